@@ -1,0 +1,78 @@
+package driver
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Event is one thing that happened to the job, as the events file tells it: Name and what of the other fields belongs to
+// that name (they are pointers or empty where they do not). It marshals to one JSON object.
+type Event struct {
+	Time time.Time
+	Name EventName
+	// Fields are the event's own, in the order in which they are written.
+	Fields []Field
+}
+
+// Field is one key and its value, which must be something encoding/json can write.
+type Field struct {
+	Key   string
+	Value any
+}
+
+// EventName is the "event" of an object in the events file.
+type EventName string
+
+// The events that a job's events file can hold.
+const (
+	HostsFound      EventName = "hosts_found"      // hosts
+	DiscoveryFailed EventName = "discovery_failed" // error
+	WorkerStarted   EventName = "worker_started"   // host, slot, pid
+	WorkerReady     EventName = "worker_ready"     // host, slot
+	WorldPublished  EventName = "world_published"  // generation, size, slots
+	HostsUpdated    EventName = "hosts_updated"    // seq, change
+	FirstCommit     EventName = "first_commit"     // generation, commits: the first commit of a world
+	WorkerExited    EventName = "worker_exited"    // host, slot, pid, rank, code, signal, cause
+	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
+	Returned        EventName = "returned"         // host, slot or null
+	Reset           EventName = "reset"            // count
+	JobDone         EventName = "job_done"         // status, message
+)
+
+// PublishedSlot is an element of a WorldPublished event's slots.
+type PublishedSlot struct {
+	Rank int    `json:"rank"`
+	Host string `json:"host"`
+	Slot int    `json:"slot"`
+	PID  int    `json:"pid"`
+}
+
+// FoundHost is an element of a HostsFound event's hosts.
+type FoundHost struct {
+	Host  string `json:"host"`
+	Slots int    `json:"slots"`
+}
+
+func foundHosts(hosts []plan.Host) []FoundHost {
+	found := make([]FoundHost, len(hosts))
+	for i, h := range hosts {
+		found[i] = FoundHost{h.Name, h.Slots}
+	}
+	return found
+}
+
+// MarshalJSON writes the event as one object: time (RFC 3339 with nanoseconds), event, then its fields in order.
+func (e Event) MarshalJSON() ([]byte, error) {
+	b := []byte(`{"time":"` + e.Time.UTC().Format("2006-01-02T15:04:05.000000000Z07:00") + `","event":"` + string(e.Name) + `"`)
+	for _, f := range e.Fields {
+		v, err := json.Marshal(f.Value)
+		if err != nil {
+			return nil, err
+		}
+		b = append(b, `,"`+f.Key+`":`...)
+		b = append(b, v...)
+	}
+	return append(b, '}'), nil
+}
