@@ -1,0 +1,221 @@
+package identity
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"strings"
+)
+
+// The proof on a data connection. Both ends hold the job's key; neither shows it.
+//
+//	acceptor → dialer   challenge: magic, nonce A
+//	dialer → acceptor   claim:     magic, generation, from, to, channel, nonce D, MAC("dialer", transcript)
+//	acceptor → dialer   verdict:   accepted or refused, reason, MAC("acceptor", transcript, verdict)
+//
+// The transcript holds the run id, the claim, both nonces and, under TLS, the exporter value of the connection. Fresh
+// nonces of both ends make a replay fail, the two labels a reflection, the exporter a relay between two TLS connections.
+// Every message has a fixed size, so that nobody unproven makes the other end allocate or wait for more.
+const (
+	nonceLen  = 32
+	reasonLen = 126
+
+	challengeLen = len(magic) + nonceLen
+	claimLen     = len(magic) + helloLen + nonceLen + sha256.Size
+	verdictLen   = 2 + reasonLen + sha256.Size
+	helloLen     = 8 + 4 + 4 + 4
+
+	magic         = "hvdrun\x00\x01" // the last byte is the version of the proof
+	dialerLabel   = "hvdrun data connection, dialer"
+	acceptorLabel = "hvdrun data connection, acceptor"
+	exporterLabel = "EXPORTER-hvdrun-data-connection"
+
+	accepted = 1
+	refused  = 2
+)
+
+// Hello is what the dialer of a data connection claims: it is rank From of the generation and wants rank To. Channel
+// tells several connections of the same two ranks apart. Ranks and channel are from 0 to 2^31-1.
+type Hello struct {
+	Generation uint64
+	From, To   int
+	Channel    int
+}
+
+// ErrUnproven is what the errors of ProveDial and ProveAccept are (errors.Is) where the other end has spoken, but has
+// not shown that it holds the job's key and means this connection.
+var ErrUnproven = errors.New("the peer has not proven that it is of this job")
+
+// RefusedError is returned by ProveDial where an acceptor that is of the job does not want the connection.
+type RefusedError struct {
+	// Reason is the acceptor's, in at most 126 bytes.
+	Reason string
+}
+
+// Error returns "identity: refused: " and the reason.
+func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
+
+// ProveDial proves to the acceptor at the other end of conn that the caller holds the job's key and means h, and has the
+// acceptor prove the same. It returns nil when both are proven and the acceptor agrees, a *RefusedError when it does not,
+// an error that is ErrUnproven, or one of the connection. It blocks as conn does: the caller sets deadlines, and closes
+// conn after an error. Nothing is read beyond the proof.
+func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
+	for _, n := range [...]int{h.From, h.To, h.Channel} {
+		if n < 0 || n > math.MaxInt32 {
+			return fmt.Errorf("identity: %d is no rank or channel", n)
+		}
+	}
+	binding, err := exporter(conn)
+	if err != nil {
+		return err
+	}
+	var challenge [challengeLen]byte
+	if _, err := io.ReadFull(conn, challenge[:]); err != nil {
+		return fmt.Errorf("identity: challenge: %w", noEOF(err))
+	}
+	if string(challenge[:len(magic)]) != magic {
+		return fmt.Errorf("identity: challenge: %w", ErrUnproven)
+	}
+	var claim [claimLen]byte
+	p := append(claim[:0], magic...)
+	p = h.append(p)
+	nonce := p[len(p) : len(p)+nonceLen]
+	rand.Read(nonce)
+	t := transcript{h, [nonceLen]byte(nonce), [nonceLen]byte(challenge[len(magic):]), binding}
+	copy(claim[claimLen-sha256.Size:], c.mac(dialerLabel, &t, nil))
+	if _, err := conn.Write(claim[:]); err != nil {
+		return fmt.Errorf("identity: claim: %w", err)
+	}
+	var verdict [verdictLen]byte
+	if _, err := io.ReadFull(conn, verdict[:]); err != nil {
+		return fmt.Errorf("identity: verdict: %w", noEOF(err))
+	}
+	said, sum := verdict[:2+reasonLen], verdict[2+reasonLen:]
+	if !hmac.Equal(sum, c.mac(acceptorLabel, &t, said)) {
+		return fmt.Errorf("identity: verdict: %w", ErrUnproven)
+	}
+	if said[0] == accepted {
+		return nil
+	}
+	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)])}
+}
+
+// ProveAccept is the other side of ProveDial. It calls check (nil: everything is welcome) once the dialer is proven and
+// before anything but a nonce has been sent; an error of check is told to the dialer, shortened to 126 bytes, and
+// returned. The Hello is returned with every error that comes after the dialer's proof, and is zero with any before.
+// A dialer that proves nothing gets no answer. It blocks as conn does: the caller sets deadlines, and closes conn after
+// an error.
+func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello, error) {
+	binding, err := exporter(conn)
+	if err != nil {
+		return Hello{}, err
+	}
+	var challenge [challengeLen]byte
+	nonce := challenge[copy(challenge[:], magic):]
+	rand.Read(nonce)
+	if _, err := conn.Write(challenge[:]); err != nil {
+		return Hello{}, fmt.Errorf("identity: challenge: %w", err)
+	}
+	var claim [claimLen]byte
+	if _, err := io.ReadFull(conn, claim[:]); err != nil {
+		return Hello{}, fmt.Errorf("identity: claim: %w", noEOF(err))
+	}
+	body, sum := claim[:claimLen-sha256.Size], claim[claimLen-sha256.Size:]
+	h, ok := parseHello(body[len(magic):])
+	t := transcript{h, [nonceLen]byte(body[len(magic)+helloLen:]), [nonceLen]byte(nonce), binding}
+	if !hmac.Equal(sum, c.mac(dialerLabel, &t, nil)) || string(body[:len(magic)]) != magic || !ok {
+		return Hello{}, fmt.Errorf("identity: claim: %w", ErrUnproven)
+	}
+	var refusal error
+	if check != nil {
+		refusal = check(h)
+	}
+	var verdict [verdictLen]byte
+	said := verdict[:2+reasonLen]
+	said[0] = accepted
+	if refusal != nil {
+		said[0] = refused
+		said[1] = byte(copy(said[2:], shorten(refusal.Error())))
+	}
+	copy(verdict[2+reasonLen:], c.mac(acceptorLabel, &t, said))
+	_, err = conn.Write(verdict[:])
+	if refusal != nil {
+		return h, fmt.Errorf("identity: rank %d of generation %d refused: %w", h.From, h.Generation, refusal)
+	}
+	if err != nil {
+		return h, fmt.Errorf("identity: verdict: %w", err)
+	}
+	return h, nil
+}
+
+func (h Hello) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint64(b, h.Generation)
+	b = binary.BigEndian.AppendUint32(b, uint32(h.From))
+	b = binary.BigEndian.AppendUint32(b, uint32(h.To))
+	return binary.BigEndian.AppendUint32(b, uint32(h.Channel))
+}
+
+// parseHello reports whether every number fits an int of any machine.
+func parseHello(b []byte) (Hello, bool) {
+	from, to, channel := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:]), binary.BigEndian.Uint32(b[16:])
+	h := Hello{binary.BigEndian.Uint64(b), int(int32(from)), int(int32(to)), int(int32(channel))}
+	return h, max(from, to, channel) <= math.MaxInt32
+}
+
+type transcript struct {
+	hello            Hello
+	dialer, acceptor [nonceLen]byte
+	binding          []byte
+}
+
+// mac covers the transcript in a form in which no two transcripts look alike: what varies in length follows its length.
+func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
+	b := make([]byte, 0, 512)
+	for _, part := range [...]string{label, c.subject.RunID, string(t.binding), string(said)} {
+		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
+		b = append(b, part...)
+	}
+	b = t.hello.append(b)
+	b = append(b, t.dialer[:]...)
+	b = append(b, t.acceptor[:]...)
+	m := hmac.New(sha256.New, c.jobKey)
+	m.Write(b)
+	return m.Sum(nil)
+}
+
+// exporter returns what ties a proof to the one TLS connection it is made on; nil for a connection without TLS.
+func exporter(conn net.Conn) ([]byte, error) {
+	t, ok := conn.(*tls.Conn)
+	if !ok {
+		return nil, nil
+	}
+	if err := t.Handshake(); err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	cs := t.ConnectionState()
+	b, err := cs.ExportKeyingMaterial(exporterLabel, nil, sha256.Size)
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	return b, nil
+}
+
+// shorten cuts a reason to what fits, between two characters.
+func shorten(reason string) string {
+	return strings.ToValidUTF8(reason[:min(len(reason), reasonLen)], "")
+}
+
+// noEOF: a connection that ends inside the proof is never a clean end.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
