@@ -1,0 +1,68 @@
+package plan
+
+import "fmt"
+
+// SlotIDs returns every slot of the hosts, host by host, by index.
+func SlotIDs(hosts []Host) []SlotID {
+	n := 0
+	for _, h := range hosts {
+		n += max(h.Slots, 0)
+	}
+	ids := make([]SlotID, 0, n)
+	for _, h := range hosts {
+		for i := range h.Slots {
+			ids = append(ids, SlotID{h.Name, i})
+		}
+	}
+	return ids
+}
+
+// Assign gives ranks to slots in the order of ids, which are grouped by host, the oldest host first, so that old hosts
+// keep low ranks. At most max slots get one (0: all of them); fewer than min are ErrNotEnoughSlots, wrapped with the
+// numbers.
+//
+// An index may be missing where a slot is excluded: local ranks are dense, the index stays. An id that is given twice is
+// an error. The slots are the caller's.
+func Assign(ids []SlotID, min, max int) ([]Slot, error) {
+	if max > 0 && len(ids) > max {
+		ids = ids[:max]
+	}
+	if len(ids) < min {
+		return nil, fmt.Errorf("%w: %d, and %d are needed", ErrNotEnoughSlots, len(ids), min)
+	}
+	slots := make([]Slot, len(ids))
+	local := make(map[string]int) // slots of a host so far; its local size in the end
+	cross := make(map[int]int)    // hosts that have a local rank so far; its cross size in the end
+	given := make(map[SlotID]bool, len(ids))
+	for rank, id := range ids {
+		if given[id] {
+			return nil, fmt.Errorf("plan: slot %v is given twice", id)
+		}
+		given[id] = true
+		localRank := local[id.Host]
+		slots[rank] = Slot{SlotID: id, Rank: rank, LocalRank: localRank, CrossRank: cross[localRank]}
+		local[id.Host]++
+		cross[localRank]++
+	}
+	for rank := range slots {
+		slots[rank].LocalSize = local[slots[rank].Host]
+		slots[rank].CrossSize = cross[slots[rank].LocalRank]
+	}
+	return slots, nil
+}
+
+// Group returns the place of a host among the hosts of the world and their number, as torchrun counts nodes: hosts are
+// numbered in the order of their lowest ranks. The rank is -1 where the world has no slot of that host.
+func (w World) Group(host string) (rank, size int) {
+	rank = -1
+	for _, s := range w.Slots {
+		if s.LocalRank != 0 {
+			continue
+		}
+		if s.Host == host {
+			rank = size
+		}
+		size++
+	}
+	return rank, size
+}

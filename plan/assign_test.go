@@ -1,0 +1,164 @@
+package plan_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func slot(host string, index, rank, local, localSize, cross, crossSize int) plan.Slot {
+	return plan.Slot{SlotID: plan.SlotID{Host: host, Index: index},
+		Rank: rank, LocalRank: local, LocalSize: localSize, CrossRank: cross, CrossSize: crossSize}
+}
+
+func TestAssign(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		ids      []plan.SlotID
+		min, max int
+		want     []plan.Slot
+	}{
+		{"ASG-01", plan.SlotIDs(hosts{{"w0", 2}, {"w1", 2}}), 4, 4, []plan.Slot{
+			slot("w0", 0, 0, 0, 2, 0, 2), slot("w0", 1, 1, 1, 2, 0, 2),
+			slot("w1", 0, 2, 0, 2, 1, 2), slot("w1", 1, 3, 1, 2, 1, 2)}},
+		{"ASG-02", plan.SlotIDs(hosts{{"w0", 2}, {"w1", 2}}), 1, 2, []plan.Slot{
+			slot("w0", 0, 0, 0, 2, 0, 1), slot("w0", 1, 1, 1, 2, 0, 1)}},
+		{"ASG-03", plan.SlotIDs(hosts{{"w0", 1}, {"w1", 2}}), 3, 3, []plan.Slot{
+			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 2, 1, 2), slot("w1", 1, 2, 1, 2, 0, 1)}},
+		{"no bound", plan.SlotIDs(hosts{{"w0", 1}, {"w1", 1}}), 1, 0, []plan.Slot{
+			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 1, 1, 2)}},
+		{"the bound cuts a host", plan.SlotIDs(hosts{{"w0", 1}, {"w1", 2}}), 1, 2, []plan.Slot{
+			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 1, 1, 2)}},
+		{"an excluded slot leaves a hole", []plan.SlotID{{"w0", 1}, {"w1", 0}, {"w1", 2}}, 1, 0, []plan.Slot{
+			slot("w0", 1, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 2, 1, 2), slot("w1", 2, 2, 1, 2, 0, 1)}},
+		{"a host without slots", plan.SlotIDs(hosts{{"w0", 0}, {"w1", 1}}), 1, 0, []plan.Slot{
+			slot("w1", 0, 0, 0, 1, 0, 1)}},
+		{"nobody, and nobody needed", nil, 0, 0, []plan.Slot{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := plan.Assign(c.ids, c.min, c.max)
+			if err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("got  %v, %v\nwant %v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestAssignRefuses(t *testing.T) {
+	two := plan.SlotIDs(hosts{{"a", 2}})
+	if got, err := plan.Assign(two, 3, 0); !errors.Is(err, plan.ErrNotEnoughSlots) || got != nil ||
+		!strings.Contains(err.Error(), "2") || !strings.Contains(err.Error(), "3") {
+		t.Errorf("2 of 3 slots: got %v, %v", got, err)
+	}
+	if _, err := plan.Assign(two, 2, 1); !errors.Is(err, plan.ErrNotEnoughSlots) {
+		t.Errorf("a bound below the need: got %v", err)
+	}
+	if _, err := plan.Assign(append(two, two[0]), 1, 0); err == nil || !strings.Contains(err.Error(), "a:0") {
+		t.Errorf("a slot twice: got %v", err)
+	}
+}
+
+// literalAssign says what a rank is as the definitions say it, counting everything anew for every slot.
+func literalAssign(ids []plan.SlotID, most int) []plan.Slot {
+	if most > 0 {
+		ids = ids[:min(most, len(ids))]
+	}
+	localRank := func(i int) (n int) {
+		for j := range i {
+			if ids[j].Host == ids[i].Host {
+				n++
+			}
+		}
+		return n
+	}
+	var out []plan.Slot
+	for i, id := range ids {
+		s := plan.Slot{SlotID: id, Rank: i, LocalRank: localRank(i)}
+		for j, other := range ids {
+			if other.Host == id.Host {
+				s.LocalSize++
+			}
+			if localRank(j) == s.LocalRank {
+				s.CrossSize++
+				if j < i {
+					s.CrossRank++
+				}
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// someSlots draws hosts in order, each with some of its slots excluded.
+func someSlots(t *rapid.T) []plan.SlotID {
+	var ids []plan.SlotID
+	for h := range rapid.IntRange(0, 6).Draw(t, "hosts") {
+		for i := range rapid.IntRange(0, 5).Draw(t, "slots") {
+			if rapid.IntRange(0, 3).Draw(t, "luck") > 0 {
+				ids = append(ids, plan.SlotID{Host: fmt.Sprint("h", h), Index: i})
+			}
+		}
+	}
+	return ids
+}
+
+func TestAssignAgainstTheDefinition(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ids := someSlots(t)
+		least, most := rapid.IntRange(0, 10).Draw(t, "min"), rapid.IntRange(0, 10).Draw(t, "max")
+		want := literalAssign(ids, most)
+		before := slices.Clone(ids)
+		got, err := plan.Assign(ids, least, most)
+		if !slices.Equal(ids, before) {
+			t.Fatalf("Assign changed its argument %v to %v", before, ids)
+		}
+		if len(want) < least {
+			if !errors.Is(err, plan.ErrNotEnoughSlots) {
+				t.Fatalf("%d slots of %d: got %v", len(want), least, err)
+			}
+			return
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("got  %v, %v\nwant %v", got, err, want)
+		}
+	})
+}
+
+// A world's hosts are numbered by their lowest rank.
+func TestWorldGroup(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		slots, err := plan.Assign(someSlots(t), 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, s := range slots {
+			if !slices.Contains(names, s.Host) {
+				names = append(names, s.Host)
+			}
+		}
+		w := plan.World{Generation: 1, Slots: slots}
+		for i, name := range append(slices.Clone(names), "stranger") {
+			if i == len(names) {
+				i = -1
+			}
+			if rank, size := w.Group(name); rank != i || size != len(names) {
+				t.Fatalf("Group(%s) = %d, %d; want %d, %d in %v", name, rank, size, i, len(names), slots)
+			}
+		}
+	})
+}
+
+func TestSlotIDs(t *testing.T) {
+	got := plan.SlotIDs(hosts{{"b", 2}, {"z", 0}, {"a", 1}})
+	if want := []plan.SlotID{{"b", 0}, {"b", 1}, {"a", 0}}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,146 @@
+package plan_test
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func worker() plan.Worker {
+	return plan.Worker{
+		RunID: "run-1", Incarnation: "i7", Slot: slot("b", 3, 5, 1, 2, 1, 2), Size: 6, Elastic: true,
+		GroupRank: 2, GroupSize: 4,
+		DriverAddr: "[::1]:4000", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
+		Restarts: 1, MaxRestarts: 9, EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"},
+	}
+}
+
+func variables(t interface{ Fatalf(string, ...any) }, w plan.Worker) map[string]string {
+	env := map[string]string{}
+	for _, entry := range w.Environ() {
+		name, value, found := strings.Cut(entry, "=")
+		if _, twice := env[name]; !found || twice {
+			t.Fatalf("%q is no variable, or there twice", entry)
+		}
+		env[name] = value
+	}
+	return env
+}
+
+func lookupIn(env map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) { value, found := env[name]; return value, found }
+}
+
+func TestEnvironHasTheNamesOfTheContract(t *testing.T) {
+	want := map[string]string{
+		"HOROVOD_RANK": "5", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
+		"HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "b", "HOROVOD_ELASTIC": "1",
+		"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2", "GROUP_WORLD_SIZE": "4",
+		"ROLE_RANK": "5", "ROLE_WORLD_SIZE": "6", "ROLE_NAME": "default", "MASTER_ADDR": "a", "MASTER_PORT": "29500",
+		"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "9", "TORCHELASTIC_RUN_ID": "run-1",
+		"HVD_RUN_ID": "run-1", "HVD_SLOT": "3", "HVD_DRIVER_ADDR": "[::1]:4000", "HVD_INCARNATION": "i7",
+		"HVD_CREDENTIALS": "s3cret", "HVD_ENCRYPT_DATA": "1", "HVD_NETWORK_INTERFACES": "eth0,ib0",
+	}
+	if got := variables(t, worker()); !maps.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func TestEnvironWithoutGroupOrMaster(t *testing.T) {
+	w := worker()
+	w.GroupRank, w.GroupSize, w.MasterAddr = 0, 0, ""
+	env := variables(t, w)
+	if env["GROUP_RANK"] != "1" || env["GROUP_WORLD_SIZE"] != "2" {
+		t.Errorf("group %s of %s; want that of the cross ranks", env["GROUP_RANK"], env["GROUP_WORLD_SIZE"])
+	}
+	for _, name := range []string{"MASTER_ADDR", "MASTER_PORT"} {
+		if value, found := env[name]; found {
+			t.Errorf("%s=%s without a master", name, value)
+		}
+	}
+}
+
+func TestWorkerComesBackFromItsEnvironment(t *testing.T) {
+	text := rapid.StringMatching(`[A-Za-z0-9+/=:.-]{1,40}`)
+	rapid.Check(t, func(t *rapid.T) {
+		place := func(label string) (rank, size int) {
+			size = rapid.IntRange(1, 1000).Draw(t, label+" size")
+			return rapid.IntRange(0, size-1).Draw(t, label), size
+		}
+		w := plan.Worker{RunID: text.Draw(t, "run"), Incarnation: text.Draw(t, "incarnation"),
+			DriverAddr: text.Draw(t, "addr"), Credentials: text.Draw(t, "credentials"),
+			MasterAddr: text.Draw(t, "master"), MasterPort: rapid.IntRange(0, 65535).Draw(t, "port"),
+			Restarts: rapid.IntRange(0, 1000).Draw(t, "restarts"), MaxRestarts: rapid.Int().Draw(t, "max") & 0xffff,
+			Elastic: rapid.Bool().Draw(t, "elastic"), EncryptData: rapid.Bool().Draw(t, "encrypt")}
+		w.Slot.Host = text.Draw(t, "host")
+		w.Slot.Index = rapid.IntRange(0, plan.MaxSlots-1).Draw(t, "index")
+		w.Slot.Rank, w.Size = place("rank")
+		w.Slot.LocalRank, w.Slot.LocalSize = place("local rank")
+		w.Slot.CrossRank, w.Slot.CrossSize = place("cross rank")
+		w.GroupRank, w.GroupSize = place("group rank")
+		w.NetworkInterfaces = rapid.SliceOfN(rapid.StringMatching(`[a-z0-9]{1,8}`), 0, 3).Draw(t, "interfaces")
+		if len(w.NetworkInterfaces) == 0 {
+			w.NetworkInterfaces = nil
+		}
+		got, started, err := plan.WorkerFromEnv(lookupIn(variables(t, w)))
+		if err != nil || !started || !reflect.DeepEqual(got, w) {
+			t.Fatalf("got  %+v, %v, %v\nwant %+v", got, started, err, w)
+		}
+	})
+}
+
+func TestWorkerFromEnvNotStartedByHvdrun(t *testing.T) {
+	for _, env := range []map[string]string{nil, {"HVD_DRIVER_ADDR": ""}, {"HOROVOD_RANK": "x", "HVD_RUN_ID": "r"}} {
+		if got, started, err := plan.WorkerFromEnv(lookupIn(env)); started || err != nil {
+			t.Errorf("in %v: got %+v, %v, %v", env, got, started, err)
+		}
+	}
+}
+
+func TestWorkerFromEnvNamesTheVariable(t *testing.T) {
+	broken := map[string][]string{ // values that must be refused
+		"HVD_RUN_ID": {""}, "HVD_INCARNATION": {""}, "HVD_CREDENTIALS": {""}, "HOROVOD_HOSTNAME": {""},
+		"HVD_SLOT":           {"", "x", "-1", "+1", "65536"},
+		"HOROVOD_RANK":       {"", "x", "6", "1e1", "99999999999999999999"},
+		"HOROVOD_SIZE":       {"", "0", " 6"},
+		"HOROVOD_LOCAL_RANK": {"2"}, "HOROVOD_LOCAL_SIZE": {"y"},
+		"HOROVOD_CROSS_RANK": {"2"}, "HOROVOD_CROSS_SIZE": {""},
+		"HOROVOD_ELASTIC": {"yes"}, "HVD_ENCRYPT_DATA": {"true"},
+		"GROUP_RANK": {"4"}, "MASTER_PORT": {"65536"}, "TORCHELASTIC_MAX_RESTARTS": {"-1"}, "TORCHELASTIC_RESTART_COUNT": {"x"},
+	}
+	for _, name := range slices.Sorted(maps.Keys(broken)) {
+		for _, value := range broken[name] {
+			env := variables(t, worker())
+			env[name] = value
+			got, started, err := plan.WorkerFromEnv(lookupIn(env))
+			if err == nil || !started || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s=%q: got %+v, %v, %v; want an error that names it", name, value, got, started, err)
+			}
+			if err != nil && strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("%v tells the secret", err)
+			}
+		}
+	}
+}
+
+func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
+	env := variables(t, worker())
+	for _, name := range []string{"GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
+		"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "HOROVOD_ELASTIC",
+		"HVD_ENCRYPT_DATA", "HVD_NETWORK_INTERFACES"} {
+		delete(env, name)
+	}
+	got, started, err := plan.WorkerFromEnv(lookupIn(env))
+	want := worker()
+	want = plan.Worker{RunID: want.RunID, Incarnation: want.Incarnation, Slot: want.Slot, Size: want.Size,
+		DriverAddr: want.DriverAddr, Credentials: want.Credentials}
+	if err != nil || !started || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v, %v; want %+v", got, started, err, want)
+	}
+}
