@@ -37,7 +37,7 @@ type authority struct {
 	runID  string
 	cert   *x509.Certificate
 	key    *ecdsa.PrivateKey
-	jobKey [keyLen]byte
+	jobKey *[keyLen]byte
 }
 
 // NewAuthority makes the authority of a new job, with new keys.
@@ -45,7 +45,7 @@ func NewAuthority(runID string) (*Authority, error) {
 	if err := (Subject{RunID: runID, Role: Driver}).validate(); err != nil {
 		return nil, err
 	}
-	a := &authority{runID: runID}
+	a := &authority{runID: runID, jobKey: new([keyLen]byte)}
 	rand.Read(a.jobKey[:])
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -123,14 +123,15 @@ func newSerial() *big.Int {
 // them but Encode shows more than their subject. They may be used from several goroutines at once.
 type Credentials struct{ *secrets }
 
-// secrets stand behind a pointer so that printing a struct that embeds Credentials shows an address at most.
+// secrets stand behind a pointer, and the keys behind one more: package fmt calls no method of an unexported field, and
+// follows one pointer when the verb does not suit it, but never two. So it shows an address at most.
 type secrets struct {
 	subject Subject
 	ca      *x509.Certificate
 	pool    *x509.CertPool
 	leaf    *x509.Certificate
 	key     *ecdsa.PrivateKey
-	jobKey  []byte
+	jobKey  *[keyLen]byte
 }
 
 // newCredentials puts the parts together and checks that they belong to each other.
@@ -158,7 +159,7 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey,
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
 	return &Credentials{&secrets{
-		subject: subject, ca: ca, pool: pool, leaf: leaf, key: key, jobKey: bytes.Clone(jobKey),
+		subject: subject, ca: ca, pool: pool, leaf: leaf, key: key, jobKey: (*[keyLen]byte)(bytes.Clone(jobKey)),
 	}}, nil
 }
 
@@ -191,7 +192,7 @@ func (c *Credentials) Encode() string {
 		panic("identity: " + err.Error()) // only for keys of other curves
 	}
 	b := []byte{encodingVersion}
-	for _, part := range [][]byte{c.ca.Raw, c.leaf.Raw, key, c.jobKey} {
+	for _, part := range [][]byte{c.ca.Raw, c.leaf.Raw, key, c.jobKey[:]} {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
 		b = append(b, part...)
 	}

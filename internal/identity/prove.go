@@ -185,7 +185,7 @@ func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
 	b = t.hello.append(b)
 	b = append(b, t.dialer[:]...)
 	b = append(b, t.acceptor[:]...)
-	m := hmac.New(sha256.New, c.jobKey)
+	m := hmac.New(sha256.New, c.jobKey[:])
 	m.Write(b)
 	return m.Sum(nil)
 }

@@ -1,0 +1,341 @@
+package identity
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+func newAuthority(t testing.TB, runID string) *Authority {
+	t.Helper()
+	a, err := NewAuthority(runID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func issue(t testing.TB, a *Authority, s Subject) *Credentials {
+	t.Helper()
+	c, err := a.Issue(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+var odd = Subject{
+	RunID: "run/1?x=[é]%2F ..", Role: Worker, Host: "fe80::1%eth0", Index: 3, Incarnation: "a&b=c#d;\x00\xff\n",
+}
+
+func TestSubjectSurvivesTheCertificate(t *testing.T) {
+	long := strings.Repeat("%", maxName)
+	for _, s := range []Subject{
+		{RunID: "r", Role: Driver},
+		{RunID: "r", Role: Worker, Host: "a", Index: 0, Incarnation: "1f"},
+		odd,
+		{RunID: ".", Role: Worker, Host: "..", Index: 1 << 30, Incarnation: "+ %zz"},
+		{RunID: long, Role: Worker, Host: long, Incarnation: long},
+	} {
+		c := issue(t, newAuthority(t, s.RunID), s)
+		text := c.Encode()
+		if strings.ContainsAny(text, " \n\t=\"'$") {
+			t.Errorf("%v: the encoded form needs quoting", s)
+		}
+		d, err := Decode(text)
+		if err != nil {
+			t.Fatalf("%v: %v", s, err)
+		}
+		if d.Subject() != s || c.Subject() != s {
+			t.Errorf("got %+v and %+v, want %+v", c.Subject(), d.Subject(), s)
+		}
+		if d.Encode() != text {
+			t.Errorf("%v: encoding is not stable", s)
+		}
+	}
+}
+
+func TestIssueRefuses(t *testing.T) {
+	a := newAuthority(t, "r")
+	for _, s := range []Subject{
+		{RunID: "other", Role: Worker}, {Role: ""}, {Role: "dri.ver"}, {Role: Worker, Index: -1},
+		{Role: Worker, Host: strings.Repeat("h", maxName+1)},
+	} {
+		if c, err := a.Issue(s); err == nil || !strings.HasPrefix(err.Error(), "identity: ") {
+			t.Errorf("Issue(%+v) = %v, %v", s, c, err)
+		}
+	}
+	if _, err := NewAuthority(""); err == nil {
+		t.Error("an authority without a run id")
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	a, other := newAuthority(t, "r"), newAuthority(t, "r")
+	one, two := issue(t, a, Subject{Role: Worker}), issue(t, other, Subject{Role: Worker})
+	mix := func(f func(s *secrets)) string {
+		s := *one.secrets
+		f(&s)
+		return (&Credentials{&s}).Encode()
+	}
+	good := one.Encode()
+	raw, err := base64.RawURLEncoding.DecodeString(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string]string{
+		"empty":     "",
+		"garbage":   "hunter2 hunter2",
+		"huge":      strings.Repeat("A", maxEncoded+1),
+		"cut":       good[:len(good)/2],
+		"longer":    base64.RawURLEncoding.EncodeToString(append(raw[:len(raw):len(raw)], 0)),
+		"version":   base64.RawURLEncoding.EncodeToString(append([]byte{9}, raw[1:]...)),
+		"key":       mix(func(s *secrets) { s.key = two.key }),
+		"authority": mix(func(s *secrets) { s.ca = two.ca }),
+		"job key":   base64.RawURLEncoding.EncodeToString(append(append(raw[:len(raw)-34:len(raw)-34], 0, 31), raw[len(raw)-31:]...)),
+		"cert":      mix(func(s *secrets) { s.leaf = s.ca }),
+	}
+	for name, text := range texts {
+		_, err := Decode(text)
+		if err == nil || !strings.HasPrefix(err.Error(), "identity: ") {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if len(text) > 8 && strings.Contains(err.Error(), text[4:8]) {
+			t.Errorf("%s: the error shows the text: %v", name, err)
+		}
+	}
+	for n := range raw { // no prefix passes, and none panics
+		if _, err := Decode(base64.RawURLEncoding.EncodeToString(raw[:n])); err == nil {
+			t.Fatalf("%d of %d bytes were decoded", n, len(raw))
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(issue(f, newAuthority(f, "r"), Subject{Role: Worker}).Encode())
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		if c, err := Decode(text); err == nil && c.Subject().validate() != nil {
+			t.Errorf("decoded a subject that is none: %v", c.Subject())
+		}
+	})
+}
+
+// Whatever is done to print them, credentials and authority show no secret.
+func TestSecretsDoNotPrint(t *testing.T) {
+	a := newAuthority(t, "run-7")
+	c := issue(t, a, Subject{Role: Worker, Host: "h", Incarnation: "inc"})
+	key, err := c.key.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	caKey, err := a.key.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	type hidden struct {
+		c Credentials
+		a Authority
+	}
+	type open struct {
+		C *Credentials
+		A *Authority
+	}
+	values := []any{c, *c, a, *a, hidden{*c, *a}, &hidden{*c, *a}, open{c, a}, []*Credentials{c}, map[string]Credentials{"": *c}}
+	var printed strings.Builder
+	for _, v := range values {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%p", "%b", "%t"} {
+			fmt.Fprintf(&printed, verb+"\n", v)
+		}
+		fmt.Fprintln(&printed, v)
+		text, err := json.Marshal(v)
+		fmt.Fprintln(&printed, string(text), err)
+	}
+	out := printed.String()
+	for name, secret := range map[string][]byte{"key": key, "job key": c.jobKey[:], "key of the authority": caKey} {
+		for _, form := range []string{"%s", "%v", "%x", "%X", "%d", "%#v", "%+q"} {
+			text := strings.Trim(fmt.Sprintf(form, secret[4:12]), "[]\"")
+			if strings.Contains(out, text) {
+				t.Errorf("the %s is shown as %s", name, form)
+			}
+		}
+	}
+	if strings.Contains(out, c.Encode()[200:220]) {
+		t.Error("the encoded form is shown")
+	}
+	if got := fmt.Sprint(c); got != "credentials(worker h/0 (inc), redacted)" {
+		t.Errorf("printed as %q", got)
+	}
+	if got := fmt.Sprint(a, Credentials{}, Authority{}); !strings.Contains(got, "authority(run-7, redacted)") {
+		t.Errorf("printed as %q", got)
+	}
+}
+
+// handshake returns what each end says of a TLS connection over loopback.
+func handshake(t *testing.T, server, client *tls.Config) (s, c tls.ConnectionState, serverErr, clientErr error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		raw, err := ln.Accept()
+		if err != nil {
+			serverErr = err
+			return
+		}
+		defer raw.Close()
+		conn := tls.Server(raw, server)
+		if serverErr = conn.Handshake(); serverErr == nil {
+			s = conn.ConnectionState()
+			_, serverErr = conn.Write([]byte{1})
+		}
+	}()
+	conn, err := new(net.Dialer).DialContext(context.Background(), "tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	tc := tls.Client(conn, client)
+	// A server of TLS 1.3 judges the client after the client's handshake is over: only a byte read shows it.
+	if _, clientErr = tc.Read(make([]byte, 1)); clientErr == nil {
+		c = tc.ConnectionState()
+	}
+	conn.Close()
+	<-done
+	return s, c, serverErr, clientErr
+}
+
+func TestMutualTLS(t *testing.T) {
+	a := newAuthority(t, odd.RunID)
+	driver := issue(t, a, Subject{Role: Driver})
+	worker := issue(t, a, odd)
+	s, c, serverErr, clientErr := handshake(t, driver.ServerTLS(Worker), worker.ClientTLS(Subject{Role: Driver}))
+	if serverErr != nil || clientErr != nil {
+		t.Fatal(serverErr, clientErr)
+	}
+	if got, err := SubjectOf(s); err != nil || got != odd {
+		t.Errorf("the server sees %+v, %v", got, err)
+	}
+	if got, err := SubjectOf(c); err != nil || got != driver.Subject() {
+		t.Errorf("the client sees %+v, %v", got, err)
+	}
+	if s.Version != tls.VersionTLS13 {
+		t.Errorf("version %x", s.Version)
+	}
+	if _, err := SubjectOf(tls.ConnectionState{PeerCertificates: s.PeerCertificates}); err == nil {
+		t.Error("a subject of a certificate that nobody verified")
+	}
+	// The other way round, with the very process named.
+	_, _, serverErr, clientErr = handshake(t, worker.ServerTLS(Driver), driver.ClientTLS(odd))
+	if serverErr != nil || clientErr != nil {
+		t.Fatal(serverErr, clientErr)
+	}
+}
+
+func TestTLSRefuses(t *testing.T) {
+	a := newAuthority(t, "r")
+	driver := issue(t, a, Subject{Role: Driver})
+	one := issue(t, a, Subject{Role: Worker, Host: "h", Index: 1, Incarnation: "one"})
+	twin := newAuthority(t, "r") // another job that calls itself the same
+	strangerDriver, strangerWorker := issue(t, twin, Subject{Role: Driver}), issue(t, twin, Subject{Role: Worker})
+	// Certificates of the right authority with another run id: no Issue makes them, but they must not pass either.
+	forged := *a.authority
+	forged.runID = "other"
+	otherRun := issue(t, &Authority{&forged}, Subject{Role: Worker})
+
+	toDriver := func(c *Credentials) *tls.Config { return c.ClientTLS(Subject{Role: Driver}) }
+	none := toDriver(one)
+	none.Certificates = nil
+	blind := toDriver(driver) // does not look at whom it talks to
+	blind.InsecureSkipVerify, blind.VerifyConnection = true, nil
+	old := toDriver(one)
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+
+	// A worker that signs a certificate for itself.
+	selfmade := *one.secrets
+	selfmade.leaf, selfmade.key = signedByWorker(t, one)
+
+	tests := map[string]struct{ server, client *tls.Config }{
+		"no certificate":               {driver.ServerTLS(Worker), none},
+		"another job's worker":         {driver.ServerTLS(Worker), toDriver(strangerWorker)},
+		"another job's driver":         {strangerDriver.ServerTLS(Worker), toDriver(one)},
+		"another run":                  {driver.ServerTLS(Worker), toDriver(otherRun)},
+		"driver as a worker":           {driver.ServerTLS(Worker), blind},
+		"worker as the driver":         {one.ServerTLS(Worker), toDriver(one)},
+		"worker tells a worker":        {one.ServerTLS(Driver), one.ClientTLS(Subject{Role: Worker})},
+		"TLS 1.2":                      {driver.ServerTLS(Worker), old},
+		"another incarnation":          {one.ServerTLS(Driver), driver.ClientTLS(Subject{Role: Worker, Host: "h", Index: 1, Incarnation: "two"})},
+		"another slot":                 {one.ServerTLS(Driver), driver.ClientTLS(Subject{Role: Worker, Host: "h", Index: 2, Incarnation: "one"})},
+		"client wants another run":     {one.ServerTLS(Driver), driver.ClientTLS(Subject{RunID: "x", Role: Worker})},
+		"signed by a worker's own key": {(&Credentials{&selfmade}).ServerTLS(Worker), toDriver(one)},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, _, serverErr, clientErr := handshake(t, tt.server, tt.client)
+			if clientErr == nil {
+				t.Fatalf("the client was served (server: %v)", serverErr)
+			}
+			if serverErr == nil {
+				t.Fatalf("the server was content (client: %v)", clientErr)
+			}
+		})
+	}
+}
+
+// signedByWorker makes a driver's certificate with a worker's leaf as its issuer.
+func signedByWorker(t *testing.T, c *Credentials) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uri, err := Subject{RunID: c.subject.RunID, Role: Driver}.uri()
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: newSerial(), NotBefore: c.leaf.NotBefore, NotAfter: c.leaf.NotAfter,
+		ExtKeyUsage: c.leaf.ExtKeyUsage, DNSNames: []string{serverName(Driver)}, URIs: []*url.URL{uri},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, c.leaf, key.Public(), c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return leaf, key
+}
+
+// A session is not resumed even by a client that would like to.
+func TestNoResumption(t *testing.T) {
+	a := newAuthority(t, "r")
+	server := issue(t, a, Subject{Role: Driver}).ServerTLS(Worker)
+	client := issue(t, a, Subject{Role: Worker}).ClientTLS(Subject{Role: Driver})
+	client.ClientSessionCache = tls.NewLRUClientSessionCache(4)
+	for range 2 {
+		s, _, serverErr, clientErr := handshake(t, server, client)
+		if serverErr != nil || clientErr != nil {
+			t.Fatal(serverErr, clientErr)
+		}
+		if s.DidResume {
+			t.Error("resumed")
+		}
+	}
+}
