@@ -1,0 +1,81 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Errors that Run returns, wrapped with what led to them.
+var (
+	// ErrNotEnoughSlots: the hosts had not enough free slots within Timeouts.Elastic.
+	ErrNotEnoughSlots = errors.New("driver: not enough slots in time")
+	// ErrResetLimit: the job would have needed more resets than Blame.ResetLimit.
+	ErrResetLimit = errors.New("driver: reset limit exceeded")
+	// ErrStateLost: the job had made progress, and no worker is left that has its state.
+	ErrStateLost = errors.New("driver: state lost")
+	// ErrDiscovery: the first discovery failed.
+	ErrDiscovery = errors.New("driver: the first discovery failed")
+)
+
+// WorkerError is returned by Run when a worker's failure ended the job. It tells the first such worker.
+type WorkerError struct {
+	Slot plan.SlotID
+	Rank int
+	Exit Exit
+	// Reason is set where the driver stopped the worker because it did not do its part, or where the exit alone does
+	// not tell what was wrong.
+	Reason string
+}
+
+// Error names host, slot, rank and exit.
+func (e *WorkerError) Error() string {
+	return "driver: one or more processes exited with non-zero status: " + e.what()
+}
+
+func (e *WorkerError) what() string {
+	how := e.Reason
+	if how == "" {
+		how = e.Exit.String()
+	}
+	return fmt.Sprintf("host %s slot %d rank %d %s", e.Slot.Host, e.Slot.Index, e.Rank, how)
+}
+
+// Exit tells how a worker's process ended. The zero Exit is a clean one.
+type Exit struct {
+	Code   int
+	Signal syscall.Signal
+	// Err is set where the process could not be started at all.
+	Err error
+}
+
+// String says it in words: "exited with code 7", "was killed by signal 9 (killed)".
+func (e Exit) String() string {
+	switch {
+	case e.Err != nil:
+		return "could not be started: " + e.Err.Error()
+	case e.Signal != 0:
+		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
+	}
+	return fmt.Sprintf("exited with code %d", e.Code)
+}
+
+func (e Exit) clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil }
+
+// Status returns the exit status that stands for an error of Run; 0 for nil, 1 for an error that has none of its own.
+func Status(err error) int {
+	for _, s := range []struct {
+		err    error
+		status int
+	}{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}} {
+		if errors.Is(err, s.err) {
+			return s.status
+		}
+	}
+	if err == nil {
+		return 0
+	}
+	return 1
+}

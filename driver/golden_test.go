@@ -1,0 +1,388 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+var update = flag.Bool("update", false, "rewrite the stories in testdata with what the machine does now")
+
+// TestStories runs every story of testdata: its commands (lines at the margin) are given to a machine, and what the
+// machine does must be the indented lines that follow each. Stories are read best from top to bottom:
+//
+//	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
+//	hosts a:2 b:2              what discovery lists
+//	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit)
+//	exit a:0 code=1|signal=9|ok
+//	report a:0 done|leaving|committed commits=3
+//	wait 5s                    time passes; deadlines in between come due
+//	discovery-failed first|later
+//	interrupt
+//
+// A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0 in a command, which
+// means the one that lives.
+func TestStories(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no stories: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := tell(t, string(want))
+			if got == string(want) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Errorf("%s: the machine does something else (-update rewrites the story):\n%s", file, diff(string(want), got))
+		})
+	}
+}
+
+// tell runs a story's commands and returns the story as it happens now.
+func tell(t *testing.T, text string) string {
+	t.Helper()
+	var out strings.Builder
+	s := &story{t: t, now: time.Unix(0, 0).UTC(), out: &out, starts: map[plan.SlotID]int{}}
+	for n, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		if strings.HasPrefix(line, "  ") {
+			continue
+		}
+		out.WriteString(line + "\n")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if err := s.command(strings.Fields(line)); err != nil {
+			t.Fatalf("line %d: %q: %v", n+1, line, err)
+		}
+		if s.m != nil {
+			checkInvariants(t, s.m)
+		}
+	}
+	return out.String()
+}
+
+type story struct {
+	t      *testing.T
+	m      *machine
+	now    time.Time
+	out    *strings.Builder
+	starts map[plan.SlotID]int
+}
+
+func (s *story) command(words []string) error {
+	args := words[1:]
+	if words[0] == "config" {
+		return s.config(args)
+	}
+	if s.m == nil {
+		return errors.New("a story begins with config")
+	}
+	switch words[0] {
+	case "hosts":
+		hosts, err := plan.ParseHosts(strings.Join(args, "\n"), 1)
+		if err != nil {
+			return err
+		}
+		s.step(hostsFound{hosts})
+	case "join":
+		return s.join(args)
+	case "exit":
+		return s.exit(args)
+	case "report":
+		return s.report(args)
+	case "wait":
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		s.pass(d)
+	case "discovery-failed":
+		if args[0] == "first" {
+			s.step(sourceFailed{errors.New("no such script")})
+		} else {
+			s.step(sourceStale{errors.New("exit status 1"), 3 * time.Second})
+		}
+	case "interrupt":
+		s.step(interrupted{errors.New("interrupted")})
+	default:
+		return errors.New("no such command")
+	}
+	return nil
+}
+
+func (s *story) config(args []string) error {
+	cfg := Config{Command: []string{"train"}, Source: noSource{}, RunID: "story", Size: Size{Elastic: true}}
+	for _, arg := range args {
+		key, value, _ := strings.Cut(arg, "=")
+		n, _ := strconv.Atoi(value)
+		d, _ := time.ParseDuration(value)
+		switch key {
+		case "np":
+			cfg.Size.NP = n
+		case "min":
+			cfg.Size.Min = n
+		case "max":
+			cfg.Size.Max = n
+		case "static":
+			cfg.Size.Elastic = false
+		case "limit":
+			cfg.Blame.ResetLimit = &n
+		case "policy":
+			if value == "host" {
+				cfg.Blame.Policy = BlameHost
+			}
+		case "cooldown":
+			lo, hi, _ := strings.Cut(value, ",")
+			cfg.Blame.CooldownMin, _ = time.ParseDuration(lo)
+			cfg.Blame.CooldownMax, _ = time.ParseDuration(hi)
+		case "start":
+			cfg.Timeouts.Start = d
+		case "join":
+			cfg.Timeouts.Join = d
+		case "elastic":
+			cfg.Timeouts.Elastic = d
+		default:
+			return fmt.Errorf("config has no %q", key)
+		}
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	s.m = newMachine(cfg, func(id plan.SlotID) string {
+		s.starts[id]++
+		if n := s.starts[id]; n > 1 {
+			return fmt.Sprintf("%v#%d", id, n)
+		}
+		return id.String()
+	})
+	return nil
+}
+
+func (s *story) join(args []string) error {
+	var commits uint64
+	var workers []string
+	for _, arg := range args {
+		if v, ok := strings.CutPrefix(arg, "commits="); ok {
+			n, err := strconv.ParseUint(v, 10, 64)
+			if err != nil {
+				return err
+			}
+			commits = n
+		} else {
+			workers = append(workers, arg)
+		}
+	}
+	for _, name := range workers {
+		w, err := s.worker(name)
+		if err != nil {
+			return err
+		}
+		s.step(workerJoined{w.id, rendezvous.Joining{
+			After: w.generation, Commits: commits, HoldsState: commits > 0,
+			DataAddrs: []string{"data"}, NotifyAddr: "notify",
+		}})
+	}
+	return nil
+}
+
+func (s *story) exit(args []string) error {
+	w, err := s.worker(args[0])
+	if err != nil {
+		return err
+	}
+	var exit Exit
+	key, value, _ := strings.Cut(args[1], "=")
+	n, _ := strconv.Atoi(value)
+	switch key {
+	case "ok":
+	case "code":
+		exit.Code = n
+	case "signal":
+		exit.Signal, exit.Code = syscall.Signal(n), 128+n
+	case "unstartable":
+		exit = Exit{Code: 127, Err: errors.New("no such file")}
+	default:
+		return errors.New("exit needs ok, code=, signal= or unstartable")
+	}
+	s.step(workerEnded{w.id, exit})
+	return nil
+}
+
+func (s *story) report(args []string) error {
+	w, err := s.worker(args[0])
+	if err != nil {
+		return err
+	}
+	kinds := map[string]rendezvous.Report{
+		"done": rendezvous.Done, "leaving": rendezvous.Leaving, "committed": rendezvous.Committed,
+	}
+	r := workerReport{id: w.id, report: kinds[args[1]], generation: w.generation}
+	if len(args) > 2 {
+		if r.commits, err = strconv.ParseUint(strings.TrimPrefix(args[2], "commits="), 10, 64); err != nil {
+			return err
+		}
+	}
+	s.step(r)
+	return nil
+}
+
+// worker finds the living worker of a slot, or the one of exactly that name.
+func (s *story) worker(name string) (*worker, error) {
+	for _, w := range s.m.workers {
+		if w.id == name || w.slot.String() == name {
+			return w, nil
+		}
+	}
+	return nil, fmt.Errorf("no worker %s is there", name)
+}
+
+// pass lets time go by, stopping at each deadline of the machine.
+func (s *story) pass(d time.Duration) {
+	end := s.now.Add(d)
+	for range 1000 {
+		at, ok := s.m.deadline()
+		if !ok || at.After(end) {
+			s.now = end
+			return
+		}
+		if at.After(s.now) {
+			s.now = at
+		}
+		s.step(deadlinePassed{})
+	}
+	s.t.Fatalf("a deadline at %v is never dealt with", s.now)
+}
+
+func (s *story) step(ev event) {
+	for _, a := range s.m.step(s.now, ev) {
+		if line := s.describe(a); line != "" {
+			fmt.Fprintf(s.out, "  %s\n", line)
+		}
+	}
+}
+
+func (s *story) describe(a action) string {
+	switch a := a.(type) {
+	case startWorker:
+		// Forking succeeds at once in stories.
+		s.m.find(a.id).pid = 100
+		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.size)
+	case stopWorker:
+		return "stop " + a.id
+	case publishWorld:
+		names := make([]string, len(a.members))
+		for i, w := range a.members {
+			names[i] = w.id
+		}
+		return fmt.Sprintf("publish world %d: %s (root %d, seq %d)",
+			a.world.Generation, strings.Join(names, " "), a.root, a.seq)
+	case dismissWorker:
+		return fmt.Sprintf("dismiss %s: %v", a.id, strings.TrimPrefix(a.why.Error(), "rendezvous: "))
+	case notifyWorkers:
+		names := make([]string, len(a.members))
+		for i, w := range a.members {
+			names[i] = w.id
+		}
+		return fmt.Sprintf("notify %d %v: %s", a.seq, a.change, strings.Join(names, " "))
+	case logLine:
+		if a.level == logrus.DebugLevel {
+			return ""
+		}
+		return "log " + a.text
+	case finishJob:
+		if a.err == nil {
+			return "finish"
+		}
+		return fmt.Sprintf("finish with status %d: %v", Status(a.err), a.err)
+	case emitEvent:
+		return s.describeEvent(a.event)
+	}
+	return fmt.Sprintf("%T", a)
+}
+
+// describeEvent tells the events that say what no action says.
+func (s *story) describeEvent(e Event) string {
+	field := func(key string) any {
+		for _, f := range e.Fields {
+			if f.Key == key {
+				return f.Value
+			}
+		}
+		return nil
+	}
+	switch e.Name {
+	case WorkerExited:
+		return fmt.Sprintf("event worker_exited %s:%v: %v", field("host"), field("slot"), field("cause"))
+	case Reset:
+		return fmt.Sprintf("event reset %v", field("count"))
+	case DiscoveryFailed:
+		return fmt.Sprintf("event discovery_failed: %v", field("error"))
+	}
+	return ""
+}
+
+// checkInvariants holds after every event of every story.
+func checkInvariants(t *testing.T, m *machine) {
+	t.Helper()
+	seen := map[plan.SlotID]bool{}
+	for _, w := range m.workers {
+		if seen[w.slot] {
+			t.Errorf("two workers live in %v", w.slot)
+		}
+		seen[w.slot] = true
+		if w.phase == training && w.generation != m.world.Generation {
+			t.Errorf("%s trains in generation %d, the world is %d", w.id, w.generation, m.world.Generation)
+		}
+	}
+	if n := m.world.Size(); n != 0 && (n < m.size.Min) {
+		t.Errorf("a world of %d was published, the fewest are %d", n, m.size.Min)
+	}
+}
+
+func diff(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range max(len(w), len(g)) {
+		var a, b string
+		if i < len(w) {
+			a = w[i]
+		}
+		if i < len(g) {
+			b = g[i]
+		}
+		if a != b {
+			lo := max(0, i-3)
+			return fmt.Sprintf("first difference at line %d\nwant:\n%s\ngot:\n%s", i+1,
+				strings.Join(w[min(lo, len(w)):min(i+4, len(w))], "\n"), strings.Join(g[min(lo, len(g)):min(i+4, len(g))], "\n"))
+		}
+	}
+	return ""
+}
+
+// noSource stands where a config needs a source that nobody asks.
+type noSource struct{}
+
+func (noSource) Discover(context.Context) ([]plan.Host, error) { return nil, nil }

@@ -1,0 +1,319 @@
+package driver
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// Run runs a job to its end and blocks meanwhile. It returns nil when the job is done, and otherwise one of the package's
+// errors, wrapped, a *WorkerError, or what made it impossible to begin. When ctx ends, the workers are stopped, with
+// Timeouts.Drain between SIGTERM and SIGKILL, and the context's cause is returned. When Run returns, no process and no
+// goroutine of the job is left.
+func Run(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	if cfg.Output == nil {
+		cfg.Output = &launch.Output{Stdout: os.Stdout, Stderr: os.Stderr}
+		defer cfg.Output.Close()
+	}
+	guard, err := launch.StartGuard(cfg.RunID)
+	if err != nil {
+		return fmt.Errorf("driver: %w", err)
+	}
+	l := newLoop(cfg)
+	err = l.serve(ctx)
+	return errors.Join(err, guard.Close())
+}
+
+// loop carries events to the machine and its actions out into the world. Nothing calls into it: whatever happens is
+// posted as an event, and only the goroutine in run touches the machine.
+type loop struct {
+	cfg    Config
+	m      *machine
+	events chan event
+	ended  chan struct{} // closed when nobody takes events any more
+
+	credentials *identity.Authority
+	addr        string // of the rendezvous
+	masterPort  int
+
+	meet meeting
+	push pusher
+
+	procs map[string]*process
+	wg    sync.WaitGroup // of everything that posts
+}
+
+// meeting and pusher are the sides of rendezvous.Server and notify.Pusher that the loop uses.
+type (
+	meeting interface {
+		Publish(w plan.World, members []rendezvous.Member, root int, seq uint64)
+		Dismiss(incarnation string, why error)
+	}
+	pusher interface {
+		Push(targets []notify.Target, u notify.Update)
+		Forget(incarnation string)
+	}
+)
+
+// process is what the loop keeps of a worker that it has started.
+type process struct {
+	subject identity.Subject
+	rank    atomic.Int64 // as its output is labelled
+	stop    context.CancelFunc
+}
+
+func newLoop(cfg Config) *loop {
+	return &loop{
+		cfg:    cfg,
+		m:      newMachine(cfg, func(plan.SlotID) string { return randomID() }),
+		events: make(chan event, 64),
+		ended:  make(chan struct{}),
+		procs:  make(map[string]*process),
+	}
+}
+
+// serve sets up the job's identity and its rendezvous, and runs the job.
+func (l *loop) serve(ctx context.Context) error {
+	authority, err := identity.NewAuthority(l.cfg.RunID)
+	if err != nil {
+		return fmt.Errorf("driver: %w", err)
+	}
+	own, err := authority.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
+	if err != nil {
+		return fmt.Errorf("driver: %w", err)
+	}
+	// Workers run on this machine, so nobody else needs to reach the driver.
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("driver: listening for workers: %w", err)
+	}
+	if l.masterPort, err = freePort(); err != nil {
+		return fmt.Errorf("driver: %w", err)
+	}
+	l.credentials, l.addr = authority, lis.Addr().String()
+	server := rendezvous.NewServer(rendezvous.ServerConfig{Credentials: own, Handler: l, Log: l.cfg.Log})
+	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
+	l.meet, l.push = server, push
+
+	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer l.wg.Wait()
+	defer cancel()
+	l.wg.Go(func() {
+		if err := server.Serve(side, lis); err != nil && side.Err() == nil {
+			l.post(interrupted{fmt.Errorf("driver: serving the rendezvous: %w", err)})
+		}
+	})
+	l.wg.Go(func() {
+		if err := push.Run(side); err != nil && side.Err() == nil {
+			l.post(interrupted{fmt.Errorf("driver: notifying workers: %w", err)})
+		}
+	})
+	l.wg.Go(func() { l.discover(side) })
+	return l.run(ctx)
+}
+
+// discover posts what the source of hosts says until ctx ends.
+func (l *loop) discover(ctx context.Context) {
+	poll := &discovery.Poll{
+		Source:   l.cfg.Source,
+		Interval: l.cfg.Timeouts.DiscoveryInterval,
+		Log:      l.cfg.Log,
+		Failed:   func(err error, age time.Duration) { l.post(sourceStale{err, age}) },
+	}
+	err := poll.Run(ctx, func(hosts []plan.Host) { l.post(hostsFound{slices.Clone(hosts)}) })
+	var first *discovery.FirstError
+	if errors.As(err, &first) && ctx.Err() == nil {
+		l.post(sourceFailed{first.Err})
+	}
+}
+
+// run is the loop: the only place that waits for events, and the only one that touches the machine.
+func (l *loop) run(ctx context.Context) error {
+	defer close(l.ended)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	interrupt := ctx.Done()
+	for {
+		var ev event
+		select {
+		case ev = <-l.events:
+		case <-timer.C:
+			ev = deadlinePassed{}
+		case <-interrupt:
+			interrupt = nil
+			ev = interrupted{context.Cause(ctx)}
+		}
+		for _, a := range l.m.step(time.Now(), ev) {
+			if f, ok := a.(finishJob); ok {
+				return f.err
+			}
+			l.perform(a)
+		}
+		if e, ok := ev.(workerEnded); ok {
+			l.push.Forget(e.id)
+			delete(l.procs, e.id)
+		}
+		if at, ok := l.m.deadline(); ok {
+			timer.Reset(time.Until(at))
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+func (l *loop) perform(a action) {
+	switch a := a.(type) {
+	case startWorker:
+		l.start(a)
+	case stopWorker:
+		l.procs[a.id].stop()
+	case publishWorld:
+		l.publish(a)
+	case dismissWorker:
+		l.meet.Dismiss(a.id, a.why)
+	case notifyWorkers:
+		targets := make([]notify.Target, len(a.members))
+		for i, w := range a.members {
+			targets[i] = notify.Target{Subject: l.procs[w.id].subject, Addr: w.join.NotifyAddr}
+		}
+		l.push.Push(targets, notify.Update{Seq: a.seq, Change: a.change, Generation: a.generation})
+	case emitEvent:
+		l.cfg.Events(a.event)
+	case logLine:
+		l.log(a)
+	default:
+		panic(fmt.Sprintf("driver: unknown action %T", a))
+	}
+}
+
+func (l *loop) log(a logLine) {
+	switch a.level {
+	case logrus.DebugLevel:
+		l.cfg.Log.Debug(a.text)
+	case logrus.InfoLevel:
+		l.cfg.Log.Info(a.text)
+	default:
+		l.cfg.Log.Warn(a.text)
+	}
+}
+
+func (l *loop) publish(a publishWorld) {
+	members := make([]rendezvous.Member, len(a.members))
+	for r, w := range a.members {
+		l.procs[w.id].rank.Store(int64(r))
+		members[r] = rendezvous.Member{Incarnation: w.id, DataAddrs: w.join.DataAddrs}
+	}
+	l.meet.Publish(a.world, members, a.root, a.seq)
+}
+
+// start runs a worker in a goroutine of its own, which posts its start and its end.
+func (l *loop) start(a startWorker) {
+	ctx, stop := context.WithCancel(context.Background())
+	p := &process{
+		subject: identity.Subject{
+			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.slot.Host, Index: a.slot.Index, Incarnation: a.id,
+		},
+		stop: stop,
+	}
+	p.rank.Store(int64(a.slot.Rank))
+	l.procs[a.id] = p
+	l.wg.Go(func() {
+		defer stop()
+		exit := l.runWorker(ctx, a, p)
+		l.post(workerEnded{a.id, exit})
+	})
+}
+
+func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
+	credentials, err := l.credentials.Issue(p.subject)
+	if err != nil {
+		return Exit{Err: err}
+	}
+	env := plan.Worker{
+		RunID: l.cfg.RunID, Incarnation: a.id, Slot: a.slot, Size: a.size, Elastic: l.cfg.Size.Elastic,
+		DriverAddr: l.addr, Credentials: credentials.Encode(),
+		MasterAddr: a.first, MasterPort: l.masterPort,
+		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
+	}
+	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
+	err = l.cfg.Launcher.Run(ctx, launch.Spec{
+		Incarnation: a.id,
+		Slot:        a.slot.SlotID,
+		Command:     l.cfg.Command,
+		Env:         append(slices.Clip(l.cfg.Env), env.Environ()...),
+		Dir:         l.cfg.Dir,
+		Stdout:      stdout,
+		Stderr:      stderr,
+		Grace:       l.cfg.Timeouts.Drain,
+	}, func(pid int) { l.post(workerForked{a.id, pid}) })
+	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
+		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)
+	}
+	return exitOf(err)
+}
+
+func exitOf(err error) Exit {
+	var exit *launch.ExitError
+	switch {
+	case err == nil:
+		return Exit{}
+	case errors.As(err, &exit):
+		return Exit{Code: exit.Code, Signal: exit.Signal}
+	}
+	return Exit{Code: 127, Err: err}
+}
+
+// post hands an event to the loop; after the loop's end it is dropped.
+func (l *loop) post(ev event) {
+	select {
+	case l.events <- ev:
+	case <-l.ended:
+	}
+}
+
+// Joined is called by the rendezvous when a worker waits for a world.
+func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
+	l.post(workerJoined{from.Incarnation, j})
+}
+
+// Reported is called by the rendezvous with what a worker has to say.
+func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
+	l.post(workerReport{from.Incarnation, r, generation, commits})
+}
+
+// freePort returns a TCP port that nobody listens on now, for commands that make their own rendezvous at MASTER_PORT.
+func freePort() (int, error) {
+	lis, err := net.Listen("tcp", ":0")
+	if err != nil {
+		return 0, fmt.Errorf("looking for a free port: %w", err)
+	}
+	defer lis.Close()
+	return lis.Addr().(*net.TCPAddr).Port, nil
+}
+
+func randomID() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails: crypto/rand ends the program where there is no randomness
+	return hex.EncodeToString(b[:])
+}

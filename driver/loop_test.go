@@ -1,0 +1,261 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// job is a loop whose workers, rendezvous and notifications are the test's; it runs in a synctest bubble.
+type job struct {
+	*loop
+	mu        sync.Mutex
+	running   map[string]*fakeWorker // by "host:slot"
+	published []plan.World
+	dismissed []string
+	pushed    []notify.Update
+	events    []EventName
+	out       bytes.Buffer
+	result    chan error
+}
+
+type fakeWorker struct {
+	spec   launch.Spec
+	exit   chan error
+	ignore bool // SIGTERM
+}
+
+// Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked to.
+func (j *job) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+	w := &fakeWorker{spec: s, exit: make(chan error, 1)}
+	j.mu.Lock()
+	j.running[s.Slot.String()] = w
+	j.mu.Unlock()
+	defer func() {
+		j.mu.Lock()
+		delete(j.running, s.Slot.String())
+		j.mu.Unlock()
+	}()
+	started(42)
+	select {
+	case err := <-w.exit:
+		return err
+	case <-ctx.Done():
+		<-time.After(time.Second)
+		return &launch.ExitError{Code: 143, Signal: 15}
+	}
+}
+
+func (j *job) Publish(w plan.World, _ []rendezvous.Member, _ int, _ uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.published = append(j.published, w)
+}
+
+func (j *job) Dismiss(id string, _ error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.dismissed = append(j.dismissed, id)
+}
+
+func (j *job) Push(_ []notify.Target, u notify.Update) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.pushed = append(j.pushed, u)
+}
+
+func (j *job) Forget(string) {}
+
+func newJob(t *testing.T, ctx context.Context, cfg Config) *job {
+	t.Helper()
+	j := &job{running: map[string]*fakeWorker{}, result: make(chan error, 1)}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	cfg.Command, cfg.RunID, cfg.Launcher, cfg.Log = []string{"train"}, "loop", j, log
+	cfg.Events = func(e Event) { j.events = append(j.events, e.Name) }
+	cfg.Output = &launch.Output{Stdout: &j.out, Stderr: &j.out}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.loop = newLoop(cfg)
+	j.loop.meet, j.loop.push = j, j
+	if j.loop.credentials, err = identity.NewAuthority("loop"); err != nil {
+		t.Fatal(err)
+	}
+	side, cancel := context.WithCancel(context.Background())
+	go func() {
+		j.loop.wg.Go(func() { j.loop.discover(side) })
+		err := j.loop.run(ctx)
+		cancel()
+		j.loop.wg.Wait()
+		j.result <- err
+	}()
+	synctest.Wait()
+	return j
+}
+
+func (j *job) worker(t *testing.T, slot string) *fakeWorker {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	w := j.running[slot]
+	if w == nil {
+		t.Fatalf("no worker runs in %s", slot)
+	}
+	return w
+}
+
+func (j *job) joins(t *testing.T, after uint64, slots ...string) {
+	t.Helper()
+	for _, slot := range slots {
+		j.Joined(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
+	}
+	synctest.Wait()
+}
+
+func TestLoopRunsAJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJob(t, context.Background(), Config{
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+		})
+		j.joins(t, 0, "a:0", "a:1")
+		if len(j.published) != 1 || j.published[0].Size() != 2 {
+			t.Fatalf("published %v, want one world of 2", j.published)
+		}
+		env := j.worker(t, "a:1").spec.Env
+		for _, want := range []string{"HOROVOD_RANK=1", "HOROVOD_SIZE=2", "HVD_SLOT=1", "HVD_RUN_ID=loop"} {
+			if !slices.Contains(env, want) {
+				t.Errorf("the environment of a:1 has no %s", want)
+			}
+		}
+		for _, slot := range []string{"a:0", "a:1"} {
+			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 1, 3)
+			j.worker(t, slot).exit <- nil
+		}
+		if err := <-j.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+		if last := j.events[len(j.events)-1]; last != JobDone {
+			t.Errorf("the last event is %s", last)
+		}
+	})
+}
+
+func TestLoopLabelsOutputByCurrentRank(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJob(t, context.Background(), Config{
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+		})
+		j.joins(t, 0, "a:0", "a:1")
+		survivor := j.worker(t, "a:1")
+		fmt.Fprintln(survivor.spec.Stdout, "before")
+		j.worker(t, "a:0").exit <- &launch.ExitError{Code: 137, Signal: 9}
+		synctest.Wait()
+		j.joins(t, 1, "a:1")
+		fmt.Fprintln(survivor.spec.Stdout, "after")
+		if got, want := j.out.String(), "[1]<stdout>:before\n[0]<stdout>:after\n"; got != want {
+			t.Errorf("output %q, want %q", got, want)
+		}
+		survivor.exit <- &launch.ExitError{Code: 3}
+		var worker *WorkerError
+		if err := <-j.result; !errors.As(err, &worker) || worker.Exit.Code != 3 {
+			t.Errorf("the job ended with %v, want the survivor's exit", err)
+		}
+	})
+}
+
+func TestLoopStopsEverythingOnCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		j := newJob(t, ctx, Config{
+			Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: Size{NP: 3, Min: 1, Elastic: true},
+		})
+		j.joins(t, 0, "a:0")
+		cause := errors.New("enough")
+		cancel(cause)
+		if err := <-j.result; !errors.Is(err, cause) {
+			t.Errorf("Run returned %v, want the cause", err)
+		}
+		if len(j.running) > 0 {
+			t.Errorf("%d workers still run", len(j.running))
+		}
+	})
+}
+
+func TestLoopKeepsDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		j := newJob(t, context.Background(), Config{
+			Source:   discovery.Fixed{{Name: "a", Slots: 1}},
+			Size:     Size{NP: 2, Min: 1, Elastic: true},
+			Timeouts: Timeouts{Elastic: 90 * time.Second},
+		})
+		if err := <-j.result; !errors.Is(err, ErrNotEnoughSlots) {
+			t.Errorf("the job ended with %v", err)
+		}
+		if d := time.Since(begin); d < 90*time.Second || d > 91*time.Second {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
+
+// failing fails from the given call on.
+type failing struct {
+	hosts []plan.Host
+	from  int
+	calls int
+}
+
+func (f *failing) Discover(context.Context) ([]plan.Host, error) {
+	f.calls++
+	if f.calls >= f.from {
+		return nil, errors.New("the scheduler is down")
+	}
+	return f.hosts, nil
+}
+
+func TestLoopEndsWhenTheFirstDiscoveryFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJob(t, context.Background(), Config{Source: &failing{from: 1}, Size: Size{NP: 1}})
+		err := <-j.result
+		if !errors.Is(err, ErrDiscovery) || !strings.Contains(err.Error(), "the scheduler is down") {
+			t.Errorf("the job ended with %v", err)
+		}
+	})
+}
+
+func TestLoopOutlivesALaterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJob(t, context.Background(), Config{
+			Source: &failing{hosts: []plan.Host{{Name: "a", Slots: 1}}, from: 2}, Size: Size{NP: 1, Elastic: true},
+		})
+		j.joins(t, 0, "a:0")
+		<-time.After(5 * time.Second)
+		synctest.Wait()
+		if !slices.Contains(j.events, DiscoveryFailed) {
+			t.Error("the failure is in no event")
+		}
+		j.worker(t, "a:0").exit <- nil
+		if err := <-j.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+	})
+}

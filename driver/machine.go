@@ -1,0 +1,449 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// machine decides. It has no goroutine, lock, clock, socket or process: an event changes the facts it keeps, reconcile
+// compares them with what is wanted, and what is to be done about the difference comes out as actions.
+type machine struct {
+	size  Size
+	blame Blame
+	wait  Timeouts
+	newID func(plan.SlotID) string
+
+	hosts   *discovery.Hosts
+	workers []*worker // every process that has not exited, in order of start
+	world   plan.World
+	seq     uint64
+
+	started   bool          // the first start has happened
+	fixed     []plan.SlotID // the slots of a job that is not elastic
+	joined    time.Time     // when the first worker of the job joined
+	progress  bool          // some worker has committed
+	committed bool          // some worker has committed in this generation
+	announced plan.Change   // what the members of this generation were told last
+	short     bool          // a world could not be formed for want of workers
+	shortFrom time.Time     // since when slots are waited for
+	resetFrom time.Time     // when the first member left the current world
+	reminded  bool          // the log has named those who have not
+	resets    int
+
+	doneFrom time.Time    // when the first worker reported done
+	doneExit bool         // a worker that reported done has exited with 0
+	bad      *WorkerError // the first failure since the last world was published
+	went     bool         // a worker has exited with 0 of its own accord since then
+	late     *WorkerError // the first failure after done
+
+	decided  bool // the job's result is known, workers are being stopped
+	result   error
+	finished bool
+
+	out []action
+}
+
+// phase is where a worker is in its life.
+type phase uint8
+
+const (
+	starting phase = iota // started, has not joined yet
+	waiting               // in a join: at the door, or between two worlds
+	training              // a member of the current world
+	leaving               // dismissed, expected to exit by itself
+	stopping              // asked to end by the driver
+)
+
+// worker is one incarnation: the process in a slot, from its start to its exit.
+type worker struct {
+	id         string
+	slot       plan.SlotID
+	pid        int
+	rank       int // in its last world; before the first, in the trial assignment
+	phase      phase
+	since      time.Time // when it entered the phase
+	generation uint64    // of the last world it was in, 0 for none
+	join       rendezvous.Joining
+	holds      bool
+	done       bool
+	removed    bool   // dismissed because its slot is not wanted
+	reason     string // why it was stopped, where that is a failure of its own
+}
+
+func (w *worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
+
+// What can happen to the machine.
+type (
+	event interface{}
+
+	hostsFound   struct{ hosts []plan.Host }
+	sourceFailed struct{ err error } // the first discovery failed
+	sourceStale  struct {
+		err error
+		age time.Duration
+	} // a later one did
+	workerForked struct {
+		id  string
+		pid int
+	}
+	workerJoined struct {
+		id   string
+		join rendezvous.Joining
+	}
+	workerReport struct {
+		id                  string
+		report              rendezvous.Report
+		generation, commits uint64
+	}
+	workerEnded struct {
+		id   string
+		exit Exit
+	}
+	interrupted    struct{ cause error }
+	deadlinePassed struct{}
+)
+
+// What the machine wants done.
+type (
+	action interface{}
+
+	startWorker struct {
+		id    string
+		slot  plan.Slot // in the trial assignment: the world as it would be if all wanted slots were filled
+		size  int
+		first string // the host of the trial assignment's rank 0
+	}
+	stopWorker   struct{ id string }
+	publishWorld struct {
+		world   plan.World
+		members []*worker // by rank
+		root    int
+		seq     uint64
+	}
+	dismissWorker struct {
+		id  string
+		why error
+	}
+	notifyWorkers struct {
+		seq        uint64
+		change     plan.Change
+		generation uint64
+		members    []*worker
+	}
+	emitEvent struct{ event Event }
+	logLine   struct {
+		level logrus.Level
+		text  string
+	}
+	finishJob struct{ err error }
+)
+
+func newMachine(cfg Config, newID func(plan.SlotID) string) *machine {
+	return &machine{
+		size: cfg.Size, blame: cfg.Blame, wait: cfg.Timeouts, newID: newID,
+		hosts: discovery.NewHosts(discovery.HostsConfig{
+			CooldownMin: cfg.Blame.CooldownMin, CooldownMax: cfg.Blame.CooldownMax, Forever: cfg.Blame.forever(),
+		}),
+	}
+}
+
+// step takes note of what happened and returns what to do about it, in order.
+func (m *machine) step(now time.Time, ev event) []action {
+	m.out = nil
+	if m.finished {
+		return nil
+	}
+	switch e := ev.(type) {
+	case hostsFound:
+		m.emit(now, HostsFound, Field{"hosts", foundHosts(e.hosts)})
+		m.hosts.Update(now, e.hosts)
+	case sourceFailed:
+		m.emit(now, DiscoveryFailed, Field{"error", e.err.Error()})
+		m.decide(now, fmt.Errorf("%w: %w", ErrDiscovery, e.err))
+	case sourceStale:
+		m.emit(now, DiscoveryFailed, Field{"error", e.err.Error()})
+	case workerForked:
+		m.forked(now, e)
+	case workerJoined:
+		m.workerJoined(now, e)
+	case workerReport:
+		m.reported(now, e)
+	case workerEnded:
+		m.ended(now, e)
+	case interrupted:
+		m.decide(now, e.cause)
+	case deadlinePassed:
+	default:
+		panic(fmt.Sprintf("driver: unknown event %T", ev))
+	}
+	m.reconcile(now)
+	return m.out
+}
+
+func (m *machine) forked(now time.Time, e workerForked) {
+	if w := m.find(e.id); w != nil {
+		w.pid = e.pid
+		m.emit(now, WorkerStarted, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", e.pid})
+	}
+}
+
+// workerJoined notes that a worker asks for a world newer than its last: it is ready. A repeated join counts once; one of
+// a worker that was told to go is too late.
+func (m *machine) workerJoined(now time.Time, e workerJoined) {
+	w := m.find(e.id)
+	if w == nil || w.phase == leaving || w.phase == stopping {
+		return
+	}
+	if m.joined.IsZero() {
+		m.joined = now
+	}
+	w.join, w.holds = e.join, e.join.HoldsState
+	m.progress = m.progress || e.join.Commits > 0
+	switch w.phase {
+	case starting:
+		m.emit(now, WorkerReady, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index})
+	case training:
+		if e.join.Cause != "" {
+			m.log(logrus.DebugLevel, "%s left generation %d: %s", w.slot, w.generation, e.join.Cause)
+		}
+		if m.doneFrom.IsZero() {
+			m.beginReset(now)
+		}
+	}
+	m.enter(now, w, waiting)
+}
+
+func (m *machine) reported(now time.Time, e workerReport) {
+	w := m.find(e.id)
+	if w == nil {
+		return
+	}
+	switch e.report {
+	case rendezvous.Leaving:
+		m.log(logrus.DebugLevel, "%s (rank %d) is about to leave", w.slot, w.rank)
+	case rendezvous.Done:
+		// Only the current world can finish the job: a report of an older one is from before a reset.
+		if e.generation == m.world.Generation && w.generation == e.generation {
+			w.done = true
+			if m.doneFrom.IsZero() {
+				m.doneFrom = now
+				m.log(logrus.DebugLevel, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
+			}
+		}
+	case rendezvous.Committed:
+		if e.generation != m.world.Generation || m.committed {
+			return
+		}
+		m.committed, m.progress = true, true
+		m.emit(now, FirstCommit, Field{"generation", e.generation}, Field{"commits", e.commits})
+		// A commit ends with a collective check, which every member came to with its sync behind it.
+		for _, w := range m.workers {
+			w.holds = w.holds || w.phase == training
+		}
+	}
+}
+
+// ended takes a worker off the books and finds out whose doing its end was.
+func (m *machine) ended(now time.Time, e workerEnded) {
+	w := m.find(e.id)
+	if w == nil {
+		return
+	}
+	m.workers = slices.DeleteFunc(m.workers, func(o *worker) bool { return o == w })
+	cause := m.cause(w, e.exit)
+	signal := any(nil)
+	if e.exit.Signal != 0 {
+		signal = int(e.exit.Signal)
+	}
+	m.emit(now, WorkerExited, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", w.pid},
+		Field{"rank", w.rank}, Field{"code", e.exit.Code}, Field{"signal", signal}, Field{"cause", cause})
+	switch cause {
+	case causeDone:
+		m.doneExit = true
+	case causeLeft:
+		if w.live() {
+			m.departed(now, w)
+		}
+	case causeFailed:
+		if w.reason == "" { // one that was stopped for its failure has been blamed then
+			m.failed(now, w, &WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.exit})
+		}
+	}
+}
+
+// exitCause is the "cause" of a worker_exited event.
+type exitCause string
+
+const (
+	causeDone    exitCause = "done"
+	causeLeft    exitCause = "left"
+	causeFailed  exitCause = "failed"
+	causeStopped exitCause = "stopped"
+)
+
+func (m *machine) cause(w *worker, x Exit) exitCause {
+	switch {
+	case w.phase == stopping && w.reason != "":
+		return causeFailed
+	case w.phase == stopping && w.done && x.clean():
+		return causeDone
+	case w.phase == stopping:
+		return causeStopped
+	case x.clean() && w.done:
+		return causeDone
+	case x.clean(), w.removed:
+		return causeLeft
+	}
+	return causeFailed
+}
+
+// departed deals with a worker that exited with 0 and was neither done nor sent away. Its slot rests like one that
+// failed, since whoever ended the worker will not want the next one either.
+func (m *machine) departed(now time.Time, w *worker) {
+	m.went = true
+	if !m.size.Elastic || !m.doneFrom.IsZero() {
+		return
+	}
+	m.log(logrus.InfoLevel, "%s (rank %d) has left", w.slot, w.rank)
+	m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
+}
+
+// failed deals with a failure that is the worker's own.
+func (m *machine) failed(now time.Time, w *worker, err *WorkerError) {
+	if !m.doneFrom.IsZero() {
+		m.failedLate(w, err)
+		return
+	}
+	if m.bad == nil {
+		m.bad = err
+	}
+	if !m.size.Elastic {
+		m.decide(now, err)
+		return
+	}
+	m.log(logrus.WarnLevel, "%s", err.what())
+	if m.blame.Policy == BlameHost {
+		m.exclude(now, m.hosts.ExcludeHost(now, w.slot.Host))
+		for _, o := range m.workers {
+			if o.slot.Host == w.slot.Host {
+				m.stop(now, o, "")
+			}
+		}
+	} else {
+		m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
+	}
+	if w.generation != 0 && w.generation == m.world.Generation {
+		m.beginReset(now)
+	}
+}
+
+// failedLate deals with a failure after training was done everywhere. What a worker says by its exit code counts; a
+// signal is taken for a lost machine, which harms nothing any more as long as another worker ends well.
+func (m *machine) failedLate(w *worker, err *WorkerError) {
+	m.log(logrus.WarnLevel, "%s (rank %d) %s after training was done", w.slot, w.rank, err.Exit)
+	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
+		m.late = err
+	}
+}
+
+// beginReset notes that the current world is being left, and counts it.
+func (m *machine) beginReset(now time.Time) {
+	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
+		return
+	}
+	m.resetFrom = now
+	m.resets++
+	if limit := m.blame.ResetLimit; limit != nil && m.resets > *limit {
+		m.decide(now, fmt.Errorf("%w: number of resets exceeded limit %d", ErrResetLimit, *limit))
+		return
+	}
+	m.emit(now, Reset, Field{"count", m.resets})
+}
+
+// stop asks a worker to end. A reason makes that the worker's own failure.
+func (m *machine) stop(now time.Time, w *worker, reason string) {
+	if w.phase == stopping {
+		return
+	}
+	m.enter(now, w, stopping)
+	w.reason = reason
+	m.do(stopWorker{w.id})
+	if reason != "" {
+		m.failed(now, w, &WorkerError{Slot: w.slot, Rank: w.rank, Reason: reason})
+	}
+}
+
+func (m *machine) dismiss(now time.Time, w *worker, why error) {
+	m.enter(now, w, leaving)
+	w.removed = errors.Is(why, rendezvous.ErrRemoved)
+	m.do(dismissWorker{w.id, why})
+}
+
+// decide fixes the job's result; the first one stands.
+func (m *machine) decide(now time.Time, err error) {
+	if !m.decided {
+		m.decided, m.result = true, err
+	}
+}
+
+func (m *machine) enter(now time.Time, w *worker, p phase) { w.phase, w.since = p, now }
+
+func (m *machine) find(id string) *worker {
+	for _, w := range m.workers {
+		if w.id == id {
+			return w
+		}
+	}
+	return nil
+}
+
+func (m *machine) in(slot plan.SlotID) *worker {
+	for _, w := range m.workers {
+		if w.slot == slot {
+			return w
+		}
+	}
+	return nil
+}
+
+func (m *machine) any(p phase) bool {
+	return slices.ContainsFunc(m.workers, func(w *worker) bool { return w.phase == p })
+}
+
+func (m *machine) exclude(now time.Time, x discovery.Exclusion) {
+	until := any(nil)
+	if !x.Forever {
+		until = x.Until.UTC()
+	}
+	m.emit(now, Excluded, Field{"host", x.Host}, Field{"slot", x.Slot}, Field{"until", until})
+	if x.Forever {
+		m.log(logrus.WarnLevel, "%s is excluded for ever", excludedName(x))
+	} else {
+		m.log(logrus.WarnLevel, "%s is excluded for %v", excludedName(x), x.Until.Sub(now))
+	}
+}
+
+func excludedName(x discovery.Exclusion) string {
+	if x.Slot == nil {
+		return "host " + x.Host
+	}
+	return "slot " + plan.SlotID{Host: x.Host, Index: *x.Slot}.String()
+}
+
+func (m *machine) do(a action) { m.out = append(m.out, a) }
+
+func (m *machine) emit(now time.Time, name EventName, fields ...Field) {
+	m.do(emitEvent{Event{Time: now, Name: name, Fields: fields}})
+}
+
+func (m *machine) log(level logrus.Level, format string, args ...any) {
+	m.do(logLine{level, fmt.Sprintf(format, args...)})
+}

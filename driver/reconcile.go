@@ -1,0 +1,453 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// reconcile compares the facts with what is wanted and asks for the difference. It looks at levels, never at the event
+// that led here, so that events may come in any order and more than once.
+func (m *machine) reconcile(now time.Time) {
+	for _, x := range m.hosts.Expire(now) {
+		m.emit(now, Returned, Field{"host", x.Host}, Field{"slot", x.Slot})
+		m.log(logrus.InfoLevel, "%s may be used again", excludedName(x))
+	}
+	if !m.decided && m.doneFrom.IsZero() {
+		m.checkDeadlines(now)
+		m.checkAlive(now)
+	}
+	switch {
+	case m.decided:
+		m.windDown(now)
+	case !m.doneFrom.IsZero():
+		m.finish(now)
+	default:
+		wanted := m.wanted(now)
+		m.startMissing(now, wanted)
+		m.releaseUnwanted(now, wanted)
+		m.form(now, wanted)
+		m.announce(now, wanted)
+		if m.decided { // a world that cannot be formed may have ended the job
+			m.windDown(now)
+		}
+	}
+}
+
+// wanted returns the slots that should have a worker now, oldest hosts first. Beyond the most workers allowed, slots
+// whose workers train already are preferred, then those whose workers run at all: nobody is replaced for the sake of
+// order.
+func (m *machine) wanted(now time.Time) []plan.SlotID {
+	if m.fixed != nil {
+		return m.fixed
+	}
+	free := m.hosts.Available(now)
+	if m.size.Max > 0 && len(free) > m.size.Max {
+		free = m.preferred(free)
+	}
+	if w := m.lastHolder(free); w != nil {
+		// Discovery does not want it any more, but it alone has the state: it stays until another has it too.
+		free = m.insertByAge(free, w.slot)
+	}
+	return free
+}
+
+// insertByAge puts a slot behind those of its own host and of older ones; a host that is gone from the list is the oldest.
+func (m *machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
+	listed := m.hosts.Listed()
+	age := func(host string) int {
+		return slices.IndexFunc(listed, func(h plan.Host) bool { return h.Name == host })
+	}
+	at := slices.IndexFunc(ids, func(o plan.SlotID) bool { return age(o.Host) > age(id.Host) })
+	if at < 0 {
+		at = len(ids)
+	}
+	return slices.Insert(ids, at, id)
+}
+
+func (m *machine) preferred(free []plan.SlotID) []plan.SlotID {
+	class := func(id plan.SlotID) int {
+		w := m.in(id)
+		switch {
+		case w == nil || !w.live():
+			return 2
+		case w.generation != 0 && w.generation == m.world.Generation:
+			return 0
+		}
+		return 1
+	}
+	chosen := make([]plan.SlotID, 0, m.size.Max)
+	for c := 0; c <= 2; c++ {
+		for _, id := range free {
+			if len(chosen) < m.size.Max && class(id) == c {
+				chosen = append(chosen, id)
+			}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(free), func(id plan.SlotID) bool { return !slices.Contains(chosen, id) })
+}
+
+// lastHolder returns a worker that has the job's state when no worker of a free slot has it; nil when one does, or when
+// there is nothing to hold.
+func (m *machine) lastHolder(free []plan.SlotID) *worker {
+	var last *worker
+	for _, w := range m.workers {
+		if !w.live() || !w.holds {
+			continue
+		}
+		if slices.Contains(free, w.slot) {
+			return nil
+		}
+		if last == nil || w.join.Commits > last.join.Commits ||
+			(w.join.Commits == last.join.Commits && w.rank < last.rank) {
+			last = w
+		}
+	}
+	return last
+}
+
+// startMissing starts a worker in every wanted slot that has none. Before the first start it waits for enough slots.
+func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
+	if !m.started {
+		if len(wanted) < m.size.NP {
+			m.lackSlots(now, len(wanted), m.size.NP)
+			return
+		}
+		m.started, m.shortFrom = true, time.Time{}
+		if !m.size.Elastic {
+			m.fixed = wanted
+		}
+	} else if !m.size.Elastic {
+		return
+	}
+	trial, err := plan.Assign(wanted, 0, 0)
+	if err != nil {
+		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // no number of slots is too few for 0
+	}
+	for _, s := range trial {
+		if m.in(s.SlotID) != nil {
+			continue // a worker that is on its way out has the slot until it is gone
+		}
+		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now}
+		m.workers = append(m.workers, w)
+		m.do(startWorker{id: w.id, slot: s, size: len(trial), first: trial[0].Host})
+	}
+}
+
+// releaseUnwanted sends away workers that train nowhere and whose slots are not wanted any more. Members of the current
+// world learn it from announce, and go when the next world is published.
+func (m *machine) releaseUnwanted(now time.Time, wanted []plan.SlotID) {
+	for _, w := range slices.Clone(m.workers) {
+		switch {
+		case w.phase == leaving && !now.Before(w.since.Add(m.wait.Drain)):
+			m.stop(now, w, "")
+		case slices.Contains(wanted, w.slot):
+		case w.phase == starting:
+			m.stop(now, w, "")
+		case w.phase == waiting && w.generation == 0:
+			m.dismiss(now, w, rendezvous.ErrRemoved)
+		}
+	}
+}
+
+// form publishes the next world once everybody who must come has come. The first world, and one for which too few had
+// come, also waits for those that are being started; any other goes without them.
+func (m *machine) form(now time.Time, wanted []plan.SlotID) {
+	running := m.world.Generation > 0 && m.resetFrom.IsZero()
+	if !m.started || running || m.decided || m.any(training) {
+		return
+	}
+	var members []*worker
+	soon := false
+	for _, id := range wanted {
+		switch w := m.in(id); {
+		case w == nil:
+		case w.phase == waiting:
+			members = append(members, w)
+		case w.phase == starting:
+			soon = true
+		}
+	}
+	first := m.world.Generation == 0
+	if len(members) < m.size.Min {
+		m.short = true
+		switch {
+		case soon: // their start has a deadline of its own
+		case m.size.Elastic:
+			m.lackWorkers(now, len(members))
+		default:
+			m.decide(now, m.incomplete(len(members)))
+		}
+		return
+	}
+	if soon && (first || m.short) {
+		return
+	}
+	m.publish(now, members)
+}
+
+// incomplete is why a job that is not elastic cannot go on: some workers ended well before the others were done.
+func (m *machine) incomplete(n int) error {
+	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic", n, m.size.NP)
+}
+
+func (m *machine) publish(now time.Time, members []*worker) {
+	ids := make([]plan.SlotID, len(members))
+	for i, w := range members {
+		ids[i] = w.slot
+	}
+	slots, err := plan.Assign(ids, 0, 0)
+	if err != nil {
+		panic(fmt.Sprintf("driver: assigning ranks: %v", err))
+	}
+	m.world = plan.World{Generation: m.world.Generation + 1, Slots: slots}
+	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
+	m.went, m.reminded = false, false
+	m.shortFrom, m.resetFrom = time.Time{}, time.Time{}
+	root := 0
+	published := make([]PublishedSlot, len(members))
+	for r, w := range members {
+		if better(w, members[root]) {
+			root = r
+		}
+		w.generation, w.rank = m.world.Generation, r
+		m.enter(now, w, training)
+		published[r] = PublishedSlot{r, w.slot.Host, w.slot.Index, w.pid}
+	}
+	m.do(publishWorld{m.world, members, root, m.seq})
+	m.emit(now, WorldPublished, Field{"generation", m.world.Generation}, Field{"size", len(members)},
+		Field{"root", root}, Field{"slots", published})
+	for _, w := range slices.Clone(m.workers) {
+		if w.phase == waiting { // it came, but its slot is not wanted
+			m.dismiss(now, w, rendezvous.ErrRemoved)
+		}
+	}
+}
+
+// better tells whether a is to be preferred to b as the source of everybody's state.
+func better(a, b *worker) bool {
+	if a.holds != b.holds {
+		return a.holds
+	}
+	return a.holds && a.join.Commits > b.join.Commits
+}
+
+// announce tells the members of a running world how the wanted slots differ from it: removals at once, additions when
+// all that are being started stand at the door. A change that has gone away again is announced as none.
+func (m *machine) announce(now time.Time, wanted []plan.SlotID) {
+	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
+		return
+	}
+	var change plan.Change
+	var members []*worker
+	door, soon := false, false
+	for _, w := range m.workers {
+		want := slices.Contains(wanted, w.slot)
+		switch {
+		case w.phase == training:
+			members = append(members, w)
+			if !want {
+				change |= plan.Removed
+			}
+		case w.phase == waiting && want:
+			door = true
+		case w.phase == starting && want:
+			soon = true
+		}
+	}
+	if door && (!soon || m.announced&plan.Added != 0) {
+		change |= plan.Added
+	}
+	if change == m.announced || len(members) == 0 {
+		return
+	}
+	m.announced = change
+	m.seq++
+	m.emit(now, HostsUpdated, Field{"seq", m.seq}, Field{"change", change.String()})
+	m.do(notifyWorkers{m.seq, change, m.world.Generation, members})
+}
+
+// finish lets the others come to their end once one worker is done with training. What a worker does after its own
+// training, such as saving a model, takes as long as it takes.
+func (m *machine) finish(now time.Time) {
+	for _, w := range slices.Clone(m.workers) {
+		late := !now.Before(m.doneFrom.Add(m.wait.Finish))
+		switch {
+		case w.phase == waiting:
+			m.dismiss(now, w, rendezvous.ErrFinished)
+		case w.phase == starting, late && w.phase == leaving:
+			m.stop(now, w, "")
+		case late && w.phase == training && !w.done:
+			m.log(logrus.WarnLevel, "%s (rank %d) is not done %v after the first worker, stopping it",
+				w.slot, w.rank, m.wait.Finish)
+			m.stop(now, w, "")
+		}
+	}
+	if len(m.workers) == 0 {
+		if m.late != nil && (m.late.Exit.Signal == 0 || !m.doneExit) {
+			m.decide(now, m.late)
+		}
+		m.decide(now, nil)
+		m.windDown(now)
+	}
+}
+
+// windDown stops every worker, and ends the job when the last is gone.
+func (m *machine) windDown(now time.Time) {
+	for _, w := range m.workers {
+		m.stop(now, w, "")
+	}
+	if len(m.workers) > 0 || m.finished {
+		return
+	}
+	m.finished = true
+	message := ""
+	if m.result != nil {
+		message = m.result.Error()
+	}
+	m.emit(now, JobDone, Field{"status", Status(m.result)}, Field{"message", message})
+	m.do(finishJob{m.result})
+}
+
+// checkAlive ends the job when nobody is left who could go on with it.
+func (m *machine) checkAlive(now time.Time) {
+	if !m.started || m.decided {
+		return
+	}
+	alive, able := 0, false
+	for _, w := range m.workers {
+		if w.live() {
+			alive++
+			// What a member of the current world has is not known before it joins again.
+			able = able || w.holds || w.phase == training
+		}
+	}
+	switch {
+	case m.progress && !able:
+		m.decide(now, m.stateLost())
+	case alive == 0 && m.bad != nil:
+		m.decide(now, m.bad)
+	case alive == 0 && m.went:
+		// Nobody said done, but nobody ever committed either: commands that know nothing of hvdrun end like this.
+		m.decide(now, nil)
+	}
+}
+
+func (m *machine) stateLost() error {
+	if m.bad == nil {
+		return fmt.Errorf("%w: the last worker that had it has left", ErrStateLost)
+	}
+	return fmt.Errorf("%w: the last worker that had it is gone: %s", ErrStateLost, m.bad.what())
+}
+
+// lackSlots and lackWorkers start the clock of the wait for slots, and say what is waited for.
+func (m *machine) lackSlots(now time.Time, have, need int) {
+	if m.shortFrom.IsZero() {
+		m.shortFrom = now
+		m.log(logrus.InfoLevel, "waiting up to %v for %d slots, %d there", m.wait.Elastic, need, have)
+	}
+}
+
+func (m *machine) lackWorkers(now time.Time, have int) {
+	if m.shortFrom.IsZero() {
+		m.shortFrom = now
+		m.log(logrus.InfoLevel, "waiting up to %v for %d workers, %d there", m.wait.Elastic, m.size.Min, have)
+	}
+}
+
+// names lists the slots whose workers are in a phase.
+func (m *machine) names(p phase) string {
+	var names []string
+	for _, w := range m.workers {
+		if w.phase == p {
+			names = append(names, w.slot.String())
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// remindAfter is how long the driver waits in silence for members to come to the next world.
+func (m *machine) remindAfter() time.Duration { return min(5*time.Second, m.wait.Join/2) }
+
+// startBy returns until when a worker that is being started must have joined. A job that is not elastic may run commands
+// that never join; only when one of its workers has, the others must too.
+func (m *machine) startBy(w *worker) (time.Time, bool) {
+	switch {
+	case m.size.Elastic:
+		return w.since.Add(m.wait.Start), true
+	case m.joined.IsZero():
+		return time.Time{}, false
+	case m.joined.After(w.since):
+		return m.joined.Add(m.wait.Start), true
+	}
+	return w.since.Add(m.wait.Start), true
+}
+
+// checkDeadlines acts on waits that have lasted too long.
+func (m *machine) checkDeadlines(now time.Time) {
+	if !m.shortFrom.IsZero() && !now.Before(m.shortFrom.Add(m.wait.Elastic)) {
+		need := m.size.Min
+		if !m.started {
+			need = m.size.NP
+		}
+		m.decide(now, fmt.Errorf("%w: %d needed, %d there after %v",
+			ErrNotEnoughSlots, need, len(m.hosts.Available(now)), m.wait.Elastic))
+		return
+	}
+	if !m.resetFrom.IsZero() && !m.reminded && !now.Before(m.resetFrom.Add(m.remindAfter())) {
+		m.reminded = true
+		if names := m.names(training); names != "" {
+			m.log(logrus.WarnLevel, "still waiting for %s to come to the next world", names)
+		}
+	}
+	for _, w := range slices.Clone(m.workers) {
+		by, limited := m.startBy(w)
+		switch {
+		case w.phase == starting && limited && !now.Before(by):
+			m.stop(now, w, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
+		case w.phase == training && !m.resetFrom.IsZero() && !now.Before(m.resetFrom.Add(m.wait.Join)):
+			m.stop(now, w, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
+		}
+	}
+}
+
+// deadline returns when the machine must be stepped again even if nothing happens.
+func (m *machine) deadline() (time.Time, bool) {
+	var next time.Time
+	at := func(t time.Time) {
+		if next.IsZero() || t.Before(next) {
+			next = t
+		}
+	}
+	if t, ok := m.hosts.NextReturn(); ok {
+		at(t)
+	}
+	done := !m.doneFrom.IsZero()
+	if !m.shortFrom.IsZero() && !done {
+		at(m.shortFrom.Add(m.wait.Elastic))
+	}
+	for _, w := range m.workers {
+		switch {
+		case w.phase == leaving && !done:
+			at(w.since.Add(m.wait.Drain))
+		case w.phase != stopping && done && !w.done:
+			at(m.doneFrom.Add(m.wait.Finish))
+		case w.phase == starting:
+			if by, ok := m.startBy(w); ok {
+				at(by)
+			}
+		case w.phase == training && !m.resetFrom.IsZero():
+			at(m.resetFrom.Add(m.wait.Join))
+			if !m.reminded {
+				at(m.resetFrom.Add(m.remindAfter()))
+			}
+		}
+	}
+	return next, !next.IsZero() && !m.decided
+}

@@ -1,0 +1,340 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// TestRandomJobs plays the outside world against the machine: hosts come and go, workers die, hang, refuse to start and
+// depart at random, and every promise that does not depend on the story is checked after each event. Then the trouble
+// ends, and the job must come to its end by itself.
+func TestRandomJobs(t *testing.T) {
+	for seed := range uint64(1000) {
+		s := newSim(t, seed)
+		for range 120 {
+			s.trouble()
+		}
+		s.calm()
+		if t.Failed() {
+			t.Fatalf("seed %d:\n%s", seed, s.tail())
+		}
+	}
+}
+
+// sim is a cluster whose workers follow the protocol, as far as they are let.
+type sim struct {
+	t     *testing.T
+	rnd   *rand.Rand
+	m     *machine
+	now   time.Time
+	hosts []plan.Host
+	ages  map[string]int // when each listed host was first seen
+
+	procs  []*simProc
+	latest simWorld
+	seq    uint64
+	ended  bool
+	result error
+	trace  []string
+}
+
+type simProc struct {
+	id         string
+	slot       plan.SlotID
+	joined     bool   // a join of it waits
+	generation uint64 // of the world it is in
+	commits    uint64
+	holds      bool
+	stopped    bool // has been sent SIGTERM
+	dismissed  bool
+	hung       bool
+}
+
+type simWorld struct {
+	world   plan.World
+	members []string
+}
+
+func newSim(t *testing.T, seed uint64) *sim {
+	s := &sim{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(0, 0), ages: map[string]int{}}
+	np := 1 + s.rnd.IntN(4)
+	size := Size{NP: np, Min: 1 + s.rnd.IntN(np), Elastic: true}
+	if s.rnd.IntN(2) == 0 {
+		size.Max = np + s.rnd.IntN(3)
+	}
+	cfg, err := Config{Command: []string{"x"}, Source: noSource{}, Size: size}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.rnd.IntN(4) == 0 {
+		cfg.Blame = Blame{Policy: BlameHost, CooldownMin: time.Second, CooldownMax: 60 * time.Second}
+	}
+	n := 0
+	s.m = newMachine(cfg, func(id plan.SlotID) string { n++; return fmt.Sprintf("%v#%d", id, n) })
+	return s
+}
+
+func (s *sim) step(ev event) {
+	if s.ended {
+		return
+	}
+	s.trace = append(s.trace, fmt.Sprintf("%v %T %+v", s.now.Unix(), ev, ev))
+	for _, a := range s.m.step(s.now, ev) {
+		s.trace = append(s.trace, fmt.Sprintf("    %T %+v", a, a))
+		s.take(a)
+	}
+}
+
+// take carries out an action, and checks what must hold when it is asked for.
+func (s *sim) take(a action) {
+	switch a := a.(type) {
+	case startWorker:
+		for _, p := range s.procs {
+			if p.slot == a.slot.SlotID {
+				s.t.Errorf("%s is started while %s has its slot", a.id, p.id)
+			}
+		}
+		if !s.m.doneFrom.IsZero() {
+			s.t.Errorf("%s is started after training was done", a.id)
+		}
+		s.procs = append(s.procs, &simProc{id: a.id, slot: a.slot.SlotID})
+	case stopWorker:
+		p := s.proc(a.id)
+		p.stopped, p.joined = true, false
+	case dismissWorker:
+		if p := s.proc(a.id); !p.joined {
+			s.t.Errorf("%s is dismissed and waits for nothing", a.id)
+		} else {
+			p.joined, p.dismissed = false, true
+		}
+	case publishWorld:
+		s.published(a)
+	case notifyWorkers:
+		if a.seq <= s.seq {
+			s.t.Errorf("seq %d follows %d", a.seq, s.seq)
+		}
+		s.seq = a.seq
+	case finishJob:
+		if len(s.procs) > 0 {
+			s.t.Errorf("the job ended with %d processes alive", len(s.procs))
+		}
+		s.ended, s.result = true, a.err
+	}
+}
+
+func (s *sim) published(a publishWorld) {
+	if a.world.Generation != s.latest.world.Generation+1 {
+		s.t.Errorf("generation %d follows %d", a.world.Generation, s.latest.world.Generation)
+	}
+	if n := a.world.Size(); n < s.m.size.Min || (s.m.size.Max > 0 && n > s.m.size.Max+1) {
+		s.t.Errorf("a world of %d, want %d to %d", n, s.m.size.Min, s.m.size.Max)
+	}
+	if !slices.IsSortedFunc(a.world.Slots, func(x, y plan.Slot) int { return x.Rank - y.Rank }) {
+		s.t.Error("ranks are out of order")
+	}
+	root := s.proc(a.members[a.root].id)
+	for r, w := range a.members {
+		p := s.proc(w.id)
+		if p == nil || !p.joined {
+			s.t.Errorf("%s is in world %d and had not asked for it", w.id, a.world.Generation)
+			continue
+		}
+		if p.slot != a.world.Slots[r].SlotID {
+			s.t.Errorf("rank %d is %v, its worker runs in %v", r, a.world.Slots[r].SlotID, p.slot)
+		}
+		if p.holds && (!root.holds || p.commits > root.commits) {
+			s.t.Errorf("the root has %d commits (%v), %s has %d", root.commits, root.holds, p.id, p.commits)
+		}
+	}
+	for _, w := range a.members {
+		p := s.proc(w.id)
+		p.joined, p.generation = false, a.world.Generation
+		if s.rnd.IntN(8) > 0 { // most syncs succeed
+			p.commits, p.holds = root.commits, root.holds || p.holds
+		}
+	}
+	s.latest = simWorld{world: a.world}
+	for _, w := range a.members {
+		s.latest.members = append(s.latest.members, w.id)
+	}
+	s.checkAge(a.world)
+}
+
+// checkAge: older hosts keep lower ranks, unless a host is no longer listed.
+func (s *sim) checkAge(w plan.World) {
+	last := -1
+	for _, slot := range w.Slots {
+		at := slices.IndexFunc(s.m.hosts.Listed(), func(h plan.Host) bool { return h.Name == slot.Host })
+		if at >= 0 && at < last {
+			s.t.Errorf("rank %d is on an older host than the rank before", slot.Rank)
+		}
+		last = max(last, at)
+	}
+}
+
+func (s *sim) proc(id string) *simProc {
+	for _, p := range s.procs {
+		if p.id == id {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s *sim) end(p *simProc, x Exit) {
+	s.procs = slices.DeleteFunc(s.procs, func(o *simProc) bool { return o == p })
+	s.step(workerEnded{p.id, x})
+}
+
+func (s *sim) join(p *simProc) {
+	p.joined = true
+	s.step(workerJoined{p.id, rendezvous.Joining{After: p.generation, Commits: p.commits, HoldsState: p.holds}})
+}
+
+// trouble is one random thing that happens.
+func (s *sim) trouble() {
+	if s.ended {
+		return
+	}
+	if s.rnd.IntN(12) == 0 || len(s.hosts) == 0 {
+		s.hosts = nil
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if s.rnd.IntN(3) > 0 {
+				s.hosts = append(s.hosts, plan.Host{Name: name, Slots: s.rnd.IntN(4)})
+			}
+		}
+		s.step(hostsFound{slices.Clone(s.hosts)})
+		return
+	}
+	if len(s.procs) == 0 || s.rnd.IntN(5) == 0 {
+		s.pass(time.Duration(s.rnd.IntN(3000)) * time.Millisecond)
+		return
+	}
+	p := s.procs[s.rnd.IntN(len(s.procs))]
+	switch n := s.rnd.IntN(100); {
+	case n < 4:
+		s.end(p, Exit{Code: 137, Signal: syscall.SIGKILL})
+	case n < 6:
+		s.end(p, Exit{Code: 1})
+	case n < 7 && len(s.procs) > 1:
+		s.end(p, Exit{})
+	case n < 8:
+		p.hung = true
+	default:
+		s.behave(p)
+	}
+}
+
+// behave lets a worker do the next thing that its program would.
+func (s *sim) behave(p *simProc) {
+	switch {
+	case p.hung && !p.stopped:
+	case p.stopped:
+		s.end(p, Exit{Code: 143, Signal: syscall.SIGTERM})
+	case p.dismissed:
+		s.end(p, Exit{})
+	case p.joined:
+	case p.generation == 0:
+		s.join(p)
+	case p.generation == s.latest.world.Generation && s.complete() && s.rnd.IntN(3) > 0:
+		// A commit needs everybody; afterwards all have it.
+		for _, id := range s.latest.members {
+			q := s.proc(id)
+			q.commits, q.holds = q.commits+1, true
+		}
+		s.step(workerReport{p.id, rendezvous.Committed, p.generation, p.commits})
+	default:
+		s.join(p) // a failed operation, or an update it was told of
+	}
+}
+
+// complete tells whether all members of the latest world live and train.
+func (s *sim) complete() bool {
+	return !slices.ContainsFunc(s.latest.members, func(id string) bool {
+		p := s.proc(id)
+		return p == nil || p.joined || p.stopped || p.hung || p.generation != s.latest.world.Generation
+	})
+}
+
+func (s *sim) pass(d time.Duration) {
+	end := s.now.Add(d)
+	for n := 0; !s.ended; n++ {
+		at, ok := s.m.deadline()
+		if !ok || at.After(end) {
+			break
+		}
+		if n > 1000 {
+			s.t.Errorf("a deadline at %v is never dealt with", at)
+			break
+		}
+		if at.After(s.now) {
+			s.now = at
+		}
+		s.step(deadlinePassed{})
+	}
+	s.now = end
+}
+
+// calm ends the trouble: enough hosts stay, everybody does what they should, and the job must end well, unless its state
+// or all its workers are already gone.
+func (s *sim) calm() {
+	s.hosts = []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}, {Name: "e", Slots: 4}}
+	s.step(hostsFound{slices.Clone(s.hosts)})
+	for _, p := range s.procs {
+		p.hung = false
+	}
+	for range 4000 {
+		if s.ended {
+			break
+		}
+		// In calm, workers come to a new world only when they must.
+		busy := false
+		for _, p := range slices.Clone(s.procs) {
+			switch {
+			case s.ended || p.joined:
+			case p.stopped, p.dismissed, p.generation == 0:
+				s.behave(p)
+				busy = true
+			case !s.complete() || s.m.announced != 0:
+				s.join(p)
+				busy = true
+			}
+		}
+		if !busy && !s.ended && len(s.latest.members) > 0 && s.complete() && s.m.resetFrom.IsZero() && !s.m.any(starting) {
+			for _, id := range slices.Clone(s.latest.members) {
+				s.step(workerReport{id, rendezvous.Done, s.latest.world.Generation, 0})
+			}
+			for _, id := range slices.Clone(s.latest.members) {
+				if p := s.proc(id); p != nil {
+					s.end(p, Exit{})
+				}
+			}
+		} else if !busy {
+			s.pass(time.Second)
+		}
+	}
+	var worker *WorkerError
+	switch {
+	case !s.ended:
+		s.t.Errorf("the job does not end")
+	case s.result == nil, errors.Is(s.result, ErrStateLost), errors.As(s.result, &worker):
+	default:
+		s.t.Errorf("the job ended with %v", s.result)
+	}
+}
+
+func (s *sim) tail() string {
+	out := ""
+	for _, line := range s.trace[max(0, len(s.trace)-60):] {
+		out += line + "\n"
+	}
+	return out
+}
