@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"github.com/hvdrun/hvdrun/elastic"
+)
+
+// display shows how training goes, on rank 0: a bar on a terminal, a line for each epoch anywhere else.
+type display struct {
+	out      *os.File
+	bar      *progressbar.ProgressBar // nil: no terminal
+	perEpoch int                      // images
+}
+
+func newDisplay(out *os.File, epochs, perEpoch int) *display {
+	d := &display{out: out, perEpoch: perEpoch}
+	if term.IsTerminal(int(out.Fd())) {
+		d.bar = progressbar.NewOptions(epochs*perEpoch, progressbar.OptionSetWriter(out), progressbar.OptionSetWidth(40),
+			progressbar.OptionShowCount(), progressbar.OptionSetItsString("images"), progressbar.OptionShowIts(),
+			progressbar.OptionThrottle(50*time.Millisecond))
+	}
+	return d
+}
+
+// step tells of a finished step.
+func (d *display) step(w *elastic.Worker, at progress) {
+	if d.bar == nil || w.Rank() != 0 {
+		return
+	}
+	// The sampler repeats a few images to fill an epoch's last round, hence the bound. A bar that cannot be drawn is no
+	// reason to stop training.
+	_ = d.bar.Set(min(at.Epoch*d.perEpoch+at.Images, (at.Epoch+1)*d.perEpoch))
+}
+
+// epoch tells of a finished epoch. It is told again if a worker died before the next commit.
+func (d *display) epoch(w *elastic.Worker, at progress) {
+	if w.Rank() != 0 {
+		return
+	}
+	loss := at.Loss / float64(at.Images)
+	if d.bar != nil {
+		d.bar.Describe(fmt.Sprintf("epoch %d  loss %.4f", at.Epoch+1, loss))
+		if d.bar.IsFinished() {
+			fmt.Fprintln(d.out)
+		}
+		return
+	}
+	fmt.Fprintf(d.out, "epoch %d  loss %.4f  size %d  generation %d\n", at.Epoch+1, loss, w.Size(), w.Generation())
+}

@@ -1,0 +1,152 @@
+// Digits trains a small network on handwritten digits, alone or with as many workers as there are:
+//
+//	go run ./examples/digits
+//	hvdrun -np 4 bin/digits
+//	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh bin/digits
+//
+// It shows all that an elastic training program needs: the state that must survive is named once, gradients are averaged
+// with one AllReduce, and every step ends with a Commit. Workers may come, go and die meanwhile.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic"
+)
+
+// momentum is the share of its velocity that the optimizer keeps from step to step.
+const momentum = 0.9
+
+type options struct {
+	epochs, batch, hidden, commitEvery int
+	rate                               float64
+	seed                               int64
+	stepTime                           time.Duration
+	digest                             bool
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.epochs, "epochs", 30, "passes over the training images")
+	flag.IntVar(&o.batch, "batch", 8, "images per worker and step")
+	flag.IntVar(&o.hidden, "hidden", 32, "hidden units")
+	flag.Float64Var(&o.rate, "lr", 0.01, "learning rate of one worker; grows with their number, as the images of a step do")
+	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
+	flag.IntVar(&o.commitEvery, "commit-every", 1, "steps from one commit to the next")
+	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
+	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
+	flag.Parse()
+	if flag.NArg() > 0 || min(o.epochs, o.batch, o.hidden, o.commitEvery) < 1 {
+		fmt.Fprintln(os.Stderr, "digits: -epochs, -batch, -hidden and -commit-every are at least 1; nothing but flags")
+		os.Exit(2)
+	}
+	switch err := run(context.Background(), o); {
+	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
+		// No place for this worker any more: the others go on without it, or are done.
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	// What takes time comes before Init: from there on, other workers may be waiting for this one.
+	set, heldOut, err := loadDigits()
+	if err != nil {
+		return err
+	}
+	m := newModel(o.hidden, uint64(o.seed))
+
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if err := train(ctx, w, m, set, o, newDisplay(os.Stdout, o.epochs, set.len())); err != nil {
+		return err
+	}
+	if w.Rank() == 0 {
+		fmt.Printf("held-out accuracy %.4f\n", m.accuracy(heldOut))
+	}
+	if o.digest {
+		fmt.Printf("digest %016x\n", m.digest())
+	}
+	return nil
+}
+
+// progress is how far the training is; exported fields, because it is state that workers send each other.
+type progress struct {
+	Epoch, Steps int     // Steps are counted over all epochs
+	Images       int     // of this epoch, on all workers
+	Loss         float64 // sum over these images
+}
+
+// train runs the epochs on all workers together. When it returns nil, all have the same parameters.
+func train(ctx context.Context, w *elastic.Worker, m *model, set *images, o options, show *display) error {
+	var at progress
+	opt := newOptimizer(m)
+	sampler := elastic.NewSampler(set.len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
+	state := elastic.NewState(w,
+		elastic.Tensor("params", m.params),
+		elastic.Tensor("velocity", opt.velocity),
+		elastic.Value("progress", &at),
+		sampler)
+	scale := func() error { opt.rate = float32(o.rate) * float32(w.Size()); return nil }
+	_ = scale() // for the first world; OnReset for all others
+	state.OnReset(scale)
+
+	return elastic.Run(ctx, state, func(ctx context.Context) error {
+		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
+			sampler.SetEpoch(at.Epoch) // keeps its place in an epoch that was begun
+			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
+				began := time.Now()
+				loss, err := opt.step(ctx, w.Group(), set, batch)
+				if err != nil {
+					return err
+				}
+				time.Sleep(o.stepTime - time.Since(began))
+				at.Steps++
+				at.Images += len(batch) * w.Size()
+				at.Loss += loss * float64(len(batch)*w.Size())
+				if at.Steps%o.commitEvery == 0 {
+					if err := state.Commit(); err != nil {
+						return err // as it is: Run knows what to do
+					}
+				}
+				show.step(w, at)
+			}
+			show.epoch(w, at)
+		}
+		return nil
+	})
+}
+
+// optimizer is stochastic gradient descent with momentum, on gradients averaged over all workers.
+type optimizer struct {
+	model    *model
+	velocity []float32 // state
+	rate     float32
+	message  []float32 // the gradients and, last, the loss: what is averaged goes in one piece
+}
+
+func newOptimizer(m *model) *optimizer {
+	return &optimizer{model: m, velocity: make([]float32, len(m.params)), message: make([]float32, len(m.params)+1)}
+}
+
+// step descends along the mean gradient of the batches of all workers, and returns their mean loss. On an error the
+// parameters are as before.
+func (o *optimizer) step(ctx context.Context, g *collective.Group, set *images, batch []int) (float64, error) {
+	n := len(o.model.params)
+	o.message[n] = o.model.gradient(o.message[:n], set, batch)
+	if err := collective.AllReduce(ctx, g, o.message, collective.Average); err != nil {
+		return 0, err
+	}
+	descend(o.model.params, o.velocity, o.message[:n], o.rate, momentum)
+	return float64(o.message[n]), nil
+}

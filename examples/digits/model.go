@@ -1,0 +1,159 @@
+package main
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+)
+
+// model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, judged by softmax and
+// cross-entropy.
+//
+// All its parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor holds the state.
+type model struct {
+	hidden int
+	params []float32 // w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10)
+
+	// What the forward pass of one image leaves for its backward pass.
+	activation []float32        // of the hidden units
+	logits     [classes]float32 // after softmax: probabilities
+	back       []float32        // gradient of the loss by the hidden units
+}
+
+// newModel returns a model with He-initialized weights that depend on the seed alone.
+func newModel(hidden int, seed uint64) *model {
+	m := &model{
+		hidden:     hidden,
+		params:     make([]float32, hidden*pixels+hidden+classes*hidden+classes),
+		activation: make([]float32, hidden),
+		back:       make([]float32, hidden),
+	}
+	random := rand.New(rand.NewPCG(seed, 0))
+	w1, _, w2, _ := m.layers(m.params)
+	for i := range w1 {
+		w1[i] = float32(random.NormFloat64() * math.Sqrt(2./pixels))
+	}
+	for i := range w2 {
+		w2[i] = float32(random.NormFloat64() * math.Sqrt(2./float64(hidden)))
+	}
+	return m
+}
+
+// layers cuts a slice that is laid out as the parameters are.
+func (m *model) layers(p []float32) (w1, b1, w2, b2 []float32) {
+	w1, p = p[:m.hidden*pixels], p[m.hidden*pixels:]
+	b1, p = p[:m.hidden], p[m.hidden:]
+	return w1, b1, p[:classes*m.hidden], p[classes*m.hidden:]
+}
+
+// forward leaves the activations and logits of one image in m.
+func (m *model) forward(image []float32) {
+	w1, b1, w2, b2 := m.layers(m.params)
+	for j := range m.hidden {
+		m.activation[j] = max(0, b1[j]+dot(w1[j*pixels:(j+1)*pixels], image))
+	}
+	for k := range m.logits {
+		m.logits[k] = b2[k] + dot(w2[k*m.hidden:(k+1)*m.hidden], m.activation)
+	}
+}
+
+// gradient sets grad, laid out as the parameters are, to the gradient of the mean loss over the images of the batch, and
+// returns that loss; both are zero for an empty batch.
+func (m *model) gradient(grad []float32, set *images, batch []int) (loss float32) {
+	clear(grad)
+	share := 1 / float32(len(batch))
+	for _, i := range batch {
+		m.forward(set.image(i))
+		loss += share * softmaxLoss(&m.logits, set.labels[i])
+		m.backward(grad, set.image(i), set.labels[i], share)
+	}
+	return loss
+}
+
+// backward adds share × the gradient of one image, whose forward pass and softmax were just done, to grad.
+func (m *model) backward(grad, image []float32, label uint8, share float32) {
+	_, _, w2, _ := m.layers(m.params)
+	g1, gb1, g2, gb2 := m.layers(grad)
+	clear(m.back)
+	for k, p := range m.logits {
+		d := share * p // of softmax and cross-entropy together: probability − 1 for the label, probability for the others
+		if k == int(label) {
+			d -= share
+		}
+		gb2[k] += d
+		addScaled(g2[k*m.hidden:(k+1)*m.hidden], d, m.activation)
+		addScaled(m.back, d, w2[k*m.hidden:(k+1)*m.hidden])
+	}
+	for j, a := range m.activation {
+		if a > 0 { // elsewhere ReLU is flat
+			gb1[j] += m.back[j]
+			addScaled(g1[j*pixels:(j+1)*pixels], m.back[j], image)
+		}
+	}
+}
+
+// accuracy returns the share of the set's images, 0..1, whose label has the highest logit.
+func (m *model) accuracy(set *images) float64 {
+	right := 0
+	for i, label := range set.labels {
+		m.forward(set.image(i))
+		best := 0
+		for k, l := range m.logits {
+			if l > m.logits[best] {
+				best = k
+			}
+		}
+		if best == int(label) {
+			right++
+		}
+	}
+	return float64(right) / float64(set.len())
+}
+
+// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes only if, they are.
+func (m *model) digest() uint64 {
+	h := fnv.New64a()
+	_ = binary.Write(h, binary.LittleEndian, m.params) // a hash takes everything
+	return h.Sum64()
+}
+
+// descend makes one step of stochastic gradient descent with momentum.
+func descend(params, velocity, grad []float32, rate, momentum float32) {
+	for i, g := range grad {
+		velocity[i] = momentum*velocity[i] + g
+		params[i] -= rate * velocity[i]
+	}
+}
+
+// softmaxLoss turns logits into probabilities, in place, and returns the cross-entropy with the label.
+func softmaxLoss(logits *[classes]float32, label uint8) float32 {
+	top := logits[0]
+	for _, l := range logits {
+		top = max(top, l)
+	}
+	var sum float32
+	loss := top - logits[label]
+	for k, l := range logits {
+		logits[k] = float32(math.Exp(float64(l - top)))
+		sum += logits[k]
+	}
+	for k := range logits {
+		logits[k] /= sum
+	}
+	return loss + float32(math.Log(float64(sum)))
+}
+
+func dot(a, b []float32) (sum float32) {
+	for i, x := range a {
+		sum += x * b[i]
+	}
+	return sum
+}
+
+// addScaled adds factor × x to y.
+func addScaled(y []float32, factor float32, x []float32) {
+	for i, v := range x {
+		y[i] += factor * v
+	}
+}
