@@ -25,8 +25,8 @@ type job struct {
 	err  error              // how it ended, once done is closed
 }
 
-// startJob starts hvdrun and watches its output and, unless the path is "", its events file. Its caller receives from seen
-// and, at last, calls end.
+// startJob starts hvdrun and watches its output and, unless the path is "", its events file. Its caller receives from
+// seen and, at last, calls end.
 func startJob(ctx context.Context, eventsPath, hvdrun string, args ...string) (*job, error) {
 	ctx, stop := context.WithCancel(ctx)
 	seen, done := make(chan observation), make(chan struct{})

@@ -68,8 +68,9 @@ func run(ctx context.Context, hvdrun, digits string, epochs int) (err error) {
 	if err := writeTable(os.Stdout, rows); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
-	fmt.Printf("\nThe times include the step itself, %v, and what was left of the one before. A new worker starts up while the\n"+
-		"others train. Host lists are asked for every %v; a cause is timed from when the driver learned of it.\n", stepTime, discoveryInterval)
+	fmt.Printf("\nThe times include the step itself, %v, and what was left of the one before. A new worker starts up while\n"+
+		"the others train. A cause is timed from when the driver learned of it: it asks for hosts every %v.\n",
+		stepTime, discoveryInterval)
 	fmt.Printf("\nheld-out accuracy: %.4f undisturbed, %.4f disturbed\n", calm.accuracy, s.accuracy)
 	if wrong := verify(rows, &calm, &s.view); len(wrong) > 0 {
 		return errors.New("demo: not as it should be:\n  " + strings.Join(wrong, "\n  "))
@@ -132,7 +133,7 @@ func verify(rows []row, calm, stormy *view) []string {
 	}
 	for _, v := range []*view{calm, stormy} {
 		if len(v.digests) != 2 || v.digests[0] != v.digests[1] {
-			wrong = append(wrong, fmt.Sprintf("two workers with equal weights should have been left, their digests are %q", v.digests))
+			wrong = append(wrong, fmt.Sprintf("two workers with equal weights should have been left, the digests are %q", v.digests))
 		}
 	}
 	for _, e := range stormy.events {
