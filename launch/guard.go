@@ -1,0 +1,92 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"sync"
+	"syscall"
+)
+
+// guardScript waits for the end of its input and kills whoever carries the entry $1, until two looks in a row find nobody:
+// one look can miss a process that is just being started.
+const guardScript = `
+while read -r _; do :; done
+quiet=0 look=0
+while :; do
+	found=$(grep -lszxF -e "$1" /proc/[0-9]*/environ)
+	if [ -z "$found" ]; then
+		quiet=$((quiet + 1))
+		[ "$quiet" -lt 2 ] || exit 0
+	else
+		quiet=0
+		for f in $found; do
+			f=${f#/proc/}
+			kill -KILL "${f%/environ}"
+		done
+	fi
+	look=$((look + 1))
+	[ "$look" -lt 200 ] || exit 1
+	sleep 0.01
+done
+`
+
+var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// Guard kills everything that carries HVD_RUN_ID=<id> in its environment once the driver is gone, however it went: a
+// small shell, in a session of its own, that reads from a pipe held by the driver alone.
+type Guard struct {
+	runID string
+	shell *exec.Cmd
+	pipe  io.Closer
+	close func() error
+}
+
+// StartGuard starts the guard of a run, whose id is made of letters, digits, "_" and "-". It needs /bin/sh and grep. The
+// caller must call Close, and must not carry the mark of the run itself.
+func StartGuard(runID string) (*Guard, error) {
+	if !runIDPattern.MatchString(runID) {
+		return nil, fmt.Errorf("launch: guard: run id %q has other characters than letters, digits, _ and -", runID)
+	}
+	mark := runVariable + "=" + runID
+	if carries(os.Getpid(), mark) {
+		return nil, fmt.Errorf("launch: guard: the driver itself was started with %s", mark)
+	}
+	if _, err := exec.LookPath("grep"); err != nil {
+		return nil, fmt.Errorf("launch: guard: %w", err)
+	}
+	g := &Guard{runID: runID, shell: exec.Command("/bin/sh", "-c", guardScript, "hvdrun-guard", mark)}
+	g.shell.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	g.shell.Dir = "/"
+	g.shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	pipe, err := g.shell.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("launch: guard: %w", err)
+	}
+	if err := g.shell.Start(); err != nil {
+		return nil, fmt.Errorf("launch: guard: %w", err)
+	}
+	g.pipe = pipe
+	g.close = sync.OnceValue(g.finish)
+	return g, nil
+}
+
+// Close lets the guard do its work now and blocks until it is done: some 20 ms where nothing is left, and a few seconds
+// at most. It returns an error where something could not be killed. Later calls return the same.
+func (g *Guard) Close() error { return g.close() }
+
+func (g *Guard) finish() error {
+	_ = g.pipe.Close()
+	err := g.shell.Wait()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.ExitCode() == 1:
+		return fmt.Errorf("launch: guard: processes of run %s are left", g.runID)
+	case err != nil:
+		return fmt.Errorf("launch: guard: %w", err)
+	}
+	return nil
+}

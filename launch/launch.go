@@ -1,0 +1,108 @@
+// Package launch runs one worker: it starts the process, carries its output, stops it with everything it started, and
+// tells how it ended.
+//
+// Local does so on this machine; other ways to start a worker implement Launcher too and pass the kit in
+// launch/launchtest. Output joins the lines of all workers, Guard sees that nobody outlives the driver, and IsLocal tells
+// which hosts need no remote start. The package needs Linux 5.3 or newer (process descriptors).
+package launch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// The variables by which the processes of a run and of one worker are known from the outside. The worker's environment
+// (package plan) sets them; they are read here in the environments of other processes.
+const (
+	runVariable         = "HVD_RUN_ID"
+	incarnationVariable = "HVD_INCARNATION"
+)
+
+// Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
+type Spec struct {
+	// Incarnation names this one life of the worker. Env must hold it as HVD_INCARNATION: by that, children that left
+	// the process group are found when the worker is stopped. Empty: they are found only by their parents.
+	Incarnation string
+	// Slot is where the worker runs.
+	Slot plan.SlotID
+	// Command is the program and its arguments. A program without a slash is looked for in the PATH of Env.
+	Command []string
+	// Env is the whole environment as NAME=value; of two entries of one name the later counts. Nothing is added.
+	Env []string
+	// Dir is the working directory; empty is that of the driver.
+	Dir string
+	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one goroutine at a time,
+	// but both at the same time. Run waits for a Write that blocks. After a Write that fails the rest is thrown away.
+	Stdout, Stderr io.Writer
+	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less: SIGKILL at once.
+	Grace time.Duration
+}
+
+// Launcher starts workers. Its methods may be called by many goroutines.
+type Launcher interface {
+	// Run starts the process and blocks until it has ended, what was left of its process group has been killed, and
+	// its output has been drained. started, if not nil, is called once with the process's id, by the calling goroutine,
+	// as soon as the process runs. The standard input of the process is empty.
+	//
+	// When ctx ends, the process group gets SIGTERM and, after s.Grace or as soon as the process has ended, everything
+	// that the process started is killed: its group, its descendants, and whoever carries its incarnation.
+	//
+	// Run returns nil where the process exited with 0, *ExitError where it ended in another way, be it because ctx ended
+	// or not, and *StartError where there never was a process, for instance because ctx had ended already.
+	Run(ctx context.Context, s Spec, started func(pid int)) error
+}
+
+// ExitError is the end of a process other than exit 0. Its text has no package prefix: it completes a sentence.
+type ExitError struct {
+	// Code is the exit code, or 128+Signal as shells have it.
+	Code int
+	// Signal is the signal that ended the process, or 0.
+	Signal syscall.Signal
+}
+
+// Error returns "exited with code 7" or "was killed by signal 9 (killed)".
+func (e *ExitError) Error() string {
+	if e.Signal != 0 {
+		return fmt.Sprintf("was killed by signal %d (%s)", int(e.Signal), e.Signal)
+	}
+	return "exited with code " + strconv.Itoa(e.Code)
+}
+
+func exitError(ws syscall.WaitStatus) error {
+	switch {
+	case ws.Signaled():
+		return &ExitError{Code: 128 + int(ws.Signal()), Signal: ws.Signal()}
+	case ws.ExitStatus() != 0:
+		return &ExitError{Code: ws.ExitStatus()}
+	}
+	return nil
+}
+
+// StartError says that a process could not be started, and why. It wraps the cause.
+type StartError struct {
+	// Command is the program as it was given.
+	Command string
+	Err     error
+}
+
+// Error returns one line that names the command.
+func (e *StartError) Error() string {
+	return fmt.Sprintf("launch: cannot start %q: %v", e.Command, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *StartError) Unwrap() error { return e.Err }
+
+func startError(s Spec, err error) error {
+	e := &StartError{Err: err}
+	if len(s.Command) > 0 {
+		e.Command = s.Command[0]
+	}
+	return e
+}

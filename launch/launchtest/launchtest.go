@@ -1,0 +1,396 @@
+// Package launchtest is the kit that every launch.Launcher passes: what the driver relies on, whatever way a worker is
+// started.
+//
+// It starts small shell scripts and needs sh, setsid and sleep where the launcher runs them, which must share the file
+// system of the test.
+package launchtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// patience is how long something that must happen is waited for.
+const patience = 20 * time.Second
+
+var incarnations atomic.Uint64
+
+// Run runs the kit. newLauncher is called once for each test.
+func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, launch.Launcher)
+	}{
+		{"EXE01_OutputIsSeparateAndExact", separateOutput},
+		{"EXE02_ExitCode", exitCode},
+		{"EXE03_EndOfContextIsSIGTERM", endOfContext},
+		{"ExitZero", exitZero},
+		{"Signal", signal},
+		{"StartErrors", startErrors},
+		{"ContextEndedBefore", endedBefore},
+		{"StartedOnce", startedOnce},
+		{"EnvironmentAndArguments", environment},
+		{"Directory", directory},
+		{"StdinIsEmpty", stdin},
+		{"OutputIsDrained", drained},
+		{"WriterFails", writerFails},
+		{"GraceLetsFinish", graceLetsFinish},
+		{"GraceRunsOut", graceRunsOut},
+		{"NoGrace", noGrace},
+		{"ExitKillsGroup", exitKillsGroup},
+		{"ExitFreesOutputHeldFromOutside", exitFreesOutput},
+		{"StopKillsTree", stopKillsTree},
+		{"StopKillsTreeOfObedient", stopKillsTreeOfObedient},
+		{"StopKillsOrphanBySign", stopKillsOrphan},
+		{"Many", many},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
+	}
+}
+
+// script returns the Spec of a shell script with the arguments $1, $2, ….
+func script(text string, args ...string) launch.Spec {
+	incarnation := fmt.Sprintf("kit-%d-%d", os.Getpid(), incarnations.Add(1))
+	return launch.Spec{
+		Incarnation: incarnation,
+		Slot:        plan.SlotID{Host: "localhost"},
+		Command:     append([]string{"sh", "-c", text, "sh"}, args...),
+		Env:         []string{"PATH=" + os.Getenv("PATH"), "HVD_INCARNATION=" + incarnation},
+	}
+}
+
+// runShort runs what ends by itself.
+func runShort(t *testing.T, l launch.Launcher, s launch.Spec) (stdout, stderr string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	s.Stdout, s.Stderr = &out, &errOut
+	err = l.Run(ctx, s, nil)
+	if ctx.Err() != nil {
+		t.Fatalf("did not end by itself: %v", err)
+	}
+	return out.String(), errOut.String(), err
+}
+
+func wantExit(t *testing.T, err error, want launch.ExitError) {
+	t.Helper()
+	var exit *launch.ExitError
+	if !errors.As(err, &exit) || *exit != want {
+		t.Fatalf("Run returned %v (%T), want %v", err, err, &want)
+	}
+}
+
+func separateOutput(t *testing.T, l launch.Launcher) {
+	stdout, stderr, err := runShort(t, l, script(`printf 'a\nb\rc'; printf 'x\n\377y' >&2`))
+	if err != nil || stdout != "a\nb\rc" || stderr != "x\n\xffy" {
+		t.Fatalf("stdout %q, stderr %q, error %v", stdout, stderr, err)
+	}
+}
+
+func exitCode(t *testing.T, l launch.Launcher) {
+	s := script("")
+	s.Command = []string{"false"}
+	_, _, err := runShort(t, l, s)
+	wantExit(t, err, launch.ExitError{Code: 1})
+	_, _, err = runShort(t, l, script("exit 255"))
+	wantExit(t, err, launch.ExitError{Code: 255})
+}
+
+func exitZero(t *testing.T, l launch.Launcher) {
+	if _, _, err := runShort(t, l, script("exit 0")); err != nil {
+		t.Fatalf("Run returned %v", err)
+	}
+}
+
+func signal(t *testing.T, l launch.Launcher) {
+	_, _, err := runShort(t, l, script("kill -KILL $$"))
+	wantExit(t, err, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+func startErrors(t *testing.T, l launch.Launcher) {
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
+	if err := os.WriteFile(plain, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	missing := script("")
+	missing.Command = []string{"no-such-program"}
+	notExecutable := script("")
+	notExecutable.Command = []string{plain}
+	nothing := script("")
+	nothing.Command = nil
+	badDir := script("")
+	badDir.Dir = filepath.Join(dir, "none")
+	for name, s := range map[string]launch.Spec{
+		"missing": missing, "not executable": notExecutable, "nothing": nothing, "directory": badDir,
+	} {
+		err := l.Run(t.Context(), s, func(int) { t.Errorf("%s: was started", name) })
+		var start *launch.StartError
+		if !errors.As(err, &start) {
+			t.Errorf("%s: Run returned %v (%T), want a *StartError", name, err, err)
+			continue
+		}
+		text := err.Error()
+		if len(s.Command) > 0 && !strings.Contains(text, s.Command[0]) || strings.Contains(text, "\n") {
+			t.Errorf("%s: message %q", name, text)
+		}
+	}
+}
+
+func endedBefore(t *testing.T, l launch.Launcher) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("no longer wanted")
+	cancel(cause)
+	err := l.Run(ctx, script("exit 0"), func(int) { t.Error("was started") })
+	var start *launch.StartError
+	if !errors.As(err, &start) || !errors.Is(err, cause) {
+		t.Fatalf("Run returned %v", err)
+	}
+}
+
+func startedOnce(t *testing.T, l launch.Launcher) {
+	var pids []int
+	var out bytes.Buffer
+	s := script("echo hello")
+	s.Stdout = &out
+	if err := l.Run(t.Context(), s, func(pid int) { pids = append(pids, pid) }); err != nil {
+		t.Fatal(err)
+	}
+	if len(pids) != 1 || pids[0] <= 0 || out.String() != "hello\n" {
+		t.Fatalf("started with %v, output %q", pids, out.String())
+	}
+}
+
+func environment(t *testing.T, l launch.Launcher) {
+	s := script(`printf '%s|' "$A" "$TWICE" "${HOME-unset}" "$HVD_INCARNATION" "$@"`, "a b", `$HOME "'\`, "")
+	s.Env = append(s.Env, "A=x y\n\"$'", "TWICE=1", "TWICE=2")
+	stdout, _, err := runShort(t, l, s)
+	want := "x y\n\"$'|2|unset|" + s.Incarnation + `|a b|$HOME "'\||`
+	if err != nil || stdout != want {
+		t.Fatalf("output %q, want %q, error %v", stdout, want, err)
+	}
+}
+
+func directory(t *testing.T, l launch.Launcher) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "prog"), []byte("#!/bin/sh\npwd -P\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := script("")
+	s.Command = []string{"./prog"}
+	s.Dir = dir
+	if stdout, _, err := runShort(t, l, s); err != nil || stdout != dir+"\n" {
+		t.Fatalf("output %q, want %q, error %v", stdout, dir, err)
+	}
+}
+
+func stdin(t *testing.T, l launch.Launcher) {
+	if stdout, _, err := runShort(t, l, script("cat; echo end")); err != nil || stdout != "end\n" {
+		t.Fatalf("output %q, error %v", stdout, err)
+	}
+}
+
+func drained(t *testing.T, l launch.Launcher) {
+	const size = 1 << 20
+	stdout, _, err := runShort(t, l, script(fmt.Sprintf("head -c %d /dev/zero; exit 3", size)))
+	wantExit(t, err, launch.ExitError{Code: 3})
+	if len(stdout) != size {
+		t.Fatalf("%d bytes of output, want %d", len(stdout), size)
+	}
+}
+
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no") }
+
+// A worker must not block, nor die of SIGPIPE, because we cannot pass on what it prints.
+func writerFails(t *testing.T, l launch.Launcher) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s := script("head -c 300000 /dev/zero && exit 4")
+	s.Stdout = failingWriter{}
+	wantExit(t, l.Run(ctx, s, nil), launch.ExitError{Code: 4})
+}
+
+// running is a Run in progress and a pipe that its processes hold open.
+type running struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	pipe   *os.File
+	stdout bytes.Buffer // to be read after wait
+	ended  chan error
+}
+
+// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and waits for n of them.
+func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text string) *running {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "held")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := os.OpenFile(path, os.O_WRONLY, 0) // no end of file before the script has come
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &running{t: t, cancel: cancel, pipe: pipe, ended: make(chan error, 1)}
+	s := script(`exec 9>"$1"; `+text, path)
+	s.Grace = grace
+	s.Stdout = &r.stdout
+	go func() { r.ended <- l.Run(ctx, s, nil) }()
+	t.Cleanup(func() { cancel(); pipe.Close() })
+	r.ready(n)
+	return r
+}
+
+func (r *running) ready(n int) {
+	r.t.Helper()
+	_ = r.pipe.SetReadDeadline(time.Now().Add(patience))
+	buf := make([]byte, n*len("ready\n"))
+	if _, err := io.ReadFull(r.pipe, buf); err != nil {
+		r.t.Fatalf("the script is not ready: %v", err)
+	}
+}
+
+func (r *running) wait() error {
+	r.t.Helper()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(patience):
+		r.t.Fatal("Run does not return")
+		return nil
+	}
+}
+
+// gone waits until nobody holds the pipe.
+func (r *running) gone() {
+	r.t.Helper()
+	_ = r.pipe.SetReadDeadline(time.Now().Add(patience))
+	if rest, err := io.ReadAll(r.pipe); err != nil || len(rest) > 0 {
+		r.t.Fatalf("somebody is left: %v (read %q)", err, rest)
+	}
+}
+
+func endOfContext(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 1, `echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+func graceLetsFinish(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 1, `trap 'echo saved; exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`)
+	r.cancel()
+	if err := r.wait(); err != nil {
+		t.Fatalf("Run returned %v", err)
+	}
+	if r.stdout.String() != "saved\n" {
+		t.Fatalf("output %q", r.stdout.String())
+	}
+	r.gone()
+}
+
+func graceRunsOut(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 50*time.Millisecond, 1, `trap '' TERM; echo ready >&9; while :; do sleep 1; done`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+	r.gone()
+}
+
+func noGrace(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 1, `trap 'exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+	r.gone()
+}
+
+// A child in the group holds the output open: it must neither live on nor delay the news.
+func exitKillsGroup(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 1, `trap '' TERM; sleep 1000 & echo last words; echo ready >&9; exit 7`)
+	wantExit(t, r.wait(), launch.ExitError{Code: 7})
+	if r.stdout.String() != "last words\n" {
+		t.Fatalf("output %q", r.stdout.String())
+	}
+	r.gone()
+}
+
+// A child that left the group holds the output open. The worker exits when it is told that the child is there.
+func exitFreesOutput(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 1, `
+		trap 'exit 7' USR1
+		setsid sh -c 'echo ready >&9; kill -USR1 "$1"; exec sleep 1000' sh $$ &
+		wait`)
+	wantExit(t, r.wait(), launch.ExitError{Code: 7})
+	r.gone()
+}
+
+const outsiders = `
+	setsid sh -c 'trap "" TERM; echo ready >&9; while :; do sleep 1; done' >/dev/null 2>&1 &
+	env -i PATH="$PATH" setsid sh -c 'trap "" TERM; echo ready >&9; while :; do sleep 1; done' >/dev/null 2>&1 &
+`
+
+// Children have left the group, one of them without the environment.
+func stopKillsTree(t *testing.T, l launch.Launcher) {
+	r := start(t, l, 0, 3, outsiders+`echo ready >&9; wait`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+	r.gone()
+}
+
+// The same, when the worker itself obeys and they lose their parent.
+func stopKillsTreeOfObedient(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 3, outsiders+`echo ready >&9; wait`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// A daemon has neither group nor parent in common with the worker any longer.
+func stopKillsOrphan(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2,
+		`(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+func many(t *testing.T, l launch.Launcher) {
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			var out bytes.Buffer
+			s := script(`echo "$1"; exit "$1"`, fmt.Sprint(i+1))
+			s.Stdout = &out
+			var exit *launch.ExitError
+			err := l.Run(t.Context(), s, nil)
+			if !errors.As(err, &exit) || exit.Code != i+1 || out.String() != fmt.Sprintln(i+1) {
+				t.Errorf("worker %d: output %q, error %v", i, out.String(), err)
+			}
+		})
+	}
+	wg.Wait()
+}

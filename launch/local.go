@@ -1,0 +1,219 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Local runs workers on this machine. The zero value is ready.
+//
+// A worker leads a process group of its own and is killed by the kernel when the driver dies. Its children are not, which
+// is what Guard is for. After an exit that nobody asked for, children that left the process group are sought only where
+// they keep the output open; that search reads all of /proc and would delay the news of the exit.
+type Local struct{}
+
+var _ Launcher = Local{}
+
+// Run implements Launcher.
+func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
+	if err := context.Cause(ctx); err != nil {
+		return startError(s, err)
+	}
+	path, err := lookUp(s)
+	if err != nil {
+		return startError(s, err)
+	}
+	out, err := newPipes(s.Stdout, s.Stderr)
+	if err != nil {
+		return startError(s, err)
+	}
+	p, err := fork(path, s, out.child)
+	out.closeChild()
+	if err != nil {
+		out.closeOurs()
+		return startError(s, err)
+	}
+	out.start()
+	if started != nil {
+		started(p.pid)
+	}
+	k := newKin(s.Incarnation, p.pid)
+	defer k.release()
+	stopped := p.await(ctx, s.Grace, k)
+	p.signalGroup(syscall.SIGKILL)
+	status := p.reap()
+	k.root = 0
+	if stopped {
+		k.kill()
+	}
+	out.drain(k.kill)
+	return exitError(status)
+}
+
+// process is a child that the goroutine of Run owns. It alone sends signals, and only before it calls reap: until then
+// the dead child keeps its id and the group's, so that no signal can meet a stranger who got the id next.
+type process struct {
+	pid    int
+	dead   chan struct{} // closed when the child has ended
+	mayEnd chan struct{} // closed by reap
+	status chan syscall.WaitStatus
+}
+
+// fork starts the child from a thread that stays until the child is reaped: the kernel sends the parent-death signal when
+// the thread that forked ends, not the process.
+func fork(path string, s Spec, files []uintptr) (*process, error) {
+	p := &process{
+		dead:   make(chan struct{}),
+		mayEnd: make(chan struct{}),
+		status: make(chan syscall.WaitStatus, 1),
+	}
+	attr := &syscall.ProcAttr{
+		Dir:   s.Dir,
+		Env:   lastOfEach(s.Env),
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	forked := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		var err error
+		p.pid, err = syscall.ForkExec(path, s.Command, attr)
+		forked <- err
+		if err == nil {
+			p.status <- p.wait()
+		}
+	}()
+	if err := <-forked; err != nil {
+		if _, statErr := os.Stat(inDir(s.Dir, path)); errors.Is(err, syscall.ENOENT) && statErr == nil {
+			err = fmt.Errorf("its interpreter is missing: %w", err)
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// wait blocks in the kernel until the child has ended, and again until Run has no more signals to send.
+func (p *process) wait() (ws syscall.WaitStatus) {
+	for unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		continue
+	}
+	close(p.dead)
+	<-p.mayEnd
+	for {
+		if _, err := syscall.Wait4(p.pid, &ws, 0, nil); err != syscall.EINTR {
+			return ws
+		}
+	}
+}
+
+func (p *process) reap() syscall.WaitStatus {
+	close(p.mayEnd)
+	return <-p.status
+}
+
+// await blocks until the child has ended. It ends the child once ctx has ended, and says whether it had to.
+func (p *process) await(ctx context.Context, grace time.Duration, k *kin) (stopped bool) {
+	select {
+	case <-p.dead:
+		return false
+	case <-ctx.Done():
+	}
+	if grace > 0 {
+		k.find() // now: those whose parent obeys cannot be found by their parent later
+		p.signalGroup(syscall.SIGTERM)
+		p.signalGroup(syscall.SIGCONT) // a stopped process cannot obey
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-p.dead:
+			return true
+		case <-timer.C:
+		}
+	}
+	k.freeze(time.Now().Add(killBound))
+	p.signalGroup(syscall.SIGKILL)
+	<-p.dead
+	return true
+}
+
+func (p *process) signalGroup(sig syscall.Signal) {
+	err := syscall.Kill(-p.pid, sig)
+	if err == syscall.ESRCH || sig == syscall.SIGKILL {
+		_ = syscall.Kill(p.pid, sig) // it may have moved to another group
+	}
+}
+
+// lookUp finds the program as a shell with the worker's environment would.
+func lookUp(s Spec) (string, error) {
+	if len(s.Command) == 0 || s.Command[0] == "" {
+		return "", errors.New("no command")
+	}
+	if s.Dir != "" {
+		if fi, err := os.Stat(s.Dir); err != nil {
+			return "", fmt.Errorf("working directory: %w", err)
+		} else if !fi.IsDir() {
+			return "", fmt.Errorf("working directory: %s is not a directory", s.Dir)
+		}
+	}
+	name := s.Command[0]
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	search := "/usr/local/bin:/usr/bin:/bin"
+	for _, entry := range s.Env {
+		if value, ok := strings.CutPrefix(entry, "PATH="); ok {
+			search = value
+		}
+	}
+	cause := errors.New("not found in PATH")
+	for _, dir := range filepath.SplitList(search) {
+		path := filepath.Join(dir, name)
+		if !filepath.IsAbs(path) {
+			path = "./" + path // relative to Dir, where the child looks
+		}
+		at := inDir(s.Dir, path)
+		fi, err := os.Stat(at)
+		if err != nil || fi.IsDir() {
+			continue
+		}
+		if unix.Access(at, unix.X_OK) == nil {
+			return path, nil
+		}
+		cause = fmt.Errorf("%s: %w", path, os.ErrPermission)
+	}
+	return "", cause
+}
+
+// inDir returns where a path leads that the child looks up in its working directory.
+func inDir(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}
+
+// lastOfEach keeps the last entry of each name: programs differ in which of two they take.
+func lastOfEach(env []string) []string {
+	last := make(map[string]int, len(env))
+	for i, entry := range env {
+		name, _, _ := strings.Cut(entry, "=")
+		last[name] = i
+	}
+	kept := make([]string, 0, len(last))
+	for i, entry := range env {
+		if name, _, _ := strings.Cut(entry, "="); last[name] == i {
+			kept = append(kept, entry)
+		}
+	}
+	return kept
+}

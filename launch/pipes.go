@@ -1,0 +1,154 @@
+package launch
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// drainFirst is how long the output of a dead process may stay open before its holders are sought and killed.
+	drainFirst = 20 * time.Millisecond
+	// drainBound is how long after that it is still waited for.
+	drainBound = 200 * time.Millisecond
+	// pipeSize is what a pipe can hold at most by default: what may still be in it when nobody waits any longer.
+	pipeSize = 64 << 10
+)
+
+// pipes carries the output of one process.
+type pipes struct {
+	child   []uintptr // stdin, stdout, stderr of the child
+	copiers []*copier
+	done    chan struct{} // closed when all copiers have ended
+}
+
+type copier struct {
+	from *os.File
+	to   io.Writer
+}
+
+func newPipes(stdout, stderr io.Writer) (*pipes, error) {
+	p := &pipes{done: make(chan struct{})}
+	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: os.DevNull, Err: err}
+	}
+	p.child = append(p.child, uintptr(null))
+	for _, w := range []io.Writer{stdout, stderr} {
+		if w == nil {
+			w = io.Discard
+		}
+		// Not os.Pipe: it makes both ends non-blocking, and the child would inherit that.
+		var ends [2]int
+		err := unix.Pipe2(ends[:], unix.O_CLOEXEC)
+		if err == nil {
+			p.child = append(p.child, uintptr(ends[1]))
+			err = unix.SetNonblock(ends[0], true)
+			p.copiers = append(p.copiers, &copier{os.NewFile(uintptr(ends[0]), "pipe"), w})
+		}
+		if err != nil {
+			p.closeChild()
+			p.closeOurs()
+			return nil, os.NewSyscallError("pipe", err)
+		}
+	}
+	return p, nil
+}
+
+func (p *pipes) closeChild() {
+	for _, fd := range p.child {
+		_ = unix.Close(int(fd))
+	}
+	p.child = nil
+}
+
+func (p *pipes) closeOurs() {
+	for _, c := range p.copiers {
+		_ = c.from.Close()
+	}
+}
+
+// start begins to copy; drain waits for the end of it.
+func (p *pipes) start() {
+	var wg sync.WaitGroup
+	for _, c := range p.copiers {
+		wg.Go(c.run)
+	}
+	go func() {
+		wg.Wait()
+		close(p.done)
+	}()
+}
+
+// drain blocks until all output has been written, or until whoever keeps the pipes open has outlived sweep and the bound.
+func (p *pipes) drain(sweep func()) {
+	if p.within(drainFirst) {
+		return
+	}
+	sweep()
+	if p.within(drainBound) {
+		return
+	}
+	for _, c := range p.copiers {
+		_ = c.from.SetReadDeadline(time.Now()) // fails only where that copier has ended
+	}
+	<-p.done
+}
+
+func (p *pipes) within(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+func (c *copier) run() {
+	defer c.from.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := c.from.Read(buf)
+		c.write(buf[:n])
+		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				c.rest()
+			}
+			return
+		}
+	}
+}
+
+// write goes on reading for the process's sake when nobody takes the text any longer.
+func (c *copier) write(text []byte) {
+	if len(text) == 0 {
+		return
+	}
+	if _, err := c.to.Write(text); err != nil {
+		c.to = io.Discard
+	}
+}
+
+// rest takes what is in the pipe and waits for nothing: a slow reader of ours must not cost the last words of a worker.
+func (c *copier) rest() {
+	_ = c.from.SetReadDeadline(time.Time{})
+	raw, err := c.from.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, pipeSize)
+	n := 0
+	_ = raw.Read(func(fd uintptr) bool {
+		n, err = unix.Read(int(fd), buf)
+		return true
+	})
+	if err == nil {
+		c.write(buf[:n])
+	}
+}
