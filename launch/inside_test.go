@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -26,7 +27,8 @@ func TestKinSparesOthers(t *testing.T) {
 	defer ours.Close()
 	cmd := exec.Command("cat")
 	cmd.Stdin = in
-	cmd.Env = []string{"HVD_INCARNATION=kin-10", "X=HVD_INCARNATION=kin-1", "HVD_INCARNATIONS=kin-1"}
+	one := fmt.Sprintf("kin-%d-1", os.Getpid())
+	cmd.Env = []string{"HVD_INCARNATION=" + one + "0", "X=HVD_INCARNATION=" + one, "HVD_INCARNATIONS=" + one}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +43,7 @@ func TestKinSparesOthers(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	for incarnation, want := range map[string]int{"kin-1": 0, "kin-10": 1, "kin-100": 0} {
+	for incarnation, want := range map[string]int{one: 0, one + "0": 1, one + "00": 0} {
 		k := newKin(incarnation, 0)
 		if n := k.find(); n != want {
 			t.Errorf("%s: found %d, want %d", incarnation, n, want)

@@ -86,7 +86,7 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 
 // Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep the guard asleep.
 func TestLocalInheritsNothing(t *testing.T) {
-	guard, err := launch.StartGuard("inherit")
+	guard, err := launch.StartGuard(fmt.Sprintf("inherit_%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,16 +117,17 @@ func TestLocalInheritsNothing(t *testing.T) {
 func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
 	out := new(strings.Builder)
+	incarnation := fmt.Sprintf("strangers-%d", os.Getpid())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- launch.Local{}.Run(t.Context(), launch.Spec{
-			Incarnation: "strangers",
+			Incarnation: incarnation,
 			Command: []string{"/bin/sh", "-c", `
 				exec 9>"$1"
 				trap 'echo bye; exit 7' USR1
 				(env -i setsid sh -c 'echo ready >&9; kill -USR1 "$1"; while echo x; do sleep 0.01; done' sh $$ &)
 				while :; do sleep 0.01; done`, "sh", pipe},
-			Env:    []string{"PATH=" + os.Getenv("PATH"), "HVD_INCARNATION=strangers"},
+			Env:    []string{"PATH=" + os.Getenv("PATH"), "HVD_INCARNATION=" + incarnation},
 			Stdout: out,
 		}, nil)
 	}()
