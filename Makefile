@@ -1,0 +1,76 @@
+# make help lists the targets.
+
+GO ?= go
+ARGS ?=
+
+# What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
+NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo check deps fmt vet staticcheck test pure cross generate chaos bench-recovery clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build hvdrun and the examples into bin/
+	@echo "== build: bin/"
+	@mkdir -p bin
+	@$(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
+
+demo: build ## train on real digits while hosts come, die and go
+	@bash examples/demo/demo.sh
+
+check: deps fmt vet staticcheck test pure cross ## all that a change must pass; brings what it needs
+
+deps: ## bring what the checks need: Debian packages (as root) and Go modules
+	@missing=; for need in $(NEEDS); do \
+		command -v "$${need%%:*}" >/dev/null || test -e "$${need%%:*}" || missing="$$missing $${need#*:}"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "== deps: apt-get install$$missing"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+		else \
+			echo "missing programs; install these packages:$$missing" >&2; exit 1; \
+		fi; \
+	fi
+	@echo "== deps: Go modules"
+	@$(GO) mod download
+
+fmt:
+	@echo "== gofmt"
+	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
+
+vet:
+	@echo "== go vet"
+	@$(GO) vet ./...
+
+staticcheck:
+	@echo "== staticcheck (its first build takes half a minute)"
+	@$(GO) tool staticcheck ./...
+
+test: ## run the tests under the race detector; ARGS go to go test
+	@echo "== go test -race"
+	$(GO) test -race $(ARGS) ./...
+
+pure:
+	@echo "== build without cgo"
+	@CGO_ENABLED=0 $(GO) build ./...
+
+cross:
+	@echo "== build and vet for arm64"
+	@CGO_ENABLED=0 GOARCH=arm64 $(GO) build ./...
+	@CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+
+generate: ## make generated files anew (needs protoc)
+	@echo "== go generate"
+	@$(GO) generate ./...
+
+chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
+	@$(GO) run ./internal/chaos $(ARGS)
+
+bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
+	@$(GO) run ./internal/recovery $(ARGS)
+
+clean: ## remove what build made
+	rm -rf bin

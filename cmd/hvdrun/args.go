@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// arguments rewrites a command line as horovodrun's users write it into one that pflag reads as they mean it, because
+// pflag takes -np for a bundle of the one-letter flags n and p:
+//
+//   - long flags may have one dash, underscores and their other names;
+//   - each comes out as --name=value, and the two words of --blacklist-cooldown-range as one;
+//   - the first word that is no flag begins the command, and -- is put before it, unless it is a subcommand.
+type arguments struct {
+	in, out     []string
+	subcommands []string
+	inside      string // the subcommand that was met
+}
+
+// normalize returns the rewritten arguments, or what is wrong with a flag.
+func normalize(args, subcommands []string) ([]string, error) {
+	a := arguments{in: args, subcommands: subcommands}
+	for len(a.in) > 0 {
+		word := a.in[0]
+		switch {
+		case word == "--":
+			return append(a.out, a.in...), nil
+		case word == "-" || !strings.HasPrefix(word, "-"):
+			if a.positional(word) {
+				return append(a.out, a.in...), nil
+			}
+		default:
+			if err := a.flag(word); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return a.out, nil
+}
+
+// positional takes a word that is no flag and tells whether all that follows is to stay as it is.
+func (a *arguments) positional(word string) bool {
+	switch {
+	case a.inside != "":
+		a.take(word)
+		return false
+	case slices.Contains(a.subcommands, word):
+		a.take(word)
+		a.inside = word
+		return strings.HasPrefix(word, "__") // the shell's completion asks with half-written words
+	}
+	a.out = append(a.out, "--")
+	return true
+}
+
+// take moves the first word to the output as text.
+func (a *arguments) take(text string) {
+	a.in, a.out = a.in[1:], append(a.out, text)
+}
+
+func (a *arguments) flag(word string) error {
+	body := strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-")
+	name, value, assigned := strings.Cut(body, "=")
+	name = canonical(name)
+	if name == "h" || name == "v" || name == "help" || name == "version" {
+		if len(name) > 1 {
+			word = "--" + body
+		}
+		a.take(word)
+		return nil
+	}
+	oneDash := !strings.HasPrefix(word, "--")
+	if oneDash && strings.HasPrefix(body, "H") {
+		name, value, assigned = "hosts", strings.TrimPrefix(body[1:], "="), len(body) > 1
+	}
+	st := settingNamed(name)
+	if st == nil {
+		if a.inside != "" && !oneDash && advice(name) == "" {
+			a.take(word) // one of the subcommand's own
+			return nil
+		}
+		return unknownFlag(word, name)
+	}
+	a.in = a.in[1:]
+	if st.arg == "" {
+		if !assigned {
+			value = "true"
+		}
+		a.out = append(a.out, "--"+name+"="+value)
+		return nil
+	}
+	if !assigned {
+		if len(a.in) == 0 {
+			return fmt.Errorf("%s needs a value: %s", flagName(name), st.arg)
+		}
+		value, a.in = a.in[0], a.in[1:]
+	}
+	if name == cooldownRange && len(a.in) > 0 && !strings.Contains(value, ",") {
+		if _, err := parseDuration(a.in[0]); err == nil {
+			value, a.in = value+","+a.in[0], a.in[1:]
+		}
+	}
+	a.out = append(a.out, "--"+name+"="+value)
+	return nil
+}
+
+// unknownFlag says why the flag written as word is refused.
+func unknownFlag(word, name string) error {
+	written, _, _ := strings.Cut(word, "=")
+	if why := advice(name); why != "" {
+		return fmt.Errorf("%s of horovodrun is not taken: %s", written, why)
+	}
+	if like := nearest(name); like != "" {
+		return fmt.Errorf("unknown flag %s; did you mean %s?", written, flagName(like))
+	}
+	return fmt.Errorf("unknown flag %s; `hvdrun help` lists the flags", written)
+}
+
+// nearest returns the setting that name abbreviates or nearly spells, or "".
+func nearest(name string) string {
+	best, bound := "", 3
+	for i := range table {
+		known := table[i].name
+		for _, n := range append([]string{known}, table[i].aliases...) {
+			d := distance(name, n)
+			if len(name) >= 3 && strings.HasPrefix(n, name) {
+				d = 1
+			}
+			if d < bound && d < len(name) {
+				best, bound = known, d
+			}
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, drop or replace to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

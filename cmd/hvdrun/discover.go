@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func (p *program) discoverCommand() *cobra.Command {
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "discover [flags]",
+		Short: "Ask the source of hosts once, and print what was understood",
+		Long: `discover asks the source of hosts once, as a job with the same flags would, and prints the hosts in the order in which
+their ranks are given out. It exits with 6 if the source fails.`,
+		Args:                  cobra.NoArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := load(cmd.Flags(), p.env)
+			if err != nil {
+				return err
+			}
+			return p.discover(cmd.Context(), &s, asJSON)
+		},
+	}
+	addFlags(cmd.Flags(), true)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+// understood is what discover prints with --json.
+type understood struct {
+	Hosts []understoodHost `json:"hosts"`
+	Slots int              `json:"slots"`
+}
+
+type understoodHost struct {
+	Host  string `json:"host"`
+	Slots int    `json:"slots"`
+	Local bool   `json:"local"`
+}
+
+func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error {
+	fixed, err := s.fixedHosts()
+	if err != nil {
+		return err
+	}
+	hosts, err := s.discoverer(fixed, p.logger(s)).Discover(ctx)
+	if ctx.Err() != nil {
+		return runError{context.Cause(ctx)}
+	}
+	if err != nil {
+		return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
+	}
+	if err := p.printHosts(hosts, asJSON); err != nil {
+		return runError{err}
+	}
+	return nil
+}
+
+func (p *program) printHosts(hosts []plan.Host, asJSON bool) error {
+	found := understood{Hosts: []understoodHost{}}
+	for _, h := range hosts {
+		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, launch.IsLocal(h.Name)})
+		found.Slots += h.Slots
+	}
+	if asJSON {
+		return json.NewEncoder(p.stdout).Encode(found)
+	}
+	w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL")
+	for _, h := range found.Hosts {
+		fmt.Fprintf(w, "%s\t%d\t%s\n", h.Host, h.Slots, map[bool]string{true: "yes", false: "no"}[h.Local])
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(p.stdout, "hosts: %d, slots: %d\n", len(found.Hosts), found.Slots)
+	return err
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// What a command line makes of the size of the worlds: NP, Min, Max, Elastic.
+func TestSize(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"-np 4", "{4 0 0 false}"},
+		{"-H localhost:2,127.0.0.1:3", "{5 0 0 false}"},
+		{"-H localhost:2,127.0.0.1:3 -np 4", "{4 0 0 false}"},
+		{"-np 4 --min-np 2", "{4 2 0 true}"},
+		{"-np 4 --max-np 8", "{4 0 8 true}"},
+		{"-np 4 --host-discovery-script x", "{4 0 0 true}"},
+		{"-np 4 --min-np 2 --max-np 8 --host-discovery-script x", "{4 2 8 true}"},
+		{"-H localhost:4 --min-np 1 --max-np 2", "{2 1 2 true}"},
+		{"-H localhost --slots 3", "{3 0 0 false}"},
+
+		{"-H localhost:2 --min-np 3", "driver: not enough slots in time: 3 are needed (--min-np), and the hosts given have 2"},
+		{"-np 3 -H localhost:2", "driver: not enough slots in time: 3 are needed (-np), and the hosts given have 2"},
+		{"-H localhost:0", "driver: not enough slots in time: 1 are needed (-np), and the hosts given have 0"},
+		{"", "-np is missing"},
+		{"--host-discovery-script x --min-np 2", "-np is missing"},
+		{"-np 4 --min-np 5", "driver: not enough slots in time: 5 are needed (--min-np)"},
+		{"-np 4 --min-np 5 --host-discovery-script x", "--min-np is 5, more than the 4 of -np: min ≤ np ≤ max"},
+		{"-np 4 --max-np 3", "--max-np is 3, less than the 4 of -np: min ≤ np ≤ max"},
+		{"-H localhost:2 --hostfile f", "--hosts and --hostfile: each says which hosts there are; give one of them"},
+		{"-H localhost:2 --host-discovery-script x", "--hosts and --host-discovery-script: each"},
+		{"-H localhost:x", "--hosts: plan: item 1"},
+		{"--hostfile no-such-file", "--hostfile: open no-such-file"},
+	} {
+		s, err := loadArgs(t, c.args, nil, "")
+		if err != nil {
+			t.Fatal(c.args, err)
+		}
+		got := ""
+		fixed, err := s.fixedHosts()
+		if err == nil {
+			var size driver.Size
+			size, err = s.size(fixed)
+			got = fmt.Sprint(size)
+		}
+		if err != nil {
+			got = err.Error()
+		}
+		if got != c.want && (err == nil || !strings.HasPrefix(got, c.want)) {
+			t.Errorf("%q: %s; want %s", c.args, got, c.want)
+		}
+		if status := status(err); errors.Is(err, driver.ErrNotEnoughSlots) && status != 3 {
+			t.Errorf("%q: status %d", c.args, status)
+		}
+	}
+}
+
+// Horovod's HF-01.
+func TestHostfile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hosts")
+	for _, c := range []struct{ text, want string }{
+		{"172.31.32.7 slots=8\n172.31.33.9 slots=8\n", "[172.31.32.7:8 172.31.33.9:8]"},
+		{"\n# ours\na:1\r\nb\n", "[a:1 b:5]"},
+		{"a slots=x\n", "--hostfile: " + path + ": plan: line 1"},
+		{"# none\n", "--hostfile: " + path + " names no host"},
+	} {
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := loadArgs(t, "--slots 5 -hostfile "+path, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts, err := s.fixedHosts()
+		got := fmt.Sprint(hosts)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.HasPrefix(got, c.want) {
+			t.Errorf("%q: %s; want %s", c.text, got, c.want)
+		}
+	}
+}

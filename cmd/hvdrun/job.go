@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+// runJob runs the command as the settings say, until it is done, has failed or is stopped.
+func (p *program) runJob(ctx context.Context, s *settings, command []string) error {
+	log := p.logger(s)
+	fixed, err := s.fixedHosts()
+	if err != nil {
+		return err
+	}
+	size, err := s.size(fixed)
+	if err != nil {
+		return err
+	}
+	if err := checkLocal(fixed); err != nil {
+		return err
+	}
+	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) {
+		return fmt.Errorf("the command cannot be run: %w", err)
+	}
+	if s.outputDir != "" {
+		if err := os.MkdirAll(s.outputDir, 0o777); err != nil {
+			return fmt.Errorf("%s: %w", s.origin("output-filename"), err)
+		}
+	}
+	events, err := openEvents(s, log)
+	if err != nil {
+		return err
+	}
+	launcher := &localLauncher{pids: map[int]struct{}{}}
+	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
+	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
+	err = driver.Run(ctx, driver.Config{
+		Command:           command,
+		Env:               p.env,
+		Source:            s.discoverer(fixed, log),
+		Launcher:          launcher,
+		Output:            output,
+		Size:              size,
+		Blame:             s.blame,
+		Timeouts:          s.timeouts,
+		EncryptData:       s.encrypt,
+		NetworkInterfaces: s.interfaces,
+		Events:            events.write,
+		Log:               log,
+	})
+	stopped()
+	_ = output.Close() // a failure was logged when it happened
+	if cerr := events.close(); cerr != nil {
+		log.WithError(cerr).Error("the events file may miss events")
+	}
+	if err != nil {
+		return runError{err}
+	}
+	return nil
+}
+
+// watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
+// returns ends the watch.
+func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *localLauncher, grace time.Duration) func() {
+	if grace == 0 {
+		grace = 30 * time.Second
+	}
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		select {
+		case <-ctx.Done():
+			level := logrus.WarnLevel
+			if errors.Is(context.Cause(ctx), stopSignal{syscall.SIGPIPE}) {
+				level = logrus.InfoLevel // as silent as others that the end of a pipe ends
+			}
+			log.Logf(level, "%v: stopping the workers, %v at most; again to kill them", context.Cause(ctx), grace)
+		case <-done:
+			return
+		}
+		for {
+			select {
+			case <-p.hurry:
+				log.Warn("killing the workers")
+				l.kill()
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() {
+		close(done)
+		watching.Wait()
+	}
+}
+
+// localLauncher starts workers on this machine, refuses other hosts, and knows the workers' process groups, for a person
+// who does not want to wait for their end.
+type localLauncher struct {
+	local launch.Local
+	mu    sync.Mutex
+	pids  map[int]struct{}
+}
+
+// Run is that of launch.Local, and returns a *launch.StartError for another machine's host.
+func (l *localLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	if !launch.IsLocal(s.Slot.Host) {
+		return &launch.StartError{Command: s.Command[0], Err: notLocal(s.Slot.Host)}
+	}
+	group := 0
+	err := l.local.Run(ctx, s, func(pid int) {
+		l.mu.Lock()
+		group = pid
+		l.pids[pid] = struct{}{}
+		l.mu.Unlock()
+		started(pid)
+	})
+	l.mu.Lock()
+	delete(l.pids, group)
+	l.mu.Unlock()
+	return err
+}
+
+// kill ends every worker's process group at once; launch.Local sees to what they leave behind.
+func (l *localLauncher) kill() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for pid := range maps.Keys(l.pids) {
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
+	}
+}
+
+// eventFile writes the events of a job, one JSON object a line. A nil file takes none.
+type eventFile struct {
+	file   io.WriteCloser
+	log    logrus.FieldLogger
+	torn   bool // the last line was not written whole
+	failed bool
+}
+
+func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
+	if s.eventsFile == "" {
+		return nil, nil
+	}
+	f, err := os.OpenFile(s.eventsFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.origin("events-file"), err)
+	}
+	return &eventFile{file: f, log: log}, nil
+}
+
+// write appends the event at once. The first failure is logged; the job goes on without.
+func (f *eventFile) write(e driver.Event) {
+	if f == nil {
+		return
+	}
+	line, err := json.Marshal(e)
+	if err == nil {
+		line = append(line, '\n')
+		if f.torn {
+			line = append([]byte{'\n'}, line...)
+		}
+		var n int
+		n, err = f.file.Write(line)
+		f.torn = n < len(line) && (n > 0 || f.torn)
+	}
+	if err != nil && !f.failed {
+		f.failed = true
+		f.log.WithError(err).Error("the events file misses events; the job goes on")
+	}
+}
+
+func (f *eventFile) close() error {
+	if f == nil {
+		return nil
+	}
+	return f.file.Close()
+}

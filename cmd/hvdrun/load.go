@@ -1,0 +1,215 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// origin is where the text of a setting came from, and the text.
+type origin struct{ name, text string }
+
+// flagText is a flag's value as it was written. It is read together with those of the environment and the file, so that
+// all three are understood, and refused, in the same words.
+type flagText struct {
+	text    string
+	setting *setting
+	given   bool
+}
+
+// Set takes what was written.
+func (f *flagText) Set(text string) error {
+	if f.given && f.setting.repeat {
+		text = f.text + "," + text
+	}
+	f.text, f.given = text, true
+	return nil
+}
+
+// String returns what was written.
+func (f *flagText) String() string { return f.text }
+
+// Type is what the help writes for the value.
+func (f *flagText) Type() string {
+	if f.setting.arg == "" {
+		return "boolfunc" // pflag's word for a switch whose text it does not judge
+	}
+	return f.setting.arg
+}
+
+// addFlags defines the flags of the table. With sourceOnly the others are taken too, but the help does not show them: then
+// the word discover can be put into the command line of a job.
+func addFlags(fs *pflag.FlagSet, sourceOnly bool) {
+	fs.SortFlags = false
+	for i := range table {
+		st := &table[i]
+		f := fs.VarPF(&flagText{setting: st}, st.name, st.short, st.usage)
+		if st.arg == "" {
+			f.NoOptDefVal = "true"
+		}
+		f.Hidden = sourceOnly && !st.source
+	}
+}
+
+// load merges flags, environment and file, the earlier before the later.
+func load(fs *pflag.FlagSet, env []string) (settings, error) {
+	s := settings{discoveryTimeout: 30 * time.Second, logLevel: logrus.WarnLevel, origins: map[string]string{}}
+	fromEnv, err := environment(env)
+	if err != nil {
+		return s, err
+	}
+	path := fs.Lookup(configFile).Value.String()
+	if path == "" {
+		path = fromEnv[configFile].text
+	}
+	var fromFile map[string]origin
+	if path != "" {
+		if fromFile, err = readFile(path); err != nil {
+			return s, err
+		}
+	}
+	merged := viper.New()
+	for _, layer := range []map[string]origin{fromFile, fromEnv} {
+		values := map[string]any{}
+		for name, o := range layer {
+			values[name], s.origins[name] = o.text, o.name
+		}
+		if err := merged.MergeConfigMap(values); err != nil {
+			return s, err
+		}
+	}
+	if err := merged.BindPFlags(fs); err != nil {
+		return s, err
+	}
+	fs.Visit(func(f *pflag.Flag) { s.origins[f.Name] = flagName(f.Name) })
+	for i := range table {
+		if st := &table[i]; s.given(st.name) {
+			if err := st.set(&s, merged.GetString(st.name)); err != nil {
+				return s, fmt.Errorf("%s: %w", s.origins[st.name], err)
+			}
+		}
+	}
+	if s.verbose && !s.given("log-level") {
+		s.logLevel = logrus.InfoLevel
+	}
+	return s, nil
+}
+
+// workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside one they are not what a
+// person has set.
+var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces}
+
+// environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
+func environment(env []string) (map[string]origin, error) {
+	_, nested := lookup(env, plan.EnvDriverAddr)
+	found := map[string]origin{}
+	for i := range table {
+		st := &table[i]
+		for _, name := range append([]string{st.name}, st.aliases...) {
+			name = "HVD_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+			text, ok := lookup(env, name)
+			if !ok || text == "" || nested && slices.Contains(workerVariables, name) {
+				continue
+			}
+			if had, twice := found[st.name]; twice && had.text != text {
+				return nil, fmt.Errorf("%s=%s and %s=%s contradict each other", had.name, had.text, name, text)
+			}
+			found[st.name] = origin{name, text}
+		}
+	}
+	return found, nil
+}
+
+func lookup(env []string, name string) (text string, ok bool) {
+	for _, e := range env {
+		if n, t, _ := strings.Cut(e, "="); n == name {
+			text, ok = t, true // the last counts, as in a process's environment made by os/exec
+		}
+	}
+	return text, ok
+}
+
+// readFile returns the settings of a YAML file by their canonical names. Lists are joined with commas.
+func readFile(path string) (map[string]origin, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--config-file: %w", err)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, fmt.Errorf("--config-file: %s: %w", path, err)
+	}
+	found := map[string]origin{}
+	if len(doc.Content) == 0 {
+		return found, nil // empty, or comments only
+	}
+	top := doc.Content[0]
+	if top.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("--config-file: %s:%d: want lines of \"key: value\"", path, top.Line)
+	}
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		key, value := top.Content[i], top.Content[i+1]
+		where := fmt.Sprintf("%s:%d: %s", path, key.Line, key.Value)
+		name := canonical(key.Value)
+		if err := checkKey(name); err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
+		if had, twice := found[name]; twice {
+			return nil, fmt.Errorf("%s: set already (%s)", where, had.name)
+		}
+		text, err := scalar(value)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", where, err)
+		}
+		found[name] = origin{where, text}
+	}
+	return found, nil
+}
+
+func checkKey(name string) error {
+	switch {
+	case name == configFile:
+		return fmt.Errorf("a file cannot name another")
+	case settingNamed(name) != nil:
+		return nil
+	}
+	if why := advice(name); why != "" {
+		return fmt.Errorf("a key of horovodrun that is not taken: %s", why)
+	}
+	if like := nearest(name); like != "" {
+		return fmt.Errorf("unknown key; did you mean %s?", like)
+	}
+	return fmt.Errorf("unknown key; keys are the names of the flags, without dashes before them")
+}
+
+// scalar returns the text of a value as it stands in the file, so that a 010 stays one.
+func scalar(n *yaml.Node) (string, error) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch {
+	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
+		return "", fmt.Errorf("there is no value")
+	case n.Kind == yaml.ScalarNode:
+		return n.Value, nil
+	case n.Kind == yaml.SequenceNode:
+		var words []string
+		for _, item := range n.Content {
+			if item.Kind != yaml.ScalarNode {
+				return "", fmt.Errorf("want one value, or a list of them")
+			}
+			words = append(words, item.Value)
+		}
+		return strings.Join(words, ","), nil
+	}
+	return "", fmt.Errorf("want one value, or a list of them")
+}

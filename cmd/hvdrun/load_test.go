@@ -1,0 +1,239 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// loadArgs reads settings from a command line without a command, an environment, and the text of a file ("": none).
+func loadArgs(t *testing.T, args string, env []string, file string) (settings, error) {
+	t.Helper()
+	words, err := normalize(strings.Fields(args), nil)
+	if err != nil {
+		return settings{}, err
+	}
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "job.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		words = append(words, "--config-file="+path)
+	}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addFlags(fs, false)
+	if err := fs.Parse(words); err != nil {
+		t.Fatal(err)
+	}
+	return load(fs, env)
+}
+
+// Horovod's CLI-01.
+func TestWorkerCounts(t *testing.T) {
+	s, err := loadArgs(t, "-np 4 --min-np 2 --max-np 8", nil, "")
+	if err != nil || s.np != 4 || s.minNP != 2 || s.maxNP != 8 {
+		t.Error(s.np, s.minNP, s.maxNP, err)
+	}
+}
+
+// Horovod's CLI-02.
+func TestElasticFlags(t *testing.T) {
+	s, err := loadArgs(t, "--num-proc 4 --min-num-proc 2 --max-num-proc 8 --slots-per-host 1 --elastic-timeout 60 "+
+		"--reset-limit 10 --blacklist-cooldown-range 120 600", nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(s.np, s.minNP, s.maxNP, s.slotsPerHost, s.timeouts.Elastic, *s.blame.ResetLimit, s.blame.CooldownMin, s.blame.CooldownMax)
+	if want := "4 2 8 1 1m0s 10 2m0s 10m0s"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// Horovod's CLI-03, with settings that there are here: the place of --config-file among the flags does not matter.
+func TestFlagBeforeVariableBeforeFileBeforeDefault(t *testing.T) {
+	const file = "min_np: 2\nstart-timeout: 32\njoin-timeout: 10\nelastic-timeout: 1500ms\n"
+	s, err := loadArgs(t, "--start-timeout 256", []string{"HVD_JOIN_TIMEOUT=20s", "HVD_START_TIMEOUT=7", "HVD_MAX_NP="}, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.timeouts.Start != 256*time.Second || s.timeouts.Join != 20*time.Second || s.timeouts.Elastic != 1500*time.Millisecond || s.minNP != 2 {
+		t.Errorf("%+v, %d", s.timeouts, s.minNP)
+	}
+	if s.discoveryTimeout != 30*time.Second || s.timeouts.Drain != 0 || s.given("max-np") || s.given("drain-timeout") {
+		t.Errorf("defaults: %+v", s)
+	}
+	for name, want := range map[string]string{"start-timeout": "--start-timeout", "join-timeout": "HVD_JOIN_TIMEOUT", "max-np": "--max-np"} {
+		if got := s.origin(name); got != want {
+			t.Errorf("%s comes from %s, want %s", name, got, want)
+		}
+	}
+	if got := s.origin("min-np"); !strings.HasSuffix(got, "job.yaml:1: min_np") {
+		t.Errorf("min-np comes from %s", got)
+	}
+}
+
+// Horovod's CLI-06, with the settings that there are here.
+func TestEverySettingCanStandInTheFile(t *testing.T) {
+	s, err := loadArgs(t, "", nil, `# a job
+np: 4
+min-np: 2
+max_np: 8
+hosts: [localhost:2, 127.0.0.1:2]
+slots-per-host: auto
+discovery-interval: 0.5
+discovery-timeout: 5
+failure-policy: host
+blacklist-cooldown-range: [1, 600]
+reset-limit: 0
+elastic-timeout: 60
+start-timeout: 61
+join-timeout: 62
+drain-timeout: 63
+finish-timeout: 64
+network-interfaces: [lo, eth0]
+encrypt-data: yes
+output-filename: out
+prefix-output-with-timestamp: true
+events-file: events
+log-level: DEBUG
+log-format: json
+verbose: off
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zero := 0
+	if *s.blame.ResetLimit != zero {
+		t.Error("reset limit", *s.blame.ResetLimit)
+	}
+	s.blame.ResetLimit = nil
+	s.origins = nil
+	sec := time.Second
+	want := settings{
+		np: 4, minNP: 2, maxNP: 8, hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec,
+		timeouts:   driver.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec},
+		blame:      driver.Blame{Policy: driver.BlameHost, CooldownMin: sec, CooldownMax: 600 * sec},
+		interfaces: []string{"lo", "eth0"}, encrypt: true, outputDir: "out", timestamps: true,
+		logLevel: logrus.DebugLevel, logJSON: true, eventsFile: "events",
+	}
+	if got, want := fmt.Sprintf("%+v", s), fmt.Sprintf("%+v", want); got != want {
+		t.Errorf("\n%s, want\n%s", got, want)
+	}
+}
+
+func TestValuesThatAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		args, env, file string
+		message         string
+	}{
+		{args: "-np x", message: `-np: "x" is no whole number`},
+		{args: "-np 0", message: `-np: "0" is less than 1`},
+		{args: "-np 1.5", message: `-np: "1.5" is no whole number`},
+		{args: "-np 99999999999999999999", message: `is too large`},
+		{args: "--num-proc=", message: `-np: "" is no whole number`},
+		{args: "--reset-limit -1", message: `--reset-limit: "-1" is less than 0`},
+		{args: "--slots none", message: `--slots-per-host: "none" is no whole number`},
+		{args: "--start-timeout soon", message: `--start-timeout: "soon" is no duration (30s, 500ms, or a number of seconds)`},
+		{args: "--start-timeout 0", message: `--start-timeout: "0" is not more than 0`},
+		{args: "--start-timeout -3s", message: `--start-timeout: "-3s" is not more than 0`},
+		{args: "--start-timeout NaN", message: `"NaN" is too long`},
+		{args: "--start-timeout 1e300", message: `"1e300" is too long`},
+		{args: "--blacklist-cooldown-range 5", message: `--blacklist-cooldown-range: "5" is not two durations MIN MAX`},
+		{args: "--blacklist-cooldown-range 5 x", message: `"5" is not two`},
+		{args: "--blacklist-cooldown-range 5,x", message: `"x" is no duration`},
+		{args: "--blacklist-cooldown-range 20 10", message: `the least, 20s, exceeds the most, 10s`},
+		{args: "--failure-policy node", message: `--failure-policy: "node" is none of slot, host`},
+		{args: "--log-level loud", message: `--log-level: "loud" is none of trace, debug`},
+		{args: "--verbose=maybe", message: `--verbose: "maybe" is neither true nor false`},
+		{args: "--network-interfaces a,,b", message: `--network-interfaces: "a,,b" has an empty name`},
+		{args: "--hostfile=", message: `--hostfile: the value is empty`},
+		{args: "--config-file no-such-file", message: `--config-file: open no-such-file`},
+		{env: "HVD_MIN_NP=two", message: `HVD_MIN_NP: "two" is no whole number`},
+		{env: "HVD_NP=2 HVD_NUM_PROC=3", message: `HVD_NP=2 and HVD_NUM_PROC=3 contradict each other`},
+		{file: "np: 4\nmin-np: two\n", message: `job.yaml:2: min-np: "two" is no whole number`},
+		{file: "np: 4\n\nmin-npp: 2\n", message: `job.yaml:3: min-npp: unknown key; did you mean min-np?`},
+		{file: "zebra: 2\n", message: `job.yaml:1: zebra: unknown key`},
+		{file: "fusion_threshold_mb: 2\n", message: `job.yaml:1: fusion_threshold_mb: a key of horovodrun that is not taken: tensors`},
+		{file: "config-file: x\n", message: `job.yaml:1: config-file: a file cannot name another`},
+		{file: "np: 2\nnum-proc: 2\n", message: `job.yaml:2: num-proc: set already`},
+		{file: "np:\n", message: `job.yaml:1: np: there is no value`},
+		{file: "np: {a: b}\n", message: `job.yaml:1: np: want one value`},
+		{file: "hosts: [{a: 2}]\n", message: `job.yaml:1: hosts: want one value`},
+		{file: "- np\n", message: `job.yaml:1: want lines of "key: value"`},
+		{file: "np: [\n", message: `job.yaml: yaml: `},
+	} {
+		_, err := loadArgs(t, c.args, strings.Fields(c.env), c.file)
+		if err == nil || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+func TestDurations(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"30": 30 * time.Second, "0.25": 250 * time.Millisecond, "500ms": 500 * time.Millisecond, "1h2m": 62 * time.Minute,
+	} {
+		if got, err := parseDuration(text); err != nil || got != want {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+}
+
+func TestEmptyFile(t *testing.T) {
+	if s, err := loadArgs(t, "", nil, "# nothing yet\n"); err != nil || len(s.origins) != 1 {
+		t.Error(s.origins, err)
+	}
+}
+
+func TestFileByVariable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "job.yaml")
+	if err := os.WriteFile(path, []byte("np: &n 010\nmin-np: *n\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := loadArgs(t, "", []string{"HVD_CONFIG_FILE=" + path}, ""); err != nil || s.np != 10 || s.minNP != 10 {
+		t.Error(s.np, s.minNP, err)
+	}
+}
+
+func TestRepeatedInterfacesAreJoined(t *testing.T) {
+	s, err := loadArgs(t, "--network-interface lo --network-interfaces eth0,eth1 -np 2 -np 3", nil, "")
+	if err != nil || !slices.Equal(s.interfaces, []string{"lo", "eth0", "eth1"}) || s.np != 3 {
+		t.Error(s.interfaces, s.np, err)
+	}
+}
+
+// Of the variables that a worker is given two bear the names of flags. hvdrun in a worker must not take them for a
+// person's.
+func TestInsideAWorker(t *testing.T) {
+	env := plan.Worker{RunID: "r", Incarnation: "i", DriverAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
+		EncryptData: true, NetworkInterfaces: []string{"lo"}}.Environ()
+	s, err := loadArgs(t, "", append(env, "HVD_MIN_NP=3"), "")
+	if err != nil || s.encrypt || s.interfaces != nil || s.minNP != 3 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	s, err = loadArgs(t, "", []string{"HVD_ENCRYPT_DATA=1", "HVD_NETWORK_INTERFACES=lo"}, "")
+	if err != nil || !s.encrypt || !slices.Equal(s.interfaces, []string{"lo"}) {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestLogLevels(t *testing.T) {
+	for args, want := range map[string]logrus.Level{
+		"": logrus.WarnLevel, "--verbose": logrus.InfoLevel, "--log-level debug --verbose": logrus.DebugLevel,
+		"--log-level Warn": logrus.WarnLevel, "--log-level fatal": logrus.FatalLevel,
+	} {
+		if s, err := loadArgs(t, args, nil, ""); err != nil || s.logLevel != want {
+			t.Errorf("%q: %v, %v; want %v", args, s.logLevel, err, want)
+		}
+	}
+}

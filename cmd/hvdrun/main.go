@@ -1,0 +1,17 @@
+// Command hvdrun runs a data-parallel training program on all slots of some hosts, and keeps it going while hosts come
+// and go.
+//
+// Usage:
+//
+//	hvdrun [flags] [--] command [args…]
+//	hvdrun discover [flags]
+//
+// `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
+// the YAML file that --config-file names.
+package main
+
+import "os"
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
+}

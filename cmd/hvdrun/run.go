@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// Exit statuses of the contract that are not the driver's.
+const (
+	statusUsage = 2
+	statusShell = 128 // plus the signal
+)
+
+// usage is the first line of the help.
+const usage = "hvdrun [flags] [--] command [args…]"
+
+// program is one run of hvdrun: its streams, and what signals ask of it.
+type program struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	env            []string
+	hurry          <-chan struct{} // receives when a person asks again to stop
+}
+
+// runError is an error of the work itself; all others are of the command line.
+type runError struct{ error }
+
+func (e runError) Unwrap() error { return e.error }
+
+// stopSignal is why a job was stopped.
+type stopSignal struct{ syscall.Signal }
+
+func (s stopSignal) Error() string { return "stopped by signal: " + s.Signal.String() }
+
+// run does what the arguments ask for and returns the exit status. It takes over the process's signals meanwhile.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string) int {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	hurry, release := watchSignals(cancel)
+	defer release()
+	out, errs := &stream{w: stdout, cancel: cancel}, &stream{w: stderr, cancel: cancel}
+	if samePlace(stdout, stderr) {
+		errs = out // so that launch.Output knows that their lines meet
+	}
+	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry}
+	err := p.execute(ctx, args)
+	if err != nil && !errors.Is(err, stopSignal{syscall.SIGPIPE}) {
+		fmt.Fprintln(p.stderr, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
+	}
+	return status(err)
+}
+
+// status maps an error to the exit status of the contract.
+func status(err error) int {
+	var stopped stopSignal
+	var failed runError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &stopped):
+		return statusShell + int(stopped.Signal)
+	case errors.As(err, &failed):
+		return driver.Status(failed.error)
+	}
+	return statusUsage
+}
+
+// watchSignals ends the context with the first signal that asks to stop, and passes on that there was another. SIGHUP
+// stays ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error of a write, which
+// stops the workers, rather than this process's sudden end.
+func watchSignals(cancel context.CancelCauseFunc) (hurry <-chan struct{}, release func()) {
+	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		stops = append(stops, syscall.SIGHUP)
+	}
+	caught, pipes := make(chan os.Signal, 4), make(chan os.Signal, 1)
+	signal.Notify(caught, stops...)
+	signal.Notify(pipes, syscall.SIGPIPE)
+	again, done := make(chan struct{}, 1), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for first := true; ; first = false {
+			select {
+			case s := <-caught:
+				if first {
+					cancel(stopSignal{s.(syscall.Signal)})
+					continue
+				}
+				select {
+				case again <- struct{}{}:
+				default:
+				}
+			case <-done:
+				return
+			}
+		}
+	})
+	return again, func() {
+		signal.Stop(caught)
+		signal.Stop(pipes)
+		close(done)
+		watching.Wait()
+	}
+}
+
+// samePlace tells whether both writers are one terminal or file.
+func samePlace(a, b io.Writer) bool {
+	f, ok1 := a.(*os.File)
+	g, ok2 := b.(*os.File)
+	if !ok1 || !ok2 {
+		return false
+	}
+	fi, err1 := f.Stat()
+	gi, err2 := g.Stat()
+	return err1 == nil && err2 == nil && os.SameFile(fi, gi)
+}
+
+// stream is stdout or stderr: several goroutines may write, and when its reader has gone the job is stopped as if by the
+// signal that says so, and what is written later is lost.
+type stream struct {
+	mu     sync.Mutex
+	w      io.Writer
+	cancel context.CancelCauseFunc
+}
+
+// Write passes b on at once.
+func (s *stream) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, err := s.w.Write(b)
+	if errors.Is(err, syscall.EPIPE) {
+		s.cancel(stopSignal{syscall.SIGPIPE})
+		return len(b), nil
+	}
+	return n, err
+}
+
+// execute reads the arguments and does the work. Errors that are no runError are of the arguments.
+func (p *program) execute(ctx context.Context, args []string) error {
+	root := p.command()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	subcommands := []string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
+	for _, c := range root.Commands() {
+		subcommands = append(subcommands, c.Name())
+	}
+	args, err := normalize(args, subcommands)
+	if err != nil {
+		return err
+	}
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
+}
+
+func (p *program) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   usage,
+		Short: "Run a data-parallel training program on all slots of some hosts, and keep it going while hosts come and go",
+		Long: `hvdrun starts a command once for every slot of some hosts, connects the workers, and keeps the training going
+while hosts come and go.
+
+The first word that is no flag begins the command, which gets all words after it untouched. Flags may also be written
+with one dash (-np 8), as environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that
+--config-file names; a flag goes before a variable, a variable before the file. Durations D are 30s, 500ms, or a number
+of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`,
+		Example: `  hvdrun -np 4 ./train
+  hvdrun -np 2 --min-np 1 --max-np 8 --host-discovery-script ./discover.sh ./train -epochs 10`,
+		Args:                  cobra.ArbitraryArgs,
+		DisableFlagsInUseLine: true,
+		SilenceErrors:         true,
+		SilenceUsage:          true,
+		Version:               version(),
+		RunE: func(cmd *cobra.Command, command []string) error {
+			s, err := load(cmd.Flags(), p.env)
+			if err != nil {
+				return err
+			}
+			if len(command) == 0 {
+				return errors.New("no command to run\nusage: " + usage)
+			}
+			return p.runJob(cmd.Context(), &s, command)
+		},
+	}
+	root.SetIn(p.stdin)
+	root.SetOut(p.stdout)
+	root.SetErr(p.stderr)
+	root.SetVersionTemplate("hvdrun {{.Version}}\n")
+	root.Flags().SetInterspersed(false)
+	addFlags(root.Flags(), false)
+	for name, choices := range map[string][]string{
+		"failure-policy": {"slot", "host"},
+		"log-format":     {"text", "json"},
+		"log-level":      {"trace", "debug", "info", "warning", "error", "fatal"},
+	} {
+		if err := root.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+			panic(err) // the flag is not in the table
+		}
+	}
+	root.AddCommand(p.discoverCommand())
+	return root
+}
+
+// version names the build: that of the module, or the commit, and what it was built with and for.
+func version() string {
+	name, commit := "(devel)", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if info.Main.Version != "" {
+			name = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" && name == "(devel)" {
+				commit = " " + s.Value
+			}
+		}
+	}
+	return fmt.Sprintf("%s%s (%s, %s/%s)", name, commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// logger returns the log that the settings ask for.
+func (p *program) logger(s *settings) *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(p.stderr)
+	log.SetLevel(s.logLevel)
+	if s.logJSON {
+		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: timeJSON})
+	} else {
+		log.SetFormatter(textFormat{})
+	}
+	return log
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func TestStatus(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0},
+		{runError{&driver.WorkerError{}}, 1},
+		{errors.New("bad flag"), 2},
+		{runError{fmt.Errorf("%w: 2 of 4", driver.ErrNotEnoughSlots)}, 3},
+		{runError{driver.ErrResetLimit}, 4},
+		{runError{driver.ErrStateLost}, 5},
+		{runError{driver.ErrDiscovery}, 6},
+		{runError{stopSignal{syscall.SIGINT}}, 130},
+		{runError{errors.Join(stopSignal{syscall.SIGTERM}, errors.New("and more"))}, 143},
+	} {
+		if got := status(c.err); got != c.want {
+			t.Errorf("%v: %d, want %d", c.err, got, c.want)
+		}
+	}
+}
+
+func TestTextFormat(t *testing.T) {
+	var b strings.Builder
+	log := logrus.New()
+	log.SetOutput(&b)
+	log.SetFormatter(textFormat{})
+	log.WithFields(logrus.Fields{"slot": 1, "host": "a b", "empty": ""}).Warn("worker failed\n")
+	if _, rest, _ := strings.Cut(b.String(), " "); rest != "WARN  worker failed empty=\"\" host=\"a b\" slot=1\n" {
+		t.Errorf("%q", b.String())
+	}
+}
+
+// A stdout that nobody reads any more stops the job; other failures to write do not.
+func TestStream(t *testing.T) {
+	for _, c := range []struct {
+		err    error
+		passed bool
+		cause  error
+	}{{syscall.EPIPE, false, stopSignal{syscall.SIGPIPE}}, {syscall.ENOSPC, true, nil}} {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		_, err := (&stream{w: failing{c.err}, cancel: cancel}).Write([]byte("x"))
+		if (err != nil) != c.passed || !errors.Is(context.Cause(ctx), c.cause) {
+			t.Errorf("%v: %v, %v", c.err, err, context.Cause(ctx))
+		}
+		cancel(nil)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+func (f failing) Close() error              { return nil }
+
+// shortDisk takes n bytes more, then none until it is given more room.
+type shortDisk struct {
+	strings.Builder
+	room int
+}
+
+func (d *shortDisk) Write(b []byte) (int, error) {
+	n := min(d.room, len(b))
+	d.room -= n
+	d.Builder.Write(b[:n])
+	if n < len(b) {
+		return n, syscall.ENOSPC
+	}
+	return n, nil
+}
+
+func (d *shortDisk) Close() error { return nil }
+
+func TestEventFile(t *testing.T) {
+	var logged strings.Builder
+	log := logrus.New()
+	log.SetOutput(&logged)
+	disk := &shortDisk{room: 10}
+	f := &eventFile{file: disk, log: log}
+	event := driver.Event{Time: time.Unix(1, 0), Name: driver.Reset, Fields: []driver.Field{{Key: "count", Value: 1}}}
+	f.write(event)
+	f.write(event)
+	disk.room = 1000
+	f.write(event)
+	lines := strings.Split(disk.String(), "\n")
+	want := `{"time":"1970-01-01T00:00:01.000000000Z","event":"reset","count":1}`
+	if len(lines) != 3 || lines[0] != want[:10] || lines[1] != want || lines[2] != "" {
+		t.Errorf("%q", lines)
+	}
+	if n := strings.Count(logged.String(), "\n"); n != 1 {
+		t.Errorf("%d lines logged: %s", n, logged.String())
+	}
+	var none *eventFile
+	none.write(event)
+	if err := none.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLauncherRefusesOtherMachines(t *testing.T) {
+	l := &localLauncher{pids: map[int]struct{}{}}
+	spec := launch.Spec{Slot: plan.SlotID{Host: "192.0.2.1"}, Command: []string{"true"}}
+	err := l.Run(t.Context(), spec, func(int) { t.Error("started") })
+	var se *launch.StartError
+	if !errors.As(err, &se) || !strings.Contains(err.Error(), "this version starts workers on this machine only") {
+		t.Error(err)
+	}
+}
+
+func TestLauncherKills(t *testing.T) {
+	l := &localLauncher{pids: map[int]struct{}{}}
+	spec := launch.Spec{Slot: plan.SlotID{Host: "localhost"}, Command: []string{"sh", "-c", "trap '' TERM; echo up; sleep 60 & wait"}, Grace: time.Minute}
+	up, stdout := io.Pipe()
+	spec.Stdout = stdout
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- l.Run(ctx, spec, func(int) {}) }()
+	if _, err := up.Read(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	l.kill()
+	var exit *launch.ExitError
+	if err := <-ended; !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
+		t.Error(err)
+	}
+	if len(l.pids) != 0 {
+		t.Error("pids left:", l.pids)
+	}
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// settings are what a person has set, by whichever way.
+type settings struct {
+	np, minNP, maxNP        int
+	hosts, hostfile, script string
+	slotsPerHost            int // 0: as many as GPUs are seen, else 1
+	discoveryTimeout        time.Duration
+	timeouts                driver.Timeouts
+	blame                   driver.Blame
+	interfaces              []string
+	encrypt                 bool
+	outputDir               string
+	timestamps              bool
+	logLevel                logrus.Level
+	logJSON, verbose        bool
+	eventsFile              string
+
+	// origins names, for each setting that was set, the flag, variable or line of a file that did.
+	origins map[string]string
+}
+
+// given tells whether the setting was set at all.
+func (s *settings) given(name string) bool { return s.origins[name] != "" }
+
+// origin names what set the setting, or its flag where nothing did.
+func (s *settings) origin(name string) string {
+	if o := s.origins[name]; o != "" {
+		return o
+	}
+	return flagName(name)
+}
+
+// setting is one thing that can be set: a flag, an environment variable and a key of the file, all of one name.
+type setting struct {
+	name    string
+	aliases []string
+	short   string
+	arg     string // stands for the value in the help; "" for a switch
+	usage   string
+	source  bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
+	repeat  bool // values of several flags are joined
+	set     func(s *settings, text string) error
+}
+
+const (
+	cooldownRange = "blacklist-cooldown-range"
+	configFile    = "config-file"
+)
+
+// table is every setting, in the order of the help.
+var table = []setting{
+	{name: "np", aliases: []string{"num-proc"}, arg: "N", source: true,
+		usage: "slots needed before the first start (default: the slots of -H)",
+		set:   count(1, func(s *settings) *int { return &s.np })},
+	{name: "min-np", aliases: []string{"min-num-proc"}, arg: "N",
+		usage: "fewest workers with which training goes on (default: -np); makes the job elastic",
+		set:   count(1, func(s *settings) *int { return &s.minNP })},
+	{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N",
+		usage: "most workers (default: no bound); makes the job elastic",
+		set:   count(1, func(s *settings) *int { return &s.maxNP })},
+	{name: "hosts", short: "H", arg: "a:2,b:4", source: true,
+		usage: "fixed hosts and their slots (default: localhost with -np slots)",
+		set:   text(func(s *settings) *string { return &s.hosts })},
+	{name: "hostfile", arg: "F", source: true,
+		usage: "file of fixed hosts: \"a slots=2\" or \"a:2\" a line",
+		set:   text(func(s *settings) *string { return &s.hostfile })},
+	{name: "host-discovery-script", arg: "CMD", source: true,
+		usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
+		set:   text(func(s *settings) *string { return &s.script })},
+	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
+		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
+	{name: "discovery-interval", arg: "D",
+		usage: "pause between two runs of the discovery (default 1s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.DiscoveryInterval })},
+	{name: "discovery-timeout", arg: "D", source: true,
+		usage: "longest that one run of the discovery may take (default 30s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.discoveryTimeout })},
+	{name: "failure-policy", arg: "slot|host",
+		usage: "what a worker's failure excludes: its slot, or as in Horovod its whole host (default slot)", set: setPolicy},
+	{name: cooldownRange, arg: "MIN MAX",
+		usage: "bounds of the time an excluded slot or host stays out; it doubles from MIN (default for slot: 1 600, for host: for ever)",
+		set:   setCooldown},
+	{name: "reset-limit", arg: "N",
+		usage: "most resets of a job; 0 forbids any (default: no limit)", set: setResetLimit},
+	{name: "elastic-timeout", arg: "D",
+		usage: "longest wait for enough slots (default 600s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Elastic })},
+	{name: "start-timeout", arg: "D",
+		usage: "longest from a worker's start until it joins (default 30s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Start })},
+	{name: "join-timeout", arg: "D",
+		usage: "longest that a running worker may take to come to the next world (default 30s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Join })},
+	{name: "drain-timeout", arg: "D",
+		usage: "grace for a worker that is asked to end (default 30s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Drain })},
+	{name: "finish-timeout", arg: "D",
+		usage: "grace for the other workers once one is done (default 30s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
+	{name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true,
+		usage: "interfaces whose addresses workers offer to each other (default: all)", set: setInterfaces},
+	{name: "encrypt-data",
+		usage: "encrypt the connections that carry tensors too",
+		set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+	{name: "output-filename", arg: "DIR",
+		usage: "also append the workers' output to DIR/rank.N/stdout and stderr",
+		set:   text(func(s *settings) *string { return &s.outputDir })},
+	{name: "prefix-output-with-timestamp", aliases: []string{"prefix-timestamp"},
+		usage: "begin each line of the workers' output with the time",
+		set:   onOff(func(s *settings) *bool { return &s.timestamps })},
+	{name: "events-file", arg: "F",
+		usage: "append what happens to the job, one JSON object a line",
+		set:   text(func(s *settings) *string { return &s.eventsFile })},
+	{name: "log-level", arg: "L", source: true,
+		usage: "least that is logged: trace, debug, info, warning, error or fatal (default warning)", set: setLogLevel},
+	{name: "log-format", arg: "text|json", source: true,
+		usage: "how it is logged (default text)", set: setLogFormat},
+	{name: "verbose", source: true,
+		usage: "log at level info, unless --log-level is given",
+		set:   onOff(func(s *settings) *bool { return &s.verbose })},
+	{name: configFile, arg: "F", source: true,
+		usage: "YAML file whose keys are the names of these flags",
+		set:   func(*settings, string) error { return nil }}, // read before all others
+}
+
+// canonical returns the name under which the table knows the flag or key: dashes for underscores, no alias.
+func canonical(name string) string {
+	name = strings.ReplaceAll(name, "_", "-")
+	for i := range table {
+		for _, alias := range table[i].aliases {
+			if name == alias {
+				return table[i].name
+			}
+		}
+	}
+	return name
+}
+
+// settingNamed returns the setting of the canonical name, or nil.
+func settingNamed(name string) *setting {
+	for i := range table {
+		if table[i].name == name {
+			return &table[i]
+		}
+	}
+	return nil
+}
+
+// flagName is the flag as people write it.
+func flagName(name string) string {
+	if name == "np" {
+		return "-np"
+	}
+	return "--" + name
+}
+
+func count(least int, field func(*settings) *int) func(*settings, string) error {
+	return func(s *settings, text string) (err error) {
+		*field(s), err = parseCount(text, least)
+		return err
+	}
+}
+
+func duration(field func(*settings) *time.Duration) func(*settings, string) error {
+	return func(s *settings, text string) (err error) {
+		*field(s), err = parseDuration(text)
+		return err
+	}
+}
+
+func onOff(field func(*settings) *bool) func(*settings, string) error {
+	return func(s *settings, text string) (err error) {
+		*field(s), err = parseSwitch(text)
+		return err
+	}
+}
+
+func text(field func(*settings) *string) func(*settings, string) error {
+	return func(s *settings, text string) error {
+		if strings.TrimSpace(text) == "" {
+			return errors.New("the value is empty")
+		}
+		*field(s) = text
+		return nil
+	}
+}
+
+func setSlotsPerHost(s *settings, text string) (err error) {
+	if strings.EqualFold(text, "auto") {
+		s.slotsPerHost = 0
+		return nil
+	}
+	s.slotsPerHost, err = parseCount(text, 1)
+	return err
+}
+
+func setPolicy(s *settings, text string) error {
+	i, err := parseChoice(text, "slot", "host")
+	s.blame.Policy = []driver.FailurePolicy{driver.BlameSlot, driver.BlameHost}[i]
+	return err
+}
+
+func setCooldown(s *settings, text string) (err error) {
+	s.blame.CooldownMin, s.blame.CooldownMax, err = parseRange(text)
+	return err
+}
+
+func setResetLimit(s *settings, text string) error {
+	n, err := parseCount(text, 0)
+	s.blame.ResetLimit = &n
+	return err
+}
+
+func setInterfaces(s *settings, text string) (err error) {
+	s.interfaces, err = parseList(text)
+	return err
+}
+
+func setLogLevel(s *settings, text string) error {
+	i, err := parseChoice(text, "trace", "debug", "info", "warning", "warn", "error", "fatal")
+	s.logLevel = []logrus.Level{logrus.TraceLevel, logrus.DebugLevel, logrus.InfoLevel, logrus.WarnLevel, logrus.WarnLevel,
+		logrus.ErrorLevel, logrus.FatalLevel}[i]
+	return err
+}
+
+func setLogFormat(s *settings, text string) error {
+	i, err := parseChoice(text, "text", "json")
+	s.logJSON = i == 1
+	return err
+}

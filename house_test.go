@@ -1,0 +1,419 @@
+// Package hvdrun_test keeps the house in order: which room may import which, what every package must have, and what none
+// may hold.
+package hvdrun_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/hvdrun/hvdrun"
+
+// maxLines is the longest that a function may be, tests apart.
+const maxLines = 80
+
+// rooms says what the packages of a folder, and of those below it that have no line of their own, may import of ours:
+// other rooms with such folders below them. A room may always import from itself; all stands for every room but the
+// commands.
+var rooms = map[string]string{
+	"plan":              "",
+	"internal/identity": "",
+	"internal/wire":     "plan",
+	"discovery":         "plan",
+	"discovery/gossip":  "discovery plan internal/wire internal/identity",
+	"discovery/plugin":  "discovery plan internal/wire internal/identity",
+	"launch":            "plan internal/wire internal/identity",
+	"rendezvous":        "plan internal/wire internal/identity",
+	"notify":            "plan internal/wire internal/identity",
+	"collective":        "plan internal/identity",
+	"driver":            "plan discovery launch rendezvous notify internal/identity",
+	"agent":             "plan discovery/gossip launch internal/wire internal/identity",
+	"elastic":           "plan collective rendezvous notify internal/identity",
+	"tasks":             "plan rendezvous internal/wire",
+	"plugins":           "plan discovery discovery/plugin",
+	"cmd":               "all",
+	"examples":          "elastic collective tasks plan",
+	"internal/chaos":    "all",
+	"internal/recovery": "all",
+}
+
+// heavy are modules that a training program must not link.
+var heavy = []string{
+	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
+}
+
+type pkg struct {
+	ImportPath   string
+	Name         string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+}
+
+// path is the package's folder.
+func (p pkg) path() string { return ours(p.ImportPath) }
+
+// ours returns the folder of an import path of this module, or "".
+func ours(importPath string) string {
+	rest, _ := strings.CutPrefix(importPath, module+"/")
+	if rest == importPath {
+		return ""
+	}
+	return rest
+}
+
+// isKit tells whether a package is for tests only: its folder ends in test, as discovery/discoverytest.
+func isKit(path string) bool { return strings.HasSuffix(path, "test") }
+
+func under(path, room string) bool { return path == room || strings.HasPrefix(path, room+"/") }
+
+// roomOf returns the longest room that the path is in, or "".
+func roomOf(path string) string {
+	best := ""
+	for room := range rooms {
+		if under(path, room) && len(room) > len(best) {
+			best = room
+		}
+	}
+	return best
+}
+
+func mayImport(from, to string) error {
+	room := roomOf(from)
+	switch {
+	case room == "" && !isKit(from):
+		return fmt.Errorf("%s is in no room of the table", from)
+	case under(to, "cmd") || under(to, "examples") && !under(from, "examples"):
+		return fmt.Errorf("%s imports the program %s", from, to)
+	case isKit(from):
+		return nil
+	case isKit(to):
+		return fmt.Errorf("%s imports %s, which is for tests", from, to)
+	case rooms[room] == "all" || roomOf(to) == room:
+		return nil
+	}
+	for _, allowed := range strings.Fields(rooms[room]) {
+		if roomOf(to) == allowed || under(to, allowed) && roomOf(to) == roomOf(allowed) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s imports %s; its room may import: %s", from, to, rooms[room])
+}
+
+func TestImportTable(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		if p.path() == "" {
+			continue // the root, which is this test
+		}
+		for _, i := range p.Imports {
+			if to := ours(i); to != "" {
+				if err := mayImport(p.path(), to); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {
+			if to := ours(i); under(to, "cmd") {
+				t.Errorf("a test of %s imports the program %s", p.path(), to)
+			}
+		}
+	}
+}
+
+func TestImportTableRefuses(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		allowed  bool
+	}{
+		{"plan", "internal/identity", false},
+		{"driver", "elastic", false},
+		{"driver", "internal/wire", false},
+		{"driver", "discovery", true},
+		{"driver", "discovery/gossip", false},
+		{"discovery", "discovery/gossip", false},
+		{"agent", "discovery/gossip", true},
+		{"elastic", "driver", false},
+		{"elastic", "collective/ring", true},
+		{"collective", "collective/ring", true},
+		{"launch", "launch/launchtest", false},
+		{"launch/launchtest", "launch", true},
+		{"examples/digits", "driver", false},
+		{"cmd/hvdrun", "driver", true},
+		{"driver", "cmd/hvdrun", false},
+		{"attic", "plan", false},
+	} {
+		if err := mayImport(c.from, c.to); (err == nil) != c.allowed {
+			t.Errorf("%s importing %s: %v", c.from, c.to, err)
+		}
+	}
+}
+
+func TestTrainingProgramsAreLight(t *testing.T) {
+	for _, dep := range list(t, "-deps", "./elastic") {
+		for _, h := range heavy {
+			if under(dep.ImportPath, h) {
+				t.Errorf("elastic links %s", dep.ImportPath)
+			}
+		}
+	}
+}
+
+// list runs go list.
+func list(t *testing.T, args ...string) []pkg {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Imports,TestImports,XTestImports"}, args...)...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		switch err := dec.Decode(&p); {
+		case errors.Is(err, io.EOF):
+			return pkgs
+		case err != nil:
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+// source is a parsed file that people wrote.
+type source struct {
+	path string
+	fset *token.FileSet
+	file *ast.File
+}
+
+func (s source) dir() string { return filepath.Dir(s.path) }
+func (s source) test() bool  { return strings.HasSuffix(s.path, "_test.go") }
+func (s source) where(n ast.Node) string {
+	return fmt.Sprintf("%s:%d", s.path, s.fset.Position(n.Pos()).Line)
+}
+
+// texts calls visit for each file of the project.
+func texts(t *testing.T, visit func(path string)) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		hidden := strings.HasPrefix(d.Name(), ".") && path != "."
+		if d.IsDir() && (hidden || path == "bin" || path == "tmp") {
+			return filepath.SkipDir
+		}
+		if d.Type().IsRegular() && !hidden {
+			visit(path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sources parses all Go files but generated ones.
+func sources(t *testing.T) []source {
+	t.Helper()
+	var all []source
+	texts(t, func(path string) {
+		if !strings.HasSuffix(path, ".go") || strings.Contains(path, "testdata/") {
+			return
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ast.IsGenerated(file) {
+			all = append(all, source{path, fset, file})
+		}
+	})
+	if len(all) == 0 {
+		t.Fatal("no sources")
+	}
+	return all
+}
+
+func TestPackageDocs(t *testing.T) {
+	docs := map[string][]string{}
+	for _, s := range sources(t) {
+		if s.dir() == "." || s.test() {
+			continue
+		}
+		files := docs[s.dir()]
+		if s.file.Doc != nil {
+			files = append(files, s.path)
+		}
+		docs[s.dir()] = files
+	}
+	for dir, files := range docs {
+		if len(files) != 1 {
+			t.Errorf("package %s has %d package comments: %v", dir, len(files), files)
+		}
+	}
+}
+
+func TestPackageNames(t *testing.T) {
+	for _, s := range sources(t) {
+		switch name := s.file.Name.Name; name {
+		case "util", "utils", "common", "helpers", "helper", "misc", "base", "types":
+			t.Errorf("%s: package %s says nothing about what it holds", s.path, name)
+		}
+	}
+}
+
+func TestExportedNamesAreDocumented(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() || s.file.Name.Name == "main" {
+			continue
+		}
+		for _, decl := range s.file.Decls {
+			for _, name := range undocumented(decl) {
+				t.Errorf("%s: %s has no comment", s.where(decl), name)
+			}
+		}
+	}
+}
+
+// undocumented returns the exported names that the declaration leaves without a comment. A comment on a group is one for
+// all of it. Methods that only fulfil an interface everybody knows need none.
+func undocumented(decl ast.Decl) (names []string) {
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		known := slices.Contains([]string{"Error", "Unwrap", "Is", "String", "Len", "Less", "Swap"}, d.Name.Name)
+		if d.Name.IsExported() && d.Doc == nil && (d.Recv == nil || !known && exportedReceiver(d)) {
+			names = append(names, d.Name.Name)
+		}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch sp := spec.(type) {
+			case *ast.TypeSpec:
+				if sp.Name.IsExported() && d.Doc == nil && sp.Doc == nil {
+					names = append(names, sp.Name.Name)
+				}
+			case *ast.ValueSpec:
+				for _, n := range sp.Names {
+					if n.IsExported() && d.Doc == nil && sp.Doc == nil && sp.Comment == nil {
+						names = append(names, n.Name)
+					}
+				}
+			}
+		}
+	}
+	return names
+}
+
+func exportedReceiver(d *ast.FuncDecl) bool {
+	typ := d.Recv.List[0].Type
+	for {
+		switch x := typ.(type) {
+		case *ast.StarExpr:
+			typ = x.X
+		case *ast.IndexExpr:
+			typ = x.X
+		case *ast.IndexListExpr:
+			typ = x.X
+		case *ast.Ident:
+			return x.IsExported()
+		default:
+			return true
+		}
+	}
+}
+
+func TestFunctionsAreShort(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() {
+			continue
+		}
+		for _, decl := range s.file.Decls {
+			if d, ok := decl.(*ast.FuncDecl); ok {
+				if n := s.fset.Position(d.End()).Line - s.fset.Position(d.Pos()).Line + 1; n > maxLines {
+					t.Errorf("%s: %s has %d lines, more than %d", s.where(d), d.Name.Name, n, maxLines)
+				}
+			}
+		}
+	}
+}
+
+// TestForbiddenCalls: a library does not end its program, and a test does not guess how long something takes.
+func TestForbiddenCalls(t *testing.T) {
+	ends := regexp.MustCompile(`^(os\.Exit|(log|logrus|l|logger)\.(Fatal|Panic)(f|ln)?|syscall\.Exit)$`)
+	for _, s := range sources(t) {
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			x, ok := sel.X.(*ast.Ident)
+			if !ok {
+				return true
+			}
+			name := x.Name + "." + sel.Sel.Name
+			if ends.MatchString(name) && !s.test() && s.file.Name.Name != "main" {
+				t.Errorf("%s: %s in a library", s.where(n), name)
+			}
+			if name == "time.Sleep" && (s.test() || isKit(s.dir())) {
+				t.Errorf("%s: %s in a test", s.where(n), name)
+			}
+			return true
+		})
+	}
+}
+
+func TestNothingIsLeftForLater(t *testing.T) {
+	marks := regexp.MustCompile(`\b(` + "TO" + `DO|FIX` + `ME|XX` + `X)\b`)
+	for _, s := range sources(t) {
+		for _, group := range s.file.Comments {
+			for _, c := range group.List {
+				if m := marks.FindString(c.Text); m != "" {
+					t.Errorf("%s: %s", s.where(c), m)
+				}
+			}
+		}
+	}
+	texts(t, func(path string) {
+		switch filepath.Ext(path) {
+		case ".md", ".sh", ".proto", ".yml", ".conf":
+		default:
+			if filepath.Base(path) != "Makefile" {
+				return
+			}
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := marks.Find(text); m != nil {
+			t.Errorf("%s: %s", path, m)
+		}
+	})
+}
+
+func TestModuleReplacesNothing(t *testing.T) {
+	text, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if regexp.MustCompile(`(?m)^\s*replace\b`).Match(text) {
+		t.Error("go.mod replaces modules: what others get is not what was tested")
+	}
+}
