@@ -1,0 +1,153 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/grpclog"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+)
+
+// MaxMessage bounds, in bytes, what a server takes as one message.
+const MaxMessage = 1 << 20
+
+const (
+	// maxReply bounds what a client takes from a server it has verified: the world of thousands of workers.
+	maxReply = 16 << 20
+	// handshakeTimeout bounds how long a stranger can hold a connection, and how long a try to connect lasts.
+	handshakeTimeout = 5 * time.Second
+	// A peer whose machine has gone without a word is noticed after the sum of these two.
+	pingAfter   = 10 * time.Second
+	pingTimeout = 5 * time.Second
+	// farewell is how long a server that stops lets its last answers travel.
+	farewell = 250 * time.Millisecond
+	// streams bounds what one client can ask at a time; nobody here needs more than three.
+	streams = 16
+)
+
+// What there is to say about connections is said by the packages that make them, in their callers' logs.
+func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
+
+// Serve runs a gRPC server on ln, which it closes, until ctx ends. Only those who pass the demands of tlsConf reach a
+// handler. Register is called once, to add the services. When ctx ends, release is called: it must have every waiting
+// handler answer soon. Serve returns when all handlers have returned and all connections are closed: nil after the end
+// of ctx, else why the listener failed.
+func Serve(
+	ctx context.Context, ln net.Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
+) error {
+	door := &door{TransportCredentials: credentials.NewTLS(tlsConf), inside: make(map[net.Conn]struct{})}
+	gs := grpc.NewServer(
+		grpc.Creds(door),
+		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxConcurrentStreams(streams),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+	)
+	register(gs)
+	served := make(chan error, 1)
+	go func() { served <- gs.Serve(ln) }()
+	var failed error
+	select {
+	case failed = <-served:
+	case <-ctx.Done():
+	}
+	door.shut()
+	release()
+	graceful := make(chan struct{})
+	go func() {
+		gs.GracefulStop()
+		close(graceful)
+	}()
+	timer := time.NewTimer(farewell)
+	defer timer.Stop()
+	select {
+	case <-graceful:
+	case <-timer.C:
+		gs.Stop()
+		<-graceful
+	}
+	if failed == nil {
+		<-served
+	}
+	return failed
+}
+
+// door knows the connections whose handshake is under way: a server that stops would wait for strangers among them.
+type door struct {
+	credentials.TransportCredentials
+
+	mu     sync.Mutex
+	closed bool
+	inside map[net.Conn]struct{}
+}
+
+func (d *door) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		conn.Close()
+		return nil, nil, errors.New("wire: the server stops")
+	}
+	d.inside[conn] = struct{}{}
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		delete(d.inside, conn)
+		d.mu.Unlock()
+	}()
+	return d.TransportCredentials.ServerHandshake(conn)
+}
+
+func (d *door) Clone() credentials.TransportCredentials { return d }
+
+func (d *door) shut() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	for conn := range d.inside {
+		conn.Close()
+	}
+}
+
+// PeerTLS returns the TLS state of the connection that the call of a handler came on; false where it has none.
+func PeerTLS(ctx context.Context) (tls.ConnectionState, bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return tls.ConnectionState{}, false
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	return info.State, ok
+}
+
+// NewClient returns a connection to addr (host:port) whose other end must pass the demands of tlsConf. It does no I/O
+// until the first call or Connect; then it stays open until Close, and when it breaks it is made anew by the next call,
+// with pauses from 50 ms that grow to maxPause.
+func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(credentials.NewTLS(tlsConf)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxPause},
+			MinConnectTimeout: handshakeTimeout,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: pingAfter, Timeout: pingTimeout, PermitWithoutStream: true,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
+		grpc.WithIdleTimeout(0), // a connection that is open already is what makes a join fast
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(), // callers repeat calls themselves, and know when to stop
+	)
+}

@@ -1,0 +1,193 @@
+// Package rendezvous is where the workers of a job meet in a generation: the driver's server, which holds the published
+// world and the joins that wait for it, and the worker's client.
+//
+// It is level-triggered: a join says which generation its worker has left, and is answered with the current world if that
+// is newer and the worker is in it. So an answer that was lost on the way is simply asked for again. Who joins is read
+// from the certificate of the connection and from nothing else.
+package rendezvous
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+var (
+	// ErrRemoved dismisses a worker that has no place in the new world.
+	ErrRemoved = errors.New("rendezvous: this worker has no place in the new world")
+	// ErrFinished dismisses a worker because the job's training is done.
+	ErrFinished = errors.New("rendezvous: the job is done")
+	// ErrSuperseded is returned by a Join whose place a later Join of the same Client has taken.
+	ErrSuperseded = errors.New("rendezvous: another join of this worker has taken the place of this one")
+)
+
+// UnreachableError is returned by the methods of Client where the driver could not be reached for as long as
+// ClientConfig.Patience.
+type UnreachableError struct {
+	Addr string
+	For  time.Duration
+	// Err is why the last try failed.
+	Err error
+}
+
+// Error names the driver's address and the last reason.
+func (e *UnreachableError) Error() string {
+	return fmt.Sprintf("rendezvous: the driver at %s could not be reached for %v: %v",
+		e.Addr, e.For.Round(time.Millisecond), e.Err)
+}
+
+// Unwrap returns why the last try failed.
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// Joining is what a worker says when it joins. At most 64 data addresses, every address at most 256 bytes.
+type Joining struct {
+	// After is the generation that the worker has left; 0 for a worker that was in none.
+	After uint64
+	// Commits is the number of its last commit.
+	Commits uint64
+	// HoldsState: it has been through a sync, and so has the job's state to give.
+	HoldsState bool
+	// DataAddrs are where peers reach its data listener (host:port), the best first.
+	DataAddrs []string
+	// NotifyAddr is where the driver reaches its notification service, host:port.
+	NotifyAddr string
+	// Cause is why it left its last generation, for logs. Client.Join cuts it to 4 KiB.
+	Cause string
+}
+
+// World is a world as one of its members sees it.
+type World struct {
+	plan.World
+	// Rank is the member's own.
+	Rank int
+	// SyncRoot is the rank whose state is everybody's after the sync.
+	SyncRoot int
+	// Seq is the number of the last hosts-updated notification that the world takes account of.
+	Seq uint64
+	// DataAddrs are the addresses of each rank's data listener, the best first.
+	DataAddrs [][]string
+}
+
+// Member is a worker of a published world.
+type Member struct {
+	Incarnation string
+	DataAddrs   []string
+}
+
+// Report is what a worker tells the driver without being asked.
+type Report uint8
+
+// The reports of a worker.
+const (
+	// Done: it has returned from training, and so has every other worker of its world.
+	Done Report = iota + 1
+	// Leaving: it is about to exit of its own accord, without being done.
+	Leaving
+	// Committed: it has made its first commit in the generation.
+	Committed
+)
+
+// String returns "done", "leaving" or "committed".
+func (r Report) String() string {
+	switch r {
+	case Done:
+		return "done"
+	case Leaving:
+		return "leaving"
+	case Committed:
+		return "committed"
+	}
+	return fmt.Sprintf("report %d", uint8(r))
+}
+
+const (
+	maxAddrs = 64
+	maxAddr  = 256
+	maxCause = 4 << 10
+)
+
+// validate checks what the wire's format does not bound.
+func validate(req *wire.JoinRequest) error {
+	if n := len(req.GetDataAddresses()); n > maxAddrs {
+		return fmt.Errorf("%d data addresses; at most %d", n, maxAddrs)
+	}
+	for _, a := range append(slices.Clip(req.GetDataAddresses()), req.GetNotifyAddress()) {
+		if len(a) > maxAddr {
+			return fmt.Errorf("an address of %d bytes; at most %d", len(a), maxAddr)
+		}
+		if !utf8.ValidString(a) {
+			return fmt.Errorf("address %q is no text", a)
+		}
+	}
+	if n := len(req.GetCause()); n > maxCause {
+		return fmt.Errorf("a cause of %d bytes; at most %d", n, maxCause)
+	}
+	return nil
+}
+
+func (j Joining) toWire() *wire.JoinRequest {
+	cause := strings.ToValidUTF8(j.Cause, "\uFFFD")
+	if len(cause) > maxCause {
+		cause = strings.ToValidUTF8(cause[:maxCause], "") // cut between two characters
+	}
+	return &wire.JoinRequest{
+		AfterGeneration: j.After, Commits: j.Commits, HoldsState: j.HoldsState,
+		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: cause,
+	}
+}
+
+func joiningFromWire(req *wire.JoinRequest) Joining {
+	return Joining{
+		After: req.GetAfterGeneration(), Commits: req.GetCommits(), HoldsState: req.GetHoldsState(),
+		DataAddrs: req.GetDataAddresses(), NotifyAddr: req.GetNotifyAddress(), Cause: req.GetCause(),
+	}
+}
+
+func peersToWire(w plan.World, members []Member) []*wire.Peer {
+	peers := make([]*wire.Peer, len(members))
+	for r, m := range members {
+		s := w.Slots[r]
+		peers[r] = &wire.Peer{
+			Host: s.Host, Index: uint32(s.Index),
+			LocalRank: uint32(s.LocalRank), LocalSize: uint32(s.LocalSize),
+			CrossRank: uint32(s.CrossRank), CrossSize: uint32(s.CrossSize),
+			DataAddresses: slices.Clone(m.DataAddrs),
+		}
+	}
+	return peers
+}
+
+// worldFromWire checks that the world answers a join after that generation and that its ranks exist.
+func worldFromWire(m *wire.World, after uint64) (World, error) {
+	size := uint64(len(m.GetPeers()))
+	if m.GetGeneration() <= after || uint64(m.GetRank()) >= size || uint64(m.GetSyncRoot()) >= size {
+		return World{}, fmt.Errorf("rendezvous: the driver's answer makes no sense: generation %d, rank %d of %d, root %d",
+			m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
+	}
+	w := World{
+		World:     plan.World{Generation: m.GetGeneration(), Slots: make([]plan.Slot, size)},
+		Rank:      int(m.GetRank()),
+		SyncRoot:  int(m.GetSyncRoot()),
+		Seq:       m.GetSeq(),
+		DataAddrs: make([][]string, size),
+	}
+	for r, p := range m.GetPeers() {
+		if max(p.GetIndex(), p.GetLocalRank(), p.GetLocalSize(), p.GetCrossRank(), p.GetCrossSize()) > math.MaxInt32 {
+			return World{}, fmt.Errorf("rendezvous: the driver's answer makes no sense: the place of rank %d", r)
+		}
+		w.Slots[r] = plan.Slot{
+			SlotID: plan.SlotID{Host: p.GetHost(), Index: int(p.GetIndex())}, Rank: r,
+			LocalRank: int(p.GetLocalRank()), LocalSize: int(p.GetLocalSize()),
+			CrossRank: int(p.GetCrossRank()), CrossSize: int(p.GetCrossSize()),
+		}
+		w.DataAddrs[r] = p.GetDataAddresses()
+	}
+	return w, nil
+}

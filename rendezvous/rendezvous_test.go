@@ -1,0 +1,673 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type joined struct {
+	from identity.Subject
+	j    Joining
+}
+
+type reported struct {
+	from                identity.Subject
+	r                   Report
+	generation, commits uint64
+}
+
+// recorder hands on what the server hears. It has room for more than any test makes it hear.
+type recorder struct {
+	joins   chan joined
+	reports chan reported
+}
+
+func (r recorder) Joined(from identity.Subject, j Joining) { r.joins <- joined{from, j} }
+func (r recorder) Reported(from identity.Subject, rep Report, generation, commits uint64) {
+	r.reports <- reported{from, rep, generation, commits}
+}
+
+// job is a driver's server with its authority.
+type job struct {
+	t         testing.TB
+	authority *identity.Authority
+	heard     recorder
+	server    *Server
+	addr      string
+	stop      func() // ends Serve and waits for it
+}
+
+func quiet() logrus.FieldLogger {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return l
+}
+
+func newJob(t testing.TB) *job {
+	t.Helper()
+	a, err := identity.NewAuthority("run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &job{t: t, authority: a, addr: ln.Addr().String()}
+	j.serve(ln)
+	return j
+}
+
+func (j *job) credentials(s identity.Subject) *identity.Credentials {
+	j.t.Helper()
+	c, err := j.authority.Issue(s)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	return c
+}
+
+func (j *job) serve(ln net.Listener) {
+	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000)}
+	driver := j.credentials(identity.Subject{Role: identity.Driver})
+	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- j.server.Serve(ctx, ln) }()
+	stopped := false
+	j.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			j.t.Errorf("Serve: %v", err)
+		}
+	}
+	j.t.Cleanup(func() { j.stop() })
+}
+
+func slotOf(inc string) identity.Subject {
+	return identity.Subject{Role: identity.Worker, Host: "host-" + inc, Index: 1, Incarnation: inc}
+}
+
+func (j *job) client(inc string) *Client {
+	j.t.Helper()
+	c, err := NewClient(ClientConfig{Addr: j.addr, Credentials: j.credentials(slotOf(inc))})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// publish makes a world of these incarnations current.
+func (j *job) publish(generation uint64, root int, seq uint64, incs ...string) {
+	w := plan.World{Generation: generation}
+	var members []Member
+	for r, inc := range incs {
+		w.Slots = append(w.Slots, plan.Slot{
+			SlotID: plan.SlotID{Host: "host-" + inc, Index: 1}, Rank: r, LocalSize: 1, CrossRank: r, CrossSize: len(incs),
+		})
+		members = append(members, Member{Incarnation: inc, DataAddrs: []string{inc + ":1", inc + ":2"}})
+	}
+	j.server.Publish(w, members, root, seq)
+}
+
+type result struct {
+	w   World
+	err error
+}
+
+func join(c *Client, j Joining) <-chan result {
+	return joinCtx(context.Background(), c, j)
+}
+
+func joinCtx(ctx context.Context, c *Client, j Joining) <-chan result {
+	ch := make(chan result, 1)
+	go func() {
+		w, err := c.Join(ctx, j)
+		ch <- result{w, err}
+	}()
+	return ch
+}
+
+// take fails the test where nothing comes for longer than any machine should need.
+func take[T any](t testing.TB, what string, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(30 * time.Second):
+		t.Fatalf("%s: nothing came", what)
+		panic("unreachable")
+	}
+}
+
+// none fails the test where something has come already.
+func none[T any](t testing.TB, what string, ch <-chan T) {
+	t.Helper()
+	select {
+	case v := <-ch:
+		t.Fatalf("%s: %v", what, v)
+	default:
+	}
+}
+
+func (j *job) world(what string, ch <-chan result, generation uint64, rank int) World {
+	j.t.Helper()
+	r := take(j.t, what, ch)
+	if r.err != nil || r.w.Generation != generation || r.w.Rank != rank {
+		j.t.Fatalf("%s: generation %d, rank %d, %v; want generation %d, rank %d",
+			what, r.w.Generation, r.w.Rank, r.err, generation, rank)
+	}
+	return r.w
+}
+
+func TestJoinWaitsForPublish(t *testing.T) {
+	j := newJob(t)
+	a, b := j.client("a"), j.client("b")
+	said := Joining{
+		After: 0, Commits: 7, HoldsState: true, DataAddrs: []string{"1.2.3.4:5", "[::1]:6"}, NotifyAddr: "1.2.3.4:7", Cause: "why",
+	}
+	one := join(a, said)
+	if got := take(t, "joined", j.heard.joins); !reflect.DeepEqual(got.j, said) {
+		t.Errorf("heard %+v, want %+v", got.j, said)
+	} else if want := slotOf("a"); got.from.Host != want.Host || got.from.Index != 1 || got.from.Incarnation != "a" {
+		t.Errorf("heard it from %v", got.from)
+	}
+	two := join(b, Joining{})
+	take(t, "joined", j.heard.joins)
+	none(t, "an answer before a world", one)
+	j.publish(1, 1, 9, "a", "b")
+	w := j.world("a", one, 1, 0)
+	want := World{
+		World: plan.World{Generation: 1, Slots: []plan.Slot{
+			{SlotID: plan.SlotID{Host: "host-a", Index: 1}, Rank: 0, LocalSize: 1, CrossRank: 0, CrossSize: 2},
+			{SlotID: plan.SlotID{Host: "host-b", Index: 1}, Rank: 1, LocalSize: 1, CrossRank: 1, CrossSize: 2},
+		}},
+		Rank: 0, SyncRoot: 1, Seq: 9, DataAddrs: [][]string{{"a:1", "a:2"}, {"b:1", "b:2"}},
+	}
+	if !reflect.DeepEqual(w, want) {
+		t.Errorf("got %+v\nwant %+v", w, want)
+	}
+	j.world("b", two, 1, 1)
+}
+
+// A join that comes after its world was published, or comes again because the answer was lost, is answered alike and at
+// once, and the handler does not hear of it.
+func TestJoinAfterPublish(t *testing.T) {
+	j := newJob(t)
+	j.publish(1, 0, 0, "a")
+	for range 3 {
+		j.world("a", join(j.client("a"), Joining{}), 1, 0)
+	}
+	none(t, "heard of an answered join", j.heard.joins)
+}
+
+func TestGenerations(t *testing.T) {
+	j := newJob(t)
+	a, b, c := j.client("a"), j.client("b"), j.client("c")
+	j.publish(1, 0, 0, "a", "b")
+	j.world("a", join(a, Joining{}), 1, 0)
+	// b has not fetched world 1 when world 2 comes: it gets the newest. c waits at the door: world 1 is not its own.
+	wc := join(c, Joining{})
+	take(t, "joined", j.heard.joins)
+	wa := join(a, Joining{After: 1})
+	take(t, "joined", j.heard.joins)
+	none(t, "a member was given the world it has left", wa)
+	j.publish(2, 0, 0, "b", "a", "c")
+	j.world("a", wa, 2, 1)
+	j.world("b", join(b, Joining{}), 2, 0)
+	j.world("c", wc, 2, 2)
+	// A worker that is ahead of the published world waits for a newer one; one that is no member waits as well.
+	ahead := join(a, Joining{After: 3})
+	take(t, "joined", j.heard.joins)
+	j.publish(3, 0, 0, "a")
+	none(t, "answered with an old world", ahead)
+	outside := join(b, Joining{After: 2})
+	take(t, "joined", j.heard.joins)
+	j.publish(4, 0, 0, "a", "b")
+	j.world("a", ahead, 4, 0)
+	j.world("b", outside, 4, 1)
+	// An older world changes nothing.
+	j.publish(4, 0, 0, "c")
+	j.publish(3, 0, 0, "c")
+	j.world("a", join(a, Joining{After: 3}), 4, 0)
+}
+
+func TestPublishPanics(t *testing.T) {
+	s := NewServer(ServerConfig{Log: quiet()})
+	for name, f := range map[string]func(){
+		"members":   func() { s.Publish(plan.World{Generation: 1, Slots: make([]plan.Slot, 2)}, make([]Member, 1), 0, 0) },
+		"root":      func() { s.Publish(plan.World{Generation: 1, Slots: make([]plan.Slot, 1)}, make([]Member, 1), 1, 0) },
+		"dismissal": func() { s.Dismiss("a", io.EOF) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			f()
+		})
+	}
+}
+
+func TestDismiss(t *testing.T) {
+	for _, why := range []error{ErrRemoved, ErrFinished} {
+		j := newJob(t)
+		a := j.client("a")
+		waiting := join(a, Joining{})
+		take(t, "joined", j.heard.joins)
+		j.server.Dismiss("a", fmt.Errorf("wrapped: %w", why))
+		if r := take(t, "while waiting", waiting); !errors.Is(r.err, why) {
+			t.Errorf("while waiting: %v", r.err)
+		}
+		j.publish(1, 0, 0, "a")
+		if r := take(t, "later", join(a, Joining{})); !errors.Is(r.err, why) {
+			t.Errorf("later: %v", r.err)
+		}
+		j.server.Dismiss("b", why)
+		if r := take(t, "before", join(j.client("b"), Joining{})); !errors.Is(r.err, why) {
+			t.Errorf("before the join: %v", r.err)
+		}
+		none(t, "heard of a dismissed worker", j.heard.joins)
+	}
+}
+
+func TestSecondJoinSupersedes(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	first := join(c, Joining{})
+	take(t, "joined", j.heard.joins)
+	second := join(c, Joining{Commits: 1})
+	if r := take(t, "the first join", first); !errors.Is(r.err, ErrSuperseded) {
+		t.Errorf("the first join: %v", r.err)
+	}
+	if got := take(t, "joined", j.heard.joins); got.j.Commits != 1 {
+		t.Errorf("heard %+v", got)
+	}
+	none(t, "the second join", second)
+	j.publish(1, 0, 0, "a")
+	j.world("a", second, 1, 0)
+}
+
+// A join that was superseded by an earlier try of itself, late on its way, asks again.
+func TestJoinOutlivesItsOwnGhost(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	got := join(c, Joining{})
+	take(t, "joined", j.heard.joins)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ghost := make(chan error, 1)
+	go func() {
+		_, err := c.rpc.Join(ctx, Joining{}.toWire())
+		ghost <- err
+	}()
+	if err := take(t, "the ghost", ghost); status.Code(err) != codes.Aborted {
+		t.Errorf("the ghost: %v", err)
+	}
+	j.publish(1, 0, 0, "a")
+	j.world("a", got, 1, 0)
+}
+
+func TestJoinCancelled(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(context.Background())
+	got := joinCtx(ctx, c, Joining{})
+	take(t, "joined", j.heard.joins)
+	cancel(cause)
+	if r := take(t, "cancelled", got); !errors.Is(r.err, cause) {
+		t.Errorf("got %v", r.err)
+	}
+	// The client is as good as before.
+	got = join(c, Joining{})
+	take(t, "joined", j.heard.joins)
+	j.publish(1, 0, 0, "a")
+	j.world("a", got, 1, 0)
+}
+
+func TestClosedClient(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	got := join(c, Joining{})
+	take(t, "joined", j.heard.joins)
+	c.Close()
+	if r := take(t, "closed", got); r.err == nil {
+		t.Error("a join outlived its client")
+	}
+	if r := take(t, "closed", join(c, Joining{})); r.err == nil || errors.As(r.err, new(*UnreachableError)) {
+		t.Errorf("got %v", r.err)
+	}
+}
+
+// The end of the server releases every join; clients then look for the driver and find the one that comes back.
+func TestServerStopsAndReturns(t *testing.T) {
+	j := newJob(t)
+	const n = 5
+	var results []<-chan result
+	var incs []string
+	for i := range n {
+		incs = append(incs, fmt.Sprint("w", i))
+		results = append(results, join(j.client(incs[i]), Joining{}))
+		take(t, "joined", j.heard.joins)
+	}
+	j.stop()
+	for _, r := range results {
+		none(t, "gave up at once", r)
+	}
+	ln, err := net.Listen("tcp", j.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.serve(ln)
+	for range n {
+		take(t, "joined again", j.heard.joins)
+	}
+	j.publish(1, 0, 0, incs...)
+	for i, r := range results {
+		j.world(incs[i], r, 1, i)
+	}
+}
+
+func TestStopReleasesWaiters(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	err := make(chan error, 1)
+	go func() {
+		_, e := c.rpc.Join(context.Background(), Joining{}.toWire())
+		err <- e
+	}()
+	take(t, "joined", j.heard.joins)
+	j.stop()
+	if e := take(t, "released", err); status.Code(e) != codes.Unavailable {
+		t.Errorf("got %v", e)
+	}
+	if _, w, e := j.server.arrive("b", 0); w != nil || status.Code(e) != codes.Unavailable {
+		t.Errorf("a join after the end: %v, %v", w, e)
+	}
+}
+
+func TestDriverAppearsLate(t *testing.T) {
+	j := newJob(t)
+	j.stop()
+	c := j.client("a")
+	got := join(c, Joining{})
+	for s := c.conn.GetState(); s != connectivity.TransientFailure; s = c.conn.GetState() {
+		c.conn.WaitForStateChange(context.Background(), s)
+	}
+	ln, err := net.Listen("tcp", j.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.serve(ln)
+	take(t, "joined", j.heard.joins)
+	j.publish(1, 0, 0, "a")
+	j.world("a", got, 1, 0)
+}
+
+func TestUnreachable(t *testing.T) {
+	j := newJob(t)
+	j.stop()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // connects, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for addr, why := range map[string]string{j.addr: "refused", silent.Addr().String(): ""} {
+		c, err := NewClient(ClientConfig{
+			Addr: addr, Credentials: j.credentials(slotOf("a")), Patience: 150 * time.Millisecond,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Join(context.Background(), Joining{})
+		var u *UnreachableError
+		if !errors.As(err, &u) || u.Addr != addr || u.Err == nil || u.For < 150*time.Millisecond {
+			t.Errorf("%s: %v", addr, err)
+		} else if !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v does not say %q", addr, err, why)
+		}
+		if err := c.Report(context.Background(), Done, 1, 1); !errors.As(err, &u) {
+			t.Errorf("report: %v", err)
+		}
+		c.Close()
+	}
+}
+
+func TestReport(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	for _, r := range []Report{Done, Leaving, Committed} {
+		if err := c.Report(context.Background(), r, 3, 8); err != nil {
+			t.Fatal(err)
+		}
+		got := take(t, "reported", j.heard.reports)
+		if got.from.Incarnation != "a" || got.r != r || got.generation != 3 || got.commits != 8 {
+			t.Errorf("%v: heard %+v", r, got)
+		}
+	}
+	if err := c.Report(context.Background(), 0, 1, 1); err == nil {
+		t.Error("reported nothing")
+	}
+	_, err := c.rpc.Report(context.Background(), &wire.ReportRequest{Report: 77})
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("an unknown report: %v", err)
+	}
+}
+
+func TestBounds(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	ctx := context.Background()
+	for name, req := range map[string]*wire.JoinRequest{
+		"addresses": {DataAddresses: make([]string, maxAddrs+1)},
+		"address":   {DataAddresses: []string{strings.Repeat("a", maxAddr+1)}},
+		"notify":    {NotifyAddress: strings.Repeat("a", maxAddr+1)},
+		"cause":     {Cause: strings.Repeat("c", maxCause+1)},
+	} {
+		if _, err := c.rpc.Join(ctx, req); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := c.rpc.Join(ctx, &wire.JoinRequest{Cause: strings.Repeat("c", wire.MaxMessage)}); status.Code(err) !=
+		codes.ResourceExhausted {
+		t.Errorf("a big message: %v", err)
+	}
+	none(t, "heard of a bad join", j.heard.joins)
+	if _, err := c.Join(ctx, Joining{DataAddrs: make([]string, maxAddrs+1)}); err == nil {
+		t.Error("the client sends too many addresses")
+	}
+	got := join(c, Joining{Cause: strings.Repeat("é", maxCause) + "\xff", DataAddrs: make([]string, maxAddrs)})
+	if heard := take(t, "joined", j.heard.joins); len(heard.j.Cause) != maxCause || len(heard.j.DataAddrs) != maxAddrs {
+		t.Errorf("cause of %d bytes, %d addresses", len(heard.j.Cause), len(heard.j.DataAddrs))
+	}
+	j.publish(1, 0, 0, "a")
+	j.world("a", got, 1, 0)
+}
+
+func TestAnswersThatMakeNoSense(t *testing.T) {
+	one := []*wire.Peer{{}}
+	for name, w := range map[string]*wire.World{
+		"nothing":   nil,
+		"old":       {Generation: 2, Peers: one},
+		"rank":      {Generation: 3, Rank: 1, Peers: one},
+		"root":      {Generation: 3, SyncRoot: 1, Peers: one},
+		"huge slot": {Generation: 3, Peers: []*wire.Peer{{Index: 1 << 31}}},
+	} {
+		if _, err := worldFromWire(w, 2); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Whoever is not a worker of this job gets no answer, and the server goes on.
+func TestStrangers(t *testing.T) {
+	j := newJob(t)
+	j.publish(1, 0, 0, "a")
+	other := newJob(t)
+	toDriver := identity.Subject{Role: identity.Driver}
+	noCert := j.credentials(slotOf("a")).ClientTLS(toDriver)
+	noCert.Certificates = nil
+	blind := func(c *identity.Credentials) *tls.Config {
+		conf := c.ClientTLS(toDriver)
+		conf.InsecureSkipVerify, conf.VerifyConnection = true, nil
+		return conf
+	}
+	for name, conf := range map[string]*tls.Config{
+		"no certificate": noCert,
+		"another job":    blind(other.credentials(slotOf("a"))),
+		"a driver":       blind(j.credentials(toDriver)),
+	} {
+		conn, err := grpc.NewClient(j.addr, grpc.WithTransportCredentials(credentials.NewTLS(conf)), grpc.WithNoProxy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply, err := wire.NewRendezvousClient(conn).Join(context.Background(), &wire.JoinRequest{})
+		if status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v, %v", name, reply, err)
+		}
+		conn.Close()
+	}
+	for _, said := range []string{
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", "GET / HTTP/1.1\r\n\r\n",
+		strings.Repeat("\x16\x03\x01\xff\xff", 1000),
+	} {
+		conn, err := net.Dial("tcp", j.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		go io.WriteString(conn, said)
+		answer, err := io.ReadAll(conn) // ends because the server hangs up
+		if errors.Is(err, context.DeadlineExceeded) || len(answer) > 64 {
+			t.Errorf("plaintext %.8q was answered with %d bytes, %v", said, len(answer), err)
+		}
+		conn.Close()
+	}
+	// One who connects and says nothing holds up neither the others nor the end.
+	silent, err := net.Dial("tcp", j.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	j.world("a", join(j.client("a"), Joining{}), 1, 0)
+	began := time.Now()
+	j.stop()
+	if d := time.Since(began); d > 4*time.Second {
+		t.Errorf("the end took %v", d)
+	}
+	none(t, "heard a stranger", j.heard.joins)
+}
+
+// A worker of this job does not talk to another job's driver, nor to a worker that poses as one.
+func TestFalseDriver(t *testing.T) {
+	j, other := newJob(t), newJob(t)
+	c, err := NewClient(ClientConfig{
+		Addr: other.addr, Credentials: j.credentials(slotOf("a")), Patience: 100 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, err = c.Join(context.Background(), Joining{})
+	if !errors.As(err, new(*UnreachableError)) || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("another job's driver: %v", err)
+	}
+	none(t, "heard", other.heard.joins)
+}
+
+// Many workers through many generations: none misses one, none gets a wrong one.
+func TestManyGenerations(t *testing.T) {
+	j := newJob(t)
+	const workers, generations = 4, 10
+	var incs []string
+	done := make(chan error, workers)
+	for i := range workers {
+		inc := fmt.Sprint("w", i)
+		incs = append(incs, inc)
+		c := j.client(inc)
+		go func() {
+			for g := range uint64(generations) {
+				w, err := c.Join(context.Background(), Joining{After: g, Commits: g})
+				if err != nil || w.Generation != g+1 || w.Rank != (i+int(g))%workers {
+					done <- fmt.Errorf("%s after %d: generation %d, rank %d, %v", inc, g, w.Generation, w.Rank, err)
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for g := range uint64(generations) {
+		for range workers {
+			if got := take(t, "joined", j.heard.joins); got.j.After != g {
+				t.Fatalf("generation %d: heard a join after %d", g, got.j.After)
+			}
+		}
+		turned := make([]string, workers)
+		for i := range incs {
+			turned[(i+int(g))%workers] = incs[i]
+		}
+		j.publish(g+1, 0, 0, turned...)
+	}
+	for range workers {
+		if err := take(t, "worker", done); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// BenchmarkPublish measures from Publish until four workers that waited have their world.
+func BenchmarkPublish(b *testing.B) {
+	j := newJob(b)
+	incs := []string{"a", "b", "c", "d"}
+	var clients []*Client
+	for _, inc := range incs {
+		clients = append(clients, j.client(inc))
+	}
+	var g uint64
+	b.ResetTimer()
+	for b.Loop() {
+		b.StopTimer()
+		var got []<-chan result
+		for _, c := range clients {
+			got = append(got, join(c, Joining{After: g}))
+			<-j.heard.joins
+		}
+		g++
+		b.StartTimer()
+		j.publish(g, 0, 0, incs...)
+		for _, r := range got {
+			if r := <-r; r.err != nil {
+				b.Fatal(r.err)
+			}
+		}
+	}
+}
