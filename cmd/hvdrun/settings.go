@@ -61,7 +61,7 @@ const (
 // table is every setting, in the order of the help.
 var table = []setting{
 	{name: "np", aliases: []string{"num-proc"}, arg: "N", source: true,
-		usage: "slots needed before the first start (default: the slots of -H)",
+		usage: "slots needed before the first start, mostly written -np N (default: the slots of -H)",
 		set:   count(1, func(s *settings) *int { return &s.np })},
 	{name: "min-np", aliases: []string{"min-num-proc"}, arg: "N",
 		usage: "fewest workers with which training goes on (default: -np); makes the job elastic",
