@@ -1,0 +1,46 @@
+// Package discovery answers which hosts there are.
+//
+// A host list comes from a Discoverer: Script runs a command and parses what it prints, Fixed knows its hosts already,
+// other packages ask a cloud or a cluster. Poll turns the Discoverer into a stream: it asks again and again (or, of a
+// Watcher, listens), checks every list, and hands on each that differs from the last. It decides what a failure means:
+// the first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the last list stays.
+//
+// The driver feeds the lists to Hosts, which remembers what the lists alone do not say: how old each host is, since old
+// hosts keep low ranks, and which slots and hosts have failed and stay out for a time. What Hosts calls available is what
+// plan.Assign makes a world of.
+//
+//	sh -c discover.sh → Script → Poll → the driver's loop → Hosts.Update → Hosts.Available → plan.Assign
+//
+// Package discoverytest holds the promises that every Discoverer keeps, as tests.
+package discovery
+
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Discoverer says which hosts there are now. A good one keeps these promises, which discoverytest checks:
+//
+//   - A list is whole. Where only a part can be found, it returns an error: a host that is missing from a list is gone,
+//     and its workers are stopped. An empty list is legal and says that there is no host.
+//   - Hosts that are still there keep their order from call to call. Among hosts that appear in one list, those that
+//     stand first are older, and get the lower ranks.
+//   - Each host stands in the list once, and the list passes plan.CheckHosts.
+//   - Discover returns soon after ctx has ended, with an error or a whole list, and leaves nothing running. It bounds its
+//     own time: whoever asks waits for the answer, and will not ask again before.
+//   - The list is the caller's, who may change it.
+//   - Discover may be called by several goroutines at once.
+type Discoverer interface {
+	Discover(ctx context.Context) ([]plan.Host, error)
+}
+
+// Watcher is what a Discoverer may be besides: one that need not be asked, since it is told when hosts change.
+//
+// Watch calls found with the whole list as soon as it is known, and again whenever it has changed, never twice at once and
+// not after it has returned; the list is found's. It blocks until ctx ends or it can watch no longer, and says why. It is
+// called again after a failure, and then starts with the whole list once more. What Discoverer promises of lists and of
+// the end of ctx holds here too.
+type Watcher interface {
+	Watch(ctx context.Context, found func([]plan.Host)) error
+}

@@ -1,0 +1,308 @@
+package discovery
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	defaultCooldownMin = time.Second
+	defaultCooldownMax = 600 * time.Second
+)
+
+// HostsConfig says for how long a failing slot or host stays out.
+//
+// The first failure costs CooldownMin, each further one double the time before, up to CooldownMax: 1, 2, 4, … with
+// nothing random about it. A slot that is back takes one doubling off its record for every CooldownMax in which it does
+// not fail.
+type HostsConfig struct {
+	// CooldownMin is the time for which a first failure excludes. 0: 1 s.
+	CooldownMin time.Duration
+	// CooldownMax is the longest exclusion. 0: 600 s. It is at least CooldownMin.
+	CooldownMax time.Duration
+	// Forever makes every exclusion last as long as the job.
+	Forever bool
+}
+
+// Hosts remembers of the hosts what one list does not say: how old they are, and which of them, or of their slots, are
+// excluded. It reads no clock and starts nothing: now is passed in, and must not go back. It is for one goroutine, and
+// owns nothing that it has returned. NewHosts makes one.
+//
+// Exclusions end by themselves: Available shows at any time what it will show once Expire has told who is back.
+type Hosts struct {
+	cfg    HostsConfig
+	listed []plan.Host // oldest first
+	// The records of slots and hosts that have failed outlive their listing: a host that flaps does not start afresh.
+	slots map[plan.SlotID]*record
+	hosts map[string]*record
+}
+
+// record is what is held against a slot or a host.
+type record struct {
+	out       bool      // excluded, and Expire has not told its end
+	until     time.Time // end of the last exclusion
+	doublings int       // of CooldownMin, that the next exclusion has, before decay
+}
+
+// Exclusion says that a slot, or a whole host, takes no worker.
+type Exclusion struct {
+	Host string
+	// Slot is the index of the slot; nil means the whole host, and stands for all its slots.
+	Slot *int
+	// Until is when it may return; zero where Forever.
+	Until   time.Time
+	Forever bool
+}
+
+// NewHosts returns a Hosts that knows no host yet.
+func NewHosts(cfg HostsConfig) *Hosts {
+	if cfg.CooldownMin <= 0 {
+		cfg.CooldownMin = defaultCooldownMin
+	}
+	if cfg.CooldownMax <= 0 {
+		cfg.CooldownMax = defaultCooldownMax
+	}
+	cfg.CooldownMax = max(cfg.CooldownMax, cfg.CooldownMin)
+	return &Hosts{cfg: cfg, slots: map[plan.SlotID]*record{}, hosts: map[string]*record{}}
+}
+
+// Update takes a new list, which has passed plan.CheckHosts, and says how its slots differ from those listed before,
+// excluded or not. Hosts that stay keep their age, whatever their place in the list and however their slots change; new
+// ones follow in the order of the list. A host that was gone is new.
+func (h *Hosts) Update(now time.Time, listed []plan.Host) plan.Change {
+	var change plan.Change
+	before := make(map[string]int, len(h.listed))
+	for _, host := range h.listed {
+		before[host.Name] = host.Slots
+	}
+	after := make(map[string]int, len(listed))
+	var newcomers []plan.Host
+	for _, host := range listed {
+		if _, twice := after[host.Name]; twice {
+			continue
+		}
+		after[host.Name] = host.Slots
+		slots, known := before[host.Name]
+		if !known {
+			newcomers = append(newcomers, host)
+		}
+		if host.Slots > slots {
+			change |= plan.Added
+		}
+	}
+	order := make([]plan.Host, 0, len(after))
+	for _, host := range h.listed {
+		slots, stays := after[host.Name]
+		if stays {
+			order = append(order, plan.Host{Name: host.Name, Slots: slots})
+		}
+		if slots < host.Slots {
+			change |= plan.Removed
+		}
+	}
+	h.listed = append(order, newcomers...)
+	h.forget(now)
+	return change
+}
+
+// Listed returns the hosts of the last list, excluded or not, the oldest first.
+func (h *Hosts) Listed() []plan.Host { return slices.Clone(h.listed) }
+
+// Available returns the slots that may have a worker: listed and not excluded at that time, the oldest host first, by
+// index within a host. It is what plan.Assign takes.
+func (h *Hosts) Available(now time.Time) []plan.SlotID {
+	ids := []plan.SlotID{}
+	for _, host := range h.orderAt(now) {
+		if h.isOut(h.hosts[host.Name], now) {
+			continue
+		}
+		for i := range host.Slots {
+			if id := (plan.SlotID{Host: host.Name, Index: i}); !h.isOut(h.slots[id], now) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids
+}
+
+// ExcludeSlot counts a failure of the slot and returns for how long it is out. Where that leaves a listed host of two or
+// more slots without any, the host is out as a whole, until the last of them returns; the exclusion is the host's then, and
+// takes the place of its slots'. A failure of what is out already counts for nothing, and returns the exclusion that stands.
+func (h *Hosts) ExcludeSlot(now time.Time, id plan.SlotID) Exclusion {
+	if host := h.hosts[id.Host]; h.isOut(host, now) {
+		return h.exclusion(id.Host, nil, host)
+	}
+	slot := recordOf(h.slots, id)
+	if !h.isOut(slot, now) {
+		h.exclude(slot, now)
+		if host := h.excludeEmptied(id.Host, now); host != nil {
+			return h.exclusion(id.Host, nil, host)
+		}
+	}
+	return h.exclusion(id.Host, &id.Index, slot)
+}
+
+// ExcludeHost counts a failure of the host and returns for how long it is out as a whole. A failure of one that is out
+// already counts for nothing, and returns the exclusion that stands.
+func (h *Hosts) ExcludeHost(now time.Time, host string) Exclusion {
+	r := recordOf(h.hosts, host)
+	if !h.isOut(r, now) {
+		h.exclude(r, now)
+	}
+	return h.exclusion(host, nil, r)
+}
+
+// Expire returns the exclusions that have ended by now, in the order of their ends, each of them once. A host that was
+// out as a whole is the youngest from now on. What they were excluded for stays on record, and decays. An exclusion of
+// what is listed no more ends like any other.
+func (h *Hosts) Expire(now time.Time) []Exclusion {
+	h.listed = h.orderAt(now) // before the books forget who has been out
+	var ended []Exclusion
+	for name, r := range h.hosts {
+		if r.out && !h.isOut(r, now) {
+			ended = append(ended, h.exclusion(name, nil, r))
+			r.out = false
+		}
+	}
+	for id, r := range h.slots {
+		if r.out && !h.isOut(r, now) {
+			ended = append(ended, h.exclusion(id.Host, &id.Index, r))
+			r.out = false
+		}
+	}
+	slices.SortFunc(ended, func(a, b Exclusion) int {
+		return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(a.Host, b.Host), cmp.Compare(index(a), index(b)))
+	})
+	return ended
+}
+
+// NextReturn returns when Expire will next have something to tell; false: never, as things stand.
+func (h *Hosts) NextReturn() (time.Time, bool) {
+	var next time.Time
+	found := false
+	look := func(r *record) {
+		if r.out && !h.cfg.Forever && (!found || r.until.Before(next)) {
+			next, found = r.until, true
+		}
+	}
+	for _, r := range h.hosts {
+		look(r)
+	}
+	for _, r := range h.slots {
+		look(r)
+	}
+	return next, found
+}
+
+// exclude starts an exclusion of what is not out.
+func (h *Hosts) exclude(r *record, now time.Time) {
+	r.doublings = h.doublings(r, now)
+	delay := h.cfg.CooldownMin
+	for range r.doublings {
+		delay += min(delay, h.cfg.CooldownMax-delay) // cannot overflow
+	}
+	if delay < h.cfg.CooldownMax {
+		r.doublings++ // no more than count, so that a record can decay
+	}
+	r.out, r.until = true, now.Add(delay)
+}
+
+// doublings returns what decay has left of a record.
+func (h *Hosts) doublings(r *record, now time.Time) int {
+	quiet := max(0, now.Sub(r.until))
+	return max(0, r.doublings-int(quiet/h.cfg.CooldownMax))
+}
+
+// excludeEmptied excludes the host if it has two or more slots and none left, in place of its slots, and returns its
+// record then.
+func (h *Hosts) excludeEmptied(name string, now time.Time) *record {
+	i := slices.IndexFunc(h.listed, func(host plan.Host) bool { return host.Name == name })
+	if i < 0 || h.listed[i].Slots < 2 {
+		return nil
+	}
+	var last time.Time
+	for index := range h.listed[i].Slots {
+		slot := h.slots[plan.SlotID{Host: name, Index: index}]
+		if !h.isOut(slot, now) {
+			return nil
+		}
+		if slot.until.After(last) {
+			last = slot.until
+		}
+	}
+	for index := range h.listed[i].Slots {
+		slot := h.slots[plan.SlotID{Host: name, Index: index}]
+		slot.out, slot.until = false, last // they decay from their common return
+	}
+	r := recordOf(h.hosts, name)
+	r.doublings = h.doublings(r, now)
+	r.out, r.until = true, last
+	return r
+}
+
+func (h *Hosts) isOut(r *record, now time.Time) bool {
+	return r != nil && r.out && (h.cfg.Forever || now.Before(r.until))
+}
+
+// orderAt returns the listed hosts by age at that time: those whose exclusion has ended are the youngest, in the order of
+// their returns.
+func (h *Hosts) orderAt(now time.Time) []plan.Host {
+	order := make([]plan.Host, 0, len(h.listed))
+	var returned []plan.Host
+	for _, host := range h.listed {
+		if r := h.hosts[host.Name]; r != nil && r.out && !h.isOut(r, now) {
+			returned = append(returned, host)
+		} else {
+			order = append(order, host)
+		}
+	}
+	slices.SortStableFunc(returned, func(a, b plan.Host) int {
+		return h.hosts[a.Name].until.Compare(h.hosts[b.Name].until)
+	})
+	return append(order, returned...)
+}
+
+func (h *Hosts) exclusion(host string, slot *int, r *record) Exclusion {
+	e := Exclusion{Host: host, Until: r.until, Forever: h.cfg.Forever}
+	if e.Forever {
+		e.Until = time.Time{}
+	}
+	if slot != nil {
+		e.Slot = new(*slot)
+	}
+	return e
+}
+
+// forget drops records that hold nothing any more, so that hosts that come and go under ever new names do not pile up.
+func (h *Hosts) forget(now time.Time) {
+	for name, r := range h.hosts {
+		if !r.out && h.doublings(r, now) == 0 {
+			delete(h.hosts, name)
+		}
+	}
+	for id, r := range h.slots {
+		if !r.out && h.doublings(r, now) == 0 {
+			delete(h.slots, id)
+		}
+	}
+}
+
+func recordOf[K comparable](records map[K]*record, key K) *record {
+	r := records[key]
+	if r == nil {
+		r = &record{}
+		records[key] = r
+	}
+	return r
+}
+
+// index orders a whole host before its slots.
+func index(e Exclusion) int {
+	if e.Slot == nil {
+		return -1
+	}
+	return *e.Slot
+}

@@ -1,0 +1,171 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const defaultInterval = time.Second
+
+// Poll turns a Discoverer into a stream of host lists. It is used for one Run.
+type Poll struct {
+	// Source is asked again and again; one that is a Watcher is watched instead.
+	Source Discoverer
+	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
+	Interval time.Duration
+	// Failed is called with each failure after the first list, and how long ago the source last stood by its list. It is
+	// called from one goroutine at a time and must not block for long. Nil: nobody listens.
+	Failed func(err error, age time.Duration)
+	// Log takes failures and recoveries. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+// FirstError is what Poll's Run returns where the source fails before it has given any list.
+type FirstError struct{ Err error }
+
+// Error names the source's error.
+func (e *FirstError) Error() string {
+	return fmt.Sprintf("discovery: no hosts were ever found: %v", e.Err)
+}
+
+// Unwrap returns the source's error.
+func (e *FirstError) Unwrap() error { return e.Err }
+
+var (
+	errNoSource   = errors.New("discovery: there is no source to ask")
+	errWatchEnded = errors.New("discovery: the source has stopped watching")
+)
+
+// Run asks the source until ctx ends, and then returns ctx's cause. It calls found with the first list, which may be
+// empty, and with every list that differs from the last one, be it only in its order. found owns the list, is called by
+// one goroutine at a time and not after Run has returned; the next question waits for it.
+//
+// A failure before the first list is returned at once, as a *FirstError. One that comes later is logged and given to
+// Failed, the last list stays, and the source is asked again after Interval. A list that plan.CheckHosts refuses is a
+// failure. Run waits for the source, and so ends as promptly as that does.
+func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
+	interval, log := p.Interval, p.Log
+	if interval <= 0 {
+		interval = defaultInterval
+	}
+	if log == nil {
+		log = logrus.StandardLogger()
+	}
+	k := &keeper{found: found, log: log}
+	ask := p.discover
+	if w, ok := p.Source.(Watcher); ok {
+		ask = func(ctx context.Context, k *keeper) error { return watch(ctx, w, k) }
+	}
+	for {
+		err := errNoSource
+		if p.Source != nil {
+			err = ask(ctx, k)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			if !k.known {
+				return &FirstError{err}
+			}
+			age := k.failed(err)
+			if p.Failed != nil {
+				p.Failed(err, age)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(interval):
+		}
+	}
+}
+
+// discover asks once.
+func (p *Poll) discover(ctx context.Context, k *keeper) error {
+	hosts, err := p.Source.Discover(ctx)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	return k.take(hosts)
+}
+
+// watch listens until the source can watch no longer, or says what cannot be.
+func watch(ctx context.Context, w Watcher, k *keeper) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var (
+		mu    sync.Mutex // a source may call from goroutines of its own
+		ended bool
+		heard bool
+	)
+	err := w.Watch(ctx, func(hosts []plan.Host) {
+		mu.Lock()
+		defer mu.Unlock()
+		if ended || ctx.Err() != nil {
+			return
+		}
+		if err := k.take(hosts); err != nil {
+			cancel(err)
+			return
+		}
+		heard = true
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	ended = true
+	if heard {
+		k.confirmed = time.Now() // it would have told of a change until now
+	}
+	if ctx.Err() != nil { // a list was refused, or all is over
+		return context.Cause(ctx)
+	}
+	if err == nil {
+		err = errWatchEnded
+	}
+	return err
+}
+
+// keeper holds the last good list.
+type keeper struct {
+	found     func([]plan.Host)
+	log       logrus.FieldLogger
+	known     bool
+	last      []plan.Host
+	confirmed time.Time // when the source last stood by the list
+	failures  int       // since then
+}
+
+// take checks a list and hands it on where it is news.
+func (k *keeper) take(hosts []plan.Host) error {
+	if err := plan.CheckHosts(hosts); err != nil {
+		return fmt.Errorf("discovery: a list that cannot be: %w", err)
+	}
+	if k.failures > 0 {
+		k.log.WithField("failures", k.failures).Info("discovery: the source answers again")
+	}
+	k.failures, k.confirmed = 0, time.Now()
+	if k.known && slices.Equal(k.last, hosts) {
+		return nil
+	}
+	k.known, k.last = true, slices.Clone(hosts)
+	k.found(slices.Clone(hosts))
+	return nil
+}
+
+// failed logs a failure and returns the age of the list that stays.
+func (k *keeper) failed(err error) time.Duration {
+	k.failures++
+	age := time.Since(k.confirmed)
+	k.log.WithError(err).WithField("age", age.Round(time.Millisecond)).WithField("failures", k.failures).
+		Warn("discovery: failed; the last list of hosts stays")
+	return age
+}

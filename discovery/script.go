@@ -1,0 +1,208 @@
+package discovery
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	defaultScriptTimeout = 30 * time.Second
+	maxScriptOutput      = 1 << 20
+	maxStderrLine        = 4 << 10
+
+	// drainGrace is how long the pipes of a script that has ended may stay open. Its own processes are gone by then; only
+	// one that left the group can hold them.
+	drainGrace = time.Second
+)
+
+// Script is a Discoverer that runs a command and parses what it prints, a host a line as plan.ParseHosts has it.
+//
+// The shell runs the command in a process group of its own, with the environment and directory of this process and
+// nothing on its stdin. What it has printed when the shell ends is the list, if the exit status is 0; whatever is left of
+// the group is killed then. So it is where the command takes longer than Timeout, prints more than 1 MiB or ctx ends, and
+// where this process dies the shell dies with it. Lines on stderr go to the log.
+type Script struct {
+	// Command is given to sh -c.
+	Command string
+	// DefaultSlots is what a line without slots has. 0: one.
+	DefaultSlots int
+	// Timeout bounds one run. 0: 30 s.
+	Timeout time.Duration
+	// Log takes what the command prints to stderr, a message a line; long lines are cut. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+// Discover runs the command once and blocks until it and its process group have ended. An error names the exit status and
+// the last line of stderr, or the line that could not be parsed (*plan.ParseError).
+func (s Script) Discover(ctx context.Context) ([]plan.Host, error) {
+	if s.Command == "" {
+		return nil, errors.New("discovery: there is no script to run")
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("discovery: script not run: %w", context.Cause(ctx))
+	}
+	if s.DefaultSlots == 0 {
+		s.DefaultSlots = 1
+	}
+	if s.Timeout == 0 {
+		s.Timeout = defaultScriptTimeout
+	}
+	if s.Log == nil {
+		s.Log = logrus.StandardLogger()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("it took longer than %v", s.Timeout))
+	defer cancel()
+	out, err := s.output(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hosts, err := plan.ParseHosts(string(out), s.DefaultSlots)
+	if err != nil {
+		return nil, fmt.Errorf("discovery: what the script printed: %w", err)
+	}
+	return hosts, nil
+}
+
+var errTooMuchOutput = fmt.Errorf("it printed more than %d bytes", maxScriptOutput)
+
+// output runs the command and returns its whole stdout.
+func (s Script) output(ctx context.Context) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stdout, stdoutEnd, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("discovery: script: %w", err)
+	}
+	defer stdout.Close()
+	stderr, stderrEnd, err := os.Pipe()
+	if err != nil {
+		stdoutEnd.Close()
+		return nil, fmt.Errorf("discovery: script: %w", err)
+	}
+	defer stderr.Close()
+
+	cmd := exec.Command("sh", "-c", s.Command)
+	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
+	ended := make(chan error, 1)
+	go func() {
+		err := runGroup(ctx, cmd)
+		// Start has given the script copies of these, and without them the readers come to the end.
+		late := time.Now().Add(drainGrace)
+		stdout.SetReadDeadline(late)
+		stderr.SetReadDeadline(late)
+		ended <- err
+	}()
+	lastLine := make(chan string, 1)
+	go func() { lastLine <- s.logLines(stderr) }()
+
+	out, readErr := io.ReadAll(io.LimitReader(stdout, maxScriptOutput+1))
+	if len(out) > maxScriptOutput {
+		cancel(errTooMuchOutput)
+	}
+	err = <-ended
+	last := <-lastLine
+	switch {
+	case len(out) > maxScriptOutput:
+		return nil, fmt.Errorf("discovery: script killed: %w", errTooMuchOutput)
+	case err != nil && last != "":
+		return nil, fmt.Errorf("discovery: script %w: %s", err, last)
+	case err != nil:
+		return nil, fmt.Errorf("discovery: script %w", err)
+	case errors.Is(readErr, os.ErrDeadlineExceeded):
+		// What it goes on to print might belong to the list.
+		return nil, errors.New("discovery: script left a process behind that holds its stdout")
+	case readErr != nil:
+		return nil, fmt.Errorf("discovery: script: %w", readErr)
+	}
+	return out, nil
+}
+
+// logLines logs what the script says until the pipe ends, and returns its last line.
+func (s Script) logLines(stderr io.Reader) (last string) {
+	log := s.Log.WithField("script", s.Command)
+	r := bufio.NewReaderSize(stderr, maxStderrLine)
+	for {
+		line, more, err := r.ReadLine()
+		if err != nil {
+			return last
+		}
+		if len(line) > 0 {
+			last = string(line)
+			log.Info("discovery: script says: " + last)
+		}
+		for more && err == nil { // the rest of a line that is too long
+			_, more, err = r.ReadLine()
+		}
+	}
+}
+
+// runGroup runs cmd, whose files are pipes' ends that it closes, in a process group, and returns when that is gone: killed
+// when ctx ends, or when its leader has ended and left others behind. The error reads on after "script".
+func runGroup(ctx context.Context, cmd *exec.Cmd) error {
+	// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here as long as the script runs.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Start()
+	for _, end := range []any{cmd.Stdout, cmd.Stderr} {
+		end.(*os.File).Close()
+	}
+	if err != nil {
+		return fmt.Errorf("could not be started: %w", err)
+	}
+	pid := cmd.Process.Pid
+	kill := func() { syscall.Kill(-pid, syscall.SIGKILL) }
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { kill(); close(killed) })
+	waitErr := awaitExit(pid)
+	stopped := !stop()
+	if stopped {
+		<-killed
+	}
+	// The leader has ended but is not reaped, so that the group's number cannot belong to anybody else yet.
+	kill()
+	err = cmd.Wait()
+	switch {
+	case stopped:
+		return fmt.Errorf("killed: %w", context.Cause(ctx))
+	case waitErr != nil:
+		return fmt.Errorf("could not be waited for: %w", waitErr)
+	}
+	return exitFault(cmd, err)
+}
+
+// awaitExit blocks until the process has ended, and leaves it to be reaped.
+func awaitExit(pid int) error {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// exitFault turns what Wait returned into words.
+func exitFault(cmd *exec.Cmd, err error) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return err
+	}
+	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return fmt.Errorf("was killed by signal %d (%s)", int(status.Signal()), status.Signal())
+	}
+	return fmt.Errorf("exited with status %d", status.ExitStatus())
+}
