@@ -49,6 +49,8 @@ var rooms = map[string]string{
 	"examples":          "elastic collective tasks plan",
 	"internal/chaos":    "all",
 	"internal/recovery": "all",
+	"internal/trainee":  "elastic collective plan",
+	"internal/e2e":      "all",
 }
 
 // heavy are modules that a training program must not link.
