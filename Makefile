@@ -17,8 +17,8 @@ build: ## build hvdrun and the examples into bin/
 	@mkdir -p bin
 	@$(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
 
-demo: build ## train on real digits while hosts come, die and go
-	@bash examples/demo/demo.sh
+demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
+	@bin/demo $(ARGS)
 
 check: deps fmt vet staticcheck test pure cross ## all that a change must pass; brings what it needs
 
