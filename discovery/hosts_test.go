@@ -273,6 +273,20 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 	}
 }
 
+func TestSlotsOfAHostThatWasOutDecayFromItsReturn(t *testing.T) {
+	h := NewHosts(cooldown(10, 100))
+	h.Update(at(0), hostList("a:2"))
+	h.ExcludeSlot(at(0), id("a", 0))
+	h.ExcludeSlot(at(5), id("a", 1)) // the host is out until 15
+	h.Expire(at(15))
+	if got := h.ExcludeSlot(at(114), id("a", 0)); !got.Until.Equal(at(134)) {
+		t.Errorf("99 s after the return, a failure costs until %v", got.Until)
+	}
+	if got := h.ExcludeHost(at(114), "a"); !got.Until.Equal(at(124)) {
+		t.Errorf("the host's own first failure costs until %v", got.Until)
+	}
+}
+
 func TestHostOfOneSlotKeepsItsAge(t *testing.T) {
 	h := NewHosts(cooldown(10, 100))
 	h.Update(at(0), hostList("a:1,b:1"))

@@ -156,7 +156,7 @@ func (k *keeper) take(hosts []plan.Host) error {
 	if k.known && slices.Equal(k.last, hosts) {
 		return nil
 	}
-	k.known, k.last = true, slices.Clone(hosts)
+	k.known, k.last = true, hosts
 	k.found(slices.Clone(hosts))
 	return nil
 }
