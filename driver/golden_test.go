@@ -290,7 +290,7 @@ func (s *story) describe(a action) string {
 	case startWorker:
 		// Forking succeeds at once in stories.
 		s.m.find(a.id).pid = 100
-		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.size)
+		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.trial.Size())
 	case stopWorker:
 		return "stop " + a.id
 	case publishWorld:

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"slices"
@@ -250,10 +251,13 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 	if err != nil {
 		return Exit{Err: err}
 	}
+	groupRank, groupSize := a.trial.Group(a.slot.Host)
 	env := plan.Worker{
-		RunID: l.cfg.RunID, Incarnation: a.id, Slot: a.slot, Size: a.size, Elastic: l.cfg.Size.Elastic,
+		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
+		Slot: a.slot, Size: a.trial.Size(), GroupRank: groupRank, GroupSize: groupSize,
 		DriverAddr: l.addr, Credentials: credentials.Encode(),
-		MasterAddr: a.first, MasterPort: l.masterPort,
+		Restarts: a.resets, MaxRestarts: l.maxResets(),
+		MasterAddr: a.trial.Slots[0].Host, MasterPort: l.masterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
@@ -271,6 +275,14 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)
 	}
 	return exitOf(err)
+}
+
+// maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.
+func (l *loop) maxResets() int {
+	if limit := l.cfg.Blame.ResetLimit; limit != nil {
+		return *limit
+	}
+	return math.MaxInt32
 }
 
 func exitOf(err error) Exit {

@@ -37,9 +37,8 @@ type job struct {
 }
 
 type fakeWorker struct {
-	spec   launch.Spec
-	exit   chan error
-	ignore bool // SIGTERM
+	spec launch.Spec
+	exit chan error
 }
 
 // Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked to.

@@ -116,10 +116,10 @@ type (
 	action interface{}
 
 	startWorker struct {
-		id    string
-		slot  plan.Slot // in the trial assignment: the world as it would be if all wanted slots were filled
-		size  int
-		first string // the host of the trial assignment's rank 0
+		id     string
+		slot   plan.Slot
+		trial  plan.World // as it would be if all wanted slots were filled; slot is one of its own
+		resets int
 	}
 	stopWorker   struct{ id string }
 	publishWorld struct {

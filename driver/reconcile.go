@@ -126,17 +126,18 @@ func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	} else if !m.size.Elastic {
 		return
 	}
-	trial, err := plan.Assign(wanted, 0, 0)
+	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // no number of slots is too few for 0
 	}
-	for _, s := range trial {
+	trial := plan.World{Generation: m.world.Generation + 1, Slots: slots}
+	for _, s := range slots {
 		if m.in(s.SlotID) != nil {
 			continue // a worker that is on its way out has the slot until it is gone
 		}
 		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now}
 		m.workers = append(m.workers, w)
-		m.do(startWorker{id: w.id, slot: s, size: len(trial), first: trial[0].Host})
+		m.do(startWorker{id: w.id, slot: s, trial: trial, resets: m.resets})
 	}
 }
 
