@@ -1,0 +1,322 @@
+package e2e
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// Binaries are the programs of a job.
+type Binaries struct{ Hvdrun, Trainee string }
+
+// Build builds them into a folder. It blocks as long as the compiler needs.
+func Build(ctx context.Context, dir string, buildFlags ...string) (Binaries, error) {
+	args := append([]string{"build"}, buildFlags...)
+	args = append(args, "-o", dir+string(filepath.Separator),
+		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/internal/trainee")
+	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
+		return Binaries{}, fmt.Errorf("e2e: go build: %w\n%s", err, out)
+	}
+	return Binaries{filepath.Join(dir, "hvdrun"), filepath.Join(dir, "trainee")}, nil
+}
+
+// Job says what to run.
+type Job struct {
+	// Dir is an empty folder that the job has for itself.
+	Dir string
+	// Flags are hvdrun's. The discovery script and the events file are added.
+	Flags []string
+	// Stages are what the discovery script prints. None: there is no script. When the script is run again after it has
+	// printed stage N (0 is the first), so that hvdrun has taken note of it, it makes a file polled.N.
+	Stages []Stage
+	// Trainee are the flags of the workers. The diary and the job's folder are added.
+	Trainee []string
+	// Command is run in place of the trainee, where it is not empty.
+	Command []string
+	// Limit is when everything is made to dump its stacks and is killed. 0: 30 s.
+	Limit time.Duration
+}
+
+// Stage is a time in the life of a discovery script. It begins when training has taken Step steps, the stage before it has
+// been printed in Polls runs, and the file After, where there is a name, exists in the job's folder.
+type Stage struct {
+	Step, Polls int
+	After       string
+	// Hosts are printed, a word a line; with "!" the script fails.
+	Hosts string
+}
+
+// DiaryPath is the file in which workers write down what they do.
+func (j Job) DiaryPath() string { return filepath.Join(j.Dir, "diary") }
+
+// EventsPath is hvdrun's events file.
+func (j Job) EventsPath() string { return filepath.Join(j.Dir, "events") }
+
+// OutputPath is where hvdrun's stdout and stderr go.
+func (j Job) OutputPath() string { return filepath.Join(j.Dir, "output") }
+
+// script returns the text of the discovery script.
+func (j Job) script() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, `#!/bin/sh
+cd '%s' || exit 1
+stage=0 polls=0
+[ ! -e at ] || read -r stage polls <at
+[ "$polls" -lt 1 ] || : >"polled.$stage"
+step=$(sed -n 's/.*"step":\([0-9]*\),.*/\1/p' diary 2>/dev/null | sort -n | tail -n 1)
+case $stage in
+`, j.Dir)
+	for i, st := range j.Stages[1:] {
+		test := fmt.Sprintf(`[ "${step:-0}" -ge %d ] && [ "$polls" -ge %d ]`, st.Step, st.Polls)
+		if st.After != "" {
+			test += fmt.Sprintf(` && [ -e '%s' ]`, st.After)
+		}
+		fmt.Fprintf(&s, "%d) if %s; then stage=%d polls=0; fi ;;\n", i, test, i+1)
+	}
+	s.WriteString("esac\necho \"$stage $((polls + 1))\" >at\n[ \"$polls\" -gt 0 ] || date +%s%N >\"shown.$stage\"\ncase $stage in\n")
+	for i, st := range j.Stages {
+		what := "printf '%s\\n' " + st.Hosts
+		switch st.Hosts {
+		case "":
+			what = ":"
+		case "!":
+			what = "echo 'no hosts today' >&2; exit 1"
+		}
+		fmt.Fprintf(&s, "%d) %s ;;\n", i, what)
+	}
+	s.WriteString("esac\n")
+	return s.String()
+}
+
+// args returns hvdrun's.
+func (j Job) args(b Binaries) ([]string, error) {
+	args := append([]string{"--events-file", j.EventsPath()}, j.Flags...)
+	if len(j.Stages) > 0 {
+		path := filepath.Join(j.Dir, "discover.sh")
+		if err := os.WriteFile(path, []byte(j.script()), 0o700); err != nil {
+			return nil, err
+		}
+		args = append(args, "--host-discovery-script", "exec '"+path+"'")
+	}
+	if len(j.Command) > 0 {
+		return append(append(args, "--"), j.Command...), nil
+	}
+	args = append(args, "--", b.Trainee, "-log", j.DiaryPath(), "-dir", j.Dir)
+	return append(args, j.Trainee...), nil
+}
+
+// Running is a job that has been started.
+type Running struct {
+	Job
+	// PID is hvdrun's; it is the leader of a process group.
+	PID int
+	// Mark is an entry of the environment of all the job's processes.
+	Mark string
+
+	ended    chan struct{}
+	err      error // of Wait
+	timedOut bool
+	wg       sync.WaitGroup
+}
+
+// Start starts the job. Wait must be called.
+func (b Binaries) Start(j Job) (*Running, error) {
+	args, err := j.args(b)
+	if err != nil {
+		return nil, fmt.Errorf("e2e: %w", err)
+	}
+	out, err := os.OpenFile(j.OutputPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("e2e: %w", err)
+	}
+	defer out.Close()
+	if j.Limit == 0 {
+		j.Limit = 30 * time.Second
+	}
+	r := &Running{Job: j, Mark: "E2E_JOB=" + rand.Text(), ended: make(chan struct{})}
+	cmd := exec.Command(b.Hvdrun, args...)
+	cmd.Env = append(os.Environ(), r.Mark)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+
+	started := make(chan error, 1)
+	r.wg.Go(func() {
+		// The death signal is the thread's that forks.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(r.ended)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			r.err = cmd.Wait()
+		}
+	})
+	if err := <-started; err != nil {
+		r.wg.Wait()
+		return nil, fmt.Errorf("e2e: %w", err)
+	}
+	r.PID = cmd.Process.Pid
+	r.wg.Go(r.watch)
+	return r, nil
+}
+
+// watch ends the job when its time is up.
+func (r *Running) watch() {
+	select {
+	case <-r.ended:
+		return
+	case <-time.After(r.Limit):
+	}
+	r.timedOut = true
+	// Go programs dump their stacks at SIGQUIT. The workers go first, since it is hvdrun that passes on what they print.
+	for _, pid := range Processes(r.Mark) {
+		if pid != r.PID {
+			_ = syscall.Kill(pid, syscall.SIGQUIT)
+		}
+	}
+	select {
+	case <-r.ended:
+	case <-time.After(time.Second):
+	}
+	_ = syscall.Kill(r.PID, syscall.SIGQUIT)
+	select {
+	case <-r.ended:
+	case <-time.After(time.Second):
+	}
+	r.Kill()
+}
+
+// Kill kills all the job's processes, hvdrun first.
+func (r *Running) Kill() {
+	_ = syscall.Kill(r.PID, syscall.SIGKILL)
+	for _, pid := range Processes(r.Mark) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// Ended is closed when hvdrun has ended.
+func (r *Running) Ended() <-chan struct{} { return r.ended }
+
+// Result is what has become of a job.
+type Result struct {
+	// Status is hvdrun's exit status; -1 where a signal has ended it.
+	Status int
+	// TimedOut tells that the job had to be killed.
+	TimedOut bool
+	// Output is all that hvdrun printed.
+	Output string
+	// Lines are the diary, Events the events file.
+	Lines  []diary.Line
+	Events []Event
+	// Left are the processes of the job that were there after hvdrun's end, with their command lines. They were killed.
+	Left []string
+}
+
+// Wait blocks until hvdrun has ended, at the job's limit by force, and gathers what there is.
+func (r *Running) Wait() (Result, error) {
+	r.wg.Wait()
+	res := Result{TimedOut: r.timedOut}
+	var exit *exec.ExitError
+	switch {
+	case errors.As(r.err, &exit):
+		res.Status = exit.ExitCode()
+	case r.err != nil:
+		return res, fmt.Errorf("e2e: %w", r.err)
+	}
+	out, err := os.ReadFile(r.OutputPath())
+	if err != nil {
+		return res, fmt.Errorf("e2e: %w", err)
+	}
+	res.Output = string(out)
+	if res.Lines, err = diary.Follow[diary.Line](r.DiaryPath()).Next(); err != nil {
+		return res, err
+	}
+	if res.Events, err = diary.Follow[Event](r.EventsPath()).Next(); err != nil {
+		return res, err
+	}
+	if exit == nil || exit.Exited() {
+		res.Left = r.Remaining()
+	}
+	return res, nil
+}
+
+// Remaining kills all that is there of the job, and tells what it was.
+func (r *Running) Remaining() []string {
+	var left []string
+	for _, pid := range Processes(r.marks()...) {
+		left = append(left, fmt.Sprintf("%d %s", pid, commandLine(pid)))
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	return left
+}
+
+// AwaitGone blocks until nothing is left of the job or the time is up, and returns what is left then. It kills nobody.
+func (r *Running) AwaitGone(limit time.Duration) []string {
+	end := time.Now().Add(limit)
+	for {
+		var left []string
+		for _, pid := range Processes(r.marks()...) {
+			left = append(left, fmt.Sprintf("%d %s", pid, commandLine(pid)))
+		}
+		if len(left) == 0 || time.Now().After(end) {
+			return left
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// marks are by what the job's processes are known: our entry in the environment, or the run's id in it or in the arguments,
+// as the guard has it.
+func (r *Running) marks() []string {
+	marks := []string{r.Mark}
+	lines, _ := diary.Follow[diary.Line](r.DiaryPath()).Next()
+	if len(lines) > 0 {
+		marks = append(marks, "HVD_RUN_ID="+lines[0].Run)
+	}
+	return marks
+}
+
+// AwaitLines blocks until enough says so of the diary; an error tells that the job has ended before, or that ctx has.
+func (r *Running) AwaitLines(ctx context.Context, enough func([]diary.Line) bool) error {
+	return await(ctx, r, r.DiaryPath(), enough)
+}
+
+// AwaitEvents is the same for the events file.
+func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) error {
+	return await(ctx, r, r.EventsPath(), enough)
+}
+
+func await[T any](ctx context.Context, r *Running, path string, enough func([]T) bool) error {
+	f := diary.Follow[T](path)
+	var all []T
+	for ended := false; ; {
+		more, err := f.Next()
+		if err != nil {
+			return err
+		}
+		if all = append(all, more...); enough(all) {
+			return nil
+		}
+		if ended {
+			return errors.New("e2e: the job ended before what was waited for")
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-r.ended:
+			ended = true
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}

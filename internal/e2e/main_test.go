@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// Hosts of the tests: names of this machine, which are hosts of their own.
+const (
+	hostA = "localhost"
+	hostB = "127.0.0.1"
+	hostC = "127.0.0.2"
+	hostD = "127.0.0.3"
+)
+
+var binaries Binaries
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "hvdrun-e2e-")
+	if err != nil {
+		panic(err)
+	}
+	if binaries, err = Build(context.Background(), dir, buildFlags...); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// flags are hvdrun's in all jobs: a lively discovery, and a failed slot stays out unless a test says otherwise.
+func flags(more ...string) []string {
+	return append([]string{"--discovery-interval", "20ms", "--blacklist-cooldown-range", "100,100", "--log-level", "debug"}, more...)
+}
+
+// on lists hosts, "name:slots" in the script's words: on(hostA, 2, hostB, 1).
+func on(hosts ...any) string {
+	var words []string
+	for i := 0; i < len(hosts); i += 2 {
+		words = append(words, fmt.Sprintf("%v:%v", hosts[i], hosts[i+1]))
+	}
+	return strings.Join(words, " ")
+}
+
+// start starts a job that t waits for.
+func start(t *testing.T, j Job) *Running {
+	t.Helper()
+	j.Dir = t.TempDir()
+	r, err := binaries.Start(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.Kill()
+		}
+	})
+	return r
+}
+
+// finish waits for the job's end, and checks what is true of every job.
+func finish(t *testing.T, r *Running, status, steps int) Result {
+	t.Helper()
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("job in %s\n%s", r.Dir, story(res))
+		}
+	})
+	if res.TimedOut {
+		t.Fatal("the job took too long and was killed")
+	}
+	if res.Status != status {
+		t.Errorf("exit status %d, want %d", res.Status, status)
+	}
+	if len(res.Left) > 0 {
+		t.Errorf("processes are left: %q", res.Left)
+	}
+	if err := diary.Check(res.Lines, steps, 256); err != nil {
+		t.Error(err)
+	}
+	return res
+}
+
+// story is all that a job has written, for reading.
+func story(res Result) string {
+	var s strings.Builder
+	for _, l := range res.Lines {
+		fmt.Fprintf(&s, "%d %-5s step %-3d %-7s generation %d rank %d of %d (first %d) %s pid %d\n",
+			l.Time, l.Event, l.Step, l.Outcome, l.Generation, l.Rank, l.Size, l.First, l.Where(), l.PID)
+	}
+	for _, e := range res.Events {
+		fmt.Fprintf(&s, "%d %s\n", e.Time.UnixNano(), e)
+	}
+	return s.String() + res.Output
+}
+
+// run runs a job to its end, which must be a good one, and checks every step that rank 0 has written down, the number of
+// resets, and that all of the last world's workers come to the end with the same weights, the right ones.
+func run(t *testing.T, j Job, worlds []diary.World) Result {
+	t.Helper()
+	t.Parallel()
+	last := worlds[len(worlds)-1]
+	j.Trainee = append(slices.Clip(j.Trainee), "-steps", fmt.Sprint(last.To))
+	res := finish(t, start(t, j), 0, last.To)
+	if err := diary.CheckWorlds(res.Lines, worlds); err != nil {
+		t.Error(err)
+	}
+	if last.Generation != 0 {
+		if n := Count(res.Events, "reset"); n != int(last.Generation)-1 {
+			t.Errorf("%d resets, want %d", n, last.Generation-1)
+		}
+	}
+	ends := 0
+	for _, l := range res.Lines {
+		if l.Event == diary.End {
+			ends++
+		}
+	}
+	if ends != last.Size {
+		t.Errorf("%d workers came to the end, want %d", ends, last.Size)
+	}
+	return res
+}
+
+// exits returns the events of workers' ends at a place, "host:slot".
+func exits(res Result, where string) []Event {
+	var found []Event
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && fmt.Sprintf("%s:%d", e.Host, *e.Slot) == where {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// says checks that hvdrun has printed the words.
+func says(t *testing.T, res Result, words string) {
+	t.Helper()
+	if !strings.Contains(res.Output, words) {
+		t.Errorf("the output does not say %q", words)
+	}
+}

@@ -1,0 +1,158 @@
+package diary
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Check reads the lines of a whole job, of rank 0 alone or of all ranks, and returns the first thing in them that must
+// not be:
+//
+//   - Within a world, all enter at the same step, and each takes one step after the other from there.
+//   - No committed step is lost or done again: who enters a later world is not behind any step whose Commit has returned
+//     nil, or a *HostsUpdatedError, anywhere. The first world begins before the first step.
+//   - No step is left out: a later world begins at most one step beyond the last one seen in those before. That one may
+//     have been saved by a rank that lost its peers before anybody's Commit returned.
+//   - The chain is the one that belongs to the step.
+//   - A rank of a world is one process, and all say the same of the world's size.
+//   - Whoever reaches the end has done all steps, and has the weights that belong to them.
+func Check(lines []Line, steps, weights int) error {
+	worlds := make(map[uint64]*world)
+	digest := Digest(Weights(steps, weights))
+	chains := []uint64{0}      // by step
+	first := make(map[int]int) // first ranks by process
+	for i, l := range lines {
+		w := worlds[l.Generation]
+		if w == nil {
+			w = &world{size: l.Size, begin: l.Step, ranks: make(map[int]int), at: make(map[int]int)}
+			worlds[l.Generation] = w
+		}
+		for len(chains) <= l.Step && l.Step <= steps {
+			chains = append(chains, Chain(chains[len(chains)-1], len(chains)))
+		}
+		var err error
+		switch {
+		case l.Step < 0 || l.Step > steps:
+			err = fmt.Errorf("there are %d steps", steps)
+		case l.Chain != FormatChain(chains[l.Step]):
+			err = fmt.Errorf("the chain of step %d is %s", l.Step, FormatChain(chains[l.Step]))
+		default:
+			err = w.add(l)
+		}
+		if f, ok := first[l.PID]; err == nil && ok && f != l.First {
+			err = fmt.Errorf("its first rank was %d before", f)
+		}
+		first[l.PID] = l.First
+		if err == nil && l.Event == End && (l.Step != steps || l.Digest != digest) {
+			err = fmt.Errorf("the end is after step %d, with weights %s", steps, digest)
+		}
+		if err != nil {
+			return fmt.Errorf("diary: line %d, %+v: %w", i+1, l, err)
+		}
+	}
+	return checkOrder(worlds)
+}
+
+// checkOrder compares each world with all before it.
+func checkOrder(worlds map[uint64]*world) error {
+	committed, seen := 0, -1
+	for _, g := range slices.Sorted(maps.Keys(worlds)) {
+		w := worlds[g]
+		if w.begin < committed {
+			return fmt.Errorf("diary: generation %d begins after step %d, but step %d had been committed", g, w.begin, committed)
+		}
+		if w.begin > seen+1 {
+			return fmt.Errorf("diary: generation %d begins after step %d, but nobody had come beyond %d", g, w.begin, seen)
+		}
+		committed, seen = max(committed, w.committed), max(seen, w.begin, w.seen)
+	}
+	return nil
+}
+
+// world is what is known of one.
+type world struct {
+	size, begin     int
+	committed, seen int         // the last step that somebody's Commit stands for, and that somebody took
+	ranks           map[int]int // processes by rank
+	at              map[int]int // steps by process
+}
+
+func (w *world) add(l Line) error {
+	if l.Size != w.size || l.Rank < 0 || l.Rank >= l.Size {
+		return fmt.Errorf("rank %d of %d in a world of %d", l.Rank, l.Size, w.size)
+	}
+	if pid, ok := w.ranks[l.Rank]; ok && pid != l.PID {
+		return fmt.Errorf("rank %d is process %d in this world", l.Rank, pid)
+	}
+	w.ranks[l.Rank] = l.PID
+	at, entered := w.at[l.PID]
+	switch l.Event {
+	case Enter:
+		// A world can be entered again only where a collective aborted, and then it is never used again.
+		if entered {
+			return fmt.Errorf("the process was in this world already, at step %d", at)
+		}
+		if l.Step != w.begin {
+			return fmt.Errorf("others entered this world at step %d", w.begin)
+		}
+	case Step:
+		if !entered || l.Step != at+1 {
+			return fmt.Errorf("the step before this one was %d", at)
+		}
+		w.seen = max(w.seen, l.Step)
+		if l.Outcome == OK || l.Outcome == Updated {
+			w.committed = max(w.committed, l.Step)
+		}
+	case End:
+		if entered && l.Step != at { // all ranks write their end down, even where only rank 0 writes the rest
+			return fmt.Errorf("the step before the end was %d", at)
+		}
+	}
+	w.at[l.PID] = l.Step
+	return nil
+}
+
+// World is what every line by rank 0 of some steps must say.
+type World struct {
+	From, To   int    // the steps
+	Generation uint64 // 0: any
+	Size       int
+	Zero       string // where rank 0 is, "host:slot"
+	First      int    // its rank in its first world
+}
+
+// CheckWorlds compares every step that a rank 0 wrote down with the worlds. All steps of the worlds must be there and no
+// others, once each; twice only where the commit of the first time was aborted.
+func CheckWorlds(lines []Line, worlds []World) error {
+	done := make(map[int]bool)
+	for i, l := range lines {
+		if l.Event != Step || l.Rank != 0 {
+			continue
+		}
+		at := slices.IndexFunc(worlds, func(w World) bool { return w.From <= l.Step && l.Step <= w.To })
+		if at < 0 {
+			return fmt.Errorf("diary: line %d: no world has step %d", i+1, l.Step)
+		}
+		w := worlds[at]
+		got := World{w.From, w.To, l.Generation, l.Size, l.Where(), l.First}
+		if w.Generation == 0 {
+			got.Generation = 0
+		}
+		if got != w {
+			return fmt.Errorf("diary: line %d: step %d is of %+v, want %+v", i+1, l.Step, got, w)
+		}
+		if done[l.Step] {
+			return fmt.Errorf("diary: line %d: step %d again", i+1, l.Step)
+		}
+		done[l.Step] = l.Outcome != Aborted
+	}
+	for _, w := range worlds {
+		for s := w.From; s <= w.To; s++ {
+			if _, ok := done[s]; !ok {
+				return fmt.Errorf("diary: rank 0 has not written down step %d", s)
+			}
+		}
+	}
+	return nil
+}

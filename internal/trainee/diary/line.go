@@ -1,0 +1,102 @@
+package diary
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+)
+
+// Line is one thing that a worker did.
+type Line struct {
+	Time       int64   `json:"time"` // nanoseconds since 1970
+	Event      Event   `json:"event"`
+	Step       int     `json:"step"` // the last one that is done
+	Outcome    Outcome `json:"outcome,omitempty"`
+	Chain      string  `json:"chain"`
+	Digest     string  `json:"digest,omitempty"` // of the weights, at the end
+	Rank       int     `json:"rank"`
+	First      int     `json:"first"` // the worker's rank in its first world
+	Size       int     `json:"size"`
+	Generation uint64  `json:"generation"`
+	Host       string  `json:"host"`
+	Slot       int     `json:"slot"`
+	PID        int     `json:"pid"`
+	Run        string  `json:"run"` // the job's id
+}
+
+// Where names the worker's place, "host:slot".
+func (l Line) Where() string { return fmt.Sprintf("%s:%d", l.Host, l.Slot) }
+
+// Event says what a line is about.
+type Event string
+
+// The events of a diary.
+const (
+	Enter Event = "enter" // training begins or goes on in a world, after its sync
+	Step  Event = "step"  // a step was taken and Commit has returned
+	End   Event = "end"   // all steps are done on all ranks
+)
+
+// Outcome is what Commit returned.
+type Outcome string
+
+// The outcomes of a commit: nil, a *HostsUpdatedError, an error that is collective.ErrAborted.
+const (
+	OK      Outcome = "ok"
+	Updated Outcome = "updated"
+	Aborted Outcome = "aborted"
+)
+
+// Append adds the line to f, which must have been opened with O_APPEND, in one write.
+func (l Line) Append(f io.Writer) error {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return fmt.Errorf("diary: %w", err)
+	}
+	_, err = f.Write(append(b, '\n'))
+	return err
+}
+
+// FormatChain writes a chain as Line has it.
+func FormatChain(chain uint64) string { return fmt.Sprintf("%016x", chain) }
+
+// Follower reads a file of JSON lines that others are still writing.
+type Follower[T any] struct {
+	path   string
+	offset int64
+}
+
+// Follow returns a follower of the file, which need not exist yet.
+func Follow[T any](path string) *Follower[T] { return &Follower[T]{path: path} }
+
+// Next returns the complete lines that have been added since the last call. It does not wait for any.
+func (f *Follower[T]) Next() ([]T, error) {
+	file, err := os.Open(f.path)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("diary: %w", err)
+	}
+	defer file.Close()
+	b, err := io.ReadAll(io.NewSectionReader(file, f.offset, 1<<40))
+	if err != nil {
+		return nil, fmt.Errorf("diary: %w", err)
+	}
+	var lines []T
+	for {
+		line, _, whole := bytes.Cut(b, []byte("\n"))
+		if !whole {
+			return lines, nil
+		}
+		var l T
+		if err := json.Unmarshal(line, &l); err != nil {
+			return lines, fmt.Errorf("diary: %s: %q: %w", f.path, line, err)
+		}
+		lines = append(lines, l)
+		f.offset += int64(len(line)) + 1
+		b = b[len(line)+1:]
+	}
+}

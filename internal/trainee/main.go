@@ -1,0 +1,173 @@
+// Command trainee is a training program for tests and measurements: an elastic one as a user would write it, whose steps
+// are such that any that is lost or done twice shows, and which dies, waits and writes down what it does as its flags say.
+//
+//	trainee -log FILE -dir DIR -steps 20 -exit localhost:1@step=5:kill -hold 5,10
+//
+// See package diary for what it computes and writes, and faults.go for where it can die.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+func main() {
+	var s settings
+	s.define(flag.CommandLine)
+	flag.Parse()
+	if err := s.run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "trainee:", err)
+		os.Exit(1)
+	}
+}
+
+// settings are the flags.
+type settings struct {
+	steps, size int
+	stepTime    time.Duration
+	log         string
+	logAll      bool
+	dir         string
+	holds       steps
+	gates       gates
+	faults      faults
+	orphan      bool
+}
+
+func (s *settings) define(f *flag.FlagSet) {
+	f.IntVar(&s.steps, "steps", 20, "steps to take, a commit each")
+	f.IntVar(&s.size, "size", 256, "weights, of 4 bytes each")
+	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
+	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
+	f.BoolVar(&s.logAll, "log-all", false, "let all ranks append")
+	f.StringVar(&s.dir, "dir", "", "folder for marks, by which workers that share a schedule know what has happened")
+	f.Var(&s.holds, "hold", "`STEPS` (5,10) after which to wait for a change of hosts")
+	f.Var(&s.gates, "gate", "`STEP=FILE`: after that step, wait until FILE exists in the folder -dir (repeatable)")
+	f.Var(&s.faults, "exit", "`HOST:SLOT@POINT=N:HOW`: leave there, once in the life of the job (repeatable)")
+	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
+}
+
+// run trains. It returns nil where the process should exit with 0.
+func (s *settings) run(ctx context.Context) error {
+	if s.orphan {
+		child := exec.Command("sleep", "600")
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := child.Start(); err != nil {
+			return err
+		}
+	}
+	host, slot := os.Getenv("HOROVOD_HOSTNAME"), os.Getenv("HVD_SLOT")
+	s.faults.arm(s.dir, host+":"+slot)
+	if err := s.faults.at("start", 0); err != nil {
+		return err
+	}
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return sentAway(err)
+	}
+	defer w.Close()
+	if err := s.faults.at("init", 0); err != nil {
+		return err
+	}
+	t, err := newTraining(s, w)
+	if err != nil {
+		return err
+	}
+	defer t.log.Close()
+	if err := elastic.Run(ctx, t.state, t.train); err != nil {
+		return sentAway(err)
+	}
+	if err := s.faults.at("end", 0); err != nil {
+		return err
+	}
+	return t.finish()
+}
+
+// sentAway tells ends of a worker that are in order from others.
+func sentAway(err error) error {
+	for _, fine := range []error{elastic.ErrRemoved, elastic.ErrFinished, errLeave} {
+		if errors.Is(err, fine) {
+			fmt.Println("leaving:", err)
+			return nil
+		}
+	}
+	return err
+}
+
+// steps is a list of them.
+type steps map[int]bool
+
+func (s *steps) String() string { return "" }
+
+// Set reads 5,10.
+func (s *steps) Set(text string) error {
+	*s = make(steps)
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil {
+			return err
+		}
+		(*s)[n] = true
+	}
+	return nil
+}
+
+// gates are the files that are waited for, by step.
+type gates map[int]string
+
+func (g *gates) String() string { return "" }
+
+// Set reads 5=FILE.
+func (g *gates) Set(text string) error {
+	step, file, ok := strings.Cut(text, "=")
+	n, err := strconv.Atoi(step)
+	if !ok || err != nil {
+		return fmt.Errorf("%q is not STEP=FILE", text)
+	}
+	if *g == nil {
+		*g = make(gates)
+	}
+	(*g)[n] = file
+	return nil
+}
+
+// openLog opens the diary, or something that swallows it where there is none.
+func (s *settings) openLog() (*os.File, error) {
+	path := s.log
+	if path == "" {
+		path = os.DevNull
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("the log: %w", err)
+	}
+	return f, nil
+}
+
+// line begins a line of the diary.
+func (t *training) line(event diary.Event) diary.Line {
+	return diary.Line{
+		Time: time.Now().UnixNano(), Event: event, Step: t.at.Step, Chain: diary.FormatChain(t.at.Chain),
+		Rank: t.worker.Rank(), First: t.first, Size: t.worker.Size(), Generation: t.worker.Generation(),
+		Host: t.worker.Host(), Slot: t.worker.Slot(), PID: os.Getpid(), Run: os.Getenv("HVD_RUN_ID"),
+	}
+}
+
+// write adds the line where this rank is to write it.
+func (t *training) write(l diary.Line) error {
+	if l.Rank != 0 && !t.set.logAll {
+		return nil
+	}
+	return l.Append(t.log)
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// waitPause is the pause between two looks at what is waited for.
+const waitPause = time.Millisecond
+
+// progress is what training carries besides the weights.
+type progress struct {
+	Step  int
+	Chain uint64
+	Held  int // the last step after which a change of hosts was waited for, and came
+}
+
+// training is one worker's.
+type training struct {
+	set     *settings
+	worker  *elastic.Worker
+	state   *elastic.State
+	first   int // rank in the first world
+	log     *os.File
+	weights []float32
+	sum     []float32
+	at      progress
+	resets  int
+}
+
+func newTraining(s *settings, w *elastic.Worker) (*training, error) {
+	log, err := s.openLog()
+	if err != nil {
+		return nil, err
+	}
+	t := &training{
+		set: s, worker: w, first: w.Rank(), log: log,
+		weights: make([]float32, s.size), sum: make([]float32, s.size),
+		at: progress{Held: -1},
+	}
+	// A sync passes through the trap after the progress and before the weights: a worker that dies in it leaves its peers
+	// with half a state.
+	t.state = elastic.NewState(w,
+		elastic.Value("progress", &t.at),
+		&trap{faults: &s.faults, at: &t.at},
+		elastic.Tensor("weights", t.weights))
+	t.state.OnReset(func() error {
+		t.resets++
+		return s.faults.at("reset", t.resets)
+	})
+	return t, nil
+}
+
+// train takes the steps that are left.
+func (t *training) train(ctx context.Context) error {
+	if err := t.write(t.line(diary.Enter)); err != nil {
+		return err
+	}
+	for {
+		if err := t.set.faults.at("step", t.at.Step); err != nil {
+			return err
+		}
+		if err := t.wait(ctx); err != nil {
+			return err
+		}
+		if t.at.Step >= t.set.steps {
+			return nil
+		}
+		if err := t.step(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (t *training) step(ctx context.Context) error {
+	if t.set.stepTime > 0 {
+		time.Sleep(t.set.stepTime) // stands for computing
+	}
+	next := t.at.Step + 1
+	diary.Share(t.sum, next, t.worker.Rank(), t.worker.Size())
+	if err := collective.AllReduce(ctx, t.worker.Group(), t.sum, collective.Sum); err != nil {
+		return err
+	}
+	if !diary.IsTotal(t.sum, next) {
+		return fmt.Errorf("the reduction of step %d in generation %d is wrong", next, t.worker.Generation())
+	}
+	diary.Apply(t.weights, t.sum)
+	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
+
+	err := t.state.Commit()
+	l := t.line(diary.Step)
+	var updated *elastic.HostsUpdatedError
+	switch {
+	case err == nil:
+		l.Outcome = diary.OK
+	case errors.As(err, &updated):
+		l.Outcome = diary.Updated
+	case errors.Is(err, collective.ErrAborted):
+		l.Outcome = diary.Aborted
+	default:
+		return err
+	}
+	return errors.Join(err, t.write(l))
+}
+
+// wait lets no rank pass before what the flags ask for after this step has come.
+func (t *training) wait(ctx context.Context) error {
+	gate := t.set.gates[t.at.Step]
+	hold := t.set.holds[t.at.Step] && t.at.Held < t.at.Step
+	for gate != "" || hold {
+		err := t.state.CheckHostUpdates()
+		var updated *elastic.HostsUpdatedError
+		if errors.As(err, &updated) && hold {
+			// Kept even if the way into the next world fails, so that nobody waits for a second change.
+			t.at.Held = t.at.Step
+			return errors.Join(err, t.state.Save())
+		}
+		if err != nil {
+			return err
+		}
+		if gate != "" {
+			open := []uint8{0}
+			if _, err := os.Stat(filepath.Join(t.set.dir, gate)); err == nil {
+				open[0] = 1
+			}
+			if err := collective.AllReduce(ctx, t.worker.Group(), open, collective.Min); err != nil {
+				return err
+			}
+			if open[0] == 1 {
+				gate = ""
+			}
+		}
+		time.Sleep(waitPause)
+	}
+	return nil
+}
+
+// finish writes down and prints what came out.
+func (t *training) finish() error {
+	l := t.line(diary.End)
+	l.Digest = diary.Digest(t.weights)
+	fmt.Printf("rank=%d size=%d step=%d chain=%s weights=%s\n", l.Rank, l.Size, l.Step, l.Chain, l.Digest)
+	return l.Append(t.log)
+}
