@@ -1,0 +1,102 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// driven is the meeting that the driver of a job arranges.
+type driven struct {
+	client     *rendezvous.Client
+	service    *notify.Service
+	endpoint   *collective.Endpoint
+	notifyAddr string
+
+	stopServing context.CancelFunc
+	serving     sync.WaitGroup
+	served      error
+}
+
+// newDriven opens the worker's two doors, one for notifications and one for its peers, and no more: join makes them known.
+func newDriven(env plan.Worker) (_ *driven, err error) {
+	creds, err := identity.Decode(env.Credentials)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: credentials: %w", err)
+	}
+	local, err := addressTowards(env.DriverAddr)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
+	}
+	d := &driven{service: notify.NewService(creds)}
+	if d.client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
+		return nil, fmt.Errorf("elastic: %w", err)
+	}
+	if d.endpoint, err = collective.Listen(collective.Config{
+		Credentials: creds,
+		ListenAddr:  dataListenAddr(local),
+		Interfaces:  env.NetworkInterfaces,
+		Encrypt:     env.EncryptData,
+	}); err != nil {
+		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.client.Close())
+	}
+	listener, err := net.Listen("tcp", netip.AddrPortFrom(local, 0).String())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.client.Close())
+	}
+	d.notifyAddr = listener.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	d.stopServing = stop
+	d.serving.Go(func() { d.served = d.service.Serve(ctx, listener) })
+	return d, nil
+}
+
+// addressTowards returns the address that this machine has in the driver's eyes. It sends nothing: the kernel only picks
+// the route.
+func addressTowards(driver string) (netip.Addr, error) {
+	conn, err := net.Dial("udp", driver)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return addr.Addr().Unmap(), err
+}
+
+// dataListenAddr is where peers connect: on every address, unless the whole job is on this machine.
+func dataListenAddr(local netip.Addr) string {
+	if local.IsLoopback() {
+		return netip.AddrPortFrom(local, 0).String()
+	}
+	return ""
+}
+
+func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	j.DataAddrs, j.NotifyAddr = d.endpoint.Addrs(), d.notifyAddr
+	return d.client.Join(ctx, j)
+}
+
+func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
+	return d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs})
+}
+
+func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error {
+	return d.client.Report(ctx, r, generation, commits)
+}
+
+func (d *driven) latest() notify.Update { return d.service.Latest() }
+
+func (d *driven) close() error {
+	d.stopServing()
+	d.serving.Wait()
+	return errors.Join(d.endpoint.Close(), d.served, d.client.Close())
+}

@@ -1,0 +1,279 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// door is as much of a driver as real connections need: it publishes a world whenever all it wants have joined, and
+// pushes an update when somebody comes who is new.
+type door struct {
+	t         *testing.T
+	authority *identity.Authority
+	server    *rendezvous.Server
+	pusher    *notify.Pusher
+	addr      string
+
+	mu      sync.Mutex
+	wanted  []string // incarnations, by rank
+	joined  map[string]rendezvous.Joining
+	targets map[string]notify.Target
+	world   plan.World
+	seq     uint64
+	reports []report
+	arrived chan string // incarnations that join for the first time
+}
+
+func openDoor(t *testing.T, wanted ...string) *door {
+	t.Helper()
+	t.Cleanup(func() { goleak.VerifyNone(t) }) // runs after the one below
+	authority, err := identity.NewAuthority("run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, err := authority.Issue(identity.Subject{RunID: "run", Role: identity.Driver})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &door{t: t, authority: authority, addr: ln.Addr().String(), wanted: wanted, arrived: make(chan string, 10),
+		joined: make(map[string]rendezvous.Joining), targets: make(map[string]notify.Target)}
+	d.server = rendezvous.NewServer(rendezvous.ServerConfig{Credentials: creds, Handler: d})
+	d.pusher = notify.NewPusher(notify.PusherConfig{Credentials: creds})
+	ctx, stop := context.WithCancel(context.Background())
+	var both sync.WaitGroup
+	both.Go(func() {
+		if err := d.server.Serve(ctx, ln); err != nil {
+			t.Error(err)
+		}
+	})
+	both.Go(func() {
+		if err := d.pusher.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		both.Wait()
+	})
+	return d
+}
+
+// env is what the driver gives to the worker of that incarnation.
+func (d *door) env(incarnation string, index int) plan.Worker {
+	d.t.Helper()
+	creds, err := d.authority.Issue(identity.Subject{RunID: "run", Role: identity.Worker, Host: "h", Index: index, Incarnation: incarnation})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	slot := plan.Slot{SlotID: plan.SlotID{Host: "h", Index: index}, LocalSize: 1, CrossSize: 1}
+	return plan.Worker{RunID: "run", Incarnation: incarnation, Slot: slot, Size: 1, Elastic: true,
+		DriverAddr: d.addr, Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
+}
+
+func (d *door) Joined(from identity.Subject, j rendezvous.Joining) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.joined[from.Incarnation] = j
+	d.targets[from.Incarnation] = notify.Target{Subject: from, Addr: j.NotifyAddr}
+	if !slices.Contains(d.wanted, from.Incarnation) {
+		d.wanted = append(d.wanted, from.Incarnation)
+		d.arrived <- from.Incarnation
+		d.seq++
+		var all []notify.Target
+		for _, t := range d.targets {
+			all = append(all, t)
+		}
+		d.pusher.Push(all, notify.Update{Seq: d.seq, Change: plan.Added, Generation: d.world.Generation})
+	}
+	d.publish()
+}
+
+func (d *door) Reported(_ identity.Subject, r rendezvous.Report, generation, commits uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if new := (report{r, generation, commits}); !slices.Contains(d.reports, new) {
+		d.reports = append(d.reports, new)
+	}
+}
+
+// lost tells that a worker is gone.
+func (d *door) lost(incarnation string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pusher.Forget(incarnation)
+	delete(d.targets, incarnation)
+	delete(d.joined, incarnation)
+	d.wanted = slices.DeleteFunc(d.wanted, func(o string) bool { return o == incarnation })
+	d.publish()
+}
+
+func (d *door) publish() {
+	members, root, slots := []rendezvous.Member(nil), -1, []plan.Slot(nil)
+	for r, name := range d.wanted {
+		j, here := d.joined[name]
+		if !here {
+			return
+		}
+		if root < 0 && j.HoldsState {
+			root = r
+		}
+		members = append(members, rendezvous.Member{Incarnation: name, DataAddrs: j.DataAddrs})
+		slots = append(slots, plan.Slot{SlotID: plan.SlotID{Host: "h", Index: r}, Rank: r, LocalRank: r, LocalSize: len(d.wanted), CrossSize: 1})
+	}
+	d.world = plan.World{Generation: d.world.Generation + 1, Slots: slots}
+	clear(d.joined)
+	d.server.Publish(d.world, members, max(root, 0), d.seq)
+}
+
+// A job over real connections grows from two workers to three, and loses its first.
+func TestDrivenJob(t *testing.T) {
+	d := openDoor(t, "a", "b")
+	var procs sync.WaitGroup
+	sums, steps := make(map[string]int64), make(map[string]int)
+	var mu sync.Mutex
+	var run func(name string, index int)
+	run = func(name string, index int) {
+		m, err := newDriven(d.env(name, index))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		w, err := newWorker(context.Background(), m)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		step, second, sum, data := 0, 0, []int64{int64(index)}, []int64{0}
+		s := NewState(w, Value("step", &step), Tensor("sum", sum))
+		err = Run(context.Background(), s, func(ctx context.Context) error {
+			for ; step < 40 || w.Generation() < 3; step++ {
+				if w.Rank() == 0 && step == 5 && w.Generation() == 1 {
+					procs.Go(func() { run("c", 2) })
+					<-d.arrived
+				}
+				if w.Generation() == 2 {
+					if second++; name == "a" && second > 3 {
+						return errors.New("killed")
+					}
+				}
+				data[0] = 1
+				if err := collective.AllReduce(ctx, w.Group(), data, collective.Sum); err != nil {
+					return fmt.Errorf("step %d: %w", step, err)
+				}
+				sum[0] += data[0]
+				if err := s.Commit(); err != nil {
+					step++ // done, whatever comes of the hosts
+					return err
+				}
+			}
+			return nil
+		})
+		if name == "a" {
+			if err == nil || err.Error() != "killed" {
+				t.Errorf("a: %v", err)
+			}
+			d.lost("a")
+		} else if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		mu.Lock()
+		sums[name], steps[name] = sum[0], step
+		mu.Unlock()
+		if err := w.Close(); err != nil {
+			t.Errorf("%s: close: %v", name, err)
+		}
+	}
+	procs.Go(func() { run("a", 0) })
+	procs.Go(func() { run("b", 1) })
+	procs.Wait()
+	if sums["b"] != sums["c"] || steps["b"] != steps["c"] || steps["b"] < 40 || sums["b"] < 2*40 {
+		t.Errorf("sums %v, steps %v", sums, steps)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, want := range []struct {
+		what       rendezvous.Report
+		generation uint64
+	}{{rendezvous.Committed, 1}, {rendezvous.Committed, 2}, {rendezvous.Committed, 3}, {rendezvous.Leaving, 2}, {rendezvous.Done, 3}} {
+		if !slices.ContainsFunc(d.reports, func(r report) bool { return r.what == want.what && r.generation == want.generation }) {
+			t.Errorf("no report of %v in generation %d: %v", want.what, want.generation, d.reports)
+		}
+	}
+}
+
+func TestInitByTheEnvironment(t *testing.T) {
+	d := openDoor(t, "a")
+	for _, pair := range d.env("a", 0).Environ() {
+		name, value, _ := strings.Cut(pair, "=")
+		t.Setenv(name, value)
+	}
+	w, err := Init(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Host() != "h" || w.Size() != 1 || w.Generation() != 1 {
+		t.Errorf("%+v", *w.place.Load())
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if want := []report{{rendezvous.Leaving, 1, 0}}; !slices.Equal(d.reports, want) {
+		t.Errorf("said %v, want %v", d.reports, want)
+	}
+}
+
+func TestInitRefusesABadEnvironment(t *testing.T) {
+	d := openDoor(t)
+	for name, change := range map[string]func(*plan.Worker){
+		"elastic: credentials": func(w *plan.Worker) { w.Credentials = "none" },
+		"elastic: driver nowh": func(w *plan.Worker) { w.DriverAddr = "nowhere" },
+	} {
+		env := d.env("a", 0)
+		change(&env)
+		if _, err := newDriven(env); err == nil || !strings.HasPrefix(err.Error(), name) {
+			t.Errorf("%s…: %v", name, err)
+		}
+	}
+	t.Setenv("HVD_DRIVER_ADDR", d.addr)
+	if _, err := Init(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "elastic: environment: ") {
+		t.Errorf("half an environment: %v", err)
+	}
+}
+
+func TestDataListenAddr(t *testing.T) {
+	local, err := addressTowards("127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for addr, want := range map[netip.Addr]string{
+		local:                              "127.0.0.1:0",
+		netip.IPv6Loopback():               "[::1]:0",
+		netip.MustParseAddr("192.0.2.1"):   "",
+		netip.MustParseAddr("2001:db8::1"): "",
+	} {
+		if got := dataListenAddr(addr); got != want {
+			t.Errorf("%v: %q, want %q", addr, got, want)
+		}
+	}
+}

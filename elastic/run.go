@@ -1,0 +1,176 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+var (
+	errLeft       = errors.New("elastic: the training function did not return")
+	errLeftBefore = errors.New("elastic: an earlier Run has failed")
+)
+
+// Run trains from world to world. It makes the state that of the sync root, calls train, and does so again in the next
+// world whenever train returns
+//
+//   - a *HostsUpdatedError: the live state goes on;
+//   - an error that is collective.ErrAborted: every rank goes back to its last commit first.
+//
+// Wrapped errors count. What fails on the way into a new world is tried again in the next one. Run returns nil when train
+// has returned nil on all ranks, and with it the job is done. Otherwise it returns ErrRemoved, ErrFinished, ctx's error
+// when ctx has ended, an error of the driver's (it cannot be reached), or any other error of train or of an OnReset
+// function as it is; the peers then see this rank gone.
+//
+// A failure at the very end, when train had returned nil here already, can mean that train is called once more, with the
+// state of the last commit. A worker runs once: not again after a Run that returned nil, and one at a time.
+func Run(ctx context.Context, s *State, train func(context.Context) error) error {
+	if s.err != nil {
+		return s.err
+	}
+	if err := s.worker.begin(); err != nil {
+		return err
+	}
+	defer s.worker.end()
+	s.ctx = ctx
+	defer func() { s.ctx = context.Background() }()
+
+	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
+	err := errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
+	defer func() {
+		if err != nil {
+			r.worker.outside = true
+			r.worker.Group().Abort(err)
+		}
+	}()
+	err = r.run()
+	return err
+}
+
+// runner is one Run.
+type runner struct {
+	ctx    context.Context
+	state  *State
+	worker *Worker
+	train  func(context.Context) error
+
+	// trained: train has returned nil here, but it is not known whether on all ranks. The live state is kept until then.
+	trained bool
+}
+
+func (r *runner) run() error {
+	err := r.begin()
+	for {
+		if err == nil {
+			err = r.trainOnce()
+		}
+		switch {
+		case err == nil:
+			return nil
+		case goesOn(err) && r.ctx.Err() != nil:
+			return r.ctx.Err()
+		case goesOn(err):
+		case r.trained && errors.Is(err, ErrFinished):
+			return nil
+		default:
+			return err
+		}
+		err = r.reset(err)
+	}
+}
+
+// goesOn tells whether training goes on in another world after err.
+func goesOn(err error) bool {
+	var updated *HostsUpdatedError
+	return errors.Is(err, collective.ErrAborted) || errors.As(err, &updated)
+}
+
+// begin keeps the initial values and makes them the root's, in the world that the worker is in. Where an earlier Run has left
+// that world, it goes to another.
+func (r *runner) begin() error {
+	if err := r.state.Save(); err != nil {
+		return err
+	}
+	if r.worker.outside {
+		return r.reset(errLeftBefore)
+	}
+	return r.sync()
+}
+
+// sync makes the state the root's, or what it was at the last commit.
+func (r *runner) sync() error {
+	err := r.state.Sync(r.ctx)
+	if err != nil {
+		return r.rollBack(err)
+	}
+	return nil
+}
+
+// rollBack restores the last commit and returns err, unless that fails too: then no state is left to go on with.
+func (r *runner) rollBack(err error) error {
+	if restoreErr := r.state.Restore(); restoreErr != nil {
+		return fmt.Errorf("%w (after: %v)", restoreErr, err)
+	}
+	return err
+}
+
+// trainOnce trains in the current world. It returns nil when the job is done.
+func (r *runner) trainOnce() error {
+	if err := r.train(r.ctx); err != nil {
+		return r.undo(err)
+	}
+	r.trained = true
+	if err := collective.Barrier(r.ctx, r.worker.Group()); err != nil {
+		return err
+	}
+	err := r.worker.meeting.report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)
+	if err != nil {
+		return fmt.Errorf("elastic: training is done, but the driver could not be told: %w", err)
+	}
+	r.worker.setOver()
+	return nil
+}
+
+// reset leaves the world for the next one, where it calls the OnReset functions and synchronises.
+func (r *runner) reset(cause error) error {
+	group := r.worker.Group()
+	r.worker.outside = true
+	if errors.Is(cause, collective.ErrAborted) {
+		group.Abort(cause)
+	}
+	// Peers that do not say goodbye change nothing: the group is left.
+	_ = group.Close()
+	err := r.worker.enter(r.ctx, rendezvous.Joining{
+		After:      r.worker.Generation(),
+		Commits:    r.state.commits,
+		HoldsState: r.state.holds,
+		Cause:      cause.Error(),
+	})
+	if err != nil {
+		return err
+	}
+	if r.trained {
+		// The job goes on after all, and this rank with it, from where its peers are.
+		r.trained = false
+		if err := r.state.Restore(); err != nil {
+			return err
+		}
+	}
+	for _, f := range r.state.onReset {
+		if err := f(); err != nil {
+			return r.undo(err)
+		}
+	}
+	return r.sync()
+}
+
+// undo rolls back where what the user's function did was cut short, and returns its error.
+func (r *runner) undo(err error) error {
+	if errors.Is(err, collective.ErrAborted) {
+		return r.rollBack(err)
+	}
+	return err
+}

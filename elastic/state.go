@@ -1,0 +1,275 @@
+package elastic
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// HostsUpdatedError says that the hosts of the job have changed and a new world is due. All ranks get it from the same
+// Commit or CheckHostUpdates. The training function returns it as it is, or wrapped.
+type HostsUpdatedError struct{ Change plan.Change }
+
+// Error names the change.
+func (e *HostsUpdatedError) Error() string { return "elastic: hosts updated: " + e.Change.String() }
+
+// State is what training carries from step to step and from world to world: parts that are committed, rolled back and
+// synchronised together. One goroutine at a time uses it.
+type State struct {
+	worker *Worker
+	parts  []Part
+	own    []own // own[i] is parts[i], or nil where that is foreign
+	err    error // why the state cannot be used
+
+	onReset []func() error
+	ctx     context.Context // of the Run under way: Commit has none of its own
+	commits uint64
+	holds   bool // has been through a sync, so it can be another's root
+	word    [1]uint64
+}
+
+// NewState returns the state of w that consists of parts. What is wrong with the parts (two of one name, none at all
+// given as nil) and a nil worker are the errors of whatever is done with the state.
+//
+// A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
+// the parts of this package.
+func NewState(w *Worker, parts ...Part) *State {
+	s := &State{worker: w, parts: parts, own: make([]own, len(parts)), ctx: context.Background()}
+	if w == nil {
+		s.err = errors.New("elastic: the state's worker is nil")
+		return s
+	}
+	names := make(map[string]bool)
+	for i, p := range parts {
+		if p == nil {
+			s.err = fmt.Errorf("elastic: part %d of the state is nil", i)
+			return s
+		}
+		o := asOwn(p)
+		if s.own[i] = o; o == nil {
+			continue
+		}
+		if name := o.name(); name != "" && names[name] {
+			s.err = fmt.Errorf("elastic: two parts of the state are named %q", name)
+		} else {
+			names[name] = true
+		}
+	}
+	s.placeParts(w.Rank(), w.Size())
+	return s
+}
+
+// OnReset adds a function that every reset calls, in the new world and before its sync, after those added before. What it
+// changes of the state is overwritten by the sync on every rank but the root. An error that is collective.ErrAborted
+// leads to another reset; any other ends Run.
+func (s *State) OnReset(f func() error) { s.onReset = append(s.onReset, f) }
+
+// Commits is the number of the last commit; 0 before the first. A sync makes it the root's.
+func (s *State) Commits() uint64 { return s.commits }
+
+// Commit saves the state, so that a failure costs only what was done since, and then does CheckHostUpdates. It is
+// collective: every rank calls it equally often. The training function returns its errors as they are.
+func (s *State) Commit() error {
+	if err := s.Save(); err != nil {
+		return err
+	}
+	s.commits++
+	change, err := s.agreeOnUpdates()
+	if err != nil {
+		return err
+	}
+	// Only now has every rank come this far: the driver takes it for a step that the whole world has done.
+	s.worker.committed(s.commits)
+	return updated(change)
+}
+
+// CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, where the hosts of the job have changed.
+// It is collective, one reduction of eight bytes. Other errors are those of the collective.
+func (s *State) CheckHostUpdates() error {
+	if s.err != nil {
+		return s.err
+	}
+	change, err := s.agreeOnUpdates()
+	if err != nil {
+		return err
+	}
+	return updated(change)
+}
+
+func updated(c plan.Change) error {
+	if c == 0 {
+		return nil
+	}
+	return &HostsUpdatedError{Change: c}
+}
+
+// agreeOnUpdates returns how the hosts differ from this world; all ranks get the same.
+func (s *State) agreeOnUpdates() (plan.Change, error) {
+	p := s.worker.place.Load()
+	// The largest number wins, so whichever rank has heard of a change, all of them act on it, and on the same one.
+	latest := s.worker.meeting.latest()
+	s.word[0] = latest.Seq<<changeBits | uint64(latest.Change)&changeMask
+	if err := collective.AllReduce(s.ctx, p.group, s.word[:], collective.Max); err != nil {
+		return 0, err
+	}
+	if s.word[0]>>changeBits <= p.world.Seq {
+		return 0, nil // this world takes account of it
+	}
+	return plan.Change(s.word[0] & changeMask), nil
+}
+
+const (
+	changeBits = 2
+	changeMask = 1<<changeBits - 1
+)
+
+// Save keeps a private copy of every part for Restore; it does not count as a commit. Where it fails the last copies of
+// this package's parts stay, all of them. It is not collective.
+func (s *State) Save() error {
+	if s.err != nil {
+		return s.err
+	}
+	for _, o := range s.own {
+		if o == nil {
+			continue
+		}
+		if err := o.stage(); err != nil {
+			return err
+		}
+	}
+	for i, p := range s.parts {
+		if s.own[i] != nil {
+			continue
+		}
+		if err := p.Save(); err != nil {
+			return fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
+		}
+	}
+	for _, o := range s.own {
+		if o != nil {
+			o.keep()
+		}
+	}
+	return nil
+}
+
+// Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is not collective.
+func (s *State) Restore() error {
+	if s.err != nil {
+		return s.err
+	}
+	var errs []error
+	for i, p := range s.parts {
+		if err := p.Restore(); err != nil {
+			errs = append(errs, fmt.Errorf("elastic: restore part %d: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Sync makes the live state of every rank that of the world's sync root, the number of its last commit included, and
+// saves it. It is collective; Run does it at the beginning and after every reset. Where it fails the live state may be
+// half the root's: Restore takes it back.
+func (s *State) Sync(ctx context.Context) error {
+	if s.err != nil {
+		return s.err
+	}
+	p := s.worker.place.Load()
+	g, root := p.group, p.world.SyncRoot
+	s.placeParts(g.Rank(), g.Size())
+	commits, err := s.syncOpening(ctx, g, root)
+	if err != nil {
+		return err
+	}
+	for i, p := range s.parts {
+		if _, done := s.own[i].(carried); done {
+			continue
+		}
+		if err := p.Sync(ctx, g, root); err != nil {
+			return fmt.Errorf("elastic: sync part %d: %w", i, err)
+		}
+	}
+	if err := s.Save(); err != nil {
+		return err
+	}
+	s.commits, s.holds = commits, true
+	return nil
+}
+
+// opening is the root's first message of a sync. What is small travels in it, which saves a broadcast for each.
+type opening struct {
+	Commits uint64
+	Layout  []string // of every part: states that do not fit are told apart before anything is overwritten
+	Carried [][]byte // of every carried part, encoded; of others empty
+}
+
+// syncOpening broadcasts the opening, puts the carried parts in their places and returns the root's commit number.
+func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) (uint64, error) {
+	mine := opening{Commits: s.commits, Layout: make([]string, len(s.parts)), Carried: make([][]byte, len(s.parts))}
+	for i, p := range s.parts {
+		mine.Layout[i] = fmt.Sprintf("%T", p)
+		if s.own[i] != nil {
+			mine.Layout[i] = s.own[i].layout()
+		}
+		if c, ok := s.own[i].(carried); ok && g.Rank() == root {
+			b, err := c.encode()
+			if err != nil {
+				return 0, err
+			}
+			mine.Carried[i] = b
+		}
+	}
+	if g.Rank() == root {
+		var b bytes.Buffer
+		if err := gob.NewEncoder(&b).Encode(mine); err != nil {
+			return 0, fmt.Errorf("elastic: sync: %w", err)
+		}
+		_, err := collective.BroadcastBytes(ctx, g, b.Bytes(), root)
+		return s.commits, err
+	}
+	b, err := collective.BroadcastBytes(ctx, g, nil, root)
+	if err != nil {
+		return 0, err
+	}
+	var roots opening
+	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(&roots); err != nil {
+		return 0, fmt.Errorf("elastic: sync: the root's opening: %w", err)
+	}
+	if err := sameLayout(mine.Layout, roots.Layout); err != nil {
+		return 0, err
+	}
+	for i, o := range s.own {
+		if c, ok := o.(carried); ok {
+			if err := c.decode(roots.Carried[i]); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return roots.Commits, nil
+}
+
+func sameLayout(mine, roots []string) error {
+	if len(mine) != len(roots) {
+		return fmt.Errorf("elastic: sync: the state has %d parts here and %d at the root", len(mine), len(roots))
+	}
+	for i := range mine {
+		if mine[i] != roots[i] {
+			return fmt.Errorf("elastic: sync: part %d is a %s here and a %s at the root", i, mine[i], roots[i])
+		}
+	}
+	return nil
+}
+
+// placeParts tells the parts that depend on it this worker's rank.
+func (s *State) placeParts(rank, size int) {
+	for _, o := range s.own {
+		if p, ok := o.(placed); ok {
+			p.place(rank, size)
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// ErrRemoved is returned by Init and Run where this worker has no place in the new world. The process should exit 0.
+var ErrRemoved = errors.New("elastic: this worker has no place in the new world")
+
+// ErrFinished is returned by Init and Run where the job is done but this worker's own training is not: it came late. The
+// state of this process is not the job's last. The process should exit 0.
+var ErrFinished = errors.New("elastic: the job was done before this worker's training")
+
+const (
+	// closeGrace bounds what Close still says to the driver.
+	closeGrace = 2 * time.Second
+	// patience is the wait for a new world that is first worth a line in the log; the next comes after twice as long.
+	patience = 5 * time.Second
+)
+
+// Worker is this process's part in the job. Its methods may be called by several goroutines, and tell the world that Run
+// has entered last; before the first Run, that of Init.
+type Worker struct {
+	meeting meeting
+	log     logrus.FieldLogger
+	place   atomic.Pointer[place] // never nil once the worker has been handed out
+
+	reports      sync.WaitGroup
+	reportCtx    context.Context // ends when the reports under way must
+	stopReports  context.CancelFunc
+	committedGen uint64 // the last generation of which a commit has been reported; Run's goroutine alone uses it
+	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
+
+	mu       sync.Mutex
+	running  bool
+	closed   bool
+	over     bool // the driver knows that this worker has nothing more to do: done, removed or finished
+	closeErr error
+	closing  sync.Once
+}
+
+// place is a world, this worker's slot in it and its connections there.
+type place struct {
+	world rendezvous.World
+	slot  plan.Slot
+	group *collective.Group
+}
+
+// Init joins the job that started this process and blocks until there is a world with this worker in it, or ctx ends.
+// A process that hvdrun did not start becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's,
+// and those of an environment or a driver that cannot be used. The caller closes the worker.
+func Init(ctx context.Context) (*Worker, error) {
+	env, started, err := plan.WorkerFromEnv(os.LookupEnv)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: environment: %w", err)
+	}
+	var m meeting = solo{}
+	if started {
+		if m, err = newDriven(env); err != nil {
+			return nil, err
+		}
+	}
+	return newWorker(ctx, m)
+}
+
+// newWorker enters the first world of m, which it closes where that fails.
+func newWorker(ctx context.Context, m meeting) (*Worker, error) {
+	w := &Worker{meeting: m, log: logrus.StandardLogger()}
+	w.reportCtx, w.stopReports = context.WithCancel(context.Background())
+	if err := w.enter(ctx, rendezvous.Joining{}); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// enter joins the next world and connects to it. Where the connections fail it joins again, as the peers do.
+func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
+	for {
+		world, err := w.join(ctx, j)
+		if err != nil {
+			return err
+		}
+		group, err := w.meeting.connect(ctx, world)
+		if err == nil {
+			w.place.Store(&place{world: world, slot: world.Slots[world.Rank], group: group})
+			w.outside = false
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		j.After, j.Cause = world.Generation, err.Error()
+	}
+}
+
+func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	stop := w.sayWaiting()
+	world, err := w.meeting.join(ctx, j)
+	stop()
+	switch {
+	case errors.Is(err, rendezvous.ErrRemoved):
+		w.setOver()
+		return world, ErrRemoved
+	case errors.Is(err, rendezvous.ErrFinished):
+		w.setOver()
+		return world, ErrFinished
+	case ctx.Err() != nil:
+		return world, ctx.Err()
+	case err != nil:
+		return world, fmt.Errorf("elastic: join: %w", err)
+	case world.Rank < 0 || world.Rank >= world.Size() || world.SyncRoot < 0 || world.SyncRoot >= world.Size():
+		return world, fmt.Errorf("elastic: join: a world of %d with rank %d and root %d", world.Size(), world.Rank, world.SyncRoot)
+	}
+	return world, nil
+}
+
+// sayWaiting logs that a new world is waited for, when it takes long, until the function it returns is called.
+func (w *Worker) sayWaiting() (stop func()) {
+	began, done := time.Now(), make(chan struct{})
+	var saying sync.WaitGroup
+	saying.Go(func() {
+		for next := patience; ; next *= 2 {
+			select {
+			case <-done:
+				return
+			case <-time.After(next - time.Since(began)):
+				w.log.Warnf("waiting for a new world since %v", time.Since(began).Round(time.Second))
+			}
+		}
+	})
+	return func() {
+		close(done)
+		saying.Wait()
+	}
+}
+
+// committed tells the driver of the first commit in a generation; training does not wait for it.
+func (w *Worker) committed(commits uint64) {
+	generation := w.Generation()
+	if w.committedGen == generation {
+		return
+	}
+	w.committedGen = generation
+	w.reports.Go(func() {
+		// It serves measurements only; a driver that does not hear of it decides nothing else.
+		_ = w.meeting.report(w.reportCtx, rendezvous.Committed, generation, commits)
+	})
+}
+
+// begin says that a Run begins, or why it cannot.
+func (w *Worker) begin() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed:
+		return errors.New("elastic: Run of a closed worker")
+	case w.running:
+		return errors.New("elastic: Run of a worker that runs already")
+	case w.over:
+		return errors.New("elastic: Run of a worker that is through with its job")
+	}
+	w.running = true
+	return nil
+}
+
+func (w *Worker) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = false
+}
+
+func (w *Worker) setOver() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+}
+
+// Close leaves the job: it closes the connections so that peers still in the last operation can finish it, and, where no
+// Run has brought training to its end, tells the driver that this worker leaves. It waits for all that the worker has
+// started, and for the driver no longer than about two seconds. Closing again returns the same. Close must not be called
+// during Run; end Run's context instead.
+func (w *Worker) Close() error {
+	w.closing.Do(func() { w.closeErr = w.close() })
+	return w.closeErr
+}
+
+func (w *Worker) close() error {
+	w.mu.Lock()
+	w.closed = true
+	over := w.over
+	w.mu.Unlock()
+
+	stop := time.AfterFunc(closeGrace, w.stopReports)
+	defer stop.Stop()
+	var err error
+	if p := w.place.Load(); p != nil {
+		if !over {
+			// Best effort: a driver that does not hear it sees the process end.
+			_ = w.meeting.report(w.reportCtx, rendezvous.Leaving, p.world.Generation, 0)
+		}
+		if err = p.group.Close(); err != nil {
+			err = fmt.Errorf("elastic: close: %w", err)
+		}
+	}
+	w.reports.Wait()
+	w.stopReports()
+	return errors.Join(err, w.meeting.close())
+}
+
+// Rank is this worker's place in the world, from 0.
+func (w *Worker) Rank() int { return w.place.Load().slot.Rank }
+
+// Size is the number of workers in the world.
+func (w *Worker) Size() int { return w.place.Load().world.Size() }
+
+// LocalRank is this worker's place among those of its host, from 0.
+func (w *Worker) LocalRank() int { return w.place.Load().slot.LocalRank }
+
+// LocalSize is the number of workers on this worker's host.
+func (w *Worker) LocalSize() int { return w.place.Load().slot.LocalSize }
+
+// CrossRank is the place of this worker's host among those with a worker of the same local rank, from 0.
+func (w *Worker) CrossRank() int { return w.place.Load().slot.CrossRank }
+
+// CrossSize is the number of hosts with a worker of the same local rank.
+func (w *Worker) CrossSize() int { return w.place.Load().slot.CrossSize }
+
+// Slot is the index of this worker's slot on its host, from 0. It names the device and stays the same in every world.
+func (w *Worker) Slot() int { return w.place.Load().slot.Index }
+
+// Host is this worker's host by the name that discovery gave it; of a process that hvdrun did not start, the system's.
+func (w *Worker) Host() string { return w.place.Load().slot.Host }
+
+// Generation is the number of the world. It grows with every reset, not always by one.
+func (w *Worker) Generation() uint64 { return w.place.Load().world.Generation }
+
+// Group is the connected ranks of the world. Each reset makes another, so ask for it where it is used; the worker closes
+// it.
+func (w *Worker) Group() *collective.Group { return w.place.Load().group }
