@@ -27,6 +27,7 @@ type event struct {
 	Generation uint64    `json:"generation"`
 	Size       int       `json:"size"`
 	Slots      []placed  `json:"slots"`
+	Count      int       `json:"count"`
 	Status     int       `json:"status"`
 	Message    string    `json:"message"`
 	Error      string    `json:"error"`
@@ -72,7 +73,7 @@ func (e event) String() string {
 	case "worker_ready":
 		return fmt.Sprintf("worker on %s is ready", e.who())
 	case "hosts_updated":
-		return fmt.Sprintf("workers told that hosts were changed: %s", e.Change)
+		return fmt.Sprintf("workers told of a change of hosts: %s", e.Change)
 	case "world_published":
 		text := fmt.Sprintf("generation %d, size %d:", e.Generation, e.Size)
 		for _, s := range e.Slots {
@@ -90,6 +91,8 @@ func (e event) String() string {
 		return e.who() + " is excluded for a while"
 	case "returned":
 		return e.who() + " may be used again"
+	case "reset":
+		return fmt.Sprintf("reset %d: the workers leave their world for the next", e.Count)
 	case "job_done":
 		return fmt.Sprintf("job done, status %d", e.Status)
 	}

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	stepTime  = 15 * time.Millisecond // of the disturbed run, so that it can be watched
+	stepTime  = 10 * time.Millisecond // of the disturbed run, so that it can be watched
 	tolerance = 0.02                  // between the two accuracies
 )
 
@@ -33,7 +33,7 @@ func main() {
 	runtime.LockOSThread()
 	hvdrun := flag.String("hvdrun", "bin/hvdrun", "the launcher")
 	digits := flag.String("digits", "bin/digits", "the training program")
-	epochs := flag.Int("epochs", 40, "epochs of each run")
+	epochs := flag.Int("epochs", 32, "epochs of each run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *hvdrun, *digits, *epochs)

@@ -122,7 +122,7 @@ func (s *story) until(ctx context.Context, what string, holds func() bool) error
 		select {
 		case <-s.job.done:
 			if ctx.Err() != nil {
-				return context.Cause(ctx)
+				return fmt.Errorf("demo: %w", context.Cause(ctx))
 			}
 			return fmt.Errorf("%w before %s; hvdrun: %v", errEnded, what, s.job.err)
 		case o := <-s.job.seen:
@@ -132,7 +132,7 @@ func (s *story) until(ctx context.Context, what string, holds func() bool) error
 		case <-late.C:
 			return fmt.Errorf("demo: %v have passed without %s", stageTime, what)
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return fmt.Errorf("demo: %w", context.Cause(ctx))
 		}
 	}
 	return nil

@@ -126,7 +126,7 @@ func TestAnInterruptedJobIsEnded(t *testing.T) {
 	s := &story{teller: &teller{began: time.Now()}, job: j}
 	want := errors.New("enough")
 	interrupt(want)
-	if err := s.until(ctx, "the moon", func() bool { return false }); err != want {
+	if err := s.until(ctx, "the moon", func() bool { return false }); !errors.Is(err, want) {
 		t.Errorf("error %v, want %v", err, want)
 	}
 	j.end()
