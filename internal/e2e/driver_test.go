@@ -71,7 +71,7 @@ func endless(t *testing.T) *Running {
 	})
 	if err != nil {
 		res, _ := r.Wait()
-		t.Fatalf("%v\n%s", err, story(res))
+		t.Fatalf("%v\n%s", err, res.Story())
 	}
 	// hvdrun, its guard, four workers and their four children, and at times the discovery script.
 	if n := len(Processes(r.marks()...)); n < 10 {

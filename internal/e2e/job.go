@@ -251,6 +251,19 @@ func (r *Running) Wait() (Result, error) {
 	return res, nil
 }
 
+// Story is all that the job has written, for reading.
+func (res Result) Story() string {
+	var s strings.Builder
+	for _, l := range res.Lines {
+		fmt.Fprintf(&s, "%d %-5s step %-3d %-7s generation %d rank %d of %d (first %d) %s pid %d\n",
+			l.Time, l.Event, l.Step, l.Outcome, l.Generation, l.Rank, l.Size, l.First, l.Where(), l.PID)
+	}
+	for _, e := range res.Events {
+		fmt.Fprintf(&s, "%d %s\n", e.Time.UnixNano(), e)
+	}
+	return s.String() + res.Output
+}
+
 // Remaining kills all that is there of the job, and tells what it was.
 func (r *Running) Remaining() []string {
 	var left []string

@@ -75,7 +75,7 @@ func finish(t *testing.T, r *Running, status, steps int) Result {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("job in %s\n%s", r.Dir, story(res))
+			t.Logf("job in %s\n%s", r.Dir, res.Story())
 		}
 	})
 	if res.TimedOut {
@@ -91,19 +91,6 @@ func finish(t *testing.T, r *Running, status, steps int) Result {
 		t.Error(err)
 	}
 	return res
-}
-
-// story is all that a job has written, for reading.
-func story(res Result) string {
-	var s strings.Builder
-	for _, l := range res.Lines {
-		fmt.Fprintf(&s, "%d %-5s step %-3d %-7s generation %d rank %d of %d (first %d) %s pid %d\n",
-			l.Time, l.Event, l.Step, l.Outcome, l.Generation, l.Rank, l.Size, l.First, l.Where(), l.PID)
-	}
-	for _, e := range res.Events {
-		fmt.Fprintf(&s, "%d %s\n", e.Time.UnixNano(), e)
-	}
-	return s.String() + res.Output
 }
 
 // run runs a job to its end, which must be a good one, and checks every step that rank 0 has written down, the number of

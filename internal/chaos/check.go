@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// weights is the number of them.
+const weights = 1000
+
+// ending is what a worker has in the end.
+type ending struct{ chain, digest string }
+
+func (c *chaos) trainee(more ...string) []string {
+	return append(more, "-steps", fmt.Sprint(c.steps), "-step-time", c.stepTime.String(), "-size", fmt.Sprint(weights))
+}
+
+// undisturbed trains in a single process, without hvdrun, and returns what that has in the end.
+func (c *chaos) undisturbed() (ending, error) {
+	path := filepath.Join(c.dir, "undisturbed")
+	args := append(c.trainee("-log", path), "-step-time", "0")
+	if out, err := exec.Command(c.binaries.Trainee, args...).CombinedOutput(); err != nil {
+		return ending{}, fmt.Errorf("the undisturbed run: %w\n%s", err, out)
+	}
+	lines, err := diary.Follow[diary.Line](path).Next()
+	if err == nil {
+		err = diary.Check(lines, c.steps, weights)
+	}
+	if err == nil && (len(lines) == 0 || lines[len(lines)-1].Event != diary.End) {
+		err = errors.New("it has not come to the end")
+	}
+	if err != nil {
+		return ending{}, fmt.Errorf("the undisturbed run: %w", err)
+	}
+	last := lines[len(lines)-1]
+	return ending{last.Chain, last.Digest}, os.Remove(path)
+}
+
+// check returns what is wrong with a run.
+func (c *chaos) check(res e2e.Result) error {
+	var errs []error
+	if res.TimedOut {
+		errs = append(errs, fmt.Errorf("it hung and was killed after %v", c.limit))
+	}
+	if res.Status != 0 {
+		errs = append(errs, fmt.Errorf("exit status %d", res.Status))
+	}
+	if len(res.Left) > 0 {
+		errs = append(errs, fmt.Errorf("processes are left: %q", res.Left))
+	}
+	if err := diary.Check(res.Lines, c.steps, weights); err != nil {
+		errs = append(errs, err)
+	}
+	ends, size := 0, 0
+	for _, l := range res.Lines {
+		if l.Event != diary.End {
+			continue
+		}
+		ends, size = ends+1, l.Size
+		if got := (ending{l.Chain, l.Digest}); got != c.calm {
+			errs = append(errs, fmt.Errorf("rank %d ends with %v, the undisturbed run with %v", l.Rank, got, c.calm))
+		}
+	}
+	if ends == 0 || ends != size {
+		errs = append(errs, fmt.Errorf("%d workers of the last world's %d came to the end", ends, size))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,204 @@
+// Command chaos runs the same job again and again while it kills random workers at random moments: rank 0, newcomers, two
+// at once, one in the middle of the recovery from another. Every run must end as if nothing had happened.
+//
+//	go run ./internal/chaos -runs 200
+//
+// After each run it checks that hvdrun has ended with status 0 and in time, that no process is left, that all workers of the
+// last world have the weights of an undisturbed run, to the bit, and that no committed step was lost, done again or left
+// out (see diary.Check: whoever enters a world is not behind any step whose Commit has returned nil anywhere before). The
+// files of a run that fails are kept.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/e2e"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var c chaos
+	flag.IntVar(&c.runs, "runs", 200, "jobs to run")
+	flag.Uint64Var(&c.seed, "seed", 1, "of the first run's dice; the next run's is one more")
+	flag.IntVar(&c.parallel, "parallel", 1, "jobs to run at a time")
+	flag.IntVar(&c.steps, "steps", 400, "steps of a job")
+	flag.DurationVar(&c.stepTime, "step-time", 2*time.Millisecond, "time of a step besides communication")
+	flag.DurationVar(&c.pause, "pause", 80*time.Millisecond, "mean time between two kills")
+	flag.DurationVar(&c.limit, "limit", 60*time.Second, "longest that a run may take")
+	flag.Parse()
+	if err := c.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// chaos is the flags and what is the same for all runs.
+type chaos struct {
+	runs, parallel, steps  int
+	seed                   uint64
+	stepTime, pause, limit time.Duration
+
+	binaries e2e.Binaries
+	dir      string
+	calm     ending // of the undisturbed run
+}
+
+func (c *chaos) run(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "hvdrun-chaos-")
+	if err != nil {
+		return err
+	}
+	c.dir = dir
+	if c.binaries, err = e2e.Build(ctx, dir); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	if c.calm, err = c.undisturbed(); err != nil {
+		return err
+	}
+	sum, err := c.runAll(ctx)
+	fmt.Print(sum.report())
+	if err != nil {
+		return err
+	}
+	if sum.failed > 0 {
+		return fmt.Errorf("%d of %d runs went wrong; their files are in %s", sum.failed, sum.runs, dir)
+	}
+	return os.RemoveAll(dir)
+}
+
+// runAll runs the jobs, so many at a time, and prints a line for each.
+func (c *chaos) runAll(ctx context.Context) (summary, error) {
+	var (
+		mu   sync.Mutex
+		sum  summary
+		wg   sync.WaitGroup
+		turn = make(chan struct{}, max(1, c.parallel))
+	)
+	began := time.Now()
+	for i := range c.runs {
+		turn <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-turn }()
+			o := c.disturbed(ctx, i)
+			mu.Lock()
+			defer mu.Unlock()
+			if ctx.Err() == nil {
+				sum.add(o)
+				fmt.Printf("run %3d seed %-4d %s\n", i+1, c.seed+uint64(i), o)
+			}
+		})
+	}
+	wg.Wait()
+	sum.took = time.Since(began)
+	return sum, context.Cause(ctx)
+}
+
+// disturbed runs one job and throws the dice for it.
+func (c *chaos) disturbed(ctx context.Context, i int) outcome {
+	seed := c.seed + uint64(i)
+	dir := filepath.Join(c.dir, fmt.Sprintf("run.%d", i+1))
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		return outcome{err: err}
+	}
+	began := time.Now()
+	r, err := c.binaries.Start(e2e.Job{
+		Dir: dir,
+		Flags: []string{"-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2",
+			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
+		Trainee: c.trainee("-log-all"),
+		Limit:   c.limit,
+	})
+	if err != nil {
+		return outcome{err: err}
+	}
+	k := newKiller(r, rand.New(rand.NewPCG(seed, 0)), c.pause, c.steps*85/100)
+	killErr := k.run(ctx)
+	if ctx.Err() != nil {
+		r.Kill()
+	}
+	res, err := r.Wait()
+	o := outcome{took: time.Since(began), kills: k.kills, resets: e2e.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines)}
+	if o.err = errors.Join(killErr, err); o.err == nil {
+		o.err = c.check(res)
+	}
+	if o.err == nil {
+		o.err = os.RemoveAll(dir)
+	} else {
+		o.err = errors.Join(o.err, os.WriteFile(filepath.Join(dir, "story"), []byte(res.Story()), 0o666))
+	}
+	return o
+}
+
+// outcome is what became of a run.
+type outcome struct {
+	took       time.Duration
+	kills      []kill
+	resets     int
+	recoveries e2e.Spread
+	err        error
+}
+
+func (o outcome) String() string {
+	verdict := "ok"
+	if o.err != nil {
+		verdict = "FAILED: " + o.err.Error()
+	}
+	return fmt.Sprintf("%5.2f s, %2d kills, %2d resets, slowest recovery %6.1f ms: %s",
+		o.took.Seconds(), len(o.kills), o.resets, e2e.Milliseconds(o.recoveries.Quantile(1)), verdict)
+}
+
+// summary is what became of all.
+type summary struct {
+	runs, failed, kills, resets int
+	zeros, newcomers, bursts    int
+	recoveries                  e2e.Spread
+	took                        time.Duration
+}
+
+func (s *summary) add(o outcome) {
+	s.runs++
+	if o.err != nil {
+		s.failed++
+	}
+	s.kills += len(o.kills)
+	s.resets += o.resets
+	s.recoveries = slices.Concat(s.recoveries, o.recoveries)
+	for i, k := range o.kills {
+		if k.rank == 0 {
+			s.zeros++
+		}
+		if k.rank < 0 {
+			s.newcomers++
+		}
+		if i > 0 && k.at.Sub(o.kills[i-1].at) < 20*time.Millisecond {
+			s.bursts++
+		}
+	}
+}
+
+func (s *summary) report() string {
+	return fmt.Sprintf(`
+%d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d resets
+
+From a member's death to the next completed step in a later world, whatever else died meanwhile:
+%s
+%s
+%s`, s.runs, s.took.Round(time.Second), s.failed, s.kills, s.zeros, s.newcomers, s.bursts, s.resets,
+		e2e.SpreadHeader, s.recoveries.Row("recovery"), s.recoveries.Histogram())
+}
