@@ -140,13 +140,16 @@ func (c *Credentials) baseTLS() *tls.Config {
 
 // verifier checks what the chain to the authority does not say: run, role and, where asked for, the very process.
 func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
+	if want.RunID == "" {
+		want.RunID = c.subject.RunID
+	}
 	runID := c.subject.RunID
 	return func(cs tls.ConnectionState) error {
 		got, err := SubjectOf(cs)
 		if err != nil {
 			return err
 		}
-		if got.RunID != runID || want.RunID != "" && want.RunID != runID {
+		if got.RunID != runID || got.RunID != want.RunID {
 			return errors.New("identity: the peer is of another job")
 		}
 		if got.Role != want.Role {
@@ -155,11 +158,8 @@ func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 		if err := cs.PeerCertificates[0].VerifyHostname(serverName(want.Role)); err != nil {
 			return fmt.Errorf("identity: the peer's certificate is not that of a %s", want.Role)
 		}
-		if want.Incarnation != "" {
-			want.RunID = runID
-			if got != want {
-				return fmt.Errorf("identity: the peer is %v, not %v", got, want)
-			}
+		if want.Incarnation != "" && got != want {
+			return fmt.Errorf("identity: the peer is %v, not %v", got, want)
 		}
 		return nil
 	}

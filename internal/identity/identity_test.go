@@ -93,6 +93,7 @@ func TestDecodeRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	short := append(append(raw[:len(raw)-34:len(raw)-34], 0, 31), raw[len(raw)-31:]...) // a job key of 31 bytes
 	texts := map[string]string{
 		"empty":     "",
 		"garbage":   "hunter2 hunter2",
@@ -102,7 +103,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"version":   base64.RawURLEncoding.EncodeToString(append([]byte{9}, raw[1:]...)),
 		"key":       mix(func(s *secrets) { s.key = two.key }),
 		"authority": mix(func(s *secrets) { s.ca = two.ca }),
-		"job key":   base64.RawURLEncoding.EncodeToString(append(append(raw[:len(raw)-34:len(raw)-34], 0, 31), raw[len(raw)-31:]...)),
+		"job key":   base64.RawURLEncoding.EncodeToString(short),
 		"cert":      mix(func(s *secrets) { s.leaf = s.ca }),
 	}
 	for name, text := range texts {
@@ -152,7 +153,9 @@ func TestSecretsDoNotPrint(t *testing.T) {
 		C *Credentials
 		A *Authority
 	}
-	values := []any{c, *c, a, *a, hidden{*c, *a}, &hidden{*c, *a}, open{c, a}, []*Credentials{c}, map[string]Credentials{"": *c}}
+	values := []any{
+		c, *c, a, *a, hidden{*c, *a}, &hidden{*c, *a}, open{c, a}, []*Credentials{c}, map[string]Credentials{"": *c},
+	}
 	var printed strings.Builder
 	for _, v := range values {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%p", "%b", "%t"} {
@@ -270,6 +273,9 @@ func TestTLSRefuses(t *testing.T) {
 	selfmade := *one.secrets
 	selfmade.leaf, selfmade.key = signedByWorker(t, one)
 
+	at := func(index int, inc string) Subject {
+		return Subject{Role: Worker, Host: "h", Index: index, Incarnation: inc}
+	}
 	tests := map[string]struct{ server, client *tls.Config }{
 		"no certificate":               {driver.ServerTLS(Worker), none},
 		"another job's worker":         {driver.ServerTLS(Worker), toDriver(strangerWorker)},
@@ -279,8 +285,8 @@ func TestTLSRefuses(t *testing.T) {
 		"worker as the driver":         {one.ServerTLS(Worker), toDriver(one)},
 		"worker tells a worker":        {one.ServerTLS(Driver), one.ClientTLS(Subject{Role: Worker})},
 		"TLS 1.2":                      {driver.ServerTLS(Worker), old},
-		"another incarnation":          {one.ServerTLS(Driver), driver.ClientTLS(Subject{Role: Worker, Host: "h", Index: 1, Incarnation: "two"})},
-		"another slot":                 {one.ServerTLS(Driver), driver.ClientTLS(Subject{Role: Worker, Host: "h", Index: 2, Incarnation: "one"})},
+		"another incarnation":          {one.ServerTLS(Driver), driver.ClientTLS(at(1, "two"))},
+		"another slot":                 {one.ServerTLS(Driver), driver.ClientTLS(at(2, "one"))},
 		"client wants another run":     {one.ServerTLS(Driver), driver.ClientTLS(Subject{RunID: "x", Role: Worker})},
 		"signed by a worker's own key": {(&Credentials{&selfmade}).ServerTLS(Worker), toDriver(one)},
 	}

@@ -210,7 +210,7 @@ func TestReplayFails(t *testing.T) {
 }
 
 // relay carries the proof between two connections and lets tamper change the claim.
-func relay(t *testing.T, c *Credentials, tamper func([]byte)) (dialErr error, o outcome) {
+func relay(t *testing.T, c *Credentials, tamper func([]byte)) (o outcome, dialErr error) {
 	t.Helper()
 	d, da := pair(t)
 	ad, a := pair(t)
@@ -229,14 +229,14 @@ func relay(t *testing.T, c *Credentials, tamper func([]byte)) (dialErr error, o 
 	ad.Write(claim)
 	o = <-got
 	da.Close()
-	return <-done, o
+	return o, <-done
 }
 
 // Every bit of a claim counts: other generation, other ranks, other channel, other nonce, other proof.
 func TestTamperedClaimFails(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for i := range claimLen {
-		dialErr, o := relay(t, c, func(claim []byte) { claim[i] ^= 1 })
+		o, dialErr := relay(t, c, func(claim []byte) { claim[i] ^= 1 })
 		if !errors.Is(o.err, ErrUnproven) || dialErr == nil {
 			t.Fatalf("byte %d: acceptor %+v, dialer %v", i, o, dialErr)
 		}
@@ -247,7 +247,7 @@ func TestTamperedClaimFails(t *testing.T) {
 func TestHelloIsBound(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for _, h := range []Hello{{4, 2, 1, 4}, {3, 0, 1, 4}, {3, 2, 0, 4}, {3, 2, 1, 5}, {3, 1, 2, 4}} {
-		_, o := relay(t, c, func(claim []byte) { h.append(claim[:len(magic)]) })
+		o, _ := relay(t, c, func(claim []byte) { h.append(claim[:len(magic)]) })
 		if !errors.Is(o.err, ErrUnproven) {
 			t.Errorf("%+v: %+v", h, o)
 		}
