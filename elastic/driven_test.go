@@ -80,7 +80,9 @@ func openDoor(t *testing.T, wanted ...string) *door {
 // env is what the driver gives to the worker of that incarnation.
 func (d *door) env(incarnation string, index int) plan.Worker {
 	d.t.Helper()
-	creds, err := d.authority.Issue(identity.Subject{RunID: "run", Role: identity.Worker, Host: "h", Index: index, Incarnation: incarnation})
+	creds, err := d.authority.Issue(identity.Subject{
+		RunID: "run", Role: identity.Worker, Host: "h", Index: index, Incarnation: incarnation,
+	})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -137,7 +139,9 @@ func (d *door) publish() {
 			root = r
 		}
 		members = append(members, rendezvous.Member{Incarnation: name, DataAddrs: j.DataAddrs})
-		slots = append(slots, plan.Slot{SlotID: plan.SlotID{Host: "h", Index: r}, Rank: r, LocalRank: r, LocalSize: len(d.wanted), CrossSize: 1})
+		slots = append(slots, plan.Slot{
+			SlotID: plan.SlotID{Host: "h", Index: r}, Rank: r, LocalRank: r, LocalSize: len(d.wanted), CrossSize: 1,
+		})
 	}
 	d.world = plan.World{Generation: d.world.Generation + 1, Slots: slots}
 	clear(d.joined)
@@ -216,11 +220,53 @@ func TestDrivenJob(t *testing.T) {
 	for _, want := range []struct {
 		what       rendezvous.Report
 		generation uint64
-	}{{rendezvous.Committed, 1}, {rendezvous.Committed, 2}, {rendezvous.Committed, 3}, {rendezvous.Leaving, 2}, {rendezvous.Done, 3}} {
+	}{
+		{rendezvous.Committed, 1}, {rendezvous.Committed, 2}, {rendezvous.Committed, 3},
+		{rendezvous.Leaving, 2}, {rendezvous.Done, 3},
+	} {
 		if !slices.ContainsFunc(d.reports, func(r report) bool { return r.what == want.what && r.generation == want.generation }) {
 			t.Errorf("no report of %v in generation %d: %v", want.what, want.generation, d.reports)
 		}
 	}
+}
+
+// A worker that dies between its join and its connections costs the others one more join.
+func TestDeathBeforeConnect(t *testing.T) {
+	d := openDoor(t, "a", "b", "c")
+	var procs sync.WaitGroup
+	for index, name := range []string{"a", "b"} {
+		procs.Go(func() {
+			m, err := newDriven(d.env(name, index))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			w, err := newWorker(context.Background(), m)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				return
+			}
+			if w.Generation() != 2 || w.Size() != 2 || w.Rank() != index {
+				t.Errorf("%s: %+v", name, *w.place.Load())
+			}
+			err = Run(context.Background(), NewState(w), func(context.Context) error { return nil })
+			if err = errors.Join(err, w.Close()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	m, err := newDriven(d.env("c", 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w, err := m.join(t.Context(), rendezvous.Joining{}); err != nil || w.Rank != 2 {
+		t.Errorf("%+v, %v", w, err)
+	}
+	if err := m.close(); err != nil {
+		t.Error(err)
+	}
+	d.lost("c")
+	procs.Wait()
 }
 
 func TestInitByTheEnvironment(t *testing.T) {

@@ -2,6 +2,7 @@ package elastic_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
@@ -46,6 +47,9 @@ func Example() {
 		}
 		return nil
 	})
+	if errors.Is(err, elastic.ErrRemoved) || errors.Is(err, elastic.ErrFinished) {
+		return // the job goes on, or is done, without this worker
+	}
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -136,7 +136,8 @@ func (p *proc) ended(err error) {
 	how := "done"
 	switch {
 	case err == nil && (p.record.Epoch != j.epochs || p.state.Commits() < j.best && !p.removed):
-		j.errs = append(j.errs, fmt.Sprintf("worker %d is done in epoch %d with %d commits", p.id, p.record.Epoch, p.state.Commits()))
+		j.errs = append(j.errs, fmt.Sprintf("worker %d is done in epoch %d with %d commits",
+			p.id, p.record.Epoch, p.state.Commits()))
 	case errors.Is(err, ErrRemoved):
 		if how = "removed"; !p.removed {
 			j.errs = append(j.errs, fmt.Sprintf("worker %d was removed by nobody", p.id))
@@ -172,7 +173,8 @@ func (p *proc) whole() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if p.state.Commits() != j.commits || r.Commits != j.commits {
-		j.errs = append(j.errs, fmt.Sprintf("worker %d: commit %d (live %d), root %d", p.id, p.state.Commits(), r.Commits, j.commits))
+		j.errs = append(j.errs, fmt.Sprintf("worker %d: commit %d (live %d), root %d",
+			p.id, p.state.Commits(), r.Commits, j.commits))
 	}
 	origin, ok := j.ledger[r.H]
 	if j.origin == 0 {

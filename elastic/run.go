@@ -88,8 +88,8 @@ func goesOn(err error) bool {
 	return errors.Is(err, collective.ErrAborted) || errors.As(err, &updated)
 }
 
-// begin keeps the initial values and makes them the root's, in the world that the worker is in. Where an earlier Run has left
-// that world, it goes to another.
+// begin keeps the initial values and makes them the root's, in the world that the worker is in. Where an earlier Run has
+// left that world, it goes to another.
 func (r *runner) begin() error {
 	if err := r.state.Save(); err != nil {
 		return err

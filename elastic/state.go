@@ -33,8 +33,8 @@ type State struct {
 	word    [1]uint64
 }
 
-// NewState returns the state of w that consists of parts. What is wrong with the parts (two of one name, none at all
-// given as nil) and a nil worker are the errors of whatever is done with the state.
+// NewState returns the state of w that consists of parts, and starts nothing. A nil worker, a nil part and two parts of one
+// name are errors of whatever is done with the state: of Run, Sync, Commit and the rest.
 //
 // A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
 // the parts of this package.
