@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,7 +39,8 @@ type Job struct {
 	// Flags are hvdrun's. The discovery script and the events file are added.
 	Flags []string
 	// Stages are what the discovery script prints. None: there is no script. When the script is run again after it has
-	// printed stage N (0 is the first), so that hvdrun has taken note of it, it makes a file polled.N.
+	// printed stage N (0 is the first), so that hvdrun has taken note of it, it makes a file polled.N; when it first prints
+	// it, a file shown.N that holds the time in nanoseconds since 1970.
 	Stages []Stage
 	// Trainee are the flags of the workers. The diary and the job's folder are added.
 	Trainee []string
@@ -74,9 +76,11 @@ cd '%s' || exit 1
 stage=0 polls=0
 [ ! -e at ] || read -r stage polls <at
 [ "$polls" -lt 1 ] || : >"polled.$stage"
-step=$(sed -n 's/.*"step":\([0-9]*\),.*/\1/p' diary 2>/dev/null | sort -n | tail -n 1)
-case $stage in
 `, j.Dir)
+	if slices.ContainsFunc(j.Stages, func(st Stage) bool { return st.Step > 0 }) {
+		s.WriteString("step=$(sed -n 's/.*\"step\":\\([0-9]*\\),.*/\\1/p' diary 2>/dev/null | sort -n | tail -n 1)\n")
+	}
+	s.WriteString("case $stage in\n")
 	for i, st := range j.Stages[1:] {
 		test := fmt.Sprintf(`[ "${step:-0}" -ge %d ] && [ "$polls" -ge %d ]`, st.Step, st.Polls)
 		if st.After != "" {

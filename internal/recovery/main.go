@@ -1,0 +1,90 @@
+// Command recovery measures how long training stands still when a worker is killed, and when workers are added.
+//
+//	go run ./internal/recovery -kills 200 -joins 40
+//
+// A death: the clock is read right before kill(2) of one of the workers; the recovery has ended when every survivor has
+// completed a step in a later world. The dead worker's slot returns, and the next one is killed some time later.
+//
+// Growth: the clock is read by the discovery script right before it first prints a second host, with as many slots as the
+// first. The total ends with the first step in the larger world. The pause is the longest time between two steps of one of
+// the old workers from there to then, less a median step.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/e2e"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var b bench
+	flag.IntVar(&b.kills, "kills", 200, "workers to kill")
+	flag.IntVar(&b.joins, "joins", 40, "times to add a host")
+	flag.IntVar(&b.workers, "workers", 4, "workers of the job; at least 2")
+	flag.IntVar(&b.size, "size", 256, "weights of the model, of 4 bytes each")
+	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
+	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
+	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
+	flag.StringVar(&b.tsv, "tsv", "", "file for a line of times for each kill and join")
+	flag.Parse()
+	if err := b.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "recovery:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// bench is the flags, and the folder of the jobs.
+type bench struct {
+	kills, joins, workers, size int
+	stepTime, interval          time.Duration
+	seed                        uint64
+	tsv                         string
+
+	binaries e2e.Binaries
+	dir      string
+}
+
+// killsPerJob keeps the diaries short.
+const killsPerJob = 50
+
+func (b *bench) run(ctx context.Context) (err error) {
+	if b.workers < 2 {
+		return errors.New("at least 2 workers are needed")
+	}
+	if b.dir, err = os.MkdirTemp("", "hvdrun-recovery-"); err != nil {
+		return err
+	}
+	if b.binaries, err = e2e.Build(ctx, b.dir); err != nil {
+		return errors.Join(err, os.RemoveAll(b.dir))
+	}
+	var deaths, growths []sample
+	for left := b.kills; left > 0; left -= killsPerJob {
+		more, err := b.killSome(ctx, min(left, killsPerJob))
+		if err != nil {
+			return err
+		}
+		deaths = append(deaths, more...)
+		fmt.Fprintf(os.Stderr, "\r%d of %d kills ", len(deaths), b.kills)
+	}
+	for left := b.joins; left > 0; left -= killsPerJob {
+		more, err := b.growSome(ctx, min(left, killsPerJob))
+		if err != nil {
+			return err
+		}
+		growths = append(growths, more...)
+		fmt.Fprintf(os.Stderr, "\r%d of %d joins ", len(growths), b.joins)
+	}
+	fmt.Fprintln(os.Stderr)
+	b.report(os.Stdout, deaths, growths)
+	return errors.Join(b.writeTSV(deaths, growths), os.RemoveAll(b.dir))
+}
