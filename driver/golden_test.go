@@ -26,7 +26,8 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //
 //	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
 //	hosts a:2 b:2              what discovery lists
-//	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit)
+//	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
+//	                           with "late", for one newer than that before their last
 //	exit a:0 code=1|signal=9|ok
 //	report a:0 done|leaving|committed commits=3
 //	wait 5s                    time passes; deadlines in between come due
@@ -184,6 +185,7 @@ func (s *story) config(args []string) error {
 
 func (s *story) join(args []string) error {
 	var commits uint64
+	late := false
 	var workers []string
 	for _, arg := range args {
 		if v, ok := strings.CutPrefix(arg, "commits="); ok {
@@ -192,6 +194,8 @@ func (s *story) join(args []string) error {
 				return err
 			}
 			commits = n
+		} else if arg == "late" {
+			late = true
 		} else {
 			workers = append(workers, arg)
 		}
@@ -201,8 +205,12 @@ func (s *story) join(args []string) error {
 		if err != nil {
 			return err
 		}
+		after := w.generation
+		if late {
+			after--
+		}
 		s.step(workerJoined{w.id, rendezvous.Joining{
-			After: w.generation, Commits: commits, HoldsState: commits > 0,
+			After: after, Commits: commits, HoldsState: commits > 0,
 			DataAddrs: []string{"data"}, NotifyAddr: "notify",
 		}})
 	}

@@ -195,12 +195,15 @@ func (m *machine) forked(now time.Time, e workerForked) {
 	}
 }
 
-// workerJoined notes that a worker asks for a world newer than its last: it is ready. A repeated join counts once; one of
+// workerJoined notes that a worker asks for a world newer than its last: it is ready. A repeated join counts once, one of
 // a worker that was told to go is too late.
 func (m *machine) workerJoined(now time.Time, e workerJoined) {
 	w := m.find(e.id)
 	if w == nil || w.phase == leaving || w.phase == stopping {
 		return
+	}
+	if e.join.After < w.generation {
+		return // a repeated one, which the world that it is in now has answered
 	}
 	if m.joined.IsZero() {
 		m.joined = now
