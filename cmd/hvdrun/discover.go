@@ -52,7 +52,7 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 	if err != nil {
 		return err
 	}
-	hosts, err := s.discoverer(fixed, p.logger(s)).Discover(ctx)
+	hosts, err := s.discoverer(fixed, "", p.logger(s)).Discover(ctx)
 	if ctx.Err() != nil {
 		return runError{context.Cause(ctx)}
 	}

@@ -60,12 +60,19 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// discoverer returns the source of hosts that fixed, or else the script, is.
-func (s *settings) discoverer(fixed []plan.Host, log logrus.FieldLogger) discovery.Discoverer {
+// discoverer returns the source of hosts that fixed, or else the script, is. What the script starts carries the run's mark,
+// if it is for one, so that nothing of it outlives the run.
+func (s *settings) discoverer(fixed []plan.Host, runID string, log logrus.FieldLogger) discovery.Discoverer {
 	if fixed != nil {
 		return discovery.Fixed(fixed)
 	}
-	return &discovery.Script{Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log}
+	script := &discovery.Script{
+		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
+	}
+	if runID != "" {
+		script.Env = []string{plan.EnvRunID + "=" + runID}
+	}
+	return script
 }
 
 // size checks the bounds of the worlds against each other and against the fixed hosts.

@@ -48,10 +48,12 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	launcher := &localLauncher{pids: map[int]struct{}{}}
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
+	runID := driver.NewRunID()
 	err = driver.Run(ctx, driver.Config{
+		RunID:             runID,
 		Command:           command,
 		Env:               p.env,
-		Source:            s.discoverer(fixed, log),
+		Source:            s.discoverer(fixed, runID, log),
 		Launcher:          launcher,
 		Output:            output,
 		Size:              size,
