@@ -93,9 +93,9 @@ func TestScriptIsRunByAShell(t *testing.T) {
 
 func TestScriptHasItsEnv(t *testing.T) {
 	t.Setenv("ROOM", "3")
-	s := discovery.Script{Command: `echo "$NAME:$ROOM"`, Env: []string{"NAME=a"}}
+	s := Script{Command: `echo "$NAME:$ROOM"`, Env: []string{"NAME=a"}}
 	hosts, err := s.Discover(t.Context())
-	if want := []plan.Host{{Name: "a", Slots: 3}}; err != nil || !slices.Equal(hosts, want) {
+	if want := hostList("a:3"); err != nil || !slices.Equal(hosts, want) {
 		t.Errorf("got %v, %v, want %v", hosts, err, want)
 	}
 }
