@@ -57,6 +57,9 @@ func (c *chaos) check(res e2e.Result) error {
 	if err := diary.Check(res.Lines, c.steps, weights); err != nil {
 		errs = append(errs, err)
 	}
+	if resets, worlds := e2e.Count(res.Events, "reset"), e2e.Count(res.Events, "world_published"); worlds != resets+1 {
+		errs = append(errs, fmt.Errorf("%d resets, but %d worlds", resets, worlds))
+	}
 	ends, size := 0, 0
 	for _, l := range res.Lines {
 		if l.Event != diary.End {
