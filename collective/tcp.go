@@ -570,15 +570,12 @@ func (s *sender) run() {
 }
 
 func (s *sender) write(head, data []byte) error {
-	if len(data) == 0 {
-		_, err := s.conn.Write(head)
-		return err
-	}
-	if s.raw == nil {
-		if _, err := s.conn.Write(head); err != nil {
+	if s.raw == nil { // then nobody else uses small; one write is one record where it fits
+		s.small = append(append(s.small[:0], head...), data[:min(len(data), directFrame)]...)
+		if _, err := s.conn.Write(s.small); err != nil || len(data) <= directFrame {
 			return err
 		}
-		_, err := s.conn.Write(data)
+		_, err := s.conn.Write(data[directFrame:])
 		return err
 	}
 	s.both[0], s.both[1] = head, data

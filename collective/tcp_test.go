@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -228,6 +229,7 @@ func waiting(t *testing.T, e *collective.Endpoint) {
 		if time.Now().After(deadline) {
 			t.Fatal("no connection waits")
 		}
+		runtime.Gosched()
 	}
 }
 

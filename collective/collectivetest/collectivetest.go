@@ -2,6 +2,7 @@
 package collectivetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.uber.org/goleak"
 
@@ -95,7 +97,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 			checkType[int16](t, groups, small...)
 			checkType[int32](t, groups, small...)
 			checkType[int64](t, groups, append(small, 3001)...)
-			checkType[uint8](t, groups, append(small, 300_007)...)
+			checkType[uint8](t, groups, append(small, 20_011)...)
 			checkType[uint16](t, groups, append(small, 9001)...)
 			checkType[uint32](t, groups, small...)
 			checkType[uint64](t, groups, small...)
@@ -196,9 +198,17 @@ func expect[T collective.Element](n, length int, op collective.Op) []T {
 	})
 }
 
+// equal compares memory: the kit's numbers have one form each, and it is faster by far under the race detector.
+func equal[T collective.Element](a, b []T) bool {
+	raw := func(s []T) []byte {
+		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
+	}
+	return bytes.Equal(raw(a), raw(b))
+}
+
 // differ is the first place where two slices of one length are not equal, or −1.
-func differ[T comparable](a, b []T) int {
-	if slices.Equal(a, b) {
+func differ[T collective.Element](a, b []T) int {
+	if equal(a, b) {
 		return -1
 	}
 	for i := range a {
@@ -231,7 +241,7 @@ func checkReduceScatter[T collective.Element](t *testing.T, groups []*collective
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) (err error) {
 		data := input[T](g.Rank(), length, op)
 		got[g.Rank()], err = collective.ReduceScatter(ctx, g, data, op)
-		if !slices.Equal(data, input[T](g.Rank(), length, op)) {
+		if !equal(data, input[T](g.Rank(), length, op)) {
 			return errors.New("the input has changed")
 		}
 		return err
@@ -243,7 +253,7 @@ func checkReduceScatter[T collective.Element](t *testing.T, groups []*collective
 		}
 		whole = append(whole, got[rank]...)
 	}
-	if want := expect[T](len(groups), length, op); !slices.Equal(whole, want) {
+	if want := expect[T](len(groups), length, op); !equal(whole, want) {
 		t.Fatalf("ReduceScatter of %d %T (%v) over %d is wrong", length, *new(T), op, len(groups))
 	}
 }
@@ -256,8 +266,8 @@ func checkBroadcast[T collective.Element](t *testing.T, groups []*collective.Gro
 		if err := collective.Broadcast(ctx, g, data, root); err != nil {
 			return err
 		}
-		if !slices.Equal(data, input[T](root, length, collective.Sum)) {
-			return fmt.Errorf("Broadcast of %d %T from %d is wrong", length, *new(T), root)
+		if !equal(data, input[T](root, length, collective.Sum)) {
+			return fmt.Errorf("wrong result: Broadcast of %d %T from %d", length, *new(T), root)
 		}
 		return nil
 	}))
@@ -274,12 +284,12 @@ func checkGather[T collective.Element](t *testing.T, groups []*collective.Group,
 		}
 		clear(own) // what is returned is a copy
 		for rank := range all {
-			if !slices.Equal(all[rank], of(rank)) {
-				return fmt.Errorf("AllGather of %d %T: part of rank %d is wrong", length, *new(T), rank)
+			if !equal(all[rank], of(rank)) {
+				return fmt.Errorf("wrong part: AllGather of %d %T, rank %d", length, *new(T), rank)
 			}
 		}
 		if len(all) != g.Size() {
-			return fmt.Errorf("AllGather returned %d parts", len(all))
+			return fmt.Errorf("%d parts from AllGather", len(all))
 		}
 		return nil
 	}))
@@ -298,8 +308,8 @@ func checkAllToAll[T collective.Element](t *testing.T, groups []*collective.Grou
 			return err
 		}
 		for from := range all {
-			if !slices.Equal(all[from], of(from, g.Rank())) {
-				return fmt.Errorf("AllToAll of %d %T: part of rank %d is wrong", length, *new(T), from)
+			if !equal(all[from], of(from, g.Rank())) {
+				return fmt.Errorf("wrong part: AllToAll of %d %T, rank %d", length, *new(T), from)
 			}
 		}
 		return nil
@@ -318,8 +328,8 @@ func checkBytes(t *testing.T, groups []*collective.Group) {
 					data = want
 				}
 				got, err := collective.BroadcastBytes(ctx, g, data, root)
-				if err == nil && !slices.Equal(got, want) {
-					err = fmt.Errorf("BroadcastBytes of %d from %d is wrong", length, root)
+				if err == nil && !bytes.Equal(got, want) {
+					err = fmt.Errorf("wrong result: BroadcastBytes of %d from %d", length, root)
 				}
 				return err
 			}))
@@ -348,10 +358,10 @@ func testLarge(t *testing.T, newGroups NewGroups) {
 		}
 		return err
 	}))
-	if !slices.Equal(got[0], got[1]) {
+	if !equal(got[0], got[1]) {
 		t.Fatal("results differ")
 	}
-	if want := repeated(length, func(i int) float32 { return float32(i) + 0.5 }); !slices.Equal(got[0], want) {
+	if want := repeated(length, func(i int) float32 { return float32(i) + 0.5 }); !equal(got[0], want) {
 		t.Fatalf("element %d is wrong", differ(got[0], want))
 	}
 }
@@ -384,8 +394,8 @@ func testBits(t *testing.T, newGroups NewGroups) {
 					return err
 				}))
 				for rank := 1; rank < n; rank++ {
-					if !slices.Equal(got32[0], got32[rank]) || !slices.Equal(got64[0], got64[rank]) ||
-						!slices.Equal(got16[0], got16[rank]) {
+					if !equal(got32[0], got32[rank]) || !equal(got64[0], got64[rank]) ||
+						!equal(got16[0], got16[rank]) {
 						t.Fatalf("AllReduce of %d (%v) over %d: ranks 0 and %d have different bits", length, op, n, rank)
 					}
 				}
@@ -540,9 +550,9 @@ func checkMismatch(t *testing.T, err error, rank int) {
 
 // testRandomMismatch: whoever calls whatever, no rank hangs, and none succeeds unless all called the same.
 func testRandomMismatch(t *testing.T, newGroups NewGroups) {
-	for seed := range uint64(repeat(40)) {
+	for seed := range uint64(repeat(30)) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		n := 2 + r.IntN(7)
+		n := 2 + r.IntN(4)
 		kinds := []int{r.IntN(len(calls) - 2), r.IntN(len(calls) - 2), r.IntN(len(calls) - 2)}
 		which := make([]int, n)
 		for i := range which {
@@ -632,7 +642,7 @@ func all(ctx context.Context, g *collective.Group, length int) error {
 
 // testDeath: a rank dies at a random moment; every other one is told who it was, and nothing hangs.
 func testDeath(t *testing.T, newGroups NewGroups) {
-	CheckDeath(t, repeat(60), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
+	CheckDeath(t, repeat(40), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
 
 // CheckDeath has kill end one rank of a group at random moments of a loop of all operations, for each seed, and checks that
@@ -708,7 +718,7 @@ func testIdleDeath(t *testing.T, newGroups NewGroups) {
 // testLeave: who closes after an operation lets slower ranks finish it; operations that begin when all have finished it fail
 // with the leaver's name.
 func testLeave(t *testing.T, newGroups NewGroups) {
-	for seed := range repeat(20) {
+	for seed := range repeat(10) {
 		n := 2 + seed%4
 		leaver := seed % n
 		groups := newGroups(t, n)
@@ -737,7 +747,7 @@ func testLeave(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testCancel: the end of a context ends the operation on every rank.
+// testCancel: the end of a context, before an operation or in it, ends the group on every rank.
 func testCancel(t *testing.T, newGroups NewGroups) {
 	for _, early := range []bool{true, false} {
 		groups := newGroups(t, 3)
@@ -745,31 +755,27 @@ func testCancel(t *testing.T, newGroups NewGroups) {
 		if early {
 			cancel()
 		}
-		waiting := make(chan struct{}, 1)
-		errs := Each(t, groups, func(_ context.Context, g *collective.Group) error {
-			switch {
-			case g.Rank() == 0:
-				return collective.Barrier(ctx, g)
-			case g.Rank() == 1:
-				<-waiting
-				return collective.AllReduce(context.Background(), g, make([]int8, 100), collective.Sum)
+		returned := make(chan struct{})
+		errs := Each(t, groups, func(bounded context.Context, g *collective.Group) error {
+			switch g.Rank() {
+			case 0:
+				defer close(returned)
+				return collective.AllReduce(ctx, g, make([]float32, 1_000_000), collective.Sum)
+			case 1:
+				return collective.AllReduce(bounded, g, make([]float32, 1_000_000), collective.Sum)
 			}
-			waiting <- struct{}{}
 			cancel()
-			return collective.Barrier(context.Background(), g)
+			<-returned // rank 2 calls late: nobody can have finished before
+			return collective.AllReduce(bounded, g, make([]float32, 1_000_000), collective.Sum)
 		})
 		cancel()
 		if !errors.Is(errs[0], context.Canceled) || errors.Is(errs[0], collective.ErrAborted) {
-			// The others' calls do not match each other; whoever notices that first may be first at rank 0 too.
-			if !sameMismatch(errs[0]) {
-				t.Fatalf("rank 0: %v", errs[0])
-			}
+			t.Fatalf("rank 0: %v", errs[0])
 		}
-		for _, err := range errs[1:] {
-			if !errors.Is(err, collective.ErrAborted) && !sameMismatch(err) {
-				t.Fatal(err)
-			}
+		for rank, err := range errs[1:] {
+			checkAborted(t, err, 0, fmt.Sprintf("rank %d", rank+1))
 		}
+		checkAborted(t, collective.Barrier(context.Background(), groups[0]), 0, "rank 0 afterwards")
 		closeAll(t, groups)
 	}
 }
