@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -362,5 +363,45 @@ func TestListen(t *testing.T) {
 	}
 	if _, err := e.Connect(context.Background(), collective.Peers{Generation: 5, Addrs: [][]string{nil}}); err == nil {
 		t.Error("a closed endpoint connects")
+	}
+}
+
+// TestDeathWhileConnecting: whoever dies at a random moment while the ranks connect is named by every other one, by Connect
+// or by the first operation.
+func TestDeathWhileConnecting(t *testing.T) {
+	for seed := range 60 {
+		r := rand.New(rand.NewPCG(uint64(seed), 3))
+		n := 2 + r.IntN(3)
+		victim, after, comes := r.IntN(n), r.IntN(400), r.IntN(3) > 0
+		w := newWorkers(t, collective.Config{}, n)
+		errs := make([]error, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			if i == victim && !comes {
+				continue
+			}
+			wg.Go(func() {
+				var g *collective.Group
+				g, errs[i] = w.endpoints[i].Connect(context.Background(),
+					collective.Peers{Generation: 1, Rank: i, Addrs: w.addrs})
+				if errs[i] == nil && i == victim {
+					collective.Sever(g)
+				} else if errs[i] == nil {
+					errs[i] = collective.Barrier(context.Background(), g)
+				}
+				g.Close()
+			})
+		}
+		for range after {
+			runtime.Gosched()
+		}
+		w.endpoints[victim].Close()
+		wg.Wait()
+		for rank, err := range errs {
+			var a *collective.AbortedError
+			if rank != victim && (!errors.As(err, &a) || !slices.Equal(a.Dead, []int{victim})) {
+				t.Fatalf("seed %d: rank %d of %d got %v, want an abort because of rank %d", seed, rank, n, err, victim)
+			}
+		}
 	}
 }
