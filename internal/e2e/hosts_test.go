@@ -165,7 +165,7 @@ func TestNewcomerThatCannotStart(t *testing.T) {
 		Stages: []Stage{
 			{Hosts: on(hostA, 1)},
 			{Step: 5, Hosts: on(hostA, 1, hostB, 2)},
-			{Step: 5, After: "fault.1", Hosts: on(hostA, 1)},
+			{Step: 5, Exits: 2, Hosts: on(hostA, 1)},
 		},
 		Trainee: []string{"-gate", "10=polled.2",
 			"-exit", "127.0.0.1:0@start=0:exit3", "-exit", "127.0.0.1:1@start=0:exit3"},
