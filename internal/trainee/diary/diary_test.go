@@ -185,4 +185,11 @@ func TestFollowTakesWholeLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	next(3)
+	if _, err := file.WriteString(`{"time":1,"event":"st`); err != nil { // by a process that is killed here
+		t.Fatal(err)
+	}
+	if err := story("step:1:4")[0].Append(file); err != nil {
+		t.Fatal(err)
+	}
+	next(4)
 }

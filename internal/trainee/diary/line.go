@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 )
 
 // Line is one thing that a worker did.
@@ -50,13 +51,14 @@ const (
 	Aborted Outcome = "aborted"
 )
 
-// Append adds the line to f, which must have been opened with O_APPEND, in one write.
+// Append adds the line to f, which must have been opened with O_APPEND, in one write. A line end goes before it too: a
+// process that was killed in the middle of its write may have left a torn line.
 func (l Line) Append(f io.Writer) error {
 	b, err := json.Marshal(l)
 	if err != nil {
 		return fmt.Errorf("diary: %w", err)
 	}
-	_, err = f.Write(append(b, '\n'))
+	_, err = f.Write(slices.Concat([]byte("\n"), b, []byte("\n")))
 	return err
 }
 
@@ -72,7 +74,8 @@ type Follower[T any] struct {
 // Follow returns a follower of the file, which need not exist yet.
 func Follow[T any](path string) *Follower[T] { return &Follower[T]{path: path} }
 
-// Next returns the complete lines that have been added since the last call. It does not wait for any.
+// Next returns the complete lines that have been added since the last call. It does not wait for any. Torn lines, which
+// do not come to the end of their object, are passed over.
 func (f *Follower[T]) Next() ([]T, error) {
 	file, err := os.Open(f.path)
 	if os.IsNotExist(err) {
@@ -92,12 +95,15 @@ func (f *Follower[T]) Next() ([]T, error) {
 		if !whole {
 			return lines, nil
 		}
+		f.offset += int64(len(line)) + 1
+		b = b[len(line)+1:]
+		if !bytes.HasSuffix(line, []byte("}")) {
+			continue
+		}
 		var l T
 		if err := json.Unmarshal(line, &l); err != nil {
 			return lines, fmt.Errorf("diary: %s: %q: %w", f.path, line, err)
 		}
 		lines = append(lines, l)
-		f.offset += int64(len(line)) + 1
-		b = b[len(line)+1:]
 	}
 }
