@@ -16,6 +16,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -40,7 +41,10 @@ type Discoverer interface {
 // Watch calls found with the whole list as soon as it is known, and again whenever it has changed, never twice at once and
 // not after it has returned; the list is found's. It blocks until ctx ends or it can watch no longer, and says why. It is
 // called again after a failure, and then starts with the whole list once more. What Discoverer promises of lists and of
-// the end of ctx holds here too.
+// the end of ctx holds here too. One that finds out only then that it cannot push returns ErrNoWatch and is asked instead.
 type Watcher interface {
 	Watch(ctx context.Context, found func([]plan.Host)) error
 }
+
+// ErrNoWatch is returned by a Watch that cannot push, such as that of a plugin which does not implement it.
+var ErrNoWatch = errors.New("discovery: the source cannot push")

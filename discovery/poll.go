@@ -17,7 +17,7 @@ const defaultInterval = time.Second
 
 // Poll turns a Discoverer into a stream of host lists. It is used for one Run.
 type Poll struct {
-	// Source is asked again and again; one that is a Watcher is watched instead.
+	// Source is asked again and again; one that is a Watcher is watched instead, unless its Watch returns ErrNoWatch.
 	Source Discoverer
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
@@ -68,6 +68,9 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 		err := errNoSource
 		if p.Source != nil {
 			err = ask(ctx, k)
+		}
+		if errors.Is(err, ErrNoWatch) && ctx.Err() == nil {
+			ask, err = p.discover, p.discover(ctx, k)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
