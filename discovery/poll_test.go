@@ -387,6 +387,6 @@ func TestPollAsksWhatCannotPush(t *testing.T) {
 	})
 }
 
-type watchFunc func(context.Context, func(list)) error
+type watchFunc func(ctx context.Context, found func(list)) error
 
 func (f watchFunc) Watch(ctx context.Context, found func(list)) error { return f(ctx, found) }
