@@ -52,7 +52,12 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 	if err != nil {
 		return err
 	}
-	hosts, err := s.discoverer(fixed, p.logger(s)).Discover(ctx)
+	source, closeSource, err := s.openSource(fixed, p.logger(s))
+	if err != nil {
+		return err
+	}
+	defer closeSource()
+	hosts, err := source.Discover(ctx)
 	if ctx.Err() != nil {
 		return runError{context.Cause(ctx)}
 	}

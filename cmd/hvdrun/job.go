@@ -41,6 +41,11 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 			return fmt.Errorf("%s: %w", s.origin("output-filename"), err)
 		}
 	}
+	source, closeSource, err := s.openSource(fixed, log)
+	if err != nil {
+		return err
+	}
+	defer closeSource()
 	events, err := openEvents(s, log)
 	if err != nil {
 		return err
@@ -51,7 +56,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	err = driver.Run(ctx, driver.Config{
 		Command:           command,
 		Env:               p.env,
-		Source:            s.discoverer(fixed, log),
+		Source:            source,
 		Launcher:          launcher,
 		Output:            output,
 		Size:              size,
