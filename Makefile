@@ -4,7 +4,8 @@ GO ?= go
 ARGS ?=
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
-NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git
+NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git \
+	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo check deps fmt vet staticcheck test pure cross generate chaos bench-recovery clean
