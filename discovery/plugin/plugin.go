@@ -112,8 +112,8 @@ func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	if err != nil {
 		return nil, p.error(err)
 	}
-	call, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
-	defer cancel()
+	call, _, end := p.call(ctx)
+	defer end()
 	list, err := s.service.Discover(call, &wire.DiscoverRequest{})
 	if err != nil {
 		return nil, p.error(s.fault(ctx, call, err))
@@ -132,20 +132,18 @@ func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	if err != nil {
 		return p.error(err)
 	}
-	call, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	late := time.AfterFunc(p.cfg.CallTimeout, func() { cancel(context.DeadlineExceeded) })
-	defer late.Stop()
+	call, heard, end := p.call(ctx)
+	defer end()
 	stream, err := s.service.Watch(call, &wire.WatchRequest{})
-	for heard := false; err == nil; heard = true {
+	for first := true; err == nil; first = false {
 		var list *wire.HostList
 		if list, err = stream.Recv(); err != nil {
-			if status.Code(err) == codes.Unimplemented && !heard {
+			if status.Code(err) == codes.Unimplemented && first {
 				return p.error(discovery.ErrNoWatch)
 			}
 			break
 		}
-		late.Stop()
+		heard()
 		hosts, err := fromWire(list)
 		if err != nil {
 			return p.error(err)
@@ -156,6 +154,20 @@ func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 		found(hosts)
 	}
 	return p.error(s.fault(ctx, call, err))
+}
+
+// call returns the context of a call: it ends with ctx, and where heard was not called in time. Neither deadline is known
+// to the plugin, whose end might act on it first and leave the question which one it was.
+func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), end func()) {
+	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	release := context.AfterFunc(ctx, cancel)
+	late := time.AfterFunc(p.cfg.CallTimeout, cancel)
+	heard = func() { late.Stop() }
+	return call, heard, func() {
+		late.Stop()
+		release()
+		cancel()
+	}
 }
 
 // error puts the plugin's name before an error.

@@ -82,6 +82,7 @@ func (s *session) run() {
 		return
 	}
 	close(s.ready)
+	defer s.client.Kill() // frees what go-plugin holds; nobody needs to wait for that
 	started := time.Now()
 	s.gone = s.attend()
 	if !errors.Is(s.gone, errClosed) {
@@ -116,7 +117,8 @@ func (s *session) start() error {
 		return nil
 	}
 	s.process.kill()
-	s.cleanUp()
+	s.process.wait()
+	s.client.Kill()
 	if stopped {
 		return s.process.withLastWords(context.Cause(ctx))
 	}
@@ -177,7 +179,6 @@ func (s *session) meet(ctx context.Context) error {
 
 // attend returns why the process is gone, when it is.
 func (s *session) attend() error {
-	defer s.cleanUp()
 	ping := time.NewTicker(pingInterval)
 	defer ping.Stop()
 	for {
@@ -194,6 +195,7 @@ func (s *session) attend() error {
 				s.shutDown()
 			}
 			s.process.kill()
+			s.process.wait()
 			return err
 		}
 	}
@@ -228,12 +230,6 @@ func (s *session) shutDown() {
 	case <-s.process.exited:
 	case <-time.After(terminateGrace):
 	}
-}
-
-// cleanUp waits for the process, which has been killed, and frees what go-plugin holds for it.
-func (s *session) cleanUp() {
-	s.process.wait()
-	s.client.Kill()
 }
 
 // lineWriter says each line that is written to it.
