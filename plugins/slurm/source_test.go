@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,9 +39,10 @@ type fake struct {
 	mu    sync.Mutex
 	job   func(id string) (string, error) // what scontrol show job prints
 	nodes map[string]string               // states other than MIXED
-	addrs []string                        // of n1, n2 …; each a node
+	addrs map[string]string               // other than 10.0.0.n
 	named string                          // what squeue prints
 	calls []string
+	sets  int
 }
 
 func (f *fake) run(ctx context.Context, program string, args ...string) (string, error) {
@@ -67,14 +69,7 @@ func (f *fake) run(ctx context.Context, program string, args ...string) (string,
 			if s := f.nodes[name]; s != "" {
 				state = s
 			}
-			addr := "10.0.0." + name[1:]
-			if len(f.addrs) > 0 {
-				var n int
-				if _, err := fmt.Sscanf(name, "n%d", &n); err != nil {
-					return "", err
-				}
-				addr = f.addrs[n-1]
-			}
+			addr := cmp.Or(f.addrs[name], "10.0.0."+name[1:])
 			fmt.Fprintf(&lines, "NodeName=%s NodeAddr=%s NodeHostName=host-%s State=%s Reason=x\n", name, addr, name, state)
 		}
 		return lines.String(), nil
@@ -140,21 +135,50 @@ func text(hosts []plan.Host) string {
 	return strings.Join(words, " ")
 }
 
+// set makes job 7 have these hosts, by their addresses. The nodes are new each time, so that who has just asked for the job
+// finds those that it had.
+func (f *fake) set(hosts []plan.Host) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.addrs == nil {
+		f.addrs, f.nodes = map[string]string{}, map[string]string{}
+	}
+	f.sets++
+	nodes := []string{}
+	var details []string
+	for i, h := range hosts {
+		node := fmt.Sprintf("n%d", f.sets*1000+i)
+		nodes = append(nodes, node)
+		f.addrs[node] = h.Name
+		details = append(details, fmt.Sprintf("Nodes=%s CPU_IDs=0 Mem=0 GRES=gpu:%d(IDX:0-%d)", node, h.Slots, h.Slots-1))
+		if h.Draining {
+			f.nodes[node] = "MIXED+DRAIN"
+		}
+	}
+	f.job = always(record("7", "RUNNING", cmp.Or(strings.Join(nodes, ","), "(null)"), 1, 0, details...))
+}
+
 func TestConformance(t *testing.T) {
-	discoverytest.Run(t, func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
+	with := func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
 		f := &fake{}
-		var details []string
-		for i, h := range hosts {
-			f.addrs = append(f.addrs, h.Name)
-			details = append(details, fmt.Sprintf("Nodes=n%d CPU_IDs=0 Mem=0 GRES=gpu:%d(IDX:0-%d)", i+1, h.Slots, h.Slots-1))
-		}
-		list := "(null)"
-		if len(hosts) > 0 {
-			list = fmt.Sprintf("n[1-%d]", len(hosts))
-		}
-		f.job = always(record("7", "RUNNING", list, 1, 0, details...))
+		f.set(hosts)
 		s, _ := newFaked(t, f, "host", "addr")
 		return s
+	}
+	discoverytest.Run(t, with)
+	discoverytest.RunDraining(t, with)
+	discoverytest.RunFailing(t, func(t *testing.T) discovery.Discoverer {
+		f := &fake{job: func(string) (string, error) {
+			return "", errors.New("slurm: scontrol show: Unable to contact controller")
+		}}
+		s, _ := newFaked(t, f)
+		return s
+	})
+	discoverytest.RunChanging(t, func(t *testing.T) (discovery.Discoverer, func([]plan.Host)) {
+		f := &fake{}
+		f.set(nil)
+		s, _ := newFaked(t, f, "host", "addr", "slots", "gpus", "interval", "20ms")
+		return s, f.set
 	})
 }
 
@@ -289,7 +313,7 @@ func TestSeveralJobs(t *testing.T) {
 }
 
 func TestTwoNodesOfOneName(t *testing.T) {
-	f := &fake{job: always(record("7", "RUNNING", "n[1-2]", 2, 1)), addrs: []string{"10.0.0.1", "10.0.0.1"}}
+	f := &fake{job: always(record("7", "RUNNING", "n[1-2]", 2, 1)), addrs: map[string]string{"n2": "10.0.0.1"}}
 	s, _ := newFaked(t, f, "host", "addr")
 	if hosts, err := s.Discover(t.Context()); err == nil || !strings.Contains(err.Error(), "host=name") {
 		t.Errorf("%v, %v", hosts, err)
