@@ -32,6 +32,7 @@ type sourceKind struct {
 // sourceKinds are all of them. Those that are given are merged, in this order (see discovery.Merge).
 var sourceKinds = []sourceKind{
 	{"host-discovery-script", openScript},
+	{"discovery-plugin", openPlugin},
 }
 
 func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
@@ -59,6 +60,9 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 	fixed := len(given) > 0
 	for _, k := range s.dynamic() {
 		given = append(given, s.origin(k.setting))
+	}
+	if s.given("discovery-config") && !s.given("discovery-plugin") {
+		return nil, fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.origin("discovery-config"))
 	}
 	if fixed && len(given) > 1 {
 		return nil, fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(given, " and "))

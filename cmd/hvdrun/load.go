@@ -29,7 +29,7 @@ type flagText struct {
 // Set takes what was written.
 func (f *flagText) Set(text string) error {
 	if f.given && f.setting.repeat {
-		text = f.text + "," + text
+		text = f.text + f.setting.separator() + text
 	}
 	f.text, f.given = text, true
 	return nil
@@ -166,7 +166,7 @@ func readFile(path string) (map[string]origin, error) {
 		if had, twice := found[name]; twice {
 			return nil, fmt.Errorf("%s: set already (%s)", where, had.name)
 		}
-		text, err := scalar(value)
+		text, err := valueText(value, settingNamed(name))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", where, err)
 		}
@@ -191,25 +191,33 @@ func checkKey(name string) error {
 	return fmt.Errorf("unknown key; keys are the names of the flags, without dashes before them")
 }
 
-// scalar returns the text of a value as it stands in the file, so that a 010 stays one.
-func scalar(n *yaml.Node) (string, error) {
+// valueText returns the text of a value as it stands in the file, so that a 010 stays one.
+func valueText(n *yaml.Node, st *setting) (string, error) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
+	var words []string
 	switch {
 	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
 		return "", fmt.Errorf("there is no value")
 	case n.Kind == yaml.ScalarNode:
 		return n.Value, nil
 	case n.Kind == yaml.SequenceNode:
-		var words []string
 		for _, item := range n.Content {
 			if item.Kind != yaml.ScalarNode {
 				return "", fmt.Errorf("want one value, or a list of them")
 			}
 			words = append(words, item.Value)
 		}
-		return strings.Join(words, ","), nil
+		return strings.Join(words, st.separator()), nil
+	case n.Kind == yaml.MappingNode && st.pairs:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i+1].Kind != yaml.ScalarNode {
+				return "", fmt.Errorf("want one value for %s", n.Content[i].Value)
+			}
+			words = append(words, n.Content[i].Value+"="+n.Content[i+1].Value)
+		}
+		return strings.Join(words, st.separator()), nil
 	}
 	return "", fmt.Errorf("want one value, or a list of them")
 }

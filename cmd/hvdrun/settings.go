@@ -15,6 +15,8 @@ type settings struct {
 	np, minNP, maxNP        int
 	hosts, hostfile, script string
 	slotsPerHost            int // 0: as many as GPUs are seen, else 1
+	plugin                  string
+	pluginSettings          map[string]string
 	discoveryTimeout        time.Duration
 	timeouts                driver.Timeouts
 	blame                   driver.Blame
@@ -50,6 +52,7 @@ type setting struct {
 	usage   string
 	source  bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
 	repeat  bool // values of several flags are joined
+	pairs   bool // of values key=value, a line each; a file may have a map
 	set     func(s *settings, text string) error
 }
 
@@ -78,6 +81,11 @@ var table = []setting{
 	{name: "host-discovery-script", arg: "CMD", source: true,
 		usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
 		set:   text(func(s *settings) *string { return &s.script })},
+	{name: "discovery-plugin", arg: "PATH", source: true,
+		usage: "program that says which hosts there are, and may push changes (see discovery/README.md); makes the job elastic",
+		set:   text(func(s *settings) *string { return &s.plugin })},
+	{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
+		usage: "setting for the plugin; give it again for more", set: setPluginSettings},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
 	{name: "discovery-interval", arg: "D",
@@ -132,6 +140,14 @@ var table = []setting{
 	{name: configFile, arg: "F", source: true,
 		usage: "YAML file whose keys are the names of these flags",
 		set:   func(*settings, string) error { return nil }}, // read before all others
+}
+
+// separator stands between values that are joined.
+func (st *setting) separator() string {
+	if st.pairs {
+		return "\n"
+	}
+	return ","
 }
 
 // canonical returns the name under which the table knows the flag or key: dashes for underscores, no alias.
