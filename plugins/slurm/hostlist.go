@@ -141,6 +141,9 @@ func expandCounts(list string) ([]int, error) {
 				err = errors.New("parenthesis without its end")
 			}
 		}
+		if err == nil && times == 0 {
+			err = errors.New("none of it")
+		}
 		if err == nil && times > maxNodes-len(counts) {
 			err = errTooManyNodes
 		}

@@ -133,7 +133,7 @@ func TestExpandCounts(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %s", list, got, err, want)
 		}
 	}
-	for _, list := range []string{"", "4(x3", "4(x)", "x", "4,", "-1", "4(3)", "1(x999999999)"} {
+	for _, list := range []string{"", "4(x3", "4(x)", "x", "4,", "-1", "4(3)", "1(x999999999)", "0(x0)"} {
 		if got, err := expandCounts(list); err == nil {
 			t.Errorf("%q was taken for %v", list, got)
 		}
