@@ -177,16 +177,22 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	if s.fault == "error" {
 		return errors.New("the racks cannot be watched")
 	}
-	found(s.hosts)
-	switch {
-	case s.fault == "twice":
-		found([]plan.Host{{Name: "a"}, {Name: "a"}})
-	case s.fault == "end":
-		return nil
-	case s.feed == "":
-		<-ctx.Done()
-		return ctx.Err()
+	if s.feed != "" {
+		return s.follow(ctx, found)
 	}
+	found(s.hosts)
+	switch s.fault {
+	case "twice":
+		found([]plan.Host{{Name: "a"}, {Name: "a"}})
+	case "end":
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// follow opens the feed before the first list is out: what is pushed after that must not be lost.
+func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 	feed, err := os.OpenFile(s.feed, os.O_RDWR, 0) // both, so that it has no end
 	if err != nil {
 		return err
@@ -194,6 +200,7 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	defer feed.Close()
 	stop := context.AfterFunc(ctx, func() { feed.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
+	found(s.hosts)
 	var line []byte
 	for {
 		var b [1]byte

@@ -234,8 +234,7 @@ func TestAnswersOfThePlugin(t *testing.T) {
 		{"end", "", "it has stopped watching"},
 	} {
 		p, _ := newPlugin(t, "good", map[string]string{"hosts": "a:1", "fault": c.fault})
-		if _, err := discover(t, p); fmt.Sprint(err) != c.discover && (c.discover == "" || !strings.HasPrefix(fmt.Sprint(err), c.discover)) &&
-			(c.discover != "" || err != nil) {
+		if _, err := discover(t, p); err == nil && c.discover != "" || err != nil && !strings.HasPrefix(err.Error(), c.discover) {
 			t.Errorf("%s: %v", c.fault, err)
 		}
 		w := watch(t, p)
@@ -316,8 +315,8 @@ func TestCrash(t *testing.T) {
 	if _, err := discover(t, p); err == nil || !strings.Contains(err.Error(), "exited with status 2: panic: boom") {
 		t.Error(err)
 	}
-	want := []string{"warning discovery/plugin: plugin.test: exited with status 2: panic: boom; it is started again after 100ms plugin.test"}
-	if got := logged(hook, "started again"); len(got) != 1 || !strings.HasPrefix(got[0], want[0][:60]) {
+	const want = "warning discovery/plugin: plugin.test: exited with status 2: panic: boom"
+	if got := logged(hook, "it is started again after 100ms"); len(got) != 1 || !strings.HasPrefix(got[0], want) {
 		t.Errorf("%q", got)
 	}
 	if got := logged(hook, "says: panic: boom"); len(got) == 0 || !strings.HasPrefix(got[0], "info ") {
@@ -398,18 +397,16 @@ func TestKilledInMidWatch(t *testing.T) {
 	if got := receive(t, lists, "push"); got != "a:1 b:2" {
 		t.Fatal(got)
 	}
-	for i, want := range []string{"a:1", "a:1 c:1"} { // what the next process begins with, and then pushes
-		if i == 0 {
-			killChildren(t)
-			if err := receive(t, failures, "failure"); !strings.Contains(err.Error(), "was killed by signal 9 (killed)") {
-				t.Error(err)
-			}
-		} else {
-			push(t, feed, want)
-		}
-		if got := receive(t, lists, "list of the next process"); got != want {
-			t.Fatal(got)
-		}
+	killChildren(t)
+	if err := receive(t, failures, "failure"); !strings.Contains(err.Error(), "was killed by signal 9 (killed)") {
+		t.Error(err)
+	}
+	if got := receive(t, lists, "first list of the next process"); got != "a:1" {
+		t.Fatal(got)
+	}
+	push(t, feed, "a:1 c:1")
+	if got := receive(t, lists, "push of the next process"); got != "a:1 c:1" {
+		t.Fatal(got)
 	}
 	if n := len(failures); n > 0 {
 		t.Errorf("%d more failures", n)
@@ -459,16 +456,13 @@ func TestCloseOfStoppedPlugin(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	for _, c := range []struct {
-		mode  string
-		bound time.Duration // what Close waits for at most, with room for a busy machine
-	}{{"good", patience}, {"raw", patience}, {"deaf", patience}, {"family", patience}} {
-		t.Run(c.mode, func(t *testing.T) {
+	for _, mode := range []string{"good", "raw", "deaf", "family"} {
+		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			entry, gone := held(t)
-			p, hook := newPlugin(t, c.mode, nil, func(cfg *plugin.Config) { cfg.Env = append(cfg.Env, entry) })
+			p, hook := newPlugin(t, mode, nil, func(cfg *plugin.Config) { cfg.Env = append(cfg.Env, entry) })
 			w := watch(t, p)
-			if c.mode != "raw" {
+			if mode != "raw" {
 				receive(t, w.lists, "first list")
 			} else if _, err := discover(t, p); err != nil {
 				t.Fatal(err)
@@ -478,9 +472,6 @@ func TestClose(t *testing.T) {
 				t.Error(err)
 			}
 			t.Logf("closed in %v", time.Since(start))
-			if took := time.Since(start); took > c.bound {
-				t.Errorf("Close took %v", took)
-			}
 			gone()
 			if err := receive(t, w.ended, "end"); err == nil {
 				t.Error("the watch ended without an error")
