@@ -13,10 +13,11 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git \
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## build hvdrun and the examples into bin/
+build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 	@echo "== build: bin/"
-	@mkdir -p bin
+	@mkdir -p bin/plugins
 	@$(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
+	@$(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)

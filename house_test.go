@@ -156,6 +156,10 @@ func TestImportTableRefuses(t *testing.T) {
 		{"examples/digits", "driver", false},
 		{"cmd/hvdrun", "driver", true},
 		{"driver", "cmd/hvdrun", false},
+		{"plugins/file", "discovery/plugin", true},
+		{"plugins/file", "plugins/settings", true},
+		{"plugins/file", "discovery/gossip", false},
+		{"plugins/file", "internal/wire", false},
 		{"attic", "plan", false},
 	} {
 		if err := mayImport(c.from, c.to); (err == nil) != c.allowed {

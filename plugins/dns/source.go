@@ -17,6 +17,9 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
+// maxTime is the longest that all questions together may take; less than what hvdrun waits for an answer of a plugin.
+const maxTime = 25 * time.Second
+
 // source is the Discoverer and Watcher. Configure comes first.
 type source struct {
 	cfg atomic.Pointer[config]
@@ -51,7 +54,7 @@ func (s *source) Configure(values map[string]string) error {
 		fromWeight: r.OneOf("slots_from", "setting", "weight") == "weight",
 		servers:    r.List("servers"),
 		resolvConf: r.Text("resolv_conf", "/etc/resolv.conf"),
-		timeout:    r.Duration("timeout", 2*time.Second, 10*time.Millisecond, time.Minute),
+		timeout:    r.Duration("timeout", 2*time.Second, 10*time.Millisecond, maxTime),
 		minTTL:     r.Duration("min_ttl", time.Second, time.Second, time.Hour),
 		maxTTL:     r.Duration("max_ttl", 5*time.Minute, time.Second, 24*time.Hour),
 		allowEmpty: r.Bool("allow_empty", false),
@@ -143,7 +146,7 @@ func (s *source) find(ctx context.Context, c *config) ([]plan.Host, time.Duratio
 	if err != nil {
 		return nil, 0, err
 	}
-	ctx, cancel := context.WithCancel(ctx) // the first failure ends all
+	ctx, cancel := context.WithTimeoutCause(ctx, maxTime, fmt.Errorf("no answer in %v", maxTime)) // the first failure ends all
 	defer cancel()
 	var failed error
 	var once sync.Once

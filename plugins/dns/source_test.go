@@ -326,7 +326,7 @@ func TestEndsWithContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	s := configured(t, "names=w.example", "timeout=1m", "servers="+silent.LocalAddr().String())
+	s := configured(t, "names=w.example", "timeout=25s", "servers="+silent.LocalAddr().String())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

@@ -43,7 +43,7 @@ func (s *source) Configure(values map[string]string) error {
 		path:         r.Required("path"),
 		pattern:      r.Text("pattern", "*"),
 		defaultSlots: r.Int("default_slots", 1, 0, plan.MaxSlots),
-		settle:       r.Duration("settle", 500*time.Millisecond, 0, time.Minute),
+		settle:       r.Duration("settle", 500*time.Millisecond, 0, 10*time.Second),
 		rescan:       r.Duration("rescan", 5*time.Second, 0, time.Hour),
 		lease:        readLease,
 		watch:        (*fsnotify.Watcher).Add,

@@ -225,7 +225,7 @@ func TestReadErrors(t *testing.T) {
 		faulty: "line 2", large: "more than 1048576 bytes", dangling: "no such file", filepath.Join(dir, "none"): "no such file",
 		os.DevNull: "neither a file nor a directory",
 	} {
-		hosts, err := configured(t, "path="+path, "settle=1ms").Discover(t.Context())
+		hosts, err := configured(t, "path="+path, "settle=10ss").Discover(t.Context())
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "file: ") || len(hosts) > 0 {
 			t.Errorf("%s: %v, %v; want %s", path, hosts, err, want)
 		}
@@ -335,7 +335,7 @@ func TestOverwrittenInPlace(t *testing.T) {
 func TestWatchFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	write(t, path, "a:1\n")
-	w := watch(t, configured(t, "path="+path, "settle=1m"))
+	w := watch(t, configured(t, "path="+path, "settle=10s"))
 	w.next("a:1")
 	t.Run("written in place", func(*testing.T) {
 		write(t, path, "a:1\nb:1\n")
@@ -410,7 +410,7 @@ func TestWatchFails(t *testing.T) {
 func TestWatchAppears(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "b", "hosts")
-	w := watch(t, configured(t, "path="+path, "settle=1m"))
+	w := watch(t, configured(t, "path="+path, "settle=10s"))
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	write(t, path, "a:1\n")
 	w.next("a:1")
@@ -430,7 +430,7 @@ func TestWatchLinks(t *testing.T) {
 	write(t, one, "a:1\n")
 	write(t, two, "b:1\n")
 	must(t, os.Symlink(one, path))
-	w := watch(t, configured(t, "path="+path, "settle=1m"))
+	w := watch(t, configured(t, "path="+path, "settle=10s"))
 	w.next("a:1")
 	replace(t, one, "a:2\n") // behind the link
 	w.next("a:2")
@@ -474,7 +474,7 @@ func TestWatchConfigMap(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := &configMap{t: t, dir: t.TempDir()}
 			m.update(map[string]string{"hosts": "a:1\n"})
-			w := watch(t, configured(t, "path="+filepath.Join(m.dir, name), "settle=1m"))
+			w := watch(t, configured(t, "path="+filepath.Join(m.dir, name), "settle=10s"))
 			w.next("a:1")
 			for i := range 5 {
 				m.update(map[string]string{"hosts": fmt.Sprintf("a:1\nb:%d\n", i)})
@@ -513,7 +513,7 @@ func TestWatchDirectoryEditor(t *testing.T) {
 	one, two := filepath.Join(dir, "1"), filepath.Join(dir, "2")
 	write(t, one, "a:1\n")
 	write(t, two, "b:1\n")
-	w := watch(t, configured(t, "path="+dir, "settle=1m"))
+	w := watch(t, configured(t, "path="+dir, "settle=10s"))
 	w.next("a:1 b:1")
 	must(t, os.Rename(one, one+"~"))
 	write(t, two, "b:2\n")

@@ -19,6 +19,9 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
+// maxTimeout is less than what hvdrun waits for an answer of a plugin.
+const maxTimeout = 25 * time.Second
+
 // source is the Discoverer and Watcher. Configure comes first.
 type source struct {
 	cfg  atomic.Pointer[config]
@@ -54,7 +57,7 @@ func (s *source) Configure(values map[string]string) error {
 	c := &config{
 		stream:       r.Bool("stream", false),
 		interval:     r.Duration("interval", 5*time.Second, 100*time.Millisecond, 24*time.Hour),
-		timeout:      r.Duration("timeout", 10*time.Second, 10*time.Millisecond, 10*time.Minute),
+		timeout:      r.Duration("timeout", 10*time.Second, 10*time.Millisecond, maxTimeout),
 		idleTimeout:  r.Duration("idle_timeout", 2*time.Minute, 0, 24*time.Hour),
 		defaultSlots: r.Int("default_slots", 1, 0, plan.MaxSlots),
 		tokenFile:    r.Text("token_file", ""),

@@ -216,7 +216,7 @@ func TestBadAnswers(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			url, timeout := server(t, c.handler), "timeout=1m"
+			url, timeout := server(t, c.handler), "timeout=25s"
 			if strings.HasPrefix(c.name, "slow") {
 				timeout = "timeout=200ms"
 			}
@@ -244,7 +244,7 @@ func TestBadAnswers(t *testing.T) {
 
 func TestCompressedDocumentIsBounded(t *testing.T) {
 	small := gzipped(t, "["+strings.Repeat(" ", 2*maxDocument)+"]")
-	fails(t, configured(t, "timeout=1m", "url="+server(t, func(w http.ResponseWriter, r *http.Request) {
+	fails(t, configured(t, "timeout=25s", "url="+server(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Write(small)
 	})), "longer than")
