@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -360,19 +361,19 @@ func children(t *testing.T) []string {
 	return ids
 }
 
-// killChildren kills all of this process's children: the plugins.
-func killChildren(t *testing.T) {
+// signalChildren sends a signal to all of this process's children: the plugins.
+func signalChildren(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	ids := children(t)
 	if len(ids) == 0 {
-		t.Fatal("there is no plugin to kill")
+		t.Fatal("there is no plugin")
 	}
 	for _, id := range ids {
-		var pid int
-		if _, err := fmt.Sscan(id, &pid); err != nil {
+		pid, err := strconv.Atoi(id)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		if err := syscall.Kill(pid, sig); err != nil {
 			t.Error(err)
 		}
 	}
@@ -397,7 +398,7 @@ func TestKilledInMidWatch(t *testing.T) {
 	if got := receive(t, lists, "push"); got != "a:1 b:2" {
 		t.Fatal(got)
 	}
-	killChildren(t)
+	signalChildren(t, syscall.SIGKILL)
 	if err := receive(t, failures, "failure"); !strings.Contains(err.Error(), "was killed by signal 9 (killed)") {
 		t.Error(err)
 	}
@@ -433,6 +434,22 @@ func quietLog() logrus.FieldLogger {
 	return log
 }
 
+// One that falls silent in mid-watch is found out, though nobody has asked it anything.
+func TestStoppedInMidWatch(t *testing.T) {
+	entry, gone := held(t)
+	p, _ := newPlugin(t, "good", nil, func(cfg *plugin.Config) {
+		cfg.Env = append(cfg.Env, entry)
+		cfg.CallTimeout = time.Second
+	})
+	w := watch(t, p)
+	receive(t, w.lists, "first list")
+	signalChildren(t, syscall.SIGSTOP)
+	if err := receive(t, w.ended, "end"); err == nil || !strings.Contains(err.Error(), "it has not answered, and was killed") {
+		t.Error(err)
+	}
+	gone()
+}
+
 // A process that is stopped does not answer, but is killed all the same.
 func TestCloseOfStoppedPlugin(t *testing.T) {
 	entry, gone := held(t)
@@ -440,15 +457,7 @@ func TestCloseOfStoppedPlugin(t *testing.T) {
 	if _, err := discover(t, p); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range children(t) {
-		var pid int
-		if _, err := fmt.Sscan(id, &pid); err != nil {
-			t.Fatal(err)
-		}
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-	}
+	signalChildren(t, syscall.SIGSTOP)
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
@@ -598,7 +607,7 @@ func TestConcurrency(t *testing.T) {
 		})
 	}
 	for range 2 {
-		killChildren(t)
+		signalChildren(t, syscall.SIGKILL)
 		if got, err := discover(t, p); err == nil && got != "a:1" {
 			t.Error(got)
 		}

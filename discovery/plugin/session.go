@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// pingInterval is how often a plugin is asked whether it lives: one that is stopped would be silent for ever.
+	// pingInterval is how often, at least, a plugin is asked whether it lives: one that is stopped would be silent for ever.
 	pingInterval = 10 * time.Second
 	// shutdownGrace is what a plugin gets to end when it is asked to, terminateGrace when it gets SIGTERM.
 	shutdownGrace  = 500 * time.Millisecond
@@ -179,7 +179,7 @@ func (s *session) meet(ctx context.Context) error {
 
 // attend returns why the process is gone, when it is.
 func (s *session) attend() error {
-	ping := time.NewTicker(pingInterval)
+	ping := time.NewTicker(min(pingInterval, s.plugin.cfg.CallTimeout))
 	defer ping.Stop()
 	for {
 		select {
