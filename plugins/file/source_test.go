@@ -225,7 +225,7 @@ func TestReadErrors(t *testing.T) {
 		faulty: "line 2", large: "more than 1048576 bytes", dangling: "no such file", filepath.Join(dir, "none"): "no such file",
 		os.DevNull: "neither a file nor a directory",
 	} {
-		hosts, err := configured(t, "path="+path, "settle=10ss").Discover(t.Context())
+		hosts, err := configured(t, "path="+path, "settle=1ms").Discover(t.Context())
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "file: ") || len(hosts) > 0 {
 			t.Errorf("%s: %v, %v; want %s", path, hosts, err, want)
 		}
