@@ -37,6 +37,9 @@ const (
 type Script struct {
 	// Command is given to sh -c.
 	Command string
+	// Env is added to this process's environment. A driver that gives its plan.EnvRunID leaves none of the command's
+	// processes behind, however it ends.
+	Env []string
 	// DefaultSlots is what a line without slots has. 0: one.
 	DefaultSlots int
 	// Timeout bounds one run. 0: 30 s.
@@ -95,6 +98,7 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	defer stderr.Close()
 
 	cmd := exec.Command("sh", "-c", s.Command)
+	cmd.Env = append(os.Environ(), s.Env...)
 	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
 	ended := make(chan error, 1)
 	go func() {

@@ -91,6 +91,15 @@ func TestScriptIsRunByAShell(t *testing.T) {
 	}
 }
 
+func TestScriptHasItsEnv(t *testing.T) {
+	t.Setenv("ROOM", "3")
+	s := Script{Command: `echo "$NAME:$ROOM"`, Env: []string{"NAME=a"}}
+	hosts, err := s.Discover(t.Context())
+	if want := hostList("a:3"); err != nil || !slices.Equal(hosts, want) {
+		t.Errorf("got %v, %v, want %v", hosts, err, want)
+	}
+}
+
 func TestScriptErrors(t *testing.T) {
 	for _, c := range []struct {
 		name, command string

@@ -324,6 +324,9 @@ func freePort() (int, error) {
 	return lis.Addr().(*net.TCPAddr).Port, nil
 }
 
+// NewRunID returns a random Config.RunID, for those who must know it before Run makes one.
+func NewRunID() string { return randomID() }
+
 func randomID() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails: crypto/rand ends the program where there is no randomness

@@ -35,8 +35,16 @@ var sourceKinds = []sourceKind{
 	{"discovery-plugin", openPlugin},
 }
 
+// openScript returns the script. What it starts carries the run's mark, if it is for one, so that nothing of it outlives
+// the run.
 func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
-	return &discovery.Script{Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log}, nil, nil
+	script := &discovery.Script{
+		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
+	}
+	if s.runID != "" {
+		script.Env = []string{plan.EnvRunID + "=" + s.runID}
+	}
+	return script, nil, nil
 }
 
 // dynamic returns the kinds of source that are given.
@@ -142,23 +150,15 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 		}
 	}
 	switch {
-	case fixed != nil && slots < max(np, s.minNP, 1):
-		return driver.Size{}, runError{fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
-			driver.ErrNotEnoughSlots, max(np, s.minNP, 1), s.needed(np), slots)}
 	case s.minNP > np:
 		return driver.Size{}, fmt.Errorf("%s is %d, more than the %d of -np: min ≤ np ≤ max", s.origin("min-np"), s.minNP, np)
 	case s.maxNP != 0 && s.maxNP < np:
 		return driver.Size{}, fmt.Errorf("%s is %d, less than the %d of -np: min ≤ np ≤ max", s.origin("max-np"), s.maxNP, np)
+	case fixed != nil && slots < max(np, 1):
+		return driver.Size{}, runError{fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
+			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots)}
 	}
 	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Elastic: elastic}, nil
-}
-
-// needed names what asks for the most slots.
-func (s *settings) needed(np int) string {
-	if s.minNP > np {
-		return s.origin("min-np")
-	}
-	return s.origin("np")
 }
 
 // checkLocal refuses fixed hosts on which workers cannot be started.

@@ -41,6 +41,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 			return fmt.Errorf("%s: %w", s.origin("output-filename"), err)
 		}
 	}
+	s.runID = driver.NewRunID()
 	source, closeSource, err := s.openSource(fixed, log)
 	if err != nil {
 		return err
@@ -54,6 +55,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
 	err = driver.Run(ctx, driver.Config{
+		RunID:             s.runID,
 		Command:           command,
 		Env:               p.env,
 		Source:            source,

@@ -12,6 +12,8 @@ import (
 
 // settings are what a person has set, by whichever way.
 type settings struct {
+	runID string // of the job that is run, if one is
+
 	np, minNP, maxNP        int
 	hosts, hostfile, script string
 	slotsPerHost            int // 0: as many as GPUs are seen, else 1

@@ -57,6 +57,9 @@ func (c *chaos) check(res e2e.Result) error {
 	if err := diary.Check(res.Lines, c.steps, weights); err != nil {
 		errs = append(errs, err)
 	}
+	if err := checkResets(res.Events); err != nil {
+		errs = append(errs, err)
+	}
 	ends, size := 0, 0
 	for _, l := range res.Lines {
 		if l.Event != diary.End {
@@ -71,4 +74,27 @@ func (c *chaos) check(res e2e.Result) error {
 		errs = append(errs, fmt.Errorf("%d workers of the last world's %d came to the end", ends, size))
 	}
 	return errors.Join(errs...)
+}
+
+// checkResets checks that every reset leads to one world, and that none was without a cause: somebody's end, or news of
+// hosts.
+func checkResets(events []e2e.Event) error {
+	resets, worlds, cause := 0, 0, false
+	for _, e := range events {
+		switch e.Name {
+		case "reset":
+			resets++
+		case "worker_exited", "hosts_updated":
+			cause = true
+		case "world_published":
+			if worlds++; worlds != resets+1 {
+				return fmt.Errorf("generation %d comes after %d resets", e.Generation, resets)
+			}
+			if worlds > 1 && !cause {
+				return fmt.Errorf("generation %d comes without a cause", e.Generation)
+			}
+			cause = false
+		}
+	}
+	return nil
 }

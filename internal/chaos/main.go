@@ -1,5 +1,6 @@
 // Command chaos runs the same job again and again while it kills random workers at random moments: rank 0, newcomers, two
-// at once, one in the middle of the recovery from another. Every run must end as if nothing had happened.
+// at once, one in the middle of the recovery from another. Jobs commit every step, or every second or third. Every run must
+// end as if nothing had happened.
 //
 //	go run ./internal/chaos -runs 200
 //
@@ -19,6 +20,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -116,18 +118,20 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return outcome{err: err}
 	}
+	dice := rand.New(rand.NewPCG(seed, 0))
+	every := strconv.Itoa(1 + dice.IntN(3))
 	began := time.Now()
 	r, err := c.binaries.Start(e2e.Job{
 		Dir: dir,
 		Flags: []string{"-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
-		Trainee: c.trainee("-log-all"),
+		Trainee: c.trainee("-log-all", "-commit-every", every),
 		Limit:   c.limit,
 	})
 	if err != nil {
 		return outcome{err: err}
 	}
-	k := newKiller(r, rand.New(rand.NewPCG(seed, 0)), c.pause, c.steps*85/100)
+	k := newKiller(r, dice, c.pause, c.steps*85/100)
 	killErr := k.run(ctx)
 	if ctx.Err() != nil {
 		r.Kill()

@@ -281,6 +281,34 @@ func TestDeathInTheMiddle(t *testing.T) {
 	}
 }
 
+// TestFailureRollsBackToTheCommit: what was done since the last commit is done again, in the world that comes.
+func TestFailureRollsBackToTheCommit(t *testing.T) {
+	t.Parallel()
+	res := finish(t, start(t, Job{
+		Flags:   flags("-np", "2", "--min-np", "1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainee: []string{"-steps", "15", "-commit-every", "5", "-exit", "localhost:0@step=8:kill"},
+	}), 0, 15)
+	var before, after []diary.Line
+	for _, l := range res.Lines {
+		if l.Generation == 1 {
+			before = append(before, l)
+		} else {
+			after = append(after, l)
+		}
+	}
+	if err := diary.CheckWorlds(before, []diary.World{
+		{From: 1, To: 8, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := diary.CheckWorlds(after, []diary.World{
+		{From: 6, To: 15, Generation: 2, Size: 1, Zero: "127.0.0.1:0", First: 1},
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDeathInSave: whether the step that was being saved is done again depends on who had come how far, but it is there
 // once in the end.
 func TestDeathInSave(t *testing.T) {

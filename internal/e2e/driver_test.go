@@ -58,13 +58,13 @@ func TestFailureWithoutElastic(t *testing.T) {
 	}
 }
 
-// endless is a job in full training that has processes nobody waits for.
+// endless is a job in full training, for 40 s or more, that has processes nobody waits for.
 func endless(t *testing.T) *Running {
 	t.Helper()
 	r := start(t, Job{
 		Flags:   flags("-np", "4", "--min-np", "1", "--drain-timeout", "2s"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
-		Trainee: []string{"-steps", "1000000", "-step-time", "2ms", "-orphan"},
+		Trainee: []string{"-steps", "20000", "-step-time", "2ms", "-orphan"},
 	})
 	err := r.AwaitLines(t.Context(), func(lines []diary.Line) bool {
 		return len(lines) > 0 && lines[len(lines)-1].Step >= 10
@@ -116,7 +116,7 @@ func TestInterrupted(t *testing.T) {
 			if err := syscall.Kill(to, test.signal); err != nil {
 				t.Fatal(err)
 			}
-			res := finish(t, r, 128+int(test.signal), 1000000)
+			res := finish(t, r, 128+int(test.signal), 20000)
 			for _, e := range res.Events {
 				if e.Name == "worker_exited" && e.Cause != "stopped" {
 					t.Errorf("%s:%d ended by %+v, want it stopped", e.Host, *e.Slot, e)

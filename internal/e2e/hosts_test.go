@@ -121,6 +121,26 @@ func TestScaleDown(t *testing.T) {
 	})
 }
 
+// TestGracefulResetKeepsLiveState: the change is heard of between two commits, and nothing is done again.
+func TestGracefulResetKeepsLiveState(t *testing.T) {
+	res := run(t, Job{
+		Flags: flags("-np", "1", "--min-np", "1"),
+		Stages: []Stage{
+			{Hosts: on(hostA, 1)},
+			{Step: 8, Hosts: on(hostA, 1, hostB, 1)},
+		},
+		Trainee: []string{"-commit-every", "5", "-hold", "8"},
+	}, []diary.World{
+		{From: 1, To: 8, Generation: 1, Size: 1, Zero: "localhost:0", First: 0},
+		{From: 9, To: 15, Generation: 2, Size: 2, Zero: "localhost:0", First: 0},
+	})
+	for _, l := range res.Lines {
+		if l.Event == diary.Enter && l.Generation == 2 && l.Step != 8 {
+			t.Errorf("generation 2 was entered after step %d, want 8", l.Step)
+		}
+	}
+}
+
 // TestHostGoneAndBackWithinASecond: its worker is sent away, and the one that comes for it is new and the youngest.
 func TestHostGoneAndBackWithinASecond(t *testing.T) {
 	run(t, Job{
@@ -145,7 +165,7 @@ func TestNewcomerThatCannotStart(t *testing.T) {
 		Stages: []Stage{
 			{Hosts: on(hostA, 1)},
 			{Step: 5, Hosts: on(hostA, 1, hostB, 2)},
-			{Step: 5, After: "fault.1", Hosts: on(hostA, 1)},
+			{Step: 5, Exits: 2, Hosts: on(hostA, 1)},
 		},
 		Trainee: []string{"-gate", "10=polled.2",
 			"-exit", "127.0.0.1:0@start=0:exit3", "-exit", "127.0.0.1:1@start=0:exit3"},

@@ -51,10 +51,12 @@ type Job struct {
 }
 
 // Stage is a time in the life of a discovery script. It begins when training has taken Step steps, the stage before it has
-// been printed in Polls runs, and the file After, where there is a name, exists in the job's folder.
+// been printed in Polls runs, the file After, where there is a name, exists in the job's folder, and the events tell of
+// Exits workers that have ended.
 type Stage struct {
 	Step, Polls int
 	After       string
+	Exits       int
 	// Hosts are printed, a word a line; with "!" the script fails.
 	Hosts string
 }
@@ -85,6 +87,9 @@ stage=0 polls=0
 		test := fmt.Sprintf(`[ "${step:-0}" -ge %d ] && [ "$polls" -ge %d ]`, st.Step, st.Polls)
 		if st.After != "" {
 			test += fmt.Sprintf(` && [ -e '%s' ]`, st.After)
+		}
+		if st.Exits > 0 {
+			test += fmt.Sprintf(` && [ "$(grep -c '"worker_exited"' '%s')" -ge %d ]`, j.EventsPath(), st.Exits)
 		}
 		fmt.Fprintf(&s, "%d) if %s; then stage=%d polls=0; fi ;;\n", i, test, i+1)
 	}

@@ -32,7 +32,7 @@ func (b *bench) endless(name string, flags []string, stages []e2e.Stage) (*watch
 		return nil, err
 	}
 	r, err := b.binaries.Start(e2e.Job{
-		Dir: dir, Flags: flags, Stages: stages, Limit: 5 * time.Minute,
+		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages, Limit: 5 * time.Minute,
 		Trainee: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String()},
 	})
 	if err != nil {
@@ -51,8 +51,8 @@ type watch struct {
 	steps      int         // of rank 0 in the newest world
 }
 
-// settled blocks until a world of that size has taken some steps.
-func (w *watch) settled(ctx context.Context, size int) error {
+// settled blocks until a world of that size and later than the generation has taken some steps.
+func (w *watch) settled(ctx context.Context, size int, after uint64) error {
 	for {
 		lines, err := w.diary.Next()
 		if err != nil {
@@ -70,7 +70,7 @@ func (w *watch) settled(ctx context.Context, size int) error {
 				w.steps++
 			}
 		}
-		if w.size == size && len(w.ranks) == size && w.steps >= warmth {
+		if w.generation > after && w.size == size && len(w.ranks) == size && w.steps >= warmth {
 			return nil
 		}
 		select {
@@ -113,10 +113,12 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	b.seed++
 	dice := rand.New(rand.NewPCG(b.seed, 0))
 	var samples []sample
+	disturbed := uint64(0)
 	for range n {
-		if err = w.settled(ctx, b.workers); err != nil {
+		if err = w.settled(ctx, b.workers, disturbed); err != nil {
 			break
 		}
+		disturbed = w.generation
 		time.Sleep(time.Duration(dice.Int64N(int64(20 * time.Millisecond))))
 		var pids []int
 		for pid := range w.ranks {
@@ -138,7 +140,7 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	for i := range samples {
 		samples[i].death(res)
 	}
-	return samples, os.RemoveAll(w.job.Dir)
+	return samples, b.remove(w.job.Dir)
 }
 
 // growSome runs a job, and adds a host to it and takes it away again n times.
@@ -158,15 +160,17 @@ func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
 		return nil, err
 	}
 	var samples []sample
+	disturbed := uint64(0)
 	for i := range n {
-		if err = w.settled(ctx, few); err != nil {
+		if err = w.settled(ctx, few, disturbed); err != nil {
 			break
 		}
+		disturbed = w.generation
 		s := sample{generation: w.generation}
 		if err = w.mark(fmt.Sprintf("add.%d", i)); err != nil {
 			break
 		}
-		if err = w.settled(ctx, b.workers); err != nil {
+		if err = w.settled(ctx, b.workers, disturbed); err != nil {
 			break
 		}
 		if s.at, err = w.shown(2*i + 1); err != nil {
@@ -184,7 +188,7 @@ func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
 	for i := range samples {
 		samples[i].growth(res)
 	}
-	return samples, os.RemoveAll(w.job.Dir)
+	return samples, b.remove(w.job.Dir)
 }
 
 // mark makes a file for which the discovery script waits.

@@ -35,6 +35,7 @@ func main() {
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
 	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
 	flag.StringVar(&b.tsv, "tsv", "", "file for a line of times for each kill and join")
+	flag.BoolVar(&b.keep, "keep", false, "keep the jobs' diaries, events and logs")
 	flag.Parse()
 	if err := b.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "recovery:", err)
@@ -49,6 +50,7 @@ type bench struct {
 	stepTime, interval          time.Duration
 	seed                        uint64
 	tsv                         string
+	keep                        bool
 
 	binaries e2e.Binaries
 	dir      string
@@ -86,5 +88,14 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	fmt.Fprintln(os.Stderr)
 	b.report(os.Stdout, deaths, growths)
-	return errors.Join(b.writeTSV(deaths, growths), os.RemoveAll(b.dir))
+	return errors.Join(b.writeTSV(deaths, growths), b.remove(b.dir))
+}
+
+// remove removes a folder, or says that it is kept.
+func (b *bench) remove(dir string) error {
+	if b.keep {
+		fmt.Fprintln(os.Stderr, "kept:", dir)
+		return nil
+	}
+	return os.RemoveAll(dir)
 }

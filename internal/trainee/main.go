@@ -35,6 +35,7 @@ func main() {
 // settings are the flags.
 type settings struct {
 	steps, size int
+	commitEvery int
 	stepTime    time.Duration
 	log         string
 	logAll      bool
@@ -46,7 +47,8 @@ type settings struct {
 }
 
 func (s *settings) define(f *flag.FlagSet) {
-	f.IntVar(&s.steps, "steps", 20, "steps to take, a commit each")
+	f.IntVar(&s.steps, "steps", 20, "steps to take")
+	f.IntVar(&s.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	f.IntVar(&s.size, "size", 256, "weights, of 4 bytes each")
 	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")

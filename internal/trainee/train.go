@@ -20,7 +20,6 @@ const waitPause = time.Millisecond
 type progress struct {
 	Step  int
 	Chain uint64
-	Held  int // the last step after which a change of hosts was waited for, and came
 }
 
 // training is one worker's.
@@ -33,6 +32,7 @@ type training struct {
 	weights []float32
 	sum     []float32
 	at      progress
+	entered int // the step after which the world was entered
 	resets  int
 }
 
@@ -44,7 +44,6 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	t := &training{
 		set: s, worker: w, first: w.Rank(), log: log,
 		weights: make([]float32, s.size), sum: make([]float32, s.size),
-		at: progress{Held: -1},
 	}
 	// A sync passes through the trap after the progress and before the weights: a worker that dies in it leaves its peers
 	// with half a state.
@@ -61,6 +60,7 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 
 // train takes the steps that are left.
 func (t *training) train(ctx context.Context) error {
+	t.entered = t.at.Step
 	if err := t.write(t.line(diary.Enter)); err != nil {
 		return err
 	}
@@ -84,7 +84,10 @@ func (t *training) step(ctx context.Context) error {
 	if t.set.stepTime > 0 {
 		time.Sleep(t.set.stepTime) // stands for computing
 	}
+	// Live state that belongs to no step goes into the collective, so that a failure there takes a roll back.
 	next := t.at.Step + 1
+	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
+	diary.Begin(t.weights)
 	diary.Share(t.sum, next, t.worker.Rank(), t.worker.Size())
 	if err := collective.AllReduce(ctx, t.worker.Group(), t.sum, collective.Sum); err != nil {
 		return err
@@ -92,11 +95,15 @@ func (t *training) step(ctx context.Context) error {
 	if !diary.IsTotal(t.sum, next) {
 		return fmt.Errorf("the reduction of step %d in generation %d is wrong", next, t.worker.Generation())
 	}
-	diary.Apply(t.weights, t.sum)
-	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
+	diary.Complete(t.weights, t.sum)
 
-	err := t.state.Commit()
 	l := t.line(diary.Step)
+	if next%t.set.commitEvery != 0 && next != t.set.steps {
+		l.Outcome = diary.None
+		return t.write(l)
+	}
+	err := t.state.Commit()
+	l.Time = time.Now().UnixNano()
 	var updated *elastic.HostsUpdatedError
 	switch {
 	case err == nil:
@@ -114,16 +121,9 @@ func (t *training) step(ctx context.Context) error {
 // wait lets no rank pass before what the flags ask for after this step has come.
 func (t *training) wait(ctx context.Context) error {
 	gate := t.set.gates[t.at.Step]
-	hold := t.set.holds[t.at.Step] && t.at.Held < t.at.Step
+	hold := t.set.holds[t.at.Step] && t.at.Step > t.entered // in a new world the change has come
 	for gate != "" || hold {
-		err := t.state.CheckHostUpdates()
-		var updated *elastic.HostsUpdatedError
-		if errors.As(err, &updated) && hold {
-			// Kept even if the way into the next world fails, so that nobody waits for a second change.
-			t.at.Held = t.at.Step
-			return errors.Join(err, t.state.Save())
-		}
-		if err != nil {
+		if err := t.state.CheckHostUpdates(); err != nil {
 			return err
 		}
 		if gate != "" {

@@ -41,10 +41,17 @@ func IsTotal(data []float32, step int) bool {
 	return true
 }
 
-// Apply takes the step whose shares sum to sum. The order of steps matters.
-func Apply(weights, sum []float32) {
+// Begin does the half of a step that needs no peers. A worker that is stopped here has weights that belong to no step.
+func Begin(weights []float32) {
 	for i, w := range weights {
-		weights[i] = float32((3*int(w) + int(sum[i])) % modulus)
+		weights[i] = float32(3 * int(w) % modulus)
+	}
+}
+
+// Complete does the other half, where sum is that of all shares. The order of steps matters.
+func Complete(weights, sum []float32) {
+	for i, w := range weights {
+		weights[i] = float32((int(w) + int(sum[i])) % modulus)
 	}
 }
 
@@ -56,7 +63,8 @@ func Weights(steps, n int) []float32 {
 	weights, sum := make([]float32, n), make([]float32, n)
 	for s := 1; s <= steps; s++ {
 		Share(sum, s, 0, 1)
-		Apply(weights, sum)
+		Begin(weights)
+		Complete(weights, sum)
 	}
 	return weights
 }

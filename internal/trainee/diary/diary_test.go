@@ -35,7 +35,8 @@ func TestHistoriesDiffer(t *testing.T) {
 		weights, sum := make([]float32, n), make([]float32, n)
 		for _, s := range steps {
 			Share(sum, s, 0, 1)
-			Apply(weights, sum)
+			Begin(weights)
+			Complete(weights, sum)
 		}
 		return Digest(weights)
 	}
@@ -50,7 +51,8 @@ func TestHistoriesDiffer(t *testing.T) {
 	}
 }
 
-// story makes the lines of one process of rank 0, a word for each: "enter:G:S", "step:G:S", "aborted:G:S", "end:G:S".
+// story makes the lines of one process of rank 0, a word for each: "enter:G:S", "step:G:S",
+// "none:G:S", "aborted:G:S", "end:G:S".
 func story(words string) []Line {
 	const steps, n = 4, 8
 	var lines []Line
@@ -67,6 +69,8 @@ func story(words string) []Line {
 			l.Event, l.Outcome = Enter, ""
 		case "aborted":
 			l.Outcome = Aborted
+		case "none":
+			l.Outcome = None
 		case "end":
 			l.Event, l.Outcome, l.Digest = End, "", Digest(Weights(step, n))
 		}
@@ -82,6 +86,7 @@ func TestCheck(t *testing.T) {
 		"aborted and kept":    {"enter:1:0 step:1:1 aborted:1:2 enter:2:2 step:2:3 step:2:4 end:2:4", ""},
 		"aborted and redone":  {"enter:1:0 step:1:1 aborted:1:2 enter:3:1 step:3:2 step:3:3", ""},
 		"saved by another":    {"enter:1:0 step:1:1 enter:2:2 step:2:3", ""},
+		"no commit, redone":   {"enter:1:0 step:1:1 none:1:2 none:1:3 enter:2:1 step:2:2 step:2:3", ""},
 		"begins late":         {"enter:1:1 step:1:2", "nobody had come beyond"},
 		"lost":                {"enter:1:0 step:1:1 step:1:2 enter:2:1 step:2:2", "had been committed"},
 		"lost by another way": {"enter:1:0 step:1:1 step:1:2 enter:2:2 enter:3:1", "had been committed"},

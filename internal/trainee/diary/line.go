@@ -35,15 +35,16 @@ type Event string
 // The events of a diary.
 const (
 	Enter Event = "enter" // training begins or goes on in a world, after its sync
-	Step  Event = "step"  // a step was taken and Commit has returned
+	Step  Event = "step"  // a step was taken, and Commit has returned where it was its turn
 	End   Event = "end"   // all steps are done on all ranks
 )
 
-// Outcome is what Commit returned.
+// Outcome is what Commit returned after a step.
 type Outcome string
 
-// The outcomes of a commit: nil, a *HostsUpdatedError, an error that is collective.ErrAborted.
+// The outcomes: nothing, since it was not called; nil; a *HostsUpdatedError; an error that is collective.ErrAborted.
 const (
+	None    Outcome = "none"
 	OK      Outcome = "ok"
 	Updated Outcome = "updated"
 	Aborted Outcome = "aborted"

@@ -1,0 +1,478 @@
+package collective
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+const (
+	proofBound   = 5 * time.Second  // longest a connection may take to prove itself
+	maxUnproven  = 64               // connections that have not yet; the oldest gives way to a new one
+	waitBound    = 30 * time.Second // longest a connection of a newer generation waits for this rank
+	maxWaiting   = 1024             // such connections
+	connectBound = 30 * time.Second // of Connect, where its context has no deadline
+	dialBound    = 10 * time.Second // of one attempt at one address
+	dialAttempts = 6                // where a connection breaks while it is proven
+	firstBackoff = 5 * time.Millisecond
+)
+
+// keepAlive notices in about 11 seconds that a peer's host is gone.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
+
+// Config configures an [Endpoint].
+type Config struct {
+	Credentials *identity.Credentials // of this worker; needed
+	ListenAddr  string                // host:port; empty: every address, a free port
+	Interfaces  []string              // whose addresses are offered where ListenAddr names none; empty: all
+	Encrypt     bool                  // TLS on every connection; every rank must agree
+	Log         logrus.FieldLogger    // nil: nothing is logged
+}
+
+// Endpoint is where the other workers of the job reach this one. It lives as long as the worker, over all generations.
+type Endpoint struct {
+	credentials *identity.Credentials
+	encrypt     bool
+	log         logrus.FieldLogger
+	listener    net.Listener
+	addrs       []string
+	closed      chan struct{}
+	running     sync.WaitGroup // the accept loop and what it has accepted and not handed over
+
+	mu       sync.Mutex
+	current  *Group                   // of the newest generation that Connect was called for
+	rooms    map[uint64]chan struct{} // by newer generation; closed when Connect is called for it or a later one
+	waiting  int
+	inbound  map[net.Conn]struct{} // accepted and not handed over
+	unproven []net.Conn            // those of them that have proven nothing, oldest first
+}
+
+// Peers are the ranks that [Endpoint.Connect] connects.
+type Peers struct {
+	Generation uint64
+	Rank       int        // of this worker
+	Addrs      [][]string // by rank: what Addrs of their endpoints returned; the own entry is not used
+}
+
+// Listen opens an endpoint and starts to accept connections; Close ends it.
+func Listen(cfg Config) (*Endpoint, error) {
+	if cfg.Credentials == nil {
+		return nil, errors.New("collective: an endpoint needs credentials")
+	}
+	addr := cfg.ListenAddr
+	if addr == "" {
+		addr = ":0"
+	}
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("collective: %w", err)
+	}
+	addrs, err := candidates(ln.Addr().(*net.TCPAddr), cfg.Interfaces)
+	if err != nil {
+		ln.Close()
+		return nil, err
+	}
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, log: cfg.Log, listener: ln, addrs: addrs,
+		closed: make(chan struct{}), rooms: map[uint64]chan struct{}{}, inbound: map[net.Conn]struct{}{}}
+	if e.log == nil {
+		quiet := logrus.New()
+		quiet.SetOutput(io.Discard)
+		e.log = quiet
+	}
+	e.running.Go(e.accept)
+	return e, nil
+}
+
+// candidates are the addresses under which a listener may be reached: its own, or where it listens on all of them those of
+// the interfaces; loopback ones only where there is nothing else or an interface was named.
+func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
+	if !at.IP.IsUnspecified() {
+		return []string{at.String()}, nil
+	}
+	var found, loopback []string
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("collective: %w", err)
+	}
+	for _, i := range all {
+		if i.Flags&net.FlagUp == 0 || len(interfaces) > 0 && !slices.Contains(interfaces, i.Name) {
+			continue
+		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue // the interface has gone meanwhile
+		}
+		for _, a := range addrs {
+			n, ok := a.(*net.IPNet)
+			if !ok || n.IP.IsLinkLocalUnicast() || n.IP.IsMulticast() {
+				continue
+			}
+			text := (&net.TCPAddr{IP: n.IP, Port: at.Port}).String()
+			if n.IP.IsLoopback() && len(interfaces) == 0 {
+				loopback = append(loopback, text)
+			} else {
+				found = append(found, text)
+			}
+		}
+	}
+	if len(found) == 0 {
+		found = loopback
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("collective: no address to offer on interfaces %q", interfaces)
+	}
+	return found, nil
+}
+
+// Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new slice.
+func (e *Endpoint) Addrs() []string { return slices.Clone(e.addrs) }
+
+// Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a Connect under way fails.
+func (e *Endpoint) Close() error {
+	e.mu.Lock()
+	select {
+	case <-e.closed:
+		e.mu.Unlock()
+		return nil
+	default:
+	}
+	close(e.closed)
+	err := e.listener.Close()
+	for c := range e.inbound {
+		c.Close()
+	}
+	e.mu.Unlock()
+	e.running.Wait()
+	if err != nil {
+		return fmt.Errorf("collective: %w", err)
+	}
+	return nil
+}
+
+// Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
+// Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
+// most until ctx ends, or for 30 s where ctx has no deadline. It fails with an [*AbortedError] that names the ranks that
+// could not be reached: at once where nobody listens at a peer's addresses, which means that its process is dead.
+func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
+	n := len(p.Addrs)
+	if p.Rank < 0 || p.Rank >= n {
+		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
+	}
+	g := newGroup(p.Generation, p.Rank, n)
+	path := newTCPPath(g)
+	if n > 1 {
+		g.path = path
+	}
+	if err := e.begin(g); err != nil {
+		return nil, err
+	}
+	if n == 1 {
+		return g, nil
+	}
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, connectBound)
+		defer cancel()
+	}
+	dialCtx, stop := context.WithCancel(ctx)
+	var dialing sync.WaitGroup
+	for peer, addrs := range p.Addrs {
+		if peer != p.Rank {
+			dialing.Go(func() { e.reach(dialCtx, g, path, peer, addrs) })
+		}
+	}
+	select {
+	case <-path.complete:
+	case <-g.failed:
+	case <-ctx.Done():
+		g.fail(gone(ctx.Err(), path.absent()...))
+	case <-e.closed:
+		g.fail(gone(errors.New("collective: the endpoint is closed"), g.rank))
+	}
+	stop()
+	dialing.Wait()
+	if g.err() != nil {
+		<-g.failed
+		path.release()
+		path.quiesce()
+		return nil, g.err()
+	}
+	return g, nil
+}
+
+// begin makes g's generation the current one and calls in those that wait for it.
+func (e *Endpoint) begin(g *Group) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	select {
+	case <-e.closed:
+		return errors.New("collective: the endpoint is closed")
+	default:
+	}
+	if e.current != nil && g.generation <= e.current.generation {
+		return fmt.Errorf("collective: generation %d after generation %d", g.generation, e.current.generation)
+	}
+	e.current = g
+	for generation, room := range e.rooms {
+		if generation <= g.generation {
+			close(room)
+			delete(e.rooms, generation)
+		}
+	}
+	return nil
+}
+
+// reach dials the one of the two channels to a peer that is this rank's to dial.
+func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer int, addrs []string) {
+	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: dataChannel}
+	if peer > g.rank {
+		h.Channel = controlChannel
+	}
+	c, err := e.dial(ctx, addrs, h)
+	if err == nil {
+		path.install(peer, h.Channel, c)
+	} else if ctx.Err() == nil {
+		g.fail(gone(err, peer))
+	}
+}
+
+// errBroken marks what may go better the next time: the peer was there, but the connection broke before it was proven.
+var errBroken = errors.New("collective: the connection broke")
+
+func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
+	pause := firstBackoff
+	for attempt := 1; ; attempt++ {
+		c, err := e.dialAll(ctx, addrs, h)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, errBroken) || attempt == dialAttempts {
+			return c, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		case <-timer.C:
+		}
+		pause *= 2
+	}
+}
+
+// dialAll tries all addresses at once and returns the connection that is proven first. The acceptor agrees to one alone, so
+// that no second one can be meant by it.
+func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
+	switch len(addrs) {
+	case 0:
+		return nil, errors.New("it has given no address")
+	case 1:
+		return e.dialOne(ctx, addrs[0], h)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		c   *conn
+		err error
+	}
+	results := make(chan result)
+	for _, addr := range addrs {
+		go func() {
+			c, err := e.dialOne(ctx, addr, h)
+			results <- result{c, err}
+		}()
+	}
+	var won *conn
+	var errs []error
+	for range addrs { // every goroutine is waited for
+		r := <-results
+		switch {
+		case r.err != nil:
+			errs = append(errs, r.err)
+		case won != nil:
+			r.c.raw.Close()
+		default:
+			won = r.c
+			cancel()
+		}
+	}
+	if won == nil {
+		return nil, errors.Join(errs...)
+	}
+	return won, nil
+}
+
+func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (*conn, error) {
+	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
+	raw, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	c := &conn{Conn: raw, raw: raw}
+	if e.encrypt {
+		c.Conn = tls.Client(raw, e.credentials.ClientTLS(identity.Subject{Role: identity.Worker}))
+	}
+	err = e.credentials.ProveDial(c.Conn, h)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err == nil {
+		return c, nil
+	}
+	raw.Close()
+	var refused *identity.RefusedError
+	if !errors.As(err, &refused) && !errors.Is(err, identity.ErrUnproven) {
+		err = fmt.Errorf("%w: %s: %w", errBroken, addr, err)
+	}
+	return nil, err
+}
+
+// accept is the loop of the listener.
+func (e *Endpoint) accept() {
+	for {
+		raw, err := e.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			e.log.WithError(err).Warn("collective: accept") // out of descriptors, as a rule
+			timer := time.NewTimer(firstBackoff)
+			select {
+			case <-timer.C:
+			case <-e.closed:
+				timer.Stop()
+			}
+			continue
+		}
+		if e.admit(raw) {
+			e.running.Go(func() { e.prove(raw) })
+		}
+	}
+}
+
+// admit books an accepted connection. Strangers who say nothing cannot keep others out: the oldest gives way.
+func (e *Endpoint) admit(raw net.Conn) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	select {
+	case <-e.closed:
+		raw.Close()
+		return false
+	default:
+	}
+	if len(e.unproven) == maxUnproven {
+		e.unproven[0].Close()
+		e.unproven = slices.Delete(e.unproven, 0, 1)
+	}
+	e.unproven = append(e.unproven, raw)
+	e.inbound[raw] = struct{}{}
+	return true
+}
+
+func (e *Endpoint) proven(raw net.Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if i := slices.Index(e.unproven, raw); i >= 0 {
+		e.unproven = slices.Delete(e.unproven, i, i+1)
+	}
+}
+
+// prove has one accepted connection prove itself and hands it to its group.
+func (e *Endpoint) prove(raw net.Conn) {
+	raw.SetDeadline(time.Now().Add(proofBound))
+	c := &conn{Conn: raw, raw: raw}
+	if e.encrypt {
+		c.Conn = tls.Server(raw, e.credentials.ServerTLS(identity.Worker))
+	}
+	var path *tcpPath
+	claimed := false
+	h, err := e.credentials.ProveAccept(c.Conn, func(h identity.Hello) (err error) {
+		e.proven(raw)
+		path, claimed, err = e.welcome(h)
+		raw.SetDeadline(time.Now().Add(proofBound))
+		return err
+	})
+	e.proven(raw)
+	e.mu.Lock()
+	delete(e.inbound, raw)
+	e.mu.Unlock()
+	if err == nil {
+		raw.SetDeadline(time.Time{})
+		path.install(h.From, h.Channel, c)
+		return
+	}
+	if claimed {
+		path.unclaim(h.From, h.Channel)
+	}
+	raw.Close()
+	e.log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
+}
+
+// welcome decides on a connection whose dialer is proven. One of a newer generation waits until this rank comes there.
+func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err error) {
+	timer := time.NewTimer(waitBound)
+	defer timer.Stop()
+	for {
+		e.mu.Lock()
+		g := e.current
+		if g != nil && h.Generation <= g.generation {
+			e.mu.Unlock()
+			if h.Generation < g.generation {
+				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, g.generation)
+			}
+			return g.welcome(h)
+		}
+		if e.waiting >= maxWaiting {
+			e.mu.Unlock()
+			return nil, false, fmt.Errorf("too many connections wait for newer generations")
+		}
+		room := e.rooms[h.Generation]
+		if room == nil {
+			room = make(chan struct{})
+			e.rooms[h.Generation] = room
+		}
+		e.waiting++
+		e.mu.Unlock()
+		select {
+		case <-room:
+		case <-timer.C:
+			err = fmt.Errorf("not in generation %d within %v", h.Generation, waitBound)
+		case <-e.closed:
+			err = errors.New("the endpoint is closed")
+		}
+		e.mu.Lock()
+		e.waiting--
+		e.mu.Unlock()
+		if err != nil {
+			return nil, false, err
+		}
+	}
+}
+
+// welcome checks that a connection is the one of its kind that is due. Where the group has ended already, the dialer is let
+// in to be told why.
+func (g *Group) welcome(h identity.Hello) (path *tcpPath, claimed bool, err error) {
+	due := h.From < g.size && h.From != g.rank && h.To == g.rank &&
+		(h.Channel == dataChannel && h.From > g.rank || h.Channel == controlChannel && h.From < g.rank)
+	if !due {
+		return nil, false, fmt.Errorf("rank %d of %d expects no channel %d from rank %d to rank %d",
+			g.rank, g.size, h.Channel, h.From, h.To)
+	}
+	path = g.path.(*tcpPath)
+	if g.err() != nil {
+		return path, false, nil
+	}
+	if !path.claim(h.From, h.Channel) {
+		return nil, false, fmt.Errorf("rank %d is connected already", h.From)
+	}
+	return path, true, nil
+}

@@ -1,0 +1,68 @@
+package collective
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+var (
+	// ErrAborted is what every [*AbortedError] is, by errors.Is.
+	ErrAborted = errors.New("collective: aborted")
+	// ErrClosed is returned by operations on a group after its Close.
+	ErrClosed = errors.New("collective: the group is closed")
+	// ErrBusy is returned by an operation that is called while another one is under way on the same group.
+	ErrBusy = errors.New("collective: another operation is under way on this group")
+
+	errNoGroup = errors.New("collective: no group")
+)
+
+// AbortedError says that a group ended because ranks are gone. Every operation of the group returns the same one; it must
+// not be changed.
+type AbortedError struct {
+	Generation uint64
+	Dead       []int // the ranks with whose loss, leave or Abort it began, ascending; this rank itself when it began here
+	Cause      error // what was seen, on this rank or on the one that told it; may be nil
+}
+
+// Error names the ranks and the cause.
+func (e *AbortedError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "collective: generation %d aborted", e.Generation)
+	for i, r := range e.Dead {
+		switch {
+		case i == 0 && len(e.Dead) == 1:
+			fmt.Fprintf(&b, ": rank %d is gone", r)
+		case i == 0:
+			fmt.Fprintf(&b, ": ranks %d", r)
+		case i == len(e.Dead)-1:
+			fmt.Fprintf(&b, " and %d are gone", r)
+		default:
+			fmt.Fprintf(&b, ", %d", r)
+		}
+	}
+	if e.Cause != nil {
+		fmt.Fprintf(&b, ": %v", e.Cause)
+	}
+	return b.String()
+}
+
+// Is makes every AbortedError an [ErrAborted].
+func (e *AbortedError) Is(target error) bool { return target == ErrAborted }
+
+// Unwrap gives the cause.
+func (e *AbortedError) Unwrap() error { return e.Cause }
+
+// MismatchError says that two ranks called operations that do not fit together. It is not [ErrAborted]: the program is
+// wrong, and a new world would not help.
+type MismatchError struct {
+	Generation uint64
+	Ranks      [2]int    // ascending
+	Calls      [2]string // what each of them called, such as "AllReduce of 10 float32 (sum)"
+}
+
+// Error names both calls.
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("collective: calls do not match: rank %d calls %s, rank %d calls %s",
+		e.Ranks[0], e.Calls[0], e.Ranks[1], e.Calls[1])
+}

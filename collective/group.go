@@ -1,0 +1,346 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// transport moves frames from one rank of a group to the others, and delivers what they send to the group's inboxes.
+// Frames to one rank arrive in the order of their sends. It learns of the loss of a peer by itself and calls fail.
+type transport interface {
+	// send starts to move a frame to another rank. It does not block.
+	send(to int, o *outgoing)
+	// flood tells every other rank why the group has ended. It blocks for a moment at most.
+	flood(n *notice)
+	// release ends all movement at once; it may be called more than once.
+	release()
+	// quiesce blocks, after release, until nothing touches a buffer of a request any more.
+	quiesce()
+	// leave tells every rank that this one sends no more operations, and blocks until all that it has sent is read or a
+	// bound has passed.
+	leave()
+}
+
+// Group is the connected ranks of one generation. Its operations are the functions of this package; they and its methods
+// on a nil Group return errors or zero values, Rank −1.
+type Group struct {
+	rank, size int
+	generation uint64
+	path       transport // nil for a group of one
+	boxes      []inbox   // by rank; the own one is unused
+
+	busy    atomic.Bool
+	closing atomic.Bool
+	wake    chan struct{} // one token: something has changed for the operation under way
+	failed  chan struct{} // closed once the group has failed and every rank has been told
+
+	mu      sync.Mutex
+	failure error
+	notice  notice
+
+	call call // of the operation under way; kept for its buffers
+}
+
+func newGroup(generation uint64, rank, size int) *Group {
+	g := &Group{rank: rank, size: size, generation: generation,
+		wake: make(chan struct{}, 1), failed: make(chan struct{}), boxes: make([]inbox, size)}
+	for i := range g.boxes {
+		g.boxes[i] = inbox{g: g, from: i, ready: make(chan struct{}, 1)}
+	}
+	g.call.g = g
+	return g
+}
+
+// Rank is this rank's number, from 0.
+func (g *Group) Rank() int {
+	if g == nil {
+		return -1
+	}
+	return g.rank
+}
+
+// Size is the number of ranks.
+func (g *Group) Size() int {
+	if g == nil {
+		return 0
+	}
+	return g.size
+}
+
+// Generation is that of the world whose ranks the group connects; 0 for a group of [Local].
+func (g *Group) Generation() uint64 {
+	if g == nil {
+		return 0
+	}
+	return g.generation
+}
+
+// Close leaves the group. Ranks that are still in an operation that this one has finished can finish it; operations that
+// would need this rank afterwards fail on every rank with an [*AbortedError] that names it. Close waits until the others
+// have read all that this rank has sent, for a second at most. During an operation of this rank it acts as [Group.Abort].
+// It always returns nil. A second call does nothing.
+func (g *Group) Close() error {
+	if g == nil || !g.closing.CompareAndSwap(false, true) {
+		return nil
+	}
+	if g.busy.CompareAndSwap(false, true) {
+		if g.path != nil && g.err() == nil {
+			g.path.leave()
+		}
+	} else {
+		g.fail(gone(ErrClosed, g.rank))
+	}
+	if g.path != nil {
+		g.path.release()
+		g.path.quiesce()
+	}
+	return nil
+}
+
+// Abort ends the group at once on every rank: the operations under way and all later ones return an [*AbortedError] that
+// names this rank, or, where cause is an AbortedError itself, those that cause names. It may be called from any goroutine
+// and returns when the group's goroutines have ended. Close is not needed after it.
+func (g *Group) Abort(cause error) {
+	if g == nil {
+		return
+	}
+	n := gone(cause, g.rank)
+	var a *AbortedError
+	if errors.As(cause, &a) && len(a.Dead) > 0 {
+		n.dead = a.Dead
+	}
+	g.fail(n)
+	if g.path != nil {
+		<-g.failed
+		g.path.release()
+		g.path.quiesce()
+	}
+}
+
+// fail ends the group and tells every rank why. The first reason stays.
+func (g *Group) fail(n notice) {
+	g.mu.Lock()
+	if g.failure != nil {
+		g.mu.Unlock()
+		return
+	}
+	g.failure, g.notice = n.error(g.generation), n
+	g.mu.Unlock()
+	if g.path != nil {
+		g.path.flood(&n) // before this rank's operation can return, and its process end
+	}
+	close(g.failed)
+	if g.path != nil {
+		g.path.release()
+	}
+}
+
+func (g *Group) err() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.failure
+}
+
+// poke makes the operation under way look at its requests again.
+func (g *Group) poke() {
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run runs one operation. With invalid arguments the ranks still agree that all of them have called it so, since the others
+// would wait for ever otherwise.
+func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
+	if g == nil {
+		return errNoGroup
+	}
+	if g.closing.Load() {
+		return ErrClosed
+	}
+	if !g.busy.CompareAndSwap(false, true) {
+		if g.closing.Load() {
+			return ErrClosed
+		}
+		return ErrBusy
+	}
+	defer g.busy.Store(false)
+	if err := g.err(); err != nil {
+		<-g.failed
+		return err
+	}
+	c := &g.call
+	if err := c.begin(ctx, d); err != nil {
+		return c.end(err)
+	}
+	var err error
+	if invalid != nil {
+		err = c.agree()
+	} else {
+		err = body(c)
+	}
+	if err == nil {
+		err = c.flush()
+	}
+	if err = c.end(err); err == nil && invalid != nil {
+		return fmt.Errorf("collective: %s: %w", actionNames[d.action], invalid)
+	}
+	return err
+}
+
+// call is an operation under way on one rank.
+type call struct {
+	g    *Group
+	ctx  context.Context
+	desc descriptor
+	seq  uint64
+
+	outs    []*outgoing // used ones first, in the order of their sends
+	outUsed int
+	ins     []*incoming
+	inUsed  int
+	buffer  []byte
+}
+
+func (c *call) begin(ctx context.Context, d descriptor) error {
+	c.ctx, c.desc = ctx, d
+	c.seq++
+	c.outUsed, c.inUsed = 0, 0
+	if ctx.Err() != nil {
+		return c.cancelled()
+	}
+	for i := range c.g.boxes {
+		if i == c.g.rank {
+			continue
+		}
+		if n, ok := c.g.boxes[i].enter(c.seq, d); !ok {
+			c.g.fail(n)
+			return c.lost()
+		}
+	}
+	return nil
+}
+
+// end makes sure that nothing touches the caller's buffers after an error, and drops references to them.
+func (c *call) end(err error) error {
+	if err != nil && c.g.path != nil {
+		c.g.path.release()
+		c.g.path.quiesce()
+	}
+	for _, o := range c.outs[:c.outUsed] {
+		o.data = nil
+	}
+	for _, r := range c.ins[:c.inUsed] {
+		r.buf = nil
+	}
+	c.ctx = nil
+	return err
+}
+
+// cancelled ends the group because this rank no longer takes part in the operation.
+func (c *call) cancelled() error {
+	err := c.ctx.Err()
+	c.g.fail(gone(err, c.g.rank))
+	<-c.g.failed
+	return fmt.Errorf("collective: %s: %w", actionNames[c.desc.action], err)
+}
+
+// lost is the error of an operation whose group has failed.
+func (c *call) lost() error {
+	<-c.g.failed
+	return c.g.err()
+}
+
+// send starts to send one frame.
+func (c *call) send(to int, step uint32, data []byte) *outgoing {
+	return c.sendOf(to, step, c.desc.count, data)
+}
+
+// sendOf sends a frame whose header tells a count of its own.
+func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *outgoing {
+	if c.outUsed == len(c.outs) {
+		c.outs = append(c.outs, &outgoing{group: c.g})
+	}
+	o := c.outs[c.outUsed]
+	c.outUsed++
+	o.header = header{kind: dataFrame, call: c.desc, step: step, length: uint32(len(data)),
+		generation: c.g.generation, seq: c.seq}
+	o.header.call.count = count
+	o.data = data
+	o.done.Store(false)
+	c.g.path.send(to, o)
+	return o
+}
+
+// post asks for the next frame of a rank, which must be of this step and fill buf.
+func (c *call) post(from int, step uint32, buf []byte) *incoming {
+	if c.inUsed == len(c.ins) {
+		c.ins = append(c.ins, new(incoming))
+	}
+	r := c.ins[c.inUsed]
+	c.inUsed++
+	r.buf, r.step = buf, step
+	r.done.Store(false)
+	c.g.boxes[from].post(r)
+	return r
+}
+
+// receive posts and waits.
+func (c *call) receive(from int, step uint32, buf []byte) error {
+	return c.wait(&c.post(from, step, buf).done)
+}
+
+// peek waits for the header of the next frame of a rank, without taking the frame.
+func (c *call) peek(from int) (header, error) {
+	for {
+		if h, ok := c.g.boxes[from].peek(); ok {
+			return h, nil
+		}
+		if err := c.pause(); err != nil {
+			return header{}, err
+		}
+	}
+}
+
+// wait waits for one request.
+func (c *call) wait(done *atomic.Bool) error {
+	for !done.Load() {
+		if err := c.pause(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush waits for all sends.
+func (c *call) flush() error {
+	for _, o := range c.outs[:c.outUsed] {
+		if err := c.wait(&o.done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pause waits until something has changed.
+func (c *call) pause() error {
+	select {
+	case <-c.g.wake:
+		return nil
+	case <-c.g.failed:
+		return c.lost()
+	case <-c.ctx.Done():
+		return c.cancelled()
+	}
+}
+
+// scratch returns n bytes for partial results, aligned for every element type. They are valid until the next call of it.
+func (c *call) scratch(n int) []byte {
+	if cap(c.buffer) < n {
+		c.buffer = make([]byte, n)
+	}
+	return c.buffer[:n]
+}

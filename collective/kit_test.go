@@ -1,0 +1,89 @@
+package collective_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+func TestLocal(t *testing.T) {
+	collectivetest.Run(t, func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) })
+}
+
+func TestTCP(t *testing.T) {
+	collectivetest.Run(t, newWorkers(t, collective.Config{}, 8).connect)
+}
+
+func TestTCPEncrypted(t *testing.T) {
+	collectivetest.Run(t, newWorkers(t, collective.Config{Encrypt: true}, 8).connect)
+}
+
+// workers are endpoints that meet in one generation after the other.
+type workers struct {
+	endpoints  []*collective.Endpoint
+	addrs      [][]string
+	generation atomic.Uint64
+}
+
+var authority = sync.OnceValues(func() (*identity.Authority, error) { return identity.NewAuthority("test") })
+
+func credentials(t testing.TB, index int) *identity.Credentials {
+	t.Helper()
+	a, err := authority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := a.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: index, Incarnation: fmt.Sprint("i", index)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func newWorkers(t testing.TB, cfg collective.Config, n int) *workers {
+	t.Helper()
+	w := new(workers)
+	for i := range n {
+		cfg.Credentials = credentials(t, i)
+		cfg.ListenAddr = "127.0.0.1:0"
+		e, err := collective.Listen(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.Close() })
+		w.endpoints = append(w.endpoints, e)
+		w.addrs = append(w.addrs, e.Addrs())
+	}
+	return w
+}
+
+func (w *workers) connect(t *testing.T, n int) []*collective.Group {
+	t.Helper()
+	return w.meet(t, n)
+}
+
+func (w *workers) meet(t testing.TB, n int) []*collective.Group {
+	t.Helper()
+	generation := w.generation.Add(1)
+	groups, errs := make([]*collective.Group, n), make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			groups[i], errs[i] = w.endpoints[i].Connect(context.Background(),
+				collective.Peers{Generation: generation, Rank: i, Addrs: w.addrs[:n]})
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Fatalf("rank %d: %v", i, err)
+		}
+	}
+	return groups
+}

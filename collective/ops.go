@@ -1,0 +1,123 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Each operation is called by every rank of the group with the same arguments, except for the data. It blocks until the
+// result is complete on this rank. The end of ctx on one rank ends the group for all: that rank returns the error of its
+// context, the others an *AbortedError that names it.
+
+// AllReduce combines data of all ranks, element by element, and puts the result into data on every rank. Lengths must be
+// equal. Up to 8 KiB it takes log2(n) exchanges, above it runs a pipelined ring.
+func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
+	d := descriptor{action: allReduce, dtype: dtypeOf[T](), reduce: op, count: uint64(len(data))}
+	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(bytesOf(data)) })
+}
+
+// Broadcast sets data on every rank to that of rank root. Lengths must be equal.
+func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
+	d := descriptor{action: broadcast, dtype: dtypeOf[T](), root: clampRoot(root), count: uint64(len(data))}
+	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcast(bytesOf(data)) })
+}
+
+// AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
+func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error) {
+	d := descriptor{action: allGather, dtype: dtypeOf[T](), count: uint64(len(data))}
+	var all [][]T
+	err := g.run(ctx, d, nil, func(c *call) error {
+		b := bytesOf(data)
+		parts, err := c.exchange(func(int) []byte { return b })
+		all = gathered(parts, g.rank, data)
+		return err
+	})
+	return result(all, err)
+}
+
+// ReduceScatter combines data of all ranks, element by element, and returns this rank's part of the result; data stays as it
+// is. Lengths must be equal. The parts are consecutive and as even as can be: of count elements rank r gets count/n, the
+// first count%n ranks one more.
+func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
+	d := descriptor{action: reduceScatter, dtype: dtypeOf[T](), reduce: op, count: uint64(len(data))}
+	var part []T
+	err := g.run(ctx, d, checkOp(op), func(c *call) error {
+		lo, hi := split(len(data), g.size, g.rank)
+		part = make([]T, hi-lo)
+		return c.reduceScatter(bytesOf(data), bytesOf(part))
+	})
+	return result(part, err)
+}
+
+// AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as copies. There must be one
+// part per rank; their lengths may differ, in both directions.
+func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, error) {
+	d := descriptor{action: allToAll, dtype: dtypeOf[T](), root: clampRoot(len(parts))}
+	var invalid error
+	if g != nil && len(parts) != g.size {
+		invalid = fmt.Errorf("%d parts for %d ranks", len(parts), g.size)
+	}
+	var all [][]T
+	err := g.run(ctx, d, invalid, func(c *call) error {
+		got, err := c.exchange(func(to int) []byte { return bytesOf(parts[to]) })
+		all = gathered(got, g.rank, parts[g.rank])
+		return err
+	})
+	return result(all, err)
+}
+
+// Barrier returns when every rank has called it.
+func Barrier(ctx context.Context, g *Group) error {
+	return g.run(ctx, descriptor{action: barrier}, nil, (*call).agree)
+}
+
+// BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the root's data counts. Memory
+// is taken as the bytes arrive, whatever length was announced.
+func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
+	d := descriptor{action: broadcastBytes, dtype: uint8Type, root: clampRoot(root)}
+	var all []byte
+	err := g.run(ctx, d, checkRoot(g, root), func(c *call) (err error) {
+		all, err = c.broadcastBytes(data)
+		return err
+	})
+	return result(all, err)
+}
+
+func checkOp(op Op) error {
+	if !op.valid() {
+		return fmt.Errorf("%v is no operation", op)
+	}
+	return nil
+}
+
+func checkRoot(g *Group, root int) error {
+	if g != nil && (root < 0 || root >= g.size) {
+		return fmt.Errorf("there is no rank %d among %d", root, g.size)
+	}
+	return nil
+}
+
+// clampRoot keeps a number that is out of range out of range in 32 bits.
+func clampRoot(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
+
+// gathered puts what the others have sent and a copy of the own part together.
+func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {
+	all := make([][]T, len(parts))
+	for i, p := range parts {
+		if i == rank {
+			all[i] = append(make([]T, 0, len(own)), own...)
+			continue
+		}
+		all[i] = slices.Clip(elements[T](p))
+	}
+	return all
+}
+
+func result[T any](v []T, err error) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}

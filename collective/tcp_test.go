@@ -1,0 +1,407 @@
+package collective_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// TestSevered: a rank whose connections end without a word, at random moments, is named by all the others.
+func TestSevered(t *testing.T) {
+	collectivetest.CheckDeath(t, 60, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
+}
+
+func TestSeveredEncrypted(t *testing.T) {
+	collectivetest.CheckDeath(t, 10, newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
+}
+
+const workerVariable = "COLLECTIVE_TEST_WORKER"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerVariable); text != "" {
+		if err := worker(text); err != nil {
+			fmt.Println("error", err)
+		}
+		return
+	}
+	m.Run()
+}
+
+// worker is a process of TestKilledProcess. It prints its address, reads those of all, works until an operation fails,
+// and prints whom it was told about.
+func worker(text string) error {
+	var rank int
+	var encoded string
+	if _, err := fmt.Sscan(text, &rank, &encoded); err != nil {
+		return err
+	}
+	c, err := identity.Decode(encoded)
+	if err != nil {
+		return err
+	}
+	e, err := collective.Listen(collective.Config{Credentials: c, ListenAddr: "127.0.0.1:0"})
+	if err != nil {
+		return err
+	}
+	fmt.Println(e.Addrs()[0])
+	var addrs [][]string
+	if err := json.NewDecoder(os.Stdin).Decode(&addrs); err != nil {
+		return err
+	}
+	g, err := e.Connect(context.Background(), collective.Peers{Generation: 1, Rank: rank, Addrs: addrs})
+	if err != nil {
+		return err
+	}
+	data := make([]float32, 100_000)
+	for i := 0; err == nil; i++ {
+		if err = collective.AllReduce(context.Background(), g, data[:len(data)/(1+i%2*1000)], collective.Sum); i == 3 {
+			fmt.Println("working")
+		}
+	}
+	var a *collective.AbortedError
+	if !errors.As(err, &a) {
+		return err
+	}
+	fmt.Println("dead", a.Dead)
+	return nil
+}
+
+// TestKilledProcess: of four processes one is killed by SIGKILL in the middle of its work; the others name it.
+func TestKilledProcess(t *testing.T) {
+	const n = 4
+	for victim := range n {
+		cmds, outs, ins := make([]*exec.Cmd, n), make([]*bufio.Scanner, n), make([]io.Writer, n)
+		addrs := make([][]string, n)
+		next := func(rank int) string {
+			if !outs[rank].Scan() {
+				t.Fatalf("rank %d has ended: %v", rank, outs[rank].Err())
+			}
+			return outs[rank].Text()
+		}
+		for i := range n {
+			cmds[i] = exec.Command(os.Args[0])
+			cmds[i].Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", workerVariable, i, credentials(t, i).Encode()))
+			cmds[i].Stderr = os.Stderr
+			in, err1 := cmds[i].StdinPipe()
+			out, err2 := cmds[i].StdoutPipe()
+			if err := errors.Join(err1, err2, cmds[i].Start()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { cmds[i].Process.Kill(); cmds[i].Wait() })
+			ins[i], outs[i] = in, bufio.NewScanner(out)
+			addrs[i] = []string{next(i)}
+		}
+		for i := range n {
+			if err := json.NewEncoder(ins[i]).Encode(addrs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range n {
+			if got := next(i); got != "working" {
+				t.Fatalf("rank %d: %s", i, got)
+			}
+		}
+		if err := cmds[victim].Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			if want := fmt.Sprintf("dead [%d]", victim); i != victim && next(i) != want {
+				t.Fatalf("rank %d: %s, want %s", i, outs[i].Text(), want)
+			}
+		}
+	}
+}
+
+// TestConnectDead: where nobody listens at a peer's address, every rank is told at once, without waiting for any bound.
+func TestConnectDead(t *testing.T) {
+	for dead := range 3 {
+		w := newWorkers(t, collective.Config{}, 3)
+		w.endpoints[dead].Close()
+		begun := time.Now()
+		for rank, err := range w.try(1, 0, 1, 2) {
+			var a *collective.AbortedError
+			if rank != dead && (!errors.As(err, &a) || !slices.Equal(a.Dead, []int{dead}) || a.Generation != 1) {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+		if took := time.Since(begun); took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	}
+}
+
+// TestConnectAbsent: a rank that is alive but does not come is named when the context ends, and its connections of that
+// generation are refused later.
+func TestConnectAbsent(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 3)
+	ctx, cancel := context.WithCancel(context.Background())
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			_, errs[i] = w.endpoints[i].Connect(ctx, collective.Peers{Generation: 1, Rank: i, Addrs: w.addrs})
+		})
+	}
+	cancel()
+	wg.Wait()
+	for i, err := range errs {
+		var a *collective.AbortedError
+		if !errors.As(err, &a) || a.Cause == nil || len(a.Dead) == 0 {
+			t.Errorf("rank %d: %v", i, err)
+		}
+	}
+	for rank, err := range w.try(2, 0, 1, 2) {
+		if err != nil {
+			t.Errorf("generation 2, rank %d: %v", rank, err)
+		}
+	}
+}
+
+// try connects the ranks that are named, at the same time, and closes what comes of it.
+func (w *workers) try(generation uint64, ranks ...int) []error {
+	errs := make([]error, len(w.endpoints))
+	groups := make([]*collective.Group, len(w.endpoints))
+	var wg sync.WaitGroup
+	for _, rank := range ranks {
+		wg.Go(func() {
+			groups[rank], errs[rank] = w.endpoints[rank].Connect(context.Background(),
+				collective.Peers{Generation: generation, Rank: rank, Addrs: w.addrs})
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		wg.Go(func() { g.Close() })
+	}
+	wg.Wait()
+	return errs
+}
+
+// TestOneIsLate: connections of a newer generation wait for the rank that is not there yet.
+func TestOneIsLate(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 3)
+	for generation := uint64(1); generation < 20; generation++ {
+		late := int(generation) % 3
+		groups, errs := make([]*collective.Group, 3), make([]error, 3)
+		var wg sync.WaitGroup
+		connect := func(i int) {
+			groups[i], errs[i] = w.endpoints[i].Connect(context.Background(),
+				collective.Peers{Generation: generation, Rank: i, Addrs: w.addrs})
+		}
+		for i := range groups {
+			if i != late {
+				wg.Go(func() { connect(i) })
+			}
+		}
+		waiting(t, w.endpoints[late])
+		connect(late)
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range groups {
+			wg.Go(func() { g.Close() })
+		}
+		wg.Wait()
+	}
+}
+
+// waiting returns when a connection waits at e for a newer generation.
+func waiting(t *testing.T, e *collective.Endpoint) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for collective.Waiting(e) == 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("no connection waits")
+		}
+		runtime.Gosched()
+	}
+}
+
+// TestOlderGeneration: what is left of an older generation is refused, and Connect itself goes only forward.
+func TestOlderGeneration(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 2)
+	for rank, err := range w.try(7, 0, 1) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", rank, err)
+		}
+	}
+	for _, generation := range []uint64{6, 7} {
+		if err := w.try(generation, 0)[0]; err == nil || errors.Is(err, collective.ErrAborted) {
+			t.Errorf("generation %d after 7: %v", generation, err)
+		}
+	}
+	conn, err := net.Dial("tcp", w.addrs[0][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	var refused *identity.RefusedError
+	err = credentials(t, 1).ProveDial(conn, identity.Hello{Generation: 6, From: 1, To: 0})
+	if !errors.As(err, &refused) || !strings.Contains(refused.Reason, "generation 6 is over") {
+		t.Fatal(err)
+	}
+}
+
+// TestStrangers: connections that prove nothing, are of another job, or claim what is not due disturb no group; there may be
+// any number of them.
+func TestStrangers(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 2)
+	foreign, err := identity.NewAuthority("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := foreign.Issue(identity.Subject{Role: identity.Worker})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns []net.Conn
+	for range 200 { // they say nothing
+		c, err := net.Dial("tcp", w.addrs[0][0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	if _, err := conns[0].Write(make([]byte, 1000)); err != nil {
+		t.Log(err) // it has given way already
+	}
+	groups := w.meet(t, 2)
+	for i, h := range []identity.Hello{
+		{Generation: 1, From: 1, To: 0},
+		{Generation: 1, From: 1, To: 0, Channel: 1},
+		{Generation: 1, From: 1, To: 1},
+		{Generation: 1, From: 2, To: 0},
+		{Generation: 1, From: 1, To: 0, Channel: 5},
+	} {
+		for _, c := range []*identity.Credentials{credentials(t, 1), other} {
+			conn, err := net.Dial("tcp", w.addrs[0][0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			if err := c.ProveDial(conn, h); err == nil {
+				t.Errorf("hello %d is welcome", i)
+			}
+			conn.Close()
+		}
+	}
+	for _, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		return errors.Join(collective.Barrier(ctx, g), g.Close())
+	}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestCandidates: of many addresses, those that work, those that nobody answers and those of other workers, one connection
+// per channel comes out.
+func TestCandidates(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 4)
+	gone := newWorkers(t, collective.Config{}, 1)
+	gone.endpoints[0].Close()
+	all := slices.Concat(w.addrs...)
+	for i, a := range w.addrs {
+		w.addrs[i] = slices.Concat(gone.addrs[0], a, a, all)
+	}
+	groups := w.meet(t, 4)
+	for _, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		return errors.Join(collective.Barrier(ctx, g), g.Close())
+	}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestListen(t *testing.T) {
+	if _, err := collective.Listen(collective.Config{}); err == nil {
+		t.Error("an endpoint without credentials")
+	}
+	c := credentials(t, 0)
+	if _, err := collective.Listen(collective.Config{Credentials: c, ListenAddr: "nowhere"}); err == nil {
+		t.Error("an endpoint nowhere")
+	}
+	if _, err := collective.Listen(collective.Config{Credentials: c, Interfaces: []string{"none such"}}); err == nil {
+		t.Error("an endpoint on no interface")
+	}
+	e, err := collective.Listen(collective.Config{Credentials: c, Interfaces: []string{"lo"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := e.Addrs(); len(a) == 0 || !strings.HasPrefix(a[0], "127.") {
+		t.Errorf("the addresses of lo are %q", a)
+	}
+	g, err := e.Connect(context.Background(), collective.Peers{Generation: 3, Addrs: [][]string{nil}})
+	if err != nil || g.Size() != 1 || g.Generation() != 3 {
+		t.Errorf("alone: %v", err)
+	}
+	if _, err := e.Connect(context.Background(), collective.Peers{Generation: 4, Rank: 1, Addrs: [][]string{nil}}); err == nil {
+		t.Error("rank 1 of 1")
+	}
+	if err := errors.Join(e.Close(), e.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := e.Connect(context.Background(), collective.Peers{Generation: 5, Addrs: [][]string{nil}}); err == nil {
+		t.Error("a closed endpoint connects")
+	}
+}
+
+// TestDeathWhileConnecting: whoever dies at a random moment while the ranks connect is named by every other one, by Connect
+// or by the first operation.
+func TestDeathWhileConnecting(t *testing.T) {
+	for seed := range 60 {
+		r := rand.New(rand.NewPCG(uint64(seed), 3))
+		n := 2 + r.IntN(3)
+		victim, after, comes := r.IntN(n), r.IntN(400), r.IntN(3) > 0
+		w := newWorkers(t, collective.Config{}, n)
+		errs := make([]error, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			if i == victim && !comes {
+				continue
+			}
+			wg.Go(func() {
+				var g *collective.Group
+				g, errs[i] = w.endpoints[i].Connect(context.Background(),
+					collective.Peers{Generation: 1, Rank: i, Addrs: w.addrs})
+				if errs[i] == nil && i == victim {
+					collective.Sever(g)
+				} else if errs[i] == nil {
+					errs[i] = collective.Barrier(context.Background(), g)
+				}
+				g.Close()
+			})
+		}
+		for range after {
+			runtime.Gosched()
+		}
+		w.endpoints[victim].Close()
+		wg.Wait()
+		for rank, err := range errs {
+			var a *collective.AbortedError
+			if rank != victim && (!errors.As(err, &a) || !slices.Equal(a.Dead, []int{victim})) {
+				t.Fatalf("seed %d: rank %d of %d got %v, want an abort because of rank %d", seed, rank, n, err, victim)
+			}
+		}
+	}
+}
