@@ -22,11 +22,12 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 )
 
+// ProtocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built before could not be
+// understood any more.
+const ProtocolVersion = 1
+
+// CookieName and CookieValue are in the environment of a program that is started as a plugin, and tell it so.
 const (
-	// ProtocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built before could not
-	// be understood any more.
-	ProtocolVersion = 1
-	// CookieName and CookieValue are in the environment of a program that is started as a plugin, and tell it so.
 	CookieName  = "HVD_PLUGIN_COOKIE"
 	CookieValue = "hvdrun-discovery"
 )

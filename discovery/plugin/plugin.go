@@ -221,6 +221,8 @@ func (s *session) fault(ctx, call context.Context, err error) error {
 		s.cancel(err)
 		<-s.ended
 		return err
+	case s.hasEnded():
+		return s.gone // err may be that the connection was closed after that
 	case errors.Is(err, io.EOF):
 		return errors.New("it has stopped watching")
 	case status.Code(err) == codes.Unavailable:
