@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -21,6 +22,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"pgregory.net/rapid"
 
+	"github.com/hvdrun/hvdrun/discovery/plugin"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -292,6 +294,7 @@ func TestRealSlurm(t *testing.T) {
 	t.Run("life of a job", func(t *testing.T) { testRealLife(t, c) })
 	t.Run("inside of a job", func(t *testing.T) { testRealInside(t, c) })
 	t.Run("jobs of a name", func(t *testing.T) { testRealNames(t, c) })
+	t.Run("as a process", func(t *testing.T) { testRealProcess(t, c) })
 	t.Run("hostlist", func(t *testing.T) { testRealHostlist(t, c) })
 }
 
@@ -390,6 +393,30 @@ func testRealNames(t *testing.T, c *cluster) {
 	if got := found(t, s); got != "" {
 		t.Errorf("after the jobs: %s", got)
 	}
+}
+
+// testRealProcess runs the plugin as hvdrun does.
+func testRealProcess(t *testing.T, c *cluster) {
+	path := c.path("plugin")
+	c.do("go", "build", "-o", path, ".")
+	log := logrus.New()
+	log.Out = io.Discard
+	id := c.allocate("--no-kill", "-N2", "--gres=gpu:1", "--nodelist=n[1-2]")
+	for settings, want := range map[string]string{
+		"job_id=" + id: "n1:1 n2:1",
+		"colour=red":   `"colour" is not known; there are: bin, cpus_per_slot`,
+	} {
+		key, value, _ := strings.Cut(settings, "=")
+		p := plugin.New(plugin.Config{Path: path, Settings: map[string]string{key: value}, Log: log})
+		hosts, err := p.Discover(t.Context())
+		if got := text(hosts); got != want && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %s, %v", settings, got, err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	c.do("scancel", id)
 }
 
 // testRealHostlist holds the expander against Slurm's own.

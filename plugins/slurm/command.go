@@ -25,15 +25,12 @@ var errTooMuchOutput = fmt.Errorf("printed more than %d bytes", maxOutput)
 
 // commands runs Slurm's programs. They are found in dir, or where dir is "" in $PATH.
 type commands struct {
-	dir     string
-	timeout time.Duration
+	dir string
 }
 
 // run returns what the command has printed to stdout when it ended with status 0. It is killed, with all that it has
-// started, when ctx ends or it takes longer than the timeout. An error has the last line of its stderr.
+// started, when ctx ends. An error has the last line of its stderr.
 func (c commands) run(ctx context.Context, name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer in %v", c.timeout))
-	defer cancel()
 	if ctx.Err() != nil {
 		return "", fmt.Errorf("slurm: %s: %w", name, context.Cause(ctx))
 	}

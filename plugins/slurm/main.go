@@ -1,4 +1,4 @@
-// Hvdrun-discovery-slurm is a discovery plugin: the nodes of Slurm jobs are the hosts. README.md tells its settings.
+// Command slurm is a discovery plugin whose hosts are the nodes of Slurm jobs. It asks scontrol.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

@@ -34,7 +34,7 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 		gres:        s.Text("gres", "gpu"),
 		cpusPerSlot: s.Int("cpus_per_slot", 1, 1, plan.MaxSlots),
 		bin:         s.Text("bin", ""),
-		timeout:     s.Duration("timeout", 10*time.Second, time.Millisecond, time.Hour),
+		timeout:     s.Duration("timeout", 20*time.Second, time.Millisecond, time.Hour),
 		interval:    s.Duration("interval", 5*time.Second, time.Millisecond, time.Hour),
 	}
 	for _, id := range s.List("job_id") {

@@ -51,7 +51,7 @@ func (s *source) Configure(values map[string]string) error {
 		return err
 	}
 	s.cfg = c
-	s.run = commands{dir: c.bin, timeout: c.timeout}.run
+	s.run = commands{dir: c.bin}.run
 	return nil
 }
 
@@ -64,6 +64,8 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.run == nil {
 		return nil, errors.New("slurm: not configured")
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.timeout, fmt.Errorf("no answer in %v", s.cfg.timeout))
+	defer cancel()
 	ids := s.cfg.jobIDs
 	if s.cfg.jobName != "" {
 		var err error

@@ -391,9 +391,22 @@ func program(t *testing.T, name, script string) string {
 	return dir
 }
 
+func TestNoAnswer(t *testing.T) {
+	s := newSource()
+	values := map[string]string{"job_id": "7", "timeout": "100ms", "bin": program(t, "scontrol", "echo JobId=7; sleep 1000")}
+	if err := s.Configure(values); err != nil {
+		t.Fatal(err)
+	}
+	if hosts, err := s.Discover(t.Context()); err == nil || !strings.Contains(err.Error(), "no answer in 100ms") {
+		t.Errorf("%v, %v", hosts, err)
+	}
+}
+
 func TestCommands(t *testing.T) {
 	run := func(script string, timeout time.Duration) (string, error) {
-		return commands{dir: program(t, "scontrol", script), timeout: timeout}.run(t.Context(), "scontrol", "show")
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		return commands{dir: program(t, "scontrol", script)}.run(ctx, "scontrol", "show")
 	}
 	t.Setenv("SQUEUE_PARTITION", "other")
 	if out, err := run(`echo "$1 $SQUEUE_PARTITION$SLURM_TIME_FORMAT"`, time.Minute); err != nil || out != "show standard\n" {
@@ -404,19 +417,19 @@ func TestCommands(t *testing.T) {
 		t.Error(err)
 	}
 	if out, err := run("echo half; sleep 1000 & sleep 1000", 100*time.Millisecond); err == nil || out != "" ||
-		!strings.Contains(err.Error(), "no answer in 100ms") {
+		!errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%q, %v", out, err)
 	}
 	if _, err := run("yes | tr -d '\\n'", time.Minute); !errors.Is(err, errTooMuchOutput) {
 		t.Error(err)
 	}
-	if _, err := (commands{timeout: time.Minute}).run(t.Context(), "no-such-program", "x"); err == nil ||
+	if _, err := (commands{}).run(t.Context(), "no-such-program", "x"); err == nil ||
 		!strings.Contains(err.Error(), "not found in $PATH") {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (commands{timeout: time.Minute}).run(ctx, "true", "x"); !errors.Is(err, context.Canceled) {
+	if _, err := (commands{}).run(ctx, "true", "x"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
