@@ -49,7 +49,7 @@ func openPlugin(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	}
 	p := plugin.New(plugin.Config{
 		Path: path, Settings: s.pluginSettings, Env: []string{plan.EnvRunID + "=" + id},
-		CallTimeout: s.discoveryTimeout, Log: log,
+		CallTimeout: s.discoveryTimeout, Log: log, Stray: s.stray,
 	})
 	return p, func() {
 		_ = p.Close()

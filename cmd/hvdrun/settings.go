@@ -12,7 +12,8 @@ import (
 
 // settings are what a person has set, by whichever way.
 type settings struct {
-	runID string // of the job that is run, if one is
+	runID string            // of the job that is run, if one is
+	stray func(line string) // takes what a plugin should not have printed, where somebody asks for it
 
 	np, minNP, maxNP        int
 	hosts, hostfile, script string
@@ -90,7 +91,7 @@ var table = []setting{
 		usage: "setting for the plugin; give it again for more", set: setPluginSettings},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
-	{name: "discovery-interval", arg: "D",
+	{name: "discovery-interval", arg: "D", source: true,
 		usage: "pause between two runs of the discovery (default 1s)",
 		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.DiscoveryInterval })},
 	{name: "discovery-timeout", arg: "D", source: true,

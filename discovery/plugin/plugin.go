@@ -47,6 +47,9 @@ type Config struct {
 	CallTimeout time.Duration
 	// Log takes what the plugin prints and what becomes of it. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+	// Stray is called with each line that the plugin prints to its stdout after the handshake, where nothing belongs, from
+	// one goroutine of each process; the line is logged too. Nil: nobody cares.
+	Stray func(line string)
 }
 
 // Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it is first needed, and
@@ -104,6 +107,22 @@ func (p *Plugin) Close() error {
 	p.cancel(errClosed)
 	p.sessions.Wait()
 	return nil
+}
+
+// PID returns the number of the plugin's process, or 0 where none is up.
+func (p *Plugin) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.current
+	if s == nil || s.hasEnded() {
+		return 0
+	}
+	select {
+	case <-s.ready:
+		return s.process.pid
+	default:
+		return 0
+	}
 }
 
 // Discover asks the plugin, which it starts if need be, and blocks for the answer.

@@ -151,6 +151,9 @@ func (p *process) readStdout(pipe *os.File) {
 	first := true
 	readLines(pipe, func(line string) {
 		if !first {
+			if p.cfg.Stray != nil {
+				p.cfg.Stray(line)
+			}
 			p.say(line)
 			return
 		}
