@@ -28,8 +28,8 @@ const KeyLen = 32
 //
 // From an agent's crash to the list without it, measured on two busy cores: see TestSimulation, which prints the table.
 const (
-	defaultProbeInterval  = 200 * time.Millisecond
-	defaultProbeTimeout   = 75 * time.Millisecond
+	defaultProbeInterval  = 150 * time.Millisecond
+	defaultProbeTimeout   = 60 * time.Millisecond
 	defaultGossipInterval = 50 * time.Millisecond
 	defaultPatience       = time.Second
 	leastGrace            = 100 * time.Millisecond
@@ -44,8 +44,8 @@ const (
 	defaultRejoinInterval = 5 * time.Second
 	defaultDialTimeout    = 2 * time.Second
 	// fullStateInterval is the pause between full exchanges with a random member, which repair what gossip has missed.
-	// memberlist stretches it for clusters of more than 32.
-	fullStateInterval = 5 * time.Second
+	// memberlist stretches it for clusters of more than 32, to five times that for 500.
+	fullStateInterval = 2 * time.Second
 	// deadTime is for how long the dead are still spoken to, so that those who live can contradict.
 	deadTime = 30 * time.Second
 	// silence is how many probe intervals without any answer make a member think that it is cut off, not the others.
@@ -76,9 +76,9 @@ type Config struct {
 	// Label names the cluster; members of another label are not heard. Up to 255 bytes, which are sent in clear.
 	Label string
 
-	// ProbeInterval is the pause between two probes. 0: 200 ms.
+	// ProbeInterval is the pause between two probes. 0: 150 ms.
 	ProbeInterval time.Duration
-	// ProbeTimeout is how long a direct probe may take; less than half the interval. 0: 75 ms.
+	// ProbeTimeout is how long a direct probe may take; less than half the interval. 0: 60 ms.
 	ProbeTimeout time.Duration
 	// GossipInterval is the pause between two rounds of gossip. 0: 50 ms.
 	GossipInterval time.Duration

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -111,6 +112,7 @@ func (m *Member) introduce(meta *Meta) error {
 		return nil
 	}
 	own := *meta
+	own.BadSlots = slices.Clone(own.BadSlots)
 	if own.Start.IsZero() {
 		own.Start = time.Now()
 	}
@@ -178,7 +180,9 @@ func (m *Member) Meta() (Meta, bool) {
 	if m.meta == nil {
 		return Meta{}, false
 	}
-	return *m.meta, true
+	meta := *m.meta
+	meta.BadSlots = slices.Clone(meta.BadSlots)
+	return meta, true
 }
 
 // SetMeta says something else of the host, and blocks until that has been passed on or ctx ends; it is said either way.
@@ -189,6 +193,7 @@ func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 		m.mu.Unlock()
 		return errors.New("gossip: an observer says nothing of a host")
 	}
+	meta.BadSlots = slices.Clone(meta.BadSlots)
 	meta.Name, meta.Start, meta.Incarnation = m.meta.Name, m.meta.Start, m.meta.Incarnation
 	encoded, err := meta.Encode()
 	if err == nil {
@@ -295,8 +300,9 @@ func (m *Member) spawn(f func()) bool {
 	return true
 }
 
-// Close ends the member without a word to the others, to whom it is a crash, and waits for all that it has started. It
-// may be called again.
+// Close ends the member without a word to the others, to whom it is a crash, and waits for all that it has started, and
+// for its connections. Probes of memberlist that are under way end by themselves within two ProbeIntervals. It may be called
+// again.
 func (m *Member) Close() error {
 	m.closing.Do(func() {
 		m.mu.Lock()

@@ -141,7 +141,10 @@ func DecodeMeta(b []byte) (Meta, error) {
 	if r.broken || len(r.rest) > 0 || b[1]&^flagDraining != 0 {
 		return Meta{}, errMeta
 	}
-	return m, m.check()
+	if err := m.check(); err != nil {
+		return Meta{}, err
+	}
+	return m, nil
 }
 
 // reader takes fields off the front of rest, until one is broken.

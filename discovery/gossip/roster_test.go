@@ -195,7 +195,7 @@ func TestGrace(t *testing.T) {
 	for _, c := range []struct {
 		peers int
 		want  time.Duration
-	}{{3, 600}, {9, 600}, {99, 200}, {499, 100}} {
+	}{{3, 700}, {9, 700}, {99, 400}, {499, 190}} {
 		for i := len(r.peers); i < c.peers; i++ {
 			r.here(fmt.Sprint("p", i), "", nil)
 		}

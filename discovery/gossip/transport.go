@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -217,8 +218,8 @@ func advertised(ctx context.Context, seeds []string) (string, error) {
 			v6 = n.IP.String()
 		}
 	}
-	if v6 != "" || loopback != "" {
-		return max(v6, loopback), nil
+	if found := cmp.Or(v6, loopback); found != "" {
+		return found, nil
 	}
 	return "", errors.New("gossip: this machine has no address that others can reach; name one to advertise")
 }
