@@ -5,6 +5,9 @@ ARGS ?=
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git \
+	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
+	/usr/lib/python3/dist-packages/google/protobuf:python3-protobuf \
+	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
 .DEFAULT_GOAL := help
