@@ -33,6 +33,7 @@ type sourceKind struct {
 var sourceKinds = []sourceKind{
 	{"host-discovery-script", openScript},
 	{"discovery-plugin", openPlugin},
+	{"gossip-join", openGossip},
 }
 
 // openScript returns the script. What it starts carries the run's mark, if it is for one, so that nothing of it outlives
@@ -71,6 +72,9 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 	}
 	if s.given("discovery-config") && !s.given("discovery-plugin") {
 		return nil, fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.origin("discovery-config"))
+	}
+	if err := s.checkGossip(); err != nil {
+		return nil, err
 	}
 	if fixed && len(given) > 1 {
 		return nil, fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(given, " and "))

@@ -33,7 +33,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err := checkLocal(fixed); err != nil {
 		return err
 	}
-	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) {
+	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && !s.given("gossip-join") {
 		return fmt.Errorf("the command cannot be run: %w", err)
 	}
 	if s.outputDir != "" {
@@ -51,7 +51,11 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	launcher := &localLauncher{pids: map[int]struct{}{}}
+	launcher, closeLauncher, err := s.launcher(log)
+	if err != nil {
+		return err
+	}
+	defer closeLauncher()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
 	err = driver.Run(ctx, driver.Config{
@@ -82,7 +86,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 
 // watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
 // returns ends the watch.
-func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *localLauncher, grace time.Duration) func() {
+func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLauncher, grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
 	}

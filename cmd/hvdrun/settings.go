@@ -12,6 +12,8 @@ import (
 
 // settings are what a person has set, by whichever way.
 type settings struct {
+	cluster clusterSettings
+
 	runID string            // of the job that is run, if one is
 	stray func(line string) // takes what a plugin should not have printed, where somebody asks for it
 
@@ -89,6 +91,20 @@ var table = []setting{
 		set:   text(func(s *settings) *string { return &s.plugin })},
 	{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
 		usage: "setting for the plugin; give it again for more", set: setPluginSettings},
+	{name: "gossip-join", arg: "host:port,…", source: true, repeat: true,
+		usage: "agents (`hvdrun agent`) that know the others: their hosts are the job's; makes the job elastic", set: setJoin},
+	{name: "gossip-key-file", arg: "F", source: true,
+		usage: "file that holds the key of the agents' cluster",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.keyFile })},
+	{name: "gossip-label", arg: "L", source: true,
+		usage: "name of the agents' cluster (default: none)",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.label })},
+	{name: "gossip-bind", arg: "ADDR:PORT", source: true,
+		usage: "where to listen to the gossip, over UDP and TCP (default: any port)",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.bind })},
+	{name: "gossip-advertise", arg: "ADDR", source: true,
+		usage: "address under which agents reach this machine, where that is not the one that is bound to",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
 	{name: "discovery-interval", arg: "D", source: true,
