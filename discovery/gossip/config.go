@@ -22,16 +22,21 @@ const KeyLen = 32
 // by UDP, and after probeTimeout through three others and by TCP. Who gives no sign until the interval is over is suspected;
 // everybody hears that within some gossipIntervals, the accused too, which contradicts if it can. The suspicion lasts
 // suspicionMult probe intervals, times the decimal logarithm of the number of members where that is above 1; who has not
-// contradicted by then is dead to the cluster, but may still come back, and stays on a Source's list, until patience since the
+// contradicted by then is dead to the cluster, but may still come back, and stays on a Source's list until patience since the
 // suspicion is over (or leastGrace, where the suspicion took nearly that long). So an agent whose host stalls for less than
-// about a second is not lost.
+// that is not lost.
 //
-// From an agent's crash to the list without it, measured on two busy cores: see TestSimulation, which prints the table.
+// TestSimulation measures, on processors and a network that cost nothing, from an agent's being cut off to the list of an
+// observer without it, as median and worst of 5, 15, 10 and 5 crashes:
+//
+//	4 members 1.1 s, 1.6 s · 10: 1.2 s, 1.6 s · 100: 1.2 s, 1.5 s · 500: 1.2 s, 1.35 s
+//
+// and from a Join to that list, in all of them, 20 to 170 ms.
 const (
 	defaultProbeInterval  = 150 * time.Millisecond
 	defaultProbeTimeout   = 60 * time.Millisecond
 	defaultGossipInterval = 50 * time.Millisecond
-	defaultPatience       = time.Second
+	defaultPatience       = 900 * time.Millisecond
 	leastGrace            = 100 * time.Millisecond
 
 	suspicionMult = 2
@@ -82,7 +87,7 @@ type Config struct {
 	ProbeTimeout time.Duration
 	// GossipInterval is the pause between two rounds of gossip. 0: 50 ms.
 	GossipInterval time.Duration
-	// Patience is how long a suspect stays listed. 0: 1 s.
+	// Patience is how long a suspect stays listed. 0: 900 ms.
 	Patience time.Duration
 	// RejoinInterval is the pause between attempts at seeds, and at members that vanished, which do not answer. 0: 5 s.
 	RejoinInterval time.Duration

@@ -360,6 +360,9 @@ const (
 // would look for the other.
 func (m *Member) rejoin() {
 	m.mu.Lock()
+	if m.meta != nil { // an observer's are taken off by look, which may withhold that
+		m.roster.purge(time.Now(), m.grace())
+	}
 	known := map[string]bool{m.addr: true}
 	for _, p := range m.roster.peers {
 		if p.gone.IsZero() {
@@ -404,7 +407,7 @@ func (m *Member) rival() *peer {
 	if m.meta == nil {
 		return nil
 	}
-	if p := m.roster.rival(m.node, m.addr, *m.meta); p != nil {
+	if p := m.roster.rival(time.Now(), m.grace(), m.node, m.addr, *m.meta); p != nil {
 		found := *p
 		return &found
 	}
@@ -427,6 +430,7 @@ func (m *Member) claim(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
+		case <-time.After(m.cfg.ProbeInterval): // a dead one's time is over without a change
 		case <-limit.C:
 			return m.conflict(p)
 		case <-ctx.Done():
@@ -450,7 +454,7 @@ func (m *Member) look() (v view, silent bool) {
 	now := time.Now()
 	m.mu.Lock()
 	heard := now.Sub(time.Unix(0, m.heard.Load())) <= silence*m.cfg.ProbeInterval
-	v = m.roster.look(now, m.roster.grace(m.cfg.ProbeInterval, m.cfg.Patience), heard)
+	v = m.roster.look(now, m.grace(), heard)
 	switch {
 	case !v.withheld:
 		m.silentSince = time.Time{}
@@ -468,6 +472,9 @@ func (m *Member) look() (v view, silent bool) {
 	}
 	return v, silent
 }
+
+// grace is the roster's. m.mu is held.
+func (m *Member) grace() time.Duration { return m.roster.grace(m.cfg.ProbeInterval, m.cfg.Patience) }
 
 // sign notes that somebody lives.
 func (m *Member) sign() { m.heard.Store(time.Now().UnixNano()) }

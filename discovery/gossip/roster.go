@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -16,6 +17,11 @@ type peer struct {
 	arrival uint64 // number of the arrival
 	gone    time.Time
 	refused bool // has been told that its host has another agent
+}
+
+// over tells whether it is dead, and stays no longer.
+func (p *peer) over(now time.Time, grace time.Duration) bool {
+	return !p.gone.IsZero() && !now.Before(p.gone.Add(grace))
 }
 
 // older compares by start; then by who was seen first, and last by name.
@@ -174,16 +180,20 @@ func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
 	return next
 }
 
-// rival returns an older living agent of the same host at another address, or nil.
-func (r *roster) rival(node, addr string, me Meta) *peer {
-	self := &peer{node: node, meta: &me}
+// rival returns an older agent of the same host at another address, or nil. A dead one is none once its time is over.
+func (r *roster) rival(now time.Time, grace time.Duration, node, addr string, me Meta) *peer {
 	for _, p := range r.peers {
-		if p.meta == nil || p.meta.Name != me.Name || !p.gone.IsZero() || p.addr == addr {
+		if p.meta == nil || p.meta.Name != me.Name || p.addr == addr || p.over(now, grace) {
 			continue
 		}
-		if cmp.Or(p.meta.Start.Compare(me.Start), cmp.Compare(p.node, self.node)) < 0 {
+		if cmp.Or(p.meta.Start.Compare(me.Start), cmp.Compare(p.node, node)) < 0 {
 			return p
 		}
 	}
 	return nil
+}
+
+// purge forgets the dead whose time is over.
+func (r *roster) purge(now time.Time, grace time.Duration) {
+	maps.DeleteFunc(r.peers, func(_ string, p *peer) bool { return p.over(now, grace) })
 }

@@ -177,16 +177,23 @@ func TestRosterRival(t *testing.T) {
 	s.joins("a~0", "9", 7)
 	s.joins("b~1", "8", 1)
 	s.joins("a~2", "1", 1)
-	if p := s.rival("a~1", "1", me); p != nil {
+	if p := s.rival(s.now, sceneGrace, "a~1", "1", me); p != nil {
 		t.Errorf("rival %+v", p) // one is younger, one is another host's, one had this address before
 	}
 	s.joins("a~3", "7", 4)
-	if p := s.rival("a~1", "1", me); p == nil || p.node != "a~3" {
+	if p := s.rival(s.now, sceneGrace, "a~1", "1", me); p == nil || p.node != "a~3" {
 		t.Errorf("rival %+v", p)
 	}
 	s.away(s.now, "a~3")
-	if p := s.rival("a~1", "1", me); p != nil {
+	if p := s.rival(s.now, sceneGrace, "a~1", "1", me); p == nil {
+		t.Error("buried alive")
+	}
+	s.pass(sceneGrace)
+	if p := s.rival(s.now, sceneGrace, "a~1", "1", me); p != nil {
 		t.Errorf("a dead rival %+v", p)
+	}
+	if s.purge(s.now, sceneGrace); len(s.peers) != 3 {
+		t.Errorf("%d peers are kept", len(s.peers))
 	}
 }
 
@@ -195,7 +202,7 @@ func TestGrace(t *testing.T) {
 	for _, c := range []struct {
 		peers int
 		want  time.Duration
-	}{{3, 700}, {9, 700}, {99, 400}, {499, 190}} {
+	}{{3, 600}, {9, 600}, {99, 300}, {499, 100}} {
 		for i := len(r.peers); i < c.peers; i++ {
 			r.here(fmt.Sprint("p", i), "", nil)
 		}

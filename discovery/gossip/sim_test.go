@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hvdrun/hvdrun/plan"
@@ -36,8 +35,8 @@ func TestSimulation(t *testing.T) {
 			t.Fatalf("no size of a cluster: %q", size)
 		}
 		var s *simulation
-		synctest.Test(t, func(t *testing.T) {
-			s = newSimulation(t, n)
+		bubble(t, func(t *testing.T, network *memNet) {
+			s = newSimulation(t, network, n)
 			for range simRounds {
 				s.round()
 			}
@@ -77,13 +76,13 @@ type simulation struct {
 	joinList, joinAll, crashList, crashAll []time.Duration
 }
 
-func newSimulation(t *testing.T, n int) *simulation {
-	s := &simulation{t: t, net: newMemNet(), lists: make(chan []plan.Host, 1)}
+func newSimulation(t *testing.T, network *memNet, n int) *simulation {
+	s := &simulation{t: t, net: network, lists: make(chan []plan.Host, 1)}
 	start := time.Now()
 	for range n - 1 {
 		s.members = append(s.members, s.join())
 	}
-	cfg := observerConfig(s.seeds...)
+	cfg := brisk(observerConfig(s.seeds...))
 	cfg.Transport = s.net.port()
 	s.source = NewSource(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -109,7 +108,7 @@ func newSimulation(t *testing.T, n int) *simulation {
 
 func (s *simulation) join() *Member {
 	s.next++
-	cfg := agentConfig(fmt.Sprintf("host-%03d", s.next), s.next, s.seeds...)
+	cfg := brisk(agentConfig(fmt.Sprintf("host-%03d", s.next), s.next, s.seeds...))
 	port := s.net.port()
 	cfg.Transport, cfg.RejoinInterval = port, time.Minute
 	m := mustJoin(s.t, cfg)
@@ -197,5 +196,4 @@ func (s *simulation) end() {
 		closing.Go(func() { m.Close() })
 	}
 	closing.Wait()
-	<-time.After(time.Minute) // the bubble's: memberlist's last probes end with their time
 }
