@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"time"
 )
 
 // Why a member of the cluster, or who is taken for one, would not have this member.
@@ -26,6 +28,13 @@ var refusals = []struct {
 	{"broken pipe", ErrLabel},
 	{"closed pipe", ErrLabel},
 }
+
+// A member at which more than a hundred knock at once hangs up on some of them, just as one of another label does. So who
+// is hung up on tries again so many times, after up to hangUpPause each.
+const (
+	hangUps     = 4
+	hangUpPause = 500 * time.Millisecond
+)
 
 // contact exchanges the full state with the member at an address.
 func (m *Member) contact(addr string) error {
@@ -93,6 +102,19 @@ func (m *Member) contactSeed(ctx context.Context, seed string) error {
 	var failed failures
 	for _, addr := range addrs {
 		err := m.contact(addr)
+		for range hangUps {
+			if !errors.Is(err, ErrLabel) {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+			case <-m.ctx.Done():
+				return ErrClosed
+			case <-time.After(time.Duration(rand.Int64N(int64(hangUpPause)))):
+			}
+			err = m.contact(addr)
+		}
 		if err == nil {
 			return nil
 		}

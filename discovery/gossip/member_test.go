@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -71,7 +72,7 @@ var began = time.Unix(1800000000, 0)
 
 // calm slows probes down, so that on a busy machine nobody is taken for dead who lives.
 func calm(cfg Config) Config {
-	cfg.ProbeInterval, cfg.ProbeTimeout, cfg.Patience = 2*time.Second, time.Second, 10*time.Second
+	cfg.ProbeInterval, cfg.ProbeTimeout, cfg.Patience = 500*time.Millisecond, 240*time.Millisecond, 10*time.Second
 	return cfg
 }
 
@@ -269,6 +270,19 @@ func TestLeave(t *testing.T) {
 func TestLeaveAlone(t *testing.T) {
 	if err := mustJoin(t, agentConfig("a", 0)).Leave(within(t)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLeaveWithoutTime: the good-bye is left out, and nothing breaks that is said at that moment.
+func TestLeaveWithoutTime(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for i := range 40 {
+		b := mustJoin(t, agentConfig(fmt.Sprint("b", i), i, a.Addr()))
+		if err := b.Leave(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("left in good order, without any time for it: %v", err)
+		}
 	}
 }
 
