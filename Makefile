@@ -10,6 +10,9 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 \
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
+# The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo check check-net net deps fmt vet staticcheck test pure cross generate chaos bench-recovery clean
 

@@ -40,6 +40,7 @@ var rooms = map[string]string{
 	"rendezvous":        "plan internal/wire internal/identity",
 	"notify":            "plan internal/wire internal/identity",
 	"collective":        "plan internal/identity",
+	"gpu":               "",
 	"driver":            "plan discovery launch rendezvous notify internal/identity",
 	"agent":             "plan discovery/gossip launch internal/wire internal/identity",
 	"elastic":           "plan collective rendezvous notify internal/identity",
@@ -56,6 +57,7 @@ var rooms = map[string]string{
 // heavy are modules that a training program must not link.
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
+	"github.com/NVIDIA/go-nvml",
 }
 
 type pkg struct {

@@ -27,6 +27,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 const (
@@ -45,6 +46,8 @@ type Config struct {
 	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the indices of those that
 	// have failed, in ascending order, whenever they change. Their workers are killed, and no others started there.
 	Health func(ctx context.Context, bad func(slots []int)) error
+	// Launcher starts the workers on this host. Nil: launch.Local.
+	Launcher launch.Launcher
 
 	// Key is the cluster's, of identity.ClusterKeyLen bytes, and Label its name.
 	Key   []byte
@@ -84,6 +87,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Log == nil {
 		c.Log = logrus.StandardLogger()
 	}
+	if c.Launcher == nil {
+		c.Launcher = launch.Local{}
+	}
 	return c, nil
 }
 
@@ -109,6 +115,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("agent: listening for drivers: %w", err)
 	}
 	a := &agent{cfg: cfg, steward: newSteward(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
+	a.steward.launcher = cfg.Launcher
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()

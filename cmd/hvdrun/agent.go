@@ -39,6 +39,7 @@ var agentTable = []setting{
 // agentShares are the settings of a job that an agent has too, with what they mean there.
 var agentShares = []struct{ name, usage string }{
 	{"slots-per-host", "room for workers on this host; auto: as many as GPUs are seen, else 1 (default auto); also --slots"},
+	{"bind-gpus", "show each worker the GPU of its slot only (CUDA_VISIBLE_DEVICES)"},
 	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop (default 30s)"},
 	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default info)"},
 	{"log-format", ""},
@@ -110,10 +111,16 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	if !s.given("log-level") {
 		s.logLevel = logrus.InfoLevel
 	}
+	log, slots := p.logger(s), s.defaultSlots()
+	launcher, health, err := s.agentDevices(log, slots)
+	if err != nil {
+		return err
+	}
 	err = agent.Run(ctx, agent.Config{
-		Name: c.name, Slots: s.defaultSlots(), Key: key, Label: c.label,
+		Launcher: launcher, Health: health,
+		Name: c.name, Slots: slots, Key: key, Label: c.label,
 		Bind: c.bind, Advertise: c.advertise, Join: c.join, LaunchPort: c.launchPort,
-		Drain: s.timeouts.Drain, Hurry: p.hurry, Log: p.logger(s),
+		Drain: s.timeouts.Drain, Hurry: p.hurry, Log: log,
 	})
 	if err != nil {
 		return runError{err}

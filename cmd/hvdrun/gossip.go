@@ -1,14 +1,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/gpu"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // clusterSettings say which cluster of agents to look at, and how to be found in it.
@@ -71,10 +74,11 @@ type jobLauncher interface {
 
 // launcher returns what the workers are started by: the agents of an open cluster, else this machine alone. close ends it.
 func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func(), err error) {
-	local := &localLauncher{pids: map[int]struct{}{}}
+	local := &localLauncher{pids: map[int]plan.SlotID{}}
 	source := s.cluster.source
 	if source == nil {
-		return local, func() {}, nil
+		close, err = s.bindLocal(local, log)
+		return local, close, err
 	}
 	authority, err := identity.ForCluster(s.cluster.key, s.cluster.label)
 	if err != nil {
@@ -84,6 +88,13 @@ func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func()
 	if err != nil {
 		return nil, nil, runError{err}
 	}
+	release, err := s.bindLocal(local, log)
+	if errors.Is(err, gpu.ErrNoGPU) { // the driver's own machine need not have any
+		release, err = func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
 	agents := &launch.Agents{
 		Credentials: creds, Local: local, Log: log,
 		Find: func(host string) (string, bool) {
@@ -91,7 +102,7 @@ func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func()
 			return m.LaunchAddr, ok && m.LaunchAddr != ""
 		},
 	}
-	return &agentsLauncher{agents, local}, func() { _ = agents.Close() }, nil
+	return &agentsLauncher{agents, local}, func() { _ = agents.Close(); release() }, nil
 }
 
 // agentsLauncher starts workers by their hosts' agents, and those of hosts that have none on this machine.

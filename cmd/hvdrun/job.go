@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // runJob runs the command as the settings say, until it is done, has failed or is stopped.
@@ -123,8 +124,9 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLaunch
 // who does not want to wait for their end.
 type localLauncher struct {
 	local launch.Local
+	gpus  *slotDevices // that workers are bound to; nil: none
 	mu    sync.Mutex
-	pids  map[int]struct{}
+	pids  map[int]plan.SlotID
 }
 
 // Run is that of launch.Local, and returns a *launch.StartError for another machine's host.
@@ -132,13 +134,19 @@ func (l *localLauncher) Run(ctx context.Context, s launch.Spec, started func(pid
 	if !launch.IsLocal(s.Slot.Host) {
 		return &launch.StartError{Command: s.Command[0], Err: notLocal(s.Slot.Host)}
 	}
+	if err := l.gpus.bind(&s); err != nil {
+		return err
+	}
 	group := 0
 	err := l.local.Run(ctx, s, func(pid int) {
 		l.mu.Lock()
 		group = pid
-		l.pids[pid] = struct{}{}
+		l.pids[pid] = s.Slot
 		l.mu.Unlock()
 		started(pid)
+		if l.gpus.bad(s.Slot.Index) { // since bind
+			l.killSlot(s.Slot.Index)
+		}
 	})
 	l.mu.Lock()
 	delete(l.pids, group)
@@ -152,6 +160,17 @@ func (l *localLauncher) kill() {
 	defer l.mu.Unlock()
 	for pid := range maps.Keys(l.pids) {
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
+	}
+}
+
+// killSlot ends the workers of the slots of that number at once.
+func (l *localLauncher) killSlot(index int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for pid, slot := range l.pids {
+		if slot.Index == index {
+			_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
+		}
 	}
 }
 

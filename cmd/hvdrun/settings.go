@@ -26,7 +26,7 @@ type settings struct {
 	timeouts                driver.Timeouts
 	blame                   driver.Blame
 	interfaces              []string
-	encrypt                 bool
+	encrypt, bindGPUs       bool
 	outputDir               string
 	timestamps              bool
 	logLevel                logrus.Level
@@ -140,6 +140,9 @@ var table = []setting{
 	{name: "encrypt-data",
 		usage: "encrypt the connections that carry tensors too",
 		set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+	{name: "bind-gpus",
+		usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
+		set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
 	{name: "output-filename", arg: "DIR",
 		usage: "also append the workers' output to DIR/rank.N/stdout and stderr",
 		set:   text(func(s *settings) *string { return &s.outputDir })},
