@@ -1,7 +1,7 @@
 // Package discovery answers which hosts there are.
 //
 // A host list comes from a Discoverer: Script runs a command and parses what it prints, Fixed knows its hosts already,
-// other packages ask a cloud or a cluster. Poll turns the Discoverer into a stream: it asks again and again (or, of a
+// other packages ask a cloud or a cluster; Merge makes one of several. Poll turns the Discoverer into a stream: it asks again and again (or, of a
 // Watcher, listens), checks every list, and hands on each that differs from the last. It decides what a failure means:
 // the first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the last list stays.
 //
@@ -11,7 +11,8 @@
 //
 //	sh -c discover.sh → Script → Poll → the driver's loop → Hosts.Update → Hosts.Available → plan.Assign
 //
-// Package discoverytest holds the promises that every Discoverer keeps, as tests.
+// Package promise holds what every Discoverer promises, package discoverytest the same as tests. README.md is for those who
+// write one.
 package discovery
 
 import (

@@ -24,6 +24,32 @@ class Flawed(inventory.Inventory):
 discovery_plugin.serve(Flawed())
 `
 
+// A script and a plugin make one list: the script's hosts first, draining if one of them says so.
+func TestSourcesTogether(t *testing.T) {
+	t.Setenv("PYTHONDONTWRITEBYTECODE", "1")
+	machines := filepath.Join(t.TempDir(), "machines.json")
+	list := `[{"name": "x", "gpus": 4, "state": "up"}, {"name": "b", "gpus": 7, "state": "leaving"}]`
+	if err := os.WriteFile(machines, []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	p := &program{stdout: &out, stderr: &strings.Builder{}, env: os.Environ()}
+	args := []string{"discover", "--json", "--discovery-plugin", "../../examples/discovery-plugin-python/inventory.py",
+		"--discovery-config", "inventory=" + machines, "--host-discovery-script", "echo a:1; echo b:2"}
+	if err := p.execute(t.Context(), args); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"hosts":[{"host":"a","slots":1,"local":false},{"host":"b","slots":2,"local":false,"draining":true},` +
+		`{"host":"x","slots":4,"local":false}],"slots":7}` + "\n"
+	if out.String() != want {
+		t.Errorf("got %swant %s", &out, want)
+	}
+	err := p.execute(t.Context(), append(args, "-H", "a:1"))
+	if err == nil || status(err) != 2 || !strings.Contains(err.Error(), "each says which hosts there are") {
+		t.Errorf("with fixed hosts: %v", err)
+	}
+}
+
 // --verify finds out what is wrong with a plugin in another language, and that nothing is.
 func TestVerifyPlugin(t *testing.T) {
 	example, err := filepath.Abs("../../examples/discovery-plugin-python")
