@@ -4,23 +4,31 @@ GO ?= go
 ARGS ?=
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
-NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git
+NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 \
+	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
+	/usr/lib/python3/dist-packages/google/protobuf:python3-protobuf \
+	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
+	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
+
+# The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check deps fmt vet staticcheck test pure cross generate chaos bench-recovery clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck test pure cross generate chaos bench-recovery clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## build hvdrun and the examples into bin/
+build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 	@echo "== build: bin/"
-	@mkdir -p bin
+	@mkdir -p bin/plugins
 	@$(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
+	@$(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck test pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck test net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -61,6 +69,15 @@ cross:
 	@echo "== build and vet for arm64"
 	@CGO_ENABLED=0 GOARCH=arm64 $(GO) build ./...
 	@CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+
+check-net: ## run a job over hosts that are network namespaces; needs root
+	@echo "== hosts in network namespaces"
+	@$(GO) vet -tags netns ./internal/e2e/netns
+	$(GO) test -tags netns -count=1 $(ARGS) ./internal/e2e/netns
+
+net: # check-net where it may be done: a container without the capability SYS_ADMIN cannot
+	@if unshare --net true 2>/dev/null; then $(MAKE) --no-print-directory check-net; \
+	else echo "== hosts in network namespaces: NOT tested, they cannot be made here; run make check-net as root"; fi
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"

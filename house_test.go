@@ -40,6 +40,7 @@ var rooms = map[string]string{
 	"rendezvous":        "plan internal/wire internal/identity",
 	"notify":            "plan internal/wire internal/identity",
 	"collective":        "plan internal/identity",
+	"gpu":               "",
 	"driver":            "plan discovery launch rendezvous notify internal/identity",
 	"agent":             "plan discovery/gossip launch internal/wire internal/identity",
 	"elastic":           "plan collective rendezvous notify internal/identity",
@@ -56,6 +57,7 @@ var rooms = map[string]string{
 // heavy are modules that a training program must not link.
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
+	"github.com/NVIDIA/go-nvml",
 }
 
 type pkg struct {
@@ -156,6 +158,10 @@ func TestImportTableRefuses(t *testing.T) {
 		{"examples/digits", "driver", false},
 		{"cmd/hvdrun", "driver", true},
 		{"driver", "cmd/hvdrun", false},
+		{"plugins/file", "discovery/plugin", true},
+		{"plugins/file", "plugins/settings", true},
+		{"plugins/file", "discovery/gossip", false},
+		{"plugins/file", "internal/wire", false},
 		{"attic", "plan", false},
 	} {
 		if err := mayImport(c.from, c.to); (err == nil) != c.allowed {

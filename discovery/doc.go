@@ -1,7 +1,7 @@
 // Package discovery answers which hosts there are.
 //
 // A host list comes from a Discoverer: Script runs a command and parses what it prints, Fixed knows its hosts already,
-// other packages ask a cloud or a cluster. Poll turns the Discoverer into a stream: it asks again and again (or, of a
+// other packages ask a cloud or a cluster; Merge makes one of several. Poll turns the Discoverer into a stream: it asks again and again (or, of a
 // Watcher, listens), checks every list, and hands on each that differs from the last. It decides what a failure means:
 // the first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the last list stays.
 //
@@ -11,11 +11,13 @@
 //
 //	sh -c discover.sh → Script → Poll → the driver's loop → Hosts.Update → Hosts.Available → plan.Assign
 //
-// Package discoverytest holds the promises that every Discoverer keeps, as tests.
+// Package promise holds what every Discoverer promises, package discoverytest the same as tests. README.md is for those who
+// write one.
 package discovery
 
 import (
 	"context"
+	"errors"
 
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -40,7 +42,10 @@ type Discoverer interface {
 // Watch calls found with the whole list as soon as it is known, and again whenever it has changed, never twice at once and
 // not after it has returned; the list is found's. It blocks until ctx ends or it can watch no longer, and says why. It is
 // called again after a failure, and then starts with the whole list once more. What Discoverer promises of lists and of
-// the end of ctx holds here too.
+// the end of ctx holds here too. One that finds out only then that it cannot push returns ErrNoWatch and is asked instead.
 type Watcher interface {
 	Watch(ctx context.Context, found func([]plan.Host)) error
 }
+
+// ErrNoWatch is returned by a Watch that cannot push, such as that of a plugin which does not implement it.
+var ErrNoWatch = errors.New("discovery: the source cannot push")

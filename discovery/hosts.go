@@ -70,36 +70,36 @@ func NewHosts(cfg HostsConfig) *Hosts {
 }
 
 // Update takes a new list, which has passed plan.CheckHosts, and says how its slots differ from those listed before,
-// excluded or not. Hosts that stay keep their age, whatever their place in the list and however their slots change; new
-// ones follow in the order of the list. A host that was gone is new.
+// excluded or not; those of a draining host count as gone. Hosts that stay keep their age, draining or not, whatever their
+// place in the list and however their slots change; new ones follow in the order of the list. A host that was gone is new.
 func (h *Hosts) Update(now time.Time, listed []plan.Host) plan.Change {
 	var change plan.Change
 	before := make(map[string]int, len(h.listed))
 	for _, host := range h.listed {
-		before[host.Name] = host.Slots
+		before[host.Name] = usable(host)
 	}
-	after := make(map[string]int, len(listed))
+	after := make(map[string]plan.Host, len(listed))
 	var newcomers []plan.Host
 	for _, host := range listed {
 		if _, twice := after[host.Name]; twice {
 			continue
 		}
-		after[host.Name] = host.Slots
+		after[host.Name] = host
 		slots, known := before[host.Name]
 		if !known {
 			newcomers = append(newcomers, host)
 		}
-		if host.Slots > slots {
+		if usable(host) > slots {
 			change |= plan.Added
 		}
 	}
 	order := make([]plan.Host, 0, len(after))
 	for _, host := range h.listed {
-		slots, stays := after[host.Name]
+		now, stays := after[host.Name]
 		if stays {
-			order = append(order, plan.Host{Name: host.Name, Slots: slots})
+			order = append(order, now)
 		}
-		if slots < host.Slots {
+		if usable(now) < usable(host) {
 			change |= plan.Removed
 		}
 	}
@@ -108,18 +108,26 @@ func (h *Hosts) Update(now time.Time, listed []plan.Host) plan.Change {
 	return change
 }
 
-// Listed returns the hosts of the last list, excluded or not, the oldest first.
+// usable is how many of the host's slots take workers, exclusions apart.
+func usable(host plan.Host) int {
+	if host.Draining {
+		return 0
+	}
+	return host.Slots
+}
+
+// Listed returns the hosts of the last list, excluded, draining or neither, the oldest first.
 func (h *Hosts) Listed() []plan.Host { return slices.Clone(h.listed) }
 
-// Available returns the slots that may have a worker: listed and not excluded at that time, the oldest host first, by
-// index within a host. It is what plan.Assign takes.
+// Available returns the slots that may have a worker: listed, of a host that is not draining, and not excluded at that
+// time; the oldest host first, by index within a host. It is what plan.Assign takes.
 func (h *Hosts) Available(now time.Time) []plan.SlotID {
 	ids := []plan.SlotID{}
 	for _, host := range h.orderAt(now) {
 		if h.isOut(h.hosts[host.Name], now) {
 			continue
 		}
-		for i := range host.Slots {
+		for i := range usable(host) {
 			if id := (plan.SlotID{Host: host.Name, Index: i}); !h.isOut(h.slots[id], now) {
 				ids = append(ids, id)
 			}

@@ -142,6 +142,39 @@ func TestHostThatLeavesAndReturnsIsYoungest(t *testing.T) {
 	}
 }
 
+func TestDrainingHost(t *testing.T) {
+	draining := func(hosts list, name string) list {
+		for i := range hosts {
+			hosts[i].Draining = hosts[i].Name == name
+		}
+		return hosts
+	}
+	h := NewHosts(HostsConfig{})
+	for i, step := range []struct {
+		listed    list
+		change    plan.Change
+		available list
+	}{
+		{hostList("a:2,b:1"), plan.Added, hostList("a:2,b:1")},
+		{draining(hostList("a:2,b:1"), "a"), plan.Removed, hostList("b:1")},
+		{draining(hostList("a:3,b:1,c:1"), "a"), plan.Added, hostList("b:1,c:1")}, // c's; what a has does not count
+		{draining(hostList("a:1,b:2,c:1"), "c"), plan.Added | plan.Removed, hostList("a:1,b:2")},
+		{hostList("b:2,c:1"), plan.Added | plan.Removed, hostList("b:2,c:1")}, // a has gone, c is needed after all
+		{draining(hostList("b:2,c:1,d:1"), "d"), 0, hostList("b:2,c:1")},      // a newcomer that leaves already
+		{hostList("b:2,c:1"), 0, hostList("b:2,c:1")},
+	} {
+		if got := h.Update(at(float64(i)), step.listed); got != step.change {
+			t.Errorf("update %d: %v, want %v", i+1, got, step.change)
+		}
+		if got := h.Listed(); !slices.Equal(got, step.listed) {
+			t.Errorf("update %d: hosts %v, want %v: each keeps its age", i+1, got, step.listed)
+		}
+		if got, want := h.Available(at(float64(i))), plan.SlotIDs(step.available); !slices.Equal(got, want) {
+			t.Errorf("update %d: slots %v, want %v", i+1, got, want)
+		}
+	}
+}
+
 // The documented delays are the real delays.
 func TestExclusionDelays(t *testing.T) {
 	type failure struct {
@@ -377,9 +410,14 @@ type model struct {
 
 func (m *model) out(id plan.SlotID) bool { _, out := m.ends[id]; return out }
 
+// staying are the slots of the hosts that do not drain.
+func staying(hosts list) []plan.SlotID {
+	return plan.SlotIDs(slices.DeleteFunc(slices.Clone(hosts), func(h plan.Host) bool { return h.Draining }))
+}
+
 func (m *model) available() []plan.SlotID {
 	ids := []plan.SlotID{}
-	for _, s := range plan.SlotIDs(m.hosts) {
+	for _, s := range staying(m.hosts) {
 		if !m.out(s) && !m.out(id(s.Host, -1)) {
 			ids = append(ids, s)
 		}
@@ -510,9 +548,10 @@ func (x *trial) pass(t *rapid.T) {
 func (x *trial) update(t *rapid.T) {
 	var listed list
 	for _, name := range rapid.SliceOfNDistinct(someName, 0, 4, rapid.ID).Draw(t, "hosts") {
-		listed = append(listed, plan.Host{Name: name, Slots: rapid.IntRange(0, 3).Draw(t, "slots")})
+		listed = append(listed, plan.Host{Name: name, Slots: rapid.IntRange(0, 3).Draw(t, "slots"),
+			Draining: rapid.IntRange(0, 3).Draw(t, "draining") == 0})
 	}
-	before, after := plan.SlotIDs(x.m.hosts), plan.SlotIDs(listed)
+	before, after := staying(x.m.hosts), staying(listed)
 	var want plan.Change
 	if slices.ContainsFunc(after, func(s plan.SlotID) bool { return !slices.Contains(before, s) }) {
 		want |= plan.Added

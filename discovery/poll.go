@@ -17,7 +17,7 @@ const defaultInterval = time.Second
 
 // Poll turns a Discoverer into a stream of host lists. It is used for one Run.
 type Poll struct {
-	// Source is asked again and again; one that is a Watcher is watched instead.
+	// Source is asked again and again; one that is a Watcher is watched instead, unless its Watch returns ErrNoWatch.
 	Source Discoverer
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
@@ -52,22 +52,29 @@ var (
 // Failed, the last list stays, and the source is asked again after Interval. A list that plan.CheckHosts refuses is a
 // failure. Run waits for the source, and so ends as promptly as that does.
 func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
-	interval, log := p.Interval, p.Log
+	interval := p.Interval
 	if interval <= 0 {
 		interval = defaultInterval
 	}
-	if log == nil {
-		log = logrus.StandardLogger()
-	}
-	k := &keeper{found: found, log: log}
+	k := &keeper{found: found, log: p.log()}
 	ask := p.discover
-	if w, ok := p.Source.(Watcher); ok {
-		ask = func(ctx context.Context, k *keeper) error { return watch(ctx, w, k) }
+	switch source := p.Source.(type) {
+	case *Merged:
+		ask = func(ctx context.Context, k *keeper) error {
+			return watch(ctx, k, func(ctx context.Context, found func([]plan.Host)) error {
+				return source.watch(ctx, p, found)
+			})
+		}
+	case Watcher:
+		ask = func(ctx context.Context, k *keeper) error { return watch(ctx, k, source.Watch) }
 	}
 	for {
 		err := errNoSource
 		if p.Source != nil {
 			err = ask(ctx, k)
+		}
+		if errors.Is(err, ErrNoWatch) && ctx.Err() == nil {
+			ask, err = p.discover, p.discover(ctx, k)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -89,6 +96,13 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	}
 }
 
+func (p *Poll) log() logrus.FieldLogger {
+	if p.Log == nil {
+		return logrus.StandardLogger()
+	}
+	return p.Log
+}
+
 // discover asks once.
 func (p *Poll) discover(ctx context.Context, k *keeper) error {
 	hosts, err := p.Source.Discover(ctx)
@@ -99,7 +113,7 @@ func (p *Poll) discover(ctx context.Context, k *keeper) error {
 }
 
 // watch listens until the source can watch no longer, or says what cannot be.
-func watch(ctx context.Context, w Watcher, k *keeper) error {
+func watch(ctx context.Context, k *keeper, listen func(context.Context, func([]plan.Host)) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
@@ -107,7 +121,7 @@ func watch(ctx context.Context, w Watcher, k *keeper) error {
 		ended bool
 		heard bool
 	)
-	err := w.Watch(ctx, func(hosts []plan.Host) {
+	err := listen(ctx, func(hosts []plan.Host) {
 		mu.Lock()
 		defer mu.Unlock()
 		if ended || ctx.Err() != nil {
@@ -146,8 +160,8 @@ type keeper struct {
 
 // take checks a list and hands it on where it is news.
 func (k *keeper) take(hosts []plan.Host) error {
-	if err := plan.CheckHosts(hosts); err != nil {
-		return fmt.Errorf("discovery: a list that cannot be: %w", err)
+	if err := checkList(hosts); err != nil {
+		return err
 	}
 	if k.failures > 0 {
 		k.log.WithField("failures", k.failures).Info("discovery: the source answers again")
@@ -158,6 +172,13 @@ func (k *keeper) take(hosts []plan.Host) error {
 	}
 	k.known, k.last = true, hosts
 	k.found(slices.Clone(hosts))
+	return nil
+}
+
+func checkList(hosts []plan.Host) error {
+	if err := plan.CheckHosts(hosts); err != nil {
+		return fmt.Errorf("discovery: a list that cannot be: %w", err)
+	}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -356,3 +357,36 @@ func TestPollWatchesAgainAfterAFailure(t *testing.T) {
 		}
 	})
 }
+
+// A source that finds out that it cannot push is asked instead, at once and from then on.
+func TestPollAsksWhatCannotPush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		watches := 0
+		source := struct {
+			*asked
+			watchFunc
+		}{
+			&asked{started: time.Now(), answers: []answer{{hosts: "a:1"}, {hosts: "b:1"}, {err: errDown}, {hosts: "c:1"}}},
+			func(context.Context, func(list)) error {
+				watches++
+				return fmt.Errorf("plugin p: %w", ErrNoWatch)
+			},
+		}
+		h := poll(Poll{Source: source}, 10*time.Second)
+		if !slices.Equal(h.lists, []string{"a:1", "b:1", "c:1"}) || !slices.Equal(h.listed, []time.Duration{0, 1e9, 3e9}) {
+			t.Errorf("told %q at %v", h.lists, h.listed)
+		}
+		if watches != 1 || len(h.failures) != 1 || !errors.Is(h.failures[0], errDown) {
+			t.Errorf("watched %d times, failures %v", watches, h.failures)
+		}
+		source.answers = []answer{{err: errDown}}
+		var first *FirstError
+		if h := poll(Poll{Source: source}, time.Second); !errors.As(h.result, &first) || !errors.Is(h.result, errDown) {
+			t.Errorf("the first answer failed: %v", h.result)
+		}
+	})
+}
+
+type watchFunc func(ctx context.Context, found func(list)) error
+
+func (f watchFunc) Watch(ctx context.Context, found func(list)) error { return f(ctx, found) }

@@ -23,7 +23,8 @@ type Config struct {
 
 	// Source says which hosts there are.
 	Source discovery.Discoverer
-	// Launcher starts workers. Nil: launch.Local.
+	// Launcher starts workers. Nil: launch.Local. With a launch.Router the driver listens on all of this machine's
+	// addresses, since workers may be elsewhere; otherwise on loopback only.
 	Launcher launch.Launcher
 	// Output takes what workers print. Nil: this process's stdout and stderr.
 	Output *launch.Output

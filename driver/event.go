@@ -53,12 +53,14 @@ type PublishedSlot struct {
 type FoundHost struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
+	// Draining: its workers shall leave at the next step boundary.
+	Draining bool `json:"draining,omitempty"`
 }
 
 func foundHosts(hosts []plan.Host) []FoundHost {
 	found := make([]FoundHost, len(hosts))
 	for i, h := range hosts {
-		found[i] = FoundHost{h.Name, h.Slots}
+		found[i] = FoundHost{h.Name, h.Slots, h.Draining}
 	}
 	return found
 }

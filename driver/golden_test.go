@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 // machine does must be the indented lines that follow each. Stories are read best from top to bottom:
 //
 //	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
-//	hosts a:2 b:2              what discovery lists
+//	hosts a:2 b:2!             what discovery lists; one with ! is draining
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last
 //	exit a:0 code=1|signal=9|ok
@@ -103,9 +103,12 @@ func (s *story) command(words []string) error {
 	}
 	switch words[0] {
 	case "hosts":
-		hosts, err := plan.ParseHosts(strings.Join(args, "\n"), 1)
+		hosts, err := plan.ParseHosts(strings.ReplaceAll(strings.Join(args, "\n"), "!", ""), 1)
 		if err != nil {
 			return err
+		}
+		for i, arg := range args {
+			hosts[i].Draining = strings.HasSuffix(arg, "!")
 		}
 		s.step(hostsFound{hosts})
 	case "join":

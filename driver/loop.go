@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -55,7 +56,7 @@ type loop struct {
 	ended  chan struct{} // closed when nobody takes events any more
 
 	credentials *identity.Authority
-	addr        string // of the rendezvous
+	listen      netip.AddrPort // of the rendezvous
 	masterPort  int
 
 	meet meeting
@@ -104,15 +105,19 @@ func (l *loop) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
-	// Workers run on this machine, so nobody else needs to reach the driver.
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	// Unless workers run on other machines, nobody else needs to reach the driver.
+	listen := "127.0.0.1:0"
+	if _, remote := l.cfg.Launcher.(launch.Router); remote {
+		listen = ":0"
+	}
+	lis, err := net.Listen("tcp", listen)
 	if err != nil {
 		return fmt.Errorf("driver: listening for workers: %w", err)
 	}
 	if l.masterPort, err = freePort(); err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
-	l.credentials, l.addr = authority, lis.Addr().String()
+	l.credentials, l.listen = authority, lis.Addr().(*net.TCPAddr).AddrPort()
 	server := rendezvous.NewServer(rendezvous.ServerConfig{Credentials: own, Handler: l, Log: l.cfg.Log})
 	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
 	l.meet, l.push = server, push
@@ -251,13 +256,17 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 	if err != nil {
 		return Exit{Err: err}
 	}
+	driverAddr, masterAddr, err := l.addresses(a)
+	if err != nil {
+		return Exit{Err: err}
+	}
 	groupRank, groupSize := a.trial.Group(a.slot.Host)
 	env := plan.Worker{
 		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
 		Slot: a.slot, Size: a.trial.Size(), GroupRank: groupRank, GroupSize: groupSize,
-		DriverAddr: l.addr, Credentials: credentials.Encode(),
+		DriverAddr: driverAddr.String(), Credentials: credentials.Encode(),
 		Restarts: a.resets, MaxRestarts: l.maxResets(),
-		MasterAddr: a.trial.Slots[0].Host, MasterPort: l.masterPort,
+		MasterAddr: masterAddr, MasterPort: l.masterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
@@ -275,6 +284,23 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)
 	}
 	return exitOf(err)
+}
+
+// addresses returns where the worker reaches the driver, and where workers that know each other by MASTER_ADDR meet.
+func (l *loop) addresses(a startWorker) (driver netip.AddrPort, master string, err error) {
+	first := a.trial.Slots[0].Host
+	router, ok := l.cfg.Launcher.(launch.Router)
+	if !ok {
+		return l.listen, first, nil
+	}
+	addr, err := router.DriverAddr(a.slot.Host)
+	if err != nil {
+		return driver, "", err
+	}
+	if master, err = router.HostAddr(first); err != nil {
+		return driver, "", err
+	}
+	return netip.AddrPortFrom(addr, l.listen.Port()), master, nil
 }
 
 // maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.

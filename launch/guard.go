@@ -34,12 +34,12 @@ while :; do
 done
 `
 
-var runIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+var markPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// Guard kills everything that carries HVD_RUN_ID=<id> in its environment once the driver is gone, however it went: a
-// small shell, in a session of its own, that reads from a pipe held by the driver alone.
+// Guard kills everything that carries HVD_RUN_ID=<id>, or another mark, in its environment once the process that started
+// it is gone, however it went: a small shell, in a session of its own, that reads from a pipe held by that process alone.
 type Guard struct {
-	runID string
+	mark  string
 	shell *exec.Cmd
 	pipe  io.Closer
 	close func() error
@@ -47,18 +47,21 @@ type Guard struct {
 
 // StartGuard starts the guard of a run, whose id is made of letters, digits, "_" and "-". It needs /bin/sh and grep. The
 // caller must call Close, and must not carry the mark of the run itself.
-func StartGuard(runID string) (*Guard, error) {
-	if !runIDPattern.MatchString(runID) {
-		return nil, fmt.Errorf("launch: guard: run id %q has other characters than letters, digits, _ and -", runID)
+func StartGuard(runID string) (*Guard, error) { return StartGuardOf(runVariable, runID) }
+
+// StartGuardOf is StartGuard for those who carry another variable than HVD_RUN_ID with that value.
+func StartGuardOf(variable, value string) (*Guard, error) {
+	mark := variable + "=" + value
+	if !markPattern.MatchString(variable) || !markPattern.MatchString(value) {
+		return nil, fmt.Errorf("launch: guard: %q has other characters than letters, digits, _ and -", mark)
 	}
-	mark := runVariable + "=" + runID
 	if carries(os.Getpid(), mark) {
-		return nil, fmt.Errorf("launch: guard: the driver itself was started with %s", mark)
+		return nil, fmt.Errorf("launch: guard: this process itself was started with %s", mark)
 	}
 	if _, err := exec.LookPath("grep"); err != nil {
 		return nil, fmt.Errorf("launch: guard: %w", err)
 	}
-	g := &Guard{runID: runID, shell: exec.Command("/bin/sh", "-c", guardScript, "hvdrun-guard", mark)}
+	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", "-c", guardScript, "hvdrun-guard", mark)}
 	g.shell.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	g.shell.Dir = "/"
 	g.shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -84,7 +87,7 @@ func (g *Guard) finish() error {
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() == 1:
-		return fmt.Errorf("launch: guard: processes of run %s are left", g.runID)
+		return fmt.Errorf("launch: guard: processes with %s are left", g.mark)
 	case err != nil:
 		return fmt.Errorf("launch: guard: %w", err)
 	}

@@ -1,8 +1,8 @@
 // Package launch runs one worker: it starts the process, carries its output, stops it with everything it started, and
 // tells how it ended.
 //
-// Local does so on this machine; other ways to start a worker implement Launcher too and pass the kit in
-// launch/launchtest. Output joins the lines of all workers, Guard sees that nobody outlives the driver, and IsLocal tells
+// Local does so on this machine, Agents on other hosts through their agents; all ways to start a worker implement Launcher
+// and pass the kit in launch/launchtest. Output joins the lines of all workers, Guard sees that nobody outlives the driver, and IsLocal tells
 // which hosts need no remote start. The package needs Linux 5.3 or newer (process descriptors).
 package launch
 

@@ -24,20 +24,20 @@ func TestAssign(t *testing.T) {
 		min, max int
 		want     []plan.Slot
 	}{
-		{"ASG-01", plan.SlotIDs(hosts{{"w0", 2}, {"w1", 2}}), 4, 4, []plan.Slot{
+		{"ASG-01", plan.SlotIDs(hosts{{Name: "w0", Slots: 2}, {Name: "w1", Slots: 2}}), 4, 4, []plan.Slot{
 			slot("w0", 0, 0, 0, 2, 0, 2), slot("w0", 1, 1, 1, 2, 0, 2),
 			slot("w1", 0, 2, 0, 2, 1, 2), slot("w1", 1, 3, 1, 2, 1, 2)}},
-		{"ASG-02", plan.SlotIDs(hosts{{"w0", 2}, {"w1", 2}}), 1, 2, []plan.Slot{
+		{"ASG-02", plan.SlotIDs(hosts{{Name: "w0", Slots: 2}, {Name: "w1", Slots: 2}}), 1, 2, []plan.Slot{
 			slot("w0", 0, 0, 0, 2, 0, 1), slot("w0", 1, 1, 1, 2, 0, 1)}},
-		{"ASG-03", plan.SlotIDs(hosts{{"w0", 1}, {"w1", 2}}), 3, 3, []plan.Slot{
+		{"ASG-03", plan.SlotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 2}}), 3, 3, []plan.Slot{
 			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 2, 1, 2), slot("w1", 1, 2, 1, 2, 0, 1)}},
-		{"no bound", plan.SlotIDs(hosts{{"w0", 1}, {"w1", 1}}), 1, 0, []plan.Slot{
+		{"no bound", plan.SlotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 1}}), 1, 0, []plan.Slot{
 			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 1, 1, 2)}},
-		{"the bound cuts a host", plan.SlotIDs(hosts{{"w0", 1}, {"w1", 2}}), 1, 2, []plan.Slot{
+		{"the bound cuts a host", plan.SlotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 2}}), 1, 2, []plan.Slot{
 			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 1, 1, 2)}},
 		{"an excluded slot leaves a hole", []plan.SlotID{{"w0", 1}, {"w1", 0}, {"w1", 2}}, 1, 0, []plan.Slot{
 			slot("w0", 1, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 2, 1, 2), slot("w1", 2, 2, 1, 2, 0, 1)}},
-		{"a host without slots", plan.SlotIDs(hosts{{"w0", 0}, {"w1", 1}}), 1, 0, []plan.Slot{
+		{"a host without slots", plan.SlotIDs(hosts{{Name: "w0", Slots: 0}, {Name: "w1", Slots: 1}}), 1, 0, []plan.Slot{
 			slot("w1", 0, 0, 0, 1, 0, 1)}},
 		{"nobody, and nobody needed", nil, 0, 0, []plan.Slot{}},
 	} {
@@ -51,7 +51,7 @@ func TestAssign(t *testing.T) {
 }
 
 func TestAssignRefuses(t *testing.T) {
-	two := plan.SlotIDs(hosts{{"a", 2}})
+	two := plan.SlotIDs(hosts{{Name: "a", Slots: 2}})
 	if got, err := plan.Assign(two, 3, 0); !errors.Is(err, plan.ErrNotEnoughSlots) || got != nil ||
 		!strings.Contains(err.Error(), "2") || !strings.Contains(err.Error(), "3") {
 		t.Errorf("2 of 3 slots: got %v, %v", got, err)
@@ -157,7 +157,7 @@ func TestWorldGroup(t *testing.T) {
 }
 
 func TestSlotIDs(t *testing.T) {
-	got := plan.SlotIDs(hosts{{"b", 2}, {"z", 0}, {"a", 1}})
+	got := plan.SlotIDs(hosts{{Name: "b", Slots: 2}, {Name: "z", Slots: 0}, {Name: "a", Slots: 1}})
 	if want := []plan.SlotID{{"b", 0}, {"b", 1}, {"a", 0}}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -163,7 +163,7 @@ func (b *listing) add(number int, words []string) string {
 	if reason != "" {
 		return reason
 	}
-	return b.keep(number, Host{name, n})
+	return b.keep(number, Host{Name: name, Slots: n})
 }
 
 // keep appends the host unless it is there already.

@@ -21,26 +21,26 @@ func TestParseHosts(t *testing.T) {
 	}{
 		{"nothing", "", nil},
 		{"blank lines and comments only", "\n \t\r\n# a:1\n  # b\n", nil},
-		{"name", "a", hosts{{"a", def}}},
-		{"name and slots", "a:2\n", hosts{{"a", 2}}},
-		{"no slots now", "a:0", hosts{{"a", 0}}},
-		{"leading zeros", "a:007", hosts{{"a", 7}}},
-		{"order as printed", "c:1\na:2\nb:3", hosts{{"c", 1}, {"a", 2}, {"b", 3}}},
-		{"CRLF", "a:1\r\nb\r\n\r\n", hosts{{"a", 1}, {"b", def}}},
-		{"byte order mark", "\ufeffa:1\n", hosts{{"a", 1}}},
-		{"spaces around", " \ta:1 \t\n", hosts{{"a", 1}}},
-		{"comment behind", "a:1 # the first\nb:2\t#c:3\n", hosts{{"a", 1}, {"b", 2}}},
-		{"CRLF before a comment", "a:1\r#\n", hosts{{"a", 1}}},
-		{"IPv4", "172.31.32.7:8", hosts{{"172.31.32.7", 8}}},
-		{"IPv6 in brackets", "[fe80::1%eth0.7]:2\n[::1]", hosts{{"fe80::1%eth0.7", 2}, {"::1", def}}},
+		{"name", "a", hosts{{Name: "a", Slots: def}}},
+		{"name and slots", "a:2\n", hosts{{Name: "a", Slots: 2}}},
+		{"no slots now", "a:0", hosts{{Name: "a", Slots: 0}}},
+		{"leading zeros", "a:007", hosts{{Name: "a", Slots: 7}}},
+		{"order as printed", "c:1\na:2\nb:3", hosts{{Name: "c", Slots: 1}, {Name: "a", Slots: 2}, {Name: "b", Slots: 3}}},
+		{"CRLF", "a:1\r\nb\r\n\r\n", hosts{{Name: "a", Slots: 1}, {Name: "b", Slots: def}}},
+		{"byte order mark", "\ufeffa:1\n", hosts{{Name: "a", Slots: 1}}},
+		{"spaces around", " \ta:1 \t\n", hosts{{Name: "a", Slots: 1}}},
+		{"comment behind", "a:1 # the first\nb:2\t#c:3\n", hosts{{Name: "a", Slots: 1}, {Name: "b", Slots: 2}}},
+		{"CRLF before a comment", "a:1\r#\n", hosts{{Name: "a", Slots: 1}}},
+		{"IPv4", "172.31.32.7:8", hosts{{Name: "172.31.32.7", Slots: 8}}},
+		{"IPv6 in brackets", "[fe80::1%eth0.7]:2\n[::1]", hosts{{Name: "fe80::1%eth0.7", Slots: 2}, {Name: "::1", Slots: def}}},
 		{"bare IPv6", "2001:db8::5\n1:2:3:4:5:6:7:8\n2001:db8::1:a\n1::\n::", hosts{
-			{"2001:db8::5", def}, {"1:2:3:4:5:6:7:8", def}, {"2001:db8::1:a", def}, {"1::", def}, {"::", def}}},
-		{"IPv6 slots=", "2001:db8::5 slots=3\n[::1] slots=2", hosts{{"2001:db8::5", 3}, {"::1", 2}}},
-		{"HF-01 hostfile", "172.31.32.7 slots=8\n172.31.33.9  slots=8\n", hosts{{"172.31.32.7", 8}, {"172.31.33.9", 8}}},
-		{"twice the same", "a:2\nb:1\na:2\n", hosts{{"a", 2}, {"b", 1}}},
-		{"twice the same by default", "a\na:4\na slots=4\n", hosts{{"a", 4}}},
-		{"all characters", "_Node-7.rack_2:1", hosts{{"_Node-7.rack_2", 1}}},
-		{"most slots", "a:65536", hosts{{"a", plan.MaxSlots}}},
+			{Name: "2001:db8::5", Slots: def}, {Name: "1:2:3:4:5:6:7:8", Slots: def}, {Name: "2001:db8::1:a", Slots: def}, {Name: "1::", Slots: def}, {Name: "::", Slots: def}}},
+		{"IPv6 slots=", "2001:db8::5 slots=3\n[::1] slots=2", hosts{{Name: "2001:db8::5", Slots: 3}, {Name: "::1", Slots: 2}}},
+		{"HF-01 hostfile", "172.31.32.7 slots=8\n172.31.33.9  slots=8\n", hosts{{Name: "172.31.32.7", Slots: 8}, {Name: "172.31.33.9", Slots: 8}}},
+		{"twice the same", "a:2\nb:1\na:2\n", hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 1}}},
+		{"twice the same by default", "a\na:4\na slots=4\n", hosts{{Name: "a", Slots: 4}}},
+		{"all characters", "_Node-7.rack_2:1", hosts{{Name: "_Node-7.rack_2", Slots: 1}}},
+		{"most slots", "a:65536", hosts{{Name: "a", Slots: plan.MaxSlots}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := plan.ParseHosts(c.text, def)
@@ -124,7 +124,7 @@ func TestParseHostsContradictionNamesBothLines(t *testing.T) {
 }
 
 func TestParseHostsDefaults(t *testing.T) {
-	if got, err := plan.ParseHosts("a", 0); err != nil || !slices.Equal(got, hosts{{"a", 0}}) {
+	if got, err := plan.ParseHosts("a", 0); err != nil || !slices.Equal(got, hosts{{Name: "a", Slots: 0}}) {
 		t.Errorf("default 0: got %v, %v", got, err)
 	}
 	for _, def := range []int{-1, plan.MaxSlots + 1} {
@@ -162,7 +162,7 @@ func TestParseErrorQuotesLittle(t *testing.T) {
 
 func TestParseHostList(t *testing.T) {
 	got, err := plan.ParseHostList("a:2, b ,[::1]:3,c slots=5,a:2", 4)
-	if want := (hosts{{"a", 2}, {"b", 4}, {"::1", 3}, {"c", 5}}); err != nil || !slices.Equal(got, want) {
+	if want := (hosts{{Name: "a", Slots: 2}, {Name: "b", Slots: 4}, {Name: "::1", Slots: 3}, {Name: "c", Slots: 5}}); err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v; want %v", got, err, want)
 	}
 	for _, c := range []struct {
@@ -193,13 +193,13 @@ func TestCheckHostsRefuses(t *testing.T) {
 		hosts  hosts
 		reason string
 	}{
-		{hosts{{"", 1}}, "no name"},
-		{hosts{{"a b", 1}}, "name"},
-		{hosts{{"a:1", 1}}, "name"},
-		{hosts{{"a", -1}}, "negative"},
-		{hosts{{"a", plan.MaxSlots + 1}}, "more than"},
-		{hosts{{"a", 1}, {"b", 1}, {"a", 1}}, "host 3: listed before, as host 1"},
-		{hosts{{"a", 1}, {"a", 2}}, "host 2: host a has 2 slots here but 1 as host 1"},
+		{hosts{{Name: "", Slots: 1}}, "no name"},
+		{hosts{{Name: "a b", Slots: 1}}, "name"},
+		{hosts{{Name: "a:1", Slots: 1}}, "name"},
+		{hosts{{Name: "a", Slots: -1}}, "negative"},
+		{hosts{{Name: "a", Slots: plan.MaxSlots + 1}}, "more than"},
+		{hosts{{Name: "a", Slots: 1}, {Name: "b", Slots: 1}, {Name: "a", Slots: 1}}, "host 3: listed before, as host 1"},
+		{hosts{{Name: "a", Slots: 1}, {Name: "a", Slots: 2}}, "host 2: host a has 2 slots here but 1 as host 1"},
 	} {
 		if err := plan.CheckHosts(c.hosts); err == nil || !strings.Contains(err.Error(), c.reason) {
 			t.Errorf("CheckHosts(%v) = %v; want %q", c.hosts, err, c.reason)

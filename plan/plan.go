@@ -16,6 +16,8 @@ import (
 type Host struct {
 	Name  string
 	Slots int
+	// Draining: the host is still there, but its workers shall leave at the next step boundary, and none is started.
+	Draining bool
 }
 
 // String returns "name:slots", with the name in brackets where it holds a colon itself.

@@ -14,12 +14,19 @@ import (
 )
 
 func (p *program) discoverCommand() *cobra.Command {
-	asJSON := false
+	var asJSON, watch, verify bool
 	cmd := &cobra.Command{
 		Use:   "discover [flags]",
-		Short: "Ask the source of hosts once, and print what was understood",
+		Short: "Ask the source of hosts, and print what was understood; or test it",
 		Long: `discover asks the source of hosts once, as a job with the same flags would, and prints the hosts in the order in which
-their ranks are given out. It exits with 6 if the source fails.`,
+their ranks are given out. It exits with 6 if the source fails.
+
+With --watch it goes on until it is stopped, and prints each change and each failure as a job would learn of it. With
+--verify it tests whether the source does what a job counts on, prints a line for each promise, and exits with 1 if one
+of them is broken; the hosts should not change meanwhile. discovery/README.md says what is promised.`,
+		Example: `  hvdrun discover --host-discovery-script ./discover.sh
+  hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --watch
+  hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --verify`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -27,11 +34,21 @@ their ranks are given out. It exits with 6 if the source fails.`,
 			if err != nil {
 				return err
 			}
+			switch {
+			case watch:
+				return p.discoverWatch(cmd.Context(), &s, asJSON)
+			case verify:
+				return p.discoverVerify(cmd.Context(), &s)
+			}
 			return p.discover(cmd.Context(), &s, asJSON)
 		},
 	}
 	addFlags(cmd.Flags(), true)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&watch, "watch", false, "go on, and print what changes")
+	cmd.Flags().BoolVar(&verify, "verify", false, "test whether the source keeps what every source promises")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one a line")
+	cmd.MarkFlagsMutuallyExclusive("watch", "verify")
+	cmd.MarkFlagsMutuallyExclusive("json", "verify")
 	return cmd
 }
 
@@ -45,6 +62,17 @@ type understoodHost struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
 	Local bool   `json:"local"`
+	// Draining is left out where it is false.
+	Draining bool `json:"draining,omitempty"`
+}
+
+func understand(hosts []plan.Host) understood {
+	found := understood{Hosts: []understoodHost{}}
+	for _, h := range hosts {
+		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, launch.IsLocal(h.Name), h.Draining})
+		found.Slots += h.Slots
+	}
+	return found
 }
 
 func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error {
@@ -52,7 +80,12 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 	if err != nil {
 		return err
 	}
-	hosts, err := s.discoverer(fixed, "", p.logger(s)).Discover(ctx)
+	source, closeSource, err := s.openSource(fixed, p.logger(s))
+	if err != nil {
+		return err
+	}
+	defer closeSource()
+	hosts, err := source.Discover(ctx)
 	if ctx.Err() != nil {
 		return runError{context.Cause(ctx)}
 	}
@@ -66,18 +99,18 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 }
 
 func (p *program) printHosts(hosts []plan.Host, asJSON bool) error {
-	found := understood{Hosts: []understoodHost{}}
-	for _, h := range hosts {
-		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, launch.IsLocal(h.Name)})
-		found.Slots += h.Slots
-	}
+	found := understand(hosts)
 	if asJSON {
 		return json.NewEncoder(p.stdout).Encode(found)
 	}
 	w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL")
 	for _, h := range found.Hosts {
-		fmt.Fprintf(w, "%s\t%d\t%s\n", h.Host, h.Slots, map[bool]string{true: "yes", false: "no"}[h.Local])
+		local := map[bool]string{true: "yes", false: "no"}[h.Local]
+		if h.Draining {
+			local += "\tdraining"
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\n", h.Host, h.Slots, local)
 	}
 	if err := w.Flush(); err != nil {
 		return err

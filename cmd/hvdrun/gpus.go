@@ -1,12 +1,44 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/gpu"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
-// gpus counts the NVIDIA devices of this machine by the files that stand for them.
+// localDevices returns the devices of this machine that a person has left visible, as they were when it was first asked.
+var localDevices = sync.OnceValues(func() ([]gpu.Device, error) {
+	devices, err := gpu.Inventory()
+	value, narrowed := os.LookupEnv("CUDA_VISIBLE_DEVICES")
+	if err != nil || !narrowed {
+		return devices, err
+	}
+	if devices = gpu.Visible(devices, value); len(devices) == 0 {
+		return nil, fmt.Errorf("%w: CUDA_VISIBLE_DEVICES=%s hides them", gpu.ErrNoGPU, value)
+	}
+	return devices, nil
+})
+
+// gpus counts the GPUs of this machine: those that its driver has, or where that cannot be asked the files that stand for
+// them.
 func gpus() int {
+	devices, err := localDevices()
+	if err == nil {
+		return len(devices)
+	}
+	if _, narrowed := os.LookupEnv("CUDA_VISIBLE_DEVICES"); narrowed {
+		return 0
+	}
 	const prefix = "/dev/nvidia"
 	files, _ := filepath.Glob(prefix + "[0-9]*") // fails on a bad pattern only
 	n := 0
@@ -16,4 +48,141 @@ func gpus() int {
 		}
 	}
 	return n
+}
+
+// slotDevices are the devices of this machine's slots, by index, and what is known against them. A nil *slotDevices has
+// none, and no slot is bad.
+type slotDevices struct {
+	devices []gpu.Device
+	health  gpu.Health
+}
+
+// bind shows the worker the device of its slot alone, and refuses one whose device has failed.
+func (d *slotDevices) bind(s *launch.Spec) error {
+	if d == nil {
+		return nil
+	}
+	if e, bad := d.health.Bad(d.index(s.Slot.Index)); bad {
+		return &launch.StartError{Command: s.Command[0], Err: fmt.Errorf("the slot's device has failed: %v", e)}
+	}
+	s.Env = append(slices.Clip(s.Env), gpu.VisibleEnv(d.devices, s.Slot.Index)...)
+	return nil
+}
+
+// bad tells whether the slot's device has failed.
+func (d *slotDevices) bad(slot int) bool {
+	if d == nil {
+		return false
+	}
+	_, bad := d.health.Bad(d.index(slot))
+	return bad
+}
+
+// index is that of the slot's device: slots beyond the devices share them.
+func (d *slotDevices) index(slot int) int { return slot % len(d.devices) }
+
+// watch calls failed when a device of some slot has, until ctx ends.
+func (d *slotDevices) watch(ctx context.Context, log logrus.FieldLogger, failed func(device int),
+	events func(context.Context, func(gpu.Event)) error) error {
+	return events(ctx, func(e gpu.Event) {
+		// A person may have hidden some devices, so that they are numbered otherwise here.
+		i := slices.IndexFunc(d.devices, func(o gpu.Device) bool {
+			return o.GPU == e.Device.GPU && (o.UUID == e.Device.UUID || o.UUID == "" || e.Device.UUID == "")
+		})
+		if i < 0 {
+			return
+		}
+		e.Device.Index = i
+		if d.health.Note(e) {
+			log.Errorf("%v; its slot is not used any more", e)
+			failed(i)
+		} else {
+			log.Warn(e)
+		}
+	})
+}
+
+// bindLocal binds the local workers to devices, if that is asked for, and has those of a device that fails killed. release
+// ends the watch.
+func (s *settings) bindLocal(l *localLauncher, log logrus.FieldLogger) (release func(), err error) {
+	if !s.bindGPUs {
+		return func() {}, nil
+	}
+	devices, err := localDevices()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
+	}
+	l.gpus = &slotDevices{devices: devices}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		err := l.gpus.watch(ctx, log, l.killDevice, gpu.Watch)
+		if ctx.Err() == nil {
+			log.WithError(err).Warn("GPUs are not watched any more")
+		}
+	})
+	return func() { cancel(); watching.Wait() }, nil
+}
+
+// killDevice ends the workers of all slots that the device is for.
+func (l *localLauncher) killDevice(device int) {
+	l.mu.Lock()
+	slots := map[int]bool{}
+	for _, slot := range l.pids {
+		slots[slot.Index] = l.gpus.index(slot.Index) == device
+	}
+	l.mu.Unlock()
+	for slot, its := range slots {
+		if its {
+			l.killSlot(slot)
+		}
+	}
+}
+
+// boundLauncher starts workers that are bound to the devices of their slots.
+type boundLauncher struct {
+	launch.Launcher
+	gpus *slotDevices
+}
+
+// Run runs the worker.
+func (l boundLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	if err := l.gpus.bind(&s); err != nil {
+		return err
+	}
+	return l.Launcher.Run(ctx, s, started)
+}
+
+// agentDevices returns how an agent starts workers, and how it learns of slots whose devices have failed: where they are
+// bound to devices, or there is a slot for each.
+func (s *settings) agentDevices(log logrus.FieldLogger, slots int) (launch.Launcher,
+	func(context.Context, func([]int)) error, error) {
+	devices, err := localDevices()
+	switch {
+	case err != nil && s.bindGPUs:
+		return nil, nil, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
+	case err != nil, s.slotsPerHost > 0 && !s.bindGPUs:
+		if err != nil && !errors.Is(err, gpu.ErrNoGPU) {
+			log.WithError(err).Warn("GPUs are not watched")
+		}
+		return launch.Local{}, nil, nil
+	}
+	d := &slotDevices{devices: devices}
+	health := func(ctx context.Context, bad func([]int)) error {
+		return d.watch(ctx, log, func(int) { bad(d.badSlots(slots)) }, gpu.Watch)
+	}
+	if !s.bindGPUs {
+		return launch.Local{}, health, nil
+	}
+	return boundLauncher{launch.Local{}, d}, health, nil
+}
+
+// badSlots returns those of so many slots whose devices have failed.
+func (d *slotDevices) badSlots(slots int) (bad []int) {
+	for slot := range slots {
+		if d.bad(slot) {
+			bad = append(bad, slot)
+		}
+	}
+	return bad
 }

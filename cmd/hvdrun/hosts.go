@@ -21,21 +21,68 @@ func (s *settings) defaultSlots() int {
 	return max(1, gpus())
 }
 
-// fixedHosts returns the hosts that the settings name, by themselves or in a file; nil where a script is asked.
-func (s *settings) fixedHosts() ([]plan.Host, error) {
-	var sources []string
-	for _, name := range []string{"hosts", "hostfile", "host-discovery-script"} {
-		if s.given(name) {
-			sources = append(sources, s.origin(name))
+// sourceKind is a kind of source that is asked, or listened to, as long as the job runs.
+type sourceKind struct {
+	// setting names the setting that asks for such a source.
+	setting string
+	// open makes the source. close ends it, and may be nil.
+	open func(s *settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error)
+}
+
+// sourceKinds are all of them. Those that are given are merged, in this order (see discovery.Merge).
+var sourceKinds = []sourceKind{
+	{"host-discovery-script", openScript},
+	{"discovery-plugin", openPlugin},
+	{"gossip-join", openGossip},
+}
+
+// openScript returns the script. What it starts carries the run's mark, if it is for one, so that nothing of it outlives
+// the run.
+func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+	script := &discovery.Script{
+		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
+	}
+	if s.runID != "" {
+		script.Env = []string{plan.EnvRunID + "=" + s.runID}
+	}
+	return script, nil, nil
+}
+
+// dynamic returns the kinds of source that are given.
+func (s *settings) dynamic() (kinds []sourceKind) {
+	for _, k := range sourceKinds {
+		if s.given(k.setting) {
+			kinds = append(kinds, k)
 		}
 	}
-	if len(sources) > 1 {
-		return nil, fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(sources, " and "))
+	return kinds
+}
+
+// fixedHosts returns the hosts that the settings name, by themselves or in a file; nil where sources are asked.
+func (s *settings) fixedHosts() ([]plan.Host, error) {
+	var given []string
+	for _, name := range []string{"hosts", "hostfile"} {
+		if s.given(name) {
+			given = append(given, s.origin(name))
+		}
+	}
+	fixed := len(given) > 0
+	for _, k := range s.dynamic() {
+		given = append(given, s.origin(k.setting))
+	}
+	if s.given("discovery-config") && !s.given("discovery-plugin") {
+		return nil, fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.origin("discovery-config"))
+	}
+	if err := s.checkGossip(); err != nil {
+		return nil, err
+	}
+	if fixed && len(given) > 1 {
+		return nil, fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(given, " and "))
 	}
 	var hosts []plan.Host
 	var err error
 	switch {
-	case s.script != "":
+	case len(given) > 0 && !fixed:
 		return nil, nil
 	case s.hosts != "":
 		if hosts, err = plan.ParseHostList(s.hosts, s.defaultSlots()); err != nil {
@@ -60,24 +107,39 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// discoverer returns the source of hosts that fixed, or else the script, is. What the script starts carries the run's mark,
-// if it is for one, so that nothing of it outlives the run.
-func (s *settings) discoverer(fixed []plan.Host, runID string, log logrus.FieldLogger) discovery.Discoverer {
+// openSource returns what fixed, or else the sources that are given, make one of. close ends it; it is there without an
+// error.
+func (s *settings) openSource(fixed []plan.Host, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
 	if fixed != nil {
-		return discovery.Fixed(fixed)
+		return discovery.Fixed(fixed), func() {}, nil
 	}
-	script := &discovery.Script{
-		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
+	var named []discovery.Named
+	var closers []func()
+	close = func() {
+		for _, c := range closers {
+			c()
+		}
 	}
-	if runID != "" {
-		script.Env = []string{plan.EnvRunID + "=" + runID}
+	for _, k := range s.dynamic() {
+		source, closer, err := k.open(s, log)
+		if err != nil {
+			close()
+			return nil, nil, fmt.Errorf("%s: %w", s.origin(k.setting), err)
+		}
+		if closer != nil {
+			closers = append(closers, closer)
+		}
+		named = append(named, discovery.Named{Name: s.origin(k.setting), Source: source})
 	}
-	return script
+	if len(named) == 1 {
+		return named[0].Source, close, nil
+	}
+	return discovery.Merge(named...), close, nil
 }
 
 // size checks the bounds of the worlds against each other and against the fixed hosts.
 func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
-	elastic := s.given("min-np") || s.given("max-np") || s.script != ""
+	elastic := s.given("min-np") || s.given("max-np") || len(s.dynamic()) > 0
 	np := s.np
 	slots := 0
 	for _, h := range fixed {

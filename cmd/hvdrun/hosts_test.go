@@ -21,6 +21,7 @@ func TestSize(t *testing.T) {
 		{"-np 4 --max-np 8", "{4 0 8 true}"},
 		{"-np 4 --host-discovery-script x", "{4 0 0 true}"},
 		{"-np 4 --min-np 2 --max-np 8 --host-discovery-script x", "{4 2 8 true}"},
+		{"-np 4 --discovery-plugin x", "{4 0 0 true}"},
 		{"-H localhost:4 --min-np 1 --max-np 2", "{2 1 2 true}"},
 		{"-H localhost --slots 3", "{3 0 0 false}"},
 
@@ -34,6 +35,8 @@ func TestSize(t *testing.T) {
 		{"-np 4 --max-np 3", "--max-np is 3, less than the 4 of -np: min ≤ np ≤ max"},
 		{"-H localhost:2 --hostfile f", "--hosts and --hostfile: each says which hosts there are; give one of them"},
 		{"-H localhost:2 --host-discovery-script x", "--hosts and --host-discovery-script: each"},
+		{"-H localhost:2 --discovery-plugin x", "--hosts and --discovery-plugin: each"},
+		{"-np 2 --discovery-config a=b", "--discovery-config: there is no --discovery-plugin to give it to"},
 		{"-H localhost:x", "--hosts: plan: item 1"},
 		{"--hostfile no-such-file", "--hostfile: open no-such-file"},
 	} {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // runJob runs the command as the settings say, until it is done, has failed or is stopped.
@@ -33,7 +34,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err := checkLocal(fixed); err != nil {
 		return err
 	}
-	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) {
+	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && !s.given("gossip-join") {
 		return fmt.Errorf("the command cannot be run: %w", err)
 	}
 	if s.outputDir != "" {
@@ -41,19 +42,28 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 			return fmt.Errorf("%s: %w", s.origin("output-filename"), err)
 		}
 	}
+	s.runID = driver.NewRunID()
+	source, closeSource, err := s.openSource(fixed, log)
+	if err != nil {
+		return err
+	}
+	defer closeSource()
 	events, err := openEvents(s, log)
 	if err != nil {
 		return err
 	}
-	launcher := &localLauncher{pids: map[int]struct{}{}}
+	launcher, closeLauncher, err := s.launcher(log)
+	if err != nil {
+		return err
+	}
+	defer closeLauncher()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
-	runID := driver.NewRunID()
 	err = driver.Run(ctx, driver.Config{
-		RunID:             runID,
+		RunID:             s.runID,
 		Command:           command,
 		Env:               p.env,
-		Source:            s.discoverer(fixed, runID, log),
+		Source:            source,
 		Launcher:          launcher,
 		Output:            output,
 		Size:              size,
@@ -77,7 +87,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 
 // watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
 // returns ends the watch.
-func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *localLauncher, grace time.Duration) func() {
+func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLauncher, grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
 	}
@@ -114,8 +124,9 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *localLau
 // who does not want to wait for their end.
 type localLauncher struct {
 	local launch.Local
+	gpus  *slotDevices // that workers are bound to; nil: none
 	mu    sync.Mutex
-	pids  map[int]struct{}
+	pids  map[int]plan.SlotID
 }
 
 // Run is that of launch.Local, and returns a *launch.StartError for another machine's host.
@@ -123,13 +134,19 @@ func (l *localLauncher) Run(ctx context.Context, s launch.Spec, started func(pid
 	if !launch.IsLocal(s.Slot.Host) {
 		return &launch.StartError{Command: s.Command[0], Err: notLocal(s.Slot.Host)}
 	}
+	if err := l.gpus.bind(&s); err != nil {
+		return err
+	}
 	group := 0
 	err := l.local.Run(ctx, s, func(pid int) {
 		l.mu.Lock()
 		group = pid
-		l.pids[pid] = struct{}{}
+		l.pids[pid] = s.Slot
 		l.mu.Unlock()
 		started(pid)
+		if l.gpus.bad(s.Slot.Index) { // since bind
+			l.killSlot(s.Slot.Index)
+		}
 	})
 	l.mu.Lock()
 	delete(l.pids, group)
@@ -143,6 +160,17 @@ func (l *localLauncher) kill() {
 	defer l.mu.Unlock()
 	for pid := range maps.Keys(l.pids) {
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
+	}
+}
+
+// killSlot ends the workers of the slots of that number at once.
+func (l *localLauncher) killSlot(index int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for pid, slot := range l.pids {
+		if slot.Index == index {
+			_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
+		}
 	}
 }
 

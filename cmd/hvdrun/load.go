@@ -29,7 +29,7 @@ type flagText struct {
 // Set takes what was written.
 func (f *flagText) Set(text string) error {
 	if f.given && f.setting.repeat {
-		text = f.text + "," + text
+		text = f.text + f.setting.separator() + text
 	}
 	f.text, f.given = text, true
 	return nil
@@ -51,19 +51,33 @@ func (f *flagText) Type() string {
 func addFlags(fs *pflag.FlagSet, sourceOnly bool) {
 	fs.SortFlags = false
 	for i := range table {
-		st := &table[i]
-		f := fs.VarPF(&flagText{setting: st}, st.name, st.short, st.usage)
-		if st.arg == "" {
-			f.NoOptDefVal = "true"
-		}
-		f.Hidden = sourceOnly && !st.source
+		addFlag(fs, &table[i]).Hidden = sourceOnly && !table[i].source
 	}
 }
 
-// load merges flags, environment and file, the earlier before the later.
+func addFlag(fs *pflag.FlagSet, st *setting) *pflag.Flag {
+	f := fs.VarPF(&flagText{setting: st}, st.name, st.short, st.usage)
+	if st.arg == "" {
+		f.NoOptDefVal = "true"
+	}
+	return f
+}
+
+// settingsOf returns those of which the flags are in the set.
+func settingsOf(fs *pflag.FlagSet) (known []*setting) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if text, ok := f.Value.(*flagText); ok {
+			known = append(known, text.setting)
+		}
+	})
+	return known
+}
+
+// load merges flags, environment and file, the earlier before the later, for the settings of which fs has the flags.
 func load(fs *pflag.FlagSet, env []string) (settings, error) {
 	s := settings{discoveryTimeout: 30 * time.Second, logLevel: logrus.WarnLevel, origins: map[string]string{}}
-	fromEnv, err := environment(env)
+	known := settingsOf(fs)
+	fromEnv, err := environment(env, known)
 	if err != nil {
 		return s, err
 	}
@@ -73,7 +87,7 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 	}
 	var fromFile map[string]origin
 	if path != "" {
-		if fromFile, err = readFile(path); err != nil {
+		if fromFile, err = readFile(path, known); err != nil {
 			return s, err
 		}
 	}
@@ -91,8 +105,8 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 		return s, err
 	}
 	fs.Visit(func(f *pflag.Flag) { s.origins[f.Name] = flagName(f.Name) })
-	for i := range table {
-		if st := &table[i]; s.given(st.name) {
+	for _, st := range known {
+		if s.given(st.name) {
 			if err := st.set(&s, merged.GetString(st.name)); err != nil {
 				return s, fmt.Errorf("%s: %w", s.origins[st.name], err)
 			}
@@ -109,11 +123,10 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces}
 
 // environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
-func environment(env []string) (map[string]origin, error) {
+func environment(env []string, known []*setting) (map[string]origin, error) {
 	_, nested := lookup(env, plan.EnvDriverAddr)
 	found := map[string]origin{}
-	for i := range table {
-		st := &table[i]
+	for _, st := range known {
 		for _, name := range append([]string{st.name}, st.aliases...) {
 			name = "HVD_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 			text, ok := lookup(env, name)
@@ -139,7 +152,7 @@ func lookup(env []string, name string) (text string, ok bool) {
 }
 
 // readFile returns the settings of a YAML file by their canonical names. Lists are joined with commas.
-func readFile(path string) (map[string]origin, error) {
+func readFile(path string, known []*setting) (map[string]origin, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("--config-file: %w", err)
@@ -160,13 +173,14 @@ func readFile(path string) (map[string]origin, error) {
 		key, value := top.Content[i], top.Content[i+1]
 		where := fmt.Sprintf("%s:%d: %s", path, key.Line, key.Value)
 		name := canonical(key.Value)
-		if err := checkKey(name); err != nil {
+		st, err := settingOfKey(name, known)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", where, err)
 		}
 		if had, twice := found[name]; twice {
 			return nil, fmt.Errorf("%s: set already (%s)", where, had.name)
 		}
-		text, err := scalar(value)
+		text, err := valueText(value, st)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", where, err)
 		}
@@ -175,41 +189,54 @@ func readFile(path string) (map[string]origin, error) {
 	return found, nil
 }
 
-func checkKey(name string) error {
-	switch {
-	case name == configFile:
-		return fmt.Errorf("a file cannot name another")
-	case settingNamed(name) != nil:
-		return nil
+func settingOfKey(name string, known []*setting) (*setting, error) {
+	if name == configFile {
+		return nil, fmt.Errorf("a file cannot name another")
+	}
+	for _, st := range known {
+		if st.name == name {
+			return st, nil
+		}
+	}
+	if settingNamed(name) != nil {
+		return nil, fmt.Errorf("an agent has no such setting")
 	}
 	if why := advice(name); why != "" {
-		return fmt.Errorf("a key of horovodrun that is not taken: %s", why)
+		return nil, fmt.Errorf("a key of horovodrun that is not taken: %s", why)
 	}
 	if like := nearest(name); like != "" {
-		return fmt.Errorf("unknown key; did you mean %s?", like)
+		return nil, fmt.Errorf("unknown key; did you mean %s?", like)
 	}
-	return fmt.Errorf("unknown key; keys are the names of the flags, without dashes before them")
+	return nil, fmt.Errorf("unknown key; keys are the names of the flags, without dashes before them")
 }
 
-// scalar returns the text of a value as it stands in the file, so that a 010 stays one.
-func scalar(n *yaml.Node) (string, error) {
+// valueText returns the text of a value as it stands in the file, so that a 010 stays one.
+func valueText(n *yaml.Node, st *setting) (string, error) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
+	var words []string
 	switch {
 	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
 		return "", fmt.Errorf("there is no value")
 	case n.Kind == yaml.ScalarNode:
 		return n.Value, nil
 	case n.Kind == yaml.SequenceNode:
-		var words []string
 		for _, item := range n.Content {
 			if item.Kind != yaml.ScalarNode {
 				return "", fmt.Errorf("want one value, or a list of them")
 			}
 			words = append(words, item.Value)
 		}
-		return strings.Join(words, ","), nil
+		return strings.Join(words, st.separator()), nil
+	case n.Kind == yaml.MappingNode && st.pairs:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i+1].Kind != yaml.ScalarNode {
+				return "", fmt.Errorf("want one value for %s", n.Content[i].Value)
+			}
+			words = append(words, n.Content[i].Value+"="+n.Content[i+1].Value)
+		}
+		return strings.Join(words, st.separator()), nil
 	}
 	return "", fmt.Errorf("want one value, or a list of them")
 }

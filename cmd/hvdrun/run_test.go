@@ -115,7 +115,7 @@ func TestEventFile(t *testing.T) {
 }
 
 func TestLauncherRefusesOtherMachines(t *testing.T) {
-	l := &localLauncher{pids: map[int]struct{}{}}
+	l := &localLauncher{pids: map[int]plan.SlotID{}}
 	spec := launch.Spec{Slot: plan.SlotID{Host: "192.0.2.1"}, Command: []string{"true"}}
 	err := l.Run(t.Context(), spec, func(int) { t.Error("started") })
 	var se *launch.StartError
@@ -125,7 +125,7 @@ func TestLauncherRefusesOtherMachines(t *testing.T) {
 }
 
 func TestLauncherKills(t *testing.T) {
-	l := &localLauncher{pids: map[int]struct{}{}}
+	l := &localLauncher{pids: map[int]plan.SlotID{}}
 	spec := launch.Spec{Slot: plan.SlotID{Host: "localhost"}, Command: []string{"sh", "-c", "trap '' TERM; echo up; sleep 60 & wait"}, Grace: time.Minute}
 	up, stdout := io.Pipe()
 	spec.Stdout = stdout

@@ -12,14 +12,21 @@ import (
 
 // settings are what a person has set, by whichever way.
 type settings struct {
+	cluster clusterSettings
+
+	runID string            // of the job that is run, if one is
+	stray func(line string) // takes what a plugin should not have printed, where somebody asks for it
+
 	np, minNP, maxNP        int
 	hosts, hostfile, script string
 	slotsPerHost            int // 0: as many as GPUs are seen, else 1
+	plugin                  string
+	pluginSettings          map[string]string
 	discoveryTimeout        time.Duration
 	timeouts                driver.Timeouts
 	blame                   driver.Blame
 	interfaces              []string
-	encrypt                 bool
+	encrypt, bindGPUs       bool
 	outputDir               string
 	timestamps              bool
 	logLevel                logrus.Level
@@ -50,6 +57,7 @@ type setting struct {
 	usage   string
 	source  bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
 	repeat  bool // values of several flags are joined
+	pairs   bool // of values key=value, a line each; a file may have a map
 	set     func(s *settings, text string) error
 }
 
@@ -78,9 +86,28 @@ var table = []setting{
 	{name: "host-discovery-script", arg: "CMD", source: true,
 		usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
 		set:   text(func(s *settings) *string { return &s.script })},
+	{name: "discovery-plugin", arg: "PATH", source: true,
+		usage: "program that says which hosts there are, and may push changes (see discovery/README.md); makes the job elastic",
+		set:   text(func(s *settings) *string { return &s.plugin })},
+	{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
+		usage: "setting for the plugin; give it again for more", set: setPluginSettings},
+	{name: "gossip-join", arg: "host:port,…", source: true, repeat: true,
+		usage: "agents (`hvdrun agent`) that know the others: their hosts are the job's; makes the job elastic", set: setJoin},
+	{name: "gossip-key-file", arg: "F", source: true,
+		usage: "file that holds the key of the agents' cluster",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.keyFile })},
+	{name: "gossip-label", arg: "L", source: true,
+		usage: "name of the agents' cluster (default: none)",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.label })},
+	{name: "gossip-bind", arg: "ADDR:PORT", source: true,
+		usage: "where to listen to the gossip, over UDP and TCP (default: any port)",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.bind })},
+	{name: "gossip-advertise", arg: "ADDR", source: true,
+		usage: "address under which agents reach this machine, where that is not the one that is bound to",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
-	{name: "discovery-interval", arg: "D",
+	{name: "discovery-interval", arg: "D", source: true,
 		usage: "pause between two runs of the discovery (default 1s)",
 		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.DiscoveryInterval })},
 	{name: "discovery-timeout", arg: "D", source: true,
@@ -113,6 +140,9 @@ var table = []setting{
 	{name: "encrypt-data",
 		usage: "encrypt the connections that carry tensors too",
 		set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+	{name: "bind-gpus",
+		usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
+		set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
 	{name: "output-filename", arg: "DIR",
 		usage: "also append the workers' output to DIR/rank.N/stdout and stderr",
 		set:   text(func(s *settings) *string { return &s.outputDir })},
@@ -132,6 +162,14 @@ var table = []setting{
 	{name: configFile, arg: "F", source: true,
 		usage: "YAML file whose keys are the names of these flags",
 		set:   func(*settings, string) error { return nil }}, // read before all others
+}
+
+// separator stands between values that are joined.
+func (st *setting) separator() string {
+	if st.pairs {
+		return "\n"
+	}
+	return ","
 }
 
 // canonical returns the name under which the table knows the flag or key: dashes for underscores, no alias.

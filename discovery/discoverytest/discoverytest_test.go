@@ -10,10 +10,12 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/discovery/promise"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -103,31 +105,116 @@ func liars(want []plan.Host, release chan struct{}) map[string]func() discovery.
 	}
 }
 
+// follower has one promise to keep: to call found as it must; the test says how it does not.
+func follower(want []plan.Host, watch func(ctx context.Context, found func([]plan.Host)) error) func() discovery.Discoverer {
+	return func() discovery.Discoverer { return fakeWatcher{discovery.Fixed(want), watch} }
+}
+
 // lyingWatchers are Watchers that break a promise as such, and none as Discoverers.
 func lyingWatchers(want []plan.Host, release chan struct{}) map[string]func() discovery.Discoverer {
+	whole := func() []plan.Host { return slices.Clone(want) }
+	var shared, second atomic.Int32
 	return map[string]func() discovery.Discoverer{
-		"a watch that hangs": func() discovery.Discoverer {
-			return fakeWatcher{discovery.Fixed(want), func(_ context.Context, found func([]plan.Host)) error {
-				found(slices.Clone(want))
+		"a watch that hangs": follower(want, func(_ context.Context, found func([]plan.Host)) error {
+			found(whole())
+			<-release
+			return nil
+		}),
+		"a watch that hangs where its context has ended": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			if ctx.Err() != nil {
 				<-release
-				return nil
-			}}
-		},
-		"a watch that finds nothing": func() discovery.Discoverer {
-			return fakeWatcher{discovery.Fixed(want), func(ctx context.Context, _ func([]plan.Host)) error {
-				<-ctx.Done()
-				return ctx.Err()
-			}}
-		},
-		"a watch that ends": func() discovery.Discoverer {
-			return fakeWatcher{discovery.Fixed(want), func(context.Context, func([]plan.Host)) error { return errBroken }}
-		},
-		"a watch of half a list": func() discovery.Discoverer {
-			return fakeWatcher{discovery.Fixed(want), func(ctx context.Context, found func([]plan.Host)) error {
-				found(slices.Clone(want[1:]))
-				<-ctx.Done()
-				return ctx.Err()
-			}}
+			}
+			found(whole())
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a watch that finds nothing": follower(want, func(ctx context.Context, _ func([]plan.Host)) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a watch that ends": follower(want, func(context.Context, func([]plan.Host)) error { return errBroken }),
+		"a watch of half a list": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			found(whole()[1:])
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a watch of half a list after the whole": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			found(whole())
+			found(whole()[1:])
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a watch of its own list": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			if shared.Add(1) == 1 {
+				return errBroken
+			}
+			hosts := whole()
+			found(hosts)
+			found(hosts)
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a second watch that knows the list already": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			if second.Add(1) == 1 {
+				found(whole())
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a watch that finds twice at once": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			go found(whole())
+			go found(whole())
+			<-ctx.Done()
+			return ctx.Err()
+		}),
+		"a watch that finds after its end": follower(want, func(ctx context.Context, found func([]plan.Host)) error {
+			found(whole())
+			<-ctx.Done()
+			time.AfterFunc(time.Millisecond, func() { found(whole()) })
+			return ctx.Err()
+		}),
+	}
+}
+
+// moody answers a question only when nobody else has one.
+type moody struct {
+	discovery.Fixed
+	busy *atomic.Int32
+}
+
+func (m moody) Discover(ctx context.Context) ([]plan.Host, error) {
+	defer m.busy.Add(-1)
+	if m.busy.Add(1) > 1 {
+		return nil, errBroken
+	}
+	<-time.After(time.Millisecond)
+	return m.Fixed.Discover(ctx)
+}
+
+type moodyWatcher struct{ moody }
+
+func (m moodyWatcher) Discover(ctx context.Context) ([]plan.Host, error) {
+	if m.busy.Load() > 0 {
+		return nil, errBroken
+	}
+	return m.Fixed.Discover(ctx)
+}
+
+func (m moodyWatcher) Watch(ctx context.Context, found func([]plan.Host)) error {
+	m.busy.Add(1)
+	defer m.busy.Add(-1)
+	hosts, _ := m.Fixed.Discover(context.Background())
+	found(hosts)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// busy are Discoverers that cannot do two things at once.
+func busy(want []plan.Host, _ chan struct{}) map[string]func() discovery.Discoverer {
+	return map[string]func() discovery.Discoverer{
+		"one question at a time": func() discovery.Discoverer { return moody{Fixed: want, busy: new(atomic.Int32)} },
+		"no question while it watches": func() discovery.Discoverer {
+			return moodyWatcher{moody{Fixed: want, busy: new(atomic.Int32)}}
 		},
 	}
 }
@@ -135,20 +222,141 @@ func lyingWatchers(want []plan.Host, release chan struct{}) map[string]func() di
 // The kit finds out those who do not keep their promises.
 func TestKitFindsBrokenPromises(t *testing.T) {
 	want := []plan.Host{{Name: "a", Slots: 1}, {Name: "b", Slots: 2}}
-	for _, kind := range []func([]plan.Host, chan struct{}) map[string]func() discovery.Discoverer{liars, lyingWatchers} {
+	for _, kind := range []func([]plan.Host, chan struct{}) map[string]func() discovery.Discoverer{liars, lyingWatchers, busy} {
 		for name := range kind(want, nil) {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { // in virtual time, patience costs nothing
 					release := make(chan struct{})
 					defer close(release)
-					for _, p := range promises {
-						if p.check(kind(want, release)[name](), want) != nil {
-							return
-						}
+					d := kind(want, release)[name]()
+					if !slices.ContainsFunc(promise.All(), func(p promise.Promise) bool { return p.Check(d, want) != nil }) {
+						t.Error("nobody noticed")
 					}
-					t.Error("nobody noticed")
+					<-time.After(time.Minute) // for goroutines that it left behind
 				})
 			})
 		}
+	}
+}
+
+// pushing is a Watcher as it should be.
+type pushing struct{ changes chan []plan.Host }
+
+func (p pushing) Discover(ctx context.Context) ([]plan.Host, error) {
+	now := <-p.changes
+	p.changes <- now
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return slices.Clone(now), nil
+}
+
+func (p pushing) Watch(ctx context.Context, found func([]plan.Host)) error {
+	var last []plan.Host
+	for first := true; ; first = false {
+		now, err := p.Discover(ctx)
+		if err != nil {
+			return err
+		}
+		if first || !slices.Equal(now, last) {
+			last = now
+			found(slices.Clone(now))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func TestPushing(t *testing.T) {
+	newD := func(hosts []plan.Host) (pushing, func([]plan.Host)) {
+		p := pushing{make(chan []plan.Host, 1)}
+		p.changes <- hosts
+		return p, func(hosts []plan.Host) { <-p.changes; p.changes <- hosts }
+	}
+	Run(t, func(_ *testing.T, hosts []plan.Host) discovery.Discoverer { p, _ := newD(hosts); return p })
+	RunDraining(t, func(_ *testing.T, hosts []plan.Host) discovery.Discoverer { p, _ := newD(hosts); return p })
+	RunChanging(t, func(*testing.T) (discovery.Discoverer, func([]plan.Host)) { return newD(nil) })
+}
+
+// A Watcher that finds out that it cannot push need not.
+func TestNoWatch(t *testing.T) {
+	newD := func(_ *testing.T, hosts []plan.Host) discovery.Discoverer {
+		return fakeWatcher{discovery.Fixed(hosts), func(context.Context, func([]plan.Host)) error { return discovery.ErrNoWatch }}
+	}
+	Run(t, newD)
+	RunDraining(t, newD)
+}
+
+func TestMerged(t *testing.T) {
+	newD := func(_ *testing.T, hosts []plan.Host) discovery.Discoverer {
+		half := len(hosts) / 2
+		return discovery.Merge(discovery.Named{Name: "one", Source: discovery.Fixed(hosts[:half])},
+			discovery.Named{Name: "other", Source: discovery.Fixed(hosts[half:])})
+	}
+	Run(t, newD)
+	RunDraining(t, newD)
+}
+
+func TestFailing(t *testing.T) {
+	RunFailing(t, func(*testing.T) discovery.Discoverer { return discovery.Script{Command: "echo a; exit 1"} })
+	RunFailing(t, func(*testing.T) discovery.Discoverer {
+		return discovery.Merge(discovery.Named{Name: "good", Source: discovery.Fixed{{Name: "a", Slots: 1}}},
+			discovery.Named{Name: "bad", Source: discovery.Script{Command: "exit 1"}})
+	})
+}
+
+// Sources that cannot find their hosts and do not say so.
+func TestKitFindsHiddenFailures(t *testing.T) {
+	failing := fake{func(context.Context) ([]plan.Host, error) { return nil, errBroken }}
+	half := discovery.Fixed{{Name: "a", Slots: 1}}
+	for name, d := range map[string]discovery.Discoverer{
+		"half a list": half,
+		"no hosts":    discovery.Fixed(nil),
+		"half a list and an error": fake{func(context.Context) ([]plan.Host, error) {
+			return half, errBroken
+		}},
+		"hanging": fake{func(ctx context.Context) ([]plan.Host, error) { <-ctx.Done(); return nil, ctx.Err() }},
+		"a watch of half a list": fakeWatcher{failing, func(_ context.Context, found func([]plan.Host)) error {
+			found(slices.Clone(half))
+			return errBroken
+		}},
+		"a watch that ends well": fakeWatcher{failing, func(context.Context, func([]plan.Host)) error { return nil }},
+		"a watch that hangs": fakeWatcher{failing, func(ctx context.Context, _ func([]plan.Host)) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if promise.Fails(d) == nil {
+					t.Error("nobody noticed")
+				}
+			})
+		})
+	}
+}
+
+// Sources that do not follow their hosts.
+func TestKitFindsStaleLists(t *testing.T) {
+	lists := [][]plan.Host{{{Name: "a", Slots: 1}}, {{Name: "a", Slots: 1}, {Name: "b", Slots: 1}}}
+	var now []plan.Host
+	set := func(hosts []plan.Host) { now = hosts }
+	current := fake{func(context.Context) ([]plan.Host, error) { return now, nil }}
+	once := fakeWatcher{current, func(ctx context.Context, found func([]plan.Host)) error {
+		<-time.After(time.Millisecond)
+		found(slices.Clone(lists[0]))
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	for name, d := range map[string]discovery.Discoverer{"one that remembers": discovery.Fixed(lists[0]), "a push that never comes": once} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if promise.Changes(d, set, lists...) == nil {
+					t.Error("nobody noticed")
+				}
+			})
+		})
 	}
 }

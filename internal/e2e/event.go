@@ -30,8 +30,9 @@ type Event struct {
 		PID  int    `json:"pid"`
 	} `json:"slots"`
 	Hosts []struct {
-		Host  string `json:"host"`
-		Slots int    `json:"slots"`
+		Host     string `json:"host"`
+		Slots    int    `json:"slots"`
+		Draining bool   `json:"draining"`
 	} `json:"hosts"`
 }
 

@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -29,14 +30,15 @@ const (
 	encodingVersion = 1
 )
 
-// Authority issues the credentials of one job. Its key exists in the memory of the driver only. It may be used from
-// several goroutines at once, and prints as nothing but its run id.
+// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory of the driver only; a
+// cluster's comes of the key that all its members have. It may be used from several goroutines at once, and prints as
+// nothing but its run id.
 type Authority struct{ *authority }
 
 type authority struct {
-	runID  string
+	runID  string // empty: a cluster's, which issues for any run
 	cert   *x509.Certificate
-	key    *ecdsa.PrivateKey
+	key    crypto.Signer
 	jobKey *[keyLen]byte
 }
 
@@ -51,35 +53,47 @@ func NewAuthority(runID string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity: key of the authority: %w", err)
 	}
+	a.key = key
 	now := time.Now()
+	if err := a.sign("hvdrun job authority", newSerial(), now.Add(-backdate), now.Add(lifetime)); err != nil {
+		return nil, err
+	}
+	return &Authority{a}, nil
+}
+
+// sign makes the authority's own certificate.
+func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error {
 	template := &x509.Certificate{
-		SerialNumber:          newSerial(),
-		Subject:               pkix.Name{CommonName: "hvdrun job authority"},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(lifetime),
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: name},
+		NotBefore:             from,
+		NotAfter:              to,
 		KeyUsage:              x509.KeyUsageCertSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 		MaxPathLenZero:        true,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
 	if err != nil {
-		return nil, fmt.Errorf("identity: certificate of the authority: %w", err)
+		return fmt.Errorf("identity: certificate of the authority: %w", err)
 	}
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		return nil, fmt.Errorf("identity: certificate of the authority: %w", err)
+		return fmt.Errorf("identity: certificate of the authority: %w", err)
 	}
-	a.key = key
-	return &Authority{a}, nil
+	return nil
 }
 
-// Issue makes a key and a certificate for s. An empty RunID of s stands for the authority's; another one is an error.
+// Issue makes a key and a certificate for s. An empty RunID of s stands for the authority's; another one is an error. A
+// cluster's authority issues for agents, without a RunID, and for the driver of any run.
 func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if s.RunID == "" {
 		s.RunID = a.runID
 	}
-	if s.RunID != a.runID {
-		return nil, fmt.Errorf("identity: the authority of run %q issues nothing for run %q", a.runID, s.RunID)
+	switch {
+	case a.runID == "" && s.Role != Driver && s.Role != Agent:
+		return nil, fmt.Errorf("identity: the authority of a cluster issues nothing for a %s", s.Role)
+	case a.runID != "" && (s.RunID != a.runID || s.Role == Agent):
+		return nil, fmt.Errorf("identity: the authority of run %q issues nothing for a %s of run %q", a.runID, s.Role, s.RunID)
 	}
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -93,11 +107,12 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 		return nil, fmt.Errorf("identity: key: %w", err)
 	}
 	// Every party is a client here and a server there; its role, not the extended usage, tells it apart.
+	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:          newSerial(),
 		Subject:               pkix.Name{CommonName: "hvdrun " + string(s.Role)},
-		NotBefore:             a.cert.NotBefore,
-		NotAfter:              a.cert.NotAfter,
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(lifetime),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
@@ -181,7 +196,11 @@ func (a Authority) Format(f fmt.State, _ rune) {
 		io.WriteString(f, "authority(none)")
 		return
 	}
-	fmt.Fprintf(f, "authority(%s, redacted)", a.runID)
+	of := a.runID
+	if of == "" {
+		of = "cluster"
+	}
+	fmt.Fprintf(f, "authority(%s, redacted)", of)
 }
 
 // Encode returns the credentials as one line of text without blanks, for an environment variable. It is the one thing

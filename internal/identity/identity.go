@@ -1,6 +1,7 @@
 // Package identity says who is who in a job: a certificate authority that is born and dies with the job, the
 // credentials it gives to the driver and to every worker, mutual TLS 1.3 for control connections, and a keyed proof for
-// connections that carry tensors.
+// connections that carry tensors. Between a driver and the agents of a cluster, who have a key in common, ForCluster makes
+// the same authority at both ends.
 //
 // Nobody outside the job holds a certificate of its authority or its key, so a stranger is refused before it has said
 // anything that is listened to. Who a peer is (role, host, slot, incarnation) stands in its certificate, signed, and is
@@ -19,13 +20,15 @@ import (
 // Role is what a party of the job may do.
 type Role string
 
-// The roles of a job.
+// The roles of a job, and of a cluster, which has drivers and agents.
 const (
 	Driver Role = "driver"
 	Worker Role = "worker"
+	Agent  Role = "agent"
 )
 
-// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation.
+// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation; an agent has a host and
+// belongs to no run.
 type Subject struct {
 	RunID string
 	Role  Role
@@ -36,8 +39,11 @@ type Subject struct {
 	Incarnation string
 }
 
-// String returns "driver" or "worker host/index (incarnation)", for logs.
+// String returns "driver", "agent host" or "worker host/index (incarnation)", for logs.
 func (s Subject) String() string {
+	if s.Role == Agent {
+		return string(s.Role) + " " + s.Host
+	}
 	if s.Host == "" && s.Incarnation == "" {
 		return string(s.Role)
 	}
@@ -48,8 +54,8 @@ func (s Subject) String() string {
 const maxName = 255
 
 func (s Subject) validate() error {
-	if s.RunID == "" {
-		return errors.New("identity: a subject needs a run id")
+	if (s.RunID == "") != (s.Role == Agent) {
+		return errors.New("identity: a subject needs a run id, unless it is an agent")
 	}
 	if s.Role == "" || strings.Trim(string(s.Role), "abcdefghijklmnopqrstuvwxyz") != "" {
 		return fmt.Errorf("identity: %q is no role", s.Role)
@@ -119,8 +125,9 @@ func (c *Credentials) ServerTLS(want Role) *tls.Config {
 	return cfg
 }
 
-// ClientTLS returns a new configuration for a client whose server must show a certificate of this job and of the role of
-// want; where want names an incarnation, it must be that of want's host and index too. TLS 1.3 only, without resumption.
+// ClientTLS returns a new configuration for a client whose server must show a certificate of this job (or cluster) and of
+// the role of want; where want names an incarnation, it must be that of want's host and index too, and where it names the
+// host of an agent, that host's. TLS 1.3 only, without resumption.
 func (c *Credentials) ClientTLS(want Subject) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.RootCAs = c.pool
@@ -144,16 +151,21 @@ func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 		want.RunID = c.subject.RunID
 	}
 	runID := c.subject.RunID
+	// An agent serves all runs: between it and a driver only the cluster, which has its own authority, is to be the same.
+	anyRun := c.subject.Role == Agent || want.Role == Agent
 	return func(cs tls.ConnectionState) error {
 		got, err := SubjectOf(cs)
 		if err != nil {
 			return err
 		}
-		if got.RunID != runID || got.RunID != want.RunID {
+		if !anyRun && (got.RunID != runID || got.RunID != want.RunID) {
 			return errors.New("identity: the peer is of another job")
 		}
 		if got.Role != want.Role {
 			return fmt.Errorf("identity: the peer is a %s, not a %s", got.Role, want.Role)
+		}
+		if want.Role == Agent && want.Host != "" && got.Host != want.Host {
+			return fmt.Errorf("identity: the peer is the agent of %s, not of %s", got.Host, want.Host)
 		}
 		if err := cs.PeerCertificates[0].VerifyHostname(serverName(want.Role)); err != nil {
 			return fmt.Errorf("identity: the peer's certificate is not that of a %s", want.Role)

@@ -141,7 +141,7 @@ func TestSecretsDoNotPrint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	caKey, err := a.key.Bytes()
+	caKey, err := a.key.(*ecdsa.PrivateKey).Bytes()
 	if err != nil {
 		t.Fatal(err)
 	}

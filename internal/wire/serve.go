@@ -44,7 +44,19 @@ func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io
 func Serve(
 	ctx context.Context, ln net.Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
 ) error {
-	door := &door{TransportCredentials: credentials.NewTLS(tlsConf), inside: make(map[net.Conn]struct{})}
+	return ServeGuarded(ctx, ln, tlsConf, 0, register, release)
+}
+
+// ServeGuarded is Serve for a server that strangers can reach: at most so many connections (0: any number) are in a
+// handshake at a time. One more pushes out the oldest: a handshake that is meant takes milliseconds, and those that
+// strangers hold open cannot keep it out.
+func ServeGuarded(
+	ctx context.Context, ln net.Listener, tlsConf *tls.Config, unproven int,
+	register func(grpc.ServiceRegistrar), release func(),
+) error {
+	door := &door{
+		TransportCredentials: credentials.NewTLS(tlsConf), most: unproven, inside: make(map[net.Conn]uint64),
+	}
 	gs := grpc.NewServer(
 		grpc.Creds(door),
 		grpc.MaxRecvMsgSize(MaxMessage),
@@ -87,10 +99,12 @@ func Serve(
 // door knows the connections whose handshake is under way: a server that stops would wait for strangers among them.
 type door struct {
 	credentials.TransportCredentials
+	most int // 0: no bound
 
 	mu     sync.Mutex
 	closed bool
-	inside map[net.Conn]struct{}
+	count  uint64
+	inside map[net.Conn]uint64 // with the number of its coming
 }
 
 func (d *door) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -100,7 +114,11 @@ func (d *door) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 		conn.Close()
 		return nil, nil, errors.New("wire: the server stops")
 	}
-	d.inside[conn] = struct{}{}
+	if d.most > 0 && len(d.inside) >= d.most {
+		d.pushOut()
+	}
+	d.count++
+	d.inside[conn] = d.count
 	d.mu.Unlock()
 	defer func() {
 		d.mu.Lock()
@@ -108,6 +126,18 @@ func (d *door) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 		d.mu.Unlock()
 	}()
 	return d.TransportCredentials.ServerHandshake(conn)
+}
+
+// pushOut closes the connection that has been inside longest.
+func (d *door) pushOut() {
+	var oldest net.Conn
+	for conn, n := range d.inside {
+		if oldest == nil || n < d.inside[oldest] {
+			oldest = conn
+		}
+	}
+	oldest.Close()
+	delete(d.inside, oldest)
 }
 
 func (d *door) Clone() credentials.TransportCredentials { return d }

@@ -1,0 +1,253 @@
+// Package agent is one host's steward: it says in the cluster's gossip which host this is and how many slots it has, and
+// starts, watches and stops workers for drivers that have the cluster's key.
+//
+//	gossip ←── Meta: name, slots, start, bad slots, draining, launch address
+//	driver ──→ steward ─┬→ session of run 1 ─┬→ worker in slot 0 (launch.Local)
+//	   one stream a     │                    └→ worker in slot 1
+//	   session, or the  └→ session of run 2 ──→ worker in slot 2
+//	   next after it broke
+//
+// A session belongs to a run. What happens in it is numbered and kept until the driver has heard it, so that a stream that
+// broke can be followed by another and nothing is lost or told twice. A driver beats; when none has come for the session's
+// lease, its workers are ended. They lead process groups of their own, and a guard kills what is left of a session when the
+// agent itself is gone.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+const (
+	// DefaultDrain is how long an agent that is asked to stop waits for its workers to leave.
+	DefaultDrain = 30 * time.Second
+	// goodbye bounds each part of the end that depends on others: workers' last grace, drivers' hearing of it, gossip.
+	goodbye = 5 * time.Second
+)
+
+// Config says what host this is, and of which cluster.
+type Config struct {
+	// Name is the host's, unique in the cluster. Empty: the name that the kernel knows.
+	Name string
+	// Slots is how many workers there is room for. 0: one.
+	Slots int
+	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the indices of those that
+	// have failed, in ascending order, whenever they change. Their workers are killed, and no others started there.
+	Health func(ctx context.Context, bad func(slots []int)) error
+	// Launcher starts the workers on this host. Nil: launch.Local.
+	Launcher launch.Launcher
+
+	// Key is the cluster's, of identity.ClusterKeyLen bytes, and Label its name.
+	Key   []byte
+	Label string
+	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under which others reach this
+	// host where that is another, and Join are members of the cluster that may be there already.
+	Bind, Advertise string
+	Join            []string
+	// LaunchPort is where drivers come to. 0: any that is free.
+	LaunchPort int
+
+	// Drain is how long workers may take to leave once the agent is asked to stop. 0: DefaultDrain.
+	Drain time.Duration
+	// Hurry, if not nil, ends that wait when something comes.
+	Hurry <-chan struct{}
+	// Log takes the agent's messages. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+func (c Config) withDefaults() (Config, error) {
+	if c.Name == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return c, fmt.Errorf("agent: the host's name: %w", err)
+		}
+		c.Name = name
+	}
+	if c.Slots == 0 {
+		c.Slots = 1
+	}
+	if c.Slots < 0 || c.LaunchPort < 0 || c.LaunchPort > 65535 {
+		return c, fmt.Errorf("agent: %d slots and port %d", c.Slots, c.LaunchPort)
+	}
+	if c.Drain == 0 {
+		c.Drain = DefaultDrain
+	}
+	if c.Log == nil {
+		c.Log = logrus.StandardLogger()
+	}
+	if c.Launcher == nil {
+		c.Launcher = launch.Local{}
+	}
+	return c, nil
+}
+
+// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it says that the host is draining,
+// starts nothing any more, gives drivers and workers the time of Drain, ends what is left, says good-bye, and returns nil.
+// Seeds that do not answer are tried again and again; one that refuses the key or the label is an error. When Run returns,
+// no process and no goroutine of it is left.
+func Run(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	authority, err := identity.ForCluster(cfg.Key, cfg.Label)
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	creds, err := authority.Issue(identity.Subject{Role: identity.Agent, Host: cfg.Name})
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	ln, err := cfg.listen()
+	if err != nil {
+		return fmt.Errorf("agent: listening for drivers: %w", err)
+	}
+	a := &agent{cfg: cfg, steward: newSteward(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
+	a.steward.launcher = cfg.Launcher
+	side, cancel := context.WithCancel(context.Background())
+	defer a.wg.Wait()
+	defer cancel()
+	a.wg.Go(func() { a.fail(a.steward.serve(side, ln, creds)) })
+	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
+	if err := a.join(ctx, port); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if cfg.Health != nil {
+		a.wg.Go(func() { a.watchHealth(side) })
+	}
+	cfg.Log.Infof("agent: host %s, %d slots: gossip at %s, drivers at port %s", cfg.Name, cfg.Slots, a.member.Addr(), port)
+	select {
+	case err = <-a.failed:
+	case <-ctx.Done():
+		cfg.Log.Warnf("agent: %v: draining, %v at most", context.Cause(ctx), cfg.Drain)
+		a.drain()
+	}
+	a.leave()
+	return err
+}
+
+// listen opens the door for drivers, at the address that gossip is bound to.
+func (c Config) listen() (net.Listener, error) {
+	host := ""
+	if c.Bind != "" {
+		var err error
+		if host, _, err = net.SplitHostPort(c.Bind); err != nil {
+			host = c.Bind // without a port
+		}
+	}
+	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(c.LaunchPort)))
+}
+
+// agent is a Run in progress.
+type agent struct {
+	cfg     Config
+	steward *steward
+	member  *gossip.Member
+	failed  chan error
+	wg      sync.WaitGroup
+
+	mu   sync.Mutex // one news of the host at a time
+	meta gossip.Meta
+}
+
+func (a *agent) fail(err error) {
+	if err != nil {
+		a.failed <- err
+	}
+}
+
+func (a *agent) join(ctx context.Context, launchPort string) (err error) {
+	a.meta = gossip.Meta{
+		Name: a.cfg.Name, Slots: a.cfg.Slots, Start: time.Now(), LaunchAddr: net.JoinHostPort("", launchPort),
+	}
+	a.member, err = gossip.Join(ctx, gossip.Config{
+		Meta: &a.meta, Key: a.cfg.Key, Label: a.cfg.Label,
+		BindAddr: a.cfg.Bind, AdvertiseAddr: a.cfg.Advertise, Join: a.cfg.Join, KeepTrying: true, Log: a.cfg.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	return nil
+}
+
+// say changes what the cluster knows of the host.
+func (a *agent) say(ctx context.Context, change func(*gossip.Meta)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change(&a.meta)
+	if err := a.member.SetMeta(ctx, a.meta); err != nil && ctx.Err() == nil {
+		a.cfg.Log.Warnf("agent: telling the cluster: %v", err)
+	}
+}
+
+func (a *agent) watchHealth(ctx context.Context) {
+	err := a.cfg.Health(ctx, func(slots []int) {
+		a.cfg.Log.Warnf("agent: slots whose devices have failed: %v", slots)
+		slots = slices.Clone(slots)
+		a.steward.setBad(slots)
+		a.say(ctx, func(m *gossip.Meta) { m.BadSlots = slots })
+	})
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Log.Warnf("agent: devices are not watched any more: %v", err)
+	}
+}
+
+// drain lets the workers leave, and ends those that do not in time.
+func (a *agent) drain() {
+	a.steward.drain()
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Drain)
+	defer cancel()
+	a.say(ctx, func(m *gossip.Meta) { m.Draining = true })
+	if a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
+		return
+	}
+	a.cfg.Log.Warn("agent: ending the workers that are left")
+	a.steward.stop(false)
+	ctx, cancel = context.WithTimeout(context.Background(), goodbye)
+	defer cancel()
+	if !a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
+		a.steward.stop(true)
+	}
+}
+
+// await blocks until enough says so of the slots taken and the sessions; false where ctx ended before, or somebody is in a
+// hurry.
+func (a *agent) await(ctx context.Context, enough func(slots, sessions int) bool) bool {
+	for {
+		slots, sessions, change := a.steward.busy()
+		if enough(slots, sessions) {
+			return true
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return false
+		case <-a.cfg.Hurry:
+			return false
+		}
+	}
+}
+
+// leave says good-bye in the cluster.
+func (a *agent) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
+	defer cancel()
+	if err := a.member.Leave(ctx); err != nil {
+		a.cfg.Log.Debugf("agent: leaving the cluster: %v", err)
+	}
+}

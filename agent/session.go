@@ -1,0 +1,397 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	// window is how many bytes of a worker's output may be on their way to the driver; after that the worker waits.
+	window = 256 << 10
+	// chunk bounds the output in one event.
+	chunk = 32 << 10
+	// sessionVariable marks, in their environment, the processes of a session.
+	sessionVariable = "HVD_SESSION"
+)
+
+var (
+	errLease     = errors.New("its lease ran out")
+	errTakenOver = errors.New("its driver began another session")
+	errEnd       = errors.New("its driver ended it")
+	errShutdown  = errors.New("the agent stops")
+)
+
+// session is what the agent does for one driver. It outlives the streams that carry it. All its fields that change are
+// guarded by the steward's lock.
+type session struct {
+	st    *steward
+	id    string // raw bytes
+	run   string
+	lease time.Duration
+	guard io.Closer // ends what workers have left
+	log   logrus.FieldLogger
+
+	contact time.Time // when the driver was last heard of
+	link    *link     // the stream that is attached, or nil
+	events  []*wire.FromAgent
+	last    uint64 // number of the last event
+	sent    uint64 // the last that any stream has taken: those after it may still grow
+	workers map[string]*worker
+	room    *sync.Cond    // output may go on
+	why     error         // set: the session is ending
+	ending  chan struct{} // closed then
+	ended   chan struct{} // closed when nothing is left of it
+
+	running sync.WaitGroup // workers
+}
+
+// worker is one process, by its incarnation.
+type worker struct {
+	s               *session
+	id              plan.SlotID
+	incarnation     string
+	pid             int // 0: not started yet
+	cancel          context.CancelCauseFunc
+	produced, taken uint64
+	exit            uint64 // number of the event that told its end
+}
+
+// link is one stream of a session.
+type link struct {
+	wake  chan struct{} // of capacity 1
+	gone  chan struct{} // closed when another stream has taken its place
+	next  uint64        // number of the event to send next
+	beats []*wire.Beat  // to be returned
+}
+
+func (l *link) poke() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// live blocks until the session is over, and ends what is left of it.
+func (s *session) live() {
+	timer := time.NewTimer(s.lease)
+	defer timer.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-timer.C:
+			timer.Reset(s.checkLease())
+		case <-s.ending:
+			waiting = false
+		}
+	}
+	s.running.Wait()
+	if err := s.guard.Close(); err != nil {
+		s.log.Warnf("agent: %v", err)
+	}
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	s.log.Infof("agent: the session is over: %v", s.why)
+	delete(s.st.sessions, s.run)
+	s.st.changed()
+	close(s.ended)
+}
+
+// checkLease ends a session whose lease has run out, and returns when to look again.
+func (s *session) checkLease() time.Duration {
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	left := s.lease - time.Since(s.contact)
+	if left > 0 {
+		return left
+	}
+	if s.why == nil {
+		s.log.Warnf("agent: nothing was heard of the driver for %v: ending its %d workers", s.lease, s.alive())
+	}
+	s.end(errLease)
+	return s.lease
+}
+
+// alive counts the workers that have not ended.
+func (s *session) alive() (n int) {
+	for _, w := range s.workers {
+		if w.exit == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// end begins the end of the session; the lock is held. Output that nobody waits for any more is thrown away.
+func (s *session) end(why error) {
+	if s.why != nil {
+		return
+	}
+	s.why = why
+	for _, w := range s.workers {
+		w.cancel(why)
+	}
+	s.room.Broadcast()
+	close(s.ending)
+	if s.link != nil {
+		s.link.poke()
+	}
+}
+
+// attach makes l the session's stream; the lock is held.
+func (s *session) attach(l *link, heard uint64) {
+	if s.link != nil {
+		close(s.link.gone)
+	}
+	s.link = l
+	s.contact = time.Now()
+	s.hear(heard)
+	l.next = heard + 1
+	l.poke()
+}
+
+// hear forgets the events that the driver has; the lock is held.
+func (s *session) hear(heard uint64) {
+	i := 0
+	for ; i < len(s.events) && s.events[i].GetNumber() <= heard; i++ {
+		if e := s.events[i].GetExited(); e != nil {
+			delete(s.workers, e.GetIncarnation())
+		}
+		s.events[i] = nil
+	}
+	s.events = s.events[i:]
+}
+
+// emit appends an event and returns its number; the lock is held.
+func (s *session) emit(e *wire.FromAgent) uint64 {
+	s.last++
+	e.Number = s.last
+	s.events = append(s.events, e)
+	if s.link != nil {
+		s.link.poke()
+	}
+	return s.last
+}
+
+// pending returns what there is to send on the link: the beats to return, and so few events that what the driver says is
+// not kept waiting for long.
+func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat) {
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	if s.link != l {
+		return nil, nil
+	}
+	beats, l.beats = l.beats, nil
+	if len(s.events) == 0 {
+		return nil, beats
+	}
+	from := int(l.next - s.events[0].GetNumber())
+	to := from
+	for size := 0; to < len(s.events) && to < from+64 && size < 2*chunk; to++ {
+		size += len(s.events[to].GetOutput().GetText())
+	}
+	events = append(events, s.events[from:to]...)
+	l.next += uint64(len(events))
+	s.sent = max(s.sent, l.next-1)
+	if to < len(s.events) {
+		l.poke()
+	}
+	return events, beats
+}
+
+// heed does what the driver says on the link, and nothing where the session is over or has another link. An error is of a
+// driver that does not know the protocol.
+func (s *session) heed(l *link, m *wire.ToAgent) error {
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	if s.link != l || s.why != nil {
+		return nil
+	}
+	s.contact = time.Now()
+	switch m := m.GetWhat().(type) {
+	case *wire.ToAgent_Start:
+		return s.start(m.Start)
+	case *wire.ToAgent_Stop:
+		s.stop(m.Stop)
+	case *wire.ToAgent_Taken:
+		if w := s.workers[m.Taken.GetIncarnation()]; w != nil {
+			if m.Taken.GetBytes() > w.produced {
+				return fmt.Errorf("%d bytes were taken of %d", m.Taken.GetBytes(), w.produced)
+			}
+			w.taken = max(w.taken, m.Taken.GetBytes())
+			s.room.Broadcast()
+		}
+	case *wire.ToAgent_Beat:
+		heard := m.Beat.GetHeard()
+		if heard >= l.next {
+			return fmt.Errorf("event %d was heard, but only those before %d were sent", heard, l.next)
+		}
+		s.hear(heard)
+		if len(l.beats) < 4 { // a driver that is not listening needs no more
+			l.beats = append(l.beats, m.Beat)
+		}
+		l.poke()
+	case *wire.ToAgent_End:
+		s.end(errEnd)
+	default:
+		return errors.New("a message of an unknown kind")
+	}
+	return nil
+}
+
+// start starts a worker, or says at once why not; the lock is held.
+func (s *session) start(m *wire.Start) error {
+	inc := m.GetIncarnation()
+	if inc == "" || len(inc) > 255 {
+		return fmt.Errorf("an incarnation of %d bytes", len(inc))
+	}
+	if s.workers[inc] != nil {
+		return nil // it was said before, on a stream that broke
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	w := &worker{
+		s: s, incarnation: inc, cancel: cancel,
+		id: plan.SlotID{Host: s.st.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
+	}
+	s.workers[inc] = w
+	if err := s.st.take(w); err != nil {
+		s.log.Warnf("agent: refused a worker: %v", err)
+		cancel(nil)
+		w.exit = s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error()}))
+		return nil
+	}
+	spec := launch.Spec{
+		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
+		Grace:  time.Duration(m.GetGraceMs()) * time.Millisecond,
+		Stdout: output{w, 1}, Stderr: output{w, 2},
+	}
+	for _, word := range m.GetCommand() {
+		spec.Command = append(spec.Command, string(word))
+	}
+	for _, entry := range m.GetEnvironment() {
+		spec.Env = append(spec.Env, string(entry))
+	}
+	spec.Env = append(spec.Env, sessionVariable+"="+hex.EncodeToString([]byte(s.id)))
+	s.running.Go(func() {
+		defer cancel(nil)
+		w.ended(s.st.launcher.Run(ctx, spec, w.started))
+	})
+	return nil
+}
+
+// stop asks a worker to end, or ends it; the lock is held.
+func (s *session) stop(m *wire.Stop) {
+	w := s.workers[m.GetIncarnation()]
+	if w == nil || w.exit != 0 {
+		return
+	}
+	w.cancel(errors.New("its driver stopped it"))
+	if m.GetNow() {
+		w.kill()
+	}
+}
+
+// kill ends the worker's process group, where there is one; the launcher sees to what that leaves.
+func (w *worker) kill() {
+	if w.exit == 0 && w.pid > 0 {
+		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails where it has just ended
+	}
+}
+
+func (w *worker) started(pid int) {
+	s := w.s
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	w.pid = pid
+	s.log.Infof("agent: slot %d: started process %d", w.id.Index, pid)
+	s.emit(&wire.FromAgent{What: &wire.FromAgent_Started{
+		Started: &wire.Started{Incarnation: w.incarnation, Pid: uint32(pid)},
+	}})
+}
+
+func (w *worker) ended(err error) {
+	s := w.s
+	e := &wire.Exited{Incarnation: w.incarnation}
+	var exit *launch.ExitError
+	var start *launch.StartError
+	switch {
+	case errors.As(err, &exit) && exit.Signal != 0:
+		e.Signal = uint32(exit.Signal)
+	case errors.As(err, &exit):
+		e.Code = uint32(exit.Code)
+	case errors.As(err, &start):
+		e.StartError = start.Err.Error()
+	case err != nil:
+		e.StartError = err.Error()
+	}
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	w.exit = s.emit(exited(e))
+	s.st.free(w)
+	if err == nil {
+		s.log.Infof("agent: slot %d: process %d exited with code 0", w.id.Index, w.pid)
+	} else {
+		s.log.Infof("agent: slot %d: process %d: %v", w.id.Index, w.pid, err)
+	}
+}
+
+func exited(e *wire.Exited) *wire.FromAgent {
+	return &wire.FromAgent{What: &wire.FromAgent_Exited{Exited: e}}
+}
+
+// output is stdout (1) or stderr (2) of a worker.
+type output struct {
+	w      *worker
+	stream uint32
+}
+
+// Write makes events of the text. It blocks while too much of the worker's output is on its way.
+func (o output) Write(text []byte) (int, error) {
+	s := o.w.s
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	written := 0
+	for written < len(text) {
+		left := window - int(o.w.produced-o.w.taken)
+		switch {
+		case s.why != nil:
+			return written, s.why
+		case left <= 0:
+			s.room.Wait()
+			continue
+		}
+		n := min(left, chunk, len(text)-written)
+		o.append(text[written : written+n])
+		written += n
+	}
+	return written, nil
+}
+
+// append adds the text to the last event where that has not been sent: a worker that prints letter by letter makes no
+// crowd of events. The lock is held.
+func (o output) append(text []byte) {
+	s := o.w.s
+	o.w.produced += uint64(len(text))
+	if len(s.events) > 0 {
+		e := s.events[len(s.events)-1]
+		last := e.GetOutput()
+		if last != nil && e.GetNumber() > s.sent && last.GetIncarnation() == o.w.incarnation &&
+			last.GetStream() == o.stream && len(last.GetText())+len(text) <= chunk {
+			last.Text = append(last.Text, text...)
+			return
+		}
+	}
+	s.emit(&wire.FromAgent{What: &wire.FromAgent_Output{Output: &wire.Output{
+		Incarnation: o.w.incarnation, Stream: o.stream, Text: append([]byte(nil), text...),
+	}}})
+}

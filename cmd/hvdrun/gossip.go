@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/gpu"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// clusterSettings say which cluster of agents to look at, and how to be found in it.
+type clusterSettings struct {
+	join            []string
+	keyFile, label  string
+	bind, advertise string
+	name            string // of an agent's host
+	launchPort      int
+	source          *gossip.Source // once it is open
+	key             []byte
+}
+
+func clusterText(field func(*clusterSettings) *string) func(*settings, string) error {
+	return text(func(s *settings) *string { return field(&s.cluster) })
+}
+
+func setJoin(s *settings, text string) (err error) {
+	s.cluster.join, err = parseList(text)
+	return err
+}
+
+// checkGossip refuses settings of gossip that lack what they need.
+func (s *settings) checkGossip() error {
+	for _, name := range []string{"gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
+		if s.given(name) && !s.given("gossip-join") {
+			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.origin(name))
+		}
+	}
+	if s.given("gossip-join") && !s.given("gossip-key-file") {
+		return fmt.Errorf("%s: --gossip-key-file is missing: the key that the agents have", s.origin("gossip-join"))
+	}
+	return nil
+}
+
+// openGossip returns the hosts of the cluster's agents.
+func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+	key, err := identity.ReadClusterKey(s.cluster.keyFile)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", s.origin("gossip-key-file"), err)
+	}
+	source := gossip.NewSource(gossip.Config{
+		BindAddr: s.cluster.bind, AdvertiseAddr: s.cluster.advertise, Join: s.cluster.join,
+		Key: key, Label: s.cluster.label, Log: log,
+	})
+	s.cluster.key, s.cluster.source = key, source
+	return source, func() {
+		if err := source.Close(); err != nil {
+			log.WithError(err).Debug("leaving the cluster")
+		}
+	}, nil
+}
+
+// jobLauncher starts the workers of a job, and knows how to be rid of them.
+type jobLauncher interface {
+	launch.Launcher
+	// kill ends all workers at once, without the grace that they may have been given.
+	kill()
+}
+
+// launcher returns what the workers are started by: the agents of an open cluster, else this machine alone. close ends it.
+func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func(), err error) {
+	local := &localLauncher{pids: map[int]plan.SlotID{}}
+	source := s.cluster.source
+	if source == nil {
+		close, err = s.bindLocal(local, log)
+		return local, close, err
+	}
+	authority, err := identity.ForCluster(s.cluster.key, s.cluster.label)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
+	}
+	creds, err := authority.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver})
+	if err != nil {
+		return nil, nil, runError{err}
+	}
+	release, err := s.bindLocal(local, log)
+	if errors.Is(err, gpu.ErrNoGPU) { // the driver's own machine need not have any
+		release, err = func() {}, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	agents := &launch.Agents{
+		Credentials: creds, Local: local, Log: log,
+		Find: func(host string) (string, bool) {
+			m, ok := source.Agent(host)
+			return m.LaunchAddr, ok && m.LaunchAddr != ""
+		},
+	}
+	return &agentsLauncher{agents, local}, func() { _ = agents.Close(); release() }, nil
+}
+
+// agentsLauncher starts workers by their hosts' agents, and those of hosts that have none on this machine.
+type agentsLauncher struct {
+	*launch.Agents
+	local *localLauncher
+}
+
+func (l *agentsLauncher) kill() {
+	l.Kill()
+	l.local.kill()
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// discoverWatch prints what a job would learn of its hosts, until ctx ends.
+func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) error {
+	fixed, err := s.fixedHosts()
+	if err != nil {
+		return err
+	}
+	source, closeSource, err := s.openSource(fixed, p.logger(s))
+	if err != nil {
+		return err
+	}
+	defer closeSource()
+	silent := logrus.New() // what is printed says it all
+	silent.SetOutput(io.Discard)
+	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
+	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now}
+	poll := discovery.Poll{Source: source, Interval: s.timeouts.DiscoveryInterval, Log: silent,
+		Failed: func(err error, age time.Duration) { news <- func() { watcher.failed(err, age) } }}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- poll.Run(ctx, func(hosts []plan.Host) { news <- func() { watcher.found(hosts) } })
+		close(news)
+	}()
+	for print := range news {
+		print()
+	}
+	err = <-ended
+	if first, ok := errors.AsType[*discovery.FirstError](err); ok {
+		err = fmt.Errorf("%w: %w", driver.ErrDiscovery, first.Err)
+	}
+	return runError{err}
+}
+
+// watchPrinter prints what discovery says, in words or as JSON, a line each.
+type watchPrinter struct {
+	out    io.Writer
+	asJSON bool
+	now    func() time.Time
+	last   []plan.Host
+}
+
+// change is what is different about a host, or about all of them.
+type change struct{ what, how string }
+
+// changes tells how a list differs from the one before, in the order of the lists; nothing where it does not.
+func changes(before, after []plan.Host) (all []change) {
+	for _, h := range after {
+		i := slices.IndexFunc(before, func(b plan.Host) bool { return b.Name == h.Name })
+		if i < 0 {
+			all = append(all, change{"added", h.String()})
+			if h.Draining {
+				all = append(all, change{"draining", h.Name})
+			}
+			continue
+		}
+		if was := before[i]; h.Slots != was.Slots {
+			all = append(all, change{"slots", fmt.Sprintf("%v, before %d", h, was.Slots)})
+		}
+		switch {
+		case h.Draining && !before[i].Draining:
+			all = append(all, change{"draining", h.Name})
+		case before[i].Draining && !h.Draining:
+			all = append(all, change{"staying", h.Name + ", not draining any more"})
+		}
+	}
+	for _, h := range before {
+		if !slices.ContainsFunc(after, func(a plan.Host) bool { return a.Name == h.Name }) {
+			all = append(all, change{"removed", h.Name})
+		}
+	}
+	if was, is := common(before, after), common(after, before); !slices.Equal(was, is) {
+		all = append(all, change{"order", strings.Join(is, " ") + ", before " + strings.Join(was, " ")})
+	}
+	return all
+}
+
+// common returns the names of those hosts of a list that are in the other too.
+func common(hosts, other []plan.Host) (names []string) {
+	for _, h := range hosts {
+		if slices.ContainsFunc(other, func(o plan.Host) bool { return o.Name == h.Name }) {
+			names = append(names, h.Name)
+		}
+	}
+	return names
+}
+
+func (w *watchPrinter) found(hosts []plan.Host) {
+	all := changes(w.last, hosts)
+	w.last = hosts
+	list := understand(hosts)
+	if w.asJSON {
+		kinds := map[string][]string{}
+		for _, c := range all {
+			kinds[c.what] = append(kinds[c.what], c.how)
+		}
+		w.object(struct {
+			Time  string `json:"time"`
+			Event string `json:"event"`
+			understood
+			Changes map[string][]string `json:"changes"`
+		}{w.now().Format(timeJSON), string(driver.HostsFound), list, kinds})
+		return
+	}
+	for _, c := range all {
+		w.line(c.what, c.how)
+	}
+	w.line("hosts", fmt.Sprintf("%d, slots: %d", len(list.Hosts), list.Slots))
+}
+
+func (w *watchPrinter) failed(err error, age time.Duration) {
+	if w.asJSON {
+		w.object(struct {
+			Time  string  `json:"time"`
+			Event string  `json:"event"`
+			Error string  `json:"error"`
+			Age   float64 `json:"age"`
+		}{w.now().Format(timeJSON), string(driver.DiscoveryFailed), err.Error(), age.Seconds()})
+		return
+	}
+	w.line("failed", fmt.Sprintf("%v (the last list, %v old, stays)", err, age.Round(time.Millisecond)))
+}
+
+func (w *watchPrinter) line(what, how string) {
+	fmt.Fprintf(w.out, "%s  %-9s %s\n", w.now().Format(timeText), what, how)
+}
+
+func (w *watchPrinter) object(o any) {
+	_ = json.NewEncoder(w.out).Encode(o) // stdout's errors end the program by themselves
+}

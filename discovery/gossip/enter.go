@@ -1,0 +1,140 @@
+package gossip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// Why a member of the cluster, or who is taken for one, would not have this member.
+var (
+	ErrKey   = errors.New("its key is another than this one's")
+	ErrLabel = errors.New("it hung up without a word: its cluster has another label, or it is no member of any")
+)
+
+// refusals are what memberlist says where both ends do not agree. A member of another label hangs up before it answers.
+var refusals = []struct {
+	text string
+	err  error
+}{
+	{"No installed keys could decrypt", ErrKey},
+	{"encryption is configured but remote state is not encrypted", ErrKey},
+	{"remote state is encrypted and encryption is not configured", ErrKey},
+	{": EOF", ErrLabel},
+	{"connection reset by peer", ErrLabel},
+	{"broken pipe", ErrLabel},
+	{"closed pipe", ErrLabel},
+}
+
+// A member at which more than a hundred knock at once hangs up on some of them, just as one of another label does. So who
+// is hung up on tries again so many times, after up to hangUpPause each.
+const (
+	hangUps     = 4
+	hangUpPause = 500 * time.Millisecond
+)
+
+// contact exchanges the full state with the member at an address.
+func (m *Member) contact(addr string) error {
+	n, err := m.list.Join([]string{addr})
+	if n > 0 {
+		m.sign()
+		return nil
+	}
+	if err == nil {
+		return errors.New("nothing was tried")
+	}
+	for _, r := range refusals {
+		if strings.Contains(strings.ToLower(err.Error()), strings.ToLower(r.text)) {
+			return r.err
+		}
+	}
+	// "1 error occurred:\n\t* failed to join ADDR: REASON\n\n"
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if _, reason, ok := strings.Cut(text, "failed to join "+addr+": "); ok {
+		text = reason
+	}
+	return errors.New(text)
+}
+
+// enter contacts all seeds at once, and returns when one has answered or all have failed.
+func (m *Member) enter(ctx context.Context) error {
+	answers := make(chan error, len(m.cfg.Join))
+	for _, seed := range m.cfg.Join {
+		m.spawn(func() {
+			if err := m.contactSeed(ctx, seed); err != nil {
+				answers <- fmt.Errorf("%s: %w", seed, err)
+			} else {
+				answers <- nil
+			}
+		})
+	}
+	var failed failures
+	for range m.cfg.Join {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("gossip: joining the cluster: %w", context.Cause(ctx))
+		case err := <-answers:
+			if err == nil {
+				return nil
+			}
+			failed = append(failed, err)
+		}
+	}
+	switch {
+	case len(failed) == 0:
+		return nil
+	case m.cfg.KeepTrying && !errors.Is(failed, ErrKey) && !errors.Is(failed, ErrLabel):
+		m.log.WithError(failed).Warn("gossip: no seed can be reached; trying on")
+		return nil
+	}
+	return fmt.Errorf("gossip: no member of the cluster lets this one in: %w", failed)
+}
+
+// contactSeed tries all addresses of a seed.
+func (m *Member) contactSeed(ctx context.Context, seed string) error {
+	addrs, err := resolve(ctx, seed)
+	if err != nil {
+		return err
+	}
+	var failed failures
+	for _, addr := range addrs {
+		err := m.contact(addr)
+		for range hangUps {
+			if !errors.Is(err, ErrLabel) {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+			case <-m.ctx.Done():
+				return ErrClosed
+			case <-time.After(time.Duration(rand.Int64N(int64(hangUpPause)))):
+			}
+			err = m.contact(addr)
+		}
+		if err == nil {
+			return nil
+		}
+		if len(addrs) > 1 {
+			err = fmt.Errorf("%s: %w", addr, err)
+		}
+		failed = append(failed, err)
+	}
+	return failed
+}
+
+// failures are several errors in one line.
+type failures []error
+
+func (f failures) Error() string {
+	texts := make([]string, len(f))
+	for i, err := range f {
+		texts[i] = err.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (f failures) Unwrap() []error { return f }

@@ -1,0 +1,555 @@
+package gossip
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/sirupsen/logrus"
+)
+
+// ErrClosed says that a member or a source has left the cluster.
+var ErrClosed = errors.New("gossip: closed")
+
+// ConflictError says that a host has an agent already, which is kept.
+type ConflictError struct {
+	// Host is the name that both claim.
+	Host string
+	// Kept and Refused are the addresses at which they gossip.
+	Kept, Refused string
+	// Since is when the one that is kept started.
+	Since time.Time
+}
+
+// Error names both addresses.
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("gossip: host %q has an agent already: the one at %s, started %s, is kept; the one at %s is refused",
+		e.Host, e.Kept, e.Since.Format(time.RFC3339), e.Refused)
+}
+
+// Member is one voice in a cluster. Its methods may be called by several goroutines at once.
+type Member struct {
+	cfg    Config
+	log    logrus.FieldLogger
+	node   string
+	addr   string
+	list   *memberlist.Memberlist
+	ctx    context.Context // until Close
+	cancel context.CancelFunc
+	all    sync.WaitGroup
+	heard  atomic.Int64 // when somebody last gave a sign of life, in Unix nanoseconds
+
+	speaking chan struct{} // holds one token: memberlist's UpdateNode and Leave are for one at a time
+	closing  sync.Once
+	closed   error
+
+	mu          sync.Mutex
+	meta        *Meta
+	encoded     []byte
+	roster      *roster
+	changed     chan struct{}        // closed at the next change of the roster
+	lost        map[string]time.Time // addresses of those that vanished, and when
+	notUnder    map[string]bool      // nodes that were logged as not understood
+	silentSince time.Time            // since when deaths are withheld
+	left        bool
+}
+
+// Join makes a member and brings it into the cluster: through the first seed that answers, while the others are tried
+// too. It returns an error if none does, unless KeepTrying is set; one line names each seed, and what is wrong with it as
+// far as can be told: errors.Is tells ErrKey and ErrLabel. An agent whose host has an older one in the cluster waits for
+// some seconds, since that may just have died, and then fails with a *ConflictError.
+//
+// The member runs until Close or Leave, not until ctx ends, which only bounds Join.
+func Join(ctx context.Context, cfg Config) (*Member, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	m := newMember(cfg)
+	if err := m.introduce(cfg.Meta); err != nil {
+		return nil, err
+	}
+	if err := m.start(ctx); err != nil {
+		m.cancel()
+		return nil, err
+	}
+	m.all.Go(m.maintain)
+	err = m.enter(ctx)
+	if err == nil {
+		err = m.claim(ctx)
+	}
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func newMember(cfg Config) *Member {
+	m := &Member{cfg: cfg, log: cfg.Log, speaking: make(chan struct{}, 1), roster: newRoster(),
+		changed: make(chan struct{}), lost: map[string]time.Time{}, notUnder: map[string]bool{}}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	return m
+}
+
+// introduce settles what the member says of itself, and its name.
+func (m *Member) introduce(meta *Meta) error {
+	var id [8]byte
+	rand.Read(id[:])
+	incarnation := hex.EncodeToString(id[:])
+	if meta == nil {
+		m.node = "observer~" + incarnation
+		return nil
+	}
+	own := *meta
+	own.BadSlots = slices.Clone(own.BadSlots)
+	if own.Start.IsZero() {
+		own.Start = time.Now()
+	}
+	if own.Incarnation == "" {
+		own.Incarnation = incarnation
+	}
+	encoded, err := own.Encode()
+	if err != nil {
+		return err
+	}
+	m.meta, m.encoded, m.node = &own, encoded, own.Name+"~"+own.Incarnation
+	return nil
+}
+
+// start opens the network.
+func (m *Member) start(ctx context.Context) error {
+	lib, err := m.cfg.library(m.node)
+	if err != nil {
+		return err
+	}
+	lib.Logger = newLibraryLog(m.log)
+	var t *transport
+	if m.cfg.Transport != nil {
+		t = newTransport(m.cfg.Transport, nil)
+	} else {
+		if t, err = listen(m.cfg.BindAddr, lib.Logger); err != nil {
+			return err
+		}
+		if lib.AdvertiseAddr, lib.AdvertisePort, err = m.advertise(ctx, t); err != nil {
+			t.Shutdown()
+			return err
+		}
+	}
+	lib.Transport = t
+	d := &delegate{m}
+	lib.Delegate, lib.Events, lib.Ping = d, d, d
+	if m.list, err = memberlist.Create(lib); err != nil {
+		t.Shutdown()
+		return fmt.Errorf("gossip: %w", err)
+	}
+	m.addr = m.list.LocalNode().Address()
+	return nil
+}
+
+// advertise returns the address for others.
+func (m *Member) advertise(ctx context.Context, t *transport) (string, int, error) {
+	port := t.Transport.(*memberlist.NetTransport).GetAutoBindPort()
+	if m.cfg.AdvertiseAddr != "" {
+		return hostPort(m.cfg.AdvertiseAddr, port)
+	}
+	host, _, err := hostPort(m.cfg.BindAddr, port)
+	if err == nil && net.ParseIP(host).IsUnspecified() {
+		host, err = advertised(ctx, m.cfg.Join)
+	}
+	return host, port, err
+}
+
+// Addr returns the IP address and port under which others reach this member.
+func (m *Member) Addr() string { return m.addr }
+
+// Meta returns what this member says of its host; false for an observer.
+func (m *Member) Meta() (Meta, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.meta == nil {
+		return Meta{}, false
+	}
+	meta := *m.meta
+	meta.BadSlots = slices.Clone(meta.BadSlots)
+	return meta, true
+}
+
+// SetMeta says something else of the host, and blocks until that has been passed on or ctx ends; it is said either way.
+// Name, Start and Incarnation stay what they are. An observer has nothing to say.
+func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
+	m.mu.Lock()
+	if m.meta == nil {
+		m.mu.Unlock()
+		return errors.New("gossip: an observer says nothing of a host")
+	}
+	meta.BadSlots = slices.Clone(meta.BadSlots)
+	meta.Name, meta.Start, meta.Incarnation = m.meta.Name, m.meta.Start, m.meta.Incarnation
+	encoded, err := meta.Encode()
+	if err == nil {
+		m.meta, m.encoded = &meta, encoded
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return m.speak(ctx, m.list.UpdateNode)
+}
+
+// speak calls a blocking method of memberlist that tells the cluster something. Once the member has left there is nothing
+// more to tell.
+func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) error {
+	select {
+	case m.speaking <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("gossip: %w", context.Cause(ctx))
+	case <-m.ctx.Done():
+		return ErrClosed
+	}
+	said := make(chan error, 1)
+	m.mu.Lock()
+	if m.left { // Close waits for those who are counted before it
+		m.mu.Unlock()
+		<-m.speaking
+		return ErrClosed
+	}
+	m.all.Go(func() {
+		defer func() { <-m.speaking }()
+		timeout := spreadTime
+		if deadline, ok := ctx.Deadline(); ok {
+			timeout = max(time.Millisecond, min(timeout, time.Until(deadline)))
+		}
+		said <- tell(timeout)
+	})
+	m.mu.Unlock()
+	select {
+	case err := <-said:
+		if err != nil {
+			return fmt.Errorf("gossip: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("gossip: %w", context.Cause(ctx))
+	}
+}
+
+// Leave leaves in good order: it says that the host is draining, and sees to it that the observers know; says good-bye,
+// and closes the member. What of that cannot be done before ctx ends, or within some seconds, is left out, and the error
+// says so; the member is closed in any case. Workers should be gone before: SetMeta with Draining asks for that.
+func (m *Member) Leave(ctx context.Context) error {
+	var err error
+	if meta, ok := m.Meta(); ok {
+		meta.Draining = true
+		err = m.SetMeta(ctx, meta)
+		if err == nil {
+			m.tellObservers(ctx)
+		}
+	}
+	if !errors.Is(err, ErrClosed) {
+		err = errors.Join(err, m.speak(ctx, m.list.Leave))
+	}
+	return errors.Join(err, m.Close())
+}
+
+// tellObservers exchanges the full state with those who must not miss that this host is draining.
+func (m *Member) tellObservers(ctx context.Context) {
+	m.mu.Lock()
+	var addrs []string
+	for _, p := range m.roster.peers {
+		if p.meta == nil && p.gone.IsZero() && len(addrs) < 16 {
+			addrs = append(addrs, p.addr)
+		}
+	}
+	m.mu.Unlock()
+	told := make(chan struct{}, len(addrs))
+	for _, addr := range addrs {
+		if !m.spawn(func() {
+			m.list.Join([]string{addr})
+			told <- struct{}{}
+		}) {
+			return
+		}
+	}
+	for range addrs {
+		select {
+		case <-told:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// spawn starts a goroutine for which Close waits; false: it is closed.
+func (m *Member) spawn(f func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.left {
+		return false
+	}
+	m.all.Go(f)
+	return true
+}
+
+// Close ends the member without a word to the others, to whom it is a crash, and waits for all that it has started, and
+// for its connections. Probes of memberlist that are under way end by themselves within two ProbeIntervals. It may be called
+// again.
+func (m *Member) Close() error {
+	m.closing.Do(func() {
+		m.mu.Lock()
+		m.left = true
+		m.mu.Unlock()
+		m.cancel()
+		m.speaking <- struct{}{} // memberlist must not be shut down while it speaks
+		if m.closed = m.list.Shutdown(); m.closed != nil {
+			m.closed = fmt.Errorf("gossip: %w", m.closed)
+		}
+		m.all.Wait()
+	})
+	return m.closed
+}
+
+// maintain looks for those that this member should know and does not, until Close.
+func (m *Member) maintain() {
+	rivals := map[string]bool{}
+	for {
+		pause := m.cfg.RejoinInterval
+		if m.alone() {
+			pause = min(pause, time.Second)
+		}
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		m.rejoin()
+		if p := m.rival(); p != nil && !rivals[p.node] {
+			rivals[p.node] = true
+			m.log.WithError(m.conflict(p)).Error("gossip: this agent gets no work")
+		}
+	}
+}
+
+func (m *Member) alone() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.roster.peers {
+		if p.gone.IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// lostTime is for how long those that vanished are looked for; rejoinLost is at how many of them a turn.
+const (
+	lostTime   = time.Hour
+	rejoinLost = 3
+)
+
+// rejoin contacts the seeds that are no members now, and some of those that vanished: after a partition neither side
+// would look for the other.
+func (m *Member) rejoin() {
+	m.mu.Lock()
+	if m.meta != nil { // an observer's are taken off by look, which may withhold that
+		m.roster.purge(time.Now(), m.grace())
+	}
+	known := map[string]bool{m.addr: true}
+	for _, p := range m.roster.peers {
+		if p.gone.IsZero() {
+			known[p.addr] = true
+		}
+	}
+	var lost []string
+	for addr, since := range m.lost {
+		if known[addr] || time.Since(since) > lostTime {
+			delete(m.lost, addr)
+			continue
+		}
+		lost = append(lost, addr)
+	}
+	m.mu.Unlock()
+	mathrand.Shuffle(len(lost), func(i, j int) { lost[i], lost[j] = lost[j], lost[i] })
+	targets := lost[:min(len(lost), rejoinLost)]
+	for _, seed := range m.cfg.Join {
+		addrs, err := resolve(m.ctx, seed)
+		if err != nil {
+			m.log.WithError(err).WithField("seed", seed).Debug("gossip: a seed cannot be found")
+		}
+		targets = append(targets, addrs...)
+	}
+	for _, addr := range targets {
+		if known[addr] || m.ctx.Err() != nil {
+			continue
+		}
+		known[addr] = true
+		if err := m.contact(addr); err != nil {
+			m.log.WithError(err).WithField("addr", addr).Debug("gossip: still out of reach")
+		} else {
+			m.log.WithField("addr", addr).Info("gossip: in touch with a member that was out of reach")
+		}
+	}
+}
+
+// rival returns an older agent of the same host.
+func (m *Member) rival() *peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.meta == nil {
+		return nil
+	}
+	if p := m.roster.rival(time.Now(), m.grace(), m.node, m.addr, *m.meta); p != nil {
+		found := *p
+		return &found
+	}
+	return nil
+}
+
+func (m *Member) conflict(p *peer) *ConflictError {
+	return &ConflictError{Host: p.meta.Name, Kept: p.addr, Refused: m.addr, Since: p.meta.Start}
+}
+
+// claim waits until no older agent claims the host.
+func (m *Member) claim(ctx context.Context) error {
+	limit := time.NewTimer(rivalTime)
+	defer limit.Stop()
+	for {
+		changed := m.changes()
+		p := m.rival()
+		if p == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-time.After(m.cfg.ProbeInterval): // a dead one's time is over without a change
+		case <-limit.C:
+			return m.conflict(p)
+		case <-ctx.Done():
+			return errors.Join(m.conflict(p), context.Cause(ctx))
+		}
+	}
+}
+
+// changes returns a channel that is closed when the roster has changed since.
+func (m *Member) changes() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changed
+}
+
+// silentTime is for how long an observer that hears nobody waits before it says so.
+const silentTime = 2 * time.Second
+
+// look returns what the member knows of the agents; silent: it has heard nobody for so long that it cannot say.
+func (m *Member) look() (v view, silent bool) {
+	now := time.Now()
+	m.mu.Lock()
+	heard := now.Sub(time.Unix(0, m.heard.Load())) <= silence*m.cfg.ProbeInterval
+	v = m.roster.look(now, m.grace(), heard)
+	switch {
+	case !v.withheld:
+		m.silentSince = time.Time{}
+	case m.silentSince.IsZero():
+		m.silentSince = now
+	}
+	if v.withheld {
+		v.next = now.Add(m.cfg.ProbeInterval)
+		silent = now.Sub(m.silentSince) > silentTime
+	}
+	m.mu.Unlock()
+	for _, c := range v.conflicts {
+		m.log.WithError(&ConflictError{Host: c.kept.meta.Name, Kept: c.kept.addr, Refused: c.refused.addr,
+			Since: c.kept.meta.Start}).Error("gossip: two agents claim one host")
+	}
+	return v, silent
+}
+
+// grace is the roster's. m.mu is held.
+func (m *Member) grace() time.Duration { return m.roster.grace(m.cfg.ProbeInterval, m.cfg.Patience) }
+
+// sign notes that somebody lives.
+func (m *Member) sign() { m.heard.Store(time.Now().UnixNano()) }
+
+// delegate is what memberlist calls, mostly under its lock: it copies what it is given, and never blocks.
+type delegate struct{ m *Member }
+
+// NodeMeta returns what the member says of itself, which Encode has kept within the limit.
+func (d *delegate) NodeMeta(int) []byte {
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	return d.m.encoded
+}
+
+// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for messages of our own, which there are not.
+func (d *delegate) NotifyMsg([]byte) {}
+
+func (d *delegate) GetBroadcasts(int, int) [][]byte { return nil }
+
+func (d *delegate) LocalState(bool) []byte { return nil }
+
+func (d *delegate) MergeRemoteState([]byte, bool) {}
+
+// AckPayload is called for every probe of another that this member answers.
+func (d *delegate) AckPayload() []byte {
+	d.m.sign()
+	return nil
+}
+
+// NotifyPingComplete is called for every probe of this member that another answers.
+func (d *delegate) NotifyPingComplete(*memberlist.Node, time.Duration, []byte) { d.m.sign() }
+
+// NotifyJoin tells of a member that lives, perhaps again.
+func (d *delegate) NotifyJoin(n *memberlist.Node) { d.m.here(n) }
+
+// NotifyUpdate tells of another Meta.
+func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.m.here(n) }
+
+// NotifyLeave tells of one that left, or is dead: which of both, memberlist does not say.
+func (d *delegate) NotifyLeave(n *memberlist.Node) {
+	m := d.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n.Name == m.node {
+		return
+	}
+	if p := m.roster.away(time.Now(), n.Name); p != nil && len(m.lost) < 256 {
+		m.lost[p.addr] = time.Now()
+	}
+	m.wake()
+}
+
+func (m *Member) here(n *memberlist.Node) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n.Name == m.node {
+		return
+	}
+	addr := net.JoinHostPort(n.Addr.String(), strconv.Itoa(int(n.Port)))
+	var meta *Meta
+	if len(n.Meta) > 0 {
+		if said, err := DecodeMeta(n.Meta); err == nil {
+			meta = &said
+		} else if !m.notUnder[n.Name] {
+			m.notUnder[n.Name] = true
+			m.log.WithError(err).WithField("addr", addr).Warn("gossip: an agent is left out")
+		}
+	}
+	m.roster.here(n.Name, addr, meta)
+	delete(m.lost, addr)
+	m.wake()
+}
+
+// wake tells those who wait for a change. m.mu is held.
+func (m *Member) wake() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}

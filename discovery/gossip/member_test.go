@@ -1,0 +1,579 @@
+package gossip
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/discovery/discoverytest"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what must come. It is no measure of speed.
+const patience = 2 * time.Minute
+
+var testKey = []byte("0123456789abcdef0123456789abcdef")
+
+func quiet() logrus.FieldLogger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// logBook is a log that can be read.
+type logBook struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBook) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBook) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.text.String(), text)
+}
+
+func (b *logBook) logger() logrus.FieldLogger {
+	log := logrus.New()
+	log.SetOutput(b)
+	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, DisableQuote: true})
+	return log
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// began is when the first agent of a test started; others follow by whole seconds.
+var began = time.Unix(1800000000, 0)
+
+// calm slows probes down, so that on a busy machine nobody is taken for dead who lives.
+func calm(cfg Config) Config {
+	cfg.ProbeInterval, cfg.ProbeTimeout, cfg.Patience = 500*time.Millisecond, 240*time.Millisecond, 10*time.Second
+	return cfg
+}
+
+// brisk gives probes their usual timing again.
+func brisk(cfg Config) Config {
+	cfg.ProbeInterval, cfg.ProbeTimeout, cfg.Patience = 0, 0, 0
+	return cfg
+}
+
+// bubble runs a test in virtual time, over a network in memory.
+func bubble(t *testing.T, test func(t *testing.T, n *memNet)) {
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() { <-time.After(time.Minute) }) // memberlist's last probes end with their time
+		test(t, newMemNet())
+	})
+}
+
+// agentConfig is that of an agent on the loopback network, which started so many seconds after the first.
+func agentConfig(name string, seconds int, seeds ...string) Config {
+	return calm(Config{Meta: &Meta{Name: name, Slots: 2, Start: began.Add(time.Duration(seconds) * time.Second), LaunchAddr: ":7947"},
+		BindAddr: "127.0.0.1:0", Join: seeds, Key: testKey, Label: "test", Log: quiet(), RejoinInterval: time.Second})
+}
+
+func mustJoin(t *testing.T, cfg Config) *Member {
+	t.Helper()
+	m, err := Join(within(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// follower is a Watch that goes on.
+type follower struct {
+	t     *testing.T
+	lists chan []plan.Host
+	ended chan error
+	seen  []string // all lists so far
+}
+
+// follow watches a source, which it closes in the end.
+func follow(t *testing.T, s *Source) *follower {
+	t.Helper()
+	f := &follower{t: t, lists: make(chan []plan.Host, 1000), ended: make(chan error, 1)}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { f.ended <- s.Watch(ctx, func(hosts []plan.Host) { f.lists <- hosts }) }()
+	t.Cleanup(func() {
+		cancel()
+		<-f.ended
+		close(f.ended)
+		s.Close()
+	})
+	return f
+}
+
+// text is a list as "a:2 b:2 (draining)".
+func text(hosts []plan.Host) string {
+	var words []string
+	for _, h := range hosts {
+		words = append(words, h.String())
+		if h.Draining {
+			words = append(words, "(draining)")
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// until waits for a list, and returns when it came and those that came before it.
+func (f *follower) until(want string) (at time.Time, before []string) {
+	f.t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case hosts := <-f.lists:
+			got := text(hosts)
+			f.seen = append(f.seen, got)
+			if got == want {
+				return time.Now(), before
+			}
+			before = append(before, got)
+		case err := <-f.ended:
+			f.ended <- err
+			f.t.Fatalf("the watch ended: %v; want %q, saw %q", err, want, f.seen)
+		case <-deadline:
+			f.t.Fatalf("never saw %q, only %q", want, f.seen)
+		}
+	}
+}
+
+func observerConfig(seeds ...string) Config {
+	return calm(Config{BindAddr: "127.0.0.1:0", Join: seeds, Key: testKey, Label: "test", Log: quiet(),
+		RejoinInterval: time.Second})
+}
+
+func TestConformance(t *testing.T) {
+	discoverytest.Run(t, func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
+		cfg, err := observerConfig().withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := NewSource(cfg)
+		s.member = newMember(cfg) // that nobody speaks to
+		for i, h := range hosts {
+			s.member.roster.here(h.Name+"~1", h.Name, &Meta{Name: h.Name, Slots: h.Slots, Start: began.Add(time.Duration(i)), Incarnation: "1"})
+		}
+		return s
+	})
+}
+
+func TestHostsOldestFirst(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 20))
+	mustJoin(t, agentConfig("b", 10, a.Addr()))
+	s := NewSource(observerConfig(a.Addr()))
+	f := follow(t, s)
+	f.until("b:2 a:2")
+	mustJoin(t, agentConfig("c", 15, a.Addr()))
+	f.until("b:2 c:2 a:2")
+	hosts, err := s.Discover(within(t))
+	if err != nil || text(hosts) != "b:2 c:2 a:2" {
+		t.Errorf("Discover: %v, %v", hosts, err)
+	}
+	meta, ok := s.Agent("c")
+	if !ok || meta.LaunchAddr != "127.0.0.1:7947" {
+		t.Errorf("Agent: %+v, %v", meta, ok)
+	}
+	if _, ok := s.Agent("d"); ok {
+		t.Error("found the agent of a host that is not there")
+	}
+}
+
+func TestObserversTakeNoSlots(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	other := mustJoin(t, observerConfig(a.Addr()))
+	f := follow(t, NewSource(observerConfig(other.Addr())))
+	f.until("a:2")
+}
+
+func TestMetaIsUpdated(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	s := NewSource(observerConfig(a.Addr()))
+	f := follow(t, s)
+	f.until("a:2 b:2")
+	ctx, cancel := context.WithCancel(within(t))
+	metas := make(chan []Meta, 100)
+	var watching sync.WaitGroup
+	watching.Go(func() { s.WatchAgents(ctx, func(m []Meta) { metas <- m }) })
+	defer watching.Wait()
+	defer cancel()
+	meta, _ := b.Meta()
+	meta.Slots, meta.BadSlots, meta.Name = 4, []int{1, 3}, "other"
+	if err := b.SetMeta(within(t), meta); err != nil {
+		t.Fatal(err)
+	}
+	f.until("a:2 b:4")
+	for m := range metas { // the name stays what it was
+		if len(m) == 2 && m[1].Name == "b" && slices.Equal(m[1].BadSlots, []int{1, 3}) {
+			break
+		}
+	}
+	meta.BadSlots = []int{9}
+	if err := b.SetMeta(within(t), meta); err == nil {
+		t.Error("a slot that there is not is bad")
+	}
+	if err := mustJoin(t, observerConfig(a.Addr())).SetMeta(within(t), meta); err == nil {
+		t.Error("an observer says something of a host")
+	}
+}
+
+func TestLeave(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	f := follow(t, NewSource(observerConfig(a.Addr())))
+	f.until("a:2 b:2")
+	meta, _ := b.Meta()
+	meta.Draining = true
+	if err := b.SetMeta(within(t), meta); err != nil {
+		t.Fatal(err)
+	}
+	f.until("a:2 b:2 (draining)")
+	if err := b.Leave(within(t)); err != nil {
+		t.Error(err)
+	}
+	f.until("a:2")
+	if err := b.SetMeta(within(t), meta); !errors.Is(err, ErrClosed) {
+		t.Errorf("after it left: %v", err)
+	}
+	if err := b.Leave(within(t)); !errors.Is(err, ErrClosed) {
+		t.Errorf("left twice: %v", err)
+	}
+}
+
+// TestLeaveAlone: nobody needs to hear the good-bye.
+func TestLeaveAlone(t *testing.T) {
+	if err := mustJoin(t, agentConfig("a", 0)).Leave(within(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLeaveWithoutTime: the good-bye is left out, and nothing breaks that is said at that moment.
+func TestLeaveWithoutTime(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for i := range 40 {
+		b := mustJoin(t, agentConfig(fmt.Sprint("b", i), i, a.Addr()))
+		if err := b.Leave(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("left in good order, without any time for it: %v", err)
+		}
+	}
+}
+
+// TestCrash: the bound that is documented is checked with much to spare, since the machine may be busy.
+func TestCrash(t *testing.T) {
+	a := mustJoin(t, brisk(agentConfig("a", 0)))
+	mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))
+	c := mustJoin(t, brisk(agentConfig("c", 2, a.Addr())))
+	f := follow(t, NewSource(brisk(observerConfig(a.Addr()))))
+	f.until("a:2 b:2 c:2")
+	crash := time.Now()
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	at, _ := f.until("a:2 b:2")
+	took := at.Sub(crash)
+	t.Logf("removed after %v", took.Round(time.Millisecond))
+	if took > 3*listedBound {
+		t.Errorf("removed after %v", took)
+	}
+}
+
+// TestRestart: before anybody has noticed the death, at the same address.
+func TestRestart(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	mustJoin(t, agentConfig("c", 2, a.Addr()))
+	s := NewSource(observerConfig(a.Addr()))
+	f := follow(t, s)
+	f.until("a:2 b:2 c:2")
+	old, _ := s.Agent("b")
+	cfg := agentConfig("b", 3, a.Addr())
+	cfg.BindAddr = b.Addr()
+	b.Close()
+	mustJoin(t, cfg)
+	_, before := f.until("a:2 c:2 b:2")
+	if !slices.Equal(before, []string{"a:2 c:2"}) {
+		t.Errorf("saw %q in between", before)
+	}
+	if young, ok := s.Agent("b"); !ok || young.Incarnation == old.Incarnation {
+		t.Errorf("still the old agent: %+v", young)
+	}
+	if hosts, err := s.Discover(within(t)); err != nil || text(hosts) != "a:2 c:2" {
+		t.Errorf("who polls does not see that it went: %v, %v", hosts, err)
+	}
+}
+
+// TestRestartUnwatched: a Watch that begins again knows what the last one said.
+func TestRestartUnwatched(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	s := NewSource(observerConfig(a.Addr()))
+	defer s.Close()
+	stop := errors.New("enough")
+	session := func(want string) (lists []string) {
+		ctx, cancel := context.WithCancelCause(within(t))
+		defer cancel(nil)
+		err := s.Watch(ctx, func(hosts []plan.Host) {
+			if lists = append(lists, text(hosts)); text(hosts) == want {
+				cancel(stop)
+			}
+		})
+		if !errors.Is(err, stop) {
+			t.Fatalf("%v; saw %q", err, lists)
+		}
+		return lists
+	}
+	session("a:2 b:2")
+	cfg := agentConfig("b", 2, a.Addr())
+	cfg.BindAddr = b.Addr()
+	b.Close()
+	young := mustJoin(t, cfg)
+	for meta, _ := s.Agent("b"); meta.Incarnation != young.meta.Incarnation; meta, _ = s.Agent("b") {
+		<-s.member.changes()
+	}
+	if lists := session("a:2 b:2"); !slices.Equal(lists, []string{"a:2", "a:2 b:2"}) {
+		t.Errorf("the next session saw %q", lists)
+	}
+}
+
+func TestConflict(t *testing.T) {
+	var book logBook
+	a := mustJoin(t, agentConfig("a", 0))
+	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	cfg := observerConfig(a.Addr())
+	cfg.Log = book.logger()
+	f := follow(t, NewSource(cfg))
+	f.until("a:2 b:2")
+	_, err := Join(within(t), agentConfig("b", 2, a.Addr()))
+	conflict, ok := errors.AsType[*ConflictError](err)
+	if !ok || conflict.Kept != b.Addr() || !strings.Contains(err.Error(), b.Addr()) || !strings.Contains(err.Error(), conflict.Refused) {
+		t.Fatalf("the second agent of a host: %v", err)
+	}
+	if n := book.count(conflict.Error()); n != 1 {
+		t.Errorf("the observer has said %d times: %v", n, err)
+	}
+	select {
+	case hosts := <-f.lists:
+		t.Errorf("the list became %q", text(hosts))
+	default:
+	}
+}
+
+// TestRestartElsewhere: the predecessor at another address is waited for until it is known to be dead.
+func TestRestartElsewhere(t *testing.T) {
+	a := mustJoin(t, brisk(agentConfig("a", 0)))
+	b := mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))
+	mustJoin(t, brisk(agentConfig("c", 2, a.Addr())))
+	f := follow(t, NewSource(brisk(observerConfig(a.Addr()))))
+	f.until("a:2 b:2 c:2")
+	b.Close()
+	mustJoin(t, brisk(agentConfig("b", 3, a.Addr())))
+	f.until("a:2 c:2")
+	f.until("a:2 c:2 b:2")
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := closed.Addr().String()
+	closed.Close()
+	for what, c := range map[string]struct {
+		change func(*Config)
+		is     error
+		says   []string
+	}{
+		"key":             {func(c *Config) { c.Key = bytes.Repeat([]byte{1}, KeyLen) }, ErrKey, []string{a.Addr()}},
+		"label":           {func(c *Config) { c.Label = "other" }, ErrLabel, []string{a.Addr()}},
+		"no label":        {func(c *Config) { c.Label = "" }, ErrLabel, []string{a.Addr()}},
+		"key, try on":     {func(c *Config) { c.Key, c.KeepTrying = bytes.Repeat([]byte{1}, KeyLen), true }, ErrKey, []string{a.Addr()}},
+		"nobody there":    {func(c *Config) { c.Join = []string{nobody, "no port:x"} }, nil, []string{nobody + ": ", "refused", "no port:x"}},
+		"key of no bytes": {func(c *Config) { c.Key = nil }, nil, []string{"0 bytes"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			cfg := observerConfig(a.Addr())
+			c.change(&cfg)
+			s := NewSource(cfg)
+			defer s.Close()
+			hosts, err := s.Discover(within(t))
+			if err == nil {
+				t.Fatalf("found %v", hosts)
+			}
+			if c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("%v, want %v", err, c.is)
+			}
+			for _, says := range append(c.says, "gossip: ") {
+				if !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("does not say %q in one line: %v", says, err)
+				}
+			}
+		})
+	}
+}
+
+// TestSeedsComeLater: an agent that may wait is let in when its seed is there.
+func TestSeedsComeLater(t *testing.T) {
+	reserved, err := net.ListenPacket("udp", "127.0.0.1:0") // a port that is free for the seed later
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed := reserved.LocalAddr().String()
+	reserved.Close()
+	cfg := agentConfig("b", 1, seed)
+	cfg.KeepTrying = true
+	b := mustJoin(t, cfg)
+	first := agentConfig("a", 0)
+	first.BindAddr = seed
+	mustJoin(t, first)
+	f := follow(t, NewSource(observerConfig(b.Addr())))
+	f.until("a:2 b:2")
+}
+
+// TestSilence: an observer that is cut off does not take everybody for dead.
+func TestSilence(t *testing.T) { bubble(t, testSilence) }
+
+func testSilence(t *testing.T, n *memNet) {
+	agent := func(name string, seconds int, seeds ...string) *Member {
+		cfg := brisk(agentConfig(name, seconds, seeds...))
+		cfg.Transport = n.port()
+		return mustJoin(t, cfg)
+	}
+	a := agent("a", 0)
+	b := agent("b", 1, a.Addr())
+	port := n.port()
+	cfg := brisk(observerConfig(a.Addr()))
+	cfg.Transport = port
+	s := NewSource(cfg)
+	defer s.Close()
+	watch := func(until string) (lists []string, err error) {
+		ctx, cancel := context.WithCancel(within(t))
+		defer cancel()
+		err = s.Watch(ctx, func(hosts []plan.Host) {
+			lists = append(lists, text(hosts))
+			if text(hosts) == until {
+				cancel()
+			}
+			if until == "" {
+				n.isolate(port.addr.String(), true)
+			}
+		})
+		return lists, err
+	}
+	watch("a:2 b:2")
+	lists, err := watch("")
+	if !errors.Is(err, ErrSilent) || !slices.Equal(lists, []string{"a:2 b:2"}) {
+		t.Errorf("cut off: %v, after %q", err, lists)
+	}
+	if hosts, err := s.Discover(within(t)); !errors.Is(err, ErrSilent) {
+		t.Errorf("cut off, found %v, %v", hosts, err)
+	}
+	b.Close() // meanwhile
+	n.isolate(port.addr.String(), false)
+	for {
+		if lists, err = watch("a:2"); !errors.Is(err, ErrSilent) {
+			break
+		}
+		<-s.member.changes()
+	}
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("back again: %v, after %q", err, lists)
+	}
+}
+
+// TestPartitionHeals: two halves that have long buried each other find together by their seeds.
+func TestPartitionHeals(t *testing.T) {
+	bubble(t, func(t *testing.T, n *memNet) {
+		port := func(cfg Config) Config {
+			cfg = brisk(cfg)
+			cfg.Transport = n.port()
+			return cfg
+		}
+		a := mustJoin(t, port(agentConfig("a", 0)))
+		mustJoin(t, port(agentConfig("b", 1, a.Addr())))
+		c := mustJoin(t, port(agentConfig("c", 2, a.Addr())))
+		f := follow(t, NewSource(port(observerConfig(a.Addr()))))
+		f.until("a:2 b:2 c:2")
+		for _, length := range []time.Duration{0, 2 * deadTime} {
+			n.isolate(c.Addr(), true)
+			f.until("a:2 b:2")
+			<-time.After(length) // the bubble's
+			n.isolate(c.Addr(), false)
+			f.until("a:2 b:2 c:2")
+		}
+	})
+}
+
+func TestNewerAgentsAreLeftOut(t *testing.T) {
+	var book logBook
+	a := mustJoin(t, agentConfig("a", 0))
+	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	cfg := observerConfig(a.Addr())
+	cfg.Log = book.logger()
+	f := follow(t, NewSource(cfg))
+	f.until("a:2 b:2")
+	for range 2 {
+		b.mu.Lock()
+		b.encoded = []byte{metaVersion + 1, byte(len(b.encoded)), 'x'}
+		b.mu.Unlock()
+		if err := b.list.UpdateNode(patience); err != nil {
+			t.Fatal(err)
+		}
+		f.until("a:2")
+		meta, _ := b.Meta()
+		if err := b.SetMeta(within(t), meta); err != nil {
+			t.Fatal(err)
+		}
+		f.until("a:2 b:2")
+	}
+	if n := book.count("an agent is left out"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+}
+
+func TestEveryAddress(t *testing.T) {
+	cfg := agentConfig("a", 0)
+	cfg.BindAddr = "0.0.0.0:0"
+	cfg.AdvertiseAddr = "127.0.0.2"
+	a := mustJoin(t, cfg)
+	if !strings.HasPrefix(a.Addr(), "127.0.0.2:") {
+		t.Errorf("advertises %s", a.Addr())
+	}
+	cfg = observerConfig(a.Addr())
+	cfg.BindAddr = ""
+	o := mustJoin(t, cfg)
+	if host, _, _ := net.SplitHostPort(o.Addr()); !net.ParseIP(host).IsLoopback() {
+		t.Errorf("an observer that reaches its seed from loopback advertises %s", o.Addr())
+	}
+	if addr, err := advertised(within(t), nil); err != nil || net.ParseIP(addr) == nil {
+		t.Errorf("without a seed: %q, %v", addr, err)
+	}
+}

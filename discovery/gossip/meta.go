@@ -1,0 +1,183 @@
+package gossip
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// MaxMeta is the most bytes that an encoded Meta may have.
+const MaxMeta = memberlist.MetaMaxSize
+
+// metaVersion is the version of the encoding. Whoever meets a newer one leaves it alone.
+const metaVersion = 1
+
+// maxIncarnation is the longest Incarnation.
+const maxIncarnation = 32
+
+const flagDraining = 1
+
+// Meta is what an agent says of itself to the whole cluster. It is small, and changes seldom.
+type Meta struct {
+	// Name is the host's, unique in the cluster: the name by which the driver knows it.
+	Name string
+	// Slots is how many workers the host has room for, those of BadSlots among them.
+	Slots int
+	// Start is when the agent started, by the host's clock. Older hosts keep lower ranks. Zero: when it joined.
+	Start time.Time
+	// LaunchAddr is the host:port under which the agent starts workers. Without a host (":7947") it is the one under which
+	// the cluster knows the agent.
+	LaunchAddr string
+	// Draining: the host is about to leave; its workers shall go at the next step boundary.
+	Draining bool
+	// BadSlots are the indices of slots whose devices have failed, in ascending order.
+	BadSlots []int
+	// Incarnation tells this start of the agent from all others. Empty: a random one, made by Join.
+	Incarnation string
+}
+
+// Host returns the agent's host as discovery lists it.
+func (m Meta) Host() plan.Host { return plan.Host{Name: m.Name, Slots: m.Slots, Draining: m.Draining} }
+
+func (m Meta) equal(o Meta) bool {
+	return m.Name == o.Name && m.Slots == o.Slots && m.Start.Equal(o.Start) && m.LaunchAddr == o.LaunchAddr &&
+		m.Draining == o.Draining && slices.Equal(m.BadSlots, o.BadSlots) && m.Incarnation == o.Incarnation
+}
+
+// check returns what no agent can say.
+func (m Meta) check() error {
+	if err := plan.CheckHosts([]plan.Host{m.Host()}); err != nil {
+		return fmt.Errorf("gossip: %w", err)
+	}
+	switch {
+	case len(m.Incarnation) > maxIncarnation:
+		return fmt.Errorf("gossip: the incarnation has %d bytes; at most %d", len(m.Incarnation), maxIncarnation)
+	case m.Start.Before(time.Unix(0, math.MinInt64)) || m.Start.After(time.Unix(0, math.MaxInt64)):
+		return fmt.Errorf("gossip: no agent started at %v", m.Start)
+	}
+	if m.LaunchAddr != "" {
+		_, port, err := net.SplitHostPort(m.LaunchAddr)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			return fmt.Errorf("gossip: %q is no host:port to launch at", m.LaunchAddr)
+		}
+	}
+	for i, slot := range m.BadSlots {
+		if slot < 0 || slot >= m.Slots || i > 0 && slot <= m.BadSlots[i-1] {
+			return fmt.Errorf("gossip: bad slots %v are not indices of %d slots, in ascending order", m.BadSlots, m.Slots)
+		}
+	}
+	return nil
+}
+
+// VersionError says that a Meta is of a newer version than this program knows.
+type VersionError struct{ Version, Known int }
+
+// Error names both versions.
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("gossip: an agent of version %d; this program knows those up to %d", e.Version, e.Known)
+}
+
+// Encode returns the Meta in at most MaxMeta bytes: the version, flags, the slots, the start in nanoseconds, the texts,
+// each after its length, and the bad slots after their number, each as its distance from the one before. A Meta that no
+// agent can say is an error, and so is one that is too long.
+func (m Meta) Encode() ([]byte, error) {
+	if err := m.check(); err != nil {
+		return nil, err
+	}
+	var flags byte
+	if m.Draining {
+		flags |= flagDraining
+	}
+	b := []byte{metaVersion, flags}
+	b = binary.AppendUvarint(b, uint64(m.Slots))
+	b = binary.BigEndian.AppendUint64(b, uint64(m.Start.UnixNano()))
+	for _, text := range []string{m.Name, m.Incarnation, m.LaunchAddr} {
+		b = binary.AppendUvarint(b, uint64(len(text)))
+		b = append(b, text...)
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.BadSlots)))
+	last := -1
+	for _, slot := range m.BadSlots {
+		b = binary.AppendUvarint(b, uint64(slot-last))
+		last = slot
+	}
+	if len(b) > MaxMeta {
+		return nil, fmt.Errorf("gossip: what host %q says of itself takes %d bytes; at most %d", m.Name, len(b), MaxMeta)
+	}
+	return b, nil
+}
+
+var errMeta = errors.New("gossip: what an agent says of itself cannot be understood")
+
+// DecodeMeta reads what Encode wrote. A newer version is a *VersionError. It keeps nothing of b.
+func DecodeMeta(b []byte) (Meta, error) {
+	if len(b) > MaxMeta || len(b) < 2 || b[0] == 0 {
+		return Meta{}, errMeta
+	}
+	if b[0] > metaVersion {
+		return Meta{}, &VersionError{int(b[0]), metaVersion}
+	}
+	r := reader{rest: b[2:]}
+	m := Meta{Draining: b[1]&flagDraining != 0, Slots: r.number(plan.MaxSlots)}
+	m.Start = time.Unix(0, int64(r.fixed())).UTC()
+	m.Name, m.Incarnation, m.LaunchAddr = r.text(), r.text(), r.text()
+	last := -1
+	for range r.number(len(r.rest)) { // each takes a byte at least
+		last += r.number(plan.MaxSlots)
+		m.BadSlots = append(m.BadSlots, last)
+	}
+	if r.broken || len(r.rest) > 0 || b[1]&^flagDraining != 0 {
+		return Meta{}, errMeta
+	}
+	if err := m.check(); err != nil {
+		return Meta{}, err
+	}
+	return m, nil
+}
+
+// reader takes fields off the front of rest, until one is broken.
+type reader struct {
+	rest   []byte
+	broken bool
+}
+
+func (r *reader) number(most int) int {
+	n, size := binary.Uvarint(r.rest)
+	if r.broken || size <= 0 || n > uint64(max(most, 0)) {
+		r.broken = true
+		return 0
+	}
+	r.rest = r.rest[size:]
+	return int(n)
+}
+
+func (r *reader) bytes(n int) []byte {
+	if r.broken || n > len(r.rest) {
+		r.broken = true
+		return nil
+	}
+	b := r.rest[:n]
+	r.rest = r.rest[n:]
+	return b
+}
+
+func (r *reader) text() string { return string(r.bytes(r.number(MaxMeta))) }
+
+func (r *reader) fixed() uint64 {
+	if b := r.bytes(8); b != nil {
+		return binary.BigEndian.Uint64(b)
+	}
+	return 0
+}

@@ -1,0 +1,199 @@
+package gossip
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+// peer is another member of the cluster.
+type peer struct {
+	node    string // memberlist's name for it, never used twice
+	addr    string // where it gossips
+	meta    *Meta  // nil: an observer, or an agent that cannot be understood
+	seen    uint64 // number of the look before which it came: members of one number came at once
+	arrival uint64 // number of the arrival
+	gone    time.Time
+	refused bool // has been told that its host has another agent
+}
+
+// over tells whether it is dead, and stays no longer.
+func (p *peer) over(now time.Time, grace time.Duration) bool {
+	return !p.gone.IsZero() && !now.Before(p.gone.Add(grace))
+}
+
+// older compares by start; then by who was seen first, and last by name.
+func older(a, b *peer) int {
+	return cmp.Or(a.meta.Start.Compare(b.meta.Start), cmp.Compare(a.seen, b.seen), cmp.Compare(a.meta.Name, b.meta.Name),
+		cmp.Compare(a.node, b.node))
+}
+
+// holder is the agent that a host name belongs to.
+type holder struct {
+	node string
+	// restarted is when it took over from another incarnation without a list in between that said so.
+	restarted time.Time
+}
+
+// roster is who is there, as far as the callbacks of memberlist tell. It has no clock and no lock.
+type roster struct {
+	peers    map[string]*peer
+	holders  map[string]*holder // by host name
+	looks    uint64
+	arrivals uint64
+}
+
+func newRoster() *roster { return &roster{peers: map[string]*peer{}, holders: map[string]*holder{}} }
+
+// here says that a member lives, or says something new of itself.
+func (r *roster) here(node, addr string, meta *Meta) {
+	p := r.peers[node]
+	if p == nil {
+		r.arrivals++
+		p = &peer{node: node, seen: r.looks, arrival: r.arrivals}
+		r.peers[node] = p
+	}
+	p.addr, p.meta, p.gone = addr, meta, time.Time{}
+}
+
+// away says that a member does not live. Agents that did not say so before stay for a while.
+func (r *roster) away(now time.Time, node string) (lost *peer) {
+	p := r.peers[node]
+	switch {
+	case p == nil:
+	case p.meta == nil || p.meta.Draining:
+		delete(r.peers, node)
+	case p.gone.IsZero():
+		p.gone = now
+		return p
+	}
+	return nil
+}
+
+// grace is for how long a dead member stays listed: what patience leaves after the suspicion that came before, which is
+// the longer the larger the cluster is.
+func (r *roster) grace(probe, patience time.Duration) time.Duration {
+	scale := max(1, math.Log10(float64(len(r.peers)+1)))
+	return max(leastGrace, patience-time.Duration(suspicionMult*scale*float64(probe)))
+}
+
+// view is what a look at the roster shows.
+type view struct {
+	agents []agent // the oldest first
+	// next is when there will be something else to see though nothing happens; zero: never.
+	next time.Time
+	// withheld: agents are listed that are dead, by all one knows, because nobody at all is heard.
+	withheld bool
+	// conflicts are agents that were found to claim another's host, each told once.
+	conflicts []conflict
+}
+
+// agent is one of those that are listed.
+type agent struct {
+	Meta
+	addr      string
+	restarted time.Time
+}
+
+type conflict struct{ kept, refused peer }
+
+// look takes those off whose time is over, decides whose each host is, and returns who is there. heard says whether this
+// member hears any other.
+func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
+	var v view
+	claims := map[string][]*peer{}
+	for _, p := range r.peers {
+		if !p.gone.IsZero() {
+			due := p.gone.Add(grace)
+			switch {
+			case now.Before(due):
+				if v.next.IsZero() || due.Before(v.next) {
+					v.next = due
+				}
+			case heard:
+				delete(r.peers, p.node)
+				continue
+			default:
+				v.withheld = true
+			}
+		}
+		if p.meta != nil {
+			claims[p.meta.Name] = append(claims[p.meta.Name], p)
+		}
+	}
+	r.looks++
+	var kept []*peer
+	for name := range r.holders {
+		if len(claims[name]) == 0 {
+			delete(r.holders, name) // whoever takes the name later, a list said that the host was gone
+		}
+	}
+	for name, claimants := range claims {
+		slices.SortFunc(claimants, older)
+		p := r.decide(now, name, claimants)
+		kept = append(kept, p)
+		for _, other := range claimants {
+			if other != p && other.gone.IsZero() && !other.refused && r.peers[other.node] != nil {
+				other.refused = true
+				v.conflicts = append(v.conflicts, conflict{*p, *other})
+			}
+		}
+	}
+	slices.SortFunc(kept, older)
+	for _, p := range kept {
+		v.agents = append(v.agents, agent{*p.meta, p.addr, r.holders[p.meta.Name].restarted})
+	}
+	return v
+}
+
+// decide returns whose the host is among those that claim it, oldest first: it stays with whom it is, until that one is
+// gone. One that is dead, or whose address has another agent, makes room at once.
+func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
+	h := r.holders[name]
+	var current *peer
+	if h != nil {
+		current = r.peers[h.node]
+	}
+	next := current
+	for _, p := range claimants {
+		replaces := current == nil || p.gone.IsZero() && p.arrival > current.arrival && (p.addr == current.addr || !current.gone.IsZero())
+		if !replaces {
+			continue
+		}
+		if next == current || !next.gone.IsZero() && p.gone.IsZero() {
+			next = p
+		}
+	}
+	switch {
+	case next == current:
+	case h == nil:
+		r.holders[name] = &holder{node: next.node}
+	default:
+		if current != nil {
+			delete(r.peers, current.node)
+		}
+		r.holders[name] = &holder{node: next.node, restarted: now}
+	}
+	next.refused = false
+	return next
+}
+
+// rival returns an older agent of the same host at another address, or nil. A dead one is none once its time is over.
+func (r *roster) rival(now time.Time, grace time.Duration, node, addr string, me Meta) *peer {
+	for _, p := range r.peers {
+		if p.meta == nil || p.meta.Name != me.Name || p.addr == addr || p.over(now, grace) {
+			continue
+		}
+		if cmp.Or(p.meta.Start.Compare(me.Start), cmp.Compare(p.node, node)) < 0 {
+			return p
+		}
+	}
+	return nil
+}
+
+// purge forgets the dead whose time is over.
+func (r *roster) purge(now time.Time, grace time.Duration) {
+	maps.DeleteFunc(r.peers, func(_ string, p *peer) bool { return p.over(now, grace) })
+}

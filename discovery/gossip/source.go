@@ -1,0 +1,234 @@
+package gossip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// ErrSilent says that no member of the cluster is heard: which hosts are there, nobody knows.
+var ErrSilent = errors.New("gossip: no member of the cluster is heard")
+
+const (
+	// coalesce is how long a change waits for others, as many agents come or go at once.
+	coalesce = 20 * time.Millisecond
+	// restartGap is for how long Discover leaves a host out that was restarted, so that who asks every now and then sees it
+	// gone. Watch leaves it out of one list.
+	restartGap = 3 * time.Second
+	// farewell bounds an observer's good-bye.
+	farewell = time.Second
+)
+
+// Source is a discovery.Discoverer and discovery.Watcher: the hosts of a cluster's agents, the oldest start first. Where
+// starts are equal, who was seen first is older, then the lesser name. It joins the cluster as an observer when it is first
+// asked, so that a cluster that cannot be joined is a failed discovery, and stays in it until Close.
+type Source struct {
+	cfg     Config
+	joining chan struct{} // holds one token
+
+	mu     sync.Mutex
+	member *Member
+	closed bool
+	told   map[string]string // incarnations that the last list of a Watch stood for, by host
+}
+
+var (
+	_ discovery.Discoverer = (*Source)(nil)
+	_ discovery.Watcher    = (*Source)(nil)
+)
+
+// NewSource returns a Source of the cluster that cfg names; cfg.Meta is not used. It starts nothing.
+func NewSource(cfg Config) *Source {
+	cfg.Meta = nil
+	return &Source{cfg: cfg, joining: make(chan struct{}, 1), told: map[string]string{}}
+}
+
+// observe returns the observer, which joins now if it has not yet.
+func (s *Source) observe(ctx context.Context) (*Member, error) {
+	select {
+	case s.joining <- struct{}{}:
+		defer func() { <-s.joining }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("gossip: %w", context.Cause(ctx))
+	}
+	s.mu.Lock()
+	m, closed := s.member, s.closed
+	s.mu.Unlock()
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("gossip: %w", context.Cause(ctx))
+	case closed:
+		return nil, ErrClosed
+	case m != nil:
+		return m, nil
+	}
+	m, err := Join(ctx, s.cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.member = m
+	s.mu.Unlock()
+	return m, nil
+}
+
+// Close leaves the cluster and waits for all that was started. A Watch that goes on ends with ErrClosed.
+func (s *Source) Close() error {
+	s.joining <- struct{}{}
+	defer func() { <-s.joining }()
+	s.mu.Lock()
+	m := s.member
+	s.member, s.closed = nil, true
+	s.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	if err := m.Leave(ctx); err != nil {
+		m.log.WithError(err).Debug("gossip: left without a good-bye")
+	}
+	return nil
+}
+
+// Discover returns the hosts that are there now. It blocks while it joins the cluster. ErrSilent: they are not known.
+func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
+	m, err := s.observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v, silent := m.look()
+	if silent {
+		return nil, ErrSilent
+	}
+	hosts := []plan.Host{}
+	for _, a := range v.agents {
+		if a.restarted.IsZero() || time.Since(a.restarted) > restartGap {
+			hosts = append(hosts, a.Host())
+		}
+	}
+	return hosts, nil
+}
+
+// Watch is discovery.Watcher's. A host whose agent has restarted is missing from one list, also where it restarted while
+// nobody watched. It returns ErrSilent when no member of the cluster has been heard for some seconds.
+func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
+	s.mu.Lock()
+	told := maps.Clone(s.told)
+	s.mu.Unlock()
+	var last []plan.Host
+	first := true
+	return s.watch(ctx, func(agents []agent) {
+		hosts, without := []plan.Host{}, []plan.Host{}
+		now := map[string]string{}
+		for _, a := range agents {
+			hosts = append(hosts, a.Host())
+			now[a.Name] = a.Incarnation
+			if before, listed := told[a.Name]; !listed || before == a.Incarnation {
+				without = append(without, a.Host())
+			}
+		}
+		if len(without) < len(hosts) {
+			found(without)
+			first = true
+		}
+		told = now
+		s.mu.Lock()
+		s.told = maps.Clone(told)
+		s.mu.Unlock()
+		if first || !slices.Equal(hosts, last) {
+			first, last = false, slices.Clone(hosts)
+			found(hosts)
+		}
+	})
+}
+
+// WatchAgents is Watch with all that agents say of themselves, bad slots among it: found gets the whole list, oldest
+// first, which it owns, and again whenever anything in it has changed. A restart shows as another Incarnation.
+func (s *Source) WatchAgents(ctx context.Context, found func([]Meta)) error {
+	var last []Meta
+	first := true
+	return s.watch(ctx, func(agents []agent) {
+		now := make([]Meta, len(agents))
+		for i, a := range agents {
+			now[i] = a.reachable()
+		}
+		if first || !slices.EqualFunc(now, last, Meta.equal) {
+			first, last = false, now
+			found(slices.Clone(now))
+		}
+	})
+}
+
+// watch calls look with the agents now, and whenever something may have changed.
+func (s *Source) watch(ctx context.Context, look func([]agent)) error {
+	m, err := s.observe(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		changed := m.changes()
+		v, silent := m.look()
+		if silent {
+			return ErrSilent
+		}
+		look(v.agents)
+		var due <-chan time.Time
+		if !v.next.IsZero() {
+			due = time.After(time.Until(v.next))
+		}
+		select {
+		case <-changed:
+			due = time.After(coalesce)
+		case <-due:
+			continue
+		case <-ctx.Done():
+		case <-m.ctx.Done():
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-m.ctx.Done():
+			return ErrClosed
+		case <-due:
+		}
+	}
+}
+
+// Agent returns what the agent of a host says of itself, where to launch above all: LaunchAddr is complete. False: the
+// host is not listed. It does not block, and finds nobody before the first Discover or Watch.
+func (s *Source) Agent(host string) (Meta, bool) {
+	s.mu.Lock()
+	m := s.member
+	s.mu.Unlock()
+	if m == nil {
+		return Meta{}, false
+	}
+	v, _ := m.look()
+	for _, a := range v.agents {
+		if a.Name == host {
+			return a.reachable(), true
+		}
+	}
+	return Meta{}, false
+}
+
+// reachable returns the Meta with a host in its LaunchAddr, and nothing that others own.
+func (a agent) reachable() Meta {
+	m := a.Meta
+	m.BadSlots = slices.Clone(m.BadSlots)
+	if host, port, err := net.SplitHostPort(m.LaunchAddr); err == nil && host == "" {
+		if ip, _, err := net.SplitHostPort(a.addr); err == nil {
+			m.LaunchAddr = net.JoinHostPort(ip, port)
+		}
+	}
+	return m
+}

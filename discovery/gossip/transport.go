@@ -1,0 +1,225 @@
+package gossip
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// transport is the network, or what a test puts in its place, with what memberlist's own lacks: its dials end when it is
+// closed, so do its connections, and it waits for those who use them.
+type transport struct {
+	memberlist.Transport
+	dial    func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error)
+	streams chan net.Conn
+	ctx     context.Context
+	cancel  context.CancelFunc
+	all     sync.WaitGroup
+
+	shutdown sync.Once
+	mu       sync.Mutex
+	conns    map[*conn]bool
+	closed   bool
+	idle     chan struct{} // closed when closed and no connection is open
+}
+
+var _ memberlist.NodeAwareTransport = (*transport)(nil)
+
+// listen binds the address and returns the network as a transport.
+func listen(bind string, logger *log.Logger) (*transport, error) {
+	host, port, err := hostPort(bind, DefaultPort)
+	if err != nil {
+		return nil, err
+	}
+	if net.ParseIP(host) == nil {
+		return nil, fmt.Errorf("gossip: to listen on %q: %q is no IP address", bind, host)
+	}
+	var network *memberlist.NetTransport
+	for range 10 { // a port that is free for TCP may be taken for UDP
+		network, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
+			BindAddrs: []string{host}, BindPort: port, Logger: logger})
+		if err == nil || port != 0 {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("gossip: %w", err)
+	}
+	return newTransport(network, func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error) {
+		return (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", addr)
+	}), nil
+}
+
+// newTransport wraps another. A nil dial is that one's.
+func newTransport(inner memberlist.Transport,
+	dial func(context.Context, string, time.Duration) (net.Conn, error)) *transport {
+	t := &transport{Transport: inner, dial: dial, streams: make(chan net.Conn), conns: map[*conn]bool{},
+		idle: make(chan struct{})}
+	if dial == nil {
+		t.dial = func(_ context.Context, addr string, timeout time.Duration) (net.Conn, error) {
+			return inner.DialTimeout(addr, timeout)
+		}
+	}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.all.Go(t.forward)
+	return t
+}
+
+// forward hands incoming connections on.
+func (t *transport) forward() {
+	for {
+		select {
+		case <-t.ctx.Done():
+			return
+		case c := <-t.Transport.StreamCh():
+			select {
+			case t.streams <- t.track(c):
+			case <-t.ctx.Done():
+				c.Close()
+				return
+			}
+		}
+	}
+}
+
+func (t *transport) StreamCh() <-chan net.Conn { return t.streams }
+
+func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	c, err := t.dial(t.ctx, addr, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return t.track(c), nil
+}
+
+func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	return t.DialTimeout(a.Addr, timeout)
+}
+
+func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	return t.WriteTo(b, a.Addr)
+}
+
+// Shutdown ends everything, and returns when whoever uses a connection has closed it.
+func (t *transport) Shutdown() error {
+	var err error
+	t.shutdown.Do(func() {
+		err = t.Transport.Shutdown() // while connections are still taken: it waits for those that it hands over
+		t.cancel()
+		t.all.Wait()
+		t.mu.Lock()
+		t.closed = true
+		for c := range t.conns {
+			c.Conn.Close()
+		}
+		t.checkIdle()
+		t.mu.Unlock()
+		select {
+		case <-t.idle:
+		case <-time.After(time.Second): // memberlist does not close one to which it could not write
+		}
+	})
+	return err
+}
+
+func (t *transport) checkIdle() {
+	if t.closed && len(t.conns) == 0 {
+		select {
+		case <-t.idle:
+		default:
+			close(t.idle)
+		}
+	}
+}
+
+// conn is a connection that is known to be open.
+type conn struct {
+	net.Conn
+	t *transport
+}
+
+func (t *transport) track(c net.Conn) net.Conn {
+	tracked := &conn{c, t}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		c.Close()
+		return tracked
+	}
+	t.conns[tracked] = true
+	return tracked
+}
+
+func (c *conn) Close() error {
+	c.t.mu.Lock()
+	delete(c.t.conns, c)
+	c.t.checkIdle()
+	c.t.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// resolve returns the addresses of a seed.
+func resolve(ctx context.Context, seed string) ([]string, error) {
+	host, port, err := hostPort(seed, DefaultPort)
+	if err != nil {
+		return nil, err
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	addrs := make([]string, len(ips))
+	for i, ip := range ips {
+		addrs[i] = net.JoinHostPort(ip.Unmap().String(), strconv.Itoa(port))
+	}
+	return addrs, nil
+}
+
+// advertised returns the address under which others reach a member that is bound to every address: of the route to a
+// seed, or else of an interface.
+func advertised(ctx context.Context, seeds []string) (string, error) {
+	for _, seed := range seeds {
+		addrs, err := resolve(ctx, seed)
+		if err != nil {
+			continue
+		}
+		for _, addr := range addrs {
+			c, err := net.Dial("udp", addr) // sends nothing
+			if err != nil {
+				continue
+			}
+			ip := c.LocalAddr().(*net.UDPAddr).IP
+			c.Close()
+			return ip.String(), nil
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", fmt.Errorf("gossip: to find an address of this machine: %w", err)
+	}
+	var v6, loopback string
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		switch {
+		case !ok:
+		case n.IP.IsLoopback():
+			loopback = "127.0.0.1"
+		case n.IP.IsGlobalUnicast() && n.IP.To4() != nil:
+			return n.IP.String(), nil
+		case n.IP.IsGlobalUnicast() && v6 == "":
+			v6 = n.IP.String()
+		}
+	}
+	if found := cmp.Or(v6, loopback); found != "" {
+		return found, nil
+	}
+	return "", errors.New("gossip: this machine has no address that others can reach; name one to advertise")
+}

@@ -1,0 +1,173 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Named is a source with the name under which its failures are told.
+type Named struct {
+	Name   string
+	Source Discoverer
+}
+
+// named puts the source's name before an error.
+func (n Named) named(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", n.Name, err)
+}
+
+// Merged is one source made of several. Merge makes one.
+type Merged struct {
+	sources []Named
+
+	mu    sync.Mutex
+	order []string // of the hosts of the last list
+}
+
+// Merge makes one source of several by these rules:
+//
+//   - A host is listed as long as any source lists it.
+//   - Its slots are those that the first of these sources says, in the order of sources. It is draining if any of them
+//     says so. A source that does not list it has no say.
+//   - Hosts that stay listed keep their order, whichever source lists them. New ones follow: those of the first source
+//     first, and in its order, then those of the second that it has not named, and so on.
+//   - The first discovery of every source must succeed. A source that fails later keeps its own last list, while the
+//     others go on.
+//   - Each source is watched if it can push, and polled otherwise; what one says counts at once.
+//
+// A Poll lends its Interval, Failed and Log to each source: a failure is told with the source's name before it, and with
+// the age of that source's list. Without one, sources are polled every second and failures go to the standard log.
+func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
+
+// Discover asks all sources at once. Where one fails there is no whole list, but an error that names it.
+func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
+	lists, errs := make([][]plan.Host, len(m.sources)), make([]error, len(m.sources))
+	var all sync.WaitGroup
+	for i, s := range m.sources {
+		all.Go(func() {
+			var err error
+			if lists[i], err = s.Source.Discover(ctx); err == nil {
+				err = checkList(lists[i])
+			}
+			errs[i] = s.named(err)
+		})
+	}
+	all.Wait()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("discovery: %w", context.Cause(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return m.merge(lists), nil
+}
+
+// Watch calls found when every source has given its first list, and then with each change. It ends with ctx, or with the
+// failure of a source's first discovery.
+func (m *Merged) Watch(ctx context.Context, found func([]plan.Host)) error {
+	return m.watch(ctx, &Poll{}, found)
+}
+
+// watch runs a Poll like that one for each source.
+func (m *Merged) watch(ctx context.Context, like *Poll, found func([]plan.Host)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &mergeSession{merged: m, found: found, lists: make([][]plan.Host, len(m.sources)), heard: make([]bool, len(m.sources))}
+	if len(m.sources) == 0 {
+		found(nil)
+	}
+	var failing sync.Mutex
+	var all sync.WaitGroup
+	for i, source := range m.sources {
+		p := Poll{Source: source.Source, Interval: like.Interval, Log: like.log().WithField("source", source.Name)}
+		if like.Failed != nil {
+			p.Failed = func(err error, age time.Duration) {
+				failing.Lock()
+				defer failing.Unlock()
+				like.Failed(source.named(err), age)
+			}
+		}
+		all.Go(func() {
+			err := p.Run(ctx, func(hosts []plan.Host) { s.take(i, hosts) })
+			if first, ok := errors.AsType[*FirstError](err); ok {
+				cancel(source.named(first.Err))
+			}
+		})
+	}
+	<-ctx.Done()
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+// mergeSession is one Watch of a Merged.
+type mergeSession struct {
+	merged *Merged
+	found  func([]plan.Host)
+
+	mu    sync.Mutex
+	lists [][]plan.Host // the last of each source
+	heard []bool        // which of them there are
+	told  bool
+	last  []plan.Host
+}
+
+// take notes the new list of a source, and hands on what that makes of the whole if it differs.
+func (s *mergeSession) take(source int, hosts []plan.Host) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lists[source], s.heard[source] = hosts, true
+	if slices.Contains(s.heard, false) {
+		return
+	}
+	list := s.merged.merge(s.lists)
+	if s.told && slices.Equal(list, s.last) {
+		return
+	}
+	s.told, s.last = true, slices.Clone(list)
+	s.found(list)
+}
+
+// merge returns the whole that the sources' lists make, and remembers its order.
+func (m *Merged) merge(lists [][]plan.Host) []plan.Host {
+	hosts := map[string]plan.Host{}
+	var newcomers []string
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, list := range lists {
+		for _, h := range list {
+			first, listed := hosts[h.Name]
+			if listed {
+				first.Draining = first.Draining || h.Draining
+				h = first
+			} else {
+				newcomers = append(newcomers, h.Name)
+			}
+			hosts[h.Name] = h
+		}
+	}
+	order := slices.DeleteFunc(m.order, func(name string) bool { _, stays := hosts[name]; return !stays })
+	known := make(map[string]bool, len(order))
+	for _, name := range order {
+		known[name] = true
+	}
+	for _, name := range newcomers {
+		if !known[name] {
+			order = append(order, name)
+		}
+	}
+	m.order = order
+	whole := make([]plan.Host, len(order))
+	for i, name := range order {
+		whole[i] = hosts[name]
+	}
+	return whole
+}

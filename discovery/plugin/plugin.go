@@ -1,0 +1,257 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	defaultStartTimeout = 10 * time.Second
+	defaultCallTimeout  = 30 * time.Second
+	// A plugin that has died is started again after minBackoff, which doubles up to maxBackoff while it dies before it has
+	// run for as long as that.
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 10 * time.Second
+	// lastWords is how long a call that has lost its connection waits to learn how the process has ended.
+	lastWords = time.Second
+)
+
+// Config says which plugin to run.
+type Config struct {
+	// Path is the plugin's program: a name without a slash is looked up in PATH. Args are given to it.
+	Path string
+	Args []string
+	// Settings are given to the plugin before it is asked anything. They are not logged.
+	Settings map[string]string
+	// Env is added to the environment of this process, which the plugin gets.
+	Env []string
+	// StartTimeout bounds the time from the start of the process until it has taken its settings. 0: 10 s.
+	StartTimeout time.Duration
+	// CallTimeout bounds one answer of the plugin, the first list of a Watch among them: a plugin that needs longer is
+	// killed. 0: 30 s.
+	CallTimeout time.Duration
+	// Log takes what the plugin prints and what becomes of it. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+	// Stray is called with each line that the plugin prints to its stdout after the handshake, where nothing belongs, from
+	// one goroutine of each process; the line is logged too. Nil: nobody cares.
+	Stray func(line string)
+}
+
+// Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it is first needed, and
+// again when it is needed and has died: at once, or with growing pauses from 100 ms to 10 s where it does not live long. It
+// is killed when it does not answer in time, and by the kernel when this process dies. Its methods may be called by
+// several goroutines at once.
+type Plugin struct {
+	cfg  Config
+	name string
+	log  logrus.FieldLogger
+
+	ctx      context.Context // ends with Close
+	cancel   context.CancelCauseFunc
+	sessions sync.WaitGroup
+
+	mu        sync.Mutex
+	closed    bool
+	current   *session
+	backoff   time.Duration // 0: the last session was a good one
+	notBefore time.Time
+}
+
+var (
+	_ discovery.Discoverer = (*Plugin)(nil)
+	_ discovery.Watcher    = (*Plugin)(nil)
+)
+
+var errClosed = errors.New("it was closed")
+
+// New returns the plugin of the config, and starts nothing. The caller must call Close, once it has been used.
+func New(cfg Config) *Plugin {
+	if cfg.StartTimeout <= 0 {
+		cfg.StartTimeout = defaultStartTimeout
+	}
+	if cfg.CallTimeout <= 0 {
+		cfg.CallTimeout = defaultCallTimeout
+	}
+	if cfg.Log == nil {
+		cfg.Log = logrus.StandardLogger()
+	}
+	cfg.Args, cfg.Env = slices.Clone(cfg.Args), slices.Clone(cfg.Env)
+	cfg.Settings = maps.Clone(cfg.Settings)
+	p := &Plugin{cfg: cfg, name: filepath.Base(cfg.Path)}
+	p.log = cfg.Log.WithField("plugin", p.name)
+	p.ctx, p.cancel = context.WithCancelCause(context.Background())
+	return p
+}
+
+// Close ends the plugin's process and waits for it: it is asked to end, then told to by SIGTERM, then killed, some two
+// seconds at most. Calls under way fail, and so do later ones. It returns nil.
+func (p *Plugin) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.cancel(errClosed)
+	p.sessions.Wait()
+	return nil
+}
+
+// PID returns the number of the plugin's process, or 0 where none is up.
+func (p *Plugin) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.current
+	if s == nil || s.hasEnded() {
+		return 0
+	}
+	select {
+	case <-s.ready:
+		return s.process.pid
+	default:
+		return 0
+	}
+}
+
+// Discover asks the plugin, which it starts if need be, and blocks for the answer.
+func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
+	s, err := p.session(ctx)
+	if err != nil {
+		return nil, p.error(err)
+	}
+	call, _, end := p.call(ctx)
+	defer end()
+	list, err := s.service.Discover(call, &wire.DiscoverRequest{})
+	if err != nil {
+		return nil, p.error(s.fault(ctx, call, err))
+	}
+	hosts, err := fromWire(list)
+	if err != nil {
+		return nil, p.error(err)
+	}
+	return hosts, nil
+}
+
+// Watch listens to the plugin, which it starts if need be, until ctx ends or the plugin stops, dies or sends a list that
+// cannot be. It returns discovery.ErrNoWatch, wrapped, where the plugin cannot push.
+func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
+	s, err := p.session(ctx)
+	if err != nil {
+		return p.error(err)
+	}
+	call, heard, end := p.call(ctx)
+	defer end()
+	stream, err := s.service.Watch(call, &wire.WatchRequest{})
+	for first := true; err == nil; first = false {
+		var list *wire.HostList
+		if list, err = stream.Recv(); err != nil {
+			if status.Code(err) == codes.Unimplemented && first {
+				return p.error(discovery.ErrNoWatch)
+			}
+			break
+		}
+		heard()
+		hosts, err := fromWire(list)
+		if err != nil {
+			return p.error(err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		found(hosts)
+	}
+	return p.error(s.fault(ctx, call, err))
+}
+
+// call returns the context of a call: it ends with ctx, and where heard was not called in time. Neither deadline is known
+// to the plugin, whose end might act on it first and leave the question which one it was.
+func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), end func()) {
+	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	release := context.AfterFunc(ctx, cancel)
+	late := time.AfterFunc(p.cfg.CallTimeout, cancel)
+	heard = func() { late.Stop() }
+	return call, heard, func() {
+		late.Stop()
+		release()
+		cancel()
+	}
+}
+
+// error puts the plugin's name before an error.
+func (p *Plugin) error(err error) error { return fmt.Errorf("discovery/plugin: %s: %w", p.name, err) }
+
+// session returns the session that is up, and starts one where there is none.
+func (p *Plugin) session(ctx context.Context) (*session, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, errClosed
+	}
+	s := p.current
+	if s == nil || s.hasEnded() {
+		s = newSession(p, time.Until(p.notBefore))
+		p.current = s
+		p.sessions.Go(s.run)
+	}
+	p.mu.Unlock()
+	select {
+	case <-s.ready:
+		return s, s.failed
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// failed notes that a session has ended which should not have, and returns the pause before the next.
+func (p *Plugin) failed(ran time.Duration) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ran >= maxBackoff {
+		p.backoff = 0
+	}
+	p.backoff = min(max(minBackoff, 2*p.backoff), maxBackoff)
+	p.notBefore = time.Now().Add(p.backoff)
+	return p.backoff
+}
+
+// fault says why a call has failed. Ctx is the caller's, call that of the call: where that alone has ended, the plugin was
+// too slow, and is killed.
+func (s *session) fault(ctx, call context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case call.Err() != nil:
+		err := fmt.Errorf("it has not answered in %v, and was killed", s.plugin.cfg.CallTimeout)
+		s.cancel(err)
+		<-s.ended
+		return err
+	case s.hasEnded():
+		return s.gone // err may be that the connection was closed after that
+	case errors.Is(err, io.EOF):
+		return errors.New("it has stopped watching")
+	case status.Code(err) == codes.Unavailable:
+		select {
+		case <-s.ended:
+			return s.gone
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(lastWords):
+		}
+	}
+	return errors.New(status.Convert(err).Message())
+}

@@ -1,0 +1,365 @@
+package plugin
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/go-plugin/runner"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxLine is the longest line of a plugin that is not cut.
+	maxLine = 4 << 10
+	// drainGrace is how long the pipes of a process that has ended may stay open. Its own processes are gone by then; only
+	// one that left the group can hold them.
+	drainGrace = time.Second
+	// keptLines are quoted in an error.
+	keptLines = 3
+)
+
+// process is a plugin's process, which go-plugin meets as a runner.Runner. It leads a process group, which ends with it,
+// and the kernel kills it when this process dies.
+type process struct {
+	cfg          Config
+	log          logrus.FieldLogger
+	handshakeEnv []string
+
+	pid    int
+	exited chan struct{} // closed when it has ended
+	status error         // how; set before exited is closed
+	output sync.WaitGroup
+
+	// What go-plugin reads: the handshake, if it can be one, and nothing.
+	stdout, stderr       *io.PipeReader
+	stdoutEnd, stderrEnd *io.PipeWriter
+
+	mu      sync.Mutex
+	started bool
+	killed  bool
+	reaped  bool
+	last    []string // the lines that it printed last
+	panicky bool     // they begin with a panic, which stays
+	greeted bool     // there was a handshake
+	refused error    // why the process is not wanted
+}
+
+var _ runner.Runner = (*process)(nil)
+
+func newProcess(cfg Config, log logrus.FieldLogger) *process {
+	p := &process{cfg: cfg, log: log, exited: make(chan struct{})}
+	p.stdout, p.stdoutEnd = io.Pipe()
+	p.stderr, p.stderrEnd = io.Pipe()
+	return p
+}
+
+// Start implements runner.Runner.
+func (p *process) Start(context.Context) error {
+	stdout, stdoutEnd, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	stderr, stderrEnd, err := os.Pipe()
+	if err != nil {
+		stdout.Close()
+		stdoutEnd.Close()
+		return err
+	}
+	cmd := exec.Command(p.cfg.Path, p.cfg.Args...)
+	cmd.Env = append(append(cmd.Environ(), p.cfg.Env...), p.handshakeEnv...)
+	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	p.output.Go(func() {
+		// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here as long as the plugin runs.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		stdoutEnd.Close()
+		stderrEnd.Close()
+		started <- err
+		if err != nil {
+			return
+		}
+		p.await(cmd)
+		late := time.Now().Add(drainGrace)
+		stdout.SetReadDeadline(late)
+		stderr.SetReadDeadline(late)
+	})
+	if err := <-started; err != nil {
+		stdout.Close()
+		stderr.Close()
+		return err
+	}
+	p.mu.Lock()
+	p.pid, p.started = cmd.Process.Pid, true
+	if p.killed {
+		p.send(syscall.SIGKILL)
+	}
+	p.mu.Unlock()
+	p.output.Go(func() { p.readStdout(stdout) })
+	p.output.Go(func() { p.readStderr(stderr) })
+	return nil
+}
+
+// await blocks until the process has ended, kills what is left of its group and reaps it.
+func (p *process) await(cmd *exec.Cmd) {
+	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		continue
+	}
+	// It is not reaped yet, so that the group's number cannot belong to anybody else.
+	p.mu.Lock()
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	p.reaped = true
+	p.mu.Unlock()
+	p.status = exitFault(cmd.Wait())
+	close(p.exited)
+}
+
+// exitFault turns what Wait has returned into words.
+func exitFault(err error) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		if err == nil {
+			err = errors.New("exited with status 0")
+		}
+		return err
+	}
+	status, _ := exit.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return fmt.Errorf("was killed by signal %d (%s)", int(status.Signal()), status.Signal())
+	}
+	return fmt.Errorf("exited with status %d", status.ExitStatus())
+}
+
+// readStdout gives go-plugin the first line if that is a handshake, and logs the others.
+func (p *process) readStdout(pipe *os.File) {
+	defer pipe.Close()
+	first := true
+	readLines(pipe, func(line string) {
+		if !first {
+			if p.cfg.Stray != nil {
+				p.cfg.Stray(line)
+			}
+			p.say(line)
+			return
+		}
+		first = false
+		if err := checkHandshake(line); err != nil {
+			p.refuse(err)
+		} else {
+			p.mu.Lock()
+			p.greeted = true
+			p.mu.Unlock()
+			_, _ = io.WriteString(p.stdoutEnd, line+"\n")
+		}
+		p.stdoutEnd.Close()
+	})
+	if first { // go-plugin will kill it, and what it was about to say would be lost
+		select {
+		case <-p.exited:
+		case <-time.After(lastWords):
+		}
+	}
+	p.stdoutEnd.Close()
+}
+
+func (p *process) readStderr(pipe *os.File) {
+	defer pipe.Close()
+	defer p.stderrEnd.Close() // go-plugin has nothing to log itself
+	readLines(pipe, p.say)
+}
+
+// readLines calls take with each line until the pipe ends.
+func readLines(pipe io.Reader, take func(line string)) {
+	r := bufio.NewReaderSize(pipe, maxLine)
+	for {
+		line, more, err := r.ReadLine()
+		if err != nil {
+			return
+		}
+		take(string(line))
+		for more && err == nil { // the rest of a line that is too long
+			_, more, err = r.ReadLine()
+		}
+	}
+}
+
+// say logs a line and keeps it for errors.
+func (p *process) say(line string) {
+	if strings.TrimSpace(line) == "" {
+		return
+	}
+	logLine(p.log, line)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.panicky {
+		return // a stack follows
+	}
+	if p.panicky = strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: "); p.panicky {
+		p.last = nil
+	}
+	if p.last = append(p.last, line); len(p.last) > keptLines {
+		p.last = p.last[1:]
+	}
+}
+
+// exitFault says how the process, whose output has been read, has ended, and with which words.
+func (p *process) exitFault() error {
+	p.wait()
+	return p.withLastWords(p.status)
+}
+
+// refuse notes why the process is not wanted.
+func (p *process) refuse(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = why
+}
+
+// startFault says why the process, which is gone, could not be started; err is what go-plugin or its answer say of that.
+func (p *process) startFault(err error) error {
+	p.mu.Lock()
+	started, refused, greeted := p.started, p.refused, p.greeted
+	p.mu.Unlock()
+	switch {
+	case refused != nil:
+		return refused
+	case !started:
+		return fmt.Errorf("it could not be started: %w", err)
+	case !greeted:
+		return fmt.Errorf("it is no discovery plugin, or not one of hvdrun: it %w", p.exitFault())
+	}
+	return p.withLastWords(err)
+}
+
+// withLastWords adds what the process has printed last to an error.
+func (p *process) withLastWords(err error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.last) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, strings.Join(p.last, " "))
+}
+
+// signal sends the process group a signal, if there is one yet.
+func (p *process) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.send(sig)
+}
+
+// kill ends the process group, or has it end as soon as it is there.
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.killed = true
+	p.send(syscall.SIGKILL)
+}
+
+func (p *process) send(sig syscall.Signal) {
+	if p.started && !p.reaped {
+		_ = syscall.Kill(-p.pid, sig)
+	}
+}
+
+// wait blocks until the process, if there was one, is gone and its output has been read.
+func (p *process) wait() { p.output.Wait() }
+
+// Wait implements runner.Runner.
+func (p *process) Wait(context.Context) error {
+	p.wait()
+	return nil
+}
+
+// Kill implements runner.Runner.
+func (p *process) Kill(context.Context) error {
+	p.kill()
+	return nil
+}
+
+// Stdout implements runner.Runner.
+func (p *process) Stdout() io.ReadCloser { return p.stdout }
+
+// Stderr implements runner.Runner.
+func (p *process) Stderr() io.ReadCloser { return p.stderr }
+
+// Name implements runner.Runner.
+func (p *process) Name() string { return p.cfg.Path }
+
+// ID implements runner.Runner. It is never empty, since go-plugin would then leave its temporary folder.
+func (p *process) ID() string { return p.cfg.Path }
+
+// Diagnose implements runner.Runner.
+func (p *process) Diagnose(context.Context) string { return "" }
+
+// PluginToHost implements runner.Runner.
+func (p *process) PluginToHost(network, addr string) (string, string, error) {
+	return network, addr, nil
+}
+
+// HostToPlugin implements runner.Runner.
+func (p *process) HostToPlugin(network, addr string) (string, string, error) {
+	return network, addr, nil
+}
+
+// VersionError says that a plugin speaks another version of internal/wire/discovery.proto.
+type VersionError struct {
+	Plugin, Host int
+}
+
+// Error names both versions.
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("it speaks version %d of the discovery protocol, and this hvdrun version %d", e.Plugin, e.Host)
+}
+
+// shortestCert is less than any certificate has in the handshake.
+const shortestCert = 100
+
+// checkHandshake says why the first line that a plugin has printed is none that go-plugin should see.
+func checkHandshake(line string) error {
+	fields := strings.Split(strings.TrimSpace(line), "|")
+	if len(fields) < 4 || fields[0] != "1" {
+		return fmt.Errorf("it is no discovery plugin: it printed %q", shorten(line))
+	}
+	version, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return fmt.Errorf("it is no discovery plugin: it printed %q", shorten(line))
+	}
+	if version != ProtocolVersion {
+		return &VersionError{Plugin: version, Host: ProtocolVersion}
+	}
+	host, _, _ := net.SplitHostPort(fields[3])
+	ip := net.ParseIP(host)
+	switch {
+	case len(fields) < 5 || fields[4] != "grpc":
+		return fmt.Errorf("it does not serve gRPC: it printed %q", shorten(line))
+	case fields[2] != "unix" && (fields[2] != "tcp" || !ip.IsLoopback()):
+		return fmt.Errorf("it is to serve on a unix socket or a port of 127.0.0.1: it printed %q", shorten(line))
+	case len(fields) < 6 || len(fields[5]) < shortestCert:
+		return fmt.Errorf("it serves without TLS: there is no certificate in what it printed: %q", shorten(line))
+	}
+	return nil
+}
+
+// shorten bounds what an error repeats of a plugin's output.
+func shorten(line string) string {
+	if len(line) > 100 {
+		return line[:100] + "…"
+	}
+	return line
+}

@@ -1,0 +1,153 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// Serve makes this process a plugin that finds what d finds, and returns when hvdrun needs it no longer: main should then
+// return. A d that is a discovery.Watcher pushes its lists, one that is a Configurer gets its settings. A process that
+// hvdrun has not started is told what it is, and exits with 1.
+//
+// What is printed after the call, to stdout or stderr, goes to hvdrun's log line by line.
+func Serve(d discovery.Discoverer) {
+	goplugin.Serve(&goplugin.ServeConfig{
+		HandshakeConfig:  handshake,
+		VersionedPlugins: map[int]goplugin.PluginSet{ProtocolVersion: {serviceName: &seam{served: d}}},
+		GRPCServer:       goplugin.DefaultGRPCServer,
+		Logger:           hclog.New(&hclog.LoggerOptions{Level: hclog.Warn, Output: os.Stderr, JSONFormat: true}),
+	})
+}
+
+// seam is both ends of the service for go-plugin: the served Discoverer in a plugin, the connection in hvdrun.
+type seam struct {
+	goplugin.NetRPCUnsupportedPlugin
+	served discovery.Discoverer
+}
+
+func (s *seam) GRPCServer(_ *goplugin.GRPCBroker, r *grpc.Server) error {
+	wire.RegisterDiscoveryServer(r, &server{source: s.served})
+	return nil
+}
+
+func (s *seam) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, c *grpc.ClientConn) (any, error) {
+	return c, nil
+}
+
+// server answers for the Discoverer.
+type server struct {
+	wire.UnimplementedDiscoveryServer
+	source discovery.Discoverer
+}
+
+func (s *server) Configure(_ context.Context, r *wire.ConfigureRequest) (*wire.ConfigureReply, error) {
+	settings := r.GetSettings()
+	if settings == nil {
+		settings = map[string]string{}
+	}
+	configure := func(settings map[string]string) error { return CheckSettings(settings) }
+	if c, ok := s.source.(Configurer); ok {
+		configure = c.Configure
+	}
+	if err := configure(settings); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return &wire.ConfigureReply{}, nil
+}
+
+func (s *server) Discover(ctx context.Context, _ *wire.DiscoverRequest) (*wire.HostList, error) {
+	hosts, err := s.source.Discover(ctx)
+	if err != nil {
+		return nil, answer(ctx, err)
+	}
+	return toWire(hosts)
+}
+
+func (s *server) Watch(_ *wire.WatchRequest, stream grpc.ServerStreamingServer[wire.HostList]) error {
+	w, ok := s.source.(discovery.Watcher)
+	if !ok {
+		return status.Error(codes.Unimplemented, discovery.ErrNoWatch.Error())
+	}
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	var mu sync.Mutex // a source may push from goroutines of its own
+	err := w.Watch(ctx, func(hosts []plan.Host) {
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() != nil {
+			return
+		}
+		list, err := toWire(hosts)
+		if err == nil {
+			err = stream.Send(list)
+		}
+		if err != nil {
+			cancel(err)
+		}
+	})
+	mu.Lock()
+	refused := context.Cause(ctx)
+	cancel(nil) // whoever pushes later must not find the stream ended
+	mu.Unlock()
+	switch {
+	case refused != nil && stream.Context().Err() == nil:
+		return refused
+	case errors.Is(err, discovery.ErrNoWatch):
+		return status.Error(codes.Unimplemented, err.Error())
+	}
+	return answer(stream.Context(), err)
+}
+
+// answer is an error as the other end shall read it.
+func answer(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return status.Error(codes.Unknown, err.Error())
+}
+
+func toWire(hosts []plan.Host) (*wire.HostList, error) {
+	if err := checkList(hosts); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	list := &wire.HostList{Hosts: make([]*wire.Host, len(hosts))}
+	for i, h := range hosts {
+		list.Hosts[i] = &wire.Host{Name: h.Name, Slots: uint32(h.Slots), Draining: h.Draining}
+	}
+	return list, nil
+}
+
+func fromWire(list *wire.HostList) ([]plan.Host, error) {
+	hosts := make([]plan.Host, len(list.GetHosts()))
+	for i, h := range list.GetHosts() {
+		hosts[i] = plan.Host{Name: h.GetName(), Slots: int(h.GetSlots()), Draining: h.GetDraining()}
+	}
+	return hosts, checkList(hosts)
+}
+
+// checkList refuses what no list can be.
+func checkList(hosts []plan.Host) error {
+	if len(hosts) > maxHosts {
+		return fmt.Errorf("a list of %d hosts, more than %d", len(hosts), maxHosts)
+	}
+	if err := plan.CheckHosts(hosts); err != nil {
+		return fmt.Errorf("a list that cannot be: %w", err)
+	}
+	return nil
+}

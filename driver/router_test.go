@@ -1,0 +1,71 @@
+package driver
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// asked is a launcher that only looks at what it is to start.
+type asked struct{ spec func(launch.Spec) }
+
+func (a asked) Run(_ context.Context, s launch.Spec, started func(int)) error {
+	started(42)
+	a.spec(s)
+	return nil
+}
+
+// routed is the same, of workers that are elsewhere.
+type routed struct{ asked }
+
+func (routed) DriverAddr(string) (netip.Addr, error) { return netip.MustParseAddr("127.0.0.2"), nil }
+func (routed) HostAddr(host string) (string, error)  { return host + ".example", nil }
+
+// The driver can be reached from elsewhere only if workers may be there.
+func TestRouter(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	for _, remote := range []bool{false, true} {
+		seen := asked{func(s launch.Spec) {
+			env := map[string]string{}
+			for _, e := range s.Env {
+				name, value, _ := strings.Cut(e, "=")
+				env[name] = value
+			}
+			host, port, err := net.SplitHostPort(env[plan.EnvDriverAddr])
+			want, master := "127.0.0.1", "a"
+			if remote {
+				want, master = "127.0.0.2", "a.example"
+			}
+			if err != nil || host != want || env["MASTER_ADDR"] != master {
+				t.Errorf("driver at %s, master at %s", env[plan.EnvDriverAddr], env["MASTER_ADDR"])
+			}
+			conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.2", port))
+			if (err == nil) != remote {
+				t.Errorf("remote %v: connecting by another address: %v", remote, err)
+			}
+			if err == nil {
+				conn.Close()
+			}
+		}}
+		cfg := Config{
+			Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: Size{NP: 1},
+			Launcher: seen, Log: log,
+		}
+		if remote {
+			cfg.Launcher = routed{seen}
+		}
+		if err := Run(t.Context(), cfg); err != nil {
+			t.Error(err)
+		}
+	}
+}

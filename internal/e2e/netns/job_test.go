@@ -1,0 +1,189 @@
+//go:build netns
+
+package netns
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// job is a job over a cluster of agents, and what was seen of it so far.
+type job struct {
+	*e2e.Running
+	t    *testing.T
+	seen int // events that are over
+}
+
+// await blocks until an event that is not over yet is as wanted, and returns it; it and those before are over then.
+func (j *job) await(what string, is func(e2e.Event) bool) e2e.Event {
+	j.t.Helper()
+	ctx, cancel := context.WithTimeout(j.t.Context(), time.Minute)
+	defer cancel()
+	var found e2e.Event
+	err := j.AwaitEvents(ctx, func(all []e2e.Event) bool {
+		for i := j.seen; i < len(all); i++ {
+			if is(all[i]) {
+				found, j.seen = all[i], i+1
+				return true
+			}
+		}
+		return false
+	})
+	if err != nil {
+		j.t.Fatalf("waiting for %s: %v", what, err)
+	}
+	return found
+}
+
+// hosts waits for a list of just these hosts; "b!" is one that is draining.
+func (j *job) hosts(names ...string) e2e.Event {
+	j.t.Helper()
+	return j.await("hosts "+strings.Join(names, " "), func(e e2e.Event) bool {
+		var got []string
+		for _, h := range e.Hosts {
+			name := h.Host
+			if h.Draining {
+				name += "!"
+			}
+			got = append(got, name)
+		}
+		return e.Name == "hosts_found" && slices.Equal(got, names)
+	})
+}
+
+// world waits for a world of these hosts, one slot of each, in order of rank, and for its first commit.
+func (j *job) world(hosts ...string) e2e.Event {
+	j.t.Helper()
+	w := j.await("a world of "+strings.Join(hosts, " "), func(e e2e.Event) bool {
+		var got []string
+		for _, s := range e.Slots {
+			got = append(got, s.Host)
+		}
+		return e.Name == "world_published" && slices.Equal(got, hosts)
+	})
+	j.await("its first commit", func(e e2e.Event) bool {
+		return e.Name == "first_commit" && e.Generation == w.Generation
+	})
+	return w
+}
+
+// exited waits for the end of a host's worker.
+func (j *job) exited(host string) e2e.Event {
+	j.t.Helper()
+	return j.await("the end of the worker on "+host, func(e e2e.Event) bool {
+		return e.Name == "worker_exited" && e.Host == host
+	})
+}
+
+// TestHostsComeAndGo: three agents and a driver, each on a host of its own. One host is cut off; it comes back; one leaves
+// in good order, and comes back too.
+func TestHostsComeAndGo(t *testing.T) {
+	n := newNetwork(t)
+	key := filepath.Join(t.TempDir(), "key")
+	names := []string{"a", "b", "c"}
+	addrs := map[string]string{}
+	for _, h := range append(names, "driver") {
+		addrs[h] = n.add(h)
+	}
+	seeds := strings.Join([]string{addrs["a"], addrs["b"], addrs["c"]}, ",")
+	n.agent("driver", "--generate-key", key).wait()
+	begin := func(host string) *agent {
+		return n.agent(host, "--key-file", key, "--label", "test", "--name", host, "--slots", "1", "--join", seeds,
+			"--bind", addrs[host], "--log-level", "debug")
+	}
+	agents := map[string]*agent{}
+	j := &job{t: t, seen: 0}
+	var err error
+	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainee: binaries.Trainee}
+	agents["a"] = begin("a")
+	j.Running, err = programs.Start(e2e.Job{
+		Dir: t.TempDir(), Limit: 4 * time.Minute,
+		Flags: []string{
+			"-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test", "--gossip-bind", addrs["driver"] + ":0",
+			"--elastic-timeout", "60", "--log-level", "debug", "--drain-timeout", "5",
+		},
+		Trainee: []string{"-steps", "1000000", "-step-time", "5ms"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := false
+	t.Cleanup(func() {
+		if over {
+			return
+		}
+		j.Kill()
+		if res, err := j.Wait(); err == nil {
+			t.Log(res.Story())
+		}
+	})
+	j.hosts("a")
+	j.world("a")
+	since := time.Now()
+	agents["b"] = begin("b")
+	found := j.hosts("a", "b").Time.Sub(since)
+	told := j.await("the news of it", func(e e2e.Event) bool { return e.Name == "hosts_updated" }).Time.Sub(since)
+	t.Logf("an agent starts: on the list after %v, workers told, with a new one at the door, after %v", found, told)
+	if found > 2*time.Second {
+		t.Errorf("it took %v to find an agent that has started", found)
+	}
+	j.world("a", "b")
+	agents["c"] = begin("c")
+	j.hosts("a", "b", "c")
+	j.world("a", "b", "c")
+
+	since = time.Now()
+	n.cable("c", "down")
+	found = j.hosts("a", "b").Time.Sub(since)
+	exit := j.exited("c")
+	left := j.world("a", "b")
+	t.Logf("a host is cut off: off the list after %v, its worker lost after %v, the next world after %v",
+		found, exit.Time.Sub(since), left.Time.Sub(since))
+	if found > 2500*time.Millisecond {
+		t.Errorf("it took %v to find out that a host is cut off", found)
+	}
+	since = time.Now()
+	n.cable("c", "up")
+	found = j.hosts("a", "b", "c").Time.Sub(since)
+	back := j.world("a", "b", "c")
+	t.Logf("it is back: on the list after %v, the next world after %v", found, back.Time.Sub(since))
+
+	since = time.Now()
+	agents["b"].ask()
+	found = j.hosts("a", "b!", "c").Time.Sub(since)
+	moved := j.world("a", "c")
+	if exit := j.exited("b"); exit.Cause != "left" || exit.Code != 0 {
+		t.Errorf("the worker of the host that leaves: %+v", exit)
+	}
+	gone := j.hosts("a", "c").Time.Sub(since)
+	t.Logf("a host leaves: draining after %v, the next world after %v, off the list after %v", found, moved.Time.Sub(since), gone)
+	agents["b"].wait()
+	since = time.Now()
+	agents["b"] = begin("b")
+	t.Logf("an agent's start to hosts_found: %v", j.hosts("a", "c", "b").Time.Sub(since))
+	j.world("a", "c", "b")
+
+	over = true
+	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	res, err := j.Wait()
+	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
+		t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
+	}
+	if err := diary.Check(res.Lines, 1000000, 256); err != nil {
+		t.Error(err)
+	}
+	for _, a := range agents {
+		a.ask()
+		a.wait()
+	}
+}

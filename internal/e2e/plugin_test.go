@@ -1,0 +1,217 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// outside copies examples/discovery-plugin to where another team would have it: a folder of its own, with nothing but a
+// replace that says where this module is.
+func outside(t *testing.T) (dir string) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples", "discovery-plugin"))); err != nil {
+		t.Fatal(err)
+	}
+	golang(t, dir, "mod", "edit", "-replace", "github.com/hvdrun/hvdrun="+root)
+	return dir
+}
+
+func golang(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// buildOutside builds the plugin there.
+func buildOutside(t *testing.T) (program string) {
+	t.Helper()
+	dir := outside(t)
+	golang(t, dir, "build", "-o", "inventory", ".")
+	return filepath.Join(dir, "inventory")
+}
+
+// TestModuleOutside: the example passes its own tests where another team would have it.
+func TestModuleOutside(t *testing.T) {
+	t.Parallel()
+	dir := outside(t)
+	golang(t, dir, "vet", ".")
+	golang(t, dir, "test", ".")
+}
+
+// list writes the plugin's list of machines, as on has it, all at once.
+func list(t *testing.T, path string, hosts ...any) {
+	t.Helper()
+	var machines []string
+	for i := 0; i < len(hosts); i += 2 {
+		machines = append(machines, fmt.Sprintf(`{"name": "%v", "gpus": %v, "state": "up"}`, hosts[i], hosts[i+1]))
+	}
+	if err := os.WriteFile(path+".new", []byte("["+strings.Join(machines, ",")+"]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPluginKilled: a plugin from outside is killed in mid-job, which costs a line in the log. Its next process pushes a
+// host, without a poll to wait for.
+func TestPluginKilled(t *testing.T) {
+	t.Parallel()
+	program := buildOutside(t)
+	machines := filepath.Join(t.TempDir(), "machines.json")
+	list(t, machines, hostA, 2)
+	r := start(t, Job{
+		Flags: flags("-np", "2", "--min-np", "1", "--discovery-plugin", program,
+			"--discovery-config", "inventory="+machines, "--discovery-config", "every=1ms"),
+		Trainee: []string{"-steps", "15", "-gate", "5=killed", "-hold", "10"},
+		Limit:   time.Minute,
+	})
+	reach := func(step int) {
+		t.Helper()
+		if err := r.AwaitLines(t.Context(), func(lines []diary.Line) bool {
+			return len(lines) > 0 && lines[len(lines)-1].Step >= step
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reach(5)
+	killed := 0
+	for _, pid := range Processes(program) {
+		if strings.HasPrefix(commandLine(pid), program) { // hvdrun has it among its arguments
+			killed++
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if killed != 1 {
+		t.Fatalf("%d processes of the plugin", killed)
+	}
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "discovery_failed") > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.Dir, "killed"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reach(10)
+	list(t, machines, hostA, 2, hostB, 1)
+	res := finish(t, r, 0, 15)
+	if err := diary.CheckWorlds(res.Lines, []diary.World{
+		{From: 1, To: 10, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
+		{From: 11, To: 15, Generation: 2, Size: 3, Zero: "localhost:0", First: 0},
+	}); err != nil {
+		t.Error(err)
+	}
+	if n := Count(res.Events, "discovery_failed"); n != 1 {
+		t.Errorf("%d failures of the discovery", n)
+	}
+	says(t, res, "was killed by signal 9 (killed)")
+	if left := Processes(program); len(left) > 0 {
+		t.Errorf("the plugin is left: %v", left)
+	}
+}
+
+// TestPluginDiesWithDriver: a driver that is killed leaves no plugin.
+func TestPluginDiesWithDriver(t *testing.T) {
+	t.Parallel()
+	program := buildOutside(t)
+	machines := filepath.Join(t.TempDir(), "machines.json")
+	list(t, machines, hostA, 1)
+	r := start(t, Job{
+		Flags:   flags("-np", "1", "--discovery-plugin", program, "--discovery-config", "inventory="+machines),
+		Command: []string{"sleep", "600"},
+		Limit:   time.Minute,
+	})
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "worker_started") > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if left := r.AwaitGone(20 * time.Second); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// TestPush: what a plugin pushes is known to all workers long before the next poll would be; how long it takes from the
+// change of the plugin's file until every worker's Commit has returned it, a step of 1 ms among that, is logged.
+func TestPush(t *testing.T) {
+	t.Parallel()
+	const rounds, poll = 5, 30 * time.Second
+	program := buildOutside(t)
+	machines := filepath.Join(t.TempDir(), "machines.json")
+	list(t, machines, hostA, 2, hostB, 2)
+	r := start(t, Job{
+		Flags: []string{"-np", "4", "--min-np", "1", "--discovery-plugin", program, "--discovery-interval", poll.String(),
+			"--discovery-config", "inventory=" + machines, "--discovery-config", "every=1ms"},
+		Trainee: []string{"-steps", "1000000", "-step-time", "1ms", "-log-all"},
+		Limit:   time.Minute,
+	})
+	// of returns the lines that all of a generation's workers have written, or nil where some are missing.
+	of := func(lines []diary.Line, generation uint64, size int, is func(diary.Line) bool) (found []diary.Line) {
+		for _, l := range lines {
+			if l.Generation == generation && is(l) {
+				found = append(found, l)
+			}
+		}
+		if len(found) < size {
+			return nil
+		}
+		return found
+	}
+	entered := func(l diary.Line) bool { return l.Event == diary.Enter }
+	updated := func(l diary.Line) bool { return l.Outcome == diary.Updated }
+	var took []time.Duration
+	for round := range uint64(rounds) {
+		generation := 2*round + 1
+		await := func(generation uint64, size int, is func(diary.Line) bool) (found []diary.Line) {
+			t.Helper()
+			if err := r.AwaitLines(t.Context(), func(lines []diary.Line) bool {
+				found = of(lines, generation, size, is)
+				return found != nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			return found
+		}
+		await(generation, 4, entered)
+		from := time.Now().UnixNano()
+		list(t, machines, hostA, 2)
+		var last int64
+		for _, l := range await(generation, 4, updated) {
+			last = max(last, l.Time)
+		}
+		took = append(took, time.Duration(last-from))
+		await(generation+1, 2, entered)
+		list(t, machines, hostA, 2, hostB, 2)
+	}
+	r.Kill()
+	if _, err := r.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(took)
+	t.Logf("from the change to all of 4 workers: median %v of %v", took[rounds/2], took)
+	if took[rounds-1] >= poll {
+		t.Error("it took as long as a poll")
+	}
+}

@@ -1,0 +1,108 @@
+package identity
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/big"
+	"os"
+	"time"
+)
+
+// ClusterKeyLen is the length of a cluster's key in bytes.
+const ClusterKeyLen = 32
+
+// ForCluster returns the authority of the cluster whose members have the key and give it that label, which may be empty.
+// Everybody who has both makes the same authority, and issues credentials to itself: agents with the name of their host,
+// drivers with their run id. Another key or another label makes an authority whose certificates are refused.
+func ForCluster(key []byte, label string) (*Authority, error) {
+	if len(key) != ClusterKeyLen {
+		return nil, fmt.Errorf("identity: the cluster's key has %d bytes, not %d", len(key), ClusterKeyLen)
+	}
+	if len(label) > maxName {
+		return nil, fmt.Errorf("identity: the cluster's label has %d bytes; at most %d", len(label), maxName)
+	}
+	derive := func(purpose string, n int) ([]byte, error) {
+		return hkdf.Key(sha256.New, key, []byte(label), "hvdrun cluster v1 "+purpose, n)
+	}
+	seed, err1 := derive("authority", ed25519.SeedSize)
+	serial, err2 := derive("serial", 16)
+	proofs, err3 := derive("proofs", keyLen)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, fmt.Errorf("identity: deriving from the cluster's key: %w", err)
+	}
+	serial[0] &= 0x7f
+	a := &authority{key: ed25519.NewKeyFromSeed(seed), jobKey: (*[keyLen]byte)(proofs)}
+	// It holds as long as the key does. The dates are fixed so that everybody makes the same certificate.
+	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+	if err := a.sign("hvdrun cluster authority", new(big.Int).SetBytes(serial), from, to); err != nil {
+		return nil, err
+	}
+	return &Authority{a}, nil
+}
+
+// GenerateClusterKey writes a new key to a new file that only its owner may read. An existing file is an error.
+func GenerateClusterKey(path string) error {
+	var key [ClusterKeyLen]byte
+	rand.Read(key[:])
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("identity: the cluster's key: %w", err)
+	}
+	_, err = f.WriteString(hex.EncodeToString(key[:]) + "\n")
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("identity: the cluster's key: %w", err)
+	}
+	return nil
+}
+
+// ReadClusterKey reads a cluster's key from a file: 32 bytes, written as 64 hexadecimal digits or in base64. A file that
+// others than its owner can read or write is refused. Its errors show nothing of the key.
+func ReadClusterKey(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
+	case fi.Mode().Type()&^fs.ModeNamedPipe != 0: // a pipe is how some pass secrets on
+		return nil, fmt.Errorf("identity: the cluster's key: %s is no file", path)
+	case fi.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("identity: the cluster's key: others may use %s (mode %#o): chmod 600 it", path, fi.Mode().Perm())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 1024))
+	if err != nil {
+		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
+	}
+	key, err := parseClusterKey(text)
+	if err != nil {
+		return nil, fmt.Errorf("identity: the cluster's key: %s %w", path, err)
+	}
+	return key, nil
+}
+
+func parseClusterKey(text []byte) ([]byte, error) {
+	text = bytes.TrimSpace(text)
+	if len(text) == 2*ClusterKeyLen {
+		if key, err := hex.DecodeString(string(text)); err == nil {
+			return key, nil
+		}
+	}
+	for _, enc := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+		if key, err := enc.DecodeString(string(text)); err == nil && len(key) == ClusterKeyLen {
+			return key, nil
+		}
+	}
+	return nil, fmt.Errorf("does not hold %d bytes as %d hexadecimal digits or in base64", ClusterKeyLen, 2*ClusterKeyLen)
+}

@@ -1,0 +1,527 @@
+package launch
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+const (
+	// farewell is how long the end of a session may take.
+	farewell = 2 * time.Second
+	// attachTimeout is how long one try to attach may take.
+	attachTimeout = 2 * time.Second
+	// takeEvery and hearEvery are after how many bytes of output, and how many events, the agent is told at once.
+	takeEvery = 64 << 10
+	hearEvery = 64
+	// missedBeats is how many beats without an answer make a stream one that is broken.
+	missedBeats = 3
+	// stdoutStream is the number of stdout on the wire; stderr has the next.
+	stdoutStream = 1
+)
+
+// errStale tells Run that its session ended before it could say anything, and that another may do better.
+var errStale = errors.New("launch: the session is over")
+
+// agentSession is the driver's side of what the agent of one host does for it. It outlives the streams that carry it.
+type agentSession struct {
+	a          *Agents
+	host, addr string
+	id         []byte
+	beat       time.Duration
+	log        logrus.FieldLogger
+
+	mu       sync.Mutex
+	workers  map[string]*agentWorker // by incarnation
+	heard    uint64                  // number of the last event
+	told     uint64                  // what the agent has been told of that
+	contact  time.Time               // when the agent was last heard of
+	attached bool                    // ever
+	over     error                   // set: nothing comes of the session any more
+	finished bool                    // the agent shall end it
+	wake     chan struct{}           // of capacity 1: there may be something to say
+}
+
+// agentWorker is one worker and what must be said of it: what is wanted, and what this stream's other end has been told.
+type agentWorker struct {
+	start *wire.Start
+	known bool   // the agent has answered the start
+	stop  int    // 1: it shall end, 2: at once
+	taken uint64 // bytes of output passed on
+
+	saidStart bool
+	saidStop  int
+	saidTaken uint64
+	everSaid  bool // on any stream
+
+	queue []*wire.FromAgent // bounded by how far the agent goes ahead of taken
+	lost  error
+	wake  chan struct{} // of capacity 1
+}
+
+func newAgentSession(a *Agents, host, addr string) *agentSession {
+	id := make([]byte, 16)
+	rand.Read(id)
+	return &agentSession{
+		a: a, host: host, addr: addr, id: id,
+		beat:    min(a.Lease/10, time.Second),
+		log:     a.Log.WithFields(logrus.Fields{"host": host, "agent": addr}),
+		workers: make(map[string]*agentWorker),
+		contact: time.Now(),
+		wake:    make(chan struct{}, 1),
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// run is Agents.Run, in this session.
+func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)) error {
+	w, err := newAgentWorker(spec)
+	if err != nil {
+		return startError(spec, err)
+	}
+	if !s.add(w) {
+		return errStale
+	}
+	defer s.remove(w)
+	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
+	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
+	for {
+		events, lost := s.take(w)
+		for _, e := range events {
+			switch {
+			case e.GetStarted() != nil:
+				if started != nil {
+					started(int(e.GetStarted().GetPid()))
+				}
+			case e.GetOutput() != nil:
+				o := e.GetOutput()
+				pass(&outs[o.GetStream()-stdoutStream], o.GetText())
+				s.passed(w, len(o.GetText()))
+			default:
+				return exitOfEvent(spec, e.GetExited())
+			}
+		}
+		switch {
+		case len(events) > 0:
+			continue
+		case lost != nil:
+			return s.lostError(ctx, spec, w, lost)
+		case s.withdraw(ctx, w):
+			return startError(spec, context.Cause(ctx))
+		}
+		<-w.wake
+	}
+}
+
+// pass writes the text, unless a write has failed before.
+func pass(w *io.Writer, text []byte) {
+	if *w == nil {
+		return
+	}
+	if _, err := (*w).Write(text); err != nil {
+		*w = nil
+	}
+}
+
+func newAgentWorker(s Spec) (*agentWorker, error) {
+	dir := s.Dir
+	if dir == "" {
+		var err error
+		if dir, err = os.Getwd(); err != nil {
+			return nil, fmt.Errorf("working directory: %w", err)
+		}
+	}
+	m := &wire.Start{
+		Incarnation: s.Incarnation, Slot: uint32(s.Slot.Index), Directory: []byte(dir),
+		GraceMs: uint32(max(0, min(s.Grace.Milliseconds(), 1<<31))),
+	}
+	if s.Incarnation == "" {
+		return nil, errors.New("a worker of an agent needs an incarnation")
+	}
+	for _, word := range s.Command {
+		m.Command = append(m.Command, []byte(word))
+	}
+	for _, entry := range s.Env {
+		m.Environment = append(m.Environment, []byte(entry))
+	}
+	if n := proto.Size(m); n > wire.MaxMessage-1024 {
+		return nil, fmt.Errorf("command and environment have %d bytes; an agent takes %d", n, wire.MaxMessage-1024)
+	}
+	return &agentWorker{start: m, wake: make(chan struct{}, 1)}, nil
+}
+
+func exitOfEvent(spec Spec, e *wire.Exited) error {
+	switch {
+	case e.GetStartError() != "":
+		return startError(spec, errors.New(e.GetStartError()))
+	case e.GetSignal() != 0:
+		return exitOfSignal(syscall.Signal(e.GetSignal()))
+	case e.GetCode() != 0:
+		return &ExitError{Code: int(e.GetCode())}
+	}
+	return nil
+}
+
+func exitOfSignal(sig syscall.Signal) error { return &ExitError{Code: 128 + int(sig), Signal: sig} }
+
+func (s *agentSession) lostError(ctx context.Context, spec Spec, w *agentWorker, why error) error {
+	s.mu.Lock()
+	attached, said := s.attached, w.everSaid
+	s.mu.Unlock()
+	switch {
+	case said:
+		return &LostError{Host: s.host, Addr: s.addr, Err: why}
+	case ctx.Err() != nil:
+		return startError(spec, context.Cause(ctx))
+	case attached:
+		return errStale
+	}
+	return startError(spec, fmt.Errorf("the agent at %s cannot be reached: %w", s.addr, why))
+}
+
+// add takes a worker in, unless the session is over.
+func (s *agentSession) add(w *agentWorker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over != nil {
+		return false
+	}
+	s.workers[w.start.Incarnation] = w
+	poke(s.wake)
+	return true
+}
+
+func (s *agentSession) remove(w *agentWorker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.workers, w.start.Incarnation)
+	poke(s.wake) // the agent may forget it too
+}
+
+// withdraw takes back a worker that shall end before the agent has been told of it, and tells whether it could.
+func (s *agentSession) withdraw(ctx context.Context, w *agentWorker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() == nil || w.everSaid {
+		return false
+	}
+	w.known = true // due says nothing of it any more
+	return true
+}
+
+func (s *agentSession) stop(w *agentWorker, how int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.stop = max(w.stop, how)
+	poke(s.wake)
+	poke(w.wake) // it may be taken back
+}
+
+func (s *agentSession) killAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.workers {
+		w.stop = 2
+	}
+	poke(s.wake)
+}
+
+func (s *agentSession) finish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finished = true
+	poke(s.wake)
+}
+
+// take returns what has come for the worker, and why nothing more will.
+func (s *agentSession) take(w *agentWorker) ([]*wire.FromAgent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	events := w.queue
+	w.queue = nil
+	return events, w.lost
+}
+
+func (s *agentSession) passed(w *agentWorker, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.taken += uint64(n)
+	if w.taken-w.saidTaken >= takeEvery {
+		poke(s.wake)
+	}
+}
+
+// serve keeps the session up, over as many streams as it takes, until it is finished or lost.
+func (s *agentSession) serve(ctx context.Context) {
+	for {
+		err := s.stream(ctx)
+		if ctx.Err() != nil || s.isFinished() {
+			s.lose(errors.New("the launcher was closed"))
+			return
+		}
+		if why := s.hopeless(err); why != nil {
+			s.lose(why)
+			return
+		}
+		s.log.Debugf("launch: the stream to the agent broke, and is made anew: %v", err)
+		pause := time.NewTimer(s.beat / 5)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+		}
+	}
+}
+
+func (s *agentSession) isFinished() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.finished
+}
+
+// hopeless returns why there is no use in another stream, after err has ended the last.
+func (s *agentSession) hopeless(err error) error {
+	s.mu.Lock()
+	silent := time.Since(s.contact)
+	s.mu.Unlock()
+	switch status.Code(err) {
+	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument:
+		return errors.New(status.Convert(err).Message())
+	}
+	if silent >= s.a.Lease {
+		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message())
+	}
+	return s.gone()
+}
+
+// gone returns an error where others know that the agent is not there any more, or that another is in its place.
+func (s *agentSession) gone() error {
+	switch addr, ok := s.a.Find(s.host); {
+	case !ok:
+		return errors.New("it is silent, and the host is gone")
+	case addr != s.addr:
+		return fmt.Errorf("it is silent, and the host has another agent at %s", addr)
+	}
+	return nil
+}
+
+// lose ends the session for all that still wait for something of it.
+func (s *agentSession) lose(why error) {
+	s.a.forget(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = why
+	if len(s.workers) > 0 {
+		s.log.Warnf("launch: the agent is lost, and its %d workers with it: %v", len(s.workers), why)
+	}
+	for _, w := range s.workers {
+		w.lost = why
+		poke(w.wake)
+	}
+}
+
+// stream attaches to the session by a connection of its own, for the last one may be dead, and carries it until something
+// breaks; nil after a good end.
+func (s *agentSession) stream(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tlsConf := s.a.Credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
+	conn, err := wire.NewClient(s.addr, tlsConf, time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	late := time.AfterFunc(min(attachTimeout, s.a.Lease), cancel)
+	defer late.Stop()
+	stream, err := wire.NewAgentClient(conn).Session(ctx)
+	if err != nil {
+		return err
+	}
+	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv says why
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	if !late.Stop() {
+		return errors.New("the agent took too long to answer")
+	}
+	s.heardFrom()
+	s.log.Debugf("launch: attached to session %s", hex.EncodeToString(s.id[:4]))
+	broken := make(chan error, 1)
+	go func() { broken <- s.listen(stream) }()
+	err = s.talk(stream, broken)
+	if err != nil {
+		cancel()
+		<-broken
+	}
+	return err
+}
+
+// attach begins a stream: what was said on the one before may be lost.
+func (s *agentSession) attach() *wire.Attach {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.workers {
+		w.saidStart, w.saidStop, w.saidTaken = false, 0, 0
+	}
+	s.told = s.heard
+	return &wire.Attach{Session: s.id, Resume: s.attached, Heard: s.heard, LeaseMs: uint32(s.a.Lease.Milliseconds())}
+}
+
+func (s *agentSession) heardFrom() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attached, s.contact = true, time.Now()
+}
+
+// talk says what there is to say, and beats, until the stream is broken. It receives from broken, once, where it returns
+// nil; then the agent has closed the stream because the session was to end.
+func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent], broken chan error) error {
+	look := time.NewTicker(max(s.beat/4, time.Millisecond))
+	defer look.Stop()
+	var beaten time.Time
+	ending := false
+	for {
+		messages, finished := s.due(time.Since(beaten) >= s.beat)
+		for _, m := range messages {
+			if m.GetBeat() != nil {
+				beaten = time.Now()
+			}
+			if err := stream.Send(m); err != nil {
+				err = <-broken // the other direction knows why
+				broken <- err
+				return err
+			}
+		}
+		if finished && !ending {
+			ending = true
+			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{}}})
+		}
+		select {
+		case err := <-broken:
+			broken <- err
+			if ending && errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		case <-s.wake:
+		case <-look.C:
+			if err := s.silent(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// silent returns an error where the stream may be open, but nothing comes of it.
+func (s *agentSession) silent() error {
+	s.mu.Lock()
+	since := time.Since(s.contact)
+	s.mu.Unlock()
+	if since > missedBeats*s.beat {
+		return fmt.Errorf("nothing was heard of the agent for %v", since.Round(time.Millisecond))
+	}
+	if since > s.beat*3/2 {
+		return s.gone()
+	}
+	return nil
+}
+
+// due returns the messages that this stream's other end has not been told yet.
+func (s *agentSession) due(beat bool) (messages []*wire.ToAgent, finished bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for inc, w := range s.workers {
+		if !w.known && !w.saidStart {
+			w.saidStart, w.everSaid = true, true
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
+		}
+		if w.stop > w.saidStop && w.everSaid {
+			w.saidStop = w.stop
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
+				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
+			}})
+		}
+		if w.taken-w.saidTaken >= takeEvery || beat && w.taken > w.saidTaken {
+			w.saidTaken = w.taken
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Taken{
+				Taken: &wire.Taken{Incarnation: inc, Bytes: w.taken},
+			}})
+		}
+	}
+	if beat || s.heard-s.told >= hearEvery {
+		s.told = s.heard
+		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: s.heard}}})
+	}
+	return messages, s.finished
+}
+
+// listen hands on what comes until the stream ends.
+func (s *agentSession) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent]) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := s.hear(m); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *agentSession) hear(m *wire.FromAgent) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.contact = time.Now()
+	switch {
+	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
+		return nil // no event, or one that came by an earlier stream
+	case m.GetNumber() != s.heard+1:
+		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
+	}
+	s.heard++
+	if s.heard-s.told >= hearEvery {
+		poke(s.wake)
+	}
+	incarnation := ""
+	switch e := m.GetWhat().(type) {
+	case *wire.FromAgent_Started:
+		incarnation = e.Started.GetIncarnation()
+	case *wire.FromAgent_Exited:
+		incarnation = e.Exited.GetIncarnation()
+	case *wire.FromAgent_Output:
+		incarnation = e.Output.GetIncarnation()
+		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
+			return fmt.Errorf("output of stream %d", n)
+		}
+	default:
+		return errors.New("an event of an unknown kind")
+	}
+	if w := s.workers[incarnation]; w != nil {
+		w.known = true
+		w.queue = append(w.queue, m)
+		poke(w.wake)
+	}
+	return nil
+}

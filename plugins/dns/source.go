@@ -1,0 +1,230 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/plugins/settings"
+)
+
+// maxTime is the longest that all questions together may take; less than what hvdrun waits for an answer of a plugin.
+const maxTime = 25 * time.Second
+
+// source is the Discoverer and Watcher. Configure comes first.
+type source struct {
+	cfg atomic.Pointer[config]
+
+	mu   sync.Mutex
+	last []string // the names of the hosts that were found last, in their order
+}
+
+// config is what the settings say; it does not change.
+type config struct {
+	names          []string // absolute, ending in a dot
+	kind           string   // one of the words for type
+	byName         bool     // a name that has an address is the host, rather than each address
+	slots          int
+	fromWeight     bool
+	servers        []string // host:port; empty: those of resolvConf
+	resolvConf     string
+	timeout        time.Duration
+	minTTL, maxTTL time.Duration
+	allowEmpty     bool
+}
+
+// Configure takes the settings of the README.
+func (s *source) Configure(values map[string]string) error {
+	r := settings.Read("dns", values)
+	r.Required("names")
+	c := &config{
+		names:      r.List("names"),
+		kind:       r.OneOf("type", "auto", "A+AAAA", "A", "AAAA", "SRV"),
+		byName:     r.OneOf("host", "address", "name") == "name",
+		slots:      r.Int("slots", 1, 0, plan.MaxSlots),
+		fromWeight: r.OneOf("slots_from", "setting", "weight") == "weight",
+		servers:    r.List("servers"),
+		resolvConf: r.Text("resolv_conf", "/etc/resolv.conf"),
+		timeout:    r.Duration("timeout", 2*time.Second, 10*time.Millisecond, maxTime),
+		minTTL:     r.Duration("min_ttl", time.Second, time.Second, time.Hour),
+		maxTTL:     r.Duration("max_ttl", 5*time.Minute, time.Second, 24*time.Hour),
+		allowEmpty: r.Bool("allow_empty", false),
+	}
+	for i, name := range c.names {
+		if _, ok := dns.IsDomainName(name); !ok {
+			r.Fault("names", "%q is no name", name)
+		} else if _, err := netip.ParseAddr(name); err == nil {
+			r.Fault("names", "%q is an address, not a name", name)
+		}
+		c.names[i] = dns.CanonicalName(name)
+	}
+	for i, server := range c.servers {
+		addr, err := serverAddr(server)
+		if err != nil {
+			r.Fault("servers", "%q is no address, or address:port", server)
+		}
+		c.servers[i] = addr
+	}
+	if len(c.servers) > 0 && r.Given("resolv_conf") {
+		r.Fault("resolv_conf", "has no effect where servers are given")
+	}
+	if c.minTTL > c.maxTTL {
+		r.Fault("min_ttl", "%v is more than max_ttl, %v", c.minTTL, c.maxTTL)
+	}
+	if err := r.Err(); err != nil {
+		return err
+	}
+	s.cfg.Store(c)
+	return nil
+}
+
+// serverAddr adds the port where there is none.
+func serverAddr(server string) (string, error) {
+	if addr, err := netip.ParseAddrPort(server); err == nil {
+		return addr.String(), nil
+	}
+	addr, err := netip.ParseAddr(server)
+	return netip.AddrPortFrom(addr, 53).String(), err
+}
+
+var errNotConfigured = errors.New("dns: no settings yet")
+
+// Discover asks for all names once.
+func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
+	c := s.cfg.Load()
+	if c == nil {
+		return nil, errNotConfigured
+	}
+	hosts, _, err := s.find(ctx, c)
+	return hosts, err
+}
+
+// Watch asks whenever the first of the answers is no longer valid, and finds every list that differs from the last. It
+// returns the first error.
+func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
+	c := s.cfg.Load()
+	if c == nil {
+		return errNotConfigured
+	}
+	var last []plan.Host
+	for first := true; ; first = false {
+		hosts, ttl, err := s.find(ctx, c)
+		if err != nil {
+			return err
+		}
+		if first || !slices.Equal(hosts, last) {
+			last = hosts
+			found(slices.Clone(hosts))
+		}
+		timer := time.NewTimer(ttl)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ended(ctx)
+		case <-timer.C:
+		}
+	}
+}
+
+func ended(ctx context.Context) error { return fmt.Errorf("dns: %w", context.Cause(ctx)) }
+
+// find asks for all names, at the same time, and returns the hosts and how long they are good for.
+func (s *source) find(ctx context.Context, c *config) ([]plan.Host, time.Duration, error) {
+	if ctx.Err() != nil {
+		return nil, 0, ended(ctx)
+	}
+	servers, err := c.serverList()
+	if err != nil {
+		return nil, 0, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, maxTime, fmt.Errorf("no answer in %v", maxTime)) // the first failure ends all
+	defer cancel()
+	var failed error
+	var once sync.Once
+	parts := make([]part, len(c.names))
+	room := make(chan struct{}, 16)
+	var all sync.WaitGroup
+	for i, name := range c.names {
+		all.Go(func() {
+			room <- struct{}{}
+			defer func() { <-room }()
+			var err error
+			if parts[i], err = c.lookup(ctx, servers, name); err != nil {
+				once.Do(func() { failed = err; cancel() })
+			}
+		})
+	}
+	all.Wait()
+	if failed != nil {
+		return nil, 0, failed
+	}
+	var hosts []plan.Host
+	ttl := c.maxTTL
+	for _, p := range parts {
+		ttl = min(ttl, p.ttl)
+		if hosts, err = merge(hosts, p.hosts); err != nil {
+			return nil, 0, err
+		}
+	}
+	if err := plan.CheckHosts(hosts); err != nil {
+		return nil, 0, fmt.Errorf("dns: %w", err)
+	}
+	return s.inOrder(hosts), max(ttl, c.minTTL), nil
+}
+
+// part is what one name gives.
+type part struct {
+	hosts []plan.Host
+	ttl   time.Duration
+}
+
+// merge appends the hosts that are not there yet.
+func merge(all, more []plan.Host) ([]plan.Host, error) {
+	at := make(map[string]int, len(all))
+	for i, h := range all {
+		at[h.Name] = i
+	}
+	for _, h := range more {
+		i, again := at[h.Name]
+		switch {
+		case !again:
+			at[h.Name] = len(all)
+			all = append(all, h)
+		case all[i].Slots != h.Slots:
+			return nil, fmt.Errorf("dns: host %s is said to have %d slots and also %d", h.Name, all[i].Slots, h.Slots)
+		}
+	}
+	return all, nil
+}
+
+// inOrder puts hosts that were there before first, in their old order, and remembers the new one: the priority of a
+// record may change, but hosts do not grow younger or older by it.
+func (s *source) inOrder(hosts []plan.Host) []plan.Host {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	place := make(map[string]int, len(s.last))
+	for i, name := range s.last {
+		place[name] = i
+	}
+	rank := func(h plan.Host) int {
+		if i, old := place[h.Name]; old {
+			return i
+		}
+		return len(place)
+	}
+	slices.SortStableFunc(hosts, func(a, b plan.Host) int { return cmp.Compare(rank(a), rank(b)) })
+	s.last = s.last[:0]
+	for _, h := range hosts {
+		s.last = append(s.last, h.Name)
+	}
+	return hosts
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const (
+	maxRedirects = 5
+	maxToken     = 64 << 10
+)
+
+// token reads the token; it may be renewed at any time. Errors name the file alone.
+func (c *config) token() (string, error) {
+	f, err := os.Open(c.tokenFile)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	token := bytes.TrimSpace(text)
+	switch {
+	case err != nil:
+		return "", err
+	case len(token) == 0:
+		return "", fmt.Errorf("%s is empty", c.tokenFile)
+	case len(token) > maxToken || bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", fmt.Errorf("%s holds something else than a token", c.tokenFile)
+	}
+	return string(token), nil
+}
+
+// get sends a request and returns the answer, whose body the caller closes.
+func (c *config) get(ctx context.Context, header http.Header) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url.String(), nil)
+	if err != nil {
+		return nil, c.fault(ctx, err)
+	}
+	req.Header = header
+	req.Header.Set("User-Agent", "hvdrun-discovery-http")
+	if c.tokenFile != "" {
+		token, err := c.token()
+		if err != nil {
+			return nil, fmt.Errorf("http: setting token_file: %w", err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return nil, c.fault(ctx, err)
+	}
+	return resp, nil
+}
+
+// fault makes an error that names the URL without its query, and the reason why ctx ended where it did.
+func (c *config) fault(ctx context.Context, err error) error {
+	var wrapped *url.Error // has the whole URL, or that of a redirection
+	if errors.As(err, &wrapped) {
+		err = wrapped.Err
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return fmt.Errorf("http: %s: %w", c.shown, err)
+}
+
+// badStatus reads away what a server says besides, so that the connection can be used again. It is not repeated: nobody
+// knows what stands in it.
+func (c *config) badStatus(ctx context.Context, resp *http.Response) error {
+	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+	text := fmt.Sprintf("status %d (%s)", resp.StatusCode, http.StatusText(resp.StatusCode))
+	if resp.StatusCode == http.StatusUnauthorized && c.tokenFile == "" {
+		text += "; no token_file is given"
+	}
+	return c.fault(ctx, errors.New(text))
+}
+
+// checkRedirect lets a redirection lead anywhere, but never from https to http, and nowhere else than to the same server
+// where there is anything to prove who we are.
+func (c *config) checkRedirect(req *http.Request, via []*http.Request) error {
+	from := via[len(via)-1].URL
+	switch {
+	case len(via) > maxRedirects:
+		return fmt.Errorf("more than %d redirections", maxRedirects)
+	case from.Scheme == "https" && req.URL.Scheme != "https":
+		return fmt.Errorf("redirected from https to %s", origin(req.URL))
+	case origin(req.URL) != origin(from) && (c.tokenFile != "" || c.certFile != ""):
+		return fmt.Errorf("redirected to %s, which is not to see the token or certificate", origin(req.URL))
+	}
+	return nil
+}
+
+// fetch asks for the document once. The server may say that the one it gave before is still right.
+func (c *config) fetch(ctx context.Context) ([]plan.Host, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("no answer in %v", c.timeout))
+	defer cancel()
+	header := http.Header{"Accept": {"application/json"}}
+	known := c.known.Load()
+	if known != nil {
+		if known.etag != "" {
+			header.Set("If-None-Match", known.etag)
+		}
+		if known.modified != "" {
+			header.Set("If-Modified-Since", known.modified)
+		}
+	}
+	resp, err := c.get(ctx, header)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusNotModified && known != nil:
+		return slices.Clone(known.hosts), nil
+	case resp.StatusCode != http.StatusOK:
+		return nil, c.badStatus(ctx, resp)
+	}
+	document, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
+	switch {
+	case err != nil:
+		return nil, c.fault(ctx, err)
+	case len(document) > maxDocument:
+		return nil, c.fault(ctx, errTooLong)
+	}
+	hosts, err := decode(document, c.defaultSlots)
+	if err != nil {
+		return nil, c.fault(ctx, err)
+	}
+	v := &version{etag: resp.Header.Get("ETag"), modified: resp.Header.Get("Last-Modified")}
+	if v.etag == "" && v.modified == "" || strings.Contains(resp.Header.Get("Cache-Control"), "no-store") {
+		c.known.Store(nil)
+	} else {
+		v.hosts = slices.Clone(hosts)
+		c.known.Store(v)
+	}
+	return hosts, nil
+}

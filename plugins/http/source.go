@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/plugins/settings"
+)
+
+// maxTimeout is less than what hvdrun waits for an answer of a plugin.
+const maxTimeout = 25 * time.Second
+
+// source is the Discoverer and Watcher. Configure comes first.
+type source struct {
+	cfg  atomic.Pointer[config]
+	dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: as usual; for tests
+}
+
+// config is what the settings say, and what was learnt of the document since.
+type config struct {
+	url          *url.URL
+	shown        string // the URL without its query, which may be secret
+	stream       bool
+	interval     time.Duration
+	timeout      time.Duration // of a request, or until the first document of a stream
+	idleTimeout  time.Duration // of a stream; 0: none
+	defaultSlots int
+	tokenFile    string
+	certFile     string
+	keyFile      string
+	client       *http.Client
+
+	known atomic.Pointer[version]
+}
+
+// version is a document that the server may say is still the right one.
+type version struct {
+	etag, modified string
+	hosts          []plan.Host
+}
+
+// Configure takes the settings of the README.
+func (s *source) Configure(values map[string]string) error {
+	r := settings.Read("http", values)
+	c := &config{
+		stream:       r.Bool("stream", false),
+		interval:     r.Duration("interval", 5*time.Second, 100*time.Millisecond, 24*time.Hour),
+		timeout:      r.Duration("timeout", 10*time.Second, 10*time.Millisecond, maxTimeout),
+		idleTimeout:  r.Duration("idle_timeout", 2*time.Minute, 0, 24*time.Hour),
+		defaultSlots: r.Int("default_slots", 1, 0, plan.MaxSlots),
+		tokenFile:    r.Text("token_file", ""),
+		certFile:     r.Text("cert_file", ""),
+		keyFile:      r.Text("key_file", ""),
+	}
+	c.readURL(r)
+	trust := c.readTLS(r)
+	if c.tokenFile != "" {
+		if _, err := c.token(); err != nil {
+			r.Fault("token_file", "%w", err)
+		}
+		if c.url.Scheme == "http" && !isLoopback(c.url.Hostname()) {
+			r.Fault("token_file", "a token is sent to another machine by https only")
+		}
+	}
+	if err := r.Err(); err != nil {
+		return err
+	}
+	c.client = &http.Client{CheckRedirect: c.checkRedirect, Transport: s.transport(c, trust)}
+	if old := s.cfg.Swap(c); old != nil {
+		old.client.CloseIdleConnections()
+	}
+	return nil
+}
+
+// readURL leaves a URL of some kind in any case. Its faults do not repeat it: there may be a secret in it.
+func (c *config) readURL(r *settings.Reader) {
+	c.url = &url.URL{}
+	text := r.Required("url")
+	if text == "" {
+		return
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		r.Fault("url", "is none")
+		return
+	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
+		r.Fault("url", "must begin with http:// or https:// and a host")
+	case u.User != nil:
+		r.Fault("url", "holds a password; use token_file or cert_file")
+	}
+	u.Fragment, u.RawFragment = "", ""
+	c.url, c.shown = u, show(u)
+}
+
+// show returns a URL as errors may have it.
+func show(u *url.URL) string {
+	text := origin(u) + u.EscapedPath()
+	if u.RawQuery != "" {
+		text += "?…"
+	}
+	return text
+}
+
+func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
+
+func isLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
+}
+
+// readTLS reads the certificates. Those of the client are read again for each connection, since they are short-lived in
+// many places.
+func (c *config) readTLS(r *settings.Reader) *tls.Config {
+	caFile, name := r.Text("ca_file", ""), r.Text("server_name", "")
+	trust := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name}
+	given := map[string]string{"ca_file": caFile, "server_name": name, "cert_file": c.certFile, "key_file": c.keyFile}
+	if c.url.Scheme == "http" {
+		for key, value := range given {
+			if value != "" {
+				r.Fault(key, "has no effect without https")
+			}
+		}
+	}
+	if caFile != "" {
+		pem, err := os.ReadFile(caFile)
+		trust.RootCAs = x509.NewCertPool()
+		if err != nil {
+			r.Fault("ca_file", "%w", err)
+		} else if !trust.RootCAs.AppendCertsFromPEM(pem) {
+			r.Fault("ca_file", "%s holds no certificate", caFile)
+		}
+	}
+	switch {
+	case c.certFile == "" && c.keyFile == "":
+		return trust
+	case c.certFile == "" || c.keyFile == "":
+		r.Fault("cert_file", "and key_file are given together")
+		return trust
+	}
+	load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		cert, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+		return &cert, err
+	}
+	if _, err := load(nil); err != nil {
+		r.Fault("cert_file", "%w", err)
+	}
+	trust.GetClientCertificate = load
+	return trust
+}
+
+// transport speaks HTTP/1.1: one request at a time needs no more, and where a server refuses a certificate, HTTP/2 loses
+// the reason.
+func (s *source) transport(c *config, trust *tls.Config) *http.Transport {
+	dial := s.dial
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: c.timeout}).DialContext
+	}
+	return &http.Transport{
+		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            dial,
+		TLSClientConfig:        trust,
+		TLSHandshakeTimeout:    c.timeout,
+		DisableCompression:     c.stream,
+		MaxIdleConnsPerHost:    2,
+		IdleConnTimeout:        90 * time.Second,
+		MaxResponseHeaderBytes: 64 << 10,
+	}
+}
+
+var errNotConfigured = errors.New("http: no settings yet")
+
+// Discover asks once for the document, or waits for the first one of the stream.
+func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
+	c := s.cfg.Load()
+	switch {
+	case c == nil:
+		return nil, errNotConfigured
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("http: %w", context.Cause(ctx))
+	case !c.stream:
+		return c.fetch(ctx)
+	}
+	var first []plan.Host
+	err := c.follow(ctx, func(hosts []plan.Host) bool { first = hosts; return false })
+	if err != nil && !errors.Is(err, errEnough) {
+		return nil, err
+	}
+	return first, nil
+}
+
+// Watch asks again and again, or follows the stream, and finds every list that differs from the last. It returns the
+// first error. A stream that has given a document may end, or be silent for long: it is then asked for once more.
+func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
+	c := s.cfg.Load()
+	if c == nil {
+		return errNotConfigured
+	}
+	defer c.client.CloseIdleConnections()
+	var last []plan.Host
+	first := true
+	news := func(hosts []plan.Host) bool {
+		if first || !slices.Equal(hosts, last) {
+			first, last = false, hosts
+			found(slices.Clone(hosts))
+		}
+		return true
+	}
+	for {
+		begun := time.Now()
+		if c.stream {
+			if err := c.follow(ctx, news); err != nil {
+				return err
+			}
+		} else {
+			hosts, err := c.fetch(ctx)
+			if err != nil {
+				return err
+			}
+			news(hosts)
+			begun = time.Now()
+		}
+		timer := time.NewTimer(c.interval - time.Since(begun))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("http: %w", context.Cause(ctx))
+		case <-timer.C:
+		}
+	}
+}

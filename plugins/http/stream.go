@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+var (
+	errEnough = errors.New("no more documents are wanted")
+	errSilent = errors.New("the stream is silent")
+)
+
+// follow opens the stream and calls news with the list of each document, until news wants no more. It returns nil where
+// the stream ends, or is silent for long, after at least one document.
+func (c *config) follow(ctx context.Context, news func([]plan.Host) bool) error {
+	outer := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	patience := time.AfterFunc(c.timeout, func() { cancel(errSilent) })
+	defer patience.Stop()
+	resp, err := c.get(ctx, http.Header{"Accept": {"text/event-stream, application/x-ndjson"}})
+	if err != nil {
+		return c.silence(ctx, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return c.badStatus(ctx, resp)
+	}
+	documents := 0
+	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	alive := func() { // called with every line
+		if documents > 0 && c.idleTimeout > 0 {
+			patience.Reset(c.idleTimeout)
+		} else if documents > 0 {
+			patience.Stop()
+		}
+	}
+	err = split(resp.Body, kind == "text/event-stream", alive, func(document []byte) error {
+		hosts, err := decode(document, c.defaultSlots)
+		if err != nil {
+			return err
+		}
+		documents++
+		if !news(hosts) {
+			return errEnough
+		}
+		alive()
+		return nil
+	})
+	switch {
+	case errors.Is(err, errEnough):
+		return err
+	case outer.Err() != nil:
+		return fmt.Errorf("http: %w", context.Cause(outer))
+	case documents > 0 && (err == nil || errors.Is(context.Cause(ctx), errSilent)):
+		return nil
+	case err == nil:
+		err = errors.New("the stream ended without a document")
+	}
+	return c.silence(ctx, c.fault(ctx, err))
+}
+
+// silence says how long was waited for the first document.
+func (c *config) silence(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), errSilent) {
+		return fmt.Errorf("http: %s: no document in %v", c.shown, c.timeout)
+	}
+	return err
+}
+
+// split calls document with each document of a stream: the data of an event of type message or hosts, or else a line. It
+// calls alive with each line, those of no meaning as well, and returns the first error of document, or that of reading;
+// nil at the end.
+func split(r io.Reader, events bool, alive func(), document func([]byte) error) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 0, 4<<10), maxDocument+16) // an event's line begins with a word
+	var e event
+	for lines.Scan() {
+		alive()
+		line := lines.Bytes()
+		if events {
+			whole, err := e.take(line)
+			if err != nil {
+				return err
+			}
+			if !whole {
+				continue
+			}
+			line = e.data
+		}
+		if len(line) > maxDocument {
+			return errTooLong
+		}
+		if len(bytes.TrimSpace(line)) > 0 {
+			if err := document(line); err != nil {
+				return err
+			}
+		}
+		e = event{}
+	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		return errTooLong
+	}
+	return lines.Err()
+}
+
+// event is a server-sent event that comes in lines.
+type event struct {
+	kind string
+	data []byte
+	any  bool // there was data
+}
+
+// take takes a line and tells whether the event is whole and has hosts. One that is whole and has none begins anew.
+func (e *event) take(line []byte) (whole bool, err error) {
+	if len(line) == 0 {
+		if e.any && (e.kind == "" || e.kind == "message" || e.kind == "hosts") {
+			return true, nil
+		}
+		*e = event{}
+		return false, nil
+	}
+	field, value, _ := bytes.Cut(line, []byte(":")) // a line that begins with a colon is a comment
+	value = bytes.TrimPrefix(value, []byte(" "))
+	switch string(field) {
+	case "event":
+		e.kind = string(value)
+	case "data":
+		if e.any {
+			e.data = append(e.data, '\n')
+		}
+		e.data, e.any = append(e.data, value...), true
+		if len(e.data) > maxDocument {
+			return false, errTooLong
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/plugins/settings"
+)
+
+// config is what the settings say; README.md tells them.
+type config struct {
+	namespace     string
+	labels        string
+	fields        string
+	container     string
+	resource      string
+	defaultSlots  int
+	host          string // ip, name or fqdn
+	clusterDomain string
+	pageSize      int
+	timeout       time.Duration
+	watchTimeout  time.Duration
+	kubeconfig    string
+	context       string
+}
+
+// readConfig checks all settings.
+func readConfig(values map[string]string) (config, error) {
+	s := settings.Read("kubernetes", values)
+	c := config{
+		namespace:     s.Text("namespace", ""),
+		labels:        s.Text("label_selector", ""),
+		fields:        s.Text("field_selector", ""),
+		container:     s.Text("container", ""),
+		resource:      s.Text("resource", "nvidia.com/gpu"),
+		defaultSlots:  s.Int("default_slots", 1, 0, plan.MaxSlots),
+		host:          s.OneOf("host", "ip", "name", "fqdn"),
+		clusterDomain: strings.Trim(s.Text("cluster_domain", "cluster.local"), "."),
+		pageSize:      s.Int("page_size", 500, 1, 1<<20),
+		timeout:       s.Duration("timeout", 15*time.Second, time.Millisecond, time.Hour),
+		watchTimeout:  s.Duration("watch_timeout", 5*time.Minute, time.Second, time.Hour),
+		kubeconfig:    s.Text("kubeconfig", ""),
+		context:       s.Text("context", ""),
+	}
+	if c.namespace != "" && strings.ContainsAny(c.namespace, "/?#% ,") {
+		s.Fault("namespace", "%q is no name of one namespace", c.namespace)
+	}
+	return c, s.Err()
+}
+
+// access finds the way to the API server: the kubeconfig that is set; else, in a pod, its service account; else the
+// kubeconfig that kubectl would take.
+func (c *config) access(dir string, lookup func(string) (string, bool)) (*access, error) {
+	path := c.kubeconfig
+	if path == "" {
+		if host, _ := lookup("KUBERNETES_SERVICE_HOST"); host != "" && c.context == "" {
+			return inCluster(dir, lookup)
+		}
+		path, _ = lookup("KUBECONFIG")
+	}
+	if path == "" {
+		if home, _ := lookup("HOME"); home != "" {
+			path = filepath.Join(home, ".kube", "config")
+		}
+		if _, err := os.Stat(path); err != nil && c.context == "" {
+			return inCluster(dir, lookup) // whose error tells what there is to do
+		}
+	}
+	return fromKubeconfig(path, c.context)
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// slotsAnnotation of a pod says how many slots it has.
+const slotsAnnotation = "hvdrun.dev/slots"
+
+// pod is what is read of one. Its fields have the names of the API.
+type pod struct {
+	Metadata struct {
+		Name              string            `json:"name"`
+		Namespace         string            `json:"namespace"`
+		UID               string            `json:"uid"`
+		ResourceVersion   string            `json:"resourceVersion"`
+		CreationTimestamp time.Time         `json:"creationTimestamp"`
+		DeletionTimestamp *time.Time        `json:"deletionTimestamp"`
+		Annotations       map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec struct {
+		Hostname   string      `json:"hostname"`
+		Subdomain  string      `json:"subdomain"`
+		Containers []container `json:"containers"`
+	} `json:"spec"`
+	Status struct {
+		Phase      string `json:"phase"`
+		PodIP      string `json:"podIP"`
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
+		ContainerStatuses []struct {
+			Name  string `json:"name"`
+			State struct {
+				Terminated *struct{} `json:"terminated"`
+			} `json:"state"`
+		} `json:"containerStatuses"`
+	} `json:"status"`
+}
+
+type container struct {
+	Name      string `json:"name"`
+	Resources struct {
+		Limits map[string]quantity `json:"limits"`
+	} `json:"resources"`
+}
+
+// quantity is an amount of a resource, which may be written as a number or a text.
+type quantity string
+
+// UnmarshalJSON takes both.
+func (q *quantity) UnmarshalJSON(text []byte) error {
+	*q = quantity(strings.Trim(string(text), `"`))
+	return nil
+}
+
+func (p *pod) ready() bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True"
+		}
+	}
+	return false
+}
+
+// over tells that the container that workers would run in (or, where none is named, every one) has ended, though the pod
+// is still there.
+func (p *pod) over(container string) bool {
+	some := false
+	for _, s := range p.Status.ContainerStatuses {
+		if container != "" && s.Name != container {
+			continue
+		}
+		if s.State.Terminated == nil {
+			return false
+		}
+		some = true
+	}
+	return some
+}
+
+// hostsOf returns the hosts that the pods are, the oldest first, and what is wrong with some of them, by name.
+//
+// A pod that is running and Ready is a host. One that is terminating is a host that is draining, as long as it runs, Ready
+// or not. A pod whose slots cannot be read has none.
+func (c *config) hostsOf(pods map[string]*pod) (hosts []plan.Host, faults map[string]string, err error) {
+	sorted := make([]*pod, 0, len(pods))
+	for _, p := range pods {
+		sorted = append(sorted, p)
+	}
+	slices.SortFunc(sorted, func(a, b *pod) int {
+		return cmp.Or(a.Metadata.CreationTimestamp.Compare(b.Metadata.CreationTimestamp),
+			cmp.Compare(a.Metadata.Name, b.Metadata.Name))
+	})
+	faults = map[string]string{}
+	taken := map[string]int{}
+	owners := []string{}
+	for _, p := range sorted {
+		draining := p.Metadata.DeletionTimestamp != nil
+		if p.Status.Phase != "Running" || p.Status.PodIP == "" || !draining && !p.ready() || p.over(c.container) {
+			continue
+		}
+		slots, err := c.slotsOf(p)
+		if err != nil {
+			faults[p.Metadata.Name] = err.Error()
+		}
+		host := plan.Host{Name: c.nameOf(p), Slots: slots, Draining: draining}
+		i, twice := taken[host.Name]
+		switch {
+		case !twice:
+			taken[host.Name] = len(hosts)
+			hosts, owners = append(hosts, host), append(owners, p.Metadata.Name)
+		case hosts[i].Draining:
+			hosts[i], owners[i] = host, p.Metadata.Name // its successor is there already
+		case !draining:
+			return nil, nil, fmt.Errorf("kubernetes: the pods %s and %s are both called %s: set host to something else",
+				owners[i], p.Metadata.Name, host.Name)
+		}
+	}
+	return hosts, faults, nil
+}
+
+// nameOf returns what the pod is called as a host.
+func (c *config) nameOf(p *pod) string {
+	switch c.host {
+	case "name":
+		return p.Metadata.Name
+	case "fqdn":
+		// The name that the pods of a headless service have: of a StatefulSet, for one.
+		name := cmp.Or(p.Spec.Hostname, p.Metadata.Name)
+		if p.Spec.Subdomain != "" {
+			name += "." + p.Spec.Subdomain
+		}
+		return name + "." + p.Metadata.Namespace + ".svc." + c.clusterDomain
+	}
+	return p.Status.PodIP
+}
+
+// slotsOf returns how many slots the pod has: those of its annotation, else its limit of GPUs, else the default.
+func (c *config) slotsOf(p *pod) (int, error) {
+	if text, given := p.Metadata.Annotations[slotsAnnotation]; given {
+		n, err := count(text)
+		if err != nil {
+			return 0, fmt.Errorf("annotation %s: %w", slotsAnnotation, err)
+		}
+		return n, nil
+	}
+	total, limited := 0, false
+	for _, container := range p.Spec.Containers {
+		limit, given := container.Resources.Limits[c.resource]
+		if !given || c.container != "" && container.Name != c.container {
+			continue
+		}
+		n, err := count(string(limit))
+		if err != nil {
+			return 0, fmt.Errorf("limit of %s of container %s: %w", c.resource, container.Name, err)
+		}
+		total, limited = min(total+n, plan.MaxSlots), true
+	}
+	if limited {
+		return total, nil
+	}
+	return c.defaultSlots, nil
+}
+
+func count(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > plan.MaxSlots {
+		return 0, fmt.Errorf("%q is no number from 0 to %d", shorten(text), plan.MaxSlots)
+	}
+	return n, nil
+}
+
+// shorten bounds what a message repeats.
+func shorten(text string) string {
+	const most = 200
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxOutput bounds what a command may print: a hundred thousand nodes fit.
+	maxOutput = 64 << 20
+	// pipeGrace is how long the pipes of a command that has ended may stay open.
+	pipeGrace = time.Second
+)
+
+var errTooMuchOutput = fmt.Errorf("printed more than %d bytes", maxOutput)
+
+// commands runs Slurm's programs. They are found in dir, or where dir is "" in $PATH.
+type commands struct {
+	dir string
+}
+
+// run returns what the command has printed to stdout when it ended with status 0. It is killed, with all that it has
+// started, when ctx ends. An error has the last line of its stderr.
+func (c commands) run(ctx context.Context, name string, args ...string) (string, error) {
+	if ctx.Err() != nil {
+		return "", fmt.Errorf("slurm: %s: %w", name, context.Cause(ctx))
+	}
+	path := name
+	if c.dir != "" {
+		path = filepath.Join(c.dir, name)
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = environ()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = pipeGrace
+	stdout, stderr := bounded{end: cmd.Cancel}, bounded{}
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	switch {
+	case stdout.full:
+		err = errTooMuchOutput
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case errors.Is(err, exec.ErrNotFound):
+		err = errors.New("not found in $PATH: install Slurm's client programs, or name their folder by the setting bin")
+	case err != nil && stderr.last() != "":
+		err = errors.New(stderr.last())
+	}
+	if err != nil {
+		return "", fmt.Errorf("slurm: %s %s: %w", name, args[0], err)
+	}
+	return stdout.kept.String(), nil
+}
+
+// environ is this process's environment without what would change what the commands print. SQUEUE_PARTITION and its kin
+// hide jobs.
+func environ() []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "SQUEUE_") || strings.HasPrefix(v, "SCONTROL_")
+	})
+	return append(env, "SLURM_TIME_FORMAT=standard", "SLURM_BITSTR_LEN=0", "LC_ALL=C")
+}
+
+// bounded keeps what is written to it, up to maxOutput, and calls end where there is more.
+type bounded struct {
+	kept bytes.Buffer // not embedded: it would read without bound
+	full bool
+	end  func() error
+}
+
+// Write never fails, so that the command is not ended by a full pipe but by end.
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.full || b.kept.Len()+len(p) > maxOutput {
+		if !b.full && b.end != nil {
+			_ = b.end() // it may have ended by itself
+		}
+		b.full = true
+		return len(p), nil
+	}
+	return b.kept.Write(p)
+}
+
+// last is the last line.
+func (b *bounded) last() string {
+	lines := strings.Split(strings.TrimSpace(b.kept.String()), "\n")
+	return shorten(strings.TrimSpace(lines[len(lines)-1]))
+}

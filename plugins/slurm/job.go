@@ -1,0 +1,220 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// phase is what the state of a job means for its nodes.
+type phase uint8
+
+const (
+	waiting phase = iota + 1 // it has no nodes to use, and may get some
+	running
+	ending // its nodes are about to be taken away
+	ended
+)
+
+// phases are all states of jobs that Slurm's programs print.
+var phases = map[string]phase{
+	"PENDING": waiting, "CONFIGURING": waiting, "SUSPENDED": waiting, "REQUEUED": waiting, "REQUEUE_FED": waiting,
+	"REQUEUE_HOLD": waiting, "SPECIAL_EXIT": waiting, "RESV_DEL_HOLD": waiting, "POWER_UP_NODE": waiting,
+	"RUNNING": running, "RESIZING": running, "SIGNALING": running, "STOPPED": running,
+	"COMPLETING": ending, "STAGE_OUT": ending, "EXPEDITING": ending,
+	"COMPLETED": ended, "CANCELLED": ended, "FAILED": ended, "TIMEOUT": ended, "NODE_FAIL": ended, "PREEMPTED": ended,
+	"BOOT_FAIL": ended, "DEADLINE": ended, "OUT_OF_MEMORY": ended, "REVOKED": ended, "LAUNCH_FAILED": ended,
+	"RECONFIG_FAIL": ended,
+}
+
+// job is one record of scontrol show job -d.
+type job struct {
+	id           string
+	state        string
+	phase        phase
+	start        string // as text: it sorts
+	nodes        []string
+	tasks        int // of the whole job
+	tasksPerNode int // 0: not asked for
+	gpus         map[string]int
+	cpus         map[string]int
+}
+
+// parseJob finds the job of that id in what scontrol show job -d prints: records with blank lines between them, one for
+// each task of an array and each component of a heterogeneous job. Lines are recognised by how they begin, since values
+// may hold anything: the name of a job is a user's.
+func parseJob(text, id, gres string) (job, error) {
+	for record := range strings.SplitSeq(text, "\n\n") {
+		if strings.HasPrefix(record, "JobId="+id+" ") {
+			j, err := parseRecord(record, id, gres)
+			if err != nil {
+				return job{}, fmt.Errorf("slurm: job %s: %w", id, err)
+			}
+			return j, nil
+		}
+	}
+	return job{}, fmt.Errorf("slurm: scontrol tells nothing of job %s", id)
+}
+
+func parseRecord(record, id, gres string) (job, error) {
+	j := job{id: id, gpus: map[string]int{}, cpus: map[string]int{}}
+	for line := range strings.SplitSeq(record, "\n") {
+		line = strings.TrimSpace(line)
+		key, _, _ := strings.Cut(line, "=")
+		var err error
+		switch key {
+		case "JobState":
+			j.state, _ = field(line, "JobState")
+			if j.phase = phases[j.state]; j.phase == 0 {
+				err = fmt.Errorf("state %q is not known", shorten(j.state))
+			}
+		case "StartTime":
+			j.start, _ = field(line, "StartTime")
+		case "NodeList":
+			if list, _ := field(line, "NodeList"); list != "" && list != "(null)" {
+				j.nodes, err = expandHostlist(list)
+			}
+		case "NumNodes":
+			tasks, _ := field(line, "NumTasks")
+			j.tasks, err = countOf(tasks)
+		case "Socks/Node":
+			per, _ := field(line, "NtasksPerN:B:S:C")
+			per, _, _ = strings.Cut(per, ":")
+			j.tasksPerNode, err = countOf(per)
+		case "Nodes":
+			err = j.detail(line, gres)
+		}
+		if err != nil {
+			return job{}, err
+		}
+	}
+	if j.phase == 0 {
+		return job{}, fmt.Errorf("scontrol tells no state")
+	}
+	return j, nil
+}
+
+// countOf reads a number that may be left out, or a star for none.
+func countOf(text string) (int, error) {
+	if text == "" || text == "*" || text == "N/A" {
+		return 0, nil
+	}
+	low, _, _ := strings.Cut(text, "-") // 2-4: a range that was asked for
+	return number(low)
+}
+
+// detail reads what nodes of the job have of it: Nodes=n[1-3] CPU_IDs=0-3 Mem=0 GRES=gpu:2(IDX:0-1).
+func (j *job) detail(line, gres string) error {
+	list, _ := field(line, "Nodes")
+	nodes, err := expandHostlist(list)
+	if err != nil {
+		return err
+	}
+	ids, _ := field(line, "CPU_IDs")
+	cpus, err := countIDs(ids)
+	if err != nil {
+		return err
+	}
+	has, ok := field(line, "GRES")
+	if !ok {
+		has, _ = field(line, "GRES_IDX") // up to Slurm 19
+	}
+	gpus, err := countGres(has, gres)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if _, twice := j.cpus[node]; twice {
+			return fmt.Errorf("scontrol tells twice what it has on node %s", node)
+		}
+		j.gpus[node], j.cpus[node] = gpus, cpus
+	}
+	return nil
+}
+
+// countIDs counts the numbers of 0-3,8.
+func countIDs(ids string) (int, error) {
+	if ids == "" || ids == "(null)" {
+		return 0, nil
+	}
+	n := 0
+	for r := range strings.SplitSeq(ids, ",") {
+		low, high, isRange := strings.Cut(r, "-")
+		if !isRange {
+			high = low
+		}
+		first, err := number(low)
+		if err != nil {
+			return 0, err
+		}
+		last, err := number(high)
+		if err != nil {
+			return 0, err
+		}
+		if last < first || last-first >= maxNodes {
+			return 0, fmt.Errorf("no range of numbers: %q", r)
+		}
+		n += last - first + 1
+	}
+	return n, nil
+}
+
+// countGres returns how many of a resource there are in gpu:a100:2(IDX:0,3),gpu:h100:1(IDX:4),mps:100. A resource without
+// a number is one of it.
+func countGres(list, name string) (int, error) {
+	total := 0
+	for item := range splitGres(list) {
+		if open := strings.LastIndexByte(item, '('); open >= 0 && strings.HasSuffix(item, ")") {
+			item = item[:open] // which ones
+		}
+		item = strings.TrimPrefix(item, "gres:")
+		words := strings.Split(item, ":")
+		if words[0] != name {
+			continue
+		}
+		count := 1
+		if last := words[len(words)-1]; len(words) > 1 && last != "" && strings.Trim(last[:1], "0123456789") == "" {
+			var err error
+			if count, err = strconv.Atoi(last); err != nil || count > maxNodes {
+				return 0, fmt.Errorf("%q does not tell how many", shorten(item))
+			}
+		}
+		total += count
+	}
+	return total, nil
+}
+
+// splitGres yields the items between commas outside of parentheses.
+func splitGres(list string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		depth, start := 0, 0
+		for i, r := range list {
+			switch {
+			case r == '(':
+				depth++
+			case r == ')':
+				depth--
+			case r == ',' && depth == 0:
+				if !yield(list[start:i]) {
+					return
+				}
+				start = i + 1
+			}
+		}
+		yield(list[start:])
+	}
+}
+
+// field returns the value of the first key=value in the line that has this key, up to the next blank.
+func field(line, key string) (value string, found bool) {
+	rest := line
+	if !strings.HasPrefix(rest, key+"=") {
+		_, after, there := strings.Cut(rest, " "+key+"=")
+		if !there {
+			return "", false
+		}
+		rest = key + "=" + after
+	}
+	value, _, _ = strings.Cut(rest[len(key)+1:], " ")
+	return value, true
+}

@@ -1,0 +1,8 @@
+// Command slurm is a discovery plugin whose hosts are the nodes of Slurm jobs. It asks scontrol.
+package main
+
+import "github.com/hvdrun/hvdrun/discovery/plugin"
+
+func main() {
+	plugin.Serve(newSource())
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// health is what the state of a node means for the workers of a job that it belongs to.
+type health uint8
+
+const (
+	useless health = iota + 1 // no host
+	leaving                   // a host that is draining
+	useful
+)
+
+// node is one line of scontrol show node -o.
+type node struct {
+	name, hostname, addr string
+	state                string
+	health               health
+}
+
+// parseNodes reads a line a node, by name. What users and administrators may write, as Reason, stands behind all that is
+// read here, and so cannot be taken for it.
+func parseNodes(text string) (map[string]node, error) {
+	nodes := map[string]node{}
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		name, _ := field(line, "NodeName")
+		state, _ := field(line, "State")
+		n := node{name: name, state: state}
+		n.addr, _ = field(line, "NodeAddr")
+		n.hostname, _ = field(line, "NodeHostName")
+		var err error
+		if n.health, err = judge(state); err != nil {
+			return nil, fmt.Errorf("slurm: node %q: %w", shorten(name), err)
+		}
+		nodes[name] = n
+	}
+	return nodes, nil
+}
+
+var (
+	// A node with one of these has nobody who could run a worker.
+	uselessFlags = []string{"NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "DRAINED"}
+	// A node with one of these still runs what it runs.
+	leavingFlags = []string{"DRAIN", "DRAINING", "FAIL", "FAILING", "POWER_DOWN"}
+	// Older versions of Slurm write flags as one character behind the state.
+	shortFlags = map[byte]string{'*': "NOT_RESPONDING", '~': "POWERED_DOWN", '#': "POWERING_UP", '%': "POWERING_DOWN",
+		'!': "POWER_DOWN", '@': "REBOOT_REQUESTED", '^': "REBOOT_ISSUED", '$': "MAINTENANCE", '+': "", '-': "PLANNED"}
+)
+
+// judge reads a state as MIXED+DRAIN+NOT_RESPONDING: one base, and flags.
+//
+// The flag COMPLETING is not looked at: it says that some job on the node is ending, which on a shared node may be another
+// than this one. Whether this one is, its own state tells.
+func judge(state string) (health, error) {
+	text := state
+	var flags []string
+	for text != "" && shortFlags[text[len(text)-1]] != "" {
+		flags = append(flags, shortFlags[text[len(text)-1]])
+		text = text[:len(text)-1]
+	}
+	words := strings.Split(text, "+")
+	flags = append(flags, words[1:]...)
+	has := func(some []string) bool {
+		return slices.ContainsFunc(flags, func(f string) bool { return slices.Contains(some, f) })
+	}
+	switch base := words[0]; base {
+	case "DOWN", "ERROR", "FUTURE", "FAIL", "DRAINED", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT":
+		return useless, nil
+	case "DRAINING", "FAILING":
+		if has(uselessFlags) {
+			return useless, nil
+		}
+		return leaving, nil
+	case "ALLOCATED", "MIXED", "COMPLETING", "IDLE", "PLANNED", "RESERVED", "MAINT", "BLOCKED":
+		switch {
+		case has(uselessFlags):
+			return useless, nil
+		case has(leavingFlags) && base == "IDLE": // nobody works there any more: DRAINED
+			return useless, nil
+		case has(leavingFlags):
+			return leaving, nil
+		}
+		return useful, nil
+	case "UNKNOWN":
+		// The controller has just started and has not heard of the node.
+		return 0, fmt.Errorf("its state is not known yet")
+	}
+	return 0, fmt.Errorf("no such state is known: %q", shorten(state))
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/plugins/settings"
+)
+
+// config is what the settings say; README.md tells them.
+type config struct {
+	jobIDs      []string // or:
+	jobName     string
+	host        string // name, hostname or addr
+	slots       string // auto, gpus, tasks, cpus or a number
+	gres        string
+	cpusPerSlot int
+	bin         string
+	timeout     time.Duration
+	interval    time.Duration
+}
+
+// readConfig checks all settings. Without job_id and job_name the job is the one that this process runs in.
+func readConfig(values map[string]string, lookup func(string) (string, bool)) (config, error) {
+	s := settings.Read("slurm", values)
+	c := config{
+		jobName:     s.Text("job_name", ""),
+		host:        s.OneOf("host", "name", "hostname", "addr"),
+		slots:       s.Text("slots", "auto"),
+		gres:        s.Text("gres", "gpu"),
+		cpusPerSlot: s.Int("cpus_per_slot", 1, 1, plan.MaxSlots),
+		bin:         s.Text("bin", ""),
+		timeout:     s.Duration("timeout", 20*time.Second, time.Millisecond, time.Hour),
+		interval:    s.Duration("interval", 5*time.Second, time.Millisecond, time.Hour),
+	}
+	for _, id := range s.List("job_id") {
+		if _, err := number(id); err != nil {
+			s.Fault("job_id", "%w; it is the number that squeue shows", err)
+		}
+		c.jobIDs = append(c.jobIDs, id)
+	}
+	if n, err := strconv.Atoi(c.slots); err == nil {
+		if n < 0 || n > plan.MaxSlots {
+			s.Fault("slots", "%d is no number from 0 to %d", n, plan.MaxSlots)
+		}
+	} else {
+		c.slots = s.OneOf("slots", "auto", "gpus", "tasks", "cpus")
+	}
+	if strings.ContainsAny(c.gres, ":,=() \t") {
+		s.Fault("gres", "%q is not the name of a generic resource", c.gres)
+	}
+	if strings.ContainsAny(c.jobName, ", \t\r\n") || strings.HasPrefix(c.jobName, "-") {
+		s.Fault("job_name", "%q is not the name of one job", c.jobName)
+	}
+	slices.Sort(c.jobIDs)
+	switch c.jobIDs = slices.Compact(c.jobIDs); {
+	case c.jobName != "" && len(c.jobIDs) > 0:
+		s.Fault("job_name", "job_id is set, too: one of them says which jobs")
+	case c.jobName == "" && !s.Given("job_id"):
+		id, _ := lookup("SLURM_JOB_ID")
+		if _, err := number(id); err != nil {
+			s.Fault("job_id", "must be given, or job_name: this process runs in no job (there is no SLURM_JOB_ID)")
+		}
+		c.jobIDs = []string{id}
+	case c.jobName == "" && len(c.jobIDs) == 0:
+		s.Fault("job_id", "is empty")
+	}
+	return c, s.Err()
+}
+
+// tasksPerNode returns what Slurm told this process of the tasks on each node of its job, where it is that job; nil where
+// it has told nothing.
+func tasksPerNode(jobID string, lookup func(string) (string, bool)) (map[string]int, error) {
+	if id, _ := lookup("SLURM_JOB_ID"); id != jobID {
+		return nil, nil
+	}
+	list, haveList := lookup("SLURM_JOB_NODELIST")
+	counts, haveCounts := lookup("SLURM_TASKS_PER_NODE")
+	if !haveList || !haveCounts {
+		return nil, nil
+	}
+	names, err := expandHostlist(list)
+	if err != nil {
+		return nil, err
+	}
+	numbers, err := expandCounts(counts)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) != len(numbers) {
+		return nil, fmt.Errorf("slurm: SLURM_JOB_NODELIST names %d nodes, SLURM_TASKS_PER_NODE tells of %d",
+			len(names), len(numbers))
+	}
+	tasks := make(map[string]int, len(names))
+	for i, name := range names {
+		tasks[name] = numbers[i]
+	}
+	return tasks, nil
+}
