@@ -75,6 +75,11 @@ func Fails(d discovery.Discoverer) error {
 	case got := <-s.lists:
 		return fmt.Errorf("watching: found %v, and no error", got)
 	case <-s.ended:
+		select {
+		case got := <-s.lists: // both were there
+			return fmt.Errorf("watching: found %v, and no error", got)
+		default:
+		}
 		if s.err == nil {
 			return errors.New("watching: ended without an error")
 		}
