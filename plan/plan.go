@@ -52,16 +52,6 @@ type World struct {
 // Size is the number of ranks.
 func (w World) Size() int { return len(w.Slots) }
 
-// Find returns the slot of that id and whether the world has it.
-func (w World) Find(id SlotID) (Slot, bool) {
-	for _, s := range w.Slots {
-		if s.SlotID == id {
-			return s, true
-		}
-	}
-	return Slot{}, false
-}
-
 // Change says what differs between two sets of slots: a set of bits, none of them set where nothing does.
 type Change uint8
 
