@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 // The frames between two ranks. Every frame begins with a header of fixed size, in the byte order of the machine:
@@ -54,7 +56,7 @@ var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "Re
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
 	action action
-	dtype  dtype
+	dtype  kernel.Type
 	reduce Op
 	root   int32  // of broadcasts; the number of parts of an AllToAll
 	count  uint64 // elements; where lengths may differ, those of this sender to this receiver
@@ -99,7 +101,7 @@ func (a descriptor) append(b []byte) []byte {
 const descriptorSize = 15
 
 func parseDescriptor(b []byte) descriptor {
-	return descriptor{action(b[0]), dtype(b[1]), Op(b[2]),
+	return descriptor{action(b[0]), kernel.Type(b[1]), Op(b[2]),
 		int32(binary.NativeEndian.Uint32(b[3:])), binary.NativeEndian.Uint64(b[7:])}
 }
 
@@ -145,7 +147,7 @@ func parseHeader(b []byte) (header, error) {
 	default:
 		return header{}, errFrame
 	}
-	if h.length > limit || h.kind == dataFrame && (h.call.action == 0 || h.call.action >= actions || h.call.dtype >= dtypes) {
+	if h.length > limit || h.kind == dataFrame && (h.call.action == 0 || h.call.action >= actions || h.call.dtype >= kernel.Types) {
 		return header{}, errFrame
 	}
 	return h, nil
