@@ -50,6 +50,8 @@ var rooms = map[string]string{
 	"plugins":           "plan discovery discovery/plugin",
 	"cmd":               "all",
 	"examples":          "elastic collective tasks plan",
+	"bench":             "",
+	"internal/bench":    "bench elastic collective",
 	"internal/chaos":    "all",
 	"internal/recovery": "all",
 	"internal/trainee":  "elastic collective plan",
