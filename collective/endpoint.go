@@ -172,7 +172,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	g := newGroup(p.Generation, p.Rank, n)
 	path := newTCPPath(g)
 	if n > 1 {
-		g.path = path
+		g.path, g.tcp = path, path
 	}
 	if err := e.begin(g); err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ func Sever(g *Group) {
 	g.mu.Unlock()
 	g.path.release()
 	close(g.failed)
+	g.poke()
 }
 
 // Waiting is the number of connections that wait at e for newer generations.
