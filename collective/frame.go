@@ -47,19 +47,20 @@ const (
 	allToAll
 	barrier
 	broadcastBytes
+	subset
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes"}
+	"BroadcastBytes", "Subset"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
 	action action
 	dtype  kernel.Type
 	reduce Op
-	root   int32  // of broadcasts; the number of parts of an AllToAll
-	count  uint64 // elements; where lengths may differ, those of this sender to this receiver
+	root   int32  // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset
+	count  uint64 // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
 // matches reports whether two ranks may call a and b together.
@@ -88,6 +89,8 @@ func (a descriptor) String() string {
 		return fmt.Sprintf("%s of %d parts of %v", name, a.root, a.dtype)
 	case broadcastBytes:
 		return fmt.Sprintf("%s from rank %d", name, a.root)
+	case subset:
+		return fmt.Sprintf("%s of %d ranks (list %016x)", name, a.root, a.count)
 	}
 	return name
 }
@@ -270,7 +273,7 @@ func (n *notice) frame(generation uint64) []byte {
 	return append(h.append(make([]byte, 0, headerSize+len(p))), p...)
 }
 
-// parseNotice reads the payload of a notice; from is the rank that sent it and size the number of ranks.
+// parseNotice reads the payload of a notice; size is the number of ranks of the generation.
 func parseNotice(k kind, p []byte, size int) (notice, error) {
 	rank := func(b []byte) (int, bool) {
 		r := binary.NativeEndian.Uint32(b)

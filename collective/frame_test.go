@@ -74,7 +74,7 @@ func FuzzFrames(f *testing.F) {
 	h.call.action, h.length, h.seq = allReduce, maxPayload, 2
 	f.Add(h.append(nil))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		g := newGroup(1, 0, 2)
+		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
 		p := newTCPPath(g)
 		g.path = p
 		p.stopOnce.Do(func() { close(p.stop) }) // nobody asks for frames: those that would wait are skipped
