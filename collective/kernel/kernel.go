@@ -1,5 +1,12 @@
 // Package kernel is the arithmetic of collectives: element by element on raw memory, without an allocation, a lock or a
 // goroutine. Memory holds elements in the byte order of the machine; it needs no alignment.
+//
+// What a function computes is defined in Go, to the last bit, by its twin. On amd64 with AVX2 or AVX-512 vector code computes the
+// same; the build tag purego leaves it out. That code is written by internal/gen with the assembler library avo. It is a module
+// of its own, so that avo is no requirement of programs that import this package, nor of this module.
+//
+// A result that is not a number is the same everywhere as well: the first operand that is none, as a quiet NaN, or the
+// negative NaN without payload if both are numbers.
 package kernel
 
 import "fmt"
@@ -57,6 +64,18 @@ const (
 	Ops // one more than the last
 )
 
+// table holds a function for each type and operation.
+type table struct {
+	combine [Types][Ops]func(dst, a, b []byte)
+	divide  [Types]func(b []byte, n int)
+	scale   [Types]func(b []byte, factor float64)
+	narrow  [Types]func(dst, src []byte)
+	widen   [Types]func(dst, src []byte)
+}
+
+// unequal is called for slices that do not hold equally many elements.
+func unequal() { panic("kernel: slices of unequal lengths") }
+
 // Combine returns the function that sets dst[i] to a[i] combined with b[i], a being of the lower ranks; nil for what is no
 // type or operation. The slices have equal lengths and hold whole elements; dst may be a or b, and must not overlap them
 // otherwise. [Float16] and [BFloat16] are computed in float32 and rounded to nearest, ties to even.
@@ -64,7 +83,7 @@ func Combine(t Type, op Op) func(dst, a, b []byte) {
 	if t >= Types || op >= Ops {
 		return nil
 	}
-	return combiners[t][op]
+	return chosen.combine[t][op]
 }
 
 // Divide returns the function that divides every element of b by n, which is at least 1; nil for what is no type. Integer
@@ -73,7 +92,7 @@ func Divide(t Type) func(b []byte, n int) {
 	if t >= Types {
 		return nil
 	}
-	return dividers[t]
+	return chosen.divide[t]
 }
 
 // Scale returns the function that multiplies every element of b by a factor, which is first rounded to the type, or to
@@ -83,7 +102,7 @@ func Scale(t Type) func(b []byte, factor float64) {
 	if t >= Types {
 		return nil
 	}
-	return scalers[t]
+	return chosen.scale[t]
 }
 
 // Narrow returns the function that rounds the float32s of src to t, to nearest with ties to even; nil if t is neither [Float16]
@@ -92,7 +111,7 @@ func Narrow(t Type) func(dst, src []byte) {
 	if t >= Types {
 		return nil
 	}
-	return narrowers[t]
+	return chosen.narrow[t]
 }
 
 // Widen is the inverse of [Narrow]: dst holds float32s, src elements of type t. It is exact.
@@ -100,7 +119,7 @@ func Widen(t Type) func(dst, src []byte) {
 	if t >= Types {
 		return nil
 	}
-	return wideners[t]
+	return chosen.widen[t]
 }
 
 // Split returns the bounds of part i of n of count elements: the first count%n parts have one element more.
