@@ -188,7 +188,7 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 	g := newGroup(f, l.id, l.rank, l.size, l.members)
 	path := newTCPPath(g)
 	if g.size > 1 {
-		g.path = path
+		g.path, g.tcp = path, path
 	}
 	if err := e.begin(g); err != nil {
 		return nil, err

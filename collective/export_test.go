@@ -33,6 +33,7 @@ func sever(g *Group) {
 		g.path.release()
 	}
 	close(g.failed)
+	g.poke()
 }
 
 // Waiting is the number of connections that wait at e for newer generations.

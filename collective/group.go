@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 )
@@ -33,12 +34,14 @@ type Group struct {
 	members    []int     // by rank: the ranks in the group of all; nil where these are the same
 	family     *family   // the groups of the generation in this process
 	path       transport // nil for a group of one
+	tcp        *tcpPath  // path, where operations may drive it themselves
 	boxes      []inbox   // by rank; the own one is unused
 
-	busy    atomic.Bool
-	closing atomic.Bool
-	wake    chan struct{} // one token: something has changed for the operation under way
-	failed  chan struct{} // closed once the group has failed and every rank has been told
+	busy     atomic.Bool
+	closing  atomic.Bool
+	finished atomic.Uint64 // operations that went well
+	wake     chan struct{} // one token: something has changed for the operation under way
+	failed   chan struct{} // closed once the group has failed and every rank has been told
 
 	mu       sync.Mutex
 	failure  error
@@ -53,7 +56,7 @@ func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
 	g := &Group{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f,
 		wake: make(chan struct{}, 1), failed: make(chan struct{}), boxes: make([]inbox, size)}
 	for i := range g.boxes {
-		g.boxes[i] = inbox{g: g, from: i, ready: make(chan struct{}, 1)}
+		g.boxes[i] = inbox{g: g, from: i, last: math.MaxUint64, ready: make(chan struct{}, 1)}
 	}
 	g.call.g = g
 	return g
@@ -166,6 +169,9 @@ func (g *Group) poke() {
 	case g.wake <- struct{}{}:
 	default:
 	}
+	if g.tcp != nil {
+		g.tcp.poke()
+	}
 }
 
 // run runs one operation. With invalid arguments the ranks still agree that all of them have called it so, since the others
@@ -228,6 +234,9 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 	if ctx.Err() != nil {
 		return c.cancelled()
 	}
+	if c.g.tcp != nil && !c.g.tcp.start() {
+		return c.lost()
+	}
 	for i := range c.g.boxes {
 		if i == c.g.rank {
 			continue
@@ -253,6 +262,13 @@ func (c *call) end(err error) error {
 		r.buf = nil
 	}
 	c.ctx = nil
+	if err == nil {
+		c.g.finished.Store(c.seq)
+	}
+	if c.g.tcp != nil {
+		c.g.tcp.finish()
+		c.g.tcp.concluded()
+	}
 	return err
 }
 
@@ -343,6 +359,9 @@ func (c *call) flush() error {
 
 // pause waits until something has changed.
 func (c *call) pause() error {
+	if c.g.tcp != nil && c.g.tcp.driven {
+		return c.g.tcp.pause(c)
+	}
 	select {
 	case <-c.g.wake:
 		return nil

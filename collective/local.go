@@ -96,7 +96,7 @@ func (p *localPath) quiesce() {
 func (p *localPath) leave() {
 	for i, g := range p.world {
 		if i != p.rank {
-			g.boxes[p.rank].end()
+			g.boxes[p.rank].end(p.world[p.rank].finished.Load())
 		}
 	}
 }
