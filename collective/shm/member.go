@@ -29,6 +29,12 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("shm: member %d has called another operation (%x)", e.Member, e.Desc)
 }
 
+// LeftError says that a member has left without having called the operation.
+type LeftError struct{ Member int }
+
+// Error names the member.
+func (e *LeftError) Error() string { return fmt.Sprintf("shm: member %d has left", e.Member) }
+
 // Desc says what a member has called, in words of the caller's choice. It must tell everything in which the members' calls
 // have to be equal, the lengths of data and the reduction included.
 type Desc [2]uint64
@@ -59,6 +65,9 @@ type Member struct {
 	rounds  uint64 // of all operations so far
 
 	src, dst [][]byte // of the operation under way, by member; kept for their memory
+
+	gone [MaxMembers]atomic.Bool // who has left, as this process was told
+	told uint32                  // how often; who sleeps wakes when it changes
 
 	life   sync.RWMutex // held for reading while Abort touches the memory
 	closed bool
@@ -124,8 +133,22 @@ func (m *Member) Abort() {
 	}
 }
 
-// Close leaves: that is no death to the others, and nobody who waits for this member is released by it. No operation of
-// this member may be under way. It waits for the member's thread; from within lost it must not be called.
+// Gone says that another member has called Close, or will, and calls no more operations: those that need it, the one under way
+// too, return a [*LeftError]. What it has called before can still be finished. It may be called from any goroutine; after
+// Close it does nothing.
+func (m *Member) Gone(index int) {
+	m.life.RLock()
+	defer m.life.RUnlock()
+	if m.closed || index < 0 || index >= m.members {
+		return
+	}
+	m.gone[index].Store(true)
+	atomic.AddUint32(&m.told, 1)
+	futexWakePrivate(&m.told)
+}
+
+// Close leaves: that is no death to the others, and nobody who waits for this member is released by it, which is what Gone is
+// for. No operation of this member may be under way. It waits for the member's thread; from within lost it must not be called.
 func (m *Member) Close() error {
 	m.life.Lock()
 	was := m.closed

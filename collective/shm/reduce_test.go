@@ -133,6 +133,40 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
+// TestGone: what a member that left has called before is finished, what it has not called fails for those who were told.
+func TestGone(t *testing.T) {
+	r := reductions(3)[0]
+	members := gathering(t, 3, small(3))
+	left := make(chan struct{})
+	errs := each(members, func(m *Member) error {
+		if m.index == 2 {
+			err := m.AllReduce(background, Desc{1}, make([]byte, 4000), &r.Reduction)
+			m.Close()
+			close(left)
+			return err
+		}
+		if err := m.AllReduce(background, Desc{1}, make([]byte, 4000), &r.Reduction); err != nil {
+			return err
+		}
+		if m.index == 0 { // told beforehand; the other one waits when it is told
+			<-left
+			m.Gone(2)
+			defer members[1].Gone(2)
+		}
+		return m.Barrier(background, Desc{2})
+	})
+	for i, err := range errs[:2] {
+		var gone *LeftError
+		if !errors.As(err, &gone) || gone.Member != 2 {
+			t.Errorf("member %d: %v", i, err)
+		}
+		members[i].Close()
+	}
+	if errs[2] != nil {
+		t.Error(errs[2])
+	}
+}
+
 // TestAbort aborts while the others wait in each phase.
 func TestAbort(t *testing.T) {
 	r := reductions(3)[0]

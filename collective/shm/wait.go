@@ -86,8 +86,9 @@ func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64) 
 	if ctx.Done() != nil {
 		nap = napWithDone
 	}
-	var words [2]awaited
+	var words [3]awaited
 	for {
+		told := atomic.LoadUint32(&m.told)
 		seen := atomic.LoadUint64(word)
 		switch {
 		case seen >= value:
@@ -97,12 +98,18 @@ func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64) 
 		case m.anyDead():
 			m.abort()
 			return ErrAborted
+		case m.gone[of].Load():
+			if atomic.LoadUint64(word) >= value { // its last word, since it was looked at
+				return nil
+			}
+			return &LeftError{Member: of}
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		words[0].set(low(word), uint32(seen), 0)
 		words[1].set(&m.header.abort, 0, 0)
+		words[2].set(&m.told, told, futexPrivate)
 		futexWaitAny(words[:], nap)
 	}
 }
