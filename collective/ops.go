@@ -16,8 +16,13 @@ import (
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every rank. Lengths must be
 // equal. Up to 8 KiB it takes log2(n) exchanges, above it runs a pipelined ring.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
-	d := descriptor{action: allReduce, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
-	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(bytesOf(data)) })
+	return g.allReduce(ctx, typeOf[T](), op, bytesOf(data))
+}
+
+// allReduce is AllReduce of bytes that hold elements of a type.
+func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte) error {
+	d := descriptor{action: allReduce, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(data) })
 }
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
