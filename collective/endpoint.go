@@ -37,6 +37,7 @@ type Config struct {
 	Interfaces  []string              // whose addresses are offered where ListenAddr names none; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	Log         logrus.FieldLogger    // nil: nothing is logged
+	Timeline    Timeline              // told of every operation; nil: nobody listens
 }
 
 // Endpoint is where the other workers of the job reach this one. It lives as long as the worker, over all generations.
@@ -44,6 +45,7 @@ type Endpoint struct {
 	credentials *identity.Credentials
 	encrypt     bool
 	log         logrus.FieldLogger
+	timeline    Timeline
 	listener    net.Listener
 	addrs       []string
 	closed      chan struct{}
@@ -92,8 +94,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 		ln.Close()
 		return nil, err
 	}
-	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, log: cfg.Log, listener: ln, addrs: addrs,
-		closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, log: cfg.Log, timeline: cfg.Timeline, listener: ln,
+		addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
 	if e.log == nil {
 		quiet := logrus.New()
 		quiet.SetOutput(io.Discard)
@@ -179,6 +181,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
 	}
 	f := newFamily(p.Generation, n)
+	f.timeline = e.timeline
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
 	return f.connect(ctx, lane{rank: p.Rank, size: n})
 }

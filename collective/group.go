@@ -7,6 +7,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // transport moves frames from one rank of a group to the others, and delivers what they send to the group's inboxes.
@@ -190,6 +191,9 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 		return ErrBusy
 	}
 	defer g.busy.Store(false)
+	if g.family.timeline != nil {
+		defer g.record(d, time.Now())
+	}
 	if err := g.err(); err != nil {
 		<-g.failed
 		return err

@@ -52,6 +52,7 @@ type family struct {
 	generation uint64
 	size       int                                         // of the group of all ranks
 	connect    func(context.Context, lane) (*Group, error) // connects the ranks of a lane; nothing else
+	timeline   Timeline                                    // nil: nobody listens
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
