@@ -18,8 +18,14 @@ func BenchmarkAllReduce(b *testing.B) {
 		for _, size := range []int{4, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20} {
 			b.Run(fmt.Sprintf("ranks=%d/bytes=%d", n, size), func(b *testing.B) {
 				b.SetBytes(int64(size))
-				benchmark(b, n, size)
+				benchmark(b, n, size, 0)
 			})
+			if size > 16<<10 {
+				b.Run(fmt.Sprintf("ranks=%d/bytes=%d/arena", n, size), func(b *testing.B) {
+					b.SetBytes(int64(size))
+					benchmark(b, n, size, 1)
+				})
+			}
 		}
 	}
 }
@@ -28,10 +34,13 @@ const maxSamples = 20_000
 
 var sumOfFloats = Reduction{Size: 4, Combine: kernel.Combine(kernel.Float32, kernel.Sum)}
 
-func benchmark(b *testing.B, n, size int) {
-	c := perform(b, "bench", n, nil, "SHM_TEST_BYTES="+strconv.Itoa(size))
+func benchmark(b *testing.B, n, size, arena int) {
+	c := perform(b, "bench", n, nil, "SHM_TEST_BYTES="+strconv.Itoa(size), "SHM_TEST_ARENA="+strconv.Itoa(arena))
 	defer c.finish()
-	data := aligned(size)
+	data := room(size, arena)
+	if arena == 1 {
+		defer Free(data)
+	}
 	samples := aligned(8 * maxSamples)
 	must := func(err error) {
 		if err != nil {
@@ -57,7 +66,7 @@ func benchmark(b *testing.B, n, size int) {
 }
 
 func benchRole(m *Member) error {
-	data := aligned(number("SHM_TEST_BYTES"))
+	data := room(number("SHM_TEST_BYTES"), number("SHM_TEST_ARENA"))
 	samples := aligned(8 * maxSamples)
 	if err := warmUp(m, data); err != nil {
 		return err
@@ -74,6 +83,17 @@ func benchRole(m *Member) error {
 			return err
 		}
 	}
+}
+
+func room(size, arena int) []byte {
+	if arena == 0 {
+		return aligned(size)
+	}
+	b, err := Alloc(size)
+	if err != nil {
+		panic(err)
+	}
+	return b
 }
 
 func warmUp(m *Member, data []byte) error {

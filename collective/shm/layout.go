@@ -51,6 +51,7 @@ type control struct {
 	relaxed  uint32 // whether the member can make the others' stores seen before it sleeps
 	_        [124]byte
 	cores    cpuSet // that the member may run on
+	region   regionName
 	robust   robustHead
 	_        [104]byte
 	wires    [MaxMembers]wire // by watching member

@@ -64,6 +64,7 @@ type Member struct {
 	op      uint64
 	rounds  uint64 // of all operations so far
 
+	regions  regions
 	src, dst [][]byte // of the operation under way, by member; kept for their memory
 
 	gone [MaxMembers]atomic.Bool // who has left, as this process was told
@@ -158,6 +159,7 @@ func (m *Member) Close() error {
 		return errClosed
 	}
 	m.wire.close()
+	m.regions.close()
 	m.mapping.close()
 	return nil
 }

@@ -33,8 +33,16 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	case len(data) <= m.layout.bank:
 		return m.allReduceBanks(ctx, c, d, data, r)
 	}
+	m.tell(c, data)
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
+	}
+	direct, err := m.direct(ctx, d, data)
+	if err != nil {
+		return err
+	}
+	if direct {
+		return m.allReduceDirect(ctx, data, r)
 	}
 	m.split(m.src, data, r.Size, m.members)
 	m.split(m.dst, data, r.Size, m.members)

@@ -58,6 +58,20 @@ func allReductions(m *Member, random *rand.Rand, what string, input, want []byte
 		return fmt.Errorf("AllReduce, %s differs", what)
 	}
 
+	tensor, err := Alloc(len(input) + 64)
+	if err != nil {
+		return err
+	}
+	defer Free(tensor)
+	tensor = tensor[64*(len(input)%2):][:len(input)] // not only at the beginning of a page
+	copy(tensor, input)
+	dawdle(random)
+	if err := m.AllReduce(background, d, tensor, r); err != nil {
+		return err
+	}
+	if !bytes.Equal(tensor, want) {
+		return fmt.Errorf("AllReduce in the arena, %s differs", what)
+	}
 	copy(data, input)
 	dawdle(random)
 	if err := m.Reduce(background, d, data, owners, r); err != nil {

@@ -165,5 +165,5 @@ func resources(tb testing.TB) map[string]int {
 		tb.Fatal(err)
 	}
 	return map[string]int{"descriptors": count("/proc/self/fd"), "threads": count("/proc/self/task"),
-		"segments": bytes.Count(maps, []byte("memfd:hvdrun")), "goroutines": runtime.NumGoroutine()}
+		"segments": bytes.Count(maps, []byte("memfd:hvdrun ")), "goroutines": runtime.NumGoroutine()}
 }
