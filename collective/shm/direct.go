@@ -119,7 +119,7 @@ func (r *regions) close() {
 // look for an abort after their last read, so none of them takes what it has read for a result.
 func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction) error {
 	m.split(m.dst, data, r.Size, m.members)
-	last := (len(m.dst[0]) + m.round - 1) / m.round
+	last := m.roundsOf(len(m.dst[0]))
 	err := m.reduceDirect(ctx, 0, r)
 	for t := 0; t < last && err == nil; t++ {
 		if t+1 < last {
@@ -132,8 +132,7 @@ func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction)
 	if err == nil {
 		err = m.part(ctx, m.rounds+uint64(last))
 	}
-	m.rounds += uint64(last)
-	clear(m.dst)
+	m.finish(last)
 	clear(m.regions.tensors)
 	return err
 }

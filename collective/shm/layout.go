@@ -88,7 +88,7 @@ func (l layout) check() error {
 	switch {
 	case l.members < 1 || l.members > MaxMembers:
 		return fmt.Errorf("shm: %d members, not 1 to %d", l.members, MaxMembers)
-	case l.bank < line || l.bank > maxBank || l.bank%line != 0,
+	case l.bank < max(line, 8*l.members) || l.bank > maxBank || l.bank%line != 0,
 		l.out < line || l.out > maxSlot || l.out%line != 0,
 		l.in < l.out*l.members || l.in > maxSlot || l.in%line != 0:
 		return errors.New("shm: the sizes in the segment's header make no sense")

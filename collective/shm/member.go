@@ -65,6 +65,7 @@ type Member struct {
 	rounds  uint64 // of all operations so far
 
 	regions  regions
+	lengths  []int
 	src, dst [][]byte // of the operation under way, by member; kept for their memory
 
 	gone [MaxMembers]atomic.Bool // who has left, as this process was told
@@ -102,7 +103,7 @@ func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 		lost = func(int) {}
 	}
 	m := &Member{Segment: s, index: index, members: n, crowded: true,
-		areas: make([]area, n), src: make([][]byte, n), dst: make([][]byte, n)}
+		areas: make([]area, n), lengths: make([]int, n), src: make([][]byte, n), dst: make([][]byte, n)}
 	for i := range m.areas {
 		m.areas[i] = s.layout.areaOf(s.memory, i)
 	}

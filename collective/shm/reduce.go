@@ -160,7 +160,7 @@ func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error 
 	for i := range m.dst {
 		longest = max(longest, len(m.dst[i]), len(m.src[i]))
 	}
-	last := (longest + m.round - 1) / m.round
+	last := m.roundsOf(longest)
 	err := m.give(ctx, 0)
 	for t := 0; t < last && err == nil; t++ {
 		if t+1 < last {
@@ -173,10 +173,17 @@ func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error 
 			err = m.take(ctx, t)
 		}
 	}
-	m.rounds += uint64(max(last, 1))
+	m.finish(last)
+	return err
+}
+
+func (m *Member) roundsOf(longest int) int { return max(1, (longest+m.round-1)/m.round) }
+
+// finish ends an exchange.
+func (m *Member) finish(rounds int) {
+	m.rounds += uint64(rounds)
 	clear(m.src)
 	clear(m.dst)
-	return err
 }
 
 // of is what round t covers of a part.
