@@ -99,7 +99,7 @@ type benchRun struct {
 func (r *benchRun) build(ctx context.Context) []string {
 	names := []string{bench.Ours}
 	for _, peer := range r.m.peers {
-		err := peer.Build(ctx, r.folder, r.m.spec.Op)
+		err := r.compile(ctx, peer)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -110,6 +110,32 @@ func (r *benchRun) build(ctx context.Context) []string {
 		names = append(names, peer.Name)
 	}
 	return names
+}
+
+func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
+	command, err := peer.Prepare(r.folder, r.m.spec.Op)
+	if err != nil {
+		return err
+	}
+	if _, said, err := r.run(ctx, command); err != nil {
+		return peer.Uncompiled(said)
+	}
+	return nil
+}
+
+// run runs a command of which nothing is left when it returns.
+func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
+	incarnation := driver.NewRunID()
+	var out, errs bytes.Buffer
+	err = r.launcher.Run(ctx, launch.Spec{
+		Incarnation: incarnation,
+		Slot:        plan.SlotID{Host: "localhost"},
+		Command:     command,
+		Env:         append(slices.Clone(r.env), plan.EnvRunID+"="+r.id, plan.EnvIncarnation+"="+incarnation),
+		Stdout:      &out, Stderr: &errs,
+		Grace: benchGrace,
+	}, func(int) {})
+	return &out, errs.String(), err
 }
 
 // measure takes one round of our ranks, or of a peer.
@@ -206,23 +232,14 @@ func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, erro
 	limit := r.m.spec.Patience()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not ended in %v", limit))
 	defer cancel()
-	incarnation := driver.NewRunID()
-	var out, errs bytes.Buffer
-	err = r.launcher.Run(ctx, launch.Spec{
-		Incarnation: incarnation,
-		Slot:        plan.SlotID{Host: "localhost"},
-		Command:     command,
-		Env:         append(slices.Clone(r.env), plan.EnvRunID+"="+r.id, plan.EnvIncarnation+"="+incarnation),
-		Stdout:      &out, Stderr: &errs,
-		Grace: benchGrace,
-	}, func(int) {})
+	out, said, err := r.run(ctx, command)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("it %w: %s", err, firstLine(errs.String()))
+		return nil, fmt.Errorf("it %w: %s", err, firstLine(said))
 	}
-	return bench.ReadPeer(&out, r.m.spec)
+	return bench.ReadPeer(out, r.m.spec)
 }
 
 // firstLine returns the first one that holds a letter: mpirun draws frames.

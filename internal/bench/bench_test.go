@@ -278,15 +278,19 @@ func TestReadPeer(t *testing.T) {
 }
 
 // Peers that are not there say what to install.
-func TestBuild(t *testing.T) {
+func TestPrepare(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for _, p := range Peers {
-		err := p.Build(t.Context(), t.TempDir(), AllReduce)
+		_, err := p.Prepare(t.TempDir(), AllReduce)
 		if err == nil || !strings.Contains(err.Error(), "is not installed (Debian: apt-get install ") {
 			t.Errorf("%s: %v", p.Name, err)
 		}
 	}
-	if err := Peers[2].Build(t.Context(), t.TempDir(), ReduceScatter); err == nil || err.Error() != "there is no reducescatter in it" {
+	err := Peers[2].Uncompiled("gloo.cc: In function main:\ngloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file\n")
+	if err.Error() != "g++ fails: gloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file (Debian: apt-get install g++ libgloo-dev)" {
+		t.Error(err)
+	}
+	if _, err := Peers[2].Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "there is no reducescatter in it" {
 		t.Error(err)
 	}
 }

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -72,40 +71,38 @@ func ParsePeers(text string) ([]Peer, error) {
 	return found, nil
 }
 
-// Build compiles the peer's program in a folder of which it has a subfolder for itself. Its error is one line that says why
-// the peer cannot be measured here, and what to install.
-func (p Peer) Build(ctx context.Context, folder string, op Op) error {
+// Prepare puts the peer's sources into a subfolder of its own, and returns the command that compiles them. Its error is one
+// line that says why the peer cannot be measured here, and what to install.
+func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 	if slices.Contains(p.lacks, op) {
-		return fmt.Errorf("there is no %s in it", op)
+		return nil, fmt.Errorf("there is no %s in it", op)
 	}
 	for _, program := range []string{p.compiler, p.launcher} {
 		if program == "" {
 			continue
 		}
 		if _, err := exec.LookPath(program); err != nil {
-			return fmt.Errorf("%s is not installed (Debian: apt-get install %s)", program, p.packages)
+			return nil, fmt.Errorf("%s is not installed (Debian: apt-get install %s)", program, p.packages)
 		}
 	}
 	own := filepath.Join(folder, p.Name)
 	sources, err := fs.Sub(programs.Peers, "peers")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.CopyFS(own, sources); err != nil {
-		return err
+		return nil, err
 	}
-	args := []string{"-O2", "-o", p.program(folder), filepath.Join(own, p.source)}
+	compile = []string{p.compiler, "-O2", "-o", p.program(folder), filepath.Join(own, p.source)}
 	if p.library != "" {
-		args = append(args, p.library)
+		compile = append(compile, p.library)
 	}
-	out, err := exec.CommandContext(ctx, p.compiler, args...).CombinedOutput()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("%s fails: %s (Debian: apt-get install %s)", p.compiler, firstError(string(out)), p.packages)
-	}
-	return nil
+	return compile, nil
+}
+
+// Uncompiled is the error of a compiler that has failed with this output, in one line.
+func (p Peer) Uncompiled(output string) error {
+	return fmt.Errorf("%s fails: %s (Debian: apt-get install %s)", p.compiler, firstError(output), p.packages)
 }
 
 func (p Peer) program(folder string) string { return filepath.Join(folder, p.Name, "program") }
@@ -121,7 +118,7 @@ func firstError(out string) string {
 	return lines[0]
 }
 
-// Command is what measures as the spec says, once Build has succeeded. What it leaves in the folder is removed with it.
+// Command is what measures as the spec says, once it is compiled. What it leaves in the folder is removed with it.
 func (p Peer) Command(folder string, ranks int, spec Spec) ([]string, error) {
 	meeting, err := os.MkdirTemp(filepath.Join(folder, p.Name), "meeting")
 	if err != nil {
