@@ -15,8 +15,8 @@ import (
 // ErrNoArena says that this process has no memory that others could map: the system refuses it.
 var ErrNoArena = errors.New("shm: no memory that other processes could map")
 
-// arena is the memory of this process that others of the host can map: one memfd as large as the machine's memory could ever
-// fill. Only pages that were written take memory.
+// arena is the memory of this process that others of the host can map: one memfd as large as the machine's memory.
+// Only pages that were written take any of it.
 var arena struct {
 	mu     sync.Mutex
 	failed error
@@ -30,7 +30,10 @@ var region atomic.Pointer[mapping]
 // extent is from, until but without to, from the beginning of the region.
 type extent struct{ from, to uint64 }
 
-const arenaMagic = 0x6876644172650001
+const (
+	arenaMagic = 0x6876644172650001
+	maxArena   = 1 << 42 // bytes
+)
 
 // arenaHeader is the first page of the region.
 type arenaHeader struct {
@@ -120,8 +123,8 @@ func newArena() (*mapping, error) {
 	if err := unix.Sysinfo(&info); err != nil {
 		return nil, err
 	}
-	size := 2*uint64(info.Totalram)*uint64(info.Unit) + 1<<30
-	m, err := newMapping("hvdrun-arena", int(size)&^(page-1))
+	size := uint64(info.Totalram) * uint64(info.Unit)
+	m, err := newMapping("hvdrun-arena", int(min(size, maxArena))&^(page-1))
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +153,7 @@ func openArenaOf(invite []byte) (*mapping, error) {
 	if err := v.decode(invite); err != nil {
 		return nil, err
 	}
-	m, err := openMapping(&v, 1<<46)
+	m, err := openMapping(&v, maxArena)
 	if err != nil {
 		return nil, err
 	}

@@ -61,6 +61,9 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 	for i := range turns {
 		if i%8 == 7 {
 			runtime.Gosched() // members of one process, and the program's other goroutines
+			if m.anyDead() {
+				m.abort()
+			}
 		} else {
 			schedYield()
 		}
