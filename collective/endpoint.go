@@ -36,6 +36,7 @@ type Config struct {
 	ListenAddr  string                // host:port; empty: every address, a free port
 	Interfaces  []string              // whose addresses are offered where ListenAddr names none; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
+	OnlySockets bool                  // no shared memory between the ranks of a host
 	Log         logrus.FieldLogger    // nil: nothing is logged
 	Timeline    Timeline              // told of every operation; nil: nobody listens
 }
@@ -44,6 +45,7 @@ type Config struct {
 type Endpoint struct {
 	credentials *identity.Credentials
 	encrypt     bool
+	apart       bool
 	log         logrus.FieldLogger
 	timeline    Timeline
 	listener    net.Listener
@@ -73,6 +75,7 @@ type Peers struct {
 	Generation uint64
 	Rank       int        // of this worker
 	Addrs      [][]string // by rank: what Addrs of their endpoints returned; the own entry is not used
+	Hosts      []string   // by rank: who is on one host shares memory, if that can be; nil, or empty names: nobody
 }
 
 // Listen opens an endpoint and starts to accept connections; Close ends it.
@@ -94,8 +97,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 		ln.Close()
 		return nil, err
 	}
-	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, log: cfg.Log, timeline: cfg.Timeline, listener: ln,
-		addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, log: cfg.Log, timeline: cfg.Timeline,
+		listener: ln, addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
 	if e.log == nil {
 		quiet := logrus.New()
 		quiet.SetOutput(io.Discard)
@@ -173,7 +176,7 @@ func (e *Endpoint) Close() error {
 
 // Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
 // Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
-// most until ctx ends, or for 30 s where ctx has no deadline. It fails with an [*AbortedError] that names the ranks that
+// most until ctx ends, or for 30 s where ctx has no deadline. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
 // could not be reached: at once where nobody listens at a peer's addresses, which means that its process is dead.
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
@@ -181,7 +184,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
 	}
 	f := newFamily(p.Generation, n)
-	f.timeline = e.timeline
+	f.hosts, f.apart, f.log, f.timeline = p.Hosts, e.apart, e.log, e.timeline
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
 	return f.connect(ctx, lane{rank: p.Rank, size: n})
 }
@@ -225,6 +228,10 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 		<-g.failed
 		path.release()
 		path.quiesce()
+		return nil, g.err()
+	}
+	if err := g.share(ctx); err != nil {
+		g.Abort(err)
 		return nil, g.err()
 	}
 	return g, nil

@@ -48,11 +48,12 @@ const (
 	barrier
 	broadcastBytes
 	subset
+	share // of memory, while a group is made
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes", "Subset"}
+	"BroadcastBytes", "Subset", "Connect"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {

@@ -38,6 +38,9 @@ type Group struct {
 	tcp        *tcpPath  // path, where operations may drive it themselves
 	boxes      []inbox   // by rank; the own one is unused
 
+	host  atomic.Pointer[host] // the ranks that share memory with this one; nil: none. Set before the group is handed out
+	hosts [][]int              // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
+
 	busy     atomic.Bool
 	closing  atomic.Bool
 	finished atomic.Uint64 // operations that went well
@@ -103,10 +106,7 @@ func (g *Group) Close() error {
 	} else {
 		g.fail(gone(ErrClosed, g.rank))
 	}
-	if g.path != nil {
-		g.path.release()
-		g.path.quiesce()
-	}
+	g.giveUp()
 	g.family.remove(g)
 	return nil
 }
@@ -125,12 +125,18 @@ func (g *Group) Abort(cause error) {
 		n.dead = a.Dead
 	}
 	g.fail(n)
+	<-g.failed
+	g.giveUp()
+	g.eachChild(func(child *Group) { child.Abort(cause) })
+}
+
+// giveUp ends all movement and blocks until nothing of the group is left.
+func (g *Group) giveUp() {
 	if g.path != nil {
-		<-g.failed
 		g.path.release()
 		g.path.quiesce()
 	}
-	g.eachChild(func(child *Group) { child.Abort(cause) })
+	g.host.Load().close()
 }
 
 // fail ends the group and all other groups of the generation, and tells every rank why. The first reason stays. The notice
@@ -148,6 +154,9 @@ func (g *Group) failAs(n notice) {
 	}
 	g.failure, g.notice = inside.error(g.generation), n
 	g.mu.Unlock()
+	if h := g.host.Load(); h != nil {
+		h.member.Abort()
+	}
 	if g.path != nil {
 		g.path.flood(&n) // before this rank's operation can return, and its process end
 	}
@@ -178,25 +187,17 @@ func (g *Group) poke() {
 // run runs one operation. With invalid arguments the ranks still agree that all of them have called it so, since the others
 // would wait for ever otherwise.
 func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
-	if g == nil {
-		return errNoGroup
-	}
-	if g.closing.Load() {
-		return ErrClosed
-	}
-	if !g.busy.CompareAndSwap(false, true) {
-		if g.closing.Load() {
-			return ErrClosed
-		}
-		return ErrBusy
+	if err := g.enter(); err != nil {
+		return err
 	}
 	defer g.busy.Store(false)
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
 	}
-	if err := g.err(); err != nil {
-		<-g.failed
-		return err
+	if h := g.host.Load(); h != nil {
+		if err := h.arrive(ctx, d); err != nil {
+			return err
+		}
 	}
 	c := &g.call
 	if err := c.begin(ctx, d); err != nil {
@@ -212,9 +213,41 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 		err = c.flush()
 	}
 	if err = c.end(err); err == nil && invalid != nil {
-		return fmt.Errorf("collective: %s: %w", actionNames[d.action], invalid)
+		return d.refuse(invalid)
 	}
 	return err
+}
+
+// refuse is the error of invalid arguments.
+func (a descriptor) refuse(invalid error) error {
+	return fmt.Errorf("collective: %s: %w", actionNames[a.action], invalid)
+}
+
+// enter begins an operation, or returns why there cannot be one. The caller makes the group free again.
+func (g *Group) enter() error {
+	if g == nil {
+		return errNoGroup
+	}
+	if g.closing.Load() {
+		return ErrClosed
+	}
+	if !g.busy.CompareAndSwap(false, true) {
+		if g.closing.Load() {
+			return ErrClosed
+		}
+		return ErrBusy
+	}
+	if g.err() != nil {
+		g.busy.Store(false)
+		return g.lost()
+	}
+	return nil
+}
+
+// lost is the error of an operation whose group has failed.
+func (g *Group) lost() error {
+	<-g.failed
+	return g.err()
 }
 
 // call is an operation under way on one rank.
@@ -229,6 +262,7 @@ type call struct {
 	ins     []*incoming
 	inUsed  int
 	buffer  []byte
+	owners  []int
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {
@@ -285,10 +319,7 @@ func (c *call) cancelled() error {
 }
 
 // lost is the error of an operation whose group has failed.
-func (c *call) lost() error {
-	<-c.g.failed
-	return c.g.err()
-}
+func (c *call) lost() error { return c.g.lost() }
 
 // send starts to send one frame.
 func (c *call) send(to int, step uint32, data []byte) *outgoing {

@@ -3,6 +3,7 @@ package collective
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 )
@@ -147,6 +148,13 @@ func (b *inbox) postLocked(r *incoming) (notice, bool) {
 		}
 	}
 	return notice{}, true
+}
+
+// hasEnded tells whether the peer has said that it leaves.
+func (b *inbox) hasEnded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last != math.MaxUint64
 }
 
 // peek returns the header of the next frame that nobody has asked for.

@@ -22,6 +22,9 @@ func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error 
 // allReduce is AllReduce of bytes that hold elements of a type.
 func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte) error {
 	d := descriptor{action: allReduce, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+	if h := g.inMemory(); h != nil {
+		return h.allReduce(ctx, d, checkOp(op), data)
+	}
 	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(data) })
 }
 

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
@@ -52,7 +54,10 @@ type family struct {
 	generation uint64
 	size       int                                         // of the group of all ranks
 	connect    func(context.Context, lane) (*Group, error) // connects the ranks of a lane; nothing else
-	timeline   Timeline                                    // nil: nobody listens
+	hosts      []string                                    // of all ranks; nil: not known
+	apart      bool                                        // this rank shares no memory
+	log        logrus.FieldLogger
+	timeline   Timeline // nil: nobody listens
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group

@@ -514,6 +514,9 @@ func (l *link) heard(f *frameReader, h *header) error {
 		l.mu.Unlock()
 		l.path.left.Add(1)
 		l.path.g.boxes[l.rank].end(h.seq)
+		if host := l.path.g.host.Load(); host != nil {
+			host.left(l.rank)
+		}
 		l.acknowledge()
 	default:
 		return errFrame
