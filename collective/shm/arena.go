@@ -30,6 +30,11 @@ var region atomic.Pointer[mapping]
 // extent is from, until but without to, from the beginning of the region.
 type extent struct{ from, to uint64 }
 
+func up(n, align uint64) uint64 { return (n + align - 1) &^ (align - 1) }
+
+// room is what is left of e behind the first place that is aligned so.
+func (e extent) room(align uint64) uint64 { return e.to - min(up(e.from, align), e.to) }
+
 const (
 	arenaMagic = 0x6876644172650001
 	maxArena   = 1 << 42 // bytes
@@ -42,7 +47,8 @@ type arenaHeader struct {
 }
 
 // Alloc returns n zero bytes, aligned for every element and to a page, in memory that the other processes of this host can
-// map. Operations between members whose data all lies in such memory copy less. It is not collected as garbage: [Free]
+// map. Operations between members whose data all lies in such memory copy less. From 2 MiB on it has huge pages, if there are
+// any, and takes its memory at once. It is not collected as garbage: [Free]
 // gives it back. The error is [ErrNoArena] where the system refuses such memory.
 func Alloc(n int) ([]byte, error) {
 	if n < 0 || n > math.MaxInt-page {
@@ -55,17 +61,38 @@ func Alloc(n int) ([]byte, error) {
 		return nil, err
 	}
 	size := uint64(max(pages(n), page))
-	i := slices.IndexFunc(arena.free, func(e extent) bool { return e.to-e.from >= size })
+	align := uint64(page)
+	if size >= hugePage {
+		align = hugePage
+	}
+	i := slices.IndexFunc(arena.free, func(e extent) bool { return e.room(align) >= size })
 	if i < 0 {
 		return nil, fmt.Errorf("shm: no place for %d bytes in an arena of %d", n, len(own.memory))
 	}
-	e := &arena.free[i]
-	from := e.from
-	if e.from += size; e.from == e.to {
-		arena.free = slices.Delete(arena.free, i, i+1)
+	e := arena.free[i]
+	from := up(e.from, align)
+	arena.free = slices.Delete(arena.free, i, i+1)
+	for _, rest := range [...]extent{{from + size, e.to}, {e.from, from}} {
+		if rest.from < rest.to {
+			arena.free = slices.Insert(arena.free, i, rest)
+		}
 	}
+	enlarge(own.memory[from : from+size])
 	arena.used[from] = int(size)
 	return own.memory[from : from+uint64(n) : from+uint64(n)], nil
+}
+
+// enlarge makes huge pages of memory that begins at the place for one. Whatever the system's setting for shared memory is, it
+// makes them of pages when told to, of which one must be there. A processor finds its way in huge pages much faster. If there
+// are none to have, nothing is lost.
+func enlarge(b []byte) {
+	b = b[:len(b)&^(hugePage-1)]
+	for i := 0; i < len(b); i += hugePage {
+		b[i] = 0
+	}
+	if len(b) > 0 {
+		unix.Madvise(b, unix.MADV_COLLAPSE)
+	}
 }
 
 // Free gives back what [Alloc] has returned; b must begin where that did. Nobody may use it afterwards. It panics if b is

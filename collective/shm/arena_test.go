@@ -25,12 +25,16 @@ func TestArena(t *testing.T) {
 		Free(k.b)
 		blocks = append(blocks[:i], blocks[i+1:]...)
 	}
-	for range 2000 {
+	for range 1000 {
 		if len(blocks) > 20 || len(blocks) > 0 && random.IntN(2) == 0 {
 			check(random.IntN(len(blocks)))
 			continue
 		}
-		b, err := Alloc(random.IntN(5 * page))
+		n := random.IntN(5 * page)
+		if random.IntN(50) == 0 {
+			n += hugePage
+		}
+		b, err := Alloc(n)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,6 +20,20 @@
 // Another member is trusted with values, never with indices: nothing that is read from a segment is used as a length or
 // place before it is bounded.
 //
+// Tensors of [Alloc] lie in another memfd, one per process, which the members map as they meet it. If all data of a
+// reduction lies in such memory, it is not copied into slots and out of them.
+//
+// # Waiting
+//
+// A member that waits looks at the word for some microseconds, if every member has a core, then gives its core away some
+// times, then sleeps in the kernel. It looks at the header's abort word as often as at its own. Nothing depends on prompt
+// progress: any thread may be stopped anywhere for any time.
+//
+// # Deaths
+//
+// A member that dies is known to the others before its memory is taken down, so in a time that does not depend on its size;
+// see [Segment.Join]. What it leaves half-written is of no harm, since all operations are aborted.
+//
 // # Bits
 //
 // Reductions combine in the order of the members' indices, 0+1+2+…, whatever the size, so the bits of a result depend on

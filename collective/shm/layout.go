@@ -10,12 +10,13 @@ const (
 	// MaxMembers is the most that a segment can have: the tripwire waits on a word of each with one system call.
 	MaxMembers = 120
 
-	magic   = 0x6876647368610001 // with the version of this layout
-	page    = 4096
-	line    = 64
-	cells   = 4  // of a member, used in turn
-	payload = 40 // bytes of data in a cell
-	slots   = 2  // in and out slots of a member, used in turn
+	magic    = 0x6876647368610001 // with the version of this layout
+	page     = 4096
+	hugePage = 2 << 20
+	line     = 64
+	cells    = 4  // of a member, used in turn
+	payload  = 40 // bytes of data in a cell
+	slots    = 2  // in and out slots of a member, used in turn
 
 	maxBank = 64 << 10 // most bytes that are exchanged at once
 	maxSlot = 4 << 20  // most bytes of an in slot or an out slot

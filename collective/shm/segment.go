@@ -117,7 +117,7 @@ func (m *mapping) mapIn(size int) error {
 	if err := unix.Fstat(m.file, &st); err != nil {
 		return fmt.Errorf("shm: fstat: %w", err)
 	}
-	memory, err := unix.Mmap(m.file, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := mapHuge(m.file, uintptr(size))
 	if err != nil {
 		return fmt.Errorf("shm: map %d bytes: %w", size, err)
 	}
@@ -126,9 +126,30 @@ func (m *mapping) mapIn(size int) error {
 	return nil
 }
 
+// mapHuge maps a file at an address that is a multiple of hugePage, so that its huge pages can be mapped whole.
+func mapHuge(fd int, size uintptr) ([]byte, error) {
+	size = (size + page - 1) &^ (page - 1)
+	room := size + hugePage
+	place, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
+	}
+	before := -uintptr(place) % hugePage
+	at, err := unix.MmapPtr(fd, 0, unsafe.Add(place, before), size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		unix.MunmapPtr(place, room)
+		return nil, err
+	}
+	if before > 0 {
+		unix.MunmapPtr(place, before)
+	}
+	unix.MunmapPtr(unsafe.Add(at, size), hugePage-before)
+	return unsafe.Slice((*byte)(at), size), nil
+}
+
 func (m *mapping) close() {
 	if m.memory != nil {
-		unix.Munmap(m.memory)
+		unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m.memory)), uintptr(len(m.memory)))
 		m.memory = nil
 	}
 	unix.Close(m.file)
