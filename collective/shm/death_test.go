@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,19 +24,26 @@ func now() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// loopUntilAborted calls operations of all kinds that move data of this size, calls then in round some of them, and returns
-// when they were aborted.
-func loopUntilAborted(m *Member, data []byte, some int, then func()) (time.Duration, error) {
-	result := aligned(len(data))
+// loopUntilAborted calls operations that move data of this size, of all kinds or AllReduce alone, calls then in round some of
+// them, and returns when they were aborted.
+func loopUntilAborted(m *Member, data []byte, all bool, some int, then func()) (time.Duration, error) {
+	result, parts := aligned(len(data)), make([][]byte, m.members)
+	for i := range parts {
+		parts[i] = data[:len(data)/m.members]
+	}
+	tensor, err := Alloc(len(data))
+	if err != nil {
+		return 0, err
+	}
+	defer Free(tensor)
 	for i := 0; ; i++ {
 		if i == some {
 			then()
 		}
-		err := errors.Join(m.AllReduce(background, Desc{1}, data, &sumOfFloats),
-			m.Reduce(background, Desc{2}, data, m.members-1, &sumOfFloats),
-			m.Gather(background, Desc{3}, data, 4, m.members-1),
-			m.ReduceScatter(background, Desc{4}, data, result, &sumOfFloats),
-			m.Barrier(background, Desc{5}))
+		err := m.AllReduce(background, Desc{1}, data, &sumOfFloats)
+		if err == nil && all {
+			err = m.allKinds(data, result, tensor, parts)
+		}
 		if err != nil {
 			at := now()
 			if !errors.Is(err, ErrAborted) {
@@ -46,6 +54,36 @@ func loopUntilAborted(m *Member, data []byte, some int, then func()) (time.Durat
 	}
 }
 
+func (m *Member) allKinds(data, result, tensor []byte, parts [][]byte) error {
+	return errors.Join(m.Reduce(background, Desc{2}, data, m.members-1, &sumOfFloats),
+		m.Gather(background, Desc{3}, data, 4, m.members-1),
+		m.ReduceScatter(background, Desc{4}, data, result, &sumOfFloats),
+		m.Barrier(background, Desc{5}),
+		m.Broadcast(background, Desc{6}, result, 0),
+		m.AllGather(background, Desc{7}, parts[0], buffersFor),
+		m.AllToAll(background, Desc{8}, parts, buffersFor),
+		m.reduceTensor(tensor))
+}
+
+// reduceTensor checks the result, and overwrites the tensor at once after an abort, when others may still read it.
+func (m *Member) reduceTensor(tensor []byte) error {
+	floats := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(tensor))), len(tensor)/4)
+	for i := range floats {
+		floats[i] = float32(m.index + 1)
+	}
+	if err := m.AllReduce(background, Desc{9}, tensor, &sumOfFloats); err != nil {
+		clear(floats)
+		return err
+	}
+	want := float32(m.members*(m.members+1)) / 2
+	for _, f := range floats {
+		if f != want {
+			return fmt.Errorf("an element is %v, not %v", f, want)
+		}
+	}
+	return nil
+}
+
 // mortalRole takes part until it is killed or another member is. Then it says when it has learned that, and who was lost.
 func mortalRole(m *Member) error {
 	resident, err := unix.Mmap(-1, 0, max(number("SHM_TEST_RESIDENT")<<20, page), unix.PROT_READ|unix.PROT_WRITE,
@@ -54,7 +92,7 @@ func mortalRole(m *Member) error {
 		return err
 	}
 	defer unix.Munmap(resident)
-	at, err := loopUntilAborted(m, aligned(number("SHM_TEST_BYTES")), -1, nil)
+	at, err := loopUntilAborted(m, aligned(number("SHM_TEST_BYTES")), number("SHM_TEST_ALL") == 1, -1, nil)
 	if err != nil {
 		return err
 	}
@@ -67,11 +105,11 @@ var lostMembers = make(chan int, MaxMembers)
 
 // kill runs members that move bytes at a time, kills the one with the highest index, which has resident MiB of its own,
 // in the midst of operations, and returns how long each of the others took to notice.
-func kill(tb testing.TB, n, bytesMoved, resident, roundsBefore int) []time.Duration {
+func kill(tb testing.TB, n, bytesMoved, all, resident, roundsBefore int) []time.Duration {
 	tb.Helper()
 	lost := make(chan int, n)
 	c := perform(tb, "mortal", n, func(i int) { lost <- i },
-		"SHM_TEST_BYTES="+strconv.Itoa(bytesMoved), "SHM_TEST_RESIDENT="+strconv.Itoa(resident))
+		"SHM_TEST_BYTES="+strconv.Itoa(bytesMoved), "SHM_TEST_RESIDENT="+strconv.Itoa(resident), "SHM_TEST_ALL="+strconv.Itoa(all))
 	defer c.stop()
 	type end struct {
 		at  time.Duration
@@ -80,7 +118,7 @@ func kill(tb testing.TB, n, bytesMoved, resident, roundsBefore int) []time.Durat
 	ended := make(chan end, 1)
 	under := make(chan struct{})
 	go func() {
-		at, err := loopUntilAborted(c.member, aligned(bytesMoved), roundsBefore, func() { close(under) })
+		at, err := loopUntilAborted(c.member, aligned(bytesMoved), all == 1, roundsBefore, func() { close(under) })
 		ended <- end{at, err}
 	}()
 	<-under
@@ -126,7 +164,7 @@ func TestDeath(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		for _, size := range []int{4, 8 << 10, 1 << 20, 16 << 20} {
 			for range 3 {
-				within(t, 60*time.Second, func() { kill(t, n, size, 8, 1+random.IntN(5)) })
+				within(t, 60*time.Second, func() { kill(t, n, size, 1, 8, 1+random.IntN(5)) })
 			}
 		}
 	}
@@ -134,9 +172,9 @@ func TestDeath(t *testing.T) {
 
 // TestDeathOfAll leaves nothing behind: the segments have no name.
 func TestDeathOfAll(t *testing.T) {
-	c := perform(t, "mortal", 3, nil, "SHM_TEST_BYTES=4000", "SHM_TEST_RESIDENT=1")
-	if err := c.member.Barrier(background, Desc{9}); err == nil {
-		t.Error("a barrier with members that call something else")
+	c := perform(t, "mortal", 3, nil, "SHM_TEST_BYTES=4000", "SHM_TEST_RESIDENT=1", "SHM_TEST_ALL=1")
+	if err := c.member.AllReduce(background, Desc{1}, aligned(4000), &sumOfFloats); err != nil {
+		t.Error(err)
 	}
 	c.stop()
 	if maps, err := os.ReadFile("/proc/self/maps"); err != nil || bytes.Contains(maps, []byte("memfd:hvdrun ")) {
@@ -165,7 +203,7 @@ func BenchmarkDeath(b *testing.B) {
 			b.Run(fmt.Sprintf("resident=%dMiB/bytes=%d", resident, size), func(b *testing.B) {
 				var times []time.Duration
 				for i := range b.N {
-					times = append(times, kill(b, 3, size, resident, 1+i%3)...)
+					times = append(times, kill(b, 3, size, 0, resident, 5+i%3)...)
 				}
 				slices.Sort(times)
 				b.ReportMetric(float64(times[len(times)/2])/1e6, "median-ms")
