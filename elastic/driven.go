@@ -95,6 +95,8 @@ func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, co
 
 func (d *driven) latest() notify.Update { return d.service.Latest() }
 
+func (d *driven) loss() (notify.Loss, <-chan struct{}) { return d.service.Loss() }
+
 func (d *driven) close() error {
 	d.stopServing()
 	d.serving.Wait()
