@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -27,8 +28,10 @@ const (
 	firstBackoff = 5 * time.Millisecond
 )
 
-// keepAlive notices in about 11 seconds that a peer's host is gone.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
+// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where nothing waits to be
+// acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also ends the connection to a peer that is well
+// and does not read for so long: one that computes, and whose receive window is full.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
 // Config configures an [Endpoint].
 type Config struct {
@@ -279,7 +282,7 @@ func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer int,
 	}
 }
 
-// errBroken marks what may go better the next time: the peer was there, but the connection broke before it was proven.
+// errBroken marks what may go better the next time: the connection broke before it was proven, or found no way.
 var errBroken = errors.New("collective: the connection broke")
 
 func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
@@ -345,6 +348,9 @@ func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello
 func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (*conn, error) {
 	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
 	raw, err := d.DialContext(ctx, "tcp", addr)
+	if errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
+		return nil, fmt.Errorf("%w: %w", errBroken, err) // so a link is for a moment that has just come back
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,7 @@
 package launch
 
 import (
-	"fmt"
+	"crypto/rand"
 	"os"
 	"os/exec"
 	"strings"
@@ -27,7 +27,7 @@ func TestKinSparesOthers(t *testing.T) {
 	defer ours.Close()
 	cmd := exec.Command("cat")
 	cmd.Stdin = in
-	one := fmt.Sprintf("kin-%d-1", os.Getpid())
+	one := "kin-" + rand.Text() + "-1"
 	cmd.Env = []string{"HVD_INCARNATION=" + one + "0", "X=HVD_INCARNATION=" + one, "HVD_INCARNATIONS=" + one}
 	out, err := cmd.StdoutPipe()
 	if err != nil {

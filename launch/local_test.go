@@ -2,6 +2,7 @@ package launch_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -86,7 +87,7 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 
 // Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep the guard asleep.
 func TestLocalInheritsNothing(t *testing.T) {
-	guard, err := launch.StartGuard(fmt.Sprintf("inherit_%d", os.Getpid()))
+	guard, err := launch.StartGuard("inherit_" + rand.Text())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,7 @@ func TestLocalInheritsNothing(t *testing.T) {
 func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
 	out := new(strings.Builder)
-	incarnation := fmt.Sprintf("strangers-%d", os.Getpid())
+	incarnation := rand.Text()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- launch.Local{}.Run(t.Context(), launch.Spec{

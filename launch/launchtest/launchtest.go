@@ -8,6 +8,7 @@ package launchtest
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +16,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,8 +26,6 @@ import (
 
 // patience is how long something that must happen is waited for.
 const patience = 20 * time.Second
-
-var incarnations atomic.Uint64
 
 // Run runs the kit. newLauncher is called once for each test.
 func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
@@ -64,7 +62,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 
 // script returns the Spec of a shell script with the arguments $1, $2, ….
 func script(text string, args ...string) launch.Spec {
-	incarnation := fmt.Sprintf("kit-%d-%d", os.Getpid(), incarnations.Add(1))
+	incarnation := rand.Text()
 	return launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "localhost"},
