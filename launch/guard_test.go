@@ -122,7 +122,7 @@ func startDriver(t *testing.T, mode, runID, pipe string) (*exec.Cmd, int) {
 
 func TestGuardAfterDriverIsKilled(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
-	driver, guard := startDriver(t, "guarded", "run_" + rand.Text(), pipe)
+	driver, guard := startDriver(t, "guarded", "run_"+rand.Text(), pipe)
 	await(len(guarded))
 	fd, err := unix.PidfdOpen(guard, 0)
 	if err != nil {
@@ -149,7 +149,7 @@ func TestGuardAfterDriverIsKilled(t *testing.T) {
 // EXE-04: the parent is SIGKILLed while the child sleeps. Without a guard the kernel sees to the worker itself.
 func TestEXE04_WorkerDiesWithDriver(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
-	driver, _ := startDriver(t, "plain", "run_" + rand.Text(), pipe)
+	driver, _ := startDriver(t, "plain", "run_"+rand.Text(), pipe)
 	await(1)
 	if err := driver.Process.Kill(); err != nil {
 		t.Fatal(err)
