@@ -277,8 +277,8 @@ func TestLossIsTold(t *testing.T) {
 	}
 }
 
-// What the driver says of an older world harms none that came after it; what it says of one that is being connected ends
-// that.
+// What the driver says of a world that is being connected ends that, and harms none that comes after it: often one worker
+// hears of it only in the next.
 func TestLossWhileConnecting(t *testing.T) {
 	d := openDoor(t, "a", "b", "c")
 	silent, err := newDriven(d.env("c", 2))
@@ -300,9 +300,6 @@ func TestLossWhileConnecting(t *testing.T) {
 			}
 			if w.Generation() != 2 || w.Size() != 2 {
 				t.Errorf("%s: %+v", name, *w.place.Load())
-			}
-			if loss, _ := m.loss(); loss.Generation != 1 {
-				t.Errorf("%s heard of %+v", name, loss)
 			}
 			err = Run(context.Background(), NewState(w), func(ctx context.Context) error {
 				return collective.Barrier(ctx, w.Group())
