@@ -17,7 +17,7 @@ VECTOR = collective/kernel/internal/gen
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh test pure cross generate chaos bench-recovery clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test pure cross generate chaos bench-recovery clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck fresh test net pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck fresh examples test net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -65,6 +65,15 @@ fresh:
 	@echo "== the vector code is what its generator writes"
 	@$(GO) -C $(VECTOR) vet .
 	@$(GO) -C $(VECTOR) test .
+
+# The Go example is a module of its own, whose go.mod repeats what this one needs.
+examples:
+	@echo "== modules of examples"
+	@cd examples/discovery-plugin && { $(GO) mod tidy -diff || \
+		{ echo "examples/discovery-plugin/go.mod is out of step: run make tidy-examples"; exit 1; }; }
+
+tidy-examples: ## bring the modules of examples in step with this one
+	@cd examples/discovery-plugin && $(GO) mod tidy
 
 test: ## run the tests under the race detector; ARGS go to go test
 	@echo "== go test -race"

@@ -17,6 +17,12 @@ import (
 // DefaultLease is how long agents keep the workers of a driver that is silent, unless Agents.Lease says otherwise.
 const DefaultLease = 10 * time.Second
 
+// Agents refuse leases outside these bounds.
+const (
+	MinLease = 50 * time.Millisecond
+	MaxLease = 10 * time.Minute
+)
+
 // Router is a Launcher whose workers may run on other machines.
 type Router interface {
 	Launcher

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -21,6 +22,7 @@ type clusterSettings struct {
 	bind, advertise string
 	name            string // of an agent's host
 	launchPort      int
+	lease           time.Duration  // 0: launch.DefaultLease
 	source          *gossip.Source // once it is open
 	key             []byte
 }
@@ -34,9 +36,17 @@ func setJoin(s *settings, text string) (err error) {
 	return err
 }
 
+func setLease(s *settings, text string) (err error) {
+	s.cluster.lease, err = parseDuration(text)
+	if err == nil && (s.cluster.lease < launch.MinLease || s.cluster.lease > launch.MaxLease) {
+		err = fmt.Errorf("%q is not between %v and %v", text, launch.MinLease, launch.MaxLease)
+	}
+	return err
+}
+
 // checkGossip refuses settings of gossip that lack what they need.
 func (s *settings) checkGossip() error {
-	for _, name := range []string{"gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
+	for _, name := range []string{"gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise", "agent-lease"} {
 		if s.given(name) && !s.given("gossip-join") {
 			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.origin(name))
 		}
@@ -65,6 +75,12 @@ func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	}, nil
 }
 
+// findAgent returns where the agent of a host takes drivers, in the cluster that is open.
+func (s *settings) findAgent(host string) (addr string, ok bool) {
+	m, ok := s.cluster.source.Agent(host)
+	return m.LaunchAddr, ok && m.LaunchAddr != ""
+}
+
 // jobLauncher starts the workers of a job, and knows how to be rid of them.
 type jobLauncher interface {
 	launch.Launcher
@@ -75,8 +91,7 @@ type jobLauncher interface {
 // launcher returns what the workers are started by: the agents of an open cluster, else this machine alone. close ends it.
 func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func(), err error) {
 	local := &localLauncher{pids: map[int]plan.SlotID{}}
-	source := s.cluster.source
-	if source == nil {
+	if s.cluster.source == nil {
 		close, err = s.bindLocal(local, log)
 		return local, close, err
 	}
@@ -96,11 +111,7 @@ func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func()
 		return nil, nil, err
 	}
 	agents := &launch.Agents{
-		Credentials: creds, Local: local, Log: log,
-		Find: func(host string) (string, bool) {
-			m, ok := source.Agent(host)
-			return m.LaunchAddr, ok && m.LaunchAddr != ""
-		},
+		Credentials: creds, Local: local, Log: log, Find: s.findAgent, Lease: s.cluster.lease,
 	}
 	return &agentsLauncher{agents, local}, func() { _ = agents.Close(); release() }, nil
 }
