@@ -54,6 +54,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"StopKillsTree", stopKillsTree},
 		{"StopKillsTreeOfObedient", stopKillsTreeOfObedient},
 		{"StopKillsOrphanBySign", stopKillsOrphan},
+		{"StopKillsOrphanThatIsRestless", stopKillsRestless},
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
@@ -371,6 +372,16 @@ func stopKillsTreeOfObedient(t *testing.T, l launch.Launcher) {
 func stopKillsOrphan(t *testing.T, l launch.Launcher) {
 	r := start(t, l, time.Hour, 2,
 		`(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// The same of one that becomes another program again and again: there are moments at which its environment is empty.
+func stopKillsRestless(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2, `
+		export AGAIN='exec sh -c "$AGAIN"'
+		(setsid sh -c 'echo ready >&9; eval "$AGAIN"' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
 	r.cancel()
 	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
 	r.gone()
