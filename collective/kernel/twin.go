@@ -22,8 +22,8 @@ var twin = table{
 		Uint16:   numeric[uint16](),
 		Uint32:   numeric[uint32](),
 		Uint64:   numeric[uint64](),
-		Float16:  halves(FromFloat16, ToFloat16),
-		BFloat16: halves(FromBFloat16, ToBFloat16),
+		Float16:  halves(Float16),
+		BFloat16: halves(BFloat16),
 	},
 	divide: [Types]func(b []byte, n int){
 		Float32:  func(b []byte, n int) { divideFloats(elements[float32](b), float32(n)) },
@@ -36,8 +36,8 @@ var twin = table{
 		Uint16:   func(b []byte, n int) { divideUnsigned(elements[uint16](b), uint64(n)) },
 		Uint32:   func(b []byte, n int) { divideUnsigned(elements[uint32](b), uint64(n)) },
 		Uint64:   func(b []byte, n int) { divideUnsigned(elements[uint64](b), uint64(n)) },
-		Float16:  func(b []byte, n int) { divideHalves(elements[uint16](b), float32(n), FromFloat16, ToFloat16) },
-		BFloat16: func(b []byte, n int) { divideHalves(elements[uint16](b), float32(n), FromBFloat16, ToBFloat16) },
+		Float16:  func(b []byte, n int) { eachHalf(Float16, elements[uint16](b), float32(n), true) },
+		BFloat16: func(b []byte, n int) { eachHalf(BFloat16, elements[uint16](b), float32(n), true) },
 	},
 	scale: [Types]func(b []byte, factor float64){
 		Float32: func(b []byte, factor float64) { scaleFloats(elements[float32](b), float32(factor)) },
@@ -57,43 +57,31 @@ var twin = table{
 		Uint32: func(b []byte, factor float64) { scaleIntegers(elements[uint32](b), factor, 0, math.MaxUint32) },
 		Uint64: func(b []byte, factor float64) { scaleIntegers(elements[uint64](b), factor, 0, math.MaxUint64) },
 		Float16: func(b []byte, factor float64) {
-			scaleHalves(elements[uint16](b), float32(factor), FromFloat16, ToFloat16)
+			eachHalf(Float16, elements[uint16](b), float32(factor), false)
 		},
 		BFloat16: func(b []byte, factor float64) {
-			scaleHalves(elements[uint16](b), float32(factor), FromBFloat16, ToBFloat16)
+			eachHalf(BFloat16, elements[uint16](b), float32(factor), false)
 		},
 	},
-	narrow: [Types]func(dst, src []byte){Float16: narrow(ToFloat16), BFloat16: narrow(ToBFloat16)},
-	widen:  [Types]func(dst, src []byte){Float16: widen(FromFloat16), BFloat16: widen(FromBFloat16)},
+	narrow: [Types]func(dst, src []byte){Float16: narrow(Float16), BFloat16: narrow(BFloat16)},
+	widen:  [Types]func(dst, src []byte){Float16: widen(Float16), BFloat16: widen(BFloat16)},
 }
 
 func numeric[T element]() [Ops]func(dst, a, b []byte) {
-	over := func(f func(dst, a, b []T)) func(dst, a, b []byte) {
-		return func(dst, a, b []byte) {
-			if len(a) != len(dst) || len(b) != len(dst) {
-				unequal()
-			}
-			f(elements[T](dst), elements[T](a), elements[T](b))
-		}
-	}
 	return [Ops]func(dst, a, b []byte){
-		Sum: over(sums[T]),
-		Min: over(func(dst, a, b []T) {
-			for i := range dst {
-				dst[i] = least(a[i], b[i])
-			}
-		}),
-		Max: over(func(dst, a, b []T) {
-			for i := range dst {
-				dst[i] = greatest(a[i], b[i])
-			}
-		}),
-		Product: over(func(dst, a, b []T) {
-			for i := range dst {
-				dst[i] = multiply(a[i], b[i])
-			}
-		}),
+		Sum:     func(dst, a, b []byte) { sums(operands[T](dst, a, b)) },
+		Min:     func(dst, a, b []byte) { minima(operands[T](dst, a, b)) },
+		Max:     func(dst, a, b []byte) { maxima(operands[T](dst, a, b)) },
+		Product: func(dst, a, b []byte) { products(operands[T](dst, a, b)) },
 	}
+}
+
+func operands[T element](dst, a, b []byte) (d, x, y []T) {
+	d, x, y = elements[T](dst), elements[T](a), elements[T](b)
+	if len(x) != len(d) || len(y) != len(d) {
+		unequal()
+	}
+	return d, x, y
 }
 
 // nan is what two numbers make whose sum, product, minimum or maximum is not a number: the first that is none, as a quiet NaN, or else
@@ -142,39 +130,112 @@ func greatest[T element](x, y T) T {
 	return r
 }
 
-// sums is unrolled through array pointers, which removes the bounds checks.
 func sums[T element](dst, a, b []T) {
-	i := 0
-	for ; i+8 <= len(dst); i += 8 {
-		d, x, y := (*[8]T)(dst[i:]), (*[8]T)(a[i:]), (*[8]T)(b[i:])
-		d[0] = add(x[0], y[0])
-		d[1] = add(x[1], y[1])
-		d[2] = add(x[2], y[2])
-		d[3] = add(x[3], y[3])
-		d[4] = add(x[4], y[4])
-		d[5] = add(x[5], y[5])
-		d[6] = add(x[6], y[6])
-		d[7] = add(x[7], y[7])
-	}
-	for ; i < len(dst); i++ {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
 		dst[i] = add(a[i], b[i])
 	}
 }
 
-func halves(wide func(uint16) float32, narrow func(float32) uint16) [Ops]func(dst, a, b []byte) {
-	each := func(f func(x, y float32) float32) func(dst, a, b []byte) {
+func products[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = multiply(a[i], b[i])
+	}
+}
+
+func minima[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = least(a[i], b[i])
+	}
+}
+
+func maxima[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = greatest(a[i], b[i])
+	}
+}
+
+// block is the number of halves that are widened at once.
+const block = 256
+
+func halves(t Type) [Ops]func(dst, a, b []byte) {
+	over := func(op Op) func(dst, a, b []byte) {
 		return func(dst, a, b []byte) {
-			if len(a) != len(dst) || len(b) != len(dst) {
-				unequal()
-			}
-			d, x, y := elements[uint16](dst), elements[uint16](a), elements[uint16](b)
-			for i := range d {
-				d[i] = narrow(f(wide(x[i]), wide(y[i])))
+			d, x, y := operands[uint16](dst, a, b)
+			for len(d) > 0 {
+				n := min(block, len(d))
+				combineHalves(t, op, d[:n], x[:n], y[:n])
+				d, x, y = d[n:], x[n:], y[n:]
 			}
 		}
 	}
-	return [Ops]func(dst, a, b []byte){
-		Sum: each(add[float32]), Min: each(least[float32]), Max: each(greatest[float32]), Product: each(multiply[float32]),
+	return [Ops]func(dst, a, b []byte){Sum: over(Sum), Min: over(Min), Max: over(Max), Product: over(Product)}
+}
+
+func combineHalves(t Type, op Op, dst, a, b []uint16) {
+	var bufferX, bufferY [block]float32
+	x, y := bufferX[:len(dst)], bufferY[:len(dst)]
+	widenHalves(t, x, a)
+	widenHalves(t, y, b)
+	switch op {
+	case Sum:
+		sums(x, x, y)
+	case Min:
+		minima(x, x, y)
+	case Max:
+		maxima(x, x, y)
+	case Product:
+		products(x, x, y)
+	}
+	narrowHalves(t, dst, x)
+}
+
+func widenHalves(t Type, dst []float32, src []uint16) {
+	if len(src) != len(dst) {
+		unequal()
+	}
+	if t == Float16 {
+		for i, v := range src {
+			dst[i] = FromFloat16(v)
+		}
+		return
+	}
+	for i, v := range src {
+		dst[i] = FromBFloat16(v)
+	}
+}
+
+func narrowHalves(t Type, dst []uint16, src []float32) {
+	if len(src) != len(dst) {
+		unequal()
+	}
+	if t == Float16 {
+		for i, v := range src {
+			dst[i] = ToFloat16(v)
+		}
+		return
+	}
+	for i, v := range src {
+		dst[i] = ToBFloat16(v)
+	}
+}
+
+// eachHalf multiplies or divides.
+func eachHalf(t Type, d []uint16, by float32, divide bool) {
+	var buffer [block]float32
+	for len(d) > 0 {
+		x := buffer[:min(block, len(d))]
+		widenHalves(t, x, d[:len(x)])
+		if divide {
+			divideFloats(x, by)
+		} else {
+			scaleFloats(x, by)
+		}
+		narrowHalves(t, d[:len(x)], x)
+		d = d[len(x):]
 	}
 }
 
@@ -197,21 +258,9 @@ func divideUnsigned[T uint8 | uint16 | uint32 | uint64](d []T, n uint64) {
 	}
 }
 
-func divideHalves(d []uint16, n float32, wide func(uint16) float32, narrow func(float32) uint16) {
-	for i, v := range d {
-		d[i] = narrow(wide(v) / n)
-	}
-}
-
 func scaleFloats[T float32 | float64](d []T, factor T) {
 	for i := range d {
 		d[i] = multiply(d[i], factor)
-	}
-}
-
-func scaleHalves(d []uint16, factor float32, wide func(uint16) float32, narrow func(float32) uint16) {
-	for i, v := range d {
-		d[i] = narrow(multiply(wide(v), factor))
 	}
 }
 
@@ -234,28 +283,12 @@ func scaleIntegers[T element](d []T, factor float64, lowest, highest T) {
 	}
 }
 
-func narrow(round func(float32) uint16) func(dst, src []byte) {
-	return func(dst, src []byte) {
-		d, s := elements[uint16](dst), elements[float32](src)
-		if len(s) != len(d) {
-			unequal()
-		}
-		for i, v := range s {
-			d[i] = round(v)
-		}
-	}
+func narrow(t Type) func(dst, src []byte) {
+	return func(dst, src []byte) { narrowHalves(t, elements[uint16](dst), elements[float32](src)) }
 }
 
-func widen(wide func(uint16) float32) func(dst, src []byte) {
-	return func(dst, src []byte) {
-		d, s := elements[float32](dst), elements[uint16](src)
-		if len(s) != len(d) {
-			unequal()
-		}
-		for i, v := range s {
-			d[i] = wide(v)
-		}
-	}
+func widen(t Type) func(dst, src []byte) {
+	return func(dst, src []byte) { widenHalves(t, elements[float32](dst), elements[uint16](src)) }
 }
 
 // elements is the memory of b as whole elements.
