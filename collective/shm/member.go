@@ -60,7 +60,9 @@ type Member struct {
 
 	crowded bool // more members than cores
 	relaxed bool // see publish
-	round   int  // most bytes of one part that move in one round
+	spin    int  // see budget
+	waits   uint
+	round   int // most bytes of one part that move in one round
 	op      uint64
 	rounds  uint64 // of all operations so far
 
@@ -102,7 +104,7 @@ func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 	if lost == nil {
 		lost = func(int) {}
 	}
-	m := &Member{Segment: s, index: index, members: n, crowded: true,
+	m := &Member{Segment: s, index: index, members: n, crowded: true, spin: spins,
 		areas: make([]area, n), lengths: make([]int, n), src: make([][]byte, n), dst: make([][]byte, n)}
 	for i := range m.areas {
 		m.areas[i] = s.layout.areaOf(s.memory, i)

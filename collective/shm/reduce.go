@@ -8,7 +8,7 @@ import (
 
 const (
 	roomyRound   = 64 << 10  // bytes of each part that move in one round while every member has a core
-	crowdedRound = 256 << 10 // the same otherwise: longer rounds, as each costs changes of place
+	crowdedRound = 128 << 10 // the same otherwise: longer rounds, as each costs changes of place
 	block        = 16 << 10  // bytes that are worked on at once: two operands stay in the nearest cache
 )
 

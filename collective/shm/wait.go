@@ -9,8 +9,10 @@ import (
 
 const (
 	spins       = 20_000 // looks at a word, of about a nanosecond each, while every member has a core
+	fewSpins    = 500
+	tryAll      = 64 // of so many waits one spins as long as it may
 	yields      = 20
-	crowdYields = 200
+	crowdYields = 16                   // few, so that those who work can be moved to the cores of those who sleep
 	napWithDone = 2 * time.Millisecond // how late the end of a context may be seen
 	napForEver  = time.Second
 )
@@ -45,12 +47,13 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	abort := &m.header.abort
-	turns := yields
-	if m.crowded {
-		turns = crowdYields
-	} else {
-		for range spins {
+	turns := crowdYields
+	if !m.crowded {
+		turns = yields
+		budget := m.budget()
+		for range budget {
 			if atomic.LoadUint64(word) >= value {
+				m.spin = min(2*budget, spins)
 				return nil
 			}
 			if atomic.LoadUint32(abort) != 0 {
@@ -68,6 +71,9 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 			schedYield()
 		}
 		if atomic.LoadUint64(word) >= value {
+			if i == 0 {
+				m.spin = max(m.spin/2, fewSpins) // the other one has waited for this core all the time
+			}
 			return nil
 		}
 		if atomic.LoadUint32(abort) != 0 {
@@ -75,6 +81,17 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 		}
 	}
 	return m.sleep(ctx, of, word, value)
+}
+
+// budget is how often to look at a word before the core is given away. Programs beside this one may take a core, and two
+// members share another one then: who spins only keeps the other from its work. Where that is seen, the budget falls; it is
+// tried whole from time to time.
+func (m *Member) budget() int {
+	m.waits++
+	if m.waits%tryAll == 0 {
+		return spins
+	}
+	return m.spin
 }
 
 // sleep waits in the kernel.
