@@ -42,6 +42,11 @@ type Config struct {
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Log         logrus.FieldLogger    // nil: nothing is logged
 	Timeline    Timeline              // told of every operation; nil: nobody listens
+
+	// Of asynchronous operations:
+	FusionThreshold int           // bytes up to which tensors are reduced as one; 0: 64 MiB; the smallest of all ranks counts
+	CycleTime       time.Duration // longest that an operation waits for others to be fused with; 0: 1 ms; negative: not at all
+	StallWarning    time.Duration // after which one that some ranks have not called is logged; 0: 5 s; negative: never
 }
 
 // Endpoint is where the other workers of the job reach this one. It lives as long as the worker, over all generations.
@@ -53,6 +58,7 @@ type Endpoint struct {
 	timeline    Timeline
 	listener    net.Listener
 	addrs       []string
+	tuning      tuning
 	closed      chan struct{}
 	running     sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
@@ -107,6 +113,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		quiet.SetOutput(io.Discard)
 		e.log = quiet
 	}
+	e.tuning = tuning{fusion: cfg.FusionThreshold, cycle: cfg.CycleTime, stall: cfg.StallWarning, log: e.logStall}
 	e.running.Go(e.accept)
 	return e, nil
 }
@@ -188,6 +195,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	}
 	f := newFamily(p.Generation, n)
 	f.hosts, f.apart, f.log, f.timeline = p.Hosts, e.apart, e.log, e.timeline
+	f.tuning = e.tuning
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
 	return f.connect(ctx, lane{rank: p.Rank, size: n})
 }
@@ -471,6 +479,10 @@ func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err e
 			if g := f.group(h.Lane); g != nil {
 				e.mu.Unlock()
 				return g.welcome(h)
+			}
+			if err := f.demand(h.Lane); err != nil {
+				e.mu.Unlock()
+				return nil, false, err
 			}
 		}
 		if e.waiting >= maxWaiting {

@@ -59,12 +59,17 @@ func (e *AbortedError) Unwrap() error { return e.Cause }
 // wrong, and a new world would not help.
 type MismatchError struct {
 	Generation uint64
+	Tensor     string    // the name of the asynchronous operation; empty for others
 	Ranks      [2]int    // ascending
 	Calls      [2]string // what each of them called, such as "AllReduce of 10 float32 (sum)"
 }
 
 // Error names both calls.
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("collective: calls do not match: rank %d calls %s, rank %d calls %s",
-		e.Ranks[0], e.Calls[0], e.Ranks[1], e.Calls[1])
+	name := ""
+	if e.Tensor != "" {
+		name = fmt.Sprintf("of %q ", e.Tensor)
+	}
+	return fmt.Sprintf("collective: calls %sdo not match: rank %d calls %s, rank %d calls %s",
+		name, e.Ranks[0], e.Calls[0], e.Ranks[1], e.Calls[1])
 }

@@ -34,6 +34,7 @@ const (
 	mismatchFrame                 // notice: calls do not match
 	goodbyeFrame                  // the sender leaves the group and sends no more operations
 	ackFrame                      // all that the leaving peer has sent is read
+	nudgeFrame                    // the sender's engine begins the cycle that the sequence number tells
 )
 
 // action is the operation of the API that a rank has called.
@@ -49,18 +50,19 @@ const (
 	broadcastBytes
 	subset
 	share // of memory, while a group is made
+	allReduceAsync
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes", "Subset", "Connect"}
+	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
 	action action
 	dtype  kernel.Type
 	reduce Op
-	root   int32  // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset
+	root   int32  // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync
 	count  uint64 // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
@@ -90,6 +92,15 @@ func (a descriptor) String() string {
 		return fmt.Sprintf("%s of %d parts of %v", name, a.root, a.dtype)
 	case broadcastBytes:
 		return fmt.Sprintf("%s from rank %d", name, a.root)
+	case allReduceAsync:
+		text := fmt.Sprintf("%s of %d %v (%v", name, a.count, a.dtype, a.reduce)
+		if c := Compression(a.root & 0xff); c != CompressNone {
+			text += fmt.Sprintf(", %v on the wire", c)
+		}
+		if scales := a.root >> 8; scales != 0 {
+			text += fmt.Sprintf(", scales %x", scales)
+		}
+		return text + ")"
 	case subset:
 		return fmt.Sprintf("%s of %d ranks (list %016x)", name, a.root, a.count)
 	}
@@ -147,7 +158,7 @@ func parseHeader(b []byte) (header, error) {
 		limit = maxPayload
 	case abortFrame, mismatchFrame:
 		limit = maxNotice
-	case goodbyeFrame, ackFrame:
+	case goodbyeFrame, ackFrame, nudgeFrame:
 	default:
 		return header{}, errFrame
 	}
@@ -229,6 +240,7 @@ type notice struct {
 	mismatch bool
 	ranks    [2]int // ascending
 	calls    [2]descriptor
+	tensor   string // of which asynchronous operation; empty for others
 }
 
 func gone(cause error, ranks ...int) notice { return notice{dead: ranks, cause: cause} }
@@ -243,7 +255,7 @@ func mismatched(rank int, call descriptor, other int, calls descriptor) notice {
 
 func (n *notice) error(generation uint64) error {
 	if n.mismatch {
-		return &MismatchError{Generation: generation, Ranks: n.ranks,
+		return &MismatchError{Generation: generation, Tensor: n.tensor, Ranks: n.ranks,
 			Calls: [2]string{n.calls[0].String(), n.calls[1].String()}}
 	}
 	return &AbortedError{Generation: generation, Dead: n.dead, Cause: n.cause}
@@ -259,6 +271,7 @@ func (n *notice) frame(generation uint64) []byte {
 			p = binary.NativeEndian.AppendUint32(p, uint32(n.ranks[i]))
 			p = n.calls[i].append(p)
 		}
+		p = append(p, n.tensor[:min(len(n.tensor), maxName)]...)
 	} else {
 		dead := n.dead[:min(len(n.dead), maxNamed)]
 		p = binary.NativeEndian.AppendUint32(p, uint32(len(dead)))
@@ -282,7 +295,7 @@ func parseNotice(k kind, p []byte, size int) (notice, error) {
 	}
 	if k == mismatchFrame {
 		const each = 4 + descriptorSize
-		if len(p) != 2*each {
+		if len(p) < 2*each || len(p) > 2*each+maxName {
 			return notice{}, errFrame
 		}
 		a, ok1 := rank(p)
@@ -290,7 +303,9 @@ func parseNotice(k kind, p []byte, size int) (notice, error) {
 		if !ok1 || !ok2 {
 			return notice{}, errFrame
 		}
-		return mismatched(a, parseDescriptor(p[4:]), b, parseDescriptor(p[each+4:])), nil
+		n := mismatched(a, parseDescriptor(p[4:]), b, parseDescriptor(p[each+4:]))
+		n.tensor = string(p[2*each:])
+		return n, nil
 	}
 	if len(p) < 4 {
 		return notice{}, errFrame

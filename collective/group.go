@@ -24,6 +24,8 @@ type transport interface {
 	// leave tells every rank that this one sends no more operations, and blocks until all that it has sent is read or a
 	// bound has passed.
 	leave()
+	// nudge tells another rank that the group's engine begins a cycle. It does not block for long, and an error does no harm.
+	nudge(to int, cycle uint64)
 }
 
 // Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations are the functions of this
@@ -53,12 +55,18 @@ type Group struct {
 	children []*Group // subsets made from this group, not closed
 	subsets  uint64   // how many have been agreed on
 
+	asyncMu sync.Mutex
+	async   *engine       // of asynchronous operations; nil until the first one
+	cycle   atomic.Uint64 // of an engine's own group: the highest one that this rank has been told of
+	parted  atomic.Bool   // a rank has left
+	bell    chan struct{} // one token: one of these has changed
+
 	call call // of the operation under way; kept for its buffers
 }
 
 func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
 	g := &Group{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f,
-		wake: make(chan struct{}, 1), failed: make(chan struct{}), boxes: make([]inbox, size)}
+		bell: make(chan struct{}, 1), wake: make(chan struct{}, 1), failed: make(chan struct{}), boxes: make([]inbox, size)}
 	for i := range g.boxes {
 		g.boxes[i] = inbox{g: g, from: i, last: math.MaxUint64, ready: make(chan struct{}, 1)}
 	}
@@ -93,11 +101,12 @@ func (g *Group) Generation() uint64 {
 // Close leaves the group. Ranks that are still in an operation that this one has finished can finish it; operations that
 // would need this rank afterwards fail on every rank with an [*AbortedError] that names it. Close waits until the others
 // have read all that this rank has sent, for a second at most. During an operation of this rank it acts as [Group.Abort].
-// Subsets that were made from the group are closed with it. It always returns nil. A second call does nothing.
+// Subsets that were made from the group are closed with it. Asynchronous operations under way count as one. It always returns nil. A second call does nothing.
 func (g *Group) Close() error {
 	if g == nil || !g.closing.CompareAndSwap(false, true) {
 		return nil
 	}
+	g.stopEngine()
 	g.eachChild(func(child *Group) { child.Close() })
 	if g.busy.CompareAndSwap(false, true) {
 		if g.path != nil && g.err() == nil {
@@ -127,6 +136,7 @@ func (g *Group) Abort(cause error) {
 	g.fail(n)
 	<-g.failed
 	g.giveUp()
+	g.stopEngine()
 	g.eachChild(func(child *Group) { child.Abort(cause) })
 }
 

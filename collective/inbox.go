@@ -337,6 +337,7 @@ func (b *inbox) end(last uint64) {
 	b.last = last
 	missing := b.seq > last && !b.shut
 	b.mu.Unlock()
+	b.g.departed()
 	if missing {
 		b.g.fail(gone(errLeft, b.from))
 	}

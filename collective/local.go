@@ -6,12 +6,13 @@ import (
 )
 
 // Local returns the n connected groups of one process, by rank, generation 0; each is used by a goroutine of its own. They
-// start no goroutines. An n below 1 gives none.
+// start no goroutines but those of asynchronous operations. An n below 1 gives none.
 func Local(n int) []*Group {
 	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
 	for i := range w.families {
 		f := newFamily(0, n)
 		f.connect = func(_ context.Context, l lane) (*Group, error) { return w.connect(l), nil }
+		f.rouse = w.rouse
 		w.families[i] = f
 	}
 	groups := make([]*Group, len(w.families))
@@ -61,6 +62,22 @@ func (w *localWorld) connect(l lane) *Group {
 	return all.groups[l.rank] // it may have failed: its first operation says so
 }
 
+// rouse starts the engines of all ranks of g, whose lane is there. Those that have closed g leave it.
+func (w *localWorld) rouse(g, lane *Group) {
+	for i := range g.size {
+		f := w.families[g.original(i)]
+		peer := f.group(g.lane)
+		if peer != nil {
+			if _, err := peer.engine(); err == nil {
+				continue
+			}
+		}
+		if l := f.group(lane.lane); l != nil && (peer == nil || peer.err() == nil) {
+			l.Close()
+		}
+	}
+}
+
 // localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of whichever comes second.
 type localPath struct {
 	world []*Group
@@ -92,6 +109,8 @@ func (p *localPath) quiesce() {
 		}
 	}
 }
+
+func (p *localPath) nudge(to int, cycle uint64) { p.world[to].nudged(cycle) }
 
 func (p *localPath) leave() {
 	for i, g := range p.world {

@@ -21,6 +21,7 @@ type lane struct {
 	id         uint64
 	rank, size int
 	members    []int // as in Group
+	strict     bool  // every AllReduce is Strict
 }
 
 // laneID names child k of a group. Ids come from a hash: that two in one generation are equal will not happen, and is refused.
@@ -58,6 +59,9 @@ type family struct {
 	apart      bool                                        // this rank shares no memory
 	log        logrus.FieldLogger
 	timeline   Timeline // nil: nobody listens
+
+	rouse  func(g, lane *Group) // starts the engines of the other ranks of g; nil: they start as they are reached
+	tuning tuning
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
@@ -123,6 +127,25 @@ func (f *family) spread(from *Group, n notice) {
 	}
 }
 
+// demand starts the engine whose lane another rank wants to connect. Where that rank's group is closed here, it is told so.
+func (f *family) demand(lane uint64) error {
+	f.mu.Lock()
+	var of *Group
+	for _, g := range f.lanes {
+		if laneID(g.lane, asyncLane, 0) == lane {
+			of = g
+		}
+	}
+	f.mu.Unlock()
+	if of == nil || of.err() != nil { // where it has failed, the dialer will be told
+		return nil
+	}
+	if _, err := of.engine(); err == ErrClosed {
+		return errLeft
+	}
+	return nil
+}
+
 // outward is a notice with ranks as the group of all ranks numbers them.
 func (g *Group) outward(n notice) notice {
 	if g.members == nil {
@@ -130,7 +153,9 @@ func (g *Group) outward(n notice) notice {
 	}
 	if n.mismatch {
 		a, b := g.members[n.ranks[0]], g.members[n.ranks[1]]
-		return mismatched(a, n.calls[0], b, n.calls[1])
+		m := mismatched(a, n.calls[0], b, n.calls[1])
+		m.tensor = n.tensor
+		return m
 	}
 	dead := make([]int, len(n.dead))
 	for i, r := range n.dead {
@@ -148,7 +173,9 @@ func (g *Group) inward(n notice) notice {
 	if n.mismatch {
 		a, b := slices.Index(g.members, n.ranks[0]), slices.Index(g.members, n.ranks[1])
 		if a >= 0 && b >= 0 {
-			return mismatched(a, n.calls[0], b, n.calls[1])
+			m := mismatched(a, n.calls[0], b, n.calls[1])
+			m.tensor = n.tensor
+			return m
 		}
 		return gone(fmt.Errorf("outside this group: %w", n.error(g.generation)))
 	}

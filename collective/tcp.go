@@ -225,6 +225,11 @@ func (p *tcpPath) flood(n *notice) {
 	}
 }
 
+func (p *tcpPath) nudge(to int, cycle uint64) {
+	h := header{kind: nudgeFrame, generation: p.g.generation, seq: cycle}
+	p.links[to].tell(h.append(make([]byte, 0, headerSize)))
+}
+
 // tell writes a frame to the control channel. What goes wrong there its reader notices too. While there is none yet, no
 // operation can have begun, and the data channel does.
 func (l *link) tell(frame []byte) {
@@ -508,6 +513,8 @@ func (l *link) heard(f *frameReader, h *header) error {
 		return l.notice(f, h)
 	case ackFrame:
 		l.acknowledged()
+	case nudgeFrame:
+		l.path.g.nudged(h.seq)
 	case goodbyeFrame:
 		l.mu.Lock()
 		l.goodbye, l.owed = true, true

@@ -1,0 +1,250 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
+)
+
+const (
+	maxName  = 255  // bytes of the name of a tensor
+	maxNames = 8192 // names that the ranks remember; then they begin anew
+)
+
+// AsyncOptions say how an asynchronous operation is done. The zero value changes nothing.
+type AsyncOptions struct {
+	Compression Compression // of float32 on its way between ranks
+	Prescale    float64     // by which data is multiplied before it is combined; 0: not
+	Postscale   float64     // and the result after it; 0: not
+}
+
+// Handle is an asynchronous operation under way.
+type Handle struct {
+	engine  *engine
+	name    string
+	request request
+	data    []byte
+	since   time.Time
+	unwatch func() bool    // ends the watch of the context; nil where it cannot end
+	gaveUp  error          // the context's; guarded by engine.mu
+	ending  sync.WaitGroup // until done
+	done    atomic.Bool
+	err     error
+}
+
+// request is what a rank wants to have done with the tensor of a name. It must be equal on all ranks.
+type request struct {
+	dtype       kernel.Type
+	op          Op
+	compression Compression
+	count       uint64 // elements
+	prescale    float64
+	postscale   float64
+}
+
+// Wait blocks until the operation has ended and returns its error. Until then the data belongs to the operation; after an
+// error it is undefined. What waits is not held back to be fused with what comes later.
+func (h *Handle) Wait() error {
+	if !h.done.Load() && h.engine != nil {
+		h.engine.hurry()
+	}
+	h.ending.Wait()
+	return h.err
+}
+
+// Done reports whether Wait would return at once.
+func (h *Handle) Done() bool { return h.done.Load() }
+
+// AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done when every rank has called it
+// with the same name. Ranks may do so in different orders, beside any other operation of the group. Tensors that are due at the
+// same time are reduced together; that changes no bit of a result, because every element is combined in the order of the
+// ranks, as [Strict] does.
+//
+// A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same ones in every step are the
+// fastest. A call with other arguments than those of another rank under the same name is a [*MismatchError] on every rank.
+// What goes wrong is told by the handle, in the same way as by AllReduce. The end of ctx before the operation is done ends
+// the group.
+func AllReduceAsync[T Element](ctx context.Context, g *Group, name string, data []T, op Op) *Handle {
+	return AllReduceAsyncWith(ctx, g, name, data, op, AsyncOptions{})
+}
+
+// AllReduceAsyncWith is AllReduceAsync with options.
+func AllReduceAsyncWith[T Element](ctx context.Context, g *Group, name string, data []T, op Op, o AsyncOptions) *Handle {
+	h := newHandle(name, data, op, o)
+	return g.submit(ctx, h)[0]
+}
+
+// GroupedAllReduce is AllReduce of several slices at once, which are done together: as one where they fit the fusion
+// threshold. The name stands for all of them, as in [AllReduceAsync]. It blocks until all are done.
+func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, tensors [][]T, op Op) error {
+	handles := make([]*Handle, len(tensors))
+	for i, data := range tensors {
+		handles[i] = newHandle(fmt.Sprintf("%s.%d", name, i), data, op, AsyncOptions{})
+	}
+	var first error
+	for _, h := range g.submit(ctx, handles...) {
+		if err := h.Wait(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// Join says that this rank has no more data. From here on it contributes nothing to asynchronous operations, of which it
+// need not know: the others do them among themselves, averages are those of the contributors. Join first waits for the
+// operations that this rank has under way, and blocks until every rank has joined; it returns the rank that was the
+// last, the highest of several at the same time. After it the group is as before. Operations that are not asynchronous
+// need every rank as ever.
+func Join(ctx context.Context, g *Group) (last int, err error) {
+	h := &Handle{name: joinName}
+	err = g.submit(ctx, h)[0].Wait()
+	return int(h.request.count), err
+}
+
+// joinName is no name of a tensor.
+const joinName = ""
+
+func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle {
+	scale := func(f float64) float64 {
+		if f == 0 {
+			return 1
+		}
+		return f
+	}
+	h := &Handle{name: name, data: bytesOf(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
+		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
+	switch {
+	case len(name) == 0 || len(name) > maxName:
+		h.err = fmt.Errorf("a name has 1 to %d bytes, not %d", maxName, len(name))
+	case !op.valid():
+		h.err = checkOp(op)
+	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):
+		h.err = errors.New("a scale is not a number")
+	default:
+		h.err = o.Compression.check(h.request.dtype, op)
+	}
+	return h
+}
+
+// call is the request as errors tell it.
+func (r *request) call() descriptor {
+	return descriptor{action: allReduceAsync, dtype: r.dtype, reduce: r.op, count: r.count,
+		root: int32(r.compression) | int32(r.scales())<<8}
+}
+
+// scales tells scales apart in errors; 0 for those that change nothing.
+func (r *request) scales() uint16 {
+	if r.prescale == 1 && r.postscale == 1 {
+		return 0
+	}
+	x := math.Float64bits(r.prescale)*31 ^ math.Float64bits(r.postscale)
+	return max(1, uint16(x^x>>16^x>>32^x>>48))
+}
+
+// submit hands operations to the group's engine, all at once, and returns them. Those that cannot be are done, with an error.
+func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
+	var invalid error
+	for _, h := range handles {
+		h.ending.Add(1)
+		if invalid == nil && h.err != nil {
+			invalid = h.err
+		}
+	}
+	err := errNoGroup
+	var e *engine
+	if g != nil {
+		e, err = g.engine()
+	}
+	switch {
+	case err != nil:
+	case invalid != nil:
+		err = fmt.Errorf("collective: AllReduceAsync: %w", invalid)
+	default:
+		err = e.submit(ctx, handles)
+	}
+	if err != nil {
+		for _, h := range handles {
+			h.finish(err)
+		}
+	}
+	return handles
+}
+
+// finish ends the operation for whoever waits.
+func (h *Handle) finish(err error) {
+	h.err = err
+	h.done.Store(true)
+	h.ending.Done()
+}
+
+// asyncLane is the kind of the lane of a group's engine.
+const asyncLane = 'a'
+
+// engine returns the group's engine, which starts with the first asynchronous operation of any rank.
+func (g *Group) engine() (*engine, error) {
+	g.asyncMu.Lock()
+	defer g.asyncMu.Unlock()
+	if g.closing.Load() {
+		return nil, ErrClosed
+	}
+	if err := g.err(); err != nil {
+		<-g.failed
+		return nil, err
+	}
+	if g.async == nil {
+		g.async = newEngine(g)
+		go g.async.run()
+	}
+	return g.async, nil
+}
+
+// stopEngine ends the engine, if there is one, and waits for it. The group is closing or has failed.
+func (g *Group) stopEngine() {
+	g.asyncMu.Lock()
+	e := g.async
+	g.asyncMu.Unlock()
+	if e != nil {
+		e.stop()
+	}
+}
+
+// nudge tells other ranks that this one begins a cycle of its engine. Each passes it on as it begins the cycle itself, so that
+// all are told after log2(n) steps.
+func (g *Group) nudge(cycle uint64) {
+	for distance := 1; distance < g.size; distance *= 2 {
+		g.path.nudge((g.rank+distance)%g.size, cycle)
+	}
+}
+
+// nudged hears that another rank has begun a cycle. It does not block.
+func (g *Group) nudged(cycle uint64) {
+	for {
+		was := g.cycle.Load()
+		if cycle <= was {
+			return
+		}
+		if g.cycle.CompareAndSwap(was, cycle) {
+			break
+		}
+	}
+	g.ring()
+}
+
+// departed hears that a rank has left, without which no operation of an engine can be finished.
+func (g *Group) departed() {
+	g.parted.Store(true)
+	g.ring()
+}
+
+func (g *Group) ring() {
+	select {
+	case g.bell <- struct{}{}:
+	default:
+	}
+}

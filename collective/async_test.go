@@ -1,0 +1,72 @@
+package collective_test
+
+import (
+	"context"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
+)
+
+func TestAsyncSevered(t *testing.T) {
+	collectivetest.CheckAsyncDeath(t, 30, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
+}
+
+// TestStallWarning: a tensor that some ranks do not submit is named, with these ranks, by the first rank.
+func TestStallWarning(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	warned := make(chan struct{})
+	hook := &warnings{first: warned}
+	log.AddHook(hook)
+	w := newWorkers(t, collective.Config{Log: log, StallWarning: 20 * time.Millisecond}, 4)
+	groups := w.meet(t, 4)
+	for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		var late *collective.Handle
+		if g.Rank() == 1 || g.Rank() == 2 {
+			late = collective.AllReduceAsync(ctx, g, "the late one", []float32{1}, collective.Sum)
+		} else {
+			<-warned
+		}
+		if late == nil {
+			late = collective.AllReduceAsync(ctx, g, "the late one", []float32{1}, collective.Sum)
+		}
+		return late.Wait()
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	for _, g := range groups {
+		g.Abort(nil)
+	}
+	for _, text := range hook.all {
+		if !strings.Contains(text, `"the late one" waits for ranks [0 3]`) {
+			t.Error(text)
+		}
+	}
+}
+
+// warnings keeps what is logged as a warning.
+type warnings struct {
+	mu    sync.Mutex
+	all   []string
+	first chan struct{}
+}
+
+func (*warnings) Levels() []logrus.Level { return []logrus.Level{logrus.WarnLevel} }
+
+func (w *warnings) Fire(e *logrus.Entry) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all = append(w.all, e.Message); len(w.all) == 1 {
+		close(w.first)
+	}
+	return nil
+}
