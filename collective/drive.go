@@ -196,6 +196,34 @@ func (p *tcpPath) patience() time.Duration {
 	return spinBound
 }
 
+// overhear judges a peer whose control channel has ended without a word. Why, it may have said on the data channel, which nobody
+// reads between operations; who waits in another group of the generation must be told too.
+func (l *link) overhear(err error) {
+	p := l.path
+	p.mu.Lock()
+	if p.released || !p.driven || p.driving { // then somebody reads
+		p.mu.Unlock()
+		return
+	}
+	said := append([]byte(nil), l.wire.in.buf[l.wire.in.lo:l.wire.in.hi]...)
+	var more [headerSize + maxNotice]byte
+	if n, _, err := unix.Recvfrom(l.wire.fd, more[:], unix.MSG_PEEK|unix.MSG_DONTWAIT); err == nil {
+		said = append(said, more[:n]...)
+	}
+	p.mu.Unlock()
+	if len(said) >= headerSize {
+		h, wrong := parseHeader(said)
+		rest := said[headerSize:]
+		if wrong == nil && (h.kind == abortFrame || h.kind == mismatchFrame) && int(h.length) <= len(rest) {
+			if n, wrong := parseNotice(h.kind, rest[:h.length], p.g.family.size); wrong == nil {
+				p.g.failAs(n)
+				return
+			}
+		}
+	}
+	l.lost(err)
+}
+
 // advance moves what can be moved on the links where the operation needs it, or on all of them.
 func (p *tcpPath) advance(all bool) bool {
 	moved := false

@@ -542,6 +542,9 @@ func (l *link) judge(err error) {
 	unsaid := !goodbye && !l.began && data == nil && l.rank < l.path.g.rank
 	if unsaid {
 		l.silent = err
+		if l.verdict == nil {
+			l.verdict = time.AfterFunc(dialVerdict, func() { l.overhear(err) })
+		}
 	}
 	l.mu.Unlock()
 	switch {
