@@ -18,7 +18,11 @@ func TestReductions(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			members := gathering(t, n, small(n))
 			defer leave(t, members)
-			for _, r := range reductions(n) {
+			list := reductions(n)
+			if n > 3 { // the paths are the same for all
+				list = append(list[:1], list[len(list)-1])
+			}
+			for _, r := range list {
 				for k, size := range sizes(n) {
 					seed := uint64(size)<<16 | uint64(n)
 					count := size / r.Size
