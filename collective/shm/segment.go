@@ -50,7 +50,7 @@ func (v *invitation) decode(b []byte) error {
 
 // mapping is a memfd and its memory in this process.
 type mapping struct {
-	file   int
+	file   int // -1 where the memory alone is left
 	memory []byte
 	invitation
 }
@@ -109,6 +109,8 @@ func openMapping(v *invitation, maxSize uint64) (*mapping, error) {
 		return nil, err
 	}
 	m.invitation = *v
+	unix.Close(fd) // the mapping needs it no more; only who made it keeps it, for others to find
+	m.file = -1
 	return m, nil
 }
 
@@ -152,7 +154,9 @@ func (m *mapping) close() {
 		unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(m.memory)), uintptr(len(m.memory)))
 		m.memory = nil
 	}
-	unix.Close(m.file)
+	if m.file >= 0 {
+		unix.Close(m.file)
+	}
 }
 
 // Segment is memory that the members of one host share, before this process has joined it. Either Join or Close must be
