@@ -6,8 +6,11 @@ import "time"
 type Span struct {
 	// Name is the operation's, as AllReduce; Phase is "" for all of it.
 	Name, Phase string
-	// Lane tells the groups of a generation apart: 0 for that of all ranks. Spans of one lane follow each other or lie
-	// within each other.
+	// Tensor is the name that an asynchronous operation was given, "" for others. Spans of one tensor follow each other,
+	// whatever lies between them.
+	Tensor string
+	// Lane tells the groups of a generation apart: 0 for that of all ranks. Spans of one lane without a
+	// tensor follow each other or lie within each other.
 	Lane       uint64
 	Generation uint64
 	Start      time.Time

@@ -38,6 +38,9 @@ type Config struct {
 	EncryptData bool
 	// NetworkInterfaces narrows the addresses that workers offer to their peers. Empty: all.
 	NetworkInterfaces []string
+	// TimelineFilename is what the files are named after, on each worker's host, in which workers write down their
+	// operations. Empty: they do not.
+	TimelineFilename string
 
 	// Events is called with everything that happened to the job, in order, from one goroutine. Nil: nobody listens.
 	Events func(Event)

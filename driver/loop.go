@@ -275,6 +275,7 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 		Restarts: a.resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.masterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
+		TimelineFilename: l.cfg.TimelineFilename,
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
 	err = l.cfg.Launcher.Run(ctx, launch.Spec{

@@ -8,7 +8,10 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -20,6 +23,7 @@ type driven struct {
 	client     *rendezvous.Client
 	service    *notify.Service
 	endpoint   *collective.Endpoint
+	timeline   *timeline.Recorder // nil: none was asked for
 	notifyAddr string
 
 	stopServing context.CancelFunc
@@ -41,12 +45,17 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	if d.client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
 	}
-	if d.endpoint, err = collective.Listen(collective.Config{
+	data := collective.Config{
 		Credentials: creds,
 		ListenAddr:  dataListenAddr(local),
 		Interfaces:  env.NetworkInterfaces,
 		Encrypt:     env.EncryptData,
-	}); err != nil {
+	}
+	if env.TimelineFilename != "" {
+		d.timeline = timeline.New(timeline.Config{Filename: env.TimelineFilename, RunID: env.RunID, Log: logrus.StandardLogger()})
+		data.Timeline = d.timeline
+	}
+	if d.endpoint, err = collective.Listen(data); err != nil {
 		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.client.Close())
 	}
 	listener, err := net.Listen("tcp", netip.AddrPortFrom(local, 0).String())
@@ -86,7 +95,15 @@ func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 }
 
 func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
-	return d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs, Hosts: hostsOf(w.World)})
+	g, err := d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs, Hosts: hostsOf(w.World)})
+	if err != nil || d.timeline == nil {
+		return g, err
+	}
+	if err := d.timeline.Enter(ctx, g); err != nil {
+		g.Abort(err)
+		return nil, err
+	}
+	return g, nil
 }
 
 func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error {
@@ -100,6 +117,9 @@ func (d *driven) loss() (notify.Loss, <-chan struct{}) { return d.service.Loss()
 func (d *driven) close() error {
 	d.stopServing()
 	d.serving.Wait()
+	if d.timeline != nil {
+		_ = d.timeline.Close() // always nil: what it cannot write it logs
+	}
 	return errors.Join(d.endpoint.Close(), d.served, d.client.Close())
 }
 

@@ -36,6 +36,8 @@ type Worker struct {
 	EncryptData bool
 	// NetworkInterfaces names those whose addresses may be offered to peers; nil means all. No name holds a comma.
 	NetworkInterfaces []string
+	// TimelineFilename is what the files are named after in which the worker writes down its operations; "" asks for none.
+	TimelineFilename string
 }
 
 // The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those of Horovod and of
@@ -48,6 +50,7 @@ const (
 	EnvCredentials       = "HVD_CREDENTIALS"
 	EnvEncryptData       = "HVD_ENCRYPT_DATA"
 	EnvNetworkInterfaces = "HVD_NETWORK_INTERFACES"
+	EnvTimelineFilename  = "HVD_TIMELINE_FILENAME"
 )
 
 // Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the environment that it
@@ -95,6 +98,7 @@ func (w Worker) Environ() []string {
 	text(EnvCredentials, w.Credentials)
 	text(EnvEncryptData, flag(w.EncryptData))
 	text(EnvNetworkInterfaces, strings.Join(w.NetworkInterfaces, ","))
+	text(EnvTimelineFilename, w.TimelineFilename)
 	return env
 }
 
@@ -120,6 +124,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	if list, _ := lookup(EnvNetworkInterfaces); list != "" {
 		w.NetworkInterfaces = strings.Split(list, ",")
 	}
+	w.TimelineFilename, _ = lookup(EnvTimelineFilename)
 	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.
 	if r.has("GROUP_WORLD_SIZE") {
 		w.GroupRank, w.GroupSize = r.place("GROUP_RANK", "GROUP_WORLD_SIZE")

@@ -17,7 +17,7 @@ func worker() plan.Worker {
 		RunID: "run-1", Incarnation: "i7", Slot: slot("b", 3, 5, 1, 2, 1, 2), Size: 6, Elastic: true,
 		GroupRank: 2, GroupSize: 4,
 		DriverAddr: "[::1]:4000", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
-		Restarts: 1, MaxRestarts: 9, EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"},
+		Restarts: 1, MaxRestarts: 9, EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, TimelineFilename: "/tmp/t",
 	}
 }
 
@@ -46,6 +46,7 @@ func TestEnvironHasTheNamesOfTheContract(t *testing.T) {
 		"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "9", "TORCHELASTIC_RUN_ID": "run-1",
 		"HVD_RUN_ID": "run-1", "HVD_SLOT": "3", "HVD_DRIVER_ADDR": "[::1]:4000", "HVD_INCARNATION": "i7",
 		"HVD_CREDENTIALS": "s3cret", "HVD_ENCRYPT_DATA": "1", "HVD_NETWORK_INTERFACES": "eth0,ib0",
+		"HVD_TIMELINE_FILENAME": "/tmp/t",
 	}
 	if got := variables(t, worker()); !maps.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -88,6 +89,7 @@ func TestWorkerComesBackFromItsEnvironment(t *testing.T) {
 		if len(w.NetworkInterfaces) == 0 {
 			w.NetworkInterfaces = nil
 		}
+		w.TimelineFilename = rapid.StringMatching(`(/[a-z ]{1,8})?`).Draw(t, "timeline")
 		got, started, err := plan.WorkerFromEnv(lookupIn(variables(t, w)))
 		if err != nil || !started || !reflect.DeepEqual(got, w) {
 			t.Fatalf("got  %+v, %v, %v\nwant %+v", got, started, err, w)
@@ -133,7 +135,7 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	env := variables(t, worker())
 	for _, name := range []string{"GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
 		"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "HOROVOD_ELASTIC",
-		"HVD_ENCRYPT_DATA", "HVD_NETWORK_INTERFACES"} {
+		"HVD_ENCRYPT_DATA", "HVD_NETWORK_INTERFACES", "HVD_TIMELINE_FILENAME"} {
 		delete(env, name)
 	}
 	got, started, err := plan.WorkerFromEnv(lookupIn(env))

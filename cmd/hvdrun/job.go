@@ -71,6 +71,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		Timeouts:          s.timeouts,
 		EncryptData:       s.encrypt,
 		NetworkInterfaces: s.interfaces,
+		TimelineFilename:  s.timeline,
 		Events:            events.write,
 		Log:               log,
 	})

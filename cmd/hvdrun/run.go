@@ -210,7 +210,7 @@ of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.benchCommand(), p.benchRankCommand())
+	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
 	return root
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ type settings struct {
 	logLevel                logrus.Level
 	logJSON, verbose        bool
 	eventsFile              string
+	timeline                string // absolute
 
 	// origins names, for each setting that was set, the flag, variable or line of a file that did.
 	origins map[string]string
@@ -154,6 +156,9 @@ var table = []setting{
 	{name: "events-file", arg: "F",
 		usage: "append what happens to the job, one JSON object a line",
 		set:   text(func(s *settings) *string { return &s.eventsFile })},
+	{name: "timeline-filename", arg: "F",
+		usage: "write the workers' operations to F.rank.N.json on their hosts; `hvdrun timeline F` joins them for Perfetto",
+		set:   setTimeline},
 	{name: "log-level", arg: "L", source: true,
 		usage: "least that is logged: trace, debug, info, warning, error or fatal (default warning)", set: setLogLevel},
 	{name: "log-format", arg: "text|json", source: true,
@@ -264,6 +269,14 @@ func setResetLimit(s *settings, text string) error {
 
 func setInterfaces(s *settings, text string) (err error) {
 	s.interfaces, err = parseList(text)
+	return err
+}
+
+func setTimeline(s *settings, text string) (err error) {
+	if strings.TrimSpace(text) == "" {
+		return errors.New("the value is empty")
+	}
+	s.timeline, err = filepath.Abs(text)
 	return err
 }
 

@@ -1,0 +1,195 @@
+package timeline
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+const (
+	maxRows     = 4096     // that tensors get for themselves
+	maxBuffered = 64 << 10 // bytes until they are written
+)
+
+// rankFile is the file of one rank, open for appending.
+type rankFile struct {
+	path, old string
+	run       string
+	rank      int
+	offset    int64 // to the clock of rank 0
+	limit     int64 // at which the file is moved away
+	host      string
+
+	file   *os.File
+	size   int64
+	buffer []byte
+	rows   map[string]int // their numbers, by tensor or lane; those in the file have their names there
+}
+
+// Path returns the name of the file of a rank, and the one to which that is moved when it has grown.
+func Path(filename string, rank int) (path, old string) {
+	stem := strings.TrimSuffix(filename, ".json") + ".rank." + strconv.Itoa(rank)
+	return stem + ".json", stem + ".old.json"
+}
+
+func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
+	f := &rankFile{run: cfg.RunID, rank: rank, offset: offset, limit: cfg.MaxBytes / 2}
+	f.path, f.old = Path(cfg.Filename, rank)
+	f.host, _ = os.Hostname() // only to be shown
+	if f.ofThisRun() {
+		return f, f.open(0)
+	}
+	if err := os.Remove(f.old); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	return f, f.open(os.O_TRUNC)
+}
+
+// header is the second line of a file, by which it is known whose it is.
+func (f *rankFile) header() string {
+	return fmt.Sprintf(`{"name":"process_name","ph":"M","pid":%d,"args":{"name":"rank %[1]d","run":%s}},`, f.rank, appendString(nil, f.run))
+}
+
+// ofThisRun tells whether the file has been begun in this run: by this process, or another that had the rank before.
+func (f *rankFile) ofThisRun() bool {
+	file, err := os.Open(f.path)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	return lines.Scan() && lines.Text() == "[" && lines.Scan() && lines.Text() == f.header()
+}
+
+func (f *rankFile) open(flags int) (err error) {
+	f.file, err = os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|flags, 0o666)
+	if err != nil {
+		return err
+	}
+	info, err := f.file.Stat()
+	if err != nil {
+		return errors.Join(err, f.file.Close())
+	}
+	f.size, f.rows = info.Size(), map[string]int{}
+	if f.size == 0 {
+		f.buffer = append(append(append(f.buffer, "[\n"...), f.header()...), '\n')
+	}
+	return nil
+}
+
+func (f *rankFile) close() error { return errors.Join(f.flush(), f.file.Close()) }
+
+// flush writes what is buffered by one call, so that lines of two processes do not mix, and moves a file that has grown.
+func (f *rankFile) flush() error {
+	if len(f.buffer) == 0 {
+		return nil
+	}
+	n, err := f.file.Write(f.buffer)
+	f.size += int64(n)
+	f.buffer = f.buffer[:0]
+	if err != nil || f.size < f.limit {
+		return err
+	}
+	if err := f.file.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(f.path, f.old); err != nil {
+		return err
+	}
+	return f.open(0)
+}
+
+// row returns the number of the row of a lane or tensor, and names it in the file where that has not been done. Row 0 is
+// that of the group of all ranks.
+func (f *rankFile) row(s *collective.Span) int {
+	key := s.Tensor
+	if key == "" {
+		key = "\x00" + strconv.FormatUint(s.Lane, 16)
+	}
+	if n, ok := f.rows[key]; ok {
+		return n
+	}
+	if len(f.rows) >= maxRows {
+		return maxRows
+	}
+	n, name := len(f.rows)+1, s.Tensor
+	switch {
+	case s.Tensor == "" && s.Lane == 0:
+		n, name = 0, "all ranks"
+	case s.Tensor == "":
+		name = fmt.Sprintf("group %x", s.Lane)
+	}
+	f.rows[key] = n
+	f.buffer = fmt.Appendf(f.buffer, `{"name":"thread_name","ph":"M","pid":%d,"tid":%d,"args":{"name":`, f.rank, n)
+	f.buffer = append(appendString(f.buffer, name), "}},\n"...)
+	return n
+}
+
+// span writes an event, sooner or later; begun is by this process's clock.
+func (f *rankFile) span(begun int64, s *collective.Span) error {
+	row := f.row(s)
+	name, kind := s.Name, "operation"
+	if s.Phase != "" {
+		name, kind = s.Phase, "phase"
+	}
+	b := append(f.buffer, `{"name":`...)
+	b = appendString(b, name)
+	b = append(b, `,"cat":"`...)
+	b = append(b, kind...)
+	b = append(b, `","ph":"X","ts":`...)
+	b = appendMicros(b, begun+f.offset)
+	b = append(b, `,"dur":`...)
+	b = appendMicros(b, int64(s.Duration))
+	b = f.place(b, row)
+	b = append(b, `,"args":{"generation":`...)
+	b = strconv.AppendUint(b, s.Generation, 10)
+	if s.Bytes > 0 {
+		b = append(b, `,"bytes":`...)
+		b = strconv.AppendInt(b, int64(s.Bytes), 10)
+	}
+	f.buffer = append(b, "}},\n"...)
+	if len(f.buffer) < maxBuffered {
+		return nil
+	}
+	return f.flush()
+}
+
+func (f *rankFile) place(b []byte, row int) []byte {
+	b = append(b, `,"pid":`...)
+	b = strconv.AppendInt(b, int64(f.rank), 10)
+	b = append(b, `,"tid":`...)
+	return strconv.AppendInt(b, int64(row), 10)
+}
+
+// mark buffers an event without a duration.
+func (f *rankFile) mark(at int64, name, args string) {
+	b := append(f.buffer, `{"name":`...)
+	b = append(appendString(b, name), `,"ph":"i","s":"p","ts":`...)
+	b = f.place(appendMicros(b, at+f.offset), 0)
+	f.buffer = append(append(append(b, `,"args":{`...), args...), "}},\n"...)
+}
+
+// world marks the begin of a world.
+func (f *rankFile) world(at int64, g *collective.Group) error {
+	f.mark(at, fmt.Sprintf("world %d", g.Generation()), fmt.Sprintf(`"generation":%d,"size":%d,"host":%s,"clock_offset_us":%s`,
+		g.Generation(), g.Size(), appendString(nil, f.host), appendMicros(nil, f.offset)))
+	return f.flush()
+}
+
+func (f *rankFile) lost(at int64, n int) {
+	f.mark(at, "spans lost", `"spans":`+strconv.Itoa(n))
+}
+
+// appendMicros writes nanoseconds as microseconds.
+func appendMicros(b []byte, nanos int64) []byte {
+	if nanos < 0 {
+		b, nanos = append(b, '-'), -nanos
+	}
+	b = strconv.AppendInt(b, nanos/1000, 10)
+	return append(b, '.', byte('0'+nanos/100%10), byte('0'+nanos/10%10), byte('0'+nanos%10))
+}
