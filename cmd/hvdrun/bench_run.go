@@ -63,6 +63,9 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 			fmt.Fprintf(p.stderr, "round %d of %d: %s\n", round+1, m.rounds, name)
 			rows, err := r.measure(ctx, name)
 			if err != nil {
+				if ctx.Err() != nil && len(report.Results) > 0 { // somebody has seen enough
+					err = joinRunError(err, p.tell(report, files))
+				}
 				return err
 			}
 			for _, row := range rows {
@@ -70,10 +73,12 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 			}
 		}
 	}
-	if err := report.WriteTable(p.stdout); err != nil {
-		return runError{err}
-	}
-	return files.write(report)
+	return joinRunError(nil, p.tell(report, files))
+}
+
+// tell writes the results wherever they are wanted.
+func (p *program) tell(report *bench.Report, files benchFiles) error {
+	return errors.Join(report.WriteTable(p.stdout), files.write(report))
 }
 
 func joinRunError(err, more error) error {
@@ -274,13 +279,11 @@ func (m *measurement) openFiles() (f benchFiles, err error) {
 func (f benchFiles) write(r *bench.Report) error {
 	if f.tsv != nil {
 		if err := r.WriteTSV(f.tsv); err != nil {
-			return runError{err}
+			return err
 		}
 	}
 	if f.plot != nil {
-		if err := r.WritePlot(f.plot); err != nil {
-			return runError{err}
-		}
+		return r.WritePlot(f.plot)
 	}
 	return nil
 }
