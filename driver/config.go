@@ -42,6 +42,11 @@ type Config struct {
 	// operations. Empty: they do not.
 	TimelineFilename string
 
+	// FusionThreshold (in MiB), CycleTime and StallWarning tune the workers' asynchronous collectives. 0: as is usual;
+	// negative: not at all.
+	FusionThreshold         int
+	CycleTime, StallWarning time.Duration
+
 	// Events is called with everything that happened to the job, in order, from one goroutine. Nil: nobody listens.
 	Events func(Event)
 	// Log takes the driver's own messages. Nil: logrus.StandardLogger().

@@ -276,6 +276,7 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 		MasterAddr: masterAddr, MasterPort: l.masterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 		TimelineFilename: l.cfg.TimelineFilename,
+		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.StallWarning,
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
 	err = l.cfg.Launcher.Run(ctx, launch.Spec{

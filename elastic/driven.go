@@ -50,6 +50,10 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		ListenAddr:  dataListenAddr(local),
 		Interfaces:  env.NetworkInterfaces,
 		Encrypt:     env.EncryptData,
+
+		FusionThreshold: env.FusionThreshold << 20,
+		CycleTime:       env.CycleTime,
+		StallWarning:    env.StallWarning,
 	}
 	if env.TimelineFilename != "" {
 		d.timeline = timeline.New(timeline.Config{Filename: env.TimelineFilename, RunID: env.RunID, Log: logrus.StandardLogger()})

@@ -6,6 +6,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Worker is what the environment of a worker tells it: who it is, whom to ask for its world, and its place in the world
@@ -38,11 +39,18 @@ type Worker struct {
 	NetworkInterfaces []string
 	// TimelineFilename is what the files are named after in which the worker writes down its operations; "" asks for none.
 	TimelineFilename string
+	// FusionThreshold (in MiB), CycleTime and StallWarning tune asynchronous collectives. 0: as is usual; negative: not at
+	// all, no fusion, no delay, no warning.
+	FusionThreshold         int
+	CycleTime, StallWarning time.Duration
 }
 
 // The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those of Horovod and of
 // torchrun, for programs that read them.
 const (
+	// MaxFusionThreshold is the largest, in MiB.
+	MaxFusionThreshold = 1 << 20
+
 	EnvRunID             = "HVD_RUN_ID"
 	EnvSlot              = "HVD_SLOT"
 	EnvDriverAddr        = "HVD_DRIVER_ADDR"
@@ -51,6 +59,9 @@ const (
 	EnvEncryptData       = "HVD_ENCRYPT_DATA"
 	EnvNetworkInterfaces = "HVD_NETWORK_INTERFACES"
 	EnvTimelineFilename  = "HVD_TIMELINE_FILENAME"
+	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
+	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
+	EnvStallWarning      = "HVD_STALL_WARNING"
 )
 
 // Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the environment that it
@@ -99,6 +110,9 @@ func (w Worker) Environ() []string {
 	text(EnvEncryptData, flag(w.EncryptData))
 	text(EnvNetworkInterfaces, strings.Join(w.NetworkInterfaces, ","))
 	text(EnvTimelineFilename, w.TimelineFilename)
+	text(EnvFusionThreshold, tuned(float64(w.FusionThreshold)))
+	text(EnvCycleTime, tuned(w.CycleTime.Seconds()*1e3))
+	text(EnvStallWarning, tuned(w.StallWarning.Seconds()))
 	return env
 }
 
@@ -125,6 +139,9 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 		w.NetworkInterfaces = strings.Split(list, ",")
 	}
 	w.TimelineFilename, _ = lookup(EnvTimelineFilename)
+	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))
+	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))
+	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))
 	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.
 	if r.has("GROUP_WORLD_SIZE") {
 		w.GroupRank, w.GroupSize = r.place("GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -192,6 +209,34 @@ func (r *envReader) place(rankName, sizeName string) (rank, size int) {
 		r.fail(fmt.Errorf("plan: %s is %d, but %s is %d", rankName, rank, sizeName, size))
 	}
 	return rank, size
+}
+
+// tuning reads what tuned wrote, in units; one that is not set is 0.
+func (r *envReader) tuning(name string, unit, most float64) int64 {
+	value, _ := r.lookup(name)
+	if value == "" {
+		return 0
+	}
+	n, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(n >= 0 && n <= most) {
+		r.fail(fmt.Errorf("plan: %s is %q, not a number from 0 to %v", name, shorten(value), most))
+		return 0
+	}
+	if n == 0 {
+		return -1
+	}
+	return int64(math.Round(n * unit))
+}
+
+// tuned is a number that people give: empty where nothing is said, 0 for not at all.
+func tuned(n float64) string {
+	switch {
+	case n == 0:
+		return ""
+	case n < 0:
+		return "0"
+	}
+	return strconv.FormatFloat(n, 'f', -1, 64)
 }
 
 // flag reads what flag wrote; one that is not set is false.

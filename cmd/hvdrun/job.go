@@ -72,6 +72,9 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		EncryptData:       s.encrypt,
 		NetworkInterfaces: s.interfaces,
 		TimelineFilename:  s.timeline,
+		FusionThreshold:   s.fusion,
+		CycleTime:         s.cycle,
+		StallWarning:      s.stall,
 		Events:            events.write,
 		Log:               log,
 	})

@@ -163,7 +163,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		{file: "np: 4\nmin-np: two\n", message: `job.yaml:2: min-np: "two" is no whole number`},
 		{file: "np: 4\n\nmin-npp: 2\n", message: `job.yaml:3: min-npp: unknown key; did you mean min-np?`},
 		{file: "zebra: 2\n", message: `job.yaml:1: zebra: unknown key`},
-		{file: "fusion_threshold_mb: 2\n", message: `job.yaml:1: fusion_threshold_mb: a key of horovodrun that is not taken: tensors`},
+		{file: "cache_capacity: 2\n", message: `job.yaml:1: cache_capacity: a key of horovodrun that is not taken: `},
 		{file: "config-file: x\n", message: `job.yaml:1: config-file: a file cannot name another`},
 		{file: "np: 2\nnum-proc: 2\n", message: `job.yaml:2: num-proc: set already`},
 		{file: "np:\n", message: `job.yaml:1: np: there is no value`},
@@ -212,18 +212,35 @@ func TestRepeatedInterfacesAreJoined(t *testing.T) {
 	}
 }
 
-// Of the variables that a worker is given two bear the names of flags. hvdrun in a worker must not take them for a
+// Of the variables that a worker is given some bear the names of flags. hvdrun in a worker must not take them for a
 // person's.
 func TestInsideAWorker(t *testing.T) {
 	env := plan.Worker{RunID: "r", Incarnation: "i", DriverAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
-		EncryptData: true, NetworkInterfaces: []string{"lo"}}.Environ()
+		EncryptData: true, NetworkInterfaces: []string{"lo"}, FusionThreshold: 2, CycleTime: 3, StallWarning: 4}.Environ()
 	s, err := loadArgs(t, "", append(env, "HVD_MIN_NP=3"), "")
-	if err != nil || s.encrypt || s.interfaces != nil || s.minNP != 3 {
+	if err != nil || s.encrypt || s.interfaces != nil || s.fusion != 0 || s.cycle != 0 || s.stall != 0 || s.minNP != 3 {
 		t.Errorf("%+v, %v", s, err)
 	}
 	s, err = loadArgs(t, "", []string{"HVD_ENCRYPT_DATA=1", "HVD_NETWORK_INTERFACES=lo"}, "")
 	if err != nil || !s.encrypt || !slices.Equal(s.interfaces, []string{"lo"}) {
 		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestTuning(t *testing.T) {
+	s, err := loadArgs(t, "--fusion-threshold-mb 16 --cycle-time-ms=0.5 --stall-warning 10", nil, "")
+	if err != nil || s.fusion != 16 || s.cycle != 500*time.Microsecond || s.stall != 10*time.Second {
+		t.Errorf("%+v, %v", s, err)
+	}
+	s, err = loadArgs(t, "--fusion-threshold-mb 0 --cycle-time-ms 0 --stall-warning 0", nil, "")
+	if err != nil || s.fusion >= 0 || s.cycle >= 0 || s.stall >= 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, args := range []string{"--fusion-threshold-mb -1", "--fusion-threshold-mb 2000000", "--cycle-time-ms 1ms",
+		"--cycle-time-ms NaN", "--stall-warning x"} {
+		if _, err := loadArgs(t, args, nil, ""); err == nil {
+			t.Errorf("%s is taken", args)
+		}
 	}
 }
 

@@ -2,13 +2,17 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // settings are what a person has set, by whichever way.
@@ -28,6 +32,8 @@ type settings struct {
 	blame                   driver.Blame
 	interfaces              []string
 	encrypt, bindGPUs       bool
+	fusion                  int           // MiB; this and the two below: 0 as is usual, negative not at all
+	cycle, stall            time.Duration // of asynchronous collectives
 	outputDir               string
 	timestamps              bool
 	logLevel                logrus.Level
@@ -144,6 +150,13 @@ var table = []setting{
 	{name: "encrypt-data",
 		usage: "encrypt the connections that carry tensors too",
 		set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+	{name: "fusion-threshold-mb", arg: "N",
+		usage: "reduce tensors that are due at the same time as one, up to so many MiB (default 64; 0: one by one)", set: setFusion},
+	{name: "cycle-time-ms", arg: "T",
+		usage: "longest that an asynchronous operation waits for others to be fused with, in milliseconds (default 1)",
+		set:   setCycleTime},
+	{name: "stall-warning", arg: "D",
+		usage: "time after which a tensor that some ranks do not reduce is logged (default 5s; 0: never)", set: setStallWarning},
 	{name: "bind-gpus",
 		usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
 		set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
@@ -222,6 +235,36 @@ func duration(field func(*settings) *time.Duration) func(*settings, string) erro
 		*field(s), err = parseDuration(text)
 		return err
 	}
+}
+
+func setFusion(s *settings, text string) (err error) {
+	if s.fusion, err = parseCount(text, 0); err == nil && s.fusion > plan.MaxFusionThreshold {
+		err = fmt.Errorf("%q is more than %d", text, plan.MaxFusionThreshold)
+	}
+	if s.fusion == 0 {
+		s.fusion = -1
+	}
+	return err
+}
+
+func setCycleTime(s *settings, text string) error {
+	ms, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(ms >= 0 && ms <= math.MaxInt32) {
+		return fmt.Errorf("%q is no number of milliseconds", text)
+	}
+	if s.cycle = time.Duration(ms * 1e6); s.cycle == 0 {
+		s.cycle = -1
+	}
+	return nil
+}
+
+func setStallWarning(s *settings, text string) (err error) {
+	if text == "0" || text == "0s" {
+		s.stall = -1
+		return nil
+	}
+	s.stall, err = parseDuration(text)
+	return err
 }
 
 func onOff(field func(*settings) *bool) func(*settings, string) error {
