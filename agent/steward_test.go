@@ -422,7 +422,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	c := newCable(t, h.addr)
 	s, pipe := script(t, 0, sleeper)
 	s.Grace = 10 * time.Second
-	r := start(t, agents(t, driverOf(t, "lease"), c.addr, 400*time.Millisecond), s)
+	r := start(t, agents(t, driverOf(t, "lease"), c.addr, 2*time.Second), s)
 	r.awaitOutput("ready")
 	c.setSilent(true)
 	wantLost(t, r.wait(), "nothing was heard")
@@ -459,7 +459,7 @@ func TestLeaseKillsTheDisobedient(t *testing.T) {
 	c := newCable(t, h.addr)
 	s, pipe := script(t, 0, `exec 9>"$1"; trap '' TERM; echo ready; while :; do sleep 1; done`)
 	s.Grace = 100 * time.Millisecond
-	r := start(t, agents(t, driverOf(t, "lease"), c.addr, 300*time.Millisecond), s)
+	r := start(t, agents(t, driverOf(t, "lease"), c.addr, 2*time.Second), s)
 	r.awaitOutput("ready")
 	c.setSilent(true)
 	gone(t, pipe)
