@@ -85,8 +85,8 @@ func (j *job) exited(host string) e2e.Event {
 	})
 }
 
-// TestHostsComeAndGo: three agents and a driver, each on a host of its own. One host is cut off; it comes back; one leaves
-// in good order, and comes back too.
+// TestHostsComeAndGo: three agents and a driver, each on a host of its own. One host is cut off; it comes back; the
+// driver's own is, for a moment, which costs nothing; one leaves in good order, and comes back too.
 func TestHostsComeAndGo(t *testing.T) {
 	n := newNetwork(t)
 	key := filepath.Join(t.TempDir(), "key")
@@ -162,9 +162,18 @@ func TestHostsComeAndGo(t *testing.T) {
 	t.Logf("it is back: on the list after %v, the next world after %v", found, back.Time.Sub(since))
 
 	since = time.Now()
+	n.cable("driver", "down")
+	noticed := j.await("the driver's notice that it is cut off", func(e e2e.Event) bool { return e.Name == "discovery_failed" })
+	n.cable("driver", "up")
+	t.Logf("the driver itself is cut off: noticed after %v", noticed.Time.Sub(since))
+
+	since = time.Now()
 	agents["b"].ask()
 	found = j.hosts("a", "b!", "c").Time.Sub(since)
 	moved := j.world("a", "c")
+	if moved.Generation != back.Generation+1 {
+		t.Errorf("generation %d follows %d: the driver's being cut off has cost a reset", moved.Generation, back.Generation)
+	}
 	if exit := j.exited("b"); exit.Cause != "left" || exit.Code != 0 {
 		t.Errorf("the worker of the host that leaves: %+v", exit)
 	}
