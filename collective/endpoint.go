@@ -40,6 +40,7 @@ type Config struct {
 	Interfaces  []string              // whose addresses are offered where ListenAddr names none; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	OnlySockets bool                  // no shared memory between the ranks of a host
+	Algorithm   Algorithm             // of AllReduce; every rank must agree
 	Log         logrus.FieldLogger    // nil: nothing is logged
 	Timeline    Timeline              // told of every operation; nil: nobody listens
 
@@ -54,6 +55,7 @@ type Endpoint struct {
 	credentials *identity.Credentials
 	encrypt     bool
 	apart       bool
+	algorithm   Algorithm
 	log         logrus.FieldLogger
 	timeline    Timeline
 	listener    net.Listener
@@ -106,7 +108,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		ln.Close()
 		return nil, err
 	}
-	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, log: cfg.Log, timeline: cfg.Timeline,
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, algorithm: cfg.Algorithm, log: cfg.Log, timeline: cfg.Timeline,
 		listener: ln, addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
 	if e.log == nil {
 		quiet := logrus.New()
@@ -196,6 +198,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(p.Generation, n)
 	f.hosts, f.apart, f.log, f.timeline = p.Hosts, e.apart, e.log, e.timeline
 	f.tuning = e.tuning
+	f.algorithm = e.algorithm
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
 	return f.connect(ctx, lane{rank: p.Rank, size: n})
 }

@@ -3,8 +3,6 @@ package collective
 import (
 	"errors"
 	"math"
-
-	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 const firstMemory = 16 << 20 // taken on the word of a header; more only as bytes arrive
@@ -42,28 +40,28 @@ func (b *block) open() error {
 	b.count = h.call.count
 	b.total = int(b.count) * b.size
 	b.data = make([]byte, min(b.total, firstMemory))
-	for i := range max(1, segments(len(b.data))) {
-		b.posted = append(b.posted, b.post(b.from, b.step+uint32(i), cut(b.data, i)))
+	for i := range b.frames(len(b.data)) {
+		b.posted = append(b.posted, b.post(b.from, b.step+uint32(i), b.cut(b.data, i)))
 	}
 	return nil
 }
 
 // finish waits for all of it.
 func (b *block) finish() error {
-	for i := 0; i < max(1, segments(b.total)); i++ {
+	for i := 0; i < b.frames(b.total); i++ {
 		if i == len(b.posted) {
 			bigger := make([]byte, min(b.total, 2*len(b.data)))
 			copy(bigger, b.data)
 			b.data = bigger
-			for j := i; j < segments(len(b.data)); j++ {
-				b.posted = append(b.posted, b.post(b.from, b.step+uint32(j), cut(b.data, j)))
+			for j := i; j < b.segments(len(b.data)); j++ {
+				b.posted = append(b.posted, b.post(b.from, b.step+uint32(j), b.cut(b.data, j)))
 			}
 		}
 		if err := b.wait(&b.posted[i].done); err != nil {
 			return err
 		}
 		if b.got != nil {
-			b.got(i, cut(b.data, i))
+			b.got(i, b.cut(b.data, i))
 		}
 	}
 	return nil
@@ -79,11 +77,11 @@ func (c *call) exchange(part func(to int) []byte) ([][]byte, error) {
 			longest = max(longest, len(part(j)))
 		}
 	}
-	for i := range max(1, segments(longest)) {
+	for i := range c.frames(longest) {
 		for d := 1; d < n; d++ { // each to another one first
 			to := (rank + d) % n
-			if p := part(to); i < max(1, segments(len(p))) {
-				c.sendOf(to, uint32(i), uint64(len(p)/size), cut(p, i))
+			if p := part(to); i < c.frames(len(p)) {
+				c.sendOf(to, uint32(i), uint64(len(p)/size), c.cut(p, i))
 			}
 		}
 	}
@@ -109,68 +107,80 @@ func (c *call) exchange(part func(to int) []byte) ([][]byte, error) {
 // reduceScatter puts this rank's part of the reduced data into result. Every rank sends each part to its owner, who combines
 // them in the order of the ranks, segment by segment; data is not changed.
 func (c *call) reduceScatter(data, result []byte) error {
-	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.Size()
-	part := func(of int) []byte {
-		lo, hi := kernel.Split(len(data)/size, n, of)
-		return data[lo*size : hi*size]
-	}
-	for i := range max(1, segments(len(part(0)))) { // the first part is a longest one
-		for d := 1; d < n; d++ {
-			to := (rank + d) % n
-			if p := part(to); i < max(1, segments(len(p))) {
-				c.send(to, uint32(i), cut(p, i))
+	t := c.everybody()
+	for i := range c.frames(len(t.part(c, data, 0))) { // the first part is a longest one
+		for d := 1; d < t.size; d++ {
+			to := (t.me + d) % t.size
+			if p := t.part(c, data, to); i < c.frames(len(p)) {
+				c.send(to, 0, c.cut(p, i))
 			}
 		}
 	}
-	combine := c.desc.combiner()
-	own := part(rank)
+	return c.combineFrom(t, t.part(c, data, t.me), result, unsent, nil)
+}
+
+// combineFrom receives what every other rank of a team has sent in step 0 and combines it with own, in the order of the ranks,
+// into result, which may be own. Where own itself is being sent, in as many pieces to everybody, first is the number of
+// the first send. Each segment is handed to done, if there is one, when it is complete.
+func (c *call) combineFrom(t team, own, result []byte, first int, done func(part []byte)) error {
 	ahead := 2 // segments posted, of every rank
-	if n > 16 {
+	if t.size > 16 {
 		ahead = 1
 	}
-	slots := c.scratch(ahead * n * min(len(own), segment))
-	posted := make([]*incoming, ahead*n)
-	total, next := max(1, segments(len(own))), 0
+	each := min(len(own), c.segment)
+	slots := c.scratch(ahead * t.size * each)
+	c.posted = append(c.posted[:0], make([]*incoming, ahead*t.size)...)
+	total, next := c.frames(len(own)), 0
 	for i := range total {
 		for ; next < min(i+ahead, total); next++ {
-			for from := range n {
-				if from != rank {
-					at := next%ahead*n + from
-					buf := slots[at*min(len(own), segment):][:len(cut(own, next))]
-					posted[at] = c.post(from, uint32(next), buf)
+			for from := range t.size {
+				if from != t.me {
+					at := next%ahead*t.size + from
+					c.posted[at] = c.post(t.rank(from), 0, slots[at*each:][:len(c.cut(own, next))])
 				}
 			}
 		}
-		if err := c.combineAll(combine, cut(result, i), cut(own, i), posted[i%ahead*n:][:n]); err != nil {
+		for d := 0; first != unsent && d < t.size-1; d++ {
+			if err := c.wait(&c.outs[first+d*total+i].done); err != nil {
+				return err
+			}
+		}
+		if err := c.combineAll(t, c.cut(result, i), c.cut(own, i), c.posted[i%ahead*t.size:][:t.size]); err != nil {
 			return err
+		}
+		if done != nil {
+			done(c.cut(result, i))
 		}
 	}
 	return nil
 }
 
-// combineAll combines one segment of all ranks, in their order.
-func (c *call) combineAll(combine combiner, result, own []byte, posted []*incoming) error {
+// combineAll combines one segment of all ranks, in their order. Until own has been used, which result may be, results go to the
+// first rank's slot.
+func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error {
+	combine := c.desc.combiner()
 	var before []byte
-	for from := range c.g.size {
+	for from := range t.size {
 		one := own
-		if from != c.g.rank {
+		if from != t.me {
 			if err := c.wait(&posted[from].done); err != nil {
 				return err
 			}
 			one = posted[from].buf
 		}
-		if from == 0 {
+		switch {
+		case from == 0:
 			before = one
-			continue
+		case from < t.me:
+			combine(before, before, one)
+		default:
+			combine(result, before, one)
+			before = result
 		}
-		combine(result, before, one)
-		before = result
 	}
-	if c.g.size == 1 {
+	if t.size == 1 {
 		copy(result, own)
 	}
-	if c.desc.reduce == Average {
-		c.desc.divide(result, c.g.size)
-	}
+	t.finish(c, result)
 	return nil
 }

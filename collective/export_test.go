@@ -42,3 +42,11 @@ func Waiting(e *Endpoint) int {
 	defer e.mu.Unlock()
 	return e.waiting
 }
+
+// Force has the groups of a world run one algorithm, with segments of at most so many bytes; 0: as is best.
+func Force(groups []*Group, a Algorithm, segment int) []*Group {
+	for _, g := range groups {
+		g.family.algorithm, g.family.segment = a, segment
+	}
+	return groups
+}

@@ -14,11 +14,11 @@ import (
 // The frames between two ranks. Every frame begins with a header of fixed size, in the byte order of the machine:
 // ranks of different orders could not understand each other's elements anyway, and the magic number tells.
 //
-//	0 magic u32 · 4 kind u8 · 5 descriptor: op u8, type u8, reduction u8, root i32, count u64 · 20 step u32 ·
-//	24 length u32 · 28 zero u32 · 32 generation u64 · 40 sequence u64
+//	0 magic u32 · 4 kind u8 · 5 descriptor: op u8, type u8, reduction u8, algorithm u8, root i32, count u64 ·
+//	21 zero · 24 step u32 · 28 length u32 · 32 generation u64 · 40 sequence u64
 const (
 	headerSize = 48
-	frameMagic = 0x68766401 // "hvd", version 1
+	frameMagic = 0x68766402 // "hvd", version 2
 
 	maxPayload = 1 << 20 // of any frame; algorithms cut data into segments below it
 	maxNotice  = 1 << 10 // of the payload of a notice
@@ -59,11 +59,12 @@ var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "Re
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
-	action action
-	dtype  kernel.Type
-	reduce Op
-	root   int32  // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync
-	count  uint64 // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
+	action    action
+	dtype     kernel.Type
+	reduce    Op
+	algorithm Algorithm // of an AllReduce, where one is forced
+	root      int32     // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync
+	count     uint64    // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
 // matches reports whether two ranks may call a and b together.
@@ -82,7 +83,13 @@ func (a descriptor) String() string {
 		name = actionNames[a.action]
 	}
 	switch a.action {
-	case allReduce, reduceScatter:
+	case allReduce:
+		text := fmt.Sprintf("%s of %d %v (%v)", name, a.count, a.dtype, a.reduce)
+		if a.algorithm != Auto {
+			text += fmt.Sprintf(" by %v", a.algorithm)
+		}
+		return text
+	case reduceScatter:
 		return fmt.Sprintf("%s of %d %v (%v)", name, a.count, a.dtype, a.reduce)
 	case broadcast:
 		return fmt.Sprintf("%s of %d %v from rank %d", name, a.count, a.dtype, a.root)
@@ -108,16 +115,16 @@ func (a descriptor) String() string {
 }
 
 func (a descriptor) append(b []byte) []byte {
-	b = append(b, byte(a.action), byte(a.dtype), byte(a.reduce))
+	b = append(b, byte(a.action), byte(a.dtype), byte(a.reduce), byte(a.algorithm))
 	b = binary.NativeEndian.AppendUint32(b, uint32(a.root))
 	return binary.NativeEndian.AppendUint64(b, a.count)
 }
 
-const descriptorSize = 15
+const descriptorSize = 16
 
 func parseDescriptor(b []byte) descriptor {
-	return descriptor{action(b[0]), kernel.Type(b[1]), Op(b[2]),
-		int32(binary.NativeEndian.Uint32(b[3:])), binary.NativeEndian.Uint64(b[7:])}
+	return descriptor{action(b[0]), kernel.Type(b[1]), Op(b[2]), Algorithm(b[3]),
+		int32(binary.NativeEndian.Uint32(b[4:])), binary.NativeEndian.Uint64(b[8:])}
 }
 
 type header struct {
@@ -132,10 +139,9 @@ type header struct {
 func (h *header) append(b []byte) []byte {
 	b = binary.NativeEndian.AppendUint32(b, frameMagic)
 	b = append(b, byte(h.kind))
-	b = h.call.append(b)
+	b = append(h.call.append(b), 0, 0, 0)
 	b = binary.NativeEndian.AppendUint32(b, h.step)
 	b = binary.NativeEndian.AppendUint32(b, h.length)
-	b = binary.NativeEndian.AppendUint32(b, 0)
 	b = binary.NativeEndian.AppendUint64(b, h.generation)
 	return binary.NativeEndian.AppendUint64(b, h.seq)
 }
@@ -146,7 +152,7 @@ var errFrame = errors.New("sent what is no frame of this program")
 func parseHeader(b []byte) (header, error) {
 	h := header{
 		kind: kind(b[4]), call: parseDescriptor(b[5:]),
-		step: binary.NativeEndian.Uint32(b[20:]), length: binary.NativeEndian.Uint32(b[24:]),
+		step: binary.NativeEndian.Uint32(b[24:]), length: binary.NativeEndian.Uint32(b[28:]),
 		generation: binary.NativeEndian.Uint64(b[32:]), seq: binary.NativeEndian.Uint64(b[40:]),
 	}
 	if binary.NativeEndian.Uint32(b) != frameMagic {
@@ -205,23 +211,6 @@ func (f *frameReader) payload(dst []byte) error {
 	}
 	_, err := io.ReadFull(f.r, dst[n:])
 	return noEOF(err)
-}
-
-// skip drops n bytes of payload.
-func (f *frameReader) skip(n int) error {
-	for n > 0 {
-		if f.lo == f.hi {
-			m, err := f.r.Read(f.buf[:])
-			if m == 0 && err != nil {
-				return noEOF(err)
-			}
-			f.lo, f.hi = 0, m
-		}
-		m := min(n, f.hi-f.lo)
-		f.lo += m
-		n -= m
-	}
-	return nil
 }
 
 // noEOF: a stream that ends inside a frame has not ended well.

@@ -273,12 +273,19 @@ type call struct {
 	inUsed  int
 	buffer  []byte
 	owners  []int
+
+	segment    int // most bytes of a frame
+	sentBefore []int
+	posted     []*incoming
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {
 	c.ctx, c.desc = ctx, d
 	c.seq++
 	c.outUsed, c.inUsed = 0, 0
+	if c.segment = c.g.family.segment; c.segment == 0 {
+		c.segment = segment
+	}
 	if ctx.Err() != nil {
 		return c.cancelled()
 	}

@@ -76,7 +76,7 @@ func (g *Group) share(ctx context.Context) error {
 				return c.lost()
 			}
 		}
-		return c.doubling(met)
+		return c.doublingOver(c.everybody(), met)
 	})
 	together := func(ranks []int) bool {
 		return len(ranks) > 1 && !slices.ContainsFunc(ranks, func(r int) bool { return met[r] == 0 })
@@ -243,11 +243,13 @@ func (d descriptor) shared() shm.Desc {
 	case allGather, allToAll, broadcastBytes:
 		d.count = 0 // lengths may differ
 	}
-	return shm.Desc{uint64(d.action) | uint64(d.dtype)<<8 | uint64(d.reduce)<<16 | uint64(uint32(d.root))<<32, d.count}
+	return shm.Desc{uint64(d.action) | uint64(d.dtype)<<8 | uint64(d.reduce)<<16 | uint64(d.algorithm)<<24 |
+		uint64(uint32(d.root))<<32, d.count}
 }
 
 func parseShared(d shm.Desc) descriptor {
-	return descriptor{action: action(d[0]), dtype: kernel.Type(d[0] >> 8), reduce: Op(d[0] >> 16), root: int32(d[0] >> 32), count: d[1]}
+	return descriptor{action: action(d[0]), dtype: kernel.Type(d[0] >> 8), reduce: Op(d[0] >> 16), algorithm: Algorithm(d[0] >> 24),
+		root: int32(d[0] >> 32), count: d[1]}
 }
 
 // outcome turns an error of an operation in shared memory into one of the group, which it ends.

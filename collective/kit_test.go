@@ -21,6 +21,44 @@ func TestTCP(t *testing.T) {
 	collectivetest.Run(t, newWorkers(t, collective.Config{}, 8).connect)
 }
 
+// TestAlgorithms runs what they can fail of the kit for every algorithm, over both transports, with segments of some sizes.
+func TestAlgorithms(t *testing.T) {
+	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
+		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
+			local, tcp := forced(t, a)
+			t.Run("local", func(t *testing.T) { collectivetest.RunReductions(t, local(1000)) })
+			t.Run("tcp", func(t *testing.T) { collectivetest.RunReductions(t, tcp(0)) })
+			t.Run("segments", func(t *testing.T) { collectivetest.RunReductions(t, tcp(4096)) })
+		})
+	}
+}
+
+// TestSameBits: segments and transports do not change the bits of any algorithm that is forced, and what is strict gives those
+// of the order of the ranks.
+func TestSameBits(t *testing.T) {
+	for a := collective.Strict; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
+		t.Run(a.String(), func(t *testing.T) {
+			local, tcp := forced(t, a)
+			collectivetest.CheckSameBits(t, a == collective.Strict, local(0), local(24), local(4096), tcp(0), tcp(1000))
+		})
+	}
+}
+
+// forced gives ways to make groups that run one algorithm, for segments of a size.
+func forced(t *testing.T, a collective.Algorithm) (local, tcp func(segment int) collectivetest.NewGroups) {
+	w := newWorkers(t, collective.Config{}, 8)
+	local = func(segment int) collectivetest.NewGroups {
+		return func(_ *testing.T, n int) []*collective.Group {
+			return collective.Force(collective.Local(n), a, segment)
+		}
+	}
+	tcp = func(segment int) collectivetest.NewGroups {
+		return func(t *testing.T, n int) []*collective.Group { return collective.Force(w.connect(t, n), a, segment) }
+	}
+	return local, tcp
+}
+
 func TestTCPEncrypted(t *testing.T) {
 	collectivetest.Run(t, newWorkers(t, collective.Config{Encrypt: true}, 8).connect)
 }

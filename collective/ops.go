@@ -14,7 +14,8 @@ import (
 // context, the others an *AbortedError that names it.
 
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every rank. Lengths must be
-// equal. Up to 8 KiB it takes log2(n) exchanges, above it runs a pipelined ring.
+// equal. Between hosts it runs recursive doubling where there is little data, Rabenseifner's algorithm or a pipelined ring
+// where there is more ([Algorithm]).
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
 	return g.allReduce(ctx, typeOf[T](), op, bytesOf(data))
 }
@@ -22,7 +23,10 @@ func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error 
 // allReduce is AllReduce of bytes that hold elements of a type.
 func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte) error {
 	d := descriptor{action: allReduce, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
-	if h := g.inMemory(); h != nil {
+	if g != nil {
+		d.algorithm = g.family.algorithm
+	}
+	if h := g.inMemory(); h != nil && d.algorithm.shares() {
 		return h.allReduce(ctx, d, checkOp(op), data)
 	}
 	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(data) })

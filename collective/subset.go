@@ -58,7 +58,9 @@ type family struct {
 	hosts      []string                                    // of all ranks; nil: not known
 	apart      bool                                        // this rank shares no memory
 	log        logrus.FieldLogger
-	timeline   Timeline // nil: nobody listens
+	timeline   Timeline  // nil: nobody listens
+	algorithm  Algorithm // of AllReduce
+	segment    int       // most bytes of a frame, for tests; 0: as is best
 
 	rouse  func(g, lane *Group) // starts the engines of the other ranks of g; nil: they start as they are reached
 	tuning tuning

@@ -46,9 +46,9 @@ func (c *call) broadcast(data []byte) error {
 	parent, children := tree(c.g.rank, c.g.size, int(c.desc.root))
 	var posted [window]*incoming
 	next := 0
-	for i := range segments(len(data)) {
-		for ; parent >= 0 && next < min(i+window, segments(len(data))); next++ {
-			posted[next%window] = c.post(parent, treeStep+uint32(next), cut(data, next))
+	for i := range c.segments(len(data)) {
+		for ; parent >= 0 && next < min(i+window, c.segments(len(data))); next++ {
+			posted[next%window] = c.post(parent, treeStep+uint32(next), c.cut(data, next))
 		}
 		if parent >= 0 {
 			if err := c.wait(&posted[i%window].done); err != nil {
@@ -56,7 +56,7 @@ func (c *call) broadcast(data []byte) error {
 			}
 		}
 		for _, child := range children {
-			c.send(child, treeStep+uint32(i), cut(data, i))
+			c.send(child, treeStep+uint32(i), c.cut(data, i))
 		}
 	}
 	return nil
@@ -69,9 +69,9 @@ func (c *call) broadcastBytes(data []byte) ([]byte, error) {
 	}
 	parent, children := tree(c.g.rank, c.g.size, int(c.desc.root))
 	if parent < 0 {
-		for i := range max(1, segments(len(data))) {
+		for i := range c.frames(len(data)) {
 			for _, child := range children {
-				c.sendOf(child, treeStep+uint32(i), uint64(len(data)), cut(data, i))
+				c.sendOf(child, treeStep+uint32(i), uint64(len(data)), c.cut(data, i))
 			}
 		}
 		return data, nil
