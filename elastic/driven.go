@@ -37,6 +37,10 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("elastic: credentials: %w", err)
 	}
+	algorithm, err := collective.ParseAlgorithm(env.Algorithm)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: %s: %w", plan.EnvAlgorithm, err)
+	}
 	local, err := addressTowards(env.DriverAddr)
 	if err != nil {
 		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
@@ -50,6 +54,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		ListenAddr:  dataListenAddr(local),
 		Interfaces:  env.NetworkInterfaces,
 		Encrypt:     env.EncryptData,
+		Algorithm:   algorithm,
 
 		FusionThreshold: env.FusionThreshold << 20,
 		CycleTime:       env.CycleTime,

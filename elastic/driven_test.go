@@ -387,8 +387,9 @@ func TestInitByTheEnvironment(t *testing.T) {
 func TestInitRefusesABadEnvironment(t *testing.T) {
 	d := openDoor(t)
 	for name, change := range map[string]func(*plan.Worker){
-		"elastic: credentials": func(w *plan.Worker) { w.Credentials = "none" },
-		"elastic: driver nowh": func(w *plan.Worker) { w.DriverAddr = "nowhere" },
+		"elastic: credentials":              func(w *plan.Worker) { w.Credentials = "none" },
+		"elastic: driver nowh":              func(w *plan.Worker) { w.DriverAddr = "nowhere" },
+		"elastic: HVD_COLLECTIVE_ALGORITHM": func(w *plan.Worker) { w.Algorithm = "fastest" },
 	} {
 		env := d.env("a", 0)
 		change(&env)

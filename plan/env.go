@@ -43,6 +43,8 @@ type Worker struct {
 	// all, no fusion, no delay, no warning.
 	FusionThreshold         int
 	CycleTime, StallWarning time.Duration
+	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable, Environ does not write it.
+	Algorithm string
 }
 
 // The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those of Horovod and of
@@ -62,6 +64,7 @@ const (
 	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
 	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
 	EnvStallWarning      = "HVD_STALL_WARNING"
+	EnvAlgorithm         = "HVD_COLLECTIVE_ALGORITHM"
 )
 
 // Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the environment that it
@@ -142,6 +145,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))
 	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))
 	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))
+	w.Algorithm, _ = lookup(EnvAlgorithm)
 	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.
 	if r.has("GROUP_WORLD_SIZE") {
 		w.GroupRank, w.GroupSize = r.place("GROUP_RANK", "GROUP_WORLD_SIZE")

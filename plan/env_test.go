@@ -108,6 +108,17 @@ func TestWorkerFromEnvNotStartedByHvdrun(t *testing.T) {
 	}
 }
 
+func TestAlgorithmIsInherited(t *testing.T) {
+	env := variables(t, worker())
+	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "" {
+		t.Errorf("without one: %q, %v", got.Algorithm, err)
+	}
+	env["HVD_COLLECTIVE_ALGORITHM"] = "ring"
+	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "ring" {
+		t.Errorf("got %q, %v", got.Algorithm, err)
+	}
+}
+
 func TestWorkerFromEnvNamesTheVariable(t *testing.T) {
 	broken := map[string][]string{ // values that must be refused
 		"HVD_RUN_ID": {""}, "HVD_INCARNATION": {""}, "HVD_CREDENTIALS": {""}, "HOROVOD_HOSTNAME": {""},

@@ -17,7 +17,7 @@ import (
 const benchRank = "__bench-rank"
 
 // algorithmVariable tells workers which algorithm to use.
-const algorithmVariable = "HVD_COLLECTIVE_ALGORITHM"
+const algorithmVariable = plan.EnvAlgorithm
 
 const defaultSizes = "4,1KiB,64KiB,1MiB,16MiB,64MiB"
 
