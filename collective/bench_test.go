@@ -3,10 +3,12 @@ package collective_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
 func BenchmarkAllReduce(b *testing.B) {
@@ -57,6 +59,47 @@ func benchmark(b *testing.B, groups []*collective.Group, bytes int) {
 		wg.Go(func() { g.Close() })
 	}
 	wg.Wait()
+}
+
+// TestNoAllocation: operations take memory when they are the first of their size, and none later.
+func TestNoAllocation(t *testing.T) {
+	const each = 50
+	w := newWorkers(t, collective.Config{}, 4)
+	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
+		for _, n := range []int{2, 3, 4} {
+			groups := collective.Force(w.connect(t, n), a, 0)
+			for _, length := range []int{1, 5000, 100_000} {
+				var taken uint64
+				for _, err := range collectivetest.Each(t, groups, func(_ context.Context, g *collective.Group) error {
+					ctx, data := context.Background(), make([]float32, length)
+					var before, after runtime.MemStats
+					for i := range 2 * each {
+						if i == each && g.Rank() == 0 {
+							runtime.ReadMemStats(&before)
+						}
+						if err := collective.AllReduce(ctx, g, data, collective.Sum); err != nil {
+							return err
+						}
+					}
+					if g.Rank() == 0 {
+						runtime.ReadMemStats(&after)
+						taken = after.Mallocs - before.Mallocs
+					}
+					return nil
+				}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				if taken > each { // of all ranks; the runtime takes some itself
+					t.Errorf("%v, %d ranks, %d elements: %d allocations in %d operations", a, n, length, taken, each)
+				}
+			}
+			for _, g := range groups {
+				g.Close()
+			}
+		}
+	}
 }
 
 // BenchmarkConnect is one generation: all ranks of one process connect, and leave again outside the measured time.

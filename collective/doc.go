@@ -16,13 +16,14 @@
 // # Same bits
 //
 // The same inputs in the same world give the same bits on every rank and in every run: each element is either reduced by one
-// owner and copied, or by all ranks in one canonical order, lower ranks first. The algorithm is chosen by the number of
-// ranks and of bytes alone. Worlds of different sizes, or calls that cut the data differently, may round differently.
+// owner and copied, or by all ranks in one canonical order, lower ranks first. The algorithm ([Algorithm]) is chosen by the
+// number of ranks and of bytes alone. Worlds of different sizes, or calls that cut the data differently, may round differently;
+// with [Strict] only the former do.
 //
 // # Layers
 //
 // The operations (ops.go) run algorithms on bytes (allreduce.go, exchange.go, tree.go) through a call (group.go), which sends
 // through the group's transport (Local's, or TCP's in tcp.go) and receives from one inbox per peer, to which transports
-// deliver. Frames between two ranks keep their order, so a frame is matched by its position alone and checked against its
+// deliver. Over TCP without encryption the operation's own goroutine moves the frames while it waits (drive.go). Frames between two ranks keep their order, so a frame is matched by its position alone and checked against its
 // header.
 package collective

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
@@ -95,6 +97,37 @@ func FuzzFrames(f *testing.F) {
 			if err != nil || l.heard(c, &h) != nil {
 				break
 			}
+		}
+	})
+}
+
+// FuzzDriven: the same for a data channel that operations drive.
+func FuzzDriven(f *testing.F) {
+	h := header{kind: dataFrame, length: 5, generation: 1, seq: 1, call: descriptor{action: barrier}}
+	n := gone(io.EOF, 1)
+	f.Add(append(h.append(nil), "hello"...))
+	f.Add(append(h.append(nil), "hell"...))
+	f.Add(n.frame(1))
+	f.Add((&header{kind: goodbyeFrame, generation: 1}).append(nil))
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
+		p := newTCPPath(g)
+		l := p.links[1]
+		l.wire.fd = fds[0]
+		defer unix.Close(fds[0])
+		r := &incoming{buf: make([]byte, 5)}
+		g.boxes[1].enter(1, h.call)
+		g.boxes[1].post(r)
+		unix.Write(fds[1], stream[:min(len(stream), 64<<10)])
+		unix.Close(fds[1])
+		for !l.wire.deaf && l.pull() {
+		}
+		if !l.wire.deaf && !l.wire.waiting {
+			t.Fatal("the end was not seen")
 		}
 	})
 }
