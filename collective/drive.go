@@ -121,7 +121,7 @@ func (p *tcpPath) shutWires() {
 			unix.Shutdown(l.wire.fd, unix.SHUT_RDWR) // an error means that it has ended by itself
 		}
 	}
-	p.ring()
+	p.alert()
 	if !p.driving {
 		p.closeWires()
 	}
@@ -145,13 +145,13 @@ func (p *tcpPath) closeWires() {
 func (p *tcpPath) poke() {
 	if p.sleeping.Load() {
 		p.mu.Lock()
-		p.ring()
+		p.alert()
 		p.mu.Unlock()
 	}
 }
 
-// ring raises the alarm. The caller holds p.mu.
-func (p *tcpPath) ring() {
+// alert raises the alarm. The caller holds p.mu.
+func (p *tcpPath) alert() {
 	if p.alarm >= 0 {
 		one := [8]byte{1}
 		unix.Write(p.alarm, one[:]) // fails only where it rings already
