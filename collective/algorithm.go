@@ -56,9 +56,9 @@ func (a Algorithm) shares() bool { return a == Auto || a == Strict }
 
 const (
 	widest       = 8         // bytes of the largest element
-	doublingPair = 64 << 10  // up to here two ranks exchange all they have …
-	doublingMore = 8 << 10   // … and more of them do
-	ringFrom     = 512 << 10 // from here a power of two of ranks runs a ring too
+	doublingPair = 32 << 10  // up to here two ranks exchange all they have …
+	doublingMore = 16 << 10  // … and more of them do
+	ringFrom     = 1 << 20   // from here a power of two of ranks runs a ring too
 	oneShot      = 8 << 10   // up to here Direct sends everything to everybody
 )
 
@@ -95,8 +95,8 @@ func (a Algorithm) over(n, bytes int) Algorithm {
 
 const (
 	segment      = 256 << 10 // most bytes of one frame; fits a core's second-level cache with its partner
-	smallSegment = 32 << 10
-	perPart      = 4 // segments into which a part is cut where that makes none too small
+	smallSegment = 64 << 10
+	perPart      = 2 // segments into which a part is cut where that makes none too small
 )
 
 // segmentFor is the size of the segments of an AllReduce whose parts have so many bytes. It holds whole elements.
