@@ -55,11 +55,11 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 func (a Algorithm) shares() bool { return a == Auto || a == Strict }
 
 const (
-	widest       = 8         // bytes of the largest element
-	doublingPair = 32 << 10  // up to here two ranks exchange all they have …
-	doublingMore = 16 << 10  // … and more of them do
-	ringFrom     = 1 << 20   // from here a power of two of ranks runs a ring too
-	oneShot      = 8 << 10   // up to here Direct sends everything to everybody
+	widest       = 8        // bytes of the largest element
+	doublingPair = 32 << 10 // up to here two ranks exchange all they have …
+	doublingMore = 16 << 10 // … and more of them do
+	ringFrom     = 1 << 20  // from here a power of two of ranks runs a ring too
+	oneShot      = 8 << 10  // up to here Direct sends everything to everybody
 )
 
 // over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner, Ring or Direct.

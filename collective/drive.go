@@ -158,11 +158,13 @@ func (p *tcpPath) alert() {
 	}
 }
 
-// pause moves frames until there is something for the operation to look at.
+// pause moves frames until there is something for the operation to look at. It looks again and again for a moment, since what
+// it waits for is mostly on its way, and then sleeps between looks.
 func (p *tcpPath) pause(c *call) error {
 	var until time.Time
+	slept := false
 	for pass := 1; ; pass++ {
-		if p.advance(pass%lookAround == 0) {
+		if p.advance(slept || pass%lookAround == 0) {
 			return nil
 		}
 		select {
@@ -172,18 +174,17 @@ func (p *tcpPath) pause(c *call) error {
 			return c.lost()
 		default:
 		}
-		if pass%lookAround == 0 {
+		now := time.Now()
+		if until.IsZero() {
+			until = now.Add(p.patience())
+		}
+		if now.After(until) {
 			if c.ctx.Err() != nil {
 				return c.cancelled()
 			}
-			now := time.Now()
-			if until.IsZero() {
-				until = now.Add(p.patience())
-			}
-			if now.After(until) {
-				p.sleep(c)
-				continue
-			}
+			p.sleep(c)
+			slept = true
+			continue
 		}
 		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // whoever shares the core may be who is waited for
 	}

@@ -3,6 +3,7 @@ package collective
 import (
 	"errors"
 	"math"
+	"slices"
 )
 
 const firstMemory = 16 << 20 // taken on the word of a header; more only as bytes arrive
@@ -129,7 +130,7 @@ func (c *call) combineFrom(t team, own, result []byte, first int, done func(part
 	}
 	each := min(len(own), c.segment)
 	slots := c.scratch(ahead * t.size * each)
-	c.posted = append(c.posted[:0], make([]*incoming, ahead*t.size)...)
+	c.posted = slices.Grow(c.posted[:0], ahead*t.size)[:ahead*t.size]
 	total, next := c.frames(len(own)), 0
 	for i := range total {
 		for ; next < min(i+ahead, total); next++ {
