@@ -50,7 +50,12 @@ func (c *call) frames(n int) int { return max(1, c.segments(n)) }
 // cut returns segment i of b.
 func (c *call) cut(b []byte, i int) []byte { return b[i*c.segment : min((i+1)*c.segment, len(b))] }
 
-func (c *call) allReduce(data []byte) error { return c.allReduceOver(c.everybody(), data) }
+func (c *call) allReduce(data []byte) error {
+	if c.g.tiered() {
+		return c.hierarchical(data)
+	}
+	return c.allReduceOver(c.everybody(), data)
+}
 
 // allReduceOver reduces data among a team; all its ranks call it at the same place of the operation.
 func (c *call) allReduceOver(t team, data []byte) error {

@@ -197,8 +197,8 @@ func (g *Group) inMemory() *host {
 	return nil
 }
 
-// allReduce is AllReduce among the ranks of one host.
-func (h *host) allReduce(ctx context.Context, d descriptor, invalid error, data []byte) error {
+// do runs an operation among the ranks of one host, in their memory alone.
+func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
 	if err := h.g.enter(); err != nil {
 		return err
 	}
@@ -217,10 +217,51 @@ func (h *host) allReduce(ctx context.Context, d descriptor, invalid error, data 
 	if h.closed {
 		return h.g.lost()
 	}
-	if err := h.member.AllReduce(ctx, d.shared(), data, h.reduction(d.dtype, d.reduce)); err != nil {
+	if err := body(h.member, d.shared()); err != nil {
 		return h.outcome(ctx, d, err)
 	}
 	return nil
+}
+
+// allReduce is AllReduce among the ranks of one host.
+func (h *host) allReduce(ctx context.Context, d descriptor, invalid error, data []byte) error {
+	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+		return m.AllReduce(ctx, call, data, h.reduction(d.dtype, d.reduce))
+	})
+}
+
+// allGather is AllGather among the ranks of one host; make makes the buffers for so many elements.
+func (h *host) allGather(ctx context.Context, d descriptor, invalid error, own []byte, make func(rank, elements int) []byte) error {
+	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+		return m.AllGather(ctx, call, own, h.place(d, make))
+	})
+}
+
+// allToAll is AllToAll among the ranks of one host.
+func (h *host) allToAll(ctx context.Context, d descriptor, invalid error, parts [][]byte, make func(rank, elements int) []byte) error {
+	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+		return m.AllToAll(ctx, call, parts, h.place(d, make))
+	})
+}
+
+const mostGathered = 1 << 40 // bytes that are believed to come from one rank
+
+func (h *host) place(d descriptor, make func(rank, elements int) []byte) func([]int) ([][]byte, error) {
+	return func(lengths []int) ([][]byte, error) {
+		size := d.dtype.Size()
+		var all [][]byte
+		for rank, n := range lengths {
+			if n%size != 0 || n > mostGathered {
+				return nil, fmt.Errorf("rank %d: %w", rank, errTooLarge)
+			}
+			var b []byte
+			if rank != h.g.rank {
+				b = make(rank, n/size)
+			}
+			all = append(all, b)
+		}
+		return all, nil
+	}
 }
 
 // reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is to be done with the result

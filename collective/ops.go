@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/collective/shm"
 )
 
 // Each operation is called by every rank of the group with the same arguments, except for the data. It blocks until the
@@ -35,12 +36,21 @@ func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
 func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
 	d := descriptor{action: broadcast, dtype: typeOf[T](), root: clampRoot(root), count: uint64(len(data))}
+	if h := g.inMemory(); h != nil {
+		return h.do(ctx, d, checkRoot(g, root), func(m *shm.Member, call shm.Desc) error {
+			return m.Broadcast(ctx, call, bytesOf(data), root)
+		})
+	}
 	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcast(bytesOf(data)) })
 }
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
 func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error) {
 	d := descriptor{action: allGather, dtype: typeOf[T](), count: uint64(len(data))}
+	if h := g.inMemory(); h != nil {
+		all := gathering(g.rank, g.size, data)
+		return result(all, h.allGather(ctx, d, nil, bytesOf(data), receiving(all)))
+	}
 	var all [][]T
 	err := g.run(ctx, d, nil, func(c *call) error {
 		b := bytesOf(data)
@@ -57,6 +67,13 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
 	d := descriptor{action: reduceScatter, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
 	var part []T
+	if h := g.inMemory(); h != nil {
+		lo, hi := kernel.Split(len(data), g.size, g.rank)
+		part = make([]T, hi-lo)
+		return result(part, h.do(ctx, d, checkOp(op), func(m *shm.Member, call shm.Desc) error {
+			return m.ReduceScatter(ctx, call, bytesOf(data), bytesOf(part), h.reduction(d.dtype, d.reduce))
+		}))
+	}
 	err := g.run(ctx, d, checkOp(op), func(c *call) error {
 		lo, hi := kernel.Split(len(data), g.size, g.rank)
 		part = make([]T, hi-lo)
@@ -73,6 +90,17 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 	if g != nil && len(parts) != g.size {
 		invalid = fmt.Errorf("%d parts for %d ranks", len(parts), g.size)
 	}
+	if h := g.inMemory(); h != nil {
+		var all [][]T
+		sent := make([][]byte, len(parts))
+		for i, p := range parts {
+			sent[i] = bytesOf(p)
+		}
+		if invalid == nil {
+			all = gathering(g.rank, g.size, parts[g.rank])
+		}
+		return result(all, h.allToAll(ctx, d, invalid, sent, receiving(all)))
+	}
 	var all [][]T
 	err := g.run(ctx, d, invalid, func(c *call) error {
 		got, err := c.exchange(func(to int) []byte { return bytesOf(parts[to]) })
@@ -84,6 +112,9 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 
 // Barrier returns when every rank has called it.
 func Barrier(ctx context.Context, g *Group) error {
+	if h := g.inMemory(); h != nil {
+		return h.do(ctx, descriptor{action: barrier}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
+	}
 	return g.run(ctx, descriptor{action: barrier}, nil, (*call).agree)
 }
 
@@ -92,6 +123,20 @@ func Barrier(ctx context.Context, g *Group) error {
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
 	d := descriptor{action: broadcastBytes, dtype: kernel.Uint8, root: clampRoot(root)}
 	var all []byte
+	if h := g.inMemory(); h != nil {
+		var own []byte
+		if root == g.rank {
+			own, all = data, data
+		}
+		err := h.allGather(ctx, d, checkRoot(g, root), own, func(rank, n int) []byte {
+			b := make([]byte, n)
+			if rank == root {
+				all = b
+			}
+			return b
+		})
+		return result(all, err)
+	}
 	err := g.run(ctx, d, checkRoot(g, root), func(c *call) (err error) {
 		all, err = c.broadcastBytes(data)
 		return err
@@ -115,6 +160,21 @@ func checkRoot(g *Group, root int) error {
 
 // clampRoot keeps a number that is out of range out of range in 32 bits.
 func clampRoot(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
+
+// gathering is what a rank gets before it has got anything: a copy of the own part.
+func gathering[T Element](rank, size int, own []T) [][]T {
+	all := make([][]T, size)
+	all[rank] = append(make([]T, 0, len(own)), own...)
+	return all
+}
+
+// receiving makes the buffers for the other parts.
+func receiving[T Element](all [][]T) func(rank, elements int) []byte {
+	return func(rank, elements int) []byte {
+		all[rank] = make([]T, elements)
+		return bytesOf(all[rank])
+	}
+}
 
 // gathered puts what the others have sent and a copy of the own part together.
 func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {

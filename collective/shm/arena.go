@@ -95,6 +95,12 @@ func enlarge(b []byte) {
 	}
 }
 
+// Owns tells whether b begins in memory of [Alloc].
+func Owns(b []byte) bool {
+	_, ok := arenaOffset(b)
+	return ok
+}
+
 // Free gives back what [Alloc] has returned; b must begin where that did. Nobody may use it afterwards. It panics if b is
 // nothing of the kind.
 func Free(b []byte) {

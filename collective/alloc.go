@@ -1,0 +1,38 @@
+package collective
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/hvdrun/hvdrun/collective/shm"
+)
+
+// Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an AllReduce of such slices on every
+// rank copies nothing in or out. They outlive groups, and are not collected as garbage: [Free] gives them back. Where
+// the system has no such memory the slice is an ordinary one, which all operations take as well.
+func Alloc[T Element](n int) ([]T, error) {
+	size := typeOf[T]().Size()
+	if n < 0 || n > math.MaxInt/size {
+		return nil, fmt.Errorf("collective: there can be no slice of %d elements", n)
+	}
+	if n == 0 {
+		return []T{}, nil
+	}
+	b, err := shm.Alloc(n * size)
+	if errors.Is(err, shm.ErrNoArena) {
+		return make([]T, n), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("collective: %w", err)
+	}
+	return elements[T](b), nil
+}
+
+// Free gives back what [Alloc] has returned; data begins where that did. Nobody may use it afterwards. Ordinary slices are left
+// to the garbage collector.
+func Free[T Element](data []T) {
+	if b := bytesOf(data); shm.Owns(b) {
+		shm.Free(b)
+	}
+}
