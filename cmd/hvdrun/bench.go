@@ -32,7 +32,7 @@ var benchShares = []struct{ name, usage string }{
 // benchFlags is what was asked for, as text.
 type benchFlags struct {
 	op, sizes, seconds, rounds, against, algorithm, tsv, plot string
-	memory                                                    bool
+	alloc, memory                                             bool
 }
 
 func (p *program) benchCommand() *cobra.Command {
@@ -73,6 +73,7 @@ with tensors beyond the size of the caches. Nothing else should run on the machi
 	fs.StringVar(&b.rounds, "rounds", "3", "times that everything is measured")
 	fs.StringVar(&b.algorithm, "algorithm", "", "algorithm to use whatever the size ("+algorithmVariable+")")
 	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
+	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
 	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
 	fs.StringVar(&b.tsv, "tsv", "", "file for all rows of all rounds, separated by tabs")
 	fs.StringVar(&b.plot, "plot", "", "file for a plot, whose name ends in .svg")
@@ -99,7 +100,7 @@ type measurement struct {
 // measurement reads the flags. Its errors name them.
 func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
-	m.spec.Memory = b.memory
+	m.spec.Alloc, m.spec.Memory = b.alloc, b.memory
 	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
 		return m, fmt.Errorf("--op: %w", err)
 	}

@@ -63,7 +63,12 @@ func (m *meter) measure(out *json.Encoder) error {
 }
 
 func (m *meter) measureOp(op Op, size int) (Row, error) {
-	t := trial{ctx: m.ctx, group: m.group, op: op, data: make([]float32, size/4)}
+	data, err := m.tensor(op, size/4)
+	if err != nil {
+		return Row{}, err
+	}
+	defer collective.Free(data)
+	t := trial{ctx: m.ctx, group: m.group, op: op, data: data}
 	if err := t.prepare(); err != nil {
 		return Row{}, err
 	}
@@ -94,6 +99,14 @@ func (m *meter) measureOp(op Op, size int) (Row, error) {
 	}
 	err = collective.AllReduce(m.ctx, m.group, samples, over)
 	return summarize(op, size, samples), err
+}
+
+// tensor returns n elements of the kind of memory that was asked for.
+func (m *meter) tensor(op Op, n int) ([]float32, error) {
+	if m.spec.Alloc && op != CopyAlone && op != CopyAll {
+		return collective.Alloc[float32](n)
+	}
+	return make([]float32, n), nil
 }
 
 // warmUp runs the operation for a twentieth of the time, and returns how many samples fit into all of it: the same number

@@ -49,6 +49,8 @@ type Spec struct {
 	Sizes []int
 	// Time is aimed at for the samples of one size: as many as fit in, at least 10 and at most 20,000.
 	Time time.Duration
+	// Alloc takes tensors from memory that the ranks of a host share (collective.Alloc).
+	Alloc bool
 	// Memory asks for CopyAlone and CopyAll too.
 	Memory bool
 }
