@@ -62,7 +62,7 @@ func (c *call) allReduceOver(t team, data []byte) error {
 	if c.g.family.segment == 0 {
 		c.segment = segmentFor(len(data) / t.size)
 	}
-	switch c.g.family.algorithm.over(t.size, len(data)) {
+	switch c.g.algorithm().over(t.size, len(data)) {
 	case Doubling:
 		return c.doublingOver(t, data)
 	case Rabenseifner:

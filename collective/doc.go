@@ -20,6 +20,13 @@
 // number of ranks and of bytes alone. Worlds of different sizes, or calls that cut the data differently, may round differently;
 // with [Strict] only the former do.
 //
+// # In the background
+//
+// [AllReduceAsync] returns at once. Each group that it is used on has an engine on every rank (engine.go), with connections of
+// its own, which finds in cycles what all ranks have submitted and reduces it in buckets (fusion.go). What is in a
+// bucket depends on when the ranks submit; the results do not, since the engine's reductions combine every element in the
+// order of the ranks, wherever it lies, as [Strict] does.
+//
 // # Layers
 //
 // The operations (ops.go) run algorithms on bytes (allreduce.go, exchange.go, tree.go) through a call (group.go), which sends

@@ -206,6 +206,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 // connect connects the ranks of one group. addrs are those of the ranks of the generation.
 func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]string) (*Group, error) {
 	g := newGroup(f, l.id, l.rank, l.size, l.members)
+	g.strict = l.strict
 	path := newTCPPath(g)
 	if g.size > 1 {
 		g.path, g.tcp = path, path

@@ -36,6 +36,7 @@ type Group struct {
 	lane       uint64    // what tells it from the other groups of the generation; 0 for that of all ranks
 	members    []int     // by rank: the ranks in the group of all; nil where these are the same
 	family     *family   // the groups of the generation in this process
+	strict     bool      // every AllReduce is Strict, whatever the family's are
 	path       transport // nil for a group of one
 	tcp        *tcpPath  // path, where operations may drive it themselves
 	boxes      []inbox   // by rank; the own one is unused

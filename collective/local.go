@@ -44,6 +44,7 @@ func (w *localWorld) connect(l lane) *Group {
 		w.lanes[l.id] = all
 		for i := range all.groups {
 			all.groups[i] = newGroup(w.families[l.original(i)], l.id, i, l.size, l.members)
+			all.groups[i].strict = l.strict
 			if l.size > 1 {
 				all.groups[i].path = &localPath{world: all.groups, rank: i}
 			}

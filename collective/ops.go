@@ -25,7 +25,7 @@ func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error 
 func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte) error {
 	d := descriptor{action: allReduce, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
 	if g != nil {
-		d.algorithm = g.family.algorithm
+		d.algorithm = g.algorithm()
 	}
 	if h := g.inMemory(); h != nil && d.algorithm.shares() {
 		return h.allReduce(ctx, d, checkOp(op), data)

@@ -50,6 +50,14 @@ func (g *Group) original(rank int) int {
 	return g.members[rank]
 }
 
+// algorithm is that of every AllReduce of the group.
+func (g *Group) algorithm() Algorithm {
+	if g.strict {
+		return Strict
+	}
+	return g.family.algorithm
+}
+
 // family is the groups of one generation in this process. They fail together.
 type family struct {
 	generation uint64
