@@ -1,16 +1,10 @@
 package collective_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
-	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -35,103 +29,6 @@ func TestSubsetSevered(t *testing.T) {
 
 func TestSeveredEncrypted(t *testing.T) {
 	collectivetest.CheckDeath(t, 10, newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
-}
-
-const workerVariable = "COLLECTIVE_TEST_WORKER"
-
-func TestMain(m *testing.M) {
-	if text := os.Getenv(workerVariable); text != "" {
-		if err := worker(text); err != nil {
-			fmt.Println("error", err)
-		}
-		return
-	}
-	m.Run()
-}
-
-// worker is a process of TestKilledProcess. It prints its address, reads those of all, works until an operation fails,
-// and prints whom it was told about.
-func worker(text string) error {
-	var rank int
-	var encoded string
-	if _, err := fmt.Sscan(text, &rank, &encoded); err != nil {
-		return err
-	}
-	c, err := identity.Decode(encoded)
-	if err != nil {
-		return err
-	}
-	e, err := collective.Listen(collective.Config{Credentials: c, ListenAddr: "127.0.0.1:0"})
-	if err != nil {
-		return err
-	}
-	fmt.Println(e.Addrs()[0])
-	var addrs [][]string
-	if err := json.NewDecoder(os.Stdin).Decode(&addrs); err != nil {
-		return err
-	}
-	g, err := e.Connect(context.Background(), collective.Peers{Generation: 1, Rank: rank, Addrs: addrs})
-	if err != nil {
-		return err
-	}
-	data := make([]float32, 100_000)
-	for i := 0; err == nil; i++ {
-		if err = collective.AllReduce(context.Background(), g, data[:len(data)/(1+i%2*1000)], collective.Sum); i == 3 {
-			fmt.Println("working")
-		}
-	}
-	var a *collective.AbortedError
-	if !errors.As(err, &a) {
-		return err
-	}
-	fmt.Println("dead", a.Dead)
-	return nil
-}
-
-// TestKilledProcess: of four processes one is killed by SIGKILL in the middle of its work; the others name it.
-func TestKilledProcess(t *testing.T) {
-	const n = 4
-	for victim := range n {
-		cmds, outs, ins := make([]*exec.Cmd, n), make([]*bufio.Scanner, n), make([]io.Writer, n)
-		addrs := make([][]string, n)
-		next := func(rank int) string {
-			if !outs[rank].Scan() {
-				t.Fatalf("rank %d has ended: %v", rank, outs[rank].Err())
-			}
-			return outs[rank].Text()
-		}
-		for i := range n {
-			cmds[i] = exec.Command(os.Args[0])
-			cmds[i].Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", workerVariable, i, credentials(t, i).Encode()))
-			cmds[i].Stderr = os.Stderr
-			in, err1 := cmds[i].StdinPipe()
-			out, err2 := cmds[i].StdoutPipe()
-			if err := errors.Join(err1, err2, cmds[i].Start()); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { cmds[i].Process.Kill(); cmds[i].Wait() })
-			ins[i], outs[i] = in, bufio.NewScanner(out)
-			addrs[i] = []string{next(i)}
-		}
-		for i := range n {
-			if err := json.NewEncoder(ins[i]).Encode(addrs); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for i := range n {
-			if got := next(i); got != "working" {
-				t.Fatalf("rank %d: %s", i, got)
-			}
-		}
-		if err := cmds[victim].Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		for i := range n {
-			if want := fmt.Sprintf("dead [%d]", victim); i != victim && next(i) != want {
-				t.Fatalf("rank %d: %s, want %s", i, outs[i].Text(), want)
-			}
-		}
-	}
 }
 
 // TestConnectDead: where nobody listens at a peer's address, every rank is told at once, without waiting for any bound.
