@@ -55,6 +55,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		Interfaces:  env.NetworkInterfaces,
 		Encrypt:     env.EncryptData,
 		Algorithm:   algorithm,
+		OnlySockets: env.OnlySockets,
 
 		FusionThreshold: env.FusionThreshold << 20,
 		CycleTime:       env.CycleTime,

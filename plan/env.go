@@ -45,6 +45,8 @@ type Worker struct {
 	CycleTime, StallWarning time.Duration
 	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable, Environ does not write it.
 	Algorithm string
+	// OnlySockets asks for no shared memory between the ranks of a host. It is the user's as well.
+	OnlySockets bool
 }
 
 // The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those of Horovod and of
@@ -65,6 +67,7 @@ const (
 	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
 	EnvStallWarning      = "HVD_STALL_WARNING"
 	EnvAlgorithm         = "HVD_COLLECTIVE_ALGORITHM"
+	EnvOnlySockets       = "HVD_ONLY_SOCKETS"
 )
 
 // Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the environment that it
@@ -146,6 +149,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))
 	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))
 	w.Algorithm, _ = lookup(EnvAlgorithm)
+	w.OnlySockets = r.flag(EnvOnlySockets)
 	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.
 	if r.has("GROUP_WORLD_SIZE") {
 		w.GroupRank, w.GroupSize = r.place("GROUP_RANK", "GROUP_WORLD_SIZE")

@@ -108,14 +108,18 @@ func TestWorkerFromEnvNotStartedByHvdrun(t *testing.T) {
 	}
 }
 
-func TestAlgorithmIsInherited(t *testing.T) {
+func TestChoicesOfTheUserAreInherited(t *testing.T) {
 	env := variables(t, worker())
-	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "" {
-		t.Errorf("without one: %q, %v", got.Algorithm, err)
+	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "" || got.OnlySockets {
+		t.Errorf("without any: %q, %t, %v", got.Algorithm, got.OnlySockets, err)
 	}
-	env["HVD_COLLECTIVE_ALGORITHM"] = "ring"
-	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "ring" {
-		t.Errorf("got %q, %v", got.Algorithm, err)
+	env["HVD_COLLECTIVE_ALGORITHM"], env["HVD_ONLY_SOCKETS"] = "ring", "1"
+	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "ring" || !got.OnlySockets {
+		t.Errorf("got %q, %t, %v", got.Algorithm, got.OnlySockets, err)
+	}
+	env["HVD_ONLY_SOCKETS"] = "please"
+	if _, _, err := plan.WorkerFromEnv(lookupIn(env)); err == nil || !strings.Contains(err.Error(), "HVD_ONLY_SOCKETS") {
+		t.Errorf("a value that is none: %v", err)
 	}
 }
 
