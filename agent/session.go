@@ -43,8 +43,9 @@ type session struct {
 	guard io.Closer // ends what workers have left
 	log   logrus.FieldLogger
 
-	contact time.Time // when the driver was last heard of
-	link    *link     // the stream that is attached, or nil
+	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
+	contact time.Time  // when the driver was last heard of
+	link    *link      // the stream that is attached, or nil
 	events  []*wire.FromAgent
 	last    uint64 // number of the last event
 	sent    uint64 // the last that any stream has taken: those after it may still grow
@@ -99,12 +100,19 @@ func (s *session) live() {
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}
+	if s.forward != nil {
+		s.forward.close()
+	}
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
 	s.log.Infof("agent: the session is over: %v", s.why)
 	delete(s.st.sessions, s.run)
 	s.st.changed()
 	close(s.ended)
+	select {
+	case s.st.over <- s.why:
+	default: // nobody asks, or any more
+	}
 }
 
 // checkLease ends a session whose lease has run out, and returns when to look again.
@@ -145,6 +153,13 @@ func (s *session) end(why error) {
 	close(s.ending)
 	if s.link != nil {
 		s.link.poke()
+	}
+}
+
+// killAll ends the workers at once; the lock is held.
+func (s *session) killAll() {
+	for _, w := range s.workers {
+		w.kill()
 	}
 }
 
@@ -243,6 +258,9 @@ func (s *session) heed(l *link, m *wire.ToAgent) error {
 		l.poke()
 	case *wire.ToAgent_End:
 		s.end(errEnd)
+		if m.End.GetNow() {
+			s.killAll()
+		}
 	default:
 		return errors.New("a message of an unknown kind")
 	}
@@ -282,6 +300,9 @@ func (s *session) start(m *wire.Start) error {
 		spec.Env = append(spec.Env, string(entry))
 	}
 	spec.Env = append(spec.Env, sessionVariable+"="+hex.EncodeToString([]byte(s.id)))
+	if s.forward != nil {
+		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr())
+	}
 	s.running.Go(func() {
 		defer cancel(nil)
 		w.ended(s.st.launcher.Run(ctx, spec, w.started))

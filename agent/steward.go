@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -24,7 +25,7 @@ import (
 const (
 	sessionLen = 16
 	// Leases outside these bounds are refused.
-	minLease, maxLease = 50 * time.Millisecond, 10 * time.Minute
+	minLease, maxLease = 50 * time.Millisecond, 7 * 24 * time.Hour
 	// attachTimeout is how long a driver may take to say which session it is about.
 	attachTimeout = 5 * time.Second
 	// unproven is how many connections may be in a handshake.
@@ -38,6 +39,9 @@ type steward struct {
 	launcher launch.Launcher
 	guard    func(session string) (io.Closer, error)
 	log      logrus.FieldLogger
+	over     chan error                                                     // receives why a session is over; nil: nobody asks
+	lines    *logLines                                                      // for a driver that keeps this agent's log; nil: none does
+	inspect  func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: nobody may
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -159,7 +163,7 @@ func (st *steward) free(w *worker) {
 }
 
 // attach finds the session of the run that the driver means, or begins it, and makes l its stream.
-func (st *steward) attach(run string, m *wire.Attach, l *link) (*session, error) {
+func (st *steward) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
 	if len(id) != sessionLen || lease < minLease || lease > maxLease {
@@ -179,9 +183,7 @@ func (st *steward) attach(run string, m *wire.Attach, l *link) (*session, error)
 	case !known && s != nil:
 		// There is one driver of a run. What it does not speak of any more it has given up.
 		s.end(errTakenOver)
-		for _, w := range s.workers {
-			w.kill()
-		}
+		s.killAll()
 		return nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
 	case !known:
 		var err error
@@ -191,6 +193,9 @@ func (st *steward) attach(run string, m *wire.Attach, l *link) (*session, error)
 	}
 	if heard := m.GetHeard(); heard > s.sent {
 		return nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
+	}
+	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	s.attach(l, m.GetHeard())
 	return s, nil
@@ -244,8 +249,9 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	if first.GetAttach() == nil {
 		return status.Error(codes.InvalidArgument, "a stream begins with an attach")
 	}
+	near, far := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-	s, err := v.st.attach(from.RunID, first.GetAttach(), l)
+	s, err := v.st.attach(from.RunID, first.GetAttach(), l, near, far)
 	if err != nil {
 		return err
 	}
@@ -282,12 +288,13 @@ func (s *session) carry(
 				return err
 			}
 		}
-		for _, e := range events {
+		for _, e := range append(events, s.st.lines.take()...) {
 			if err := stream.Send(e); err != nil {
 				return err
 			}
 		}
 		select {
+		case <-s.st.lines.news():
 		case <-l.wake:
 		case m := <-said:
 			if err := s.heed(l, m); err != nil {
@@ -322,6 +329,14 @@ func (s *session) farewell(l *link, stream grpc.BidiStreamingServer[wire.ToAgent
 		return nil
 	}
 	return status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+}
+
+// Inspect tells what the host is like.
+func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
+	if v.st.inspect == nil {
+		return nil, status.Error(codes.Unimplemented, "an agent of a cluster is not inspected")
+	}
+	return v.st.inspect(ctx, r), nil
 }
 
 // caller says which driver calls, from the certificate of the connection.

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 )
 
@@ -23,9 +24,11 @@ type Config struct {
 
 	// Source says which hosts there are.
 	Source discovery.Discoverer
-	// Launcher starts workers. Nil: launch.Local. With a launch.Router the driver listens on all of this machine's
-	// addresses, since workers may be elsewhere; otherwise on loopback only.
+	// Launcher starts workers. Nil: launch.Local. A launch.Router says where the driver listens; otherwise it does so on
+	// loopback only.
 	Launcher launch.Launcher
+	// Authority issues the credentials of the job. Nil: a new one.
+	Authority *identity.Authority
 	// Output takes what workers print. Nil: this process's stdout and stderr.
 	Output *launch.Output
 

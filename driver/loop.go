@@ -38,11 +38,14 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg.Output = &launch.Output{Stdout: os.Stdout, Stderr: os.Stderr}
 		defer cfg.Output.Close()
 	}
+	l := newLoop(cfg)
+	if _, others := cfg.Launcher.(launch.Router); others {
+		return l.serve(ctx) // the workers are in the care of agents
+	}
 	guard, err := launch.StartGuard(cfg.RunID)
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
-	l := newLoop(cfg)
 	err = l.serve(ctx)
 	return errors.Join(err, guard.Close())
 }
@@ -97,9 +100,12 @@ func newLoop(cfg Config) *loop {
 
 // serve sets up the job's identity and its rendezvous, and runs the job.
 func (l *loop) serve(ctx context.Context) error {
-	authority, err := identity.NewAuthority(l.cfg.RunID)
-	if err != nil {
-		return fmt.Errorf("driver: %w", err)
+	authority := l.cfg.Authority
+	if authority == nil {
+		var err error
+		if authority, err = identity.NewAuthority(l.cfg.RunID); err != nil {
+			return fmt.Errorf("driver: %w", err)
+		}
 	}
 	own, err := authority.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
 	if err != nil {
@@ -107,8 +113,9 @@ func (l *loop) serve(ctx context.Context) error {
 	}
 	// Unless workers run on other machines, nobody else needs to reach the driver.
 	listen := "127.0.0.1:0"
-	if _, remote := l.cfg.Launcher.(launch.Router); remote {
-		listen = ":0"
+	router, _ := l.cfg.Launcher.(launch.Router)
+	if router != nil {
+		listen = router.ListenAddr()
 	}
 	lis, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -118,6 +125,9 @@ func (l *loop) serve(ctx context.Context) error {
 		return fmt.Errorf("driver: %w", err)
 	}
 	l.credentials, l.listen = authority, lis.Addr().(*net.TCPAddr).AddrPort()
+	if router != nil {
+		router.Listening(int(l.listen.Port()))
+	}
 	server := rendezvous.NewServer(rendezvous.ServerConfig{Credentials: own, Handler: l, Log: l.cfg.Log})
 	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
 	l.meet, l.push = server, push
@@ -256,7 +266,7 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 	if err != nil {
 		return Exit{Err: err}
 	}
-	driverAddr, masterAddr, err := l.addresses(a)
+	masterAddr, err := l.masterAddr(a)
 	if err != nil {
 		return Exit{Err: err}
 	}
@@ -264,8 +274,9 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 	env := plan.Worker{
 		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
 		Slot: a.slot, Size: a.trial.Size(), GroupRank: groupRank, GroupSize: groupSize,
-		DriverAddr: driverAddr.String(), Credentials: credentials.Encode(),
-		Restarts: a.resets, MaxRestarts: l.maxResets(),
+		DriverAddr:  l.listen.String(), // agents put theirs in its place
+		Credentials: credentials.Encode(),
+		Restarts:    a.resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.masterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 	}
@@ -286,21 +297,13 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 	return exitOf(err)
 }
 
-// addresses returns where the worker reaches the driver, and where workers that know each other by MASTER_ADDR meet.
-func (l *loop) addresses(a startWorker) (driver netip.AddrPort, master string, err error) {
+// masterAddr returns where workers that know each other by MASTER_ADDR meet.
+func (l *loop) masterAddr(a startWorker) (string, error) {
 	first := a.trial.Slots[0].Host
-	router, ok := l.cfg.Launcher.(launch.Router)
-	if !ok {
-		return l.listen, first, nil
+	if router, ok := l.cfg.Launcher.(launch.Router); ok {
+		return router.HostAddr(first)
 	}
-	addr, err := router.DriverAddr(a.slot.Host)
-	if err != nil {
-		return driver, "", err
-	}
-	if master, err = router.HostAddr(first); err != nil {
-		return driver, "", err
-	}
-	return netip.AddrPortFrom(addr, l.listen.Port()), master, nil
+	return first, nil
 }
 
 // maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.

@@ -41,11 +41,11 @@ var errStale = errors.New("launch: the session is over")
 
 // agentSession is the driver's side of what the agent of one host does for it. It outlives the streams that carry it.
 type agentSession struct {
-	a          *Agents
-	host, addr string
-	id         []byte
-	beat       time.Duration
-	log        logrus.FieldLogger
+	a *Agents
+	place
+	id   []byte
+	beat time.Duration
+	log  logrus.FieldLogger
 
 	mu       sync.Mutex
 	workers  map[string]*agentWorker // by incarnation
@@ -55,6 +55,7 @@ type agentSession struct {
 	attached bool                    // ever
 	over     error                   // set: nothing comes of the session any more
 	finished bool                    // the agent shall end it
+	fenced   bool                    // without grace, for its workers count as killed
 	wake     chan struct{}           // of capacity 1: there may be something to say
 }
 
@@ -75,13 +76,13 @@ type agentWorker struct {
 	wake  chan struct{} // of capacity 1
 }
 
-func newAgentSession(a *Agents, host, addr string) *agentSession {
+func newAgentSession(a *Agents, p place) *agentSession {
 	id := make([]byte, 16)
 	rand.Read(id)
 	return &agentSession{
-		a: a, host: host, addr: addr, id: id,
+		a: a, place: p, id: id,
 		beat:    min(a.Lease/10, time.Second),
-		log:     a.Log.WithFields(logrus.Fields{"host": host, "agent": addr}),
+		log:     a.Log.WithFields(logrus.Fields{"host": p.host, "agent": p.addr}),
 		workers: make(map[string]*agentWorker),
 		contact: time.Now(),
 		wake:    make(chan struct{}, 1),
@@ -273,7 +274,8 @@ func (s *agentSession) passed(w *agentWorker, n int) {
 	}
 }
 
-// serve keeps the session up, over as many streams as it takes, until it is finished or lost.
+// serve keeps the session up, over as many streams as it takes, until it is finished or lost. One that is lost is ended at
+// the agent as soon as that can be reached.
 func (s *agentSession) serve(ctx context.Context) {
 	for {
 		err := s.stream(ctx)
@@ -281,17 +283,41 @@ func (s *agentSession) serve(ctx context.Context) {
 			s.lose(errors.New("the launcher was closed"))
 			return
 		}
-		if why := s.hopeless(err); why != nil {
+		if why, over := s.hopeless(err); why != nil {
 			s.lose(why)
+			if !over {
+				s.fence(s.a.fences)
+			}
 			return
 		}
 		s.log.Debugf("launch: the stream to the agent broke, and is made anew: %v", err)
-		pause := time.NewTimer(s.beat / 5)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		pauseFor(ctx, s.beat/5)
+	}
+}
+
+// fence tells the agent that its workers have been given up, so that it kills them, or finds out that it is gone.
+func (s *agentSession) fence(ctx context.Context) {
+	s.mu.Lock()
+	s.finished, s.fenced = true, true
+	s.mu.Unlock()
+	given := time.Now()
+	for pause := s.a.Lease / 10; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.Orphan; {
+		err := s.stream(ctx)
+		if _, over := s.hopeless(err); over || err == nil {
+			s.log.Infof("launch: the agent has heard that it was given up")
+			return
 		}
+		pauseFor(ctx, pause)
+		pause = min(2*pause, 5*time.Second)
+	}
+}
+
+func pauseFor(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -301,28 +327,32 @@ func (s *agentSession) isFinished() bool {
 	return s.finished
 }
 
-// hopeless returns why there is no use in another stream, after err has ended the last.
-func (s *agentSession) hopeless(err error) error {
+func (s *agentSession) isFenced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fenced
+}
+
+// hopeless returns why there is no use in another stream, after err has ended the last, and whether the agent itself has
+// said so.
+func (s *agentSession) hopeless(err error) (why error, over bool) {
 	s.mu.Lock()
 	silent := time.Since(s.contact)
 	s.mu.Unlock()
 	switch status.Code(err) {
 	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument:
-		return errors.New(status.Convert(err).Message())
+		return errors.New(status.Convert(err).Message()), true
 	}
 	if silent >= s.a.Lease {
-		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message())
+		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	}
-	return s.gone()
+	return s.gone(), false
 }
 
 // gone returns an error where others know that the agent is not there any more, or that another is in its place.
 func (s *agentSession) gone() error {
-	switch addr, ok := s.a.Find(s.host); {
-	case !ok:
-		return errors.New("it is silent, and the host is gone")
-	case addr != s.addr:
-		return fmt.Errorf("it is silent, and the host has another agent at %s", addr)
+	if err := s.there(); err != nil {
+		return fmt.Errorf("it is silent, and %w", err)
 	}
 	return nil
 }
@@ -347,7 +377,7 @@ func (s *agentSession) lose(why error) {
 func (s *agentSession) stream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	tlsConf := s.a.Credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
+	tlsConf := s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
 	conn, err := wire.NewClient(s.addr, tlsConf, time.Second)
 	if err != nil {
 		return err
@@ -386,7 +416,10 @@ func (s *agentSession) attach() *wire.Attach {
 		w.saidStart, w.saidStop, w.saidTaken = false, 0, 0
 	}
 	s.told = s.heard
-	return &wire.Attach{Session: s.id, Resume: s.attached, Heard: s.heard, LeaseMs: uint32(s.a.Lease.Milliseconds())}
+	return &wire.Attach{
+		Session: s.id, Resume: s.attached, Heard: s.heard, LeaseMs: uint32(s.a.Orphan.Milliseconds()),
+		DriverPort: uint32(s.a.driverPort.Load()),
+	}
 }
 
 func (s *agentSession) heardFrom() {
@@ -416,7 +449,7 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 		}
 		if finished && !ending {
 			ending = true
-			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{}}})
+			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: s.isFenced()}}})
 		}
 		select {
 		case err := <-broken:
@@ -494,6 +527,10 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.contact = time.Now()
+	if l := m.GetLog(); l != nil && s.logs {
+		s.logLine(l)
+		return nil
+	}
 	switch {
 	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
 		return nil // no event, or one that came by an earlier stream
@@ -524,4 +561,19 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 		poke(w.wake)
 	}
 	return nil
+}
+
+// logLine passes on what an agent logs.
+func (s *agentSession) logLine(l *wire.Log) {
+	text := l.GetText()
+	switch logrus.Level(l.GetLevel()) {
+	case logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel:
+		s.log.Error(text)
+	case logrus.WarnLevel:
+		s.log.Warn(text)
+	case logrus.InfoLevel:
+		s.log.Info(text)
+	default:
+		s.log.Debug(text)
+	}
 }

@@ -1,17 +1,13 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
-	"github.com/hvdrun/hvdrun/gpu"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/plan"
 )
 
 // clusterSettings say which cluster of agents to look at, and how to be found in it.
@@ -63,55 +59,4 @@ func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 			log.WithError(err).Debug("leaving the cluster")
 		}
 	}, nil
-}
-
-// jobLauncher starts the workers of a job, and knows how to be rid of them.
-type jobLauncher interface {
-	launch.Launcher
-	// kill ends all workers at once, without the grace that they may have been given.
-	kill()
-}
-
-// launcher returns what the workers are started by: the agents of an open cluster, else this machine alone. close ends it.
-func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func(), err error) {
-	local := &localLauncher{pids: map[int]plan.SlotID{}}
-	source := s.cluster.source
-	if source == nil {
-		close, err = s.bindLocal(local, log)
-		return local, close, err
-	}
-	authority, err := identity.ForCluster(s.cluster.key, s.cluster.label)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
-	}
-	creds, err := authority.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver})
-	if err != nil {
-		return nil, nil, runError{err}
-	}
-	release, err := s.bindLocal(local, log)
-	if errors.Is(err, gpu.ErrNoGPU) { // the driver's own machine need not have any
-		release, err = func() {}, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	agents := &launch.Agents{
-		Credentials: creds, Local: local, Log: log,
-		Find: func(host string) (string, bool) {
-			m, ok := source.Agent(host)
-			return m.LaunchAddr, ok && m.LaunchAddr != ""
-		},
-	}
-	return &agentsLauncher{agents, local}, func() { _ = agents.Close(); release() }, nil
-}
-
-// agentsLauncher starts workers by their hosts' agents, and those of hosts that have none on this machine.
-type agentsLauncher struct {
-	*launch.Agents
-	local *localLauncher
-}
-
-func (l *agentsLauncher) kill() {
-	l.Kill()
-	l.local.kill()
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"sync"
@@ -16,8 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/plan"
 )
 
 // runJob runs the command as the settings say, until it is done, has failed or is stopped.
@@ -31,10 +30,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	if err := checkLocal(fixed); err != nil {
-		return err
-	}
-	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && !s.given("gossip-join") {
+	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && allLocal(fixed) {
 		return fmt.Errorf("the command cannot be run: %w", err)
 	}
 	if s.outputDir != "" {
@@ -52,11 +48,15 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	launcher, closeLauncher, err := s.launcher(log)
+	authority, err := identity.NewAuthority(s.runID)
+	if err != nil {
+		return runError{err}
+	}
+	launcher, err := s.launcher(authority, fixed, log)
 	if err != nil {
 		return err
 	}
-	defer closeLauncher()
+	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
 	err = driver.Run(ctx, driver.Config{
@@ -65,6 +65,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		Env:               p.env,
 		Source:            source,
 		Launcher:          launcher,
+		Authority:         authority,
 		Output:            output,
 		Size:              size,
 		Blame:             s.blame,
@@ -87,7 +88,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 
 // watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
 // returns ends the watch.
-func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLauncher, grace time.Duration) func() {
+func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *launch.Agents, grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
 	}
@@ -108,7 +109,7 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLaunch
 			select {
 			case <-p.hurry:
 				log.Warn("killing the workers")
-				l.kill()
+				l.Kill()
 			case <-done:
 				return
 			}
@@ -117,60 +118,6 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLaunch
 	return func() {
 		close(done)
 		watching.Wait()
-	}
-}
-
-// localLauncher starts workers on this machine, refuses other hosts, and knows the workers' process groups, for a person
-// who does not want to wait for their end.
-type localLauncher struct {
-	local launch.Local
-	gpus  *slotDevices // that workers are bound to; nil: none
-	mu    sync.Mutex
-	pids  map[int]plan.SlotID
-}
-
-// Run is that of launch.Local, and returns a *launch.StartError for another machine's host.
-func (l *localLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
-	if !launch.IsLocal(s.Slot.Host) {
-		return &launch.StartError{Command: s.Command[0], Err: notLocal(s.Slot.Host)}
-	}
-	if err := l.gpus.bind(&s); err != nil {
-		return err
-	}
-	group := 0
-	err := l.local.Run(ctx, s, func(pid int) {
-		l.mu.Lock()
-		group = pid
-		l.pids[pid] = s.Slot
-		l.mu.Unlock()
-		started(pid)
-		if l.gpus.bad(s.Slot.Index) { // since bind
-			l.killSlot(s.Slot.Index)
-		}
-	})
-	l.mu.Lock()
-	delete(l.pids, group)
-	l.mu.Unlock()
-	return err
-}
-
-// kill ends every worker's process group at once; launch.Local sees to what they leave behind.
-func (l *localLauncher) kill() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for pid := range maps.Keys(l.pids) {
-		_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
-	}
-}
-
-// killSlot ends the workers of the slots of that number at once.
-func (l *localLauncher) killSlot(index int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for pid, slot := range l.pids {
-		if slot.Index == index {
-			_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
-		}
 	}
 }
 

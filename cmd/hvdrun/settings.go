@@ -32,6 +32,8 @@ type settings struct {
 	logLevel                logrus.Level
 	logJSON, verbose        bool
 	eventsFile              string
+	ssh                     sshSettings
+	orphan                  time.Duration // 0: the default
 
 	// origins names, for each setting that was set, the flag, variable or line of a file that did.
 	origins map[string]string
@@ -135,6 +137,19 @@ var table = []setting{
 	{name: "finish-timeout", arg: "D",
 		usage: "grace for the other workers once one is done (default 30s)",
 		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
+	{name: "orphan-timeout", arg: "D",
+		usage: "how long agents keep the workers of a driver that is silent (default 10m)",
+		set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
+	{name: "ssh-port", short: "p", arg: "PORT", source: true,
+		usage: "port of the ssh servers of other machines (default: ssh's own)", set: setSSHPort},
+	{name: "ssh-identity-file", short: "i", arg: "F", source: true,
+		usage: "file of the private key for them (default: ssh's own)",
+		set:   sshText(func(c *sshSettings) *string { return &c.identityFile })},
+	{name: "ssh-command", arg: "CMD", source: true,
+		usage: "command in place of ssh, that takes its options, a host and a command (default ssh)", set: setSSHCommand},
+	{name: "remote-hvdrun", arg: "PATH", source: true,
+		usage: "hvdrun on other machines (default: this very program is brought to where it is missing)",
+		set:   sshText(func(c *sshSettings) *string { return &c.remoteHvdrun })},
 	{name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true,
 		usage: "interfaces whose addresses workers offer to each other (default: all)", set: setInterfaces},
 	{name: "encrypt-data",
