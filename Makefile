@@ -4,7 +4,8 @@ GO ?= go
 ARGS ?=
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
-NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 \
+NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
+	/usr/sbin/sshd:openssh-server \
 	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
 	/usr/lib/python3/dist-packages/google/protobuf:python3-protobuf \
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
