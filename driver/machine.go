@@ -48,6 +48,9 @@ type machine struct {
 	result   error
 	finished bool
 
+	last      time.Time    // of the last step
+	published publishWorld // as the current world was
+
 	out []action
 }
 
@@ -74,7 +77,8 @@ type worker struct {
 	join       rendezvous.Joining
 	holds      bool
 	done       bool
-	removed    bool   // dismissed because its slot is not wanted
+	removed    bool // dismissed because its slot is not wanted
+	start      startWorker
 	reason     string // why it was stopped, where that is a failure of its own
 }
 
@@ -109,6 +113,7 @@ type (
 	}
 	interrupted    struct{ cause error }
 	deadlinePassed struct{}
+	resumed        struct{} // by another driver, after the death of the one that was fed so far
 )
 
 // What the machine wants done.
@@ -120,6 +125,8 @@ type (
 		slot   plan.Slot
 		trial  plan.World // as it would be if all wanted slots were filled; slot is one of its own
 		resets int
+		// again: a driver before this one has started it, or was about to; if forked, it has.
+		again, forked bool
 	}
 	stopWorker   struct{ id string }
 	publishWorld struct {
@@ -161,6 +168,7 @@ func (m *machine) step(now time.Time, ev event) []action {
 	if m.finished {
 		return nil
 	}
+	defer func() { m.last = now }()
 	switch e := ev.(type) {
 	case hostsFound:
 		m.emit(now, HostsFound, Field{"hosts", foundHosts(e.hosts)})
@@ -181,6 +189,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 	case interrupted:
 		m.decide(now, e.cause)
 	case deadlinePassed:
+	case resumed:
+		m.resume(now)
 	default:
 		panic(fmt.Sprintf("driver: unknown event %T", ev))
 	}
