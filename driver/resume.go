@@ -50,3 +50,12 @@ func (m *machine) resume(now time.Time) {
 		m.do(notifyWorkers{m.seq, m.announced, m.world.Generation, members})
 	}
 }
+
+// incarnations returns the ids of all workers that have not exited.
+func (m *machine) incarnations() []string {
+	ids := make([]string, len(m.workers))
+	for i, w := range m.workers {
+		ids[i] = w.id
+	}
+	return ids
+}

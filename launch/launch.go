@@ -42,6 +42,9 @@ type Spec struct {
 	Stdout, Stderr io.Writer
 	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less: SIGKILL at once.
 	Grace time.Duration
+	// Resumed says that a driver before this one has started the process, for a Keeper. Where nobody knows of it, it is not
+	// started, but lost. Command, Env and Dir are not looked at.
+	Resumed bool
 }
 
 // Launcher starts workers. Its methods may be called by many goroutines.

@@ -128,25 +128,25 @@ func (j *Journal) begin(visit func([]byte) error) (run string, err error) {
 
 // lock takes the lock of the file, which ends with the process.
 func lock(f *os.File) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		return ErrLocked
 	}
 	return err
 }
 
-// Locked tells whether a process has the journal at the path open for writing now.
+// Locked tells whether a process has the journal at the path open for writing now. It keeps nobody from doing so.
 func Locked(path string) (bool, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return false, fmt.Errorf("journal: %w", err)
 	}
 	defer f.Close()
-	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) // let go by Close
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return true, nil
+	is := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &is); err != nil {
+		return false, fmt.Errorf("journal: %w", err)
 	}
-	return false, err
+	return is.Type != unix.F_UNLCK, nil
 }
 
 // Append writes a record of 1 to MaxRecord bytes, in one call of the system; it keeps nothing of payload. After a failure
@@ -158,9 +158,7 @@ func (j *Journal) Append(payload []byte) error {
 	if len(payload) == 0 || len(payload) > MaxRecord {
 		return fmt.Errorf("journal: a record of %d bytes", len(payload))
 	}
-	b := binary.LittleEndian.AppendUint32(j.buf[:0], uint32(len(payload)))
-	b = binary.LittleEndian.AppendUint32(b, sum(b[:4], payload))
-	b = append(b, payload...)
+	b := appendRecord(j.buf[:0], payload)
 	j.buf = b[:0]
 	if _, err := j.file.Write(b); err != nil {
 		j.broken = fmt.Errorf("journal: %w", err)
@@ -168,6 +166,14 @@ func (j *Journal) Append(payload []byte) error {
 	}
 	j.end += int64(len(b))
 	return nil
+}
+
+// appendRecord appends a record of the payload to b.
+func appendRecord(b, payload []byte) []byte {
+	at := len(b)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
+	b = binary.LittleEndian.AppendUint32(b, sum(b[at:], payload))
+	return append(b, payload...)
 }
 
 // Sync blocks until all records are on the disk.

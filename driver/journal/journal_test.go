@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -179,15 +180,13 @@ func TestHugeLength(t *testing.T) {
 	b := content(t, written(t))
 	b = binary.LittleEndian.AppendUint32(b, MaxRecord)
 	b = append(b, "12345"...)
-	allocs := testing.Benchmark(func(bench *testing.B) {
-		bench.ReportAllocs()
-		for range bench.N {
-			if _, _, err := read(b); err != nil {
-				bench.Fatal(err)
-			}
-		}
-	})
-	if n := allocs.AllocedBytesPerOp(); n > 1<<20 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, _, err := read(b); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
 		t.Errorf("%d bytes for a record that is not there", n)
 	}
 }
@@ -210,18 +209,11 @@ func FuzzRead(f *testing.F) {
 		if run == "" || end > int64(len(b)) {
 			t.Fatalf("run %q, %d bytes of %d", run, end, len(b))
 		}
-		path := filepath.Join(t.TempDir(), "j")
-		j, err := Create(path, run)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer j.Close()
+		again := appendRecord([]byte(magic), []byte(run))
 		for _, r := range records {
-			if err := j.Append(r); err != nil {
-				t.Fatal(err)
-			}
+			again = appendRecord(again, r)
 		}
-		if again := content(t, path); !bytes.Equal(again, b[:end]) || j.Size() != end {
+		if !bytes.Equal(again, b[:end]) {
 			t.Fatalf("%d records make\n%q, read from\n%q", len(records), again, b[:end])
 		}
 	})
