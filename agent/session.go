@@ -187,6 +187,21 @@ func (s *session) hear(heard uint64) {
 	s.events = s.events[i:]
 }
 
+// handOver returns what a driver must know that takes the session over, and the number of the last event that the one
+// before has heard; the lock is held.
+func (s *session) handOver() (heard uint64, a *wire.Attached) {
+	heard = s.last - uint64(len(s.events))
+	a = &wire.Attached{Session: []byte(s.id), First: heard + 1}
+	untold := make(map[string]int)
+	for _, e := range s.events {
+		untold[e.GetOutput().GetIncarnation()] += len(e.GetOutput().GetText())
+	}
+	for inc, w := range s.workers {
+		a.Kept = append(a.Kept, &wire.Kept{Incarnation: inc, Bytes: w.produced - uint64(untold[inc])})
+	}
+	return heard, a
+}
+
 // emit appends an event and returns its number; the lock is held.
 func (s *session) emit(e *wire.FromAgent) uint64 {
 	s.last++

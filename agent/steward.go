@@ -163,42 +163,50 @@ func (st *steward) free(w *worker) {
 }
 
 // attach finds the session of the run that the driver means, or begins it, and makes l its stream.
-func (st *steward) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, error) {
+func (st *steward) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, *wire.Attached, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
 	if len(id) != sessionLen || lease < minLease || lease > maxLease {
-		return nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
+		return nil, nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	s := st.sessions[run]
-	known := s != nil && s.id == id
+	taken := m.GetTakeOver() && s != nil && s.why == nil
+	known := s != nil && s.id == id || taken
 	switch {
 	case known && s.why != nil:
-		return nil, status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+		return nil, nil, status.Errorf(codes.NotFound, "the session is over: %v", s.why)
 	case !known && m.GetResume():
-		return nil, status.Error(codes.NotFound, "the agent does not know the session: it was restarted, or the session is over")
+		return nil, nil, status.Error(codes.NotFound, "the agent does not know the session: it was restarted, or the session is over")
 	case !known && st.drained != nil:
-		return nil, status.Error(codes.Unavailable, st.drained.Error())
+		return nil, nil, status.Error(codes.Unavailable, st.drained.Error())
 	case !known && s != nil:
 		// There is one driver of a run. What it does not speak of any more it has given up.
 		s.end(errTakenOver)
 		s.killAll()
-		return nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
+		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
 	case !known:
 		var err error
 		if s, err = st.begin(run, id, lease); err != nil {
-			return nil, status.Error(codes.Unavailable, err.Error())
+			return nil, nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}
-	if heard := m.GetHeard(); heard > s.sent {
-		return nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
+	heard, answer := m.GetHeard(), &wire.Attached{}
+	if m.GetTakeOver() {
+		heard, answer = s.handOver()
+	}
+	if heard > s.sent {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
 	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
+		return nil, nil, status.Error(codes.Unavailable, err.Error())
 	}
-	s.attach(l, m.GetHeard())
-	return s, nil
+	if taken {
+		s.log.Info("agent: another driver has taken over")
+	}
+	s.attach(l, heard)
+	return s, answer, nil
 }
 
 // begin begins a session; the lock is held.
@@ -251,11 +259,11 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	}
 	near, far := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-	s, err := v.st.attach(from.RunID, first.GetAttach(), l, near, far)
+	s, answer, err := v.st.attach(from.RunID, first.GetAttach(), l, near, far)
 	if err != nil {
 		return err
 	}
-	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: &wire.Attached{}}}); err != nil {
+	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: answer}}); err != nil {
 		return err
 	}
 	return s.carry(l, stream, said, failed)

@@ -50,7 +50,10 @@ type agentSession struct {
 	mu       sync.Mutex
 	workers  map[string]*agentWorker // by incarnation
 	heard    uint64                  // number of the last event
-	told     uint64                  // what the agent has been told of that
+	open     []*agentEvent           // those that have not been dealt with, and what came after them
+	told     uint64                  // the last event of which the agent has been told that it may forget it
+	legacy   *legacy                 // of the driver before this one; nil: there was none, or the session is new
+	takeOver bool                    // the next stream takes over from it
 	contact  time.Time               // when the agent was last heard of
 	attached bool                    // ever
 	over     error                   // set: nothing comes of the session any more
@@ -71,9 +74,16 @@ type agentWorker struct {
 	saidTaken uint64
 	everSaid  bool // on any stream
 
-	queue []*wire.FromAgent // bounded by how far the agent goes ahead of taken
-	lost  error
-	wake  chan struct{} // of capacity 1
+	queue   []*agentEvent // bounded by how far the agent goes ahead of taken
+	lost    error
+	wake    chan struct{} // of capacity 1
+	resumed bool          // a driver before this one has started it
+}
+
+// agentEvent is an event that has come.
+type agentEvent struct {
+	*wire.FromAgent
+	done bool // the agent may forget it
 }
 
 func newAgentSession(a *Agents, p place) *agentSession {
@@ -88,6 +98,30 @@ func newAgentSession(a *Agents, p place) *agentSession {
 		wake:    make(chan struct{}, 1),
 	}
 }
+
+// settle notes that the event has been dealt with.
+func (s *agentSession) settle(e *agentEvent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done(e)
+}
+
+// done is settle; the lock is held.
+func (s *agentSession) done(e *agentEvent) {
+	e.done = true
+	i := 0
+	for i < len(s.open) && s.open[i].done {
+		s.open[i] = nil
+		i++
+	}
+	s.open = s.open[i:]
+	if i > 0 && s.settled()-s.told >= hearEvery {
+		poke(s.wake)
+	}
+}
+
+// settled is the number of the last event that the agent may forget, with all before it; the lock is held.
+func (s *agentSession) settled() uint64 { return s.heard - uint64(len(s.open)) }
 
 func poke(c chan struct{}) {
 	select {
@@ -121,8 +155,13 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 				pass(&outs[o.GetStream()-stdoutStream], o.GetText())
 				s.passed(w, len(o.GetText()))
 			default:
+				if s.a.keep(s, spec.Incarnation, e) {
+					return exitOfEvent(spec, e.GetExited())
+				}
+				s.settle(e)
 				return exitOfEvent(spec, e.GetExited())
 			}
+			s.settle(e)
 		}
 		switch {
 		case len(events) > 0:
@@ -170,7 +209,7 @@ func newAgentWorker(s Spec) (*agentWorker, error) {
 	if n := proto.Size(m); n > wire.MaxMessage-1024 {
 		return nil, fmt.Errorf("command and environment have %d bytes; an agent takes %d", n, wire.MaxMessage-1024)
 	}
-	return &agentWorker{start: m, wake: make(chan struct{}, 1)}, nil
+	return &agentWorker{start: m, wake: make(chan struct{}, 1), resumed: s.Resumed, everSaid: s.Resumed, known: s.Resumed}, nil
 }
 
 func exitOfEvent(spec Spec, e *wire.Exited) error {
@@ -210,6 +249,9 @@ func (s *agentSession) add(w *agentWorker) bool {
 		return false
 	}
 	s.workers[w.start.Incarnation] = w
+	if !s.takeOver {
+		s.claim(w)
+	}
 	poke(s.wake)
 	return true
 }
@@ -218,6 +260,9 @@ func (s *agentSession) remove(w *agentWorker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.workers, w.start.Incarnation)
+	for _, e := range w.queue {
+		s.done(e)
+	}
 	poke(s.wake) // the agent may forget it too
 }
 
@@ -257,7 +302,7 @@ func (s *agentSession) finish() {
 }
 
 // take returns what has come for the worker, and why nothing more will.
-func (s *agentSession) take(w *agentWorker) ([]*wire.FromAgent, error) {
+func (s *agentSession) take(w *agentWorker) ([]*agentEvent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	events := w.queue
@@ -390,13 +435,14 @@ func (s *agentSession) stream(ctx context.Context) error {
 		return err
 	}
 	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv says why
-	if _, err := stream.Recv(); err != nil {
+	answer, err := stream.Recv()
+	if err != nil {
 		return err
 	}
 	if !late.Stop() {
 		return errors.New("the agent took too long to answer")
 	}
-	s.heardFrom()
+	s.heardFrom(answer.GetAttached())
 	s.log.Debugf("launch: attached to session %s", hex.EncodeToString(s.id[:4]))
 	broken := make(chan error, 1)
 	go func() { broken <- s.listen(stream) }()
@@ -415,17 +461,20 @@ func (s *agentSession) attach() *wire.Attach {
 	for _, w := range s.workers {
 		w.saidStart, w.saidStop, w.saidTaken = false, 0, 0
 	}
-	s.told = s.heard
-	return &wire.Attach{
+	s.told = s.settled()
+	return &wire.Attach{TakeOver: s.takeOver,
 		Session: s.id, Resume: s.attached, Heard: s.heard, LeaseMs: uint32(s.a.Orphan.Milliseconds()),
 		DriverPort: uint32(s.a.driverPort.Load()),
 	}
 }
 
-func (s *agentSession) heardFrom() {
+func (s *agentSession) heardFrom(answer *wire.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached, s.contact = true, time.Now()
+	if s.takeOver {
+		s.takenOver(answer)
+	}
 }
 
 // talk says what there is to say, and beats, until the stream is broken. It receives from broken, once, where it returns
@@ -503,9 +552,9 @@ func (s *agentSession) due(beat bool) (messages []*wire.ToAgent, finished bool) 
 			}})
 		}
 	}
-	if beat || s.heard-s.told >= hearEvery {
-		s.told = s.heard
-		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: s.heard}}})
+	if settled := s.settled(); beat || settled-s.told >= hearEvery {
+		s.told = settled
+		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
 	}
 	return messages, s.finished
 }
@@ -538,9 +587,8 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
 	}
 	s.heard++
-	if s.heard-s.told >= hearEvery {
-		poke(s.wake)
-	}
+	event := &agentEvent{FromAgent: m}
+	s.open = append(s.open, event)
 	incarnation := ""
 	switch e := m.GetWhat().(type) {
 	case *wire.FromAgent_Started:
@@ -555,10 +603,15 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 	default:
 		return errors.New("an event of an unknown kind")
 	}
-	if w := s.workers[incarnation]; w != nil {
+	switch w := s.workers[incarnation]; {
+	case w != nil:
 		w.known = true
-		w.queue = append(w.queue, m)
+		w.queue = append(w.queue, event)
 		poke(w.wake)
+	case s.legacy != nil && s.legacy.expects(incarnation):
+		s.legacy.queues[incarnation] = append(s.legacy.queues[incarnation], event)
+	default:
+		s.done(event) // nobody waits for it
 	}
 	return nil
 }

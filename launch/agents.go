@@ -55,6 +55,14 @@ type Agents struct {
 	Lease time.Duration
 	// Orphan is how long an agent keeps the workers of a driver that is silent; it bounds Lease. Zero: Lease.
 	Orphan time.Duration
+	// Keep says that Settle will be called for every worker that has ended: until then its agent keeps it for another
+	// driver.
+	Keep bool
+	// Begun, if not nil, is called with each job agent before anything is started on it. An error makes the agent one that
+	// could not be started.
+	Begun func(KnownAgent) error
+	// Known are the job agents that drivers before this one have begun; of two on one host the later counts.
+	Known []KnownAgent
 	// Log takes what becomes of the sessions. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 
@@ -70,7 +78,11 @@ type Agents struct {
 	jobs     map[string]*jobAgent     // by host
 	own      *identity.Credentials    // the driver's, towards job agents
 	starting chan struct{}            // of as many as may start at a time
+	ends     map[string]keptEnd       // by incarnation
 	wg       sync.WaitGroup
+
+	adopted   map[string]bool // workers of the driver before, of which the end is not known; nil: there was none
+	inherited map[string]bool // the hosts where the session has been taken over from it
 }
 
 var _ Router = (*Agents)(nil)
@@ -98,12 +110,15 @@ func (e *LostError) Unwrap() []error {
 // cluster cannot be reached it tries for the time of a lease. An empty Dir is the driver's working directory, which must
 // exist on the host as well.
 func (a *Agents) Run(ctx context.Context, s Spec, started func(pid int)) error {
-	if err := context.Cause(ctx); err != nil {
+	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return startError(s, err)
 	}
 	for {
-		session, err := a.session(ctx, s.Slot.Host)
-		if err != nil {
+		session, err := a.session(ctx, s.Slot.Host, s.Resumed)
+		switch {
+		case err != nil && s.Resumed:
+			return &LostError{Host: s.Slot.Host, Err: err}
+		case err != nil:
 			return startError(s, err)
 		}
 		err = session.run(ctx, s, started)
@@ -130,6 +145,9 @@ func (a *Agents) prepare() error {
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.fences, a.unfence = context.WithCancel(a.ctx)
 	a.sessions, a.jobs = make(map[string]*agentSession), make(map[string]*jobAgent)
+	for _, k := range a.Known {
+		a.jobs[k.Host] = knownAgent(k)
+	}
 	if a.Log == nil {
 		a.Log = logrus.StandardLogger()
 	}
@@ -147,9 +165,9 @@ func (a *Agents) prepare() error {
 	return nil
 }
 
-// session returns that with the agent of the host, which it begins, and the agent before it, where there is none. It
-// blocks until there is an agent.
-func (a *Agents) session(ctx context.Context, host string) (*agentSession, error) {
+// session returns that with the agent of the host, which it begins, and the agent before it, where there is none, unless it
+// should be there. It blocks until there is an agent.
+func (a *Agents) session(ctx context.Context, host string, there bool) (*agentSession, error) {
 	if a.Find != nil {
 		if addr, ok := a.Find(host); ok {
 			return a.sessionAt(place{host: host, addr: addr, credentials: a.Credentials, there: func() error {
@@ -163,7 +181,7 @@ func (a *Agents) session(ctx context.Context, host string) (*agentSession, error
 			}})
 		}
 	}
-	j, err := a.jobAgent(ctx, host)
+	j, err := a.jobAgent(ctx, host, there)
 	if err != nil {
 		return nil, err
 	}
@@ -188,6 +206,7 @@ func (a *Agents) sessionAt(p place) (*agentSession, error) {
 		return s, nil
 	}
 	s := newAgentSession(a, p)
+	a.inherit(s)
 	a.sessions[p.host] = s
 	a.wg.Go(func() { s.serve(a.ctx) })
 	return s, nil
@@ -269,7 +288,7 @@ func (a *Agents) HostAddr(host string) (string, error) {
 	if a.LocalOnly {
 		return host, nil
 	}
-	s, err := a.session(context.Background(), host)
+	s, err := a.session(context.Background(), host, false)
 	if err != nil {
 		return host, nil // its own workers say why
 	}

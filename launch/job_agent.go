@@ -57,8 +57,15 @@ func (j *jobAgent) awaitEnd() {
 	<-j.ready.gone
 }
 
-// jobAgent returns the host's, which it starts where there is none, and blocks until it is there.
-func (a *Agents) jobAgent(ctx context.Context, host string) (*jobAgent, error) {
+// knownAgent is one that a driver before this one has started.
+func knownAgent(k KnownAgent) *jobAgent {
+	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: AgentReady{PID: k.PID}}
+	close(j.done)
+	return j
+}
+
+// jobAgent returns the host's, which it starts where there is none, unless it should be there, and blocks until it is.
+func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAgent, error) {
 	a.mu.Lock()
 	if err := a.prepare(); err != nil {
 		a.mu.Unlock()
@@ -69,6 +76,10 @@ func (a *Agents) jobAgent(ctx context.Context, host string) (*jobAgent, error) {
 		return nil, fmt.Errorf("host %s has no agent", host)
 	}
 	j := a.jobs[host]
+	if j == nil && there {
+		a.mu.Unlock()
+		return nil, fmt.Errorf("host %s had no agent", host)
+	}
 	if j == nil || j.started() && j.there() != nil {
 		j = &jobAgent{host: host, done: make(chan struct{})}
 		a.jobs[host] = j
@@ -119,6 +130,14 @@ func (a *Agents) beginNow(j *jobAgent) error {
 			j.ready.kill()
 		}
 		return &HostError{Host: j.host, Stage: StageReach, Err: err}
+	}
+	if a.Begun != nil {
+		if err := a.Begun(KnownAgent{j.host, j.addr, j.ready.PID}); err != nil {
+			if j.ready.kill != nil {
+				j.ready.kill()
+			}
+			return &HostError{Host: j.host, Stage: StageReach, Err: err}
+		}
 	}
 	a.Log.WithField("host", j.host).Debugf("launch: an agent was started: process %d, at %s", j.ready.PID, j.addr)
 	return nil

@@ -188,7 +188,10 @@ type Attach struct {
 	LeaseMs uint32 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	// The TCP port of the driver's rendezvous, at the address from which this stream comes: the agent forwards its workers'
 	// connections there. 0: it does not.
-	DriverPort    uint32 `protobuf:"varint,5,opt,name=driver_port,json=driverPort,proto3" json:"driver_port,omitempty"`
+	DriverPort uint32 `protobuf:"varint,5,opt,name=driver_port,json=driverPort,proto3" json:"driver_port,omitempty"`
+	// The driver takes over from one that died: it means whatever session the run has; where there is none, the one it names
+	// begins. It does not know what was heard.
+	TakeOver      bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +259,13 @@ func (x *Attach) GetDriverPort() uint32 {
 		return x.DriverPort
 	}
 	return 0
+}
+
+func (x *Attach) GetTakeOver() bool {
+	if x != nil {
+		return x.TakeOver
+	}
+	return false
 }
 
 // Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
@@ -702,7 +712,12 @@ func (*FromAgent_Exited) isFromAgent_What() {}
 func (*FromAgent_Log) isFromAgent_What() {}
 
 type Attached struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What follows is said to a driver that takes over: which session it has, the number of the first event that the driver
+	// before has not heard, and the workers that are kept.
+	Session       []byte  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	First         uint64  `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	Kept          []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -737,6 +752,80 @@ func (*Attached) Descriptor() ([]byte, []int) {
 	return file_agent_proto_rawDescGZIP(), []int{8}
 }
 
+func (x *Attached) GetSession() []byte {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *Attached) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Attached) GetKept() []*Kept {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+type Kept struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// How many bytes of the worker's output were told by the events before the first.
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Kept) Reset() {
+	*x = Kept{}
+	mi := &file_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Kept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Kept) ProtoMessage() {}
+
+func (x *Kept) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Kept.ProtoReflect.Descriptor instead.
+func (*Kept) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Kept) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Kept) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // Log is a line of the log of an agent that has no log of its own. Some may be lost.
 type Log struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -749,7 +838,7 @@ type Log struct {
 
 func (x *Log) Reset() {
 	*x = Log{}
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +850,7 @@ func (x *Log) String() string {
 func (*Log) ProtoMessage() {}
 
 func (x *Log) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +863,7 @@ func (x *Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Log.ProtoReflect.Descriptor instead.
 func (*Log) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Log) GetLevel() uint32 {
@@ -801,7 +890,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +902,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +915,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Started) GetIncarnation() string {
@@ -855,7 +944,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +956,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +969,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -918,7 +1007,7 @@ type Exited struct {
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1019,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1032,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -984,7 +1073,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1085,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1098,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InspectRequest) GetTargets() []*Target {
@@ -1031,7 +1120,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1132,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1145,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Target) GetHost() string {
@@ -1089,7 +1178,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1190,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1203,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InspectReply) GetUnixNano() int64 {
@@ -1164,14 +1253,15 @@ const file_agent_proto_rawDesc = "" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03endB\x06\n" +
-	"\x04what\"\x8c\x01\n" +
+	"\x04what\"\xa9\x01\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
 	"\x05heard\x18\x03 \x01(\x04R\x05heard\x12\x19\n" +
 	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\x12\x1f\n" +
 	"\vdriver_port\x18\x05 \x01(\rR\n" +
-	"driverPort\"\xb2\x01\n" +
+	"driverPort\x12\x1b\n" +
+	"\ttake_over\x18\x06 \x01(\bR\btakeOver\"\xb2\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12\x18\n" +
@@ -1197,9 +1287,14 @@ const file_agent_proto_rawDesc = "" +
 	"\x06output\x18\x05 \x01(\v2\x11.hvdrun.v1.OutputH\x00R\x06output\x12+\n" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
 	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03logB\x06\n" +
-	"\x04what\"\n" +
-	"\n" +
-	"\bAttached\"/\n" +
+	"\x04what\"_\n" +
+	"\bAttached\x12\x18\n" +
+	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
+	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\">\n" +
+	"\x04Kept\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +
 	"\x03Log\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"=\n" +
@@ -1243,7 +1338,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_agent_proto_goTypes = []any{
 	(*ToAgent)(nil),        // 0: hvdrun.v1.ToAgent
 	(*Attach)(nil),         // 1: hvdrun.v1.Attach
@@ -1254,13 +1349,14 @@ var file_agent_proto_goTypes = []any{
 	(*End)(nil),            // 6: hvdrun.v1.End
 	(*FromAgent)(nil),      // 7: hvdrun.v1.FromAgent
 	(*Attached)(nil),       // 8: hvdrun.v1.Attached
-	(*Log)(nil),            // 9: hvdrun.v1.Log
-	(*Started)(nil),        // 10: hvdrun.v1.Started
-	(*Output)(nil),         // 11: hvdrun.v1.Output
-	(*Exited)(nil),         // 12: hvdrun.v1.Exited
-	(*InspectRequest)(nil), // 13: hvdrun.v1.InspectRequest
-	(*Target)(nil),         // 14: hvdrun.v1.Target
-	(*InspectReply)(nil),   // 15: hvdrun.v1.InspectReply
+	(*Kept)(nil),           // 9: hvdrun.v1.Kept
+	(*Log)(nil),            // 10: hvdrun.v1.Log
+	(*Started)(nil),        // 11: hvdrun.v1.Started
+	(*Output)(nil),         // 12: hvdrun.v1.Output
+	(*Exited)(nil),         // 13: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 14: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 15: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 16: hvdrun.v1.InspectReply
 }
 var file_agent_proto_depIdxs = []int32{
 	1,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -1271,20 +1367,21 @@ var file_agent_proto_depIdxs = []int32{
 	6,  // 5: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
 	8,  // 6: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
 	5,  // 7: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
-	10, // 8: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	11, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	12, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
-	9,  // 11: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
-	14, // 12: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	0,  // 13: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	13, // 14: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	7,  // 15: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	15, // 16: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	15, // [15:17] is the sub-list for method output_type
-	13, // [13:15] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	11, // 8: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
+	12, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	13, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	10, // 11: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
+	9,  // 12: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	15, // 13: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	0,  // 14: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	14, // 15: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	7,  // 16: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	16, // 17: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	16, // [16:18] is the sub-list for method output_type
+	14, // [14:16] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1314,7 +1411,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
