@@ -15,8 +15,10 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // runJob runs the command as the settings say, until it is done, has failed or is stopped.
@@ -39,7 +41,38 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		}
 	}
 	s.runID = driver.NewRunID()
-	source, closeSource, err := s.openSource(fixed, log)
+	j := jobRun{command: command, fixed: fixed, size: size}
+	if j.authority, err = identity.NewAuthority(s.runID); err != nil {
+		return runError{err}
+	}
+	if j.dir, err = p.newJobDir(s, command, j.authority, log); err != nil {
+		return err
+	}
+	return p.drive(ctx, s, j)
+}
+
+// jobRun is a job that begins, or goes on.
+type jobRun struct {
+	command   []string
+	fixed     []plan.Host // nil: sources are asked
+	size      driver.Size
+	authority *identity.Authority
+	dir       *jobDir             // nil: it has none
+	known     []launch.KnownAgent // of the driver before
+	resumed   bool
+}
+
+// drive is the job's driver, until the job is done, has failed or is stopped.
+func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) {
+	log := p.logger(s)
+	if j.dir != nil {
+		defer func() {
+			if !errors.Is(err, journal.ErrLocked) {
+				j.dir.end(err, log)
+			}
+		}()
+	}
+	source, closeSource, err := s.openSource(j.fixed, log)
 	if err != nil {
 		return err
 	}
@@ -48,33 +81,40 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	authority, err := identity.NewAuthority(s.runID)
-	if err != nil {
-		return runError{err}
-	}
-	launcher, err := s.launcher(authority, fixed, log)
+	launcher, err := s.launcher(j.authority, j.fixed, log)
 	if err != nil {
 		return err
 	}
 	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
-	err = driver.Run(ctx, driver.Config{
+	cfg := driver.Config{
 		RunID:             s.runID,
-		Command:           command,
+		Command:           j.command,
 		Env:               p.env,
 		Source:            source,
 		Launcher:          launcher,
-		Authority:         authority,
+		Authority:         j.authority,
 		Output:            output,
-		Size:              size,
+		Size:              j.size,
 		Blame:             s.blame,
 		Timeouts:          s.timeouts,
 		EncryptData:       s.encrypt,
 		NetworkInterfaces: s.interfaces,
 		Events:            events.write,
 		Log:               log,
-	})
+	}
+	run := driver.Run
+	if j.dir == nil {
+		launcher.Orphan = 0 // there is nothing to wait for
+	} else {
+		cfg.Journal = j.dir.journal()
+		launcher.Keep, launcher.Begun, launcher.Known = true, j.dir.begun, j.known
+	}
+	if j.resumed {
+		run, cfg.Replayed = driver.Resume, events.replay(j.dir.about.EventsFrom)
+	}
+	err = run(ctx, cfg)
 	stopped()
 	_ = output.Close() // a failure was logged when it happened
 	if cerr := events.close(); cerr != nil {
@@ -127,6 +167,7 @@ type eventFile struct {
 	log    logrus.FieldLogger
 	torn   bool // the last line was not written whole
 	failed bool
+	missed *missedEvents // nil: none
 }
 
 func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
@@ -147,7 +188,8 @@ func (f *eventFile) write(e driver.Event) {
 	}
 	line, err := json.Marshal(e)
 	if err == nil {
-		line = append(line, '\n')
+		line = append(f.missed.take(f.log), append(line, '\n')...)
+		f.missed = nil
 		if f.torn {
 			line = append([]byte{'\n'}, line...)
 		}

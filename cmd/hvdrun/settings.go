@@ -31,7 +31,7 @@ type settings struct {
 	timestamps              bool
 	logLevel                logrus.Level
 	logJSON, verbose        bool
-	eventsFile              string
+	eventsFile, jobDir      string
 	ssh                     sshSettings
 	orphan                  time.Duration // 0: the default
 
@@ -167,6 +167,9 @@ var table = []setting{
 	{name: "events-file", arg: "F",
 		usage: "append what happens to the job, one JSON object a line",
 		set:   text(func(s *settings) *string { return &s.eventsFile })},
+	{name: "job-dir", arg: "DIR",
+		usage: "the job's folder, from which it can be resumed (default: one in ~/.local/state/hvdrun/jobs)",
+		set:   text(func(s *settings) *string { return &s.jobDir })},
 	{name: "log-level", arg: "L", source: true,
 		usage: "least that is logged: trace, debug, info, warning, error or fatal (default warning)", set: setLogLevel},
 	{name: "log-format", arg: "text|json", source: true,
