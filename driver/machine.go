@@ -199,7 +199,7 @@ func (m *machine) step(now time.Time, ev event) []action {
 }
 
 func (m *machine) forked(now time.Time, e workerForked) {
-	if w := m.find(e.id); w != nil {
+	if w := m.find(e.id); w != nil && w.pid != e.pid { // else another driver was told already
 		w.pid = e.pid
 		m.emit(now, WorkerStarted, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", e.pid})
 	}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// controlLimit is how soon a driver that is resumed must have the job.
+const controlLimit = time.Second
+
+// driverKiller kills hvdrun itself, and resumes it.
+type driverKiller struct {
+	left     int // kills to come
+	killed   int
+	controls e2e.Spread
+}
+
+// turn tells whether it is hvdrun's. The kills are spread over the job.
+func (d *driverKiller) turn(k *killer) bool {
+	if d.left == 0 || k.step == 0 {
+		return false
+	}
+	due := float64(k.step) / float64(k.until) * float64(d.left+d.killed)
+	return float64(d.killed) < due && k.dice.IntN(3) > 0
+}
+
+// killDriver kills hvdrun, perhaps a worker while there is none, and perhaps the next one before it has control.
+func (k *killer) killDriver(ctx context.Context) error {
+	k.endDriver()
+	for {
+		if err := k.sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(50*time.Millisecond))); err != nil {
+			return err
+		}
+		if k.dice.IntN(4) == 0 {
+			k.strike()
+		}
+		began := time.Now()
+		next, err := k.job.Resume()
+		if err != nil {
+			return err
+		}
+		k.job = next
+		if k.drivers.left > 0 && k.dice.IntN(5) == 0 {
+			if err := k.sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(10*time.Millisecond))); err != nil {
+				return err
+			}
+			k.endDriver()
+			continue
+		}
+		return k.awaitControl(ctx, began)
+	}
+}
+
+func (k *killer) endDriver() {
+	k.drivers.left--
+	k.drivers.killed++
+	k.job.KillDriver()
+}
+
+func (k *killer) sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// awaitControl blocks until the driver that was resumed then has said so.
+func (k *killer) awaitControl(ctx context.Context, began time.Time) error {
+	follower := diary.Follow[e2e.Event](k.job.EventsPath())
+	for {
+		events, err := follower.Next()
+		if err != nil {
+			return err
+		}
+		for _, e := range events {
+			if e.Name == "resumed" && e.Time.After(began) {
+				k.drivers.controls = append(k.drivers.controls, e.Time.Sub(began))
+				return nil
+			}
+		}
+		select {
+		case <-k.job.Ended():
+			return nil // its exit status tells
+		default:
+		}
+		if err := k.sleep(ctx, 2*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// checkResumed checks that nobody has paid for the kills of hvdrun: all workers that ended before the job was done were
+// killed, and every resume was fast.
+func (k *killer) checkResumed(res e2e.Result) error {
+	var errs []error
+	started := make(map[int]int)
+	for _, e := range res.Events {
+		switch {
+		case e.Name == "worker_started":
+			if started[e.PID]++; started[e.PID] > 1 {
+				errs = append(errs, fmt.Errorf("worker %d was started twice", e.PID))
+			}
+		case e.Name == "worker_exited" && (e.Cause == "failed" || e.Cause == "left") && !k.seen[e.PID]:
+			errs = append(errs, fmt.Errorf("nobody killed worker %d of %s: %s", e.PID, e.Host, e))
+		}
+	}
+	ended := make(map[int]bool)
+	for _, l := range res.Lines {
+		ended[l.PID] = ended[l.PID] || l.Event == diary.End
+	}
+	for pid, well := range ended {
+		if !well && !k.seen[pid] {
+			errs = append(errs, fmt.Errorf("worker %d was in good health, and is missing in the end", pid))
+		}
+	}
+	if c := k.drivers.controls.Quantile(1); c > controlLimit {
+		errs = append(errs, fmt.Errorf("a driver had control only %v after it was resumed", c))
+	}
+	return errors.Join(errs...)
+}
