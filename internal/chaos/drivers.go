@@ -32,6 +32,7 @@ func (d *driverKiller) turn(k *killer) bool {
 // killDriver kills hvdrun, perhaps a worker while there is none, and perhaps the next one before it has control.
 func (k *killer) killDriver(ctx context.Context) error {
 	k.endDriver()
+	before := len(k.kills)
 	for {
 		if err := k.sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(50*time.Millisecond))); err != nil {
 			return err
@@ -52,7 +53,7 @@ func (k *killer) killDriver(ctx context.Context) error {
 			k.endDriver()
 			continue
 		}
-		return k.awaitControl(ctx, began)
+		return k.awaitControl(ctx, began, k.kills[before:])
 	}
 }
 
@@ -71,19 +72,35 @@ func (k *killer) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// awaitControl blocks until the driver that was resumed then has said so.
-func (k *killer) awaitControl(ctx context.Context, began time.Time) error {
+// awaitControl blocks until the driver that was resumed then has said so, and has heard of the workers that were killed
+// while there was none.
+func (k *killer) awaitControl(ctx context.Context, began time.Time, deaths []kill) error {
 	follower := diary.Follow[e2e.Event](k.job.EventsPath())
+	missing := make(map[int]bool)
+	for _, d := range deaths {
+		missing[d.pid] = true
+	}
+	var control time.Time
 	for {
 		events, err := follower.Next()
 		if err != nil {
 			return err
 		}
 		for _, e := range events {
-			if e.Name == "resumed" && e.Time.After(began) {
-				k.drivers.controls = append(k.drivers.controls, e.Time.Sub(began))
-				return nil
+			switch {
+			case e.Name == "worker_exited" && missing[e.PID]:
+				delete(missing, e.PID)
+			case e.Name == "resumed" && e.Time.After(began):
+			default:
+				continue
 			}
+			if e.Time.After(control) {
+				control = e.Time
+			}
+		}
+		if control.After(began) && len(missing) == 0 {
+			k.drivers.controls = append(k.drivers.controls, control.Sub(began))
+			return nil
 		}
 		select {
 		case <-k.job.Ended():
