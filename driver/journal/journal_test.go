@@ -170,7 +170,7 @@ func TestRefusals(t *testing.T) {
 	}
 	// After a failure there is no going on.
 	j.file.Close()
-	if j.Append([]byte("x")) == nil || j.Append([]byte("x")) == nil || j.Sync() == nil {
+	if j.Append([]byte("x")) == nil || j.Append([]byte("y")) == nil || j.Sync() == nil {
 		t.Error("a closed file takes records")
 	}
 }
