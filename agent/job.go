@@ -57,6 +57,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 		return fmt.Errorf("agent: listening for the driver: %w", err)
 	}
 	st := newSteward(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
+	st.spoolDir = cfg.Hello.Spool
 	st.launcher, st.inspect, st.over = cfg.Launcher, cfg.inspector(creds), make(chan error, 8)
 	st.lines = newLogLines()
 	cfg.Log.AddHook(st.lines)

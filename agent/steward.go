@@ -39,9 +39,13 @@ type steward struct {
 	launcher launch.Launcher
 	guard    func(session string) (io.Closer, error)
 	log      logrus.FieldLogger
-	over     chan error                                                     // receives why a session is over; nil: nobody asks
-	lines    *logLines                                                      // for a driver that keeps this agent's log; nil: none does
-	inspect  func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: nobody may
+	// Where output is kept for a driver that is not there, and how many bytes of it for each worker.
+	spoolDir  string
+	spoolSize int64
+
+	over    chan error                                                     // receives why a session is over; nil: nobody asks
+	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
+	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: nobody may
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -55,7 +59,7 @@ type steward struct {
 func newSteward(host string, slots int, log logrus.FieldLogger) *steward {
 	return &steward{
 		host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, log: log,
-		sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+		sessions: make(map[string]*session), taken: make(map[int]*worker), spoolSize: spoolSize, news: make(chan struct{}),
 	}
 }
 
@@ -263,6 +267,7 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	if err != nil {
 		return err
 	}
+	defer s.detach(l)
 	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: answer}}); err != nil {
 		return err
 	}
