@@ -56,14 +56,15 @@ func (l *loop) guarded(ctx context.Context) error {
 // loop carries events to the machine and its actions out into the world. Nothing calls into it: whatever happens is
 // posted as an event, and only the goroutine in run touches the machine.
 type loop struct {
-	cfg    Config
-	m      *machine
-	clock  clock
-	book   book
-	after  *jobRecord    // of the driver that this one takes over from; nil: of none
-	keeper launch.Keeper // the launcher, where it is one
-	events chan posted
-	ended  chan struct{} // closed when nobody takes events any more
+	cfg     Config
+	m       *machine
+	clock   clock
+	book    book
+	outputs outputs
+	after   *jobRecord    // of the driver that this one takes over from; nil: of none
+	keeper  launch.Keeper // the launcher, where it is one
+	events  chan posted
+	ended   chan struct{} // closed when nobody takes events any more
 
 	credentials *identity.Authority
 	listen      netip.AddrPort // of the rendezvous
@@ -171,6 +172,12 @@ func (l *loop) serve(ctx context.Context) error {
 		return err
 	}
 	defer l.book.close()
+	if l.keeper != nil && l.cfg.Journal != "" {
+		if err := l.outputs.open(l.cfg); err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer func() { l.outputs.close(l.m.finished) }()
+	}
 	own, err := l.credentials.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
 	if err != nil {
 		return fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
@@ -278,6 +285,7 @@ func (l *loop) feed(in posted) *finishJob {
 	}
 	if e, ok := in.event.(workerEnded); ok && l.keeper != nil {
 		l.keeper.Settle(e.id)
+		l.outputs.note(outputNote{Worker: e.id, Ended: true})
 	}
 	for _, a := range actions {
 		if f, ok := a.(finishJob); ok {
@@ -363,6 +371,9 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 		return Exit{Err: err}
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
+	before := l.outputs.of(a.id)
+	stdout.Hold(before.Out)
+	stderr.Hold(before.Err)
 	err = l.cfg.Launcher.Run(ctx, launch.Spec{
 		Incarnation: a.id,
 		Slot:        a.slot.SlotID,
@@ -373,6 +384,10 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 		Stderr:      stderr,
 		Grace:       l.cfg.Timeouts.Drain,
 		Resumed:     a.forked,
+		Passed: func(bytes uint64) {
+			l.outputs.note(outputNote{Worker: a.id, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
+		},
+		PassedBefore: before.Bytes,
 	}, func(pid int) { l.postNoted(workerForked{a.id, pid}) })
 	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
 		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)

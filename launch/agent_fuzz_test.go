@@ -51,7 +51,7 @@ func FuzzAgentEvents(f *testing.F) {
 			}
 			said = said[2+n:]
 		}
-		events, _ := s.take(w)
+		events, _, _ := s.take(w)
 		for i, e := range events {
 			if i > 0 && e.GetNumber() <= events[i-1].GetNumber() {
 				t.Errorf("event %d after %d", e.GetNumber(), events[i-1].GetNumber())

@@ -143,7 +143,7 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
 	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
 	for {
-		events, lost := s.take(w)
+		events, at, lost := s.take(w)
 		for _, e := range events {
 			switch {
 			case e.GetStarted() != nil:
@@ -152,8 +152,13 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
-				pass(&outs[o.GetStream()-stdoutStream], o.GetText())
-				s.passed(w, len(o.GetText()))
+				text := o.GetText()
+				old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
+				pass(&outs[o.GetStream()-stdoutStream], text[old:])
+				at = s.passed(w, len(text))
+				if spec.Passed != nil && at > spec.PassedBefore {
+					spec.Passed(at)
+				}
 			default:
 				if s.a.keep(s, spec.Incarnation, e) {
 					return exitOfEvent(spec, e.GetExited())
@@ -177,7 +182,7 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 
 // pass writes the text, unless a write has failed before.
 func pass(w *io.Writer, text []byte) {
-	if *w == nil {
+	if *w == nil || len(text) == 0 {
 		return
 	}
 	if _, err := (*w).Write(text); err != nil {
@@ -301,22 +306,24 @@ func (s *agentSession) finish() {
 	poke(s.wake)
 }
 
-// take returns what has come for the worker, and why nothing more will.
-func (s *agentSession) take(w *agentWorker) ([]*agentEvent, error) {
+// take returns what has come for the worker, how many bytes of output came before, and why nothing more will come.
+func (s *agentSession) take(w *agentWorker) (events []*agentEvent, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	events := w.queue
+	events = w.queue
 	w.queue = nil
-	return events, w.lost
+	return events, w.taken, w.lost
 }
 
-func (s *agentSession) passed(w *agentWorker, n int) {
+// passed notes that so many bytes of output more have been passed on, and returns how many that makes.
+func (s *agentSession) passed(w *agentWorker, n int) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.taken += uint64(n)
 	if w.taken-w.saidTaken >= takeEvery {
 		poke(s.wake)
 	}
+	return w.taken
 }
 
 // serve keeps the session up, over as many streams as it takes, until it is finished or lost. One that is lost is ended at

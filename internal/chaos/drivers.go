@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/e2e"
@@ -137,8 +138,37 @@ func (k *killer) checkResumed(res e2e.Result) error {
 			errs = append(errs, fmt.Errorf("worker %d was in good health, and is missing in the end", pid))
 		}
 	}
+	errs = append(errs, checkChatter(res.Output, k.drivers.killed))
 	if c := k.drivers.controls.Quantile(1); c > controlLimit {
 		errs = append(errs, fmt.Errorf("a driver had control only %v after it was resumed", c))
 	}
 	return errors.Join(errs...)
+}
+
+var chatter = regexp.MustCompile(`(?m)^\[\d+\]<stdout>:chatter of (\d+): line (\d+)$`)
+
+// checkChatter checks that every line of every worker was passed on, and once, but for those that a driver was about to
+// note when it was killed.
+func checkChatter(output string, kills int) error {
+	lines := make(map[string]int)
+	repeated := 0
+	for _, m := range chatter.FindAllStringSubmatch(output, -1) {
+		var n int
+		fmt.Sscan(m[2], &n)
+		switch had := lines[m[1]]; {
+		case n == had+1:
+			lines[m[1]] = n
+		case n <= had:
+			repeated++
+		default:
+			return fmt.Errorf("worker %s: line %d of its output comes after line %d", m[1], n, had)
+		}
+	}
+	if repeated > kills {
+		return fmt.Errorf("%d lines of output were repeated, after %d kills of hvdrun", repeated, kills)
+	}
+	if len(lines) == 0 {
+		return errors.New("no output of any worker was passed on")
+	}
+	return nil
 }

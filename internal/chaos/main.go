@@ -127,7 +127,7 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 		Dir: dir,
 		Flags: []string{"-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
-		Trainee: c.trainee("-log-all", "-commit-every", every),
+		Trainee: c.trainee("-log-all", "-chatter", "-commit-every", every),
 		Limit:   c.limit,
 	})
 	if err != nil {
