@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -26,6 +27,8 @@ type jobAgent struct {
 	err   error
 	ready AgentReady
 	addr  string // where the driver reaches it
+	// orphan: it is a process of this machine, and was the child of a driver before this one.
+	orphan bool
 }
 
 func (j *jobAgent) started() bool {
@@ -37,8 +40,11 @@ func (j *jobAgent) started() bool {
 	}
 }
 
-// there tells of a child of this process that has ended.
+// there tells of a child of this process that has ended, or of one that was another driver's.
 func (j *jobAgent) there() error {
+	if j.orphan && errors.Is(syscall.Kill(j.ready.PID, 0), syscall.ESRCH) {
+		return errors.New("its process has ended")
+	}
 	select {
 	case <-j.ready.gone: // nil: never
 		return errors.New("its process has ended")
@@ -59,7 +65,7 @@ func (j *jobAgent) awaitEnd() {
 
 // knownAgent is one that a driver before this one has started.
 func knownAgent(k KnownAgent) *jobAgent {
-	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: AgentReady{PID: k.PID}}
+	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: AgentReady{PID: k.PID}, orphan: k.Local}
 	close(j.done)
 	return j
 }
@@ -132,7 +138,7 @@ func (a *Agents) beginNow(j *jobAgent) error {
 		return &HostError{Host: j.host, Stage: StageReach, Err: err}
 	}
 	if a.Begun != nil {
-		if err := a.Begun(KnownAgent{j.host, j.addr, j.ready.PID}); err != nil {
+		if err := a.Begun(KnownAgent{j.host, j.addr, j.ready.PID, j.ready.gone != nil}); err != nil {
 			if j.ready.kill != nil {
 				j.ready.kill()
 			}

@@ -13,6 +13,8 @@ type KnownAgent struct {
 	// Addr is where the driver reaches it, PID its process on its host.
 	Addr string
 	PID  int
+	// Local: that is this machine.
+	Local bool
 }
 
 var _ Keeper = (*Agents)(nil)

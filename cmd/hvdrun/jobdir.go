@@ -228,6 +228,7 @@ func prune(all string, now time.Time) {
 		fi, err := os.Stat(d.journal())
 		switch {
 		case d.about.Ended != nil && now.Sub(*d.about.Ended) > keepEnded:
+		case errors.Is(err, fs.ErrNotExist) && now.Sub(d.about.Begun) > keepEnded:
 		case err == nil && now.Sub(fi.ModTime()) > keepLost:
 			if running, err := journal.Locked(d.journal()); running || err != nil {
 				continue

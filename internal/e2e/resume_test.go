@@ -147,6 +147,47 @@ func TestResumeFindsDeaths(t *testing.T) {
 	}
 }
 
+// TestResumeFindsDeadAgent: an agent that dies while there is no driver takes its workers with it. The next driver finds
+// that soon, and starts another.
+func TestResumeFindsDeadAgent(t *testing.T) {
+	t.Parallel()
+	const steps = 1500
+	r := start(t, Job{
+		Flags: []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--orphan-timeout", "60s",
+			"--blacklist-cooldown-range", "0.1,0.1"},
+		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "2ms"},
+	})
+	awaitStep(t, r, 50)
+	r.KillDriver()
+	killed := false
+	for _, pid := range Processes(r.Mark) {
+		if strings.HasSuffix(commandLine(pid), " agent --job") && !killed {
+			killed = syscall.Kill(pid, syscall.SIGKILL) == nil
+		}
+	}
+	if !killed {
+		t.Fatal("there is no agent")
+	}
+	began := time.Now()
+	r = resume(t, r)
+	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		return Count(events, "worker_exited") >= 2 && Count(events, "worker_started") >= 6
+	})
+	if took := time.Since(began); err != nil || took > 5*time.Second {
+		t.Errorf("two workers were found to be lost, and replaced, after %v, %v", took, err)
+	}
+	res := finish(t, r, 0, steps)
+	lost := 0
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && e.Cause == "failed" {
+			lost++
+		}
+	}
+	if lost != 2 {
+		t.Errorf("%d workers failed, want 2", lost)
+	}
+}
+
 // TestJobFolder: what is secret of a job is in files that only its owner may read, and is gone when the job has ended.
 func TestJobFolder(t *testing.T) {
 	t.Parallel()
