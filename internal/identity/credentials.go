@@ -30,8 +30,8 @@ const (
 	encodingVersion = 1
 )
 
-// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory of the driver only; a
-// cluster's comes of the key that all its members have. It may be used from several goroutines at once, and prints as
+// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory of the driver, and where
+// that writes down what Encode returns; a cluster's comes of the key that all its members have. It may be used from several goroutines at once, and prints as
 // nothing but its run id.
 type Authority struct{ *authority }
 
