@@ -11,11 +11,14 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
+# The generator of collective/kernel's vector code, a module of its own.
+VECTOR = collective/kernel/internal/gen
+
 # The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck test resumes pure cross generate chaos chaos-drivers bench-recovery clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test resumes pure cross generate chaos chaos-drivers bench-recovery clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +32,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck test resumes net pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck fresh examples test resumes net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -45,6 +48,7 @@ deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	fi
 	@echo "== deps: Go modules"
 	@$(GO) mod download
+	@$(GO) -C $(VECTOR) mod download
 
 fmt:
 	@echo "== gofmt"
@@ -57,6 +61,20 @@ vet:
 staticcheck:
 	@echo "== staticcheck (its first build takes half a minute)"
 	@$(GO) tool staticcheck ./...
+
+fresh:
+	@echo "== the vector code is what its generator writes"
+	@$(GO) -C $(VECTOR) vet .
+	@$(GO) -C $(VECTOR) test .
+
+# The Go example is a module of its own, whose go.mod repeats what this one needs.
+examples:
+	@echo "== modules of examples"
+	@cd examples/discovery-plugin && { $(GO) mod tidy -diff || \
+		{ echo "examples/discovery-plugin/go.mod is out of step: run make tidy-examples"; exit 1; }; }
+
+tidy-examples: ## bring the modules of examples in step with this one
+	@cd examples/discovery-plugin && $(GO) mod tidy
 
 test: ## run the tests under the race detector; ARGS go to go test
 	@echo "== go test -race"

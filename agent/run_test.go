@@ -36,7 +36,12 @@ func newCluster(t *testing.T) *cluster {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		c.source.Watch(ctx, func(hosts []plan.Host) { c.lists <- hosts })
+		c.source.Watch(ctx, func(hosts []plan.Host) {
+			select {
+			case c.lists <- hosts:
+			case <-ctx.Done():
+			}
+		})
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -76,8 +81,7 @@ func (c *cluster) run(cfg Config) (stop func() error) {
 		case err := <-done:
 			return err
 		case <-time.After(patience):
-			c.t.Fatal("the agent does not end")
-			return nil
+			return errors.New("the agent does not end")
 		}
 	}
 }
@@ -122,9 +126,17 @@ func TestRun(t *testing.T) {
 	if addr, err := l.HostAddr("a"); err != nil || addr != "127.0.0.1" {
 		t.Errorf("the host is reached at %v, %v", addr, err)
 	}
-	bad <- []int{1}
+	select {
+	case bad <- []int{1}:
+	case <-time.After(patience):
+		t.Fatal("the devices' health is not watched")
+	}
 	other, _ := script(t, 1, "exit 0")
+	begin = time.Now()
 	for n := 0; ; n++ { // until the report has come
+		if time.Since(begin) > patience {
+			t.Fatal("a slot whose device has failed is still used")
+		}
 		other.Incarnation = string(rune('A' + n%26))
 		if err := l.Run(t.Context(), other, nil); err != nil {
 			wantRefused(t, err, "has failed")

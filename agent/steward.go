@@ -24,8 +24,6 @@ import (
 
 const (
 	sessionLen = 16
-	// Leases outside these bounds are refused.
-	minLease, maxLease = 50 * time.Millisecond, 7 * 24 * time.Hour
 	// attachTimeout is how long a driver may take to say which session it is about.
 	attachTimeout = 5 * time.Second
 	// unproven is how many connections may be in a handshake.
@@ -170,7 +168,7 @@ func (st *steward) free(w *worker) {
 func (st *steward) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, *wire.Attached, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
-	if len(id) != sessionLen || lease < minLease || lease > maxLease {
+	if len(id) != sessionLen || lease < launch.MinLease || lease > launch.MaxOrphan {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
 	}
 	st.mu.Lock()

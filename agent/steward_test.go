@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -136,7 +137,7 @@ func script(t *testing.T, i int, text string) (launch.Spec, *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pipe.Close() })
-	incarnation := fmt.Sprintf("%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), i)
+	incarnation := rand.Text() // no other copy of these tests may have processes of the name
 	return launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "a", Index: i},

@@ -1,21 +1,12 @@
 package collective
 
+import "github.com/hvdrun/hvdrun/collective/kernel"
+
 const (
 	segment     = 256 << 10 // bytes of one frame of a large operation; fits a core's second-level cache with its partner
 	smallReduce = 8 << 10   // up to here an AllReduce exchanges whole buffers
 	window      = 4         // receives posted ahead, so that the next segments arrive while one is reduced
 )
-
-// split returns the bounds of part i of n of count elements: the first count%n parts have one element more.
-func split(count, n, i int) (lo, hi int) {
-	each, more := count/n, count%n
-	lo = i*each + min(i, more)
-	hi = lo + each
-	if i < more {
-		hi++
-	}
-	return lo, hi
-}
 
 // segments is the number of frames that n bytes take; none for nothing.
 func segments(n int) int { return (n + segment - 1) / segment }
@@ -34,7 +25,7 @@ func (c *call) allReduce(data []byte) error {
 // ranks is no power of two, the first few fold in pairs before and unfold after. Both partners combine lower ranks
 // first, so that their results are equal in every bit.
 func (c *call) doubling(data []byte) error {
-	combine := combiners[c.desc.dtype][c.desc.reduce]
+	combine := c.desc.combiner()
 	rank, power := c.g.rank, 1
 	for power*2 <= c.g.size {
 		power *= 2
@@ -79,7 +70,7 @@ func (c *call) doubling(data []byte) error {
 		}
 	}
 	if c.desc.reduce == Average {
-		dividers[c.desc.dtype](data, c.g.size)
+		c.desc.divide(data, c.g.size)
 	}
 	if rank < folded {
 		c.send(rank+1, 100, data)
@@ -115,7 +106,7 @@ func (c *call) ring(data []byte) error {
 	for i := range segments(len(own)) {
 		c.send(r.right, 0, cut(own, i))
 	}
-	combine := combiners[c.desc.dtype][c.desc.reduce]
+	combine := c.desc.combiner()
 	done := 0
 	for here := r.skip(cursor{1, 0}); here.round <= 2*n-2; here = r.skip(cursor{here.round, here.segment + 1}) {
 		if err := r.postUpTo(done); err != nil {
@@ -130,7 +121,7 @@ func (c *call) ring(data []byte) error {
 			combine(part, in.buf, part)
 		}
 		if here.round == n-1 && c.desc.reduce == Average {
-			dividers[c.desc.dtype](part, n)
+			c.desc.divide(part, n)
 		}
 		if here.round < 2*n-2 {
 			c.send(r.right, uint32(here.round), part)
@@ -143,9 +134,9 @@ func (c *call) ring(data []byte) error {
 // chunk is what this rank sends in a round, and has received in the round before: its own first, then those of the ranks to
 // its left.
 func (r *ring) chunk(round int) []byte {
-	n, size := r.g.size, r.desc.dtype.size()
+	n, size := r.g.size, r.desc.dtype.Size()
 	i := ((r.g.rank-round)%n + n) % n
-	lo, hi := split(len(r.data)/size, n, i)
+	lo, hi := kernel.Split(len(r.data)/size, n, i)
 	return r.data[lo*size : hi*size]
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -27,8 +28,10 @@ const (
 	firstBackoff = 5 * time.Millisecond
 )
 
-// keepAlive notices in about 11 seconds that a peer's host is gone.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
+// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where nothing waits to be
+// acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also ends the connection to a peer that is well
+// and does not read for so long: one that computes, and whose receive window is full.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
 // Config configures an [Endpoint].
 type Config struct {
@@ -36,25 +39,38 @@ type Config struct {
 	ListenAddr  string                // host:port; empty: every address, a free port
 	Interfaces  []string              // whose addresses are offered where ListenAddr names none; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
+	OnlySockets bool                  // no shared memory between the ranks of a host
 	Log         logrus.FieldLogger    // nil: nothing is logged
+	Timeline    Timeline              // told of every operation; nil: nobody listens
 }
 
 // Endpoint is where the other workers of the job reach this one. It lives as long as the worker, over all generations.
 type Endpoint struct {
 	credentials *identity.Credentials
 	encrypt     bool
+	apart       bool
 	log         logrus.FieldLogger
+	timeline    Timeline
 	listener    net.Listener
 	addrs       []string
 	closed      chan struct{}
 	running     sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
 	mu       sync.Mutex
-	current  *Group                   // of the newest generation that Connect was called for
-	rooms    map[uint64]chan struct{} // by newer generation; closed when Connect is called for it or a later one
+	current  *family        // of the newest generation that Connect was called for
+	rooms    map[door]*room // where connections wait for groups that this rank has not come to yet
 	waiting  int
 	inbound  map[net.Conn]struct{} // accepted and not handed over
 	unproven []net.Conn            // those of them that have proven nothing, oldest first
+}
+
+// door tells the groups apart that a worker takes part in.
+type door struct{ generation, lane uint64 }
+
+// room is where connections wait until this rank comes to their group.
+type room struct {
+	open    chan struct{} // closed when it does, or when the generation is over
+	waiting int
 }
 
 // Peers are the ranks that [Endpoint.Connect] connects.
@@ -62,6 +78,7 @@ type Peers struct {
 	Generation uint64
 	Rank       int        // of this worker
 	Addrs      [][]string // by rank: what Addrs of their endpoints returned; the own entry is not used
+	Hosts      []string   // by rank: who is on one host shares memory, if that can be; nil, or empty names: nobody
 }
 
 // Listen opens an endpoint and starts to accept connections; Close ends it.
@@ -83,8 +100,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 		ln.Close()
 		return nil, err
 	}
-	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, log: cfg.Log, listener: ln, addrs: addrs,
-		closed: make(chan struct{}), rooms: map[uint64]chan struct{}{}, inbound: map[net.Conn]struct{}{}}
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, log: cfg.Log, timeline: cfg.Timeline,
+		listener: ln, addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
 	if e.log == nil {
 		quiet := logrus.New()
 		quiet.SetOutput(io.Discard)
@@ -162,24 +179,30 @@ func (e *Endpoint) Close() error {
 
 // Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
 // Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
-// most until ctx ends, or for 30 s where ctx has no deadline. It fails with an [*AbortedError] that names the ranks that
+// most until ctx ends, or for 30 s where ctx has no deadline. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
 // could not be reached: at once where nobody listens at a peer's addresses, which means that its process is dead.
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
 	if p.Rank < 0 || p.Rank >= n {
 		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
 	}
-	g := newGroup(p.Generation, p.Rank, n)
+	f := newFamily(p.Generation, n)
+	f.hosts, f.apart, f.log, f.timeline = p.Hosts, e.apart, e.log, e.timeline
+	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
+	return f.connect(ctx, lane{rank: p.Rank, size: n})
+}
+
+// connect connects the ranks of one group. addrs are those of the ranks of the generation.
+func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]string) (*Group, error) {
+	g := newGroup(f, l.id, l.rank, l.size, l.members)
 	path := newTCPPath(g)
-	if n > 1 {
-		g.path = path
+	if g.size > 1 {
+		g.path, g.tcp = path, path
 	}
 	if err := e.begin(g); err != nil {
 		return nil, err
 	}
-	if n == 1 {
-		return g, nil
-	}
+	f.catchUp(g)
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, connectBound)
@@ -187,18 +210,20 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	}
 	dialCtx, stop := context.WithCancel(ctx)
 	var dialing sync.WaitGroup
-	for peer, addrs := range p.Addrs {
-		if peer != p.Rank {
-			dialing.Go(func() { e.reach(dialCtx, g, path, peer, addrs) })
+	for peer := range g.size {
+		if peer != g.rank {
+			dialing.Go(func() { e.reach(dialCtx, g, path, peer, addrs[g.original(peer)]) })
 		}
 	}
-	select {
-	case <-path.complete:
-	case <-g.failed:
-	case <-ctx.Done():
-		g.fail(gone(ctx.Err(), path.absent()...))
-	case <-e.closed:
-		g.fail(gone(errors.New("collective: the endpoint is closed"), g.rank))
+	if g.size > 1 {
+		select {
+		case <-path.complete:
+		case <-g.failed:
+		case <-ctx.Done():
+			g.fail(gone(ctx.Err(), path.absent()...))
+		case <-e.closed:
+			g.fail(gone(errors.New("collective: the endpoint is closed"), g.rank))
+		}
 	}
 	stop()
 	dialing.Wait()
@@ -208,10 +233,14 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 		path.quiesce()
 		return nil, g.err()
 	}
+	if err := g.share(ctx); err != nil {
+		g.Abort(err)
+		return nil, g.err()
+	}
 	return g, nil
 }
 
-// begin makes g's generation the current one and calls in those that wait for it.
+// begin opens the door to g, for those too that wait there. The group of all ranks makes its generation the current one.
 func (e *Endpoint) begin(g *Group) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -220,14 +249,20 @@ func (e *Endpoint) begin(g *Group) error {
 		return errors.New("collective: the endpoint is closed")
 	default:
 	}
-	if e.current != nil && g.generation <= e.current.generation {
+	switch {
+	case g.lane != 0 && e.current != g.family:
+		return fmt.Errorf("collective: generation %d is over", g.generation)
+	case g.lane == 0 && e.current != nil && g.generation <= e.current.generation:
 		return fmt.Errorf("collective: generation %d after generation %d", g.generation, e.current.generation)
 	}
-	e.current = g
-	for generation, room := range e.rooms {
-		if generation <= g.generation {
-			close(room)
-			delete(e.rooms, generation)
+	if !g.family.add(g) {
+		return fmt.Errorf("collective: generation %d has lane %x already", g.generation, g.lane)
+	}
+	e.current = g.family
+	for d, r := range e.rooms {
+		if d.generation < g.generation || d.generation == g.generation && (d.lane == g.lane || g.lane == 0) {
+			close(r.open)
+			delete(e.rooms, d)
 		}
 	}
 	return nil
@@ -235,7 +270,7 @@ func (e *Endpoint) begin(g *Group) error {
 
 // reach dials the one of the two channels to a peer that is this rank's to dial.
 func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer int, addrs []string) {
-	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: dataChannel}
+	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: dataChannel, Lane: g.lane}
 	if peer > g.rank {
 		h.Channel = controlChannel
 	}
@@ -247,7 +282,7 @@ func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer int,
 	}
 }
 
-// errBroken marks what may go better the next time: the peer was there, but the connection broke before it was proven.
+// errBroken marks what may go better the next time: the connection broke before it was proven, or found no way.
 var errBroken = errors.New("collective: the connection broke")
 
 func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
@@ -313,6 +348,9 @@ func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello
 func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (*conn, error) {
 	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
 	raw, err := d.DialContext(ctx, "tcp", addr)
+	if errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
+		return nil, fmt.Errorf("%w: %w", errBroken, err) // so a link is for a moment that has just come back
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -417,40 +455,48 @@ func (e *Endpoint) prove(raw net.Conn) {
 	e.log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
 }
 
-// welcome decides on a connection whose dialer is proven. One of a newer generation waits until this rank comes there.
+// welcome decides on a connection whose dialer is proven. One for a group to which this rank has not come waits until it does.
+// That includes those for a generation that has failed here already: their dialers are told so by its other groups.
 func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err error) {
 	timer := time.NewTimer(waitBound)
 	defer timer.Stop()
+	at := door{h.Generation, h.Lane}
 	for {
 		e.mu.Lock()
-		g := e.current
-		if g != nil && h.Generation <= g.generation {
-			e.mu.Unlock()
-			if h.Generation < g.generation {
-				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, g.generation)
+		if f := e.current; f != nil && h.Generation <= f.generation {
+			if h.Generation < f.generation {
+				e.mu.Unlock()
+				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.generation)
 			}
-			return g.welcome(h)
+			if g := f.group(h.Lane); g != nil {
+				e.mu.Unlock()
+				return g.welcome(h)
+			}
 		}
 		if e.waiting >= maxWaiting {
 			e.mu.Unlock()
-			return nil, false, fmt.Errorf("too many connections wait for newer generations")
+			return nil, false, fmt.Errorf("too many connections wait for groups to come")
 		}
-		room := e.rooms[h.Generation]
-		if room == nil {
-			room = make(chan struct{})
-			e.rooms[h.Generation] = room
+		r := e.rooms[at]
+		if r == nil {
+			r = &room{open: make(chan struct{})}
+			e.rooms[at] = r
 		}
+		r.waiting++
 		e.waiting++
 		e.mu.Unlock()
 		select {
-		case <-room:
+		case <-r.open:
 		case <-timer.C:
-			err = fmt.Errorf("not in generation %d within %v", h.Generation, waitBound)
+			err = fmt.Errorf("not in generation %d, lane %x within %v", h.Generation, h.Lane, waitBound)
 		case <-e.closed:
 			err = errors.New("the endpoint is closed")
 		}
 		e.mu.Lock()
 		e.waiting--
+		if r.waiting--; r.waiting == 0 && e.rooms[at] == r {
+			delete(e.rooms, at)
+		}
 		e.mu.Unlock()
 		if err != nil {
 			return nil, false, err

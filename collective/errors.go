@@ -21,8 +21,10 @@ var (
 // not be changed.
 type AbortedError struct {
 	Generation uint64
-	Dead       []int // the ranks with whose loss, leave or Abort it began, ascending; this rank itself when it began here
-	Cause      error // what was seen, on this rank or on the one that told it; may be nil
+	// Dead are the ranks with whose loss, leave or Abort it began, ascending, as this group numbers them; this rank itself
+	// when it began here. Empty in a subset where it began with a rank outside.
+	Dead  []int
+	Cause error // what was seen, on this rank or on the one that told it; may be nil
 }
 
 // Error names the ranks and the cause.

@@ -3,6 +3,8 @@ package collective
 import (
 	"errors"
 	"math"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 const firstMemory = 16 << 20 // taken on the word of a header; more only as bytes arrive
@@ -70,7 +72,7 @@ func (b *block) finish() error {
 // exchange sends part(j) to every rank j and returns what they have sent, by rank; nil for this one. Every pair of ranks
 // talks directly: the same bytes as a ring, in one step.
 func (c *call) exchange(part func(to int) []byte) ([][]byte, error) {
-	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.size()
+	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.Size()
 	longest := 0
 	for j := range n {
 		if j != rank {
@@ -107,9 +109,9 @@ func (c *call) exchange(part func(to int) []byte) ([][]byte, error) {
 // reduceScatter puts this rank's part of the reduced data into result. Every rank sends each part to its owner, who combines
 // them in the order of the ranks, segment by segment; data is not changed.
 func (c *call) reduceScatter(data, result []byte) error {
-	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.size()
+	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.Size()
 	part := func(of int) []byte {
-		lo, hi := split(len(data)/size, n, of)
+		lo, hi := kernel.Split(len(data)/size, n, of)
 		return data[lo*size : hi*size]
 	}
 	for i := range max(1, segments(len(part(0)))) { // the first part is a longest one
@@ -120,7 +122,7 @@ func (c *call) reduceScatter(data, result []byte) error {
 			}
 		}
 	}
-	combine := combiners[c.desc.dtype][c.desc.reduce]
+	combine := c.desc.combiner()
 	own := part(rank)
 	ahead := 2 // segments posted, of every rank
 	if n > 16 {
@@ -168,7 +170,7 @@ func (c *call) combineAll(combine combiner, result, own []byte, posted []*incomi
 		copy(result, own)
 	}
 	if c.desc.reduce == Average {
-		dividers[c.desc.dtype](result, c.g.size)
+		c.desc.divide(result, c.g.size)
 	}
 	return nil
 }

@@ -1,19 +1,39 @@
 package collective
 
-import "errors"
+import (
+	"errors"
+	"maps"
+	"slices"
+)
 
-// Sever cuts all connections of a group as the death of its process does: nothing more is said to anybody.
+// Sever cuts all connections of a group's family as the death of its process does: nothing more is said to anybody.
 func Sever(g *Group) {
+	g.family.mu.Lock()
+	n := g.outward(gone(errSevered, g.rank))
+	g.family.failure = &n
+	all := slices.Collect(maps.Values(g.family.lanes))
+	g.family.mu.Unlock()
+	for _, g := range all {
+		sever(g)
+	}
+}
+
+var errSevered = errors.New("severed")
+
+func sever(g *Group) {
 	g.mu.Lock()
 	if g.failure != nil {
 		g.mu.Unlock()
 		return
 	}
-	n := gone(errors.New("severed"), g.rank)
-	g.failure, g.notice = n.error(g.generation), n
+	n := gone(errSevered, g.rank)
+	g.failure, g.notice = n.error(g.generation), g.outward(n)
 	g.mu.Unlock()
-	g.path.release()
+	if g.path != nil {
+		g.path.release()
+	}
 	close(g.failed)
+	g.poke()
 }
 
 // Waiting is the number of connections that wait at e for newer generations.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 // The frames between two ranks. Every frame begins with a header of fixed size, in the byte order of the machine:
@@ -45,19 +47,21 @@ const (
 	allToAll
 	barrier
 	broadcastBytes
+	subset
+	share // of memory, while a group is made
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes"}
+	"BroadcastBytes", "Subset", "Connect"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
 	action action
-	dtype  dtype
+	dtype  kernel.Type
 	reduce Op
-	root   int32  // of broadcasts; the number of parts of an AllToAll
-	count  uint64 // elements; where lengths may differ, those of this sender to this receiver
+	root   int32  // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset
+	count  uint64 // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
 // matches reports whether two ranks may call a and b together.
@@ -86,6 +90,8 @@ func (a descriptor) String() string {
 		return fmt.Sprintf("%s of %d parts of %v", name, a.root, a.dtype)
 	case broadcastBytes:
 		return fmt.Sprintf("%s from rank %d", name, a.root)
+	case subset:
+		return fmt.Sprintf("%s of %d ranks (list %016x)", name, a.root, a.count)
 	}
 	return name
 }
@@ -99,7 +105,7 @@ func (a descriptor) append(b []byte) []byte {
 const descriptorSize = 15
 
 func parseDescriptor(b []byte) descriptor {
-	return descriptor{action(b[0]), dtype(b[1]), Op(b[2]),
+	return descriptor{action(b[0]), kernel.Type(b[1]), Op(b[2]),
 		int32(binary.NativeEndian.Uint32(b[3:])), binary.NativeEndian.Uint64(b[7:])}
 }
 
@@ -145,7 +151,7 @@ func parseHeader(b []byte) (header, error) {
 	default:
 		return header{}, errFrame
 	}
-	if h.length > limit || h.kind == dataFrame && (h.call.action == 0 || h.call.action >= actions || h.call.dtype >= dtypes) {
+	if h.length > limit || h.kind == dataFrame && (h.call.action == 0 || h.call.action >= actions || h.call.dtype >= kernel.Types) {
 		return header{}, errFrame
 	}
 	return h, nil
@@ -268,7 +274,7 @@ func (n *notice) frame(generation uint64) []byte {
 	return append(h.append(make([]byte, 0, headerSize+len(p))), p...)
 }
 
-// parseNotice reads the payload of a notice; from is the rank that sent it and size the number of ranks.
+// parseNotice reads the payload of a notice; size is the number of ranks of the generation.
 func parseNotice(k kind, p []byte, size int) (notice, error) {
 	rank := func(b []byte) (int, bool) {
 		r := binary.NativeEndian.Uint32(b)

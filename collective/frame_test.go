@@ -7,11 +7,13 @@ import (
 	"io"
 	"testing"
 	"testing/iotest"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 func TestFrames(t *testing.T) {
 	h := header{kind: dataFrame, step: 7, length: 3, generation: 1<<63 + 1, seq: 9,
-		call: descriptor{allReduce, float64Type, Max, -5, 1<<40 + 3}}
+		call: descriptor{allReduce, kernel.Float64, Max, -5, 1<<40 + 3}}
 	stream := append(h.append(nil), 1, 2, 3)
 	if len(stream) != headerSize+3 {
 		t.Fatalf("a header of %d bytes", len(stream)-3)
@@ -38,7 +40,7 @@ func TestFrames(t *testing.T) {
 func TestNotices(t *testing.T) {
 	aborted := gone(errors.New("broken"), 1, 3)
 	call := descriptor{action: barrier}
-	for _, n := range []notice{aborted, mismatched(3, call, 1, descriptor{action: broadcast, dtype: int8Type, count: 4})} {
+	for _, n := range []notice{aborted, mismatched(3, call, 1, descriptor{action: broadcast, dtype: kernel.Int8, count: 4})} {
 		f := &frameReader{r: bytes.NewReader(n.frame(5))}
 		h, err := f.next()
 		p := make([]byte, h.length)
@@ -72,7 +74,7 @@ func FuzzFrames(f *testing.F) {
 	h.call.action, h.length, h.seq = allReduce, maxPayload, 2
 	f.Add(h.append(nil))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		g := newGroup(1, 0, 2)
+		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
 		p := newTCPPath(g)
 		g.path = p
 		p.stopOnce.Do(func() { close(p.stop) }) // nobody asks for frames: those that would wait are skipped

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // transport moves frames from one rank of a group to the others, and delivers what they send to the group's inboxes.
@@ -24,31 +26,41 @@ type transport interface {
 	leave()
 }
 
-// Group is the connected ranks of one generation. Its operations are the functions of this package; they and its methods
-// on a nil Group return errors or zero values, Rank −1.
+// Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations are the functions of this
+// package; they and its methods on a nil Group return errors or zero values, Rank −1.
 type Group struct {
 	rank, size int
 	generation uint64
+	lane       uint64    // what tells it from the other groups of the generation; 0 for that of all ranks
+	members    []int     // by rank: the ranks in the group of all; nil where these are the same
+	family     *family   // the groups of the generation in this process
 	path       transport // nil for a group of one
+	tcp        *tcpPath  // path, where operations may drive it themselves
 	boxes      []inbox   // by rank; the own one is unused
 
-	busy    atomic.Bool
-	closing atomic.Bool
-	wake    chan struct{} // one token: something has changed for the operation under way
-	failed  chan struct{} // closed once the group has failed and every rank has been told
+	host  atomic.Pointer[host] // the ranks that share memory with this one; nil: none. Set before the group is handed out
+	hosts [][]int              // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
 
-	mu      sync.Mutex
-	failure error
-	notice  notice
+	busy     atomic.Bool
+	closing  atomic.Bool
+	finished atomic.Uint64 // operations that went well
+	wake     chan struct{} // one token: something has changed for the operation under way
+	failed   chan struct{} // closed once the group has failed and every rank has been told
+
+	mu       sync.Mutex
+	failure  error
+	notice   notice   // as failAs has got it
+	children []*Group // subsets made from this group, not closed
+	subsets  uint64   // how many have been agreed on
 
 	call call // of the operation under way; kept for its buffers
 }
 
-func newGroup(generation uint64, rank, size int) *Group {
-	g := &Group{rank: rank, size: size, generation: generation,
+func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
+	g := &Group{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f,
 		wake: make(chan struct{}, 1), failed: make(chan struct{}), boxes: make([]inbox, size)}
 	for i := range g.boxes {
-		g.boxes[i] = inbox{g: g, from: i, ready: make(chan struct{}, 1)}
+		g.boxes[i] = inbox{g: g, from: i, last: math.MaxUint64, ready: make(chan struct{}, 1)}
 	}
 	g.call.g = g
 	return g
@@ -81,11 +93,12 @@ func (g *Group) Generation() uint64 {
 // Close leaves the group. Ranks that are still in an operation that this one has finished can finish it; operations that
 // would need this rank afterwards fail on every rank with an [*AbortedError] that names it. Close waits until the others
 // have read all that this rank has sent, for a second at most. During an operation of this rank it acts as [Group.Abort].
-// It always returns nil. A second call does nothing.
+// Subsets that were made from the group are closed with it. It always returns nil. A second call does nothing.
 func (g *Group) Close() error {
 	if g == nil || !g.closing.CompareAndSwap(false, true) {
 		return nil
 	}
+	g.eachChild(func(child *Group) { child.Close() })
 	if g.busy.CompareAndSwap(false, true) {
 		if g.path != nil && g.err() == nil {
 			g.path.leave()
@@ -93,16 +106,15 @@ func (g *Group) Close() error {
 	} else {
 		g.fail(gone(ErrClosed, g.rank))
 	}
-	if g.path != nil {
-		g.path.release()
-		g.path.quiesce()
-	}
+	g.giveUp()
+	g.family.remove(g)
 	return nil
 }
 
-// Abort ends the group at once on every rank: the operations under way and all later ones return an [*AbortedError] that
-// names this rank, or, where cause is an AbortedError itself, those that cause names. It may be called from any goroutine
-// and returns when the group's goroutines have ended. Close is not needed after it.
+// Abort ends the group at once on every rank, and with it all other groups of the generation: the operations under way and
+// all later ones return an [*AbortedError] that names this rank, or, where cause is an AbortedError itself, those that
+// cause names. It may be called from any goroutine and returns when the goroutines of the group and of its subsets have
+// ended. Close is not needed after it.
 func (g *Group) Abort(cause error) {
 	if g == nil {
 		return
@@ -113,25 +125,42 @@ func (g *Group) Abort(cause error) {
 		n.dead = a.Dead
 	}
 	g.fail(n)
+	<-g.failed
+	g.giveUp()
+	g.eachChild(func(child *Group) { child.Abort(cause) })
+}
+
+// giveUp ends all movement and blocks until nothing of the group is left.
+func (g *Group) giveUp() {
 	if g.path != nil {
-		<-g.failed
 		g.path.release()
 		g.path.quiesce()
 	}
+	g.host.Load().close()
 }
 
-// fail ends the group and tells every rank why. The first reason stays.
-func (g *Group) fail(n notice) {
+// fail ends the group and all other groups of the generation, and tells every rank why. The first reason stays. The notice
+// names ranks as the group numbers them.
+func (g *Group) fail(n notice) { g.failAs(g.outward(n)) }
+
+// failAs is fail with a notice that names ranks as the group of all ranks numbers them, as all do that go to others: a rank
+// that is not in this group may be in other groups of those who hear of it.
+func (g *Group) failAs(n notice) {
+	inside := g.inward(n)
 	g.mu.Lock()
 	if g.failure != nil {
 		g.mu.Unlock()
 		return
 	}
-	g.failure, g.notice = n.error(g.generation), n
+	g.failure, g.notice = inside.error(g.generation), n
 	g.mu.Unlock()
+	if h := g.host.Load(); h != nil {
+		h.member.Abort()
+	}
 	if g.path != nil {
 		g.path.flood(&n) // before this rank's operation can return, and its process end
 	}
+	g.family.spread(g, n)
 	close(g.failed)
 	if g.path != nil {
 		g.path.release()
@@ -150,27 +179,25 @@ func (g *Group) poke() {
 	case g.wake <- struct{}{}:
 	default:
 	}
+	if g.tcp != nil {
+		g.tcp.poke()
+	}
 }
 
 // run runs one operation. With invalid arguments the ranks still agree that all of them have called it so, since the others
 // would wait for ever otherwise.
 func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
-	if g == nil {
-		return errNoGroup
-	}
-	if g.closing.Load() {
-		return ErrClosed
-	}
-	if !g.busy.CompareAndSwap(false, true) {
-		if g.closing.Load() {
-			return ErrClosed
-		}
-		return ErrBusy
+	if err := g.enter(); err != nil {
+		return err
 	}
 	defer g.busy.Store(false)
-	if err := g.err(); err != nil {
-		<-g.failed
-		return err
+	if g.family.timeline != nil {
+		defer g.record(d, time.Now())
+	}
+	if h := g.host.Load(); h != nil {
+		if err := h.arrive(ctx, d); err != nil {
+			return err
+		}
 	}
 	c := &g.call
 	if err := c.begin(ctx, d); err != nil {
@@ -186,9 +213,41 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 		err = c.flush()
 	}
 	if err = c.end(err); err == nil && invalid != nil {
-		return fmt.Errorf("collective: %s: %w", actionNames[d.action], invalid)
+		return d.refuse(invalid)
 	}
 	return err
+}
+
+// refuse is the error of invalid arguments.
+func (a descriptor) refuse(invalid error) error {
+	return fmt.Errorf("collective: %s: %w", actionNames[a.action], invalid)
+}
+
+// enter begins an operation, or returns why there cannot be one. The caller makes the group free again.
+func (g *Group) enter() error {
+	if g == nil {
+		return errNoGroup
+	}
+	if g.closing.Load() {
+		return ErrClosed
+	}
+	if !g.busy.CompareAndSwap(false, true) {
+		if g.closing.Load() {
+			return ErrClosed
+		}
+		return ErrBusy
+	}
+	if g.err() != nil {
+		g.busy.Store(false)
+		return g.lost()
+	}
+	return nil
+}
+
+// lost is the error of an operation whose group has failed.
+func (g *Group) lost() error {
+	<-g.failed
+	return g.err()
 }
 
 // call is an operation under way on one rank.
@@ -203,6 +262,7 @@ type call struct {
 	ins     []*incoming
 	inUsed  int
 	buffer  []byte
+	owners  []int
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {
@@ -211,6 +271,9 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 	c.outUsed, c.inUsed = 0, 0
 	if ctx.Err() != nil {
 		return c.cancelled()
+	}
+	if c.g.tcp != nil && !c.g.tcp.start() {
+		return c.lost()
 	}
 	for i := range c.g.boxes {
 		if i == c.g.rank {
@@ -237,6 +300,13 @@ func (c *call) end(err error) error {
 		r.buf = nil
 	}
 	c.ctx = nil
+	if err == nil {
+		c.g.finished.Store(c.seq)
+	}
+	if c.g.tcp != nil {
+		c.g.tcp.finish()
+		c.g.tcp.concluded()
+	}
 	return err
 }
 
@@ -249,10 +319,7 @@ func (c *call) cancelled() error {
 }
 
 // lost is the error of an operation whose group has failed.
-func (c *call) lost() error {
-	<-c.g.failed
-	return c.g.err()
-}
+func (c *call) lost() error { return c.g.lost() }
 
 // send starts to send one frame.
 func (c *call) send(to int, step uint32, data []byte) *outgoing {
@@ -327,6 +394,9 @@ func (c *call) flush() error {
 
 // pause waits until something has changed.
 func (c *call) pause() error {
+	if c.g.tcp != nil && c.g.tcp.driven {
+		return c.g.tcp.pause(c)
+	}
 	select {
 	case <-c.g.wake:
 		return nil

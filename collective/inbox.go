@@ -3,6 +3,7 @@ package collective
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 )
@@ -60,8 +61,9 @@ type inbox struct {
 	early  fifo[*early]
 	held   int // bytes in early
 	target *incoming
-	ended  bool // the peer sends no more
-	shut   bool // the group has failed: nothing is delivered any more
+	last   uint64 // the last operation of which the peer is part; all ones while it has not left
+	asked  bool   // the next header is waited for
+	shut   bool   // the group has failed: nothing is delivered any more
 	ready  chan struct{}
 	free   [][]byte
 }
@@ -93,6 +95,9 @@ func (b *inbox) enter(seq uint64, call descriptor) (notice, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.seq, b.call = seq, call
+	if seq > b.last {
+		return gone(errLeft, b.from), false
+	}
 	for i := range b.early.len() {
 		if e := b.early.at(i); e.want == nil {
 			if n, ok := b.check(&e.header); !ok {
@@ -118,9 +123,6 @@ func (b *inbox) postLocked(r *incoming) (notice, bool) {
 		return notice{}, true
 	}
 	if b.early.len() == 0 || b.early.at(0).want != nil {
-		if b.ended {
-			return gone(errLeft, b.from), false
-		}
 		b.posted.push(r)
 		return notice{}, true
 	}
@@ -148,18 +150,21 @@ func (b *inbox) postLocked(r *incoming) (notice, bool) {
 	return notice{}, true
 }
 
+// hasEnded tells whether the peer has said that it leaves.
+func (b *inbox) hasEnded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.last != math.MaxUint64
+}
+
 // peek returns the header of the next frame that nobody has asked for.
 func (b *inbox) peek() (header, bool) {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.early.len() > 0 && b.early.at(0).want == nil {
-		defer b.mu.Unlock()
 		return b.early.at(0).header, true
 	}
-	ended := b.ended && !b.shut
-	b.mu.Unlock()
-	if ended {
-		b.g.fail(gone(errLeft, b.from))
-	}
+	b.asked = true
 	return header{}, false
 }
 
@@ -175,7 +180,7 @@ func (b *inbox) deliver(o *outgoing) {
 }
 
 func (b *inbox) deliverLocked(o *outgoing) (notice, bool) {
-	if b.shut || b.ended {
+	if b.shut {
 		return notice{}, true // the sender learns of the group's end by its own
 	}
 	if n, ok := b.check(&o.header); !ok {
@@ -272,16 +277,76 @@ func (b *inbox) placed() {
 	b.g.poke()
 }
 
-// end says that the peer has left and that all it sent has been delivered.
-func (b *inbox) end() {
+// hungry reports whether the operation waits for something of this peer.
+func (b *inbox) hungry() bool {
 	b.mu.Lock()
-	b.ended = true
-	missing := b.posted.len() > 0 && !b.shut
+	defer b.mu.Unlock()
+	return b.asked || b.posted.len() > 0 || b.early.len() > 0 && b.early.at(0).want != nil
+}
+
+// announce takes the header of a frame whose payload the operation itself will read, into buf where that was asked for.
+// Otherwise e stands for the frame until wanted says so.
+func (b *inbox) announce(h *header, e *early) (buf []byte, asked bool, err error) {
+	b.mu.Lock()
+	n, ok := b.check(h)
+	b.asked = false
+	if ok && !b.shut {
+		if b.posted.len() == 0 {
+			*e = early{header: *h}
+			b.early.push(e)
+			b.mu.Unlock()
+			return nil, false, nil
+		}
+		r := b.posted.pop()
+		if n, ok = b.fits(h, r); ok {
+			b.target = r
+			b.mu.Unlock()
+			return r.buf, true, nil
+		}
+	}
+	b.mu.Unlock()
+	if !ok {
+		b.g.fail(n)
+	}
+	return nil, false, errShut
+}
+
+// wanted reports whether the frame that e stands for has been asked for, and where its payload must go.
+func (b *inbox) wanted(e *early) (buf []byte, asked bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.want == nil || b.shut {
+		return nil, false
+	}
+	b.early.pop()
+	b.target = e.want
+	return e.want.buf, true
+}
+
+// filled says that the operation has read the payload to where announce or wanted had it.
+func (b *inbox) filled() {
+	b.mu.Lock()
+	b.target.done.Store(true)
+	b.target = nil
+	b.mu.Unlock()
+}
+
+// end says that the peer leaves after the operation of number last. Every operation needs every rank.
+func (b *inbox) end(last uint64) {
+	b.mu.Lock()
+	b.last = last
+	missing := b.seq > last && !b.shut
 	b.mu.Unlock()
 	if missing {
 		b.g.fail(gone(errLeft, b.from))
 	}
-	b.g.poke() // who peeks must look again
+}
+
+// done reports whether a rank that has finished so many operations has finished all of which the peer was part.
+func (b *inbox) done(finished uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return finished >= b.last
 }
 
 // close drops every request and frame; nothing is delivered any more.

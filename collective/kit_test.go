@@ -3,6 +3,7 @@ package collective_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,10 +25,28 @@ func TestTCPEncrypted(t *testing.T) {
 	collectivetest.Run(t, newWorkers(t, collective.Config{Encrypt: true}, 8).connect)
 }
 
+func TestShared(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 8)
+	w.hosts = "aaaaaaaa"
+	collectivetest.Run(t, w.connect)
+}
+
+// TestHosts has ranks of several hosts.
+func TestHosts(t *testing.T) {
+	for _, hosts := range []string{"aabbccdd", "abababab", "aaabaaac", "abbbbbbb"} {
+		t.Run(hosts, func(t *testing.T) {
+			w := newWorkers(t, collective.Config{}, 8)
+			w.hosts = hosts
+			collectivetest.Run(t, w.connect)
+		})
+	}
+}
+
 // workers are endpoints that meet in one generation after the other.
 type workers struct {
 	endpoints  []*collective.Endpoint
 	addrs      [][]string
+	hosts      string // a letter for the host of each rank; empty: each has its own
 	generation atomic.Uint64
 }
 
@@ -76,7 +95,8 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	for i := range n {
 		wg.Go(func() {
 			groups[i], errs[i] = w.endpoints[i].Connect(context.Background(),
-				collective.Peers{Generation: generation, Rank: i, Addrs: w.addrs[:n]})
+				collective.Peers{Generation: generation, Rank: i, Addrs: w.addrs[:n],
+					Hosts: strings.Split(w.hosts[:min(n, len(w.hosts))], "")})
 		})
 	}
 	wg.Wait()

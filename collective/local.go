@@ -1,23 +1,69 @@
 package collective
 
+import (
+	"context"
+	"sync"
+)
+
 // Local returns the n connected groups of one process, by rank, generation 0; each is used by a goroutine of its own. They
 // start no goroutines. An n below 1 gives none.
 func Local(n int) []*Group {
-	w := make(localWorld, max(n, 0))
-	for i := range w {
-		w[i] = newGroup(0, i, n)
-		if n > 1 {
-			w[i].path = &localPath{world: w, rank: i}
-		}
+	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
+	for i := range w.families {
+		f := newFamily(0, n)
+		f.connect = func(_ context.Context, l lane) (*Group, error) { return w.connect(l), nil }
+		w.families[i] = f
 	}
-	return w
+	groups := make([]*Group, len(w.families))
+	for i := range groups {
+		groups[i] = w.connect(lane{rank: i, size: n})
+	}
+	return groups
 }
 
-type localWorld []*Group
+// localWorld is the ranks of one process.
+type localWorld struct {
+	families []*family // by rank
+
+	mu    sync.Mutex
+	lanes map[uint64]*localLane // those to which not every rank has come
+}
+
+type localLane struct {
+	groups []*Group
+	absent int
+}
+
+// connect returns the group of one rank of a lane. The first one that comes makes those of all.
+func (w *localWorld) connect(l lane) *Group {
+	w.mu.Lock()
+	all := w.lanes[l.id]
+	if all == nil {
+		all = &localLane{groups: make([]*Group, l.size), absent: l.size}
+		w.lanes[l.id] = all
+		for i := range all.groups {
+			all.groups[i] = newGroup(w.families[l.original(i)], l.id, i, l.size, l.members)
+			if l.size > 1 {
+				all.groups[i].path = &localPath{world: all.groups, rank: i}
+			}
+		}
+		for _, g := range all.groups {
+			g.family.add(g)
+		}
+		for _, g := range all.groups {
+			g.family.catchUp(g)
+		}
+	}
+	if all.absent--; all.absent == 0 {
+		delete(w.lanes, l.id)
+	}
+	w.mu.Unlock()
+	return all.groups[l.rank] // it may have failed: its first operation says so
+}
 
 // localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of whichever comes second.
 type localPath struct {
-	world localWorld
+	world []*Group
 	rank  int
 }
 
@@ -26,7 +72,7 @@ func (p *localPath) send(to int, o *outgoing) { p.world[to].boxes[p.rank].delive
 func (p *localPath) flood(n *notice) {
 	for i, g := range p.world {
 		if i != p.rank {
-			g.fail(*n)
+			g.failAs(*n)
 		}
 	}
 }
@@ -50,7 +96,7 @@ func (p *localPath) quiesce() {
 func (p *localPath) leave() {
 	for i, g := range p.world {
 		if i != p.rank {
-			g.boxes[p.rank].end()
+			g.boxes[p.rank].end(p.world[p.rank].finished.Load())
 		}
 	}
 }

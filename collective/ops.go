@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 // Each operation is called by every rank of the group with the same arguments, except for the data. It blocks until the
@@ -14,19 +16,27 @@ import (
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every rank. Lengths must be
 // equal. Up to 8 KiB it takes log2(n) exchanges, above it runs a pipelined ring.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
-	d := descriptor{action: allReduce, dtype: dtypeOf[T](), reduce: op, count: uint64(len(data))}
-	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(bytesOf(data)) })
+	return g.allReduce(ctx, typeOf[T](), op, bytesOf(data))
+}
+
+// allReduce is AllReduce of bytes that hold elements of a type.
+func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte) error {
+	d := descriptor{action: allReduce, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+	if h := g.inMemory(); h != nil {
+		return h.allReduce(ctx, d, checkOp(op), data)
+	}
+	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(data) })
 }
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
 func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
-	d := descriptor{action: broadcast, dtype: dtypeOf[T](), root: clampRoot(root), count: uint64(len(data))}
+	d := descriptor{action: broadcast, dtype: typeOf[T](), root: clampRoot(root), count: uint64(len(data))}
 	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcast(bytesOf(data)) })
 }
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
 func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error) {
-	d := descriptor{action: allGather, dtype: dtypeOf[T](), count: uint64(len(data))}
+	d := descriptor{action: allGather, dtype: typeOf[T](), count: uint64(len(data))}
 	var all [][]T
 	err := g.run(ctx, d, nil, func(c *call) error {
 		b := bytesOf(data)
@@ -41,10 +51,10 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 // is. Lengths must be equal. The parts are consecutive and as even as can be: of count elements rank r gets count/n, the
 // first count%n ranks one more.
 func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
-	d := descriptor{action: reduceScatter, dtype: dtypeOf[T](), reduce: op, count: uint64(len(data))}
+	d := descriptor{action: reduceScatter, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
 	var part []T
 	err := g.run(ctx, d, checkOp(op), func(c *call) error {
-		lo, hi := split(len(data), g.size, g.rank)
+		lo, hi := kernel.Split(len(data), g.size, g.rank)
 		part = make([]T, hi-lo)
 		return c.reduceScatter(bytesOf(data), bytesOf(part))
 	})
@@ -54,7 +64,7 @@ func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([
 // AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as copies. There must be one
 // part per rank; their lengths may differ, in both directions.
 func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, error) {
-	d := descriptor{action: allToAll, dtype: dtypeOf[T](), root: clampRoot(len(parts))}
+	d := descriptor{action: allToAll, dtype: typeOf[T](), root: clampRoot(len(parts))}
 	var invalid error
 	if g != nil && len(parts) != g.size {
 		invalid = fmt.Errorf("%d parts for %d ranks", len(parts), g.size)
@@ -76,7 +86,7 @@ func Barrier(ctx context.Context, g *Group) error {
 // BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the root's data counts. Memory
 // is taken as the bytes arrive, whatever length was announced.
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
-	d := descriptor{action: broadcastBytes, dtype: uint8Type, root: clampRoot(root)}
+	d := descriptor{action: broadcastBytes, dtype: kernel.Uint8, root: clampRoot(root)}
 	var all []byte
 	err := g.run(ctx, d, checkRoot(g, root), func(c *call) (err error) {
 		all, err = c.broadcastBytes(data)

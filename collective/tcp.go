@@ -1,15 +1,17 @@
 package collective
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Two connections join each pair of ranks. The data channel carries operations, the control channel notices, goodbyes and
@@ -22,14 +24,15 @@ const (
 )
 
 const (
-	directFrame  = 16 << 10              // frames up to this size are written on the operation's own goroutine
+	sealedRecord = 16 << 10              // what goes into one record of TLS with its header
 	noticeBound  = 50 * time.Millisecond // longest a notice may take to be handed to the kernel
 	verdictBound = time.Second           // longest the control channel may take to tell why the data channel has ended
 	dialVerdict  = 50 * time.Millisecond // the same while the peer has yet to dial it
 	leaveBound   = time.Second           // longest a leaving rank waits for the others to read what it has sent
 )
 
-// tcpPath is the transport of a group whose ranks are processes.
+// tcpPath is the transport of a group whose ranks are processes. Encrypted data channels have a reader and a writer
+// goroutine each; others are driven by the operations themselves (drive.go).
 type tcpPath struct {
 	g     *Group
 	links []*link // by rank; nil for the own one
@@ -43,12 +46,44 @@ type tcpPath struct {
 	ended    bool // the group has ended: connections that come now are told so
 	released bool
 	running  sync.WaitGroup // all goroutines of the links
+	driven   bool           // operations drive the data channels
+	driving  bool           // one does
+	alarm    int            // eventfd that wakes it from its sleep; −1: none
+
+	sleeping atomic.Bool
+	crowded  bool          // more ranks than cores are on this host
+	polls    []unix.PollFd // of the operation under way
+	left     atomic.Int32  // peers that have said goodbye
 }
 
 // conn is a proven connection.
 type conn struct {
 	net.Conn          // with TLS where it is encrypted
 	raw      net.Conn // the socket
+}
+
+func (c *conn) sealed() bool { return c.Conn != c.raw }
+
+// duplicate returns another descriptor of the socket, which the caller must close.
+func (c *conn) duplicate() (fd int, err error) {
+	sc, ok := c.raw.(syscall.Conn)
+	if !ok {
+		return -1, errors.ErrUnsupported
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var dupErr error
+	err = raw.Control(func(is uintptr) { fd, dupErr = unix.FcntlInt(is, unix.F_DUPFD_CLOEXEC, 0) })
+	return fd, errors.Join(err, dupErr)
+}
+
+// sameHost reports whether both ends of a connection have one address.
+func sameHost(c *conn) bool {
+	local, ok1 := c.raw.LocalAddr().(*net.TCPAddr)
+	remote, ok2 := c.raw.RemoteAddr().(*net.TCPAddr)
+	return ok1 && ok2 && local.IP.Equal(remote.IP)
 }
 
 // link is the path to one other rank.
@@ -58,8 +93,10 @@ type link struct {
 	claimed [channels]bool
 	data    *conn
 	control *conn
-	out     sender
+	out     sender // where it is encrypted
+	wire    wire   // where it is not
 
+	heardOut      chan struct{} // closed when nobody reads the data channel until operations do
 	controlWrites sync.Mutex
 
 	mu      sync.Mutex
@@ -69,17 +106,19 @@ type link struct {
 	suspect error // how writing to it has failed
 	silent  error // how the control channel has ended, without a word
 	verdict *time.Timer
+	owed    bool // the goodbye is not acknowledged yet
 	acked   chan struct{}
 	ackOnce sync.Once
 }
 
 func newTCPPath(g *Group) *tcpPath {
 	p := &tcpPath{g: g, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}),
-		missing: channels * (g.size - 1)}
+		missing: channels * (g.size - 1), alarm: -1}
 	for i := range p.links {
 		if i != g.rank {
-			p.links[i] = &link{path: p, rank: i, acked: make(chan struct{})}
+			p.links[i] = &link{path: p, rank: i, acked: make(chan struct{}), heardOut: make(chan struct{})}
 			p.links[i].out.kick = make(chan struct{}, 1)
+			p.links[i].wire.fd = -1
 		}
 	}
 	return p
@@ -110,14 +149,17 @@ func (p *tcpPath) install(peer, channel int, c *conn) {
 		p.g.farewell(c)
 		return
 	}
-	defer p.mu.Unlock()
 	l := p.links[peer]
-	if channel == dataChannel {
+	if channel == dataChannel && c.sealed() {
 		l.data = c
-		l.out.start(l)
+		l.out.link, l.out.conn = l, c
 		p.running.Add(2)
 		go func() { defer p.running.Done(); l.readData() }()
 		go func() { defer p.running.Done(); l.out.run() }()
+	} else if channel == dataChannel {
+		l.data = c
+		p.running.Add(1)
+		go func() { defer p.running.Done(); l.listen() }()
 	} else {
 		l.control = c
 		l.mu.Lock()
@@ -128,7 +170,11 @@ func (p *tcpPath) install(peer, channel int, c *conn) {
 		p.running.Add(1)
 		go func() { defer p.running.Done(); l.readControl() }()
 	}
-	if p.missing--; p.missing == 0 {
+	p.missing--
+	last := p.missing == 0
+	p.mu.Unlock()
+	if last {
+		p.takeOver()
 		close(p.complete)
 	}
 }
@@ -159,7 +205,13 @@ func (p *tcpPath) absent() []int {
 	return ranks
 }
 
-func (p *tcpPath) send(to int, o *outgoing) { p.links[to].out.send(o) }
+func (p *tcpPath) send(to int, o *outgoing) {
+	if p.driven {
+		p.links[to].carry(o)
+	} else {
+		p.links[to].out.send(o)
+	}
+}
 
 func (p *tcpPath) flood(n *notice) {
 	p.mu.Lock()
@@ -201,6 +253,7 @@ func (p *tcpPath) release() {
 			conns = append(conns, l.data, l.control)
 		}
 	}
+	p.shutWires()
 	p.mu.Unlock()
 	for _, c := range conns {
 		if c != nil {
@@ -223,12 +276,10 @@ func (p *tcpPath) release() {
 func (p *tcpPath) quiesce() { p.running.Wait() }
 
 func (p *tcpPath) leave() {
-	p.stopOnce.Do(func() { close(p.stop) })
-	goodbye := (&header{kind: goodbyeFrame, generation: p.g.generation}).append(nil)
+	goodbye := (&header{kind: goodbyeFrame, generation: p.g.generation, seq: p.g.finished.Load()}).append(nil)
 	for _, l := range p.links {
 		if l != nil {
 			l.tell(goodbye)
-			l.out.finish()
 		}
 	}
 	bound := time.NewTimer(leaveBound)
@@ -247,11 +298,75 @@ func (p *tcpPath) leave() {
 	}
 }
 
+// concluded is the end of an operation that went well: what peers have sent before they left may be read now.
+func (p *tcpPath) concluded() {
+	if p.left.Load() == 0 {
+		return
+	}
+	for _, l := range p.links {
+		if l != nil {
+			l.acknowledge()
+		}
+	}
+}
+
+// acknowledge tells a peer that has left that this rank has finished all operations of which the peer was part, and so has
+// read all that it sent.
+func (l *link) acknowledge() {
+	l.mu.Lock()
+	owed := l.owed && l.path.g.boxes[l.rank].done(l.path.g.finished.Load())
+	l.owed = l.owed && !owed
+	l.mu.Unlock()
+	if owed {
+		l.tell((&header{kind: ackFrame, generation: l.path.g.generation}).append(nil))
+	}
+}
+
 func (l *link) lost(err error) { l.path.g.fail(gone(err, l.rank)) }
 
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
 
-// readData delivers the frames of operations. When they end it does not judge why: the control channel knows.
+// listen reads the data channel while the group is not complete: a peer whose Connect fails may say so there. It ends at the
+// latest when operations take the channel over, and keeps for them what it has read.
+func (l *link) listen() {
+	defer close(l.heardOut)
+	f := &l.wire.in
+	f.r = l.data
+	for {
+		if need := f.missing(); need > 0 {
+			n, err := l.data.Read(f.buf[f.hi:])
+			f.hi += n
+			switch {
+			case n > 0 || err == nil:
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				return
+			default:
+				if err == io.EOF && f.hi > 0 {
+					err = io.ErrUnexpectedEOF
+				}
+				l.broken(err)
+				return
+			}
+			continue
+		}
+		h, err := parseHeader(f.buf[f.lo:])
+		if err == nil && h.kind == dataFrame {
+			return
+		}
+		f.lo += headerSize
+		if err == nil {
+			err = errFrame
+			if h.kind == abortFrame || h.kind == mismatchFrame {
+				err = l.notice(f, &h)
+			}
+		}
+		l.broken(err)
+		return
+	}
+}
+
+// readData delivers the frames of operations of an encrypted channel. When they end it does not judge why: the control
+// channel knows.
 func (l *link) readData() {
 	f := &frameReader{r: l.data}
 	err := l.deliverAll(f)
@@ -267,7 +382,6 @@ func (l *link) readData() {
 
 func (l *link) deliverAll(f *frameReader) error {
 	box := &l.path.g.boxes[l.rank]
-	leaving := false
 	for {
 		h, err := f.next()
 		if err != nil {
@@ -278,28 +392,17 @@ func (l *link) deliverAll(f *frameReader) error {
 			return l.notice(f, &h)
 		case h.kind != dataFrame:
 			return errFrame
-		case leaving:
-			err = f.skip(int(h.length))
 		case !l.begin():
 			return errShut
-		default:
-			var buf []byte
-			buf, err = box.place(&h, l.path.stop)
-			if errors.Is(err, errShut) {
-				if l.path.over() {
-					return err
-				}
-				leaving = true
-				err = f.skip(int(h.length))
-				break
-			}
-			if err = f.payload(buf); err == nil {
-				box.placed()
-			}
 		}
+		buf, err := box.place(&h, l.path.stop)
 		if err != nil {
 			return err
 		}
+		if err = f.payload(buf); err != nil {
+			return err
+		}
+		box.placed()
 	}
 }
 
@@ -327,11 +430,11 @@ func (l *link) notice(f *frameReader, h *header) error {
 	if err := f.payload(p); err != nil {
 		return err
 	}
-	n, err := parseNotice(h.kind, p, l.path.g.size)
+	n, err := parseNotice(h.kind, p, l.path.g.family.size)
 	if err != nil {
 		return err
 	}
-	l.path.g.fail(n)
+	l.path.g.failAs(n)
 	return errShut
 }
 
@@ -342,11 +445,9 @@ func (l *link) ended(err error) {
 	l.ending = err
 	goodbye := l.goodbye
 	l.mu.Unlock()
-	if goodbye {
-		l.left()
-		return
+	if !goodbye {
+		l.awaitVerdict(err)
 	}
-	l.awaitVerdict(err)
 }
 
 // unwritable: a peer that has said goodbye needs no more frames; if the operation needs the peer, it fails as it receives.
@@ -382,12 +483,6 @@ func (l *link) awaitVerdict(err error) {
 	// Otherwise this rank is dialling the control channel, which ends with a notice, a refusal or a connection.
 }
 
-// left: the peer has said goodbye and all it sent is here.
-func (l *link) left() {
-	l.path.g.boxes[l.rank].end()
-	l.tell((&header{kind: ackFrame, generation: l.path.g.generation}).append(nil))
-}
-
 // readControl hears what the peer says about the group, and its end.
 func (l *link) readControl() {
 	f := &frameReader{r: l.control}
@@ -415,12 +510,14 @@ func (l *link) heard(f *frameReader, h *header) error {
 		l.acknowledged()
 	case goodbyeFrame:
 		l.mu.Lock()
-		l.goodbye = true
-		ended := l.ending != nil
+		l.goodbye, l.owed = true, true
 		l.mu.Unlock()
-		if ended {
-			l.left()
+		l.path.left.Add(1)
+		l.path.g.boxes[l.rank].end(h.seq)
+		if host := l.path.g.host.Load(); host != nil {
+			host.left(l.rank)
 		}
+		l.acknowledge()
 	default:
 		return errFrame
 	}
@@ -452,41 +549,18 @@ func (l *link) judge(err error) {
 	}
 }
 
-// sender is the sending side of a data channel. Small frames are written at once by whoever sends, as long as the kernel takes
-// them; everything else by the sender's goroutine, so that an operation never waits for a peer to read.
+// sender is the sending side of an encrypted data channel: its goroutine writes, so that an operation never waits for a peer
+// to read.
 type sender struct {
 	link *link
 	conn *conn
-	raw  syscall.RawConn // nil under TLS, where no write can be taken back half way
 	kick chan struct{}
 
-	mu      sync.Mutex
-	queue   fifo[*outgoing]
-	small   []byte // header and payload of a frame that is written at once
-	rest    []byte // what of small the kernel has not taken
-	writing bool   // the goroutine has taken something from the queue
-	last    bool   // nothing follows; the channel is closed for writing after the queue
-	broken  bool   // frames are dropped: the group ends, or the peer needs them no more
+	mu     sync.Mutex
+	queue  fifo[*outgoing]
+	broken bool // frames are dropped: the group ends, or the peer needs them no more
 
-	both     [2][]byte             // of the goroutine
-	buffers  net.Buffers           // of the goroutine
-	attempt  func(fd uintptr) bool // writes small once; kept, so that it is allocated once
-	wrote    int
-	wroteErr error
-}
-
-// start prepares the sender before its goroutine and its users begin.
-func (s *sender) start(l *link) {
-	s.link, s.conn = l, l.data
-	if _, encrypted := l.data.Conn.(*tls.Conn); !encrypted {
-		if sc, ok := l.data.raw.(syscall.Conn); ok {
-			s.raw, _ = sc.SyscallConn()
-		}
-	}
-	s.attempt = func(fd uintptr) bool {
-		s.wrote, s.wroteErr = syscall.Write(int(fd), s.small)
-		return true
-	}
+	record []byte // of the goroutine
 }
 
 func (s *sender) poke() {
@@ -499,69 +573,30 @@ func (s *sender) poke() {
 func (s *sender) send(o *outgoing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.broken {
-		return
-	}
-	if s.raw == nil || len(o.data) > directFrame || s.writing || len(s.rest) > 0 || s.queue.len() > 0 {
+	if !s.broken {
 		s.queue.push(o)
 		s.poke()
-		return
 	}
-	s.small = append(o.header.append(s.small[:0]), o.data...)
-	s.wrote, s.wroteErr = 0, nil
-	if err := s.raw.Write(s.attempt); err != nil || s.wroteErr != nil {
-		s.wrote = 0 // a full kernel, or an error that the goroutine's write meets again
-	}
-	if s.wrote < len(s.small) {
-		s.rest = s.small[s.wrote:]
-		s.poke()
-	}
-	o.done.Store(true)
-}
-
-// finish lets the goroutine close the channel for writing once everything is out.
-func (s *sender) finish() {
-	s.mu.Lock()
-	s.last = true
-	s.mu.Unlock()
-	s.poke()
 }
 
 // run writes what is queued until the group ends.
 func (s *sender) run() {
-	head := make([]byte, 0, headerSize)
 	for {
 		s.mu.Lock()
-		rest := s.rest
 		var o *outgoing
-		if len(rest) == 0 && s.queue.len() > 0 {
+		if s.queue.len() > 0 {
 			o = s.queue.pop()
 		}
-		s.writing = o != nil
-		last := s.last
 		s.mu.Unlock()
-		var err error
-		switch {
-		case len(rest) > 0:
-			_, err = s.conn.Write(rest)
-		case o != nil:
-			head = o.header.append(head[:0])
-			err = s.write(head, o.data)
-			o.finish()
-		case last:
-			s.closeWrite()
-			return
-		case s.link.path.over():
-			return
-		default:
+		if o == nil {
+			if s.link.path.over() {
+				return
+			}
 			<-s.kick
+			continue
 		}
-		s.mu.Lock()
-		if len(rest) > 0 {
-			s.rest = nil
-		}
-		s.broken = s.broken || err != nil
-		s.mu.Unlock()
+		err := s.write(o)
+		o.finish()
 		if err != nil {
 			s.drop(err)
 			return
@@ -569,34 +604,23 @@ func (s *sender) run() {
 	}
 }
 
-func (s *sender) write(head, data []byte) error {
-	if s.raw == nil { // then nobody else uses small; one write is one record where it fits
-		s.small = append(append(s.small[:0], head...), data[:min(len(data), directFrame)]...)
-		if _, err := s.conn.Write(s.small); err != nil || len(data) <= directFrame {
-			return err
-		}
-		_, err := s.conn.Write(data[directFrame:])
+func (s *sender) write(o *outgoing) error {
+	cut := min(len(o.data), sealedRecord)
+	s.record = append(o.header.append(s.record[:0]), o.data[:cut]...)
+	if _, err := s.conn.Write(s.record); err != nil || cut == len(o.data) {
 		return err
 	}
-	s.both[0], s.both[1] = head, data
-	s.buffers = s.both[:]
-	_, err := s.buffers.WriteTo(s.conn.raw)
-	s.both[1] = nil
+	_, err := s.conn.Write(o.data[cut:])
 	return err
 }
 
 // drop forgets the queue.
 func (s *sender) drop(err error) {
 	s.mu.Lock()
+	s.broken = true
 	for s.queue.len() > 0 {
 		s.queue.pop().finish()
 	}
 	s.mu.Unlock()
 	s.link.unwritable(fmt.Errorf("write: %w", err))
-}
-
-func (s *sender) closeWrite() {
-	if c, ok := s.conn.Conn.(interface{ CloseWrite() error }); ok {
-		c.CloseWrite() // an error means that the peer is gone, which its readers tell
-	}
 }

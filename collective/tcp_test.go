@@ -28,6 +28,11 @@ func TestSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, 60, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
+// TestSubsetSevered: the same with groups of a generation that work at the same time.
+func TestSubsetSevered(t *testing.T) {
+	collectivetest.CheckSubsetDeath(t, 30, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
+}
+
 func TestSeveredEncrypted(t *testing.T) {
 	collectivetest.CheckDeath(t, 10, newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
 }

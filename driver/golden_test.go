@@ -333,6 +333,12 @@ func (s *story) describe(a action) string {
 			names[i] = w.id
 		}
 		return fmt.Sprintf("notify %d %v: %s", a.seq, a.change, strings.Join(names, " "))
+	case tellLoss:
+		names := make([]string, len(a.members))
+		for i, w := range a.members {
+			names[i] = w.id
+		}
+		return fmt.Sprintf("tell that of generation %d ranks %v are dead: %s", a.loss.Generation, a.loss.Ranks, strings.Join(names, " "))
 	case logLine:
 		if a.level == logrus.DebugLevel {
 			return ""

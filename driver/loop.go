@@ -85,6 +85,7 @@ type (
 	}
 	pusher interface {
 		Push(targets []notify.Target, u notify.Update)
+		PushLoss(targets []notify.Target, loss notify.Loss)
 		Forget(incarnation string)
 	}
 )
@@ -311,11 +312,9 @@ func (l *loop) perform(a action) {
 	case dismissWorker:
 		l.meet.Dismiss(a.id, a.why)
 	case notifyWorkers:
-		targets := make([]notify.Target, len(a.members))
-		for i, w := range a.members {
-			targets[i] = notify.Target{Subject: l.procs[w.id].subject, Addr: w.join.NotifyAddr}
-		}
-		l.push.Push(targets, notify.Update{Seq: a.seq, Change: a.change, Generation: a.generation})
+		l.push.Push(l.targets(a.members), notify.Update{Seq: a.seq, Change: a.change, Generation: a.generation})
+	case tellLoss:
+		l.push.PushLoss(l.targets(a.members), a.loss)
 	case emitEvent:
 		l.cfg.Events(a.event)
 	case logLine:
@@ -323,6 +322,14 @@ func (l *loop) perform(a action) {
 	default:
 		panic(fmt.Sprintf("driver: unknown action %T", a))
 	}
+}
+
+func (l *loop) targets(members []*worker) []notify.Target {
+	targets := make([]notify.Target, len(members))
+	for i, w := range members {
+		targets[i] = notify.Target{Subject: l.procs[w.id].subject, Addr: w.join.NotifyAddr}
+	}
+	return targets
 }
 
 func (l *loop) log(a logLine) {

@@ -31,6 +31,7 @@ type job struct {
 	published []plan.World
 	dismissed []string
 	pushed    []notify.Update
+	losses    []notify.Loss
 	events    []EventName
 	out       bytes.Buffer
 	result    chan error
@@ -78,6 +79,12 @@ func (j *job) Push(_ []notify.Target, u notify.Update) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pushed = append(j.pushed, u)
+}
+
+func (j *job) PushLoss(_ []notify.Target, l notify.Loss) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.losses = append(j.losses, l)
 }
 
 func (j *job) Forget(string) {}

@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -36,6 +37,9 @@ type machine struct {
 	shortFrom time.Time     // since when slots are waited for
 	resetFrom time.Time     // when the first member left the current world
 	reminded  bool          // the log has named those who have not
+	dead      []int         // ranks of the current world whose processes have died
+	told      int           // how many of them the members were told of
+	deadFrom  time.Time     // when the first died that they were not told of
 	resets    int
 
 	doneFrom time.Time    // when the first worker reported done
@@ -144,6 +148,10 @@ type (
 		change     plan.Change
 		generation uint64
 		members    []*worker
+	}
+	tellLoss struct {
+		loss    notify.Loss
+		members []*worker
 	}
 	emitEvent struct{ event Event }
 	logLine   struct {
@@ -278,6 +286,12 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 	}
 	m.emit(now, WorkerExited, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", w.pid},
 		Field{"rank", w.rank}, Field{"code", e.exit.Code}, Field{"signal", signal}, Field{"cause", cause})
+	if w.generation != 0 && w.generation == m.world.Generation && !e.exit.clean() {
+		m.dead = append(m.dead, w.rank)
+		if m.deadFrom.IsZero() {
+			m.deadFrom = now
+		}
+	}
 	switch cause {
 	case causeDone:
 		m.doneExit = true

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -34,6 +35,7 @@ func (m *machine) reconcile(now time.Time) {
 		m.releaseUnwanted(now, wanted)
 		m.form(now, wanted)
 		m.announce(now, wanted)
+		m.spreadLoss(now)
 		if m.decided { // a world that cannot be formed may have ended the job
 			m.windDown(now)
 		}
@@ -211,6 +213,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.world = plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
 	m.went, m.reminded = false, false
+	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}
 	m.shortFrom, m.resetFrom = time.Time{}, time.Time{}
 	root := 0
 	published := make([]PublishedSlot, len(members))
@@ -274,6 +277,28 @@ func (m *machine) announce(now time.Time, wanted []plan.SlotID) {
 	m.seq++
 	m.emit(now, HostsUpdated, Field{"seq", m.seq}, Field{"change", change.String()})
 	m.do(notifyWorkers{m.seq, change, m.world.Generation, members})
+}
+
+// lossAfter is how long members have to notice a death by themselves. The kernel of a process that died tells its peers
+// at once; only a host that was cut off takes its peers with it into the silence.
+const lossAfter = 20 * time.Millisecond
+
+// spreadLoss tells the members that still train in the current world which of its ranks are dead: nothing that they do
+// together can come to its end any more. One that exited with 0 is not among the dead, it has said goodbye itself.
+func (m *machine) spreadLoss(now time.Time) {
+	if len(m.dead) == m.told || now.Before(m.deadFrom.Add(lossAfter)) {
+		return
+	}
+	var members []*worker
+	for _, w := range m.workers {
+		if w.phase == training {
+			members = append(members, w)
+		}
+	}
+	m.told, m.deadFrom = len(m.dead), time.Time{}
+	if len(members) > 0 && !m.decided {
+		m.do(tellLoss{notify.Loss{Generation: m.world.Generation, Ranks: slices.Sorted(slices.Values(m.dead))}, members})
+	}
 }
 
 // finish lets the others come to their end once one worker is done with training. What a worker does after its own
@@ -434,6 +459,9 @@ func (m *machine) deadline() (time.Time, bool) {
 	done := !m.doneFrom.IsZero()
 	if !m.shortFrom.IsZero() && !done {
 		at(m.shortFrom.Add(m.wait.Elastic))
+	}
+	if !m.deadFrom.IsZero() && !done {
+		at(m.deadFrom.Add(lossAfter))
 	}
 	for _, w := range m.workers {
 		switch {

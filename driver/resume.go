@@ -46,6 +46,9 @@ func (m *machine) resume(now time.Time) {
 			m.do(stopWorker{w.id})
 		}
 	}
+	if len(m.dead) > 0 {
+		m.told, m.deadFrom = 0, now // it is told in a moment, to all who do not know then
+	}
 	if m.seq > m.published.seq && len(members) > 0 {
 		m.do(notifyWorkers{m.seq, m.announced, m.world.Generation, members})
 	}

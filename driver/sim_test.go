@@ -190,6 +190,12 @@ func (s *sim) take(a action) {
 			s.t.Errorf("seq %d follows %d", a.seq, s.seq)
 		}
 		s.seq = a.seq
+	case tellLoss:
+		for _, r := range a.loss.Ranks {
+			if a.loss.Generation != s.latest.world.Generation || s.proc(s.latest.members[r]) != nil {
+				s.t.Errorf("rank %d of generation %d lives and is told to be dead", r, a.loss.Generation)
+			}
+		}
 	case finishJob:
 		if len(s.procs) > 0 {
 			s.t.Errorf("the job ended with %d processes alive", len(s.procs))

@@ -86,7 +86,7 @@ func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 }
 
 func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
-	return d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs})
+	return d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs, Hosts: hostsOf(w.World)})
 }
 
 func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error {
@@ -95,8 +95,19 @@ func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, co
 
 func (d *driven) latest() notify.Update { return d.service.Latest() }
 
+func (d *driven) loss() (notify.Loss, <-chan struct{}) { return d.service.Loss() }
+
 func (d *driven) close() error {
 	d.stopServing()
 	d.serving.Wait()
 	return errors.Join(d.endpoint.Close(), d.served, d.client.Close())
+}
+
+// hostsOf returns the hosts of a world's ranks.
+func hostsOf(w plan.World) []string {
+	hosts := make([]string, len(w.Slots))
+	for i, s := range w.Slots {
+		hosts[i] = s.Host
+	}
+	return hosts
 }

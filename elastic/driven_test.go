@@ -230,6 +230,98 @@ func TestDrivenJob(t *testing.T) {
 	}
 }
 
+// tell tells the workers that are known that ranks of a generation are dead.
+func (d *door) tell(generation uint64, ranks ...int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []notify.Target
+	for _, t := range d.targets {
+		all = append(all, t)
+	}
+	d.pusher.PushLoss(all, notify.Loss{Generation: generation, Ranks: ranks})
+}
+
+// A peer falls silent, and its connections stay: the operation that waits for it ends when the driver says that it is
+// dead.
+func TestLossIsTold(t *testing.T) {
+	d := openDoor(t, "a", "b")
+	workers := make([]*Worker, 2)
+	var procs sync.WaitGroup
+	for index, name := range []string{"a", "b"} {
+		procs.Go(func() {
+			m, err := newDriven(d.env(name, index))
+			if err == nil {
+				workers[index], err = newWorker(context.Background(), m)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	procs.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- collective.Barrier(context.Background(), workers[0].Group()) }()
+	d.tell(1, 1)
+	err := <-ended
+	var aborted *collective.AbortedError
+	if !errors.As(err, &aborted) || aborted.Generation != 1 || !slices.Equal(aborted.Dead, []int{1}) {
+		t.Errorf("the operation ended with %v", err)
+	}
+	for _, w := range workers {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// What the driver says of a world that is being connected ends that, and harms none that comes after it: often one worker
+// hears of it only in the next.
+func TestLossWhileConnecting(t *testing.T) {
+	d := openDoor(t, "a", "b", "c")
+	silent, err := newDriven(d.env("c", 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var procs sync.WaitGroup
+	for index, name := range []string{"a", "b"} {
+		procs.Go(func() {
+			m, err := newDriven(d.env(name, index))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			w, err := newWorker(context.Background(), m)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				return
+			}
+			if w.Generation() != 2 || w.Size() != 2 {
+				t.Errorf("%s: %+v", name, *w.place.Load())
+			}
+			err = Run(context.Background(), NewState(w), func(ctx context.Context) error {
+				return collective.Barrier(ctx, w.Group())
+			})
+			if err = errors.Join(err, w.Close()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	if _, err := silent.join(t.Context(), rendezvous.Joining{}); err != nil {
+		t.Error(err)
+	}
+	d.mu.Lock()
+	d.wanted = []string{"a", "b"}
+	d.mu.Unlock()
+	d.tell(1, 2)
+	procs.Wait()
+	if err := silent.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A worker that dies between its join and its connections costs the others one more join.
 func TestDeathBeforeConnect(t *testing.T) {
 	d := openDoor(t, "a", "b", "c")

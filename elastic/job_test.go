@@ -432,7 +432,8 @@ func (s *seat) latest() notify.Update {
 	return s.p.job.update
 }
 
-func (s *seat) close() error { return nil }
+func (s *seat) loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
+func (s *seat) close() error                         { return nil }
 
 // mortal is a part in whose midst a worker can die.
 type mortal struct{ p *proc }

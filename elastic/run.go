@@ -136,13 +136,13 @@ func (r *runner) trainOnce() error {
 
 // reset leaves the world for the next one, where it calls the OnReset functions and synchronises.
 func (r *runner) reset(cause error) error {
-	group := r.worker.Group()
 	r.worker.outside = true
+	var aborted error
 	if errors.Is(cause, collective.ErrAborted) {
-		group.Abort(cause)
+		aborted = cause
 	}
 	// Peers that do not say goodbye change nothing: the group is left.
-	_ = group.Close()
+	_ = r.worker.place.Load().leave(aborted)
 	err := r.worker.enter(r.ctx, rendezvous.Joining{
 		After:      r.worker.Generation(),
 		Commits:    r.state.commits,

@@ -72,7 +72,8 @@ func (m *script) report(_ context.Context, r rendezvous.Report, generation, comm
 	return nil
 }
 
-func (m *script) latest() notify.Update { return m.update }
+func (m *script) latest() notify.Update                { return m.update }
+func (m *script) loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
 
 func (m *script) close() error {
 	m.closed++

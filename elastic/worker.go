@@ -23,6 +23,8 @@ var ErrRemoved = errors.New("elastic: this worker has no place in the new world"
 // state of this process is not the job's last. The process should exit 0.
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
+var errDriverKnows = errors.New("so the driver says")
+
 const (
 	// closeGrace bounds what Close still says to the driver.
 	closeGrace = 2 * time.Second
@@ -56,6 +58,18 @@ type place struct {
 	world rendezvous.World
 	slot  plan.Slot
 	group *collective.Group
+	// unwatch ends the watch over the world for losses, and waits for that.
+	unwatch func()
+}
+
+// leave ends the place's group, for a reason or in good order, and what watches over it.
+func (p *place) leave(why error) error {
+	if why != nil {
+		p.group.Abort(why)
+	}
+	err := p.group.Close()
+	p.unwatch()
+	return err
 }
 
 // Init joins the job that started this process and blocks until there is a world with this worker in it, or ctx ends.
@@ -92,9 +106,9 @@ func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
 		if err != nil {
 			return err
 		}
-		group, err := w.meeting.connect(ctx, world)
+		p, err := w.connect(ctx, world)
 		if err == nil {
-			w.place.Store(&place{world: world, slot: world.Slots[world.Rank], group: group})
+			w.place.Store(p)
 			w.outside = false
 			return nil
 		}
@@ -102,6 +116,54 @@ func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
 			return ctx.Err()
 		}
 		j.After, j.Cause = world.Generation, err.Error()
+	}
+}
+
+// connect connects to a world that join returned. As soon as the driver knows of a rank there that is dead, it gives up, or
+// the group is aborted: peers whose host was cut off say nothing themselves for a long time.
+func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, error) {
+	watch, stop := context.WithCancel(context.Background())
+	connecting, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	connected := make(chan *collective.Group, 1)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		lost := w.awaitLoss(watch, world.Generation)
+		if lost == nil {
+			return
+		}
+		giveUp()
+		select {
+		case group := <-connected:
+			group.Abort(lost)
+		case <-watch.Done():
+		}
+	})
+	unwatch := func() {
+		stop()
+		watching.Wait()
+	}
+	group, err := w.meeting.connect(connecting, world)
+	if err != nil {
+		unwatch()
+		return nil, err
+	}
+	connected <- group
+	return &place{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
+}
+
+// awaitLoss blocks until the driver says that ranks of the generation are dead; nil when ctx ends first.
+func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
+	for {
+		loss, more := w.meeting.loss()
+		if loss.Generation == generation && len(loss.Ranks) > 0 {
+			return &collective.AbortedError{Generation: generation, Dead: loss.Ranks, Cause: errDriverKnows}
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 
@@ -210,7 +272,7 @@ func (w *Worker) close() error {
 			// Best effort: a driver that does not hear it sees the process end.
 			_ = w.meeting.report(w.reportCtx, rendezvous.Leaving, p.world.Generation, 0)
 		}
-		if err = p.group.Close(); err != nil {
+		if err = p.leave(nil); err != nil {
 			err = fmt.Errorf("elastic: close: %w", err)
 		}
 	}

@@ -18,6 +18,13 @@ import (
 // DefaultLease is how long an agent may be silent before its workers count as lost, unless Agents.Lease says otherwise.
 const DefaultLease = 10 * time.Second
 
+// Leases outside these bounds, and drivers that want their workers kept for longer, are refused.
+const (
+	MinLease  = 50 * time.Millisecond
+	MaxLease  = 10 * time.Minute
+	MaxOrphan = 7 * 24 * time.Hour
+)
+
 // Router is a Launcher whose workers reach the driver by way of their agents, and may run on other machines.
 type Router interface {
 	Launcher

@@ -55,7 +55,7 @@ func StartGuardOf(variable, value string) (*Guard, error) {
 	if !markPattern.MatchString(variable) || !markPattern.MatchString(value) {
 		return nil, fmt.Errorf("launch: guard: %q has other characters than letters, digits, _ and -", mark)
 	}
-	if carries(os.Getpid(), mark) {
+	if its, _ := carries(os.Getpid(), mark); its {
 		return nil, fmt.Errorf("launch: guard: this process itself was started with %s", mark)
 	}
 	if _, err := exec.LookPath("grep"); err != nil {

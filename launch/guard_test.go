@@ -3,6 +3,7 @@ package launch_test
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -121,7 +122,7 @@ func startDriver(t *testing.T, mode, runID, pipe string) (*exec.Cmd, int) {
 
 func TestGuardAfterDriverIsKilled(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
-	driver, guard := startDriver(t, "guarded", fmt.Sprintf("run_%d", os.Getpid()), pipe)
+	driver, guard := startDriver(t, "guarded", "run_"+rand.Text(), pipe)
 	await(len(guarded))
 	fd, err := unix.PidfdOpen(guard, 0)
 	if err != nil {
@@ -148,7 +149,7 @@ func TestGuardAfterDriverIsKilled(t *testing.T) {
 // EXE-04: the parent is SIGKILLed while the child sleeps. Without a guard the kernel sees to the worker itself.
 func TestEXE04_WorkerDiesWithDriver(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
-	driver, _ := startDriver(t, "plain", fmt.Sprintf("run4_%d", os.Getpid()), pipe)
+	driver, _ := startDriver(t, "plain", "run_"+rand.Text(), pipe)
 	await(1)
 	if err := driver.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -158,7 +159,7 @@ func TestEXE04_WorkerDiesWithDriver(t *testing.T) {
 
 func TestGuardCloseSweeps(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
-	runID := fmt.Sprintf("close_%d", os.Getpid())
+	runID := "close_" + rand.Text()
 	guard, err := launch.StartGuard(runID)
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +182,7 @@ func TestGuardCloseSweeps(t *testing.T) {
 // A run's id may be the beginning of another's.
 func TestGuardSparesOthers(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
-	runID := fmt.Sprintf("spare_%d", os.Getpid())
+	runID := "spare_" + rand.Text()
 	guard, err := launch.StartGuard(runID)
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +223,7 @@ func TestGuardRefusesBadIDs(t *testing.T) {
 func BenchmarkGuardClose(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
-		guard, err := launch.StartGuard("bench")
+		guard, err := launch.StartGuard("bench_" + rand.Text())
 		if err != nil {
 			b.Fatal(err)
 		}

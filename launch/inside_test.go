@@ -1,7 +1,7 @@
 package launch
 
 import (
-	"fmt"
+	"crypto/rand"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,7 +13,7 @@ import (
 func TestKinOfNobody(t *testing.T) {
 	k := newKin("", 0)
 	defer k.release()
-	if n := k.find(); n != 0 || len(k.held) != 0 {
+	if n, _ := k.find(); n != 0 || len(k.held) != 0 {
 		t.Fatalf("found %v", k.held)
 	}
 }
@@ -27,7 +27,7 @@ func TestKinSparesOthers(t *testing.T) {
 	defer ours.Close()
 	cmd := exec.Command("cat")
 	cmd.Stdin = in
-	one := fmt.Sprintf("kin-%d-1", os.Getpid())
+	one := "kin-" + rand.Text() + "-1"
 	cmd.Env = []string{"HVD_INCARNATION=" + one + "0", "X=HVD_INCARNATION=" + one, "HVD_INCARNATIONS=" + one}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -45,7 +45,7 @@ func TestKinSparesOthers(t *testing.T) {
 	}
 	for incarnation, want := range map[string]int{one: 0, one + "0": 1, one + "00": 0} {
 		k := newKin(incarnation, 0)
-		if n := k.find(); n != want {
+		if n, _ := k.find(); n != want {
 			t.Errorf("%s: found %d, want %d", incarnation, n, want)
 		}
 		k.release()

@@ -13,6 +13,9 @@ import (
 // killBound is how long processes that were sent SIGKILL are waited for: one that hangs in the kernel never ends.
 const killBound = 2 * time.Second
 
+// execPause is between two looks at a process that is in the middle of becoming another program.
+const execPause = time.Millisecond
+
 // kin finds and kills what a process started: its descendants, and whoever carries its mark in the environment.
 //
 // Processes are held by descriptors. One is opened first and what it stands for is looked at after, so that an id that
@@ -58,8 +61,12 @@ func (k *kin) freeze(deadline time.Time) {
 	k.await(time.Now())
 	for {
 		k.signal(syscall.SIGSTOP)
-		if k.find() == 0 || time.Now().After(deadline) {
+		found, unclear := k.find()
+		if found == 0 && !unclear || time.Now().After(deadline) {
 			return
+		}
+		if found == 0 {
+			time.Sleep(execPause)
 		}
 	}
 }
@@ -96,14 +103,20 @@ func (k *kin) await(deadline time.Time) {
 	}
 }
 
-// find holds kin that are not held yet and returns how many these were.
-func (k *kin) find() int {
+// find holds kin that are not held yet and returns how many these were, and whether there may be more: it is not clear what
+// a process carries while it becomes another program.
+func (k *kin) find() (found int, unclear bool) {
 	parents := processes()
 	before := len(k.held)
 	for pid := range parents {
-		if k.mark != "" && carries(pid, k.mark) {
-			k.hold(pid, func() bool { return carries(pid, k.mark) })
+		if k.mark == "" {
+			break
 		}
+		its, unknown := carries(pid, k.mark)
+		if its {
+			k.hold(pid, func() bool { its, _ := carries(pid, k.mark); return its })
+		}
+		unclear = unclear || unknown
 	}
 	for grown := true; grown; {
 		grown = false
@@ -113,7 +126,7 @@ func (k *kin) find() int {
 			}
 		}
 	}
-	return len(k.held) - before
+	return len(k.held) - before, unclear
 }
 
 // hold opens the process and keeps it if it is kin still. It returns whether the process is held now and was not before.
@@ -179,12 +192,22 @@ func parentOf(pid int) (int, bool) {
 	return parent, err == nil
 }
 
-// carries tells whether the environment with which a process was started has that entry.
-func carries(pid int, entry string) bool {
-	environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+// carries tells whether the environment with which a process was started has that entry, or that it is unclear: during an
+// exec there is a program already, but neither arguments nor environment.
+func carries(pid int, entry string) (its, unclear bool) {
+	proc := "/proc/" + strconv.Itoa(pid)
+	environ, err := os.ReadFile(proc + "/environ")
 	if err != nil {
-		return false
+		return false, false
+	}
+	if len(environ) == 0 {
+		arguments, err := os.ReadFile(proc + "/cmdline")
+		if err != nil || len(arguments) > 0 {
+			return false, false
+		}
+		_, err = os.Readlink(proc + "/exe") // threads of the kernel have none
+		return false, err == nil
 	}
 	entry += "\x00"
-	return bytes.HasPrefix(environ, []byte(entry)) || bytes.Contains(environ, []byte("\x00"+entry))
+	return bytes.HasPrefix(environ, []byte(entry)) || bytes.Contains(environ, []byte("\x00"+entry)), false
 }

@@ -2,6 +2,7 @@ package launch_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -86,7 +87,7 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 
 // Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep the guard asleep.
 func TestLocalInheritsNothing(t *testing.T) {
-	guard, err := launch.StartGuard(fmt.Sprintf("inherit_%d", os.Getpid()))
+	guard, err := launch.StartGuard("inherit_" + rand.Text())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,15 +99,22 @@ func TestLocalInheritsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// What this test itself was given without close-on-exec is passed on. The shell opens the lowest free one to list the
+	// directory.
+	given := func(fd int) bool {
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		return err == nil && flags&unix.FD_CLOEXEC == 0
+	}
+	lowest := 3
+	for given(lowest) {
+		lowest++
+	}
 	for _, path := range strings.Fields(out.String()) {
 		fd, err := strconv.Atoi(filepath.Base(path))
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What this test itself was given without close-on-exec is passed on. The shell opens the lowest free one to
-		// list the directory.
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		if given := err == nil && flags&unix.FD_CLOEXEC == 0; fd > 3 && !given {
+		if fd > lowest && !given(fd) {
 			t.Errorf("descriptor %d is inherited", fd)
 		}
 	}
@@ -117,7 +125,7 @@ func TestLocalInheritsNothing(t *testing.T) {
 func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
 	out := new(strings.Builder)
-	incarnation := fmt.Sprintf("strangers-%d", os.Getpid())
+	incarnation := rand.Text()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- launch.Local{}.Run(t.Context(), launch.Spec{

@@ -1,14 +1,15 @@
-// Package notify tells workers that the hosts have changed: a service in every worker that keeps the latest word, and
-// the driver's side that brings it there.
+// Package notify tells workers that the hosts have changed, and who of their world is dead: a service in every worker
+// that keeps the latest word, and the driver's side that brings it there.
 //
-// It is level-triggered. What counts is the update with the highest sequence number; an update that was overtaken is
-// never missed, and one that comes twice does nothing.
+// It is level-triggered. What counts is the update with the highest sequence number, and the loss of the latest
+// generation; one that was overtaken is never missed, and one that comes twice does nothing.
 package notify
 
 import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -31,14 +32,37 @@ type Update struct {
 	Generation uint64
 }
 
+// Loss says that a world cannot go on. The zero Loss is the one before the first.
+type Loss struct {
+	// Generation is the world's.
+	Generation uint64
+	// Ranks are those of its ranks whose processes are known to be dead; nobody changes the slice.
+	Ranks []int
+}
+
+// overtakes tells whether l is to be known where old is known already: it is of a later world, or names more dead of the
+// same.
+func (l Loss) overtakes(old Loss) bool {
+	if l.Generation != old.Generation {
+		return l.Generation > old.Generation
+	}
+	return len(l.Ranks) > len(old.Ranks)
+}
+
 // Service is the worker's side. Its methods may be called from several goroutines at once.
 type Service struct {
 	credentials *identity.Credentials
 	latest      atomic.Pointer[Update]
+
+	mu   sync.Mutex
+	loss Loss
+	lost chan struct{} // closed, and made anew, when loss changes
 }
 
 // NewService returns a service that has heard of nothing. It starts nothing.
-func NewService(c *identity.Credentials) *Service { return &Service{credentials: c} }
+func NewService(c *identity.Credentials) *Service {
+	return &Service{credentials: c, lost: make(chan struct{})}
+}
 
 // Serve takes updates on ln, which it closes, from the driver of the job and from nobody else, until ctx ends; it is
 // called once. It returns when all handlers have: nil after the end of ctx, or an error when ln fails.
@@ -57,6 +81,25 @@ func (s *Service) Latest() Update {
 		return *u
 	}
 	return Update{}
+}
+
+// Loss returns the latest loss heard of, the zero Loss before any, and a channel that is closed when there is a later
+// one. It never blocks.
+func (s *Service) Loss() (Loss, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loss, s.lost
+}
+
+// hearLoss keeps l if it overtakes what is known.
+func (s *Service) hearLoss(l Loss) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.overtakes(s.loss) {
+		s.loss = l
+		close(s.lost)
+		s.lost = make(chan struct{})
+	}
 }
 
 // hear keeps u if it is newer than what is known.
@@ -80,5 +123,10 @@ func (h handler) HostsUpdated(_ context.Context, req *wire.HostsUpdatedRequest) 
 		return nil, status.Errorf(codes.InvalidArgument, "%#x is no change", c)
 	}
 	h.s.hear(Update{Seq: req.GetSeq(), Change: plan.Change(req.GetChange()), Generation: req.GetGeneration()})
+	loss := Loss{Generation: req.GetLostGeneration(), Ranks: make([]int, len(req.GetLostRanks()))}
+	for i, r := range req.GetLostRanks() {
+		loss.Ranks[i] = int(r)
+	}
+	h.s.hearLoss(loss)
 	return &wire.HostsUpdatedReply{}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -208,6 +209,87 @@ func TestServiceKeepsTheHighest(t *testing.T) {
 	wg.Wait()
 	if got := s.Latest(); got != update(799) {
 		t.Errorf("in the end %+v", got)
+	}
+}
+
+func TestServiceKeepsTheLatestLoss(t *testing.T) {
+	s := NewService(nil)
+	for n, step := range []struct {
+		heard Loss
+		news  bool
+	}{
+		{Loss{}, false},
+		{Loss{3, []int{1}}, true},
+		{Loss{3, []int{1}}, false},
+		{Loss{3, []int{1, 2}}, true},
+		{Loss{3, []int{1}}, false},
+		{Loss{2, []int{0, 1, 2}}, false},
+		{Loss{4, []int{0}}, true},
+		{Loss{3, []int{1, 2, 4}}, false},
+	} {
+		before, more := s.Loss()
+		s.hearLoss(step.heard)
+		news := false
+		select {
+		case <-more:
+			news = true
+		default:
+		}
+		want := before
+		if step.news {
+			want = step.heard
+		}
+		if got, _ := s.Loss(); news != step.news || got.Generation != want.Generation || !slices.Equal(got.Ranks, want.Ranks) {
+			t.Errorf("step %d: %+v, news %v; want %+v, %v", n, got, news, want, step.news)
+		}
+	}
+}
+
+// A loss and an update are told together, and neither takes the place of the other.
+func TestPushLoss(t *testing.T) {
+	j := newJob(t)
+	s, to := j.service("a", "127.0.0.1:0")
+	j.run()
+	loss := func(want Loss) {
+		t.Helper()
+		if got, _ := s.Loss(); got.Generation != want.Generation || !slices.Equal(got.Ranks, want.Ranks) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+	_, more := s.Loss()
+	j.pusher.PushLoss([]Target{to}, Loss{3, []int{2}})
+	j.acked("a", 0)
+	take(t, "the news", more)
+	loss(Loss{3, []int{2}})
+	j.pusher.PushLoss([]Target{to}, Loss{2, []int{1}}) // neither is newer,
+	j.pusher.PushLoss([]Target{to}, Loss{3, []int{2}})
+	j.pusher.Push([]Target{to}, update(1)) // so this is acknowledged next
+	j.acked("a", 1)
+	loss(Loss{3, []int{2}})
+	j.pusher.PushLoss([]Target{to}, Loss{3, []int{0, 2}})
+	j.acked("a", 1)
+	loss(Loss{3, []int{0, 2}})
+	if got := s.Latest(); got != update(1) {
+		t.Errorf("the update became %+v", got)
+	}
+}
+
+// A loss is repeated until it is acknowledged.
+func TestRefusedLossIsRepeated(t *testing.T) {
+	j := newJob(t)
+	ln := listen(t, "127.0.0.1:0")
+	l := j.listener("a", ln)
+	for range 3 {
+		l.fail <- status.Error(codes.Unavailable, "not now")
+	}
+	j.run()
+	j.pusher.PushLoss([]Target{{subject("a"), ln.Addr().String()}}, Loss{1, []int{1}})
+	j.acked("a", 0)
+	if len(l.heard) != 4 {
+		t.Errorf("heard it %d times", len(l.heard))
+	}
+	if !strings.Contains(take(t, "log", j.failures), "the loss of generation 1") {
+		t.Error("the log does not say what was not acknowledged")
 	}
 }
 

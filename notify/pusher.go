@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -29,7 +30,8 @@ type PusherConfig struct {
 	Retry time.Duration
 	// Timeout bounds an attempt. Zero: 2 s.
 	Timeout time.Duration
-	// Acked is called from the target's goroutine when it has acknowledged an update. Nil: nobody listens.
+	// Acked is called from the target's goroutine when it has acknowledged an update or a loss, with the number of the
+	// latest update that it knows. Nil: nobody listens.
 	Acked func(incarnation string, seq uint64)
 }
 
@@ -39,7 +41,7 @@ type Target struct {
 	Addr    string
 }
 
-// Pusher is the driver's side: it brings every target the latest update that is meant for it. Each target has a
+// Pusher is the driver's side: it brings every target the latest update and the latest loss that are meant for it. Each target has a
 // goroutine and a connection of its own, so that one that hangs delays no other. Its methods may be called from several
 // goroutines at once.
 type Pusher struct {
@@ -60,8 +62,33 @@ type target struct {
 	forget context.CancelFunc
 
 	mu       sync.Mutex
-	want     Update
+	want     word
 	overtake context.CancelFunc // ends the attempt under way
+}
+
+// word is all that a target must know.
+type word struct {
+	version uint64 // grows with every change; 0 for nothing
+	update  Update
+	loss    Loss
+}
+
+func (w word) request() *wire.HostsUpdatedRequest {
+	req := &wire.HostsUpdatedRequest{
+		Seq: w.update.Seq, Change: uint32(w.update.Change), Generation: w.update.Generation,
+		LostGeneration: w.loss.Generation, LostRanks: make([]uint32, len(w.loss.Ranks)),
+	}
+	for i, r := range w.loss.Ranks {
+		req.LostRanks[i] = uint32(r)
+	}
+	return req
+}
+
+func (w word) String() string {
+	if w.loss.Generation == 0 {
+		return fmt.Sprintf("update %d", w.update.Seq)
+	}
+	return fmt.Sprintf("update %d and the loss of generation %d", w.update.Seq, w.loss.Generation)
 }
 
 // NewPusher returns a pusher without targets. It starts nothing.
@@ -103,6 +130,30 @@ func (p *Pusher) Run(ctx context.Context) error {
 // number is not higher than one that was pushed to a target already is ignored for it. A target whose address has
 // changed is a new one. Push never blocks; before Run it only takes note.
 func (p *Pusher) Push(targets []Target, u Update) {
+	p.set(targets, func(w *word) bool {
+		newer := u.Seq > w.update.Seq
+		if newer {
+			w.update = u
+		}
+		return newer
+	})
+}
+
+// PushLoss sets which ranks of their world are dead, for each of the targets, and is otherwise like Push. A loss of an
+// earlier generation than one that was pushed to a target already is ignored for it, as is one of the same that names no
+// more ranks.
+func (p *Pusher) PushLoss(targets []Target, l Loss) {
+	p.set(targets, func(w *word) bool {
+		newer := l.overtakes(w.loss)
+		if newer {
+			w.loss = l
+		}
+		return newer
+	})
+}
+
+// set has change change what each of the targets must know.
+func (p *Pusher) set(targets []Target, change func(*word) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, to := range targets {
@@ -118,7 +169,7 @@ func (p *Pusher) Push(targets []Target, u Update) {
 			p.targets[to.Subject.Incarnation] = t
 			p.fresh = append(p.fresh, t)
 		}
-		t.set(u)
+		t.set(change)
 	}
 	signal(p.wake)
 }
@@ -134,18 +185,18 @@ func (p *Pusher) Forget(incarnation string) {
 	}
 }
 
-func (t *target) set(u Update) {
+func (t *target) set(change func(*word) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if u.Seq > t.want.Seq {
-		t.want = u
+	if change(&t.want) {
+		t.want.version++
 		t.overtake()
 		signal(t.wake)
 	}
 }
 
 // begin returns what the target must know now, and a context that ends after the timeout or when that is overtaken.
-func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFunc, Update) {
+func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFunc, word) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
@@ -157,11 +208,11 @@ func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFu
 	return ctx, cancel, t.want
 }
 
-// overtaken: there is something newer than u to tell, and wake says so.
-func (t *target) overtaken(u Update) bool {
+// overtaken: there is something newer than w to tell, and wake says so.
+func (t *target) overtaken(w word) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.want.Seq > u.Seq
+	return t.want.version > w.version
 }
 
 func signal(ch chan<- struct{}) {
@@ -186,17 +237,17 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	pause := p.cfg.Retry
 	for t.ctx.Err() == nil {
 		var again <-chan time.Time // nil: nothing to do before the next update
-		switch u, err := p.attempt(t, rpc, acked); {
+		switch w, err := p.attempt(t, rpc, acked); {
 		case t.ctx.Err() != nil:
 			return
-		case err == nil && u.Seq > acked:
-			acked, pause = u.Seq, p.cfg.Retry
+		case err == nil && w.version > acked:
+			acked, pause = w.version, p.cfg.Retry
 			if p.cfg.Acked != nil {
-				p.cfg.Acked(t.Subject.Incarnation, u.Seq)
+				p.cfg.Acked(t.Subject.Incarnation, w.update.Seq)
 			}
-		case err != nil && !t.overtaken(u):
-			p.cfg.Log.Warnf("notify: %v at %s has not acknowledged update %d, again in %v: %s",
-				t.Subject, t.Addr, u.Seq, pause, status.Convert(err).Message())
+		case err != nil && !t.overtaken(w):
+			p.cfg.Log.Warnf("notify: %v at %s has not acknowledged %v, again in %v: %s",
+				t.Subject, t.Addr, w, pause, status.Convert(err).Message())
 			again = time.After(pause)
 			pause = min(2*pause, maxRetry)
 		}
@@ -209,15 +260,14 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	}
 }
 
-// attempt tells the target what it must know, if that is newer than what it has acknowledged. It waits for the
-// connection within its time, so that an update travels at the moment the service is there.
-func (p *Pusher) attempt(t *target, rpc wire.NotificationClient, acked uint64) (Update, error) {
-	ctx, cancel, u := t.begin(p.cfg.Timeout)
+// attempt tells the target what it must know, if that is newer than the version that it has acknowledged. It waits for the
+// connection within its time, so that the word travels at the moment the service is there.
+func (p *Pusher) attempt(t *target, rpc wire.NotificationClient, acked uint64) (word, error) {
+	ctx, cancel, w := t.begin(p.cfg.Timeout)
 	defer cancel()
-	if u.Seq <= acked {
-		return u, nil
+	if w.version <= acked {
+		return w, nil
 	}
-	req := &wire.HostsUpdatedRequest{Seq: u.Seq, Change: uint32(u.Change), Generation: u.Generation}
-	_, err := rpc.HostsUpdated(ctx, req, grpc.WaitForReady(true))
-	return u, err
+	_, err := rpc.HostsUpdated(ctx, w.request(), grpc.WaitForReady(true))
+	return w, err
 }

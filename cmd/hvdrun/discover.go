@@ -62,14 +62,20 @@ type understoodHost struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
 	Local bool   `json:"local"`
+	// Agent: workers there are started by the host's agent, be it local or not. It is left out where it is false.
+	Agent bool `json:"agent,omitempty"`
 	// Draining is left out where it is false.
 	Draining bool `json:"draining,omitempty"`
 }
 
-func understand(hosts []plan.Host) understood {
+func (s *settings) understand(hosts []plan.Host) understood {
 	found := understood{Hosts: []understoodHost{}}
 	for _, h := range hosts {
-		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, launch.IsLocal(h.Name), h.Draining})
+		agent := false
+		if s.cluster.source != nil {
+			_, agent = s.findAgent(h.Name)
+		}
+		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, launch.IsLocal(h.Name), agent, h.Draining})
 		found.Slots += h.Slots
 	}
 	return found
@@ -92,14 +98,13 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 	if err != nil {
 		return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
 	}
-	if err := p.printHosts(hosts, asJSON); err != nil {
+	if err := p.printHosts(s.understand(hosts), asJSON); err != nil {
 		return runError{err}
 	}
 	return nil
 }
 
-func (p *program) printHosts(hosts []plan.Host, asJSON bool) error {
-	found := understand(hosts)
+func (p *program) printHosts(found understood, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(p.stdout).Encode(found)
 	}
@@ -107,6 +112,9 @@ func (p *program) printHosts(hosts []plan.Host, asJSON bool) error {
 	fmt.Fprintln(w, "HOST\tSLOTS\tLOCAL")
 	for _, h := range found.Hosts {
 		local := map[bool]string{true: "yes", false: "no"}[h.Local]
+		if h.Agent {
+			local = "agent"
+		}
 		if h.Draining {
 			local += "\tdraining"
 		}

@@ -2,12 +2,14 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // clusterSettings say which cluster of agents to look at, and how to be found in it.
@@ -17,6 +19,7 @@ type clusterSettings struct {
 	bind, advertise string
 	name            string // of an agent's host
 	launchPort      int
+	lease           time.Duration  // 0: launch.DefaultLease
 	source          *gossip.Source // once it is open
 	key             []byte
 }
@@ -27,6 +30,14 @@ func clusterText(field func(*clusterSettings) *string) func(*settings, string) e
 
 func setJoin(s *settings, text string) (err error) {
 	s.cluster.join, err = parseList(text)
+	return err
+}
+
+func setLease(s *settings, text string) (err error) {
+	s.cluster.lease, err = parseDuration(text)
+	if err == nil && (s.cluster.lease < launch.MinLease || s.cluster.lease > launch.MaxLease) {
+		err = fmt.Errorf("%q is not between %v and %v", text, launch.MinLease, launch.MaxLease)
+	}
 	return err
 }
 
@@ -59,4 +70,10 @@ func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 			log.WithError(err).Debug("leaving the cluster")
 		}
 	}, nil
+}
+
+// findAgent returns where the agent of a host takes drivers, in the cluster that is open.
+func (s *settings) findAgent(host string) (addr string, ok bool) {
+	m, ok := s.cluster.source.Agent(host)
+	return m.LaunchAddr, ok && m.LaunchAddr != ""
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"slices"
@@ -27,7 +28,7 @@ func fails(number int, uuid string, critical bool) gpu.Event {
 
 // spec runs a command in a slot of this machine.
 func spec(slot int, stdout io.Writer, command ...string) launch.Spec {
-	return launch.Spec{Incarnation: "test", Slot: plan.SlotID{Host: "localhost", Index: slot}, Command: command,
+	return launch.Spec{Incarnation: rand.Text(), Slot: plan.SlotID{Host: "localhost", Index: slot}, Command: command,
 		Env: []string{"PATH=/usr/bin:/bin", "CUDA_VISIBLE_DEVICES=all"}, Stdout: stdout, Stderr: io.Discard}
 }
 

@@ -87,7 +87,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
-	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
+	stopped := p.watchStop(ctx, log, launcher.Kill, s.timeouts.Drain)
 	cfg := driver.Config{
 		RunID:             s.runID,
 		Command:           j.command,
@@ -128,7 +128,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 
 // watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
 // returns ends the watch.
-func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *launch.Agents, grace time.Duration) func() {
+func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func(), grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
 	}
@@ -149,7 +149,7 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l *launch.A
 			select {
 			case <-p.hurry:
 				log.Warn("killing the workers")
-				l.Kill()
+				kill()
 			case <-done:
 				return
 			}

@@ -62,7 +62,7 @@ func allLocal(hosts []plan.Host) bool {
 // where the cluster, if there is one, has none. fixed are all hosts that there will ever be, if they are known.
 func (s *settings) launcher(authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
 	a := &launch.Agents{
-		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(fixed), Orphan: s.orphan, Log: log,
+		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(fixed), Lease: s.cluster.lease, Orphan: s.orphan, Log: log,
 		Hello: launch.AgentHello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
 	}
 	if a.Orphan == 0 {
@@ -84,10 +84,7 @@ func (s *settings) launcher(authority *identity.Authority, fixed []plan.Host, lo
 	if a.Credentials, err = cluster.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver}); err != nil {
 		return nil, runError{err}
 	}
-	a.Find = func(host string) (string, bool) {
-		m, ok := source.Agent(host)
-		return m.LaunchAddr, ok && m.LaunchAddr != ""
-	}
+	a.Find = s.findAgent
 	return a, nil
 }
 

@@ -81,7 +81,10 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 	if err != nil {
 		return s, err
 	}
-	path := fs.Lookup(configFile).Value.String()
+	path := ""
+	if f := fs.Lookup(configFile); f != nil {
+		path = f.Value.String()
+	}
 	if path == "" {
 		path = fromEnv[configFile].text
 	}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
@@ -11,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"hvdrun": main})
+	testscript.Main(m, map[string]func(){"hvdrun": main, "toil": toil})
 }
 
 // The scripts in testdata/script run the command as people do.
@@ -23,6 +25,8 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// A program under the race detector would otherwise wait a second before each exit 0.
 			env.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=10")
+			// An address that another copy of these tests, beside this one, does not use.
+			env.Setenv("LOOPBACK", fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(255), 1+rand.IntN(254)))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": exitStatus},

@@ -107,6 +107,8 @@ var table = []setting{
 	{name: "gossip-advertise", arg: "ADDR", source: true,
 		usage: "address under which agents reach this machine, where that is not the one that is bound to",
 		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
+	{name: "agent-lease", arg: "D",
+		usage: "how long an agent may be out of reach until its workers count as lost (default 10s)", set: setLease},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
 	{name: "discovery-interval", arg: "D", source: true,

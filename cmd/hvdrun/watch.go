@@ -31,7 +31,7 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 	silent := logrus.New() // what is printed says it all
 	silent.SetOutput(io.Discard)
 	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
-	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now}
+	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now, understand: s.understand}
 	poll := discovery.Poll{Source: source, Interval: s.timeouts.DiscoveryInterval, Log: silent,
 		Failed: func(err error, age time.Duration) { news <- func() { watcher.failed(err, age) } }}
 	ended := make(chan error, 1)
@@ -54,7 +54,9 @@ type watchPrinter struct {
 	out    io.Writer
 	asJSON bool
 	now    func() time.Time
-	last   []plan.Host
+
+	understand func([]plan.Host) understood
+	last       []plan.Host
 }
 
 // change is what is different about a host, or about all of them.
@@ -105,7 +107,7 @@ func common(hosts, other []plan.Host) (names []string) {
 func (w *watchPrinter) found(hosts []plan.Host) {
 	all := changes(w.last, hosts)
 	w.last = hosts
-	list := understand(hosts)
+	list := w.understand(hosts)
 	if w.asJSON {
 		kinds := map[string][]string{}
 		for _, c := range all {

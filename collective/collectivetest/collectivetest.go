@@ -42,6 +42,7 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Closed", func(t *testing.T) { testClosed(t, newGroups) })
 	t.Run("Busy", func(t *testing.T) { testBusy(t, newGroups) })
 	t.Run("Leaks", func(t *testing.T) { testLeaks(t, newGroups) })
+	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
 
 // Each runs f for every group at the same time and returns the errors by rank. It fails the test where f hangs.

@@ -17,7 +17,7 @@ import (
 // The proof on a data connection. Both ends hold the job's key; neither shows it.
 //
 //	acceptor → dialer   challenge: magic, nonce A
-//	dialer → acceptor   claim:     magic, generation, from, to, channel, nonce D, MAC("dialer", transcript)
+//	dialer → acceptor   claim:     magic, generation, lane, from, to, channel, nonce D, MAC("dialer", transcript)
 //	acceptor → dialer   verdict:   accepted or refused, reason, MAC("acceptor", transcript, verdict)
 //
 // The transcript holds the run id, the claim, both nonces and, under TLS, the exporter value of the connection. Fresh
@@ -30,9 +30,9 @@ const (
 	challengeLen = len(magic) + nonceLen
 	claimLen     = len(magic) + helloLen + nonceLen + sha256.Size
 	verdictLen   = 2 + reasonLen + sha256.Size
-	helloLen     = 8 + 4 + 4 + 4
+	helloLen     = 8 + 8 + 4 + 4 + 4
 
-	magic         = "hvdrun\x00\x01" // the last byte is the version of the proof
+	magic         = "hvdrun\x00\x02" // the last byte is the version of the proof
 	dialerLabel   = "hvdrun data connection, dialer"
 	acceptorLabel = "hvdrun data connection, acceptor"
 	exporterLabel = "EXPORTER-hvdrun-data-connection"
@@ -41,12 +41,14 @@ const (
 	refused  = 2
 )
 
-// Hello is what the dialer of a data connection claims: it is rank From of the generation and wants rank To. Channel
-// tells several connections of the same two ranks apart. Ranks and channel are from 0 to 2^31-1.
+// Hello is what the dialer of a data connection claims: it is rank From of a group of the generation and wants rank To.
+// Lane tells the groups of a generation apart, Channel several connections of the same two ranks of a group. Ranks and
+// channel are from 0 to 2^31-1.
 type Hello struct {
 	Generation uint64
 	From, To   int
 	Channel    int
+	Lane       uint64
 }
 
 // ErrUnproven is what the errors of ProveDial and ProveAccept are (errors.Is) where the other end has spoken, but has
@@ -157,6 +159,7 @@ func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello
 
 func (h Hello) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(b, h.Generation)
+	b = binary.BigEndian.AppendUint64(b, h.Lane)
 	b = binary.BigEndian.AppendUint32(b, uint32(h.From))
 	b = binary.BigEndian.AppendUint32(b, uint32(h.To))
 	return binary.BigEndian.AppendUint32(b, uint32(h.Channel))
@@ -164,8 +167,8 @@ func (h Hello) append(b []byte) []byte {
 
 // parseHello reports whether every number fits an int of any machine.
 func parseHello(b []byte) (Hello, bool) {
-	from, to, channel := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:]), binary.BigEndian.Uint32(b[16:])
-	h := Hello{binary.BigEndian.Uint64(b), int(int32(from)), int(int32(to)), int(int32(channel))}
+	from, to, channel := binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]), binary.BigEndian.Uint32(b[24:])
+	h := Hello{binary.BigEndian.Uint64(b), int(int32(from)), int(int32(to)), int(int32(channel)), binary.BigEndian.Uint64(b[8:])}
 	return h, max(from, to, channel) <= math.MaxInt32
 }
 

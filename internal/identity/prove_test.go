@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-var hello = Hello{Generation: 3, From: 2, To: 1, Channel: 4}
+var hello = Hello{Generation: 3, From: 2, To: 1, Channel: 4, Lane: 5}
 
 // pair returns both ends of a connection over loopback, with deadlines that no test should come near.
 func pair(t testing.TB) (dialer, acceptor net.Conn) {
@@ -246,7 +246,7 @@ func TestTamperedClaimFails(t *testing.T) {
 // A claim that was made for one connection between two ranks is not good for another that differs in any number.
 func TestHelloIsBound(t *testing.T) {
 	_, c := jobOf(t, "r")
-	for _, h := range []Hello{{4, 2, 1, 4}, {3, 0, 1, 4}, {3, 2, 0, 4}, {3, 2, 1, 5}, {3, 1, 2, 4}} {
+	for _, h := range []Hello{{4, 2, 1, 4, 5}, {3, 0, 1, 4, 5}, {3, 2, 0, 4, 5}, {3, 2, 1, 5, 5}, {3, 1, 2, 4, 5}, {3, 2, 1, 4, 0}} {
 		o, _ := relay(t, c, func(claim []byte) { h.append(claim[:len(magic)]) })
 		if !errors.Is(o.err, ErrUnproven) {
 			t.Errorf("%+v: %+v", h, o)

@@ -8,6 +8,9 @@
 // Growth: the clock is read by the discovery script right before it first prints a second host, with as many slots as the
 // first. The total ends with the first step in the larger world. The pause is the longest time between two steps of one of
 // the old workers from there to then, less a median step.
+//
+// An arrival: the clock is read right before another `hvdrun agent` is started in the cluster over which the job runs. All
+// have heard when Commit has returned a HostsUpdatedError in every worker, with a new one standing at the door.
 package main
 
 import (
@@ -29,6 +32,7 @@ func main() {
 	var b bench
 	flag.IntVar(&b.kills, "kills", 200, "workers to kill")
 	flag.IntVar(&b.joins, "joins", 40, "times to add a host")
+	flag.IntVar(&b.arrivals, "arrivals", 20, "times to start an agent on another host")
 	flag.IntVar(&b.workers, "workers", 4, "workers of the job; at least 2")
 	flag.IntVar(&b.size, "size", 256, "weights of the model, of 4 bytes each")
 	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
@@ -46,11 +50,12 @@ func main() {
 
 // bench is the flags, and the folder of the jobs.
 type bench struct {
-	kills, joins, workers, size int
-	stepTime, interval          time.Duration
-	seed                        uint64
-	tsv                         string
-	keep                        bool
+	kills, joins, arrivals int
+	workers, size          int
+	stepTime, interval     time.Duration
+	seed                   uint64
+	tsv                    string
+	keep                   bool
 
 	binaries e2e.Binaries
 	dir      string
@@ -69,7 +74,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if b.binaries, err = e2e.Build(ctx, b.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(b.dir))
 	}
-	var deaths, growths []sample
+	var deaths, growths, arrivals []sample
 	for left := b.kills; left > 0; left -= killsPerJob {
 		more, err := b.killSome(ctx, min(left, killsPerJob))
 		if err != nil {
@@ -86,9 +91,15 @@ func (b *bench) run(ctx context.Context) (err error) {
 		growths = append(growths, more...)
 		fmt.Fprintf(os.Stderr, "\r%d of %d joins ", len(growths), b.joins)
 	}
+	if b.arrivals > 0 {
+		if arrivals, err = b.arriveSome(ctx, b.arrivals); err != nil {
+			return err
+		}
+	}
 	fmt.Fprintln(os.Stderr)
 	b.report(os.Stdout, deaths, growths)
-	return errors.Join(b.writeTSV(deaths, growths), b.remove(b.dir))
+	b.reportArrivals(os.Stdout, arrivals)
+	return errors.Join(b.writeTSV(deaths, growths, arrivals), b.remove(b.dir))
 }
 
 // remove removes a folder, or says that it is kept.

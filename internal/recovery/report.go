@@ -64,6 +64,27 @@ func (b *bench) report(w io.Writer, deaths, growths []sample) {
 	}
 }
 
+func (b *bench) reportArrivals(w io.Writer, arrivals []sample) {
+	if len(arrivals) == 0 {
+		return
+	}
+	heard := spread(arrivals, func(s sample) time.Duration { return s.heard })
+	fmt.Fprintf(w, "\nFrom the start of another agent, to %d workers over gossip, to\n%s\n", b.workers, e2e.SpreadHeader)
+	for _, r := range []struct {
+		name string
+		of   func(sample) time.Duration
+	}{
+		{"driver has the new list", func(s sample) time.Duration { return s.found }},
+		{"newcomer started", func(s sample) time.Duration { return s.started }},
+		{"newcomer at the door, workers notified", func(s sample) time.Duration { return s.told }},
+	} {
+		fmt.Fprintln(w, spread(arrivals, r.of).Row("  "+r.name))
+	}
+	fmt.Fprintln(w, heard.Row("Commit has told all old workers"))
+	fmt.Fprintln(w, spread(arrivals, func(s sample) time.Duration { return s.stepped }).Row("first step in the larger world"))
+	verdicts(w, heard, target{"median", 0.5, time.Second})
+}
+
 // spread collects one of the times of all samples in which it was seen.
 func spread(samples []sample, of func(sample) time.Duration) e2e.Spread {
 	var s e2e.Spread
@@ -86,7 +107,7 @@ func verdicts(w io.Writer, s e2e.Spread, targets ...target) {
 }
 
 // writeTSV writes all samples down.
-func (b *bench) writeTSV(deaths, growths []sample) (err error) {
+func (b *bench) writeTSV(deaths, growths, arrivals []sample) (err error) {
 	if b.tsv == "" {
 		return nil
 	}
@@ -96,14 +117,14 @@ func (b *bench) writeTSV(deaths, growths []sample) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	w := bufio.NewWriter(f)
-	fmt.Fprintln(w, "kind\trank\tfound\tstarted\tready\texited\ttold\tleft\tworld\tentered\tstepped\tpause")
+	fmt.Fprintln(w, "kind\trank\tfound\tstarted\tready\texited\ttold\theard\tleft\tworld\tentered\tstepped\tpause")
 	for _, k := range []struct {
 		kind    string
 		samples []sample
-	}{{"kill", deaths}, {"join", growths}} {
+	}{{"kill", deaths}, {"join", growths}, {"arrival", arrivals}} {
 		for _, s := range k.samples {
 			fmt.Fprintf(w, "%s\t%d", k.kind, s.rank)
-			for _, d := range []time.Duration{s.found, s.started, s.ready, s.exited, s.told, s.left, s.world, s.entered, s.stepped, s.pause} {
+			for _, d := range []time.Duration{s.found, s.started, s.ready, s.exited, s.told, s.heard, s.left, s.world, s.entered, s.stepped, s.pause} {
 				fmt.Fprintf(w, "\t%.3f", e2e.Milliseconds(d))
 			}
 			fmt.Fprintln(w)

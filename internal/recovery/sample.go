@@ -21,6 +21,7 @@ type sample struct {
 	ready   time.Duration // the last newcomer stands at the door
 	exited  time.Duration // the driver knows of the dead worker's exit
 	told    time.Duration // the driver tells the workers
+	heard   time.Duration // Commit has returned a HostsUpdatedError in all old workers
 	left    time.Duration // the first worker has come for a new world
 	world   time.Duration // the new world is published
 	entered time.Duration // all of its workers have connected and synchronised
@@ -118,4 +119,14 @@ func (s *sample) growth(res e2e.Result) {
 		ended[l.PID] = l.Time >= to && l.Generation > s.generation
 	}
 	s.pause = slices.Max(append(slices.Collect(maps.Values(longest)), 0)) - gaps.Quantile(0.5)
+}
+
+// hear returns when the last of the workers of the disturbed world heard of the change.
+func (s *sample) hear(lines []diary.Line) (heard time.Duration) {
+	for _, l := range lines {
+		if l.Generation == s.generation && l.Outcome == diary.Updated {
+			heard = max(heard, time.Duration(l.Time-s.at.UnixNano()))
+		}
+	}
+	return heard
 }

@@ -31,9 +31,13 @@ type HostsUpdatedRequest struct {
 	// notification is overtaken, and the world may stay as it is.
 	Change uint32 `protobuf:"varint,2,opt,name=change,proto3" json:"change,omitempty"`
 	// The world that the change is about.
-	Generation    uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	// A world that cannot go on, 0 for none, and its ranks that are known to be dead. This is a level of its own, which
+	// has nothing to do with seq: the latest generation counts, and of that the most ranks.
+	LostGeneration uint64   `protobuf:"varint,4,opt,name=lost_generation,json=lostGeneration,proto3" json:"lost_generation,omitempty"`
+	LostRanks      []uint32 `protobuf:"varint,5,rep,packed,name=lost_ranks,json=lostRanks,proto3" json:"lost_ranks,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HostsUpdatedRequest) Reset() {
@@ -87,6 +91,20 @@ func (x *HostsUpdatedRequest) GetGeneration() uint64 {
 	return 0
 }
 
+func (x *HostsUpdatedRequest) GetLostGeneration() uint64 {
+	if x != nil {
+		return x.LostGeneration
+	}
+	return 0
+}
+
+func (x *HostsUpdatedRequest) GetLostRanks() []uint32 {
+	if x != nil {
+		return x.LostRanks
+	}
+	return nil
+}
+
 type HostsUpdatedReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -127,13 +145,16 @@ var File_notify_proto protoreflect.FileDescriptor
 
 const file_notify_proto_rawDesc = "" +
 	"\n" +
-	"\fnotify.proto\x12\thvdrun.v1\"_\n" +
+	"\fnotify.proto\x12\thvdrun.v1\"\xa7\x01\n" +
 	"\x13HostsUpdatedRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\rR\x06change\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\x13\n" +
+	"generation\x12'\n" +
+	"\x0flost_generation\x18\x04 \x01(\x04R\x0elostGeneration\x12\x1d\n" +
+	"\n" +
+	"lost_ranks\x18\x05 \x03(\rR\tlostRanks\"\x13\n" +
 	"\x11HostsUpdatedReply2\\\n" +
 	"\fNotification\x12L\n" +
 	"\fHostsUpdated\x12\x1e.hvdrun.v1.HostsUpdatedRequest\x1a\x1c.hvdrun.v1.HostsUpdatedReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"

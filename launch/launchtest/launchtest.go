@@ -8,6 +8,7 @@ package launchtest
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +16,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,8 +26,6 @@ import (
 
 // patience is how long something that must happen is waited for.
 const patience = 20 * time.Second
-
-var incarnations atomic.Uint64
 
 // Run runs the kit. newLauncher is called once for each test.
 func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
@@ -56,6 +54,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"StopKillsTree", stopKillsTree},
 		{"StopKillsTreeOfObedient", stopKillsTreeOfObedient},
 		{"StopKillsOrphanBySign", stopKillsOrphan},
+		{"StopKillsOrphanThatIsRestless", stopKillsRestless},
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
@@ -64,7 +63,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 
 // script returns the Spec of a shell script with the arguments $1, $2, ….
 func script(text string, args ...string) launch.Spec {
-	incarnation := fmt.Sprintf("kit-%d-%d", os.Getpid(), incarnations.Add(1))
+	incarnation := rand.Text()
 	return launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "localhost"},
@@ -373,6 +372,16 @@ func stopKillsTreeOfObedient(t *testing.T, l launch.Launcher) {
 func stopKillsOrphan(t *testing.T, l launch.Launcher) {
 	r := start(t, l, time.Hour, 2,
 		`(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// The same of one that becomes another program again and again: there are moments at which its environment is empty.
+func stopKillsRestless(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2, `
+		export AGAIN='exec sh -c "$AGAIN"'
+		(setsid sh -c 'echo ready >&9; eval "$AGAIN"' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
 	r.cancel()
 	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
 	r.gone()

@@ -1,0 +1,335 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/bench"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// benchGrace is how long ranks and peers may take to end when they are asked to.
+const benchGrace = 5 * time.Second
+
+// errNoRows says that the ranks ended well but without a row for each size.
+var errNoRows = errors.New("the ranks have not reported all sizes")
+
+// runBench measures and prints. Ranks and peers take turns, and who begins changes from round to round.
+func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err error) {
+	files, err := m.openFiles()
+	if err != nil {
+		return err
+	}
+	defer files.close(&err)
+	folder, err := os.MkdirTemp("", "hvdrun-bench")
+	if err != nil {
+		return runError{err}
+	}
+	defer func() { err = joinRunError(err, os.RemoveAll(folder)) }()
+	r := benchRun{program: p, m: m, settings: s, log: p.logger(s), folder: folder, id: driver.NewRunID(),
+		launcher: &benchLauncher{groups: map[int]bool{}}}
+	guard, err := launch.StartGuard(r.id)
+	if err != nil {
+		return runError{err}
+	}
+	defer func() { err = joinRunError(err, guard.Close()) }()
+	defer p.watchStop(ctx, r.log, r.launcher.kill, benchGrace)()
+
+	names := r.build(ctx)
+	if ctx.Err() != nil {
+		return runError{context.Cause(ctx)}
+	}
+	report := &bench.Report{Op: m.spec.Op, Ranks: m.ranks, Rounds: m.rounds}
+	for round := range m.rounds {
+		for i := range names {
+			name := names[(i+round)%len(names)]
+			if slices.Contains(r.failed, name) {
+				continue
+			}
+			fmt.Fprintf(p.stderr, "round %d of %d: %s\n", round+1, m.rounds, name)
+			rows, err := r.measure(ctx, name)
+			if err != nil {
+				if ctx.Err() != nil && len(report.Results) > 0 { // somebody has seen enough
+					err = joinRunError(err, p.tell(report, files))
+				}
+				return err
+			}
+			for _, row := range rows {
+				report.Results = append(report.Results, bench.Result{Row: row, Round: round + 1, Peer: name})
+			}
+		}
+	}
+	return joinRunError(nil, p.tell(report, files))
+}
+
+// tell writes the results wherever they are wanted.
+func (p *program) tell(report *bench.Report, files benchFiles) error {
+	return errors.Join(report.WriteTable(p.stdout), files.write(report))
+}
+
+func joinRunError(err, more error) error {
+	if more == nil {
+		return err
+	}
+	return runError{errors.Join(err, more)}
+}
+
+// benchRun is what one measurement needs.
+type benchRun struct {
+	*program
+	m        measurement
+	settings *settings
+	log      *logrus.Logger
+	folder   string // for the peers' programs
+	id       string // of the peers' processes, by which nothing of them is left behind
+	launcher *benchLauncher
+	failed   []string // peers that are not asked again
+}
+
+// benchLauncher starts processes on this machine, and knows their groups, for a person who does not want to wait for their
+// end.
+type benchLauncher struct {
+	mu     sync.Mutex
+	groups map[int]bool
+}
+
+// Run is that of launch.Local.
+func (l *benchLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	group := 0
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.groups, group)
+	}()
+	return launch.Local{}.Run(ctx, s, func(pid int) {
+		l.mu.Lock()
+		group = pid
+		l.groups[pid] = true
+		l.mu.Unlock()
+		started(pid)
+	})
+}
+
+// kill ends all processes at once; launch.Local sees to what they leave behind.
+func (l *benchLauncher) kill() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for group := range l.groups {
+		_ = syscall.Kill(-group, syscall.SIGKILL) // fails where it has just ended
+	}
+}
+
+// build makes the peers' programs and returns the names of all that can be measured. Those that cannot are told.
+func (r *benchRun) build(ctx context.Context) []string {
+	names := []string{bench.Ours}
+	for _, peer := range r.m.peers {
+		err := r.compile(ctx, peer)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			fmt.Fprintf(r.stderr, "%s is not measured: %v\n", peer.Name, err)
+			continue
+		}
+		names = append(names, peer.Name)
+	}
+	return names
+}
+
+func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
+	command, err := peer.Prepare(r.folder, r.m.spec.Op)
+	if err != nil {
+		return err
+	}
+	if _, said, err := r.run(ctx, command); err != nil {
+		return peer.Uncompiled(said)
+	}
+	return nil
+}
+
+// run runs a command of which nothing is left when it returns.
+func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
+	incarnation := driver.NewRunID()
+	var out, errs bytes.Buffer
+	err = r.launcher.Run(ctx, launch.Spec{
+		Incarnation: incarnation,
+		Slot:        plan.SlotID{Host: "localhost"},
+		Command:     command,
+		Env:         append(slices.Clone(r.env), plan.EnvRunID+"="+r.id, plan.EnvIncarnation+"="+incarnation),
+		Stdout:      &out, Stderr: &errs,
+		Grace: benchGrace,
+	}, func(int) {})
+	return &out, errs.String(), err
+}
+
+// measure takes one round of our ranks, or of a peer.
+func (r *benchRun) measure(ctx context.Context, name string) ([]bench.Row, error) {
+	if name == bench.Ours {
+		rows, err := r.ours(ctx)
+		if err != nil {
+			return nil, runError{err}
+		}
+		return rows, nil
+	}
+	i := slices.IndexFunc(r.m.peers, func(p bench.Peer) bool { return p.Name == name })
+	rows, err := r.peer(ctx, r.m.peers[i])
+	if ctx.Err() != nil {
+		return nil, runError{context.Cause(ctx)}
+	}
+	if err != nil {
+		r.failed = append(r.failed, name)
+		fmt.Fprintf(r.stderr, "%s is not measured any more: %v\n", name, err)
+	}
+	return rows, nil
+}
+
+// ours runs a job whose workers are ranks of the measurement.
+func (r *benchRun) ours(ctx context.Context) ([]bench.Row, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	spec, err := json.Marshal(r.m.spec)
+	if err != nil {
+		return nil, err
+	}
+	env := r.env
+	if r.m.algorithm != "" {
+		env = append(slices.Clone(env), algorithmVariable+"="+r.m.algorithm)
+	}
+	rows := &rowReader{stray: r.stderr}
+	err = driver.Run(ctx, driver.Config{
+		Command:     []string{self, benchRank, string(spec)},
+		Env:         env,
+		Source:      discovery.Fixed(r.m.hosts),
+		Launcher:    r.launcher,
+		Output:      &launch.Output{Stdout: rows, Stderr: r.stderr, Log: r.log},
+		Size:        driver.Size{NP: r.m.ranks},
+		Timeouts:    driver.Timeouts{Drain: benchGrace},
+		EncryptData: r.settings.encrypt,
+		Log:         r.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return rows.complete(r.m.spec)
+}
+
+// rowReader takes the output of our ranks, a line a time.
+type rowReader struct {
+	stray io.Writer // for lines that are no rows
+	mu    sync.Mutex
+	rows  []bench.Row
+}
+
+// Write takes one line with its prefix.
+func (r *rowReader) Write(line []byte) (int, error) {
+	_, text, _ := bytes.Cut(line, []byte("<stdout>:"))
+	var row bench.Row
+	if err := json.Unmarshal(text, &row); err != nil || row.Op == "" {
+		return r.stray.Write(line)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rows = append(r.rows, row)
+	return len(line), nil
+}
+
+// complete returns the rows, if there is one for each size.
+func (r *rowReader) complete(spec bench.Spec) ([]bench.Row, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, size := range spec.Sizes {
+		if !slices.ContainsFunc(r.rows, func(row bench.Row) bool { return row.Op == spec.Op && row.Bytes == size }) {
+			return nil, errNoRows
+		}
+	}
+	return r.rows, nil
+}
+
+// peer runs a peer's program to its end.
+func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, error) {
+	command, err := peer.Command(r.folder, r.m.ranks, r.m.spec)
+	if err != nil {
+		return nil, err
+	}
+	limit := r.m.spec.Patience()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not ended in %v", limit))
+	defer cancel()
+	out, said, err := r.run(ctx, command)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("it %w: %s", err, firstLine(said))
+	}
+	return bench.ReadPeer(out, r.m.spec)
+}
+
+// firstLine returns the first one that holds a letter: mpirun draws frames.
+func firstLine(text string) string {
+	for line := range strings.Lines(text) {
+		if strings.ContainsAny(line, "abcdefghijklmnopqrstuvwxyz") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return "it has said nothing"
+}
+
+// benchFiles are where results go besides stdout. They are opened before anything is measured.
+type benchFiles struct{ tsv, plot *os.File }
+
+func (m *measurement) openFiles() (f benchFiles, err error) {
+	for _, o := range []struct {
+		flag, path string
+		file       **os.File
+	}{{"--tsv", m.tsv, &f.tsv}, {"--plot", m.plot, &f.plot}} {
+		if o.path == "" {
+			continue
+		}
+		if *o.file, err = os.Create(o.path); err != nil {
+			f.close(nil)
+			return f, fmt.Errorf("%s: %w", o.flag, err)
+		}
+	}
+	return f, nil
+}
+
+func (f benchFiles) write(r *bench.Report) error {
+	if f.tsv != nil {
+		if err := r.WriteTSV(f.tsv); err != nil {
+			return err
+		}
+	}
+	if f.plot != nil {
+		return r.WritePlot(f.plot)
+	}
+	return nil
+}
+
+// close closes what is open, and tells a failure by err, if there is somebody to tell.
+func (f benchFiles) close(err *error) {
+	for _, file := range []*os.File{f.tsv, f.plot} {
+		if file == nil {
+			continue
+		}
+		if cerr := file.Close(); err != nil {
+			*err = joinRunError(*err, cerr)
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/collective/shm"
+)
+
+const (
+	invitationSize = 128         // of the frame that holds one
+	reasonBound    = time.Second // longest from the end of the operations in shared memory to the news of why
+)
+
+var (
+	errDied    = errors.New("its process has ended")
+	errStopped = errors.New("a rank of this host has ended the group, and did not say why")
+
+	errNotWanted = errors.New("shared memory is turned off")
+)
+
+// host is the ranks of a group that share memory, seen from one of them.
+type host struct {
+	g      *Group
+	member *shm.Member
+	ranks  []int // of the group, by member
+
+	use        sync.Mutex // held by the operation under way, and by who gives the memory up
+	closed     bool
+	reductions [kernel.Types][ops]shm.Reduction // those that have been used
+}
+
+// hosts finds which ranks of a group are on which host. names are the hosts of all ranks of the generation; a rank whose host
+// is not known is alone. Each list is ascending, the lists are in the order of their first ranks.
+func hosts(g *Group, names []string) [][]int {
+	var all [][]int
+	at := map[string]int{}
+	for r := range g.size {
+		name := ""
+		if o := g.original(r); o < len(names) {
+			name = names[o]
+		}
+		i, known := at[name]
+		if !known || name == "" {
+			at[name] = len(all)
+			all = append(all, []int{r})
+			continue
+		}
+		all[i] = append(all[i], r)
+	}
+	return all
+}
+
+// share has the ranks of each host meet in shared memory. It is an operation of all ranks, the first one of a group. Where a
+// host's ranks cannot meet, all of them, they go on without; every rank learns which hosts can.
+func (g *Group) share(ctx context.Context) error {
+	all := hosts(g, g.family.hosts)
+	if len(all) == g.size || len(all) == 0 {
+		return nil
+	}
+	here := slices.IndexFunc(all, func(ranks []int) bool { return slices.Contains(ranks, g.rank) })
+	h := &host{g: g, ranks: all[here]}
+	met := make([]uint8, g.size) // by rank, whether it is in the memory of its host
+	d := descriptor{action: share, dtype: kernel.Uint8, reduce: Max, count: uint64(g.size)}
+	var refused error
+	err := g.run(ctx, d, nil, func(c *call) error {
+		if len(h.ranks) > 1 {
+			if refused = h.meet(c); refused == nil {
+				met[g.rank] = 1
+			} else if g.err() != nil {
+				return c.lost()
+			}
+		}
+		return c.doubling(met)
+	})
+	together := func(ranks []int) bool {
+		return len(ranks) > 1 && !slices.ContainsFunc(ranks, func(r int) bool { return met[r] == 0 })
+	}
+	if h.member != nil && (err != nil || !together(h.ranks)) {
+		h.member.Close()
+		h.member = nil
+	}
+	if err != nil {
+		return err
+	}
+	if refused != nil && !errors.Is(refused, errNotWanted) {
+		g.family.log.WithError(refused).Warn("collective: no shared memory with the other ranks of this host, sockets instead")
+	}
+	if h.member != nil {
+		g.host.Store(h)
+		if g.err() != nil {
+			h.member.Abort()
+		}
+		for _, r := range h.ranks {
+			if g.boxes[r].hasEnded() {
+				h.left(r)
+			}
+		}
+	}
+	if len(all) > 1 && !slices.ContainsFunc(all, func(ranks []int) bool { return len(ranks) > 1 && !together(ranks) }) {
+		g.hosts = all
+	}
+	return nil
+}
+
+// meet makes or opens the host's segment and joins it. The first rank makes it.
+func (h *host) meet(c *call) (err error) {
+	var segment *shm.Segment
+	invitation := make([]byte, invitationSize)
+	if h.ranks[0] == c.g.rank {
+		if c.g.family.apart {
+			err = errNotWanted
+		} else if segment, err = shm.Create(len(h.ranks)); err == nil {
+			text := segment.Invitation()
+			invitation[0] = byte(len(text))
+			copy(invitation[1:], text)
+		}
+		for _, r := range h.ranks[1:] {
+			c.send(r, 0, invitation)
+		}
+		if failed := c.flush(); failed != nil && err == nil {
+			segment.Close()
+			return failed
+		}
+	} else {
+		if err = c.receive(h.ranks[0], 0, invitation); err != nil {
+			return err
+		}
+		n := int(invitation[0])
+		switch {
+		case c.g.family.apart:
+			return errNotWanted
+		case n == 0 || n >= invitationSize:
+			return fmt.Errorf("rank %d has none to share", h.ranks[0])
+		}
+		segment, err = shm.Open(invitation[1:1+n], len(h.ranks))
+	}
+	if err != nil {
+		return err
+	}
+	h.member, err = segment.Join(slices.Index(h.ranks, c.g.rank), h.lost)
+	return err
+}
+
+// lost is called by the tripwire.
+func (h *host) lost(member int) { h.g.fail(gone(errDied, h.ranks[member])) }
+
+// left hears that a rank has left the group: it calls no more operations.
+func (h *host) left(rank int) {
+	if i := slices.Index(h.ranks, rank); i >= 0 {
+		h.member.Gone(i)
+	}
+}
+
+// whole tells whether the group has no ranks on other hosts.
+func (h *host) whole() bool { return len(h.ranks) == h.g.size }
+
+// close gives the memory up, once the operation under way has ended: the group has failed or is being closed.
+func (h *host) close() {
+	if h == nil {
+		return
+	}
+	h.use.Lock()
+	defer h.use.Unlock()
+	if !h.closed {
+		h.closed = true
+		h.member.Close()
+	}
+}
+
+// arrive begins an operation that goes on over sockets: the ranks of this host compare their calls first.
+func (h *host) arrive(ctx context.Context, d descriptor) error {
+	h.use.Lock()
+	defer h.use.Unlock()
+	if h.closed {
+		return h.g.lost()
+	}
+	if err := h.member.Barrier(ctx, d.shared()); err != nil {
+		return h.outcome(ctx, d, err)
+	}
+	return nil
+}
+
+// inMemory returns the ranks of this host if they are all of the group.
+func (g *Group) inMemory() *host {
+	if g == nil {
+		return nil
+	}
+	if h := g.host.Load(); h != nil && len(h.ranks) == g.size {
+		return h
+	}
+	return nil
+}
+
+// allReduce is AllReduce among the ranks of one host.
+func (h *host) allReduce(ctx context.Context, d descriptor, invalid error, data []byte) error {
+	if err := h.g.enter(); err != nil {
+		return err
+	}
+	defer h.g.busy.Store(false)
+	if h.g.family.timeline != nil {
+		defer h.g.record(d, time.Now())
+	}
+	if invalid != nil {
+		if err := h.arrive(ctx, d); err != nil {
+			return err
+		}
+		return d.refuse(invalid)
+	}
+	h.use.Lock()
+	defer h.use.Unlock()
+	if h.closed {
+		return h.g.lost()
+	}
+	if err := h.member.AllReduce(ctx, d.shared(), data, h.reduction(d.dtype, d.reduce)); err != nil {
+		return h.outcome(ctx, d, err)
+	}
+	return nil
+}
+
+// reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is to be done with the result
+// yet.
+func (h *host) reduction(t kernel.Type, op Op) *shm.Reduction {
+	r := &h.reductions[t][op]
+	if r.Combine == nil {
+		*r = shm.Reduction{Size: t.Size(), Combine: kernel.Combine(t, kernels[op])}
+		if n := h.g.size; op == Average && h.whole() {
+			divide := kernel.Divide(t)
+			r.Finish = func(b []byte) { divide(b, n) }
+		}
+	}
+	return r
+}
+
+// shared is what a rank has called, in the words of the shared memory.
+func (d descriptor) shared() shm.Desc {
+	switch d.action {
+	case allGather, allToAll, broadcastBytes:
+		d.count = 0 // lengths may differ
+	}
+	return shm.Desc{uint64(d.action) | uint64(d.dtype)<<8 | uint64(d.reduce)<<16 | uint64(uint32(d.root))<<32, d.count}
+}
+
+func parseShared(d shm.Desc) descriptor {
+	return descriptor{action: action(d[0]), dtype: kernel.Type(d[0] >> 8), reduce: Op(d[0] >> 16), root: int32(d[0] >> 32), count: d[1]}
+}
+
+// outcome turns an error of an operation in shared memory into one of the group, which it ends.
+func (h *host) outcome(ctx context.Context, d descriptor, err error) error {
+	var mismatch *shm.MismatchError
+	var left *shm.LeftError
+	switch {
+	case errors.As(err, &mismatch):
+		h.g.fail(mismatched(h.g.rank, d, h.ranks[mismatch.Member], parseShared(mismatch.Desc)))
+	case errors.As(err, &left):
+		h.g.fail(gone(errLeft, h.ranks[left.Member]))
+	case errors.Is(err, shm.ErrAborted):
+		// Whoever did that, or has died, is told of by the tripwire or over the control channels.
+		timer := time.NewTimer(reasonBound)
+		defer timer.Stop()
+		select {
+		case <-h.g.failed:
+		case <-timer.C:
+			h.g.fail(gone(errStopped))
+		}
+	case ctx.Err() != nil:
+		h.g.fail(gone(ctx.Err(), h.g.rank))
+		<-h.g.failed
+		return fmt.Errorf("collective: %s: %w", actionNames[d.action], ctx.Err())
+	default:
+		h.g.fail(gone(err, h.g.rank))
+	}
+	return h.g.lost()
+}

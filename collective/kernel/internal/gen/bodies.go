@@ -1,0 +1,371 @@
+package main
+
+import (
+	"math"
+
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+type vec = reg.VecVirtual
+
+// binary and unary compute a vector, in whatever way the writer's instructions allow.
+type (
+	binary func(w *writer) func(a, b vec) vec
+	unary  func(w *writer) func(a vec) vec
+)
+
+// instruction is a method of build.Context with operands source 2, source 1, destination.
+type instruction func(w *writer) func(ops ...Op)
+
+func (i instruction) binary() binary {
+	return func(w *writer) func(a, b vec) vec {
+		emit := i(w)
+		return func(a, b vec) vec {
+			r := w.vec()
+			emit(b, a, r)
+			return r
+		}
+	}
+}
+
+// Comparisons of floating point numbers.
+const (
+	unordered = 3
+	ordered   = 7
+)
+
+// floats are the instructions for a width of floating point numbers.
+type floats struct {
+	add, mul, div, min, max, and, or instruction
+	compare                          func(w *writer) func(ops ...Op)
+	blend                            func(w *writer) func(mask, b, a, dst Op)
+}
+
+func ops(f func(w *writer) func(ops ...Op)) instruction { return f }
+
+var singles = floats{
+	add:     func(w *writer) func(...Op) { return w.VADDPS },
+	mul:     func(w *writer) func(...Op) { return w.VMULPS },
+	div:     func(w *writer) func(...Op) { return w.VDIVPS },
+	min:     func(w *writer) func(...Op) { return w.VMINPS },
+	max:     func(w *writer) func(...Op) { return w.VMAXPS },
+	and:     func(w *writer) func(...Op) { return w.VANDPS },
+	or:      func(w *writer) func(...Op) { return w.VORPS },
+	compare: func(w *writer) func(...Op) { return w.VCMPPS },
+	blend:   func(w *writer) func(mask, b, a, dst Op) { return w.VBLENDVPS },
+}
+
+var doubles = floats{
+	add:     func(w *writer) func(...Op) { return w.VADDPD },
+	mul:     func(w *writer) func(...Op) { return w.VMULPD },
+	div:     func(w *writer) func(...Op) { return w.VDIVPD },
+	min:     func(w *writer) func(...Op) { return w.VMINPD },
+	max:     func(w *writer) func(...Op) { return w.VMAXPD },
+	and:     func(w *writer) func(...Op) { return w.VANDPD },
+	or:      func(w *writer) func(...Op) { return w.VORPD },
+	compare: func(w *writer) func(...Op) { return w.VCMPPD },
+	blend:   func(w *writer) func(mask, b, a, dst Op) { return w.VBLENDVPD },
+}
+
+// extreme is the minimum or maximum. The instruction returns its second source where both are zeros or one is NaN: both
+// orders joined bit by bit make −0 the minimum and +0 the maximum, and the sum is the NaN that is wanted.
+func (f floats) extreme(pick, join instruction) binary {
+	return func(w *writer) func(a, b vec) vec {
+		return func(a, b vec) vec {
+			r, other := w.vec(), w.vec()
+			pick(w)(b, a, r)
+			pick(w)(a, b, other)
+			join(w)(other, r, r)
+			if w.wide {
+				k := w.K()
+				f.compare(w)(U8(unordered), b, a, k)
+				f.add(w)(b, a, k, r)
+				return r
+			}
+			mask, nan := w.vec(), w.vec()
+			f.compare(w)(U8(unordered), b, a, mask)
+			f.add(w)(b, a, nan)
+			f.blend(w)(mask, nan, r, r)
+			return r
+		}
+	}
+}
+
+// binaries are the operations by name.
+func (f floats) binaries() map[string]binary {
+	return map[string]binary{
+		"sum": f.add.binary(), "product": f.mul.binary(), "min": f.extreme(f.min, f.or), "max": f.extreme(f.max, f.and),
+	}
+}
+
+// with makes an operation with the parameter named as its right side.
+func with(op instruction, name string, double bool) unary {
+	return func(w *writer) func(a vec) vec {
+		b := w.vec()
+		param, err := w.Param(name).Resolve()
+		if err != nil {
+			panic(err)
+		}
+		if double {
+			w.VBROADCASTSD(param.Addr, b)
+		} else {
+			w.VBROADCASTSS(param.Addr, b)
+		}
+		return func(a vec) vec { return op.binary()(w)(a, b) }
+	}
+}
+
+// constant fills a vector with the 32 bits.
+func (w *writer) constant(bits uint32) vec {
+	r, x, v := w.GP32(), w.XMM(), w.vec()
+	w.MOVL(U32(bits), r)
+	w.VMOVD(r, x)
+	w.VPBROADCASTD(x, v)
+	return v
+}
+
+func (w *writer) and(b, a, r vec) {
+	if w.wide {
+		w.VPANDD(b, a, r)
+	} else {
+		w.VPAND(b, a, r)
+	}
+}
+
+func (w *writer) or(b, a, r vec) {
+	if w.wide {
+		w.VPORD(b, a, r)
+	} else {
+		w.VPOR(b, a, r)
+	}
+}
+
+func (w *writer) xor(b, a, r vec) {
+	if w.wide {
+		w.VPXORD(b, a, r)
+	} else {
+		w.VPXOR(b, a, r)
+	}
+}
+
+// widenFloat16 and narrowFloat16 convert between half a vector of halves and a vector of float32s. A signalling NaN becomes quiet.
+func (w *writer) widenFloat16(h vec) vec {
+	r := w.vec()
+	w.VCVTPH2PS(h, r)
+	return r
+}
+
+func (w *writer) narrowFloat16(v vec) vec {
+	r := w.halfVec()
+	w.VCVTPS2PH(U8(0), v, r) // to nearest, ties to even
+	return r
+}
+
+func float16Binary(op binary) binary {
+	return func(w *writer) func(a, b vec) vec {
+		compute := op(w)
+		return func(a, b vec) vec { return w.narrowFloat16(compute(w.widenFloat16(a), w.widenFloat16(b))) }
+	}
+}
+
+func float16Unary(op unary) unary {
+	return func(w *writer) func(a vec) vec {
+		compute := op(w)
+		return func(a vec) vec { return w.narrowFloat16(compute(w.widenFloat16(a))) }
+	}
+}
+
+func narrowFloat16(w *writer) func(a vec) vec { return w.narrowFloat16 }
+
+// widenExactly widens halves without making signalling NaNs quiet: it takes the quiet bit back.
+func widenExactly(w *writer) func(a vec) vec {
+	quiet := w.constant(0x00400000)
+	return func(a vec) vec {
+		r, bits := w.widenFloat16(a), w.vec()
+		w.VPMOVZXWD(a, bits)
+		w.VPSLLD(U8(13), bits, bits)
+		if w.wide {
+			k := w.K()
+			w.VCMPPS(U8(unordered), r, r, k)
+			w.VPANDND(quiet, bits, bits)
+			w.VPXORD(bits, r, k, r)
+			return r
+		}
+		nan := w.vec()
+		w.VCMPPS(U8(unordered), r, r, nan)
+		w.VPANDN(quiet, bits, bits)
+		w.VPAND(nan, bits, bits)
+		w.VPXOR(bits, r, r)
+		return r
+	}
+}
+
+// bfloat is what the computation with bfloat16 needs: the even elements of a vector are moved up, the odd ones have their place.
+type bfloat struct {
+	w                *writer
+	high, almost, lo vec
+}
+
+func newBFloat(w *writer) bfloat {
+	return bfloat{w, w.constant(0xffff0000), w.constant(0x7fff), w.constant(1)}
+}
+
+func (f bfloat) split(a vec) (even, odd vec) {
+	even, odd = f.w.vec(), f.w.vec()
+	f.w.VPSLLD(U8(16), a, even)
+	f.w.and(f.high, a, odd)
+	return even, odd
+}
+
+// round makes the upper half of each element the nearest bfloat16, ties to even; a NaN stays as it is.
+func (f bfloat) round(v vec) {
+	w := f.w
+	more := w.vec()
+	w.VPSRLD(U8(16), v, more)
+	w.and(f.lo, more, more)
+	w.VPADDD(f.almost, more, more)
+	if w.wide {
+		k := w.K()
+		w.VCMPPS(U8(ordered), v, v, k)
+		w.VPADDD(more, v, k, v)
+		return
+	}
+	number := w.vec()
+	w.VCMPPS(U8(ordered), v, v, number)
+	w.VPAND(number, more, more)
+	w.VPADDD(more, v, v)
+}
+
+// join takes the upper halves.
+func (f bfloat) join(even, odd vec) vec {
+	f.w.VPSRLD(U8(16), even, even)
+	if f.w.wide {
+		f.w.VPTERNLOGD(U8(0xf8), f.high, odd, even) // even | odd&high
+		return even
+	}
+	f.w.VPBLENDW(U8(0xaa), odd, even, even)
+	return even
+}
+
+func bfloat16Binary(op binary, rounds bool) binary {
+	return func(w *writer) func(a, b vec) vec {
+		f, compute := newBFloat(w), op(w)
+		return func(a, b vec) vec {
+			evenA, oddA := f.split(a)
+			evenB, oddB := f.split(b)
+			even, odd := compute(evenA, evenB), compute(oddA, oddB)
+			if rounds {
+				f.round(even)
+				f.round(odd)
+			}
+			return f.join(even, odd)
+		}
+	}
+}
+
+func bfloat16Unary(op unary) unary {
+	return func(w *writer) func(a vec) vec {
+		f, compute := newBFloat(w), op(w)
+		return func(a vec) vec {
+			even, odd := f.split(a)
+			even, odd = compute(even), compute(odd)
+			f.round(even)
+			f.round(odd)
+			return f.join(even, odd)
+		}
+	}
+}
+
+// narrowBFloat16 multiplies by 1 first, which makes signalling NaNs quiet and nothing else.
+func narrowBFloat16(w *writer) func(a vec) vec {
+	f, one := newBFloat(w), w.constant(math.Float32bits(1))
+	return func(a vec) vec {
+		v := w.vec()
+		w.VMULPS(one, a, v)
+		f.round(v)
+		w.VPSRLD(U8(16), v, v)
+		r := w.halfVec()
+		if w.wide {
+			w.VPMOVDW(v, r)
+			return r
+		}
+		w.VPACKUSDW(v, v, v)
+		w.VPERMQ(U8(0b1000), v, v)
+		return v.AsX().(vec)
+	}
+}
+
+func widenBFloat16(w *writer) func(a vec) vec {
+	return func(a vec) vec {
+		r := w.vec()
+		w.VPMOVZXWD(a, r)
+		w.VPSLLD(U8(16), r, r)
+		return r
+	}
+}
+
+// productInt8 multiplies even and odd bytes apart, as 16-bit numbers.
+func productInt8(w *writer) func(a, b vec) vec {
+	low, high := w.constant(0x00ff00ff), w.constant(0xff00ff00)
+	return func(a, b vec) vec {
+		even, odd, r := w.vec(), w.vec(), w.vec()
+		w.VPMULLW(b, a, even)
+		w.and(low, even, even)
+		w.VPSRLW(U8(8), a, odd)
+		w.and(high, b, r)
+		w.VPMULLW(r, odd, r)
+		w.or(even, r, r)
+		return r
+	}
+}
+
+func productInt64(w *writer) func(a, b vec) vec {
+	return func(a, b vec) vec {
+		r := w.vec()
+		if w.wide {
+			w.VPMULLQ(b, a, r)
+			return r
+		}
+		cross, other := w.vec(), w.vec()
+		w.VPSRLQ(U8(32), a, cross)
+		w.VPMULUDQ(b, cross, cross)
+		w.VPSRLQ(U8(32), b, other)
+		w.VPMULUDQ(a, other, other)
+		w.VPADDQ(other, cross, cross)
+		w.VPSLLQ(U8(32), cross, cross)
+		w.VPMULUDQ(b, a, r)
+		w.VPADDQ(cross, r, r)
+		return r
+	}
+}
+
+// extreme64 compares, since AVX2 has no minimum or maximum of 64-bit integers, and no unsigned comparison.
+func extreme64(wide instruction, signed, least bool) binary {
+	return func(w *writer) func(a, b vec) vec {
+		if w.wide {
+			return wide.binary()(w)
+		}
+		var sign vec
+		if !signed {
+			sign = w.vec()
+			w.VPCMPEQD(sign, sign, sign)
+			w.VPSLLQ(U8(63), sign, sign)
+		}
+		return func(a, b vec) vec {
+			greater, x, y := w.vec(), a, b
+			if !signed {
+				x, y = w.vec(), w.vec()
+				w.xor(sign, a, x)
+				w.xor(sign, b, y)
+			}
+			w.VPCMPGTQ(y, x, greater) // a > b
+			if least {
+				w.VBLENDVPD(greater, b, a, greater)
+			} else {
+				w.VBLENDVPD(greater, a, b, greater)
+			}
+			return greater
+		}
+	}
+}

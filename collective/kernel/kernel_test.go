@@ -1,0 +1,152 @@
+package kernel
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"unsafe"
+)
+
+func bytesOf[T element](d []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d))), len(d)*int(unsafe.Sizeof(*new(T))))
+}
+
+// implementations are all that this machine can run.
+func implementations() map[string]*table {
+	all := map[string]*table{"twin": &twin}
+	addVector(all)
+	return all
+}
+
+func TestTables(t *testing.T) {
+	for typ := range Types {
+		for op := range Ops {
+			if (Combine(typ, op) != nil) != (typ > 0 && op > 0) {
+				t.Errorf("a kernel for %v of %v: %v", op, typ, Combine(typ, op) != nil)
+			}
+		}
+		half := typ == Float16 || typ == BFloat16
+		if (Divide(typ) != nil) != (typ > 0) || (Scale(typ) != nil) != (typ > 0) || (typ.Size() != 0) != (typ > 0) ||
+			(Narrow(typ) != nil) != half || (Widen(typ) != nil) != half {
+			t.Errorf("tables for %v are wrong", typ)
+		}
+	}
+	for _, typ := range []Type{Types, 255} {
+		if Combine(typ, Sum) != nil || Divide(typ) != nil || Scale(typ) != nil || Narrow(typ) != nil || Widen(typ) != nil ||
+			typ.Size() != 0 || Combine(Float32, Ops) != nil {
+			t.Errorf("kernels for %v", typ)
+		}
+	}
+}
+
+// TestFloatRules: which zero and which NaN results, in every implementation. Elements are repeated so that whole vectors
+// and what remains are tried.
+func TestFloatRules(t *testing.T) {
+	const (
+		inf, zero, one      = 0x7f800000, 0, 0x3f800000
+		negative            = 1 << 31
+		quiet, alsoQuiet    = 0x7fc01234, 0xffc04321
+		signalling, becomes = 0x7f801111, 0x7fc01111
+		made                = 0xffc00000
+	)
+	for _, c := range []struct {
+		op         Op
+		a, b, want uint32
+	}{
+		{Sum, quiet, one, quiet}, {Sum, one, quiet, quiet}, {Sum, quiet, alsoQuiet, quiet}, {Sum, alsoQuiet, quiet, alsoQuiet},
+		{Sum, signalling, alsoQuiet, becomes}, {Sum, one, signalling, becomes}, {Sum, inf, inf | negative, made},
+		{Sum, zero, zero | negative, zero}, {Sum, zero | negative, zero | negative, zero | negative}, {Sum, 1, 2, 3},
+		{Product, inf, zero, made}, {Product, zero | negative, inf, made}, {Product, quiet, signalling, quiet},
+		{Product, one | negative, alsoQuiet, alsoQuiet}, {Product, one, 3, 3},
+		{Min, zero, zero | negative, zero | negative}, {Min, zero | negative, zero, zero | negative}, {Min, zero, zero, zero},
+		{Min, quiet, one, quiet}, {Min, one, quiet, quiet}, {Min, signalling, quiet, becomes}, {Min, inf, one, one},
+		{Min, quiet, alsoQuiet, quiet}, {Min, inf | negative, alsoQuiet, alsoQuiet}, {Min, 2, 1, 1},
+		{Max, zero, zero | negative, zero}, {Max, zero | negative, zero, zero}, {Max, zero | negative, zero | negative, zero | negative},
+		{Max, quiet, inf, quiet}, {Max, inf, signalling, becomes}, {Max, alsoQuiet, quiet, alsoQuiet}, {Max, 2, 1, 2},
+	} {
+		a, b, got := slices.Repeat([]uint32{c.a}, 37), slices.Repeat([]uint32{c.b}, 37), make([]uint32, 37)
+		for name, table := range implementations() {
+			table.combine[Float32][c.op](bytesOf(got), bytesOf(a), bytesOf(b))
+			for i, g := range got {
+				if g != c.want {
+					t.Errorf("%s: operation %d of %#x and %#x is %#x at %d, want %#x", name, c.op, c.a, c.b, g, i, c.want)
+					break
+				}
+			}
+		}
+	}
+}
+
+func TestScaleIntegers(t *testing.T) {
+	signed, unsigned, large := []int8{100, -100, 3, -3}, []uint8{200, 3, 0, 1}, []int64{math.MaxInt64, math.MinInt64, 7, 1<<62 + 1}
+	Scale(Int8)(bytesOf(signed), 1.5)
+	Scale(Uint8)(bytesOf(unsigned), -0.5)
+	Scale(Int64)(bytesOf(large), 1)
+	if !slices.Equal(signed, []int8{127, -128, 4, -4}) || !slices.Equal(unsigned, []uint8{0, 0, 0, 0}) ||
+		!slices.Equal(large, []int64{math.MaxInt64, math.MinInt64, 7, 1<<62 + 1}) {
+		t.Errorf("scaled to %v, %v and %v", signed, unsigned, large)
+	}
+	Scale(Int64)(bytesOf(large), 2)
+	Scale(Int8)(bytesOf(signed), math.NaN())
+	if !slices.Equal(signed, []int8{0, 0, 0, 0}) || !slices.Equal(large, []int64{math.MaxInt64, math.MinInt64, 14, math.MaxInt64}) {
+		t.Errorf("scaled to %v and %v", signed, large)
+	}
+}
+
+func TestUnequalLengths(t *testing.T) {
+	refused := func(name string, f func()) {
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s takes unequal lengths", name)
+			}
+		}()
+		f()
+	}
+	b := make([]byte, 1024)
+	for name, table := range implementations() {
+		for typ := Float32; typ < Types; typ++ {
+			for op := Sum; op < Ops; op++ {
+				f := table.combine[typ][op]
+				refused(name, func() { f(b[:512], b[:504], b[:512]) })
+				refused(name, func() { f(b[:512], b[:512], b[:520]) })
+			}
+		}
+		for _, typ := range []Type{Float16, BFloat16} {
+			refused(name, func() { table.narrow[typ](b[:128], b[512:512+248]) })
+			refused(name, func() { table.widen[typ](b[:256], b[512:512+120]) })
+		}
+	}
+}
+
+func TestSplit(t *testing.T) {
+	for n := 1; n < 10; n++ {
+		for count := range 40 {
+			end := 0
+			for i := range n {
+				lo, hi := Split(count, n, i)
+				if lo != end || hi-lo != count/n && (hi-lo != count/n+1 || i >= count%n) {
+					t.Fatalf("part %d of %d of %d is %d to %d", i, n, count, lo, hi)
+				}
+				end = hi
+			}
+			if end != count {
+				t.Fatalf("%d parts of %d end at %d", n, count, end)
+			}
+		}
+	}
+}
+
+// TestDivideByMany: the divisor need not fit the type.
+func TestDivideByMany(t *testing.T) {
+	signed, unsigned := []int8{100, -100, 127}, []uint8{255, 200}
+	Divide(Int8)(bytesOf(signed), 200)
+	Divide(Uint8)(bytesOf(unsigned), 256)
+	if signed[0] != 0 || signed[1] != 0 || signed[2] != 0 || unsigned[0] != 0 {
+		t.Errorf("averages are %v and %v", signed, unsigned)
+	}
+	truncated := []int32{-7, 7}
+	Divide(Int32)(bytesOf(truncated), 2)
+	if truncated[0] != -3 || truncated[1] != 3 {
+		t.Errorf("−7/2 and 7/2 are %v", truncated)
+	}
+}

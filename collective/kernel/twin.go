@@ -1,0 +1,301 @@
+package kernel
+
+import (
+	"math"
+	"unsafe"
+)
+
+type element interface {
+	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
+}
+
+// twin is the arithmetic in Go: the reference that vector code agrees with in every bit, and all there is without it.
+var twin = table{
+	combine: [Types][Ops]func(dst, a, b []byte){
+		Float32:  numeric[float32](),
+		Float64:  numeric[float64](),
+		Int8:     numeric[int8](),
+		Int16:    numeric[int16](),
+		Int32:    numeric[int32](),
+		Int64:    numeric[int64](),
+		Uint8:    numeric[uint8](),
+		Uint16:   numeric[uint16](),
+		Uint32:   numeric[uint32](),
+		Uint64:   numeric[uint64](),
+		Float16:  halves(Float16),
+		BFloat16: halves(BFloat16),
+	},
+	divide: [Types]func(b []byte, n int){
+		Float32:  func(b []byte, n int) { divideFloats(elements[float32](b), float32(n)) },
+		Float64:  func(b []byte, n int) { divideFloats(elements[float64](b), float64(n)) },
+		Int8:     func(b []byte, n int) { divideSigned(elements[int8](b), int64(n)) },
+		Int16:    func(b []byte, n int) { divideSigned(elements[int16](b), int64(n)) },
+		Int32:    func(b []byte, n int) { divideSigned(elements[int32](b), int64(n)) },
+		Int64:    func(b []byte, n int) { divideSigned(elements[int64](b), int64(n)) },
+		Uint8:    func(b []byte, n int) { divideUnsigned(elements[uint8](b), uint64(n)) },
+		Uint16:   func(b []byte, n int) { divideUnsigned(elements[uint16](b), uint64(n)) },
+		Uint32:   func(b []byte, n int) { divideUnsigned(elements[uint32](b), uint64(n)) },
+		Uint64:   func(b []byte, n int) { divideUnsigned(elements[uint64](b), uint64(n)) },
+		Float16:  func(b []byte, n int) { eachHalf(Float16, elements[uint16](b), float32(n), true) },
+		BFloat16: func(b []byte, n int) { eachHalf(BFloat16, elements[uint16](b), float32(n), true) },
+	},
+	scale: [Types]func(b []byte, factor float64){
+		Float32: func(b []byte, factor float64) { scaleFloats(elements[float32](b), float32(factor)) },
+		Float64: func(b []byte, factor float64) { scaleFloats(elements[float64](b), factor) },
+		Int8:    func(b []byte, factor float64) { scaleIntegers(elements[int8](b), factor, math.MinInt8, math.MaxInt8) },
+		Int16: func(b []byte, factor float64) {
+			scaleIntegers(elements[int16](b), factor, math.MinInt16, math.MaxInt16)
+		},
+		Int32: func(b []byte, factor float64) {
+			scaleIntegers(elements[int32](b), factor, math.MinInt32, math.MaxInt32)
+		},
+		Int64: func(b []byte, factor float64) {
+			scaleIntegers(elements[int64](b), factor, math.MinInt64, math.MaxInt64)
+		},
+		Uint8:  func(b []byte, factor float64) { scaleIntegers(elements[uint8](b), factor, 0, math.MaxUint8) },
+		Uint16: func(b []byte, factor float64) { scaleIntegers(elements[uint16](b), factor, 0, math.MaxUint16) },
+		Uint32: func(b []byte, factor float64) { scaleIntegers(elements[uint32](b), factor, 0, math.MaxUint32) },
+		Uint64: func(b []byte, factor float64) { scaleIntegers(elements[uint64](b), factor, 0, math.MaxUint64) },
+		Float16: func(b []byte, factor float64) {
+			eachHalf(Float16, elements[uint16](b), float32(factor), false)
+		},
+		BFloat16: func(b []byte, factor float64) {
+			eachHalf(BFloat16, elements[uint16](b), float32(factor), false)
+		},
+	},
+	narrow: [Types]func(dst, src []byte){Float16: narrow(Float16), BFloat16: narrow(BFloat16)},
+	widen:  [Types]func(dst, src []byte){Float16: widen(Float16), BFloat16: widen(BFloat16)},
+}
+
+func numeric[T element]() [Ops]func(dst, a, b []byte) {
+	return [Ops]func(dst, a, b []byte){
+		Sum:     func(dst, a, b []byte) { sums(operands[T](dst, a, b)) },
+		Min:     func(dst, a, b []byte) { minima(operands[T](dst, a, b)) },
+		Max:     func(dst, a, b []byte) { maxima(operands[T](dst, a, b)) },
+		Product: func(dst, a, b []byte) { products(operands[T](dst, a, b)) },
+	}
+}
+
+func operands[T element](dst, a, b []byte) (d, x, y []T) {
+	d, x, y = elements[T](dst), elements[T](a), elements[T](b)
+	if len(x) != len(d) || len(y) != len(d) {
+		unequal()
+	}
+	return d, x, y
+}
+
+// nan is what two numbers make whose sum, product, minimum or maximum is not a number: the first that is none, as a quiet NaN, or else
+// the NaN that amd64 makes. Compilers may swap the sides of + and *, and machines differ.
+//
+//go:noinline
+func nan[T element](x, y T) T {
+	switch {
+	case x != x:
+		return x + x
+	case y != y:
+		return y + y
+	}
+	return T(math.Float64frombits(0xfff8 << 48))
+}
+
+func add[T element](x, y T) T {
+	r := x + y
+	if r != r {
+		return nan(x, y)
+	}
+	return r
+}
+
+func multiply[T element](x, y T) T {
+	r := x * y
+	if r != r {
+		return nan(x, y)
+	}
+	return r
+}
+
+func least[T element](x, y T) T {
+	r := min(x, y)
+	if r != r {
+		return nan(x, y)
+	}
+	return r
+}
+
+func greatest[T element](x, y T) T {
+	r := max(x, y)
+	if r != r {
+		return nan(x, y)
+	}
+	return r
+}
+
+func sums[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = add(a[i], b[i])
+	}
+}
+
+func products[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = multiply(a[i], b[i])
+	}
+}
+
+func minima[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = least(a[i], b[i])
+	}
+}
+
+func maxima[T element](dst, a, b []T) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i := range dst {
+		dst[i] = greatest(a[i], b[i])
+	}
+}
+
+// block is the number of halves that are widened at once.
+const block = 256
+
+func halves(t Type) [Ops]func(dst, a, b []byte) {
+	over := func(op Op) func(dst, a, b []byte) {
+		return func(dst, a, b []byte) {
+			d, x, y := operands[uint16](dst, a, b)
+			for len(d) > 0 {
+				n := min(block, len(d))
+				combineHalves(t, op, d[:n], x[:n], y[:n])
+				d, x, y = d[n:], x[n:], y[n:]
+			}
+		}
+	}
+	return [Ops]func(dst, a, b []byte){Sum: over(Sum), Min: over(Min), Max: over(Max), Product: over(Product)}
+}
+
+func combineHalves(t Type, op Op, dst, a, b []uint16) {
+	var bufferX, bufferY [block]float32
+	x, y := bufferX[:len(dst)], bufferY[:len(dst)]
+	widenHalves(t, x, a)
+	widenHalves(t, y, b)
+	switch op {
+	case Sum:
+		sums(x, x, y)
+	case Min:
+		minima(x, x, y)
+	case Max:
+		maxima(x, x, y)
+	case Product:
+		products(x, x, y)
+	}
+	narrowHalves(t, dst, x)
+}
+
+func widenHalves(t Type, dst []float32, src []uint16) {
+	if len(src) != len(dst) {
+		unequal()
+	}
+	if t == Float16 {
+		for i, v := range src {
+			dst[i] = FromFloat16(v)
+		}
+		return
+	}
+	for i, v := range src {
+		dst[i] = FromBFloat16(v)
+	}
+}
+
+func narrowHalves(t Type, dst []uint16, src []float32) {
+	if len(src) != len(dst) {
+		unequal()
+	}
+	if t == Float16 {
+		for i, v := range src {
+			dst[i] = ToFloat16(v)
+		}
+		return
+	}
+	for i, v := range src {
+		dst[i] = ToBFloat16(v)
+	}
+}
+
+// eachHalf multiplies or divides.
+func eachHalf(t Type, d []uint16, by float32, divide bool) {
+	var buffer [block]float32
+	for len(d) > 0 {
+		x := buffer[:min(block, len(d))]
+		widenHalves(t, x, d[:len(x)])
+		if divide {
+			divideFloats(x, by)
+		} else {
+			scaleFloats(x, by)
+		}
+		narrowHalves(t, d[:len(x)], x)
+		d = d[len(x):]
+	}
+}
+
+func divideFloats[T float32 | float64](d []T, n T) {
+	for i := range d {
+		d[i] /= n
+	}
+}
+
+// divideSigned divides as int64, since the number of ranks need not fit T.
+func divideSigned[T int8 | int16 | int32 | int64](d []T, n int64) {
+	for i := range d {
+		d[i] = T(int64(d[i]) / n)
+	}
+}
+
+func divideUnsigned[T uint8 | uint16 | uint32 | uint64](d []T, n uint64) {
+	for i := range d {
+		d[i] = T(uint64(d[i]) / n)
+	}
+}
+
+func scaleFloats[T float32 | float64](d []T, factor T) {
+	for i := range d {
+		d[i] = multiply(d[i], factor)
+	}
+}
+
+// scaleIntegers leaves everything as it is when the factor is 1: not every 64-bit integer is a float64.
+func scaleIntegers[T element](d []T, factor float64, lowest, highest T) {
+	if factor == 1 {
+		return
+	}
+	for i, v := range d {
+		switch f := float64(v) * factor; {
+		case f != f:
+			d[i] = 0
+		case f <= float64(lowest):
+			d[i] = lowest
+		case f >= float64(highest):
+			d[i] = highest
+		default:
+			d[i] = T(f)
+		}
+	}
+}
+
+func narrow(t Type) func(dst, src []byte) {
+	return func(dst, src []byte) { narrowHalves(t, elements[uint16](dst), elements[float32](src)) }
+}
+
+func widen(t Type) func(dst, src []byte) {
+	return func(dst, src []byte) { widenHalves(t, elements[float32](dst), elements[uint16](src)) }
+}
+
+// elements is the memory of b as whole elements.
+func elements[T element](b []byte) []T {
+	size := int(unsafe.Sizeof(*new(T)))
+	if len(b) < size {
+		return nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/size)
+}

@@ -1,0 +1,177 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The tripwire tells the members when one of them dies. Each member has a thread that owns a word for each of the others
+// and has listed them with the kernel as robust futexes. The kernel looks through that list when the thread ends, before it
+// takes down the memory of the process: it marks each word with futexDied and wakes one waiter. Therefore each watching
+// member has a word of its own, and however large the dead process was, the others know within a fraction of a millisecond.
+//
+// See the kernel's Documentation/locking/robust-futex-ABI.rst.
+
+// robustHead is struct robust_list_head.
+type robustHead struct {
+	next    uintptr
+	offset  uintptr
+	pending uintptr
+}
+
+// wire is struct robust_list with the futex of that entry. The word is 0 while nobody holds it, otherwise the holder's
+// thread with futexWaiters, which makes the kernel wake, or futexDied.
+type wire struct {
+	next uintptr
+	word uint32
+	_    uint32
+}
+
+// tripwire is the thread of one member.
+type tripwire struct {
+	m    *Member
+	lost func(int)
+	stop uint32
+	done chan struct{}
+	seen [MaxMembers]bool // deaths that were told
+}
+
+// start returns when the others would notice this process's death.
+func (t *tripwire) start() error {
+	armed := make(chan error)
+	t.done = make(chan struct{})
+	go t.run(armed)
+	return <-armed
+}
+
+// close returns when the thread has left the list and nothing calls lost any more. The others do not take it for a death.
+func (t *tripwire) close() {
+	atomic.StoreUint32(&t.stop, 1)
+	futexWakePrivate(&t.stop)
+	<-t.done
+}
+
+func (t *tripwire) run(armed chan<- error) {
+	defer close(t.done)
+	runtime.LockOSThread()
+	before, err := robustList()
+	if err == nil {
+		err = t.arm()
+	}
+	if err != nil {
+		runtime.UnlockOSThread()
+		armed <- err
+		return
+	}
+	armed <- nil
+	usual := hurry()
+	t.watch()
+	t.set(0)
+	if setRobustList(before) == nil && (usual == nil || unix.SchedSetAttr(0, usual, 0) == nil) {
+		runtime.UnlockOSThread()
+	} // otherwise the thread ends with this goroutine, and finds no word of its own in the list
+}
+
+// arm lists the words. It runs on the locked thread, whose list they are. A C library keeps its own robust mutexes in such a
+// list; none of those are taken on this thread meanwhile.
+func (t *tripwire) arm() error {
+	own := t.m.own
+	own.robust.offset = unsafe.Offsetof(wire{}.word)
+	next := &own.robust.next
+	for i := range t.m.members {
+		*next = uintptr(unsafe.Pointer(&own.wires[i]))
+		next = &own.wires[i].next
+	}
+	*next = uintptr(unsafe.Pointer(&own.robust))
+	if err := setRobustList(uintptr(unsafe.Pointer(&own.robust))); err != nil {
+		return err
+	}
+	t.set(uint32(unix.Gettid()) | futexWaiters)
+	return nil
+}
+
+// set writes all words, and wakes the others so that they wait on the new value.
+func (t *tripwire) set(value uint32) {
+	for i := range t.m.members {
+		word := &t.m.own.wires[i].word
+		atomic.StoreUint32(word, value)
+		futexWakeAll(word)
+	}
+}
+
+// watch waits for deaths until it is stopped.
+func (t *tripwire) watch() {
+	words := make([]awaited, 1, t.m.members)
+	words[0].set(&t.stop, 0, futexPrivate)
+	for atomic.LoadUint32(&t.stop) == 0 {
+		words = words[:1]
+		for i := range t.m.members {
+			if i == t.m.index || t.seen[i] {
+				continue
+			}
+			word := t.m.wireOf(i)
+			value := atomic.LoadUint32(word)
+			if value&futexDied != 0 {
+				t.seen[i] = true
+				t.m.abort()
+				t.lost(i)
+				continue
+			}
+			words = words[:len(words)+1]
+			words[len(words)-1].set(word, value, 0)
+		}
+		futexWaitAny(words, 0)
+	}
+}
+
+// wireOf is the word by which member i's death is seen here.
+func (m *Member) wireOf(i int) *uint32 { return &m.areas[i].wires[m.index].word }
+
+// anyDead looks at the words directly, so that a member that waits in an operation need not wait for its tripwire thread to
+// be scheduled.
+func (m *Member) anyDead() bool {
+	for i := range m.members {
+		if i != m.index && atomic.LoadUint32(m.wireOf(i))&futexDied != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// hurry asks for short time slices, so that this thread, which is awake for some microseconds at most, runs as soon as it
+// wakes, be that to die or to tell of a death, even where others keep the cores busy. It returns what was before.
+func hurry() *unix.SchedAttr {
+	usual, err := unix.SchedGetAttr(0, 0)
+	if err != nil || usual.Policy != unix.SCHED_NORMAL {
+		return nil
+	}
+	short := *usual
+	short.Runtime = 100_000 // nanoseconds; heeded since Linux 6.12
+	if unix.SchedSetAttr(0, &short, 0) != nil {
+		return nil
+	}
+	return usual
+}
+
+func robustList() (uintptr, error) {
+	var head, size uintptr
+	_, _, e := unix.RawSyscall(unix.SYS_GET_ROBUST_LIST, 0, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&size)))
+	if e != 0 {
+		return 0, fmt.Errorf("shm: get_robust_list: %w", e)
+	}
+	return head, nil
+}
+
+func setRobustList(head uintptr) error {
+	if _, _, e := unix.RawSyscall(unix.SYS_SET_ROBUST_LIST, head, unsafe.Sizeof(robustHead{}), 0); e != 0 {
+		return fmt.Errorf("shm: set_robust_list: %w", e)
+	}
+	return nil
+}
+
+var errOldKernel = errors.New("shm: the kernel has no futex_waitv")

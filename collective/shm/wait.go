@@ -1,0 +1,145 @@
+package shm
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	spins       = 20_000 // looks at a word, of about a nanosecond each, while every member has a core
+	fewSpins    = 500
+	tryAll      = 64 // of so many waits one spins as long as it may
+	yields      = 20
+	crowdYields = 16                   // few, so that those who work can be moved to the cores of those who sleep
+	napWithDone = 2 * time.Millisecond // how late the end of a context may be seen
+	napForEver  = time.Second
+)
+
+// publish stores a word of this member and wakes who sleeps until it has changed.
+//
+// A member that is about to sleep counts itself as a sleeper, makes sure that all see that, and only then looks at the word
+// for a last time. So either it sees the new value there or this one sees the sleeper here, provided that the store does
+// not linger in the store buffer while the sleepers are read. An atomic store does not, but it holds up this processor until
+// the others have given up the line. Where all members can, the sleeper empties the others' store buffers instead.
+func (m *Member) publish(word *uint64, value uint64) {
+	if m.relaxed {
+		storeRelease(word, value, m.next())
+	} else {
+		atomic.StoreUint64(word, value)
+	}
+	if atomic.LoadUint32(&m.own.sleepers) != 0 {
+		futexWakeAll(low(word))
+	}
+}
+
+// next is the cell that this member will write after the next one. No member looks at it before.
+func (m *Member) next() *cell { return &m.own.cells[(m.op+2)%cells].cell }
+
+// wait waits until a member's word is at least value.
+func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) error {
+	if atomic.LoadUint64(word) >= value {
+		return nil
+	}
+	return m.waitLong(ctx, of, word, value)
+}
+
+func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
+	abort := &m.header.abort
+	turns := crowdYields
+	if !m.crowded {
+		turns = yields
+		budget := m.budget()
+		for range budget {
+			if atomic.LoadUint64(word) >= value {
+				m.spin = min(2*budget, spins)
+				return nil
+			}
+			if atomic.LoadUint32(abort) != 0 {
+				return ErrAborted
+			}
+		}
+	}
+	for i := range turns {
+		if i%8 == 7 {
+			runtime.Gosched() // members of one process, and the program's other goroutines
+			if m.anyDead() {
+				m.abort()
+			}
+		} else {
+			schedYield()
+		}
+		if atomic.LoadUint64(word) >= value {
+			if i == 0 {
+				m.spin = max(m.spin/2, fewSpins) // the other one has waited for this core all the time
+			}
+			return nil
+		}
+		if atomic.LoadUint32(abort) != 0 {
+			return ErrAborted
+		}
+	}
+	return m.sleep(ctx, of, word, value)
+}
+
+// budget is how often to look at a word before the core is given away. Programs beside this one may take a core, and two
+// members share another one then: who spins only keeps the other from its work. Where that is seen, the budget falls; it is
+// tried whole from time to time.
+func (m *Member) budget() int {
+	m.waits++
+	if m.waits%tryAll == 0 {
+		return spins
+	}
+	return m.spin
+}
+
+// sleep waits in the kernel.
+func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64) error {
+	sleepers := &m.areas[of].sleepers
+	atomic.AddUint32(sleepers, 1)
+	defer atomic.AddUint32(sleepers, ^uint32(0))
+	if m.relaxed {
+		membarrierGlobal()
+	}
+	nap := napForEver
+	if ctx.Done() != nil {
+		nap = napWithDone
+	}
+	var words [3]awaited
+	for {
+		told := atomic.LoadUint32(&m.told)
+		seen := atomic.LoadUint64(word)
+		switch {
+		case seen >= value:
+			return nil
+		case atomic.LoadUint32(&m.header.abort) != 0:
+			return ErrAborted
+		case m.anyDead():
+			m.abort()
+			return ErrAborted
+		case m.gone[of].Load():
+			if atomic.LoadUint64(word) >= value { // its last word, since it was looked at
+				return nil
+			}
+			return &LeftError{Member: of}
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		words[0].set(low(word), uint32(seen), 0)
+		words[1].set(&m.header.abort, 0, 0)
+		words[2].set(&m.told, told, futexPrivate)
+		futexWaitAny(words[:], nap)
+	}
+}
+
+// abort ends all waits of all members.
+func (m *Member) abort() {
+	if atomic.SwapUint32(&m.header.abort, 1) == 0 {
+		futexWakeAll(&m.header.abort)
+	}
+}
+
+// aborted is looked at between blocks of work.
+func (m *Member) aborted() bool { return atomic.LoadUint32(&m.header.abort) != 0 }

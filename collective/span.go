@@ -1,0 +1,31 @@
+package collective
+
+import "time"
+
+// Span is an operation that has ended on this rank, or a phase of one.
+type Span struct {
+	// Name is the operation's, as AllReduce; Phase is "" for all of it.
+	Name, Phase string
+	// Lane tells the groups of a generation apart: 0 for that of all ranks. Spans of one lane follow each other or lie
+	// within each other.
+	Lane       uint64
+	Generation uint64
+	Start      time.Time
+	Duration   time.Duration
+	// Bytes are those of this rank's tensor, 0 where they are not known beforehand.
+	Bytes int
+}
+
+// Timeline takes the spans of all groups of an [Endpoint]. Span is called by many goroutines, by each when the operation
+// has ended and before it returns, so it should return at once.
+type Timeline interface{ Span(s Span) }
+
+// record tells the timeline of an operation that has begun then and ends now.
+func (g *Group) record(d descriptor, begun time.Time) {
+	bytes := 0
+	if d.action != subset && d.dtype.Size() > 0 {
+		bytes = int(d.count) * d.dtype.Size()
+	}
+	g.family.timeline.Span(Span{Name: actionNames[d.action], Lane: g.lane, Generation: g.generation,
+		Start: begun, Duration: time.Since(begun), Bytes: bytes})
+}

@@ -1,0 +1,75 @@
+package collective_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// spans collects them.
+type spans struct {
+	mu  sync.Mutex
+	all []collective.Span
+}
+
+func (s *spans) Span(one collective.Span) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, one)
+}
+
+// The timeline is told of every operation of a group and its subsets, whether it succeeds or not.
+func TestTimeline(t *testing.T) {
+	var told spans
+	groups := newWorkers(t, collective.Config{Timeline: &told}, 2).connect(t, 2)
+	begun := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			data := make([]float64, 3)
+			if err := collective.AllReduce(t.Context(), g, data, collective.Sum); err != nil {
+				t.Error(err)
+			}
+			part, err := g.Subset(t.Context(), []int{0, 1})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := collective.Barrier(t.Context(), part); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	cancel()
+	if err := collective.Broadcast(ctx, groups[0], make([]float64, 3), 0); err == nil {
+		t.Error("a broadcast without time")
+	}
+	for _, g := range groups {
+		g.Close()
+	}
+	var names []string
+	lane := map[string]uint64{}
+	for _, s := range told.all {
+		names = append(names, s.Name)
+		lane[s.Name] = s.Lane
+		if s.Generation != 1 || s.Phase != "" || s.Duration <= 0 || s.Start.Before(begun) || time.Since(s.Start) < s.Duration {
+			t.Errorf("%+v", s)
+		}
+		if want := map[string]int{"AllReduce": 24, "Broadcast": 24}[s.Name]; s.Bytes != want {
+			t.Errorf("%s of %d bytes", s.Name, s.Bytes)
+		}
+	}
+	slices.Sort(names)
+	if want := []string{"AllReduce", "AllReduce", "Barrier", "Barrier", "Broadcast", "Subset", "Subset"}; !slices.Equal(names, want) {
+		t.Error(names)
+	}
+	if lane["AllReduce"] != 0 || lane["Subset"] != 0 || lane["Barrier"] == 0 {
+		t.Error(lane)
+	}
+}

@@ -1,0 +1,296 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+func TestParseSizes(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want []int
+		err  string
+	}{
+		{text: "4", want: []int{4}},
+		{text: "1MiB, 4,64KiB,4", want: []int{4, 65536, 1 << 20}},
+		{text: "4GiB,12B", want: []int{12, 4 << 30}},
+		{text: "", err: `"" is no number of bytes`},
+		{text: "4,", err: `"" is no number of bytes`},
+		{text: "KiB", err: `"KiB" is no number of bytes`},
+		{text: "4KB", err: `"4KB" is no number of bytes`},
+		{text: "1.5KiB", err: `"1.5KiB" is no number of bytes`},
+		{text: "-4", err: `"-4" is no number of bytes`},
+		{text: "0", err: "is no multiple of the 4 bytes"},
+		{text: "6", err: "is no multiple of the 4 bytes"},
+		{text: "5GiB", err: "is more than can be measured, 4GiB"},
+		{text: "9223372036854775804", err: "is more than can be measured"},
+		{text: "99999999999999999999", err: "is no number of bytes"},
+	} {
+		got, err := ParseSizes(c.text)
+		if c.err == "" && (err != nil || !slices.Equal(got, c.want)) {
+			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+		if c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("%q: %v, want %q", c.text, err, c.err)
+		}
+	}
+}
+
+func TestSizeText(t *testing.T) {
+	for n, want := range map[int]string{0: "0", 4: "4", 1020: "1020", 1024: "1KiB", 1536: "1536", 3 << 20: "3MiB", 4 << 30: "4GiB"} {
+		if got := SizeText(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestSummarize(t *testing.T) {
+	var hundred []time.Duration
+	for i := range 100 {
+		hundred = append(hundred, time.Duration(100-i)*time.Microsecond)
+	}
+	for _, c := range []struct {
+		samples []time.Duration
+		want    Row
+	}{
+		{[]time.Duration{1500}, Row{AllReduce, 8, 1, 1.5, 1.5, 1.5}},
+		{[]time.Duration{3000, 1000}, Row{AllReduce, 8, 2, 1, 2, 3}},
+		{[]time.Duration{3000, 1000, 9000}, Row{AllReduce, 8, 3, 1, 3, 9}},
+		{hundred, Row{AllReduce, 8, 100, 1, 50.5, 99}},
+	} {
+		if got := summarize(AllReduce, 8, c.samples); got != c.want {
+			t.Errorf("%+v, want %+v", got, c.want)
+		}
+	}
+}
+
+// ring runs body for each rank of a group in this process.
+func ring(t *testing.T, n int, body func(g *collective.Group) error) {
+	t.Helper()
+	groups := collective.Local(n)
+	errs := make(chan error)
+	for _, g := range groups {
+		go func() {
+			err := body(g)
+			if err != nil {
+				g.Abort(err)
+			}
+			errs <- err
+		}()
+	}
+	for range groups {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	for _, g := range groups {
+		g.Close()
+	}
+}
+
+// Every operation gives what is expected of it, with more ranks than elements too, and is measured at each size.
+func TestMeasure(t *testing.T) {
+	for _, op := range Ops {
+		for _, n := range []int{1, 2, 3, 5} {
+			sizes := []int{4, 28, 4096}
+			if op == Barrier {
+				sizes = []int{0}
+			}
+			var out bytes.Buffer
+			ring(t, n, func(g *collective.Group) error {
+				m := meter{ctx: t.Context(), group: g, clock: time.Now(), samples: make([]time.Duration, maxSamples),
+					spec: Spec{Op: op, Sizes: sizes, Time: time.Millisecond, Memory: true}}
+				w := io.Discard
+				if g.Rank() == 0 {
+					w = &out
+				}
+				return m.measure(json.NewEncoder(w))
+			})
+			var got []Row
+			for dec := json.NewDecoder(&out); ; {
+				var r Row
+				if err := dec.Decode(&r); err != nil {
+					break
+				}
+				if r.Samples < minSamples || r.Min <= 0 || r.Median < r.Min || r.P99 < r.Median {
+					t.Errorf("%s on %d: %+v", op, n, r)
+				}
+				got = append(got, r)
+			}
+			for _, size := range sizes {
+				for _, want := range []Op{op, CopyAlone, CopyAll} {
+					found := slices.ContainsFunc(got, func(r Row) bool { return r.Op == want && r.Bytes == size })
+					if found != (want == op || size >= 8) {
+						t.Errorf("%s on %d: row of %s for %d: %v", op, n, want, size, found)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	want := func(i int) float32 { return float32(i) }
+	if err := check([]float32{3, 4}, 3, want); err != nil {
+		t.Error(err)
+	}
+	if err := check([]float32{3, 5}, 3, want); err == nil || err.Error() != "the result is wrong: element 4 is 5, not 4" {
+		t.Error(err)
+	}
+}
+
+// results are two rounds of one peer beside ours.
+func results(memory bool) *Report {
+	r := &Report{Op: AllReduce, Ranks: 2, Rounds: 2}
+	add := func(round int, peer string, row Row) { r.Results = append(r.Results, Result{row, round, peer}) }
+	for round := 1; round <= 2; round++ {
+		more := float64(round - 1)
+		add(round, Ours, Row{AllReduce, 4, 100, 0.25, 0.3 + more/10, 0.5})
+		add(round, Ours, Row{AllReduce, 1 << 20, 100, 100, 120 + more, 200})
+		add(round, "gloo", Row{AllReduce, 4, 100, 20 - more, 35, 500})
+		if memory {
+			add(round, Ours, Row{CopyAlone, 1 << 20, 100, 20, 26.2144, 28})
+			add(round, Ours, Row{CopyAll, 1 << 20, 100, 50, 52.4288, 60})
+		}
+	}
+	return r
+}
+
+func TestTable(t *testing.T) {
+	for _, c := range []struct {
+		memory bool
+		want   string
+	}{
+		{false, `
+  bytes  min us  median us  p99 us   GB/s  gloo us  ratio
+      4    0.25       0.35    0.50  0.011    35.00    100
+   1MiB     100        120     200   8.70        -      -
+`},
+		{true, `
+  bytes  min us  median us  p99 us   GB/s  gloo us  ratio  copy by 1 GB/s  by 2 GB/s  roof GB/s  share
+      4    0.25       0.35    0.50  0.011    35.00    100               -          -          -      -
+   1MiB     100        120     200   8.70        -      -           20.00      20.00       8.00   1.09
+`},
+	} {
+		var b strings.Builder
+		if err := results(c.memory).WriteTable(&b); err != nil {
+			t.Fatal(err)
+		}
+		head, body, _ := strings.Cut(b.String(), "\n")
+		if !strings.HasPrefix(head, "allreduce, float32, 2 ranks; ") || body != c.want {
+			t.Errorf("%s\n%s", head, body)
+		}
+	}
+}
+
+func TestTSV(t *testing.T) {
+	var b strings.Builder
+	if err := results(false).WriteTSV(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := strings.ReplaceAll(`round peer op ranks bytes samples min_us median_us p99_us GBps
+1 hvdrun allreduce 2 4 100 0.250 0.300 0.500 0.0133
+1 hvdrun allreduce 2 1048576 100 100.000 120.000 200.000 8.7381
+1 gloo allreduce 2 4 100 20.000 35.000 500.000 0.0001
+2 hvdrun allreduce 2 4 100 0.250 0.400 0.500 0.0100
+2 hvdrun allreduce 2 1048576 100 100.000 121.000 200.000 8.6659
+2 gloo allreduce 2 4 100 19.000 35.000 500.000 0.0001
+all hvdrun allreduce 2 4 200 0.250 0.350 0.500 0.0114
+all hvdrun allreduce 2 1048576 200 100.000 120.500 200.000 8.7019
+all gloo allreduce 2 4 200 19.000 35.000 500.000 0.0001
+`, " ", "\t")
+	if b.String() != want {
+		t.Errorf("%s", b.String())
+	}
+}
+
+// The plot is well-formed, has a line for each peer, and stays inside its frame.
+func TestPlot(t *testing.T) {
+	barrier := &Report{Op: Barrier, Ranks: 2, Rounds: 1, Results: []Result{{Row{Barrier, 0, 10, 1, 2, 3}, 1, Ours}}}
+	for _, c := range []struct {
+		report *Report
+		lines  int
+	}{{results(true), 2}, {barrier, 1}} {
+		var b bytes.Buffer
+		if err := c.report.WritePlot(&b); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(b.String(), "NaN") || strings.Contains(b.String(), "Inf") || strings.Contains(b.String(), "%!") {
+			t.Error(b.String())
+		}
+		lines := 0
+		for dec := xml.NewDecoder(&b); ; {
+			token, err := dec.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if start, ok := token.(xml.StartElement); ok && start.Name.Local == "polyline" {
+				lines++
+			}
+		}
+		if lines != c.lines {
+			t.Errorf("%d lines, want %d", lines, c.lines)
+		}
+	}
+}
+
+func TestParsePeers(t *testing.T) {
+	for _, c := range []struct {
+		text, err string
+		n         int
+	}{
+		{text: "openmpi,openmpi-tcp,gloo", n: 3},
+		{text: "nccl", err: `"nccl" is none of openmpi, openmpi-tcp, gloo`},
+		{text: "gloo, gloo", err: "gloo is there twice"},
+		{text: "", err: `"" is none of`},
+	} {
+		got, err := ParsePeers(c.text)
+		if len(got) != c.n && err == nil || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+	}
+}
+
+func TestReadPeer(t *testing.T) {
+	spec := Spec{Op: AllReduce, Sizes: []int{4, 8}}
+	rows, err := ReadPeer(strings.NewReader("4\t10\t1.0\t2.0\t3.0\n8\t11\t1\t2\t3\n"), spec)
+	if err != nil || len(rows) != 2 || rows[1] != (Row{AllReduce, 8, 11, 1, 2, 3}) {
+		t.Error(rows, err)
+	}
+	for _, bad := range []string{"", "4\t10\t1\t2\t3\n", "8\t10\t1\t2\t3\n4\t10\t1\t2\t3\n", "4\t0\t1\t2\t3\n8\t1\t1\t2\t3\n",
+		"4\t10\t1\tNaN\t3\n8\t1\t1\t2\t3\n", "hello\n4\t10\t1\t2\t3\n8\t1\t1\t2\t3\n"} {
+		if rows, err := ReadPeer(strings.NewReader(bad), spec); err == nil {
+			t.Errorf("%q: %v", bad, rows)
+		}
+	}
+}
+
+// Peers that are not there say what to install.
+func TestPrepare(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	for _, p := range Peers {
+		_, err := p.Prepare(t.TempDir(), AllReduce)
+		if err == nil || !strings.Contains(err.Error(), "is not installed (Debian: apt-get install ") {
+			t.Errorf("%s: %v", p.Name, err)
+		}
+	}
+	err := Peers[2].Uncompiled("gloo.cc: In function main:\ngloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file\n")
+	if err.Error() != "g++ fails: gloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file (Debian: apt-get install g++ libgloo-dev)" {
+		t.Error(err)
+	}
+	if _, err := Peers[2].Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "there is no reducescatter in it" {
+		t.Error(err)
+	}
+}

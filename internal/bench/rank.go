@@ -1,0 +1,233 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic"
+)
+
+// Rank is the program of one rank: it joins the job that started it as any worker does, measures what the spec says, and on
+// rank 0 writes each row as a line of JSON as soon as it is there. It blocks until all ranks are done, ctx ends, or a rank
+// is lost, which is not recovered from.
+func Rank(ctx context.Context, spec Spec, out io.Writer) error {
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
+		m := meter{ctx: ctx, group: w.Group(), spec: spec, clock: time.Now(), samples: make([]time.Duration, maxSamples)}
+		if err := m.measure(json.NewEncoder(out)); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+		return nil
+	})
+}
+
+// meter takes the time of operations on one rank.
+type meter struct {
+	ctx     context.Context
+	group   *collective.Group
+	spec    Spec
+	clock   time.Time // since when time is counted: reading it that way costs half of time.Now
+	samples []time.Duration
+}
+
+// measure writes the rows of every size.
+func (m *meter) measure(out *json.Encoder) error {
+	rank := m.group.Rank()
+	for _, size := range m.spec.Sizes {
+		ops := []Op{m.spec.Op}
+		if m.spec.Memory && size >= 8 {
+			ops = append(ops, CopyAlone, CopyAll)
+		}
+		for _, op := range ops {
+			row, err := m.measureOp(op, size)
+			if err != nil {
+				return fmt.Errorf("%s of %s: %w", op, SizeText(size), err)
+			}
+			if rank == 0 {
+				if err := out.Encode(row); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (m *meter) measureOp(op Op, size int) (Row, error) {
+	t := trial{ctx: m.ctx, group: m.group, op: op, data: make([]float32, size/4)}
+	if err := t.prepare(); err != nil {
+		return Row{}, err
+	}
+	clear(t.data) // sums of sums would grow out of range, and zeros cost the same
+	n, err := m.warmUp(&t)
+	if err != nil {
+		return Row{}, err
+	}
+	samples := m.samples[:n]
+	clear(samples)
+	runtime.GC() // of what other sizes have left behind
+	if err := collective.Barrier(m.ctx, m.group); err != nil {
+		return Row{}, err
+	}
+	if op != CopyAlone || m.group.Rank() == 0 {
+		for i := range samples {
+			begun := time.Since(m.clock)
+			err := t.run()
+			samples[i] = time.Since(m.clock) - begun
+			if err != nil {
+				return Row{}, err
+			}
+		}
+	}
+	over := collective.Max
+	if op == CopyAll {
+		over = collective.Average // each rank's own bandwidth counts, not the slowest's
+	}
+	err = collective.AllReduce(m.ctx, m.group, samples, over)
+	return summarize(op, size, samples), err
+}
+
+// warmUp runs the operation for a twentieth of the time, and returns how many samples fit into all of it: the same number
+// on every rank.
+func (m *meter) warmUp(t *trial) (int, error) {
+	for batch := 3; ; batch *= 2 {
+		begun := time.Since(m.clock)
+		for range batch {
+			if err := t.run(); err != nil {
+				return 0, err
+			}
+		}
+		took := []time.Duration{time.Since(m.clock) - begun}
+		if err := collective.Broadcast(m.ctx, m.group, took, 0); err != nil {
+			return 0, err
+		}
+		if took[0] >= m.spec.Time/20 || batch >= maxSamples {
+			n := float64(m.spec.Time) / (float64(max(took[0], 1)) / float64(batch))
+			return int(max(minSamples, min(n, maxSamples))), nil
+		}
+	}
+}
+
+// trial is an operation on data of one size.
+type trial struct {
+	ctx   context.Context
+	group *collective.Group
+	op    Op
+	data  []float32
+	parts [][]float32 // of data, by rank
+}
+
+// run runs the operation once.
+func (t *trial) run() (err error) {
+	switch t.op {
+	case AllReduce:
+		return collective.AllReduce(t.ctx, t.group, t.data, collective.Sum)
+	case Broadcast:
+		return collective.Broadcast(t.ctx, t.group, t.data, 0)
+	case AllGather:
+		_, err = collective.AllGather(t.ctx, t.group, t.parts[t.group.Rank()])
+	case ReduceScatter:
+		_, err = collective.ReduceScatter(t.ctx, t.group, t.data, collective.Sum)
+	case AllToAll:
+		_, err = collective.AllToAll(t.ctx, t.group, t.parts)
+	case Barrier:
+		return collective.Barrier(t.ctx, t.group)
+	case CopyAlone, CopyAll:
+		copy(t.data[:len(t.data)/2], t.data[len(t.data)/2:])
+	}
+	return err
+}
+
+// prepare cuts the data into parts and runs the operation once on numbers whose result is known.
+func (t *trial) prepare() error {
+	n, rank := t.group.Size(), t.group.Rank()
+	t.parts = make([][]float32, n)
+	for r, at := 0, 0; r < n; r++ {
+		length := len(t.data) / n
+		if r < len(t.data)%n {
+			length++
+		}
+		t.parts[r] = t.data[at : at+length]
+		at += length
+	}
+	for i := range t.data {
+		t.data[i] = sample(rank, i)
+	}
+	if err := t.verify(); err != nil {
+		return err
+	}
+	return collective.Barrier(t.ctx, t.group)
+}
+
+// sample is what rank has at place i. Sums of it are exact.
+func sample(rank, i int) float32 { return float32(rank + 1 + i%7) }
+
+// sum is what all of n ranks have at place i together.
+func sum(n, i int) float32 { return float32(n*(n+1)/2 + n*(i%7)) }
+
+func (t *trial) verify() error {
+	n, rank := t.group.Size(), t.group.Rank()
+	var err error
+	switch t.op {
+	case AllReduce:
+		if err = t.run(); err == nil {
+			err = check(t.data, 0, func(i int) float32 { return sum(n, i) })
+		}
+	case Broadcast:
+		if err = t.run(); err == nil {
+			err = check(t.data, 0, func(i int) float32 { return sample(0, i) })
+		}
+	case ReduceScatter:
+		var part []float32
+		if part, err = collective.ReduceScatter(t.ctx, t.group, t.data, collective.Sum); err == nil {
+			err = check(part, t.start(rank), func(i int) float32 { return sum(n, i) })
+		}
+	case AllGather, AllToAll:
+		var got [][]float32
+		if t.op == AllGather {
+			got, err = collective.AllGather(t.ctx, t.group, t.parts[rank])
+		} else {
+			got, err = collective.AllToAll(t.ctx, t.group, t.parts)
+		}
+		for r := 0; r < len(got) && err == nil; r++ {
+			part := r // whose place in the tensor the numbers had
+			if t.op == AllToAll {
+				part = rank
+			}
+			if len(got[r]) != len(t.parts[part]) {
+				return fmt.Errorf("%d elements of rank %d, not %d", len(got[r]), r, len(t.parts[part]))
+			}
+			err = check(got[r], t.start(part), func(i int) float32 { return sample(r, i) })
+		}
+	default:
+		return t.run()
+	}
+	return err
+}
+
+// start is the place at which the part of a rank begins.
+func (t *trial) start(rank int) (at int) {
+	for _, p := range t.parts[:rank] {
+		at += len(p)
+	}
+	return at
+}
+
+// check compares what stands at place at and after it with what should.
+func check(got []float32, at int, want func(i int) float32) error {
+	for i, v := range got {
+		if w := want(at + i); v != w {
+			return fmt.Errorf("the result is wrong: element %d is %g, not %g", at+i, v, w)
+		}
+	}
+	return nil
+}

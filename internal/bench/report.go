@@ -1,0 +1,169 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+)
+
+// Ours is the name under which hvdrun's own rows stand.
+const Ours = "hvdrun"
+
+// Report is all that has been measured.
+type Report struct {
+	Op      Op
+	Ranks   int
+	Rounds  int
+	Results []Result
+}
+
+// peers returns the names in the order in which they first came, ours before all others.
+func (r *Report) peers() []string {
+	names := []string{Ours}
+	for _, res := range r.Results {
+		if !slices.Contains(names, res.Peer) {
+			names = append(names, res.Peer)
+		}
+	}
+	return names
+}
+
+// sizes returns the bytes that have been measured, ascending.
+func (r *Report) sizes() (sizes []int) {
+	for _, res := range r.Results {
+		if !slices.Contains(sizes, res.Bytes) {
+			sizes = append(sizes, res.Bytes)
+		}
+	}
+	slices.Sort(sizes)
+	return sizes
+}
+
+// row returns what the rounds come to.
+func (r *Report) row(peer string, op Op, bytes int) (Row, bool) {
+	var found []Result
+	for _, res := range r.Results {
+		if res.Peer == peer && res.Op == op && res.Bytes == bytes {
+			found = append(found, res)
+		}
+	}
+	if len(found) == 0 {
+		return Row{}, false
+	}
+	return merged(found), true
+}
+
+// Roof returns the bandwidth that memory allows an all-reduce of these bytes, in GB/s, and that of the copies by all ranks
+// at once that it follows from. There is none unless Spec.Memory was set.
+//
+// Each rank of n must at least read its n-th part of all n tensors, write that, and copy the other parts of the result: 3 −
+// 1/n times the bytes in all, where a copy of a byte moves two.
+func (r *Report) Roof(bytes int) (roof, copied float64, ok bool) {
+	row, ok := r.row(Ours, CopyAll, bytes)
+	if !ok || row.Median == 0 {
+		return 0, 0, false
+	}
+	n := float64(r.Ranks)
+	copied = n * row.GBps() / 2 // half of the bytes are copied onto the other half
+	return 2 * copied / (3*n - 1), copied, true
+}
+
+// WriteTable writes a table for people. Ratios say how many times longer than ours a peer takes.
+func (r *Report) WriteTable(w io.Writer) error {
+	peers := r.peers()
+	memory := slices.ContainsFunc(r.Results, func(res Result) bool { return res.Op == CopyAll })
+	fmt.Fprintf(w, "%s, float32, %d ranks; least, and medians of %d rounds; ratio: how many times longer the peer takes\n\n",
+		r.Op, r.Ranks, r.Rounds)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	head := "bytes\tmin us\tmedian us\tp99 us\tGB/s\t"
+	for _, p := range peers[1:] {
+		head += p + " us\tratio\t"
+	}
+	if memory {
+		head += fmt.Sprintf("copy by 1 GB/s\tby %d GB/s\troof GB/s\tshare\t", r.Ranks)
+	}
+	fmt.Fprintln(t, head)
+	for _, bytes := range r.sizes() {
+		ours, ok := r.row(Ours, r.Op, bytes)
+		if !ok {
+			continue
+		}
+		line := SizeText(bytes) + "\t" + micros(ours.Min) + "\t" + micros(ours.Median) + "\t" + micros(ours.P99) + "\t" + number(ours.GBps()) + "\t"
+		for _, p := range peers[1:] {
+			if row, ok := r.row(p, r.Op, bytes); ok {
+				line += micros(row.Median) + "\t" + number(row.Median/ours.Median) + "\t"
+			} else {
+				line += "-\t-\t"
+			}
+		}
+		if memory {
+			line += r.memory(bytes, ours)
+		}
+		fmt.Fprintln(t, line)
+	}
+	return t.Flush()
+}
+
+// memory returns the table's columns of that.
+func (r *Report) memory(bytes int, ours Row) string {
+	alone, ok := r.row(Ours, CopyAlone, bytes)
+	roof, copied, ok2 := r.Roof(bytes)
+	if !ok || !ok2 {
+		return "-\t-\t-\t-\t"
+	}
+	line := number(alone.GBps()/2) + "\t" + number(copied) + "\t"
+	if r.Op != AllReduce {
+		return line + "-\t-\t"
+	}
+	return line + number(roof) + "\t" + number(ours.GBps()/roof) + "\t"
+}
+
+// micros writes a time with a precision that means something.
+func micros(us float64) string {
+	if us < 100 {
+		return strconv.FormatFloat(us, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(us, 'f', 0, 64)
+}
+
+// number writes a quotient.
+func number(v float64) string {
+	switch {
+	case v < 1:
+		return strconv.FormatFloat(v, 'f', 3, 64)
+	case v < 100:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 0, 64)
+}
+
+// WriteTSV writes the rows of every round, and those that the rounds come to, whose round is "all".
+func (r *Report) WriteTSV(w io.Writer) error {
+	fmt.Fprintln(w, "round\tpeer\top\tranks\tbytes\tsamples\tmin_us\tmedian_us\tp99_us\tGBps")
+	line := func(round, peer string, row Row) error {
+		_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%.3f\t%.3f\t%.3f\t%.4f\n", round, peer, row.Op, r.Ranks, row.Bytes,
+			row.Samples, row.Min, row.Median, row.P99, row.GBps())
+		return err
+	}
+	for _, res := range r.Results {
+		if err := line(strconv.Itoa(res.Round), res.Peer, res.Row); err != nil {
+			return err
+		}
+	}
+	for _, peer := range r.peers() {
+		for _, op := range []Op{r.Op, CopyAlone, CopyAll} {
+			for _, bytes := range r.sizes() {
+				row, ok := r.row(peer, op, bytes)
+				if !ok {
+					continue
+				}
+				if err := line("all", peer, row); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}

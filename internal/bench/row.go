@@ -1,0 +1,61 @@
+package bench
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Row is what the samples of one size come to, in microseconds.
+type Row struct {
+	Op      Op
+	Bytes   int
+	Samples int
+	Min     float64
+	Median  float64
+	P99     float64 // the least that 99 % of the samples do not exceed
+}
+
+// summarize sorts the samples and makes a row of them. There is at least one.
+func summarize(op Op, bytes int, samples []time.Duration) Row {
+	slices.Sort(samples)
+	n := len(samples)
+	us := func(i int) float64 { return float64(samples[i]) / float64(time.Microsecond) }
+	return Row{Op: op, Bytes: bytes, Samples: n, Min: us(0), Median: (us((n-1)/2) + us(n/2)) / 2,
+		P99: us(max(0, int(math.Ceil(0.99*float64(n)))-1))}
+}
+
+// Result is a row of one round, or what the rounds come to.
+type Result struct {
+	Row
+	Round int    // from 1
+	Peer  string // whose it is
+}
+
+// Merged are the rows of all rounds for one peer, operation and size: the least, and the medians of the rounds' medians
+// and 99th percentiles. Samples are those of all rounds.
+func merged(results []Result) Row {
+	row := results[0].Row
+	row.Samples = 0
+	var medians, p99s []float64
+	for _, r := range results {
+		row.Min = min(row.Min, r.Min)
+		row.Samples += r.Samples
+		medians, p99s = append(medians, r.Median), append(p99s, r.P99)
+	}
+	row.Median, row.P99 = median(medians), median(p99s)
+	return row
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
+
+// GBps is the bandwidth as the caller sees it, bytes a nanosecond; 0 for no bytes.
+func (r Row) GBps() float64 {
+	if r.Median == 0 {
+		return 0
+	}
+	return float64(r.Bytes) / r.Median / 1e3
+}
