@@ -33,7 +33,7 @@ type settings struct {
 	logJSON, verbose        bool
 	eventsFile, jobDir      string
 	ssh                     sshSettings
-	orphan                  time.Duration // 0: the default
+	lease, orphan           time.Duration // 0: the defaults
 
 	// origins names, for each setting that was set, the flag, variable or line of a file that did.
 	origins map[string]string
@@ -137,6 +137,9 @@ var table = []setting{
 	{name: "finish-timeout", arg: "D",
 		usage: "grace for the other workers once one is done (default 30s)",
 		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
+	{name: "agent-timeout", arg: "D",
+		usage: "longest that a host may be out of reach before its workers count as lost (default 10s)",
+		set:   duration(func(s *settings) *time.Duration { return &s.lease })},
 	{name: "orphan-timeout", arg: "D",
 		usage: "how long agents keep the workers of a driver that is silent (default 10m)",
 		set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
