@@ -41,9 +41,8 @@ func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) 
 	ready := make(chan launch.AgentReady, 1)
 	go func() {
 		i.ended <- RunJob(i.ctx, JobConfig{
-			Hello: hello, Log: quiet(), Version: "test",
+			Hello: hello, Log: quiet(), Facts: Facts{Version: "test", GPUs: func() (int, error) { return 3, nil }},
 			Ready: func(r launch.AgentReady) error { ready <- r; return nil },
-			GPUs:  func() (int, error) { return 3, nil },
 		})
 	}()
 	select {
@@ -317,6 +316,36 @@ func TestLogComesToTheDriver(t *testing.T) {
 		case <-lines.news:
 		case <-limit:
 			t.Fatalf("the log holds %q", lines.String())
+		}
+	}
+}
+
+// The host's agent tells of its clock and its GPUs, and which other agents it reaches.
+func TestInspect(t *testing.T) {
+	l, _ := jobAgents(t, nil)
+	a, err := l.Inspect(t.Context(), "a")
+	if err != nil || a.Version != "test" || a.GPUs != 3 || a.GPUError != "" || a.Offset.Abs() > a.RoundTrip {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	b, err := l.Inspect(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	nobody, other := b, b
+	nobody.Endpoints = []string{ln.Addr().String()}
+	other.Host = "c"
+	failures, err := l.Reachable(t.Context(), "a", []launch.Inspection{b, nobody, other, {Host: "none"}})
+	if err != nil || len(failures) != 4 {
+		t.Fatalf("%q, %v", failures, err)
+	}
+	for i, want := range []string{"", ln.Addr().String() + ": connect: connection refused", "the peer is the agent of b, not of c", "names no address"} {
+		if want == "" && failures[i] != "" || !strings.Contains(failures[i], want) {
+			t.Errorf("%d: %q; want %q", i, failures[i], want)
 		}
 	}
 }

@@ -6,6 +6,7 @@
 //	hvdrun [flags] [--] command [args…]
 //	hvdrun discover [flags]
 //	hvdrun agent [flags]
+//	hvdrun check [flags]
 //
 // `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
 // the YAML file that --config-file names.
