@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -82,7 +81,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 func (cfg JobConfig) ready(ln net.Listener) launch.AgentReady {
 	r := launch.AgentReady{
 		PID: os.Getpid(), Port: ln.Addr().(*net.TCPAddr).Port,
-		Build: cfg.Facts.Version, OS: runtime.GOOS, Arch: runtime.GOARCH, Time: time.Now(),
+		Build: cfg.Facts.Version,
 	}
 	for _, addr := range launch.OwnAddrs() {
 		r.Addresses = append(r.Addresses, addr.String())

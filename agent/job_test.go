@@ -9,9 +9,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +29,7 @@ type inside struct {
 	t      *testing.T
 	ctx    context.Context
 	behind func(addr string) string // returns where the driver goes instead; nil: there
+	before func()                   // is called by each start; nil: nothing
 	ended  chan error               // receives what RunJob has returned
 
 	mu     sync.Mutex
@@ -37,6 +40,9 @@ func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) 
 	i.mu.Lock()
 	i.starts++
 	i.mu.Unlock()
+	if i.before != nil {
+		i.before()
+	}
 	hello.LogLevel = "info"
 	ready := make(chan launch.AgentReady, 1)
 	go func() {
@@ -347,5 +353,35 @@ func TestInspect(t *testing.T) {
 		if want == "" && failures[i] != "" || !strings.Contains(failures[i], want) {
 			t.Errorf("%d: %q; want %q", i, failures[i], want)
 		}
+	}
+}
+
+// However many hosts there are, only so many agents are started at a time.
+func TestStartsAreBounded(t *testing.T) {
+	const hosts, most = 12, 3
+	busy := make(chan struct{}, hosts)
+	var worst atomic.Int64
+	l, in := jobAgents(t, func(l *launch.Agents, in *inside) {
+		l.Parallel = most
+		in.before = func() {
+			busy <- struct{}{}
+			for n := int64(len(busy)); n > worst.Load(); {
+				worst.Store(n)
+			}
+			runtime.Gosched()
+			<-busy
+		}
+	})
+	var wg sync.WaitGroup
+	for n := range hosts {
+		wg.Go(func() {
+			if _, err := l.Inspect(t.Context(), fmt.Sprint("host", n)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if in.starts != hosts || worst.Load() > most {
+		t.Errorf("%d agents, %d at a time; want %d and %d", in.starts, worst.Load(), hosts, most)
 	}
 }
