@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
@@ -266,7 +267,8 @@ func TestForward(t *testing.T) {
 // When the driver is elsewhere, connections to where it was are broken, and new ones lead to where it is. Where there is
 // none, a connection is closed.
 func TestForwarderAims(t *testing.T) {
-	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"))
+	log, hook := logtest.NewNullLogger()
+	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,6 +303,9 @@ func TestForwarderAims(t *testing.T) {
 	defer third.Close()
 	if answer != "" {
 		t.Errorf("nobody: %q", answer)
+	}
+	if said := hook.LastEntry(); said == nil || !strings.Contains(said.Message, "workers do not reach the driver: dial tcp 127.0.0.1:1") {
+		t.Errorf("logged: %v", said)
 	}
 }
 
