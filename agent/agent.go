@@ -59,6 +59,9 @@ type Config struct {
 	// LaunchPort is where drivers come to. 0: any that is free.
 	LaunchPort int
 
+	// Facts are what drivers may ask of the host.
+	Facts Facts
+
 	// Drain is how long workers may take to leave once the agent is asked to stop. 0: DefaultDrain.
 	Drain time.Duration
 	// Hurry, if not nil, ends that wait when something comes.
@@ -115,7 +118,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("agent: listening for drivers: %w", err)
 	}
 	a := &agent{cfg: cfg, steward: newSteward(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
-	a.steward.launcher = cfg.Launcher
+	a.steward.launcher, a.steward.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/sirupsen/logrus"
 )
 
 // dialTimeout bounds the way to a driver.
@@ -17,22 +19,24 @@ const dialTimeout = 5 * time.Second
 // other is theirs: TLS goes from end to end.
 type forwarder struct {
 	ln     net.Listener
+	log    logrus.FieldLogger
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex
 	to    netip.AddrPort
+	said  bool // that it cannot be reached
 	conns map[net.Conn]bool
 }
 
 // newForwarder listens at an address of this host.
-func newForwarder(at netip.Addr) (*forwarder, error) {
+func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 	ln, err := net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
 	if err != nil {
 		return nil, fmt.Errorf("agent: listening for workers: %w", err)
 	}
-	f := &forwarder{ln: ln, conns: make(map[net.Conn]bool)}
+	f := &forwarder{ln: ln, log: log, conns: make(map[net.Conn]bool)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.wg.Go(f.accept)
 	return f, nil
@@ -47,7 +51,7 @@ func (f *forwarder) aim(to netip.AddrPort) {
 	if f.to == to {
 		return
 	}
-	f.to = to
+	f.to, f.said = to, false
 	for c := range f.conns {
 		c.Close()
 	}
@@ -105,6 +109,7 @@ func (f *forwarder) carry(worker net.Conn) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	driver, err := dialer.DialContext(f.ctx, "tcp", to.String())
 	if err != nil {
+		f.complain(to, err)
 		return // the worker tries again
 	}
 	defer driver.Close()
@@ -123,6 +128,17 @@ func (f *forwarder) carry(worker net.Conn) {
 	wg.Wait()
 }
 
+// complain says, once, that the driver cannot be reached from here, though it has reached this host.
+func (f *forwarder) complain(to netip.AddrPort, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.said || f.to != to || f.ctx.Err() != nil {
+		return
+	}
+	f.said = true
+	f.log.Warnf("agent: workers do not reach the driver: %v", err)
+}
+
 // keep takes note of connections to the driver, unless that is elsewhere by now.
 func (f *forwarder) keep(to netip.AddrPort, conns ...net.Conn) bool {
 	f.mu.Lock()
@@ -130,6 +146,7 @@ func (f *forwarder) keep(to netip.AddrPort, conns ...net.Conn) bool {
 	if f.to != to || f.ctx.Err() != nil {
 		return false
 	}
+	f.said = false
 	for _, c := range conns {
 		f.conns[c] = true
 	}
@@ -151,7 +168,7 @@ func (s *session) towards(near, far netip.Addr, port uint32) error {
 	}
 	if s.forward == nil {
 		var err error
-		if s.forward, err = newForwarder(near); err != nil {
+		if s.forward, err = newForwarder(near, s.log); err != nil {
 			return err
 		}
 	}

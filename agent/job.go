@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -23,10 +21,8 @@ type JobConfig struct {
 	Hello launch.AgentHello
 	// Ready tells the driver where the agent is.
 	Ready func(launch.AgentReady) error
-	// Version is what the program calls itself, Build names the very build.
-	Version, Build string
-	// GPUs counts those of the host. Nil: nobody asks.
-	GPUs func() (int, error)
+	// Facts are what drivers may ask of the host.
+	Facts Facts
 	// Health, Launcher and Hurry are as in Config.
 	Health   func(ctx context.Context, bad func(slots []int)) error
 	Launcher launch.Launcher
@@ -58,7 +54,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	}
 	st := newSteward(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
 	st.spoolDir = cfg.Hello.Spool
-	st.launcher, st.inspect, st.over = cfg.Launcher, cfg.inspector(creds), make(chan error, 8)
+	st.launcher, st.inspect, st.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
 	st.lines = newLogLines()
 	cfg.Log.AddHook(st.lines)
 
@@ -85,7 +81,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 func (cfg JobConfig) ready(ln net.Listener) launch.AgentReady {
 	r := launch.AgentReady{
 		PID: os.Getpid(), Port: ln.Addr().(*net.TCPAddr).Port,
-		Build: cfg.Build, OS: runtime.GOOS, Arch: runtime.GOARCH, Time: time.Now(),
+		Build: cfg.Facts.Version,
 	}
 	for _, addr := range launch.OwnAddrs() {
 		r.Addresses = append(r.Addresses, addr.String())
@@ -116,26 +112,5 @@ func (a *agent) attend(ctx context.Context, patience time.Duration) error {
 			a.evict(a.cfg.Drain)
 			return nil
 		}
-	}
-}
-
-// inspector answers drivers who ask what the host is like.
-func (cfg JobConfig) inspector(creds *identity.Credentials) func(context.Context, *wire.InspectRequest) *wire.InspectReply {
-	return func(ctx context.Context, r *wire.InspectRequest) *wire.InspectReply {
-		reply := &wire.InspectReply{UnixNano: time.Now().UnixNano(), Version: cfg.Version}
-		if len(r.GetTargets()) == 0 && cfg.GPUs != nil {
-			n, err := cfg.GPUs()
-			if reply.Gpus = uint32(n); err != nil {
-				reply.GpuError = err.Error()
-			}
-		}
-		for _, t := range r.GetTargets() {
-			why := ""
-			if _, err := launch.Reach(ctx, creds, t.GetHost(), t.GetAddresses()); err != nil {
-				why = err.Error()
-			}
-			reply.Failures = append(reply.Failures, why)
-		}
-		return reply
 	}
 }

@@ -9,13 +9,16 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
@@ -27,6 +30,7 @@ type inside struct {
 	t      *testing.T
 	ctx    context.Context
 	behind func(addr string) string // returns where the driver goes instead; nil: there
+	before func()                   // is called by each start; nil: nothing
 	ended  chan error               // receives what RunJob has returned
 
 	mu     sync.Mutex
@@ -37,13 +41,15 @@ func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) 
 	i.mu.Lock()
 	i.starts++
 	i.mu.Unlock()
+	if i.before != nil {
+		i.before()
+	}
 	hello.LogLevel = "info"
 	ready := make(chan launch.AgentReady, 1)
 	go func() {
 		i.ended <- RunJob(i.ctx, JobConfig{
-			Hello: hello, Log: quiet(), Version: "test",
+			Hello: hello, Log: quiet(), Facts: Facts{Version: "test", GPUs: func() (int, error) { return 3, nil }},
 			Ready: func(r launch.AgentReady) error { ready <- r; return nil },
-			GPUs:  func() (int, error) { return 3, nil },
 		})
 	}()
 	select {
@@ -261,7 +267,8 @@ func TestForward(t *testing.T) {
 // When the driver is elsewhere, connections to where it was are broken, and new ones lead to where it is. Where there is
 // none, a connection is closed.
 func TestForwarderAims(t *testing.T) {
-	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"))
+	log, hook := logtest.NewNullLogger()
+	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,6 +304,9 @@ func TestForwarderAims(t *testing.T) {
 	if answer != "" {
 		t.Errorf("nobody: %q", answer)
 	}
+	if said := hook.LastEntry(); said == nil || !strings.Contains(said.Message, "workers do not reach the driver: dial tcp 127.0.0.1:1") {
+		t.Errorf("logged: %v", said)
+	}
 }
 
 // What an agent logs comes to its driver.
@@ -318,5 +328,65 @@ func TestLogComesToTheDriver(t *testing.T) {
 		case <-limit:
 			t.Fatalf("the log holds %q", lines.String())
 		}
+	}
+}
+
+// The host's agent tells of its clock and its GPUs, and which other agents it reaches.
+func TestInspect(t *testing.T) {
+	l, _ := jobAgents(t, nil)
+	a, err := l.Inspect(t.Context(), "a")
+	if err != nil || a.Version != "test" || a.GPUs != 3 || a.GPUError != "" || a.Offset.Abs() > a.RoundTrip {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	b, err := l.Inspect(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	nobody, other := b, b
+	nobody.Endpoints = []string{ln.Addr().String()}
+	other.Host = "c"
+	failures, err := l.Reachable(t.Context(), "a", []launch.Inspection{b, nobody, other, {Host: "none"}})
+	if err != nil || len(failures) != 4 {
+		t.Fatalf("%q, %v", failures, err)
+	}
+	for i, want := range []string{"", ln.Addr().String() + ": connect: connection refused", "the peer is the agent of b, not of c", "names no address"} {
+		if want == "" && failures[i] != "" || !strings.Contains(failures[i], want) {
+			t.Errorf("%d: %q; want %q", i, failures[i], want)
+		}
+	}
+}
+
+// However many hosts there are, only so many agents are started at a time.
+func TestStartsAreBounded(t *testing.T) {
+	const hosts, most = 12, 3
+	busy := make(chan struct{}, hosts)
+	var worst atomic.Int64
+	l, in := jobAgents(t, func(l *launch.Agents, in *inside) {
+		l.Parallel = most
+		in.before = func() {
+			busy <- struct{}{}
+			for n := int64(len(busy)); n > worst.Load(); {
+				worst.Store(n)
+			}
+			runtime.Gosched()
+			<-busy
+		}
+	})
+	var wg sync.WaitGroup
+	for n := range hosts {
+		wg.Go(func() {
+			if _, err := l.Inspect(t.Context(), fmt.Sprint("host", n)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if in.starts != hosts || worst.Load() > most {
+		t.Errorf("%d agents, %d at a time; want %d and %d", in.starts, worst.Load(), hosts, most)
 	}
 }

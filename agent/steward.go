@@ -43,7 +43,7 @@ type steward struct {
 
 	over    chan error                                                     // receives why a session is over; nil: nobody asks
 	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
-	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: nobody may
+	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: it is not known
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -345,7 +345,7 @@ func (s *session) farewell(l *link, stream grpc.BidiStreamingServer[wire.ToAgent
 // Inspect tells what the host is like.
 func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
 	if v.st.inspect == nil {
-		return nil, status.Error(codes.Unimplemented, "an agent of a cluster is not inspected")
+		return nil, status.Error(codes.Unimplemented, "there is nothing to ask of this agent")
 	}
 	return v.st.inspect(ctx, r), nil
 }

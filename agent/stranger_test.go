@@ -83,7 +83,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	t.Run("the launcher says so", func(t *testing.T) {
 		h := newHost(t, 1)
 		s, _ := script(t, 0, "exit 0")
-		l := agents(t, credentials(t, other, "blue", driver), h.addr, 300*time.Millisecond)
+		l := agents(t, credentials(t, other, "blue", driver), h.addr, 2*time.Second)
 		wantRefused(t, l.Run(t.Context(), s, nil), "certificate")
 		h.unheard(t)
 	})

@@ -435,7 +435,7 @@ func (s *agentSession) stream(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	late := time.AfterFunc(min(attachTimeout, s.a.Lease), cancel)
+	late := time.AfterFunc(s.attachLimit(), cancel)
 	defer late.Stop()
 	stream, err := wire.NewAgentClient(conn).Session(ctx)
 	if err != nil {
@@ -459,6 +459,17 @@ func (s *agentSession) stream(ctx context.Context) error {
 		<-broken
 	}
 	return err
+}
+
+// attachLimit is how long a try to attach may take: no longer than the agent is waited for.
+func (s *agentSession) attachLimit() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	limit := min(attachTimeout, s.a.Lease)
+	if left := s.a.Lease - time.Since(s.contact); left > 0 {
+		limit = min(limit, left)
+	}
+	return limit
 }
 
 // attach begins a stream: what was said on the one before may be lost.

@@ -17,10 +17,6 @@ import (
 type Exec struct {
 	// Path is hvdrun. Empty: this process's own executable.
 	Path string
-	// Args come before those of the agent.
-	Args []string
-	// Env is the agent's environment. Nil: this process's.
-	Env []string
 }
 
 var _ Starter = Exec{}
@@ -43,8 +39,7 @@ func (e Exec) Start(ctx context.Context, host string, hello AgentHello) (AgentRe
 			return fail(err)
 		}
 	}
-	cmd := exec.Command(path, append(e.Args[:len(e.Args):len(e.Args)], agentArgs...)...)
-	cmd.Env = e.Env
+	cmd := exec.Command(path, agentArgs...)
 	cmd.Stdin = bytes.NewReader(line)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	stderr := &tail{}

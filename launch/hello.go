@@ -53,10 +53,8 @@ type AgentReady struct {
 	// Port is where drivers come to, Addresses are those that the host has.
 	Port      int
 	Addresses []string
-	// Build names the program, OS and Arch what it was built for.
-	Build, OS, Arch string
-	// Time is that of the host's clock.
-	Time time.Time
+	// Build names the program.
+	Build string
 
 	gone <-chan struct{} // closed when a child of this process has ended; nil: nobody knows
 	kill func()          // nil: it cannot be

@@ -123,7 +123,7 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 		return err
 	}
 	err = agent.Run(ctx, agent.Config{
-		Launcher: launcher, Health: health,
+		Launcher: launcher, Health: health, Facts: facts(),
 		Name: c.name, Slots: slots, Key: key, Label: c.label,
 		Bind: c.bind, Advertise: c.advertise, Join: c.join, LaunchPort: c.launchPort,
 		Drain: s.timeouts.Drain, Hurry: p.hurry, Log: log,

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -19,7 +18,6 @@ type clusterSettings struct {
 	bind, advertise string
 	name            string // of an agent's host
 	launchPort      int
-	lease           time.Duration  // 0: launch.DefaultLease
 	source          *gossip.Source // once it is open
 	key             []byte
 }
@@ -34,8 +32,8 @@ func setJoin(s *settings, text string) (err error) {
 }
 
 func setLease(s *settings, text string) (err error) {
-	s.cluster.lease, err = parseDuration(text)
-	if err == nil && (s.cluster.lease < launch.MinLease || s.cluster.lease > launch.MaxLease) {
+	s.lease, err = parseDuration(text)
+	if err == nil && (s.lease < launch.MinLease || s.lease > launch.MaxLease) {
 		err = fmt.Errorf("%q is not between %v and %v", text, launch.MinLease, launch.MaxLease)
 	}
 	return err

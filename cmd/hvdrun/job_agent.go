@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/agent"
+	"github.com/hvdrun/hvdrun/gpu"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -48,7 +49,7 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 		return err
 	}
 	cfg := agent.JobConfig{
-		Hello: hello, Version: version(), Build: version(), GPUs: countGPUs, Hurry: p.hurry, Log: log,
+		Hello: hello, Facts: facts(), Hurry: p.hurry, Log: log,
 		Ready: func(r launch.AgentReady) error {
 			*answered = true
 			if err := r.Write(p.stdout); err != nil {
@@ -66,9 +67,15 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 	return agent.RunJob(ctx, cfg)
 }
 
-func countGPUs() (int, error) {
-	devices, err := localDevices()
-	return len(devices), err
+// facts are what an agent tells of its host.
+func facts() agent.Facts {
+	return agent.Facts{Version: version(), GPUs: func() (int, error) {
+		devices, err := localDevices()
+		if errors.Is(err, gpu.ErrNoGPU) {
+			err = nil
+		}
+		return len(devices), err
+	}}
 }
 
 // closeStreams lets go of the streams that this process was given: their other ends may be those of a driver that dies, or

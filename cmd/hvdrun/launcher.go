@@ -48,7 +48,7 @@ func setSSHCommand(s *settings, text string) error {
 	return nil
 }
 
-// isLocal is launch.IsLocal, which asks a name server, of fixed hosts.
+// allLocal tells whether there are hosts and all are this machine.
 func allLocal(hosts []plan.Host) bool {
 	for _, h := range hosts {
 		if !launch.IsLocal(h.Name) {
@@ -62,7 +62,7 @@ func allLocal(hosts []plan.Host) bool {
 // where the cluster, if there is one, has none. fixed are all hosts that there will ever be, if they are known.
 func (s *settings) launcher(authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
 	a := &launch.Agents{
-		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(fixed), Lease: s.cluster.lease, Orphan: s.orphan, Log: log,
+		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
 		Hello: launch.AgentHello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
 	}
 	if a.Orphan == 0 {

@@ -7,6 +7,7 @@
 //	hvdrun discover [flags]
 //	hvdrun agent [flags]
 //	hvdrun bench [flags]
+//	hvdrun check [flags]
 //
 // `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
 // the YAML file that --config-file names.

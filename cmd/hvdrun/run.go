@@ -212,7 +212,7 @@ of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.resumeCommand(), p.jobsCommand(),
+	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
 		p.benchCommand(), p.benchRankCommand())
 	return root
 }

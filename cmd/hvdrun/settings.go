@@ -33,7 +33,7 @@ type settings struct {
 	logJSON, verbose        bool
 	eventsFile, jobDir      string
 	ssh                     sshSettings
-	orphan                  time.Duration // 0: the default
+	lease, orphan           time.Duration // 0: the defaults
 
 	// origins names, for each setting that was set, the flag, variable or line of a file that did.
 	origins map[string]string
@@ -107,8 +107,6 @@ var table = []setting{
 	{name: "gossip-advertise", arg: "ADDR", source: true,
 		usage: "address under which agents reach this machine, where that is not the one that is bound to",
 		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
-	{name: "agent-lease", arg: "D",
-		usage: "how long an agent may be out of reach until its workers count as lost (default 10s)", set: setLease},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
 	{name: "discovery-interval", arg: "D", source: true,
@@ -139,6 +137,9 @@ var table = []setting{
 	{name: "finish-timeout", arg: "D",
 		usage: "grace for the other workers once one is done (default 30s)",
 		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
+	{name: "agent-timeout", aliases: []string{"agent-lease"}, arg: "D",
+		usage: "longest that a host may be out of reach before its workers count as lost (default 10s)",
+		set:   setLease},
 	{name: "orphan-timeout", arg: "D",
 		usage: "how long agents keep the workers of a driver that is silent (default 10m)",
 		set:   duration(func(s *settings) *time.Duration { return &s.orphan })},

@@ -1,9 +1,13 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -229,6 +233,62 @@ func TestSSHDriverKilled(t *testing.T) {
 	for len(Processes(programs[0])) > 0 {
 		if time.Now().After(end) {
 			t.Fatalf("the agent is left: %v", Processes(programs[0]))
+		}
+		runtime.Gosched()
+	}
+}
+
+// TestCheck: the table tells of hosts that can be used, and a line each of what is wrong with others.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	s := server(t)
+	command := client(t, Host{Name: "far-a", Server: s}, Host{Name: "far-b", Server: s},
+		Host{Name: "no-key", Server: s, More: []string{"IdentityFile " + s.Dir + "/other"}})
+	check := func(hosts string, more ...string) (string, int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, binaries.Hvdrun, append([]string{"check", "-H", hosts, "--ssh-command", command}, more...)...)
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		t.Logf("%s\n%s", hosts, out)
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	out, status := check("localhost:2,far-a:4,far-b:4")
+	if status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	for _, line := range []string{
+		`localhost +2 +yes +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +2 of 2`,
+		`far-a +4 +no +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +2 of 2`,
+		`far-b +4 +no +\d+\.\d\ds +[+-]\d+\.\dms +\S+ +\d+ +2 of 2`,
+	} {
+		if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(out) {
+			t.Errorf("no line %q", line)
+		}
+	}
+	out, status = check("far-a:4,no-key:1,stranger:1")
+	if status != 1 {
+		t.Errorf("exit status %d", status)
+	}
+	for _, line := range []string{
+		`far-a +4 +no .* 0 of 2`,
+		`no-key +1 +no +none +- +- +- +-`,
+		`host no-key: authentication failed: .*: Permission denied \(publickey\)\.`,
+		`host stranger: name lookup failed: ssh: Could not resolve hostname stranger: .*`,
+		`hvdrun: 2 of 3 hosts have problems`,
+	} {
+		if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(out) {
+			t.Errorf("no line %q", line)
+		}
+	}
+	end := time.Now().Add(10 * time.Second)
+	for len(Processes(cached(t, s)...)) > 0 {
+		if time.Now().After(end) {
+			t.Fatal("agents are left")
 		}
 		runtime.Gosched()
 	}

@@ -67,7 +67,7 @@ UsePAM no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 64
-LogLevel VERBOSE
+LogLevel INFO
 `, s.Port, addr, dir, dir, s.Cache)
 	path := filepath.Join(dir, "sshd_config")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
