@@ -327,7 +327,8 @@ func (s *agentSession) passed(w *agentWorker, n int) uint64 {
 }
 
 // serve keeps the session up, over as many streams as it takes, until it is finished or lost. One that is lost is ended at
-// the agent as soon as that can be reached.
+// the agent as soon as that can be reached, or with it where it is a child of this process: what an agent has started does
+// not outlive it.
 func (s *agentSession) serve(ctx context.Context) {
 	for {
 		err := s.stream(ctx)
@@ -337,7 +338,10 @@ func (s *agentSession) serve(ctx context.Context) {
 		}
 		if why, over := s.hopeless(err); why != nil {
 			s.lose(why)
-			if !over {
+			switch {
+			case s.kill != nil:
+				s.kill()
+			case !over:
 				s.fence(s.a.fences)
 			}
 			return

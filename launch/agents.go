@@ -83,6 +83,7 @@ type Agents struct {
 	closed   bool
 	sessions map[string]*agentSession // by host
 	jobs     map[string]*jobAgent     // by host
+	children []*jobAgent              // all that have been processes of this one
 	own      *identity.Credentials    // the driver's, towards job agents
 	starting chan struct{}            // of as many as may start at a time
 	ends     map[string]keptEnd       // by incarnation
@@ -192,7 +193,7 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*agentSe
 	if err != nil {
 		return nil, err
 	}
-	return a.sessionAt(place{host: host, addr: j.addr, credentials: a.own, there: j.there, logs: true})
+	return a.sessionAt(place{host: host, addr: j.addr, credentials: a.own, there: j.there, kill: j.ready.kill, logs: true})
 }
 
 // place is where an agent is, and who.
@@ -200,6 +201,7 @@ type place struct {
 	host, addr  string
 	credentials *identity.Credentials
 	there       func() error // why there is no use in waiting for an agent that is silent; nil where there is
+	kill        func()       // ends the agent itself; nil: it cannot be
 	logs        bool         // it has no log but ours
 }
 
@@ -250,12 +252,12 @@ func (a *Agents) Close() error {
 	for _, s := range a.sessions {
 		s.finish()
 	}
-	var children []*jobAgent
+	starting := false
 	for _, j := range a.jobs {
+		starting = starting || !j.started()
 		if j.started() && a.sessions[j.host] == nil && j.ready.kill != nil {
 			j.ready.kill() // it runs nothing
 		}
-		children = append(children, j)
 	}
 	a.mu.Unlock()
 	if cancel == nil {
@@ -264,16 +266,12 @@ func (a *Agents) Close() error {
 	a.unfence()
 	late := time.AfterFunc(farewell, cancel)
 	defer late.Stop()
-	a.mu.Lock()
-	for _, j := range children {
-		if !j.started() {
-			cancel()
-		}
+	if starting {
+		cancel()
 	}
-	a.mu.Unlock()
 	a.wg.Wait()
 	cancel()
-	for _, j := range children {
+	for _, j := range a.children { // nobody adds to them any more
 		j.awaitEnd()
 	}
 	return nil

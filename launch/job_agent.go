@@ -55,9 +55,6 @@ func (j *jobAgent) there() error {
 
 // awaitEnd waits for the end of a child of this process, and sees to it.
 func (j *jobAgent) awaitEnd() {
-	if !j.started() || j.ready.gone == nil {
-		return
-	}
 	late := time.AfterFunc(farewell, j.ready.kill)
 	defer late.Stop()
 	<-j.ready.gone
@@ -130,6 +127,11 @@ func (a *Agents) beginNow(j *jobAgent) error {
 	}
 	if j.ready, err = a.Starter.Start(a.ctx, j.host, hello); err != nil {
 		return err
+	}
+	if j.ready.gone != nil {
+		a.mu.Lock()
+		a.children = append(a.children, j)
+		a.mu.Unlock()
 	}
 	if j.addr, err = a.reach(j); err != nil {
 		if j.ready.kill != nil {
