@@ -136,6 +136,25 @@ func (a *Agents) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	}
 }
 
+// Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or failed. It returns the
+// errors, most of them *HostError, by host. Run does the same for its host, but its worker is waited for meanwhile.
+func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
+	var mu sync.Mutex
+	failed := make(map[string]error)
+	var starting sync.WaitGroup
+	for _, host := range hosts {
+		starting.Go(func() {
+			if _, err := a.session(ctx, host, false); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed[host] = err
+			}
+		})
+	}
+	starting.Wait()
+	return failed
+}
+
 // prepare fills in what the zero value leaves out; the lock is held.
 func (a *Agents) prepare() error {
 	switch {

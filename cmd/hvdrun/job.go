@@ -113,8 +113,12 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	if j.resumed {
 		run, cfg.Replayed = driver.Resume, events.replay(j.dir.about.EventsFrom)
+	} else {
+		err = prepare(ctx, launcher, j.fixed, j.size, log)
 	}
-	err = run(ctx, cfg)
+	if err == nil {
+		err = run(ctx, cfg)
+	}
 	stopped()
 	_ = output.Close() // a failure was logged when it happened
 	if cerr := events.close(); cerr != nil {

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -86,6 +90,29 @@ func (s *settings) launcher(authority *identity.Authority, fixed []plan.Host, lo
 	}
 	a.Find = s.findAgent
 	return a, nil
+}
+
+// prepare starts the agents of hosts that will be there all the time before anything waits for a worker: bringing a program
+// there may take its time. It says in a line which hosts cannot be used; unless others may do, that ends the job.
+func prepare(ctx context.Context, a *launch.Agents, hosts []plan.Host, size driver.Size, log logrus.FieldLogger) error {
+	if a.LocalOnly {
+		return nil // they are ready when they are needed
+	}
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = h.Name
+	}
+	failed := a.Prepare(ctx, names)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		log.Error(failed[name])
+	}
+	if len(failed) > 0 && !size.Elastic {
+		return fmt.Errorf("%d of %d hosts cannot be used", len(failed), len(hosts))
+	}
+	return nil
 }
 
 // starter returns how agents are started where there are none.

@@ -193,6 +193,7 @@ func TestSSHSays(t *testing.T) {
 					said = line
 				}
 			}
+			says(t, res, "hvdrun: 1 of 1 hosts cannot be used")
 			if said == "" {
 				t.Errorf("the output does not say %q:\n%s", c.want, res.Output)
 			}
@@ -292,4 +293,17 @@ func TestCheck(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
+}
+
+// TestSSHWithoutOne: an elastic job says which host cannot be used, and goes on without.
+func TestSSHWithoutOne(t *testing.T) {
+	s := server(t)
+	res := run(t, Job{
+		Flags: flags("-np", "2", "--min-np", "1", "-H", "far-a:2,no-key:2", "--ssh-command", client(t, Host{Name: "far-a", Server: s},
+			Host{Name: "no-key", Server: s, More: []string{"IdentityFile " + s.Dir + "/other"}})),
+		Limit: time.Minute,
+	}, []diary.World{
+		{From: 1, To: 20, Generation: 1, Size: 2, Zero: "far-a:0", First: 0},
+	})
+	says(t, res, "host no-key: authentication failed: ")
 }
