@@ -65,7 +65,7 @@ type Agents struct {
 	// Keep says that Settle will be called for every worker that has ended: until then its agent keeps it for another
 	// driver.
 	Keep bool
-	// Begun, if not nil, is called with each job agent before anything is started on it. An error makes the agent one that
+	// Begun, if not nil, is called with each job agent, one at a time, before anything is started on it. An error makes the agent one that
 	// could not be started.
 	Begun func(KnownAgent) error
 	// Known are the job agents that drivers before this one have begun; of two on one host the later counts.
@@ -74,6 +74,7 @@ type Agents struct {
 	Log logrus.FieldLogger
 
 	driverPort atomic.Int64
+	telling    sync.Mutex // one call of Begun at a time
 
 	mu       sync.Mutex
 	ctx      context.Context // of the sessions

@@ -140,7 +140,10 @@ func (a *Agents) beginNow(j *jobAgent) error {
 		return &HostError{Host: j.host, Stage: StageReach, Err: err}
 	}
 	if a.Begun != nil {
-		if err := a.Begun(KnownAgent{j.host, j.addr, j.ready.PID, j.ready.gone != nil}); err != nil {
+		a.telling.Lock()
+		err := a.Begun(KnownAgent{j.host, j.addr, j.ready.PID, j.ready.gone != nil})
+		a.telling.Unlock()
+		if err != nil {
 			if j.ready.kill != nil {
 				j.ready.kill()
 			}

@@ -307,3 +307,27 @@ func TestSSHWithoutOne(t *testing.T) {
 	})
 	says(t, res, "host no-key: authentication failed: ")
 }
+
+// TestSSHResume: workers on other machines train on without a driver, and another takes them over.
+func TestSSHResume(t *testing.T) {
+	t.Parallel()
+	s := server(t)
+	const steps = 1500
+	r := start(t, Job{
+		Flags: []string{"-np", "2", "--min-np", "1", "-H", "localhost:1,far-a:1", "--orphan-timeout", "60s",
+			"--ssh-command", client(t, Host{Name: "far-a", Server: s})},
+		Trainee: []string{"-steps", fmt.Sprint(steps), "-step-time", "1ms", "-log-all"},
+		Limit:   time.Minute,
+	})
+	awaitStep(t, r, 100)
+	r.KillDriver()
+	awaitGrowth(t, r)
+	r = resume(t, r)
+	res := finish(t, r, 0, steps)
+	if n := Count(res.Events, "resumed"); n != 1 {
+		t.Errorf("%d events of a driver that takes over", n)
+	}
+	if worlds, started := Count(res.Events, "world_published"), Count(res.Events, "worker_started"); worlds != 1 || started != 2 {
+		t.Errorf("%d worlds of %d workers, want one of 2", worlds, started)
+	}
+}
