@@ -221,3 +221,49 @@ func TestSpool(t *testing.T) {
 		t.Errorf("%d bytes are missing", missing)
 	}
 }
+
+// An end that is not written down outlives a broken stream too.
+func TestTakeOverAfterBrokenStream(t *testing.T) {
+	h := newHost(t, 2)
+	c := newCable(t, h.addr)
+	driver := agents(t, driverOf(t, "broken"), c.addr, 2*time.Second)
+	driver.Orphan, driver.Keep = time.Hour, true
+	s, _ := script(t, 0, "exit 3")
+	var exit *launch.ExitError
+	if err := driver.Run(t.Context(), s, nil); !errors.As(err, &exit) {
+		t.Fatalf("Run returned %v", err)
+	}
+	c.cut()
+	other, _ := script(t, 1, "exit 4") // by the next stream
+	if err := driver.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 4 {
+		t.Fatalf("Run returned %v", err)
+	}
+	c.sever()
+	h.unattached(t)
+	l := agents(t, driverOf(t, "broken"), h.addr, 10*time.Second)
+	l.Adopt([]string{s.Incarnation, other.Incarnation})
+	for code, spec := range map[int]launch.Spec{3: s, 4: other} {
+		spec.Resumed = true
+		if err := start(t, l, spec).wait(); !errors.As(err, &exit) || exit.Code != code {
+			t.Errorf("%s ended with %v", spec.Incarnation, err)
+		}
+	}
+}
+
+// A driver that begins to listen when there is a session already is found by the workers that it starts then.
+func TestListeningLate(t *testing.T) {
+	h := newHost(t, 1)
+	l := agents(t, driverOf(t, "late"), h.addr, 10*time.Second)
+	s, _ := script(t, 0, `echo "at $HVD_DRIVER_ADDR."`)
+	for i, port := range []int{0, 4711} {
+		l.Listening(port)
+		s.Incarnation = fmt.Sprint("late-", i)
+		r := start(t, l, s)
+		if err := r.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if told := r.stdout.String() != "at .\n"; told != (port != 0) {
+			t.Errorf("port %d: the worker says %q", port, r.stdout)
+		}
+	}
+}

@@ -39,6 +39,9 @@ const (
 // errStale tells Run that its session ended before it could say anything, and that another may do better.
 var errStale = errors.New("launch: the session is over")
 
+// errMoved ends a stream whose other end must learn where the driver listens.
+var errMoved = errors.New("launch: the driver listens elsewhere")
+
 // agentSession is the driver's side of what the agent of one host does for it. It outlives the streams that carry it.
 type agentSession struct {
 	a *Agents
@@ -54,6 +57,7 @@ type agentSession struct {
 	told     uint64                  // the last event of which the agent has been told that it may forget it
 	legacy   *legacy                 // of the driver before this one; nil: there was none, or the session is new
 	takeOver bool                    // the next stream takes over from it
+	port     int64                   // where the driver listens, as the stream's other end knows it
 	contact  time.Time               // when the agent was last heard of
 	attached bool                    // ever
 	over     error                   // set: nothing comes of the session any more
@@ -346,6 +350,9 @@ func (s *agentSession) serve(ctx context.Context) {
 			}
 			return
 		}
+		if errors.Is(err, errMoved) {
+			continue
+		}
 		s.log.Debugf("launch: the stream to the agent broke, and is made anew: %v", err)
 		pauseFor(ctx, s.beat/5)
 	}
@@ -483,10 +490,11 @@ func (s *agentSession) attach() *wire.Attach {
 	for _, w := range s.workers {
 		w.saidStart, w.saidStop, w.saidTaken = false, 0, 0
 	}
-	s.told = s.settled()
-	return &wire.Attach{TakeOver: s.takeOver,
-		Session: s.id, Resume: s.attached, Heard: s.heard, LeaseMs: uint32(s.a.Orphan.Milliseconds()),
-		DriverPort: uint32(s.a.driverPort.Load()),
+	s.told = s.settled() // what was heard, and is not settled, comes again, and is known then
+	s.port = s.a.driverPort.Load()
+	return &wire.Attach{
+		Session: s.id, Resume: s.attached, TakeOver: s.takeOver, Heard: s.told,
+		LeaseMs: uint32(s.a.Orphan.Milliseconds()), DriverPort: uint32(s.port),
 	}
 }
 
@@ -507,6 +515,9 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 	var beaten time.Time
 	ending := false
 	for {
+		if s.moved() {
+			return errMoved
+		}
 		messages, finished := s.due(time.Since(beaten) >= s.beat)
 		for _, m := range messages {
 			if m.GetBeat() != nil {
@@ -552,12 +563,20 @@ func (s *agentSession) silent() error {
 	return nil
 }
 
+// moved tells whether the driver listens elsewhere than the agent was told.
+func (s *agentSession) moved() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.port != s.a.driverPort.Load()
+}
+
 // due returns the messages that this stream's other end has not been told yet.
 func (s *agentSession) due(beat bool) (messages []*wire.ToAgent, finished bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	told := s.port == s.a.driverPort.Load()
 	for inc, w := range s.workers {
-		if !w.known && !w.saidStart {
+		if !w.known && !w.saidStart && told {
 			w.saidStart, w.everSaid = true, true
 			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
 		}

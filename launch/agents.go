@@ -305,8 +305,15 @@ func (a *Agents) ListenAddr() string {
 	return ":0"
 }
 
-// Listening implements Router.
-func (a *Agents) Listening(port int) { a.driverPort.Store(int64(port)) }
+// Listening implements Router. Sessions that are there already tell their agents.
+func (a *Agents) Listening(port int) {
+	a.driverPort.Store(int64(port))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.sessions {
+		poke(s.wake)
+	}
+}
 
 // HostAddr implements Router: where the host's agent was reached, and the name itself where all is on this machine.
 func (a *Agents) HostAddr(host string) (string, error) {
