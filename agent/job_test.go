@@ -254,6 +254,12 @@ func echo(t *testing.T, name string) netip.AddrPort {
 func TestForward(t *testing.T) {
 	at := echo(t, "the driver")
 	l, _ := jobAgents(t, nil)
+	if failed := l.Prepare(t.Context(), []string{"a"}); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	if _, err := l.Inspect(t.Context(), "a"); err != nil { // it is attached before the driver listens
+		t.Fatal(err)
+	}
 	l.Listening(int(at.Port()))
 	s, _ := script(t, 0, `exec 3<>"/dev/tcp/${HVD_DRIVER_ADDR%:*}/${HVD_DRIVER_ADDR##*:}"; echo hello >&3; read -r answer <&3; echo "$answer"`)
 	s.Command[0] = "bash"

@@ -515,10 +515,10 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 	var beaten time.Time
 	ending := false
 	for {
-		if s.moved() {
+		messages, finished := s.due(time.Since(beaten) >= s.beat)
+		if s.moved() { // after due: nothing that was wanted later is started there
 			return errMoved
 		}
-		messages, finished := s.due(time.Since(beaten) >= s.beat)
 		for _, m := range messages {
 			if m.GetBeat() != nil {
 				beaten = time.Now()
