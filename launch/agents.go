@@ -85,6 +85,7 @@ type Agents struct {
 	sessions map[string]*agentSession // by host
 	jobs     map[string]*jobAgent     // by host
 	children []*jobAgent              // all that have been processes of this one
+	orphans  []*jobAgent              // of this machine, of drivers before
 	own      *identity.Credentials    // the driver's, towards job agents
 	starting chan struct{}            // of as many as may start at a time
 	ends     map[string]keptEnd       // by incarnation
@@ -175,6 +176,9 @@ func (a *Agents) prepare() error {
 	a.sessions, a.jobs = make(map[string]*agentSession), make(map[string]*jobAgent)
 	for _, k := range a.Known {
 		a.jobs[k.Host] = knownAgent(k)
+		if k.Local {
+			a.orphans = append(a.orphans, a.jobs[k.Host])
+		}
 	}
 	if a.Log == nil {
 		a.Log = logrus.StandardLogger()
@@ -293,6 +297,9 @@ func (a *Agents) Close() error {
 	cancel()
 	for _, j := range a.children { // nobody adds to them any more
 		j.awaitEnd()
+	}
+	for _, j := range a.orphans {
+		j.awaitOrphan()
 	}
 	return nil
 }

@@ -1,11 +1,14 @@
 package launch
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -42,7 +45,7 @@ func (j *jobAgent) started() bool {
 
 // there tells of a child of this process that has ended, or of one that was another driver's.
 func (j *jobAgent) there() error {
-	if j.orphan && errors.Is(syscall.Kill(j.ready.PID, 0), syscall.ESRCH) {
+	if j.orphan && ended(j.ready.PID) {
 		return errors.New("its process has ended")
 	}
 	select {
@@ -58,6 +61,29 @@ func (j *jobAgent) awaitEnd() {
 	late := time.AfterFunc(farewell, j.ready.kill)
 	defer late.Stop()
 	<-j.ready.gone
+}
+
+// ended tells whether there is no such process any more, or one that only waits for its parent to take note.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	state := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	return len(state) > 0 && bytes.ContainsAny(state[0], "ZX")
+}
+
+// awaitOrphan waits for the end of a process that was another's child, and sees to it.
+func (j *jobAgent) awaitOrphan() {
+	for late := time.Now().Add(farewell); j.there() == nil; pauseFor(context.Background(), 2*time.Millisecond) {
+		if time.Now().After(late) {
+			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", j.ready.PID))
+			if err == nil && bytes.Contains(line, []byte("\x00"+strings.Join(agentArgs, "\x00"))) { // nobody else has the number by now
+				_ = syscall.Kill(j.ready.PID, syscall.SIGKILL) // fails where it has just ended
+			}
+			return
+		}
+	}
 }
 
 // knownAgent is one that a driver before this one has started.

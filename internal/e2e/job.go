@@ -290,9 +290,22 @@ func (r *Running) Wait() (Result, error) {
 		return res, err
 	}
 	if exit == nil || exit.Exited() {
+		r.awaitFarAgents()
 		res.Left = r.Remaining()
 	}
 	return res, nil
+}
+
+// awaitFarAgents gives those agents a moment whose end hvdrun cannot wait for: on other machines, which are this one too.
+func (r *Running) awaitFarAgents() {
+	if !slices.Contains(r.Flags, "--ssh-command") {
+		return
+	}
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if !slices.ContainsFunc(Processes(r.marks()...), func(pid int) bool { return strings.HasSuffix(commandLine(pid), " agent --job") }) {
+			return
+		}
+	}
 }
 
 // Story is all that the job has written, for reading.
