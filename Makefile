@@ -4,7 +4,8 @@ GO ?= go
 ARGS ?=
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
-NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 \
+NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
+	/usr/sbin/sshd:openssh-server \
 	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
 	/usr/lib/python3/dist-packages/google/protobuf:python3-protobuf \
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
@@ -17,7 +18,7 @@ VECTOR = collective/kernel/internal/gen
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test pure cross generate chaos bench-recovery clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test resumes pure cross generate chaos chaos-drivers bench-recovery clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck fresh examples test net pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck fresh examples test resumes net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -79,6 +80,10 @@ test: ## run the tests under the race detector; ARGS go to go test
 	@echo "== go test -race"
 	$(GO) test -race $(ARGS) ./...
 
+resumes: # a short chaos-drivers
+	@echo "== jobs whose driver is killed and resumed"
+	@$(GO) run ./internal/chaos -runs 2 -drivers 8 -steps 1000
+
 pure:
 	@echo "== build without cgo"
 	@CGO_ENABLED=0 $(GO) build ./...
@@ -103,6 +108,9 @@ generate: ## make generated files anew (needs protoc)
 
 chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
 	@$(GO) run ./internal/chaos $(ARGS)
+
+chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
+	@$(GO) run ./internal/chaos -runs 1 -drivers 100 -steps 20000 -limit 5m $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
 	@$(GO) run ./internal/recovery $(ARGS)

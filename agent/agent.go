@@ -59,6 +59,9 @@ type Config struct {
 	// LaunchPort is where drivers come to. 0: any that is free.
 	LaunchPort int
 
+	// Facts are what drivers may ask of the host.
+	Facts Facts
+
 	// Drain is how long workers may take to leave once the agent is asked to stop. 0: DefaultDrain.
 	Drain time.Duration
 	// Hurry, if not nil, ends that wait when something comes.
@@ -115,7 +118,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("agent: listening for drivers: %w", err)
 	}
 	a := &agent{cfg: cfg, steward: newSteward(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
-	a.steward.launcher = cfg.Launcher
+	a.steward.launcher, a.steward.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()
@@ -153,11 +156,11 @@ func (c Config) listen() (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(c.LaunchPort)))
 }
 
-// agent is a Run in progress.
+// agent is a Run, or a RunJob, in progress.
 type agent struct {
 	cfg     Config
 	steward *steward
-	member  *gossip.Member
+	member  *gossip.Member // nil: it is of one job
 	failed  chan error
 	wg      sync.WaitGroup
 
@@ -200,6 +203,9 @@ func (a *agent) watchHealth(ctx context.Context) {
 		a.cfg.Log.Warnf("agent: slots whose devices have failed: %v", slots)
 		slots = slices.Clone(slots)
 		a.steward.setBad(slots)
+		if a.member == nil {
+			return
+		}
 		a.say(ctx, func(m *gossip.Meta) { m.BadSlots = slots })
 	})
 	if err != nil && ctx.Err() == nil {
@@ -217,8 +223,13 @@ func (a *agent) drain() {
 		return
 	}
 	a.cfg.Log.Warn("agent: ending the workers that are left")
+	a.evict(goodbye)
+}
+
+// evict ends the workers, with the grace that each has, and kills those that are left after the limit.
+func (a *agent) evict(limit time.Duration) {
 	a.steward.stop(false)
-	ctx, cancel = context.WithTimeout(context.Background(), goodbye)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if !a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
 		a.steward.stop(true)

@@ -43,8 +43,9 @@ type session struct {
 	guard io.Closer // ends what workers have left
 	log   logrus.FieldLogger
 
-	contact time.Time // when the driver was last heard of
-	link    *link     // the stream that is attached, or nil
+	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
+	contact time.Time  // when the driver was last heard of
+	link    *link      // the stream that is attached, or nil
 	events  []*wire.FromAgent
 	last    uint64 // number of the last event
 	sent    uint64 // the last that any stream has taken: those after it may still grow
@@ -65,7 +66,10 @@ type worker struct {
 	pid             int // 0: not started yet
 	cancel          context.CancelCauseFunc
 	produced, taken uint64
-	exit            uint64 // number of the event that told its end
+	spool           spool        // what comes after what was produced
+	torn            bool         // what was produced ends within a line
+	over            bool         // its process has ended
+	last            *wire.Exited // how, while that has not been told
 }
 
 // link is one stream of a session.
@@ -99,12 +103,19 @@ func (s *session) live() {
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}
+	if s.forward != nil {
+		s.forward.close()
+	}
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
 	s.log.Infof("agent: the session is over: %v", s.why)
 	delete(s.st.sessions, s.run)
 	s.st.changed()
 	close(s.ended)
+	select {
+	case s.st.over <- s.why:
+	default: // nobody asks, or any more
+	}
 }
 
 // checkLease ends a session whose lease has run out, and returns when to look again.
@@ -125,7 +136,7 @@ func (s *session) checkLease() time.Duration {
 // alive counts the workers that have not ended.
 func (s *session) alive() (n int) {
 	for _, w := range s.workers {
-		if w.exit == 0 {
+		if !w.over {
 			n++
 		}
 	}
@@ -140,11 +151,20 @@ func (s *session) end(why error) {
 	s.why = why
 	for _, w := range s.workers {
 		w.cancel(why)
+		w.spool.close()
+		s.tellExit(w)
 	}
 	s.room.Broadcast()
 	close(s.ending)
 	if s.link != nil {
 		s.link.poke()
+	}
+}
+
+// killAll ends the workers at once; the lock is held.
+func (s *session) killAll() {
+	for _, w := range s.workers {
+		w.kill()
 	}
 }
 
@@ -158,6 +178,19 @@ func (s *session) attach(l *link, heard uint64) {
 	s.hear(heard)
 	l.next = heard + 1
 	l.poke()
+	for _, w := range s.workers {
+		s.unspool(w)
+	}
+}
+
+// detach notes that the stream is broken, unless another has taken its place: what workers print is spooled from now on.
+func (s *session) detach(l *link) {
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	if s.link == l {
+		s.link = nil
+		s.room.Broadcast()
+	}
 }
 
 // hear forgets the events that the driver has; the lock is held.
@@ -170,6 +203,21 @@ func (s *session) hear(heard uint64) {
 		s.events[i] = nil
 	}
 	s.events = s.events[i:]
+}
+
+// handOver returns what a driver must know that takes the session over, and the number of the last event that the one
+// before has heard; the lock is held.
+func (s *session) handOver() (heard uint64, a *wire.Attached) {
+	heard = s.last - uint64(len(s.events))
+	a = &wire.Attached{Session: []byte(s.id), First: heard + 1}
+	untold := make(map[string]int)
+	for _, e := range s.events {
+		untold[e.GetOutput().GetIncarnation()] += len(e.GetOutput().GetText())
+	}
+	for inc, w := range s.workers {
+		a.Kept = append(a.Kept, &wire.Kept{Incarnation: inc, Bytes: w.produced - uint64(untold[inc])})
+	}
+	return heard, a
 }
 
 // emit appends an event and returns its number; the lock is held.
@@ -229,6 +277,7 @@ func (s *session) heed(l *link, m *wire.ToAgent) error {
 				return fmt.Errorf("%d bytes were taken of %d", m.Taken.GetBytes(), w.produced)
 			}
 			w.taken = max(w.taken, m.Taken.GetBytes())
+			s.unspool(w)
 			s.room.Broadcast()
 		}
 	case *wire.ToAgent_Beat:
@@ -243,6 +292,9 @@ func (s *session) heed(l *link, m *wire.ToAgent) error {
 		l.poke()
 	case *wire.ToAgent_End:
 		s.end(errEnd)
+		if m.End.GetNow() {
+			s.killAll()
+		}
 	default:
 		return errors.New("a message of an unknown kind")
 	}
@@ -261,13 +313,15 @@ func (s *session) start(m *wire.Start) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
 		s: s, incarnation: inc, cancel: cancel,
-		id: plan.SlotID{Host: s.st.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
+		id:    plan.SlotID{Host: s.st.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
+		spool: spool{dir: s.st.spoolDir, most: s.st.spoolSize},
 	}
 	s.workers[inc] = w
 	if err := s.st.take(w); err != nil {
 		s.log.Warnf("agent: refused a worker: %v", err)
 		cancel(nil)
-		w.exit = s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error()}))
+		w.over = true
+		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error()}))
 		return nil
 	}
 	spec := launch.Spec{
@@ -282,6 +336,9 @@ func (s *session) start(m *wire.Start) error {
 		spec.Env = append(spec.Env, string(entry))
 	}
 	spec.Env = append(spec.Env, sessionVariable+"="+hex.EncodeToString([]byte(s.id)))
+	if s.forward != nil {
+		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr())
+	}
 	s.running.Go(func() {
 		defer cancel(nil)
 		w.ended(s.st.launcher.Run(ctx, spec, w.started))
@@ -292,7 +349,7 @@ func (s *session) start(m *wire.Start) error {
 // stop asks a worker to end, or ends it; the lock is held.
 func (s *session) stop(m *wire.Stop) {
 	w := s.workers[m.GetIncarnation()]
-	if w == nil || w.exit != 0 {
+	if w == nil || w.over {
 		return
 	}
 	w.cancel(errors.New("its driver stopped it"))
@@ -303,7 +360,7 @@ func (s *session) stop(m *wire.Stop) {
 
 // kill ends the worker's process group, where there is one; the launcher sees to what that leaves.
 func (w *worker) kill() {
-	if w.exit == 0 && w.pid > 0 {
+	if !w.over && w.pid > 0 {
 		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails where it has just ended
 	}
 }
@@ -336,7 +393,8 @@ func (w *worker) ended(err error) {
 	}
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
-	w.exit = s.emit(exited(e))
+	w.over, w.last = true, e
+	s.unspool(w)
 	s.st.free(w)
 	if err == nil {
 		s.log.Infof("agent: slot %d: process %d exited with code 0", w.id.Index, w.pid)
@@ -355,7 +413,8 @@ type output struct {
 	stream uint32
 }
 
-// Write makes events of the text. It blocks while too much of the worker's output is on its way.
+// Write makes events of the text. Where too much of the worker's output is on its way it blocks, unless there is no driver:
+// then the text is spooled.
 func (o output) Write(text []byte) (int, error) {
 	s := o.w.s
 	s.st.mu.Lock()
@@ -363,18 +422,54 @@ func (o output) Write(text []byte) (int, error) {
 	written := 0
 	for written < len(text) {
 		left := window - int(o.w.produced-o.w.taken)
+		rest := text[written:min(len(text), written+chunk)]
+		spooled := !o.w.spool.empty()
 		switch {
 		case s.why != nil:
 			return written, s.why
-		case left <= 0:
+		case (spooled || left <= 0) && s.link == nil:
+			if err := o.w.spool.put(o.stream, rest); err != nil && !spooled {
+				s.log.Warnf("agent: slot %d: %v", o.w.id.Index, err)
+			}
+		case spooled || left <= 0:
 			s.room.Wait()
 			continue
+		default:
+			rest = rest[:min(left, len(rest))]
+			o.append(rest)
 		}
-		n := min(left, chunk, len(text)-written)
-		o.append(text[written : written+n])
-		written += n
+		written += len(rest)
 	}
 	return written, nil
+}
+
+// unspool makes events of what was spooled of the worker's output, as far as there is room for them, and of its end when
+// that is all; the lock is held.
+func (s *session) unspool(w *worker) {
+	for !w.spool.empty() && w.produced-w.taken < window {
+		stream, text, missing, err := w.spool.take()
+		if err != nil {
+			s.log.Warnf("agent: slot %d: %v", w.id.Index, err)
+		}
+		if missing > 0 {
+			stream, text = 2, fmt.Appendf(nil, "hvdrun: %d bytes of the output before this line are missing: there was no driver, and too much of it\n", missing)
+			if w.torn {
+				text = append([]byte{'\n'}, text...)
+			}
+		}
+		if len(text) > 0 {
+			output{w, stream}.append(text)
+		}
+	}
+	s.tellExit(w)
+}
+
+// tellExit makes an event of a worker's end, once all its output is told; the lock is held.
+func (s *session) tellExit(w *worker) {
+	if w.last != nil && w.spool.empty() {
+		s.emit(exited(w.last))
+		w.last = nil
+	}
 }
 
 // append adds the text to the last event where that has not been sent: a worker that prints letter by letter makes no
@@ -382,6 +477,7 @@ func (o output) Write(text []byte) (int, error) {
 func (o output) append(text []byte) {
 	s := o.w.s
 	o.w.produced += uint64(len(text))
+	o.w.torn = text[len(text)-1] != '\n'
 	if len(s.events) > 0 {
 		e := s.events[len(s.events)-1]
 		last := e.GetOutput()

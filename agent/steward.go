@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -36,6 +37,13 @@ type steward struct {
 	launcher launch.Launcher
 	guard    func(session string) (io.Closer, error)
 	log      logrus.FieldLogger
+	// Where output is kept for a driver that is not there, and how many bytes of it for each worker.
+	spoolDir  string
+	spoolSize int64
+
+	over    chan error                                                     // receives why a session is over; nil: nobody asks
+	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
+	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: it is not known
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -49,7 +57,7 @@ type steward struct {
 func newSteward(host string, slots int, log logrus.FieldLogger) *steward {
 	return &steward{
 		host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, log: log,
-		sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+		sessions: make(map[string]*session), taken: make(map[int]*worker), spoolSize: spoolSize, news: make(chan struct{}),
 	}
 }
 
@@ -157,41 +165,50 @@ func (st *steward) free(w *worker) {
 }
 
 // attach finds the session of the run that the driver means, or begins it, and makes l its stream.
-func (st *steward) attach(run string, m *wire.Attach, l *link) (*session, error) {
+func (st *steward) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, *wire.Attached, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
-	if len(id) != sessionLen || lease < launch.MinLease || lease > launch.MaxLease {
-		return nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
+	if len(id) != sessionLen || lease < launch.MinLease || lease > launch.MaxOrphan {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	s := st.sessions[run]
-	known := s != nil && s.id == id
+	taken := m.GetTakeOver() && s != nil && s.why == nil
+	known := s != nil && s.id == id || taken
 	switch {
 	case known && s.why != nil:
-		return nil, status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+		return nil, nil, status.Errorf(codes.NotFound, "the session is over: %v", s.why)
 	case !known && m.GetResume():
-		return nil, status.Error(codes.NotFound, "the agent does not know the session: it was restarted, or the session is over")
+		return nil, nil, status.Error(codes.NotFound, "the agent does not know the session: it was restarted, or the session is over")
 	case !known && st.drained != nil:
-		return nil, status.Error(codes.Unavailable, st.drained.Error())
+		return nil, nil, status.Error(codes.Unavailable, st.drained.Error())
 	case !known && s != nil:
 		// There is one driver of a run. What it does not speak of any more it has given up.
 		s.end(errTakenOver)
-		for _, w := range s.workers {
-			w.kill()
-		}
-		return nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
+		s.killAll()
+		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
 	case !known:
 		var err error
 		if s, err = st.begin(run, id, lease); err != nil {
-			return nil, status.Error(codes.Unavailable, err.Error())
+			return nil, nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}
-	if heard := m.GetHeard(); heard > s.sent {
-		return nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
+	heard, answer := m.GetHeard(), &wire.Attached{}
+	if m.GetTakeOver() {
+		heard, answer = s.handOver()
 	}
-	s.attach(l, m.GetHeard())
-	return s, nil
+	if heard > s.sent {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
+	}
+	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
+		return nil, nil, status.Error(codes.Unavailable, err.Error())
+	}
+	if taken {
+		s.log.Info("agent: another driver has taken over")
+	}
+	s.attach(l, heard)
+	return s, answer, nil
 }
 
 // begin begins a session; the lock is held.
@@ -242,12 +259,14 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	if first.GetAttach() == nil {
 		return status.Error(codes.InvalidArgument, "a stream begins with an attach")
 	}
+	near, far := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-	s, err := v.st.attach(from.RunID, first.GetAttach(), l)
+	s, answer, err := v.st.attach(from.RunID, first.GetAttach(), l, near, far)
 	if err != nil {
 		return err
 	}
-	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: &wire.Attached{}}}); err != nil {
+	defer s.detach(l)
+	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: answer}}); err != nil {
 		return err
 	}
 	return s.carry(l, stream, said, failed)
@@ -280,12 +299,13 @@ func (s *session) carry(
 				return err
 			}
 		}
-		for _, e := range events {
+		for _, e := range append(events, s.st.lines.take()...) {
 			if err := stream.Send(e); err != nil {
 				return err
 			}
 		}
 		select {
+		case <-s.st.lines.news():
 		case <-l.wake:
 		case m := <-said:
 			if err := s.heed(l, m); err != nil {
@@ -320,6 +340,14 @@ func (s *session) farewell(l *link, stream grpc.BidiStreamingServer[wire.ToAgent
 		return nil
 	}
 	return status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+}
+
+// Inspect tells what the host is like.
+func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
+	if v.st.inspect == nil {
+		return nil, status.Error(codes.Unimplemented, "there is nothing to ask of this agent")
+	}
+	return v.st.inspect(ctx, r), nil
 }
 
 // caller says which driver calls, from the certificate of the connection.

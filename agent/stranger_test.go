@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"runtime"
 	"sync"
 	"testing"
@@ -82,7 +83,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	t.Run("the launcher says so", func(t *testing.T) {
 		h := newHost(t, 1)
 		s, _ := script(t, 0, "exit 0")
-		l := agents(t, credentials(t, other, "blue", driver), h.addr, 300*time.Millisecond)
+		l := agents(t, credentials(t, other, "blue", driver), h.addr, 2*time.Second)
 		wantRefused(t, l.Run(t.Context(), s, nil), "certificate")
 		h.unheard(t)
 	})
@@ -346,7 +347,7 @@ func FuzzDriver(f *testing.F) {
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-					if got, err := st.attach("run", m.GetAttach(), next); err == nil {
+					if got, _, err := st.attach("run", m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
 						s, l = got, next
 					}
 				} else {

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 )
 
@@ -23,9 +24,11 @@ type Config struct {
 
 	// Source says which hosts there are.
 	Source discovery.Discoverer
-	// Launcher starts workers. Nil: launch.Local. With a launch.Router the driver listens on all of this machine's
-	// addresses, since workers may be elsewhere; otherwise on loopback only.
+	// Launcher starts workers. Nil: launch.Local. A launch.Router says where the driver listens; otherwise it does so on
+	// loopback only.
 	Launcher launch.Launcher
+	// Authority issues the credentials of the job. Nil: a new one. Resume needs that of the driver before.
+	Authority *identity.Authority
 	// Output takes what workers print. Nil: this process's stdout and stderr.
 	Output *launch.Output
 
@@ -34,6 +37,10 @@ type Config struct {
 	Blame    Blame
 	Timeouts Timeouts
 
+	// Journal is the path of a file in which everything is written down that another driver must know to go on with the
+	// job, with Resume, should this one die; Run makes it. It holds no secret. Empty: there is none. It is of use where the
+	// Launcher is a launch.Keeper.
+	Journal string
 	// EncryptData asks for TLS on the connections that carry tensors too; they are proven but plain otherwise.
 	EncryptData bool
 	// NetworkInterfaces narrows the addresses that workers offer to their peers. Empty: all.
@@ -49,6 +56,8 @@ type Config struct {
 
 	// Events is called with everything that happened to the job, in order, from one goroutine. Nil: nobody listens.
 	Events func(Event)
+	// Replayed is called by Resume, before Events is, with each event of the drivers before. Nil: nobody listens.
+	Replayed func(Event)
 	// Log takes the driver's own messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }

@@ -18,6 +18,8 @@ var (
 	ErrStateLost = errors.New("driver: state lost")
 	// ErrDiscovery: the first discovery failed.
 	ErrDiscovery = errors.New("driver: the first discovery failed")
+	// ErrFinished is returned by Resume where the job has come to its end.
+	ErrFinished = errors.New("driver: the job has ended")
 )
 
 // WorkerError is returned by Run when a worker's failure ended the job. It tells the first such worker.

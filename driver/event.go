@@ -38,6 +38,7 @@ const (
 	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
 	Returned        EventName = "returned"         // host, slot or null
 	Reset           EventName = "reset"            // count
+	Resumed         EventName = "resumed"          // another driver has taken over from one that died
 	JobDone         EventName = "job_done"         // status, message
 )
 

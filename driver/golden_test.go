@@ -33,6 +33,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	wait 5s                    time passes; deadlines in between come due
 //	discovery-failed first|later
 //	interrupt
+//	resume 20s                 the driver dies, and so much later another goes on
 //
 // A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0 in a command, which
 // means the one that lives.
@@ -129,6 +130,13 @@ func (s *story) command(words []string) error {
 		} else {
 			s.step(sourceStale{errors.New("exit status 1"), 3 * time.Second})
 		}
+	case "resume":
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		s.now = s.now.Add(d)
+		s.step(resumed{})
 	case "interrupt":
 		s.step(interrupted{errors.New("interrupted")})
 	default:
@@ -299,6 +307,12 @@ func (s *story) step(ev event) {
 func (s *story) describe(a action) string {
 	switch a := a.(type) {
 	case startWorker:
+		switch {
+		case a.forked:
+			return "take over " + a.id
+		case a.again:
+			return "start again, or take over " + a.id
+		}
 		// Forking succeeds at once in stories.
 		s.m.find(a.id).pid = 100
 		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.trial.Size())

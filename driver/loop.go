@@ -38,22 +38,33 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg.Output = &launch.Output{Stdout: os.Stdout, Stderr: os.Stderr}
 		defer cfg.Output.Close()
 	}
-	guard, err := launch.StartGuard(cfg.RunID)
+	return newLoop(cfg).guarded(ctx)
+}
+
+// guarded runs the job, and sees that no process of it is left when this one dies.
+func (l *loop) guarded(ctx context.Context) error {
+	if _, others := l.cfg.Launcher.(launch.Router); others {
+		return l.serve(ctx) // the workers are in the care of agents
+	}
+	guard, err := launch.StartGuard(l.cfg.RunID)
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
-	l := newLoop(cfg)
-	err = l.serve(ctx)
-	return errors.Join(err, guard.Close())
+	return errors.Join(l.serve(ctx), guard.Close())
 }
 
 // loop carries events to the machine and its actions out into the world. Nothing calls into it: whatever happens is
 // posted as an event, and only the goroutine in run touches the machine.
 type loop struct {
-	cfg    Config
-	m      *machine
-	events chan event
-	ended  chan struct{} // closed when nobody takes events any more
+	cfg     Config
+	m       *machine
+	clock   clock
+	book    book
+	outputs outputs
+	after   *jobRecord    // of the driver that this one takes over from; nil: of none
+	keeper  launch.Keeper // the launcher, where it is one
+	events  chan posted
+	ended   chan struct{} // closed when nobody takes events any more
 
 	credentials *identity.Authority
 	listen      netip.AddrPort // of the rendezvous
@@ -86,39 +97,92 @@ type process struct {
 	stop    context.CancelFunc
 }
 
+// posted is an event on its way to the loop.
+type posted struct {
+	event event
+	noted chan<- struct{} // closed when the event cannot be lost any more; nil: nobody waits for that
+}
+
 func newLoop(cfg Config) *loop {
-	return &loop{
+	l := &loop{
 		cfg:    cfg,
-		m:      newMachine(cfg, func(plan.SlotID) string { return randomID() }),
-		events: make(chan event, 64),
+		clock:  newClock(time.Time{}),
+		events: make(chan posted, 64),
 		ended:  make(chan struct{}),
 		procs:  make(map[string]*process),
 	}
+	l.keeper, _ = cfg.Launcher.(launch.Keeper)
+	l.book.log = cfg.Log
+	l.m = newMachine(cfg, l.book.newID)
+	return l
 }
 
-// serve sets up the job's identity and its rendezvous, and runs the job.
-func (l *loop) serve(ctx context.Context) error {
-	authority, err := identity.NewAuthority(l.cfg.RunID)
-	if err != nil {
-		return fmt.Errorf("driver: %w", err)
+// open sets up the job's identity, where the rendezvous listens, and the journal.
+func (l *loop) open() (net.Listener, error) {
+	l.credentials = l.cfg.Authority
+	if l.credentials == nil {
+		var err error
+		if l.credentials, err = identity.NewAuthority(l.cfg.RunID); err != nil {
+			return nil, fmt.Errorf("driver: %w", err)
+		}
 	}
-	own, err := authority.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
+	lis, err := l.listenForWorkers()
 	if err != nil {
-		return fmt.Errorf("driver: %w", err)
+		return nil, fmt.Errorf("driver: listening for workers: %w", err)
+	}
+	l.listen = lis.Addr().(*net.TCPAddr).AddrPort()
+	if router, ok := l.cfg.Launcher.(launch.Router); ok {
+		router.Listening(int(l.listen.Port()))
+	}
+	if l.after != nil {
+		l.masterPort = l.after.MasterPort
+		return lis, nil
+	}
+	if l.masterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
+		err = l.book.begin(l.cfg, jobRecord{
+			Version: recordVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
+			Timeouts: l.cfg.Timeouts, Listen: l.listen.String(), MasterPort: l.masterPort,
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
+	}
+	return lis, nil
+}
+
+// listenForWorkers listens where the driver before this one did, if there was one and that is still free, so that its
+// workers find this one.
+func (l *loop) listenForWorkers() (net.Listener, error) {
+	if l.after != nil {
+		if lis, err := net.Listen("tcp", l.after.Listen); err == nil {
+			return lis, nil
+		}
 	}
 	// Unless workers run on other machines, nobody else needs to reach the driver.
 	listen := "127.0.0.1:0"
-	if _, remote := l.cfg.Launcher.(launch.Router); remote {
-		listen = ":0"
+	if router, ok := l.cfg.Launcher.(launch.Router); ok {
+		listen = router.ListenAddr()
 	}
-	lis, err := net.Listen("tcp", listen)
+	return net.Listen("tcp", listen)
+}
+
+// serve sets up what the job needs, and runs it.
+func (l *loop) serve(ctx context.Context) error {
+	lis, err := l.open()
 	if err != nil {
-		return fmt.Errorf("driver: listening for workers: %w", err)
+		return err
 	}
-	if l.masterPort, err = freePort(); err != nil {
-		return fmt.Errorf("driver: %w", err)
+	defer l.book.close()
+	if l.keeper != nil && l.cfg.Journal != "" {
+		if err := l.outputs.open(l.cfg); err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer func() { l.outputs.close(l.m.finished) }()
 	}
-	l.credentials, l.listen = authority, lis.Addr().(*net.TCPAddr).AddrPort()
+	own, err := l.credentials.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
+	if err != nil {
+		return fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
+	}
 	server := rendezvous.NewServer(rendezvous.ServerConfig{Credentials: own, Handler: l, Log: l.cfg.Log})
 	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
 	l.meet, l.push = server, push
@@ -148,10 +212,25 @@ func (l *loop) discover(ctx context.Context) {
 		Log:      l.cfg.Log,
 		Failed:   func(err error, age time.Duration) { l.post(sourceStale{err, age}) },
 	}
-	err := poll.Run(ctx, func(hosts []plan.Host) { l.post(hostsFound{slices.Clone(hosts)}) })
-	var first *discovery.FirstError
-	if errors.As(err, &first) && ctx.Err() == nil {
-		l.post(sourceFailed{first.Err})
+	for {
+		err := poll.Run(ctx, func(hosts []plan.Host) { l.post(hostsFound{slices.Clone(hosts)}) })
+		var first *discovery.FirstError
+		switch {
+		case !errors.As(err, &first) || ctx.Err() != nil:
+			return
+		case l.after == nil:
+			l.post(sourceFailed{first.Err})
+			return
+		}
+		// Hosts are known from before.
+		l.post(sourceStale{first.Err, 0})
+		pause := time.NewTimer(l.cfg.Timeouts.DiscoveryInterval)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
 	}
 }
 
@@ -161,32 +240,65 @@ func (l *loop) run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	interrupt := ctx.Done()
+	if l.after != nil {
+		if l.keeper != nil {
+			l.keeper.Adopt(l.m.incarnations())
+		}
+		if end := l.feed(posted{event: resumed{}}); end != nil {
+			return end.err
+		}
+		l.wind(timer)
+	}
 	for {
-		var ev event
+		var in posted
 		select {
-		case ev = <-l.events:
+		case in = <-l.events:
 		case <-timer.C:
-			ev = deadlinePassed{}
+			in.event = deadlinePassed{}
 		case <-interrupt:
 			interrupt = nil
-			ev = interrupted{context.Cause(ctx)}
+			in.event = interrupted{context.Cause(ctx)}
 		}
-		for _, a := range l.m.step(time.Now(), ev) {
-			if f, ok := a.(finishJob); ok {
-				return f.err
-			}
-			l.perform(a)
+		if end := l.feed(in); end != nil {
+			return end.err
 		}
-		if e, ok := ev.(workerEnded); ok {
-			l.push.Forget(e.id)
-			delete(l.procs, e.id)
-		}
-		if at, ok := l.m.deadline(); ok {
-			timer.Reset(time.Until(at))
-		} else {
-			timer.Stop()
-		}
+		l.wind(timer)
 	}
+}
+
+// wind sets the timer to the machine's next deadline.
+func (l *loop) wind(timer *time.Timer) {
+	if at, ok := l.m.deadline(); ok {
+		timer.Reset(at.Sub(l.clock.now()))
+	} else {
+		timer.Stop()
+	}
+}
+
+// feed steps the machine, writes down what it was fed, and then carries out what it wants done. It returns the end of the
+// job when that has come.
+func (l *loop) feed(in posted) *finishJob {
+	now := l.clock.now()
+	actions := l.m.step(now, in.event)
+	l.book.note(now, in.event, actions)
+	if in.noted != nil {
+		close(in.noted)
+	}
+	if e, ok := in.event.(workerEnded); ok && l.keeper != nil {
+		l.keeper.Settle(e.id)
+		l.outputs.note(outputNote{Worker: e.id, Ended: true})
+	}
+	for _, a := range actions {
+		if f, ok := a.(finishJob); ok {
+			return &f
+		}
+		l.perform(a)
+	}
+	if e, ok := in.event.(workerEnded); ok {
+		l.push.Forget(e.id)
+		delete(l.procs, e.id)
+	}
+	return nil
 }
 
 func (l *loop) perform(a action) {
@@ -234,7 +346,9 @@ func (l *loop) log(a logLine) {
 func (l *loop) publish(a publishWorld) {
 	members := make([]rendezvous.Member, len(a.members))
 	for r, w := range a.members {
-		l.procs[w.id].rank.Store(int64(r))
+		if p := l.procs[w.id]; p != nil { // else it has ended, under the driver before this one
+			p.rank.Store(int64(r))
+		}
 		members[r] = rendezvous.Member{Incarnation: w.id, DataAddrs: w.join.DataAddrs}
 	}
 	l.meet.Publish(a.world, members, a.root, a.seq)
@@ -259,57 +373,70 @@ func (l *loop) start(a startWorker) {
 }
 
 func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
-	credentials, err := l.credentials.Issue(p.subject)
+	env, err := l.environ(a, p)
 	if err != nil {
 		return Exit{Err: err}
-	}
-	driverAddr, masterAddr, err := l.addresses(a)
-	if err != nil {
-		return Exit{Err: err}
-	}
-	groupRank, groupSize := a.trial.Group(a.slot.Host)
-	env := plan.Worker{
-		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
-		Slot: a.slot, Size: a.trial.Size(), GroupRank: groupRank, GroupSize: groupSize,
-		DriverAddr: driverAddr.String(), Credentials: credentials.Encode(),
-		Restarts: a.resets, MaxRestarts: l.maxResets(),
-		MasterAddr: masterAddr, MasterPort: l.masterPort,
-		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
-		TimelineFilename: l.cfg.TimelineFilename,
-		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.StallWarning,
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
+	before := l.outputs.of(a.id)
+	stdout.Hold(before.Out)
+	stderr.Hold(before.Err)
 	err = l.cfg.Launcher.Run(ctx, launch.Spec{
 		Incarnation: a.id,
 		Slot:        a.slot.SlotID,
 		Command:     l.cfg.Command,
-		Env:         append(slices.Clip(l.cfg.Env), env.Environ()...),
+		Env:         env,
 		Dir:         l.cfg.Dir,
 		Stdout:      stdout,
 		Stderr:      stderr,
 		Grace:       l.cfg.Timeouts.Drain,
-	}, func(pid int) { l.post(workerForked{a.id, pid}) })
+		Resumed:     a.forked,
+		Passed: func(bytes uint64) {
+			l.outputs.note(outputNote{Worker: a.id, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
+		},
+		PassedBefore: before.Bytes,
+	}, func(pid int) { l.postNoted(workerForked{a.id, pid}) })
 	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
 		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)
 	}
 	return exitOf(err)
 }
 
-// addresses returns where the worker reaches the driver, and where workers that know each other by MASTER_ADDR meet.
-func (l *loop) addresses(a startWorker) (driver netip.AddrPort, master string, err error) {
-	first := a.trial.Slots[0].Host
-	router, ok := l.cfg.Launcher.(launch.Router)
-	if !ok {
-		return l.listen, first, nil
+// environ returns the environment of a worker that is to be started; that of one which was is its own.
+func (l *loop) environ(a startWorker, p *process) ([]string, error) {
+	if a.forked {
+		return nil, nil
 	}
-	addr, err := router.DriverAddr(a.slot.Host)
+	credentials, err := l.credentials.Issue(p.subject)
 	if err != nil {
-		return driver, "", err
+		return nil, err
 	}
-	if master, err = router.HostAddr(first); err != nil {
-		return driver, "", err
+	masterAddr, err := l.masterAddr(a)
+	if err != nil {
+		return nil, err
 	}
-	return netip.AddrPortFrom(addr, l.listen.Port()), master, nil
+	groupRank, groupSize := a.trial.Group(a.slot.Host)
+	env := plan.Worker{
+		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
+		Slot: a.slot, Size: a.trial.Size(), GroupRank: groupRank, GroupSize: groupSize,
+		DriverAddr:  l.listen.String(), // agents put theirs in its place
+		Credentials: credentials.Encode(),
+		Restarts:    a.resets, MaxRestarts: l.maxResets(),
+		MasterAddr: masterAddr, MasterPort: l.masterPort,
+		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
+		TimelineFilename: l.cfg.TimelineFilename,
+		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.StallWarning,
+	}
+	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil
+}
+
+// masterAddr returns where workers that know each other by MASTER_ADDR meet.
+func (l *loop) masterAddr(a startWorker) (string, error) {
+	first := a.trial.Slots[0].Host
+	if router, ok := l.cfg.Launcher.(launch.Router); ok {
+		return router.HostAddr(first)
+	}
+	return first, nil
 }
 
 // maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.
@@ -334,7 +461,21 @@ func exitOf(err error) Exit {
 // post hands an event to the loop; after the loop's end it is dropped.
 func (l *loop) post(ev event) {
 	select {
-	case l.events <- ev:
+	case l.events <- posted{event: ev}:
+	case <-l.ended:
+	}
+}
+
+// postNoted does too, and blocks until the event is written down: whoever told of it need not tell another driver.
+func (l *loop) postNoted(ev event) {
+	noted := make(chan struct{})
+	select {
+	case l.events <- posted{ev, noted}:
+	case <-l.ended:
+		return
+	}
+	select {
+	case <-noted:
 	case <-l.ended:
 	}
 }
@@ -346,7 +487,7 @@ func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
 
 // Reported is called by the rendezvous with what a worker has to say.
 func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
-	l.post(workerReport{from.Incarnation, r, generation, commits})
+	l.postNoted(workerReport{from.Incarnation, r, generation, commits})
 }
 
 // freePort returns a TCP port that nobody listens on now, for commands that make their own rendezvous at MASTER_PORT.

@@ -101,9 +101,17 @@ func newJob(t *testing.T, ctx context.Context, cfg Config) *job {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j.loop = newLoop(cfg)
+	j.begin(t, ctx, newLoop(cfg))
+	return j
+}
+
+// begin runs the loop.
+func (j *job) begin(t *testing.T, ctx context.Context, l *loop) {
+	t.Helper()
+	j.loop = l
 	j.loop.meet, j.loop.push = j, j
-	if j.loop.credentials, err = identity.NewAuthority("loop"); err != nil {
+	var err error
+	if j.loop.credentials, err = identity.NewAuthority(l.cfg.RunID); err != nil {
 		t.Fatal(err)
 	}
 	side, cancel := context.WithCancel(context.Background())
@@ -115,7 +123,6 @@ func newJob(t *testing.T, ctx context.Context, cfg Config) *job {
 		j.result <- err
 	}()
 	synctest.Wait()
-	return j
 }
 
 func (j *job) worker(t *testing.T, slot string) *fakeWorker {

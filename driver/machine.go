@@ -52,6 +52,9 @@ type machine struct {
 	result   error
 	finished bool
 
+	last      time.Time    // of the last step
+	published publishWorld // as the current world was
+
 	out []action
 }
 
@@ -78,7 +81,8 @@ type worker struct {
 	join       rendezvous.Joining
 	holds      bool
 	done       bool
-	removed    bool   // dismissed because its slot is not wanted
+	removed    bool // dismissed because its slot is not wanted
+	start      startWorker
 	reason     string // why it was stopped, where that is a failure of its own
 }
 
@@ -113,6 +117,7 @@ type (
 	}
 	interrupted    struct{ cause error }
 	deadlinePassed struct{}
+	resumed        struct{} // by another driver, after the death of the one that was fed so far
 )
 
 // What the machine wants done.
@@ -124,6 +129,8 @@ type (
 		slot   plan.Slot
 		trial  plan.World // as it would be if all wanted slots were filled; slot is one of its own
 		resets int
+		// again: a driver before this one has started it, or was about to; if forked, it has.
+		again, forked bool
 	}
 	stopWorker   struct{ id string }
 	publishWorld struct {
@@ -169,6 +176,7 @@ func (m *machine) step(now time.Time, ev event) []action {
 	if m.finished {
 		return nil
 	}
+	defer func() { m.last = now }()
 	switch e := ev.(type) {
 	case hostsFound:
 		m.emit(now, HostsFound, Field{"hosts", foundHosts(e.hosts)})
@@ -189,6 +197,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 	case interrupted:
 		m.decide(now, e.cause)
 	case deadlinePassed:
+	case resumed:
+		m.resume(now)
 	default:
 		panic(fmt.Sprintf("driver: unknown event %T", ev))
 	}
@@ -197,7 +207,7 @@ func (m *machine) step(now time.Time, ev event) []action {
 }
 
 func (m *machine) forked(now time.Time, e workerForked) {
-	if w := m.find(e.id); w != nil {
+	if w := m.find(e.id); w != nil && w.pid != e.pid { // else another driver was told already
 		w.pid = e.pid
 		m.emit(now, WorkerStarted, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", e.pid})
 	}

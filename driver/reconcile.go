@@ -138,8 +138,9 @@ func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			continue // a worker that is on its way out has the slot until it is gone
 		}
 		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now}
+		w.start = startWorker{id: w.id, slot: s, trial: trial, resets: m.resets}
 		m.workers = append(m.workers, w)
-		m.do(startWorker{id: w.id, slot: s, trial: trial, resets: m.resets})
+		m.do(w.start)
 	}
 }
 
@@ -224,7 +225,8 @@ func (m *machine) publish(now time.Time, members []*worker) {
 		m.enter(now, w, training)
 		published[r] = PublishedSlot{r, w.slot.Host, w.slot.Index, w.pid}
 	}
-	m.do(publishWorld{m.world, members, root, m.seq})
+	m.published = publishWorld{m.world, members, root, m.seq}
+	m.do(m.published)
 	m.emit(now, WorldPublished, Field{"generation", m.world.Generation}, Field{"size", len(members)},
 		Field{"root", root}, Field{"slots", published})
 	for _, w := range slices.Clone(m.workers) {

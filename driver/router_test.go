@@ -4,7 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
-	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -25,16 +25,21 @@ func (a asked) Run(_ context.Context, s launch.Spec, started func(int)) error {
 }
 
 // routed is the same, of workers that are elsewhere.
-type routed struct{ asked }
+type routed struct {
+	asked
+	port *int
+}
 
-func (routed) DriverAddr(string) (netip.Addr, error) { return netip.MustParseAddr("127.0.0.2"), nil }
-func (routed) HostAddr(host string) (string, error)  { return host + ".example", nil }
+func (routed) ListenAddr() string                   { return ":0" }
+func (r routed) Listening(port int)                 { *r.port = port }
+func (routed) HostAddr(host string) (string, error) { return host + ".example", nil }
 
 // The driver can be reached from elsewhere only if workers may be there.
 func TestRouter(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	for _, remote := range []bool{false, true} {
+		told := 0
 		seen := asked{func(s launch.Spec) {
 			env := map[string]string{}
 			for _, e := range s.Env {
@@ -42,11 +47,11 @@ func TestRouter(t *testing.T) {
 				env[name] = value
 			}
 			host, port, err := net.SplitHostPort(env[plan.EnvDriverAddr])
-			want, master := "127.0.0.1", "a"
+			master := "a"
 			if remote {
-				want, master = "127.0.0.2", "a.example"
+				master = "a.example"
 			}
-			if err != nil || host != want || env["MASTER_ADDR"] != master {
+			if err != nil || !remote && host != "127.0.0.1" || remote && port != strconv.Itoa(told) || env["MASTER_ADDR"] != master {
 				t.Errorf("driver at %s, master at %s", env[plan.EnvDriverAddr], env["MASTER_ADDR"])
 			}
 			conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.2", port))
@@ -62,7 +67,7 @@ func TestRouter(t *testing.T) {
 			Launcher: seen, Log: log,
 		}
 		if remote {
-			cfg.Launcher = routed{seen}
+			cfg.Launcher = routed{seen, &told}
 		}
 		if err := Run(t.Context(), cfg); err != nil {
 			t.Error(err)

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,7 +15,7 @@ import (
 )
 
 // TestRandomJobs plays the outside world against the machine: hosts come and go, workers die, hang, refuse to start and
-// depart at random, and every promise that does not depend on the story is checked after each event. Then the trouble
+// depart at random, the driver dies and is resumed, and every promise that does not depend on the story is checked after each event. Then the trouble
 // ends, and the job must come to its end by itself.
 func TestRandomJobs(t *testing.T) {
 	for seed := range uint64(400) {
@@ -44,6 +45,15 @@ type sim struct {
 	ended  bool
 	result error
 	trace  []string
+
+	// The driver's journal, and whether what it wrote down last is lost because it dies before it does it.
+	job      jobRecord
+	log      [][]byte
+	minted   []string
+	dies     bool
+	resuming bool
+	// stepped, if not nil, is called after each step.
+	stepped func()
 }
 
 type simProc struct {
@@ -77,9 +87,24 @@ func newSim(t *testing.T, seed uint64) *sim {
 	if s.rnd.IntN(4) == 0 {
 		cfg.Blame = Blame{Policy: BlameHost, CooldownMin: time.Second, CooldownMax: 60 * time.Second}
 	}
-	n := 0
-	s.m = newMachine(cfg, func(id plan.SlotID) string { n++; return fmt.Sprintf("%v#%d", id, n) })
+	s.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+	s.write(s.job)
+	s.m = newMachine(cfg, s.newID)
 	return s
+}
+
+func (s *sim) newID(id plan.SlotID) string {
+	name := fmt.Sprintf("%v#%d", id, len(s.log)*100+len(s.minted))
+	s.minted = append(s.minted, name)
+	return name
+}
+
+func (s *sim) write(record any) {
+	b, err := json.Marshal(record)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.log = append(s.log, b)
 }
 
 func (s *sim) step(ev event) {
@@ -87,9 +112,45 @@ func (s *sim) step(ev event) {
 		return
 	}
 	s.trace = append(s.trace, fmt.Sprintf("%v %T %+v", s.now.Unix(), ev, ev))
-	for _, a := range s.m.step(s.now, ev) {
+	s.minted = nil
+	actions := s.m.step(s.now, ev)
+	s.write(newRecord(s.now, ev, s.minted))
+	if s.stepped != nil {
+		s.stepped()
+	}
+	if s.dies {
+		s.dies = false
+		s.resume()
+		return
+	}
+	for _, a := range actions {
 		s.trace = append(s.trace, fmt.Sprintf("    %T %+v", a, a))
 		s.take(a)
+	}
+}
+
+// resume puts another machine in the place of one that is dead, made of what that has written down.
+func (s *sim) resume() {
+	p := &replay{}
+	for _, b := range s.log {
+		if err := p.next(b); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.m = p.m
+	s.m.newID = s.newID
+	if s.m.finished {
+		s.ended, s.result = true, s.m.result
+		return
+	}
+	s.now = s.now.Add(time.Duration(s.rnd.IntN(60_000)) * time.Millisecond)
+	s.resuming = true
+	s.step(resumed{})
+	s.resuming = false
+	for _, p := range slices.Clone(s.procs) {
+		if p.joined {
+			s.join(p) // its call had broken
+		}
 	}
 }
 
@@ -97,6 +158,9 @@ func (s *sim) step(ev event) {
 func (s *sim) take(a action) {
 	switch a := a.(type) {
 	case startWorker:
+		if a.again && s.proc(a.id) != nil {
+			return
+		}
 		for _, p := range s.procs {
 			if p.slot == a.slot.SlotID {
 				s.t.Errorf("%s is started while %s has its slot", a.id, p.id)
@@ -110,15 +174,19 @@ func (s *sim) take(a action) {
 		p := s.proc(a.id)
 		p.stopped, p.joined = true, false
 	case dismissWorker:
-		if p := s.proc(a.id); !p.joined {
+		if p := s.proc(a.id); s.resuming && p.dismissed {
+			return
+		} else if !p.joined {
 			s.t.Errorf("%s is dismissed and waits for nothing", a.id)
 		} else {
 			p.joined, p.dismissed = false, true
 		}
 	case publishWorld:
-		s.published(a)
+		if !s.resuming || a.world.Generation > s.latest.world.Generation {
+			s.published(a)
+		}
 	case notifyWorkers:
-		if a.seq <= s.seq {
+		if a.seq <= s.seq && !(s.resuming && a.seq == s.seq) {
 			s.t.Errorf("seq %d follows %d", a.seq, s.seq)
 		}
 		s.seq = a.seq
@@ -209,6 +277,9 @@ func (s *sim) join(p *simProc) {
 func (s *sim) trouble() {
 	if s.ended {
 		return
+	}
+	if s.rnd.IntN(40) == 0 {
+		s.dies = true // at the next event
 	}
 	if s.rnd.IntN(12) == 0 || len(s.hosts) == 0 {
 		s.hosts = nil

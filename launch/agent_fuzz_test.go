@@ -34,7 +34,7 @@ func FuzzAgentEvents(f *testing.F) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	f.Fuzz(func(t *testing.T, said []byte) {
-		s := newAgentSession(&Agents{Lease: DefaultLease, Log: log}, "a", "127.0.0.1:1")
+		s := newAgentSession(&Agents{Lease: DefaultLease, Log: log}, place{host: "a", addr: "127.0.0.1:1"})
 		spec := Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}}
 		w, err := newAgentWorker(spec)
 		if err != nil || !s.add(w) {
@@ -51,7 +51,7 @@ func FuzzAgentEvents(f *testing.F) {
 			}
 			said = said[2+n:]
 		}
-		events, _ := s.take(w)
+		events, _, _ := s.take(w)
 		for i, e := range events {
 			if i > 0 && e.GetNumber() <= events[i-1].GetNumber() {
 				t.Errorf("event %d after %d", e.GetNumber(), events[i-1].GetNumber())

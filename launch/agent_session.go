@@ -39,22 +39,30 @@ const (
 // errStale tells Run that its session ended before it could say anything, and that another may do better.
 var errStale = errors.New("launch: the session is over")
 
+// errMoved ends a stream whose other end must learn where the driver listens.
+var errMoved = errors.New("launch: the driver listens elsewhere")
+
 // agentSession is the driver's side of what the agent of one host does for it. It outlives the streams that carry it.
 type agentSession struct {
-	a          *Agents
-	host, addr string
-	id         []byte
-	beat       time.Duration
-	log        logrus.FieldLogger
+	a *Agents
+	place
+	id   []byte
+	beat time.Duration
+	log  logrus.FieldLogger
 
 	mu       sync.Mutex
 	workers  map[string]*agentWorker // by incarnation
 	heard    uint64                  // number of the last event
-	told     uint64                  // what the agent has been told of that
+	open     []*agentEvent           // those that have not been dealt with, and what came after them
+	told     uint64                  // the last event of which the agent has been told that it may forget it
+	legacy   *legacy                 // of the driver before this one; nil: there was none, or the session is new
+	takeOver bool                    // the next stream takes over from it
+	port     int64                   // where the driver listens, as the stream's other end knows it
 	contact  time.Time               // when the agent was last heard of
 	attached bool                    // ever
 	over     error                   // set: nothing comes of the session any more
 	finished bool                    // the agent shall end it
+	fenced   bool                    // without grace, for its workers count as killed
 	wake     chan struct{}           // of capacity 1: there may be something to say
 }
 
@@ -70,23 +78,54 @@ type agentWorker struct {
 	saidTaken uint64
 	everSaid  bool // on any stream
 
-	queue []*wire.FromAgent // bounded by how far the agent goes ahead of taken
-	lost  error
-	wake  chan struct{} // of capacity 1
+	queue   []*agentEvent // bounded by how far the agent goes ahead of taken
+	lost    error
+	wake    chan struct{} // of capacity 1
+	resumed bool          // a driver before this one has started it
 }
 
-func newAgentSession(a *Agents, host, addr string) *agentSession {
+// agentEvent is an event that has come.
+type agentEvent struct {
+	*wire.FromAgent
+	done bool // the agent may forget it
+}
+
+func newAgentSession(a *Agents, p place) *agentSession {
 	id := make([]byte, 16)
 	rand.Read(id)
 	return &agentSession{
-		a: a, host: host, addr: addr, id: id,
+		a: a, place: p, id: id,
 		beat:    min(a.Lease/10, time.Second),
-		log:     a.Log.WithFields(logrus.Fields{"host": host, "agent": addr}),
+		log:     a.Log.WithFields(logrus.Fields{"host": p.host, "agent": p.addr}),
 		workers: make(map[string]*agentWorker),
 		contact: time.Now(),
 		wake:    make(chan struct{}, 1),
 	}
 }
+
+// settle notes that the event has been dealt with.
+func (s *agentSession) settle(e *agentEvent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done(e)
+}
+
+// done is settle; the lock is held.
+func (s *agentSession) done(e *agentEvent) {
+	e.done = true
+	i := 0
+	for i < len(s.open) && s.open[i].done {
+		s.open[i] = nil
+		i++
+	}
+	s.open = s.open[i:]
+	if i > 0 && s.settled()-s.told >= hearEvery {
+		poke(s.wake)
+	}
+}
+
+// settled is the number of the last event that the agent may forget, with all before it; the lock is held.
+func (s *agentSession) settled() uint64 { return s.heard - uint64(len(s.open)) }
 
 func poke(c chan struct{}) {
 	select {
@@ -108,7 +147,7 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
 	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
 	for {
-		events, lost := s.take(w)
+		events, at, lost := s.take(w)
 		for _, e := range events {
 			switch {
 			case e.GetStarted() != nil:
@@ -117,11 +156,21 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
-				pass(&outs[o.GetStream()-stdoutStream], o.GetText())
-				s.passed(w, len(o.GetText()))
+				text := o.GetText()
+				old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
+				pass(&outs[o.GetStream()-stdoutStream], text[old:])
+				at = s.passed(w, len(text))
+				if spec.Passed != nil && at > spec.PassedBefore {
+					spec.Passed(at)
+				}
 			default:
+				if s.a.keep(s, spec.Incarnation, e) {
+					return exitOfEvent(spec, e.GetExited())
+				}
+				s.settle(e)
 				return exitOfEvent(spec, e.GetExited())
 			}
+			s.settle(e)
 		}
 		switch {
 		case len(events) > 0:
@@ -137,7 +186,7 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 
 // pass writes the text, unless a write has failed before.
 func pass(w *io.Writer, text []byte) {
-	if *w == nil {
+	if *w == nil || len(text) == 0 {
 		return
 	}
 	if _, err := (*w).Write(text); err != nil {
@@ -169,7 +218,7 @@ func newAgentWorker(s Spec) (*agentWorker, error) {
 	if n := proto.Size(m); n > wire.MaxMessage-1024 {
 		return nil, fmt.Errorf("command and environment have %d bytes; an agent takes %d", n, wire.MaxMessage-1024)
 	}
-	return &agentWorker{start: m, wake: make(chan struct{}, 1)}, nil
+	return &agentWorker{start: m, wake: make(chan struct{}, 1), resumed: s.Resumed, everSaid: s.Resumed, known: s.Resumed}, nil
 }
 
 func exitOfEvent(spec Spec, e *wire.Exited) error {
@@ -209,6 +258,9 @@ func (s *agentSession) add(w *agentWorker) bool {
 		return false
 	}
 	s.workers[w.start.Incarnation] = w
+	if !s.takeOver {
+		s.claim(w)
+	}
 	poke(s.wake)
 	return true
 }
@@ -217,6 +269,9 @@ func (s *agentSession) remove(w *agentWorker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.workers, w.start.Incarnation)
+	for _, e := range w.queue {
+		s.done(e)
+	}
 	poke(s.wake) // the agent may forget it too
 }
 
@@ -255,25 +310,29 @@ func (s *agentSession) finish() {
 	poke(s.wake)
 }
 
-// take returns what has come for the worker, and why nothing more will.
-func (s *agentSession) take(w *agentWorker) ([]*wire.FromAgent, error) {
+// take returns what has come for the worker, how many bytes of output came before, and why nothing more will come.
+func (s *agentSession) take(w *agentWorker) (events []*agentEvent, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	events := w.queue
+	events = w.queue
 	w.queue = nil
-	return events, w.lost
+	return events, w.taken, w.lost
 }
 
-func (s *agentSession) passed(w *agentWorker, n int) {
+// passed notes that so many bytes of output more have been passed on, and returns how many that makes.
+func (s *agentSession) passed(w *agentWorker, n int) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.taken += uint64(n)
 	if w.taken-w.saidTaken >= takeEvery {
 		poke(s.wake)
 	}
+	return w.taken
 }
 
-// serve keeps the session up, over as many streams as it takes, until it is finished or lost.
+// serve keeps the session up, over as many streams as it takes, until it is finished or lost. One that is lost is ended at
+// the agent as soon as that can be reached, or with it where it is a child of this process: what an agent has started does
+// not outlive it.
 func (s *agentSession) serve(ctx context.Context) {
 	for {
 		err := s.stream(ctx)
@@ -281,17 +340,47 @@ func (s *agentSession) serve(ctx context.Context) {
 			s.lose(errors.New("the launcher was closed"))
 			return
 		}
-		if why := s.hopeless(err); why != nil {
+		if why, over := s.hopeless(err); why != nil {
 			s.lose(why)
+			switch {
+			case s.kill != nil:
+				s.kill()
+			case !over:
+				s.fence(s.a.fences)
+			}
 			return
 		}
-		s.log.Debugf("launch: the stream to the agent broke, and is made anew: %v", err)
-		pause := time.NewTimer(s.beat / 5)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		if errors.Is(err, errMoved) {
+			continue
 		}
+		s.log.Debugf("launch: the stream to the agent broke, and is made anew: %v", err)
+		pauseFor(ctx, s.beat/5)
+	}
+}
+
+// fence tells the agent that its workers have been given up, so that it kills them, or finds out that it is gone.
+func (s *agentSession) fence(ctx context.Context) {
+	s.mu.Lock()
+	s.finished, s.fenced = true, true
+	s.mu.Unlock()
+	given := time.Now()
+	for pause := s.a.Lease / 10; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.Orphan; {
+		err := s.stream(ctx)
+		if _, over := s.hopeless(err); over || err == nil {
+			s.log.Infof("launch: the agent has heard that it was given up")
+			return
+		}
+		pauseFor(ctx, pause)
+		pause = min(2*pause, 5*time.Second)
+	}
+}
+
+func pauseFor(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 
@@ -301,28 +390,32 @@ func (s *agentSession) isFinished() bool {
 	return s.finished
 }
 
-// hopeless returns why there is no use in another stream, after err has ended the last.
-func (s *agentSession) hopeless(err error) error {
+func (s *agentSession) isFenced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fenced
+}
+
+// hopeless returns why there is no use in another stream, after err has ended the last, and whether the agent itself has
+// said so.
+func (s *agentSession) hopeless(err error) (why error, over bool) {
 	s.mu.Lock()
 	silent := time.Since(s.contact)
 	s.mu.Unlock()
 	switch status.Code(err) {
 	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument:
-		return errors.New(status.Convert(err).Message())
+		return errors.New(status.Convert(err).Message()), true
 	}
 	if silent >= s.a.Lease {
-		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message())
+		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	}
-	return s.gone()
+	return s.gone(), false
 }
 
 // gone returns an error where others know that the agent is not there any more, or that another is in its place.
 func (s *agentSession) gone() error {
-	switch addr, ok := s.a.Find(s.host); {
-	case !ok:
-		return errors.New("it is silent, and the host is gone")
-	case addr != s.addr:
-		return fmt.Errorf("it is silent, and the host has another agent at %s", addr)
+	if err := s.there(); err != nil {
+		return fmt.Errorf("it is silent, and %w", err)
 	}
 	return nil
 }
@@ -347,26 +440,27 @@ func (s *agentSession) lose(why error) {
 func (s *agentSession) stream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	tlsConf := s.a.Credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
+	tlsConf := s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
 	conn, err := wire.NewClient(s.addr, tlsConf, time.Second)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	late := time.AfterFunc(min(attachTimeout, s.a.Lease), cancel)
+	late := time.AfterFunc(s.attachLimit(), cancel)
 	defer late.Stop()
 	stream, err := wire.NewAgentClient(conn).Session(ctx)
 	if err != nil {
 		return err
 	}
 	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv says why
-	if _, err := stream.Recv(); err != nil {
+	answer, err := stream.Recv()
+	if err != nil {
 		return err
 	}
 	if !late.Stop() {
 		return errors.New("the agent took too long to answer")
 	}
-	s.heardFrom()
+	s.heardFrom(answer.GetAttached())
 	s.log.Debugf("launch: attached to session %s", hex.EncodeToString(s.id[:4]))
 	broken := make(chan error, 1)
 	go func() { broken <- s.listen(stream) }()
@@ -378,6 +472,17 @@ func (s *agentSession) stream(ctx context.Context) error {
 	return err
 }
 
+// attachLimit is how long a try to attach may take: no longer than the agent is waited for.
+func (s *agentSession) attachLimit() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	limit := min(attachTimeout, s.a.Lease)
+	if left := s.a.Lease - time.Since(s.contact); left > 0 {
+		limit = min(limit, left)
+	}
+	return limit
+}
+
 // attach begins a stream: what was said on the one before may be lost.
 func (s *agentSession) attach() *wire.Attach {
 	s.mu.Lock()
@@ -385,14 +490,21 @@ func (s *agentSession) attach() *wire.Attach {
 	for _, w := range s.workers {
 		w.saidStart, w.saidStop, w.saidTaken = false, 0, 0
 	}
-	s.told = s.heard
-	return &wire.Attach{Session: s.id, Resume: s.attached, Heard: s.heard, LeaseMs: uint32(s.a.Lease.Milliseconds())}
+	s.told = s.settled() // what was heard, and is not settled, comes again, and is known then
+	s.port = s.a.driverPort.Load()
+	return &wire.Attach{
+		Session: s.id, Resume: s.attached, TakeOver: s.takeOver, Heard: s.told,
+		LeaseMs: uint32(s.a.Orphan.Milliseconds()), DriverPort: uint32(s.port),
+	}
 }
 
-func (s *agentSession) heardFrom() {
+func (s *agentSession) heardFrom(answer *wire.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached, s.contact = true, time.Now()
+	if s.takeOver {
+		s.takenOver(answer)
+	}
 }
 
 // talk says what there is to say, and beats, until the stream is broken. It receives from broken, once, where it returns
@@ -404,6 +516,9 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 	ending := false
 	for {
 		messages, finished := s.due(time.Since(beaten) >= s.beat)
+		if s.moved() { // after due: nothing that was wanted later is started there
+			return errMoved
+		}
 		for _, m := range messages {
 			if m.GetBeat() != nil {
 				beaten = time.Now()
@@ -416,7 +531,7 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 		}
 		if finished && !ending {
 			ending = true
-			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{}}})
+			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: s.isFenced()}}})
 		}
 		select {
 		case err := <-broken:
@@ -448,12 +563,20 @@ func (s *agentSession) silent() error {
 	return nil
 }
 
+// moved tells whether the driver listens elsewhere than the agent was told.
+func (s *agentSession) moved() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.port != s.a.driverPort.Load()
+}
+
 // due returns the messages that this stream's other end has not been told yet.
 func (s *agentSession) due(beat bool) (messages []*wire.ToAgent, finished bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	told := s.port == s.a.driverPort.Load()
 	for inc, w := range s.workers {
-		if !w.known && !w.saidStart {
+		if !w.known && !w.saidStart && told {
 			w.saidStart, w.everSaid = true, true
 			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
 		}
@@ -470,9 +593,9 @@ func (s *agentSession) due(beat bool) (messages []*wire.ToAgent, finished bool) 
 			}})
 		}
 	}
-	if beat || s.heard-s.told >= hearEvery {
-		s.told = s.heard
-		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: s.heard}}})
+	if settled := s.settled(); beat || settled-s.told >= hearEvery {
+		s.told = settled
+		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
 	}
 	return messages, s.finished
 }
@@ -494,6 +617,10 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.contact = time.Now()
+	if l := m.GetLog(); l != nil && s.logs {
+		s.logLine(l)
+		return nil
+	}
 	switch {
 	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
 		return nil // no event, or one that came by an earlier stream
@@ -501,9 +628,8 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
 	}
 	s.heard++
-	if s.heard-s.told >= hearEvery {
-		poke(s.wake)
-	}
+	event := &agentEvent{FromAgent: m}
+	s.open = append(s.open, event)
 	incarnation := ""
 	switch e := m.GetWhat().(type) {
 	case *wire.FromAgent_Started:
@@ -518,10 +644,30 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 	default:
 		return errors.New("an event of an unknown kind")
 	}
-	if w := s.workers[incarnation]; w != nil {
+	switch w := s.workers[incarnation]; {
+	case w != nil:
 		w.known = true
-		w.queue = append(w.queue, m)
+		w.queue = append(w.queue, event)
 		poke(w.wake)
+	case s.legacy != nil && s.legacy.expects(incarnation):
+		s.legacy.queues[incarnation] = append(s.legacy.queues[incarnation], event)
+	default:
+		s.done(event) // nobody waits for it
 	}
 	return nil
+}
+
+// logLine passes on what an agent logs.
+func (s *agentSession) logLine(l *wire.Log) {
+	text := l.GetText()
+	switch logrus.Level(l.GetLevel()) {
+	case logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel:
+		s.log.Error(text)
+	case logrus.WarnLevel:
+		s.log.Warn(text)
+	case logrus.InfoLevel:
+		s.log.Info(text)
+	default:
+		s.log.Debug(text)
+	}
 }

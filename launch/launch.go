@@ -42,6 +42,14 @@ type Spec struct {
 	Stdout, Stderr io.Writer
 	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less: SIGKILL at once.
 	Grace time.Duration
+	// Resumed says that a driver before this one has started the process, for a Keeper. Where nobody knows of it, it is not
+	// started, but lost. Command, Env and Dir are not looked at.
+	Resumed bool
+	// Passed, if not nil, is told by a Keeper how many bytes of output have been written to Stdout and Stderr together, after
+	// each Write and from its goroutine. PassedBefore is what it was told last for the process, under a driver before this
+	// one: what that wrote is not written again.
+	Passed       func(bytes uint64)
+	PassedBefore uint64
 }
 
 // Launcher starts workers. Its methods may be called by many goroutines.

@@ -109,6 +109,12 @@ func (w *LineWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
+// Held returns what has come since the last end of a line and was not passed on. It is the writer's own.
+func (w *LineWriter) Held() []byte { return w.held }
+
+// Hold begins with what another writer has held of the same output. It is called before the first Write.
+func (w *LineWriter) Hold(text []byte) { w.held = append(w.held[:0], text...) }
+
 // Close passes on what has come since the last end of a line.
 func (w *LineWriter) Close() error {
 	w.flush(true)

@@ -18,6 +18,8 @@ import (
 
 const (
 	defaultPatience = 10 * time.Second
+	// defaultAbsence is as long as agents ever keep the workers of a driver that is gone: they know when it is enough.
+	defaultAbsence = 7 * 24 * time.Hour
 	// maxPause bounds the pause between two tries to connect: a driver that is back is found soon.
 	maxPause = 500 * time.Millisecond
 	// retryPause is between two calls of which the first reached a driver that did not answer it.
@@ -36,6 +38,9 @@ type ClientConfig struct {
 	Credentials *identity.Credentials
 	// Patience is how long the driver may be out of reach before a call gives up. Zero: 10 s.
 	Patience time.Duration
+	// Absence is the same once the driver has been reached: another may take over from one that has died. Zero: Patience
+	// where that is given, else a week.
+	Absence time.Duration
 }
 
 // Client is a worker's connection to the driver. It stays open between calls. Its methods may be called from several
@@ -45,12 +50,19 @@ type Client struct {
 	conn  *grpc.ClientConn
 	rpc   wire.RendezvousClient
 	joins atomic.Uint64 // calls of Join so far: the latest counts
+	met   atomic.Bool   // the driver has been reached
 }
 
 // NewClient returns a client that has not connected yet: it does no I/O before the first call.
 func NewClient(cfg ClientConfig) (*Client, error) {
 	if cfg.Addr == "" || cfg.Credentials == nil {
 		return nil, errors.New("rendezvous: a client needs the driver's address and credentials")
+	}
+	if cfg.Absence <= 0 {
+		cfg.Absence = cfg.Patience
+	}
+	if cfg.Absence <= 0 {
+		cfg.Absence = defaultAbsence
 	}
 	if cfg.Patience <= 0 {
 		cfg.Patience = defaultPatience
@@ -110,12 +122,20 @@ func (c *Client) Report(ctx context.Context, r Report, generation, commits uint6
 	return fmt.Errorf("rendezvous: %v is no report", r)
 }
 
+// patience is how long the driver may be out of reach now.
+func (c *Client) patience() time.Duration {
+	if c.met.Load() {
+		return c.cfg.Absence
+	}
+	return c.cfg.Patience
+}
+
 // call repeats do until the driver has answered it or has been out of reach for the patience. Every call here can be
 // repeated without harm.
 func (c *Client) call(ctx context.Context, what string, do func(context.Context) error) error {
 	since := time.Now() // when the driver was last known to be there, or the call began
 	for {
-		if !c.ready(ctx, since.Add(c.cfg.Patience)) && ctx.Err() == nil {
+		if !c.ready(ctx, since.Add(c.patience())) && ctx.Err() == nil {
 			if c.conn.GetState() == connectivity.Shutdown {
 				return fmt.Errorf("rendezvous: %s: the client is closed", what)
 			}
@@ -125,6 +145,7 @@ func (c *Client) call(ctx context.Context, what string, do func(context.Context)
 			}
 			return &UnreachableError{Addr: c.cfg.Addr, For: time.Since(since), Err: plain(err)}
 		}
+		c.met.Store(true)
 		began := time.Now()
 		err := do(ctx)
 		switch {

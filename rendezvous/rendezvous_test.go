@@ -463,6 +463,45 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// A driver that has been met may be absent for long, and yet not for ever.
+func TestAbsence(t *testing.T) {
+	for _, test := range []struct {
+		absence time.Duration
+		returns bool
+	}{{0, true}, {400 * time.Millisecond, false}} {
+		j := newJob(t)
+		cfg := ClientConfig{Addr: j.addr, Credentials: j.credentials(slotOf("a")), Absence: test.absence}
+		c, err := NewClient(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Report(context.Background(), Committed, 1, 1); err != nil {
+			t.Fatal(err)
+		}
+		c.cfg.Patience = time.Millisecond
+		got := join(c, Joining{})
+		take(t, "joined", j.heard.joins)
+		j.stop()
+		if !test.returns {
+			var u *UnreachableError
+			if r := take(t, "given up", got); !errors.As(r.err, &u) || u.For < test.absence {
+				t.Errorf("got %v", r.err)
+			}
+			continue
+		}
+		<-time.After(300 * time.Millisecond)
+		ln, err := net.Listen("tcp", j.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.serve(ln)
+		take(t, "joined again", j.heard.joins)
+		j.publish(1, 0, 0, "a")
+		j.world("a", got, 1, 0)
+	}
+}
+
 func TestReport(t *testing.T) {
 	j := newJob(t)
 	c := j.client("a")

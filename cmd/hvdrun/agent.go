@@ -55,6 +55,7 @@ func setLaunchPort(s *settings, text string) (err error) {
 
 func (p *program) agentCommand() *cobra.Command {
 	var newKey string
+	var job bool
 	cmd := &cobra.Command{
 		Use:   "agent [flags]",
 		Short: "Be the agent of this host: offer its slots to jobs by gossip, and run their workers",
@@ -71,6 +72,9 @@ that short.`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if job {
+				return p.runJobAgent(cmd.Context())
+			}
 			if newKey != "" {
 				if err := identity.GenerateClusterKey(newKey); err != nil {
 					return runError{err}
@@ -96,6 +100,8 @@ that short.`,
 		}
 	}
 	fs.StringVar(&newKey, "generate-key", "", "write a new key for a cluster to this new file, and exit")
+	fs.BoolVar(&job, "job", false, "be the agent of one job, which its driver has started")
+	fs.Lookup("job").Hidden = true
 	return cmd
 }
 
@@ -117,7 +123,7 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 		return err
 	}
 	err = agent.Run(ctx, agent.Config{
-		Launcher: launcher, Health: health,
+		Launcher: launcher, Health: health, Facts: facts(),
 		Name: c.name, Slots: slots, Key: key, Label: c.label,
 		Bind: c.bind, Advertise: c.advertise, Join: c.join, LaunchPort: c.launchPort,
 		Drain: s.timeouts.Drain, Hurry: p.hurry, Log: log,

@@ -71,10 +71,12 @@ func (a *arguments) flag(word string) error {
 		return nil
 	}
 	oneDash := !strings.HasPrefix(word, "--")
-	if oneDash && strings.HasPrefix(body, "H") {
-		name, value, assigned = "hosts", strings.TrimPrefix(body[1:], "="), len(body) > 1
-	}
 	st := settingNamed(name)
+	if oneDash && st == nil {
+		if st = settingOfLetter(body); st != nil {
+			name, value, assigned = st.name, strings.TrimPrefix(body[1:], "="), len(body) > 1
+		}
+	}
 	if st == nil {
 		if a.inside != "" && !oneDash && advice(name) == "" {
 			a.take(word) // one of the subcommand's own
@@ -102,6 +104,21 @@ func (a *arguments) flag(word string) error {
 		}
 	}
 	a.out = append(a.out, "--"+name+"="+value)
+	return nil
+}
+
+// settingOfLetter returns the setting whose flag of one letter is written so: -p 22, -p=22 or -p22; nil where none is.
+func settingOfLetter(body string) *setting {
+	for i := range table {
+		st := &table[i]
+		if st.short == "" || !strings.HasPrefix(body, st.short) {
+			continue
+		}
+		switch rest := body[1:]; {
+		case rest == "", rest[0] == '=', st.short == "H", st.short == "p" && strings.Trim(rest, "0123456789") == "":
+			return st
+		}
+	}
 	return nil
 }
 

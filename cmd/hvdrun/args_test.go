@@ -18,6 +18,8 @@ func TestNormalize(t *testing.T) {
 		{"-Ha:2 t", "--hosts=a:2 -- t"},
 		{"-H=a:2 t", "--hosts=a:2 -- t"},
 		{"-hosts a:2 t", "--hosts=a:2 -- t"},
+		{"-p 22 -i key t", "--ssh-port=22 --ssh-identity-file=key -- t"},
+		{"-p=22 -p23 t", "--ssh-port=22 --ssh-port=23 -- t"},
 		{"-prefix-timestamp --verbose t --verbose", "--prefix-output-with-timestamp=true --verbose=true -- t --verbose"},
 		{"--verbose=no t", "--verbose=no -- t"},
 		{"--blacklist-cooldown-range 120 600 t", "--blacklist-cooldown-range=120,600 -- t"},
@@ -51,7 +53,7 @@ func TestNormalizeRefuses(t *testing.T) {
 		{"--elastic 5 t", "unknown flag --elastic; did you mean --elastic-timeout?"},
 		{"--zebra=5 t", "unknown flag --zebra; `hvdrun help` lists the flags"},
 		{"-x t", "unknown flag -x; `hvdrun help`"},
-		{"-p 22 t", "unknown flag -p"},
+		{"-pile 22 t", "unknown flag -pile"},
 		{"-np", "-np needs a value: N"},
 		{"discover --min-mp 2", ""}, // cobra's to refuse
 		{"discover --gloo", "--gloo of horovodrun is not taken"},
@@ -63,7 +65,7 @@ func TestNormalizeRefuses(t *testing.T) {
 	}
 }
 
-// Every flag of horovodrun is either one of ours or refused with advice of one line. Those for ssh are neither yet.
+// Every flag of horovodrun is either one of ours or refused with advice of one line.
 func TestFlagsOfHorovodrun(t *testing.T) {
 	flags := `-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
 		--network-interface --output-filename --verbose --config-file --tcp --binding-args --fusion-threshold-mb
@@ -76,6 +78,7 @@ func TestFlagsOfHorovodrun(t *testing.T) {
 		--stall-check-shutdown-time-seconds --mpi-threads-disable --no-mpi-threads-disable --mpi-args
 		--num-nccl-streams --thread-affinity --gloo-timeout-seconds --log-level --log-with-timestamp
 		--log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile
+		-p --ssh-port -i --ssh-identity-file
 		--host-discovery-script --gloo --mpi --jsrun`
 	for _, flag := range strings.Fields(flags) {
 		_, err := normalize([]string{flag, "1", "2", "train"}, nil)

@@ -135,8 +135,8 @@ func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 		return m, err
 	}
 	m.ranks = size.NP
-	if err := checkLocal(m.hosts); err != nil {
-		return m, err
+	if !allLocal(m.hosts) {
+		return m, fmt.Errorf("%s: a host is not this machine, and others are not measured", s.origin("hosts"))
 	}
 	return m, m.checkMemory()
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -41,13 +42,13 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 	}
 	defer func() { err = joinRunError(err, os.RemoveAll(folder)) }()
 	r := benchRun{program: p, m: m, settings: s, log: p.logger(s), folder: folder, id: driver.NewRunID(),
-		launcher: &localLauncher{pids: map[int]plan.SlotID{}}}
+		launcher: &benchLauncher{groups: map[int]bool{}}}
 	guard, err := launch.StartGuard(r.id)
 	if err != nil {
 		return runError{err}
 	}
 	defer func() { err = joinRunError(err, guard.Close()) }()
-	defer p.watchStop(ctx, r.log, r.launcher, benchGrace)()
+	defer p.watchStop(ctx, r.log, r.launcher.kill, benchGrace)()
 
 	names := r.build(ctx)
 	if ctx.Err() != nil {
@@ -96,8 +97,41 @@ type benchRun struct {
 	log      *logrus.Logger
 	folder   string // for the peers' programs
 	id       string // of the peers' processes, by which nothing of them is left behind
-	launcher *localLauncher
+	launcher *benchLauncher
 	failed   []string // peers that are not asked again
+}
+
+// benchLauncher starts processes on this machine, and knows their groups, for a person who does not want to wait for their
+// end.
+type benchLauncher struct {
+	mu     sync.Mutex
+	groups map[int]bool
+}
+
+// Run is that of launch.Local.
+func (l *benchLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	group := 0
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.groups, group)
+	}()
+	return launch.Local{}.Run(ctx, s, func(pid int) {
+		l.mu.Lock()
+		group = pid
+		l.groups[pid] = true
+		l.mu.Unlock()
+		started(pid)
+	})
+}
+
+// kill ends all processes at once; launch.Local sees to what they leave behind.
+func (l *benchLauncher) kill() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for group := range l.groups {
+		_ = syscall.Kill(-group, syscall.SIGKILL) // fails where it has just ended
+	}
 }
 
 // build makes the peers' programs and returns the names of all that can be measured. Those that cannot are told.

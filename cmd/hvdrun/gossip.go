@@ -1,18 +1,14 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
-	"github.com/hvdrun/hvdrun/gpu"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/plan"
 )
 
 // clusterSettings say which cluster of agents to look at, and how to be found in it.
@@ -22,7 +18,6 @@ type clusterSettings struct {
 	bind, advertise string
 	name            string // of an agent's host
 	launchPort      int
-	lease           time.Duration  // 0: launch.DefaultLease
 	source          *gossip.Source // once it is open
 	key             []byte
 }
@@ -37,8 +32,8 @@ func setJoin(s *settings, text string) (err error) {
 }
 
 func setLease(s *settings, text string) (err error) {
-	s.cluster.lease, err = parseDuration(text)
-	if err == nil && (s.cluster.lease < launch.MinLease || s.cluster.lease > launch.MaxLease) {
+	s.lease, err = parseDuration(text)
+	if err == nil && (s.lease < launch.MinLease || s.lease > launch.MaxLease) {
 		err = fmt.Errorf("%q is not between %v and %v", text, launch.MinLease, launch.MaxLease)
 	}
 	return err
@@ -46,7 +41,7 @@ func setLease(s *settings, text string) (err error) {
 
 // checkGossip refuses settings of gossip that lack what they need.
 func (s *settings) checkGossip() error {
-	for _, name := range []string{"gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise", "agent-lease"} {
+	for _, name := range []string{"gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
 		if s.given(name) && !s.given("gossip-join") {
 			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.origin(name))
 		}
@@ -79,50 +74,4 @@ func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 func (s *settings) findAgent(host string) (addr string, ok bool) {
 	m, ok := s.cluster.source.Agent(host)
 	return m.LaunchAddr, ok && m.LaunchAddr != ""
-}
-
-// jobLauncher starts the workers of a job, and knows how to be rid of them.
-type jobLauncher interface {
-	launch.Launcher
-	// kill ends all workers at once, without the grace that they may have been given.
-	kill()
-}
-
-// launcher returns what the workers are started by: the agents of an open cluster, else this machine alone. close ends it.
-func (s *settings) launcher(log logrus.FieldLogger) (l jobLauncher, close func(), err error) {
-	local := &localLauncher{pids: map[int]plan.SlotID{}}
-	if s.cluster.source == nil {
-		close, err = s.bindLocal(local, log)
-		return local, close, err
-	}
-	authority, err := identity.ForCluster(s.cluster.key, s.cluster.label)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
-	}
-	creds, err := authority.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver})
-	if err != nil {
-		return nil, nil, runError{err}
-	}
-	release, err := s.bindLocal(local, log)
-	if errors.Is(err, gpu.ErrNoGPU) { // the driver's own machine need not have any
-		release, err = func() {}, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	agents := &launch.Agents{
-		Credentials: creds, Local: local, Log: log, Find: s.findAgent, Lease: s.cluster.lease,
-	}
-	return &agentsLauncher{agents, local}, func() { _ = agents.Close(); release() }, nil
-}
-
-// agentsLauncher starts workers by their hosts' agents, and those of hosts that have none on this machine.
-type agentsLauncher struct {
-	*launch.Agents
-	local *localLauncher
-}
-
-func (l *agentsLauncher) kill() {
-	l.Kill()
-	l.local.kill()
 }

@@ -135,11 +135,15 @@ func TestJobLosesADevice(t *testing.T) {
 	stopA := c.run("a", 1, nil, nil)
 	stopB := c.run("b", 2, twoDevices(), faults)
 	s := &settings{cluster: clusterSettings{key: c.key, source: source}, runID: rand.Text()}
-	launcher, closeLauncher, err := s.launcher(log)
+	authority, err := identity.NewAuthority(s.runID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer closeLauncher()
+	launcher, err := s.launcher(authority, nil, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer launcher.Close()
 	program, err := exec.LookPath("toil")
 	if err != nil {
 		t.Fatal(err)
@@ -150,9 +154,10 @@ func TestJobLosesADevice(t *testing.T) {
 	go func() {
 		ended <- driver.Run(ctx, driver.Config{
 			RunID: s.runID, Command: []string{program}, Env: os.Environ(), Source: source, Launcher: launcher, Log: log,
-			Size:   driver.Size{NP: 3, Min: 1, Elastic: true},
-			Blame:  driver.Blame{CooldownMin: 100 * time.Millisecond, CooldownMax: 400 * time.Millisecond},
-			Events: func(e driver.Event) { j.all <- e },
+			Authority: authority,
+			Size:      driver.Size{NP: 3, Min: 1, Elastic: true},
+			Blame:     driver.Blame{CooldownMin: 100 * time.Millisecond, CooldownMax: 400 * time.Millisecond},
+			Events:    func(e driver.Event) { j.all <- e },
 		})
 	}()
 	defer func() {

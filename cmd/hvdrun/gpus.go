@@ -102,43 +102,6 @@ func (d *slotDevices) watch(ctx context.Context, log logrus.FieldLogger, failed 
 	})
 }
 
-// bindLocal binds the local workers to devices, if that is asked for, and has those of a device that fails killed. release
-// ends the watch.
-func (s *settings) bindLocal(l *localLauncher, log logrus.FieldLogger) (release func(), err error) {
-	if !s.bindGPUs {
-		return func() {}, nil
-	}
-	devices, err := localDevices()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
-	}
-	l.gpus = &slotDevices{devices: devices}
-	ctx, cancel := context.WithCancel(context.Background())
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		err := l.gpus.watch(ctx, log, l.killDevice, gpu.Watch)
-		if ctx.Err() == nil {
-			log.WithError(err).Warn("GPUs are not watched any more")
-		}
-	})
-	return func() { cancel(); watching.Wait() }, nil
-}
-
-// killDevice ends the workers of all slots that the device is for.
-func (l *localLauncher) killDevice(device int) {
-	l.mu.Lock()
-	slots := map[int]bool{}
-	for _, slot := range l.pids {
-		slots[slot.Index] = l.gpus.index(slot.Index) == device
-	}
-	l.mu.Unlock()
-	for slot, its := range slots {
-		if its {
-			l.killSlot(slot)
-		}
-	}
-}
-
 // boundLauncher starts workers that are bound to the devices of their slots.
 type boundLauncher struct {
 	launch.Launcher

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	logtest "github.com/sirupsen/logrus/hooks/test"
@@ -34,40 +33,28 @@ func spec(slot int, stdout io.Writer, command ...string) launch.Spec {
 }
 
 func TestWorkersSeeTheirDevice(t *testing.T) {
-	local := &localLauncher{pids: map[int]plan.SlotID{}, gpus: twoDevices()}
-	for _, l := range []launch.Launcher{local, boundLauncher{launch.Local{}, twoDevices()}} {
-		for slot, want := range []string{"GPU-b\n", "GPU-a\n", "GPU-b\n"} {
-			var out bytes.Buffer
-			err := l.Run(t.Context(), spec(slot, &out, "printenv", "CUDA_VISIBLE_DEVICES"), func(int) {})
-			if err != nil || out.String() != want {
-				t.Errorf("slot %d: %q, %v", slot, &out, err)
-			}
+	bound := boundLauncher{launch.Local{}, twoDevices()}
+	for slot, want := range []string{"GPU-b\n", "GPU-a\n", "GPU-b\n"} {
+		var out bytes.Buffer
+		err := bound.Run(t.Context(), spec(slot, &out, "printenv", "CUDA_VISIBLE_DEVICES"), func(int) {})
+		if err != nil || out.String() != want {
+			t.Errorf("slot %d: %q, %v", slot, &out, err)
 		}
 	}
 	var out bytes.Buffer
-	unbound := &localLauncher{pids: map[int]plan.SlotID{}}
+	unbound := boundLauncher{launch.Local{}, nil}
 	if err := unbound.Run(t.Context(), spec(0, &out, "printenv", "CUDA_VISIBLE_DEVICES"), func(int) {}); err != nil || out.String() != "all\n" {
 		t.Errorf("unbound: %q, %v", &out, err)
 	}
 }
 
-// A device that fails ends the workers of its slots, and those alone; none is started there any more.
+// A device that fails is told once, and no worker is started in its slots any more.
 func TestDeviceFails(t *testing.T) {
 	log, hook := logtest.NewNullLogger()
-	l := &localLauncher{pids: map[int]plan.SlotID{}, gpus: twoDevices()}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ended := make([]chan error, 3)
-	for slot := range ended {
-		ended[slot] = make(chan error, 1)
-		started := make(chan struct{})
-		go func() {
-			ended[slot] <- l.Run(ctx, spec(slot, io.Discard, "sleep", "600"), func(int) { close(started) })
-		}()
-		<-started
-	}
-	var killed []int
-	err := l.gpus.watch(ctx, log, func(device int) { killed = append(killed, device); l.killDevice(device) },
+	devices := twoDevices()
+	l := boundLauncher{launch.Local{}, devices}
+	var failed []int
+	err := devices.watch(t.Context(), log, func(device int) { failed = append(failed, device) },
 		func(_ context.Context, found func(gpu.Event)) error {
 			found(fails(0, "GPU-a", false)) // nothing
 			found(fails(7, "GPU-h", true))  // hidden
@@ -75,33 +62,22 @@ func TestDeviceFails(t *testing.T) {
 			found(fails(1, "", true)) // the same again
 			return errDone
 		})
-	if !errors.Is(err, errDone) || !slices.Equal(killed, []int{0}) || !slices.Equal(l.gpus.badSlots(3), []int{0, 2}) {
-		t.Errorf("%v; devices that failed: %v, slots: %v", err, killed, l.gpus.badSlots(3))
+	if !errors.Is(err, errDone) || !slices.Equal(failed, []int{0}) || !slices.Equal(devices.badSlots(3), []int{0, 2}) {
+		t.Errorf("%v; devices that failed: %v, slots: %v", err, failed, devices.badSlots(3))
 	}
 	for _, slot := range []int{0, 2} {
-		var exit *launch.ExitError
-		if err := <-ended[slot]; !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
+		var refused *launch.StartError
+		err := l.Run(t.Context(), spec(slot, io.Discard, "true"), func(int) { t.Error("started") })
+		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "XID 79, the GPU has fallen off the bus") {
 			t.Errorf("slot %d: %v", slot, err)
 		}
-		var refused *launch.StartError
-		err := l.Run(ctx, spec(slot, io.Discard, "true"), func(int) { t.Error("started") })
-		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "XID 79, the GPU has fallen off the bus") {
-			t.Errorf("slot %d again: %v", slot, err)
-		}
 	}
-	select {
-	case err := <-ended[1]:
-		t.Errorf("slot 1 ended: %v", err)
-	default:
-	}
-	if err := l.Run(ctx, spec(3, io.Discard, "true"), func(int) {}); err != nil {
-		t.Errorf("another slot of the good device: %v", err)
+	if err := l.Run(t.Context(), spec(3, io.Discard, "true"), func(int) {}); err != nil {
+		t.Errorf("a slot of the good device: %v", err)
 	}
 	if first := hook.AllEntries()[0]; !strings.Contains(first.Message, "GPU 0 (GPU-a): XID 79") {
 		t.Errorf("logged %q", first.Message)
 	}
-	cancel()
-	<-ended[1]
 }
 
 var errDone = errors.New("done")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"fmt"
 	"os"
 	"strings"
@@ -36,16 +37,25 @@ var sourceKinds = []sourceKind{
 	{"gossip-join", openGossip},
 }
 
-// openScript returns the script. What it starts carries the run's mark, if it is for one, so that nothing of it outlives
-// the run.
+// openScript returns the script. What it starts for a job carries a mark, so that nothing of it outlives the job.
 func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	script := &discovery.Script{
 		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
 	}
-	if s.runID != "" {
-		script.Env = []string{plan.EnvRunID + "=" + s.runID}
+	if s.runID == "" {
+		return script, nil, nil
 	}
-	return script, nil, nil
+	id := "script-" + rand.Text()
+	guard, err := launch.StartGuard(id)
+	if err != nil {
+		return nil, nil, runError{err}
+	}
+	script.Env = []string{plan.EnvRunID + "=" + id}
+	return script, func() {
+		if err := guard.Close(); err != nil {
+			log.WithError(err).Warn("the discovery script has left something behind")
+		}
+	}, nil
 }
 
 // dynamic returns the kinds of source that are given.
@@ -163,18 +173,4 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots)}
 	}
 	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Elastic: elastic}, nil
-}
-
-// checkLocal refuses fixed hosts on which workers cannot be started.
-func checkLocal(hosts []plan.Host) error {
-	for _, h := range hosts {
-		if !launch.IsLocal(h.Name) {
-			return notLocal(h.Name)
-		}
-	}
-	return nil
-}
-
-func notLocal(host string) error {
-	return fmt.Errorf("host %q is not this machine: this version starts workers on this machine only", host)
 }

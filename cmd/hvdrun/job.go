@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"sync"
@@ -16,6 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -31,10 +32,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	if err := checkLocal(fixed); err != nil {
-		return err
-	}
-	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && !s.given("gossip-join") {
+	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && allLocal(fixed) {
 		return fmt.Errorf("the command cannot be run: %w", err)
 	}
 	if s.outputDir != "" {
@@ -43,7 +41,38 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		}
 	}
 	s.runID = driver.NewRunID()
-	source, closeSource, err := s.openSource(fixed, log)
+	j := jobRun{command: command, fixed: fixed, size: size}
+	if j.authority, err = identity.NewAuthority(s.runID); err != nil {
+		return runError{err}
+	}
+	if j.dir, err = p.newJobDir(s, command, j.authority, log); err != nil {
+		return err
+	}
+	return p.drive(ctx, s, j)
+}
+
+// jobRun is a job that begins, or goes on.
+type jobRun struct {
+	command   []string
+	fixed     []plan.Host // nil: sources are asked
+	size      driver.Size
+	authority *identity.Authority
+	dir       *jobDir             // nil: it has none
+	known     []launch.KnownAgent // of the driver before
+	resumed   bool
+}
+
+// drive is the job's driver, until the job is done, has failed or is stopped.
+func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) {
+	log := p.logger(s)
+	if j.dir != nil {
+		defer func() {
+			if !errors.Is(err, journal.ErrLocked) {
+				j.dir.end(err, log)
+			}
+		}()
+	}
+	source, closeSource, err := s.openSource(j.fixed, log)
 	if err != nil {
 		return err
 	}
@@ -52,21 +81,22 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	launcher, closeLauncher, err := s.launcher(log)
+	launcher, err := s.launcher(j.authority, j.fixed, log)
 	if err != nil {
 		return err
 	}
-	defer closeLauncher()
+	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
-	stopped := p.watchStop(ctx, log, launcher, s.timeouts.Drain)
-	err = driver.Run(ctx, driver.Config{
+	stopped := p.watchStop(ctx, log, launcher.Kill, s.timeouts.Drain)
+	cfg := driver.Config{
 		RunID:             s.runID,
-		Command:           command,
+		Command:           j.command,
 		Env:               p.env,
 		Source:            source,
 		Launcher:          launcher,
+		Authority:         j.authority,
 		Output:            output,
-		Size:              size,
+		Size:              j.size,
 		Blame:             s.blame,
 		Timeouts:          s.timeouts,
 		EncryptData:       s.encrypt,
@@ -77,7 +107,22 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		StallWarning:      s.stall,
 		Events:            events.write,
 		Log:               log,
-	})
+	}
+	run := driver.Run
+	if j.dir == nil {
+		launcher.Orphan = 0 // there is nothing to wait for
+	} else {
+		cfg.Journal = j.dir.journal()
+		launcher.Keep, launcher.Begun, launcher.Known = true, j.dir.begun, j.known
+	}
+	if j.resumed {
+		run, cfg.Replayed = driver.Resume, events.replay(j.dir.about.EventsFrom)
+	} else {
+		err = prepare(ctx, launcher, j.fixed, j.size, log)
+	}
+	if err == nil {
+		err = run(ctx, cfg)
+	}
 	stopped()
 	_ = output.Close() // a failure was logged when it happened
 	if cerr := events.close(); cerr != nil {
@@ -91,7 +136,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 
 // watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
 // returns ends the watch.
-func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLauncher, grace time.Duration) func() {
+func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func(), grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
 	}
@@ -112,7 +157,7 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLaunch
 			select {
 			case <-p.hurry:
 				log.Warn("killing the workers")
-				l.kill()
+				kill()
 			case <-done:
 				return
 			}
@@ -124,66 +169,13 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, l jobLaunch
 	}
 }
 
-// localLauncher starts workers on this machine, refuses other hosts, and knows the workers' process groups, for a person
-// who does not want to wait for their end.
-type localLauncher struct {
-	local launch.Local
-	gpus  *slotDevices // that workers are bound to; nil: none
-	mu    sync.Mutex
-	pids  map[int]plan.SlotID
-}
-
-// Run is that of launch.Local, and returns a *launch.StartError for another machine's host.
-func (l *localLauncher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
-	if !launch.IsLocal(s.Slot.Host) {
-		return &launch.StartError{Command: s.Command[0], Err: notLocal(s.Slot.Host)}
-	}
-	if err := l.gpus.bind(&s); err != nil {
-		return err
-	}
-	group := 0
-	err := l.local.Run(ctx, s, func(pid int) {
-		l.mu.Lock()
-		group = pid
-		l.pids[pid] = s.Slot
-		l.mu.Unlock()
-		started(pid)
-		if l.gpus.bad(s.Slot.Index) { // since bind
-			l.killSlot(s.Slot.Index)
-		}
-	})
-	l.mu.Lock()
-	delete(l.pids, group)
-	l.mu.Unlock()
-	return err
-}
-
-// kill ends every worker's process group at once; launch.Local sees to what they leave behind.
-func (l *localLauncher) kill() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for pid := range maps.Keys(l.pids) {
-		_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
-	}
-}
-
-// killSlot ends the workers of the slots of that number at once.
-func (l *localLauncher) killSlot(index int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for pid, slot := range l.pids {
-		if slot.Index == index {
-			_ = syscall.Kill(-pid, syscall.SIGKILL) // fails where it has just ended
-		}
-	}
-}
-
 // eventFile writes the events of a job, one JSON object a line. A nil file takes none.
 type eventFile struct {
 	file   io.WriteCloser
 	log    logrus.FieldLogger
 	torn   bool // the last line was not written whole
 	failed bool
+	missed *missedEvents // nil: none
 }
 
 func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
@@ -204,7 +196,8 @@ func (f *eventFile) write(e driver.Event) {
 	}
 	line, err := json.Marshal(e)
 	if err == nil {
-		line = append(line, '\n')
+		line = append(f.missed.take(f.log), append(line, '\n')...)
+		f.missed = nil
 		if f.torn {
 			line = append([]byte{'\n'}, line...)
 		}

@@ -8,6 +8,7 @@
 //	hvdrun agent [flags]
 //	hvdrun bench [flags]
 //	hvdrun timeline F
+//	hvdrun check [flags]
 //
 // `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
 // the YAML file that --config-file names.

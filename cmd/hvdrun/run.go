@@ -33,6 +33,7 @@ type program struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	env            []string
+	args           []string        // as normalize has them
 	hurry          <-chan struct{} // receives when a person asks again to stop
 }
 
@@ -162,6 +163,7 @@ func (p *program) execute(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	p.args = args
 	root.SetArgs(args)
 	return root.ExecuteContext(ctx)
 }
@@ -210,7 +212,8 @@ of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
+	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
+		p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
 	return root
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,8 +12,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/plan"
 )
 
 func TestStatus(t *testing.T) {
@@ -111,37 +108,5 @@ func TestEventFile(t *testing.T) {
 	none.write(event)
 	if err := none.close(); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestLauncherRefusesOtherMachines(t *testing.T) {
-	l := &localLauncher{pids: map[int]plan.SlotID{}}
-	spec := launch.Spec{Slot: plan.SlotID{Host: "192.0.2.1"}, Command: []string{"true"}}
-	err := l.Run(t.Context(), spec, func(int) { t.Error("started") })
-	var se *launch.StartError
-	if !errors.As(err, &se) || !strings.Contains(err.Error(), "this version starts workers on this machine only") {
-		t.Error(err)
-	}
-}
-
-func TestLauncherKills(t *testing.T) {
-	l := &localLauncher{pids: map[int]plan.SlotID{}}
-	spec := launch.Spec{Slot: plan.SlotID{Host: "localhost"}, Command: []string{"sh", "-c", "trap '' TERM; echo up; sleep 60 & wait"}, Grace: time.Minute}
-	up, stdout := io.Pipe()
-	spec.Stdout = stdout
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- l.Run(ctx, spec, func(int) {}) }()
-	if _, err := up.Read(make([]byte, 10)); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	l.kill()
-	var exit *launch.ExitError
-	if err := <-ended; !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
-		t.Error(err)
-	}
-	if len(l.pids) != 0 {
-		t.Error("pids left:", l.pids)
 	}
 }

@@ -38,8 +38,10 @@ type settings struct {
 	timestamps              bool
 	logLevel                logrus.Level
 	logJSON, verbose        bool
-	eventsFile              string
-	timeline                string // absolute
+	eventsFile, jobDir      string
+	ssh                     sshSettings
+	lease, orphan           time.Duration // 0: the defaults
+	timeline                string        // absolute
 
 	// origins names, for each setting that was set, the flag, variable or line of a file that did.
 	origins map[string]string
@@ -113,8 +115,6 @@ var table = []setting{
 	{name: "gossip-advertise", arg: "ADDR", source: true,
 		usage: "address under which agents reach this machine, where that is not the one that is bound to",
 		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
-	{name: "agent-lease", arg: "D",
-		usage: "how long agents keep this job's workers when they hear nothing of it (default 10s)", set: setLease},
 	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
 		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
 	{name: "discovery-interval", arg: "D", source: true,
@@ -145,6 +145,22 @@ var table = []setting{
 	{name: "finish-timeout", arg: "D",
 		usage: "grace for the other workers once one is done (default 30s)",
 		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
+	{name: "agent-timeout", aliases: []string{"agent-lease"}, arg: "D",
+		usage: "longest that a host may be out of reach before its workers count as lost (default 10s)",
+		set:   setLease},
+	{name: "orphan-timeout", arg: "D",
+		usage: "how long agents keep the workers of a driver that is silent (default 10m)",
+		set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
+	{name: "ssh-port", short: "p", arg: "PORT", source: true,
+		usage: "port of the ssh servers of other machines (default: ssh's own)", set: setSSHPort},
+	{name: "ssh-identity-file", short: "i", arg: "F", source: true,
+		usage: "file of the private key for them (default: ssh's own)",
+		set:   sshText(func(c *sshSettings) *string { return &c.identityFile })},
+	{name: "ssh-command", arg: "CMD", source: true,
+		usage: "command in place of ssh, that takes its options, a host and a command (default ssh)", set: setSSHCommand},
+	{name: "remote-hvdrun", arg: "PATH", source: true,
+		usage: "hvdrun on other machines (default: this very program is brought to where it is missing)",
+		set:   sshText(func(c *sshSettings) *string { return &c.remoteHvdrun })},
 	{name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true,
 		usage: "interfaces whose addresses workers offer to each other (default: all)", set: setInterfaces},
 	{name: "encrypt-data",
@@ -172,6 +188,9 @@ var table = []setting{
 	{name: "timeline-filename", arg: "F",
 		usage: "write the workers' operations to F.rank.N.json on their hosts; `hvdrun timeline F` joins them for Perfetto",
 		set:   setTimeline},
+	{name: "job-dir", arg: "DIR",
+		usage: "the job's folder, from which it can be resumed (default: one in ~/.local/state/hvdrun/jobs)",
+		set:   text(func(s *settings) *string { return &s.jobDir })},
 	{name: "log-level", arg: "L", source: true,
 		usage: "least that is logged: trace, debug, info, warning, error or fatal (default warning)", set: setLogLevel},
 	{name: "log-format", arg: "text|json", source: true,

@@ -21,10 +21,11 @@ type kill struct {
 
 // killer kills workers of a running job, but always spares one that has the job's state.
 type killer struct {
-	job   *e2e.Running
-	dice  *rand.Rand
-	pause time.Duration
-	until int // the step after which the job is left in peace
+	job     *e2e.Running
+	dice    *rand.Rand
+	pause   time.Duration
+	until   int // the step after which the job is left in peace
+	drivers driverKiller
 
 	diary  *diary.Follower[diary.Line]
 	events *diary.Follower[e2e.Event]
@@ -61,6 +62,12 @@ func (k *killer) run(ctx context.Context) error {
 		}
 		if k.step >= k.until {
 			return nil
+		}
+		if k.drivers.turn(k) {
+			if err := k.killDriver(ctx); err != nil {
+				return err
+			}
+			continue
 		}
 		n := 1
 		if k.dice.IntN(4) == 0 {

@@ -38,6 +38,7 @@ func main() {
 	flag.IntVar(&c.steps, "steps", 400, "steps of a job")
 	flag.DurationVar(&c.stepTime, "step-time", 2*time.Millisecond, "time of a step besides communication")
 	flag.DurationVar(&c.pause, "pause", 80*time.Millisecond, "mean time between two kills")
+	flag.IntVar(&c.drivers, "drivers", 0, "times that hvdrun itself is killed in a job, and resumed")
 	flag.DurationVar(&c.limit, "limit", 60*time.Second, "longest that a run may take")
 	flag.Parse()
 	if err := c.run(ctx); err != nil {
@@ -50,6 +51,7 @@ func main() {
 // chaos is the flags and what is the same for all runs.
 type chaos struct {
 	runs, parallel, steps  int
+	drivers                int
 	seed                   uint64
 	stepTime, pause, limit time.Duration
 
@@ -125,21 +127,28 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 		Dir: dir,
 		Flags: []string{"-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
-		Trainee: c.trainee("-log-all", "-commit-every", every),
+		Trainee: c.trainee("-log-all", "-chatter", "-commit-every", every),
 		Limit:   c.limit,
 	})
 	if err != nil {
 		return outcome{err: err}
 	}
 	k := newKiller(r, dice, c.pause, c.steps*85/100)
+	k.drivers.left = c.drivers
 	killErr := k.run(ctx)
 	if ctx.Err() != nil {
-		r.Kill()
+		k.job.Kill()
 	}
-	res, err := r.Wait()
-	o := outcome{took: time.Since(began), kills: k.kills, resets: e2e.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines)}
+	res, err := k.job.Wait()
+	o := outcome{
+		took: time.Since(began), kills: k.kills, resets: e2e.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines),
+		drivers: k.drivers.killed, controls: k.drivers.controls,
+	}
 	if o.err = errors.Join(killErr, err); o.err == nil {
 		o.err = c.check(res)
+	}
+	if o.err == nil && c.drivers > 0 {
+		o.err = k.checkResumed(res)
 	}
 	if o.err == nil {
 		o.err = os.RemoveAll(dir)
@@ -155,6 +164,8 @@ type outcome struct {
 	kills      []kill
 	resets     int
 	recoveries e2e.Spread
+	drivers    int        // kills of hvdrun
+	controls   e2e.Spread // from resume until it had control
 	err        error
 }
 
@@ -163,15 +174,20 @@ func (o outcome) String() string {
 	if o.err != nil {
 		verdict = "FAILED: " + o.err.Error()
 	}
-	return fmt.Sprintf("%5.2f s, %2d kills, %2d resets, slowest recovery %6.1f ms: %s",
-		o.took.Seconds(), len(o.kills), o.resets, e2e.Milliseconds(o.recoveries.Quantile(1)), verdict)
+	resumed := ""
+	if o.drivers > 0 {
+		resumed = fmt.Sprintf(", %d of hvdrun, slowest resume %6.1f ms", o.drivers, e2e.Milliseconds(o.controls.Quantile(1)))
+	}
+	return fmt.Sprintf("%5.2f s, %2d kills, %2d resets, slowest recovery %6.1f ms%s: %s",
+		o.took.Seconds(), len(o.kills), o.resets, e2e.Milliseconds(o.recoveries.Quantile(1)), resumed, verdict)
 }
 
 // summary is what became of all.
 type summary struct {
 	runs, failed, kills, resets int
 	zeros, newcomers, bursts    int
-	recoveries                  e2e.Spread
+	drivers                     int
+	recoveries, controls        e2e.Spread
 	took                        time.Duration
 }
 
@@ -183,6 +199,8 @@ func (s *summary) add(o outcome) {
 	s.kills += len(o.kills)
 	s.resets += o.resets
 	s.recoveries = slices.Concat(s.recoveries, o.recoveries)
+	s.drivers += o.drivers
+	s.controls = slices.Concat(s.controls, o.controls)
 	for i, k := range o.kills {
 		if k.rank == 0 {
 			s.zeros++
@@ -197,7 +215,12 @@ func (s *summary) add(o outcome) {
 }
 
 func (s *summary) report() string {
-	return fmt.Sprintf(`
+	resumed := ""
+	if s.drivers > 0 {
+		resumed = fmt.Sprintf("\n%d kills of hvdrun; from the start of resume until it had the job again:\n%s\n%s\n",
+			s.drivers, e2e.SpreadHeader, s.controls.Row("resume"))
+	}
+	return resumed + fmt.Sprintf(`
 %d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d resets
 
 From a member's death to the next completed step in a later world, whatever else died meanwhile:

@@ -59,10 +59,10 @@ func TestFailureWithoutElastic(t *testing.T) {
 }
 
 // endless is a job in full training, for 40 s or more, that has processes nobody waits for.
-func endless(t *testing.T) *Running {
+func endless(t *testing.T, more ...string) *Running {
 	t.Helper()
 	r := start(t, Job{
-		Flags:   flags("-np", "4", "--min-np", "1", "--drain-timeout", "2s"),
+		Flags:   flags(append(more, "-np", "4", "--min-np", "1", "--drain-timeout", "2s")...),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
 		Trainee: []string{"-steps", "20000", "-step-time", "2ms", "-orphan"},
 	})
@@ -80,15 +80,16 @@ func endless(t *testing.T) *Running {
 	return r
 }
 
+// TestDriverKilled: the workers of a driver that does not come back end when their agents have waited for it long enough.
 func TestDriverKilled(t *testing.T) {
 	t.Parallel()
-	r := endless(t)
+	r := endless(t, "--orphan-timeout", "2s")
 	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-r.Ended()
-	if left := r.AwaitGone(5 * time.Second); len(left) > 0 {
-		t.Errorf("5 s after hvdrun was killed there are still %q", left)
+	if left := r.AwaitGone(20 * time.Second); len(left) > 0 {
+		t.Errorf("20 s after hvdrun was killed there are still %q", left)
 	}
 	if _, err := r.Wait(); err != nil {
 		t.Error(err)

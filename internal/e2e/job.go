@@ -133,6 +133,7 @@ type Running struct {
 	// Mark is an entry of the environment of all the job's processes.
 	Mark string
 
+	hvdrun   string
 	ended    chan struct{}
 	err      error // of Wait
 	timedOut bool
@@ -145,17 +146,51 @@ func (b Binaries) Start(j Job) (*Running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("e2e: %w", err)
 	}
-	out, err := os.OpenFile(j.OutputPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
-	if err != nil {
-		return nil, fmt.Errorf("e2e: %w", err)
-	}
-	defer out.Close()
 	if j.Limit == 0 {
 		j.Limit = 30 * time.Second
 	}
-	r := &Running{Job: j, Mark: "E2E_JOB=" + rand.Text(), ended: make(chan struct{})}
-	cmd := exec.Command(b.Hvdrun, args...)
-	cmd.Env = append(os.Environ(), r.Mark)
+	r := &Running{Job: j, Mark: "E2E_JOB=" + rand.Text(), hvdrun: b.Hvdrun}
+	return r, r.begin(args)
+}
+
+// Folder is the one that the job has for another driver.
+func (r *Running) Folder() (string, error) {
+	found, err := filepath.Glob(filepath.Join(r.stateDir(), "hvdrun", "jobs", "*"))
+	if err != nil || len(found) != 1 {
+		return "", fmt.Errorf("e2e: the job's folders are %q, %v", found, err)
+	}
+	return found[0], nil
+}
+
+func (r *Running) stateDir() string { return filepath.Join(r.Dir, "state") }
+
+// KillDriver kills hvdrun alone, and returns when it is gone.
+func (r *Running) KillDriver() {
+	_ = syscall.Kill(r.PID, syscall.SIGKILL)
+	<-r.ended
+	r.wg.Wait()
+}
+
+// Resume starts another hvdrun for the job, whose own is gone. It has the job's Limit anew.
+func (r *Running) Resume() (*Running, error) {
+	folder, err := r.Folder()
+	if err != nil {
+		return nil, err
+	}
+	next := &Running{Job: r.Job, Mark: r.Mark, hvdrun: r.hvdrun}
+	return next, next.begin([]string{"resume", folder})
+}
+
+// begin starts hvdrun.
+func (r *Running) begin(args []string) error {
+	r.ended = make(chan struct{})
+	out, err := os.OpenFile(r.OutputPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
+	if err != nil {
+		return fmt.Errorf("e2e: %w", err)
+	}
+	defer out.Close()
+	cmd := exec.Command(r.hvdrun, args...)
+	cmd.Env = append(os.Environ(), r.Mark, "XDG_STATE_HOME="+r.stateDir())
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 
@@ -173,11 +208,11 @@ func (b Binaries) Start(j Job) (*Running, error) {
 	})
 	if err := <-started; err != nil {
 		r.wg.Wait()
-		return nil, fmt.Errorf("e2e: %w", err)
+		return fmt.Errorf("e2e: %w", err)
 	}
 	r.PID = cmd.Process.Pid
 	r.wg.Go(r.watch)
-	return r, nil
+	return nil
 }
 
 // watch ends the job when its time is up.
@@ -255,9 +290,22 @@ func (r *Running) Wait() (Result, error) {
 		return res, err
 	}
 	if exit == nil || exit.Exited() {
+		r.awaitFarAgents()
 		res.Left = r.Remaining()
 	}
 	return res, nil
+}
+
+// awaitFarAgents gives those agents a moment whose end hvdrun cannot wait for: on other machines, which are this one too.
+func (r *Running) awaitFarAgents() {
+	if !slices.Contains(r.Flags, "--ssh-command") {
+		return
+	}
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if !slices.ContainsFunc(Processes(r.marks()...), func(pid int) bool { return strings.HasSuffix(commandLine(pid), " agent --job") }) {
+			return
+		}
+	}
 }
 
 // Story is all that the job has written, for reading.

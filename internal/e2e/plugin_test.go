@@ -135,7 +135,7 @@ func TestPluginDiesWithDriver(t *testing.T) {
 	machines := filepath.Join(t.TempDir(), "machines.json")
 	list(t, machines, hostA, 1)
 	r := start(t, Job{
-		Flags:   flags("-np", "1", "--discovery-plugin", program, "--discovery-config", "inventory="+machines),
+		Flags:   flags("-np", "1", "--orphan-timeout", "2s", "--discovery-plugin", program, "--discovery-config", "inventory="+machines),
 		Command: []string{"sleep", "600"},
 		Limit:   time.Minute,
 	})

@@ -3,6 +3,7 @@ package identity
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -77,9 +78,6 @@ func TestClusterIssues(t *testing.T) {
 			t.Errorf("issued %v", c)
 		}
 	}
-	if _, err := newAuthority(t, "r").Issue(Subject{Role: Agent, Host: "a"}); err == nil {
-		t.Error("a job's authority issued for an agent")
-	}
 	for _, format := range []string{"%v", "%+v", "%#v", "%s", "%x"} {
 		if text := fmt.Sprintf(format, a); text != "authority(cluster, redacted)" {
 			t.Errorf("%s prints %q", format, text)
@@ -90,6 +88,35 @@ func TestClusterIssues(t *testing.T) {
 	}
 	if _, err := ForCluster(clusterKey, strings.Repeat("x", 256)); err == nil {
 		t.Error("a long label was taken")
+	}
+}
+
+// A job's own agents are known to its driver, and to nobody of a cluster or of another job.
+func TestJobAgents(t *testing.T) {
+	job := newAuthority(t, "r")
+	agent, driver := issue(t, job, Subject{Role: Agent, Host: "a"}), issue(t, job, Subject{Role: Driver})
+	caller, called, sErr, cErr := handshake(t, agent.ServerTLS(Driver), driver.ClientTLS(Subject{Role: Agent, Host: "a"}))
+	from, err1 := SubjectOf(caller)
+	to, err2 := SubjectOf(called)
+	if err := errors.Join(sErr, cErr, err1, err2); err != nil || from.RunID != "r" || to != (Subject{RunID: "r", Role: Agent, Host: "a"}) {
+		t.Errorf("%v and %v: %v", from, to, err)
+	}
+	cluster := clusterOf(t, clusterKey, "blue")
+	for name, stranger := range map[string]*Credentials{
+		"another job's":   issue(t, newAuthority(t, "other"), Subject{Role: Driver}),
+		"a cluster's":     issue(t, cluster, Subject{RunID: "r", Role: Driver}),
+		"the same name's": issue(t, newAuthority(t, "r"), Subject{Role: Driver}),
+	} {
+		if _, _, sErr, cErr := handshake(t, agent.ServerTLS(Driver), stranger.ClientTLS(Subject{Role: Agent})); sErr == nil || cErr == nil {
+			t.Errorf("%s driver: server %v, client %v", name, sErr, cErr)
+		}
+	}
+	worker := issue(t, job, Subject{Role: Worker, Host: "a", Incarnation: "1"})
+	if _, _, sErr, _ := handshake(t, agent.ServerTLS(Driver), worker.ClientTLS(Subject{Role: Agent})); sErr == nil {
+		t.Error("a worker was taken for a driver")
+	}
+	if _, _, _, cErr := handshake(t, agent.ServerTLS(Driver), driver.ClientTLS(Subject{Role: Agent, Host: "b"})); cErr == nil {
+		t.Error("the agent of a was taken for that of b")
 	}
 }
 

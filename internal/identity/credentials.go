@@ -30,8 +30,8 @@ const (
 	encodingVersion = 1
 )
 
-// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory of the driver only; a
-// cluster's comes of the key that all its members have. It may be used from several goroutines at once, and prints as
+// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory of the driver, and where
+// that writes down what Encode returns; a cluster's comes of the key that all its members have. It may be used from several goroutines at once, and prints as
 // nothing but its run id.
 type Authority struct{ *authority }
 
@@ -84,7 +84,7 @@ func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error
 }
 
 // Issue makes a key and a certificate for s. An empty RunID of s stands for the authority's; another one is an error. A
-// cluster's authority issues for agents, without a RunID, and for the driver of any run.
+// cluster's authority issues for agents, without a RunID, and for the driver of any run; a job's for its own agents.
 func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if s.RunID == "" {
 		s.RunID = a.runID
@@ -92,7 +92,9 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	switch {
 	case a.runID == "" && s.Role != Driver && s.Role != Agent:
 		return nil, fmt.Errorf("identity: the authority of a cluster issues nothing for a %s", s.Role)
-	case a.runID != "" && (s.RunID != a.runID || s.Role == Agent):
+	case a.runID == "" && s.Role == Agent && s.RunID != "":
+		return nil, fmt.Errorf("identity: the authority of a cluster issues nothing for the agent of run %q", s.RunID)
+	case a.runID != "" && s.RunID != a.runID:
 		return nil, fmt.Errorf("identity: the authority of run %q issues nothing for a %s of run %q", a.runID, s.Role, s.RunID)
 	}
 	if err := s.validate(); err != nil {

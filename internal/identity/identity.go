@@ -27,8 +27,8 @@ const (
 	Agent  Role = "agent"
 )
 
-// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation; an agent has a host and
-// belongs to no run.
+// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation; an agent has a host, and
+// a cluster's belongs to no run.
 type Subject struct {
 	RunID string
 	Role  Role
@@ -54,8 +54,8 @@ func (s Subject) String() string {
 const maxName = 255
 
 func (s Subject) validate() error {
-	if (s.RunID == "") != (s.Role == Agent) {
-		return errors.New("identity: a subject needs a run id, unless it is an agent")
+	if s.RunID == "" && s.Role != Agent {
+		return errors.New("identity: a subject needs a run id, unless it is a cluster's agent")
 	}
 	if s.Role == "" || strings.Trim(string(s.Role), "abcdefghijklmnopqrstuvwxyz") != "" {
 		return fmt.Errorf("identity: %q is no role", s.Role)
@@ -151,13 +151,14 @@ func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 		want.RunID = c.subject.RunID
 	}
 	runID := c.subject.RunID
-	// An agent serves all runs: between it and a driver only the cluster, which has its own authority, is to be the same.
-	anyRun := c.subject.Role == Agent || want.Role == Agent
 	return func(cs tls.ConnectionState) error {
 		got, err := SubjectOf(cs)
 		if err != nil {
 			return err
 		}
+		// An agent without a run serves all: between it and a driver only the cluster, which has its own authority, is to
+		// be the same.
+		anyRun := runID == "" || got.RunID == "" && got.Role == Agent
 		if !anyRun && (got.RunID != runID || got.RunID != want.RunID) {
 			return errors.New("identity: the peer is of another job")
 		}

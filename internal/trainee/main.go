@@ -44,6 +44,7 @@ type settings struct {
 	gates       gates
 	faults      faults
 	orphan      bool
+	chatter     bool
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -57,6 +58,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.Var(&s.holds, "hold", "`STEPS` (5,10) after which to wait for a change of hosts")
 	f.Var(&s.gates, "gate", "`STEP=FILE`: after that step, wait until FILE exists in the folder -dir (repeatable)")
 	f.Var(&s.faults, "exit", "`HOST:SLOT@POINT=N:HOW`: leave there, once in the life of the job (repeatable)")
+	f.BoolVar(&s.chatter, "chatter", false, "print a numbered line at every step, in two pieces")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 

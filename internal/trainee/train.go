@@ -33,6 +33,7 @@ type training struct {
 	sum     []float32
 	at      progress
 	entered int // the step after which the world was entered
+	said    int // lines of chatter
 	resets  int
 }
 
@@ -81,6 +82,11 @@ func (t *training) train(ctx context.Context) error {
 }
 
 func (t *training) step(ctx context.Context) error {
+	if t.set.chatter {
+		t.said++
+		fmt.Printf("chatter of %d: ", os.Getpid())
+		fmt.Printf("line %d\n", t.said)
+	}
 	if t.set.stepTime > 0 {
 		time.Sleep(t.set.stepTime) // stands for computing
 	}

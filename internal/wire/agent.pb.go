@@ -1,7 +1,7 @@
 // What a driver and the agent of a host say to each other.
 //
-// Both ends have shown a certificate of the cluster (mutual TLS). Which run the driver is of and which host the agent is
-// of stands in their certificates and never in a message.
+// Both ends have shown a certificate of the cluster, or of the job where the agent is one of this job alone (mutual TLS).
+// Which run the driver is of and which host the agent is of stands in their certificates and never in a message.
 //
 // A session outlives its stream. One that broke is taken up again by another stream that attaches to the session; events
 // that the driver has not heard are sent again, in order. Everything that the driver says may be said twice. The session
@@ -185,7 +185,13 @@ type Attach struct {
 	// The number of the last event that was heard; 0 for none.
 	Heard uint64 `protobuf:"varint,3,opt,name=heard,proto3" json:"heard,omitempty"`
 	// How long the agent keeps the workers of a driver that is silent.
-	LeaseMs       uint32 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	LeaseMs uint32 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// The TCP port of the driver's rendezvous, at the address from which this stream comes: the agent forwards its workers'
+	// connections there. 0: it does not.
+	DriverPort uint32 `protobuf:"varint,5,opt,name=driver_port,json=driverPort,proto3" json:"driver_port,omitempty"`
+	// The driver takes over from one that died: it means whatever session the run has; where there is none, the one it names
+	// begins. It does not know what was heard.
+	TakeOver      bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -246,6 +252,20 @@ func (x *Attach) GetLeaseMs() uint32 {
 		return x.LeaseMs
 	}
 	return 0
+}
+
+func (x *Attach) GetDriverPort() uint32 {
+	if x != nil {
+		return x.DriverPort
+	}
+	return 0
+}
+
+func (x *Attach) GetTakeOver() bool {
+	if x != nil {
+		return x.TakeOver
+	}
+	return false
 }
 
 // Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
@@ -492,7 +512,9 @@ func (x *Beat) GetHeard() uint64 {
 
 // End ends the session: the agent stops what is left of it, and closes the stream when it is done.
 type End struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without grace: the driver has given the workers up.
+	Now           bool `protobuf:"varint,1,opt,name=now,proto3" json:"now,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -527,6 +549,13 @@ func (*End) Descriptor() ([]byte, []int) {
 	return file_agent_proto_rawDescGZIP(), []int{6}
 }
 
+func (x *End) GetNow() bool {
+	if x != nil {
+		return x.Now
+	}
+	return false
+}
+
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Events (started, output, exited) count from 1; the others have no number.
@@ -538,6 +567,7 @@ type FromAgent struct {
 	//	*FromAgent_Started
 	//	*FromAgent_Output
 	//	*FromAgent_Exited
+	//	*FromAgent_Log
 	What          isFromAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -632,6 +662,15 @@ func (x *FromAgent) GetExited() *Exited {
 	return nil
 }
 
+func (x *FromAgent) GetLog() *Log {
+	if x != nil {
+		if x, ok := x.What.(*FromAgent_Log); ok {
+			return x.Log
+		}
+	}
+	return nil
+}
+
 type isFromAgent_What interface {
 	isFromAgent_What()
 }
@@ -656,6 +695,10 @@ type FromAgent_Exited struct {
 	Exited *Exited `protobuf:"bytes,6,opt,name=exited,proto3,oneof"`
 }
 
+type FromAgent_Log struct {
+	Log *Log `protobuf:"bytes,7,opt,name=log,proto3,oneof"`
+}
+
 func (*FromAgent_Attached) isFromAgent_What() {}
 
 func (*FromAgent_Beat) isFromAgent_What() {}
@@ -666,8 +709,15 @@ func (*FromAgent_Output) isFromAgent_What() {}
 
 func (*FromAgent_Exited) isFromAgent_What() {}
 
+func (*FromAgent_Log) isFromAgent_What() {}
+
 type Attached struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What follows is said to a driver that takes over: which session it has, the number of the first event that the driver
+	// before has not heard, and the workers that are kept.
+	Session       []byte  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	First         uint64  `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	Kept          []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -702,6 +752,134 @@ func (*Attached) Descriptor() ([]byte, []int) {
 	return file_agent_proto_rawDescGZIP(), []int{8}
 }
 
+func (x *Attached) GetSession() []byte {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *Attached) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Attached) GetKept() []*Kept {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+type Kept struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// How many bytes of the worker's output were told by the events before the first.
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Kept) Reset() {
+	*x = Kept{}
+	mi := &file_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Kept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Kept) ProtoMessage() {}
+
+func (x *Kept) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Kept.ProtoReflect.Descriptor instead.
+func (*Kept) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Kept) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Kept) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// Log is a line of the log of an agent that has no log of its own. Some may be lost.
+type Log struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As logrus numbers them.
+	Level         uint32 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"`
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Log) Reset() {
+	*x = Log{}
+	mi := &file_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Log) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Log) ProtoMessage() {}
+
+func (x *Log) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Log.ProtoReflect.Descriptor instead.
+func (*Log) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Log) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *Log) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type Started struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -712,7 +890,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -724,7 +902,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -737,7 +915,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Started) GetIncarnation() string {
@@ -766,7 +944,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +956,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +969,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -829,7 +1007,7 @@ type Exited struct {
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +1019,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +1032,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -885,6 +1063,184 @@ func (x *Exited) GetStartError() string {
 	return ""
 }
 
+type InspectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Other agents to connect to, without saying anything.
+	Targets       []*Target `protobuf:"bytes,1,rep,name=targets,proto3" json:"targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectRequest) Reset() {
+	*x = InspectRequest{}
+	mi := &file_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectRequest) ProtoMessage() {}
+
+func (x *InspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
+func (*InspectRequest) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *InspectRequest) GetTargets() []*Target {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+type Target struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name in the agent's certificate.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// host:port; those that are tried at the same time.
+	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Target) Reset() {
+	*x = Target{}
+	mi := &file_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Target) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Target) ProtoMessage() {}
+
+func (x *Target) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Target.ProtoReflect.Descriptor instead.
+func (*Target) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Target) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Target) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+type InspectReply struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	UnixNano int64                  `protobuf:"varint,1,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"`
+	// What hvdrun --version prints.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Gpus    uint32 `protobuf:"varint,3,opt,name=gpus,proto3" json:"gpus,omitempty"`
+	// Why the GPUs are not known; empty where they are.
+	GpuError string `protobuf:"bytes,4,opt,name=gpu_error,json=gpuError,proto3" json:"gpu_error,omitempty"`
+	// One for each target: why none of its addresses led to it, or empty.
+	Failures      []string `protobuf:"bytes,5,rep,name=failures,proto3" json:"failures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectReply) Reset() {
+	*x = InspectReply{}
+	mi := &file_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectReply) ProtoMessage() {}
+
+func (x *InspectReply) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
+func (*InspectReply) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *InspectReply) GetUnixNano() int64 {
+	if x != nil {
+		return x.UnixNano
+	}
+	return 0
+}
+
+func (x *InspectReply) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *InspectReply) GetGpus() uint32 {
+	if x != nil {
+		return x.Gpus
+	}
+	return 0
+}
+
+func (x *InspectReply) GetGpuError() string {
+	if x != nil {
+		return x.GpuError
+	}
+	return ""
+}
+
+func (x *InspectReply) GetFailures() []string {
+	if x != nil {
+		return x.Failures
+	}
+	return nil
+}
+
 var File_agent_proto protoreflect.FileDescriptor
 
 const file_agent_proto_rawDesc = "" +
@@ -897,12 +1253,15 @@ const file_agent_proto_rawDesc = "" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03endB\x06\n" +
-	"\x04what\"k\n" +
+	"\x04what\"\xa9\x01\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
 	"\x05heard\x18\x03 \x01(\x04R\x05heard\x12\x19\n" +
-	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\"\xb2\x01\n" +
+	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\x12\x1f\n" +
+	"\vdriver_port\x18\x05 \x01(\rR\n" +
+	"driverPort\x12\x1b\n" +
+	"\ttake_over\x18\x06 \x01(\bR\btakeOver\"\xb2\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12\x18\n" +
@@ -917,18 +1276,28 @@ const file_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x1c\n" +
 	"\x04Beat\x12\x14\n" +
-	"\x05heard\x18\x01 \x01(\x04R\x05heard\"\x05\n" +
-	"\x03End\"\x8f\x02\n" +
+	"\x05heard\x18\x01 \x01(\x04R\x05heard\"\x17\n" +
+	"\x03End\x12\x10\n" +
+	"\x03now\x18\x01 \x01(\bR\x03now\"\xb3\x02\n" +
 	"\tFromAgent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x121\n" +
 	"\battached\x18\x02 \x01(\v2\x13.hvdrun.v1.AttachedH\x00R\battached\x12%\n" +
 	"\x04beat\x18\x03 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12.\n" +
 	"\astarted\x18\x04 \x01(\v2\x12.hvdrun.v1.StartedH\x00R\astarted\x12+\n" +
 	"\x06output\x18\x05 \x01(\v2\x11.hvdrun.v1.OutputH\x00R\x06output\x12+\n" +
-	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exitedB\x06\n" +
-	"\x04what\"\n" +
-	"\n" +
-	"\bAttached\"=\n" +
+	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
+	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03logB\x06\n" +
+	"\x04what\"_\n" +
+	"\bAttached\x12\x18\n" +
+	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
+	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\">\n" +
+	"\x04Kept\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +
+	"\x03Log\x12\x14\n" +
+	"\x05level\x18\x01 \x01(\rR\x05level\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"=\n" +
 	"\aStarted\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\"V\n" +
@@ -941,9 +1310,21 @@ const file_agent_proto_rawDesc = "" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\rR\x06signal\x12\x1f\n" +
 	"\vstart_error\x18\x04 \x01(\tR\n" +
-	"startError2@\n" +
+	"startError\"=\n" +
+	"\x0eInspectRequest\x12+\n" +
+	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
+	"\x06Target\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"\x92\x01\n" +
+	"\fInspectReply\x12\x1b\n" +
+	"\tunix_nano\x18\x01 \x01(\x03R\bunixNano\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
+	"\x04gpus\x18\x03 \x01(\rR\x04gpus\x12\x1b\n" +
+	"\tgpu_error\x18\x04 \x01(\tR\bgpuError\x12\x1a\n" +
+	"\bfailures\x18\x05 \x03(\tR\bfailures2\x7f\n" +
 	"\x05Agent\x127\n" +
-	"\aSession\x12\x12.hvdrun.v1.ToAgent\x1a\x14.hvdrun.v1.FromAgent(\x010\x01B(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\aSession\x12\x12.hvdrun.v1.ToAgent\x1a\x14.hvdrun.v1.FromAgent(\x010\x01\x12=\n" +
+	"\aInspect\x12\x19.hvdrun.v1.InspectRequest\x1a\x17.hvdrun.v1.InspectReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
 	file_agent_proto_rawDescOnce sync.Once
@@ -957,20 +1338,25 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_agent_proto_goTypes = []any{
-	(*ToAgent)(nil),   // 0: hvdrun.v1.ToAgent
-	(*Attach)(nil),    // 1: hvdrun.v1.Attach
-	(*Start)(nil),     // 2: hvdrun.v1.Start
-	(*Stop)(nil),      // 3: hvdrun.v1.Stop
-	(*Taken)(nil),     // 4: hvdrun.v1.Taken
-	(*Beat)(nil),      // 5: hvdrun.v1.Beat
-	(*End)(nil),       // 6: hvdrun.v1.End
-	(*FromAgent)(nil), // 7: hvdrun.v1.FromAgent
-	(*Attached)(nil),  // 8: hvdrun.v1.Attached
-	(*Started)(nil),   // 9: hvdrun.v1.Started
-	(*Output)(nil),    // 10: hvdrun.v1.Output
-	(*Exited)(nil),    // 11: hvdrun.v1.Exited
+	(*ToAgent)(nil),        // 0: hvdrun.v1.ToAgent
+	(*Attach)(nil),         // 1: hvdrun.v1.Attach
+	(*Start)(nil),          // 2: hvdrun.v1.Start
+	(*Stop)(nil),           // 3: hvdrun.v1.Stop
+	(*Taken)(nil),          // 4: hvdrun.v1.Taken
+	(*Beat)(nil),           // 5: hvdrun.v1.Beat
+	(*End)(nil),            // 6: hvdrun.v1.End
+	(*FromAgent)(nil),      // 7: hvdrun.v1.FromAgent
+	(*Attached)(nil),       // 8: hvdrun.v1.Attached
+	(*Kept)(nil),           // 9: hvdrun.v1.Kept
+	(*Log)(nil),            // 10: hvdrun.v1.Log
+	(*Started)(nil),        // 11: hvdrun.v1.Started
+	(*Output)(nil),         // 12: hvdrun.v1.Output
+	(*Exited)(nil),         // 13: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 14: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 15: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 16: hvdrun.v1.InspectReply
 }
 var file_agent_proto_depIdxs = []int32{
 	1,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -981,16 +1367,21 @@ var file_agent_proto_depIdxs = []int32{
 	6,  // 5: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
 	8,  // 6: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
 	5,  // 7: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
-	9,  // 8: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	10, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	11, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
-	0,  // 11: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	7,  // 12: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	11, // 8: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
+	12, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	13, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	10, // 11: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
+	9,  // 12: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	15, // 13: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	0,  // 14: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	14, // 15: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	7,  // 16: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	16, // 17: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	16, // [16:18] is the sub-list for method output_type
+	14, // [14:16] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1012,6 +1403,7 @@ func file_agent_proto_init() {
 		(*FromAgent_Started)(nil),
 		(*FromAgent_Output)(nil),
 		(*FromAgent_Exited)(nil),
+		(*FromAgent_Log)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1019,7 +1411,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

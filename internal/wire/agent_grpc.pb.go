@@ -1,7 +1,7 @@
 // What a driver and the agent of a host say to each other.
 //
-// Both ends have shown a certificate of the cluster (mutual TLS). Which run the driver is of and which host the agent is
-// of stands in their certificates and never in a message.
+// Both ends have shown a certificate of the cluster, or of the job where the agent is one of this job alone (mutual TLS).
+// Which run the driver is of and which host the agent is of stands in their certificates and never in a message.
 //
 // A session outlives its stream. One that broke is taken up again by another stream that attaches to the session; events
 // that the driver has not heard are sent again, in order. Everything that the driver says may be said twice. The session
@@ -29,6 +29,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Agent_Session_FullMethodName = "/hvdrun.v1.Agent/Session"
+	Agent_Inspect_FullMethodName = "/hvdrun.v1.Agent/Inspect"
 )
 
 // AgentClient is the client API for Agent service.
@@ -40,6 +41,8 @@ type AgentClient interface {
 	// Session begins with an Attach, which is answered with an Attached or with an error of the call: NOT_FOUND where the
 	// session to take up is not known, UNAVAILABLE where another try may succeed.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ToAgent, FromAgent], error)
+	// Inspect tells what the host is like, and whether it reaches other agents.
+	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
 }
 
 type agentClient struct {
@@ -63,6 +66,16 @@ func (c *agentClient) Session(ctx context.Context, opts ...grpc.CallOption) (grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Agent_SessionClient = grpc.BidiStreamingClient[ToAgent, FromAgent]
 
+func (c *agentClient) Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InspectReply)
+	err := c.cc.Invoke(ctx, Agent_Inspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServer is the server API for Agent service.
 // All implementations must embed UnimplementedAgentServer
 // for forward compatibility.
@@ -72,6 +85,8 @@ type AgentServer interface {
 	// Session begins with an Attach, which is answered with an Attached or with an error of the call: NOT_FOUND where the
 	// session to take up is not known, UNAVAILABLE where another try may succeed.
 	Session(grpc.BidiStreamingServer[ToAgent, FromAgent]) error
+	// Inspect tells what the host is like, and whether it reaches other agents.
+	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
 	mustEmbedUnimplementedAgentServer()
 }
 
@@ -84,6 +99,9 @@ type UnimplementedAgentServer struct{}
 
 func (UnimplementedAgentServer) Session(grpc.BidiStreamingServer[ToAgent, FromAgent]) error {
 	return status.Error(codes.Unimplemented, "method Session not implemented")
+}
+func (UnimplementedAgentServer) Inspect(context.Context, *InspectRequest) (*InspectReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
 }
 func (UnimplementedAgentServer) mustEmbedUnimplementedAgentServer() {}
 func (UnimplementedAgentServer) testEmbeddedByValue()               {}
@@ -113,13 +131,36 @@ func _Agent_Session_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Agent_SessionServer = grpc.BidiStreamingServer[ToAgent, FromAgent]
 
+func _Agent_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).Inspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_Inspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).Inspect(ctx, req.(*InspectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Agent_ServiceDesc is the grpc.ServiceDesc for Agent service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Agent_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "hvdrun.v1.Agent",
 	HandlerType: (*AgentServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Inspect",
+			Handler:    _Agent_Inspect_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Session",

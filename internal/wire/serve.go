@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -159,6 +160,24 @@ func PeerTLS(ctx context.Context) (tls.ConnectionState, bool) {
 	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
 	return info.State, ok
+}
+
+// PeerAddrs returns the addresses of both ends of the connection that the call of a handler came on, as this end has them.
+// They are the zero Addr where they are not known.
+func PeerAddrs(ctx context.Context) (local, remote netip.Addr) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return local, remote
+	}
+	return addrOf(p.LocalAddr), addrOf(p.Addr)
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return tcp.AddrPort().Addr().Unmap()
 }
 
 // NewClient returns a connection to addr (host:port) whose other end must pass the demands of tlsConf. It does no I/O

@@ -1,0 +1,116 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// JobConfig says what job an agent is of, on a host where no cluster has one.
+type JobConfig struct {
+	// Hello is what the job's driver said.
+	Hello launch.AgentHello
+	// Ready tells the driver where the agent is.
+	Ready func(launch.AgentReady) error
+	// Facts are what drivers may ask of the host.
+	Facts Facts
+	// Health, Launcher and Hurry are as in Config.
+	Health   func(ctx context.Context, bad func(slots []int)) error
+	Launcher launch.Launcher
+	Hurry    <-chan struct{}
+	// Log takes the agent's messages. They are passed on to the driver as well. Nil: a log that prints nothing.
+	Log *logrus.Logger
+}
+
+// RunJob is the agent of one job: it says where it is, serves the job's driver, and blocks until that has ended the job's
+// session, has not come or is silent for too long, or ctx ends. In the end nothing of it is left.
+func RunJob(ctx context.Context, cfg JobConfig) error {
+	creds, err := identity.Decode(cfg.Hello.Credentials)
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	if who := creds.Subject(); who.Role != identity.Agent || who.RunID != cfg.Hello.RunID || who.Host != cfg.Hello.Host {
+		return fmt.Errorf("agent: the credentials are those of %v", who)
+	}
+	if cfg.Launcher == nil {
+		cfg.Launcher = launch.Local{}
+	}
+	listen := ":0"
+	if cfg.Hello.Loopback {
+		listen = "127.0.0.1:0"
+	}
+	ln, err := net.Listen("tcp", listen)
+	if err != nil {
+		return fmt.Errorf("agent: listening for the driver: %w", err)
+	}
+	st := newSteward(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
+	st.spoolDir = cfg.Hello.Spool
+	st.launcher, st.inspect, st.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
+	st.lines = newLogLines()
+	cfg.Log.AddHook(st.lines)
+
+	a := &agent{
+		cfg:     Config{Drain: cfg.Hello.Drain, Hurry: cfg.Hurry, Log: cfg.Log, Health: cfg.Health},
+		steward: st, failed: make(chan error, 2),
+	}
+	if a.cfg.Drain <= 0 {
+		a.cfg.Drain = DefaultDrain
+	}
+	side, cancel := context.WithCancel(context.Background())
+	defer a.wg.Wait()
+	defer cancel()
+	a.wg.Go(func() { a.fail(st.serve(side, ln, creds)) })
+	if err := cfg.Ready(cfg.ready(ln)); err != nil {
+		return fmt.Errorf("agent: answering: %w", err)
+	}
+	if cfg.Health != nil {
+		a.wg.Go(func() { a.watchHealth(side) })
+	}
+	return a.attend(ctx, cfg.Hello.Patience)
+}
+
+func (cfg JobConfig) ready(ln net.Listener) launch.AgentReady {
+	r := launch.AgentReady{
+		PID: os.Getpid(), Port: ln.Addr().(*net.TCPAddr).Port,
+		Build: cfg.Facts.Version,
+	}
+	for _, addr := range launch.OwnAddrs() {
+		r.Addresses = append(r.Addresses, addr.String())
+	}
+	return r
+}
+
+// attend blocks until the job agent has nothing to wait for.
+func (a *agent) attend(ctx context.Context, patience time.Duration) error {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		select {
+		case err := <-a.failed:
+			return err
+		case why := <-a.steward.over:
+			if !errors.Is(why, errTakenOver) {
+				return nil
+			}
+			late.Reset(patience)
+		case <-late.C:
+			if _, sessions, _ := a.steward.busy(); sessions == 0 {
+				return fmt.Errorf("agent: no driver came within %v", patience)
+			}
+		case <-ctx.Done():
+			a.cfg.Log.Warnf("agent: %v: ending the workers", context.Cause(ctx))
+			a.steward.drain()
+			a.evict(a.cfg.Drain)
+			return nil
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// maxLines is how many lines of the log wait for the driver; older ones are lost.
+const maxLines = 256
+
+// logLines are those that the driver has not been sent. A nil *logLines never has any.
+type logLines struct {
+	mu    sync.Mutex
+	lines []*wire.FromAgent
+	wake  chan struct{} // of capacity 1
+}
+
+func newLogLines() *logLines { return &logLines{wake: make(chan struct{}, 1)} }
+
+// Levels makes it a hook of a log.
+func (l *logLines) Levels() []logrus.Level { return logrus.AllLevels }
+
+// Fire takes a line. It does not block.
+func (l *logLines) Fire(e *logrus.Entry) error {
+	text := strings.TrimPrefix(e.Message, "agent: ")
+	names := make([]string, 0, len(e.Data))
+	for name := range e.Data {
+		if name != "run" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		text += fmt.Sprintf(" %s=%v", name, e.Data[name])
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.lines) == maxLines {
+		l.lines = append(l.lines[:0], l.lines[1:]...)
+	}
+	l.lines = append(l.lines, &wire.FromAgent{What: &wire.FromAgent_Log{
+		Log: &wire.Log{Level: uint32(e.Level), Text: "agent: " + strings.ToValidUTF8(text[:min(len(text), 4<<10)], "?")},
+	}})
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// take returns the lines, which whoever calls it has to send.
+func (l *logLines) take() (lines []*wire.FromAgent) {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines, l.lines = l.lines, nil
+	return lines
+}
+
+// news receives when there may be lines to take.
+func (l *logLines) news() <-chan struct{} {
+	if l == nil {
+		return nil
+	}
+	return l.wake
+}

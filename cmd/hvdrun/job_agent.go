@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/agent"
+	"github.com/hvdrun/hvdrun/gpu"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// runJobAgent is `hvdrun agent --job`: the agent of one job, which a driver has started. What it has to say before there is
+// a session goes to stdout, in one line; later, into the driver's log.
+func (p *program) runJobAgent(ctx context.Context) error {
+	answered := false
+	err := p.serveJob(ctx, &answered)
+	if err == nil {
+		return nil
+	}
+	if !answered {
+		_ = launch.AgentReady{Error: err.Error()}.Write(p.stdout) // stderr, and the status, say the same
+	}
+	return runError{err}
+}
+
+func (p *program) serveJob(ctx context.Context, answered *bool) error {
+	hello, err := launch.ReadHello(p.stdin)
+	if err != nil {
+		return err
+	}
+	if hello.Detach {
+		hello.Detach = false
+		ready, err := launch.Exec{}.Start(ctx, hello.Host, hello)
+		if err != nil {
+			return errors.Unwrap(err) // the driver knows which host this is
+		}
+		*answered = true
+		return ready.Write(p.stdout)
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	if log.Level, err = logrus.ParseLevel(hello.LogLevel); err != nil {
+		return err
+	}
+	cfg := agent.JobConfig{
+		Hello: hello, Facts: facts(), Hurry: p.hurry, Log: log,
+		Ready: func(r launch.AgentReady) error {
+			*answered = true
+			if err := r.Write(p.stdout); err != nil {
+				return err
+			}
+			return closeStreams()
+		},
+	}
+	if hello.BindGPUs {
+		s := settings{bindGPUs: true, origins: map[string]string{}}
+		if cfg.Launcher, cfg.Health, err = s.agentDevices(log, plan.MaxSlots); err != nil {
+			return err
+		}
+	}
+	return agent.RunJob(ctx, cfg)
+}
+
+// facts are what an agent tells of its host.
+func facts() agent.Facts {
+	return agent.Facts{Version: version(), GPUs: func() (int, error) {
+		devices, err := localDevices()
+		if errors.Is(err, gpu.ErrNoGPU) {
+			err = nil
+		}
+		return len(devices), err
+	}}
+}
+
+// closeStreams lets go of the streams that this process was given: their other ends may be those of a driver that dies, or
+// of an ssh that waits for them to close.
+func closeStreams() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	for fd := range 3 {
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return os.NewSyscallError("dup3", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,296 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+const (
+	// keepEnded is how long the folder of a job that has ended is kept, keepLost that of one whose driver is gone.
+	keepEnded = 7 * 24 * time.Hour
+	keepLost  = 30 * 24 * time.Hour
+)
+
+// jobDir is the folder in which a job keeps what another driver must know to go on with it. Only its owner may enter it, and
+// only its owner may read what is in it. When the job has ended, no secret is left there.
+type jobDir struct {
+	path   string
+	about  jobFile
+	agents *journal.Journal // nil: not open
+}
+
+// The files of a job's folder.
+func (d *jobDir) journal() string       { return filepath.Join(d.path, "journal") }
+func (d *jobDir) agentsPath() string    { return filepath.Join(d.path, "agents") }
+func (d *jobDir) authorityPath() string { return filepath.Join(d.path, "authority") }
+func (d *jobDir) aboutPath() string     { return filepath.Join(d.path, "job.json") }
+
+// jobFile is job.json: how hvdrun was called. The environment may hold secrets.
+type jobFile struct {
+	Version int       `json:"version"`
+	RunID   string    `json:"run"`
+	Begun   time.Time `json:"begun"`
+	Args    []string  `json:"args"`
+	Command []string  `json:"command"`
+	Env     []string  `json:"env,omitempty"`
+	Dir     string    `json:"dir"`
+	// EventsFrom is how long the events file was.
+	EventsFrom int64 `json:"events_from"`
+	// Ended is set when the job has, Status is its exit status then.
+	Ended  *time.Time `json:"ended,omitempty"`
+	Status int        `json:"status"`
+}
+
+const jobFileVersion = 1
+
+// stateDir is where jobs have their folders.
+func stateDir(env []string) (string, error) {
+	if dir, _ := lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "hvdrun", "jobs"), nil
+	}
+	if home, _ := lookup(env, "HOME"); filepath.IsAbs(home) {
+		return filepath.Join(home, ".local", "state", "hvdrun", "jobs"), nil
+	}
+	return "", errors.New("neither XDG_STATE_HOME nor HOME says where")
+}
+
+// newJobDir makes the folder of a job that begins; nil where there can be none and nobody has asked for one.
+func (p *program) newJobDir(s *settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*jobDir, error) {
+	d := &jobDir{path: s.jobDir, about: jobFile{
+		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env,
+	}}
+	err := d.make(p.env, authority, s.eventsFile)
+	switch {
+	case err == nil:
+		return d, nil
+	case s.jobDir != "":
+		return nil, runError{fmt.Errorf("%s: %w", s.origin("job-dir"), err)}
+	}
+	log.Infof("the job has no folder, and could not be resumed: %v", err)
+	return nil, nil
+}
+
+func (d *jobDir) make(env []string, authority *identity.Authority, eventsFile string) error {
+	key, err := authority.Encode()
+	if err != nil {
+		return err
+	}
+	if d.about.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	if fi, err := os.Stat(eventsFile); err == nil && eventsFile != "" {
+		d.about.EventsFrom = fi.Size()
+	}
+	if d.path == "" {
+		all, err := stateDir(env)
+		if err != nil {
+			return err
+		}
+		prune(all, time.Now())
+		d.path = filepath.Join(all, d.about.RunID)
+	}
+	if d.path, err = filepath.Abs(d.path); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(d.path), 0o700); err != nil {
+		return err
+	}
+	if err := os.Mkdir(d.path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := private(d.path); err != nil {
+		return err
+	}
+	if _, err := os.Stat(d.journal()); err == nil {
+		return fmt.Errorf("%s is the folder of another job", d.path)
+	}
+	if d.agents, err = journal.Create(d.agentsPath(), d.about.RunID); err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(d.authorityPath(), []byte(key+"\n"), 0o600), d.write())
+}
+
+// private refuses a folder that is somebody else's, or into which others may look.
+func private(path string) error {
+	fi, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !fi.IsDir():
+		return fmt.Errorf("%s is no folder", path)
+	case fi.Mode().Perm()&0o077 != 0:
+		return fmt.Errorf("others may enter %s (mode %#o): chmod 700 it", path, fi.Mode().Perm())
+	}
+	return nil
+}
+
+// write writes job.json, all of it or nothing.
+func (d *jobDir) write() error {
+	b, err := json.MarshalIndent(d.about, "", "\t")
+	if err != nil {
+		return err
+	}
+	next := d.aboutPath() + ".new"
+	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, d.aboutPath())
+}
+
+// readJobDir returns the folder of a job, for looking.
+func readJobDir(path string) (*jobDir, error) {
+	d := &jobDir{path: path}
+	b, err := os.ReadFile(d.aboutPath())
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(b, &d.about); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.aboutPath(), err)
+	}
+	if d.about.Version != jobFileVersion {
+		return nil, fmt.Errorf("%s is of version %d; this program knows version %d", d.aboutPath(), d.about.Version, jobFileVersion)
+	}
+	return d, nil
+}
+
+// open makes the folder that of a driver that goes on with the job, and returns what the one before had.
+func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgent, err error) {
+	if err := private(d.path); err != nil {
+		return nil, nil, err
+	}
+	text, err := os.ReadFile(d.authorityPath())
+	if err != nil {
+		return nil, nil, err
+	}
+	if authority, err = identity.DecodeAuthority(strings.TrimSpace(string(text))); err != nil {
+		return nil, nil, err
+	}
+	d.agents, _, err = journal.Open(d.agentsPath(), func(b []byte) error {
+		var k launch.KnownAgent
+		err := json.Unmarshal(b, &k)
+		known = append(known, k)
+		return err
+	})
+	return authority, known, err
+}
+
+// begun writes down that a job agent has been started.
+func (d *jobDir) begun(k launch.KnownAgent) error {
+	b, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.agents.Append(b), d.agents.Sync())
+}
+
+// end forgets the secrets of a job that has ended, and all of one that never began. One that has not ended, since its new
+// driver could not even begin, stays as it is.
+func (d *jobDir) end(result error, log logrus.FieldLogger) {
+	err := d.agents.Close()
+	job, unread := d.inspect()
+	switch {
+	case errors.Is(unread, fs.ErrNotExist):
+		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.authorityPath()), os.Remove(d.aboutPath()), os.Remove(d.path))
+	case unread != nil:
+		err = errors.Join(err, unread)
+	case job.Finished:
+		now := time.Now()
+		d.about.Env, d.about.Ended, d.about.Status = nil, &now, status(result)
+		err = errors.Join(err, d.write(), os.Remove(d.authorityPath()), os.Remove(d.agentsPath()))
+	}
+	if err != nil {
+		log.WithError(err).Warn("the job's folder is not in order")
+	}
+}
+
+// prune removes the folders of jobs that nobody will ask for any more.
+func prune(all string, now time.Time) {
+	entries, _ := os.ReadDir(all) // there may be none yet
+	for _, e := range entries {
+		path := filepath.Join(all, e.Name())
+		d, err := readJobDir(path)
+		if err != nil {
+			continue
+		}
+		fi, err := os.Stat(d.journal())
+		switch {
+		case d.about.Ended != nil && now.Sub(*d.about.Ended) > keepEnded:
+		case errors.Is(err, fs.ErrNotExist) && now.Sub(d.about.Begun) > keepEnded:
+		case err == nil && now.Sub(fi.ModTime()) > keepLost:
+			if running, err := journal.Locked(d.journal()); running || err != nil {
+				continue
+			}
+		default:
+			continue
+		}
+		_ = os.RemoveAll(path) // the next job tries again
+	}
+}
+
+// findJob returns the folder of the job that a person means: by its run id, by the beginning of that, or by its path.
+func findJob(env []string, name string) (*jobDir, error) {
+	if strings.ContainsRune(name, filepath.Separator) {
+		return readJobDir(name)
+	}
+	all, err := stateDir(env)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(all)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var found []string
+	for _, e := range entries {
+		if e.Name() == name {
+			return readJobDir(filepath.Join(all, name))
+		}
+		if name != "" && strings.HasPrefix(e.Name(), name) {
+			found = append(found, e.Name())
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, fmt.Errorf("there is no job %s in %s; `hvdrun jobs` lists those there are", name, all)
+	case 1:
+		return readJobDir(filepath.Join(all, found[0]))
+	}
+	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(found, " "))
+}
+
+// listJobs returns all folders of jobs, in the order of their names, and those that cannot be read as errors.
+func listJobs(env []string) (dirs []*jobDir, bad []error, err error) {
+	all, err := stateDir(env)
+	if err != nil {
+		return nil, nil, err
+	}
+	entries, err := os.ReadDir(all)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		d, err := readJobDir(filepath.Join(all, e.Name()))
+		if err != nil {
+			bad = append(bad, err)
+			continue
+		}
+		dirs = append(dirs, d)
+	}
+	return dirs, bad, nil
+}
+
+// inspect tells what has become of the job.
+func (d *jobDir) inspect() (driver.Job, error) { return driver.Inspect(d.journal()) }

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// jobState is what there is to say of a job, in the words of the list.
+type jobState string
+
+const (
+	jobRunning   jobState = "running"
+	jobResumable jobState = "resumable" // its driver is gone
+	jobDone      jobState = "done"
+	jobFailed    jobState = "failed"
+	jobBroken    jobState = "broken" // its journal says nothing
+)
+
+// jobLine is one job of the list.
+type jobLine struct {
+	Job        string    `json:"job"`
+	State      jobState  `json:"state"`
+	Begun      time.Time `json:"begun"`
+	Workers    int       `json:"workers"`
+	Generation uint64    `json:"generation"`
+	Dir        string    `json:"dir"`
+	Command    []string  `json:"command"`
+	Message    string    `json:"message,omitempty"`
+}
+
+func (p *program) jobsCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "jobs [--json]",
+		Short: "List the jobs of this user on this machine, and which of them can be resumed",
+		Long: `jobs lists the jobs that have their folders in $XDG_STATE_HOME/hvdrun/jobs, which is in ~/.local/state unless it is
+set: those that run, those whose driver has died, which hvdrun resume takes over, and those that have ended within a week.`,
+		Args:                  cobra.NoArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(*cobra.Command, []string) error {
+			dirs, bad, err := listJobs(p.env)
+			if err != nil {
+				return runError{err}
+			}
+			lines := make([]jobLine, 0, len(dirs))
+			for _, d := range dirs {
+				lines = append(lines, d.line())
+			}
+			slices.SortStableFunc(lines, func(a, b jobLine) int { return a.Begun.Compare(b.Begun) })
+			for _, err := range bad {
+				fmt.Fprintln(p.stderr, "hvdrun:", err)
+			}
+			if asJSON {
+				enc := json.NewEncoder(p.stdout)
+				enc.SetIndent("", "  ")
+				return enc.Encode(lines)
+			}
+			return p.printJobs(lines)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a list of JSON objects")
+	return cmd
+}
+
+// line tells what has become of the job.
+func (d *jobDir) line() jobLine {
+	l := jobLine{Job: d.about.RunID, Begun: d.about.Begun, Dir: d.path, Command: d.about.Command}
+	job, err := d.inspect()
+	l.Workers, l.Generation = job.Workers, job.Generation
+	switch {
+	case job.Running:
+		l.State = jobRunning
+	case err != nil:
+		l.State, l.Message = jobBroken, err.Error()
+	case job.Finished && job.Result == nil:
+		l.State = jobDone
+	case job.Finished:
+		l.State, l.Message = jobFailed, strings.TrimPrefix(job.Result.Error(), "driver: ")
+	default:
+		l.State = jobResumable
+	}
+	return l
+}
+
+func (p *program) printJobs(lines []jobLine) error {
+	w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "JOB\tSTATE\tBEGUN\tWORKERS\tGENERATION\tCOMMAND")
+	for _, l := range lines {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\n", l.Job, l.State, l.Begun.Local().Format(time.DateTime), l.Workers, l.Generation,
+			shortCommand(l.Command))
+	}
+	return w.Flush()
+}
+
+// shortCommand is a command for the last column of a table.
+func shortCommand(words []string) string {
+	text := strings.Map(func(r rune) rune {
+		if r < ' ' {
+			return ' '
+		}
+		return r
+	}, strings.Join(words, " "))
+	if cut := []rune(text); len(cut) > 60 {
+		return string(cut[:59]) + "…"
+	}
+	return text
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// defaultOrphan is how long workers are kept whose driver is silent.
+const defaultOrphan = 10 * time.Minute
+
+// sshSettings say how agents are started on other machines.
+type sshSettings struct {
+	port         int
+	identityFile string
+	command      string // in place of ssh
+	remoteHvdrun string // on the hosts; empty: it is brought there
+}
+
+func sshText(field func(*sshSettings) *string) func(*settings, string) error {
+	return text(func(s *settings) *string { return field(&s.ssh) })
+}
+
+func setSSHPort(s *settings, text string) (err error) {
+	if s.ssh.port, err = parseCount(text, 1); err == nil && s.ssh.port > 65535 {
+		err = fmt.Errorf("%q is no port", text)
+	}
+	return err
+}
+
+// setSSHCommand takes a command whose first word can be run.
+func setSSHCommand(s *settings, text string) error {
+	words := strings.Fields(text)
+	if len(words) == 0 {
+		return fmt.Errorf("the value is empty")
+	}
+	if _, err := exec.LookPath(words[0]); err != nil {
+		return fmt.Errorf("%s cannot be run: %w", words[0], err)
+	}
+	s.ssh.command = text
+	return nil
+}
+
+// allLocal tells whether there are hosts and all are this machine.
+func allLocal(hosts []plan.Host) bool {
+	for _, h := range hosts {
+		if !launch.IsLocal(h.Name) {
+			return false
+		}
+	}
+	return len(hosts) > 0
+}
+
+// launcher returns what the workers are started by: the agents of an open cluster, and agents of this job alone on hosts
+// where the cluster, if there is one, has none. fixed are all hosts that there will ever be, if they are known.
+func (s *settings) launcher(authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
+	a := &launch.Agents{
+		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
+		Hello: launch.AgentHello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
+	}
+	if a.Orphan == 0 {
+		a.Orphan = defaultOrphan
+	}
+	if s.bindGPUs && a.LocalOnly {
+		if _, err := localDevices(); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
+		}
+	}
+	source := s.cluster.source
+	if source == nil {
+		return a, nil
+	}
+	cluster, err := identity.ForCluster(s.cluster.key, s.cluster.label)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
+	}
+	if a.Credentials, err = cluster.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver}); err != nil {
+		return nil, runError{err}
+	}
+	a.Find = s.findAgent
+	return a, nil
+}
+
+// prepare starts the agents of hosts that will be there all the time before anything waits for a worker: bringing a program
+// there may take its time. It says in a line which hosts cannot be used; unless others may do, that ends the job.
+func prepare(ctx context.Context, a *launch.Agents, hosts []plan.Host, size driver.Size, log logrus.FieldLogger) error {
+	if a.LocalOnly {
+		return nil // they are ready when they are needed
+	}
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = h.Name
+	}
+	failed := a.Prepare(ctx, names)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		log.Error(failed[name])
+	}
+	if len(failed) > 0 && !size.Elastic {
+		return fmt.Errorf("%d of %d hosts cannot be used", len(failed), len(hosts))
+	}
+	return nil
+}
+
+// starter returns how agents are started where there are none.
+func (s *settings) starter() launch.Starter {
+	return launch.Hosts{
+		Remote: &launch.SSH{
+			Command: strings.Fields(s.ssh.command), Port: s.ssh.port, IdentityFile: s.ssh.identityFile,
+			Hvdrun: s.ssh.remoteHvdrun,
+		},
+	}
+}

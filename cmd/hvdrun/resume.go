@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/journal"
+)
+
+func (p *program) resumeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "resume JOB",
+		Short: "Go on with a job whose driver has died",
+		Long: `resume takes over a job whose hvdrun has died, by whatever way: its workers have gone on training meanwhile, kept by
+their agents for the time of --orphan-timeout, and none of them is started again. All settings are those of the job, and so
+are the environment and the working directory; what workers print goes to where resume was started. JOB is the job's run id,
+the beginning of it, or the path of its folder; hvdrun jobs lists them.`,
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := findJob(p.env, args[0])
+			if err != nil {
+				return err
+			}
+			return p.resumeJob(cmd.Context(), d)
+		},
+	}
+}
+
+// resumeJob goes on with a job, as it was begun.
+func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
+	if d.about.Ended != nil {
+		return runError{fmt.Errorf("job %s: %w, at %s", d.about.RunID, driver.ErrFinished, d.about.Ended.Format(time.DateTime))}
+	}
+	if running, err := journal.Locked(d.journal()); err != nil {
+		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+	} else if running {
+		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
+	}
+	if err := os.Chdir(d.about.Dir); err != nil {
+		return runError{fmt.Errorf("the job's working directory: %w", err)}
+	}
+	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
+	fs.SetInterspersed(false)
+	fs.SetOutput(io.Discard)
+	addFlags(fs, false)
+	if err := fs.Parse(d.about.Args); err != nil {
+		return err
+	}
+	again := *p
+	again.env = d.about.Env
+	s, err := load(fs, again.env)
+	if err != nil {
+		return err
+	}
+	s.runID = d.about.RunID
+	fixed, err := s.fixedHosts()
+	if err != nil {
+		return err
+	}
+	j := jobRun{command: fs.Args(), fixed: fixed, dir: d, resumed: true}
+	if j.authority, j.known, err = d.open(); err != nil {
+		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+	}
+	err = again.drive(ctx, &s, j)
+	if errors.Is(err, journal.ErrLocked) {
+		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
+	}
+	return err
+}

@@ -1,0 +1,251 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// kept is a launcher whose workers outlive the driver: Run again finds them.
+type kept struct {
+	mu      sync.Mutex
+	workers map[string]*keptWorker
+	starts  int
+	settled []string
+}
+
+type keptWorker struct {
+	spec  launch.Spec
+	exit  chan error
+	taken chan struct{} // closed when another driver's Run has taken the place of this one's
+}
+
+func (k *kept) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+	k.mu.Lock()
+	w := k.workers[s.Incarnation]
+	fresh := w == nil
+	switch {
+	case fresh && s.Resumed:
+		k.mu.Unlock()
+		return &launch.LostError{Host: s.Slot.Host, Err: errors.New("nobody knows it")}
+	case fresh:
+		k.starts++
+		w = &keptWorker{spec: s, exit: make(chan error, 1)}
+		k.workers[s.Incarnation] = w
+	default:
+		close(w.taken)
+	}
+	w.taken = make(chan struct{})
+	taken := w.taken
+	k.mu.Unlock()
+	if fresh {
+		started(42)
+	}
+	select {
+	case err := <-w.exit:
+		return err
+	case <-taken:
+		return errors.New("another driver has it") // heard by nobody
+	case <-ctx.Done():
+		return &launch.ExitError{Code: 143, Signal: 15}
+	}
+}
+
+func (k *kept) Adopt(incarnations []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id := range k.workers {
+		if !slices.Contains(incarnations, id) {
+			delete(k.workers, id)
+		}
+	}
+}
+
+func (k *kept) Settle(incarnation string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.settled = append(k.settled, incarnation)
+	delete(k.workers, incarnation)
+}
+
+// in returns the worker of a slot.
+func (k *kept) in(t *testing.T, slot string) *keptWorker {
+	t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, w := range k.workers {
+		if w.spec.Slot.String() == slot {
+			return w
+		}
+	}
+	t.Fatalf("no worker is in %s", slot)
+	return nil
+}
+
+// drive runs a loop whose workers are k's.
+func (k *kept) drive(t *testing.T, ctx context.Context, l *loop) *job {
+	j := &job{result: make(chan error, 1)}
+	j.begin(t, ctx, l)
+	return j
+}
+
+// config is of a job on host a; all that it tells goes to events.
+func (k *kept) config(t *testing.T, events func(Event)) Config {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	cfg, err := Config{
+		RunID: "kept", Command: []string{"train"}, Launcher: k, Log: log, Events: events,
+		Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+		Journal: filepath.Join(t.TempDir(), "journal"), Output: &launch.Output{},
+	}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func (j *job) joined(k *kept, t *testing.T, slot string, after uint64) {
+	t.Helper()
+	j.Joined(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
+	synctest.Wait()
+}
+
+// A driver dies after it has written down a worker's death, and before it has done anything about it. Another goes on: it
+// takes the other worker over, publishes what was published, and forms the next world.
+func TestLoopIsResumed(t *testing.T) {
+	k := &kept{workers: map[string]*keptWorker{}}
+	synctest.Test(t, func(t *testing.T) {
+		var told []EventName
+		dead, buried := false, make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		cfg := k.config(t, func(e Event) {
+			if dead {
+				<-buried
+				return
+			}
+			told = append(told, e.Name)
+		})
+		l := newLoop(cfg)
+		if err := l.book.begin(cfg, jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}); err != nil {
+			t.Fatal(err)
+		}
+		first := k.drive(t, ctx, l)
+		defer func() {
+			close(buried)
+			cancel()
+			<-first.result
+		}()
+		first.joined(k, t, "a:0", 0)
+		first.joined(k, t, "a:1", 0)
+		lost := k.in(t, "a:1").spec.Incarnation
+		dead = true
+		k.in(t, "a:1").exit <- &launch.ExitError{Code: 137, Signal: 9}
+		synctest.Wait()
+
+		// The lock dies with a process, which this test cannot do without.
+		b, err := os.ReadFile(cfg.Journal)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Journal += ".after"
+		if err := os.WriteFile(cfg.Journal, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Minute)
+		var replayed, later []EventName
+		p := &replay{acted: func(a action) {
+			if e, ok := a.(emitEvent); ok {
+				replayed = append(replayed, e.event.Name)
+			}
+		}}
+		cfg.Events = func(e Event) { later = append(later, e.Name) }
+		j, run, err := journal.Open(cfg.Journal, p.next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err = takeOver(cfg, run, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.book.j = j
+		second := k.drive(t, t.Context(), l)
+		if len(second.published) != 1 || second.published[0].Generation != 1 || second.published[0].Size() != 2 {
+			t.Fatalf("published %v, want world 1 again", second.published)
+		}
+		if want := append(told, WorkerExited, Excluded, Reset); fmt.Sprint(replayed) != fmt.Sprint(want) {
+			t.Errorf("replayed %v, want %v", replayed, want)
+		}
+		second.joined(k, t, "a:0", 1)
+		if len(second.published) != 2 || second.published[1].Generation != 2 || second.published[1].Size() != 1 {
+			t.Fatalf("published %v, want world 2 of the survivor", second.published)
+		}
+		// The exclusion was over before the second driver came.
+		if k.starts != 3 || k.in(t, "a:1").spec.Incarnation == lost || k.in(t, "a:1").spec.Resumed {
+			t.Errorf("%d starts, in a:1 there is %+v", k.starts, k.in(t, "a:1").spec)
+		}
+		w := k.in(t, "a:0") // the one in a:1 has not joined, and is stopped in the end
+		second.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 2, 3)
+		w.exit <- nil
+		if err := <-second.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+		if later[0] != Resumed || later[len(later)-1] != JobDone || len(k.workers) != 0 {
+			t.Errorf("the second driver tells %v, and leaves %d workers", later, len(k.workers))
+		}
+		l.book.close()
+		if err := Resume(t.Context(), cfg); !errors.Is(err, ErrFinished) {
+			t.Errorf("a job that has ended: %v", err)
+		}
+		about, err := Inspect(cfg.Journal)
+		if err != nil || !about.Finished || about.Running || about.Result != nil || about.Generation != 2 || about.RunID != "kept" {
+			t.Errorf("%+v, %v", about, err)
+		}
+	})
+}
+
+// A journal that cannot be written is given up, and the job goes on.
+func TestJournalFails(t *testing.T) {
+	k := &kept{workers: map[string]*keptWorker{}}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := k.config(t, func(Event) {})
+		l := newLoop(cfg)
+		if err := l.book.begin(cfg, jobRecord{Version: recordVersion, Size: cfg.Size}); err != nil {
+			t.Fatal(err)
+		}
+		var said strings.Builder
+		l.book.log.(*logrus.Logger).SetOutput(&said)
+		l.book.j.Close()
+		j := k.drive(t, t.Context(), l)
+		j.joined(k, t, "a:0", 0)
+		j.joined(k, t, "a:1", 0)
+		if len(j.published) != 1 {
+			t.Errorf("published %v", j.published)
+		}
+		if _, err := os.Stat(cfg.Journal); !errors.Is(err, os.ErrNotExist) || !strings.Contains(said.String(), "could not be resumed") {
+			t.Errorf("the journal: %v; the log: %q", err, said.String())
+		}
+		for _, slot := range []string{"a:0", "a:1"} {
+			k.in(t, slot).exit <- nil
+		}
+		if err := <-j.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package driver
+
+import (
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// resume begins the machine's life with another driver, which has been fed all that the one before it was, and has
+// performed none of the actions. What must be there is asked for again: the workers, the world, and what workers were told.
+// All of it may have been done, or may not. Waits go on from where they were when the machine was last stepped: nobody is to
+// blame for the driver's absence. Exclusions end when they would have ended.
+func (m *machine) resume(now time.Time) {
+	away := now.Sub(m.last)
+	for _, t := range []*time.Time{&m.joined, &m.shortFrom, &m.resetFrom, &m.doneFrom} {
+		if !t.IsZero() {
+			*t = t.Add(away)
+		}
+	}
+	m.emit(now, Resumed)
+	m.log(logrus.InfoLevel, "resumed in generation %d with %d workers, %v after the last event",
+		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
+	for _, w := range m.workers {
+		w.since = w.since.Add(away)
+		again := w.start
+		again.again, again.forked = true, w.pid != 0
+		m.do(again)
+	}
+	if m.world.Generation > 0 {
+		m.do(m.published)
+	}
+	var members []*worker
+	for _, w := range m.workers {
+		switch w.phase {
+		case training:
+			members = append(members, w)
+		case leaving:
+			why := rendezvous.ErrFinished
+			if w.removed {
+				why = rendezvous.ErrRemoved
+			}
+			m.do(dismissWorker{w.id, why})
+		case stopping:
+			m.do(stopWorker{w.id})
+		}
+	}
+	if len(m.dead) > 0 {
+		m.told, m.deadFrom = 0, now // it is told in a moment, to all who do not know then
+	}
+	if m.seq > m.published.seq && len(members) > 0 {
+		m.do(notifyWorkers{m.seq, m.announced, m.world.Generation, members})
+	}
+}
+
+// incarnations returns the ids of all workers that have not exited.
+func (m *machine) incarnations() []string {
+	ids := make([]string, len(m.workers))
+	for i, w := range m.workers {
+		ids[i] = w.id
+	}
+	return ids
+}

@@ -1,0 +1,252 @@
+package e2e
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// What becomes of a job whose driver is killed, and resumed.
+
+// awaitStep blocks until training has taken so many steps.
+func awaitStep(t *testing.T, r *Running, step int) {
+	t.Helper()
+	err := r.AwaitLines(t.Context(), func(lines []diary.Line) bool {
+		return slices.ContainsFunc(lines, func(l diary.Line) bool { return l.Step >= step })
+	})
+	if err != nil {
+		res, _ := r.Wait()
+		t.Fatalf("%v\n%s", err, res.Story())
+	}
+}
+
+// resume goes on with a job whose driver has been killed.
+func resume(t *testing.T, r *Running) *Running {
+	t.Helper()
+	next, err := r.Resume()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			next.Kill()
+		}
+	})
+	return next
+}
+
+// TestResume: the workers train on while there is no driver, and do not notice the next one: one world from the first step
+// to the last, and one line of each event.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	const steps = 1200
+	r := start(t, Job{
+		Flags:   []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--orphan-timeout", "60s"},
+		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms", "-log-all"},
+	})
+	for n := 1; n <= 3; n++ {
+		awaitStep(t, r, n*100)
+		r.KillDriver()
+		awaitGrowth(t, r)
+		began := time.Now()
+		r = resume(t, r)
+		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "resumed") == n }); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("control after %v", time.Since(began))
+	}
+	res := finish(t, r, 0, steps)
+	if worlds := Count(res.Events, "world_published"); worlds != 1 || Count(res.Events, "reset") != 0 {
+		t.Errorf("%d worlds and %d resets, want one world", worlds, Count(res.Events, "reset"))
+	}
+	for name, want := range map[string]int{"worker_started": 4, "worker_ready": 4, "worker_exited": 4, "first_commit": 1, "job_done": 1} {
+		if n := Count(res.Events, name); n != want {
+			t.Errorf("%d events %s, want %d", n, name, want)
+		}
+	}
+	for rank := range 4 {
+		if n := strings.Count(res.Output, fmt.Sprintf("[%d]<stdout>:rank=%d size=4 step=%d ", rank, rank, steps)); n != 1 {
+			t.Errorf("rank %d is said to have ended %d times", rank, n)
+		}
+	}
+}
+
+// awaitGrowth blocks until training, which is under way, has taken more steps.
+func awaitGrowth(t *testing.T, r *Running) {
+	t.Helper()
+	at := 0
+	follower := diary.Follow[diary.Line](r.DiaryPath())
+	for limit := time.After(20 * time.Second); ; {
+		lines, err := follower.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := 0
+		for _, l := range lines {
+			last = max(last, l.Step)
+		}
+		if at == 0 {
+			at = max(last, 1)
+		}
+		if last >= at+20 {
+			return
+		}
+		select {
+		case <-limit:
+			t.Fatalf("training stands still at step %d", at)
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// TestResumeFindsDeaths: a worker that dies while there is no driver is found, and another started in its place.
+func TestResumeFindsDeaths(t *testing.T) {
+	t.Parallel()
+	const steps = 800
+	r := start(t, Job{
+		Flags: []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1), "--orphan-timeout", "60s",
+			"--blacklist-cooldown-range", "0.1,0.1"},
+		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms"},
+	})
+	awaitStep(t, r, 50)
+	var victim int
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		for _, e := range events {
+			if e.Name == "worker_started" && e.Host == hostB {
+				victim = e.PID
+			}
+		}
+		return victim != 0
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r.KillDriver()
+	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r = resume(t, r)
+	res := finish(t, r, 0, steps)
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && (e.Cause == "failed") != (e.PID == victim) {
+			t.Errorf("%+v", e)
+		}
+	}
+	if n := Count(res.Events, "worker_started"); n != 4 {
+		t.Errorf("%d workers were started, want 4", n)
+	}
+}
+
+// TestResumeFindsDeadAgent: an agent that dies while there is no driver takes its workers with it. The next driver finds
+// that soon, and starts another.
+func TestResumeFindsDeadAgent(t *testing.T) {
+	t.Parallel()
+	const steps = 1500
+	r := start(t, Job{
+		Flags: []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--orphan-timeout", "60s",
+			"--blacklist-cooldown-range", "0.1,0.1"},
+		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "2ms"},
+	})
+	awaitStep(t, r, 50)
+	r.KillDriver()
+	killed := false
+	for _, pid := range Processes(r.Mark) {
+		if strings.HasSuffix(commandLine(pid), " agent --job") && !killed {
+			killed = syscall.Kill(pid, syscall.SIGKILL) == nil
+		}
+	}
+	if !killed {
+		t.Fatal("there is no agent")
+	}
+	began := time.Now()
+	r = resume(t, r)
+	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		return Count(events, "worker_exited") >= 2 && Count(events, "worker_started") >= 6
+	})
+	if took := time.Since(began); err != nil || took > 5*time.Second {
+		t.Errorf("two workers were found to be lost, and replaced, after %v, %v", took, err)
+	}
+	res := finish(t, r, 0, steps)
+	lost := 0
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && e.Cause == "failed" {
+			lost++
+		}
+	}
+	if lost != 2 {
+		t.Errorf("%d workers failed, want 2", lost)
+	}
+}
+
+// TestJobFolder: what is secret of a job is in files that only its owner may read, and is gone when the job has ended.
+func TestJobFolder(t *testing.T) {
+	t.Parallel()
+	r := endless(t)
+	_, secret, _ := strings.Cut(r.Mark, "=") // as good a secret as any that is in the environment
+	folder, err := r.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(folder); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("%s has mode %v, %v", folder, fi.Mode(), err)
+	}
+	look := func(want bool) {
+		t.Helper()
+		found := false
+		err := filepath.WalkDir(r.stateDir(), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			if fi, err := d.Info(); err != nil || fi.Mode().Perm() != 0o600 {
+				t.Errorf("%s has mode %v, %v", path, fi.Mode(), err)
+			}
+			b, err := os.ReadFile(path)
+			found = found || strings.Contains(string(b), secret) || filepath.Base(path) == "authority"
+			return err
+		})
+		if err != nil || found != want {
+			t.Errorf("secrets: %v, want %v; %v", found, want, err)
+		}
+	}
+	look(true)
+	for _, pid := range Processes(r.marks()...) {
+		if line := commandLine(pid); strings.Contains(line, secret) || regexp.MustCompile(`[A-Za-z0-9_-]{100}`).MatchString(line) {
+			t.Errorf("a secret is among the arguments of %d: %s", pid, line)
+		}
+	}
+	if out, err := hvdrun(r, "resume", folder); err == nil || !strings.Contains(out, "its own is running") {
+		t.Errorf("resume of a job that runs: %v, %s", err, out)
+	}
+	if out, err := hvdrun(r, "jobs"); err != nil || !strings.Contains(out, filepath.Base(folder)+"  running") {
+		t.Errorf("jobs: %v, %s", err, out)
+	}
+	if err := syscall.Kill(r.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	finish(t, r, 128+15, 20000)
+	look(false)
+	if out, err := hvdrun(r, "resume", filepath.Base(folder)[:6]); err == nil || !strings.Contains(out, "the job has ended") {
+		t.Errorf("resume of a job that has ended: %v, %s", err, out)
+	}
+	if out, err := hvdrun(r, "jobs", "--json"); err != nil || !strings.Contains(out, `"state": "failed"`) {
+		t.Errorf("jobs: %v, %s", err, out)
+	}
+}
+
+// hvdrun runs a command of hvdrun beside the job.
+func hvdrun(r *Running, args ...string) (string, error) {
+	cmd := exec.Command(binaries.Hvdrun, args...)
+	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir())
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}

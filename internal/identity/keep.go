@@ -1,0 +1,68 @@
+package identity
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"strings"
+)
+
+// keepVersion is that of what Authority.Encode writes.
+const keepVersion = 1
+
+// Encode returns the authority of a job as one line of text without blanks, from which DecodeAuthority makes the same. Who
+// has it can issue credentials for anybody in the job: it belongs into a file that only its owner may read, and nowhere else.
+// The authority of a cluster comes of the cluster's key, and is an error.
+func (a *Authority) Encode() (string, error) {
+	key, ok := a.key.(*ecdsa.PrivateKey)
+	if !ok || a.runID == "" {
+		return "", errors.New("identity: this is not the authority of a job")
+	}
+	raw, err := key.Bytes()
+	if err != nil {
+		return "", errors.New("identity: the key of the authority cannot be written down")
+	}
+	b := []byte{keepVersion}
+	for _, part := range [][]byte{[]byte(a.runID), a.cert.Raw, raw, a.jobKey[:]} {
+		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
+		b = append(b, part...)
+	}
+	return base64.RawURLEncoding.EncodeToString(b), nil
+}
+
+// DecodeAuthority reads what Authority.Encode wrote. Its errors show nothing of the text.
+func DecodeAuthority(text string) (*Authority, error) {
+	bad := errors.New("identity: this is no authority that this version can read")
+	if len(text) > maxEncoded || strings.ContainsAny(text, "\r\n") {
+		return nil, bad
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil || len(b) == 0 || b[0] != keepVersion {
+		return nil, bad
+	}
+	var parts [4][]byte
+	b = b[1:]
+	for i := range parts {
+		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
+			return nil, bad
+		}
+		n := int(binary.BigEndian.Uint16(b))
+		parts[i], b = b[2:2+n], b[2+n:]
+	}
+	run := string(parts[0])
+	if len(b) != 0 || len(parts[3]) != keyLen || run == "" || (Subject{RunID: run, Role: Driver}).validate() != nil {
+		return nil, bad
+	}
+	cert, err := x509.ParseCertificate(parts[1])
+	if err != nil {
+		return nil, bad
+	}
+	key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), parts[2])
+	if err != nil || !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, bad
+	}
+	return &Authority{&authority{runID: run, cert: cert, key: key, jobKey: (*[keyLen]byte)(parts[3])}}, nil
+}
