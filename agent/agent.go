@@ -219,11 +219,11 @@ func (a *agent) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Drain)
 	defer cancel()
 	a.say(ctx, func(m *gossip.Meta) { m.Draining = true })
-	if a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
-		return
+	if !a.await(ctx, a.steward.occupied) {
+		a.cfg.Log.Warn("agent: ending the workers that are left")
+		a.evict(goodbye)
 	}
-	a.cfg.Log.Warn("agent: ending the workers that are left")
-	a.evict(goodbye)
+	a.tell()
 }
 
 // evict ends the workers, with the grace that each has, and kills those that are left after the limit.
@@ -231,17 +231,25 @@ func (a *agent) evict(limit time.Duration) {
 	a.steward.stop(false)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if !a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
+	if !a.await(ctx, a.steward.occupied) {
 		a.steward.stop(true)
 	}
 }
 
-// await blocks until enough says so of the slots taken and the sessions; false where ctx ended before, or somebody is in a
-// hurry.
-func (a *agent) await(ctx context.Context, enough func(slots, sessions int) bool) bool {
+// tell lets drivers hear how their workers have ended, before they learn that there is no agent any more.
+func (a *agent) tell() {
+	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
+	defer cancel()
+	if !a.await(ctx, a.steward.untold) {
+		a.cfg.Log.Warn("agent: a driver has not heard all that became of its workers")
+	}
+}
+
+// await blocks until nothing is left of what count counts; false where ctx ended before, or somebody is in a hurry.
+func (a *agent) await(ctx context.Context, count func() (left int, change <-chan struct{})) bool {
 	for {
-		slots, sessions, change := a.steward.busy()
-		if enough(slots, sessions) {
+		left, change := count()
+		if left == 0 {
 			return true
 		}
 		select {
