@@ -97,7 +97,8 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it says that the host is draining,
-// starts nothing any more, gives drivers and workers the time of Drain, ends what is left, says good-bye, and returns nil.
+// starts nothing any more, gives drivers and workers the time of Drain, ends what is left, waits a few seconds for drivers to
+// have heard of it, says good-bye, and returns nil.
 // Seeds that do not answer are tried again and again; one that refuses the key or the label is an error. When Run returns,
 // no process and no goroutine of it is left.
 func Run(ctx context.Context, cfg Config) error {
