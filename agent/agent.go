@@ -97,7 +97,8 @@ func (c Config) withDefaults() (Config, error) {
 }
 
 // Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it says that the host is draining,
-// starts nothing any more, gives drivers and workers the time of Drain, ends what is left, says good-bye, and returns nil.
+// starts nothing any more, gives drivers and workers the time of Drain, ends what is left, waits a few seconds for drivers to
+// have heard of it, says good-bye, and returns nil.
 // Seeds that do not answer are tried again and again; one that refuses the key or the label is an error. When Run returns,
 // no process and no goroutine of it is left.
 func Run(ctx context.Context, cfg Config) error {
@@ -219,11 +220,11 @@ func (a *agent) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Drain)
 	defer cancel()
 	a.say(ctx, func(m *gossip.Meta) { m.Draining = true })
-	if a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
-		return
+	if !a.await(ctx, a.steward.occupied) {
+		a.cfg.Log.Warn("agent: ending the workers that are left")
+		a.evict(goodbye)
 	}
-	a.cfg.Log.Warn("agent: ending the workers that are left")
-	a.evict(goodbye)
+	a.tell()
 }
 
 // evict ends the workers, with the grace that each has, and kills those that are left after the limit.
@@ -231,17 +232,25 @@ func (a *agent) evict(limit time.Duration) {
 	a.steward.stop(false)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if !a.await(ctx, func(slots, _ int) bool { return slots == 0 }) {
+	if !a.await(ctx, a.steward.occupied) {
 		a.steward.stop(true)
 	}
 }
 
-// await blocks until enough says so of the slots taken and the sessions; false where ctx ended before, or somebody is in a
-// hurry.
-func (a *agent) await(ctx context.Context, enough func(slots, sessions int) bool) bool {
+// tell lets drivers hear how their workers have ended, before they learn that there is no agent any more.
+func (a *agent) tell() {
+	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
+	defer cancel()
+	if !a.await(ctx, a.steward.untold) {
+		a.cfg.Log.Warn("agent: a driver has not heard all that became of its workers")
+	}
+}
+
+// await blocks until nothing is left of what count counts; false where ctx ended before, or somebody is in a hurry.
+func (a *agent) await(ctx context.Context, count func() (left int, change <-chan struct{})) bool {
 	for {
-		slots, sessions, change := a.steward.busy()
-		if enough(slots, sessions) {
+		left, change := count()
+		if left == 0 {
 			return true
 		}
 		select {

@@ -44,7 +44,7 @@ func playSteward() {
 func stewardProcess(t *testing.T, addr string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), "AGENT_TEST_STEWARD="+addr)
+	cmd.Env = append(os.Environ(), "AGENT_TEST_STEWARD="+addr, "AGENT_TEST_KEY="+string(testKey))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := cmd.StdinPipe()

@@ -110,6 +110,7 @@ func (a *agent) attend(ctx context.Context, patience time.Duration) error {
 			a.cfg.Log.Warnf("agent: %v: ending the workers", context.Cause(ctx))
 			a.steward.drain()
 			a.evict(a.cfg.Drain)
+			a.tell()
 			return nil
 		}
 	}

@@ -191,6 +191,40 @@ func TestDrainTimeout(t *testing.T) {
 	gone(t, pipe1)
 }
 
+// The cluster does not hear that the host is gone before the driver has heard how its workers have ended.
+func TestDriverHearsBeforeTheClusterDoes(t *testing.T) {
+	c := newCluster(t)
+	stop := c.run(Config{Name: "a", Slots: 1})
+	c.await(listed(plan.Host{Name: "a", Slots: 1}))
+	s, pipe := script(t, 0, `exec 9>"$1"; echo last words; exit 3`)
+	busy := &blocked{open: make(chan struct{}), first: make(chan struct{})}
+	s.Stdout = busy
+	l := c.launcher("r")
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(t.Context(), s, nil) }()
+	<-busy.first
+	gone(t, pipe)
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	c.await(listed(plan.Host{Name: "a", Slots: 1, Draining: true}))
+	select {
+	case hosts := <-c.lists:
+		t.Errorf("the hosts are %v, and the driver has not heard all", hosts)
+	case err := <-stopped:
+		t.Fatalf("the agent left with %v, and the driver has not heard all", err)
+	case <-time.After(goodbye / 5):
+	}
+	close(busy.open)
+	var exit *launch.ExitError
+	if err := <-ended; !errors.As(err, &exit) || exit.Code != 3 {
+		t.Errorf("Run returned %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	c.await(func(hosts []plan.Host) bool { return len(hosts) == 0 })
+}
+
 func TestRunRefuses(t *testing.T) {
 	c := newCluster(t)
 	for name, cfg := range map[string]Config{

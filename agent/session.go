@@ -203,6 +203,9 @@ func (s *session) hear(heard uint64) {
 		s.events[i] = nil
 	}
 	s.events = s.events[i:]
+	if i > 0 && len(s.events) == 0 {
+		s.st.changed()
+	}
 }
 
 // handOver returns what a driver must know that takes the session over, and the number of the last event that the one

@@ -50,7 +50,7 @@ type steward struct {
 	taken    map[int]*worker
 	bad      []int         // slots whose devices have failed
 	drained  error         // set: no worker is started any more
-	news     chan struct{} // closed, and made anew, when a slot becomes free or a session is over
+	news     chan struct{} // closed, and made anew, when a slot becomes free, a session is over, or its driver has heard all
 	wg       sync.WaitGroup
 }
 
@@ -138,6 +138,31 @@ func (st *steward) busy() (slots, sessions int, change <-chan struct{}) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return len(st.taken), len(st.sessions), st.news
+}
+
+// occupied is busy, of slots alone.
+func (st *steward) occupied() (slots int, change <-chan struct{}) {
+	slots, _, change = st.busy()
+	return slots, change
+}
+
+// untold returns how much there is that drivers have not heard yet and may still hear, and a channel that is closed when
+// it is less.
+func (st *steward) untold() (n int, change <-chan struct{}) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, s := range st.sessions {
+		if s.why != nil {
+			continue // what its driver says is not heeded any more
+		}
+		n += len(s.events)
+		for _, w := range s.workers {
+			if !w.over || w.last != nil {
+				n++
+			}
+		}
+	}
+	return n, st.news
 }
 
 // take gives a slot to the worker, or says who has it; the lock is held.

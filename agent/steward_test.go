@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -28,7 +29,8 @@ import (
 // patience is how long something that must happen is waited for.
 const patience = 20 * time.Second
 
-var testKey = bytes.Repeat([]byte{9}, identity.ClusterKeyLen)
+// testKey is the cluster's: of this process and those that it starts alone, for others may run the same tests beside.
+var testKey = []byte(cmp.Or(os.Getenv("AGENT_TEST_KEY"), (rand.Text() + rand.Text())[:identity.ClusterKeyLen]))
 
 func TestMain(m *testing.M) {
 	if os.Getenv("AGENT_TEST_STEWARD") != "" {
@@ -661,16 +663,30 @@ func TestNoAgent(t *testing.T) {
 	wantRefused(t, l.Run(t.Context(), s, nil), "host nowhere.invalid has no agent")
 }
 
-// An agent that nobody answers for is tried for the time of a lease.
-func TestUnreachableAgent(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+// unheardOf returns an address at which nobody listens, nor will until the test is over.
+func unheardOf(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln.Close()
-	l := agents(t, driverOf(t, "none"), ln.Addr().String(), 300*time.Millisecond)
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	addr, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", addr.(*syscall.SockaddrInet4).Port)
+}
+
+// An agent that nobody answers for is tried for the time of a lease.
+func TestUnreachableAgent(t *testing.T) {
+	addr := unheardOf(t)
+	l := agents(t, driverOf(t, "none"), addr, 300*time.Millisecond)
 	s, _ := script(t, 0, "exit 0")
-	wantRefused(t, l.Run(t.Context(), s, nil), "the agent at "+ln.Addr().String()+" cannot be reached", "nothing was heard of it")
+	wantRefused(t, l.Run(t.Context(), s, nil), "the agent at "+addr+" cannot be reached", "nothing was heard of it")
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}

@@ -32,6 +32,8 @@ const (
 	hearEvery = 64
 	// missedBeats is how many beats without an answer make a stream one that is broken.
 	missedBeats = 3
+	// looksPerBeat is how often a stream is looked at meanwhile.
+	looksPerBeat = 4
 	// stdoutStream is the number of stdout on the wire; stderr has the next.
 	stdoutStream = 1
 )
@@ -59,6 +61,7 @@ type agentSession struct {
 	takeOver bool                    // the next stream takes over from it
 	port     int64                   // where the driver listens, as the stream's other end knows it
 	contact  time.Time               // when the agent was last heard of
+	looks    int                     // how often the stream was found silent since
 	attached bool                    // ever
 	over     error                   // set: nothing comes of the session any more
 	finished bool                    // the agent shall end it
@@ -334,13 +337,17 @@ func (s *agentSession) passed(w *agentWorker, n int) uint64 {
 // the agent as soon as that can be reached, or with it where it is a child of this process: what an agent has started does
 // not outlive it.
 func (s *agentSession) serve(ctx context.Context) {
+	var reason error // of the last try that was not cut short
 	for {
 		err := s.stream(ctx)
 		if ctx.Err() != nil || s.isFinished() {
 			s.lose(errors.New("the launcher was closed"))
 			return
 		}
-		if why, over := s.hopeless(err); why != nil {
+		if reason == nil || status.Code(err) != codes.Canceled {
+			reason = err
+		}
+		if why, over := s.hopeless(reason); why != nil {
 			s.lose(why)
 			switch {
 			case s.kill != nil:
@@ -501,7 +508,7 @@ func (s *agentSession) attach() *wire.Attach {
 func (s *agentSession) heardFrom(answer *wire.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attached, s.contact = true, time.Now()
+	s.attached, s.contact, s.looks = true, time.Now(), 0
 	if s.takeOver {
 		s.takenOver(answer)
 	}
@@ -510,7 +517,7 @@ func (s *agentSession) heardFrom(answer *wire.Attached) {
 // talk says what there is to say, and beats, until the stream is broken. It receives from broken, once, where it returns
 // nil; then the agent has closed the stream because the session was to end.
 func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent], broken chan error) error {
-	look := time.NewTicker(max(s.beat/4, time.Millisecond))
+	look := time.NewTicker(max(s.beat/looksPerBeat, time.Millisecond))
 	defer look.Stop()
 	var beaten time.Time
 	ending := false
@@ -549,15 +556,17 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 	}
 }
 
-// silent returns an error where the stream may be open, but nothing comes of it.
+// silent returns an error where the stream may be open, but nothing comes of it. It counts its calls and not the time: of
+// a machine so busy that this process did not run for long, what the agent has said waits to be read.
 func (s *agentSession) silent() error {
 	s.mu.Lock()
-	since := time.Since(s.contact)
+	s.looks++
+	looks, since := s.looks, time.Since(s.contact)
 	s.mu.Unlock()
-	if since > missedBeats*s.beat {
+	if looks > missedBeats*looksPerBeat {
 		return fmt.Errorf("nothing was heard of the agent for %v", since.Round(time.Millisecond))
 	}
-	if since > s.beat*3/2 {
+	if looks > looksPerBeat*3/2 {
 		return s.gone()
 	}
 	return nil
@@ -616,7 +625,7 @@ func (s *agentSession) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire
 func (s *agentSession) hear(m *wire.FromAgent) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.contact = time.Now()
+	s.contact, s.looks = time.Now(), 0
 	if l := m.GetLog(); l != nil && s.logs {
 		s.logLine(l)
 		return nil
