@@ -52,7 +52,7 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[11:])),
 			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[19:]))}
 		r := &s.request
-		if s.name == "" || r.dtype == 0 || r.dtype >= kernel.Types || !r.op.valid() || r.compression.check(r.dtype, r.op) != nil ||
+		if s.name == "" || r.dtype == 0 || r.dtype >= kernel.Types || r.op.check(r.dtype) != nil || r.compression.check(r.dtype, r.op) != nil ||
 			r.count > uint64(math.MaxInt/r.dtype.Size()) || r.prescale != r.prescale || r.postscale != r.postscale {
 			return nil, false, errInvalid
 		}
@@ -192,7 +192,7 @@ type bucket struct {
 
 // fits tells whether the tensors of a request may be in the bucket.
 func (b *bucket) fits(r *request, bytes, most int) bool {
-	return !b.full && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
+	return !b.full && b.op != Adasum && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
 }
 
 // wire is the type of a tensor as ranks send it.

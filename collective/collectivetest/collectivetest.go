@@ -31,6 +31,7 @@ type NewGroups func(t *testing.T, n int) []*collective.Group
 func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Ops", func(t *testing.T) { testOps(t, newGroups) })
 	t.Run("Large", func(t *testing.T) { testLarge(t, newGroups) })
+	t.Run("Adasum", func(t *testing.T) { testAdasum(t, newGroups) })
 	t.Run("Bits", func(t *testing.T) { testBits(t, newGroups) })
 	t.Run("Mismatch", func(t *testing.T) { testMismatch(t, newGroups) })
 	t.Run("RandomMismatch", func(t *testing.T) { testRandomMismatch(t, newGroups) })
@@ -373,7 +374,7 @@ func testBits(t *testing.T, newGroups NewGroups) {
 	for _, n := range []int{2, 3, 5, 8} {
 		groups := newGroups(t, n)
 		for _, length := range []int{1, 700, 9_001} {
-			for _, op := range ops {
+			for _, op := range append(ops, collective.Adasum) {
 				got32, got64, got16 := make([][]uint32, n), make([][]uint64, n), make([][]collective.BFloat16, n)
 				must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 					r := rand.New(rand.NewPCG(uint64(g.Rank()), uint64(length)))
@@ -601,6 +602,16 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 		func(ctx context.Context, g *collective.Group) error {
 			_, err := collective.AllToAll(ctx, g, [][]int8{})
 			return err
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduce(ctx, g, []uint16{1}, collective.Adasum)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			_, err := collective.ReduceScatter(ctx, g, []float32{1}, collective.Adasum)
+			return err
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduceAsync(ctx, g, "integers", []int64{1}, collective.Adasum).Wait()
 		},
 	}
 	for i, f := range invalid {
