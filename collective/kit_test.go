@@ -71,11 +71,19 @@ func TestShared(t *testing.T) {
 
 // TestHosts has ranks of several hosts.
 func TestHosts(t *testing.T) {
-	for _, hosts := range []string{"aabbccdd", "abababab", "aaabaaac", "abbbbbbb"} {
-		t.Run(hosts, func(t *testing.T) {
+	for _, c := range []struct {
+		hosts string
+		run   func(*testing.T, collectivetest.NewGroups)
+	}{
+		{"aabbccdd", collectivetest.RunBrief},
+		{"aaabaaac", collectivetest.RunBrief},
+		{"abababab", collectivetest.RunOps},
+		{"abbbbbbb", collectivetest.RunOps},
+	} {
+		t.Run(c.hosts, func(t *testing.T) {
 			w := newWorkers(t, collective.Config{}, 8)
-			w.hosts = hosts
-			collectivetest.Run(t, w.connect)
+			w.hosts = c.hosts
+			c.run(t, w.connect)
 		})
 	}
 }

@@ -14,11 +14,15 @@ import (
 func testAdasum(t *testing.T, newGroups NewGroups) {
 	for n := 1; n <= 8; n++ {
 		groups := newGroups(t, n)
-		for _, length := range []int{0, 1, 2, 513, 5001, 70_000} {
-			if length > 10_000 && n != 2 && n != 5 {
+		lengths := []int{0, 1, 513}
+		if n == 5 {
+			lengths = append(lengths, 2, 2000, 70_000)
+		}
+		for _, length := range lengths {
+			checkAdasum(t, groups, length, 1e-6, func(v float64) float32 { return float32(v) }, func(v float32) float64 { return float64(v) })
+			if length > 2000 {
 				continue // only the number of segments differs
 			}
-			checkAdasum(t, groups, length, 1e-6, func(v float64) float32 { return float32(v) }, func(v float32) float64 { return float64(v) })
 			checkAdasum(t, groups, length, 1e-12, func(v float64) float64 { return v }, func(v float64) float64 { return v })
 			checkAdasum(t, groups, length, 1.0/1024, func(v float64) collective.Float16 { return collective.ToFloat16(float32(v)) },
 				func(v collective.Float16) float64 { return float64(v.Float32()) })
@@ -40,7 +44,7 @@ func checkAdasum[T collective.Element](t *testing.T, groups []*collective.Group,
 	for rank := range inputs {
 		r := rand.New(rand.NewPCG(uint64(rank), uint64(length)))
 		for i := range length {
-			v := from(math.Sin(float64(i)) + r.NormFloat64()) // partly the same way
+			v := from(float64(i%7-3)/4 + r.Float64()*2 - 1) // partly the same way
 			inputs[rank] = append(inputs[rank], v)
 			vectors[rank] = append(vectors[rank], to(v))
 		}

@@ -176,7 +176,7 @@ func testAsyncNames(t *testing.T, newGroups NewGroups) {
 		}
 		return collective.AllReduceAsync(ctx, g, "twice", []int32{1}, collective.Sum).Wait()
 	}))
-	if testing.Short() {
+	if short() {
 		return
 	}
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -46,6 +47,26 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Async", func(t *testing.T) { testAsync(t, newGroups) })
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
+
+// RunBrief is Run with fewer sizes and rounds, as with -short, for ways of making groups that differ little from another one.
+// Nothing else of the kit runs at the same time.
+func RunBrief(t *testing.T, newGroups NewGroups) {
+	brief.Store(true)
+	defer brief.Store(false)
+	Run(t, newGroups)
+}
+
+// RunOps checks the results of all operations, at few sizes.
+func RunOps(t *testing.T, newGroups NewGroups) {
+	brief.Store(true)
+	defer brief.Store(false)
+	testOps(t, newGroups)
+}
+
+// brief is set while RunBrief runs.
+var brief atomic.Bool
+
+func short() bool { return testing.Short() || brief.Load() }
 
 // Each runs f for every group at the same time and returns the errors by rank. It fails the test where f hangs.
 func Each(t *testing.T, groups []*collective.Group, f func(ctx context.Context, g *collective.Group) error) []error {
@@ -94,6 +115,15 @@ func testOps(t *testing.T, newGroups NewGroups) {
 			}
 			// Every type at small sizes, some at sizes of the ring and of several segments.
 			small := []int{0, 1, 7, 64}
+			if short() {
+				checkType[float32](t, groups, 0, 1, 64, 5003, 140_001)
+				checkType[float64](t, groups, 7, 1025)
+				checkType[int8](t, groups, 1, 8193)
+				checkType[uint16](t, groups, 9001)
+				checkType[collective.Float16](t, groups, 64)
+				checkBytes(t, groups)
+				return
+			}
 			checkType[float32](t, groups, append(small, 5003, 140_001)...)
 			checkType[float64](t, groups, append(small, 1025)...)
 			checkType[int8](t, groups, append(small, 8193)...)
@@ -511,7 +541,7 @@ var calls = []struct {
 func testMismatch(t *testing.T, newGroups NewGroups) {
 	for i, a := range calls {
 		for j, b := range calls {
-			if i >= j || (i+j)%3 != 0 && testing.Short() {
+			if i >= j || (i+j)%3 != 0 && short() {
 				continue
 			}
 			n := 2 + (i*7+j)%3
@@ -861,7 +891,7 @@ func testLeaks(t *testing.T, newGroups NewGroups) {
 
 // repeat shortens loops for -short.
 func repeat(n int) int {
-	if testing.Short() {
+	if short() {
 		return (n + 3) / 4
 	}
 	return n
