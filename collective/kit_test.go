@@ -153,3 +153,14 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	}
 	return groups
 }
+
+// TestFusedBits: what is reduced together has the bits of what is reduced alone, whatever lies between the ranks.
+func TestFusedBits(t *testing.T) {
+	ways := []collectivetest.NewGroups{func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }}
+	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab"} {
+		w := newWorkers(t, collective.Config{}, 8)
+		w.hosts = hosts
+		ways = append(ways, w.connect)
+	}
+	collectivetest.CheckFusedBits(t, ways...)
+}
