@@ -51,7 +51,7 @@ func (c *call) frames(n int) int { return max(1, c.segments(n)) }
 func (c *call) cut(b []byte, i int) []byte { return b[i*c.segment : min((i+1)*c.segment, len(b))] }
 
 func (c *call) allReduce(data []byte) error {
-	if c.g.tiered() {
+	if c.g.tiered(c.desc.reduce) {
 		return c.hierarchical(data)
 	}
 	return c.allReduceOver(c.everybody(), data)
@@ -59,6 +59,9 @@ func (c *call) allReduce(data []byte) error {
 
 // allReduceOver reduces data among a team; all its ranks call it at the same place of the operation.
 func (c *call) allReduceOver(t team, data []byte) error {
+	if c.desc.reduce == Adasum {
+		return c.doublingOver(t, data)
+	}
 	if c.g.family.segment == 0 {
 		c.segment = segmentFor(len(data) / t.size)
 	}
@@ -101,6 +104,9 @@ const unsent = -1
 // takeIn receives what a peer has sent with sendAll and combines data with it. Where data itself is being sent, first is the
 // number of the first send.
 func (c *call) takeIn(peer int, step uint32, data []byte, first int) error {
+	if c.desc.reduce == Adasum {
+		return c.takeAdasum(peer, step, data, first)
+	}
 	combine := c.desc.combiner()
 	total, each := c.frames(len(data)), min(len(data), c.segment)
 	slots := c.scratch(window * each)

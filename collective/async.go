@@ -64,7 +64,7 @@ func (h *Handle) Done() bool { return h.done.Load() }
 // AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done when every rank has called it
 // with the same name. Ranks may do so in different orders, beside any other operation of the group. Tensors that are due at the
 // same time are reduced together; that changes no bit of a result, because every element is combined in the order of the
-// ranks, as [Strict] does.
+// ranks, as [Strict] does. Those of [Adasum] are reduced one by one.
 //
 // A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same ones in every step are the
 // fastest. A call with other arguments than those of another rank under the same name is a [*MismatchError] on every rank.
@@ -122,8 +122,8 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 	switch {
 	case len(name) == 0 || len(name) > maxName:
 		h.err = fmt.Errorf("a name has 1 to %d bytes, not %d", maxName, len(name))
-	case !op.valid():
-		h.err = checkOp(op)
+	case op.check(h.request.dtype) != nil:
+		h.err = op.check(h.request.dtype)
 	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):
 		h.err = errors.New("a scale is not a number")
 	default:

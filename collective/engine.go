@@ -205,6 +205,8 @@ func (e *engine) run() {
 	if e.lane != nil {
 		e.lane.Close()
 	}
+	Free(e.fused[:cap(e.fused)])
+	e.fused = nil
 	for _, h := range left {
 		e.complete(h, err)
 	}

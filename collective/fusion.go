@@ -52,7 +52,7 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[11:])),
 			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[19:]))}
 		r := &s.request
-		if s.name == "" || r.dtype == 0 || r.dtype >= kernel.Types || !r.op.valid() || r.compression.check(r.dtype, r.op) != nil ||
+		if s.name == "" || r.dtype == 0 || r.dtype >= kernel.Types || r.op.check(r.dtype) != nil || r.compression.check(r.dtype, r.op) != nil ||
 			r.count > uint64(math.MaxInt/r.dtype.Size()) || r.prescale != r.prescale || r.postscale != r.postscale {
 			return nil, false, errInvalid
 		}
@@ -192,7 +192,7 @@ type bucket struct {
 
 // fits tells whether the tensors of a request may be in the bucket.
 func (b *bucket) fits(r *request, bytes, most int) bool {
-	return !b.full && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
+	return !b.full && b.op != Adasum && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
 }
 
 // wire is the type of a tensor as ranks send it.
@@ -278,10 +278,7 @@ func (e *engine) alone(b *bucket) []byte {
 // copyIn gathers the tensors of a bucket as they go to the others. For what this rank does not contribute there are elements
 // that change nothing.
 func (e *engine) copyIn(b *bucket) []byte {
-	if cap(e.fused) < b.bytes {
-		e.fused = make([]byte, b.bytes)
-	}
-	all := e.fused[:b.bytes]
+	all := e.buffer(b.bytes)
 	rest := all
 	for _, id := range b.ids {
 		t := &e.table[id]
@@ -301,6 +298,23 @@ func (e *engine) copyIn(b *bucket) []byte {
 		}
 	}
 	return all
+}
+
+// buffer returns n bytes for a bucket, whose contents are those of an earlier one. Where all ranks share memory they lie in what
+// others can read, so that the reduction copies nothing.
+func (e *engine) buffer(n int) []byte {
+	if n > cap(e.fused) {
+		size := max(n, min(2*cap(e.fused), e.fusion))
+		Free(e.fused[:cap(e.fused)])
+		e.fused = nil
+		if e.lane.inMemory() != nil {
+			e.fused, _ = Alloc[byte](size) // where there is no room an ordinary one does
+		}
+		if e.fused == nil {
+			e.fused = make([]byte, size)
+		}
+	}
+	return e.fused[:n]
 }
 
 // copyOut hands results to their tensors and ends their operations.

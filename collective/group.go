@@ -205,7 +205,7 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
 	}
-	if h := g.host.Load(); h != nil && (d.action != allReduce || invalid != nil || !g.tiered()) {
+	if h := g.host.Load(); h != nil && (d.action != allReduce || invalid != nil || !g.tiered(d.reduce)) {
 		if err := h.arrive(ctx, d); err != nil {
 			return err
 		}

@@ -4,8 +4,8 @@ import "github.com/hvdrun/hvdrun/collective/kernel"
 
 const throughOne = 8 << 10 // up to here one rank of each host goes between them
 
-// tiered tells whether AllReduce runs within hosts and between them apart.
-func (g *Group) tiered() bool { return g.hosts != nil && g.algorithm() == Auto }
+// tiered tells whether an AllReduce runs within hosts and between them apart.
+func (g *Group) tiered(op Op) bool { return g.hosts != nil && g.algorithm() == Auto && op != Adasum }
 
 // hierarchical reduces within each host in its shared memory, then between the hosts, then hands the result out within each
 // host. Between hosts goes what one rank has, not what all have: the data is cut into as many parts as the smallest host has

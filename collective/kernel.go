@@ -21,6 +21,14 @@ const (
 	Max
 	// Product multiplies. Integers wrap around.
 	Product
+	// Adasum adds vectors as far as they point in different directions, and averages them as far as they point in the same
+	// one: adasum(a, b) = (1 − a·b/2|a|²)·a + (1 − a·b/2|b|²)·b. Ranks are taken in pairs, lower ones first, then pairs of
+	// pairs; those beyond a power of two are folded in, first of all, by pairs of the lowest. It is for AllReduce of
+	// floating point numbers, and all of a tensor is one vector: it gives other results for two halves of a tensor, so
+	// a model's tensors are reduced one by one. Products are summed in float64, each pair's result is rounded to the
+	// element type. A vector whose |a|² exceeds float64 gives NaNs. A group takes as much memory for it as the
+	// largest vector, and keeps that. See Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
+	Adasum
 	ops
 )
 
@@ -37,14 +45,34 @@ func (o Op) String() string {
 		return "max"
 	case Product:
 		return "product"
+	case Adasum:
+		return "adasum"
 	}
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-func (o Op) valid() bool { return o >= Sum && o < ops }
+// check refuses what is no operation on elements of a type.
+func (o Op) check(t kernel.Type) error {
+	switch {
+	case o < Sum || o >= ops:
+		return fmt.Errorf("%v is no operation", o)
+	case o == Adasum && kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64:
+		return fmt.Errorf("%v is for floating point numbers, not for %v", o, t)
+	}
+	return nil
+}
 
-// kernels are the operations that combine; an average is a sum that is divided when it is complete.
-var kernels = [ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.Min, Max: kernel.Max, Product: kernel.Product}
+// checkParts is check for an operation whose results are parts of vectors.
+func (o Op) checkParts(t kernel.Type) error {
+	if o == Adasum {
+		return errAdasumParts
+	}
+	return o.check(t)
+}
+
+// kernels are the operations that combine; an average is a sum that is divided when it is complete. Adasum combines no elements.
+var kernels = [ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.Min, Max: kernel.Max, Product: kernel.Product,
+	Adasum: kernel.Ops}
 
 // combiner sets dst[i] to a[i] combined with b[i], a being of the lower ranks; see [kernel.Combine]. The same code and operand
 // order on every rank keep even NaN payloads equal.

@@ -71,11 +71,19 @@ func TestShared(t *testing.T) {
 
 // TestHosts has ranks of several hosts.
 func TestHosts(t *testing.T) {
-	for _, hosts := range []string{"aabbccdd", "abababab", "aaabaaac", "abbbbbbb"} {
-		t.Run(hosts, func(t *testing.T) {
+	for _, c := range []struct {
+		hosts string
+		run   func(*testing.T, collectivetest.NewGroups)
+	}{
+		{"aabbccdd", collectivetest.RunBrief},
+		{"aaabaaac", collectivetest.RunBrief},
+		{"abababab", collectivetest.RunOps},
+		{"abbbbbbb", collectivetest.RunOps},
+	} {
+		t.Run(c.hosts, func(t *testing.T) {
 			w := newWorkers(t, collective.Config{}, 8)
-			w.hosts = hosts
-			collectivetest.Run(t, w.connect)
+			w.hosts = c.hosts
+			c.run(t, w.connect)
 		})
 	}
 }
@@ -144,4 +152,15 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 		}
 	}
 	return groups
+}
+
+// TestFusedBits: what is reduced together has the bits of what is reduced alone, whatever lies between the ranks.
+func TestFusedBits(t *testing.T) {
+	ways := []collectivetest.NewGroups{func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }}
+	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab"} {
+		w := newWorkers(t, collective.Config{}, 8)
+		w.hosts = hosts
+		ways = append(ways, w.connect)
+	}
+	collectivetest.CheckFusedBits(t, ways...)
 }

@@ -16,7 +16,7 @@ import (
 
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every rank. Lengths must be
 // equal. Between hosts it runs recursive doubling where there is little data, Rabenseifner's algorithm or a pipelined ring
-// where there is more ([Algorithm]).
+// where there is more ([Algorithm]). [Adasum] always runs recursive doubling over sockets.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
 	return g.allReduce(ctx, typeOf[T](), op, bytesOf(data))
 }
@@ -27,10 +27,10 @@ func (g *Group) allReduce(ctx context.Context, t kernel.Type, op Op, data []byte
 	if g != nil {
 		d.algorithm = g.algorithm()
 	}
-	if h := g.inMemory(); h != nil && d.algorithm.shares() {
-		return h.allReduce(ctx, d, checkOp(op), data)
+	if h := g.inMemory(); h != nil && d.algorithm.shares() && op != Adasum {
+		return h.allReduce(ctx, d, op.check(t), data)
 	}
-	return g.run(ctx, d, checkOp(op), func(c *call) error { return c.allReduce(data) })
+	return g.run(ctx, d, op.check(t), func(c *call) error { return c.allReduce(data) })
 }
 
 // Broadcast sets data on every rank to that of rank root. Lengths must be equal.
@@ -70,11 +70,11 @@ func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([
 	if h := g.inMemory(); h != nil {
 		lo, hi := kernel.Split(len(data), g.size, g.rank)
 		part = make([]T, hi-lo)
-		return result(part, h.do(ctx, d, checkOp(op), func(m *shm.Member, call shm.Desc) error {
+		return result(part, h.do(ctx, d, op.checkParts(d.dtype), func(m *shm.Member, call shm.Desc) error {
 			return m.ReduceScatter(ctx, call, bytesOf(data), bytesOf(part), h.reduction(d.dtype, d.reduce))
 		}))
 	}
-	err := g.run(ctx, d, checkOp(op), func(c *call) error {
+	err := g.run(ctx, d, op.checkParts(d.dtype), func(c *call) error {
 		lo, hi := kernel.Split(len(data), g.size, g.rank)
 		part = make([]T, hi-lo)
 		return c.reduceScatter(bytesOf(data), bytesOf(part))
@@ -142,13 +142,6 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 		return err
 	})
 	return result(all, err)
-}
-
-func checkOp(op Op) error {
-	if !op.valid() {
-		return fmt.Errorf("%v is no operation", op)
-	}
-	return nil
 }
 
 func checkRoot(g *Group, root int) error {

@@ -176,7 +176,7 @@ func testAsyncNames(t *testing.T, newGroups NewGroups) {
 		}
 		return collective.AllReduceAsync(ctx, g, "twice", []int32{1}, collective.Sum).Wait()
 	}))
-	if testing.Short() {
+	if short() {
 		return
 	}
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
@@ -546,5 +546,49 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 	})
 	if err := goleak.Find(before); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// CheckFusedBits checks that tensors reduced together, and each alone, have the bits of a reduction in the order of the ranks,
+// in all ways of making groups.
+func CheckFusedBits(t *testing.T, ways ...NewGroups) {
+	t.Helper()
+	lengths := []int{1, 3, 500, 2049, 20_011, 100_003}
+	for _, n := range []int{2, 3, 4, 8} {
+		inputs, want := make([][][]float32, n), make([][]float32, len(lengths))
+		for rank := range inputs {
+			r := rand.New(rand.NewPCG(uint64(rank), 5))
+			for i, length := range lengths {
+				data := make([]float32, length)
+				want[i] = append(want[i], make([]float32, length-len(want[i]))...)
+				for k := range data {
+					data[k] = r.Float32() - 0.5
+					want[i][k] += data[k]
+				}
+				inputs[rank] = append(inputs[rank], data)
+			}
+		}
+		for way, newGroups := range ways {
+			groups := newGroups(t, n)
+			must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+				together, alone := make([][]float32, len(lengths)), make([][]float32, len(lengths))
+				for i, data := range inputs[g.Rank()] {
+					together[i], alone[i] = slices.Clone(data), slices.Clone(data)
+				}
+				if err := collective.GroupedAllReduce(ctx, g, "together", together, collective.Sum); err != nil {
+					return err
+				}
+				for i := range lengths {
+					if err := collective.AllReduceAsync(ctx, g, fmt.Sprint("alone", i), alone[i], collective.Sum).Wait(); err != nil {
+						return err
+					}
+					if !equal(together[i], want[i]) || !equal(alone[i], want[i]) {
+						return fmt.Errorf("%d ranks, way %d: %d elements have other bits", n, way, lengths[i])
+					}
+				}
+				return nil
+			}))
+			closeAll(t, groups)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -31,6 +32,7 @@ type NewGroups func(t *testing.T, n int) []*collective.Group
 func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Ops", func(t *testing.T) { testOps(t, newGroups) })
 	t.Run("Large", func(t *testing.T) { testLarge(t, newGroups) })
+	t.Run("Adasum", func(t *testing.T) { testAdasum(t, newGroups) })
 	t.Run("Bits", func(t *testing.T) { testBits(t, newGroups) })
 	t.Run("Mismatch", func(t *testing.T) { testMismatch(t, newGroups) })
 	t.Run("RandomMismatch", func(t *testing.T) { testRandomMismatch(t, newGroups) })
@@ -45,6 +47,26 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Async", func(t *testing.T) { testAsync(t, newGroups) })
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
+
+// RunBrief is Run with fewer sizes and rounds, as with -short, for ways of making groups that differ little from another one.
+// Nothing else of the kit runs at the same time.
+func RunBrief(t *testing.T, newGroups NewGroups) {
+	brief.Store(true)
+	defer brief.Store(false)
+	Run(t, newGroups)
+}
+
+// RunOps checks the results of all operations, at few sizes.
+func RunOps(t *testing.T, newGroups NewGroups) {
+	brief.Store(true)
+	defer brief.Store(false)
+	testOps(t, newGroups)
+}
+
+// brief is set while RunBrief runs.
+var brief atomic.Bool
+
+func short() bool { return testing.Short() || brief.Load() }
 
 // Each runs f for every group at the same time and returns the errors by rank. It fails the test where f hangs.
 func Each(t *testing.T, groups []*collective.Group, f func(ctx context.Context, g *collective.Group) error) []error {
@@ -93,6 +115,15 @@ func testOps(t *testing.T, newGroups NewGroups) {
 			}
 			// Every type at small sizes, some at sizes of the ring and of several segments.
 			small := []int{0, 1, 7, 64}
+			if short() {
+				checkType[float32](t, groups, 0, 1, 64, 5003, 140_001)
+				checkType[float64](t, groups, 7, 1025)
+				checkType[int8](t, groups, 1, 8193)
+				checkType[uint16](t, groups, 9001)
+				checkType[collective.Float16](t, groups, 64)
+				checkBytes(t, groups)
+				return
+			}
 			checkType[float32](t, groups, append(small, 5003, 140_001)...)
 			checkType[float64](t, groups, append(small, 1025)...)
 			checkType[int8](t, groups, append(small, 8193)...)
@@ -373,7 +404,7 @@ func testBits(t *testing.T, newGroups NewGroups) {
 	for _, n := range []int{2, 3, 5, 8} {
 		groups := newGroups(t, n)
 		for _, length := range []int{1, 700, 9_001} {
-			for _, op := range ops {
+			for _, op := range append(ops, collective.Adasum) {
 				got32, got64, got16 := make([][]uint32, n), make([][]uint64, n), make([][]collective.BFloat16, n)
 				must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 					r := rand.New(rand.NewPCG(uint64(g.Rank()), uint64(length)))
@@ -510,7 +541,7 @@ var calls = []struct {
 func testMismatch(t *testing.T, newGroups NewGroups) {
 	for i, a := range calls {
 		for j, b := range calls {
-			if i >= j || (i+j)%3 != 0 && testing.Short() {
+			if i >= j || (i+j)%3 != 0 && short() {
 				continue
 			}
 			n := 2 + (i*7+j)%3
@@ -601,6 +632,16 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 		func(ctx context.Context, g *collective.Group) error {
 			_, err := collective.AllToAll(ctx, g, [][]int8{})
 			return err
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduce(ctx, g, []uint16{1}, collective.Adasum)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			_, err := collective.ReduceScatter(ctx, g, []float32{1}, collective.Adasum)
+			return err
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduceAsync(ctx, g, "integers", []int64{1}, collective.Adasum).Wait()
 		},
 	}
 	for i, f := range invalid {
@@ -850,7 +891,7 @@ func testLeaks(t *testing.T, newGroups NewGroups) {
 
 // repeat shortens loops for -short.
 func repeat(n int) int {
-	if testing.Short() {
+	if short() {
 		return (n + 3) / 4
 	}
 	return n
