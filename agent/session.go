@@ -63,7 +63,8 @@ type worker struct {
 	s               *session
 	id              plan.SlotID
 	incarnation     string
-	pid             int // 0: not started yet
+	pid             int  // 0: not started yet
+	doomed          bool // to be killed as soon as it is
 	cancel          context.CancelCauseFunc
 	produced, taken uint64
 	spool           spool        // what comes after what was produced
@@ -361,8 +362,9 @@ func (s *session) stop(m *wire.Stop) {
 	}
 }
 
-// kill ends the worker's process group, where there is one; the launcher sees to what that leaves.
+// kill ends the worker's process group, as soon as there is one; the launcher sees to what that leaves.
 func (w *worker) kill() {
+	w.doomed = true
 	if !w.over && w.pid > 0 {
 		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails where it has just ended
 	}
@@ -373,6 +375,9 @@ func (w *worker) started(pid int) {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
 	w.pid = pid
+	if w.doomed {
+		w.kill()
+	}
 	s.log.Infof("agent: slot %d: started process %d", w.id.Index, pid)
 	s.emit(&wire.FromAgent{What: &wire.FromAgent_Started{
 		Started: &wire.Started{Incarnation: w.incarnation, Pid: uint32(pid)},

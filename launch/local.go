@@ -42,10 +42,10 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 		out.closeOurs()
 		return startError(s, err)
 	}
-	out.start()
 	if started != nil {
-		started(p.pid)
+		started(p.pid) // before it is heard of by its output
 	}
+	out.start()
 	k := newKin(s.Incarnation, p.pid)
 	defer k.release()
 	stopped := p.await(ctx, s.Grace, k)
