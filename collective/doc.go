@@ -27,6 +27,12 @@
 // bucket depends on when the ranks submit; the results do not, since the engine's reductions combine every element in the
 // order of the ranks, wherever it lies, as [Strict] does.
 //
+// # Shared memory
+//
+// Ranks of a group that are on one host meet in shared memory (host.go). Where these are all ranks, everything but a forced algorithm
+// and [Adasum] runs in it; where they are not, AllReduce runs within hosts and between them (hierarchical.go). Slices of
+// [Alloc] are reduced in it without a copy.
+//
 // # Layers
 //
 // The operations (ops.go) run algorithms on bytes (allreduce.go, exchange.go, tree.go) through a call (group.go), which sends

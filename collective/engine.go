@@ -52,7 +52,8 @@ type engine struct {
 	statement  []uint8
 	buckets    []bucket
 	fused      []byte
-	warn       time.Time // when to ask who is waited for; zero while nothing is
+	marks      [3]time.Time // when the copy in, the reduction and the copy out of a bucket began
+	warn       time.Time    // when to ask who is waited for; zero while nothing is
 	timer      *time.Timer
 }
 

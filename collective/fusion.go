@@ -243,10 +243,12 @@ func (e *engine) execute() error {
 
 // reduce does the operations of one bucket.
 func (e *engine) reduce(b *bucket) error {
+	e.mark(0)
 	data := e.alone(b)
 	if data == nil {
 		data = e.copyIn(b)
 	}
+	e.mark(1)
 	op := b.op
 	if op == Average && e.contribute < e.g.size {
 		op = Sum
@@ -259,8 +261,29 @@ func (e *engine) reduce(b *bucket) error {
 	if op != b.op {
 		kernel.Divide(b.wire)(data, e.contribute)
 	}
+	e.mark(2)
 	e.copyOut(b, data)
 	return nil
+}
+
+// mark notes when a phase of the bucket under way begins, where somebody listens.
+func (e *engine) mark(phase int) {
+	if e.g.family.timeline != nil {
+		e.marks[phase] = time.Now()
+	}
+}
+
+// record tells the timeline of an operation that ends now, phase by phase.
+func (e *engine) record(h *Handle) {
+	if e.g.family.timeline == nil {
+		return
+	}
+	from, ends := h.since, [...]time.Time{e.marks[0], e.marks[1], e.marks[2], time.Now()}
+	for i, phase := range [...]string{"queue", "copy-in", "reduce", "copy-out"} {
+		e.g.family.timeline.Span(Span{Name: actionNames[allReduceAsync], Phase: phase, Tensor: h.name, Lane: e.g.lane,
+			Generation: e.g.generation, Start: from, Duration: ends[i].Sub(from), Bytes: len(h.data)})
+		from = ends[i]
+	}
 }
 
 // alone is the memory of the one tensor of a bucket that is reduced where it lies; nil where it is not so.
@@ -336,6 +359,7 @@ func (e *engine) copyOut(b *bucket, all []byte) {
 		if f := t.request.postscale; f != 1 {
 			kernel.Scale(t.request.dtype)(h.data, f)
 		}
+		e.record(h)
 		t.mine = nil
 		e.pending--
 		e.complete(h, nil)

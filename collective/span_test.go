@@ -73,3 +73,43 @@ func TestTimeline(t *testing.T) {
 		t.Error(lane)
 	}
 }
+
+// The timeline is told of each phase of an asynchronous operation, under its tensor's name, one after the other.
+func TestTimelineOfTensors(t *testing.T) {
+	var told spans
+	groups := newWorkers(t, collective.Config{Timeline: &told}, 2).connect(t, 2)
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			if err := collective.GroupedAllReduce(t.Context(), g, "x", [][]float32{{1}, {2, 3}}, collective.Sum); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		g.Close()
+	}
+	phases := map[string]int{}
+	var last collective.Span
+	for _, s := range told.all {
+		if s.Tensor == "" {
+			continue
+		}
+		phases[s.Tensor+" "+s.Phase]++
+		if s.Duration < 0 || s.Bytes == 0 {
+			t.Errorf("%+v", s)
+		}
+		last = s
+	}
+	for _, tensor := range []string{"x.0", "x.1"} {
+		for _, phase := range []string{"queue", "copy-in", "reduce", "copy-out"} {
+			if phases[tensor+" "+phase] != len(groups) {
+				t.Errorf("%s of %s: %d times", phase, tensor, phases[tensor+" "+phase])
+			}
+		}
+	}
+	if last.Phase != "copy-out" || len(phases) != 8 {
+		t.Error(phases, last)
+	}
+}
