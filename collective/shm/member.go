@@ -62,7 +62,8 @@ type Member struct {
 	relaxed bool // see publish
 	spin    int  // see budget
 	waits   uint
-	round   int // most bytes of one part that move in one round
+	moved   uint // waits when apart moved this member
+	round   int  // most bytes of one part that move in one round
 	op      uint64
 	rounds  uint64 // of all operations so far
 

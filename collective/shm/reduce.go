@@ -6,10 +6,12 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
+// The bytes of each part that move in one round. Long ones are best while every member has a core: until a slot is written
+// again, what other cores have of it has left their caches for the shared one, from which it is taken back faster.
 const (
-	roomyRound   = 64 << 10  // bytes of each part that move in one round while every member has a core
-	crowdedRound = 128 << 10 // the same otherwise: longer rounds, as each costs changes of place
-	block        = 16 << 10  // bytes that are worked on at once: two operands stay in the nearest cache
+	roomyRound   = 256 << 10
+	crowdedRound = 128 << 10
+	block        = 64 << 10 // bytes that are worked on at once: its operands stay in the second-level cache
 )
 
 // Barrier returns when all members have called it.

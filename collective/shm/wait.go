@@ -5,16 +5,20 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
-	spins       = 20_000 // looks at a word, of about a nanosecond each, while every member has a core
-	fewSpins    = 500
-	tryAll      = 64 // of so many waits one spins as long as it may
-	yields      = 20
-	crowdYields = 16                   // few, so that those who work can be moved to the cores of those who sleep
-	napWithDone = 2 * time.Millisecond // how late the end of a context may be seen
-	napForEver  = time.Second
+	spins        = 20_000 // looks at a word, of about a nanosecond each, while every member has a core
+	fewSpins     = 500
+	tryAll       = 64  // of so many waits one spins as long as it may
+	betweenMoves = 512 // waits from one change of core to the next
+	yields       = 20
+	crowdYields  = 16                   // few, so that those who work can be moved to the cores of those who sleep
+	napWithDone  = 2 * time.Millisecond // how late the end of a context may be seen
+	napForEver   = time.Second
 )
 
 // publish stores a word of this member and wakes who sleeps until it has changed.
@@ -71,8 +75,9 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 			schedYield()
 		}
 		if atomic.LoadUint64(word) >= value {
-			if i == 0 {
-				m.spin = max(m.spin/2, fewSpins) // the other one has waited for this core all the time
+			if i == 0 && !m.crowded { // the other one has waited for this core all the time
+				m.spin = max(m.spin/2, fewSpins)
+				m.apart(of)
 			}
 			return nil
 		}
@@ -92,6 +97,28 @@ func (m *Member) budget() int {
 		return spins
 	}
 	return m.spin
+}
+
+// apart moves this thread to another core where two members take turns on one. Left alone they stay there, also beside a core
+// that is free: neither of them is ready to run and kept waiting for long enough to be moved by the system. The higher
+// one moves, and not too often, since the other cores may be taken by others.
+func (m *Member) apart(of int) {
+	if m.index < of || m.waits-m.moved < betweenMoves {
+		return
+	}
+	m.moved, m.spin = m.waits, spins
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var here uint32
+	var all unix.CPUSet
+	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&here)), 0, 0); e != 0 || unix.SchedGetaffinity(0, &all) != nil {
+		return
+	}
+	others := all
+	if others.Clear(int(here)); others.Count() == 0 || unix.SchedSetaffinity(0, &others) != nil {
+		return
+	}
+	unix.SchedSetaffinity(0, &all) // it was this thread's before
 }
 
 // sleep waits in the kernel.
