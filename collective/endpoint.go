@@ -14,6 +14,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective/shm"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
@@ -117,6 +118,9 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	e.tuning = tuning{fusion: cfg.FusionThreshold, cycle: cfg.CycleTime, stall: cfg.StallWarning, log: e.logStall}
 	e.running.Go(e.accept)
+	if !e.apart {
+		e.running.Go(shm.Prepare)
+	}
 	return e, nil
 }
 

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"math"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -65,11 +66,15 @@ func low(word *uint64) *uint32 { return (*uint32)(unsafe.Pointer(word)) }
 
 func schedYield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// joinBarriers lets membarrierGlobal of other processes reach this one.
-func joinBarriers() bool {
-	_, _, e := unix.RawSyscall(unix.SYS_MEMBARRIER, membarrierIn, 0, 0)
+// joinBarriers lets membarrierGlobal of other processes reach this one. In a process of several threads the kernel first waits
+// until every core has passed through it.
+var joinBarriers = sync.OnceValue(func() bool {
+	_, _, e := unix.Syscall(unix.SYS_MEMBARRIER, membarrierIn, 0, 0)
 	return e == 0
-}
+})
+
+// Prepare does what makes a process's first Join long, some 20 ms, so that it is done before anybody waits for it.
+func Prepare() { joinBarriers() }
 
 // membarrierGlobal makes every store that a running thread of a process that has called joinBarriers has executed before
 // it visible to this thread, and the other way round.
