@@ -2,6 +2,7 @@
 
 GO ?= go
 ARGS ?=
+FUZZTIME ?= 60s
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
@@ -18,7 +19,7 @@ VECTOR = collective/kernel/internal/gen
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test resumes pure cross generate chaos chaos-drivers bench-recovery clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test fuzz resumes pure cross generate chaos chaos-drivers bench-recovery clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +80,12 @@ tidy-examples: ## bring the modules of examples in step with this one
 test: ## run the tests under the race detector; ARGS go to go test
 	@echo "== go test -race"
 	$(GO) test -race $(ARGS) ./...
+
+fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
+	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \
+		echo "== $$target of $$dir"; \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $(ARGS) $$dir </dev/null || exit 1; \
+	done
 
 resumes: # a short chaos-drivers
 	@echo "== jobs whose driver is killed and resumed"

@@ -165,3 +165,37 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 		t.Errorf("got %+v, %v, %v; want %+v", got, started, err, want)
 	}
 }
+
+// FuzzWorkerFromEnv: what an environment says of a worker is refused, or makes a place that can be, and says the same again.
+func FuzzWorkerFromEnv(f *testing.F) {
+	f.Add(strings.Join(worker().Environ(), "\x00"))
+	f.Add("HVD_DRIVER_ADDR=a:1\x00HOROVOD_RANK=99999999999999999999")
+	f.Fuzz(func(t *testing.T, environ string) {
+		env := map[string]string{}
+		for entry := range strings.SplitSeq(environ, "\x00") {
+			name, value, _ := strings.Cut(entry, "=")
+			env[name] = value
+		}
+		w, ok, err := plan.WorkerFromEnv(lookupIn(env))
+		if !ok || err != nil {
+			return
+		}
+		s := w.Slot
+		if s.Rank < 0 || s.Rank >= w.Size || s.LocalRank >= s.LocalSize || s.CrossRank >= s.CrossSize || s.Index >= plan.MaxSlots {
+			t.Errorf("taken: %+v", w)
+		}
+		again, _, err := plan.WorkerFromEnv(lookupIn(variables(t, w)))
+		w.Algorithm, w.OnlySockets = "", false // Environ leaves them to be inherited
+		if w.GroupSize == 0 {
+			w.GroupRank, w.GroupSize = s.CrossRank, s.CrossSize
+		}
+		for _, d := range []struct{ was, is *time.Duration }{{&w.CycleTime, &again.CycleTime}, {&w.StallWarning, &again.StallWarning}} {
+			if (*d.was - *d.is).Abs() < time.Microsecond { // of up to 68 years
+				*d.was = *d.is
+			}
+		}
+		if err != nil || !reflect.DeepEqual(again, w) {
+			t.Errorf("%+v became %+v, %v", w, again, err)
+		}
+	})
+}

@@ -1,0 +1,67 @@
+package rendezvous
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+func encoded(f *testing.F, m proto.Message) []byte {
+	f.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return b
+}
+
+// FuzzJoin: what a worker says when it joins has bounds, or is refused.
+func FuzzJoin(f *testing.F) {
+	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone"}
+	f.Add(encoded(f, j.toWire()))
+	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: []string{strings.Repeat("a", maxAddr+1)}}))
+	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: make([]string, maxAddrs+1)}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var req wire.JoinRequest
+		if proto.Unmarshal(b, &req) != nil || validate(&req) != nil {
+			return
+		}
+		j := joiningFromWire(&req)
+		if len(j.DataAddrs) > maxAddrs || len(j.NotifyAddr) > maxAddr || len(j.Cause) > maxCause {
+			t.Errorf("taken: %+v", j)
+		}
+		if back := joiningFromWire(j.toWire()); !reflect.DeepEqual(back, j) {
+			t.Errorf("%+v became %+v", j, back)
+		}
+	})
+}
+
+// FuzzWorld: the ranks of a world that a worker takes exist, and it is a later one.
+func FuzzWorld(f *testing.F) {
+	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Peers: []*wire.Peer{{Host: "a", LocalSize: 2, CrossSize: 1}, {Host: "a", Index: 1}}}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Peers: []*wire.Peer{{}}}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, Peers: []*wire.Peer{{Index: 1 << 31}}}), uint64(3))
+	f.Fuzz(func(t *testing.T, b []byte, after uint64) {
+		var m wire.World
+		if proto.Unmarshal(b, &m) != nil {
+			return
+		}
+		w, err := worldFromWire(&m, after)
+		if err != nil {
+			return
+		}
+		size := w.Size()
+		if w.Generation <= after || w.Rank < 0 || w.Rank >= size || w.SyncRoot < 0 || w.SyncRoot >= size || len(w.DataAddrs) != size {
+			t.Errorf("taken after %d: %+v", after, w)
+		}
+		for _, s := range w.Slots {
+			if min(s.Index, s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize) < 0 {
+				t.Errorf("taken: %+v", s)
+			}
+		}
+	})
+}
