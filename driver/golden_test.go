@@ -315,7 +315,7 @@ func (s *story) describe(a action) string {
 		}
 		// Forking succeeds at once in stories.
 		s.m.find(a.id).pid = 100
-		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.trial.Size())
+		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.trial.size)
 	case stopWorker:
 		return "stop " + a.id
 	case publishWorld:

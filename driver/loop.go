@@ -415,10 +415,9 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	groupRank, groupSize := a.trial.Group(a.slot.Host)
 	env := plan.Worker{
 		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
-		Slot: a.slot, Size: a.trial.Size(), GroupRank: groupRank, GroupSize: groupSize,
+		Slot: a.slot, Size: a.trial.size, GroupRank: a.trial.groupRank, GroupSize: a.trial.groupSize,
 		DriverAddr:  l.listen.String(), // agents put theirs in its place
 		Credentials: credentials.Encode(),
 		Restarts:    a.resets, MaxRestarts: l.maxResets(),
@@ -432,11 +431,10 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 
 // masterAddr returns where workers that know each other by MASTER_ADDR meet.
 func (l *loop) masterAddr(a startWorker) (string, error) {
-	first := a.trial.Slots[0].Host
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		return router.HostAddr(first)
+		return router.HostAddr(a.trial.first)
 	}
-	return first, nil
+	return a.trial.first, nil
 }
 
 // maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.

@@ -24,6 +24,9 @@ type machine struct {
 
 	hosts   *discovery.Hosts
 	workers []*worker // every process that has not exited, in order of start
+	byID    map[string]*worker
+	bySlot  map[plan.SlotID]*worker // a slot has one worker at a time
+	wants   []plan.SlotID           // as of the last step; replaced, never changed
 	world   plan.World
 	seq     uint64
 
@@ -81,6 +84,7 @@ type worker struct {
 	join       rendezvous.Joining
 	holds      bool
 	done       bool
+	wanted     bool // its slot is one of machine.wants
 	removed    bool // dismissed because its slot is not wanted
 	start      startWorker
 	reason     string // why it was stopped, where that is a failure of its own
@@ -127,10 +131,17 @@ type (
 	startWorker struct {
 		id     string
 		slot   plan.Slot
-		trial  plan.World // as it would be if all wanted slots were filled; slot is one of its own
+		trial  trialWorld
 		resets int
 		// again: a driver before this one has started it, or was about to; if forked, it has.
 		again, forked bool
+	}
+	// trialWorld is how a worker that starts sees the world that there would be if all wanted slots were filled. It keeps
+	// nothing of it: the trials of a thousand workers would be a million slots.
+	trialWorld struct {
+		size                 int
+		groupRank, groupSize int    // of the worker's host, as plan.World.Group has them
+		first                string // the host of rank 0
 	}
 	stopWorker   struct{ id string }
 	publishWorld struct {
@@ -164,6 +175,7 @@ type (
 func newMachine(cfg Config, newID func(plan.SlotID) string) *machine {
 	return &machine{
 		size: cfg.Size, blame: cfg.Blame, wait: cfg.Timeouts, newID: newID,
+		byID: make(map[string]*worker), bySlot: make(map[plan.SlotID]*worker),
 		hosts: discovery.NewHosts(discovery.HostsConfig{
 			CooldownMin: cfg.Blame.CooldownMin, CooldownMax: cfg.Blame.CooldownMax, Forever: cfg.Blame.forever(),
 		}),
@@ -278,7 +290,7 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 	if w == nil {
 		return
 	}
-	m.workers = slices.DeleteFunc(m.workers, func(o *worker) bool { return o == w })
+	m.remove(w)
 	cause := m.cause(w, e.exit)
 	signal := any(nil)
 	if e.exit.Signal != 0 {
@@ -423,22 +435,20 @@ func (m *machine) decide(now time.Time, err error) {
 
 func (m *machine) enter(now time.Time, w *worker, p phase) { w.phase, w.since = p, now }
 
-func (m *machine) find(id string) *worker {
-	for _, w := range m.workers {
-		if w.id == id {
-			return w
-		}
-	}
-	return nil
+// find returns nil where there is no such worker, as does in.
+func (m *machine) find(id string) *worker { return m.byID[id] }
+
+func (m *machine) in(slot plan.SlotID) *worker { return m.bySlot[slot] }
+
+func (m *machine) add(w *worker) {
+	m.workers = append(m.workers, w)
+	m.byID[w.id], m.bySlot[w.slot] = w, w
 }
 
-func (m *machine) in(slot plan.SlotID) *worker {
-	for _, w := range m.workers {
-		if w.slot == slot {
-			return w
-		}
-	}
-	return nil
+func (m *machine) remove(w *worker) {
+	m.workers = slices.DeleteFunc(m.workers, func(o *worker) bool { return o == w })
+	delete(m.byID, w.id)
+	delete(m.bySlot, w.slot)
 }
 
 func (m *machine) any(p phase) bool {

@@ -32,9 +32,9 @@ func (m *machine) reconcile(now time.Time) {
 	default:
 		wanted := m.wanted(now)
 		m.startMissing(now, wanted)
-		m.releaseUnwanted(now, wanted)
+		m.releaseUnwanted(now)
 		m.form(now, wanted)
-		m.announce(now, wanted)
+		m.announce(now)
 		m.spreadLoss(now)
 		if m.decided { // a world that cannot be formed may have ended the job
 			m.windDown(now)
@@ -42,37 +42,56 @@ func (m *machine) reconcile(now time.Time) {
 	}
 }
 
-// wanted returns the slots that should have a worker now, oldest hosts first. Beyond the most workers allowed, slots
-// whose workers train already are preferred, then those whose workers run at all: nobody is replaced for the sake of
-// order.
+// wanted returns the slots that should have a worker now, oldest hosts first, and marks the workers that are in one. Where
+// there are a thousand workers there are steps for each of them, so what else a step does looks at marks and not at lists.
 func (m *machine) wanted(now time.Time) []plan.SlotID {
 	if m.fixed != nil {
-		return m.fixed
+		m.want(m.fixed)
+		return m.wants
 	}
 	free := m.hosts.Available(now)
 	if m.size.Max > 0 && len(free) > m.size.Max {
 		free = m.preferred(free)
 	}
-	if w := m.lastHolder(free); w != nil {
+	m.want(free)
+	if w := m.lastHolder(); w != nil {
 		// Discovery does not want it any more, but it alone has the state: it stays until another has it too.
-		free = m.insertByAge(free, w.slot)
+		m.want(m.insertByAge(m.wants, w.slot))
 	}
-	return free
+	return m.wants
+}
+
+// want makes ids the wanted slots.
+func (m *machine) want(ids []plan.SlotID) {
+	if slices.Equal(ids, m.wants) {
+		return
+	}
+	m.wants = ids
+	for _, w := range m.workers {
+		w.wanted = false
+	}
+	for _, id := range ids {
+		if w := m.in(id); w != nil {
+			w.wanted = true
+		}
+	}
 }
 
 // insertByAge puts a slot behind those of its own host and of older ones; a host that is gone from the list is the oldest.
 func (m *machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
-	listed := m.hosts.Listed()
-	age := func(host string) int {
-		return slices.IndexFunc(listed, func(h plan.Host) bool { return h.Name == host })
+	age := make(map[string]int) // from 1
+	for i, h := range m.hosts.Listed() {
+		age[h.Name] = i + 1
 	}
-	at := slices.IndexFunc(ids, func(o plan.SlotID) bool { return age(o.Host) > age(id.Host) })
+	at := slices.IndexFunc(ids, func(o plan.SlotID) bool { return age[o.Host] > age[id.Host] })
 	if at < 0 {
 		at = len(ids)
 	}
-	return slices.Insert(ids, at, id)
+	return slices.Insert(slices.Clip(ids), at, id)
 }
 
+// preferred returns the most slots that may have a worker: those whose workers train already, then those whose workers run
+// at all, since nobody is replaced for the sake of order.
 func (m *machine) preferred(free []plan.SlotID) []plan.SlotID {
 	class := func(id plan.SlotID) int {
 		w := m.in(id)
@@ -84,26 +103,36 @@ func (m *machine) preferred(free []plan.SlotID) []plan.SlotID {
 		}
 		return 1
 	}
+	classes, count := make([]int, len(free)), [3]int{}
+	for i, id := range free {
+		classes[i] = class(id)
+		count[classes[i]]++
+	}
+	// How many of each class there is room for: the first ones.
+	room, left := [3]int{}, m.size.Max
+	for c, n := range count {
+		room[c] = min(n, left)
+		left -= room[c]
+	}
 	chosen := make([]plan.SlotID, 0, m.size.Max)
-	for c := 0; c <= 2; c++ {
-		for _, id := range free {
-			if len(chosen) < m.size.Max && class(id) == c {
-				chosen = append(chosen, id)
-			}
+	for i, id := range free {
+		if c := classes[i]; room[c] > 0 {
+			room[c]--
+			chosen = append(chosen, id)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(free), func(id plan.SlotID) bool { return !slices.Contains(chosen, id) })
+	return chosen
 }
 
-// lastHolder returns a worker that has the job's state when no worker of a free slot has it; nil when one does, or when
+// lastHolder returns a worker that has the job's state when no worker of a wanted slot has it; nil when one does, or when
 // there is nothing to hold.
-func (m *machine) lastHolder(free []plan.SlotID) *worker {
+func (m *machine) lastHolder() *worker {
 	var last *worker
 	for _, w := range m.workers {
 		if !w.live() || !w.holds {
 			continue
 		}
-		if slices.Contains(free, w.slot) {
+		if w.wanted {
 			return nil
 		}
 		if last == nil || w.join.Commits > last.join.Commits ||
@@ -128,6 +157,15 @@ func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	} else if !m.size.Elastic {
 		return
 	}
+	taken := 0 // by workers that are in it or on their way out of it
+	for _, w := range m.workers {
+		if w.wanted {
+			taken++
+		}
+	}
+	if taken == len(wanted) {
+		return
+	}
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // no number of slots is too few for 0
@@ -135,23 +173,29 @@ func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	trial := plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	for _, s := range slots {
 		if m.in(s.SlotID) != nil {
-			continue // a worker that is on its way out has the slot until it is gone
+			continue
 		}
-		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now}
-		w.start = startWorker{id: w.id, slot: s, trial: trial, resets: m.resets}
-		m.workers = append(m.workers, w)
+		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now, wanted: true}
+		w.start = startWorker{id: w.id, slot: s, trial: trialFor(s.Host, trial), resets: m.resets}
+		m.add(w)
 		m.do(w.start)
 	}
 }
 
+func trialFor(host string, w plan.World) trialWorld {
+	t := trialWorld{size: w.Size(), first: w.Slots[0].Host}
+	t.groupRank, t.groupSize = w.Group(host)
+	return t
+}
+
 // releaseUnwanted sends away workers that train nowhere and whose slots are not wanted any more. Members of the current
 // world learn it from announce, and go when the next world is published.
-func (m *machine) releaseUnwanted(now time.Time, wanted []plan.SlotID) {
-	for _, w := range slices.Clone(m.workers) {
+func (m *machine) releaseUnwanted(now time.Time) {
+	for _, w := range m.workers {
 		switch {
 		case w.phase == leaving && !now.Before(w.since.Add(m.wait.Drain)):
 			m.stop(now, w, "")
-		case slices.Contains(wanted, w.slot):
+		case w.wanted:
 		case w.phase == starting:
 			m.stop(now, w, "")
 		case w.phase == waiting && w.generation == 0:
@@ -167,31 +211,36 @@ func (m *machine) form(now time.Time, wanted []plan.SlotID) {
 	if !m.started || running || m.decided || m.any(training) {
 		return
 	}
-	var members []*worker
-	soon := false
-	for _, id := range wanted {
-		switch w := m.in(id); {
-		case w == nil:
+	come, soon := 0, false
+	for _, w := range m.workers {
+		switch {
+		case !w.wanted:
 		case w.phase == waiting:
-			members = append(members, w)
+			come++
 		case w.phase == starting:
 			soon = true
 		}
 	}
 	first := m.world.Generation == 0
-	if len(members) < m.size.Min {
+	if come < m.size.Min {
 		m.short = true
 		switch {
 		case soon: // their start has a deadline of its own
 		case m.size.Elastic:
-			m.lackWorkers(now, len(members))
+			m.lackWorkers(now, come)
 		default:
-			m.decide(now, m.incomplete(len(members)))
+			m.decide(now, m.incomplete(come))
 		}
 		return
 	}
 	if soon && (first || m.short) {
 		return
+	}
+	members := make([]*worker, 0, come)
+	for _, id := range wanted {
+		if w := m.in(id); w != nil && w.phase == waiting {
+			members = append(members, w)
+		}
 	}
 	m.publish(now, members)
 }
@@ -229,7 +278,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.do(m.published)
 	m.emit(now, WorldPublished, Field{"generation", m.world.Generation}, Field{"size", len(members)},
 		Field{"root", root}, Field{"slots", published})
-	for _, w := range slices.Clone(m.workers) {
+	for _, w := range m.workers {
 		if w.phase == waiting { // it came, but its slot is not wanted
 			m.dismiss(now, w, rendezvous.ErrRemoved)
 		}
@@ -246,7 +295,7 @@ func better(a, b *worker) bool {
 
 // announce tells the members of a running world how the wanted slots differ from it: removals at once, additions when
 // all that are being started stand at the door. A change that has gone away again is announced as none.
-func (m *machine) announce(now time.Time, wanted []plan.SlotID) {
+func (m *machine) announce(now time.Time) {
 	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
 		return
 	}
@@ -254,16 +303,15 @@ func (m *machine) announce(now time.Time, wanted []plan.SlotID) {
 	var members []*worker
 	door, soon := false, false
 	for _, w := range m.workers {
-		want := slices.Contains(wanted, w.slot)
 		switch {
 		case w.phase == training:
 			members = append(members, w)
-			if !want {
+			if !w.wanted {
 				change |= plan.Removed
 			}
-		case w.phase == waiting && want:
+		case w.phase == waiting && w.wanted:
 			door = true
-		case w.phase == starting && want:
+		case w.phase == starting && w.wanted:
 			soon = true
 		}
 	}
@@ -304,7 +352,7 @@ func (m *machine) spreadLoss(now time.Time) {
 // finish lets the others come to their end once one worker is done with training. What a worker does after its own
 // training, such as saving a model, takes as long as it takes.
 func (m *machine) finish(now time.Time) {
-	for _, w := range slices.Clone(m.workers) {
+	for _, w := range m.workers {
 		late := !now.Before(m.doneFrom.Add(m.wait.Finish))
 		switch {
 		case w.phase == waiting:
@@ -434,7 +482,7 @@ func (m *machine) checkDeadlines(now time.Time) {
 			m.log(logrus.WarnLevel, "still waiting for %s to come to the next world", names)
 		}
 	}
-	for _, w := range slices.Clone(m.workers) {
+	for _, w := range m.workers {
 		by, limited := m.startBy(w)
 		switch {
 		case w.phase == starting && limited && !now.Before(by):

@@ -1,0 +1,96 @@
+package driver
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// BenchmarkCrowd has the machine form a world of n workers, grow it by a host, and lose a tenth of it: what is reported is
+// the time of one of its steps.
+func BenchmarkCrowd(b *testing.B) {
+	for _, n := range []int{100, 300, 1000, 3000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			steps := 0
+			for b.Loop() {
+				steps += crowd(b, n)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(steps), "ns/step")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// crowd returns how often it has stepped a machine.
+func crowd(b *testing.B, n int) (steps int) {
+	cfg, err := Config{
+		Command: []string{"train"}, Source: noSource{}, Size: Size{NP: n, Min: 1, Elastic: true},
+		Blame: Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
+	}.withDefaults()
+	if err != nil {
+		b.Fatal(err)
+	}
+	given := 0
+	m := newMachine(cfg, func(plan.SlotID) string { given++; return strconv.Itoa(given) })
+	now := time.Unix(0, 0)
+	var fresh []string
+	step := func(ev event) {
+		steps++
+		now = now.Add(time.Millisecond)
+		for _, a := range m.step(now, ev) {
+			if s, ok := a.(startWorker); ok {
+				fresh = append(fresh, s.id)
+			}
+		}
+		m.deadline()
+	}
+	join := func(id string, after uint64) {
+		step(workerJoined{id, rendezvous.Joining{After: after, Commits: 5 * after, HoldsState: after > 0}})
+	}
+	ready := func() {
+		for _, id := range fresh {
+			step(workerForked{id, 1})
+		}
+		for _, id := range fresh {
+			join(id, 0)
+		}
+		fresh = nil
+	}
+	again := func(generation uint64) {
+		for _, w := range m.workers {
+			if w.generation == generation {
+				join(w.id, generation)
+			}
+		}
+	}
+	hosts := make([]plan.Host, n/8+1)
+	for i := range hosts {
+		hosts[i] = plan.Host{Name: fmt.Sprintf("host%04d", i), Slots: 8}
+	}
+	hosts[n/8].Slots = n % 8
+	if n%8 == 0 {
+		hosts = hosts[:n/8]
+	}
+	step(hostsFound{hosts})
+	ready()
+	for _, w := range m.workers {
+		step(workerReport{w.id, rendezvous.Committed, 1, 1})
+	}
+	step(hostsFound{append(hosts, plan.Host{Name: "new", Slots: 8})})
+	ready()
+	again(1)
+	for i, w := range append([]*worker(nil), m.workers...) {
+		if i%10 == 0 {
+			step(workerEnded{w.id, Exit{Code: 137, Signal: 9}})
+		}
+	}
+	again(2)
+	if want := n + 8 - (n+8+9)/10; m.world.Generation != 3 || m.world.Size() != want {
+		b.Fatalf("generation %d of %d workers; want 3 of %d", m.world.Generation, m.world.Size(), want)
+	}
+	return steps
+}
