@@ -38,6 +38,7 @@ type Hosts struct {
 	// The records of slots and hosts that have failed outlive their listing: a host that flaps does not start afresh.
 	slots map[plan.SlotID]*record
 	hosts map[string]*record
+	holds map[holdKey]Hold // by persons
 }
 
 // record is what is held against a slot or a host.
@@ -66,7 +67,7 @@ func NewHosts(cfg HostsConfig) *Hosts {
 		cfg.CooldownMax = defaultCooldownMax
 	}
 	cfg.CooldownMax = max(cfg.CooldownMax, cfg.CooldownMin)
-	return &Hosts{cfg: cfg, slots: map[plan.SlotID]*record{}, hosts: map[string]*record{}}
+	return &Hosts{cfg: cfg, slots: map[plan.SlotID]*record{}, hosts: map[string]*record{}, holds: map[holdKey]Hold{}}
 }
 
 // Update takes a new list, which has passed plan.CheckHosts, and says how its slots differ from those listed before,
@@ -105,6 +106,7 @@ func (h *Hosts) Update(now time.Time, listed []plan.Host) plan.Change {
 	}
 	h.listed = append(order, newcomers...)
 	h.forget(now)
+	h.dropHolds(after)
 	return change
 }
 
@@ -119,16 +121,17 @@ func usable(host plan.Host) int {
 // Listed returns the hosts of the last list, excluded, draining or neither, the oldest first.
 func (h *Hosts) Listed() []plan.Host { return slices.Clone(h.listed) }
 
-// Available returns the slots that may have a worker: listed, of a host that is not draining, and not excluded at that
-// time; the oldest host first, by index within a host. It is what plan.Assign takes.
+// Available returns the slots that may have a worker: listed, of a host that is not draining, and neither excluded nor held at
+// that time; the oldest host first, by index within a host. It is what plan.Assign takes.
 func (h *Hosts) Available(now time.Time) []plan.SlotID {
 	ids := []plan.SlotID{}
 	for _, host := range h.orderAt(now) {
-		if h.isOut(h.hosts[host.Name], now) {
+		if h.isOut(h.hosts[host.Name], now) || h.isHeld(holdKey{host.Name, -1}, now) {
 			continue
 		}
 		for i := range usable(host) {
-			if id := (plan.SlotID{Host: host.Name, Index: i}); !h.isOut(h.slots[id], now) {
+			id := plan.SlotID{Host: host.Name, Index: i}
+			if !h.isOut(h.slots[id], now) && !h.isHeld(holdKey{host.Name, i}, now) {
 				ids = append(ids, id)
 			}
 		}
@@ -163,22 +166,26 @@ func (h *Hosts) ExcludeHost(now time.Time, host string) Exclusion {
 	return h.exclusion(host, nil, r)
 }
 
-// Expire returns the exclusions that have ended by now, in the order of their ends, each of them once. A host that was
-// out as a whole is the youngest from now on. What they were excluded for stays on record, and decays. An exclusion of
+// Expire returns the exclusions and holds that have ended by now, in the order of their ends, each of them once, and those
+// whose slot or host is out for another reason not at all. A host that was out as a whole is the youngest from now on. What they were excluded for stays on record, and decays. An exclusion of
 // what is listed no more ends like any other.
 func (h *Hosts) Expire(now time.Time) []Exclusion {
 	h.listed = h.orderAt(now) // before the books forget who has been out
-	var ended []Exclusion
+	ended := h.expireHolds(now)
 	for name, r := range h.hosts {
 		if r.out && !h.isOut(r, now) {
-			ended = append(ended, h.exclusion(name, nil, r))
 			r.out = false
+			if !h.isHeld(holdKey{name, -1}, now) {
+				ended = append(ended, h.exclusion(name, nil, r))
+			}
 		}
 	}
 	for id, r := range h.slots {
 		if r.out && !h.isOut(r, now) {
-			ended = append(ended, h.exclusion(id.Host, &id.Index, r))
 			r.out = false
+			if !h.isHeld(holdKey{id.Host, id.Index}, now) {
+				ended = append(ended, h.exclusion(id.Host, &id.Index, r))
+			}
 		}
 	}
 	slices.SortFunc(ended, func(a, b Exclusion) int {
@@ -201,6 +208,11 @@ func (h *Hosts) NextReturn() (time.Time, bool) {
 	}
 	for _, r := range h.slots {
 		look(r)
+	}
+	for _, hold := range h.holds {
+		if !hold.Until.IsZero() && (!found || hold.Until.Before(next)) {
+			next, found = hold.Until, true
+		}
 	}
 	return next, found
 }
@@ -261,14 +273,14 @@ func (h *Hosts) orderAt(now time.Time) []plan.Host {
 	order := make([]plan.Host, 0, len(h.listed))
 	var returned []plan.Host
 	for _, host := range h.listed {
-		if r := h.hosts[host.Name]; r != nil && r.out && !h.isOut(r, now) {
+		if until := h.outAsWhole(host.Name); !until.IsZero() && !now.Before(until) {
 			returned = append(returned, host)
 		} else {
 			order = append(order, host)
 		}
 	}
 	slices.SortStableFunc(returned, func(a, b plan.Host) int {
-		return h.hosts[a.Name].until.Compare(h.hosts[b.Name].until)
+		return h.outAsWhole(a.Name).Compare(h.outAsWhole(b.Name))
 	})
 	return append(order, returned...)
 }

@@ -105,8 +105,10 @@ func Resume(ctx context.Context, cfg Config) error {
 	if cfg.Replayed == nil {
 		cfg.Replayed = func(Event) {}
 	}
+	var before recent
 	p := &replay{acted: func(a action) {
 		if e, ok := a.(emitEvent); ok {
+			before.add(e.event)
 			cfg.Replayed(e.event)
 		}
 	}}
@@ -118,7 +120,7 @@ func Resume(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return errors.Join(err, j.Close())
 	}
-	l.book.j, l.book.path = j, cfg.Journal
+	l.book.j, l.book.path, l.recent = j, cfg.Journal, before
 	if l.cfg.Output == nil {
 		l.cfg.Output = &launch.Output{Stdout: os.Stdout, Stderr: os.Stderr}
 		defer l.cfg.Output.Close()

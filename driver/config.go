@@ -58,6 +58,12 @@ type Config struct {
 	Events func(Event)
 	// Replayed is called by Resume, before Events is, with each event of the drivers before. Nil: nobody listens.
 	Replayed func(Event)
+	// Control is the path, of any length, of a unix socket at which the job's user may ask how the job is doing and give
+	// commands, with a control.Client; it must be in a folder that only that user may enter. Empty: there is none.
+	Control string
+	// Stop is called when a command asks to stop the job, and sees that the context of Run ends, and where now is set that
+	// the workers are killed. It does not block. Nil: such a command is refused.
+	Stop func(now bool)
 	// Log takes the driver's own messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }

@@ -38,6 +38,8 @@ const (
 	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
 	Returned        EventName = "returned"         // host, slot or null
 	Reset           EventName = "reset"            // count
+	Draining        EventName = "draining"         // host, slot or null: a person drains it
+	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
 	Resumed         EventName = "resumed"          // another driver has taken over from one that died
 	JobDone         EventName = "job_done"         // status, message
 )

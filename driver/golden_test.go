@@ -15,6 +15,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -33,6 +34,10 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	wait 5s                    time passes; deadlines in between come due
 //	discovery-failed first|later
 //	interrupt
+//	drain a:0                  a person asks for it, of a slot or a whole host, as are
+//	exclude a 10s              (without a time: until it is readmitted)
+//	readmit a
+//	scale min=1 max=4          (max=0: no bound)
 //	resume 20s                 the driver dies, and so much later another goes on
 //
 // A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0 in a command, which
@@ -92,6 +97,7 @@ type story struct {
 	now    time.Time
 	out    *strings.Builder
 	starts map[plan.SlotID]int
+	latest uint64 // generation
 }
 
 func (s *story) command(words []string) error {
@@ -139,6 +145,8 @@ func (s *story) command(words []string) error {
 		s.step(resumed{})
 	case "interrupt":
 		s.step(interrupted{errors.New("interrupted")})
+	case "drain", "exclude", "readmit", "scale":
+		return s.ask(words[0], args)
 	default:
 		return errors.New("no such command")
 	}
@@ -269,6 +277,38 @@ func (s *story) report(args []string) error {
 	return nil
 }
 
+// ask gives a person's command.
+func (s *story) ask(verb string, args []string) error {
+	c := control.Command{Verb: control.Verb(verb)}
+	for i, arg := range args {
+		key, value, _ := strings.Cut(arg, "=")
+		n, err := strconv.Atoi(value)
+		switch {
+		case key == "min":
+			c.MinNP = &n
+		case key == "max":
+			c.MaxNP = &n
+		case i == 1:
+			c.For, err = time.ParseDuration(arg)
+		default:
+			host, slot, whole := strings.Cut(arg, ":")
+			err = nil
+			if c.Host = host; whole {
+				n, err = strconv.Atoi(slot)
+				c.Slot = &n
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.Check(); err != nil {
+		return err
+	}
+	s.step(commanded{c})
+	return nil
+}
+
 // worker finds the living worker of a slot, or the one of exactly that name.
 func (s *story) worker(name string) (*worker, error) {
 	for _, w := range s.m.workers {
@@ -319,6 +359,10 @@ func (s *story) describe(a action) string {
 	case stopWorker:
 		return "stop " + a.id
 	case publishWorld:
+		if a.world.Generation > s.latest && a.world.Size() < s.m.size.Min {
+			s.t.Errorf("a world of %d was published, the fewest are %d", a.world.Size(), s.m.size.Min)
+		}
+		s.latest = a.world.Generation
 		names := make([]string, len(a.members))
 		for i, w := range a.members {
 			names[i] = w.id
@@ -344,6 +388,11 @@ func (s *story) describe(a action) string {
 			return ""
 		}
 		return "log " + a.text
+	case answerAsked:
+		if a.refused != nil {
+			return "refuse: " + a.refused.Error()
+		}
+		return "answer: " + a.done
 	case finishJob:
 		if a.err == nil {
 			return "finish"
@@ -372,6 +421,8 @@ func (s *story) describeEvent(e Event) string {
 		return fmt.Sprintf("event reset %v", field("count"))
 	case DiscoveryFailed:
 		return fmt.Sprintf("event discovery_failed: %v", field("error"))
+	case Scaled:
+		return fmt.Sprintf("event scaled to %v…%v", field("min_np"), field("max_np"))
 	}
 	return ""
 }
@@ -388,9 +439,6 @@ func checkInvariants(t *testing.T, m *machine) {
 		if w.phase == training && w.generation != m.world.Generation {
 			t.Errorf("%s trains in generation %d, the world is %d", w.id, w.generation, m.world.Generation)
 		}
-	}
-	if n := m.world.Size(); n != 0 && (n < m.size.Min) {
-		t.Errorf("a world of %d was published, the fewest are %d", n, m.size.Min)
 	}
 }
 

@@ -64,7 +64,10 @@ type loop struct {
 	after   *jobRecord    // of the driver that this one takes over from; nil: of none
 	keeper  launch.Keeper // the launcher, where it is one
 	events  chan posted
+	asks    chan func()   // carried out by the loop
 	ended   chan struct{} // closed when nobody takes events any more
+	recent  recent
+	begun   time.Time // of the job
 
 	credentials *identity.Authority
 	listen      netip.AddrPort // of the rendezvous
@@ -101,6 +104,8 @@ type process struct {
 type posted struct {
 	event event
 	noted chan<- struct{} // closed when the event cannot be lost any more; nil: nobody waits for that
+	// answer takes, without delay, what is answered to a command; nil: it is none.
+	answer chan<- answerAsked
 }
 
 func newLoop(cfg Config) *loop {
@@ -108,6 +113,7 @@ func newLoop(cfg Config) *loop {
 		cfg:    cfg,
 		clock:  newClock(time.Time{}),
 		events: make(chan posted, 64),
+		asks:   make(chan func()),
 		ended:  make(chan struct{}),
 		procs:  make(map[string]*process),
 	}
@@ -135,12 +141,13 @@ func (l *loop) open() (net.Listener, error) {
 		router.Listening(int(l.listen.Port()))
 	}
 	if l.after != nil {
-		l.masterPort = l.after.MasterPort
+		l.masterPort, l.begun = l.after.MasterPort, time.Unix(0, l.after.Begun).UTC()
 		return lis, nil
 	}
+	l.begun = l.clock.now()
 	if l.masterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
 		err = l.book.begin(l.cfg, jobRecord{
-			Version: recordVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
+			Version: recordVersion, Begun: l.begun.UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
 			Timeouts: l.cfg.Timeouts, Listen: l.listen.String(), MasterPort: l.masterPort,
 		})
 	}
@@ -201,6 +208,7 @@ func (l *loop) serve(ctx context.Context) error {
 		}
 	})
 	l.wg.Go(func() { l.discover(side) })
+	defer l.serveControl(side)()
 	return l.run(ctx)
 }
 
@@ -253,6 +261,9 @@ func (l *loop) run(ctx context.Context) error {
 		var in posted
 		select {
 		case in = <-l.events:
+		case ask := <-l.asks:
+			ask()
+			continue
 		case <-timer.C:
 			in.event = deadlinePassed{}
 		case <-interrupt:
@@ -289,10 +300,17 @@ func (l *loop) feed(in posted) *finishJob {
 		l.outputs.note(outputNote{Worker: e.id, Ended: true})
 	}
 	for _, a := range actions {
-		if f, ok := a.(finishJob); ok {
-			return &f
+		switch a := a.(type) {
+		case finishJob:
+			return &a
+		case answerAsked:
+			if a.refused == nil {
+				l.cfg.Log.Info("as asked: " + a.done)
+			}
+			in.answer <- a
+		default:
+			l.perform(a)
 		}
-		l.perform(a)
 	}
 	if e, ok := in.event.(workerEnded); ok {
 		l.push.Forget(e.id)
@@ -316,6 +334,7 @@ func (l *loop) perform(a action) {
 	case tellLoss:
 		l.push.PushLoss(l.targets(a.members), a.loss)
 	case emitEvent:
+		l.recent.add(a.event)
 		l.cfg.Events(a.event)
 	case logLine:
 		l.log(a)
@@ -468,7 +487,7 @@ func (l *loop) post(ev event) {
 func (l *loop) postNoted(ev event) {
 	noted := make(chan struct{})
 	select {
-	case l.events <- posted{ev, noted}:
+	case l.events <- posted{event: ev, noted: noted}:
 	case <-l.ended:
 		return
 	}

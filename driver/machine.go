@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -40,10 +41,12 @@ type machine struct {
 	shortFrom time.Time     // since when slots are waited for
 	resetFrom time.Time     // when the first member left the current world
 	reminded  bool          // the log has named those who have not
-	dead      []int         // ranks of the current world whose processes have died
+	dead      []int         // ranks of the current world whose processes have died, or do not count any more
 	told      int           // how many of them the members were told of
 	deadFrom  time.Time     // when the first died that they were not told of
 	resets    int
+	failures  map[plan.SlotID]int // of workers that failed in slots of listed hosts
+	commits   uint64              // that the members of the current world had, at its beginning or at their first
 
 	doneFrom time.Time    // when the first worker reported done
 	doneExit bool         // a worker that reported done has exited with 0
@@ -55,7 +58,9 @@ type machine struct {
 	result   error
 	finished bool
 
-	last      time.Time    // of the last step
+	last      time.Time // of the last step
+	state     control.State
+	stateFrom time.Time
 	published publishWorld // as the current world was
 
 	out []action
@@ -176,6 +181,7 @@ func newMachine(cfg Config, newID func(plan.SlotID) string) *machine {
 	return &machine{
 		size: cfg.Size, blame: cfg.Blame, wait: cfg.Timeouts, newID: newID,
 		byID: make(map[string]*worker), bySlot: make(map[plan.SlotID]*worker),
+		failures: make(map[plan.SlotID]int),
 		hosts: discovery.NewHosts(discovery.HostsConfig{
 			CooldownMin: cfg.Blame.CooldownMin, CooldownMax: cfg.Blame.CooldownMax, Forever: cfg.Blame.forever(),
 		}),
@@ -193,6 +199,7 @@ func (m *machine) step(now time.Time, ev event) []action {
 	case hostsFound:
 		m.emit(now, HostsFound, Field{"hosts", foundHosts(e.hosts)})
 		m.hosts.Update(now, e.hosts)
+		m.forgetFailures()
 	case sourceFailed:
 		m.emit(now, DiscoveryFailed, Field{"error", e.err.Error()})
 		m.decide(now, fmt.Errorf("%w: %w", ErrDiscovery, e.err))
@@ -209,12 +216,15 @@ func (m *machine) step(now time.Time, ev event) []action {
 	case interrupted:
 		m.decide(now, e.cause)
 	case deadlinePassed:
+	case commanded:
+		m.obey(now, e.Command)
 	case resumed:
 		m.resume(now)
 	default:
 		panic(fmt.Sprintf("driver: unknown event %T", ev))
 	}
 	m.reconcile(now)
+	m.noteState(now)
 	return m.out
 }
 
@@ -275,7 +285,7 @@ func (m *machine) reported(now time.Time, e workerReport) {
 		if e.generation != m.world.Generation || m.committed {
 			return
 		}
-		m.committed, m.progress = true, true
+		m.committed, m.progress, m.commits = true, true, e.commits
 		m.emit(now, FirstCommit, Field{"generation", e.generation}, Field{"commits", e.commits})
 		// A commit ends with a collective check, which every member came to with its sync behind it.
 		for _, w := range m.workers {
@@ -299,10 +309,7 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 	m.emit(now, WorkerExited, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", w.pid},
 		Field{"rank", w.rank}, Field{"code", e.exit.Code}, Field{"signal", signal}, Field{"cause", cause})
 	if w.generation != 0 && w.generation == m.world.Generation && !e.exit.clean() {
-		m.dead = append(m.dead, w.rank)
-		if m.deadFrom.IsZero() {
-			m.deadFrom = now
-		}
+		m.lose(now, w)
 	}
 	switch cause {
 	case causeDone:
@@ -361,6 +368,7 @@ func (m *machine) failed(now time.Time, w *worker, err *WorkerError) {
 		m.failedLate(w, err)
 		return
 	}
+	m.failures[w.slot]++
 	if m.bad == nil {
 		m.bad = err
 	}

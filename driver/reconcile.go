@@ -207,8 +207,7 @@ func (m *machine) releaseUnwanted(now time.Time) {
 // form publishes the next world once everybody who must come has come. The first world, and one for which too few had
 // come, also waits for those that are being started; any other goes without them.
 func (m *machine) form(now time.Time, wanted []plan.SlotID) {
-	running := m.world.Generation > 0 && m.resetFrom.IsZero()
-	if !m.started || running || m.decided || m.any(training) {
+	if !m.started || m.decided || m.any(training) {
 		return
 	}
 	come, soon := 0, false
@@ -242,6 +241,9 @@ func (m *machine) form(now time.Time, wanted []plan.SlotID) {
 			members = append(members, w)
 		}
 	}
+	if m.beginReset(now); m.decided { // where all members of a world have left, nobody else began it
+		return
+	}
 	m.publish(now, members)
 }
 
@@ -274,6 +276,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 		m.enter(now, w, training)
 		published[r] = PublishedSlot{r, w.slot.Host, w.slot.Index, w.pid}
 	}
+	m.commits = members[root].join.Commits
 	m.published = publishWorld{m.world, members, root, m.seq}
 	m.do(m.published)
 	m.emit(now, WorldPublished, Field{"generation", m.world.Generation}, Field{"size", len(members)},

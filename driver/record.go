@@ -8,13 +8,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // recordVersion is that of what a job's journal holds: the fields below, and what the machine makes of them. A journal of
 // another version is refused.
-const recordVersion = 1
+const recordVersion = 2
 
 // jobRecord is the first record of a job's journal: what the machine was made with, and what a driver that takes over must
 // have in common with the one before it.
@@ -46,6 +47,7 @@ type record struct {
 	Commits    uint64              `json:"commits,omitempty"`
 	Code       int                 `json:"code,omitempty"`
 	Signal     int                 `json:"signal,omitempty"`
+	Command    *control.Command    `json:"command,omitempty"`
 }
 
 // The kinds of records.
@@ -59,6 +61,7 @@ const (
 	kindEnded       = "ended"
 	kindInterrupted = "interrupted"
 	kindDeadline    = "deadline"
+	kindCommanded   = "commanded"
 	kindResumed     = "resumed"
 )
 
@@ -87,6 +90,8 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Error = kindInterrupted, e.cause.Error()
 	case deadlinePassed:
 		r.Kind = kindDeadline
+	case commanded:
+		r.Kind, r.Command = kindCommanded, &e.Command
 	case resumed:
 		r.Kind = kindResumed
 	default:
@@ -123,6 +128,11 @@ func (r *record) event() (event, error) {
 		return interrupted{errors.New(r.Error)}, nil
 	case kindDeadline:
 		return deadlinePassed{}, nil
+	case kindCommanded:
+		if r.Command == nil {
+			return nil, errors.New("a command that asks for nothing")
+		}
+		return commanded{*r.Command}, r.Command.Check()
 	case kindResumed:
 		return resumed{}, nil
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -40,6 +41,10 @@ var all = []event{
 	workerEnded{"w1", Exit{Code: 127, Err: errors.New("no such file")}},
 	interrupted{errors.New("stopped by signal: terminated")},
 	deadlinePassed{},
+	commanded{control.Command{Verb: control.Drain, Host: "a"}},
+	commanded{control.Command{Verb: control.Exclude, Host: "fe80::1", Slot: new(0), For: 90 * time.Second}},
+	commanded{control.Command{Verb: control.Scale, MinNP: new(1), MaxNP: new(0)}},
+	commanded{control.Command{Verb: control.Readmit, Host: "a", Slot: new(3)}},
 	resumed{},
 }
 
@@ -99,7 +104,7 @@ func TestReplayRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ records, says string }{
-		"another version":   {`{"version":2,"strange":1}`, "of version 2; this program knows version 1"},
+		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 2"},
 		"garbage":           {`garbage`, "of version 0"},
 		"an unknown event":  {string(job) + "\n" + `{"t":1,"event":"flood"}`, `unknown kind "flood"`},
 		"an unknown field":  {string(job) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, "colour"},
@@ -107,6 +112,8 @@ func TestReplayRefuses(t *testing.T) {
 		"a start too few":   {string(job) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":1}]}`, "decided otherwise"},
 		"a start too many":  {string(job) + "\n" + `{"t":1,"event":"hosts","ids":["x"]}`, "decided otherwise"},
 		"a join of nothing": {string(job) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "says nothing"},
+		"no command":        {string(job) + "\n" + `{"t":1,"event":"commanded"}`, "asks for nothing"},
+		"a bad command":     {string(job) + "\n" + `{"t":1,"event":"commanded","command":{"verb":"scale","min_np":0}}`, "at least one"},
 	} {
 		p := &replay{}
 		var err error

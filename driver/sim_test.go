@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -192,7 +193,8 @@ func (s *sim) take(a action) {
 		s.seq = a.seq
 	case tellLoss:
 		for _, r := range a.loss.Ranks {
-			if a.loss.Generation != s.latest.world.Generation || s.proc(s.latest.members[r]) != nil {
+			p := s.proc(s.latest.members[r])
+			if a.loss.Generation != s.latest.world.Generation || p != nil && !p.stopped {
 				s.t.Errorf("rank %d of generation %d lives and is told to be dead", r, a.loss.Generation)
 			}
 		}
@@ -291,6 +293,10 @@ func (s *sim) trouble() {
 		s.step(hostsFound{slices.Clone(s.hosts)})
 		return
 	}
+	if s.rnd.IntN(25) == 0 {
+		s.command()
+		return
+	}
 	if len(s.procs) == 0 || s.rnd.IntN(5) == 0 {
 		s.pass(time.Duration(s.rnd.IntN(3000)) * time.Millisecond)
 		return
@@ -308,6 +314,24 @@ func (s *sim) trouble() {
 	default:
 		s.behave(p)
 	}
+}
+
+// command is a person's, which may make no sense.
+func (s *sim) command() {
+	c := control.Command{
+		Verb: []control.Verb{control.Drain, control.Exclude, control.Readmit, control.Readmit, control.Scale}[s.rnd.IntN(5)],
+		Host: []string{"a", "b", "c", "d", "f"}[s.rnd.IntN(5)],
+	}
+	if s.rnd.IntN(2) == 0 {
+		c.Slot = new(s.rnd.IntN(4))
+	}
+	if c.Verb == control.Exclude && s.rnd.IntN(2) == 0 {
+		c.For = time.Duration(1+s.rnd.IntN(20_000)) * time.Millisecond
+	}
+	if c.Verb == control.Scale {
+		c.MinNP, c.MaxNP = new(1+s.rnd.IntN(4)), new(s.rnd.IntN(6))
+	}
+	s.step(commanded{c})
 }
 
 // behave lets a worker do the next thing that its program would.

@@ -55,9 +55,15 @@ func ServeGuarded(
 	ctx context.Context, ln net.Listener, tlsConf *tls.Config, unproven int,
 	register func(grpc.ServiceRegistrar), release func(),
 ) error {
-	door := &door{
-		TransportCredentials: credentials.NewTLS(tlsConf), most: unproven, inside: make(map[net.Conn]uint64),
-	}
+	return serve(ctx, ln, credentials.NewTLS(tlsConf), unproven, register, release)
+}
+
+// serve serves those whom the credentials let in.
+func serve(
+	ctx context.Context, ln net.Listener, who credentials.TransportCredentials, unproven int,
+	register func(grpc.ServiceRegistrar), release func(),
+) error {
+	door := &door{TransportCredentials: who, most: unproven, inside: make(map[net.Conn]uint64)}
 	gs := grpc.NewServer(
 		grpc.Creds(door),
 		grpc.MaxRecvMsgSize(MaxMessage),

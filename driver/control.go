@@ -1,0 +1,121 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/journal"
+)
+
+// serveControl answers at the job's socket until ctx ends; the function it returns removes the socket. A job that cannot be
+// controlled goes on.
+func (l *loop) serveControl(ctx context.Context) func() {
+	if l.cfg.Control == "" {
+		return func() {}
+	}
+	ln, err := control.Listen(l.cfg.Control)
+	if err != nil {
+		l.cfg.Log.WithError(err).Warn("the job takes no commands, and tells no status")
+		return func() {}
+	}
+	l.wg.Go(func() {
+		if err := control.Serve(ctx, ln, (*controlled)(l)); err != nil && ctx.Err() == nil {
+			l.cfg.Log.WithError(err).Warn("the job takes no commands any more")
+		}
+	})
+	return func() { _ = os.Remove(l.cfg.Control) } // what is left harms nobody
+}
+
+// controlled is the loop for those who ask from outside it.
+type controlled loop
+
+var errEnded = &control.RefusedError{Reason: "the job has ended"}
+
+// Status has the loop take a picture between two events.
+func (l *controlled) Status(ctx context.Context) ([]byte, error) {
+	var s control.Status
+	taken := make(chan error, 1)
+	ask := func() {
+		s = l.m.status(l.clock.now(), nil)
+		taken <- l.recent.tell(&s)
+	}
+	select {
+	case l.asks <- ask:
+	case <-l.ended:
+		return nil, errEnded
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if err := <-taken; err != nil {
+		return nil, err
+	}
+	s.Job, s.Driver, s.Begun = l.cfg.RunID, os.Getpid(), l.begun
+	return json.Marshal(s)
+}
+
+// Command makes an event of the command, and is answered when that is in the journal.
+func (l *controlled) Command(ctx context.Context, c control.Command) (string, error) {
+	if c.Verb == control.Stop {
+		return l.stopJob(c.Now)
+	}
+	answer := make(chan answerAsked, 1)
+	select {
+	case l.events <- posted{event: commanded{c}, answer: answer}:
+	case <-l.ended:
+		return "", errEnded
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	select {
+	case a := <-answer:
+		return a.done, a.refused
+	case <-l.ended:
+	}
+	select {
+	case a := <-answer: // the loop's last
+		return a.done, a.refused
+	default:
+		return "", errEnded
+	}
+}
+
+func (l *controlled) stopJob(now bool) (string, error) {
+	if l.cfg.Stop == nil {
+		return "", refuse("the program that runs the job does not stop it on command")
+	}
+	l.cfg.Stop(now)
+	if now {
+		return "the workers are killed", nil
+	}
+	return fmt.Sprintf("the workers are being stopped, within %v", l.cfg.Timeouts.Drain), nil
+}
+
+// InspectStatus tells from its journal how a job that has no driver was doing; Inspect tells whether it has one.
+func InspectStatus(path string) (control.Status, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return control.Status{}, fmt.Errorf("driver: %w", err)
+	}
+	defer f.Close()
+	var events recent
+	p := &replay{acted: func(a action) {
+		if e, ok := a.(emitEvent); ok {
+			events.add(e.event)
+		}
+	}}
+	run, _, err := journal.Read(f, p.next)
+	switch {
+	case err != nil:
+		return control.Status{}, fmt.Errorf("driver: %w", err)
+	case p.job == nil:
+		return control.Status{}, errors.New("driver: the journal holds nothing yet")
+	}
+	s := p.m.status(p.m.last, nil)
+	s.Job, s.Begun = run, time.Unix(0, p.job.Begun).UTC()
+	return s, events.tell(&s)
+}

@@ -1,0 +1,93 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// patience is how long a driver may take to answer.
+const patience = 10 * time.Second
+
+// ErrNoDriver is returned by a Client where nobody answers at the socket.
+var ErrNoDriver = errors.New("control: no driver answers")
+
+// Client talks to a driver. Its methods may be called by several goroutines at once; they block for 10 s at most.
+type Client struct {
+	conn *grpc.ClientConn
+	stub wire.ControlClient
+}
+
+// Dial returns a client of the driver that serves the socket at a path of any length. It does no I/O; Close must be
+// called.
+func Dial(path string) (*Client, error) {
+	conn, err := wire.NewLocalClient(path)
+	if err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	return &Client{conn, wire.NewControlClient(conn)}, nil
+}
+
+// Close ends the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Status asks how the job is doing.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var s Status
+	reply, err := c.stub.Status(ctx, &wire.StatusRequest{})
+	if err != nil {
+		return s, answer(ctx, err)
+	}
+	if err := json.Unmarshal(reply.GetStatus(), &s); err != nil {
+		return s, fmt.Errorf("control: the driver's answer: %w", err)
+	}
+	return s, nil
+}
+
+// Command has the driver carry out a command, and returns what was done, in words. A refusal is a *RefusedError.
+func (c *Client) Command(ctx context.Context, what Command) (done string, err error) {
+	if err := what.Check(); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	reply, err := c.stub.Command(ctx, &wire.CommandRequest{
+		Verb: string(what.Verb), Host: what.Host, Slot: small(what.Slot), ForNanoseconds: int64(what.For),
+		MinNp: small(what.MinNP), MaxNp: small(what.MaxNP), Now: what.Now,
+	})
+	if err != nil {
+		return "", answer(ctx, err)
+	}
+	return reply.GetDone(), nil
+}
+
+// answer makes an error of one of a call.
+func answer(ctx context.Context, err error) error {
+	s := status.Convert(err)
+	switch {
+	case s.Code() == codes.FailedPrecondition, s.Code() == codes.InvalidArgument:
+		return &RefusedError{s.Message()}
+	case s.Code() == codes.DeadlineExceeded && ctx.Err() != nil:
+		return fmt.Errorf("%w within %v", ErrNoDriver, patience)
+	case s.Code() == codes.Canceled && ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w: %s", ErrNoDriver, s.Message())
+}
+
+func small(n *int) *uint32 {
+	if n == nil {
+		return nil
+	}
+	return new(uint32(*n))
+}
