@@ -117,7 +117,7 @@ func (m *machine) drain(now time.Time, c control.Command) (string, error) {
 			place(c), left, m.size.Min)
 	}
 	m.hosts.Hold(discovery.Hold{Host: c.Host, Slot: c.Slot, WhileListed: true})
-	m.emit(now, Draining, Field{"host", c.Host}, Field{"slot", c.Slot})
+	m.emit(now, DrainAsked, Field{"host", c.Host}, Field{"slot", c.Slot})
 	leave := 0
 	for _, w := range m.workers {
 		if covers(c, w.slot) && w.live() {

@@ -38,7 +38,7 @@ const (
 	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
 	Returned        EventName = "returned"         // host, slot or null
 	Reset           EventName = "reset"            // count
-	Draining        EventName = "draining"         // host, slot or null: a person drains it
+	DrainAsked      EventName = "drain_asked"      // host, slot or null: by a person
 	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
 	Resumed         EventName = "resumed"          // another driver has taken over from one that died
 	JobDone         EventName = "job_done"         // status, message
