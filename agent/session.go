@@ -65,6 +65,7 @@ type worker struct {
 	incarnation     string
 	pid             int  // 0: not started yet
 	doomed          bool // to be killed as soon as it is
+	evicted         bool // the agent itself has asked it to end
 	cancel          context.CancelCauseFunc
 	produced, taken uint64
 	spool           spool        // what comes after what was produced
@@ -325,7 +326,7 @@ func (s *session) start(m *wire.Start) error {
 		s.log.Warnf("agent: refused a worker: %v", err)
 		cancel(nil)
 		w.over = true
-		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error()}))
+		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.st.drained != nil}))
 		return nil
 	}
 	spec := launch.Spec{
@@ -401,6 +402,7 @@ func (w *worker) ended(err error) {
 	}
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
+	e.Evicted = w.evicted
 	w.over, w.last = true, e
 	s.unspool(w)
 	s.st.free(w)

@@ -101,11 +101,12 @@ func (st *steward) drain() {
 	st.drained = errors.New("the host is draining")
 }
 
-// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers hear of it.
+// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers hear of it, and of whose doing it was.
 func (st *steward) stop(kill bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, w := range st.taken {
+		w.evicted = true
 		w.cancel(errShutdown)
 		if kill {
 			w.kill()

@@ -22,6 +22,13 @@ var (
 	ErrFinished = errors.New("driver: the job has ended")
 )
 
+// StopSignal is why a job ends that a signal has ended, as the cause of Run's context: Status knows it, also where another
+// driver has to bring the job to its end.
+type StopSignal struct{ syscall.Signal }
+
+// Error returns "stopped by signal: terminated".
+func (s StopSignal) Error() string { return "stopped by signal: " + s.Signal.String() }
+
 // WorkerError is returned by Run when a worker's failure ended the job. It tells the first such worker.
 type WorkerError struct {
 	Slot plan.SlotID
@@ -51,6 +58,8 @@ type Exit struct {
 	Signal syscall.Signal
 	// Err is set where the process could not be started at all.
 	Err error
+	// Evicted: the agent of its host has ended it, or not started it, because the agent itself was asked to end.
+	Evicted bool
 }
 
 // String says it in words: "exited with code 7", "was killed by signal 9 (killed)".
@@ -66,7 +75,8 @@ func (e Exit) String() string {
 
 func (e Exit) clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil }
 
-// Status returns the exit status that stands for an error of Run; 0 for nil, 1 for an error that has none of its own.
+// Status returns the exit status that stands for an error of Run: 0 for nil, 128+n for StopSignal n, 1 for an error that has
+// none of its own.
 func Status(err error) int {
 	for _, s := range []struct {
 		err    error
@@ -76,8 +86,12 @@ func Status(err error) int {
 			return s.status
 		}
 	}
-	if err == nil {
+	var stopped StopSignal
+	switch {
+	case err == nil:
 		return 0
+	case errors.As(err, &stopped):
+		return 128 + int(stopped.Signal)
 	}
 	return 1
 }

@@ -31,6 +31,7 @@ const (
 	DiscoveryFailed EventName = "discovery_failed" // error
 	WorkerStarted   EventName = "worker_started"   // host, slot, pid
 	WorkerReady     EventName = "worker_ready"     // host, slot
+	Draining        EventName = "draining"         // host, slot, pid, rank: a worker was asked to leave, by whoever runs its host
 	WorldPublished  EventName = "world_published"  // generation, size, slots
 	HostsUpdated    EventName = "hosts_updated"    // seq, change
 	FirstCommit     EventName = "first_commit"     // generation, commits: the first commit of a world

@@ -29,8 +29,8 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last
-//	exit a:0 code=1|signal=9|ok
-//	report a:0 done|leaving|committed commits=3
+//	exit a:0 code=1|signal=9|ok|evicted
+//	report a:0 done|leaving|draining|committed commits=3
 //	wait 5s                    time passes; deadlines in between come due
 //	discovery-failed first|later
 //	interrupt
@@ -144,7 +144,7 @@ func (s *story) command(words []string) error {
 		s.now = s.now.Add(d)
 		s.step(resumed{})
 	case "interrupt":
-		s.step(interrupted{errors.New("interrupted")})
+		s.step(interrupted{StopSignal{syscall.SIGINT}})
 	case "drain", "exclude", "readmit", "scale":
 		return s.ask(words[0], args)
 	default:
@@ -250,6 +250,8 @@ func (s *story) exit(args []string) error {
 		exit.Code = n
 	case "signal":
 		exit.Signal, exit.Code = syscall.Signal(n), 128+n
+	case "evicted": // by its agent
+		exit = Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}
 	case "unstartable":
 		exit = Exit{Code: 127, Err: errors.New("no such file")}
 	default:
@@ -266,6 +268,7 @@ func (s *story) report(args []string) error {
 	}
 	kinds := map[string]rendezvous.Report{
 		"done": rendezvous.Done, "leaving": rendezvous.Leaving, "committed": rendezvous.Committed,
+		"draining": rendezvous.Draining,
 	}
 	r := workerReport{id: w.id, report: kinds[args[1]], generation: w.generation}
 	if len(args) > 2 {

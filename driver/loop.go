@@ -466,13 +466,14 @@ func (l *loop) maxResets() int {
 
 func exitOf(err error) Exit {
 	var exit *launch.ExitError
+	var start *launch.StartError
 	switch {
 	case err == nil:
 		return Exit{}
 	case errors.As(err, &exit):
-		return Exit{Code: exit.Code, Signal: exit.Signal}
+		return Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
 	}
-	return Exit{Code: 127, Err: err}
+	return Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
 }
 
 // post hands an event to the loop; after the loop's end it is dropped.

@@ -91,6 +91,8 @@ type worker struct {
 	done       bool
 	wanted     bool // its slot is one of machine.wants
 	removed    bool // dismissed because its slot is not wanted
+	asked      bool // to leave, by others than this driver
+	stays      bool // all the same, and the log says why
 	start      startWorker
 	reason     string // why it was stopped, where that is a failure of its own
 }
@@ -239,8 +241,14 @@ func (m *machine) forked(now time.Time, e workerForked) {
 // a worker that was told to go is too late.
 func (m *machine) workerJoined(now time.Time, e workerJoined) {
 	w := m.find(e.id)
-	if w == nil || w.phase == leaving || w.phase == stopping {
+	if w == nil {
 		return
+	}
+	if w.phase == stopping {
+		m.release(w)
+	}
+	if !w.live() {
+		return // one that was dismissed has its answer
 	}
 	if e.join.After < w.generation {
 		return // a repeated one, which the world that it is in now has answered
@@ -270,6 +278,8 @@ func (m *machine) reported(now time.Time, e workerReport) {
 		return
 	}
 	switch e.report {
+	case rendezvous.Draining:
+		m.draining(now, w)
 	case rendezvous.Leaving:
 		m.log(logrus.DebugLevel, "%s (rank %d) is about to leave", w.slot, w.rank)
 	case rendezvous.Done:
@@ -315,8 +325,8 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 	case causeDone:
 		m.doneExit = true
 	case causeLeft:
-		if w.live() {
-			m.departed(now, w)
+		if w.live() || w.asked {
+			m.departed(now, w, e.exit)
 		}
 	case causeFailed:
 		if w.reason == "" { // one that was stopped for its failure has been blamed then
@@ -345,21 +355,28 @@ func (m *machine) cause(w *worker, x Exit) exitCause {
 		return causeStopped
 	case x.clean() && w.done:
 		return causeDone
-	case x.clean(), w.removed:
+	case x.clean(), w.removed, w.asked, x.Evicted && m.size.Elastic:
 		return causeLeft
 	}
 	return causeFailed
 }
 
-// departed deals with a worker that exited with 0 and was neither done nor sent away. Its slot rests like one that
+// departed deals with a worker that has left, was not done, and was not sent away by us. Its slot rests like one that
 // failed, since whoever ended the worker will not want the next one either.
-func (m *machine) departed(now time.Time, w *worker) {
+func (m *machine) departed(now time.Time, w *worker, x Exit) {
 	m.went = true
 	if !m.size.Elastic || !m.doneFrom.IsZero() {
 		return
 	}
-	m.log(logrus.InfoLevel, "%s (rank %d) has left", w.slot, w.rank)
+	how := ""
+	if !x.clean() {
+		how = ", it " + x.String()
+	}
+	m.log(logrus.InfoLevel, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
+	if !x.clean() && w.generation != 0 && w.generation == m.world.Generation {
+		m.beginReset(now) // its peers cannot go on
+	}
 }
 
 // failed deals with a failure that is the worker's own.
@@ -419,6 +436,9 @@ func (m *machine) beginReset(now time.Time) {
 func (m *machine) stop(now time.Time, w *worker, reason string) {
 	if w.phase == stopping {
 		return
+	}
+	if w.phase == waiting {
+		m.release(w)
 	}
 	m.enter(now, w, stopping)
 	w.reason = reason

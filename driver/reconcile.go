@@ -31,6 +31,7 @@ func (m *machine) reconcile(now time.Time) {
 		m.finish(now)
 	default:
 		wanted := m.wanted(now)
+		m.sayWhoStays()
 		m.startMissing(now, wanted)
 		m.releaseUnwanted(now)
 		m.form(now, wanted)
@@ -49,7 +50,7 @@ func (m *machine) wanted(now time.Time) []plan.SlotID {
 		m.want(m.fixed)
 		return m.wants
 	}
-	free := m.hosts.Available(now)
+	free := m.withoutAsked(m.hosts.Available(now))
 	if m.size.Max > 0 && len(free) > m.size.Max {
 		free = m.preferred(free)
 	}
@@ -216,13 +217,14 @@ func (m *machine) form(now time.Time, wanted []plan.SlotID) {
 		case !w.wanted:
 		case w.phase == waiting:
 			come++
-		case w.phase == starting:
+		case w.phase == starting, !w.live(): // or its slot is about to be free for another
 			soon = true
 		}
 	}
 	first := m.world.Generation == 0
 	if come < m.size.Min {
 		m.short = true
+		m.releaseAsked(now)
 		switch {
 		case soon: // their start has a deadline of its own
 		case m.size.Elastic:
@@ -314,7 +316,7 @@ func (m *machine) announce(now time.Time) {
 			}
 		case w.phase == waiting && w.wanted:
 			door = true
-		case w.phase == starting && w.wanted:
+		case (w.phase == starting || !w.live()) && w.wanted: // whoever leaves makes room for another, in bounded time
 			soon = true
 		}
 	}
@@ -379,6 +381,7 @@ func (m *machine) finish(now time.Time) {
 
 // windDown stops every worker, and ends the job when the last is gone.
 func (m *machine) windDown(now time.Time) {
+	m.sendHome()
 	for _, w := range m.workers {
 		m.stop(now, w, "")
 	}

@@ -46,7 +46,8 @@ type record struct {
 	Generation uint64              `json:"generation,omitempty"`
 	Commits    uint64              `json:"commits,omitempty"`
 	Code       int                 `json:"code,omitempty"`
-	Signal     int                 `json:"signal,omitempty"`
+	Signal     int                 `json:"signal,omitempty"` // that has ended a worker, or the job
+	Evicted    bool                `json:"evicted,omitempty"`
 	Command    *control.Command    `json:"command,omitempty"`
 }
 
@@ -83,11 +84,16 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Worker, r.Report, r.Generation, r.Commits = kindReport, e.id, e.report, e.generation, e.commits
 	case workerEnded:
 		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.id, e.exit.Code, int(e.exit.Signal)
+		r.Evicted = e.exit.Evicted
 		if e.exit.Err != nil {
 			r.Error = e.exit.Err.Error()
 		}
 	case interrupted:
 		r.Kind, r.Error = kindInterrupted, e.cause.Error()
+		var stopped StopSignal
+		if errors.As(e.cause, &stopped) {
+			r.Signal = int(stopped.Signal)
+		}
 	case deadlinePassed:
 		r.Kind = kindDeadline
 	case commanded:
@@ -119,12 +125,15 @@ func (r *record) event() (event, error) {
 	case kindReport:
 		return workerReport{r.Worker, r.Report, r.Generation, r.Commits}, nil
 	case kindEnded:
-		exit := Exit{Code: r.Code, Signal: syscall.Signal(r.Signal)}
+		exit := Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted}
 		if r.Error != "" {
 			exit.Err = errors.New(r.Error)
 		}
 		return workerEnded{r.Worker, exit}, nil
 	case kindInterrupted:
+		if r.Signal != 0 {
+			return interrupted{StopSignal{syscall.Signal(r.Signal)}}, nil
+		}
 		return interrupted{errors.New(r.Error)}, nil
 	case kindDeadline:
 		return deadlinePassed{}, nil

@@ -44,6 +44,9 @@ func (m *machine) resume(now time.Time) {
 			m.do(dismissWorker{w.id, why})
 		case stopping:
 			m.do(stopWorker{w.id})
+			if w.generation == m.world.Generation && !w.done {
+				members = append(members, w) // it may be on its way home
+			}
 		}
 	}
 	if len(m.dead) > 0 {

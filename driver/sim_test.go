@@ -173,7 +173,7 @@ func (s *sim) take(a action) {
 		s.procs = append(s.procs, &simProc{id: a.id, slot: a.slot.SlotID})
 	case stopWorker:
 		p := s.proc(a.id)
-		p.stopped, p.joined = true, false
+		p.stopped = true
 	case dismissWorker:
 		if p := s.proc(a.id); s.resuming && p.dismissed {
 			return
@@ -311,6 +311,10 @@ func (s *sim) trouble() {
 		s.end(p, Exit{})
 	case n < 8:
 		p.hung = true
+	case n < 11 && p.generation > 0:
+		s.step(workerReport{p.id, rendezvous.Draining, p.generation, p.commits})
+	case n < 12:
+		s.end(p, Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true})
 	default:
 		s.behave(p)
 	}
@@ -338,10 +342,10 @@ func (s *sim) command() {
 func (s *sim) behave(p *simProc) {
 	switch {
 	case p.hung && !p.stopped:
-	case p.stopped:
-		s.end(p, Exit{Code: 143, Signal: syscall.SIGTERM})
 	case p.dismissed:
 		s.end(p, Exit{})
+	case p.stopped && (p.generation == 0 || s.rnd.IntN(2) == 0):
+		s.end(p, Exit{Code: 143, Signal: syscall.SIGTERM})
 	case p.joined:
 	case p.generation == 0:
 		s.join(p)

@@ -25,6 +25,10 @@ var (
 // when ctx has ended, an error of the driver's (it cannot be reached), or any other error of train or of an OnReset
 // function as it is; the peers then see this rank gone.
 //
+// While Run trains for a driver, the process's first SIGTERM is a request to leave: the driver is told, Run returns ErrRemoved
+// after a step at which all ranks have agreed on that, and SIGTERMs later than a second after it do what they did
+// before. So it is until Close where Run has returned ErrRemoved or ErrFinished. A program's own signal.Notify is not disturbed.
+//
 // A failure at the very end, when train had returned nil here already, can mean that train is called once more, with the
 // state of the last commit. A worker runs once: not again after a Run that returned nil, and one at a time.
 func Run(ctx context.Context, s *State, train func(context.Context) error) error {
@@ -38,12 +42,18 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) error
 	s.ctx = ctx
 	defer func() { s.ctx = context.Background() }()
 
+	heeding := s.worker.heed()
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
 	err := errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
 	defer func() {
 		if err != nil {
 			r.worker.outside = true
 			r.worker.Group().Abort(err)
+		}
+		if errors.Is(err, ErrRemoved) || errors.Is(err, ErrFinished) {
+			s.worker.heeding = heeding // it goes already
+		} else {
+			heeding.end()
 		}
 	}()
 	err = r.run()

@@ -36,6 +36,7 @@ const (
 // has entered last; before the first Run, that of Init.
 type Worker struct {
 	meeting meeting
+	driven  bool // by a driver, rather than alone
 	log     logrus.FieldLogger
 	place   atomic.Pointer[place] // never nil once the worker has been handed out
 
@@ -43,6 +44,7 @@ type Worker struct {
 	reportCtx    context.Context // ends when the reports under way must
 	stopReports  context.CancelFunc
 	committedGen uint64 // the last generation of which a commit has been reported; Run's goroutine alone uses it
+	heeding      *heed  // of a Run after which the driver may still send SIGTERM
 	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
 
 	mu       sync.Mutex
@@ -86,7 +88,11 @@ func Init(ctx context.Context) (*Worker, error) {
 			return nil, err
 		}
 	}
-	return newWorker(ctx, m)
+	w, err := newWorker(ctx, m)
+	if w != nil {
+		w.driven = started
+	}
+	return w, err
 }
 
 // newWorker enters the first world of m, which it closes where that fails.
@@ -243,6 +249,12 @@ func (w *Worker) end() {
 	w.running = false
 }
 
+func (w *Worker) isOver() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.over
+}
+
 func (w *Worker) setOver() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -278,6 +290,7 @@ func (w *Worker) close() error {
 	}
 	w.reports.Wait()
 	w.stopReports()
+	w.heeding.end()
 	return errors.Join(err, w.meeting.close())
 }
 

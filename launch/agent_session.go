@@ -227,11 +227,13 @@ func newAgentWorker(s Spec) (*agentWorker, error) {
 func exitOfEvent(spec Spec, e *wire.Exited) error {
 	switch {
 	case e.GetStartError() != "":
-		return startError(spec, errors.New(e.GetStartError()))
+		err := startError(spec, errors.New(e.GetStartError()))
+		err.Evicted = e.GetEvicted()
+		return err
 	case e.GetSignal() != 0:
-		return exitOfSignal(syscall.Signal(e.GetSignal()))
+		return &ExitError{Code: 128 + int(e.GetSignal()), Signal: syscall.Signal(e.GetSignal()), Evicted: e.GetEvicted()}
 	case e.GetCode() != 0:
-		return &ExitError{Code: int(e.GetCode())}
+		return &ExitError{Code: int(e.GetCode()), Evicted: e.GetEvicted()}
 	}
 	return nil
 }

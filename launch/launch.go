@@ -72,6 +72,8 @@ type ExitError struct {
 	Code int
 	// Signal is the signal that ended the process, or 0.
 	Signal syscall.Signal
+	// Evicted: the agent of its host has asked it to end, of its own accord.
+	Evicted bool
 }
 
 // Error returns "exited with code 7" or "was killed by signal 9 (killed)".
@@ -97,6 +99,8 @@ type StartError struct {
 	// Command is the program as it was given.
 	Command string
 	Err     error
+	// Evicted: the agent of the host starts nothing any more, because it was asked to end.
+	Evicted bool
 }
 
 // Error returns one line that names the command.
@@ -107,7 +111,7 @@ func (e *StartError) Error() string {
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-func startError(s Spec, err error) error {
+func startError(s Spec, err error) *StartError {
 	e := &StartError{Err: err}
 	if len(s.Command) > 0 {
 		e.Command = s.Command[0]

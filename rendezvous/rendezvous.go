@@ -92,9 +92,11 @@ const (
 	Leaving
 	// Committed: it has made its first commit in the generation.
 	Committed
+	// Draining: it was asked to leave, and waits to be sent away at a step boundary.
+	Draining
 )
 
-// String returns "done", "leaving" or "committed".
+// String returns "done", "leaving", "committed" or "draining".
 func (r Report) String() string {
 	switch r {
 	case Done:
@@ -103,6 +105,8 @@ func (r Report) String() string {
 		return "leaving"
 	case Committed:
 		return "committed"
+	case Draining:
+		return "draining"
 	}
 	return fmt.Sprintf("report %d", uint8(r))
 }

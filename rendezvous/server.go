@@ -234,6 +234,7 @@ func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinRep
 
 var reportsFromWire = map[wire.Report]Report{
 	wire.Report_REPORT_DONE: Done, wire.Report_REPORT_LEAVING: Leaving, wire.Report_REPORT_COMMITTED: Committed,
+	wire.Report_REPORT_DRAINING: Draining,
 }
 
 func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {

@@ -42,10 +42,8 @@ type runError struct{ error }
 
 func (e runError) Unwrap() error { return e.error }
 
-// stopSignal is why a job was stopped.
-type stopSignal struct{ syscall.Signal }
-
-func (s stopSignal) Error() string { return "stopped by signal: " + s.Signal.String() }
+// stopSignal is why what runs was stopped.
+type stopSignal = driver.StopSignal
 
 // run does what the arguments ask for and returns the exit status. It takes over the process's signals meanwhile.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string) int {

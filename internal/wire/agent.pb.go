@@ -1000,7 +1000,9 @@ type Exited struct {
 	Code   uint32 `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`
 	Signal uint32 `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`
 	// Why there never was a process; empty where there was one.
-	StartError    string `protobuf:"bytes,4,opt,name=start_error,json=startError,proto3" json:"start_error,omitempty"`
+	StartError string `protobuf:"bytes,4,opt,name=start_error,json=startError,proto3" json:"start_error,omitempty"`
+	// The agent has ended it, or not started it, of its own accord: the host is to be left alone.
+	Evicted       bool `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1061,6 +1063,13 @@ func (x *Exited) GetStartError() string {
 		return x.StartError
 	}
 	return ""
+}
+
+func (x *Exited) GetEvicted() bool {
+	if x != nil {
+		return x.Evicted
+	}
+	return false
 }
 
 type InspectRequest struct {
@@ -1304,13 +1313,14 @@ const file_agent_proto_rawDesc = "" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\fR\x04text\"w\n" +
+	"\x04text\x18\x03 \x01(\fR\x04text\"\x91\x01\n" +
 	"\x06Exited\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\rR\x06signal\x12\x1f\n" +
 	"\vstart_error\x18\x04 \x01(\tR\n" +
-	"startError\"=\n" +
+	"startError\x12\x18\n" +
+	"\aevicted\x18\x05 \x01(\bR\aevicted\"=\n" +
 	"\x0eInspectRequest\x12+\n" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +

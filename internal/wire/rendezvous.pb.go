@@ -87,6 +87,8 @@ const (
 	Report_REPORT_LEAVING Report = 2
 	// The worker has made its first commit in this generation.
 	Report_REPORT_COMMITTED Report = 3
+	// The worker was asked to leave, by SIGTERM: it waits to be sent away at a step boundary.
+	Report_REPORT_DRAINING Report = 4
 )
 
 // Enum value maps for Report.
@@ -96,12 +98,14 @@ var (
 		1: "REPORT_DONE",
 		2: "REPORT_LEAVING",
 		3: "REPORT_COMMITTED",
+		4: "REPORT_DRAINING",
 	}
 	Report_value = map[string]int32{
 		"REPORT_UNSPECIFIED": 0,
 		"REPORT_DONE":        1,
 		"REPORT_LEAVING":     2,
 		"REPORT_COMMITTED":   3,
+		"REPORT_DRAINING":    4,
 	}
 )
 
@@ -620,12 +624,13 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
-	"\x12DISMISSAL_FINISHED\x10\x02*[\n" +
+	"\x12DISMISSAL_FINISHED\x10\x02*p\n" +
 	"\x06Report\x12\x16\n" +
 	"\x12REPORT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
 	"\x0eREPORT_LEAVING\x10\x02\x12\x14\n" +
-	"\x10REPORT_COMMITTED\x10\x032~\n" +
+	"\x10REPORT_COMMITTED\x10\x03\x12\x13\n" +
+	"\x0fREPORT_DRAINING\x10\x042~\n" +
 	"\n" +
 	"Rendezvous\x124\n" +
 	"\x04Join\x12\x16.hvdrun.v1.JoinRequest\x1a\x14.hvdrun.v1.JoinReply\x12:\n" +

@@ -1,0 +1,95 @@
+package driver
+
+import (
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// How workers leave without loss: one that was asked to, those of a host that drains, and all when the job is stopped. All
+// of them go at a step boundary: members are told that somebody is to be removed, so all ranks leave the world at the same
+// commit, and who is not wanted is dismissed when it joins.
+
+// draining notes that a worker was asked to leave, by whoever runs its host. Its slot is not wanted as long as it is there,
+// and rests when it is gone. It may say so more than once.
+func (m *machine) draining(now time.Time, w *worker) {
+	if w.asked || !w.live() || w.done || m.decided || !m.doneFrom.IsZero() {
+		return
+	}
+	w.asked = true
+	m.emit(now, Draining, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index}, Field{"pid", w.pid}, Field{"rank", w.rank})
+	if !m.size.Elastic {
+		m.decide(now, &WorkerError{Slot: w.slot, Rank: w.rank, Reason: "was asked to leave, and the job is not elastic"})
+		return
+	}
+	m.log(logrus.InfoLevel, "%s (rank %d) was asked to leave, and does at the next step boundary", w.slot, w.rank)
+}
+
+// sayWhoStays tells of those who cannot leave yet, once.
+func (m *machine) sayWhoStays() {
+	for _, w := range m.workers {
+		if w.asked && !w.stays && w.wanted {
+			w.stays = true
+			m.log(logrus.InfoLevel, "%s (rank %d) alone has the job's state: it stays until another has it", w.slot, w.rank)
+		}
+	}
+}
+
+// withoutAsked returns the slots but those whose workers were asked to leave.
+func (m *machine) withoutAsked(free []plan.SlotID) []plan.SlotID {
+	if !slices.ContainsFunc(m.workers, func(w *worker) bool { return w.asked }) {
+		return free
+	}
+	return slices.DeleteFunc(free, func(id plan.SlotID) bool {
+		w := m.in(id)
+		return w != nil && w.asked
+	})
+}
+
+// mustGo tells of a worker that is not wanted whether there is somebody who waits for it to go.
+func (m *machine) mustGo(now time.Time, w *worker) bool {
+	_, held := m.hosts.Held(now, w.slot)
+	return w.asked || held || slices.ContainsFunc(m.hosts.Listed(), func(h plan.Host) bool {
+		return h.Name == w.slot.Host && h.Draining
+	})
+}
+
+// releaseAsked sends those away that must go while there is no world to be dismissed from, because too few have come for
+// one: perhaps it is their slots that are waited for.
+func (m *machine) releaseAsked(now time.Time) {
+	for _, w := range m.workers {
+		if w.phase == waiting && !w.wanted && m.mustGo(now, w) {
+			m.dismiss(now, w, rendezvous.ErrRemoved)
+		}
+	}
+}
+
+// sendHome tells members that are about to be stopped that they have no place any more, so that they leave their world at
+// the same step. Their joins are answered by release then.
+func (m *machine) sendHome() {
+	var members []*worker
+	for _, w := range m.workers {
+		if w.phase == training && !w.done {
+			members = append(members, w)
+		}
+	}
+	if len(members) > 0 {
+		m.seq++
+		m.announced = plan.Removed
+		m.do(notifyWorkers{m.seq, m.announced, m.world.Generation, members})
+	}
+}
+
+// release answers the join of a worker that is being stopped: in training it takes SIGTERM for a request to leave, and
+// comes here to do so.
+func (m *machine) release(w *worker) {
+	why := rendezvous.ErrRemoved
+	if !m.doneFrom.IsZero() {
+		why = rendezvous.ErrFinished
+	}
+	m.do(dismissWorker{w.id, why})
+}

@@ -1,0 +1,82 @@
+package elastic
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// sameRequest is for how long after a SIGTERM others stand for the same request: whoever ends all processes of a job at
+// once, as systemd does, has them come here from several sides.
+const sameRequest = time.Second
+
+// heed takes SIGTERM for a request to leave at a step boundary, which it passes on to the driver, once. Those that come
+// later than sameRequest do what they did before. Signals that the program has asked for go on to reach it too.
+type heed struct {
+	worker *Worker
+	caught chan os.Signal
+	done   chan struct{}
+	ctx    context.Context // of the report
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// heed begins to. It returns nil where nobody could be told, or the program ignores SIGTERM.
+func (w *Worker) heed() *heed {
+	if !w.driven || signal.Ignored(syscall.SIGTERM) {
+		return nil
+	}
+	h := &heed{worker: w, caught: make(chan os.Signal, 1), done: make(chan struct{})}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	signal.Notify(h.caught, syscall.SIGTERM)
+	h.wg.Go(h.watch)
+	return h
+}
+
+// end lets SIGTERM do what it did before. A nil heed has ended.
+func (h *heed) end() {
+	if h == nil {
+		return
+	}
+	h.cancel()
+	close(h.done)
+	h.wg.Wait()
+}
+
+func (h *heed) watch() {
+	defer signal.Stop(h.caught)
+	select {
+	case <-h.caught:
+	case <-h.done:
+		return
+	}
+	h.wg.Go(h.tell)
+	same := time.NewTimer(sameRequest)
+	defer same.Stop()
+	for {
+		select {
+		case <-h.caught:
+		case <-same.C:
+			return
+		case <-h.done:
+			return
+		}
+	}
+}
+
+// tell passes the request on, unless the driver has sent this worker away itself.
+func (h *heed) tell() {
+	w := h.worker
+	if w.isOver() {
+		return
+	}
+	err := w.meeting.report(h.ctx, rendezvous.Draining, w.Generation(), 0)
+	if err != nil && h.ctx.Err() == nil {
+		w.log.Warnf("this worker was asked to leave, and the driver could not be told: %v", err)
+	}
+}

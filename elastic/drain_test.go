@@ -1,0 +1,111 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// leave answers a worker that says that it was asked to leave, as a driver does: it tells the members, and dismisses it.
+func (d *door) leave(incarnation string, generation uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.server.Dismiss(incarnation, rendezvous.ErrRemoved)
+	d.seq++
+	d.pusher.Push([]notify.Target{d.targets[incarnation]}, notify.Update{Seq: d.seq, Change: plan.Removed, Generation: generation})
+}
+
+func (d *door) heard(r report) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Contains(d.reports, r)
+}
+
+// TestAskedToLeave: SIGTERM makes a worker in Run leave at a commit, and others at the same time are the same request. The
+// program gets its signals all the same. Outside of Run nobody hears of them.
+func TestAskedToLeave(t *testing.T) {
+	d := openDoor(t, "a")
+	own := make(chan os.Signal, 10) // also keeps this process alive
+	signal.Notify(own, syscall.SIGTERM)
+	defer signal.Stop(own)
+	ask := func() {
+		t.Helper()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-own:
+		case <-time.After(30 * time.Second):
+			t.Fatal("the program does not get its signal")
+		}
+	}
+	m, err := newDriven(d.env("a", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := newWorker(t.Context(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.driven = true
+	asked := report{rendezvous.Draining, 1, 0}
+	ask()
+	steps := 0
+	s := NewState(w, Value("steps", &steps))
+	err = Run(t.Context(), s, func(context.Context) error {
+		if d.heard(asked) {
+			t.Error("the driver heard of a signal from before Run")
+		}
+		for ; ; steps++ {
+			if steps == 3 {
+				ask()
+				ask()
+			}
+			if steps >= 3 && d.heard(asked) {
+				d.leave("a", 1)
+			}
+			if err := s.Commit(); err != nil {
+				steps++
+				return err
+			}
+		}
+	})
+	if !errors.Is(err, ErrRemoved) || steps < 4 {
+		t.Errorf("Run returned %v after %d steps", err, steps)
+	}
+	ask() // the driver's, on its way while the worker left
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n := len(slices.DeleteFunc(d.reports, func(r report) bool { return r.what != rendezvous.Draining })); n != 1 {
+		t.Errorf("the driver was told %d times", n)
+	}
+}
+
+// A worker that is alone leaves SIGTERM alone, and so does one whose program ignores it.
+func TestNobodyToTell(t *testing.T) {
+	w := start(t, newScript())
+	if w.heed() != nil {
+		t.Error("a worker without a driver takes SIGTERM")
+	}
+	w.driven = true
+	signal.Ignore(syscall.SIGTERM)
+	defer signal.Reset(syscall.SIGTERM)
+	if w.heed() != nil {
+		t.Error("SIGTERM is not ignored any more")
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
