@@ -364,13 +364,17 @@ func (m *machine) cause(w *worker, x Exit) exitCause {
 // departed deals with a worker that has left, was not done, and was not sent away by us. Its slot rests like one that
 // failed, since whoever ended the worker will not want the next one either.
 func (m *machine) departed(now time.Time, w *worker, x Exit) {
-	m.went = true
+	how := ""
+	if x.clean() {
+		m.went = true
+	} else {
+		how = ", it " + x.String()
+		if m.bad == nil { // nobody is to blame, but if nobody is left it was no success either
+			m.bad = &WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}
+		}
+	}
 	if !m.size.Elastic || !m.doneFrom.IsZero() {
 		return
-	}
-	how := ""
-	if !x.clean() {
-		how = ", it " + x.String()
 	}
 	m.log(logrus.InfoLevel, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))

@@ -21,6 +21,7 @@ type heed struct {
 	worker *Worker
 	caught chan os.Signal
 	done   chan struct{}
+	gone   bool            // the worker was sent away: SIGTERM may be on its way still; set before done is closed
 	ctx    context.Context // of the report
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -49,7 +50,13 @@ func (h *heed) end() {
 }
 
 func (h *heed) watch() {
-	defer signal.Stop(h.caught)
+	defer func() {
+		if h.gone {
+			time.AfterFunc(sameRequest, func() { signal.Stop(h.caught) })
+		} else {
+			signal.Stop(h.caught)
+		}
+	}()
 	select {
 	case <-h.caught:
 	case <-h.done:

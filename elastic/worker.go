@@ -290,7 +290,10 @@ func (w *Worker) close() error {
 	}
 	w.reports.Wait()
 	w.stopReports()
-	w.heeding.end()
+	if w.heeding != nil {
+		w.heeding.gone = true
+		w.heeding.end()
+	}
 	return errors.Join(err, w.meeting.close())
 }
 

@@ -123,8 +123,12 @@ func (a *Agents) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return startError(s, err)
 	}
+	finding := ctx
+	if s.Resumed {
+		finding = context.WithoutCancel(ctx) // whom to stop must be found first
+	}
 	for {
-		session, err := a.session(ctx, s.Slot.Host, s.Resumed)
+		session, err := a.session(finding, s.Slot.Host, s.Resumed)
 		switch {
 		case err != nil && s.Resumed:
 			return &LostError{Host: s.Slot.Host, Err: err}

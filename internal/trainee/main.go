@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,6 +46,7 @@ type settings struct {
 	faults      faults
 	orphan      bool
 	chatter     bool
+	signals     bool
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -59,6 +61,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.Var(&s.gates, "gate", "`STEP=FILE`: after that step, wait until FILE exists in the folder -dir (repeatable)")
 	f.Var(&s.faults, "exit", "`HOST:SLOT@POINT=N:HOW`: leave there, once in the life of the job (repeatable)")
 	f.BoolVar(&s.chatter, "chatter", false, "print a numbered line at every step, in two pieces")
+	f.BoolVar(&s.signals, "signals", false, "print each SIGTERM")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 
@@ -70,6 +73,16 @@ func (s *settings) run(ctx context.Context) error {
 		if err := child.Start(); err != nil {
 			return err
 		}
+	}
+	if s.signals {
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, syscall.SIGTERM)
+		defer signal.Stop(caught)
+		go func() {
+			for got := range caught {
+				fmt.Println("signal:", got)
+			}
+		}()
 	}
 	host, slot := os.Getenv("HOROVOD_HOSTNAME"), os.Getenv("HVD_SLOT")
 	s.faults.arm(s.dir, host+":"+slot)

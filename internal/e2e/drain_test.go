@@ -1,0 +1,355 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// Workers that are asked to leave, and jobs that are stopped, in the middle of training: they leave at a step boundary, and
+// no operation fails.
+
+// world waits for one of so many, later than a generation, in which a step was committed.
+func world(t *testing.T, r *Running, after uint64, size int) (found Event) {
+	t.Helper()
+	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		for _, e := range events {
+			if e.Name == "world_published" && e.Generation > after && e.Size == size {
+				found = e
+			}
+			if e.Name == "first_commit" && found.Generation > 0 && e.Generation == found.Generation {
+				return true
+			}
+		}
+		return false
+	})
+	if err != nil {
+		res, _ := r.Wait()
+		t.Fatalf("%v\n%s", err, res.Story())
+	}
+	return found
+}
+
+// ask sends SIGTERM.
+func ask(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+			t.Errorf("%d: %v", pid, err)
+		}
+	}
+}
+
+// inOrder checks that no operation failed and that every worker that had begun exited with 0, of such causes only.
+func inOrder(t *testing.T, res Result, causes ...string) {
+	t.Helper()
+	for _, l := range res.Lines {
+		if l.Outcome == diary.Aborted {
+			t.Errorf("an operation failed: %+v", l)
+		}
+	}
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && e.PID != 0 && (e.Code != 0 || e.Signal != nil || !slices.Contains(causes, e.Cause)) {
+			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
+		}
+	}
+}
+
+func awaitOutput(t *testing.T, r *Running, enough func(text string) bool) {
+	t.Helper()
+	for limit := time.After(20 * time.Second); ; {
+		text, err := os.ReadFile(r.OutputPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if enough(string(text)) {
+			return
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-limit:
+			t.Fatalf("what was waited for is not printed:\n%s", text)
+		}
+	}
+}
+
+// TestWorkerAskedToLeave: one worker, or all those of a host, get SIGTERM; they leave, their slots rest, and others come.
+func TestWorkerAskedToLeave(t *testing.T) {
+	for name, ranks := range map[string][]int{"one": {1}, "rank 0": {0}, "a host": {0, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, Job{
+				Flags:   append(flags("-np", "3", "--min-np", "1"), "--blacklist-cooldown-range", "0.2,0.2"),
+				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
+				Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+			})
+			first := world(t, r, 0, 3)
+			for _, rank := range ranks {
+				ask(t, first.Slots[rank].PID)
+			}
+			few := world(t, r, first.Generation, 3-len(ranks))
+			again := world(t, r, few.Generation, 3)
+			for i := range few.Slots {
+				if !slices.Contains(first.Slots, few.Slots[i]) {
+					was := slices.IndexFunc(first.Slots, func(s struct {
+						Rank int    `json:"rank"`
+						Host string `json:"host"`
+						Slot int    `json:"slot"`
+						PID  int    `json:"pid"`
+					}) bool {
+						return s.PID == few.Slots[i].PID
+					})
+					if was < 0 || slices.Contains(ranks, was) {
+						t.Errorf("%+v was not in the world before", few.Slots[i])
+					}
+				}
+			}
+			ask(t, r.PID)
+			res := finish(t, r, 143, 100000)
+			inOrder(t, res, "left", "stopped")
+			if n := Count(res.Events, "excluded"); n != len(ranks) {
+				t.Errorf("%d exclusions, want %d", n, len(ranks))
+			}
+			if n := Count(res.Events, "draining"); n != len(ranks) {
+				t.Errorf("%d workers were asked to leave, want %d", n, len(ranks))
+			}
+			if again.Slots[0].Host != hostA && len(ranks) == 1 {
+				t.Errorf("the worlds after that: %+v", again)
+			}
+		})
+	}
+}
+
+// TestLastAskedToLeave: a worker that alone has the state hands it over before it leaves.
+func TestLastAskedToLeave(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   flags("-np", "1", "--min-np", "1", "--max-np", "1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+	})
+	first := world(t, r, 0, 1)
+	ask(t, first.Slots[0].PID)
+	both := world(t, r, first.Generation, 2)
+	last := world(t, r, both.Generation, 1)
+	if last.Slots[0].Host != hostB {
+		t.Errorf("rank 0 is at last %+v", last.Slots[0])
+	}
+	ask(t, r.PID)
+	res := finish(t, r, 143, 100000)
+	inOrder(t, res, "left", "stopped")
+	says(t, res, "alone has the job's state: it stays until another has it")
+}
+
+// TestAskedTwice: a worker in the middle of a long step goes at once when it is asked again, and nobody is blamed.
+func TestAskedTwice(t *testing.T) {
+	t.Parallel()
+	const steps = 2000
+	r := start(t, Job{
+		Flags:   append(flags("-np", "2", "--min-np", "1"), "--blacklist-cooldown-range", "0.1,0.1"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms", "-commit-every", strconv.Itoa(10 * steps)},
+	})
+	awaitStep(t, r, 5)
+	pid := 0
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		for _, e := range events {
+			if e.Name == "worker_started" && e.Host == hostB {
+				pid = e.PID
+			}
+		}
+		return pid != 0
+	}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for alive("/proc/" + strconv.Itoa(pid)) {
+		_ = syscall.Kill(pid, syscall.SIGTERM)
+		time.Sleep(20 * time.Millisecond)
+	}
+	if took := time.Since(began); took < 900*time.Millisecond || took > 5*time.Second {
+		t.Errorf("the second request was obeyed after %v", took)
+	}
+	res := finish(t, r, 0, steps)
+	e := exits(res, hostB+":0")
+	if len(e) == 0 || e[0].Cause != "left" || e[0].Signal == nil || *e[0].Signal != int(syscall.SIGTERM) {
+		t.Errorf("the worker ended by %+v", e)
+	}
+}
+
+// TestStoppedInAStep: a job that is stopped ends with the step that it is in, whatever the grace is, also when its driver is
+// killed while it stops the workers, and another has to bring that to its end.
+func TestStoppedInAStep(t *testing.T) {
+	for name, killed := range map[string]bool{"by one driver": false, "by two": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, Job{
+				Flags:   []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--drain-timeout", "60s"},
+				Trainee: []string{"-steps", "100000", "-step-time", "400ms", "-log-all", "-signals"},
+			})
+			world(t, r, 0, 4)
+			began := time.Now()
+			ask(t, r.PID)
+			if killed {
+				awaitOutput(t, r, func(text string) bool { return strings.Contains(text, "<stdout>:signal: terminated") })
+				r.KillDriver()
+				r = resume(t, r)
+			}
+			res := finish(t, r, 143, 100000)
+			inOrder(t, res, "stopped")
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("that took %v", took)
+			}
+			if n := strings.Count(res.Output, "<stdout>:signal: terminated"); n != 4 {
+				t.Errorf("the program was told %d times of a signal, want 4", n)
+			}
+		})
+	}
+}
+
+// TestJobAgentAskedToLeave: SIGTERM to the agent of a job sends its workers away, and the next agent starts others.
+func TestJobAgentAskedToLeave(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   append(flags("-np", "4", "--min-np", "1"), "--blacklist-cooldown-range", "0.5,0.5"),
+		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+	})
+	first := world(t, r, 0, 4)
+	agent := parent(t, first.Slots[3].PID)
+	ask(t, agent)
+	few := world(t, r, first.Generation, 2)
+	again := world(t, r, few.Generation, 4)
+	if next := parent(t, again.Slots[3].PID); next == agent {
+		t.Error("the agent is the same")
+	}
+	ask(t, r.PID)
+	res := finish(t, r, 143, 100000)
+	inOrder(t, res, "left", "stopped")
+}
+
+// TestAgentAskedBeforeTheStart: workers that are not in training yet, or know nothing of it, are ended by their agent, and
+// are not blamed for that.
+func TestAgentAskedBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   append(flags("-np", "2", "--min-np", "1"), "--blacklist-cooldown-range", "0.3,0.3"),
+		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Command: []string{"sh", "-c", "while [ ! -e enough ]; do sleep 0.01; done"},
+	})
+	pids := make(map[string]int)
+	started := func(n int) {
+		t.Helper()
+		if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+			for _, e := range events {
+				if e.Name == "worker_started" {
+					pids[e.Host] = e.PID
+				}
+			}
+			return Count(events, "worker_started") == n
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	started(2)
+	ask(t, parent(t, pids[hostB]))
+	started(3)
+	ask(t, r.PID)
+	res := finish(t, r, 143, 0)
+	// An agent that has not quite gone may have refused some.
+	if e := exits(res, hostB+":0"); len(e) < 2 || e[0].Cause != "left" || e[0].Signal == nil {
+		t.Errorf("the workers ended by %+v", e)
+	}
+	says(t, res, "has left, it was killed by signal 15")
+}
+
+// TestDrainingHost: a source of hosts says that one is to be left alone.
+func TestDrainingHost(t *testing.T) {
+	t.Parallel()
+	program := buildOutside(t)
+	machines := filepath.Join(t.TempDir(), "machines.json")
+	say := func(state string) {
+		t.Helper()
+		text := fmt.Sprintf(`[{"name": "%s", "gpus": 2, "state": "up"}, {"name": "%s", "gpus": 2, "state": "%s"}]`, hostA, hostB, state)
+		if err := os.WriteFile(machines+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(machines+".new", machines); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("up")
+	r := start(t, Job{
+		Flags: flags("-np", "4", "--min-np", "1", "--discovery-plugin", program,
+			"--discovery-config", "inventory="+machines, "--discovery-config", "every=1ms"),
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+	})
+	first := world(t, r, 0, 4)
+	say("leaving")
+	few := world(t, r, first.Generation, 2)
+	say("up")
+	world(t, r, few.Generation, 4)
+	ask(t, r.PID)
+	res := finish(t, r, 143, 100000)
+	inOrder(t, res, "left", "stopped")
+	if n := Count(res.Events, "excluded"); n != 0 {
+		t.Errorf("%d exclusions", n)
+	}
+}
+
+// TestClusterAgentAskedToLeave: SIGTERM to a host's agent of a cluster, which says that it drains.
+func TestClusterAgentAskedToLeave(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	if out, err := exec.Command(binaries.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	seed := fmt.Sprintf("127.77.%d.%d:7946", os.Getpid()/250%250, 1+os.Getpid()%250)
+	agents := make(map[string]*exec.Cmd)
+	for _, name := range []string{"a", "b"} {
+		args := []string{"agent", "--key-file", key, "--name", name, "--slots", "2", "--join", seed, "--bind"}
+		if name == "a" {
+			args = append(args, seed)
+		} else {
+			args = append(args, "127.0.0.1:0")
+		}
+		cmd := exec.Command(binaries.Hvdrun, args...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		agents[name] = cmd
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill() // fails where it has ended
+			_ = cmd.Wait()
+		})
+	}
+	r := start(t, Job{
+		Flags:   flags("-np", "4", "--min-np", "1", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"),
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+	})
+	first := world(t, r, 0, 4)
+	ask(t, agents["b"].Process.Pid)
+	few := world(t, r, first.Generation, 2)
+	for _, s := range few.Slots {
+		if s.Host != "a" {
+			t.Errorf("%+v is in the world", s)
+		}
+	}
+	if err := agents["b"].Wait(); err != nil {
+		t.Errorf("the agent: %v", err)
+	}
+	ask(t, r.PID)
+	res := finish(t, r, 143, 100000)
+	inOrder(t, res, "left", "stopped")
+}
