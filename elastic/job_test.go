@@ -21,6 +21,7 @@ import (
 type job struct {
 	epochs, n, every int  // of the training; every so many steps it commits
 	setEpoch         bool // whether it calls SetEpoch
+	async            bool // whether it trains on while a commit is copied
 	lives            []int
 	respawn, flaky   []bool
 	acts             []act
@@ -96,7 +97,7 @@ func (j *job) errorf(format string, args ...any) {
 
 // spawn starts a worker. The caller holds mu.
 func (j *job) spawn() {
-	p := &proc{job: j, id: j.spawned, life: -1, counts: make([]int32, j.n), weights: make([]float64, 3)}
+	p := &proc{job: j, id: j.spawned, life: -1, counts: make([]int32, j.n), weights: make([]float64, 3000)}
 	if p.id < len(j.lives) {
 		p.life = j.lives[p.id]
 	}
@@ -156,7 +157,13 @@ func mix(a, b uint64) uint64 {
 }
 
 func (p *proc) derive() {
-	p.weights[0], p.weights[1], p.weights[2] = float64(p.record.H>>40), float64(p.record.Steps), float64(p.record.Epoch)
+	for i := range p.weights {
+		p.weights[i] = p.weight(i)
+	}
+}
+
+func (p *proc) weight(i int) float64 {
+	return [3]float64{float64(p.record.H >> 40), float64(p.record.Steps), float64(p.record.Epoch)}[i%3]
 }
 
 // whole checks on entry into training that the state is one state, and the job's.
@@ -166,9 +173,12 @@ func (p *proc) whole() {
 		sum += int(c)
 	}
 	at := p.sampler.Position()
-	if p.weights[0] != float64(r.H>>40) || p.weights[1] != float64(r.Steps) || p.weights[2] != float64(r.Epoch) ||
-		r.Trail["steps"] != r.Steps || sum < at || sum > at && at != j.n {
-		j.errorf("worker %d: a mix of states: %+v, weights %v, position %d, counts %v", p.id, r, p.weights, at, p.counts)
+	mixed := false
+	for i, w := range p.weights {
+		mixed = mixed || w != p.weight(i)
+	}
+	if mixed || r.Trail["steps"] != r.Steps || sum < at || sum > at && at != j.n {
+		j.errorf("worker %d: a mix of states: %+v, weights %v, position %d, counts %v", p.id, r, p.weights[:3], at, p.counts)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -220,6 +230,7 @@ func (p *proc) step(ctx context.Context, batch []int) error {
 	if same[0] != ^same[1] {
 		p.job.errorf("worker %d: the ranks' states differ in step %d", p.id, p.record.Steps)
 	}
+	p.state.Settle()
 	before := p.record.H
 	for i, d := range delta {
 		p.counts[i] += d
@@ -235,6 +246,9 @@ func (p *proc) step(ctx context.Context, batch []int) error {
 		return p.state.CheckHostUpdates()
 	}
 	p.record.Commits++
+	if p.job.async {
+		return p.state.CommitAsync()
+	}
 	return p.state.Commit()
 }
 
@@ -250,6 +264,7 @@ func (p *proc) endEpoch() {
 	if more := sum - p.job.n; more >= p.record.Last {
 		p.job.errorf("worker %d: %d indices too many in epoch %d in a world of %d", p.id, more, p.record.Epoch, p.record.Last)
 	}
+	p.state.Settle()
 	clear(p.counts)
 	p.record.Epoch++
 	p.derive()
@@ -452,6 +467,7 @@ func TestWholeJob(t *testing.T) {
 			n:        rapid.IntRange(1, 30).Draw(t, "n"),
 			every:    rapid.IntRange(1, 3).Draw(t, "every"),
 			setEpoch: rapid.Bool().Draw(t, "set epoch"),
+			async:    rapid.Bool().Draw(t, "async"),
 			lives:    rapid.SliceOfN(rapid.IntRange(-1, 60), 0, 10).Draw(t, "lives"),
 			respawn:  rapid.SliceOfN(rapid.Bool(), 0, 10).Draw(t, "respawn"),
 			flaky:    rapid.SliceOfN(rapid.Bool(), 0, 12).Draw(t, "flaky"),

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
 // Part is one piece of a State: something that can be kept, gone back to, and made the same on every rank.
@@ -24,7 +26,8 @@ type Part interface {
 	Sync(ctx context.Context, g *collective.Group, root int) error
 }
 
-// own is a Part of this package. Its Save has two steps, so that either all of them are kept or none.
+// own is a Part of this package. A State does not call its Save and Restore, but keeps what it holds in an image together
+// with all others, so that either all of them are saved or none.
 type own interface {
 	Part
 	// self is the part itself. It tells it from a user's type that embeds it, whose own methods must be called.
@@ -33,15 +36,17 @@ type own interface {
 	name() string
 	// layout says what it is; the same on all ranks, or their states do not fit.
 	layout() string
-	// stage prepares a save without touching the last one.
-	stage() error
-	// keep makes what was staged the last save. It cannot fail.
-	keep()
+	// sources appends what the live value is in an image; always as many pieces. It fails before anything is kept.
+	sources([]image.Source) ([]image.Source, error)
+	// restore makes the live value that of the pieces, which are as many as sources appends.
+	restore([]image.Piece) error
 }
 
-// carried is a part small enough to travel with others in the one message that begins a sync.
+// carried is a part that may be small enough to travel with others in the one message that begins a sync.
 type carried interface {
 	own
+	// travels tells whether it is; all ranks agree where their layouts do.
+	travels() bool
 	encode() ([]byte, error) // the live value
 	decode([]byte) error     // into the live value
 }
@@ -57,33 +62,58 @@ func asOwn(p Part) own {
 	return nil
 }
 
+// asCarried returns o where it travels in the message that begins a sync, or nil.
+func asCarried(o own) carried {
+	if c, ok := o.(carried); ok && c.travels() {
+		return c
+	}
+	return nil
+}
+
 var errNothingSaved = errors.New("elastic: nothing has been saved yet that could be restored")
 
-// Tensor is a Part whose live value is data, broadcast in place. It keeps one copy of data for the last commit. The
-// name must be unique within a State. The slice must not be replaced by another; its length and type must be the same
-// on every rank.
+// alone keeps what a part holds where it is saved by itself and not by a State.
+type alone struct {
+	store   image.Store
+	sources []image.Source
+}
+
+func (a *alone) save(o own) (err error) {
+	if a.sources, err = o.sources(a.sources[:0]); err != nil {
+		return err
+	}
+	p := a.store.Begin(0, a.sources)
+	p.Copy()
+	p.Seal()
+	return nil
+}
+
+func (a *alone) restore(o own) error {
+	last := a.store.Last()
+	if last == nil {
+		return errNothingSaved
+	}
+	return o.restore(last.Pieces())
+}
+
+// carriedTensor is the size in bytes up to which a tensor travels with others.
+const carriedTensor = 16 << 10
+
+// Tensor is a Part whose live value is data, broadcast in place. For the last commit it keeps a copy of data, and while the next
+// is made copies of the chunks of 1 MiB that have changed. The name must be unique within a State. The slice must not be
+// replaced by another; its length and type must be the same on every rank.
 func Tensor[T collective.Element](name string, data []T) Part {
-	return &tensor[T]{label: name, live: data, saved: make([]T, len(data))}
+	return &tensor[T]{label: name, live: data}
 }
 
 type tensor[T collective.Element] struct {
-	label       string
-	live, saved []T
-	hasSaved    bool
+	label string
+	live  []T
+	kept  alone
 }
 
-func (t *tensor[T]) Save() error {
-	t.keep()
-	return nil
-}
-
-func (t *tensor[T]) Restore() error {
-	if !t.hasSaved {
-		return errNothingSaved
-	}
-	copy(t.live, t.saved)
-	return nil
-}
+func (t *tensor[T]) Save() error    { return t.kept.save(t) }
+func (t *tensor[T]) Restore() error { return t.kept.restore(t) }
 
 func (t *tensor[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
 	return collective.Broadcast(ctx, g, t.live, root)
@@ -94,11 +124,34 @@ func (t *tensor[T]) name() string { return t.label }
 func (t *tensor[T]) layout() string {
 	return fmt.Sprintf("tensor %q: %T of %d", t.label, t.live, len(t.live))
 }
-func (t *tensor[T]) stage() error { return nil }
 
-func (t *tensor[T]) keep() {
-	copy(t.saved, t.live)
-	t.hasSaved = true
+func (t *tensor[T]) sources(to []image.Source) ([]image.Source, error) {
+	return append(to, image.Source{Bytes: memoryOf(t.live)}), nil
+}
+
+func (t *tensor[T]) restore(pieces []image.Piece) error {
+	pieces[0].CopyTo(memoryOf(t.live))
+	return nil
+}
+
+func (t *tensor[T]) travels() bool           { return len(memoryOf(t.live)) <= carriedTensor }
+func (t *tensor[T]) encode() ([]byte, error) { return memoryOf(t.live), nil }
+
+func (t *tensor[T]) decode(b []byte) error {
+	live := memoryOf(t.live)
+	if len(b) != len(live) {
+		return fmt.Errorf("elastic: tensor %q: %d bytes for one of %d", t.label, len(b), len(live))
+	}
+	copy(live, b)
+	return nil
+}
+
+// memoryOf is the memory of data, without a copy.
+func memoryOf[T collective.Element](data []T) []byte {
+	if len(data) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
 }
 
 // Value is a Part whose live value is *v, which may be anything that encoding/gob can encode; as with gob, unexported
@@ -109,25 +162,13 @@ func Value[T any](name string, v *T) Part {
 }
 
 type value[T any] struct {
-	label         string
-	live          *T
-	staged, saved []byte // encoded; saved is nil before the first save
+	label string
+	live  *T
+	kept  alone
 }
 
-func (v *value[T]) Save() error {
-	if err := v.stage(); err != nil {
-		return err
-	}
-	v.keep()
-	return nil
-}
-
-func (v *value[T]) Restore() error {
-	if v.saved == nil {
-		return errNothingSaved
-	}
-	return v.decode(v.saved)
-}
+func (v *value[T]) Save() error    { return v.kept.save(v) }
+func (v *value[T]) Restore() error { return v.kept.restore(v) }
 
 func (v *value[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
 	return syncCarried(ctx, g, root, v)
@@ -137,12 +178,9 @@ func (v *value[T]) self() Part     { return v }
 func (v *value[T]) name() string   { return v.label }
 func (v *value[T]) layout() string { return fmt.Sprintf("value %q: %v", v.label, reflect.TypeFor[T]()) }
 
-func (v *value[T]) stage() (err error) {
-	v.staged, err = v.encode()
-	return err
-}
-
-func (v *value[T]) keep() { v.saved, v.staged = v.staged, nil }
+func (v *value[T]) sources(to []image.Source) ([]image.Source, error) { return encoded(to, v) }
+func (v *value[T]) restore(pieces []image.Piece) error                { return v.decode(pieces[0].Bytes()) }
+func (v *value[T]) travels() bool                                     { return true }
 
 func (v *value[T]) encode() ([]byte, error) {
 	if v.live == nil {
@@ -165,6 +203,15 @@ func (v *value[T]) decode(b []byte) error {
 	}
 	*v.live = fresh
 	return nil
+}
+
+// encoded appends the live value of c, encoded anew, as the one piece of a part.
+func encoded(to []image.Source, c carried) ([]image.Source, error) {
+	b, err := c.encode()
+	if err != nil {
+		return to, err
+	}
+	return append(to, image.Source{Bytes: b, Given: true}), nil
 }
 
 // syncCarried makes the live value of c that of root, in a message of its own.

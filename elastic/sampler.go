@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
 // SamplerOptions says how a Sampler goes through its indices. All ranks must give the same.
@@ -34,9 +35,9 @@ type Sampler struct {
 	n    int
 	opts SamplerOptions
 
-	rank, size  int
-	live, saved samplerState
-	hasSaved    bool
+	rank, size int
+	live       samplerState
+	kept       alone
 
 	order      []int // of orderEpoch; nil without shuffling, or when not drawn yet
 	orderEpoch int
@@ -126,19 +127,10 @@ func (s *Sampler) at(i int) int {
 }
 
 // Save keeps epoch and position.
-func (s *Sampler) Save() error {
-	s.saved, s.hasSaved = s.live, true
-	return nil
-}
+func (s *Sampler) Save() error { return s.kept.save(s) }
 
 // Restore goes back to the epoch and position kept last.
-func (s *Sampler) Restore() error {
-	if !s.hasSaved {
-		return errNothingSaved
-	}
-	s.live = s.saved
-	return nil
-}
+func (s *Sampler) Restore() error { return s.kept.restore(s) }
 
 // Sync takes over root's epoch and position, and this rank's place in g.
 func (s *Sampler) Sync(ctx context.Context, g *collective.Group, root int) error {
@@ -150,8 +142,10 @@ func (s *Sampler) Sync(ctx context.Context, g *collective.Group, root int) error
 
 func (s *Sampler) self() Part   { return s }
 func (s *Sampler) name() string { return "" }
-func (s *Sampler) stage() error { return nil }
-func (s *Sampler) keep()        { s.saved, s.hasSaved = s.live, true }
+
+func (s *Sampler) sources(to []image.Source) ([]image.Source, error) { return encoded(to, s) }
+func (s *Sampler) restore(pieces []image.Piece) error                { return s.decode(pieces[0].Bytes()) }
+func (s *Sampler) travels() bool                                     { return true }
 
 func (s *Sampler) layout() string {
 	return fmt.Sprintf("sampler of %d indices, batch %d, shuffle %t, seed %d", s.n, s.opts.Batch, s.opts.Shuffle, s.opts.Seed)
@@ -172,7 +166,7 @@ func (s *Sampler) decode(b []byte) error {
 	epoch, k := binary.Varint(b)
 	pos, l := binary.Varint(b[max(k, 0):])
 	if k <= 0 || l <= 0 || len(b) != k+l+1 || pos < 0 || pos > int64(s.n) {
-		return errors.New("elastic: sampler: the root's position is not one of this sampler")
+		return errors.New("elastic: sampler: the position is not one of this sampler")
 	}
 	s.live = samplerState{epoch: int(epoch), pos: int(pos), over: b[k+l] != 0}
 	return nil

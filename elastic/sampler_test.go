@@ -62,7 +62,9 @@ func TestSamplerEveryIndexOnce(t *testing.T) {
 		}
 		save := func() {
 			for _, s := range ranks {
-				s.keep()
+				if err := s.Save(); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		save()

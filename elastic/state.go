@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/image"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -31,6 +32,11 @@ type State struct {
 	commits uint64
 	holds   bool // has been through a sync, so it can be another's root
 	word    [1]uint64
+
+	saved   image.Store // of our own parts
+	sources []image.Source
+	first   []int          // of each part of ours: its first piece in an image
+	copying *image.Pending // begun by CommitAsync and not settled yet; nil otherwise
 }
 
 // NewState returns the state of w that consists of parts, and starts nothing. A nil worker, a nil part and two parts of one
@@ -39,7 +45,7 @@ type State struct {
 // A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
 // the parts of this package.
 func NewState(w *Worker, parts ...Part) *State {
-	s := &State{worker: w, parts: parts, own: make([]own, len(parts)), ctx: context.Background()}
+	s := &State{worker: w, parts: parts, own: make([]own, len(parts)), first: make([]int, len(parts)), ctx: context.Background()}
 	if w == nil {
 		s.err = errors.New("elastic: the state's worker is nil")
 		return s
@@ -72,12 +78,47 @@ func (s *State) OnReset(f func() error) { s.onReset = append(s.onReset, f) }
 // Commits is the number of the last commit; 0 before the first. A sync makes it the root's.
 func (s *State) Commits() uint64 { return s.commits }
 
-// Commit saves the state, so that a failure costs only what was done since, and then does CheckHostUpdates. It is
-// collective: every rank calls it equally often. The training function returns its errors as they are.
+// Commit saves the state, so that a failure costs only what was done since, and then does CheckHostUpdates. When it returns,
+// everything has been copied, and the state may be changed again: of tensors only what differs from the last commit, with all
+// processors where that is much. It is collective: every rank calls it equally often. The training function returns its
+// errors as they are.
 func (s *State) Commit() error {
-	if err := s.Save(); err != nil {
+	p, err := s.begin(s.commits + 1)
+	if err != nil {
 		return err
 	}
+	p.Copy()
+	p.Seal()
+	return s.agree()
+}
+
+// CommitAsync is Commit for large states: tensors are copied while training goes on, by half of the processors, and must not
+// be written to until Settle has returned. A loop calls it after the optimizer's step and Settle before the next, with the
+// forward and the backward pass, which only read them, in between. All other parts have been saved when it returns: counters
+// may go on. A failure before Settle goes back to this commit, not to the one before. Every method of the state that
+// saves, restores or synchronises settles first, so a forgotten Settle is an error only if a tensor is written to.
+func (s *State) CommitAsync() error {
+	p, err := s.begin(s.commits + 1)
+	if err != nil {
+		return err
+	}
+	p.Start()
+	s.copying = p
+	return s.agree()
+}
+
+// Settle blocks until what CommitAsync has begun is done: the tensors may be written to again. It is not collective, and
+// returns at once where nothing is under way.
+func (s *State) Settle() {
+	if p := s.copying; p != nil {
+		s.copying = nil
+		p.Wait()
+		p.Seal()
+	}
+}
+
+// agree counts a commit and checks for updates.
+func (s *State) agree() error {
 	s.commits++
 	change, err := s.agreeOnUpdates()
 	if err != nil {
@@ -130,16 +171,34 @@ const (
 
 // Save keeps a private copy of every part for Restore; it does not count as a commit. Where it fails the last copies of
 // this package's parts stay, all of them. It is not collective.
-func (s *State) Save() error {
-	if s.err != nil {
-		return s.err
+func (s *State) Save() error { return s.save(s.commits) }
+
+// save saves the state as that of the commit of the number.
+func (s *State) save(number uint64) error {
+	p, err := s.begin(number)
+	if err != nil {
+		return err
 	}
-	for _, o := range s.own {
+	p.Copy()
+	p.Seal()
+	return nil
+}
+
+// begin does all of a save that can fail; what is left is to copy tensors.
+func (s *State) begin(number uint64) (*image.Pending, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	s.Settle()
+	var err error
+	s.sources = s.sources[:0]
+	for i, o := range s.own {
 		if o == nil {
 			continue
 		}
-		if err := o.stage(); err != nil {
-			return err
+		s.first[i] = len(s.sources)
+		if s.sources, err = o.sources(s.sources); err != nil {
+			return nil, err
 		}
 	}
 	for i, p := range s.parts {
@@ -147,15 +206,10 @@ func (s *State) Save() error {
 			continue
 		}
 		if err := p.Save(); err != nil {
-			return fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
+			return nil, fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
 		}
 	}
-	for _, o := range s.own {
-		if o != nil {
-			o.keep()
-		}
-	}
-	return nil
+	return s.saved.Begin(number, s.sources), nil
 }
 
 // Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is not collective.
@@ -163,9 +217,23 @@ func (s *State) Restore() error {
 	if s.err != nil {
 		return s.err
 	}
+	s.Settle()
+	var pieces []image.Piece
+	if last := s.saved.Last(); last != nil {
+		pieces = last.Pieces()
+	}
 	var errs []error
 	for i, p := range s.parts {
-		if err := p.Restore(); err != nil {
+		var err error
+		switch o := s.own[i]; {
+		case o == nil:
+			err = p.Restore()
+		case pieces == nil:
+			err = errNothingSaved
+		default:
+			err = o.restore(pieces[s.first[i]:])
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("elastic: restore part %d: %w", i, err))
 		}
 	}
@@ -179,6 +247,7 @@ func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
+	s.Settle()
 	p := s.worker.place.Load()
 	g, root := p.group, p.world.SyncRoot
 	s.placeParts(g.Rank(), g.Size())
@@ -187,14 +256,14 @@ func (s *State) Sync(ctx context.Context) error {
 		return err
 	}
 	for i, p := range s.parts {
-		if _, done := s.own[i].(carried); done {
+		if asCarried(s.own[i]) != nil {
 			continue
 		}
 		if err := p.Sync(ctx, g, root); err != nil {
 			return fmt.Errorf("elastic: sync part %d: %w", i, err)
 		}
 	}
-	if err := s.Save(); err != nil {
+	if err := s.save(commits); err != nil {
 		return err
 	}
 	s.commits, s.holds = commits, true
@@ -216,7 +285,7 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 		if s.own[i] != nil {
 			mine.Layout[i] = s.own[i].layout()
 		}
-		if c, ok := s.own[i].(carried); ok && g.Rank() == root {
+		if c := asCarried(s.own[i]); c != nil && g.Rank() == root {
 			b, err := c.encode()
 			if err != nil {
 				return 0, err
@@ -244,7 +313,7 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 		return 0, err
 	}
 	for i, o := range s.own {
-		if c, ok := o.(carried); ok {
+		if c := asCarried(o); c != nil {
 			if err := c.decode(roots.Carried[i]); err != nil {
 				return 0, err
 			}

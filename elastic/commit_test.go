@@ -1,0 +1,306 @@
+package elastic
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/hvdrun/hvdrun/elastic/image"
+)
+
+// holding is everything that a state of several parts holds, as one value.
+type holding struct {
+	large, small, at int
+	tags             map[string]int
+	pos              int
+	user             int
+}
+
+func (h holding) equal(o holding) bool {
+	return h.large == o.large && h.small == o.small && h.at == o.at && maps.Equal(h.tags, o.tags) && h.pos == o.pos && h.user == o.user
+}
+
+// Whatever is saved, committed, given up or restored, and whichever part fails to be saved: the live state is what it was
+// made last, all of it, and a restore brings back one save, all of it.
+func TestStateIsOneState(t *testing.T) {
+	w := stillWorld(t, 1, 0)[0]
+	rapid.Check(t, func(t *rapid.T) {
+		// A tensor of several chunks, of which only some change, and a small one; values, a sampler, a user's part.
+		large, small, at, tags := make([]int64, 2*image.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
+		bad := any(0)
+		sampler, user := NewSampler(1000, SamplerOptions{}), &foreign{}
+		s := NewState(w, Tensor("large", large), user, Value("at", &at), Value("tags", &tags), Value("bad", &bad), sampler, Tensor("small", small))
+		places := []int{0, 1, image.ChunkSize / 8, len(large) - 1}
+		live := func() holding {
+			for _, i := range places {
+				if large[i] != large[0] {
+					t.Fatalf("a mix: %d at %d, %d at 0", large[i], i, large[0])
+				}
+			}
+			return holding{int(large[0]), int(small[3]), at, tags, sampler.Position(), user.live}
+		}
+		set := func(n int) {
+			for _, i := range places {
+				large[i] = int64(n)
+			}
+			small[3], at, user.live = int32(n), n, n
+			tags = map[string]int{fmt.Sprint(n): n}
+			sampler.Next()
+		}
+		var saved *holding
+		commits, settled := uint64(0), true
+		now := holding{tags: map[string]int{}}
+		for step := range rapid.IntRange(1, 20).Draw(t, "steps") {
+			switch what := rapid.SampledFrom([]string{"set", "set", "commit", "async", "save", "settle", "restore"}).Draw(t, "what"); what {
+			case "set":
+				s.Settle()
+				settled = true
+				set(step + 1)
+				now = live()
+			case "settle":
+				s.Settle()
+				settled = true
+			case "restore":
+				err := s.Restore()
+				settled = true
+				if saved == nil {
+					// The user's part had something to restore.
+					if !errors.Is(err, errNothingSaved) {
+						t.Fatalf("restored: %v", err)
+					}
+					set(step + 1)
+					now = live()
+					continue
+				}
+				if now = *saved; err != nil {
+					t.Fatal(err)
+				}
+			default:
+				fails := rapid.SampledFrom([]string{"", "", "ours", "user's"}).Draw(t, "fails")
+				bad, user.fail = 0, nil
+				before := user.saved
+				switch fails {
+				case "ours":
+					bad = func() {}
+				case "user's":
+					user.fail = errors.New("no room")
+				}
+				err := map[string]func() error{"commit": s.Commit, "async": s.CommitAsync, "save": s.Save}[what]()
+				if (err == nil) != (fails == "") {
+					t.Fatalf("%s, %s fails: %v", what, fails, err)
+				}
+				bad = 0
+				settled = settled && what != "async"
+				if err != nil {
+					user.saved = before // as a part of another package should
+					continue
+				}
+				if what != "save" {
+					commits++
+				}
+				h := now
+				saved = &h
+			}
+			if got := live(); !got.equal(now) || s.Commits() != commits {
+				t.Fatalf("%+v, want %+v; %d commits, want %d", got, now, s.Commits(), commits)
+			}
+		}
+	})
+}
+
+// A failure between CommitAsync and Settle goes back to that commit; counters may have gone on meanwhile.
+func TestCommitAsync(t *testing.T) {
+	w := stillWorld(t, 1, 0)[0]
+	weights, step := make([]float32, 3*image.ChunkSize/4), 0
+	s := NewState(w, Tensor("weights", weights), Value("step", &step))
+	for n := range 5 {
+		s.Settle()
+		weights[0], weights[len(weights)-1], step = float32(n), float32(n), n
+		if err := s.CommitAsync(); err != nil {
+			t.Fatal(err)
+		}
+		step += 100
+	}
+	if err := s.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	if weights[0] != 4 || weights[len(weights)-1] != 4 || step != 4 || s.Commits() != 5 {
+		t.Errorf("weights %v, step %d, %d commits", weights[:1], step, s.Commits())
+	}
+	s.Settle()
+}
+
+// benchState is a state of so many bytes, in tensors of about 16 MB.
+func benchState(b *testing.B, bytes int) (*State, [][]float32) {
+	b.Helper()
+	w, err := newWorker(b.Context(), solo{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = w.Close() })
+	var parts []Part
+	var all [][]float32
+	for i := 0; bytes > 0; i++ {
+		n := min(bytes, 16<<20)
+		bytes -= n
+		t := make([]float32, n/4)
+		for j := range t {
+			t[j] = float32(i + j)
+		}
+		all = append(all, t)
+		parts = append(parts, Tensor(fmt.Sprint(i), t))
+	}
+	return NewState(w, parts...), all
+}
+
+// touch changes the first of parts tensors, wholly.
+func touch(all [][]float32, parts int) {
+	for _, t := range all[:parts] {
+		for i := 0; i < len(t); i += 16 {
+			t[i]++
+		}
+	}
+}
+
+// The blocking part of a commit of 256 MB beside a plain copy of the same bytes, in alternation.
+func BenchmarkCommit(b *testing.B) {
+	const size = 256 << 20
+	for _, c := range []struct {
+		name    string
+		changed int // tensors of 16
+		async   bool
+	}{{"all changed", 16, false}, {"an eighth changed", 2, false}, {"nothing changed", 0, false}, {"async", 16, true}} {
+		b.Run(c.name, func(b *testing.B) {
+			s, all := benchState(b, size)
+			plain := make([][]float32, len(all))
+			for i := range all {
+				plain[i] = slices.Clone(all[i])
+			}
+			commit := s.Commit
+			if c.async {
+				commit = s.CommitAsync
+			}
+			for range 3 {
+				touch(all, 16)
+				if err := s.Commit(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			var commits, copies []float64
+			for b.Loop() {
+				touch(all, c.changed)
+				commits = append(commits, milliseconds(func() {
+					if err := commit(); err != nil {
+						b.Fatal(err)
+					}
+				}))
+				s.Settle()
+				touch(all, c.changed)
+				copies = append(copies, milliseconds(func() {
+					for i := range all {
+						copy(plain[i], all[i])
+					}
+				}))
+			}
+			slices.Sort(commits)
+			slices.Sort(copies)
+			b.ReportMetric(commits[len(commits)/2], "ms/commit")
+			b.ReportMetric(copies[len(copies)/2], "ms/copy")
+			b.ReportMetric(commits[len(commits)/2]/copies[len(copies)/2], "ratio")
+		})
+	}
+}
+
+// A loop on one processor whose step takes twice as long as a copy of its state: without commits, with Commit, and with
+// CommitAsync, in alternation.
+func BenchmarkLoop(b *testing.B) {
+	s, all := benchState(b, 256<<20)
+	plain := make([][]float32, len(all))
+	for i := range all {
+		plain[i] = slices.Clone(all[i])
+	}
+	sum := float32(0)
+	pass := func() { // arithmetic that stays in the cache, as a forward and a backward pass mostly do
+		t := all[0][:32<<10]
+		for range 60 {
+			for _, x := range t {
+				sum += x * x
+			}
+		}
+	}
+	touch(all, 16)
+	copying := milliseconds(func() {
+		for i := range all {
+			copy(plain[i], all[i])
+		}
+	})
+	one := milliseconds(pass)
+	update := milliseconds(func() { touch(all, 16) })
+	passes := max(1, int((2*copying-update)/one))
+	step := func() {
+		for range passes {
+			pass()
+		}
+		s.Settle()
+		touch(all, 16)
+	}
+	for range 3 {
+		step()
+		if err := s.Commit(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var none, sync, async []float64
+	loop := func(to *[]float64, commit func() error) {
+		*to = append(*to, milliseconds(func() {
+			for range 5 {
+				step()
+				if err := commit(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			s.Settle()
+		})/5)
+	}
+	for b.Loop() {
+		loop(&none, func() error { return nil })
+		loop(&sync, s.Commit)
+		loop(&async, s.CommitAsync)
+	}
+	for _, of := range [][]float64{none, sync, async} {
+		slices.Sort(of)
+	}
+	base := none[len(none)/2]
+	b.ReportMetric(copying, "ms/copy")
+	b.ReportMetric(base, "ms/step")
+	b.ReportMetric(sync[len(sync)/2]/base, "commit/step")
+	b.ReportMetric(async[len(async)/2]/base, "async/step")
+}
+
+// A commit of what the small examples hold, the agreement of one rank with itself included.
+func BenchmarkSmallCommit(b *testing.B) {
+	w, err := newWorker(b.Context(), solo{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer w.Close()
+	weights, epoch, batch := make([]float64, 650), 1, 2
+	s := NewState(w, Tensor("weights", weights), Value("epoch", &epoch), Value("batch", &batch), NewSampler(100, SamplerOptions{}))
+	for b.Loop() {
+		weights[0]++
+		if err := s.Save(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func milliseconds(f func()) float64 {
+	began := time.Now()
+	f()
+	return float64(time.Since(began)) / 1e6
+}
