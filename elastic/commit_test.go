@@ -33,7 +33,7 @@ func TestStateIsOneState(t *testing.T) {
 		// A tensor of several chunks, of which only some change, and a small one; values, a sampler, a user's part.
 		large, small, at, tags := make([]int64, 2*image.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
 		bad := any(0)
-		sampler, user := NewSampler(1000, SamplerOptions{}), &foreign{}
+		sampler, user := NewSampler(1000, SamplerOptions{}), &userPart{}
 		s := NewState(w, Tensor("large", large), user, Value("at", &at), Value("tags", &tags), Value("bad", &bad), sampler, Tensor("small", small))
 		places := []int{0, 1, image.ChunkSize / 8, len(large) - 1}
 		live := func() holding {

@@ -26,21 +26,50 @@ type Part interface {
 	Sync(ctx context.Context, g *collective.Group, root int) error
 }
 
+// Imaged is what a Part of another package may be besides, in order to be in digests and checkpoints as the parts of this
+// package are.
+type Imaged interface {
+	Part
+	// Image returns what the last Save has kept: bytes that are the same where the values are, on any rank. It is called
+	// after every Save of the State; nobody writes to the bytes afterwards.
+	Image() ([]byte, error)
+	// SetImage makes the live value that of an image.
+	SetImage([]byte) error
+}
+
+// kept is a part that is in images.
+type kept interface {
+	// sources appends what the live value is in an image; always as many pieces. It fails before anything is kept.
+	sources([]image.Source) ([]image.Source, error)
+	// restore makes the live value that of the pieces, of which the first are those that sources appends.
+	restore([]image.Piece) error
+	// sums returns the checksums of these pieces, which are the same in all processes where the values are.
+	sums([]image.Piece) ([]uint32, error)
+}
+
 // own is a Part of this package. A State does not call its Save and Restore, but keeps what it holds in an image together
 // with all others, so that either all of them are saved or none.
 type own interface {
 	Part
+	kept
 	// self is the part itself. It tells it from a user's type that embeds it, whose own methods must be called.
 	self() Part
 	// name is unique within a State; empty for a part without one.
 	name() string
 	// layout says what it is; the same on all ranks, or their states do not fit.
 	layout() string
-	// sources appends what the live value is in an image; always as many pieces. It fails before anything is kept.
-	sources([]image.Source) ([]image.Source, error)
-	// restore makes the live value that of the pieces, which are as many as sources appends.
-	restore([]image.Piece) error
 }
+
+// foreign is a user's part in images. The State calls its Save and Restore as well.
+type foreign struct{ Imaged }
+
+func (f foreign) sources(to []image.Source) ([]image.Source, error) {
+	b, err := f.Image()
+	return append(to, image.Source{Bytes: b, Given: true}), err
+}
+
+func (f foreign) restore(pieces []image.Piece) error          { return f.SetImage(pieces[0].Bytes()) }
+func (f foreign) sums(pieces []image.Piece) ([]uint32, error) { return pieces[0].Sums(), nil }
 
 // carried is a part that may be small enough to travel with others in the one message that begins a sync.
 type carried interface {
@@ -134,6 +163,8 @@ func (t *tensor[T]) restore(pieces []image.Piece) error {
 	return nil
 }
 
+func (t *tensor[T]) sums(pieces []image.Piece) ([]uint32, error) { return pieces[0].Sums(), nil }
+
 func (t *tensor[T]) travels() bool           { return len(memoryOf(t.live)) <= carriedTensor }
 func (t *tensor[T]) encode() ([]byte, error) { return memoryOf(t.live), nil }
 
@@ -156,15 +187,27 @@ func memoryOf[T collective.Element](data []T) []byte {
 
 // Value is a Part whose live value is *v, which may be anything that encoding/gob can encode; as with gob, unexported
 // fields are not carried. A Restore or Sync gives *v a fresh value: maps and slices of the old one are neither merged
-// into nor written to. The name must be unique within a State.
+// into nor written to. The name must be unique within a State. For digests a value is compared field by field, and a type
+// that has a GobEncode or MarshalBinary must give the same bytes for the same value.
 func Value[T any](name string, v *T) Part {
-	return &value[T]{label: name, live: v}
+	t := reflect.TypeFor[T]()
+	return &value[T]{label: name, live: v, plain: isNumber(t.Kind()) && reflect.PointerTo(t).NumMethod() == 0}
 }
 
 type value[T any] struct {
 	label string
 	live  *T
+	plain bool // a number or a truth without methods: its memory says all, and gob would take longer
 	kept  alone
+}
+
+func isNumber(k reflect.Kind) bool {
+	return k >= reflect.Bool && k <= reflect.Float64 && k != reflect.Uintptr
+}
+
+// memory is the value's own.
+func (v *value[T]) memory() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v.live)), unsafe.Sizeof(*v.live))
 }
 
 func (v *value[T]) Save() error    { return v.kept.save(v) }
@@ -182,9 +225,29 @@ func (v *value[T]) sources(to []image.Source) ([]image.Source, error) { return e
 func (v *value[T]) restore(pieces []image.Piece) error                { return v.decode(pieces[0].Bytes()) }
 func (v *value[T]) travels() bool                                     { return true }
 
+func (v *value[T]) onlyCarried() bool { return !v.plain }
+
+func (v *value[T]) sums(pieces []image.Piece) ([]uint32, error) {
+	if v.plain {
+		return pieces[0].Sums(), nil
+	}
+	fresh, err := v.decoded(pieces[0].Bytes())
+	if err != nil {
+		return nil, err
+	}
+	b, err := appendCanonical(nil, reflect.ValueOf(fresh).Elem())
+	if err != nil {
+		return nil, fmt.Errorf("elastic: value %q: %w", v.label, err)
+	}
+	return sumsOf(b), nil
+}
+
 func (v *value[T]) encode() ([]byte, error) {
 	if v.live == nil {
 		return nil, fmt.Errorf("elastic: value %q: its pointer is nil", v.label)
+	}
+	if v.plain {
+		return bytes.Clone(v.memory()), nil
 	}
 	var b bytes.Buffer
 	if err := gob.NewEncoder(&b).Encode(v.live); err != nil {
@@ -197,12 +260,27 @@ func (v *value[T]) decode(b []byte) error {
 	if v.live == nil {
 		return fmt.Errorf("elastic: value %q: its pointer is nil", v.label)
 	}
-	var fresh T
-	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(&fresh); err != nil {
-		return fmt.Errorf("elastic: value %q: decode: %w", v.label, err)
+	if v.plain {
+		if len(b) != len(v.memory()) || reflect.TypeFor[T]().Kind() == reflect.Bool && b[0] > 1 {
+			return fmt.Errorf("elastic: value %q: %d bytes that are none of its", v.label, len(b))
+		}
+		copy(v.memory(), b)
+		return nil
 	}
-	*v.live = fresh
+	fresh, err := v.decoded(b)
+	if err != nil {
+		return err
+	}
+	*v.live = *fresh
 	return nil
+}
+
+func (v *value[T]) decoded(b []byte) (*T, error) {
+	fresh := new(T)
+	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(fresh); err != nil {
+		return nil, fmt.Errorf("elastic: value %q: decode: %w", v.label, err)
+	}
+	return fresh, nil
 }
 
 // encoded appends the live value of c, encoded anew, as the one piece of a part.

@@ -145,6 +145,7 @@ func (s *Sampler) name() string { return "" }
 
 func (s *Sampler) sources(to []image.Source) ([]image.Source, error) { return encoded(to, s) }
 func (s *Sampler) restore(pieces []image.Piece) error                { return s.decode(pieces[0].Bytes()) }
+func (s *Sampler) sums(pieces []image.Piece) ([]uint32, error)       { return pieces[0].Sums(), nil }
 func (s *Sampler) travels() bool                                     { return true }
 
 func (s *Sampler) layout() string {

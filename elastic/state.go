@@ -3,6 +3,7 @@ package elastic
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -24,8 +25,9 @@ func (e *HostsUpdatedError) Error() string { return "elastic: hosts updated: " +
 type State struct {
 	worker *Worker
 	parts  []Part
-	own    []own // own[i] is parts[i], or nil where that is foreign
-	err    error // why the state cannot be used
+	own    []own  // own[i] is parts[i], or nil where that is foreign
+	kept   []kept // kept[i] is parts[i], or nil where that is in no image
+	err    error  // why the state cannot be used
 
 	onReset []func() error
 	ctx     context.Context // of the Run under way: Commit has none of its own
@@ -33,9 +35,9 @@ type State struct {
 	holds   bool // has been through a sync, so it can be another's root
 	word    [1]uint64
 
-	saved   image.Store // of our own parts
+	saved   image.Store // of the parts that are kept
 	sources []image.Source
-	first   []int          // of each part of ours: its first piece in an image
+	first   []int          // of each part that is kept: its first piece in an image
 	copying *image.Pending // begun by CommitAsync and not settled yet; nil otherwise
 }
 
@@ -45,7 +47,8 @@ type State struct {
 // A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
 // the parts of this package.
 func NewState(w *Worker, parts ...Part) *State {
-	s := &State{worker: w, parts: parts, own: make([]own, len(parts)), first: make([]int, len(parts)), ctx: context.Background()}
+	s := &State{worker: w, parts: parts, ctx: context.Background(),
+		own: make([]own, len(parts)), kept: make([]kept, len(parts)), first: make([]int, len(parts))}
 	if w == nil {
 		s.err = errors.New("elastic: the state's worker is nil")
 		return s
@@ -58,8 +61,12 @@ func NewState(w *Worker, parts ...Part) *State {
 		}
 		o := asOwn(p)
 		if s.own[i] = o; o == nil {
+			if f, ok := p.(Imaged); ok {
+				s.kept[i] = foreign{f}
+			}
 			continue
 		}
+		s.kept[i] = o
 		if name := o.name(); name != "" && names[name] {
 			s.err = fmt.Errorf("elastic: two parts of the state are named %q", name)
 		} else {
@@ -117,12 +124,18 @@ func (s *State) Settle() {
 	}
 }
 
-// agree counts a commit and checks for updates.
+// agree counts a commit and checks for updates. Where the ranks' states are to be compared it does that too.
 func (s *State) agree() error {
 	s.commits++
 	change, err := s.agreeOnUpdates()
 	if err != nil {
 		return err
+	}
+	if s.worker.verification.due(s.commits) {
+		s.Settle()
+		if err := s.verify(s.ctx, -1); err != nil {
+			return err
+		}
 	}
 	// Only now has every rank come this far: the driver takes it for a step that the whole world has done.
 	s.worker.committed(s.commits)
@@ -208,6 +221,13 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 		if err := p.Save(); err != nil {
 			return nil, fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
 		}
+		if s.kept[i] == nil {
+			continue
+		}
+		s.first[i] = len(s.sources)
+		if s.sources, err = s.kept[i].sources(s.sources); err != nil {
+			return nil, fmt.Errorf("elastic: image of part %d (%T): %w", i, p, err)
+		}
 	}
 	return s.saved.Begin(number, s.sources), nil
 }
@@ -267,7 +287,18 @@ func (s *State) Sync(ctx context.Context) error {
 		return err
 	}
 	s.commits, s.holds = commits, true
+	if s.worker.verification.every >= 0 {
+		return s.verify(ctx, root)
+	}
 	return nil
+}
+
+// partName names a part to people.
+func (s *State) partName(i int) string {
+	if o := s.own[i]; o != nil && o.name() != "" {
+		return fmt.Sprintf("%q", o.name())
+	}
+	return fmt.Sprintf("part %d (%T)", i, s.parts[i])
 }
 
 // opening is the root's first message of a sync. What is small travels in it, which saves a broadcast for each.
@@ -298,13 +329,18 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 		if err := gob.NewEncoder(&b).Encode(mine); err != nil {
 			return 0, fmt.Errorf("elastic: sync: %w", err)
 		}
-		_, err := collective.BroadcastBytes(ctx, g, b.Bytes(), root)
+		_, err := collective.BroadcastBytes(ctx, g, binary.LittleEndian.AppendUint32(b.Bytes(), image.Sum(b.Bytes())), root)
 		return s.commits, err
 	}
 	b, err := collective.BroadcastBytes(ctx, g, nil, root)
 	if err != nil {
 		return 0, err
 	}
+	n := len(b) - 4
+	if n < 0 || image.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
+		return 0, errors.New("elastic: sync: the root's opening came damaged")
+	}
+	b = b[:n]
 	var roots opening
 	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(&roots); err != nil {
 		return 0, fmt.Errorf("elastic: sync: the root's opening: %w", err)

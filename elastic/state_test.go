@@ -186,15 +186,15 @@ func TestValueIsFresh(t *testing.T) {
 	}
 }
 
-// foreign is a user's part that fails when it is told to.
-type foreign struct {
+// userPart is a user's part that fails when it is told to.
+type userPart struct {
 	live, saved int
 	fail        error
 }
 
-func (f *foreign) Save() error    { f.saved = f.live; return f.fail }
-func (f *foreign) Restore() error { f.live = f.saved; return nil }
-func (f *foreign) Sync(ctx context.Context, g *collective.Group, root int) error {
+func (f *userPart) Save() error    { f.saved = f.live; return f.fail }
+func (f *userPart) Restore() error { f.live = f.saved; return nil }
+func (f *userPart) Sync(ctx context.Context, g *collective.Group, root int) error {
 	b := []int64{int64(f.live)}
 	err := collective.Broadcast(ctx, g, b, root)
 	f.live = int(b[0])
@@ -204,7 +204,7 @@ func (f *foreign) Sync(ctx context.Context, g *collective.Group, root int) error
 func TestSaveIsAllOrNothing(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	weights, step, any := []int32{1}, 1, any(nil)
-	sampler, user := NewSampler(4, SamplerOptions{}), &foreign{}
+	sampler, user := NewSampler(4, SamplerOptions{}), &userPart{}
 	any = 1
 	s := NewState(w, Tensor("weights", weights), sampler, Value("step", &step), Value("any", &any), user)
 	if err := s.Save(); err != nil {
@@ -235,7 +235,7 @@ func TestSaveIsAllOrNothing(t *testing.T) {
 	if err := s.Commit(); !errors.Is(err, user.fail) {
 		t.Fatal(err)
 	}
-	back("a foreign part fails")
+	back("a userPart part fails")
 	if s.Commits() != 0 {
 		t.Errorf("%d commits", s.Commits())
 	}
@@ -254,7 +254,7 @@ func (w *wrapped) Save() error {
 
 func TestForeignParts(t *testing.T) {
 	workers := stillWorld(t, 2, 1)
-	users := []*foreign{{live: 4}, {live: 5}}
+	users := []*userPart{{live: 4}, {live: 5}}
 	wraps := []*wrapped{{Sampler: NewSampler(8, SamplerOptions{})}, {Sampler: NewSampler(8, SamplerOptions{})}}
 	wraps[1].Next()
 	onAll(t, 2, func(r int) error { return NewState(workers[r], users[r], wraps[r]).Sync(t.Context()) })
@@ -277,7 +277,7 @@ func TestUnusableStates(t *testing.T) {
 	one := 1
 	for name, s := range map[string]*State{
 		"worker is nil":            NewState(nil),
-		"part 1 of the state":      NewState(w, &foreign{}, nil),
+		"part 1 of the state":      NewState(w, &userPart{}, nil),
 		`named "x"`:                NewState(w, Tensor("x", []int8{1}), Value("x", &one)),
 		`value "p": its pointer i`: NewState(w, Value("p", none)),
 	} {

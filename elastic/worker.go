@@ -40,6 +40,8 @@ type Worker struct {
 	log     logrus.FieldLogger
 	place   atomic.Pointer[place] // never nil once the worker has been handed out
 
+	verification verification // of states
+
 	reports      sync.WaitGroup
 	reportCtx    context.Context // ends when the reports under way must
 	stopReports  context.CancelFunc
