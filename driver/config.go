@@ -53,6 +53,10 @@ type Config struct {
 	// negative: not at all.
 	FusionThreshold         int
 	CycleTime, StallWarning time.Duration
+	// VerifyState is after how many commits the workers compare their states. 0: only after each sync; negative: not at all.
+	VerifyState int
+	// HealState gives workers whose state differs that of most others. Otherwise the workers fail.
+	HealState bool
 
 	// Events is called with everything that happened to the job, in order, from one goroutine. Nil: nobody listens.
 	Events func(Event)

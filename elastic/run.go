@@ -40,7 +40,10 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) error
 	}
 	defer s.worker.end()
 	s.ctx = ctx
-	defer func() { s.ctx = context.Background() }()
+	defer func() {
+		s.Settle()
+		s.ctx = context.Background()
+	}()
 
 	heeding := s.worker.heed()
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}

@@ -93,6 +93,7 @@ func Init(ctx context.Context) (*Worker, error) {
 	w, err := newWorker(ctx, m)
 	if w != nil {
 		w.driven = started
+		w.verification = verification{every: env.VerifyState, heal: env.HealState}
 	}
 	return w, err
 }

@@ -43,6 +43,10 @@ type Worker struct {
 	// all, no fusion, no delay, no warning.
 	FusionThreshold         int
 	CycleTime, StallWarning time.Duration
+	// VerifyState is after how many commits the ranks compare their states. 0: only after each sync; negative: not at all.
+	VerifyState int
+	// HealState says that ranks that differ are given the state of most others; training fails otherwise.
+	HealState bool
 	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable, Environ does not write it.
 	Algorithm string
 	// OnlySockets asks for no shared memory between the ranks of a host. It is the user's as well.
@@ -66,6 +70,8 @@ const (
 	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
 	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
 	EnvStallWarning      = "HVD_STALL_WARNING"
+	EnvVerifyState       = "HVD_VERIFY_STATE"
+	EnvHealState         = "HVD_HEAL_STATE"
 	EnvAlgorithm         = "HVD_COLLECTIVE_ALGORITHM"
 	EnvOnlySockets       = "HVD_ONLY_SOCKETS"
 )
@@ -119,6 +125,8 @@ func (w Worker) Environ() []string {
 	text(EnvFusionThreshold, tuned(float64(w.FusionThreshold)))
 	text(EnvCycleTime, tuned(w.CycleTime.Seconds()*1e3))
 	text(EnvStallWarning, tuned(w.StallWarning.Seconds()))
+	text(EnvVerifyState, tuned(float64(w.VerifyState)))
+	text(EnvHealState, flag(w.HealState))
 	return env
 }
 
@@ -148,6 +156,8 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))
 	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))
 	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))
+	w.VerifyState = int(r.tuning(EnvVerifyState, 1, math.MaxInt32))
+	w.HealState = r.flag(EnvHealState)
 	w.Algorithm, _ = lookup(EnvAlgorithm)
 	w.OnlySockets = r.flag(EnvOnlySockets)
 	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.

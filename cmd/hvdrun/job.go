@@ -105,6 +105,8 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		FusionThreshold:   s.fusion,
 		CycleTime:         s.cycle,
 		StallWarning:      s.stall,
+		VerifyState:       s.verifyState,
+		HealState:         s.healState,
 		Events:            events.write,
 		Log:               log,
 	}

@@ -124,7 +124,8 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 // workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside one they are not what a
 // person has set.
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvTimelineFilename,
-	plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning}
+	plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
+	plan.EnvVerifyState, plan.EnvHealState}
 
 // environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
 func environment(env []string, known []*setting) (map[string]origin, error) {

@@ -34,6 +34,8 @@ type settings struct {
 	encrypt, bindGPUs       bool
 	fusion                  int           // MiB; this and the two below: 0 as is usual, negative not at all
 	cycle, stall            time.Duration // of asynchronous collectives
+	verifyState             int           // commits; 0: after syncs alone, negative: never
+	healState               bool
 	outputDir               string
 	timestamps              bool
 	logLevel                logrus.Level
@@ -173,6 +175,12 @@ var table = []setting{
 		set:   setCycleTime},
 	{name: "stall-warning", arg: "D",
 		usage: "time after which a tensor that some ranks do not reduce is logged (default 5s; 0: never)", set: setStallWarning},
+	{name: "verify-state", arg: "N",
+		usage: "check after each N commits that all workers hold the same bits (default: after each sync; 0: never)",
+		set:   setVerifyState},
+	{name: "heal-state",
+		usage: "give workers whose state differs that of most others, and train on, instead of failing",
+		set:   onOff(func(s *settings) *bool { return &s.healState })},
 	{name: "bind-gpus",
 		usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
 		set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
@@ -283,6 +291,16 @@ func setStallWarning(s *settings, text string) (err error) {
 		return nil
 	}
 	s.stall, err = parseDuration(text)
+	return err
+}
+
+func setVerifyState(s *settings, text string) (err error) {
+	if s.verifyState, err = parseCount(text, 0); err == nil && s.verifyState > math.MaxInt32 {
+		err = fmt.Errorf("%q is more than %d", text, math.MaxInt32)
+	}
+	if s.verifyState == 0 {
+		s.verifyState = -1
+	}
 	return err
 }
 
