@@ -14,34 +14,34 @@ import (
 
 // agentTable is what only an agent can be told, in the order of the help. Like the settings of a job, each is a flag, a
 // variable (HVD_KEY_FILE) and a key of the file.
-var agentTable = []setting{
+var agentTable = section("agent", []setting{
 	{name: "key-file", arg: "F",
 		usage: "file that holds the cluster's key, and that only its owner may read",
 		set:   clusterText(func(c *clusterSettings) *string { return &c.keyFile })},
 	{name: "label", arg: "L",
-		usage: "name of the cluster: agents and drivers of another one are not heard (default: none)",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.label })},
+		unset: "none", usage: "name of the cluster: agents and drivers of another one are not heard",
+		set: clusterText(func(c *clusterSettings) *string { return &c.label })},
 	{name: "join", arg: "host:port,…", repeat: true,
 		usage: "agents that may be there already; those that are not yet are tried again and again", set: setJoin},
 	{name: "name", arg: "HOST",
-		usage: "name of this host in the cluster (default: the one that the system knows)",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.name })},
+		unset: "the one that the system knows", usage: "name of this host in the cluster",
+		set: clusterText(func(c *clusterSettings) *string { return &c.name })},
 	{name: "bind", arg: "ADDR:PORT",
-		usage: "where to gossip, over UDP and TCP (default 0.0.0.0:7946)",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.bind })},
+		unset: "0.0.0.0:7946", usage: "where to gossip, over UDP and TCP",
+		set: clusterText(func(c *clusterSettings) *string { return &c.bind })},
 	{name: "advertise", arg: "ADDR",
 		usage: "address under which others reach this host, where that is not the one that is bound to",
 		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
 	{name: "launch-port", arg: "P",
-		usage: "TCP port to which drivers come (default: any that is free)", set: setLaunchPort},
-}
+		unset: "any that is free", usage: "TCP port to which drivers come", set: setLaunchPort},
+})
 
 // agentShares are the settings of a job that an agent has too, with what they mean there.
 var agentShares = []struct{ name, usage string }{
-	{"slots-per-host", "room for workers on this host; auto: as many as GPUs are seen, else 1 (default auto); also --slots"},
+	{"slots-per-host", "room for workers on this host; auto: as many as GPUs are seen, else 1; also --slots"},
 	{"bind-gpus", "show each worker the GPU of its slot only (CUDA_VISIBLE_DEVICES)"},
-	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop (default 30s)"},
-	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default info)"},
+	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop"},
+	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default: info)"},
 	{"log-format", ""},
 	{configFile, ""},
 }

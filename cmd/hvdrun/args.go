@@ -134,19 +134,25 @@ func unknownFlag(word, name string) error {
 	return fmt.Errorf("unknown flag %s; `hvdrun help` lists the flags", written)
 }
 
-// nearest returns the setting that name abbreviates or nearly spells, or "".
+// nearest returns the setting of a job that name abbreviates or nearly spells, or "".
 func nearest(name string) string {
-	best, bound := "", 3
+	var known []string
 	for i := range table {
-		known := table[i].name
-		for _, n := range append([]string{known}, table[i].aliases...) {
-			d := distance(name, n)
-			if len(name) >= 3 && strings.HasPrefix(n, name) {
-				d = 1
-			}
-			if d < bound && d < len(name) {
-				best, bound = known, d
-			}
+		known = append(append(known, table[i].name), table[i].aliases...)
+	}
+	return canonical(nearestOf(name, known))
+}
+
+// nearestOf returns the one of the known names that name abbreviates or nearly spells, or "".
+func nearestOf(name string, known []string) string {
+	best, bound := "", 3
+	for _, n := range known {
+		d := distance(name, n)
+		if len(name) >= 3 && strings.HasPrefix(n, name) {
+			d = 1
+		}
+		if d < bound && d < len(name) {
+			best, bound = n, d
 		}
 	}
 	return best

@@ -26,7 +26,7 @@ var benchShares = []struct{ name, usage string }{
 	{"np", "ranks (default: the slots of -H, else 2)"},
 	{"hosts", "names of this machine and their slots, 127.0.0.1:2,127.0.0.2:2: ranks as on several hosts"},
 	{"encrypt-data", ""},
-	{"log-level", ""}, {"log-format", ""}, {"verbose", ""},
+	{"log-level", ""}, {"log-format", ""}, {"verbose", ""}, {configFile, ""},
 }
 
 // benchFlags is what was asked for, as text.

@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/sirupsen/logrus"
 
@@ -70,29 +69,10 @@ func (s *settings) dynamic() (kinds []sourceKind) {
 
 // fixedHosts returns the hosts that the settings name, by themselves or in a file; nil where sources are asked.
 func (s *settings) fixedHosts() ([]plan.Host, error) {
-	var given []string
-	for _, name := range []string{"hosts", "hostfile"} {
-		if s.given(name) {
-			given = append(given, s.origin(name))
-		}
-	}
-	fixed := len(given) > 0
-	for _, k := range s.dynamic() {
-		given = append(given, s.origin(k.setting))
-	}
-	if s.given("discovery-config") && !s.given("discovery-plugin") {
-		return nil, fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.origin("discovery-config"))
-	}
-	if err := s.checkGossip(); err != nil {
-		return nil, err
-	}
-	if fixed && len(given) > 1 {
-		return nil, fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(given, " and "))
-	}
 	var hosts []plan.Host
 	var err error
 	switch {
-	case len(given) > 0 && !fixed:
+	case len(s.dynamic()) > 0:
 		return nil, nil
 	case s.hosts != "":
 		if hosts, err = plan.ParseHostList(s.hosts, s.defaultSlots()); err != nil {
@@ -115,6 +95,14 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 		return []plan.Host{{Name: "localhost", Slots: s.defaultSlots()}}, nil
 	}
 	return hosts, nil
+}
+
+// fixedOrigin names what has said which hosts there are.
+func (s *settings) fixedOrigin() string {
+	if s.hostfile != "" {
+		return s.origin("hostfile")
+	}
+	return s.origin("hosts")
 }
 
 // openSource returns what fixed, or else the sources that are given, make one of. close ends it; it is there without an
@@ -165,9 +153,7 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 	}
 	switch {
 	case s.minNP > np:
-		return driver.Size{}, fmt.Errorf("%s is %d, more than the %d of -np: min ≤ np ≤ max", s.origin("min-np"), s.minNP, np)
-	case s.maxNP != 0 && s.maxNP < np:
-		return driver.Size{}, fmt.Errorf("%s is %d, less than the %d of -np: min ≤ np ≤ max", s.origin("max-np"), s.maxNP, np)
+		return driver.Size{}, fmt.Errorf("%s is %d, more than the %d slots of %s", s.origin("min-np"), s.minNP, np, s.fixedOrigin())
 	case fixed != nil && slots < max(np, 1):
 		return driver.Size{}, runError{fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
 			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots)}

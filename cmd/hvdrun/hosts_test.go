@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // What a command line makes of the size of the worlds: NP, Min, Max, Elastic.
@@ -25,14 +26,14 @@ func TestSize(t *testing.T) {
 		{"-H localhost:4 --min-np 1 --max-np 2", "{2 1 2 true}"},
 		{"-H localhost --slots 3", "{3 0 0 false}"},
 
-		{"-H localhost:2 --min-np 3", "--min-np is 3, more than the 2 of -np: min ≤ np ≤ max"},
+		{"-H localhost:2 --min-np 3", "--min-np is 3, more than the 2 slots of --hosts"},
 		{"-np 3 -H localhost:2", "driver: not enough slots in time: 3 are needed (-np), and the hosts given have 2"},
 		{"-H localhost:0", "driver: not enough slots in time: 1 are needed (-np), and the hosts given have 0"},
 		{"", "-np is missing"},
 		{"--host-discovery-script x --min-np 2", "-np is missing"},
-		{"-np 4 --min-np 5", "--min-np is 5, more than the 4 of -np: min ≤ np ≤ max"},
-		{"-np 4 --min-np 5 --host-discovery-script x", "--min-np is 5, more than the 4 of -np: min ≤ np ≤ max"},
-		{"-np 4 --max-np 3", "--max-np is 3, less than the 4 of -np: min ≤ np ≤ max"},
+		{"-np 4 --min-np 5", "--min-np is 5, and -np is 4: min-np ≤ np ≤ max-np is wanted"},
+		{"-np 4 --min-np 5 --host-discovery-script x", "--min-np is 5, and -np is 4: min-np ≤ np ≤ max-np is wanted"},
+		{"-np 4 --max-np 3", "-np is 4, and --max-np is 3: min-np ≤ np ≤ max-np is wanted"},
 		{"-H localhost:2 --hostfile f", "--hosts and --hostfile: each says which hosts there are; give one of them"},
 		{"-H localhost:2 --host-discovery-script x", "--hosts and --host-discovery-script: each"},
 		{"-H localhost:2 --discovery-plugin x", "--hosts and --discovery-plugin: each"},
@@ -41,11 +42,11 @@ func TestSize(t *testing.T) {
 		{"--hostfile no-such-file", "--hostfile: open no-such-file"},
 	} {
 		s, err := loadArgs(t, c.args, nil, "")
-		if err != nil {
-			t.Fatal(c.args, err)
+		var fixed []plan.Host
+		if err == nil {
+			fixed, err = s.fixedHosts()
 		}
 		got := ""
-		fixed, err := s.fixedHosts()
 		if err == nil {
 			var size driver.Size
 			size, err = s.size(fixed)

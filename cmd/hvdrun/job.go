@@ -8,6 +8,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -32,8 +35,10 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	if _, err := exec.LookPath(command[0]); err != nil && !errors.Is(err, exec.ErrDot) && allLocal(fixed) {
-		return fmt.Errorf("the command cannot be run: %w", err)
+	if allLocal(fixed) {
+		if err := s.checkCommand(command[0]); err != nil {
+			return err
+		}
 	}
 	if s.outputDir != "" {
 		if err := os.MkdirAll(s.outputDir, 0o777); err != nil {
@@ -49,6 +54,35 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		return err
 	}
 	return p.drive(ctx, s, j)
+}
+
+// checkCommand tells whether workers on this machine can run the program.
+func (s *settings) checkCommand(program string) error {
+	if s.dir != "" {
+		if fi, err := os.Stat(s.dir); err != nil {
+			return fmt.Errorf("%s: %w", s.origin("dir"), err)
+		} else if !fi.IsDir() {
+			return fmt.Errorf("%s: %s is no folder", s.origin("dir"), s.dir)
+		}
+		if strings.Contains(program, "/") && !filepath.IsAbs(program) {
+			program = filepath.Join(s.dir, program)
+		}
+	}
+	if _, err := exec.LookPath(program); err != nil && !errors.Is(err, exec.ErrDot) {
+		return fmt.Errorf("the command cannot be run: %w", err)
+	}
+	return nil
+}
+
+// workerEnv is what workers inherit: the variables of the person, and before these those of the file.
+func (s *settings) workerEnv(env []string) []string {
+	env = slices.Clone(env)
+	for _, e := range s.env {
+		name, _, _ := strings.Cut(e, "=")
+		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })
+		env = append(env, e)
+	}
+	return env
 }
 
 // jobRun is a job that begins, or goes on.
@@ -91,7 +125,8 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	cfg := driver.Config{
 		RunID:             s.runID,
 		Command:           j.command,
-		Env:               p.env,
+		Env:               s.workerEnv(p.env),
+		Dir:               s.dir,
 		Source:            source,
 		Launcher:          launcher,
 		Authority:         j.authority,

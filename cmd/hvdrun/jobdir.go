@@ -47,6 +47,8 @@ type jobFile struct {
 	Command []string  `json:"command"`
 	Env     []string  `json:"env,omitempty"`
 	Dir     string    `json:"dir"`
+	// Config is the text of the config file, for it may be changed while the job runs. It may hold secrets too.
+	Config string `json:"config,omitempty"`
 	// EventsFrom is how long the events file was.
 	EventsFrom int64 `json:"events_from"`
 	// Ended is set when the job has, Status is its exit status then.
@@ -70,7 +72,7 @@ func stateDir(env []string) (string, error) {
 // newJobDir makes the folder of a job that begins; nil where there can be none and nobody has asked for one.
 func (p *program) newJobDir(s *settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*jobDir, error) {
 	d := &jobDir{path: s.jobDir, about: jobFile{
-		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env,
+		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env, Config: s.configText,
 	}}
 	err := d.make(p.env, authority, s.eventsFile)
 	switch {
@@ -208,7 +210,7 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 		err = errors.Join(err, unread)
 	case job.Finished:
 		now := time.Now()
-		d.about.Env, d.about.Ended, d.about.Status = nil, &now, status(result)
+		d.about.Env, d.about.Config, d.about.Ended, d.about.Status = nil, "", &now, status(result)
 		err = errors.Join(err, d.write(), os.Remove(d.authorityPath()), os.Remove(d.agentsPath()))
 	}
 	if err != nil {

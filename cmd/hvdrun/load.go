@@ -2,7 +2,7 @@ package main
 
 import (
 	"fmt"
-	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -10,7 +10,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -56,9 +55,15 @@ func addFlags(fs *pflag.FlagSet, sourceOnly bool) {
 }
 
 func addFlag(fs *pflag.FlagSet, st *setting) *pflag.Flag {
-	f := fs.VarPF(&flagText{setting: st}, st.name, st.short, st.usage)
+	usage := st.usage
+	if st.unset != "" {
+		usage += " (default: " + st.unset + ")"
+	}
+	f := fs.VarPF(&flagText{setting: st}, st.name, st.short, usage)
 	if st.arg == "" {
 		f.NoOptDefVal = "true"
+	} else {
+		f.DefValue = st.def // for the help
 	}
 	return f
 }
@@ -74,8 +79,12 @@ func settingsOf(fs *pflag.FlagSet) (known []*setting) {
 }
 
 // load merges flags, environment and file, the earlier before the later, for the settings of which fs has the flags.
-func load(fs *pflag.FlagSet, env []string) (settings, error) {
-	s := settings{discoveryTimeout: 30 * time.Second, logLevel: logrus.WarnLevel, origins: map[string]string{}}
+func load(fs *pflag.FlagSet, env []string) (settings, error) { return loadAgain(fs, env, "") }
+
+// loadAgain is load where the text of the file is known already; if it is empty the file is read.
+func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
+	s := settings{discoveryTimeout: 30 * time.Second, logLevel: logrus.WarnLevel,
+		origins: map[string]string{}, texts: map[string]string{}}
 	known := settingsOf(fs)
 	fromEnv, err := environment(env, known)
 	if err != nil {
@@ -88,17 +97,17 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 	if path == "" {
 		path = fromEnv[configFile].text
 	}
-	var fromFile map[string]origin
-	if path != "" {
-		if fromFile, err = readFile(path, known); err != nil {
-			return s, err
-		}
+	fromFile, err := s.readConfig(path, text)
+	if err != nil {
+		return s, err
 	}
 	merged := viper.New()
 	for _, layer := range []map[string]origin{fromFile, fromEnv} {
 		values := map[string]any{}
-		for name, o := range layer {
-			values[name], s.origins[name] = o.text, o.name
+		for _, st := range known {
+			if o, ok := layer[st.name]; ok {
+				values[st.name], s.origins[st.name] = o.text, o.name
+			}
 		}
 		if err := merged.MergeConfigMap(values); err != nil {
 			return s, err
@@ -110,7 +119,8 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 	fs.Visit(func(f *pflag.Flag) { s.origins[f.Name] = flagName(f.Name) })
 	for _, st := range known {
 		if s.given(st.name) {
-			if err := st.set(&s, merged.GetString(st.name)); err != nil {
+			s.texts[st.name] = merged.GetString(st.name)
+			if err := st.set(&s, s.texts[st.name]); err != nil {
 				return s, fmt.Errorf("%s: %w", s.origins[st.name], err)
 			}
 		}
@@ -118,7 +128,67 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) {
 	if s.verbose && !s.given("log-level") {
 		s.logLevel = logrus.InfoLevel
 	}
-	return s, nil
+	return s, s.contradictions()
+}
+
+// readConfig takes what only a file can say, and returns its settings, those that are for others included.
+func (s *settings) readConfig(path, text string) (map[string]origin, error) {
+	if path == "" {
+		return nil, nil
+	}
+	if text == "" {
+		var err error
+		if text, err = readBounded(path, maxConfig); err != nil {
+			return nil, fmt.Errorf("--config-file: %w", err)
+		}
+	}
+	doc, err := parseConfig(path, text)
+	if err != nil {
+		return nil, err
+	}
+	s.configText, s.command, s.env = text, doc.command, doc.env
+	if doc.dir != "" {
+		if s.dir, err = filepath.Abs(doc.dir); err != nil {
+			return nil, fmt.Errorf("%s: %w", doc.lines["dir"], err)
+		}
+	}
+	for name := range jobKeys {
+		if where, ok := doc.lines[name]; ok {
+			s.origins[name] = where
+		}
+	}
+	return doc.values, nil
+}
+
+// contradictions refuses settings that cannot be meant together.
+func (s *settings) contradictions() error {
+	for _, c := range []struct {
+		low, high   string
+		least, most int
+	}{
+		{"min-np", "np", s.minNP, s.np}, {"np", "max-np", s.np, s.maxNP}, {"min-np", "max-np", s.minNP, s.maxNP},
+	} {
+		if s.given(c.low) && s.given(c.high) && c.least > c.most {
+			return fmt.Errorf("%s is %d, and %s is %d: min-np ≤ np ≤ max-np is wanted", s.origin(c.low), c.least, s.origin(c.high), c.most)
+		}
+	}
+	var sources []string
+	fixed := false
+	for _, name := range []string{"hosts", "hostfile"} {
+		if s.given(name) {
+			sources, fixed = append(sources, s.origin(name)), true
+		}
+	}
+	for _, k := range s.dynamic() {
+		sources = append(sources, s.origin(k.setting))
+	}
+	if fixed && len(sources) > 1 {
+		return fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(sources, " and "))
+	}
+	if s.given("discovery-config") && !s.given("discovery-plugin") {
+		return fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.origin("discovery-config"))
+	}
+	return s.checkGossip()
 }
 
 // workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside one they are not what a
@@ -154,94 +224,4 @@ func lookup(env []string, name string) (text string, ok bool) {
 		}
 	}
 	return text, ok
-}
-
-// readFile returns the settings of a YAML file by their canonical names. Lists are joined with commas.
-func readFile(path string, known []*setting) (map[string]origin, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("--config-file: %w", err)
-	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return nil, fmt.Errorf("--config-file: %s: %w", path, err)
-	}
-	found := map[string]origin{}
-	if len(doc.Content) == 0 {
-		return found, nil // empty, or comments only
-	}
-	top := doc.Content[0]
-	if top.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("--config-file: %s:%d: want lines of \"key: value\"", path, top.Line)
-	}
-	for i := 0; i+1 < len(top.Content); i += 2 {
-		key, value := top.Content[i], top.Content[i+1]
-		where := fmt.Sprintf("%s:%d: %s", path, key.Line, key.Value)
-		name := canonical(key.Value)
-		st, err := settingOfKey(name, known)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", where, err)
-		}
-		if had, twice := found[name]; twice {
-			return nil, fmt.Errorf("%s: set already (%s)", where, had.name)
-		}
-		text, err := valueText(value, st)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", where, err)
-		}
-		found[name] = origin{where, text}
-	}
-	return found, nil
-}
-
-func settingOfKey(name string, known []*setting) (*setting, error) {
-	if name == configFile {
-		return nil, fmt.Errorf("a file cannot name another")
-	}
-	for _, st := range known {
-		if st.name == name {
-			return st, nil
-		}
-	}
-	if settingNamed(name) != nil {
-		return nil, fmt.Errorf("an agent has no such setting")
-	}
-	if why := advice(name); why != "" {
-		return nil, fmt.Errorf("a key of horovodrun that is not taken: %s", why)
-	}
-	if like := nearest(name); like != "" {
-		return nil, fmt.Errorf("unknown key; did you mean %s?", like)
-	}
-	return nil, fmt.Errorf("unknown key; keys are the names of the flags, without dashes before them")
-}
-
-// valueText returns the text of a value as it stands in the file, so that a 010 stays one.
-func valueText(n *yaml.Node, st *setting) (string, error) {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	var words []string
-	switch {
-	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
-		return "", fmt.Errorf("there is no value")
-	case n.Kind == yaml.ScalarNode:
-		return n.Value, nil
-	case n.Kind == yaml.SequenceNode:
-		for _, item := range n.Content {
-			if item.Kind != yaml.ScalarNode {
-				return "", fmt.Errorf("want one value, or a list of them")
-			}
-			words = append(words, item.Value)
-		}
-		return strings.Join(words, st.separator()), nil
-	case n.Kind == yaml.MappingNode && st.pairs:
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if n.Content[i+1].Kind != yaml.ScalarNode {
-				return "", fmt.Errorf("want one value for %s", n.Content[i].Value)
-			}
-			words = append(words, n.Content[i].Value+"="+n.Content[i+1].Value)
-		}
-		return strings.Join(words, st.separator()), nil
-	}
-	return "", fmt.Errorf("want one value, or a list of them")
 }

@@ -117,7 +117,7 @@ verbose: off
 		t.Error("reset limit", *s.blame.ResetLimit)
 	}
 	s.blame.ResetLimit = nil
-	s.origins = nil
+	s.origins, s.texts, s.configText = nil, nil, ""
 	sec := time.Second
 	want := settings{
 		np: 4, minNP: 2, maxNP: 8, hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec,
@@ -170,7 +170,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		{file: "np: {a: b}\n", message: `job.yaml:1: np: want one value`},
 		{file: "hosts: [{a: 2}]\n", message: `job.yaml:1: hosts: want one value`},
 		{file: "- np\n", message: `job.yaml:1: want lines of "key: value"`},
-		{file: "np: [\n", message: `job.yaml: yaml: `},
+		{file: "np: [\n", message: `job.yaml:1: no YAML: did not find`},
 	} {
 		_, err := loadArgs(t, c.args, strings.Fields(c.env), c.file)
 		if err == nil || !strings.Contains(err.Error(), c.message) {

@@ -9,6 +9,7 @@
 //	hvdrun bench [flags]
 //	hvdrun timeline F
 //	hvdrun check [flags]
+//	hvdrun config [flags] [-- command [args…]]
 //
 // `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
 // the YAML file that --config-file names.

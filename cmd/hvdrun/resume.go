@@ -57,7 +57,7 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	}
 	again := *p
 	again.env = d.about.Env
-	s, err := load(fs, again.env)
+	s, err := loadAgain(fs, again.env, d.about.Config)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	if err != nil {
 		return err
 	}
-	j := jobRun{command: fs.Args(), fixed: fixed, dir: d, resumed: true}
+	j := jobRun{command: d.about.Command, fixed: fixed, dir: d, resumed: true}
 	if j.authority, j.known, err = d.open(); err != nil {
 		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
 	}

@@ -175,8 +175,9 @@ while hosts come and go.
 
 The first word that is no flag begins the command, which gets all words after it untouched. Flags may also be written
 with one dash (-np 8), as environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that
---config-file names; a flag goes before a variable, a variable before the file. Durations D are 30s, 500ms, or a number
-of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`,
+--config-file names, where they stand at the top or in the sections below; a flag goes before a variable, a variable
+before the file. The file may also say what to run: command, env and dir in the section job. Durations D are 30s, 500ms,
+or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`,
 		Example: `  hvdrun -np 4 ./train
   hvdrun -np 2 --min-np 1 --max-np 8 --host-discovery-script ./discover.sh ./train -epochs 10`,
 		Args:                  cobra.ArbitraryArgs,
@@ -190,6 +191,9 @@ of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np
 				return err
 			}
 			if len(command) == 0 {
+				command = s.command
+			}
+			if len(command) == 0 {
 				return errors.New("no command to run\nusage: " + usage)
 			}
 			return p.runJob(cmd.Context(), &s, command)
@@ -198,6 +202,7 @@ of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np
 	root.SetIn(p.stdin)
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
+	groupFlags(root)
 	root.SetVersionTemplate("hvdrun {{.Version}}\n")
 	root.Flags().SetInterspersed(false)
 	addFlags(root.Flags(), false)
@@ -211,7 +216,7 @@ of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np
 		}
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
-		p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
+		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
 	return root
 }
 

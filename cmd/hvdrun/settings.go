@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,8 +46,14 @@ type settings struct {
 	lease, orphan           time.Duration // 0: the defaults
 	timeline                string        // absolute
 
-	// origins names, for each setting that was set, the flag, variable or line of a file that did.
-	origins map[string]string
+	// Only a file can say these.
+	command []string
+	env     []string // NAME=value, for the workers
+	dir     string   // of the workers; absolute
+
+	// origins names, for each setting that was set, the flag, variable or line of a file that did, and texts what it said.
+	origins, texts map[string]string
+	configText     string // of the file
 }
 
 // given tells whether the setting was set at all.
@@ -67,10 +74,22 @@ type setting struct {
 	short   string
 	arg     string // stands for the value in the help; "" for a switch
 	usage   string
-	source  bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
-	repeat  bool // values of several flags are joined
-	pairs   bool // of values key=value, a line each; a file may have a map
-	set     func(s *settings, text string) error
+	section string // of the file
+	// def is the value where none is given, as text; where there is none, or not the same for all, unset says what is.
+	def, unset string
+	source     bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
+	list       bool // of values a,b,c; a file may have a list
+	repeat     bool // the same, and values of several flags are joined
+	pairs      bool // of values key=value, a line each; a file may have a map
+	set        func(s *settings, text string) error
+}
+
+// section names the section of the file in which the settings may stand.
+func section(name string, list []setting) []setting {
+	for i := range list {
+		list[i].section = name
+	}
+	return list
 }
 
 const (
@@ -78,138 +97,154 @@ const (
 	configFile    = "config-file"
 )
 
-// table is every setting, in the order of the help.
-var table = []setting{
-	{name: "np", aliases: []string{"num-proc"}, arg: "N", source: true,
-		usage: "slots needed before the first start, mostly written -np N (default: the slots of -H)",
-		set:   count(1, func(s *settings) *int { return &s.np })},
-	{name: "min-np", aliases: []string{"min-num-proc"}, arg: "N",
-		usage: "fewest workers with which training goes on (default: -np); makes the job elastic",
-		set:   count(1, func(s *settings) *int { return &s.minNP })},
-	{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N",
-		usage: "most workers (default: no bound); makes the job elastic",
-		set:   count(1, func(s *settings) *int { return &s.maxNP })},
-	{name: "hosts", short: "H", arg: "a:2,b:4", source: true,
-		usage: "fixed hosts and their slots (default: localhost with -np slots)",
-		set:   text(func(s *settings) *string { return &s.hosts })},
-	{name: "hostfile", arg: "F", source: true,
-		usage: "file of fixed hosts: \"a slots=2\" or \"a:2\" a line",
-		set:   text(func(s *settings) *string { return &s.hostfile })},
-	{name: "host-discovery-script", arg: "CMD", source: true,
-		usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
-		set:   text(func(s *settings) *string { return &s.script })},
-	{name: "discovery-plugin", arg: "PATH", source: true,
-		usage: "program that says which hosts there are, and may push changes (see discovery/README.md); makes the job elastic",
-		set:   text(func(s *settings) *string { return &s.plugin })},
-	{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
-		usage: "setting for the plugin; give it again for more", set: setPluginSettings},
-	{name: "gossip-join", arg: "host:port,…", source: true, repeat: true,
-		usage: "agents (`hvdrun agent`) that know the others: their hosts are the job's; makes the job elastic", set: setJoin},
-	{name: "gossip-key-file", arg: "F", source: true,
-		usage: "file that holds the key of the agents' cluster",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.keyFile })},
-	{name: "gossip-label", arg: "L", source: true,
-		usage: "name of the agents' cluster (default: none)",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.label })},
-	{name: "gossip-bind", arg: "ADDR:PORT", source: true,
-		usage: "where to listen to the gossip, over UDP and TCP (default: any port)",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.bind })},
-	{name: "gossip-advertise", arg: "ADDR", source: true,
-		usage: "address under which agents reach this machine, where that is not the one that is bound to",
-		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
-	{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true,
-		usage: "slots of a host whose line names none; auto: the GPUs seen, else 1 (default auto)", set: setSlotsPerHost},
-	{name: "discovery-interval", arg: "D", source: true,
-		usage: "pause between two runs of the discovery (default 1s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.DiscoveryInterval })},
-	{name: "discovery-timeout", arg: "D", source: true,
-		usage: "longest that one run of the discovery may take (default 30s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.discoveryTimeout })},
-	{name: "failure-policy", arg: "slot|host",
-		usage: "what a worker's failure excludes: its slot, or as in Horovod its whole host (default slot)", set: setPolicy},
-	{name: cooldownRange, arg: "MIN MAX",
-		usage: "bounds of the time an excluded slot or host stays out; it doubles from MIN (default for slot: 1 600, for host: for ever)",
-		set:   setCooldown},
-	{name: "reset-limit", arg: "N",
-		usage: "most resets of a job; 0 forbids any (default: no limit)", set: setResetLimit},
-	{name: "elastic-timeout", arg: "D",
-		usage: "longest wait for enough slots (default 600s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Elastic })},
-	{name: "start-timeout", arg: "D",
-		usage: "longest from a worker's start until it joins (default 30s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Start })},
-	{name: "join-timeout", arg: "D",
-		usage: "longest that a running worker may take to come to the next world (default 30s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Join })},
-	{name: "drain-timeout", arg: "D",
-		usage: "grace for a worker that is asked to end (default 30s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Drain })},
-	{name: "finish-timeout", arg: "D",
-		usage: "grace for the other workers once one is done (default 30s)",
-		set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
-	{name: "agent-timeout", aliases: []string{"agent-lease"}, arg: "D",
-		usage: "longest that a host may be out of reach before its workers count as lost (default 10s)",
-		set:   setLease},
-	{name: "orphan-timeout", arg: "D",
-		usage: "how long agents keep the workers of a driver that is silent (default 10m)",
-		set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
-	{name: "ssh-port", short: "p", arg: "PORT", source: true,
-		usage: "port of the ssh servers of other machines (default: ssh's own)", set: setSSHPort},
-	{name: "ssh-identity-file", short: "i", arg: "F", source: true,
-		usage: "file of the private key for them (default: ssh's own)",
-		set:   sshText(func(c *sshSettings) *string { return &c.identityFile })},
-	{name: "ssh-command", arg: "CMD", source: true,
-		usage: "command in place of ssh, that takes its options, a host and a command (default ssh)", set: setSSHCommand},
-	{name: "remote-hvdrun", arg: "PATH", source: true,
-		usage: "hvdrun on other machines (default: this very program is brought to where it is missing)",
-		set:   sshText(func(c *sshSettings) *string { return &c.remoteHvdrun })},
-	{name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true,
-		usage: "interfaces whose addresses workers offer to each other (default: all)", set: setInterfaces},
-	{name: "encrypt-data",
-		usage: "encrypt the connections that carry tensors too",
-		set:   onOff(func(s *settings) *bool { return &s.encrypt })},
-	{name: "fusion-threshold-mb", arg: "N",
-		usage: "reduce tensors that are due at the same time as one, up to so many MiB (default 64; 0: one by one)", set: setFusion},
-	{name: "cycle-time-ms", arg: "T",
-		usage: "longest that an asynchronous operation waits for others to be fused with, in milliseconds (default 1)",
-		set:   setCycleTime},
-	{name: "stall-warning", arg: "D",
-		usage: "time after which a tensor that some ranks do not reduce is logged (default 5s; 0: never)", set: setStallWarning},
-	{name: "verify-state", arg: "N",
-		usage: "check after each N commits that all workers hold the same bits (default: after each sync; 0: never)",
-		set:   setVerifyState},
-	{name: "heal-state",
-		usage: "give workers whose state differs that of most others, and train on, instead of failing",
-		set:   onOff(func(s *settings) *bool { return &s.healState })},
-	{name: "bind-gpus",
-		usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
-		set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
-	{name: "output-filename", arg: "DIR",
-		usage: "also append the workers' output to DIR/rank.N/stdout and stderr",
-		set:   text(func(s *settings) *string { return &s.outputDir })},
-	{name: "prefix-output-with-timestamp", aliases: []string{"prefix-timestamp"},
-		usage: "begin each line of the workers' output with the time",
-		set:   onOff(func(s *settings) *bool { return &s.timestamps })},
-	{name: "events-file", arg: "F",
-		usage: "append what happens to the job, one JSON object a line",
-		set:   text(func(s *settings) *string { return &s.eventsFile })},
-	{name: "timeline-filename", arg: "F",
-		usage: "write the workers' operations to F.rank.N.json on their hosts; `hvdrun timeline F` joins them for Perfetto",
-		set:   setTimeline},
-	{name: "job-dir", arg: "DIR",
-		usage: "the job's folder, from which it can be resumed (default: one in ~/.local/state/hvdrun/jobs)",
-		set:   text(func(s *settings) *string { return &s.jobDir })},
-	{name: "log-level", arg: "L", source: true,
-		usage: "least that is logged: trace, debug, info, warning, error or fatal (default warning)", set: setLogLevel},
-	{name: "log-format", arg: "text|json", source: true,
-		usage: "how it is logged (default text)", set: setLogFormat},
-	{name: "verbose", source: true,
-		usage: "log at level info, unless --log-level is given",
-		set:   onOff(func(s *settings) *bool { return &s.verbose })},
-	{name: configFile, arg: "F", source: true,
-		usage: "YAML file whose keys are the names of these flags",
-		set:   func(*settings, string) error { return nil }}, // read before all others
-}
+// table is every setting of a job, in the order of the help, by the sections of the file.
+var table = slices.Concat(
+	section("job", []setting{
+		{name: "np", aliases: []string{"num-proc"}, arg: "N", source: true, unset: "the slots of -H",
+			usage: "slots needed before the first start, mostly written -np N",
+			set:   count(1, func(s *settings) *int { return &s.np })},
+		{name: "min-np", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
+			usage: "fewest workers with which training goes on; makes the job elastic",
+			set:   count(1, func(s *settings) *int { return &s.minNP })},
+		{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
+			usage: "most workers; makes the job elastic",
+			set:   count(1, func(s *settings) *int { return &s.maxNP })},
+		{name: "bind-gpus", def: "false",
+			usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
+			set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
+		{name: "job-dir", arg: "DIR", unset: "one in ~/.local/state/hvdrun/jobs",
+			usage: "the job's folder, from which it can be resumed",
+			set:   text(func(s *settings) *string { return &s.jobDir })},
+	}),
+	section("discovery", []setting{
+		{name: "hosts", short: "H", list: true, arg: "a:2,b:4", source: true, unset: "localhost with -np slots",
+			usage: "fixed hosts and their slots",
+			set:   text(func(s *settings) *string { return &s.hosts })},
+		{name: "hostfile", arg: "F", source: true,
+			usage: "file of fixed hosts: \"a slots=2\" or \"a:2\" a line",
+			set:   text(func(s *settings) *string { return &s.hostfile })},
+		{name: "host-discovery-script", arg: "CMD", source: true,
+			usage: "command, run by a shell again and again, that prints \"host\" or \"host:slots\" a line; makes the job elastic",
+			set:   text(func(s *settings) *string { return &s.script })},
+		{name: "discovery-plugin", arg: "PATH", source: true,
+			usage: "program that says which hosts there are, and may push changes (see discovery/README.md); makes the job elastic",
+			set:   text(func(s *settings) *string { return &s.plugin })},
+		{name: "discovery-config", arg: "k=v", source: true, repeat: true, pairs: true,
+			usage: "setting for the plugin; give it again for more", set: setPluginSettings},
+		{name: "gossip-join", arg: "host:port,…", source: true, repeat: true,
+			usage: "agents (hvdrun agent) that know the others: their hosts are the job's; makes the job elastic", set: setJoin},
+		{name: "gossip-key-file", arg: "F", source: true,
+			usage: "file that holds the key of the agents' cluster",
+			set:   clusterText(func(c *clusterSettings) *string { return &c.keyFile })},
+		{name: "gossip-label", arg: "L", source: true, unset: "none",
+			usage: "name of the agents' cluster",
+			set:   clusterText(func(c *clusterSettings) *string { return &c.label })},
+		{name: "gossip-bind", arg: "ADDR:PORT", source: true, unset: "any port",
+			usage: "where to listen to the gossip, over UDP and TCP",
+			set:   clusterText(func(c *clusterSettings) *string { return &c.bind })},
+		{name: "gossip-advertise", arg: "ADDR", source: true,
+			usage: "address under which agents reach this machine, where that is not the one that is bound to",
+			set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
+		{name: "slots-per-host", aliases: []string{"slots"}, arg: "N", source: true, def: "auto",
+			usage: "slots of a host whose line names none; auto: the GPUs seen, else 1", set: setSlotsPerHost},
+		{name: "discovery-interval", arg: "D", source: true, def: "1s",
+			usage: "pause between two runs of the discovery",
+			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.DiscoveryInterval })},
+		{name: "discovery-timeout", arg: "D", source: true, def: "30s",
+			usage: "longest that one run of the discovery may take",
+			set:   duration(func(s *settings) *time.Duration { return &s.discoveryTimeout })},
+	}),
+	section("timeouts", []setting{
+		{name: "elastic-timeout", arg: "D", def: "600s",
+			usage: "longest wait for enough slots",
+			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Elastic })},
+		{name: "start-timeout", arg: "D", def: "30s",
+			usage: "longest from a worker's start until it joins",
+			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Start })},
+		{name: "join-timeout", arg: "D", def: "30s",
+			usage: "longest that a running worker may take to come to the next world",
+			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Join })},
+		{name: "drain-timeout", arg: "D", def: "30s",
+			usage: "grace for a worker that is asked to end",
+			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Drain })},
+		{name: "finish-timeout", arg: "D", def: "30s",
+			usage: "grace for the other workers once one is done",
+			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Finish })},
+		{name: "agent-timeout", aliases: []string{"agent-lease"}, arg: "D", def: "10s",
+			usage: "longest that a host may be out of reach before its workers count as lost",
+			set:   setLease},
+		{name: "orphan-timeout", arg: "D", def: "10m",
+			usage: "how long agents keep the workers of a driver that is silent",
+			set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
+		{name: "stall-warning", arg: "D", def: "5s",
+			usage: "time after which a tensor that some ranks do not reduce is logged; 0: never", set: setStallWarning},
+	}),
+	section("failures", []setting{
+		{name: "failure-policy", arg: "slot|host", def: "slot",
+			usage: "what a worker's failure excludes: its slot, or as in Horovod its whole host", set: setPolicy},
+		{name: cooldownRange, list: true, arg: "MIN MAX", unset: "for slot: 1 600, for host: for ever",
+			usage: "bounds of the time an excluded slot or host stays out; it doubles from MIN",
+			set:   setCooldown},
+		{name: "reset-limit", arg: "N", unset: "no limit",
+			usage: "most resets of a job; 0 forbids any", set: setResetLimit},
+		{name: "verify-state", arg: "N", unset: "after each sync",
+			usage: "check after each N commits that all workers hold the same bits; 0: never",
+			set:   setVerifyState},
+		{name: "heal-state", def: "false",
+			usage: "give workers whose state differs that of most others, and train on, instead of failing",
+			set:   onOff(func(s *settings) *bool { return &s.healState })},
+	}),
+	section("ssh", []setting{
+		{name: "ssh-port", short: "p", arg: "PORT", source: true, unset: "ssh's own",
+			usage: "port of the ssh servers of other machines", set: setSSHPort},
+		{name: "ssh-identity-file", short: "i", arg: "F", source: true, unset: "ssh's own",
+			usage: "file of the private key for them",
+			set:   sshText(func(c *sshSettings) *string { return &c.identityFile })},
+		{name: "ssh-command", arg: "CMD", source: true, unset: "ssh",
+			usage: "command in place of ssh, that takes its options, a host and a command", set: setSSHCommand},
+		{name: "remote-hvdrun", arg: "PATH", source: true, unset: "this very program is brought to where it is missing",
+			usage: "hvdrun on other machines",
+			set:   sshText(func(c *sshSettings) *string { return &c.remoteHvdrun })},
+	}),
+	section("data", []setting{
+		{name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true, unset: "all",
+			usage: "interfaces whose addresses workers offer to each other", set: setInterfaces},
+		{name: "encrypt-data", def: "false",
+			usage: "encrypt the connections that carry tensors too",
+			set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+		{name: "fusion-threshold-mb", arg: "N", def: "64",
+			usage: "reduce tensors that are due at the same time as one, up to so many MiB; 0: one by one", set: setFusion},
+		{name: "cycle-time-ms", arg: "T", def: "1",
+			usage: "longest that an asynchronous operation waits for others to be fused with, in milliseconds",
+			set:   setCycleTime},
+	}),
+	section("output", []setting{
+		{name: "output-filename", arg: "DIR",
+			usage: "also append the workers' output to DIR/rank.N/stdout and stderr",
+			set:   text(func(s *settings) *string { return &s.outputDir })},
+		{name: "prefix-output-with-timestamp", aliases: []string{"prefix-timestamp"}, def: "false",
+			usage: "begin each line of the workers' output with the time",
+			set:   onOff(func(s *settings) *bool { return &s.timestamps })},
+		{name: "events-file", arg: "F",
+			usage: "append what happens to the job, one JSON object a line",
+			set:   text(func(s *settings) *string { return &s.eventsFile })},
+		{name: "timeline-filename", arg: "F",
+			usage: "write the workers' operations to F.rank.N.json on their hosts; hvdrun timeline F joins them for Perfetto",
+			set:   setTimeline},
+		{name: "log-level", arg: "L", source: true, unset: "warning",
+			usage: "least that is logged: trace, debug, info, warning, error or fatal", set: setLogLevel},
+		{name: "log-format", arg: "text|json", source: true, def: "text",
+			usage: "how it is logged", set: setLogFormat},
+		{name: "verbose", source: true, def: "false",
+			usage: "log at level info, unless --log-level is given",
+			set:   onOff(func(s *settings) *bool { return &s.verbose })},
+	}),
+	section("", []setting{
+		{name: configFile, arg: "F", source: true,
+			usage: "YAML file of settings, by the names of these flags, and of the command; hvdrun config prints one",
+			set:   func(*settings, string) error { return nil }}, // read before all others
+	}),
+)
 
 // separator stands between values that are joined.
 func (st *setting) separator() string {

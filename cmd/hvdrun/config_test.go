@@ -1,0 +1,214 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"pgregory.net/rapid"
+
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// checkSame writes settings as a config file, and reads the same ones back.
+func checkSame(t *testing.T, s *settings, read func(t *testing.T, text string) (settings, error)) {
+	t.Helper()
+	text := configText(effective(s, &settings{}))
+	again, err := read(t, text)
+	if err != nil {
+		t.Fatalf("%v, in\n%s", err, text)
+	}
+	if _, hidden := withoutSecrets(keyed(s.env)); hidden != nil {
+		return
+	}
+	if _, hidden := withoutSecrets(s.pluginSettings); hidden != nil {
+		return
+	}
+	env, envAgain := slices.Sorted(slices.Values(s.env)), slices.Sorted(slices.Values(again.env))
+	a, b := *s, again
+	a.setDefaults()
+	b.setDefaults()
+	if got, want := fmt.Sprintf("%+v", b), fmt.Sprintf("%+v", a); got != want || !slices.Equal(env, envAgain) {
+		t.Errorf("\n%s\nbecame\n%s\nby\n%s", want, got, text)
+	}
+}
+
+// setDefaults writes down what holds where nothing is given, and forgets where all came from.
+func (s *settings) setDefaults() {
+	for _, st := range everySetting() {
+		if !s.given(st.name) && st.def != "" {
+			if err := st.set(s, st.def); err != nil {
+				panic(err)
+			}
+		}
+	}
+	if s.blame.ResetLimit != nil {
+		s.np += 1000 * *s.blame.ResetLimit // a pointer says nothing
+	}
+	s.env, s.origins, s.texts, s.configText, s.blame.ResetLimit = nil, nil, nil, "", nil
+}
+
+func TestConfigRoundTrip(t *testing.T) {
+	read := func(t *testing.T, text string) (settings, error) { return loadArgs(t, "", nil, text) }
+	for _, c := range []struct{ args, file string }{
+		{"", ""},
+		{"-np 4 --min-np 2 --max-np 8 --host-discovery-script ./d.sh --verbose", "log-format: json\n"},
+		{"-H a:2,b:4 --network-interfaces lo --network-interfaces eth0 --fusion-threshold-mb 0 --cycle-time-ms 0.5", ""},
+		{"--blacklist-cooldown-range 1 600 --reset-limit 0 --stall-warning 0 --failure-policy host", "encrypt-data: yes\n"},
+		{"--discovery-plugin x --discovery-config a=b=c --discovery-config null=null", "job: {command: [train, \"\", a b, ~x], dir: /tmp}\n"},
+		{"", "job:\n  env: {A: \"x\\ty\", b: \"null\", \"c d\": \"#\", E: \"\", F: \"a: b\", g: \"é\\u2028\"}\n"},
+		{"--timeline-filename /tmp/t --job-dir j --output-filename [o --events-file *e", "ssh: {ssh-port: 22}\n"},
+		{"--gossip-join a:1,[::1]:2 --gossip-key-file k --log-level debug", ""},
+	} {
+		s, err := loadArgs(t, c.args, nil, c.file)
+		if err != nil {
+			t.Fatal(c.args, err)
+		}
+		checkSame(t, &s, read)
+	}
+}
+
+func TestYAMLTextIsReadBack(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		words := rapid.SliceOfN(rapid.OneOf(rapid.String(), rapid.StringMatching(`[a-z0-9.:~=,\[\]{}#&*!|>'"%@ -]*`)), 1, 4).Draw(rt, "words")
+		for i, w := range words {
+			words[i] = strings.ReplaceAll(w, "\x00", "")
+		}
+		words = append([]string{"x"}, words...)
+		e := configEntry{section: jobSection, name: "command", Value: words, From: "here"}
+		c, err := parseConfig("f", configText([]configEntry{e}))
+		if err != nil || !slices.Equal(c.command, words) {
+			rt.Fatalf("%q became %q, %v", words, c, err)
+		}
+	})
+}
+
+// What is printed as a default is one: of the driver, where the settings leave it to that.
+func TestDefaults(t *testing.T) {
+	said := settings{origins: map[string]string{}}
+	said.setDefaults()
+	half := 30 * time.Second
+	want := driver.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half}
+	if said.timeouts != want {
+		t.Errorf("%+v, want %+v", said.timeouts, want)
+	}
+	s, err := loadArgs(t, "", nil, "")
+	if err != nil || said.discoveryTimeout != s.discoveryTimeout || said.orphan != defaultOrphan || said.slotsPerHost != 0 ||
+		said.blame.Policy != driver.BlameSlot || said.encrypt || said.logJSON {
+		t.Errorf("%+v, %v", said, err)
+	}
+}
+
+func TestConfigSaysWhereFrom(t *testing.T) {
+	s, err := loadArgs(t, "-np 4", []string{"HVD_MIN_NP=2", "HVD_JOIN_TIMEOUT=9"}, "job:\n  max-np: 8\n  command: [train]\ndiscovery: {hosts: [a:2, b:2]}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := configText(effective(&s, &settings{}))
+	for _, want := range []string{
+		`  command: \[?train\]? +# \S+job.yaml:3`, `  np: 4 +# -np`, `  min-np: 2 +# HVD_MIN_NP`, `  max-np: 8 +# \S+job.yaml:2`,
+		`  hosts: \["?a:2"?, "?b:2"?\] +# \S+job.yaml:4`, `  join-timeout: 9 +# HVD_JOIN_TIMEOUT`, `  start-timeout: 30s +# default`,
+		`  # reset-limit \(no limit\) +# default`, `agent:`,
+	} {
+		if !regexp.MustCompile(`(?m)^` + want + `$`).MatchString(text) {
+			t.Errorf("no line %s in\n%s", want, text)
+		}
+	}
+	var b strings.Builder
+	if err := printConfig(&b, effective(&s, &settings{}), true); err != nil || !strings.Contains(b.String(), `"from": "HVD_MIN_NP"`) {
+		t.Error(b.String(), err)
+	}
+}
+
+func TestConfigShowsNoSecrets(t *testing.T) {
+	s, err := loadArgs(t, "", nil, "job:\n  env: {HF_TOKEN: hush1, AWS_SECRET_ACCESS_KEY: hush2, DB: \"postgres://u:hush3@h/x\", OMP: 1}\n"+
+		"discovery: {discovery-plugin: x, discovery-config: {password: hush4, token_file: /etc/token}}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, asJSON := range []bool{false, true} {
+		var b strings.Builder
+		if err := printConfig(&b, effective(&s, &settings{}), asJSON); err != nil {
+			t.Fatal(err)
+		}
+		if out := b.String(); strings.Contains(out, "hush") || !strings.Contains(out, "HF_TOKEN") || !strings.Contains(out, "OMP") ||
+			!strings.Contains(out, "/etc/token") {
+			t.Error(out)
+		}
+	}
+}
+
+// The file in the README is one that every subcommand takes.
+func TestFileOfTheReadme(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(readme)
+	if m == nil {
+		t.Fatal("there is none")
+	}
+	s, err := loadArgs(t, "", nil, string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.possible(); err != nil || len(s.command) == 0 || len(s.env) == 0 || s.minNP == 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	checkSame(t, &s, func(t *testing.T, text string) (settings, error) { return loadArgs(t, "", nil, text) })
+	agents := pflag.NewFlagSet("", pflag.ContinueOnError)
+	for i := range agentTable {
+		addFlag(agents, &agentTable[i])
+	}
+	a := settings{origins: map[string]string{}, texts: map[string]string{}}
+	doc, err := parseConfig("README", string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, st := range settingsOf(agents) {
+		if o, ok := doc.values[st.name]; ok {
+			if err := st.set(&a, o.text); err != nil {
+				t.Error(o.name, err)
+			}
+		}
+	}
+	used := map[string]bool{}
+	for name := range doc.values {
+		used[settingOfKey(name).section] = true
+	}
+	if got := slices.Sorted(maps.Keys(used)); len(got) < len(sections()) {
+		t.Errorf("it has the sections %v of %v", got, sections())
+	}
+	if a.cluster.keyFile == "" {
+		t.Error("there is nothing for an agent")
+	}
+}
+
+// The help lists every flag that is not hidden once.
+func TestHelpBySections(t *testing.T) {
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addFlags(fs, false)
+	help := flagSections(fs)
+	at := -1
+	for _, name := range sections() {
+		if name == "agent" {
+			continue
+		}
+		i := strings.Index(help, "Section "+name+":\n")
+		if i <= at {
+			t.Errorf("section %s stands at %d, after %d", name, i, at)
+		}
+		at = i
+	}
+	fs.VisitAll(func(f *pflag.Flag) {
+		if n := len(regexp.MustCompile(`(?m)^ +(-., )?--`+f.Name+` `).FindAllString(help, -1)); n != 1 {
+			t.Errorf("--%s stands there %d times", f.Name, n)
+		}
+	})
+}
