@@ -57,7 +57,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	}
 	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry}
 	err := p.execute(ctx, args)
-	if err != nil && !errors.Is(err, stopSignal{syscall.SIGPIPE}) {
+	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
 		fmt.Fprintln(p.stderr, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
 	}
 	return status(err)
@@ -96,7 +96,7 @@ func watchSignals(cancel context.CancelCauseFunc) (hurry <-chan struct{}, releas
 			select {
 			case s := <-caught:
 				if first {
-					cancel(stopSignal{s.(syscall.Signal)})
+					cancel(stopSignal{Signal: s.(syscall.Signal)})
 					continue
 				}
 				select {
@@ -142,7 +142,7 @@ func (s *stream) Write(b []byte) (int, error) {
 	defer s.mu.Unlock()
 	n, err := s.w.Write(b)
 	if errors.Is(err, syscall.EPIPE) {
-		s.cancel(stopSignal{syscall.SIGPIPE})
+		s.cancel(stopSignal{Signal: syscall.SIGPIPE})
 		return len(b), nil
 	}
 	return n, err

@@ -26,8 +26,8 @@ func TestStatus(t *testing.T) {
 		{runError{driver.ErrResetLimit}, 4},
 		{runError{driver.ErrStateLost}, 5},
 		{runError{driver.ErrDiscovery}, 6},
-		{runError{stopSignal{syscall.SIGINT}}, 130},
-		{runError{errors.Join(stopSignal{syscall.SIGTERM}, errors.New("and more"))}, 143},
+		{runError{stopSignal{Signal: syscall.SIGINT}}, 130},
+		{runError{errors.Join(stopSignal{Signal: syscall.SIGTERM}, errors.New("and more"))}, 143},
 	} {
 		if got := status(c.err); got != c.want {
 			t.Errorf("%v: %d, want %d", c.err, got, c.want)
@@ -52,7 +52,7 @@ func TestStream(t *testing.T) {
 		err    error
 		passed bool
 		cause  error
-	}{{syscall.EPIPE, false, stopSignal{syscall.SIGPIPE}}, {syscall.ENOSPC, true, nil}} {
+	}{{syscall.EPIPE, false, stopSignal{Signal: syscall.SIGPIPE}}, {syscall.ENOSPC, true, nil}} {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		_, err := (&stream{w: failing{c.err}, cancel: cancel}).Write([]byte("x"))
 		if (err != nil) != c.passed || !errors.Is(context.Cause(ctx), c.cause) {

@@ -24,7 +24,9 @@ func ServeLocal(ctx context.Context, ln *net.UnixListener, register func(grpc.Se
 }
 
 // sameUser lets in who belongs to this process's user, or is root.
-type sameUser struct{ credentials.TransportCredentials }
+type sameUser struct {
+	credentials.TransportCredentials
+}
 
 func (s sameUser) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	if err := checkUser(conn); err != nil {
