@@ -19,7 +19,7 @@ VECTOR = collective/kernel/internal/gen
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test fuzz resumes pure cross generate chaos chaos-drivers bench-recovery clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test fuzz resumes pure cross generate chaos chaos-drivers bench-recovery bench-crowd clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +121,9 @@ chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed,
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
 	@$(GO) run ./internal/recovery $(ARGS)
+
+bench-crowd: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
+	@$(GO) run ./internal/crowd $(ARGS)
 
 clean: ## remove what build made
 	rm -rf bin

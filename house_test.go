@@ -55,6 +55,7 @@ var rooms = map[string]string{
 	"bench":             "",
 	"internal/bench":    "bench elastic collective",
 	"internal/chaos":    "all",
+	"internal/crowd":    "all",
 	"internal/recovery": "all",
 	"internal/trainee":  "elastic collective plan",
 	"internal/e2e":      "all",
