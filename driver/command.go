@@ -105,7 +105,7 @@ func (m *machine) drain(now time.Time, c control.Command) (string, error) {
 		return "", refuse("%s is excluded already", place(c))
 	}
 	left, loses := 0, false
-	for _, id := range m.hosts.Available(now) {
+	for _, id := range m.withoutAsked(m.hosts.Available(now)) {
 		if covers(c, id) {
 			loses = true
 		} else {
@@ -148,9 +148,10 @@ func (m *machine) keepOut(now time.Time, c control.Command) (string, error) {
 	}
 	able, stops := false, 0
 	for _, w := range m.workers {
-		if covers(c, w.slot) {
+		switch {
+		case covers(c, w.slot) && w.phase != stopping:
 			stops++
-		} else {
+		case !covers(c, w.slot):
 			able = able || w.live() && (w.holds || w.phase == training)
 		}
 	}

@@ -38,6 +38,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	exclude a 10s              (without a time: until it is readmitted)
 //	readmit a
 //	scale min=1 max=4          (max=0: no bound)
+//	status                     and asks how it is going
 //	resume 20s                 the driver dies, and so much later another goes on
 //
 // A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0 in a command, which
@@ -145,6 +146,8 @@ func (s *story) command(words []string) error {
 		s.step(resumed{})
 	case "interrupt":
 		s.step(interrupted{StopSignal{syscall.SIGINT}})
+	case "status":
+		s.status()
 	case "drain", "exclude", "readmit", "scale":
 		return s.ask(words[0], args)
 	default:
@@ -278,6 +281,49 @@ func (s *story) report(args []string) error {
 	}
 	s.step(r)
 	return nil
+}
+
+// status tells what a person is told.
+func (s *story) status() {
+	st := s.m.status(s.now, nil)
+	clock := func(t time.Time) string { return t.Format(time.TimeOnly) }
+	fmt.Fprintf(s.out, "  %s since %s, generation %d of %d, resets: %d\n", st.State, clock(st.Since), st.Generation, st.Size, st.Resets)
+	for _, h := range st.Hosts {
+		for _, slot := range h.Slots {
+			fmt.Fprintf(s.out, "  %s:%d %s", h.Host, slot.Slot, slot.State)
+			if slot.Rank != nil {
+				fmt.Fprintf(s.out, " rank %d", *slot.Rank)
+			}
+			if slot.Commits != nil {
+				fmt.Fprintf(s.out, " commits %d", *slot.Commits)
+			}
+			if slot.Out != "" && slot.Out != slot.State {
+				fmt.Fprintf(s.out, ", then %s", slot.Out)
+			}
+			if slot.Until != nil {
+				fmt.Fprintf(s.out, " until %s", clock(*slot.Until))
+			}
+			if slot.Failures > 0 {
+				fmt.Fprintf(s.out, ", failures: %d", slot.Failures)
+			}
+			if slot.What != "" {
+				fmt.Fprintf(s.out, " (%s)", slot.What)
+			}
+			if !h.Listed {
+				fmt.Fprint(s.out, ", not listed")
+			}
+			if h.Draining {
+				fmt.Fprint(s.out, ", draining")
+			}
+			fmt.Fprintln(s.out)
+		}
+	}
+	for _, w := range st.Waits {
+		fmt.Fprintf(s.out, "  waits until %s for %s\n", clock(w.Until), w.For)
+	}
+	if st.Message != "" {
+		fmt.Fprintf(s.out, "  says %s\n", st.Message)
+	}
 }
 
 // ask gives a person's command.

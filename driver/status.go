@@ -128,7 +128,7 @@ func (m *machine) slotStatus(now time.Time, id plan.SlotID, w *worker, what func
 		return s
 	}
 	s.PID = w.pid
-	if w.phase != starting {
+	if w.phase == waiting || w.generation != 0 { // else it never said anything
 		s.Commits = new(w.join.Commits)
 	}
 	if w.generation != 0 && w.generation == m.world.Generation {
@@ -159,6 +159,8 @@ func (m *machine) whatOf(w *worker) string {
 		return "is done"
 	case w.phase == stopping:
 		return w.reason
+	case w.asked:
+		return "was asked to leave"
 	case w.phase == training && !m.resetFrom.IsZero():
 		return fmt.Sprintf("has not left generation %d", w.generation)
 	case w.phase == waiting && w.generation == 0:

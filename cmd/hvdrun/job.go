@@ -149,7 +149,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if j.dir == nil {
 		launcher.Orphan = 0 // there is nothing to wait for
 	} else {
-		cfg.Journal = j.dir.journal()
+		cfg.Journal, cfg.Control, cfg.Stop = j.dir.journal(), j.dir.controlPath(), p.stop
 		launcher.Keep, launcher.Begun, launcher.Known = true, j.dir.begun, j.known
 	}
 	if j.resumed {

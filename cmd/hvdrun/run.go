@@ -35,6 +35,7 @@ type program struct {
 	env            []string
 	args           []string        // as normalize has them
 	hurry          <-chan struct{} // receives when a person asks again to stop
+	stop           func(now bool)  // does what a signal does, and where now is set what another does
 }
 
 // runError is an error of the work itself; all others are of the command line.
@@ -49,13 +50,19 @@ type stopSignal = driver.StopSignal
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	hurry, release := watchSignals(cancel)
+	hurry, release := watchSignals(ctx, cancel)
 	defer release()
 	out, errs := &stream{w: stdout, cancel: cancel}, &stream{w: stderr, cancel: cancel}
 	if samePlace(stdout, stderr) {
 		errs = out // so that launch.Output knows that their lines meet
 	}
 	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry}
+	p.stop = func(now bool) {
+		cancel(stopSignal{Signal: syscall.SIGTERM})
+		if now {
+			again(hurry)
+		}
+	}
 	err := p.execute(ctx, args)
 	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
 		fmt.Fprintln(p.stderr, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
@@ -81,7 +88,7 @@ func status(err error) int {
 // watchSignals ends the context with the first signal that asks to stop, and passes on that there was another. SIGHUP
 // stays ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error of a write, which
 // stops the workers, rather than this process's sudden end.
-func watchSignals(cancel context.CancelCauseFunc) (hurry <-chan struct{}, release func()) {
+func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, release func()) {
 	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
 		stops = append(stops, syscall.SIGHUP)
@@ -89,30 +96,35 @@ func watchSignals(cancel context.CancelCauseFunc) (hurry <-chan struct{}, releas
 	caught, pipes := make(chan os.Signal, 4), make(chan os.Signal, 1)
 	signal.Notify(caught, stops...)
 	signal.Notify(pipes, syscall.SIGPIPE)
-	again, done := make(chan struct{}, 1), make(chan struct{})
+	hurry, done := make(chan struct{}, 1), make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		for first := true; ; first = false {
+		for {
 			select {
 			case s := <-caught:
-				if first {
+				if ctx.Err() == nil {
 					cancel(stopSignal{Signal: s.(syscall.Signal)})
-					continue
-				}
-				select {
-				case again <- struct{}{}:
-				default:
+				} else {
+					again(hurry)
 				}
 			case <-done:
 				return
 			}
 		}
 	})
-	return again, func() {
+	return hurry, func() {
 		signal.Stop(caught)
 		signal.Stop(pipes)
 		close(done)
 		watching.Wait()
+	}
+}
+
+// again passes on, without delay, that a person is impatient.
+func again(hurry chan<- struct{}) {
+	select {
+	case hurry <- struct{}{}:
+	default:
 	}
 }
 
@@ -217,6 +229,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
 		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
+	root.AddCommand(p.controlCommands()...)
 	return root
 }
 

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/journal"
+)
+
+// whichJob is what the help of the commands says of their first word.
+const whichJob = `JOB is the job's run id, the beginning of it, or the path of its folder, and may be left out where exactly one job runs.`
+
+func (d *jobDir) controlPath() string { return filepath.Join(d.path, control.SocketName) }
+
+// controlCommands are those that ask something of the driver of a job that runs.
+func (p *program) controlCommands() []*cobra.Command {
+	return []*cobra.Command{p.statusCommand(), p.stopCommand(), p.drainCommand(), p.scaleCommand(), p.excludeCommand(), p.readmitCommand()}
+}
+
+func (p *program) stopCommand() *cobra.Command {
+	var now bool
+	cmd := &cobra.Command{
+		Use:   "stop [JOB] [--now]",
+		Short: "Stop a job",
+		Long: `stop does what SIGTERM to the job's hvdrun does: workers in training leave at a step boundary, all others get SIGTERM,
+and those that are there still after --drain-timeout are killed. That hvdrun exits with 143; stop does not wait for it.
+
+` + whichJob,
+		Args:                  cobra.MaximumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.order(cmd.Context(), strings.Join(args, ""), control.Command{Verb: control.Stop, Now: now})
+		},
+	}
+	cmd.Flags().BoolVar(&now, "now", false, "kill the workers at once")
+	return cmd
+}
+
+func (p *program) drainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "drain [JOB] HOST[:SLOT]",
+		Short: "Have the workers of a host, or of one slot, leave without loss",
+		Long: `drain has the workers of a host, or the one of a slot, leave at the next commit, when training goes on without them; no
+step is lost. No worker is started there until hvdrun readmit, or until the host has left the list of hosts and come back.
+It is refused where fewer than --min-np slots would be left.
+
+` + whichJob,
+		Example:               "  hvdrun drain 3f2a node7:3",
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.placeCommand(cmd.Context(), args, control.Command{Verb: control.Drain})
+		},
+	}
+}
+
+func (p *program) excludeCommand() *cobra.Command {
+	var howLong string
+	cmd := &cobra.Command{
+		Use:   "exclude [JOB] HOST[:SLOT] [--for D]",
+		Short: "Stop the workers of a host, or of one slot, at once, and start none there",
+		Long: `exclude stops the workers of a host, or the one of a slot, at once: the others go back to their last commit and go on.
+No worker is started there for the time of --for, or until hvdrun readmit. drain is the gentle way.
+
+` + whichJob,
+		Example:               "  hvdrun exclude 3f2a node7 --for 30m",
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			c := control.Command{Verb: control.Exclude}
+			if cmd.Flags().Changed("for") {
+				if c.For, err = parseDuration(howLong); err != nil {
+					return fmt.Errorf("--for: %w", err)
+				}
+			}
+			return p.placeCommand(cmd.Context(), args, c)
+		},
+	}
+	cmd.Flags().StringVar(&howLong, "for", "", "until it may be used again (default: until it is readmitted)")
+	return cmd
+}
+
+func (p *program) readmitCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "readmit [JOB] HOST[:SLOT]",
+		Short: "Use a host or slot again that was drained or excluded",
+		Long: `readmit lets workers be started again on a host, or in a slot, that was drained or excluded by a person, or excluded
+because workers had failed there; those failures are forgotten.
+
+` + whichJob,
+		Example:               "  hvdrun readmit 3f2a node7:3",
+		Args:                  cobra.RangeArgs(1, 2),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.placeCommand(cmd.Context(), args, control.Command{Verb: control.Readmit})
+		},
+	}
+}
+
+func (p *program) scaleCommand() *cobra.Command {
+	var least, most string
+	cmd := &cobra.Command{
+		Use:   "scale [JOB] [--min-np N] [--max-np N]",
+		Short: "Change the bounds of the number of workers",
+		Long: `scale changes --min-np and --max-np of a job that runs. With more workers than the new maximum the youngest leave at the
+next commit; where there are slots for more, workers are started at once. --max-np none is no bound.
+
+` + whichJob,
+		Example:               "  hvdrun scale 3f2a --max-np 16",
+		Args:                  cobra.MaximumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := control.Command{Verb: control.Scale}
+			if cmd.Flags().Changed("min-np") {
+				n, err := parseCount(least, 1)
+				if err != nil {
+					return fmt.Errorf("--min-np: %w", err)
+				}
+				c.MinNP = &n
+			}
+			if cmd.Flags().Changed("max-np") {
+				n := 0
+				if most != "none" {
+					var err error
+					if n, err = parseCount(most, 1); err != nil {
+						return fmt.Errorf("--max-np: %w", err)
+					}
+				}
+				c.MaxNP = &n
+			}
+			if c.MinNP == nil && c.MaxNP == nil {
+				return errors.New("scale needs --min-np, --max-np, or both")
+			}
+			return p.order(cmd.Context(), strings.Join(args, ""), c)
+		},
+	}
+	cmd.Flags().StringVar(&least, "min-np", "", "fewest workers with which training goes on")
+	cmd.Flags().StringVar(&most, "max-np", "", "most workers")
+	return cmd
+}
+
+// placeCommand gives a command about HOST[:SLOT], which is the last word; JOB is before it.
+func (p *program) placeCommand(ctx context.Context, args []string, c control.Command) (err error) {
+	job := ""
+	if len(args) == 2 {
+		job = args[0]
+	}
+	if c.Host, c.Slot, err = parsePlace(args[len(args)-1]); err != nil {
+		return err
+	}
+	return p.order(ctx, job, c)
+}
+
+// parsePlace reads HOST, HOST:SLOT, or such with an IPv6 address, which has brackets where a slot follows.
+func parsePlace(text string) (host string, slot *int, err error) {
+	wrong := fmt.Errorf("%q is neither HOST nor HOST:SLOT", text)
+	host = text
+	rest, found := "", false
+	if inner, ok := strings.CutPrefix(text, "["); ok {
+		host, rest, found = strings.Cut(inner, "]")
+		if !found || rest != "" && rest[0] != ':' {
+			return "", nil, wrong
+		}
+		rest, found = strings.CutPrefix(rest, ":")
+	} else if _, v6 := netip.ParseAddr(text); v6 != nil || !strings.Contains(text, ":") {
+		host, rest, found = strings.Cut(text, ":")
+	}
+	if found {
+		n, err := strconv.ParseUint(rest, 10, 16)
+		if err != nil {
+			return "", nil, wrong
+		}
+		slot = new(int(n))
+	}
+	if host == "" {
+		return "", nil, wrong
+	}
+	return host, slot, nil
+}
+
+// order has the job's driver carry out a command, and prints what was done.
+func (p *program) order(ctx context.Context, job string, c control.Command) error {
+	d, err := theJob(p.env, job)
+	if err != nil {
+		return err
+	}
+	var done string
+	err = d.ask(ctx, func(driver *control.Client) (err error) {
+		done, err = driver.Command(ctx, c)
+		return err
+	})
+	if err != nil {
+		return runError{err}
+	}
+	fmt.Fprintf(p.stdout, "job %s: %s\n", d.about.RunID, done)
+	return nil
+}
+
+// theJob returns the job that a person means, which is the only one that runs where nothing is said; where none runs, the
+// only one whose driver is gone.
+func theJob(env []string, name string) (*jobDir, error) {
+	if name != "" {
+		return findJob(env, name)
+	}
+	all, _, err := listJobs(env)
+	if err != nil {
+		return nil, err
+	}
+	var running, left []*jobDir
+	for _, d := range all {
+		switch is, err := journal.Locked(d.journal()); {
+		case err != nil || d.about.Ended != nil:
+		case is:
+			running = append(running, d)
+		default:
+			left = append(left, d)
+		}
+	}
+	if len(running) > 0 {
+		left = running
+	}
+	switch len(left) {
+	case 0:
+		return nil, errors.New("no job runs; `hvdrun jobs` lists those there were")
+	case 1:
+		return left[0], nil
+	}
+	var names []string
+	for _, d := range left {
+		names = append(names, d.about.RunID)
+	}
+	return nil, fmt.Errorf("which of the jobs? %s", strings.Join(names, " "))
+}
+
+// errNoDriver says that a job is there, and nobody to ask.
+type errNoDriver struct {
+	job   string
+	ended bool
+}
+
+func (e *errNoDriver) Error() string {
+	if e.ended {
+		return fmt.Sprintf("job %s: %v", e.job, driver.ErrFinished)
+	}
+	return fmt.Sprintf("job %s has no driver: hvdrun resume %s", e.job, e.job)
+}
+
+// ask calls its driver. One that has just begun gets a moment until it answers.
+func (d *jobDir) ask(ctx context.Context, call func(*control.Client) error) error {
+	const moment, pause = 3 * time.Second, 20 * time.Millisecond
+	client, err := control.Dial(d.controlPath())
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	for begin := time.Now(); ; {
+		switch running, err := journal.Locked(d.journal()); {
+		case err != nil:
+			return err
+		case !running:
+			job, err := d.inspect()
+			return &errNoDriver{d.about.RunID, err == nil && job.Finished}
+		}
+		err := call(client)
+		if !errors.Is(err, control.ErrNoDriver) || time.Since(begin) > moment {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,378 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/control"
+)
+
+func (p *program) statusCommand() *cobra.Command {
+	var asJSON, watch bool
+	cmd := &cobra.Command{
+		Use:   "status [JOB] [--json] [--watch]",
+		Short: "Tell how a job is doing: hosts, slots, ranks, exclusions, what is waited for, the last events",
+		Long: `status asks the driver of a job how it is doing. Where the driver is gone, it tells how the job was when it was last heard
+of.
+
+With --watch it goes on until the job has ended: on a terminal it shows the picture anew each second, elsewhere it prints a
+line for each event; with --json, an object a line whenever something has changed.
+
+` + whichJob,
+		Args:                  cobra.MaximumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := theJob(p.env, strings.Join(args, ""))
+			if err != nil {
+				return err
+			}
+			if watch {
+				return p.watchStatus(cmd.Context(), d, asJSON)
+			}
+			s, err := d.status(cmd.Context())
+			if err != nil {
+				return runError{err}
+			}
+			if asJSON {
+				enc := json.NewEncoder(p.stdout)
+				enc.SetIndent("", "  ")
+				return enc.Encode(s)
+			}
+			_, err = io.WriteString(p.stdout, d.picture(s))
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one a line")
+	cmd.Flags().BoolVar(&watch, "watch", false, "go on until the job has ended")
+	return cmd
+}
+
+// status asks the driver, or the journal where there is none.
+func (d *jobDir) status(ctx context.Context) (s control.Status, err error) {
+	err = d.ask(ctx, func(driver *control.Client) (err error) {
+		s, err = driver.Status(ctx)
+		return err
+	})
+	if _, none := errors.AsType[*errNoDriver](err); none {
+		return driver.InspectStatus(d.journal())
+	}
+	return s, err
+}
+
+// watchStatus shows the status again and again, until the job or ctx ends.
+func (p *program) watchStatus(ctx context.Context, d *jobDir, asJSON bool) error {
+	_, file := p.stdout.(*stream).terminal()
+	show := (&statusLines{p.stdout, d, control.Status{}}).show
+	switch {
+	case asJSON:
+		show = (&statusObjects{p.stdout, nil}).show
+	case file:
+		show = func(s control.Status) error { return redraw(p.stdout, d.picture(s)) }
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		s, err := d.status(ctx)
+		if ctx.Err() != nil {
+			return runError{context.Cause(ctx)}
+		}
+		if err == nil {
+			err = show(s)
+		}
+		if err != nil {
+			return runError{err}
+		}
+		if s.State == control.Done || s.State == control.Failed {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return runError{context.Cause(ctx)}
+		}
+	}
+}
+
+// terminal returns the file that is written to, and whether that is a terminal.
+func (s *stream) terminal() (*os.File, bool) {
+	f, ok := s.w.(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+// redraw puts a picture over the last one, line by line so that nothing flickers.
+func redraw(w io.Writer, picture string) error {
+	const home, restOfLine, restOfScreen = "\x1b[H", "\x1b[K", "\x1b[J"
+	_, err := io.WriteString(w, home+strings.ReplaceAll(picture, "\n", restOfLine+"\n")+restOfScreen)
+	return err
+}
+
+// statusObjects prints each status that differs from the last in more than its time.
+type statusObjects struct {
+	out  io.Writer
+	last []byte
+}
+
+func (o *statusObjects) show(s control.Status) error {
+	still := s
+	still.Time = time.Time{}
+	b, err := json.Marshal(still)
+	if err != nil || bytes.Equal(b, o.last) {
+		return err
+	}
+	o.last = b
+	return json.NewEncoder(o.out).Encode(s)
+}
+
+// statusLines prints what is new in each status, a line each.
+type statusLines struct {
+	out  io.Writer
+	job  *jobDir
+	last control.Status
+}
+
+func (l *statusLines) show(s control.Status) error {
+	var b strings.Builder
+	fresh := s.Events
+	for i := len(s.Events) - 1; i >= 0 && len(l.last.Events) > 0; i-- {
+		if bytes.Equal(s.Events[i], l.last.Events[len(l.last.Events)-1]) {
+			fresh = s.Events[i+1:]
+			break
+		}
+	}
+	if len(l.last.Events) > 0 && len(fresh) == len(s.Events) && len(fresh) > 0 {
+		fmt.Fprintln(&b, "… events that are not shown")
+	}
+	for _, e := range fresh {
+		fmt.Fprintln(&b, eventLine(e))
+	}
+	if s.State != l.last.State || (s.Driver == 0) != (l.last.Driver == 0) {
+		fmt.Fprintf(&b, "%s  %s\n", s.Time.Local().Format(timeText), headline(s))
+	}
+	l.last = s
+	_, err := io.WriteString(l.out, b.String())
+	return err
+}
+
+// headline says in one line how a job is doing.
+func headline(s control.Status) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "job %s ", s.Job)
+	ended := s.State == control.Done || s.State == control.Failed
+	switch {
+	case ended:
+		fmt.Fprintf(&b, "has ended: %s", s.State)
+	case s.Driver == 0:
+		fmt.Fprintf(&b, "has no driver; it was %s at %s", s.State, clockTime(s.Last, s.Time))
+	default:
+		fmt.Fprintf(&b, "is %s since %s (%v)", s.State, clockTime(s.Since, s.Time), round(s.Time.Sub(s.Since)))
+	}
+	if s.Message != "" {
+		fmt.Fprintf(&b, ": %s", s.Message)
+	}
+	if s.Generation > 0 {
+		fmt.Fprintf(&b, "; generation %d, workers: %d", s.Generation, s.Size)
+	} else {
+		fmt.Fprintf(&b, "; no world yet, %d slots are needed", s.NP)
+	}
+	if !ended {
+		fmt.Fprintf(&b, " (allowed: %s)", sizeText(s))
+	}
+	return b.String()
+}
+
+func sizeText(s control.Status) string {
+	switch {
+	case !s.Elastic:
+		return fmt.Sprintf("%d, not elastic", s.NP)
+	case s.MaxNP == 0:
+		return fmt.Sprintf("%d or more", s.MinNP)
+	}
+	return fmt.Sprintf("%d to %d", s.MinNP, s.MaxNP)
+}
+
+// picture is the status for people: the headline, waits, a table of slots, the last events.
+func (d *jobDir) picture(s control.Status) string {
+	var b strings.Builder
+	fmt.Fprintln(&b, headline(s))
+	fmt.Fprintf(&b, "begun %s, resets: %d", s.Begun.Local().Format(time.DateTime), s.Resets)
+	if s.Driver != 0 {
+		fmt.Fprintf(&b, ", driver: pid %d", s.Driver)
+	}
+	fmt.Fprintf(&b, "\n%s\n", shortCommand(d.about.Command))
+	for _, w := range s.Waits {
+		if s.Driver != 0 {
+			fmt.Fprintf(&b, "waiting for %s, %v left\n", w.For, round(max(0, w.Until.Sub(s.Time))))
+		}
+	}
+	if s.Driver == 0 && s.State != control.Done && s.State != control.Failed {
+		fmt.Fprintf(&b, "its workers may train on; `hvdrun resume %s` takes the job over\n", s.Job)
+	}
+	if len(s.Hosts) > 0 {
+		b.WriteString("\n")
+		slotTable(&b, s)
+	}
+	if len(s.Events) > 0 {
+		b.WriteString("\n")
+	}
+	for _, e := range s.Events {
+		fmt.Fprintln(&b, eventLine(e))
+	}
+	return b.String()
+}
+
+func slotTable(out io.Writer, s control.Status) {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "HOST\tSLOT\tRANK\tPID\tSTATE\tCOMMITS\tFAILURES\tWHAT")
+	for _, h := range s.Hosts {
+		var notes []string
+		if h.Draining {
+			notes = append(notes, "the host drains")
+		}
+		if !h.Listed {
+			notes = append(notes, "the host is not listed any more")
+		}
+		if len(h.Slots) == 0 {
+			fmt.Fprintf(w, "%s\t-\t-\t-\t-\t-\t-\t%s\n", h.Host, strings.Join(append(notes, "no slots"), ", "))
+		}
+		for _, slot := range h.Slots {
+			rank, pid, commits, state := "-", "-", "-", slotState(slot, s.Time)
+			if slot.Rank != nil {
+				rank = strconv.Itoa(*slot.Rank)
+			}
+			if slot.PID != 0 {
+				pid = strconv.Itoa(slot.PID)
+			}
+			if slot.Commits != nil {
+				commits = strconv.FormatUint(*slot.Commits, 10)
+			}
+			what := slices.Clone(notes)
+			if slot.What != "" {
+				what = append([]string{slot.What}, what...)
+			}
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\n", h.Host, slot.Slot, rank, pid, state, commits, slot.Failures,
+				strings.Join(what, ", "))
+		}
+	}
+	_ = w.Flush() // into memory
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
+	}
+}
+
+// slotState is a slot's state in words, with that of its worker first.
+func slotState(slot control.Slot, now time.Time) string {
+	if slot.Out == "" {
+		return string(slot.State)
+	}
+	out := string(slot.Out)
+	switch {
+	case slot.Until != nil:
+		out += fmt.Sprintf(" until %s (in %v)", clockTime(*slot.Until, now), round(max(0, slot.Until.Sub(now))))
+	case slot.Out == control.SlotExcluded:
+		out += " for ever"
+	}
+	if slot.State == slot.Out {
+		return out
+	}
+	return string(slot.State) + ", " + out
+}
+
+// clockTime is a time of the day, or with its date where that is another than now's.
+func clockTime(t, now time.Time) string {
+	t, now = t.Local(), now.Local()
+	if t.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return t.Format(time.TimeOnly)
+	}
+	return t.Format(time.DateTime)
+}
+
+// round makes a duration one for people.
+func round(d time.Duration) time.Duration {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond)
+	}
+	return d.Round(time.Second)
+}
+
+// eventLine is an event in words: its time, its name, and its fields but the list of all of a world's slots.
+func eventLine(raw json.RawMessage) string {
+	var b strings.Builder
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	_, _ = dec.Token() // what is no event ends the loop
+	for {
+		key, err := dec.Token()
+		name, ok := key.(string)
+		var value any
+		if err != nil || !ok || dec.Decode(&value) != nil {
+			return b.String()
+		}
+		switch name {
+		case "time":
+			at, _ := time.Parse(time.RFC3339Nano, fmt.Sprint(value))
+			b.WriteString(at.Local().Format(timeText))
+		case "event":
+			fmt.Fprintf(&b, "  %v", value)
+		case "slots":
+		case "hosts":
+			b.WriteString(" " + hostsText(value))
+		default:
+			fmt.Fprintf(&b, " %s=%s", name, fieldText(value))
+		}
+	}
+}
+
+func fieldText(value any) string {
+	switch v := value.(type) {
+	case nil:
+		return "-"
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	case string:
+		if at, err := time.Parse(time.RFC3339Nano, v); err == nil {
+			return at.Local().Format(time.TimeOnly)
+		}
+		if v == "" || strings.ContainsAny(v, " \t\r\n\"=") {
+			return strconv.Quote(v)
+		}
+		return v
+	}
+	return fmt.Sprint(value)
+}
+
+// hostsText lists the hosts of an event, or the first of them where there are many.
+func hostsText(value any) string {
+	const most = 8
+	list, _ := value.([]any)
+	var words []string
+	for i, item := range list {
+		if i == most {
+			words = append(words, fmt.Sprintf("and %d others", len(list)-most))
+			break
+		}
+		h, _ := item.(map[string]any)
+		word := fmt.Sprintf("%v:%v", h["host"], h["slots"])
+		if h["draining"] == true {
+			word += " (draining)"
+		}
+		words = append(words, word)
+	}
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, " ")
+}

@@ -1,0 +1,223 @@
+package control_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/driver/control"
+)
+
+// strangerSocket is set in a copy of this program that connects there as another user.
+const strangerSocket = "CONTROL_TEST_STRANGER"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(strangerSocket); path != "" {
+		fmt.Print(visit(path))
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// visit says what came of calling the driver at the socket.
+func visit(path string) string {
+	c, err := control.Dial(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	s, err := c.Status(context.Background())
+	return fmt.Sprintf("job %q, %v", s.Job, err)
+}
+
+// fake is a driver that writes down what it is asked.
+type fake struct {
+	mu  sync.Mutex
+	got []control.Command
+	err error
+}
+
+func (f *fake) Status(context.Context) ([]byte, error) {
+	return json.Marshal(control.Status{Job: "fake", State: control.Running})
+}
+
+func (f *fake) Command(_ context.Context, c control.Command) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.got = append(f.got, c)
+	return "so be it", f.err
+}
+
+// serve serves h at the path until the test ends.
+func serve(t *testing.T, path string, h control.Handler) {
+	t.Helper()
+	ln, err := control.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- control.Serve(ctx, ln, h) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func dial(t *testing.T, path string) *control.Client {
+	t.Helper()
+	c, err := control.Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestCommands: each arrives as it was given, and the answer comes back; the socket's path is longer than an address.
+func TestCommands(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, control.SocketName)
+	f := &fake{}
+	serve(t, path, f)
+	if fi, err := os.Stat(path); err != nil || fi.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("the socket has mode %v, %v", fi.Mode(), err)
+	}
+	c := dial(t, path)
+	if s, err := c.Status(t.Context()); err != nil || s.Job != "fake" || s.State != control.Running {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, want := range []control.Command{
+		{Verb: control.Stop, Now: true},
+		{Verb: control.Drain, Host: "a"},
+		{Verb: control.Exclude, Host: "::1", Slot: new(0), For: 90 * time.Second},
+		{Verb: control.Readmit, Host: "a", Slot: new(7)},
+		{Verb: control.Scale, MinNP: new(3), MaxNP: new(0)},
+		{Verb: control.Scale, MinNP: new(3)},
+	} {
+		done, err := c.Command(t.Context(), want)
+		if err != nil || done != "so be it" {
+			t.Errorf("%v: %q, %v", want, done, err)
+		}
+		is, _ := json.Marshal(f.got[len(f.got)-1])
+		if should, _ := json.Marshal(want); string(is) != string(should) {
+			t.Errorf("%s arrives as %s", should, is)
+		}
+	}
+	f.err = &control.RefusedError{Reason: "never"}
+	refused, ok := errors.AsType[*control.RefusedError](func() error {
+		_, err := c.Command(t.Context(), control.Command{Verb: control.Drain, Host: "a"})
+		return err
+	}())
+	if !ok || refused.Reason != "never" {
+		t.Errorf("a refusal arrives as %v", refused)
+	}
+}
+
+// TestCheck: what makes no sense for any job is refused at both ends.
+func TestCheck(t *testing.T) {
+	for _, c := range []control.Command{
+		{},
+		{Verb: "dance"},
+		{Verb: control.Drain},
+		{Verb: control.Readmit, Host: "a", Slot: new(-1)},
+		{Verb: control.Exclude, Host: "a", Slot: new(1 << 20)},
+		{Verb: control.Exclude, Host: "a", For: -1},
+		{Verb: control.Scale},
+		{Verb: control.Scale, MinNP: new(0)},
+		{Verb: control.Scale, MaxNP: new(-1)},
+	} {
+		if err := c.Check(); err == nil {
+			t.Errorf("%+v is let through", c)
+		}
+	}
+}
+
+// TestStaleSocket: a socket that a dead driver has left is nobody's, and another driver takes its place; what is no socket
+// stays.
+func TestStaleSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), control.SocketName)
+	for range 2 {
+		ln, err := control.Listen(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln.Close()
+		if _, err := dial(t, path).Status(t.Context()); !errors.Is(err, control.ErrNoDriver) {
+			t.Errorf("where nobody listens: %v", err)
+		}
+	}
+	serve(t, path, &fake{})
+	if _, err := dial(t, path).Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if ln, err := control.Listen(file); err == nil {
+		ln.Close()
+		t.Error("a file was taken for a socket")
+	}
+	if _, err := dial(t, path+".not").Status(t.Context()); !errors.Is(err, control.ErrNoDriver) {
+		t.Errorf("where nothing is: %v", err)
+	}
+}
+
+// TestStrangers: another user, whom the folder would let in, is not heard.
+func TestStrangers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be somebody else")
+	}
+	dir, err := os.MkdirTemp("/tmp", "control-") // a folder that others may enter
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, control.SocketName)
+	serve(t, path, &fake{})
+	program := filepath.Join(dir, "stranger")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(program, text, 0o755), os.Chmod(dir, 0o755), os.Chmod(program, 0o755), os.Chmod(path, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if got := visit(path); got != `job "fake", <nil>` {
+		t.Errorf("we: %s", got)
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), strangerSocket+"="+path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), `job "", `+control.ErrNoDriver.Error()) {
+		t.Errorf("a stranger: %v, %s", err, out)
+	}
+	if conn, err := net.Dial("unix", path); err != nil { // the door is open for us
+		t.Error(err)
+	} else {
+		conn.Close()
+	}
+}

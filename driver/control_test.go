@@ -1,0 +1,104 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/control"
+)
+
+// TestControlledJob: a job that waits for slots is asked how it is, told to do with fewer, and stopped, all at its socket.
+func TestControlledJob(t *testing.T) {
+	dir := t.TempDir()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("enough")
+	started := make(chan struct{}, 1)
+	cfg := Config{
+		RunID: "controlled", Command: []string{"sleep", "600"}, Log: log,
+		Source:  discovery.Fixed{{Name: "localhost", Slots: 1}},
+		Size:    Size{NP: 2, Min: 1, Elastic: true},
+		Journal: filepath.Join(dir, "journal"),
+		Control: filepath.Join(dir, control.SocketName),
+		Stop:    func(bool) { cancel(enough) },
+		Events: func(e Event) {
+			switch e.Name {
+			case HostsFound, WorkerStarted:
+				started <- struct{}{}
+			}
+		},
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, cfg) }()
+	<-started // the hosts are known, and the socket is there
+	c, err := control.Dial(cfg.Control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Job != "controlled" || s.State != control.Waiting || s.Driver != os.Getpid() || len(s.Events) != 1 || len(s.Waits) != 1 ||
+		s.Waits[0].For != "2 slots, 1 there" || s.Hosts[0].Slots[0].State != control.SlotFree || s.Begun.IsZero() {
+		t.Errorf("%+v", s)
+	}
+	ask := func(what control.Command, says string) {
+		t.Helper()
+		done, err := c.Command(t.Context(), what)
+		if err != nil {
+			done = err.Error()
+		}
+		if !strings.Contains(done, says) {
+			t.Errorf("%+v: %q, want %q", what, done, says)
+		}
+	}
+	ask(control.Command{Verb: control.Drain, Host: "elsewhere"}, "there is no host elsewhere, but localhost")
+	ask(control.Command{Verb: control.Scale, MaxNP: new(1)}, "1 to 1 workers, before 1 or more")
+	<-started
+	if s, err = c.Status(t.Context()); err != nil || s.State != control.Starting || s.Hosts[0].Slots[0].PID == 0 || s.MaxNP != 1 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	ask(control.Command{Verb: control.Stop}, "being stopped")
+	if err := <-ended; !errors.Is(err, enough) {
+		t.Errorf("Run returned %v", err)
+	}
+	if _, err := os.Lstat(cfg.Control); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	if err := syscall.Kill(s.Hosts[0].Slots[0].PID, 0); err == nil {
+		t.Error("the worker is left")
+	}
+	if s, err = InspectStatus(cfg.Journal); err != nil || s.State != control.Failed || s.Message != "enough" || s.Driver != 0 || s.MaxNP != 1 {
+		t.Errorf("from the journal: %+v, %v", s, err)
+	}
+	last := string(s.Events[len(s.Events)-1])
+	if !strings.Contains(last, `"event":"job_done"`) {
+		t.Errorf("the last event is %s", last)
+	}
+}
+
+// TestNoSocket: a job whose socket cannot be made goes on without.
+func TestNoSocket(t *testing.T) {
+	log := logrus.New()
+	var said strings.Builder
+	log.SetOutput(&said)
+	err := Run(t.Context(), Config{
+		Command: []string{"true"}, Log: log, Source: discovery.Fixed{{Name: "localhost", Slots: 1}}, Size: Size{NP: 1},
+		Control: filepath.Join(t.TempDir(), "nowhere", control.SocketName),
+	})
+	if err != nil || !strings.Contains(said.String(), "takes no commands") {
+		t.Errorf("%v, and the log says %q", err, said.String())
+	}
+}
