@@ -210,6 +210,9 @@ func TestJobFolder(t *testing.T) {
 			if fi, err := d.Info(); err != nil || fi.Mode().Perm() != 0o600 {
 				t.Errorf("%s has mode %v, %v", path, fi.Mode(), err)
 			}
+			if d.Type() == os.ModeSocket {
+				return nil
+			}
 			b, err := os.ReadFile(path)
 			found = found || strings.Contains(string(b), secret) || filepath.Base(path) == "authority"
 			return err
