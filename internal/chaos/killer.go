@@ -26,6 +26,7 @@ type killer struct {
 	pause   time.Duration
 	until   int // the step after which the job is left in peace
 	drivers driverKiller
+	ask     float64 // share of those who are not killed, but asked to leave
 
 	diary  *diary.Follower[diary.Line]
 	events *diary.Follower[e2e.Event]
@@ -34,8 +35,9 @@ type killer struct {
 	ranks      map[int]int  // of the newest world: rank by process
 	generation uint64       // its number
 	step       int          // the last one seen
-	seen       map[int]bool // everybody ever killed
+	seen       map[int]bool // everybody ever struck
 	kills      []kill
+	asked      int
 }
 
 func newKiller(r *e2e.Running, dice *rand.Rand, pause time.Duration, until int) *killer {
@@ -119,7 +121,7 @@ func (k *killer) look() error {
 	return nil
 }
 
-// strike kills one worker, if somebody with state is left then: a member of the newest world that has begun to train.
+// strike kills one worker, or asks it to leave, if somebody with state is left then: a member of the newest world that has begun to train.
 func (k *killer) strike() {
 	var holders []int
 	for _, pid := range k.alive {
@@ -140,12 +142,20 @@ func (k *killer) strike() {
 	if !ok {
 		rank = -1
 	}
+	how := syscall.SIGKILL
+	if k.dice.Float64() < k.ask {
+		how = syscall.SIGTERM
+	}
 	at := time.Now()
-	if syscall.Kill(pid, syscall.SIGKILL) != nil {
+	if syscall.Kill(pid, how) != nil {
 		return // it has just ended
 	}
 	k.seen[pid] = true
 	k.alive = slices.DeleteFunc(k.alive, func(p int) bool { return p == pid })
+	if how == syscall.SIGTERM {
+		k.asked++
+		return
+	}
 	k.kills = append(k.kills, kill{at, pid, rank, k.generation})
 }
 

@@ -1,5 +1,5 @@
 // Command chaos runs the same job again and again while it kills random workers at random moments: rank 0, newcomers, two
-// at once, one in the middle of the recovery from another. Jobs commit every step, or every second or third. Every run must
+// at once, one in the middle of the recovery from another. Some are not killed but asked to leave. Jobs commit every step, or every second or third. Every run must
 // end as if nothing had happened.
 //
 //	go run ./internal/chaos -runs 200
@@ -38,6 +38,7 @@ func main() {
 	flag.IntVar(&c.steps, "steps", 400, "steps of a job")
 	flag.DurationVar(&c.stepTime, "step-time", 2*time.Millisecond, "time of a step besides communication")
 	flag.DurationVar(&c.pause, "pause", 80*time.Millisecond, "mean time between two kills")
+	flag.Float64Var(&c.ask, "ask", 0.25, "share of those who are asked to leave, by SIGTERM, in place of being killed")
 	flag.IntVar(&c.drivers, "drivers", 0, "times that hvdrun itself is killed in a job, and resumed")
 	flag.DurationVar(&c.limit, "limit", 60*time.Second, "longest that a run may take")
 	flag.Parse()
@@ -53,6 +54,7 @@ type chaos struct {
 	runs, parallel, steps  int
 	drivers                int
 	seed                   uint64
+	ask                    float64
 	stepTime, pause, limit time.Duration
 
 	binaries e2e.Binaries
@@ -134,6 +136,7 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 		return outcome{err: err}
 	}
 	k := newKiller(r, dice, c.pause, c.steps*85/100)
+	k.ask = c.ask
 	k.drivers.left = c.drivers
 	killErr := k.run(ctx)
 	if ctx.Err() != nil {
@@ -141,7 +144,7 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 	}
 	res, err := k.job.Wait()
 	o := outcome{
-		took: time.Since(began), kills: k.kills, resets: e2e.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines),
+		took: time.Since(began), kills: k.kills, asked: k.asked, resets: e2e.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines),
 		drivers: k.drivers.killed, controls: k.drivers.controls,
 	}
 	if o.err = errors.Join(killErr, err); o.err == nil {
@@ -162,6 +165,7 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 type outcome struct {
 	took       time.Duration
 	kills      []kill
+	asked      int
 	resets     int
 	recoveries e2e.Spread
 	drivers    int        // kills of hvdrun
@@ -178,13 +182,14 @@ func (o outcome) String() string {
 	if o.drivers > 0 {
 		resumed = fmt.Sprintf(", %d of hvdrun, slowest resume %6.1f ms", o.drivers, e2e.Milliseconds(o.controls.Quantile(1)))
 	}
-	return fmt.Sprintf("%5.2f s, %2d kills, %2d resets, slowest recovery %6.1f ms%s: %s",
-		o.took.Seconds(), len(o.kills), o.resets, e2e.Milliseconds(o.recoveries.Quantile(1)), resumed, verdict)
+	return fmt.Sprintf("%5.2f s, %2d kills, %2d asked to leave, %2d resets, slowest recovery %6.1f ms%s: %s",
+		o.took.Seconds(), len(o.kills), o.asked, o.resets, e2e.Milliseconds(o.recoveries.Quantile(1)), resumed, verdict)
 }
 
 // summary is what became of all.
 type summary struct {
 	runs, failed, kills, resets int
+	asked                       int
 	zeros, newcomers, bursts    int
 	drivers                     int
 	recoveries, controls        e2e.Spread
@@ -197,6 +202,7 @@ func (s *summary) add(o outcome) {
 		s.failed++
 	}
 	s.kills += len(o.kills)
+	s.asked += o.asked
 	s.resets += o.resets
 	s.recoveries = slices.Concat(s.recoveries, o.recoveries)
 	s.drivers += o.drivers
@@ -221,11 +227,11 @@ func (s *summary) report() string {
 			s.drivers, e2e.SpreadHeader, s.controls.Row("resume"))
 	}
 	return resumed + fmt.Sprintf(`
-%d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d resets
+%d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d asked to leave, %d resets
 
 From a member's death to the next completed step in a later world, whatever else died meanwhile:
 %s
 %s
-%s`, s.runs, s.took.Round(time.Second), s.failed, s.kills, s.zeros, s.newcomers, s.bursts, s.resets,
+%s`, s.runs, s.took.Round(time.Second), s.failed, s.kills, s.zeros, s.newcomers, s.bursts, s.asked, s.resets,
 		e2e.SpreadHeader, s.recoveries.Row("recovery"), s.recoveries.Histogram())
 }

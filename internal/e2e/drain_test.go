@@ -216,6 +216,43 @@ func TestStoppedInAStep(t *testing.T) {
 	}
 }
 
+// TestStoppedTwice: a second signal does not wait for a step that takes long.
+func TestStoppedTwice(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   []string{"-np", "2", "--min-np", "1", "-H", on(hostA, 2), "--drain-timeout", "60s"},
+		Trainee: []string{"-steps", "100000", "-step-time", "1ms", "-commit-every", "1000000", "-signals"},
+	})
+	awaitStep(t, r, 5)
+	ask(t, r.PID)
+	awaitOutput(t, r, func(text string) bool { return strings.Count(text, "<stdout>:signal: terminated") == 2 })
+	began := time.Now()
+	ask(t, r.PID)
+	res := finish(t, r, 143, 100000)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("that took %v", took)
+	}
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && (e.Cause != "stopped" || e.Signal == nil || *e.Signal != int(syscall.SIGKILL)) {
+			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
+		}
+	}
+}
+
+// TestStaticAskedToLeave: a job that is not elastic cannot go on without one of its workers, and says whose end it was.
+func TestStaticAskedToLeave(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   []string{"-np", "2"},
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+	})
+	first := world(t, r, 0, 2)
+	ask(t, first.Slots[1].PID)
+	res := finish(t, r, 1, 100000)
+	inOrder(t, res, "stopped")
+	says(t, res, "host localhost slot 1 rank 1 was asked to leave, and the job is not elastic")
+}
+
 // TestJobAgentAskedToLeave: SIGTERM to the agent of a job sends its workers away, and the next agent starts others.
 func TestJobAgentAskedToLeave(t *testing.T) {
 	t.Parallel()
