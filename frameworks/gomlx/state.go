@@ -1,0 +1,350 @@
+// Package gomlx makes training programs of the framework gomlx (github.com/gomlx/gomlx) elastic and data parallel.
+//
+// A State is the part of an elastic.State that holds all variables of a model.Store: weights, the optimizer's moments and
+// step, learning rate, random state. A Step averages gradients over the ranks between the backward pass and their
+// application, and an Averager does that alone, for programs that have graphs of their own.
+//
+//	step, err := gomlx.NewStep(backend, store, optimizer.Adam().Done(), loss, shapeOfX, shapeOfY)
+//	state := elastic.NewState(w, gomlx.NewState(store), elastic.Value("step", &n), sampler)
+//	err = elastic.Run(ctx, state, func(ctx context.Context) error {
+//		for … {
+//			loss, err := step.Run(ctx, w.Group(), x, y)
+//			if err != nil {
+//				return err
+//			}
+//			if err := state.Commit(); err != nil {
+//				return err
+//			}
+//		}
+//	})
+//
+// Everything works with every backend: variables and gradients pass through the host's memory.
+package gomlx
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/tensors"
+	"github.com/gomlx/gomlx/ml/model"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic"
+)
+
+var _ elastic.Part = (*State)(nil)
+
+// State is the variables of a store as a part of an elastic.State. It keeps two copies of their values in the host's
+// memory: that of the last save, and room for the next.
+//
+// Variables may be created at any time, but those that a step creates (an optimizer's, mostly) must be there before the
+// first save, which elastic.Run makes when it begins: there is no going back to a time before them. NewStep creates them.
+// A worker that joins the job late needs none: a Sync creates what it lacks.
+//
+// The zero value is of no use; NewState makes one.
+type State struct {
+	// Skip, where it is not nil, says which variables are left out: neither saved, nor restored, nor synchronised. It must
+	// be set before the first use, and say the same on every rank. Metrics that only one rank computes are such variables.
+	Skip func(*model.Variable) bool
+
+	store        *model.Store
+	saved, spare snapshot
+	hasSaved     bool
+	created      []string // by a Sync since the last save
+}
+
+// NewState returns the state of the variables of store, those that are yet to be created included.
+func NewState(store *model.Store) *State { return &State{store: store} }
+
+// snapshot is a copy of variables.
+type snapshot struct {
+	variables []variable
+	values    []byte // of all of them, one after the other
+}
+
+// variable is what is known of one besides its value; exported fields, because ranks send it each other.
+type variable struct {
+	Path      string
+	DType     string
+	Dims      []int
+	Trainable bool
+	// Initial: it has no value yet, but an initializer that will give it one.
+	Initial bool `json:",omitempty"`
+	Bytes   int  // of its value
+}
+
+// same tells whether two variables can hold each other's values.
+func (v variable) same(w variable) bool {
+	return v.Path == w.Path && v.DType == w.DType && slices.Equal(v.Dims, w.Dims)
+}
+
+func (v variable) String() string { return fmt.Sprintf("%q (%s %v)", v.Path, v.DType, v.Dims) }
+
+// live calls visit for every variable of the store that is not left out, in the order of their creation.
+func (s *State) live(visit func(*model.Variable) error) error {
+	for v := range s.store.IterVariables() {
+		if s.Skip != nil && s.Skip(v) {
+			continue
+		}
+		if err := visit(v); err != nil {
+			return fmt.Errorf("gomlx: variable %q: %w", v.Path(), err)
+		}
+	}
+	return nil
+}
+
+// describe tells of a variable all but the length of its value.
+func describe(v *model.Variable) variable {
+	shape := v.Shape()
+	return variable{
+		Path: v.Path(), DType: shape.DType.String(), Dims: slices.Clone(shape.Dimensions), Trainable: v.Trainable, Initial: !v.HasValue(),
+	}
+}
+
+// capture copies all variables into to, whose memory it uses.
+func (s *State) capture(to *snapshot) error {
+	to.variables, to.values = to.variables[:0], to.values[:0]
+	return s.live(func(v *model.Variable) error {
+		d := describe(v)
+		if d.Initial {
+			to.variables = append(to.variables, d)
+			return nil
+		}
+		value, err := v.Value()
+		if err != nil {
+			return err
+		}
+		err = value.ConstBytes(func(b []byte) {
+			d.Bytes = len(b)
+			to.values = append(to.values, b...)
+		})
+		if err != nil {
+			return err
+		}
+		to.variables = append(to.variables, d)
+		_, err = d.shape() // what cannot be given back is not taken
+		return err
+	})
+}
+
+// Save keeps a copy of all values.
+func (s *State) Save() error {
+	if err := s.capture(&s.spare); err != nil {
+		return err
+	}
+	s.saved, s.spare = s.spare, s.saved
+	s.hasSaved, s.created = true, nil
+	return nil
+}
+
+// Restore gives every variable the value that it had at the last save. A variable that had none yet then, but an
+// initializer, is initialized anew when a graph next uses it. One that a Sync has created since is deleted; any other that
+// did not exist then is an error.
+func (s *State) Restore() error {
+	if !s.hasSaved {
+		return errors.New("gomlx: nothing has been saved yet that could be restored")
+	}
+	// No graph uses them yet: what follows a Sync that succeeds is a save.
+	for _, path := range s.created {
+		if err := s.store.DeleteVariable(path); err != nil {
+			return fmt.Errorf("gomlx: variable %q: %w", path, err)
+		}
+	}
+	s.created = nil
+	if err := s.complete(s.saved); err != nil {
+		return fmt.Errorf("%w: create all variables before training, as NewStep does", err)
+	}
+	return s.assign(s.saved)
+}
+
+// complete says which variable of the store, if any, is missing in from.
+func (s *State) complete(from snapshot) error {
+	there := make(map[string]bool, len(from.variables))
+	for _, v := range from.variables {
+		there[v.Path] = true
+	}
+	return s.live(func(v *model.Variable) error {
+		if !there[v.Path()] {
+			return errors.New("it did not exist in the state to go to")
+		}
+		return nil
+	})
+}
+
+// assign gives the variables of the store the values of from, and creates those that are missing.
+func (s *State) assign(from snapshot) error {
+	rest := from.values
+	for _, d := range from.variables {
+		value := rest[:d.Bytes]
+		rest = rest[d.Bytes:]
+		if err := s.set(d, value); err != nil {
+			return fmt.Errorf("gomlx: variable %v: %w", d, err)
+		}
+	}
+	return nil
+}
+
+func (s *State) set(d variable, value []byte) error {
+	v := s.store.GetVariable(d.Path)
+	if d.Initial {
+		if v == nil || !v.HasValue() {
+			return nil // the graph that uses it creates or initializes it
+		}
+		return v.SetValue(nil)
+	}
+	shape, err := d.shape()
+	if err != nil {
+		return err
+	}
+	t := tensors.FromShape(shape)
+	var room int
+	if err := t.MutableBytes(func(b []byte) { room = copy(b, value) + len(b) - len(value) }); err != nil {
+		return err
+	}
+	if room != len(value) {
+		return fmt.Errorf("the value has %d bytes, room is for %d", len(value), room)
+	}
+	if v == nil {
+		if v, err = s.store.CreateVariable(d.Path, t); err != nil {
+			return err
+		}
+		s.created = append(s.created, d.Path)
+	} else if err := v.SetValue(t); err != nil {
+		return err
+	}
+	v.SetTrainable(d.Trainable)
+	return nil
+}
+
+// shape checks what another rank has sent before memory is taken for it.
+func (v variable) shape() (shapes.Shape, error) {
+	dtype, err := dtypes.DTypeString(v.DType)
+	if err != nil {
+		return shapes.Shape{}, err
+	}
+	if !dtype.IsSupported() || dtype.IsPacked() {
+		return shapes.Shape{}, fmt.Errorf("the type %s is not supported", v.DType)
+	}
+	elements := 1
+	for _, d := range v.Dims {
+		if d < 0 || d > 0 && elements > math.MaxInt/16/d {
+			return shapes.Shape{}, fmt.Errorf("its dimensions are %v", v.Dims)
+		}
+		elements *= d
+	}
+	if n := dtype.SizeForDimensions(v.Dims...); n != v.Bytes {
+		return shapes.Shape{}, fmt.Errorf("its value has %d bytes, not %d", v.Bytes, n)
+	}
+	return shapes.Make(dtype, v.Dims...), nil
+}
+
+// Sync makes the variables of every rank those of root. What a rank lacks is created, so that a worker that comes to the
+// job late may do so with an empty store; a rank that has a variable of another shape, one that root does not have, or its
+// trainable ones in another order (which is the order of their gradients), gets an error and changes nothing.
+func (s *State) Sync(ctx context.Context, g *collective.Group, root int) error {
+	var message []byte
+	if g.Rank() == root {
+		if err := s.capture(&s.spare); err != nil {
+			return err
+		}
+		var err error
+		if message, err = json.Marshal(s.spare.variables); err != nil {
+			return fmt.Errorf("gomlx: %w", err)
+		}
+	}
+	// Neither takes memory before it is filled, whatever length the root announces.
+	message, err := collective.BroadcastBytes(ctx, g, message, root)
+	if err != nil {
+		return err
+	}
+	values, err := collective.BroadcastBytes(ctx, g, s.spare.values, root)
+	if err != nil || g.Rank() == root {
+		return err
+	}
+	var from snapshot
+	if err := json.Unmarshal(message, &from.variables); err != nil {
+		return fmt.Errorf("gomlx: variables of rank %d: %w", root, err)
+	}
+	from.values = values
+	if err := s.fits(from); err != nil {
+		return err
+	}
+	return s.assign(from)
+}
+
+// fits tells whether what root has sent is whole and can be this rank's state.
+func (s *State) fits(from snapshot) error {
+	left := len(from.values)
+	theirs := make(map[string]variable, len(from.variables))
+	var order, mine []string // of trainable variables
+	for _, d := range from.variables {
+		if _, err := d.shape(); !d.Initial && err != nil {
+			return fmt.Errorf("gomlx: the root's variable %v: %w", d, err)
+		}
+		if d.Bytes < 0 || d.Bytes > left || d.Initial && d.Bytes > 0 {
+			return fmt.Errorf("gomlx: the root's variable %v: its value is cut short", d)
+		}
+		left -= d.Bytes
+		theirs[d.Path] = d
+		if d.Trainable {
+			order = append(order, d.Path)
+		}
+	}
+	if left != 0 || len(theirs) != len(from.variables) {
+		return errors.New("gomlx: the root's variables and their values do not belong together")
+	}
+	err := s.live(func(v *model.Variable) error {
+		d, there := theirs[v.Path()]
+		if own := describe(v); !there {
+			return errors.New("the root of the sync does not have it")
+		} else if !own.same(d) {
+			return fmt.Errorf("this rank's is a %s %v, the root's a %s %v", own.DType, own.Dims, d.DType, d.Dims)
+		}
+		if d.Trainable {
+			mine = append(mine, v.Path())
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	// What is missing here comes last, in the root's order.
+	for _, path := range order {
+		if !slices.Contains(mine, path) {
+			mine = append(mine, path)
+		}
+	}
+	if !slices.Equal(mine, order) {
+		return fmt.Errorf("gomlx: trainable variables were created in the order %v here, and %v on the root of the sync", mine, order)
+	}
+	return nil
+}
+
+// Digest is a hash of all names, shapes and values: equal on two ranks if, and for all practical purposes only if, they
+// have the same variables with the same bits.
+func (s *State) Digest() (uint64, error) {
+	if err := s.capture(&s.spare); err != nil {
+		return 0, err
+	}
+	// The order of creation may differ: it is not the same for a rank that had them from a Sync.
+	value := make(map[string][]byte, len(s.spare.variables))
+	rest := s.spare.values
+	for _, d := range s.spare.variables {
+		value[d.Path], rest = rest[:d.Bytes], rest[d.Bytes:]
+	}
+	slices.SortFunc(s.spare.variables, func(a, b variable) int { return strings.Compare(a.Path, b.Path) })
+	h := fnv.New64a()
+	for _, d := range s.spare.variables {
+		fmt.Fprintf(h, "%v %t %d\n", d, d.Initial, d.Bytes)
+		h.Write(value[d.Path])
+	}
+	return h.Sum64(), nil
+}
