@@ -1,0 +1,47 @@
+//go:build training
+
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestFashionMNIST trains on the whole data set, once undisturbed and once while workers die and hosts come and go.
+func TestFashionMNIST(t *testing.T) {
+	const limit = 30 * time.Minute
+	if _, err := os.Stat(debianData); errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("%s is not there: apt-get install dataset-fashion-mnist", debianData)
+	}
+	hosts := list(filepath.Join(t.TempDir(), "hosts"))
+	if err := hosts.set("localhost:2"); err != nil {
+		t.Fatal(err)
+	}
+	hvdrun := []string{"-np", "2", "--min-np", "1", "--host-discovery-script", "cat " + string(hosts)}
+	undisturbed := runJob(t, limit, nil, hvdrun, nil)
+	disturbed := runJob(t, limit, []act{
+		{300, kill(1)},
+		{700, hosts.becomes("localhost:2", "127.0.0.2:2")},
+		{1000, kill(0)},
+		{1400, kill(2)},
+		{1600, hosts.becomes("127.0.0.2:2")},
+		{2100, kill(0)},
+		{2300, hosts.becomes("127.0.0.2:1")},
+		{2600, hosts.becomes("127.0.0.2:1", "localhost:2")},
+		{3000, kill(1)},
+	}, hvdrun, nil)
+	t.Logf("held-out accuracy: %.4f undisturbed, %.4f with 5 deaths and 4 resizes, in %d worlds", undisturbed.accuracy, disturbed.accuracy, disturbed.worlds)
+	for _, o := range []*outcome{undisturbed, disturbed} {
+		if o.accuracy < 0.88 {
+			t.Errorf("held-out accuracy %.4f", o.accuracy)
+		}
+	}
+	if d := math.Abs(undisturbed.accuracy - disturbed.accuracy); d > 0.01 {
+		t.Errorf("accuracies differ by %.4f", d)
+	}
+}

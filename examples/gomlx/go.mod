@@ -1,0 +1,30 @@
+module example.com/fashion
+
+go 1.26.5
+
+require (
+	github.com/gomlx/compute v0.1.2
+	github.com/gomlx/gomlx v0.28.2
+	github.com/hvdrun/hvdrun v0.0.0
+	github.com/hvdrun/hvdrun/frameworks/gomlx v0.0.0
+)
+
+require (
+	github.com/go-logr/logr v1.4.4 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/pkg/errors v0.9.1 // indirect
+	github.com/sirupsen/logrus v1.10.2 // indirect
+	golang.org/x/exp v0.0.0-20260410095643-746e56fc9e2f // indirect
+	golang.org/x/net v0.60.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/text v0.42.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/grpc v1.85.0 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+	k8s.io/klog/v2 v2.140.0 // indirect
+)
+
+replace (
+	github.com/hvdrun/hvdrun => ../..
+	github.com/hvdrun/hvdrun/frameworks/gomlx => ../../frameworks/gomlx
+)

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// programs builds hvdrun and this example, once, and returns the folder with both.
+var programs = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "fashion-")
+	if err != nil {
+		return "", err
+	}
+	for _, build := range []*exec.Cmd{
+		{Dir: "../..", Args: []string{"go", "build", "-o", dir + "/hvdrun", "./cmd/hvdrun"}},
+		{Dir: ".", Args: []string{"go", "build", "-o", dir + "/fashion", "."}},
+	} {
+		if build.Path, err = exec.LookPath("go"); err != nil {
+			return dir, err
+		}
+		if out, err := build.CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("%v: %w\n%s", build.Args, err, out)
+		}
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if dir, _ := programs(); dir != "" {
+		_ = os.RemoveAll(dir) // what is left is temporary
+	}
+	os.Exit(status)
+}
+
+// outcome is what a job has printed.
+type outcome struct {
+	step       int              // last reported
+	generation int              // of the last world
+	size       int              // of the last world
+	pids       map[int]int      // of the last world's ranks
+	worlds     int              // entered
+	digests    map[string][]int // of the variables at the end, with the ranks that have it
+	accuracy   float64
+}
+
+var (
+	worldLine    = regexp.MustCompile(`^\[\d+\]<stdout>:generation (\d+): rank (\d+) of (\d+), pid (\d+)$`)
+	stepLine     = regexp.MustCompile(`^\[\d+\]<stdout>:epoch \d+  step (\d+)  loss .* size \d+$`)
+	digestLine   = regexp.MustCompile(`^\[(\d+)\]<stdout>:digest ([0-9a-f]{16})$`)
+	accuracyLine = regexp.MustCompile(`^\[0\]<stdout>:held-out accuracy (\d\.\d+)$`)
+)
+
+func number(s string) int {
+	n, _ := strconv.Atoi(s) // digits, as the expression says
+	return n
+}
+
+func (o *outcome) see(line string) {
+	if m := worldLine.FindStringSubmatch(line); m != nil {
+		if g := number(m[1]); g > o.generation {
+			o.generation, o.size, o.pids = g, number(m[3]), map[int]int{}
+			o.worlds++
+		}
+		if number(m[1]) == o.generation { // lines of different workers may overtake each other
+			o.pids[number(m[2])] = number(m[4])
+		}
+	} else if m := stepLine.FindStringSubmatch(line); m != nil {
+		o.step = number(m[1])
+	} else if m := digestLine.FindStringSubmatch(line); m != nil {
+		o.digests[m[2]] = append(o.digests[m[2]], number(m[1]))
+	} else if m := accuracyLine.FindStringSubmatch(line); m != nil {
+		o.accuracy, _ = strconv.ParseFloat(m[1], 64)
+	}
+}
+
+// act is done when the job has reported this step.
+type act struct {
+	step int
+	do   func(t *testing.T, o *outcome)
+}
+
+// kill kills the worker of the rank.
+func kill(rank int) func(*testing.T, *outcome) {
+	return func(t *testing.T, o *outcome) {
+		pid := o.pids[rank]
+		if pid == 0 {
+			t.Errorf("rank %d is not there to be killed: %v", rank, o.pids)
+			return
+		}
+		t.Logf("step %d: SIGKILL for rank %d", o.step, rank)
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// list is a file with a list of hosts.
+type list string
+
+// set replaces the list in one step.
+func (l list) set(lines ...string) error {
+	fresh := string(l) + ".new"
+	if err := os.WriteFile(fresh, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(fresh, string(l))
+}
+
+// becomes is an act that replaces the list.
+func (l list) becomes(lines ...string) func(*testing.T, *outcome) {
+	return func(t *testing.T, o *outcome) {
+		t.Logf("step %d: hosts are now %v", o.step, lines)
+		if err := l.set(lines...); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// runJob runs hvdrun with the example to its end, and does the acts meanwhile.
+func runJob(t *testing.T, limit time.Duration, acts []act, hvdrunFlags, flags []string) *outcome {
+	t.Helper()
+	dir, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	args := append([]string{"--blacklist-cooldown-range", "0.1,0.5", "--discovery-interval", "50ms", "--job-dir", filepath.Join(t.TempDir(), "job")}, hvdrunFlags...)
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, "hvdrun"), append(append(args, "--", filepath.Join(dir, "fashion")), flags...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	output, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	cmd.Stdout, cmd.Stderr = write, write
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	write.Close()
+	o := &outcome{digests: map[string][]int{}}
+	var all strings.Builder
+	for lines := bufio.NewScanner(io.TeeReader(output, &all)); lines.Scan(); {
+		if testing.Verbose() {
+			t.Log(lines.Text())
+		}
+		o.see(lines.Text())
+		for len(acts) > 0 && o.step >= acts[0].step && len(o.pids) == o.size {
+			acts[0].do(t, o)
+			acts = acts[1:]
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("hvdrun: %v\n%s", err, &all)
+	}
+	if len(acts) > 0 {
+		t.Errorf("the job was done before %d of the acts", len(acts))
+	}
+	if len(o.digests) != 1 || len(o.digests[o.digest()]) != o.size {
+		t.Errorf("digests of the ranks' variables: %v, want one of all %d\n%s", o.digests, o.size, &all)
+	}
+	return o
+}
+
+// digest is that of any rank.
+func (o *outcome) digest() string {
+	for d := range o.digests {
+		return d
+	}
+	return ""
+}
+
+// TestDeath: a worker dies, and another takes its place before the others go on. It must be as if nothing had happened.
+func TestDeath(t *testing.T) {
+	data := write(t, stripes(320, 1), stripes(100, 2))
+	hvdrun := []string{"-np", "2", "--min-np", "2", "-H", "localhost:2"}
+	flags := []string{"-data", data, "-epochs", "10", "-batch", "8", "-lr", "0.0005", "-commit-every", "3", "-report-every", "10"}
+	undisturbed := runJob(t, 2*time.Minute, nil, hvdrun, flags)
+	if undisturbed.accuracy < 0.9 {
+		t.Errorf("held-out accuracy %.4f", undisturbed.accuracy)
+	}
+	for rank := range 2 {
+		t.Run(fmt.Sprintf("rank %d", rank), func(t *testing.T) {
+			o := runJob(t, 2*time.Minute, []act{{20, kill(rank)}}, hvdrun, append(flags, "-step-time", "3ms"))
+			if o.worlds < 2 {
+				t.Error("nobody has died")
+			}
+			if got, want := o.digest(), undisturbed.digest(); got != want {
+				t.Errorf("variables have the digest %s, %s in the undisturbed run", got, want)
+			}
+		})
+	}
+}
+
+// TestResizes: hosts come and go, and workers die, in a job that goes on with what is left.
+func TestResizes(t *testing.T) {
+	hosts := list(filepath.Join(t.TempDir(), "hosts"))
+	if err := hosts.set("localhost:1"); err != nil {
+		t.Fatal(err)
+	}
+	data := write(t, stripes(320, 1), stripes(100, 2))
+	o := runJob(t, 2*time.Minute, []act{
+		{20, hosts.becomes("localhost:1", "127.0.0.2:2")},
+		{100, kill(0)},
+		{160, hosts.becomes("127.0.0.2:1")},
+	}, []string{"-np", "1", "--min-np", "1", "--host-discovery-script", "cat " + string(hosts)},
+		[]string{"-data", data, "-epochs", "12", "-batch", "8", "-commit-every", "3", "-report-every", "10", "-step-time", "10ms"})
+	if o.accuracy < 0.9 {
+		t.Errorf("held-out accuracy %.4f", o.accuracy)
+	}
+	if o.worlds < 4 {
+		t.Errorf("the job went through %d worlds", o.worlds)
+	}
+}
