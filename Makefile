@@ -15,11 +15,16 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 # The generator of collective/kernel's vector code, a module of its own.
 VECTOR = collective/kernel/internal/gen
 
+# Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
+# the race detector turns on.
+FRAMEWORKS = frameworks/gomlx examples/gomlx
+UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
+
 # The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples test fuzz resumes pure cross generate chaos chaos-drivers bench-recovery bench-crowd clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes pure cross generate chaos chaos-drivers bench-recovery bench-crowd clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +38,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck fresh examples test resumes net pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck fresh examples test frameworks resumes net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -68,14 +73,25 @@ fresh:
 	@$(GO) -C $(VECTOR) vet .
 	@$(GO) -C $(VECTOR) test .
 
-# The Go example is a module of its own, whose go.mod repeats what this one needs.
+# They repeat what this module needs.
 examples:
-	@echo "== modules of examples"
-	@cd examples/discovery-plugin && { $(GO) mod tidy -diff || \
-		{ echo "examples/discovery-plugin/go.mod is out of step: run make tidy-examples"; exit 1; }; }
+	@echo "== modules of examples and frameworks"
+	@for dir in examples/discovery-plugin $(FRAMEWORKS); do \
+		$(GO) -C $$dir mod tidy -diff || { echo "$$dir/go.mod is out of step: run make tidy-examples"; exit 1; }; \
+	done
 
-tidy-examples: ## bring the modules of examples in step with this one
-	@cd examples/discovery-plugin && $(GO) mod tidy
+tidy-examples: ## bring the modules of examples and frameworks in step with this one
+	@for dir in examples/discovery-plugin $(FRAMEWORKS); do $(GO) -C $$dir mod tidy || exit 1; done
+
+frameworks: ## check and test the modules of frameworks; ARGS go to go test
+	@echo "== frameworks"
+	@lint=$$($(GO) tool -n staticcheck) && for dir in $(FRAMEWORKS); do \
+		$(GO) -C $$dir vet -tags training ./... && (cd $$dir && $$lint -tags training ./...) && \
+		CGO_ENABLED=0 GOARCH=arm64 $(GO) -C $$dir vet ./... && $(GO) -C $$dir test -race $(UNCHECKED) $(ARGS) ./... || exit 1; \
+	done
+
+demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
+	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .
 
 test: ## run the tests under the race detector; ARGS go to go test
 	@echo "== go test -race"
