@@ -25,15 +25,15 @@ func TestFashionMNIST(t *testing.T) {
 	hvdrun := []string{"-np", "2", "--min-np", "1", "--host-discovery-script", "cat " + string(hosts)}
 	undisturbed := runJob(t, limit, nil, hvdrun, nil)
 	disturbed := runJob(t, limit, []act{
-		{300, kill(1)},
-		{700, hosts.becomes("localhost:2", "127.0.0.2:2")},
-		{1000, kill(0)},
-		{1400, kill(2)},
-		{1600, hosts.becomes("127.0.0.2:2")},
-		{2100, kill(0)},
-		{2300, hosts.becomes("127.0.0.2:1")},
-		{2600, hosts.becomes("127.0.0.2:1", "localhost:2")},
-		{3000, kill(1)},
+		{200, kill(1)},
+		{500, hosts.becomes("localhost:2", "127.0.0.2:2")},
+		{700, kill(0)},
+		{900, kill(2)},
+		{1000, hosts.becomes("127.0.0.2:2")},
+		{1300, kill(0)},
+		{1500, hosts.becomes("127.0.0.2:1")},
+		{1700, hosts.becomes("127.0.0.2:1", "localhost:2")},
+		{1900, kill(1)},
 	}, hvdrun, nil)
 	t.Logf("held-out accuracy: %.4f undisturbed, %.4f with 5 deaths and 4 resizes, in %d worlds", undisturbed.accuracy, disturbed.accuracy, disturbed.worlds)
 	for _, o := range []*outcome{undisturbed, disturbed} {

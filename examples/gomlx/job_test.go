@@ -23,6 +23,7 @@ var programs = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	for _, build := range []*exec.Cmd{
 		{Dir: "../..", Args: []string{"go", "build", "-o", dir + "/hvdrun", "./cmd/hvdrun"}},
 		{Dir: ".", Args: []string{"go", "build", "-o", dir + "/fashion", "."}},
@@ -37,10 +38,12 @@ var programs = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
+var built string // where programs are, to be removed at last; "": nowhere
+
 func TestMain(m *testing.M) {
 	status := m.Run()
-	if dir, _ := programs(); dir != "" {
-		_ = os.RemoveAll(dir) // what is left is temporary
+	if built != "" {
+		_ = os.RemoveAll(built) // what is left is temporary
 	}
 	os.Exit(status)
 }

@@ -41,7 +41,7 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.data, "data", debianData, "folder with the four files of the data set")
-	flag.IntVar(&o.epochs, "epochs", 5, "passes over the training images")
+	flag.IntVar(&o.epochs, "epochs", 3, "passes over the training images")
 	flag.IntVar(&o.batch, "batch", 32, "images per worker and step")
 	flag.IntVar(&o.commitEvery, "commit-every", 10, "steps from one commit to the next")
 	flag.IntVar(&o.reportEvery, "report-every", 100, "steps from one line of output to the next")
