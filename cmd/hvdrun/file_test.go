@@ -123,3 +123,16 @@ func FuzzConfig(f *testing.F) {
 		checkSame(t, &s, read)
 	})
 }
+
+// A job that goes on has the file that it began with, whatever has become of that.
+func TestFileOfAResumedJob(t *testing.T) {
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addFlags(fs, false)
+	if err := fs.Parse([]string{"--config-file=no-such-file", "--max-np=9"}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := loadAgain(fs, nil, "job: {np: 3, env: {A: b}}\n")
+	if err != nil || s.np != 3 || s.maxNP != 9 || !slices.Equal(s.env, []string{"A=b"}) {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
