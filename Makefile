@@ -100,7 +100,7 @@ test: ## run the tests under the race detector; ARGS go to go test
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \
 		echo "== $$target of $$dir"; \
-		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $(ARGS) $$dir </dev/null || exit 1; \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) $$dir </dev/null || exit 1; \
 	done
 
 resumes: # a short chaos-drivers
