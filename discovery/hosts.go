@@ -124,7 +124,11 @@ func (h *Hosts) Listed() []plan.Host { return slices.Clone(h.listed) }
 // Available returns the slots that may have a worker: listed, of a host that is not draining, and neither excluded nor held at
 // that time; the oldest host first, by index within a host. It is what plan.Assign takes.
 func (h *Hosts) Available(now time.Time) []plan.SlotID {
-	ids := []plan.SlotID{}
+	most := 0
+	for _, host := range h.listed {
+		most += usable(host)
+	}
+	ids := make([]plan.SlotID, 0, most)
 	for _, host := range h.orderAt(now) {
 		if h.isOut(h.hosts[host.Name], now) || h.isHeld(holdKey{host.Name, -1}, now) {
 			continue

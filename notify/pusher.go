@@ -234,20 +234,23 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	defer conn.Close()
 	rpc := wire.NewNotificationClient(conn)
 	var acked uint64
-	pause := p.cfg.Retry
+	pause, failures := p.cfg.Retry, 0
 	for t.ctx.Err() == nil {
 		var again <-chan time.Time // nil: nothing to do before the next update
 		switch w, err := p.attempt(t, rpc, acked); {
 		case t.ctx.Err() != nil:
 			return
 		case err == nil && w.version > acked:
-			acked, pause = w.version, p.cfg.Retry
+			acked, pause, failures = w.version, p.cfg.Retry, 0
 			if p.cfg.Acked != nil {
 				p.cfg.Acked(t.Subject.Incarnation, w.update.Seq)
 			}
 		case err != nil && !t.overtaken(w):
-			p.cfg.Log.Warnf("notify: %v at %s has not acknowledged %v, again in %v: %s",
-				t.Subject, t.Addr, w, pause, status.Convert(err).Message())
+			failures++
+			if loud(failures) {
+				p.cfg.Log.Warnf("notify: %v at %s has not acknowledged %v, again in %v: %s",
+					t.Subject, t.Addr, w, pause, status.Convert(err).Message())
+			}
 			again = time.After(pause)
 			pause = min(2*pause, maxRetry)
 		}
@@ -259,6 +262,10 @@ func (p *Pusher) serve(run context.Context, t *target) {
 		}
 	}
 }
+
+// loud tells whether the so-manieth failure in a row is worth a line of the log: the second, the fourth, the eighth. Where a
+// thousand are told at once, a first attempt may well come too late.
+func loud(failures int) bool { return failures > 1 && failures&(failures-1) == 0 }
 
 // attempt tells the target what it must know, if that is newer than the version that it has acknowledged. It waits for the
 // connection within its time, so that the word travels at the moment the service is there.

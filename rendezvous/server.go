@@ -56,7 +56,7 @@ type published struct {
 	root       uint32
 	seq        uint64
 	ranks      map[string]uint32 // by incarnation
-	peers      []*wire.Peer
+	peers      wire.Peers
 }
 
 // waiter is a Join that waits. Whoever takes it out of Server.waiting answers it, once.
@@ -109,10 +109,14 @@ func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
 	}
+	peers, err := wire.EncodePeers(peersToWire(w, members))
+	if err != nil {
+		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // names and addresses have been checked
+	}
 	p := &published{
 		generation: w.Generation, root: uint32(root), seq: seq,
 		ranks: make(map[string]uint32, len(members)),
-		peers: peersToWire(w, members),
+		peers: peers,
 	}
 	for r, m := range members {
 		p.ranks[m.Incarnation] = uint32(r)
@@ -143,9 +147,9 @@ func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 	if !ok {
 		return nil
 	}
-	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: &wire.World{
-		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Peers: p.peers,
-	}}}
+	world := &wire.World{Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq}
+	world.Share(p.peers)
+	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: world}}
 }
 
 // Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved or ErrFinished; it panics for

@@ -31,6 +31,8 @@ const (
 	pingTimeout = 5 * time.Second
 	// farewell is how long a server that stops lets its last answers travel.
 	farewell = 250 * time.Millisecond
+	// readBuffer is what a connection that says nothing holds on to, in bytes: a driver has two for each worker.
+	readBuffer = 4 << 10
 	// streams bounds what one client can ask at a time; nobody here needs more than three.
 	streams = 16
 )
@@ -73,6 +75,9 @@ func serve(
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(newSharing()),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.SharedWriteBuffer(true),
 	)
 	register(gs)
 	served := make(chan error, 1)
@@ -200,6 +205,8 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 			Time: pingAfter, Timeout: pingTimeout, PermitWithoutStream: true,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
+		grpc.WithReadBufferSize(readBuffer),
+		grpc.WithSharedWriteBuffer(true),
 		grpc.WithIdleTimeout(0), // a connection that is open already is what makes a join fast
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
