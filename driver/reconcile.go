@@ -443,13 +443,24 @@ func (m *machine) lackWorkers(now time.Time, have int) {
 	}
 }
 
-// names lists the slots whose workers are in a phase.
+// mostNames is how many slots a line of the log names.
+const mostNames = 10
+
+// names lists the slots whose workers are in a phase, in a line that can be read.
 func (m *machine) names(p phase) string {
 	var names []string
+	more := 0
 	for _, w := range m.workers {
-		if w.phase == p {
+		switch {
+		case w.phase != p:
+		case len(names) < mostNames:
 			names = append(names, w.slot.String())
+		default:
+			more++
 		}
+	}
+	if more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(names, " ")
 }
