@@ -10,6 +10,7 @@
 //	hvdrun timeline F
 //	hvdrun check [flags]
 //	hvdrun config [flags] [-- command [args…]]
+//	hvdrun jobs | resume | status | stop | drain | exclude | readmit | scale [JOB] …
 //
 // `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
 // the YAML file that --config-file names.

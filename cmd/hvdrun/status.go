@@ -185,7 +185,7 @@ func headline(s control.Status) string {
 	}
 	if s.Generation > 0 {
 		fmt.Fprintf(&b, "; generation %d, workers: %d", s.Generation, s.Size)
-	} else {
+	} else if !ended {
 		fmt.Fprintf(&b, "; no world yet, %d slots are needed", s.NP)
 	}
 	if !ended {
