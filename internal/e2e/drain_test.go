@@ -178,7 +178,7 @@ func TestAskedTwice(t *testing.T) {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		<-again.C
 	}
-	if took := time.Since(began); took < 900*time.Millisecond || took > 5*time.Second {
+	if took := time.Since(began); took < 900*time.Millisecond || took > 30*time.Second {
 		t.Errorf("the second request was obeyed after %v", took)
 	}
 	res := finish(t, r, 0, steps)
@@ -208,11 +208,13 @@ func TestStoppedInAStep(t *testing.T) {
 			}
 			res := finish(t, r, 143, 100000)
 			inOrder(t, res, "stopped")
-			if took := time.Since(began); took > 10*time.Second {
+			if took := time.Since(began); took > 30*time.Second { // of 60
 				t.Errorf("that took %v", took)
 			}
-			if n := strings.Count(res.Output, "<stdout>:signal: terminated"); n != 4 {
-				t.Errorf("the program was told %d times of a signal, want 4", n)
+			for rank := range 4 { // a line may come twice where a driver was killed
+				if !strings.Contains(res.Output, fmt.Sprintf("[%d]<stdout>:signal: terminated", rank)) {
+					t.Errorf("the program of rank %d was not told of its signal", rank)
+				}
 			}
 		})
 	}
@@ -231,7 +233,7 @@ func TestStoppedTwice(t *testing.T) {
 	began := time.Now()
 	ask(t, r.PID)
 	res := finish(t, r, 143, 100000)
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > 30*time.Second { // of 60
 		t.Errorf("that took %v", took)
 	}
 	for _, e := range res.Events {
@@ -372,6 +374,16 @@ func TestClusterAgentAskedToLeave(t *testing.T) {
 			_ = cmd.Process.Kill() // fails where it has ended
 			_ = cmd.Wait()
 		})
+	}
+	discover := []string{"discover", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"}
+	for limit := time.Now().Add(20 * time.Second); ; {
+		out, err := exec.Command(binaries.Hvdrun, discover...).CombinedOutput()
+		if err == nil && strings.Count(string(out), "agent") == 2 {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("there is no cluster: %v: %s", err, out)
+		}
 	}
 	r := start(t, Job{
 		Flags:   flags("-np", "4", "--min-np", "1", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"),
