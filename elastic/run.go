@@ -31,7 +31,7 @@ var (
 //
 // A failure at the very end, when train had returned nil here already, can mean that train is called once more, with the
 // state of the last commit. A worker runs once: not again after a Run that returned nil, and one at a time.
-func Run(ctx context.Context, s *State, train func(context.Context) error) error {
+func Run(ctx context.Context, s *State, train func(context.Context) error) (err error) {
 	if s.err != nil {
 		return s.err
 	}
@@ -41,13 +41,13 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) error
 	defer s.worker.end()
 	s.ctx = ctx
 	defer func() {
-		s.Settle()
+		s.finish(err == nil)
 		s.ctx = context.Background()
 	}()
 
 	heeding := s.worker.heed()
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
-	err := errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
+	err = errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
 	defer func() {
 		if err != nil {
 			r.worker.outside = true

@@ -32,12 +32,15 @@ type State struct {
 	onReset []func() error
 	ctx     context.Context // of the Run under way: Commit has none of its own
 	commits uint64
+	agreed  bool // all ranks have made the last commit
 	holds   bool // has been through a sync, so it can be another's root
 	word    [1]uint64
 
-	saved   image.Store // of the parts that are kept
-	sources []image.Source
-	first   []int          // of each part that is kept: its first piece in an image
+	saved       image.Store // of the parts that are kept
+	sources     []image.Source
+	first       []int        // of each part that is kept: its first piece in an image
+	checkpoints *Checkpoints // nil: none
+
 	copying *image.Pending // begun by CommitAsync and not settled yet; nil otherwise
 }
 
@@ -47,14 +50,21 @@ type State struct {
 // A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
 // the parts of this package.
 func NewState(w *Worker, parts ...Part) *State {
-	s := &State{worker: w, parts: parts, ctx: context.Background(),
-		own: make([]own, len(parts)), kept: make([]kept, len(parts)), first: make([]int, len(parts))}
+	s := &State{worker: w, ctx: context.Background()}
+	for _, p := range parts {
+		if c, ok := p.(*Checkpoints); ok && c != nil {
+			s.checkpoints = c
+		} else {
+			s.parts = append(s.parts, p)
+		}
+	}
+	s.own, s.kept, s.first = make([]own, len(s.parts)), make([]kept, len(s.parts)), make([]int, len(s.parts))
 	if w == nil {
 		s.err = errors.New("elastic: the state's worker is nil")
 		return s
 	}
 	names := make(map[string]bool)
-	for i, p := range parts {
+	for i, p := range s.parts {
 		if p == nil {
 			s.err = fmt.Errorf("elastic: part %d of the state is nil", i)
 			return s
@@ -72,6 +82,9 @@ func NewState(w *Worker, parts ...Part) *State {
 		} else {
 			names[name] = true
 		}
+	}
+	if s.err == nil && s.checkpoints != nil {
+		s.err = s.checkDurable()
 	}
 	s.placeParts(w.Rank(), w.Size())
 	return s
@@ -121,12 +134,16 @@ func (s *State) Settle() {
 		s.copying = nil
 		p.Wait()
 		p.Seal()
+		if s.agreed {
+			s.offer(false)
+		}
 	}
 }
 
 // agree counts a commit and checks for updates. Where the ranks' states are to be compared it does that too.
 func (s *State) agree() error {
 	s.commits++
+	s.agreed = false
 	change, err := s.agreeOnUpdates()
 	if err != nil {
 		return err
@@ -139,6 +156,8 @@ func (s *State) agree() error {
 	}
 	// Only now has every rank come this far: the driver takes it for a step that the whole world has done.
 	s.worker.committed(s.commits)
+	s.agreed = true
+	s.offer(false)
 	return updated(change)
 }
 
@@ -209,7 +228,7 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 		if o == nil {
 			continue
 		}
-		s.first[i] = len(s.sources)
+		s.place(i)
 		if s.sources, err = o.sources(s.sources); err != nil {
 			return nil, err
 		}
@@ -224,12 +243,19 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 		if s.kept[i] == nil {
 			continue
 		}
-		s.first[i] = len(s.sources)
+		s.place(i)
 		if s.sources, err = s.kept[i].sources(s.sources); err != nil {
 			return nil, fmt.Errorf("elastic: image of part %d (%T): %w", i, p, err)
 		}
 	}
 	return s.saved.Begin(number, s.sources), nil
+}
+
+// place notes where part i begins in images. It is always the same, and a checkpoint that is being written reads it.
+func (s *State) place(i int) {
+	if s.first[i] != len(s.sources) {
+		s.first[i] = len(s.sources)
+	}
 }
 
 // Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is not collective.
@@ -271,6 +297,10 @@ func (s *State) Sync(ctx context.Context) error {
 	p := s.worker.place.Load()
 	g, root := p.group, p.world.SyncRoot
 	s.placeParts(g.Rank(), g.Size())
+	root, err := s.resume(ctx, g, root)
+	if err != nil {
+		return err
+	}
 	commits, err := s.syncOpening(ctx, g, root)
 	if err != nil {
 		return err
@@ -286,7 +316,7 @@ func (s *State) Sync(ctx context.Context) error {
 	if err := s.save(commits); err != nil {
 		return err
 	}
-	s.commits, s.holds = commits, true
+	s.commits, s.holds, s.agreed = commits, true, true
 	if s.worker.verification.every >= 0 {
 		return s.verify(ctx, root)
 	}

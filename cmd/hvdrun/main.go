@@ -8,6 +8,7 @@
 //	hvdrun agent [flags]
 //	hvdrun bench [flags]
 //	hvdrun timeline F
+//	hvdrun inspect FILE
 //	hvdrun check [flags]
 //	hvdrun config [flags] [-- command [args…]]
 //	hvdrun jobs | resume | status | stop | drain | exclude | readmit | scale [JOB] …

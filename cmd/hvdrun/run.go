@@ -228,7 +228,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		}
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
-		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand())
+		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand(), p.inspectCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root
 }

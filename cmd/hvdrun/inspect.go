@@ -1,0 +1,97 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+)
+
+func (p *program) inspectCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect FILE | DIR…",
+		Short: "Print what checkpoints hold, and whether they are whole",
+		Long: `inspect prints what is in a checkpoint of elastic.Checkpoint, or in each of a folder: the number of the commit, when it was
+written and by how large a world, and the parts of the state. All of it is read and compared with its checksums; the exit status
+is 1 where something is damaged. Tensors are read by anything that reads safetensors.`,
+		Example:               "  hvdrun inspect checkpoints/commit-00000000000000001200.safetensors",
+		Args:                  cobra.MinimumNArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			var bad []error
+			for _, path := range args {
+				files, err := checkpointsAt(path)
+				if err != nil {
+					return runError{err}
+				}
+				for _, file := range files {
+					if err := p.inspect(file); err != nil {
+						bad = append(bad, err)
+					}
+				}
+			}
+			if len(bad) > 0 {
+				return runError{errors.Join(bad...)}
+			}
+			return nil
+		},
+	}
+}
+
+// checkpointsAt returns the file, or those of a folder, newest first.
+func checkpointsAt(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		return []string{path}, err
+	}
+	commits, err := checkpoint.List(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(commits) == 0 {
+		return nil, fmt.Errorf("there is no checkpoint in %s", path)
+	}
+	var files []string
+	for _, n := range commits {
+		files = append(files, checkpoint.Path(path, n))
+	}
+	return files, nil
+}
+
+// inspect prints a checkpoint and returns what is wrong with it.
+func (p *program) inspect(path string) error {
+	f, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	about := f.About
+	fmt.Fprintf(p.stdout, "%s: commit %d of %s, by a world of %d; %d bytes, format %d\n", path, about.Commits,
+		about.Time.Format(time.RFC3339), about.Size, f.Size, about.Version)
+	var errs []error
+	table := tabwriter.NewWriter(p.stdout, 2, 0, 2, ' ', 0)
+	for _, part := range about.Parts {
+		state := "whole"
+		if err := f.Check(part); err != nil {
+			state = "DAMAGED"
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+		text := strings.Map(printable, part.Text)
+		fmt.Fprintf(table, "  %s\t%s\t%d bytes\t%s\t%s\n", strings.Map(printable, part.Name), strings.Map(printable, part.Kind), f.Len(part), state, text)
+	}
+	return errors.Join(append(errs, table.Flush())...)
+}
+
+// printable keeps what a file says from steering the terminal.
+func printable(r rune) rune {
+	if r < ' ' || r == 0x7f {
+		return '.'
+	}
+	return r
+}

@@ -1,0 +1,394 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+	"github.com/hvdrun/hvdrun/elastic/image"
+)
+
+// Checkpoints has a State write commits to disk, from which another job goes on. It is given to NewState among the parts;
+// [Checkpoint] makes one.
+//
+// Rank 0 writes, in the background: training does not wait, and a disk that is full or slow costs a line in the log and memory for
+// what changes meanwhile. It writes only commits that all ranks have made, and when Run has brought training to its end, the
+// last one. The format is that of package elastic/checkpoint, and safetensors to other tools.
+//
+// Where a job starts from nothing, the first sync looks for checkpoints on all ranks: the newest one that is whole is read by
+// the rank that has it, and what is in it is the state, the number of its commit included. Damaged ones are set aside, and the log
+// says what was found. One that does not fit the program's state ends Run: nothing is overwritten by a job that begins anew.
+type Checkpoints struct {
+	// Dir is the folder, on this rank's host or on a file system that all share. It is made where it is missing.
+	Dir string
+	// Keep is how many are kept, the newest. 0: 3.
+	Keep int
+	// Interval is the least time between two. 0: 30 seconds; negative: the next is begun when one has been written.
+	Interval time.Duration
+
+	writing sync.WaitGroup
+	mu      sync.Mutex
+	busy    bool
+	began   time.Time
+	failed  int    // in a row
+	written uint64 // commits of the newest on the disk; 0: none
+}
+
+// Checkpoint returns Checkpoints in a folder, the last three and two a minute. Its fields may be changed until NewState has it.
+func Checkpoint(dir string) *Checkpoints { return &Checkpoints{Dir: dir} }
+
+// What follows makes it a Part that holds nothing.
+
+// Save does nothing.
+func (c *Checkpoints) Save() error { return nil }
+
+// Restore does nothing.
+func (c *Checkpoints) Restore() error { return nil }
+
+// Sync does nothing.
+func (c *Checkpoints) Sync(context.Context, *collective.Group, int) error { return nil }
+
+func (c *Checkpoints) keep() int {
+	if c.Keep <= 0 {
+		return 3
+	}
+	return c.Keep
+}
+
+// pause is the least time between the beginnings of two.
+func (c *Checkpoints) pause() time.Duration {
+	pause := c.Interval
+	if pause == 0 {
+		pause = 30 * time.Second
+	}
+	if c.failed > 0 {
+		pause = max(pause, min(time.Second<<min(c.failed, 6), time.Minute))
+	}
+	return pause
+}
+
+// due tells whether another is to be begun, and if so begins it: end must follow.
+func (c *Checkpoints) due(commits uint64, last bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy || commits == c.written || !last && time.Since(c.began) < c.pause() {
+		return false
+	}
+	c.busy, c.began = true, time.Now()
+	return true
+}
+
+func (c *Checkpoints) end(commits uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy = false
+	if err != nil {
+		c.failed++
+		return
+	}
+	c.failed, c.written = 0, commits
+}
+
+// durable is a part that says how it is found in a checkpoint.
+type durable interface {
+	kept
+	// kind must be the same in the program that reads it.
+	kind() string
+	// tensors are its pieces, for a part of the name.
+	tensors(name string) []checkpoint.Tensor
+	// text shows people what the pieces hold.
+	text([]image.Piece) string
+}
+
+// maxText bounds a part's text, in bytes.
+const maxText = 200
+
+func short(text string) string {
+	if len(text) > maxText {
+		return text[:maxText] + "…"
+	}
+	return text
+}
+
+func (t *tensor[T]) kind() string { return t.layout() }
+func (t *tensor[T]) tensors(name string) []checkpoint.Tensor {
+	return []checkpoint.Tensor{{Name: name, Type: dtype[T]()}}
+}
+func (t *tensor[T]) text([]image.Piece) string { return "" }
+
+func (v *value[T]) kind() string { return v.layout() }
+func (v *value[T]) tensors(name string) []checkpoint.Tensor {
+	if v.plain {
+		return []checkpoint.Tensor{{Name: name, Type: dtypeOf(reflect.TypeFor[T]()), Scalar: true}}
+	}
+	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
+}
+
+func (v *value[T]) text(pieces []image.Piece) string {
+	if v.plain {
+		fresh := value[T]{live: new(T), plain: true}
+		if fresh.decode(pieces[0].Bytes()) != nil {
+			return ""
+		}
+		return short(fmt.Sprint(*fresh.live))
+	}
+	fresh, err := v.decoded(pieces[0].Bytes())
+	if err != nil {
+		return ""
+	}
+	return short(fmt.Sprint(*fresh))
+}
+
+func (s *Sampler) kind() string {
+	return fmt.Sprintf("sampler of %d indices, shuffle %t, seed %d", s.n, s.opts.Shuffle, s.opts.Seed)
+}
+
+func (s *Sampler) tensors(name string) []checkpoint.Tensor {
+	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
+}
+
+func (s *Sampler) text(pieces []image.Piece) string {
+	fresh := NewSampler(s.n, s.opts)
+	if fresh.decode(pieces[0].Bytes()) != nil {
+		return ""
+	}
+	return fmt.Sprintf("epoch %d, position %d", fresh.live.epoch, fresh.live.pos)
+}
+
+func (f foreign) kind() string { return fmt.Sprintf("%T", f.Imaged) }
+func (f foreign) tensors(name string) []checkpoint.Tensor {
+	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
+}
+func (f foreign) text([]image.Piece) string { return "" }
+
+func dtype[T collective.Element]() string {
+	switch any(*new(T)).(type) {
+	case collective.Float16:
+		return "F16"
+	case collective.BFloat16:
+		return "BF16"
+	}
+	return dtypeOf(reflect.TypeFor[T]())
+}
+
+func dtypeOf(t reflect.Type) string {
+	letter := "I"
+	switch k := t.Kind(); {
+	case k == reflect.Bool:
+		return "BOOL"
+	case k == reflect.Float32 || k == reflect.Float64:
+		letter = "F"
+	case k >= reflect.Uint && k <= reflect.Uint64:
+		letter = "U"
+	}
+	return fmt.Sprint(letter, t.Bits())
+}
+
+// fileName names part i in a checkpoint.
+func (s *State) fileName(i int) string {
+	if o := s.own[i]; o != nil && o.name() != "" {
+		return o.name()
+	}
+	return fmt.Sprintf("part.%d", i)
+}
+
+// checkDurable tells whether all parts can be in a checkpoint.
+func (s *State) checkDurable() error {
+	for i := range s.parts {
+		if s.kept[i] == nil {
+			return fmt.Errorf("elastic: %s cannot be in a checkpoint: it is not elastic.Imaged", s.partName(i))
+		}
+	}
+	return nil
+}
+
+// offer has the last commit written, where that is due. It returns at once.
+func (s *State) offer(last bool) {
+	c := s.checkpoints
+	if c == nil || s.worker.Rank() != 0 || s.copying != nil || !s.agreed || !c.due(s.commits, last) {
+		return
+	}
+	held, size := s.saved.Hold(), s.worker.Size()
+	c.writing.Go(func() {
+		defer held.Release()
+		err := s.write(c, held, size)
+		if err != nil {
+			s.worker.log.Warnf("no checkpoint of commit %d: %v", held.Number(), err)
+		}
+		c.end(held.Number(), err)
+	})
+}
+
+// write writes an image. It uses nothing of the state that changes.
+func (s *State) write(c *Checkpoints, m *image.Image, size int) error {
+	about := checkpoint.About{Commits: m.Number(), Time: time.Now().UTC().Round(time.Millisecond), Size: size}
+	tensors := make([][]checkpoint.Tensor, len(s.parts))
+	pieces := make([]image.Piece, 0, len(m.Pieces()))
+	for i, k := range s.kept {
+		d, name := k.(durable), s.fileName(i)
+		own := m.Pieces()[s.first[i]:]
+		tensors[i] = d.tensors(name)
+		pieces = append(pieces, own[:len(tensors[i])]...)
+		about.Parts = append(about.Parts, checkpoint.Part{Name: name, Kind: d.kind(), Text: d.text(own)})
+	}
+	if err := checkpoint.Write(c.Dir, about, tensors, pieces); err != nil {
+		return err
+	}
+	if err := checkpoint.Prune(c.Dir, c.keep()); err != nil {
+		s.worker.log.Warnf("old checkpoints stay: %v", err)
+	}
+	return nil
+}
+
+// finish waits for the checkpoint that is being written, and where training is done has the last commit written.
+func (s *State) finish(done bool) {
+	s.Settle()
+	if s.checkpoints == nil {
+		return
+	}
+	s.checkpoints.writing.Wait()
+	if done {
+		s.offer(true)
+		s.checkpoints.writing.Wait()
+	}
+}
+
+// resume returns the root of a sync. Where the world's has no state yet it is the rank with the newest whole checkpoint, which
+// it has read; the world's own where there is none.
+func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int, error) {
+	c := s.checkpoints
+	if c == nil {
+		return root, nil
+	}
+	begun := []uint8{0}
+	if s.holds {
+		begun[0] = 1
+	}
+	if err := collective.Broadcast(ctx, g, begun, root); err != nil || begun[0] != 0 {
+		return root, err
+	}
+	mine, err := checkpoint.List(c.Dir)
+	if err != nil {
+		return root, fmt.Errorf("elastic: checkpoints: %w", err)
+	}
+	for {
+		// The newest of all, and of ranks that have it the lowest.
+		word := []uint64{0}
+		if len(mine) > 0 {
+			word[0] = mine[0] + 1
+		}
+		if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil {
+			return root, err
+		}
+		newest := word[0]
+		if newest == 0 {
+			if g.Rank() == root {
+				s.worker.log.Infof("there is no checkpoint in %s: training starts from nothing", c.Dir)
+			}
+			return root, nil
+		}
+		word[0] = 0
+		if len(mine) > 0 && mine[0]+1 == newest {
+			word[0] = math.MaxUint32 - uint64(g.Rank())
+		}
+		if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil {
+			return root, err
+		}
+		elected := int(math.MaxUint32 - word[0])
+		outcome := []uint8{whole}
+		if elected == g.Rank() {
+			if err = s.load(mine[0]); errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, fs.ErrNotExist) {
+				outcome[0] = torn
+				mine = mine[1:]
+			} else if err != nil {
+				outcome[0] = misfit
+			}
+		}
+		if cerr := collective.Broadcast(ctx, g, outcome, elected); cerr != nil {
+			return root, cerr
+		}
+		switch outcome[0] {
+		case whole:
+			return elected, nil
+		case misfit:
+			if elected != g.Rank() {
+				err = fmt.Errorf("elastic: rank %d cannot go on from its checkpoint of commit %d", elected, newest-1)
+			}
+			return root, err
+		}
+	}
+}
+
+// What came of a checkpoint.
+const (
+	whole = iota
+	torn
+	misfit
+)
+
+// load makes the state that of a checkpoint, or leaves it as it was.
+func (s *State) load(commits uint64) error {
+	if s.saved.Last() == nil { // a save says which pieces there are
+		if err := s.Save(); err != nil {
+			return err
+		}
+	}
+	path := checkpoint.Path(s.checkpoints.Dir, commits)
+	sources, err := s.read(path)
+	if errors.Is(err, checkpoint.ErrDamaged) {
+		s.worker.log.Warnf("%v; it is set aside", err)
+		if err := checkpoint.SetAside(path); err != nil {
+			s.worker.log.Warn(err)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	p := s.saved.Begin(commits, sources)
+	p.Copy()
+	p.Seal()
+	pieces := s.saved.Last().Pieces()
+	for i, k := range s.kept {
+		if err := k.restore(pieces[s.first[i]:]); err != nil {
+			return fmt.Errorf("elastic: %s: %s: %w", path, s.partName(i), err)
+		}
+	}
+	s.commits = commits
+	s.checkpoints.end(commits, nil)
+	s.worker.log.Infof("training goes on from commit %d, of %s", commits, path)
+	return nil
+}
+
+// read returns what is in a checkpoint of this state, all of it checked.
+func (s *State) read(path string) ([]image.Source, error) {
+	f, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	sources := make([]image.Source, len(s.sources))
+	if len(f.About.Parts) != len(s.parts) {
+		return nil, fmt.Errorf("elastic: %s has %d parts, the state %d", path, len(f.About.Parts), len(s.parts))
+	}
+	for i, k := range s.kept {
+		p, d := f.About.Parts[i], k.(durable)
+		if p.Name != s.fileName(i) || p.Kind != d.kind() || len(p.Tensors) != len(d.tensors(p.Name)) {
+			return nil, fmt.Errorf("elastic: %s has %q, a %s, where the state has %q, a %s", path, p.Name, p.Kind, s.fileName(i), d.kind())
+		}
+		tensors, err := f.Read(p)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		for j, b := range tensors {
+			sources[s.first[i]+j] = image.Source{Bytes: b, Given: true}
+		}
+	}
+	return sources, nil
+}

@@ -1,0 +1,326 @@
+// Package checkpoint keeps commits in files that outlive the job.
+//
+// A checkpoint is a safetensors file, so that other tools read its tensors as they are: eight bytes with the length of the
+// header, little-endian; the header, JSON padded with spaces to a multiple of eight; the tensors' bytes, one after the other.
+// On top of that, version 1 of this package's format says:
+//
+//   - The header's "__metadata__" has one key "hvdrun": a JSON text with "version" (1), "commits" (the number of the commit),
+//     "time", "size" (ranks of the world) and "parts": of each part of the state its "name", its "kind" (what it must
+//     be in the program that reads it), a "text" for people where there is one, its "tensors" by name, and "sums": for each of these
+//     the CRC-32C of each chunk of 1 MiB, the last of which may be shorter.
+//   - What is no tensor to the program is one of type U8 (numbers: their own type, without a dimension): values in the encoding of
+//     encoding/gob, samplers as three varints, others as they see fit.
+//   - The last tensor, "hvdrun.seal", is twelve bytes: "hvdrseal" and the CRC-32C of everything before the tensors.
+//
+// A file that is cut anywhere, or of which any bit is another, is told from a whole one. Files take their name when all of them is
+// on the disk.
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/elastic/image"
+)
+
+// Version is that of the format.
+const Version = 1
+
+const (
+	metadataKey = "__metadata__"
+	ownKey      = "hvdrun"
+	sealName    = "hvdrun.seal"
+	sealMagic   = "hvdrseal"
+	sealSize    = len(sealMagic) + 4
+	// maxHeader bounds what is read before anything has been checked: enough for 10 TB.
+	maxHeader = 256 << 20
+)
+
+// ErrDamaged is what errors about a file are that is not whole, or no checkpoint.
+var ErrDamaged = errors.New("the checkpoint is damaged")
+
+func damaged(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrDamaged, fmt.Sprintf(format, args...))
+}
+
+// About is what a checkpoint says of itself.
+type About struct {
+	Version int       `json:"version"`
+	Commits uint64    `json:"commits"`
+	Time    time.Time `json:"time"`
+	Size    int       `json:"size"`
+	Parts   []Part    `json:"parts"`
+}
+
+// Part is one part of the state.
+type Part struct {
+	Name string `json:"name"`
+	// Kind is the same in the program that reads it as in the one that wrote it.
+	Kind string `json:"kind"`
+	// Text shows people what it holds; it may be empty.
+	Text    string   `json:"text,omitempty"`
+	Tensors []string `json:"tensors"`
+	// Sums are the checksums of each tensor's chunks.
+	Sums [][]uint32 `json:"sums"`
+}
+
+// Tensor is how one piece of an image is found in the file.
+type Tensor struct {
+	// Name is unique in the file.
+	Name string
+	// Type is one of safetensors': F64, F32, F16, BF16, I64, …, U8, BOOL.
+	Type string
+	// Scalar says that it has no dimension. Otherwise it has one.
+	Scalar bool
+}
+
+// entry is a tensor of the header.
+type entry struct {
+	DType   string    `json:"dtype"`
+	Shape   []int64   `json:"shape"`
+	Offsets [2]uint64 `json:"data_offsets"`
+}
+
+// sizes are the bytes of an element of each type.
+var sizes = map[string]int{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+	"I8": 1, "U8": 1, "BOOL": 1}
+
+// Encode writes a checkpoint to w. The tensors are those of all parts, in their order, and pieces their bytes; Tensors and Sums of the
+// parts are filled in.
+func Encode(w io.Writer, about About, tensors [][]Tensor, pieces []image.Piece) error {
+	about.Version = Version
+	about.Parts = slices.Clone(about.Parts)
+	header := map[string]any{}
+	type placed struct {
+		Tensor
+		piece *image.Piece
+	}
+	var all []placed
+	for i := range about.Parts {
+		p := &about.Parts[i]
+		p.Tensors, p.Sums = nil, nil
+		for _, t := range tensors[i] {
+			piece := &pieces[len(all)]
+			p.Tensors, p.Sums = append(p.Tensors, t.Name), append(p.Sums, piece.Sums())
+			all = append(all, placed{t, piece})
+		}
+	}
+	// Elements lie where their size divides the offset, which some readers ask for.
+	slices.SortStableFunc(all, func(a, b placed) int { return cmp.Compare(sizes[b.Type], sizes[a.Type]) })
+	offset := uint64(0)
+	for _, t := range all {
+		if _, twice := header[t.Name]; twice || t.Name == metadataKey || t.Name == sealName {
+			return fmt.Errorf("checkpoint: two tensors are named %q", t.Name)
+		}
+		e := entry{DType: t.Type, Shape: []int64{}, Offsets: [2]uint64{offset, offset + uint64(t.piece.Len())}}
+		if !t.Scalar {
+			e.Shape = append(e.Shape, int64(t.piece.Len()/sizes[t.Type]))
+		}
+		header[t.Name] = e
+		offset = e.Offsets[1]
+	}
+	header[sealName] = entry{"U8", []int64{int64(sealSize)}, [2]uint64{offset, offset + uint64(sealSize)}}
+	own, err := json.Marshal(about)
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	header[metadataKey] = map[string]string{ownKey: string(own)}
+	text, err := json.Marshal(header)
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	for len(text)%8 != 0 {
+		text = append(text, ' ')
+	}
+	head := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
+	if _, err := w.Write(head); err != nil {
+		return err
+	}
+	for _, t := range all {
+		for c := range t.piece.Chunks() {
+			if _, err := w.Write(t.piece.Chunk(c)); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = w.Write(seal(head))
+	return err
+}
+
+func seal(head []byte) []byte {
+	return binary.LittleEndian.AppendUint32([]byte(sealMagic), image.Sum(head))
+}
+
+// File is a checkpoint that is read.
+type File struct {
+	About About
+	// Size is the file's, in bytes.
+	Size int64
+
+	file    *os.File
+	data    int64 // where the tensors begin
+	entries map[string]entry
+}
+
+// Open opens a checkpoint and checks all of it but the tensors' bytes. Errors are those of reading and ErrDamaged; of a version that
+// is not known, or a safetensors file of somebody else's, they say so. The caller closes the file.
+func Open(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	c := &File{file: f}
+	if err := c.readHead(); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("checkpoint: %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Close closes the file.
+func (f *File) Close() error { return f.file.Close() }
+
+func (f *File) readHead() error {
+	info, err := f.file.Stat()
+	if err != nil {
+		return err
+	}
+	f.Size = info.Size()
+	var length [8]byte
+	if f.Size < int64(len(length)+sealSize) {
+		return damaged("it has %d bytes", f.Size)
+	}
+	if _, err := f.file.ReadAt(length[:], 0); err != nil {
+		return err
+	}
+	n := binary.LittleEndian.Uint64(length[:])
+	if n > maxHeader || n > uint64(f.Size)-uint64(len(length)+sealSize) {
+		return damaged("its header is of %d bytes, the file of %d", n, f.Size)
+	}
+	head := make([]byte, len(length)+int(n))
+	if _, err := f.file.ReadAt(head, 0); err != nil {
+		return err
+	}
+	f.data = int64(len(head))
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(head[len(length):], &fields); err != nil {
+		return damaged("its header is no JSON: %v", err)
+	}
+	end := make([]byte, sealSize)
+	if _, err := f.file.ReadAt(end, f.Size-int64(sealSize)); err != nil {
+		return err
+	}
+	if !bytes.Equal(end, seal(head)) {
+		if _, ours := fields[sealName]; !ours {
+			return damaged("it is a safetensors file of another program")
+		}
+		return damaged("its end is no seal of its header")
+	}
+	// From here on the header is as it was written.
+	return f.parse(fields)
+}
+
+// parse makes sense of the header.
+func (f *File) parse(fields map[string]json.RawMessage) error {
+	var metadata map[string]string
+	if err := json.Unmarshal(fields[metadataKey], &metadata); err != nil {
+		return damaged("its metadata: %v", err)
+	}
+	delete(fields, metadataKey)
+	if err := json.Unmarshal([]byte(metadata[ownKey]), &f.About); err != nil {
+		return damaged("its metadata: %v", err)
+	}
+	if f.About.Version != Version {
+		return fmt.Errorf("its format has version %d, this program knows version %d", f.About.Version, Version)
+	}
+	f.entries = make(map[string]entry, len(fields))
+	last := uint64(0)
+	for name, text := range fields {
+		var e entry
+		if err := json.Unmarshal(text, &e); err != nil {
+			return damaged("tensor %q: %v", name, err)
+		}
+		size := uint64(f.Size - f.data)
+		if e.Offsets[0] > e.Offsets[1] || e.Offsets[1] > size || e.Offsets[1]-e.Offsets[0] > math.MaxInt {
+			return damaged("tensor %q is at %v of %d", name, e.Offsets, size)
+		}
+		f.entries[name] = e
+		last = max(last, e.Offsets[1])
+	}
+	if f.data+int64(last) != f.Size {
+		return damaged("its tensors end at %d, the file at %d", f.data+int64(last), f.Size)
+	}
+	for _, p := range f.About.Parts {
+		if len(p.Sums) != len(p.Tensors) {
+			return damaged("part %q has %d tensors and checksums of %d", p.Name, len(p.Tensors), len(p.Sums))
+		}
+		for i, name := range p.Tensors {
+			e, ok := f.entries[name]
+			if n := int(e.Offsets[1] - e.Offsets[0]); !ok || len(p.Sums[i]) != image.Chunks(n) {
+				return damaged("part %q has no tensor %q of its length", p.Name, name)
+			}
+		}
+	}
+	return nil
+}
+
+// Len returns the bytes of a part.
+func (f *File) Len(p Part) (n int64) {
+	for _, name := range p.Tensors {
+		e := f.entries[name]
+		n += int64(e.Offsets[1] - e.Offsets[0])
+	}
+	return n
+}
+
+// each reads tensor i of p chunk by chunk, and calls visit with those that are as they were written.
+func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
+	e := f.entries[p.Tensors[i]]
+	n := int64(e.Offsets[1] - e.Offsets[0])
+	r := bufio.NewReaderSize(io.NewSectionReader(f.file, f.data+int64(e.Offsets[0]), n), image.ChunkSize)
+	buf := make([]byte, min(n, image.ChunkSize))
+	for c, sum := range p.Sums[i] {
+		chunk := buf[:min(n-int64(c)*image.ChunkSize, image.ChunkSize)]
+		if _, err := io.ReadFull(r, chunk); err != nil {
+			return fmt.Errorf("checkpoint: tensor %q: %w", p.Tensors[i], err)
+		}
+		if image.Sum(chunk) != sum {
+			return fmt.Errorf("checkpoint: %w", damaged("tensor %q, chunk %d", p.Tensors[i], c))
+		}
+		visit(chunk)
+	}
+	return nil
+}
+
+// Check reads a part and returns an error that is ErrDamaged where it is not as it was written.
+func (f *File) Check(p Part) error {
+	for i := range p.Tensors {
+		if err := f.each(p, i, func([]byte) {}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read returns the bytes of a part's tensors, checked.
+func (f *File) Read(p Part) ([][]byte, error) {
+	all := make([][]byte, len(p.Tensors))
+	for i, name := range p.Tensors {
+		e := f.entries[name]
+		all[i] = make([]byte, 0, e.Offsets[1]-e.Offsets[0])
+		if err := f.each(p, i, func(chunk []byte) { all[i] = append(all[i], chunk...) }); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}

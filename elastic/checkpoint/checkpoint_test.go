@@ -1,0 +1,315 @@
+package checkpoint
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/elastic/image"
+)
+
+var sample = About{Commits: 7, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Size: 4,
+	Parts: []Part{{Name: "epoch", Kind: "value int64"}, {Name: "layers", Kind: "two"}, {Name: "tags", Kind: "value map", Text: "map[]"}}}
+
+var sampleTensors = [][]Tensor{{{"epoch", "I64", true}}, {{"layers.0", "F32", false}, {"layers.1", "F16", false}}, {{"tags", "U8", false}}}
+
+func sampleBytes() [][]byte {
+	large := make([]byte, image.ChunkSize+8)
+	large[image.ChunkSize] = 1
+	return [][]byte{{3, 0, 0, 0, 0, 0, 0, 0}, binary.LittleEndian.AppendUint32(large, math.Float32bits(1.5)), {1, 2}, {9, 8, 7}}
+}
+
+// pieces returns the sample's.
+func pieces() []image.Piece {
+	var s image.Store
+	var sources []image.Source
+	for _, b := range sampleBytes() {
+		sources = append(sources, image.Source{Bytes: b, Given: true})
+	}
+	p := s.Begin(7, sources)
+	p.Copy()
+	p.Seal()
+	return s.Last().Pieces()
+}
+
+// small is the sample without the large tensor, so that every byte of it can be tried.
+func small(t *testing.T) []byte {
+	t.Helper()
+	about, tensors := sample, slices.Clone(sampleTensors)
+	about.Parts = about.Parts[:1]
+	var b bytes.Buffer
+	if err := Encode(&b, about, tensors[:1], pieces()[:1]); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// read opens a checkpoint and reads all of it.
+func read(path string) (*File, [][]byte, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	var all [][]byte
+	for _, p := range f.About.Parts {
+		b, err := f.Read(p)
+		if err := errors.Join(err, f.Check(p)); err != nil {
+			return nil, nil, err
+		}
+		all = append(all, b...)
+	}
+	return f, all, nil
+}
+
+func TestWriteAndRead(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	f, got, err := read(Path(dir, 7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range sampleBytes() {
+		if !bytes.Equal(got[i], want) {
+			t.Errorf("tensor %d is another", i)
+		}
+	}
+	a := f.About
+	if a.Version != 1 || a.Commits != 7 || !a.Time.Equal(sample.Time) || a.Size != 4 || len(a.Parts) != 3 || a.Parts[2].Text != "map[]" ||
+		!slices.Equal(a.Parts[1].Tensors, []string{"layers.0", "layers.1"}) || f.Len(a.Parts[1]) != image.ChunkSize+12+2 {
+		t.Errorf("%+v", a)
+	}
+	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{7}) {
+		t.Error(all, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// What others read: the file by the words of the safetensors format alone.
+func TestFormat(t *testing.T) {
+	var b bytes.Buffer
+	if err := Encode(&b, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	file := b.Bytes()
+	n := binary.LittleEndian.Uint64(file)
+	var header map[string]json.RawMessage
+	if err := json.Unmarshal(file[8:8+n], &header); err != nil || n%8 != 0 || file[8] != '{' {
+		t.Fatal(n, err)
+	}
+	var metadata map[string]string
+	if err := json.Unmarshal(header["__metadata__"], &metadata); err != nil || !strings.HasPrefix(metadata["hvdrun"], `{"version":1,"commits":7,`) {
+		t.Error(metadata, err)
+	}
+	delete(header, "__metadata__")
+	data, covered := file[8+n:], make([]bool, len(file)-8-int(n))
+	want := map[string]struct {
+		dtype string
+		shape []int
+		bytes []byte
+	}{
+		"epoch": {"I64", []int{}, sampleBytes()[0]}, "layers.0": {"F32", []int{image.ChunkSize/4 + 3}, sampleBytes()[1]},
+		"layers.1": {"F16", []int{1}, sampleBytes()[2]}, "tags": {"U8", []int{3}, sampleBytes()[3]},
+	}
+	for name, text := range header {
+		var e struct {
+			DType   string `json:"dtype"`
+			Shape   []int  `json:"shape"`
+			Offsets []int  `json:"data_offsets"`
+		}
+		if err := json.Unmarshal(text, &e); err != nil {
+			t.Fatal(err)
+		}
+		elements := 1
+		for _, d := range e.Shape {
+			elements *= d
+		}
+		if e.Offsets[1]-e.Offsets[0] != elements*sizes[e.DType] || e.Offsets[0]%sizes[e.DType] != 0 {
+			t.Errorf("%s: %+v", name, e)
+		}
+		for i := e.Offsets[0]; i < e.Offsets[1]; i++ {
+			if covered[i] {
+				t.Fatalf("%s overlaps another", name)
+			}
+			covered[i] = true
+		}
+		w, ok := want[name]
+		if ok && (e.DType != w.dtype || !slices.Equal(e.Shape, w.shape) || e.Shape == nil || !bytes.Equal(data[e.Offsets[0]:e.Offsets[1]], w.bytes)) {
+			t.Errorf("%s: %+v", name, e)
+		}
+		if delete(want, name); !ok && name != "hvdrun.seal" {
+			t.Errorf("%s is nobody's", name)
+		}
+	}
+	if len(want) > 0 || slices.Contains(covered, false) {
+		t.Errorf("missing: %v, or a hole", want)
+	}
+}
+
+// A file that is cut anywhere, has any bit flipped or any byte more is damaged.
+func TestDamage(t *testing.T) {
+	path, file := filepath.Join(t.TempDir(), "f"), small(t)
+	try := func(b []byte, why string, at int) {
+		t.Helper()
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := read(path); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s %d: %v", why, at, err)
+		}
+	}
+	for n := range file {
+		try(file[:n], "cut at", n)
+	}
+	for at := range file {
+		b := slices.Clone(file)
+		b[at] ^= 1 << (at % 8)
+		try(b, "a bit flipped in byte", at)
+	}
+	try(append(slices.Clone(file), 0), "a byte more than", len(file))
+	var b bytes.Buffer // a tensor of two chunks
+	if err := Encode(&b, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	large := b.Bytes()
+	for _, at := range []int{len(large) - 13, len(large) - image.ChunkSize, len(large) - image.ChunkSize/2} {
+		large[at] ^= 16
+		try(large, "a bit flipped in byte", at)
+		large[at] ^= 16
+	}
+	if err := os.WriteFile(path, large, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := read(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOthersFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	header := `{"a":{"dtype":"U8","shape":[40],"data_offsets":[0,40]}} `
+	theirs := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+strings.Repeat("x", 40)...)
+	later := bytes.Replace(small(t), []byte(`\"version\":1`), []byte(`\"version\":2`), 1)
+	n := 8 + int(binary.LittleEndian.Uint64(later))
+	copy(later[len(later)-sealSize:], seal(later[:n]))
+	for want, b := range map[string][]byte{
+		"of another program": theirs, "version 2": later, "its header is of": bytes.Repeat([]byte{255}, 100), "it has 0 bytes": nil,
+	} {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err := Open(path + "none"); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+func TestPruneAndSetAside(t *testing.T) {
+	dir := t.TempDir()
+	for _, n := range []uint64{5, 1, 20, 3} {
+		about := sample
+		about.Commits = n
+		if err := Write(dir, about, sampleTensors, pieces()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "commit-x.safetensors"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Prune(dir, 3), SetAside(Path(dir, 5))); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{20, 3}) {
+		t.Error(all, err)
+	}
+	if all, err := List(filepath.Join(dir, "none")); err != nil || all != nil {
+		t.Error(all, err)
+	}
+}
+
+// What a writer has left that was killed is removed; what one still writes is not.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	dead, alive := filepath.Join(dir, ".commit-dead.tmp"), filepath.Join(dir, ".commit-alive.tmp")
+	f, err := os.Create(alive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(os.WriteFile(dead, []byte("x"), 0o600), syscall.Flock(int(f.Fd()), syscall.LOCK_EX)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
+		t.Error("the dead one's file is there:", err)
+	}
+	if _, err := os.Stat(alive); err != nil {
+		t.Error("the living one's file is gone:", err)
+	}
+}
+
+// A disk that is full, wherever: the error says so, nothing is left behind, and what was there before is whole. The limit on the
+// size of files is that of a process, so it is set in one of its own.
+func TestFullDisk(t *testing.T) {
+	const variable = "HVD_TEST_FULL_DISK"
+	if dir := os.Getenv(variable); dir != "" {
+		about := sample
+		about.Commits = 8
+		whole, err := os.Stat(Path(dir, 7))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for limit := uint64(0); limit < uint64(whole.Size()); limit += 1 + limit/2 {
+			if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: limit, Max: math.MaxUint64}); err != nil {
+				t.Fatal(err)
+			}
+			if err := Write(dir, about, sampleTensors, pieces()); !errors.Is(err, syscall.EFBIG) {
+				t.Errorf("at %d bytes: %v", limit, err)
+			}
+		}
+		return
+	}
+	dir := t.TempDir()
+	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestFullDisk$")
+	cmd.Env = append(os.Environ(), variable+"="+dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if _, _, err := read(Path(dir, 7)); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Error(left, err)
+	}
+}
+
+func TestNamesThatClash(t *testing.T) {
+	for _, name := range []string{"epoch", sealName, metadataKey} {
+		tensors := [][]Tensor{{{"epoch", "I64", true}}, {{name, "F32", false}, {"b", "F16", false}}, {{"c", "U8", false}}}
+		if err := Encode(&bytes.Buffer{}, sample, tensors, pieces()); err == nil || !strings.Contains(err.Error(), "two tensors are named") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package elastic
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+	"github.com/hvdrun/hvdrun/elastic/image"
+)
+
+// logs collects what workers log.
+type logs struct {
+	mu  sync.Mutex
+	out bytes.Buffer
+}
+
+func (l *logs) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.Write(b)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.String()
+}
+
+// trained is one rank of a job with checkpoints.
+type trained struct {
+	weights []float32
+	half    []int16
+	step    int
+	tags    map[string]int
+	flag    bool
+	sampler *Sampler
+	user    *imaged
+	state   *State
+}
+
+func (m *trained) at(n int) bool {
+	return m.step == n && m.weights[len(m.weights)-1] == float32(n) && m.half[0] == int16(n) && m.tags["n"] == n && m.flag == (n%2 == 1) &&
+		m.user.live == n
+}
+
+func (m *trained) advance() {
+	m.state.Settle()
+	m.step++
+	m.weights[len(m.weights)-1], m.half[0], m.tags["n"], m.flag = float32(m.step), int16(m.step), m.step, m.step%2 == 1
+	m.user.live = m.step
+	m.sampler.Next()
+}
+
+// job trains ranks that begin from nothing for some steps, with checkpoints in folders, one for each rank.
+func durableJob(t *testing.T, log *logs, steps int, dirs ...string) ([]*trained, []error) {
+	t.Helper()
+	all := make([]*trained, len(dirs))
+	workers := stillWorld(t, len(dirs), 0)
+	errs := errorsOf(len(dirs), func(r int) error {
+		w := workers[r]
+		l := logrus.New()
+		l.SetOutput(log)
+		w.log = l
+		m := &trained{weights: make([]float32, image.ChunkSize/2), half: make([]int16, 3), tags: map[string]int{"n": 0}, user: &imaged{},
+			sampler: NewSampler(1000, SamplerOptions{Shuffle: true})}
+		all[r] = m
+		c := Checkpoint(dirs[r])
+		c.Interval = -1
+		m.state = NewState(w, Tensor("weights", m.weights), c, Tensor("half", m.half), Value("step", &m.step), Value("tags", &m.tags),
+			Value("flag", &m.flag), m.sampler, m.user)
+		return Run(t.Context(), m.state, func(context.Context) error {
+			if !m.at(m.step) || m.state.Commits() != uint64(m.step) {
+				return fmt.Errorf("rank %d: a mix at step %d, commit %d", r, m.step, m.state.Commits())
+			}
+			for range steps {
+				m.advance()
+				if err := []func() error{m.state.Commit, m.state.CommitAsync}[m.step%2](); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	return all, errs
+}
+
+func ok(t *testing.T, errs []error) {
+	t.Helper()
+	for r, err := range errs {
+		if err != nil {
+			t.Fatalf("rank %d: %v", r, err)
+		}
+	}
+}
+
+// Jobs that begin from nothing go on from the newest whole checkpoint, whichever rank has it, on all ranks.
+func TestCheckpoints(t *testing.T) {
+	shared, other := t.TempDir(), t.TempDir()
+	log := &logs{}
+	all, errs := durableJob(t, log, 10, shared, shared)
+	if ok(t, errs); !all[1].at(10) || all[1].sampler.Position() != 20 {
+		t.Errorf("at step %d", all[1].step)
+	}
+	kept, err := checkpoint.List(shared)
+	if err != nil || len(kept) == 0 || len(kept) > 3 || kept[0] != 10 {
+		t.Fatal(kept, err)
+	}
+	if all, errs = durableJob(t, log, 5, shared, shared); !all[0].at(15) || !all[1].at(15) || all[1].sampler.Position() != 30 {
+		t.Errorf("%v: at step %d, position %d", errs, all[1].step, all[1].sampler.Position())
+	}
+	ok(t, errs)
+	// Rank 0 came to a host that has none.
+	if all, errs = durableJob(t, log, 1, other, shared, other); !all[0].at(16) || !all[2].at(16) || all[2].sampler.Position() != 33 {
+		t.Errorf("%v: at step %d and %d, position %d", errs, all[0].step, all[2].step, all[2].sampler.Position())
+	}
+	ok(t, errs)
+	text := log.String()
+	for _, want := range []string{"there is no checkpoint in " + shared, "training goes on from commit 10, of " + checkpoint.Path(shared, 10), "commit 15"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %s", want, text)
+		}
+	}
+}
+
+// Torn and damaged files are passed over and set aside, on every rank; the one before is taken.
+func TestCheckpointsThatAreDamaged(t *testing.T) {
+	dir, log := t.TempDir(), &logs{}
+	_, errs := durableJob(t, log, 2, dir, dir)
+	ok(t, errs)
+	whole, err := os.ReadFile(checkpoint.Path(dir, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		for n := range 3 { // newer ones, none of them whole
+			b := slices.Clone(whole)
+			if at := rand.IntN(len(b)); n == 0 {
+				b = b[:at]
+			} else {
+				b[at] ^= 1 << rand.IntN(8)
+			}
+			if err := os.WriteFile(checkpoint.Path(dir, uint64(10+n)), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all, errs := durableJob(t, log, 0, dir, dir)
+		if ok(t, errs); !all[0].at(2) || !all[1].at(2) || all[0].state.Commits() != 2 {
+			t.Fatalf("at step %d and %d", all[0].step, all[1].step)
+		}
+	}
+	aside, _ := filepath.Glob(filepath.Join(dir, "*.damaged"))
+	if left, err := checkpoint.List(dir); err != nil || !slices.Equal(left, []uint64{2, 1}) && !slices.Equal(left, []uint64{2}) || len(aside) != 3 {
+		t.Errorf("%v, %v; aside %v", left, err, aside)
+	}
+	if n := strings.Count(log.String(), "it is set aside"); n != 60 {
+		t.Errorf("%d lines about damage, want 60", n)
+	}
+}
+
+// A disk that cannot be written to costs a line in the log and nothing else.
+func TestCheckpointsThatCannotBeWritten(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := &logs{}
+	dir := filepath.Join(file, "below")
+	workers := stillWorld(t, 1, 0)
+	l := logrus.New()
+	l.SetOutput(log)
+	workers[0].log = l
+	step := 0
+	c := Checkpoint(dir)
+	c.Interval = -1
+	s := NewState(workers[0], Value("step", &step), c)
+	s.holds = true // the folder cannot be read either
+	if err := s.Save(); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		step++
+		if err := s.Commit(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.finish(true)
+	if n := strings.Count(log.String(), "no checkpoint of commit"); n < 1 || n > 3 {
+		t.Errorf("%d lines: %s", n, log)
+	}
+}
+
+// A checkpoint of another program is not overwritten by a job that begins anew, but ends it.
+func TestCheckpointsThatDoNotFit(t *testing.T) {
+	dir, step, name := t.TempDir(), 4, "x"
+	run := func(parts ...Part) error {
+		w := stillWorld(t, 1, 0)[0]
+		w.log = quiet()
+		c := Checkpoint(dir)
+		s := NewState(w, append(parts, c)...)
+		return Run(t.Context(), s, func(context.Context) error { return s.Commit() })
+	}
+	if err := run(Value("step", &step), Tensor("t", make([]int8, 4))); err != nil {
+		t.Fatal(err)
+	}
+	for want, parts := range map[string][]Part{
+		"has 2 parts, the state 1":                {Value("step", &step)},
+		`has "t", a tensor "t": []int8 of 4`:      {Value("step", &step), Tensor("t", make([]int8, 5))},
+		`where the state has "step", a value`:     {Value("step", &name), Tensor("t", make([]int8, 4))},
+		`a tensor "u": []int8 of 4`:               {Value("step", &step), Tensor("u", make([]int8, 4))},
+		"part 1 (*elastic.userPart) cannot be in": {Value("step", &step), &userPart{}},
+	} {
+		if err := run(parts...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if left, err := checkpoint.List(dir); err != nil || !slices.Equal(left, []uint64{1}) {
+		t.Error(left, err)
+	}
+	if err := run(Value("step", &step), Tensor("t", make([]int8, 4))); err != nil {
+		t.Error(err)
+	}
+}
+
+// While one is written training goes on, and the next is begun no earlier than it may.
+func TestCheckpointsAreDue(t *testing.T) {
+	c := Checkpoint("x")
+	if !c.due(1, false) || c.due(2, false) || c.due(2, true) {
+		t.Error("one at a time")
+	}
+	c.end(1, nil)
+	if c.due(2, false) || c.due(1, true) || !c.due(2, true) {
+		t.Error("no pause, or the same twice, or not the last")
+	}
+	c.end(2, errors.New("full"))
+	if c.pause() != 30*time.Second {
+		t.Error(c.pause())
+	}
+	for range 10 {
+		c.end(3, errors.New("full"))
+	}
+	if c.Interval = -1; c.pause() != time.Minute {
+		t.Error(c.pause())
+	}
+	c.end(3, nil)
+	if c.pause() > 0 || !c.due(4, false) {
+		t.Error(c.pause())
+	}
+}
