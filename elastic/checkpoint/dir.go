@@ -115,7 +115,9 @@ func Prune(dir string, keep int) error {
 	}
 	var errs []error
 	for _, n := range all[min(keep, len(all)):] {
-		errs = append(errs, os.Remove(Path(dir, n)))
+		if err := os.Remove(Path(dir, n)); !errors.Is(err, fs.ErrNotExist) { // another job's writer may have been here
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
