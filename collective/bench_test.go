@@ -68,16 +68,19 @@ func TestNoAllocation(t *testing.T) {
 	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
 		for _, n := range []int{2, 3, 4} {
 			groups := collective.Force(w.connect(t, n), a, 0)
-			for _, length := range []int{1, 5000, 100_000} {
+			for _, c := range []struct {
+				op     collective.Op
+				length int
+			}{{collective.Sum, 1}, {collective.Sum, 5000}, {collective.Sum, 100_000}, {collective.Adasum, 5000}} {
 				var taken uint64
 				for _, err := range collectivetest.Each(t, groups, func(_ context.Context, g *collective.Group) error {
-					ctx, data := context.Background(), make([]float32, length)
+					ctx, data := context.Background(), make([]float32, c.length)
 					var before, after runtime.MemStats
 					for i := range 2 * each {
 						if i == each && g.Rank() == 0 {
 							runtime.ReadMemStats(&before)
 						}
-						if err := collective.AllReduce(ctx, g, data, collective.Sum); err != nil {
+						if err := collective.AllReduce(ctx, g, data, c.op); err != nil {
 							return err
 						}
 					}
@@ -92,7 +95,7 @@ func TestNoAllocation(t *testing.T) {
 					}
 				}
 				if taken > each { // of all ranks; the runtime takes some itself
-					t.Errorf("%v, %d ranks, %d elements: %d allocations in %d operations", a, n, length, taken, each)
+					t.Errorf("%v, %v, %d ranks, %d elements: %d allocations in %d operations", a, c.op, n, c.length, taken, each)
 				}
 			}
 			for _, g := range groups {

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/kernel"
 	"github.com/hvdrun/hvdrun/collective/shm"
@@ -32,6 +35,7 @@ type host struct {
 
 	use        sync.Mutex // held by the operation under way, and by who gives the memory up
 	closed     bool
+	phases     shm.Times                        // of the operation under way, where there is a timeline
 	reductions [kernel.Types][ops]shm.Reduction // those that have been used
 }
 
@@ -173,17 +177,22 @@ func (h *host) close() {
 	}
 }
 
-// arrive begins an operation that goes on over sockets: the ranks of this host compare their calls first.
-func (h *host) arrive(ctx context.Context, d descriptor) error {
+// within runs body in the memory of the ranks of this host.
+func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, shm.Desc) error) error {
 	h.use.Lock()
 	defer h.use.Unlock()
 	if h.closed {
 		return h.g.lost()
 	}
-	if err := h.member.Barrier(ctx, d.shared()); err != nil {
+	if err := body(h.member, d.shared()); err != nil {
 		return h.outcome(ctx, d, err)
 	}
 	return nil
+}
+
+// arrive begins an operation that goes on over sockets: the ranks of this host compare their calls first.
+func (h *host) arrive(ctx context.Context, d descriptor) error {
+	return h.within(ctx, d, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 }
 
 // inMemory returns the ranks of this host if they are all of the group.
@@ -191,7 +200,7 @@ func (g *Group) inMemory() *host {
 	if g == nil {
 		return nil
 	}
-	if h := g.host.Load(); h != nil && len(h.ranks) == g.size {
+	if h := g.host.Load(); h != nil && h.whole() {
 		return h
 	}
 	return nil
@@ -204,7 +213,7 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 	}
 	defer h.g.busy.Store(false)
 	if h.g.family.timeline != nil {
-		defer h.g.record(d, time.Now())
+		defer h.recordPhases(d, h.watch())
 	}
 	if invalid != nil {
 		if err := h.arrive(ctx, d); err != nil {
@@ -212,15 +221,40 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 		}
 		return d.refuse(invalid)
 	}
+	return h.within(ctx, d, body)
+}
+
+// phaseNames are what the timeline calls the phases.
+var phaseNames = [...]string{shm.CopyingIn: "copy-in", shm.Waiting: "wait", shm.Reducing: "reduce", shm.CopyingOut: "copy-out"}
+
+// watch has the member tell the durations of phases, and returns when the operation begins.
+func (h *host) watch() time.Time {
 	h.use.Lock()
 	defer h.use.Unlock()
-	if h.closed {
-		return h.g.lost()
+	h.phases = shm.Times{}
+	h.member.Watch(&h.phases)
+	return time.Now()
+}
+
+// recordPhases tells the timeline of an operation that has begun then and ends now, and of its phases. Large data goes
+// through the memory in many rounds: the phases are told one behind the other, each with the time that it took in all rounds.
+func (h *host) recordPhases(d descriptor, begun time.Time) {
+	ends := time.Now()
+	h.g.record(d, begun)
+	h.use.Lock()
+	h.member.Watch(nil)
+	phases := h.phases
+	h.use.Unlock()
+	at := begun
+	for i, name := range phaseNames {
+		took := min(phases[i], ends.Sub(at))
+		if took <= 0 {
+			continue
+		}
+		h.g.family.timeline.Span(Span{Name: actionNames[d.action], Phase: name, Lane: h.g.lane, Generation: h.g.generation,
+			Start: at, Duration: took, Bytes: d.bytes()})
+		at = at.Add(took)
 	}
-	if err := body(h.member, d.shared()); err != nil {
-		return h.outcome(ctx, d, err)
-	}
-	return nil
 }
 
 // allReduce is AllReduce among the ranks of one host.
@@ -244,14 +278,21 @@ func (h *host) allToAll(ctx context.Context, d descriptor, invalid error, parts 
 	})
 }
 
-const mostGathered = 1 << 40 // bytes that are believed to come from one rank
+// mostGathered is how many bytes are believed to come from one rank: it has them in the memory of this machine.
+var mostGathered = sync.OnceValue(func() int {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 1 << 40
+	}
+	return int(min(uint64(info.Totalram+info.Totalswap)*uint64(info.Unit), math.MaxInt))
+})
 
 func (h *host) place(d descriptor, make func(rank, elements int) []byte) func([]int) ([][]byte, error) {
 	return func(lengths []int) ([][]byte, error) {
 		size := d.dtype.Size()
 		var all [][]byte
 		for rank, n := range lengths {
-			if n%size != 0 || n > mostGathered {
+			if n%size != 0 || n > mostGathered() {
 				return nil, fmt.Errorf("rank %d: %w", rank, errTooLarge)
 			}
 			var b []byte

@@ -119,7 +119,8 @@ func Barrier(ctx context.Context, g *Group) error {
 }
 
 // BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the root's data counts. Memory
-// is taken as the bytes arrive, whatever length was announced.
+// is taken as the bytes arrive, whatever length was announced; where all ranks are on one host, at once, and no more
+// than that machine has.
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
 	d := descriptor{action: broadcastBytes, dtype: kernel.Uint8, root: clampRoot(root)}
 	var all []byte

@@ -4,7 +4,8 @@ import "time"
 
 // Span is an operation that has ended on this rank, or a phase of one.
 type Span struct {
-	// Name is the operation's, as AllReduce; Phase is "" for all of it.
+	// Name is the operation's, as AllReduce; Phase is "" for all of it. Phases in shared memory are told in the order copy-in,
+	// wait, reduce, copy-out, although they alternate where data is large: each has the time that it took in all.
 	Name, Phase string
 	// Tensor is the name that an asynchronous operation was given, "" for others. Spans of one tensor follow each other,
 	// whatever lies between them.
@@ -25,10 +26,14 @@ type Timeline interface{ Span(s Span) }
 
 // record tells the timeline of an operation that has begun then and ends now.
 func (g *Group) record(d descriptor, begun time.Time) {
-	bytes := 0
-	if d.action != subset && d.dtype.Size() > 0 {
-		bytes = int(d.count) * d.dtype.Size()
-	}
 	g.family.timeline.Span(Span{Name: actionNames[d.action], Lane: g.lane, Generation: g.generation,
-		Start: begun, Duration: time.Since(begun), Bytes: bytes})
+		Start: begun, Duration: time.Since(begun), Bytes: d.bytes()})
+}
+
+// bytes are those of this rank's tensor, where they are known.
+func (d descriptor) bytes() int {
+	if d.action == subset {
+		return 0
+	}
+	return int(d.count) * d.dtype.Size()
 }

@@ -113,3 +113,49 @@ func TestTimelineOfTensors(t *testing.T) {
 		t.Error(phases, last)
 	}
 }
+
+// Where ranks share memory, the phases of an operation lie within it, one behind the other.
+func TestTimelineOfPhases(t *testing.T) {
+	var told spans
+	w := newWorkers(t, collective.Config{Timeline: &told}, 2)
+	w.hosts = "aa"
+	groups := w.connect(t, 2)
+	var wg sync.WaitGroup
+	for _, g := range groups {
+		wg.Go(func() {
+			for _, length := range []int{1, 1000, 1 << 20} {
+				if err := collective.AllReduce(t.Context(), g, make([]float32, length), collective.Sum); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, g := range groups {
+		g.Close()
+	}
+	phases := map[string]int{}
+	var large []collective.Span
+	for _, s := range told.all {
+		if s.Name != "AllReduce" {
+			continue
+		}
+		if s.Bytes == 4<<20 {
+			large = append(large, s)
+		}
+		if s.Duration <= 0 {
+			t.Errorf("%+v", s)
+		}
+		phases[s.Phase]++
+	}
+	if phases[""] != 6 || phases["reduce"] != 6 || phases["copy-in"] != 6 || phases["copy-out"] != 2 {
+		t.Error(phases)
+	}
+	for _, s := range large {
+		if !slices.ContainsFunc(large, func(all collective.Span) bool {
+			return all.Phase == "" && !s.Start.Before(all.Start) && s.Start.Add(s.Duration).Sub(all.Start) <= all.Duration
+		}) {
+			t.Errorf("%+v lies in no operation", s)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/bench"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -115,6 +116,9 @@ func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 	}
 	if m.rounds, err = parseCount(b.rounds, 1); err != nil {
 		return m, fmt.Errorf("--rounds: %w", err)
+	}
+	if _, err = collective.ParseAlgorithm(b.algorithm); err != nil {
+		return m, fmt.Errorf("--algorithm: %w", err)
 	}
 	if b.against != "" {
 		if m.peers, err = bench.ParsePeers(b.against); err != nil {

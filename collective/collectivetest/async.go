@@ -412,39 +412,15 @@ func CheckAsyncDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *
 	for seed := range uint64(seeds) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		n := 2 + r.IntN(4)
-		victim, after := r.IntN(n), r.IntN(5000)
-		groups := newGroups(t, n)
-		set := tensors(n)
-		began := make(chan struct{}, n)
-		var killed sync.WaitGroup
-		killed.Go(func() {
-			<-began
-			for range after {
-				runtime.Gosched()
-			}
-			kill(groups[victim])
-		})
-		errs := Each(t, groups, func(ctx context.Context, g *collective.Group) error {
-			began <- struct{}{}
-			r := rand.New(rand.NewPCG(seed, uint64(g.Rank())))
-			for {
-				if err := step(ctx, g, set, r); err != nil {
-					return err
-				}
-			}
-		})
-		killed.Wait()
-		for rank, err := range errs {
-			if rank != victim {
-				where := fmt.Sprintf("seed %d, rank %d of %d", seed, rank, n)
-				checkAborted(t, err, victim, where)
-				checkAborted(t, collective.AllReduceAsync(context.Background(), groups[rank], "later", []int8{1}, collective.Sum).Wait(),
-					victim, where+", the operation after it")
-			} else if !errors.Is(err, collective.ErrAborted) {
-				t.Fatalf("seed %d, the victim: %v", seed, err)
-			}
+		m := murder{t: t, seed: seed, groups: newGroups(t, n), victim: r.IntN(n), after: r.IntN(5000), kill: kill}
+		set, orders := tensors(n), make([]*rand.Rand, n)
+		for rank := range orders {
+			orders[rank] = rand.New(rand.NewPCG(seed, uint64(rank)))
 		}
-		closeAll(t, groups)
+		m.check(func(ctx context.Context, g *collective.Group) error { return step(ctx, g, set, orders[g.Rank()]) },
+			func(g *collective.Group) error {
+				return collective.AllReduceAsync(context.Background(), g, "later", []int8{1}, collective.Sum).Wait()
+			})
 	}
 }
 

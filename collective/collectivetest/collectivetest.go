@@ -695,36 +695,55 @@ func CheckDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *colle
 	for seed := range uint64(seeds) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		n := 2 + r.IntN(4)
-		victim, after, length := r.IntN(n), r.IntN(3000), []int{10, 3000, 200_000}[r.IntN(3)]
-		groups := newGroups(t, n)
-		began := make(chan struct{}, n)
-		var killed sync.WaitGroup
-		killed.Go(func() {
-			<-began
-			for range after {
-				runtime.Gosched()
-			}
-			kill(groups[victim])
-		})
-		errs := Each(t, groups, func(ctx context.Context, g *collective.Group) error {
-			began <- struct{}{}
-			for {
-				if err := all(ctx, g, length); err != nil {
-					return err
-				}
-			}
-		})
-		killed.Wait()
-		for rank, err := range errs {
-			if rank != victim {
-				checkAborted(t, err, victim, fmt.Sprintf("seed %d, rank %d of %d", seed, rank, n))
-				checkAborted(t, collective.Barrier(context.Background(), groups[rank]), victim, "the operation after it")
-			} else if !errors.Is(err, collective.ErrAborted) {
-				t.Fatalf("seed %d, the victim: %v", seed, err)
+		m := murder{t: t, seed: seed, groups: newGroups(t, n), victim: r.IntN(n), after: r.IntN(3000), kill: kill}
+		length := []int{10, 3000, 200_000}[r.IntN(3)]
+		m.check(func(ctx context.Context, g *collective.Group) error { return all(ctx, g, length) },
+			func(g *collective.Group) error { return collective.Barrier(context.Background(), g) })
+	}
+}
+
+// murder is the death of one rank at some moment of the work of all.
+type murder struct {
+	t             *testing.T
+	seed          uint64
+	groups        []*collective.Group
+	victim, after int // after so many turns of the scheduler, from when the first rank is at work
+	kill          func(g *collective.Group)
+}
+
+// check has all ranks do the same work again and again until it fails: on every rank because of the victim, and so does what
+// they do later.
+func (m *murder) check(work func(ctx context.Context, g *collective.Group) error, later func(g *collective.Group) error) {
+	t := m.t
+	t.Helper()
+	began := make(chan struct{}, len(m.groups))
+	var killed sync.WaitGroup
+	killed.Go(func() {
+		<-began
+		for range m.after {
+			runtime.Gosched()
+		}
+		m.kill(m.groups[m.victim])
+	})
+	errs := Each(t, m.groups, func(ctx context.Context, g *collective.Group) error {
+		began <- struct{}{}
+		for {
+			if err := work(ctx, g); err != nil {
+				return err
 			}
 		}
-		closeAll(t, groups)
+	})
+	killed.Wait()
+	for rank, err := range errs {
+		if rank != m.victim {
+			where := fmt.Sprintf("seed %d, rank %d of %d", m.seed, rank, len(m.groups))
+			checkAborted(t, err, m.victim, where)
+			checkAborted(t, later(m.groups[rank]), m.victim, where+", the operation after it")
+		} else if !errors.Is(err, collective.ErrAborted) {
+			t.Fatalf("seed %d, the victim: %v", m.seed, err)
+		}
 	}
+	closeAll(t, m.groups)
 }
 
 func checkAborted(t *testing.T, err error, dead int, where string) {

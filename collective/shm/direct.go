@@ -138,6 +138,7 @@ func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction)
 }
 
 func (m *Member) reduceDirect(ctx context.Context, t int, r *Reduction) error {
+	m.in(Reducing)
 	if m.aborted() {
 		return ErrAborted
 	}
@@ -179,6 +180,7 @@ func (m *Member) offset(i int) int {
 }
 
 func (m *Member) takeDirect(ctx context.Context, t int) error {
+	m.in(CopyingOut)
 	at := t * m.round
 	for o := range m.dst {
 		part := m.of(m.dst[o], t)

@@ -20,6 +20,7 @@ func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) e
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
+	m.in(CopyingOut)
 	if len(data) > m.layout.bank {
 		m.dst[root] = data
 		return m.exchange(ctx, nil, true)
@@ -63,6 +64,7 @@ func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(l
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
+	m.in(CopyingOut)
 	for i := range m.lengths {
 		if err := m.setLength(i, i, binary.LittleEndian.Uint64(m.cellOf(i).data[:])); err != nil {
 			return err
@@ -135,6 +137,7 @@ func (m *Member) AllToAll(ctx context.Context, d Desc, parts [][]byte, place fun
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
+	m.in(CopyingOut)
 	for i := range m.lengths {
 		if err := m.setLength(i, i, lengthIn(m.areas[i].banks[turn], m.index)); err != nil {
 			return err
@@ -226,6 +229,7 @@ func (m *Member) exchangeParts(ctx context.Context, longest int) error {
 }
 
 func (m *Member) fetch(ctx context.Context, t int) error {
+	m.in(CopyingOut)
 	for i := range m.dst {
 		part := m.of(m.dst[i], t)
 		if i == m.index || len(part) == 0 {

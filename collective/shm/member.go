@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,9 +59,12 @@ type Member struct {
 	own            area
 	wire           tripwire
 
-	crowded bool // more members than cores
-	relaxed bool // see publish
-	spin    int  // see budget
+	crowded bool   // more members than cores
+	relaxed bool   // see publish
+	times   *Times // see Watch
+	phase   Phase  // under way
+	since   time.Time
+	spin    int // see budget
 	waits   uint
 	moved   uint // waits when apart moved this member
 	round   int  // most bytes of one part that move in one round

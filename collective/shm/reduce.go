@@ -57,6 +57,7 @@ func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byt
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
+	m.in(Reducing)
 	if m.members > 1 {
 		r.Combine(data, m.cellOf(0).data[:n], m.cellOf(1).data[:n])
 		for i := 2; i < m.members; i++ {
@@ -77,6 +78,7 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
+	m.in(Reducing)
 	if m.members > 1 {
 		r.Combine(data, m.areas[0].banks[turn][:n], m.areas[1].banks[turn][:n])
 		for i := 2; i < m.members; i++ {
@@ -195,6 +197,7 @@ func (m *Member) of(part []byte, t int) []byte {
 }
 
 func (m *Member) give(ctx context.Context, t int) error {
+	m.in(CopyingIn)
 	for o := range m.src {
 		part := m.of(m.src[o], t)
 		if o == m.index || len(part) == 0 {
@@ -221,6 +224,7 @@ func (m *Member) section(member, owner, t int) []byte {
 }
 
 func (m *Member) reduce(ctx context.Context, t int, r *Reduction) error {
+	m.in(Reducing)
 	target := m.of(m.dst[m.index], t)
 	if len(target) == 0 {
 		return nil
@@ -273,6 +277,7 @@ func (m *Member) operand(member, t int, own []byte) []byte {
 }
 
 func (m *Member) take(ctx context.Context, t int) error {
+	m.in(CopyingOut)
 	for o := range m.dst {
 		part := m.of(m.dst[o], t)
 		if o == m.index || len(part) == 0 {

@@ -50,6 +50,13 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 }
 
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
+	before := m.in(Waiting)
+	err := m.await(ctx, of, word, value)
+	m.in(before)
+	return err
+}
+
+func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) error {
 	abort := &m.header.abort
 	turns := crowdYields
 	if !m.crowded {

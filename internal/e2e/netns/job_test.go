@@ -6,6 +6,7 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,8 +19,50 @@ import (
 // job is a job over a cluster of agents, and what was seen of it so far.
 type job struct {
 	*e2e.Running
-	t    *testing.T
-	seen int // events that are over
+	t     *testing.T
+	seen  int // events that are over
+	ended bool
+}
+
+// run starts a job whose driver is on the host "driver": an endless one, that ends with [job.end] or is killed.
+func (n *network) run(limit time.Duration, flags ...string) *job {
+	n.t.Helper()
+	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainee: binaries.Trainee}
+	running, err := programs.Start(e2e.Job{Dir: n.t.TempDir(), Limit: limit,
+		Flags:   append(flags, "--log-level", "debug", "--drain-timeout", "5"),
+		Trainee: []string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	j := &job{Running: running, t: n.t}
+	n.t.Cleanup(func() {
+		if j.ended {
+			return
+		}
+		j.Kill()
+		if res, err := j.Wait(); err == nil {
+			n.t.Log(res.Story())
+		}
+	})
+	return j
+}
+
+const endless = 1_000_000 // steps
+
+// end asks the job to end and checks that it does so in good order.
+func (j *job) end() {
+	j.t.Helper()
+	j.ended = true
+	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
+		j.t.Fatal(err)
+	}
+	res, err := j.Wait()
+	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
+		j.t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
+	}
+	if err := diary.Check(res.Lines, endless, 256); err != nil {
+		j.t.Error(err)
+	}
 }
 
 // await blocks until an event that is not over yet is as wanted, and returns it; it and those before are over then.
@@ -102,31 +145,9 @@ func TestHostsComeAndGo(t *testing.T) {
 			"--bind", addrs[host], "--log-level", "debug")
 	}
 	agents := map[string]*agent{}
-	j := &job{t: t, seen: 0}
-	var err error
-	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainee: binaries.Trainee}
 	agents["a"] = begin("a")
-	j.Running, err = programs.Start(e2e.Job{
-		Dir: t.TempDir(), Limit: 4 * time.Minute,
-		Flags: []string{
-			"-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test", "--gossip-bind", addrs["driver"] + ":0",
-			"--elastic-timeout", "60", "--log-level", "debug", "--drain-timeout", "5",
-		},
-		Trainee: []string{"-steps", "1000000", "-step-time", "5ms"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	over := false
-	t.Cleanup(func() {
-		if over {
-			return
-		}
-		j.Kill()
-		if res, err := j.Wait(); err == nil {
-			t.Log(res.Story())
-		}
-	})
+	j := n.run(4*time.Minute, "-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test",
+		"--gossip-bind", addrs["driver"]+":0", "--elastic-timeout", "60")
 	j.hosts("a")
 	j.world("a")
 	since := time.Now()
@@ -185,17 +206,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	t.Logf("an agent's start to hosts_found: %v", j.hosts("a", "c", "b").Time.Sub(since))
 	j.world("a", "c", "b")
 
-	over = true
-	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	res, err := j.Wait()
-	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
-		t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
-	}
-	if err := diary.Check(res.Lines, 1000000, 256); err != nil {
-		t.Error(err)
-	}
+	j.end()
 	for _, a := range agents {
 		a.ask()
 		a.wait()

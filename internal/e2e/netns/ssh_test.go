@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -73,29 +72,8 @@ func TestLinkOfASSHHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	const limit = 3 * time.Second
-	j := &job{t: t}
-	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainee: binaries.Trainee}
-	j.Running, err = programs.Start(e2e.Job{
-		Dir: t.TempDir(), Limit: 3 * time.Minute,
-		Flags: []string{
-			"-np", "2", "--min-np", "1", "-H", "a:1,b:1", "--ssh-command", command, "--agent-timeout", limit.String(),
-			"--blacklist-cooldown-range", "1,1", "--log-level", "debug", "--drain-timeout", "5",
-		},
-		Trainee: []string{"-steps", "1000000", "-step-time", "5ms"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	over := false
-	t.Cleanup(func() {
-		if over {
-			return
-		}
-		j.Kill()
-		if res, err := j.Wait(); err == nil {
-			t.Log(res.Story())
-		}
-	})
+	j := n.run(3*time.Minute, "-np", "2", "--min-np", "1", "-H", "a:1,b:1", "--ssh-command", command,
+		"--agent-timeout", limit.String(), "--blacklist-cooldown-range", "1,1")
 	j.world("a", "b")
 
 	n.ip("netns", "exec", n.space("hub"), "tc", "qdisc", "add", "dev", "to-b", "root", "tbf", "rate", "1mbit", "burst", "16kb", "latency", "400ms")
@@ -141,15 +119,5 @@ func TestLinkOfASSHHost(t *testing.T) {
 		t.Errorf("%d workers have ended, and only one was cut off", n)
 	}
 
-	over = true
-	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	res, err := j.Wait()
-	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
-		t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
-	}
-	if err := diary.Check(res.Lines, 1000000, 256); err != nil {
-		t.Error(err)
-	}
+	j.end()
 }
