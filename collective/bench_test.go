@@ -63,7 +63,7 @@ func benchmark(b *testing.B, groups []*collective.Group, bytes int) {
 
 // TestNoAllocation: operations take memory when they are the first of their size, and none later.
 func TestNoAllocation(t *testing.T) {
-	const each = 20
+	const each = 10
 	w := newWorkers(t, collective.Config{}, 4)
 	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
 		for _, n := range []int{2, 3, 4} {

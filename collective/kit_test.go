@@ -14,7 +14,7 @@ import (
 )
 
 func TestLocal(t *testing.T) {
-	collectivetest.Run(t, func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) })
+	collectivetest.RunAgain(t, func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) })
 }
 
 func TestTCP(t *testing.T) {
@@ -60,7 +60,7 @@ func forced(t *testing.T, a collective.Algorithm) (local, tcp func(segment int) 
 }
 
 func TestTCPEncrypted(t *testing.T) {
-	collectivetest.Run(t, newWorkers(t, collective.Config{Encrypt: true}, 8).connect)
+	collectivetest.RunAgain(t, newWorkers(t, collective.Config{Encrypt: true}, 8).connect)
 }
 
 func TestShared(t *testing.T) {

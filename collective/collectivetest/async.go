@@ -181,7 +181,7 @@ func testAsyncNames(t *testing.T, newGroups NewGroups) {
 	}
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 		data := make([]uint16, 5000)
-		for round := range 4 {
+		for round := range repeat(4) {
 			handles := make([]*collective.Handle, len(data))
 			for i := range data {
 				data[i] = uint16(i)

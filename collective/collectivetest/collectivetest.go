@@ -56,6 +56,15 @@ func RunBrief(t *testing.T, newGroups NewGroups) {
 	Run(t, newGroups)
 }
 
+// RunAgain is Run for what another test runs with a difference that hardly matters here. Under the race detector it is brief.
+func RunAgain(t *testing.T, newGroups NewGroups) {
+	if raced {
+		RunBrief(t, newGroups)
+	} else {
+		Run(t, newGroups)
+	}
+}
+
 // RunOps checks the results of all operations, at few sizes.
 func RunOps(t *testing.T, newGroups NewGroups) {
 	brief.Store(true)
@@ -377,7 +386,10 @@ func checkBytes(t *testing.T, groups []*collective.Group) {
 func testLarge(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)
-	const length = 16<<20 + 3
+	length := 16<<20 + 3
+	if raced {
+		length = 4<<20 + 3
+	}
 	got := make([][]float32, len(groups))
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 		data := repeated(length, func(i int) float32 { return float32(i + g.Rank()) })
@@ -908,10 +920,13 @@ func testLeaks(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// repeat shortens loops for -short.
+// repeat shortens loops for -short, and under the race detector, where each turn takes ten times as long.
 func repeat(n int) int {
-	if short() {
+	switch {
+	case short():
 		return (n + 3) / 4
+	case raced:
+		return (n + 1) / 2
 	}
 	return n
 }

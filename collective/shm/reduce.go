@@ -11,7 +11,7 @@ import (
 const (
 	roomyRound   = 256 << 10
 	crowdedRound = 128 << 10
-	block        = 64 << 10 // bytes that are worked on at once: its operands stay in the second-level cache
+	block        = 8 << 10 // bytes that are worked on at once: the result is still in the first-level cache when it is copied
 )
 
 // Barrier returns when all members have called it.
