@@ -27,15 +27,16 @@ type engine struct {
 	ended  chan struct{}
 	kick   chan struct{} // one token: look again
 
-	mu       sync.Mutex
-	fresh    []*Handle // submitted, not collected
-	bytes    int       // of fresh
-	urgent   bool      // somebody waits
-	names    map[string]*Handle
-	joining  *Handle
-	stopping bool
-	err      error // it has ended
-	watching sync.WaitGroup
+	mu        sync.Mutex
+	fresh     []*Handle // submitted, not collected
+	bytes     int       // of fresh
+	urgent    bool      // somebody waits
+	names     map[string]*Handle
+	joining   *Handle
+	submitted uint64 // since all ranks joined last
+	stopping  bool
+	err       error // it has ended
+	watching  sync.WaitGroup
 
 	// What follows belongs to the engine's goroutine.
 	lane       *Group
@@ -133,6 +134,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			e.joining = h
 			continue
 		}
+		e.submitted++
 		e.bytes += len(h.data)
 		e.fresh = append(e.fresh, h)
 	}

@@ -372,6 +372,7 @@ func (e *engine) allJoined(last int) {
 	e.contribute, e.said = e.g.size, false
 	e.mu.Lock()
 	h := e.joining
+	e.submitted = 0 // those that joined early have submitted fewer
 	e.mu.Unlock()
 	if h != nil {
 		h.request.count = uint64(last)

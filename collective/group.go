@@ -44,7 +44,7 @@ type Group struct {
 	host  atomic.Pointer[host] // the ranks that share memory with this one; nil: none. Set before the group is handed out
 	hosts [][]int              // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
 
-	busy     atomic.Bool
+	state    atomic.Uint64 // see claim
 	closing  atomic.Bool
 	finished atomic.Uint64 // operations that went well
 	wake     chan struct{} // one token: something has changed for the operation under way
@@ -109,7 +109,7 @@ func (g *Group) Close() error {
 	}
 	g.stopEngine()
 	g.eachChild(func(child *Group) { child.Close() })
-	if g.busy.CompareAndSwap(false, true) {
+	if g.claim(closing) {
 		if g.path != nil && g.err() == nil {
 			g.path.leave()
 		}
@@ -198,10 +198,10 @@ func (g *Group) poke() {
 // run runs one operation. With invalid arguments the ranks still agree that all of them have called it so, since the others
 // would wait for ever otherwise.
 func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
-	if err := g.enter(); err != nil {
+	if err := g.enter(d.action); err != nil {
 		return err
 	}
-	defer g.busy.Store(false)
+	defer g.free()
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
 	}
@@ -235,21 +235,21 @@ func (a descriptor) refuse(invalid error) error {
 }
 
 // enter begins an operation, or returns why there cannot be one. The caller makes the group free again.
-func (g *Group) enter() error {
+func (g *Group) enter(a action) error {
 	if g == nil {
 		return errNoGroup
 	}
 	if g.closing.Load() {
 		return ErrClosed
 	}
-	if !g.busy.CompareAndSwap(false, true) {
+	if !g.claim(a) {
 		if g.closing.Load() {
 			return ErrClosed
 		}
 		return ErrBusy
 	}
 	if g.err() != nil {
-		g.busy.Store(false)
+		g.free()
 		return g.lost()
 	}
 	return nil

@@ -208,10 +208,10 @@ func (g *Group) inMemory() *host {
 
 // do runs an operation among the ranks of one host, in their memory alone.
 func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
-	if err := h.g.enter(); err != nil {
+	if err := h.g.enter(d.action); err != nil {
 		return err
 	}
-	defer h.g.busy.Store(false)
+	defer h.g.free()
 	if h.g.family.timeline != nil {
 		defer h.recordPhases(d, h.watch())
 	}

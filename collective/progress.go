@@ -1,0 +1,107 @@
+package collective
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Progress is how far a rank has come in one of the groups of a generation.
+type Progress struct {
+	// Lane tells the group, as in [Span]. Asynchronous operations have two lanes more: one on which their tensors are
+	// counted, and one on which the ranks work on them together.
+	Lane uint64
+	// Operation counts the operations of the lane that this rank has entered, or the tensors that it has submitted since all
+	// ranks joined last. Operations of one number are the same on all ranks.
+	Operation uint64
+	// Waiting: the last operation has not ended, or of the tensors some have not.
+	Waiting bool
+	// What is the name of the last operation, as AllReduce; of tensors that of the oldest under way. Empty: there was none.
+	What string
+}
+
+// Progress tells how far this rank has come in the groups of its generation: that of all ranks first, the others in the order
+// of their lanes. It may be called at any time by any goroutine, does not block for long and costs operations nothing. A rank
+// that waits, and has the same number when it is asked again, has waited in between.
+func (g *Group) Progress() []Progress {
+	if g == nil {
+		return nil
+	}
+	g.family.mu.Lock()
+	groups := make([]*Group, 0, len(g.family.lanes))
+	for _, member := range g.family.lanes {
+		groups = append(groups, member)
+	}
+	g.family.mu.Unlock()
+	all := make([]Progress, 0, len(groups))
+	engines := map[uint64]bool{}
+	for _, member := range groups {
+		all = append(all, member.progress())
+		member.asyncMu.Lock()
+		e := member.async
+		member.asyncMu.Unlock()
+		if e != nil {
+			engines[laneID(member.lane, asyncLane, 0)] = true
+			all = append(all, e.progress())
+		}
+	}
+	for i := range all {
+		if engines[all[i].Lane] {
+			all[i].What = actionNames[allReduceAsync]
+		}
+	}
+	slices.SortFunc(all, func(a, b Progress) int { return cmp.Compare(a.Lane, b.Lane) })
+	return all
+}
+
+// What an operation begins and ends with is one word, so that Progress costs it nothing: the number of operations that this
+// rank has entered, whether the last is under way, and its action.
+const (
+	actionMask = 1<<7 - 1
+	underWay   = 1 << 7
+	stateMask  = underWay | actionMask
+	entered    = 1 << 8
+	closing    = action(actionMask) // what Close does
+)
+
+// claim begins an operation, unless another one is under way.
+func (g *Group) claim(a action) bool {
+	was := g.state.Load()
+	return was&underWay == 0 && g.state.CompareAndSwap(was, was&^stateMask+entered|underWay|uint64(a))
+}
+
+// free ends the operation that claim began.
+func (g *Group) free() { g.state.Store(g.state.Load() &^ underWay) }
+
+func (g *Group) progress() Progress {
+	state := g.state.Load()
+	p := Progress{Lane: g.lane, Operation: state / entered, Waiting: state&underWay != 0}
+	if a := action(state & actionMask); a < actions {
+		p.What = actionNames[a]
+	} else {
+		p.Waiting = false
+	}
+	return p
+}
+
+// tensorLane is the kind of the lane on which an engine counts tensors.
+const tensorLane = 't'
+
+func (e *engine) progress() Progress {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := Progress{Lane: laneID(e.g.lane, tensorLane, 0), Operation: e.submitted, Waiting: len(e.names) > 0}
+	var oldest *Handle
+	for _, h := range e.names {
+		if oldest == nil || cmp.Or(h.since.Compare(oldest.since), cmp.Compare(h.name, oldest.name)) < 0 {
+			oldest = h
+		}
+	}
+	switch {
+	case oldest == nil:
+	case oldest.name == joinName:
+		p.What = "Join"
+	default:
+		p.What = oldest.name
+	}
+	return p
+}
