@@ -28,6 +28,13 @@ type Handler interface {
 	Reported(from identity.Subject, r Report, generation, commits uint64)
 }
 
+// BeatHandler is a Handler that also hears the workers' beats.
+type BeatHandler interface {
+	Handler
+	// Beaten tells of a beat: about one a second from each worker.
+	Beaten(from identity.Subject, b Beat)
+}
+
 // ServerConfig says who the server is and who listens to it.
 type ServerConfig struct {
 	// Credentials are the driver's.

@@ -136,6 +136,74 @@ func (Report) EnumDescriptor() ([]byte, []int) {
 	return file_rendezvous_proto_rawDescGZIP(), []int{1}
 }
 
+type Phase int32
+
+const (
+	Phase_PHASE_UNSPECIFIED Phase = 0
+	// It has asked for a world.
+	Phase_PHASE_JOINING Phase = 1
+	// It connects to the others of its world.
+	Phase_PHASE_CONNECTING Phase = 2
+	// It is in its world, and its program not in elastic.Run.
+	Phase_PHASE_OUTSIDE  Phase = 3
+	Phase_PHASE_SYNCING  Phase = 4
+	Phase_PHASE_TRAINING Phase = 5
+	Phase_PHASE_SAVING   Phase = 6
+	// It calls its OnReset functions.
+	Phase_PHASE_RESETTING Phase = 7
+)
+
+// Enum value maps for Phase.
+var (
+	Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "PHASE_JOINING",
+		2: "PHASE_CONNECTING",
+		3: "PHASE_OUTSIDE",
+		4: "PHASE_SYNCING",
+		5: "PHASE_TRAINING",
+		6: "PHASE_SAVING",
+		7: "PHASE_RESETTING",
+	}
+	Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"PHASE_JOINING":     1,
+		"PHASE_CONNECTING":  2,
+		"PHASE_OUTSIDE":     3,
+		"PHASE_SYNCING":     4,
+		"PHASE_TRAINING":    5,
+		"PHASE_SAVING":      6,
+		"PHASE_RESETTING":   7,
+	}
+)
+
+func (x Phase) Enum() *Phase {
+	p := new(Phase)
+	*p = x
+	return p
+}
+
+func (x Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_rendezvous_proto_enumTypes[2].Descriptor()
+}
+
+func (Phase) Type() protoreflect.EnumType {
+	return &file_rendezvous_proto_enumTypes[2]
+}
+
+func (x Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Phase.Descriptor instead.
+func (Phase) EnumDescriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{2}
+}
+
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The generation that the worker has left; 0 for a worker that was in none.
@@ -577,6 +645,194 @@ func (*ReportReply) Descriptor() ([]byte, []int) {
 	return file_rendezvous_proto_rawDescGZIP(), []int{5}
 }
 
+type BeatRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the world which the worker is in, or has left last.
+	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Phase      Phase  `protobuf:"varint,2,opt,name=phase,proto3,enum=hvdrun.v1.Phase" json:"phase,omitempty"`
+	// How long nothing has changed: neither the phase nor the operations.
+	QuietNanoseconds uint64 `protobuf:"varint,3,opt,name=quiet_nanoseconds,json=quietNanoseconds,proto3" json:"quiet_nanoseconds,omitempty"`
+	// How far it has come in the groups of the generation.
+	Lanes         []*Lane `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeatRequest) Reset() {
+	*x = BeatRequest{}
+	mi := &file_rendezvous_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeatRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeatRequest) ProtoMessage() {}
+
+func (x *BeatRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeatRequest.ProtoReflect.Descriptor instead.
+func (*BeatRequest) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BeatRequest) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *BeatRequest) GetPhase() Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Phase_PHASE_UNSPECIFIED
+}
+
+func (x *BeatRequest) GetQuietNanoseconds() uint64 {
+	if x != nil {
+		return x.QuietNanoseconds
+	}
+	return 0
+}
+
+func (x *BeatRequest) GetLanes() []*Lane {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+// Lane is how far a worker has come in one group.
+type Lane struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Equal for the same group on all ranks; 0 for that of all ranks.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Number of the last operation that it has entered, the same for the same operation on all ranks.
+	Operation uint64 `protobuf:"varint,2,opt,name=operation,proto3" json:"operation,omitempty"`
+	Waiting   bool   `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// How long it has been at that operation, or after it.
+	Nanoseconds uint64 `protobuf:"varint,4,opt,name=nanoseconds,proto3" json:"nanoseconds,omitempty"`
+	// The operation's name.
+	What          string `protobuf:"bytes,5,opt,name=what,proto3" json:"what,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lane) Reset() {
+	*x = Lane{}
+	mi := &file_rendezvous_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lane) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lane) ProtoMessage() {}
+
+func (x *Lane) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lane.ProtoReflect.Descriptor instead.
+func (*Lane) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Lane) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Lane) GetOperation() uint64 {
+	if x != nil {
+		return x.Operation
+	}
+	return 0
+}
+
+func (x *Lane) GetWaiting() bool {
+	if x != nil {
+		return x.Waiting
+	}
+	return false
+}
+
+func (x *Lane) GetNanoseconds() uint64 {
+	if x != nil {
+		return x.Nanoseconds
+	}
+	return 0
+}
+
+func (x *Lane) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+type BeatReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeatReply) Reset() {
+	*x = BeatReply{}
+	mi := &file_rendezvous_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeatReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeatReply) ProtoMessage() {}
+
+func (x *BeatReply) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
+func (*BeatReply) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{8}
+}
+
 var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
@@ -620,7 +876,21 @@ const file_rendezvous_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\"\r\n" +
-	"\vReportReply*U\n" +
+	"\vReportReply\"\xa9\x01\n" +
+	"\vBeatRequest\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x12&\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\x10.hvdrun.v1.PhaseR\x05phase\x12+\n" +
+	"\x11quiet_nanoseconds\x18\x03 \x01(\x04R\x10quietNanoseconds\x12%\n" +
+	"\x05lanes\x18\x04 \x03(\v2\x0f.hvdrun.v1.LaneR\x05lanes\"\x84\x01\n" +
+	"\x04Lane\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1c\n" +
+	"\toperation\x18\x02 \x01(\x04R\toperation\x12\x18\n" +
+	"\awaiting\x18\x03 \x01(\bR\awaiting\x12 \n" +
+	"\vnanoseconds\x18\x04 \x01(\x04R\vnanoseconds\x12\x12\n" +
+	"\x04what\x18\x05 \x01(\tR\x04what\"\v\n" +
+	"\tBeatReply*U\n" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
@@ -630,11 +900,21 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
 	"\x0eREPORT_LEAVING\x10\x02\x12\x14\n" +
 	"\x10REPORT_COMMITTED\x10\x03\x12\x13\n" +
-	"\x0fREPORT_DRAINING\x10\x042~\n" +
+	"\x0fREPORT_DRAINING\x10\x04*\xa8\x01\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rPHASE_JOINING\x10\x01\x12\x14\n" +
+	"\x10PHASE_CONNECTING\x10\x02\x12\x11\n" +
+	"\rPHASE_OUTSIDE\x10\x03\x12\x11\n" +
+	"\rPHASE_SYNCING\x10\x04\x12\x12\n" +
+	"\x0ePHASE_TRAINING\x10\x05\x12\x10\n" +
+	"\fPHASE_SAVING\x10\x06\x12\x13\n" +
+	"\x0fPHASE_RESETTING\x10\a2\xb4\x01\n" +
 	"\n" +
 	"Rendezvous\x124\n" +
 	"\x04Join\x12\x16.hvdrun.v1.JoinRequest\x1a\x14.hvdrun.v1.JoinReply\x12:\n" +
-	"\x06Report\x12\x18.hvdrun.v1.ReportRequest\x1a\x16.hvdrun.v1.ReportReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x06Report\x12\x18.hvdrun.v1.ReportRequest\x1a\x16.hvdrun.v1.ReportReply\x124\n" +
+	"\x04Beat\x12\x16.hvdrun.v1.BeatRequest\x1a\x14.hvdrun.v1.BeatReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
 	file_rendezvous_proto_rawDescOnce sync.Once
@@ -648,32 +928,40 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 	return file_rendezvous_proto_rawDescData
 }
 
-var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_rendezvous_proto_goTypes = []any{
 	(Dismissal)(0),        // 0: hvdrun.v1.Dismissal
 	(Report)(0),           // 1: hvdrun.v1.Report
-	(*JoinRequest)(nil),   // 2: hvdrun.v1.JoinRequest
-	(*JoinReply)(nil),     // 3: hvdrun.v1.JoinReply
-	(*World)(nil),         // 4: hvdrun.v1.World
-	(*Peer)(nil),          // 5: hvdrun.v1.Peer
-	(*ReportRequest)(nil), // 6: hvdrun.v1.ReportRequest
-	(*ReportReply)(nil),   // 7: hvdrun.v1.ReportReply
+	(Phase)(0),            // 2: hvdrun.v1.Phase
+	(*JoinRequest)(nil),   // 3: hvdrun.v1.JoinRequest
+	(*JoinReply)(nil),     // 4: hvdrun.v1.JoinReply
+	(*World)(nil),         // 5: hvdrun.v1.World
+	(*Peer)(nil),          // 6: hvdrun.v1.Peer
+	(*ReportRequest)(nil), // 7: hvdrun.v1.ReportRequest
+	(*ReportReply)(nil),   // 8: hvdrun.v1.ReportReply
+	(*BeatRequest)(nil),   // 9: hvdrun.v1.BeatRequest
+	(*Lane)(nil),          // 10: hvdrun.v1.Lane
+	(*BeatReply)(nil),     // 11: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
-	4, // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
-	0, // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
-	5, // 2: hvdrun.v1.World.peers:type_name -> hvdrun.v1.Peer
-	1, // 3: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
-	2, // 4: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	6, // 5: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	3, // 6: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	7, // 7: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	6, // [6:8] is the sub-list for method output_type
-	4, // [4:6] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
+	0,  // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
+	6,  // 2: hvdrun.v1.World.peers:type_name -> hvdrun.v1.Peer
+	1,  // 3: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
+	2,  // 4: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
+	10, // 5: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	3,  // 6: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
+	7,  // 7: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	9,  // 8: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	4,  // 9: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
+	8,  // 10: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	11, // 11: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	9,  // [9:12] is the sub-list for method output_type
+	6,  // [6:9] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_rendezvous_proto_init() }
@@ -690,8 +978,8 @@ func file_rendezvous_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   6,
+			NumEnums:      3,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Rendezvous_Join_FullMethodName   = "/hvdrun.v1.Rendezvous/Join"
 	Rendezvous_Report_FullMethodName = "/hvdrun.v1.Rendezvous/Report"
+	Rendezvous_Beat_FullMethodName   = "/hvdrun.v1.Rendezvous/Beat"
 )
 
 // RendezvousClient is the client API for Rendezvous service.
@@ -39,6 +40,8 @@ type RendezvousClient interface {
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (*JoinReply, error)
 	// Report tells the driver something that it could only guess otherwise.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
+	// Beat tells what the worker does, about once a second. Nothing depends on any one of them.
+	Beat(ctx context.Context, in *BeatRequest, opts ...grpc.CallOption) (*BeatReply, error)
 }
 
 type rendezvousClient struct {
@@ -69,6 +72,16 @@ func (c *rendezvousClient) Report(ctx context.Context, in *ReportRequest, opts .
 	return out, nil
 }
 
+func (c *rendezvousClient) Beat(ctx context.Context, in *BeatRequest, opts ...grpc.CallOption) (*BeatReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BeatReply)
+	err := c.cc.Invoke(ctx, Rendezvous_Beat_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RendezvousServer is the server API for Rendezvous service.
 // All implementations must embed UnimplementedRendezvousServer
 // for forward compatibility.
@@ -80,6 +93,8 @@ type RendezvousServer interface {
 	Join(context.Context, *JoinRequest) (*JoinReply, error)
 	// Report tells the driver something that it could only guess otherwise.
 	Report(context.Context, *ReportRequest) (*ReportReply, error)
+	// Beat tells what the worker does, about once a second. Nothing depends on any one of them.
+	Beat(context.Context, *BeatRequest) (*BeatReply, error)
 	mustEmbedUnimplementedRendezvousServer()
 }
 
@@ -95,6 +110,9 @@ func (UnimplementedRendezvousServer) Join(context.Context, *JoinRequest) (*JoinR
 }
 func (UnimplementedRendezvousServer) Report(context.Context, *ReportRequest) (*ReportReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedRendezvousServer) Beat(context.Context, *BeatRequest) (*BeatReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Beat not implemented")
 }
 func (UnimplementedRendezvousServer) mustEmbedUnimplementedRendezvousServer() {}
 func (UnimplementedRendezvousServer) testEmbeddedByValue()                    {}
@@ -153,6 +171,24 @@ func _Rendezvous_Report_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Rendezvous_Beat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BeatRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RendezvousServer).Beat(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Rendezvous_Beat_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RendezvousServer).Beat(ctx, req.(*BeatRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Rendezvous_ServiceDesc is the grpc.ServiceDesc for Rendezvous service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -167,6 +203,10 @@ var Rendezvous_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Report",
 			Handler:    _Rendezvous_Report_Handler,
+		},
+		{
+			MethodName: "Beat",
+			Handler:    _Rendezvous_Beat_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
