@@ -49,10 +49,9 @@ type Config struct {
 	// operations. Empty: they do not.
 	TimelineFilename string
 
-	// FusionThreshold (in MiB), CycleTime and StallWarning tune the workers' asynchronous collectives. 0: as is usual;
-	// negative: not at all.
-	FusionThreshold         int
-	CycleTime, StallWarning time.Duration
+	// FusionThreshold (in MiB) and CycleTime tune the workers' asynchronous collectives. 0: as is usual; negative: not at all.
+	FusionThreshold int
+	CycleTime       time.Duration
 	// VerifyState is after how many commits the workers compare their states. 0: only after each sync; negative: not at all.
 	VerifyState int
 	// HealState gives workers whose state differs that of most others. Otherwise the workers fail.
@@ -112,6 +111,10 @@ type Timeouts struct {
 	Join              time.Duration // 30 s: from the first worker's join to the last's
 	Drain             time.Duration // 30 s: from SIGTERM to SIGKILL of a worker
 	Finish            time.Duration // 30 s: from the first worker's done to the last's
+
+	// How long a worker may hold up the others: until it is named, and until it is stopped. Negative: for ever.
+	StallWarning time.Duration // 5 s
+	Stall        time.Duration // 120 s
 }
 
 // withDefaults returns the config with its zero fields filled, or what is wrong with it.
@@ -188,6 +191,7 @@ func (t Timeouts) withDefaults() Timeouts {
 	}{
 		{&t.DiscoveryInterval, time.Second}, {&t.Elastic, 600 * time.Second}, {&t.Start, 30 * time.Second},
 		{&t.Join, 30 * time.Second}, {&t.Drain, 30 * time.Second}, {&t.Finish, 30 * time.Second},
+		{&t.StallWarning, 5 * time.Second}, {&t.Stall, 120 * time.Second},
 	} {
 		if *d.field == 0 {
 			*d.field = d.def

@@ -41,7 +41,8 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s control.Status
 	taken := make(chan error, 1)
 	ask := func() {
-		s = l.m.status(l.clock.now(), nil)
+		now := l.clock.now()
+		s = l.m.status(now, func(id string) string { return l.stalls.what(now, id) })
 		taken <- l.recent.tell(&s)
 	}
 	select {

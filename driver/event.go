@@ -40,6 +40,8 @@ const (
 	Returned        EventName = "returned"         // host, slot or null
 	Reset           EventName = "reset"            // count
 	DrainAsked      EventName = "drain_asked"      // host, slot or null: by a person
+	Stalled         EventName = "stalled"          // host, slot, pid, rank, generation, what; host null: nobody is missing
+	StallEnded      EventName = "stall_ended"      // host, slot, pid, rank, generation, seconds
 	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
 	Resumed         EventName = "resumed"          // another driver has taken over from one that died
 	JobDone         EventName = "job_done"         // status, message

@@ -32,6 +32,8 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	exit a:0 code=1|signal=9|ok|evicted
 //	report a:0 done|leaving|draining|committed commits=3
 //	wait 5s                    time passes; deadlines in between come due
+//	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
+//	stirred a:0 · hung a:0 WORDS
 //	discovery-failed first|later
 //	interrupt
 //	drain a:0                  a person asks for it, of a slot or a whole host, as are
@@ -131,6 +133,8 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.pass(d)
+	case "stalled", "stirred", "hung":
+		return s.stall(words[0], args)
 	case "discovery-failed":
 		if args[0] == "first" {
 			s.step(sourceFailed{errors.New("no such script")})
@@ -152,6 +156,28 @@ func (s *story) command(words []string) error {
 		return s.ask(words[0], args)
 	default:
 		return errors.New("no such command")
+	}
+	return nil
+}
+
+func (s *story) stall(kind string, args []string) error {
+	generation := s.m.world.Generation
+	if len(args) == 0 {
+		s.step(worldJammed{generation, "all have been in AllReduce for 5s"})
+		return nil
+	}
+	w, err := s.worker(args[0])
+	if err != nil {
+		return err
+	}
+	what := strings.Join(args[1:], " ")
+	switch kind {
+	case "stalled":
+		s.step(workerStalled{w.id, generation, what})
+	case "stirred":
+		s.step(workerStirred{w.id, generation})
+	case "hung":
+		s.step(workerHung{w.id, generation, what})
 	}
 	return nil
 }
@@ -442,6 +468,12 @@ func (s *story) describe(a action) string {
 			return "refuse: " + a.refused.Error()
 		}
 		return "answer: " + a.done
+	case remind:
+		names := make([]string, len(a.late))
+		for i, w := range a.late {
+			names[i] = w.id
+		}
+		return fmt.Sprintf("remind that %s has %v to come to the next world", strings.Join(names, " "), a.left)
 	case finishJob:
 		if a.err == nil {
 			return "finish"
@@ -468,6 +500,10 @@ func (s *story) describeEvent(e Event) string {
 		return fmt.Sprintf("event worker_exited %s:%v: %v", field("host"), field("slot"), field("cause"))
 	case Reset:
 		return fmt.Sprintf("event reset %v", field("count"))
+	case Stalled:
+		return fmt.Sprintf("event stalled %v:%v", field("host"), field("slot"))
+	case StallEnded:
+		return fmt.Sprintf("event stall_ended %v:%v", field("host"), field("slot"))
 	case DiscoveryFailed:
 		return fmt.Sprintf("event discovery_failed: %v", field("error"))
 	case Scaled:

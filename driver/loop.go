@@ -68,6 +68,7 @@ type loop struct {
 	ended   chan struct{} // closed when nobody takes events any more
 	recent  recent
 	begun   time.Time // of the job
+	stalls  *stalls
 
 	credentials *identity.Authority
 	listen      netip.AddrPort // of the rendezvous
@@ -116,6 +117,7 @@ func newLoop(cfg Config) *loop {
 		asks:   make(chan func()),
 		ended:  make(chan struct{}),
 		procs:  make(map[string]*process),
+		stalls: newStalls(cfg.Timeouts),
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
 	l.book.log = cfg.Log
@@ -208,6 +210,7 @@ func (l *loop) serve(ctx context.Context) error {
 		}
 	})
 	l.wg.Go(func() { l.discover(side) })
+	l.wg.Go(func() { l.watchStalls(side.Done()) })
 	defer l.serveControl(side)()
 	return l.run(ctx)
 }
@@ -314,6 +317,7 @@ func (l *loop) feed(in posted) *finishJob {
 	}
 	if e, ok := in.event.(workerEnded); ok {
 		l.push.Forget(e.id)
+		l.stalls.forget(e.id)
 		delete(l.procs, e.id)
 	}
 	return nil
@@ -338,6 +342,8 @@ func (l *loop) perform(a action) {
 		l.cfg.Events(a.event)
 	case logLine:
 		l.log(a)
+	case remind:
+		l.remind(a)
 	default:
 		panic(fmt.Sprintf("driver: unknown action %T", a))
 	}
@@ -370,6 +376,7 @@ func (l *loop) publish(a publishWorld) {
 		}
 		members[r] = rendezvous.Member{Incarnation: w.id, DataAddrs: w.join.DataAddrs}
 	}
+	l.stalls.enter(a.world.Generation, a.members)
 	l.meet.Publish(a.world, members, a.root, a.seq)
 }
 
@@ -384,6 +391,7 @@ func (l *loop) start(a startWorker) {
 	}
 	p.rank.Store(int64(a.slot.Rank))
 	l.procs[a.id] = p
+	l.stalls.expect(a.id)
 	l.wg.Go(func() {
 		defer stop()
 		exit := l.runWorker(ctx, a, p)
@@ -443,7 +451,7 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 		MasterAddr: masterAddr, MasterPort: l.masterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 		TimelineFilename: l.cfg.TimelineFilename,
-		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.StallWarning,
+		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.Timeouts.StallWarning,
 		VerifyState: l.cfg.VerifyState, HealState: l.cfg.HealState,
 	}
 	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil
@@ -507,6 +515,11 @@ func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
 // Reported is called by the rendezvous with what a worker has to say.
 func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
 	l.postNoted(workerReport{from.Incarnation, r, generation, commits})
+}
+
+// Beaten is called by the rendezvous with what a worker does. The machine hears of it only where it holds up others.
+func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
+	l.stalls.hear(l.clock.now(), from.Incarnation, b)
 }
 
 // freePort returns a TCP port that nobody listens on now, for commands that make their own rendezvous at MASTER_PORT.

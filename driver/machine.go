@@ -95,6 +95,8 @@ type worker struct {
 	stays      bool // all the same, and the log says why
 	start      startWorker
 	reason     string // why it was stopped, where that is a failure of its own
+
+	stalledFrom time.Time // when it was named for holding up the others
 }
 
 func (w *worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
@@ -217,6 +219,14 @@ func (m *machine) step(now time.Time, ev event) []action {
 		m.ended(now, e)
 	case interrupted:
 		m.decide(now, e.cause)
+	case workerStalled:
+		m.stalled(now, e)
+	case workerStirred:
+		m.stirred(now, m.member(e.id, e.generation))
+	case workerHung:
+		m.hung(now, e)
+	case worldJammed:
+		m.jammed(now, e)
 	case deadlinePassed:
 	case commanded:
 		m.obey(now, e.Command)
@@ -262,6 +272,7 @@ func (m *machine) workerJoined(now time.Time, e workerJoined) {
 	case starting:
 		m.emit(now, WorkerReady, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index})
 	case training:
+		m.stirred(now, w)
 		if e.join.Cause != "" {
 			m.log(logrus.DebugLevel, "%s left generation %d: %s", w.slot, w.generation, e.join.Cause)
 		}

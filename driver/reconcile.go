@@ -3,7 +3,6 @@ package driver
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -443,31 +442,6 @@ func (m *machine) lackWorkers(now time.Time, have int) {
 	}
 }
 
-// mostNames is how many slots a line of the log names.
-const mostNames = 10
-
-// names lists the slots whose workers are in a phase, in a line that can be read.
-func (m *machine) names(p phase) string {
-	var names []string
-	more := 0
-	for _, w := range m.workers {
-		switch {
-		case w.phase != p:
-		case len(names) < mostNames:
-			names = append(names, w.slot.String())
-		default:
-			more++
-		}
-	}
-	if more > 0 {
-		names = append(names, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(names, " ")
-}
-
-// remindAfter is how long the driver waits in silence for members to come to the next world.
-func (m *machine) remindAfter() time.Duration { return min(5*time.Second, m.wait.Join/2) }
-
 // startBy returns until when a worker that is being started must have joined. A job that is not elastic may run commands
 // that never join; only when one of its workers has, the others must too.
 func (m *machine) startBy(w *worker) (time.Time, bool) {
@@ -495,9 +469,7 @@ func (m *machine) checkDeadlines(now time.Time) {
 	}
 	if !m.resetFrom.IsZero() && !m.reminded && !now.Before(m.resetFrom.Add(m.remindAfter())) {
 		m.reminded = true
-		if names := m.names(training); names != "" {
-			m.log(logrus.WarnLevel, "still waiting for %s to come to the next world", names)
-		}
+		m.remindOf(now)
 	}
 	for _, w := range m.workers {
 		by, limited := m.startBy(w)

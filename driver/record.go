@@ -49,6 +49,7 @@ type record struct {
 	Signal     int                 `json:"signal,omitempty"` // that has ended a worker, or the job
 	Evicted    bool                `json:"evicted,omitempty"`
 	Command    *control.Command    `json:"command,omitempty"`
+	What       string              `json:"what,omitempty"`
 }
 
 // The kinds of records.
@@ -61,6 +62,10 @@ const (
 	kindReport      = "report"
 	kindEnded       = "ended"
 	kindInterrupted = "interrupted"
+	kindStalled     = "stalled"
+	kindStirred     = "stall_ended"
+	kindHung        = "hung"
+	kindJammed      = "jammed"
 	kindDeadline    = "deadline"
 	kindCommanded   = "commanded"
 	kindResumed     = "resumed"
@@ -94,6 +99,14 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		if errors.As(e.cause, &stopped) {
 			r.Signal = int(stopped.Signal)
 		}
+	case workerStalled:
+		r.Kind, r.Worker, r.Generation, r.What = kindStalled, e.id, e.generation, e.what
+	case workerStirred:
+		r.Kind, r.Worker, r.Generation = kindStirred, e.id, e.generation
+	case workerHung:
+		r.Kind, r.Worker, r.Generation, r.What = kindHung, e.id, e.generation, e.what
+	case worldJammed:
+		r.Kind, r.Generation, r.What = kindJammed, e.generation, e.what
 	case deadlinePassed:
 		r.Kind = kindDeadline
 	case commanded:
@@ -135,6 +148,14 @@ func (r *record) event() (event, error) {
 			return interrupted{StopSignal{syscall.Signal(r.Signal)}}, nil
 		}
 		return interrupted{errors.New(r.Error)}, nil
+	case kindStalled:
+		return workerStalled{r.Worker, r.Generation, r.What}, nil
+	case kindStirred:
+		return workerStirred{r.Worker, r.Generation}, nil
+	case kindHung:
+		return workerHung{r.Worker, r.Generation, r.What}, nil
+	case kindJammed:
+		return worldJammed{r.Generation, r.What}, nil
 	case kindDeadline:
 		return deadlinePassed{}, nil
 	case kindCommanded:

@@ -315,8 +315,26 @@ func (s *sim) trouble() {
 		s.step(workerReport{p.id, rendezvous.Draining, p.generation, p.commits})
 	case n < 12:
 		s.end(p, Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true})
+	case n < 15:
+		s.stall(p)
 	default:
 		s.behave(p)
+	}
+}
+
+// stall is what is found out about workers that hold up others, in time or too late.
+func (s *sim) stall(p *simProc) {
+	generation := s.latest.world.Generation - uint64(min(s.rnd.IntN(4)/3, int(s.latest.world.Generation)))
+	switch s.rnd.IntN(4) {
+	case 0:
+		s.step(workerStalled{p.id, generation, "in its own code"})
+	case 1:
+		s.step(workerStirred{p.id, generation})
+	case 2:
+		p.hung = true
+		s.step(workerHung{p.id, generation, "in its own code"})
+	case 3:
+		s.step(worldJammed{generation, "all wait"})
 	}
 }
 

@@ -54,8 +54,8 @@ func (m *machine) forgetFailures() {
 	}
 }
 
-// status tells how the job is doing, without its name, its driver and its events. What tells of a worker what it does, as
-// far as somebody has heard; nil: nobody has.
+// status tells how the job is doing, without its name, its driver and its events. What tells what a member of the world
+// does, as far as somebody has heard; nil: nobody has.
 func (m *machine) status(now time.Time, what func(id string) string) control.Status {
 	s := control.Status{
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
@@ -138,11 +138,13 @@ func (m *machine) slotStatus(now time.Time, id plan.SlotID, w *worker, what func
 		}
 	}
 	s.State = slotStates[w.phase]
-	if what != nil {
-		s.What = what(w.id)
-	}
-	if s.What == "" {
-		s.What = m.whatOf(w)
+	s.What = m.whatOf(w)
+	if what != nil && w.phase == training && !w.done {
+		if does := what(w.id); s.What == "" {
+			s.What = does
+		} else if does != "" {
+			s.What += ", " + does
+		}
 	}
 	return s
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -25,6 +26,7 @@ type driven struct {
 	endpoint   *collective.Endpoint
 	timeline   *timeline.Recorder // nil: none was asked for
 	notifyAddr string
+	warning    time.Duration // see beater
 
 	stopServing context.CancelFunc
 	serving     sync.WaitGroup
@@ -45,7 +47,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
 	}
-	d := &driven{service: notify.NewService(creds)}
+	d := &driven{service: notify.NewService(creds), warning: env.StallWarning}
 	if d.client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
 	}
@@ -56,6 +58,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		Encrypt:     env.EncryptData,
 		Algorithm:   algorithm,
 		OnlySockets: env.OnlySockets,
+		Log:         logrus.StandardLogger(),
 
 		FusionThreshold: env.FusionThreshold << 20,
 		CycleTime:       env.CycleTime,
@@ -119,6 +122,10 @@ func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.G
 func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error {
 	return d.client.Report(ctx, r, generation, commits)
 }
+
+func (d *driven) beat(ctx context.Context, b rendezvous.Beat) error { return d.client.Beat(ctx, b) }
+
+func (d *driven) stallWarning() time.Duration { return d.warning }
 
 func (d *driven) latest() notify.Update { return d.service.Latest() }
 

@@ -46,6 +46,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	}()
 
 	heeding := s.worker.heed()
+	defer s.worker.doing.enter(rendezvous.Outside)
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
 	err = errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
 	defer func() {
@@ -115,6 +116,7 @@ func (r *runner) begin() error {
 
 // sync makes the state the root's, or what it was at the last commit.
 func (r *runner) sync() error {
+	r.worker.doing.enter(rendezvous.Syncing)
 	err := r.state.Sync(r.ctx)
 	if err != nil {
 		return r.rollBack(err)
@@ -132,6 +134,7 @@ func (r *runner) rollBack(err error) error {
 
 // trainOnce trains in the current world. It returns nil when the job is done.
 func (r *runner) trainOnce() error {
+	r.worker.doing.enter(rendezvous.Training)
 	if err := r.train(r.ctx); err != nil {
 		return r.undo(err)
 	}
@@ -172,6 +175,7 @@ func (r *runner) reset(cause error) error {
 			return err
 		}
 	}
+	r.worker.doing.enter(rendezvous.Resetting)
 	for _, f := range r.state.onReset {
 		if err := f(); err != nil {
 			return r.undo(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/image"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // HostsUpdatedError says that the hosts of the job have changed and a new world is due. All ranks get it from the same
@@ -221,6 +222,8 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
+	defer s.worker.doing.enter(s.worker.doing.phase())
+	s.worker.doing.enter(rendezvous.Saving)
 	s.Settle()
 	var err error
 	s.sources = s.sources[:0]

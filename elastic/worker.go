@@ -41,6 +41,9 @@ type Worker struct {
 	place   atomic.Pointer[place] // never nil once the worker has been handed out
 
 	verification verification // of states
+	doing        doing
+	entering     atomic.Uint64 // the newest generation that it was given
+	stopPulse    func()
 
 	reports      sync.WaitGroup
 	reportCtx    context.Context // ends when the reports under way must
@@ -102,6 +105,8 @@ func Init(ctx context.Context) (*Worker, error) {
 func newWorker(ctx context.Context, m meeting) (*Worker, error) {
 	w := &Worker{meeting: m, log: logrus.StandardLogger()}
 	w.reportCtx, w.stopReports = context.WithCancel(context.Background())
+	w.doing.enter(rendezvous.Joins)
+	w.stopPulse = w.startPulse()
 	if err := w.enter(ctx, rendezvous.Joining{}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -118,6 +123,7 @@ func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
 		p, err := w.connect(ctx, world)
 		if err == nil {
 			w.place.Store(p)
+			w.doing.enter(rendezvous.Outside)
 			w.outside = false
 			return nil
 		}
@@ -131,6 +137,8 @@ func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
 // connect connects to a world that join returned. As soon as the driver knows of a rank there that is dead, it gives up, or
 // the group is aborted: peers whose host was cut off say nothing themselves for a long time.
 func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, error) {
+	w.entering.Store(world.Generation)
+	w.doing.enter(rendezvous.Connecting)
 	watch, stop := context.WithCancel(context.Background())
 	connecting, giveUp := context.WithCancel(ctx)
 	defer giveUp()
@@ -177,6 +185,7 @@ func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 }
 
 func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	w.doing.enter(rendezvous.Joins)
 	stop := w.sayWaiting()
 	world, err := w.meeting.join(ctx, j)
 	stop()
@@ -278,6 +287,7 @@ func (w *Worker) close() error {
 	w.closed = true
 	over := w.over
 	w.mu.Unlock()
+	w.stopPulse()
 
 	stop := time.AfterFunc(closeGrace, w.stopReports)
 	defer stop.Stop()

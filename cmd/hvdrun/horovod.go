@@ -18,7 +18,7 @@ var refused = []struct{ flags, advice string }{
 	{"hierarchical-* no-hierarchical-* torus-allreduce no-torus-allreduce", "the algorithm is chosen by size and placement; leave it out"},
 	{"gloo-timeout-seconds", "a lost peer is seen by its connection; use --join-timeout for a worker that does not come to the next world"},
 	{"timeline-mark-cycles no-timeline-mark-cycles", "the timeline has no cycles to mark; leave it out"},
-	{"stall-check* no-stall-check*", "use --stall-warning for tensors that some ranks do not reduce; for other waits --start-timeout, --join-timeout and --finish-timeout"},
+	{"stall-check* no-stall-check*", "use --stall-warning and --stall-timeout; for other waits --start-timeout, --join-timeout and --finish-timeout"},
 	{"log-with-timestamp log-without-timestamp log-hide-timestamp", "log lines bear the time; use --prefix-output-with-timestamp for the workers' output"},
 	{"controller", "there is one kind of connection between workers, and nothing to choose; leave it out"},
 }

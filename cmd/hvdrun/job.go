@@ -139,7 +139,6 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		TimelineFilename:  s.timeline,
 		FusionThreshold:   s.fusion,
 		CycleTime:         s.cycle,
-		StallWarning:      s.stall,
 		VerifyState:       s.verifyState,
 		HealState:         s.healState,
 		Events:            events.write,

@@ -33,8 +33,8 @@ type settings struct {
 	blame                   driver.Blame
 	interfaces              []string
 	encrypt, bindGPUs       bool
-	fusion                  int           // MiB; this and the two below: 0 as is usual, negative not at all
-	cycle, stall            time.Duration // of asynchronous collectives
+	fusion                  int           // MiB; this and the one below: 0 as is usual, negative not at all
+	cycle                   time.Duration // of asynchronous collectives
 	verifyState             int           // commits; 0: after syncs alone, negative: never
 	healState               bool
 	outputDir               string
@@ -177,7 +177,11 @@ var table = slices.Concat(
 			usage: "how long agents keep the workers of a driver that is silent",
 			set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
 		{name: "stall-warning", arg: "D", def: "5s",
-			usage: "time after which a tensor that some ranks do not reduce is logged; 0: never", set: setStallWarning},
+			usage: "time after which a worker is named in the log for which the others wait; 0: never",
+			set:   durationOrNever(func(s *settings) *time.Duration { return &s.timeouts.StallWarning })},
+		{name: "stall-timeout", arg: "D", def: "120s",
+			usage: "time after which such a worker is stopped and replaced; 0: never",
+			set:   durationOrNever(func(s *settings) *time.Duration { return &s.timeouts.Stall })},
 	}),
 	section("failures", []setting{
 		{name: "failure-policy", arg: "slot|host", def: "slot",
@@ -320,13 +324,16 @@ func setCycleTime(s *settings, text string) error {
 	return nil
 }
 
-func setStallWarning(s *settings, text string) (err error) {
-	if text == "0" || text == "0s" {
-		s.stall = -1
-		return nil
+// durationOrNever is a duration of which 0 means that the end never comes, told to the driver by a negative one.
+func durationOrNever(field func(*settings) *time.Duration) func(*settings, string) error {
+	return func(s *settings, text string) (err error) {
+		if text == "0" || text == "0s" {
+			*field(s) = -1
+			return nil
+		}
+		*field(s), err = parseDuration(text)
+		return err
 	}
-	s.stall, err = parseDuration(text)
-	return err
 }
 
 func setVerifyState(s *settings, text string) (err error) {

@@ -36,12 +36,17 @@ type Event struct {
 	} `json:"hosts"`
 }
 
+// where is the slot that the event is about, or the host.
+func (e Event) where() string {
+	if e.Slot == nil {
+		return e.Host
+	}
+	return fmt.Sprintf("%s:%d", e.Host, *e.Slot)
+}
+
 // String tells what matters of the event, in a line.
 func (e Event) String() string {
-	where := e.Host
-	if e.Slot != nil {
-		where = fmt.Sprintf("%s:%d", e.Host, *e.Slot)
-	}
+	where := e.where()
 	switch e.Name {
 	case "hosts_found":
 		return fmt.Sprint(e.Name, " ", e.Hosts)

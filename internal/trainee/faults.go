@@ -35,6 +35,11 @@ var errLeave = errors.New("as scheduled")
 //	fail     an error that goes through elastic.Run and makes the process exit with 1
 //	leave    the same, but the process exits with 0
 //
+// or it does not end:
+//
+//	hang     nothing more happens there
+//	stop     SIGSTOP
+//
 // Each fault happens once in the life of the job, whichever process it meets; with "!" at its end, every time. Faults of
 // the same point wait for each other, so that they happen at the same time.
 type fault struct {
@@ -115,6 +120,10 @@ func (x fault) happen() error {
 			return err
 		}
 		select {}
+	case x.how == "hang":
+		select {}
+	case x.how == "stop":
+		return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	case x.how == "fail":
 		return errors.New("failing as scheduled")
 	case x.how == "leave":

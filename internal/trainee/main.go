@@ -47,6 +47,7 @@ type settings struct {
 	orphan      bool
 	chatter     bool
 	signals     bool
+	stubborn    bool
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -62,11 +63,15 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.Var(&s.faults, "exit", "`HOST:SLOT@POINT=N:HOW`: leave there, once in the life of the job (repeatable)")
 	f.BoolVar(&s.chatter, "chatter", false, "print a numbered line at every step, in two pieces")
 	f.BoolVar(&s.signals, "signals", false, "print each SIGTERM")
+	f.BoolVar(&s.stubborn, "stubborn", false, "ignore SIGTERM")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 
 // run trains. It returns nil where the process should exit with 0.
 func (s *settings) run(ctx context.Context) error {
+	if s.stubborn {
+		signal.Ignore(syscall.SIGTERM)
+	}
 	if s.orphan {
 		child := exec.Command("sleep", "600")
 		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

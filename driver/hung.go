@@ -1,0 +1,152 @@
+package driver
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+// What workers say of themselves finds its way here only where somebody holds up the others: see stalls.
+type (
+	// workerStalled: the others of its world wait for it, and for how long and what it does instead is told in words.
+	workerStalled struct {
+		id         string
+		generation uint64
+		what       string
+	}
+	// workerStirred: they do not any more.
+	workerStirred struct {
+		id         string
+		generation uint64
+	}
+	// workerHung: they have for too long.
+	workerHung struct {
+		id         string
+		generation uint64
+		what       string
+	}
+	// worldJammed: all wait, and for nobody.
+	worldJammed struct {
+		generation uint64
+		what       string
+	}
+)
+
+// remind names workers that are late, and what they do, if that is known.
+type remind struct {
+	late []*worker
+	left time.Duration // until they are stopped
+}
+
+// member returns a worker that trains in the current world while that is of interest; nil: it does not.
+func (m *machine) member(id string, generation uint64) *worker {
+	w := m.find(id)
+	if w == nil || w.phase != training || generation != m.world.Generation || m.decided || !m.doneFrom.IsZero() {
+		return nil
+	}
+	return w
+}
+
+func (m *machine) stalled(now time.Time, e workerStalled) {
+	w := m.member(e.id, e.generation)
+	if w == nil || !w.stalledFrom.IsZero() {
+		return
+	}
+	w.stalledFrom = now
+	m.emit(now, Stalled, append(w.fields(), Field{"generation", e.generation}, Field{"what", e.what})...)
+	m.log(logrus.WarnLevel, "%s holds up the job: %s", w, e.what)
+}
+
+// stirred notes that a worker holds up nobody any more: it goes on, or has come to a reset.
+func (m *machine) stirred(now time.Time, w *worker) {
+	if w == nil || w.stalledFrom.IsZero() {
+		return
+	}
+	held := now.Sub(w.stalledFrom)
+	w.stalledFrom = time.Time{}
+	m.emit(now, StallEnded, append(w.fields(), Field{"generation", w.generation}, Field{"seconds", held.Seconds()})...)
+	m.log(logrus.WarnLevel, "%s goes on, %v after it was named", w, round(held))
+}
+
+// hung stops a worker that the others have waited for too long, and tells them at once that it is lost: it may be long
+// before its process ends.
+func (m *machine) hung(now time.Time, e workerHung) {
+	w := m.member(e.id, e.generation)
+	if w == nil {
+		return
+	}
+	m.stop(now, w, "held up the job: "+e.what)
+	m.lose(now, w)
+	m.deadFrom = now.Add(-lossAfter)
+}
+
+func (m *machine) jammed(now time.Time, e worldJammed) {
+	if e.generation != m.world.Generation || !m.resetFrom.IsZero() || m.decided || !m.doneFrom.IsZero() {
+		return
+	}
+	m.emit(now, Stalled, Field{"host", nil}, Field{"slot", nil}, Field{"generation", e.generation}, Field{"what", e.what})
+	m.log(logrus.WarnLevel, "%s", e.what)
+}
+
+// String names the worker for a person: by rank, slot and process.
+func (w *worker) String() string { return fmt.Sprintf("rank %d (%s, pid %d)", w.rank, w.slot, w.pid) }
+
+func (w *worker) fields() []Field {
+	return []Field{{"host", w.slot.Host}, {"slot", w.slot.Index}, {"pid", w.pid}, {"rank", w.rank}}
+}
+
+// remindAfter is how long the driver waits in silence for members to come to the next world.
+func (m *machine) remindAfter() time.Duration {
+	if warning := m.wait.StallWarning; warning > 0 && warning < m.wait.Join {
+		return warning
+	}
+	return m.wait.Join / 2
+}
+
+// remindOf asks for a reminder of the members that have not come to the next world.
+func (m *machine) remindOf(now time.Time) {
+	var late []*worker
+	for _, w := range m.workers {
+		if w.phase == training {
+			late = append(late, w)
+		}
+	}
+	if len(late) > 0 {
+		m.do(remind{late, m.resetFrom.Add(m.wait.Join).Sub(now)})
+	}
+}
+
+// remind says who is late, with what is known of each, in one line.
+func (l *loop) remind(a remind) {
+	names := make([]string, 0, mostNamed+1)
+	for _, w := range a.late[:min(len(a.late), mostNamed)] {
+		name := w.String()
+		if what := l.stalls.what(l.clock.now(), w.id); what != "" {
+			name += " is " + what
+		}
+		names = append(names, name)
+	}
+	if more := len(a.late) - mostNamed; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	l.cfg.Log.Warnf("still waiting, %v at most (--join-timeout), for workers to come to the next world: %s",
+		round(a.left), strings.Join(names, "; "))
+}
+
+// watchStalls looks at what the workers say until ctx ends.
+func (l *loop) watchStalls(done <-chan struct{}) {
+	ticker := time.NewTicker(l.stalls.pause())
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-done:
+			return
+		}
+		for _, ev := range l.stalls.look(l.clock.now()) {
+			l.post(ev)
+		}
+	}
+}

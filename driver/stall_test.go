@@ -1,0 +1,258 @@
+package driver
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// jobOfBeats is a world whose workers say what a test has them say.
+type jobOfBeats struct {
+	*stalls
+	now time.Time
+}
+
+// newJobOfBeats is a world of generation 4, of workers w0, w1, …, who are named after 5 s and stopped after 120 s.
+func newJobOfBeats(n int) *jobOfBeats {
+	j := &jobOfBeats{stalls: newStalls(Timeouts{}.withDefaults()), now: time.Unix(1_700_000_000, 0)}
+	members := make([]*worker, n)
+	for r := range members {
+		members[r] = &worker{id: fmt.Sprint("w", r), slot: plan.SlotID{Host: "h", Index: r}, rank: r}
+		j.expect(members[r].id)
+	}
+	j.enter(4, members)
+	return j
+}
+
+// in is a beat from within operation n of the group of all ranks, out one from after it.
+func in(n uint64, since time.Duration) rendezvous.Beat {
+	return rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Quiet: since,
+		Lanes: []rendezvous.Lane{{Operation: n, Waiting: true, For: since, What: "AllReduce"}}}
+}
+
+func out(n uint64, since time.Duration) rendezvous.Beat {
+	b := in(n, since)
+	b.Lanes[0].Waiting = false
+	return b
+}
+
+// beats has workers, by rank, beat; the zero Beat is silence.
+func (j *jobOfBeats) beats(all ...rendezvous.Beat) {
+	for r, b := range all {
+		if b.Phase != 0 {
+			j.hear(j.now, fmt.Sprint("w", r), b)
+		}
+	}
+}
+
+// pass lets time go by, and returns what is found.
+func (j *jobOfBeats) pass(d time.Duration) (found []string) {
+	for range d / j.pause() {
+		j.now = j.now.Add(j.pause())
+		for _, ev := range j.look(j.now) {
+			switch e := ev.(type) {
+			case workerStalled:
+				found = append(found, "stalled "+e.id+": "+e.what)
+			case workerStirred:
+				found = append(found, "stirred "+e.id)
+			case workerHung:
+				found = append(found, "hung "+e.id+": "+e.what)
+			case worldJammed:
+				found = append(found, "jammed: "+e.what)
+			}
+		}
+	}
+	return found
+}
+
+func (j *jobOfBeats) expectOnly(t *testing.T, d time.Duration, want ...string) {
+	t.Helper()
+	found := j.pass(d)
+	for i := range max(len(found), len(want)) {
+		if i >= len(found) || i >= len(want) || !strings.HasPrefix(found[i], want[i]) {
+			t.Fatalf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+const look = 250 * time.Millisecond
+
+// TestStalls: who is named for whom the others wait, by what all say in one moment.
+func TestStalls(t *testing.T) {
+	const s = time.Second
+	older := in(17, 0)
+	older.Generation = 3
+	joins := rendezvous.Beat{Generation: 3, Phase: rendezvous.Joins, Quiet: 6 * s}
+	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting, Quiet: 6 * s,
+		Lanes: []rendezvous.Lane{{Waiting: true, For: 6 * s, What: "connecting"}}}
+	subset := func(n uint64, waiting bool, since time.Duration) rendezvous.Beat {
+		b := out(17, 6*s)
+		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: 7, Operation: n, Waiting: waiting, For: since, What: "Broadcast"})
+		return b
+	}
+	saving := out(17, 6*s)
+	saving.Phase = rendezvous.Saving
+	for name, c := range map[string]struct {
+		beats []rendezvous.Beat
+		want  []string
+	}{
+		"nobody waits for long": {[]rendezvous.Beat{in(18, 4*s), in(18, 3*s), out(17, 9*s)}, nil},
+		"in its own code": {[]rendezvous.Beat{in(18, 5*s), in(18, 6*s), out(17, 7*s)},
+			[]string{"stalled w2: training, after AllReduce (operation 17) for 7.3s; ranks 0 1 wait for it in AllReduce (operation 18) for 6s; it will be stopped in 1m54s (--stall-timeout)"}},
+		"saves":                    {[]rendezvous.Beat{in(18, 5*s), saving}, []string{"stalled w1: saving its state, after AllReduce"}},
+		"two":                      {[]rendezvous.Beat{in(18, 5*s), out(17, 6*s), out(16, 6*s)}, []string{"stalled w1", "stalled w2"}},
+		"never heard of, too soon": {[]rendezvous.Beat{in(18, 5*s), {}}, nil},
+		"all wait": {[]rendezvous.Beat{in(18, 5*s), in(18, 6*s)},
+			[]string{"jammed: all 2 ranks have been in AllReduce (operation 18) for 6s, and none is missing: nobody is stopped"}},
+		"nearly all":                          {[]rendezvous.Beat{in(18, 5*s), in(18, s)}, nil},
+		"the one who is first does not count": {[]rendezvous.Beat{in(18, 5*s), out(18, 6*s), out(17, 6*s)}, []string{"stalled w2"}},
+		"behind, and waits for another":       {[]rendezvous.Beat{in(18, 5*s), in(17, 5*s), out(16, 5*s)}, []string{"stalled w2"}},
+		"has just come":                       {[]rendezvous.Beat{in(18, 5*s), in(18, 0)}, nil},
+		"in a group of its own": {[]rendezvous.Beat{subset(3, true, 5*s), subset(2, false, 6*s), out(17, 6*s)},
+			[]string{"stalled w1: training, after AllReduce (operation 17) for 6.3s; rank 0 waits for it in Broadcast of a group of its own for 5s"}},
+		"held up by who is held up": {[]rendezvous.Beat{in(18, 8*s), subset(3, true, 6*s), subset(2, false, 9*s)}, []string{"stalled w2"}},
+		"on its way into the world": {[]rendezvous.Beat{connects, connects, joins},
+			[]string{"stalled w2: joining for 6.3s; ranks 0 1 wait for it in connecting for 6s"}},
+		"all connect":  {[]rendezvous.Beat{connects, connects}, []string{"jammed: all 2 ranks have been in connecting for 6s"}},
+		"an old world": {[]rendezvous.Beat{older, older, older}, nil},
+		"alone":        {[]rendezvous.Beat{in(18, 60*s)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJobOfBeats(len(c.beats))
+			j.beats(c.beats...)
+			j.expectOnly(t, look, c.want...)
+			j.expectOnly(t, look)
+		})
+	}
+}
+
+// TestSilence: a process that is stopped says nothing any more, wherever it was when it was stopped.
+func TestSilence(t *testing.T) {
+	const s = time.Second
+	for name, last := range map[string]rendezvous.Beat{
+		"between operations": out(17, 0), "in the operation": in(18, 0), "after it": out(18, 0), "never heard of": {},
+		"in an older world": {Generation: 3, Phase: rendezvous.Joins},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := newJobOfBeats(3)
+			j.beats(in(18, 0), in(18, 0), last)
+			for i := range 4 {
+				j.expectOnly(t, s)
+				j.beats(in(18, time.Duration(i+1)*s), in(18, time.Duration(i+1)*s))
+			}
+			j.expectOnly(t, s)
+			j.beats(in(18, 5*s), in(18, 5*s))
+			j.expectOnly(t, look, "stalled w2: silent f")
+			for i := 6; i < 120; i++ {
+				j.expectOnly(t, s)
+				j.beats(in(18, time.Duration(i)*s), in(18, time.Duration(i)*s))
+			}
+			j.beats(in(18, 120*s), in(18, 120*s))
+			j.expectOnly(t, look, "hung w2: silent f")
+			j.beats(in(18, 121*s), in(18, 121*s), in(18, 0))
+			j.expectOnly(t, s) // it is told once
+		})
+	}
+}
+
+// TestStirs: a stall that has ended is told once, and the next one is another.
+func TestStirs(t *testing.T) {
+	const s = time.Second
+	j := newJobOfBeats(2)
+	j.beats(in(18, 5*s), out(17, 5*s))
+	j.expectOnly(t, look, "stalled w1")
+	j.beats(in(18, 6*s), out(17, 6*s))
+	j.expectOnly(t, s)
+	j.beats(in(18, 7*s)) // w1 is on its way, and that is not known yet
+	j.expectOnly(t, s)
+	j.beats(out(18, 0), out(18, 0))
+	j.expectOnly(t, look, "stirred w1")
+	j.expectOnly(t, s)
+	j.beats(out(18, 6*s), in(19, 5*s))
+	j.expectOnly(t, look, "stalled w0")
+}
+
+// TestWorldsForgetStalls: what was held up in one world is of no interest in the next, nor is whoever has ended.
+func TestWorldsForgetStalls(t *testing.T) {
+	const s = time.Second
+	j := newJobOfBeats(2)
+	j.beats(in(18, 5*s), out(17, 5*s))
+	j.expectOnly(t, look, "stalled w1")
+	j.enter(4, nil) // again, by a driver that has resumed
+	j.expectOnly(t, s)
+	j.enter(5, []*worker{{id: "w0"}, {id: "w2"}})
+	j.beats(in(18, 6*s), out(17, 6*s)) // of before
+	j.expectOnly(t, s)
+	j.forget("w1")
+	j.hear(j.now, "w1", in(18, s))
+	if what := j.what(j.now, "w1"); what != "" {
+		t.Errorf("one who has ended does %q", what)
+	}
+	if len(j.workers) != 1 {
+		t.Errorf("%d workers are listened to", len(j.workers))
+	}
+}
+
+// TestDriverStoodStill: where the driver itself has stood still, nobody was silent.
+func TestDriverStoodStill(t *testing.T) {
+	j := newJobOfBeats(2)
+	j.beats(in(18, 4*time.Second), in(18, 4*time.Second))
+	j.expectOnly(t, look)
+	j.now = j.now.Add(time.Hour)
+	j.beats(in(18, time.Hour))
+	j.expectOnly(t, look)
+}
+
+// TestNever: the warning and the limit can be turned off, each by itself.
+func TestNever(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct {
+		warning, limit time.Duration
+		want           []string
+	}{
+		{5 * s, -1, []string{"stalled w1: training, after AllReduce (operation 17) for 1m40s; rank 0 waits for it in AllReduce (operation 18) for 1m40s"}},
+		{-1, 10 * s, []string{"hung w1"}},
+		{10 * s, 5 * s, []string{"hung w1"}},
+		{-1, -1, nil},
+	} {
+		j := newJobOfBeats(2)
+		other := newStalls(Timeouts{StallWarning: c.warning, Stall: c.limit})
+		j.warning, j.limit = other.warning, other.limit
+		j.beats(in(18, 100*s), out(17, 100*s))
+		found := j.pass(look)
+		if len(found) != len(c.want) || len(found) == 1 && !strings.HasPrefix(found[0], c.want[0]) || strings.Contains(strings.Join(found, ""), "stopped in") {
+			t.Errorf("warning %v, limit %v: %q", c.warning, c.limit, found)
+		}
+	}
+}
+
+func TestNamesOfRanks(t *testing.T) {
+	for want, n := range map[string]int{"rank 0": 1, "ranks 0 1": 2, "ranks 0 1 2 3 4 5 6 7": 8, "ranks 0 1 2 3 4 5 6 7 and 992 more": 1000} {
+		all := make([]int, n)
+		for i := range all {
+			all[i] = i
+		}
+		if got := ranks(all); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// BenchmarkStalls is one look at 1,000 workers, of whom all but one wait.
+func BenchmarkStalls(b *testing.B) {
+	j := newJobOfBeats(1000)
+	for r := range 1000 {
+		j.hear(j.now, fmt.Sprint("w", r), in(18, time.Minute))
+	}
+	j.hear(j.now, "w7", out(17, time.Minute))
+	for b.Loop() {
+		for _, w := range j.workers {
+			w.looks = 0
+		}
+		j.look(j.now)
+	}
+}

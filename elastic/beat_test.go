@@ -1,0 +1,285 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"io"
+	"reflect"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// listener is a meeting in a world of two, one of whom is the test, whose driver hears beats.
+type listener struct {
+	*script
+	groups  []*collective.Group // of the newest world
+	warning time.Duration
+	follow  func(other *collective.Group) // what the other rank does in each world
+	others  sync.WaitGroup
+
+	mu    sync.Mutex
+	deaf  error // of each beat
+	tries int
+	beats []timedBeat
+}
+
+type timedBeat struct {
+	at time.Time
+	rendezvous.Beat
+}
+
+func (m *listener) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	w, err := m.script.join(ctx, j)
+	if err == nil {
+		w.Slots = append(w.Slots, plan.Slot{SlotID: plan.SlotID{Host: "other"}, Rank: 1, LocalSize: 1, CrossSize: 1})
+	}
+	return w, err
+}
+
+func (m *listener) connect(context.Context, rendezvous.World) (*collective.Group, error) {
+	m.groups = collective.Local(2)
+	if m.follow != nil {
+		other := m.groups[1]
+		m.others.Go(func() { m.follow(other) })
+	}
+	return m.groups[0], nil
+}
+
+func (m *listener) stallWarning() time.Duration { return m.warning }
+
+func (m *listener) beat(_ context.Context, b rendezvous.Beat) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tries++
+	if m.deaf == nil {
+		m.beats = append(m.beats, timedBeat{time.Now(), b})
+	}
+	return m.deaf
+}
+
+// heard returns the beats since the last call.
+func (m *listener) heard() []timedBeat {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	heard := m.beats
+	m.beats = nil
+	return heard
+}
+
+func (m *listener) last(t *testing.T) rendezvous.Beat {
+	t.Helper()
+	heard := m.heard()
+	if len(heard) == 0 {
+		t.Fatal("no beat was heard")
+	}
+	return heard[len(heard)-1].Beat
+}
+
+// TestBeats: a worker beats once a second, at once where it has begun to wait too long, and not after Close.
+func TestBeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &listener{script: newScript()}
+		w := start(t, m)
+		synctest.Wait()
+		// The operation is entered between two beats, and between two looks.
+		time.Sleep(10*time.Second + 400*time.Millisecond)
+		if n := len(m.heard()); n < 10 || n > 12 {
+			t.Errorf("%d beats in 10 s", n)
+		}
+		entered := time.Now()
+		done := make(chan error)
+		go func() { done <- collective.Barrier(t.Context(), w.Group()) }()
+		time.Sleep(8 * time.Second)
+		var long []time.Duration
+		for _, b := range m.heard() {
+			if l := b.Lanes[0]; l.Waiting && l.For >= 5*time.Second {
+				long = append(long, b.at.Sub(entered))
+			}
+		}
+		if len(long) < 3 || long[0] < 5*time.Second || long[0] > 5*time.Second+300*time.Millisecond {
+			t.Errorf("the driver heard of the wait after %v", long)
+		}
+		if err := collective.Barrier(t.Context(), m.groups[1]); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		m.heard()
+		time.Sleep(time.Minute)
+		if n := len(m.heard()); n > 0 {
+			t.Errorf("%d beats of a worker that is closed", n)
+		}
+		m.groups[1].Close()
+	})
+}
+
+// TestBeatsTellPhases: what a worker does is told by its phase, and how long it has done so.
+func TestBeatsTellPhases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &listener{script: newScript()}
+		m.follow = func(g *collective.Group) { // the opening of a sync, and a commit
+			if _, err := collective.BroadcastBytes(context.Background(), g, nil, 0); err == nil {
+				_ = collective.AllReduce(context.Background(), g, make([]uint64, 1), collective.Max)
+			}
+		}
+		w := start(t, m)
+		tell := func(phase rendezvous.Phase) {
+			t.Helper()
+			time.Sleep(10 * time.Second)
+			b := m.last(t)
+			if b.Phase != phase || b.Quiet < 8*time.Second || b.Quiet > 10*time.Second || b.Generation != w.Generation() {
+				t.Errorf("%v for %v in generation %d, want %v for 10s in %d", b.Phase, b.Quiet, b.Generation, phase, w.Generation())
+			}
+		}
+		tell(rendezvous.Outside)
+		s := NewState(w, &slowPart{save: func() { tell(rendezvous.Saving) }, sync: func() { tell(rendezvous.Syncing) }})
+		m.joins = []error{nil}
+		s.OnReset(func() error {
+			tell(rendezvous.Resetting)
+			return nil
+		})
+		trained := 0
+		err := Run(t.Context(), s, func(context.Context) error {
+			if trained++; trained > 1 {
+				return io.EOF
+			}
+			tell(rendezvous.Training)
+			if err := s.Commit(); err != nil {
+				return err
+			}
+			m.others.Wait()
+			m.groups[1].Abort(nil)
+			return errGone
+		})
+		if !errors.Is(err, io.EOF) {
+			t.Error(err)
+		}
+		tell(rendezvous.Outside)
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		m.others.Wait()
+		m.groups[1].Close()
+	})
+}
+
+// slowPart takes its time.
+type slowPart struct {
+	save, sync func()
+	saves      int
+}
+
+func (p *slowPart) Save() error {
+	if p.saves++; p.saves == 3 { // after those of Run's beginning and of the first sync
+		p.save()
+	}
+	return nil
+}
+
+func (p *slowPart) Restore() error { return nil }
+
+func (p *slowPart) Sync(context.Context, *collective.Group, int) error {
+	p.sync()
+	return nil
+}
+
+// TestStoppedIsNotWaiting: a process that was stopped has not waited for the others.
+func TestStoppedIsNotWaiting(t *testing.T) {
+	groups := collective.Local(2)
+	m := &listener{script: newScript()}
+	w := &Worker{meeting: m}
+	w.place.Store(&place{group: groups[0]})
+	w.doing.enter(rendezvous.Training)
+	p := newPulse(w, m)
+	var waiting sync.WaitGroup
+	waiting.Go(func() { collective.Barrier(context.Background(), groups[0]) })
+	for !groups[0].Progress()[0].Waiting {
+	}
+	p.look(time.Second)
+	for range 4 {
+		p.look(time.Second)
+	}
+	b := p.beat()
+	want := rendezvous.Beat{Phase: rendezvous.Training, Quiet: 4 * time.Second,
+		Lanes: []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}}}
+	if !reflect.DeepEqual(b, want) {
+		t.Errorf("%+v, want %+v", b, want)
+	}
+	groups[1].Abort(nil)
+	waiting.Wait()
+	if waits := p.look(time.Second); waits != 0 {
+		t.Errorf("it waits for %v", waits)
+	}
+	groups[0].Close()
+}
+
+// TestBeatsOfManyGroups: a beat has room for the group of all, and those where the worker has waited longest.
+func TestBeatsOfManyGroups(t *testing.T) {
+	w := &Worker{}
+	p := newPulse(w, &listener{script: newScript()})
+	for id := range uint64(40) {
+		p.lanes[id] = &laneSeen{Progress: collective.Progress{Lane: id, Waiting: id%2 == 1}, since: time.Duration(id) * time.Second}
+	}
+	b := p.beat()
+	if len(b.Lanes) != rendezvous.MaxLanes || b.Lanes[0].ID != 0 {
+		t.Fatalf("%+v", b.Lanes)
+	}
+	for i, l := range b.Lanes[1:] {
+		if want := uint64(39 - 2*i); l.ID != want || !l.Waiting {
+			t.Errorf("place %d: %+v, want lane %d", i+1, l, want)
+		}
+	}
+}
+
+// TestBeatsWithoutDriver: a driver that is away is not called, one that does not answer no more often than one that does.
+func TestBeatsWithoutDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &listener{script: newScript(), warning: 2 * time.Second, deaf: context.DeadlineExceeded}
+		w := start(t, m)
+		time.Sleep(10 * time.Second)
+		m.mu.Lock()
+		if m.tries > 12 {
+			t.Errorf("%d beats in 10 s", m.tries)
+		}
+		m.deaf = rendezvous.ErrNotConnected
+		m.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		m.mu.Lock()
+		m.deaf = nil
+		m.mu.Unlock()
+		time.Sleep(300 * time.Millisecond)
+		if len(m.heard()) != 1 {
+			t.Error("a driver that is back hears nothing at once")
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		m.groups[1].Close()
+	})
+}
+
+// TestWarningsAndPauses: beats come often enough for the warning.
+func TestWarningsAndPauses(t *testing.T) {
+	for _, c := range []struct{ set, warning, every, pause time.Duration }{
+		{0, 5 * time.Second, time.Second, time.Second / 4},
+		{-1, 0, time.Second, time.Second / 4},
+		{time.Second, time.Second, time.Second / 2, time.Second / 8},
+		{time.Hour, time.Hour, time.Second, time.Second / 4},
+		{time.Millisecond, time.Millisecond, time.Millisecond / 2, leastPause},
+	} {
+		p := newPulse(&Worker{}, &listener{warning: c.set})
+		if p.warning != c.warning || p.every != c.every || p.pause != c.pause {
+			t.Errorf("%v: warning after %v, beats every %v, looks every %v", c.set, p.warning, p.every, p.pause)
+		}
+	}
+}

@@ -1,0 +1,208 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+// Workers hang.
+
+const warning = time.Second
+
+// stalling are the flags of jobs whose workers hang: they are stopped after three times the warning, and a killed one has
+// been given a second, which is longer than the others need for a world without it.
+func stalling(more ...string) []string {
+	return flags(append([]string{"--stall-warning", "1s", "--stall-timeout", "3s", "--drain-timeout", "1s", "--join-timeout", "20s"}, more...)...)
+}
+
+// TestHung: a worker that does not come to where the others are is named in time, then stopped and replaced, and the others
+// go on from the last commit before its process has ended.
+func TestHung(t *testing.T) {
+	for name, test := range map[string]struct {
+		hosts string
+		exit  string // of localhost:1 or 127.0.0.1:0
+		more  []string
+		does  string
+	}{
+		"stopped on the same host":  {hosts: on(hostA, 3), exit: "localhost:1@step=5:stop", does: "silent for "},
+		"stopped on another host":   {hosts: on(hostA, 1, hostB, 1, hostC, 1), exit: "127.0.0.1:0@step=5:stop", does: "silent for "},
+		"stopped on one of two":     {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:stop", does: "silent for "},
+		"stopped and deaf":          {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:stop", more: []string{"-stubborn"}, does: "silent for "},
+		"hangs":                     {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:hang", does: "training, after AllReduce (operation "},
+		"hangs and deaf":            {hosts: on(hostA, 3), exit: "localhost:1@step=5:hang", more: []string{"-stubborn"}, does: "training, after AllReduce (operation "},
+		"stopped in the first sync": {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@sync=1:stop", does: "silent f"},
+		"hangs in a save":           {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@save=5:hang", does: "saving its state, after AllReduce (operation "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			where, _, _ := strings.Cut(test.exit, "@")
+			r := start(t, Job{
+				Flags:   stalling("-np", "3", "--min-np", "2"),
+				Stages:  []Stage{{Hosts: test.hosts}},
+				Trainee: append([]string{"-steps", "12", "-step-time", "50ms", "-exit", test.exit}, test.more...),
+			})
+			res := finish(t, r, 0, 12)
+			goesOnWithout(t, res, 12)
+			named := stalls(res, where)
+			ends := exits(res, where)
+			if len(named) != 1 || Count(res.Events, "stalled") != 1 {
+				t.Fatalf("%d lines name %s, want one", len(named), where)
+			}
+			inTime(t, r, named[0])
+			if len(ends) != 1 || ends[0].Cause != "failed" {
+				t.Fatalf("%s ended by %+v, want one failure", where, ends)
+			}
+			if strings.Contains(test.exit, ":hang") {
+				second := slices.IndexFunc(res.Events, func(e Event) bool { return e.Name == "world_published" && e.Generation == 2 })
+				if second < 0 || !res.Events[second].Time.Before(ends[0].Time) {
+					t.Errorf("the others went on at %v, it ended at %v", res.Events[second].Time, ends[0].Time)
+				}
+			}
+			says(t, res, "("+where+", pid ")
+			says(t, res, "holds up the job: ")
+			says(t, res, " held up the job: ")
+			says(t, res, test.does)
+		})
+	}
+}
+
+// TestHungIsReplaced: the slot rests as after any failure, and another worker comes.
+func TestHungIsReplaced(t *testing.T) {
+	t.Parallel()
+	res := finish(t, start(t, Job{
+		Flags:   append(stalling("-np", "3", "--min-np", "2"), "--blacklist-cooldown-range", "0.2,0.2"),
+		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
+		Trainee: []string{"-steps", "15", "-step-time", "20ms", "-hold", "12", "-exit", "127.0.0.1:0@step=5:stop"},
+	}), 0, 15)
+	goesOnWithout(t, res, 12)
+	if last := res.Lines[len(res.Lines)-1]; last.Event != diary.End || last.Size != 3 || last.Generation != 3 {
+		t.Errorf("the last line is of %d workers in generation %d, want 3 and 3", last.Size, last.Generation)
+	}
+}
+
+// goesOnWithout checks that the second world, of two workers, goes on where the first one, of three, has ended, and takes
+// training to that step. A worker that is woken on its way out may have done a step with the others.
+func goesOnWithout(t *testing.T, res Result, to int) {
+	t.Helper()
+	last := 0
+	for _, l := range res.Lines {
+		if l.Generation == 1 {
+			last = max(last, l.Step)
+		}
+	}
+	worlds := []diary.World{{From: last + 1, To: to, Generation: 2, Size: 2, Zero: "localhost:0", First: 0}}
+	if last > 0 {
+		worlds = append([]diary.World{{From: 1, To: last, Generation: 1, Size: 3, Zero: "localhost:0", First: 0}}, worlds...)
+	}
+	lines := slices.DeleteFunc(slices.Clone(res.Lines), func(l diary.Line) bool { return l.Generation > 2 })
+	if err := diary.CheckWorlds(lines, worlds); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHungEndsTheJob: a job that is not elastic cannot go on without it.
+func TestHungEndsTheJob(t *testing.T) {
+	t.Parallel()
+	res := finish(t, start(t, Job{
+		Flags:   []string{"-np", "2", "-H", on(hostA, 2), "--stall-warning", "1s", "--stall-timeout", "2s", "--drain-timeout", "1s"},
+		Trainee: []string{"-steps", "10", "-step-time", "50ms", "-exit", "localhost:1@step=5:stop"},
+	}), 1, 10)
+	says(t, res, "host localhost slot 1 rank 1 held up the job: silent for ")
+}
+
+// TestStallEnds: whoever was stopped for a while, and by somebody else, goes on where it was, and nothing else happens.
+func TestStallEnds(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   flags("-np", "3", "--min-np", "1", "--stall-warning", "1s", "--stall-timeout", "0"),
+		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
+		Trainee: []string{"-steps", "400", "-step-time", "2ms"},
+	})
+	awaitStep(t, r, 50)
+	pid := pidAt(t, r, hostB)
+	for n := 1; n <= 2; n++ {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "stalled") == n }); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "stall_ended") == n }); err != nil {
+			t.Fatal(err)
+		}
+		awaitGrowth(t, r)
+	}
+	res := finish(t, r, 0, 400)
+	if Count(res.Events, "world_published") != 1 || Count(res.Events, "stalled") != 2 {
+		t.Errorf("%d worlds, %d stalls; want 1 and 2", Count(res.Events, "world_published"), Count(res.Events, "stalled"))
+	}
+	says(t, res, " goes on, ")
+}
+
+// TestHungWhileDriverDies: a worker is stopped, and hvdrun killed. The next one finds it, though it never speaks to it.
+func TestHungWhileDriverDies(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags: []string{"-np", "3", "--min-np", "2", "-H", on(hostA, 2) + "," + on(hostB, 1), "--orphan-timeout", "60s",
+			"--stall-warning", "1s", "--stall-timeout", "4s", "--drain-timeout", "1s", "--blacklist-cooldown-range", "100,100"},
+		Trainee: []string{"-steps", "300", "-step-time", "2ms"},
+	})
+	awaitStep(t, r, 50)
+	if err := syscall.Kill(pidAt(t, r, hostB), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	r.KillDriver()
+	r = resume(t, r)
+	res := finish(t, r, 0, 300)
+	if e := exits(res, hostB+":0"); len(e) != 1 || e[0].Cause != "failed" {
+		t.Errorf("%+v", e)
+	}
+	if n := len(stalls(res, hostB+":0")); n != 1 || Count(res.Events, "stalled") != 1 {
+		t.Errorf("it was named %d times", n)
+	}
+}
+
+// pidAt waits for the worker of a host and returns it.
+func pidAt(t *testing.T, r *Running, host string) (pid int) {
+	t.Helper()
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		for _, e := range events {
+			if e.Name == "worker_started" && e.Host == host {
+				pid = e.PID
+			}
+		}
+		return pid != 0
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// stalls returns the events that name the worker at a place.
+func stalls(res Result, where string) []Event {
+	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.where() != where })
+}
+
+// inTime checks that the first fault of the job was named within a second of the warning.
+func inTime(t *testing.T, r *Running, named Event) {
+	t.Helper()
+	fault, err := os.Stat(filepath.Join(r.Dir, "fault.0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := named.Time.Sub(fault.ModTime()) - warning
+	t.Logf("named %v after the warning was due", late)
+	if late < -100*time.Millisecond || late > time.Second {
+		t.Errorf("named %v after the warning was due, want at most 1s", late)
+	}
+}
