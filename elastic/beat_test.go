@@ -88,14 +88,14 @@ func TestBeats(t *testing.T) {
 		w := start(t, m)
 		synctest.Wait()
 		// The operation is entered between two beats, and between two looks.
-		time.Sleep(10*time.Second + 400*time.Millisecond)
+		<-time.After(10*time.Second + 400*time.Millisecond)
 		if n := len(m.heard()); n < 10 || n > 12 {
 			t.Errorf("%d beats in 10 s", n)
 		}
 		entered := time.Now()
 		done := make(chan error)
 		go func() { done <- collective.Barrier(t.Context(), w.Group()) }()
-		time.Sleep(8 * time.Second)
+		<-time.After(8 * time.Second)
 		var long []time.Duration
 		for _, b := range m.heard() {
 			if l := b.Lanes[0]; l.Waiting && l.For >= 5*time.Second {
@@ -115,7 +115,7 @@ func TestBeats(t *testing.T) {
 			t.Error(err)
 		}
 		m.heard()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if n := len(m.heard()); n > 0 {
 			t.Errorf("%d beats of a worker that is closed", n)
 		}
@@ -127,15 +127,20 @@ func TestBeats(t *testing.T) {
 func TestBeatsTellPhases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript()}
-		m.follow = func(g *collective.Group) { // the opening of a sync, and a commit
-			if _, err := collective.BroadcastBytes(context.Background(), g, nil, 0); err == nil {
-				_ = collective.AllReduce(context.Background(), g, make([]uint64, 1), collective.Max)
+		m.follow = func(g *collective.Group) { // the opening of a sync, the comparison after it, and a commit
+			if _, err := collective.BroadcastBytes(context.Background(), g, nil, 0); err != nil {
+				return
+			}
+			for _, words := range []int{2, len(State{}.word)} {
+				if collective.AllReduce(context.Background(), g, make([]uint64, words), collective.Max) != nil {
+					return
+				}
 			}
 		}
 		w := start(t, m)
 		tell := func(phase rendezvous.Phase) {
 			t.Helper()
-			time.Sleep(10 * time.Second)
+			<-time.After(10 * time.Second)
 			b := m.last(t)
 			if b.Phase != phase || b.Quiet < 8*time.Second || b.Quiet > 10*time.Second || b.Generation != w.Generation() {
 				t.Errorf("%v for %v in generation %d, want %v for 10s in %d", b.Phase, b.Quiet, b.Generation, phase, w.Generation())
@@ -246,18 +251,18 @@ func TestBeatsWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript(), warning: 2 * time.Second, deaf: context.DeadlineExceeded}
 		w := start(t, m)
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		m.mu.Lock()
 		if m.tries > 12 {
 			t.Errorf("%d beats in 10 s", m.tries)
 		}
 		m.deaf = rendezvous.ErrNotConnected
 		m.mu.Unlock()
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		m.mu.Lock()
 		m.deaf = nil
 		m.mu.Unlock()
-		time.Sleep(300 * time.Millisecond)
+		<-time.After(300 * time.Millisecond)
 		if len(m.heard()) != 1 {
 			t.Error("a driver that is back hears nothing at once")
 		}

@@ -94,7 +94,8 @@ func TestDefaults(t *testing.T) {
 	said := settings{origins: map[string]string{}}
 	said.setDefaults()
 	half := 30 * time.Second
-	want := driver.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half}
+	want := driver.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half,
+		StallWarning: 5 * time.Second, Stall: 120 * time.Second}
 	if said.timeouts != want {
 		t.Errorf("%+v, want %+v", said.timeouts, want)
 	}
