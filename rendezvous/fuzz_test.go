@@ -65,3 +65,26 @@ func FuzzWorld(f *testing.F) {
 		}
 	})
 }
+
+// FuzzBeat: what a worker says that it does has bounds and says the same when it is said again, or is refused.
+func FuzzBeat(f *testing.F) {
+	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}}}
+	f.Add(encoded(f, b.toWire()))
+	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Lanes: make([]*wire.Lane, MaxLanes+1)}))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		var req wire.BeatRequest
+		if proto.Unmarshal(said, &req) != nil {
+			return
+		}
+		b, err := beatFromWire(&req)
+		if err != nil {
+			return
+		}
+		if len(b.Lanes) > MaxLanes || b.Quiet < 0 || b.Phase < Joins || b.Phase > Resetting {
+			t.Errorf("taken: %+v", b)
+		}
+		if back, err := beatFromWire(b.toWire()); err != nil || !reflect.DeepEqual(back, b) {
+			t.Errorf("%+v became %+v, %v", b, back, err)
+		}
+	})
+}

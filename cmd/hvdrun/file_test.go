@@ -85,6 +85,7 @@ func TestFilesThatAreRefused(t *testing.T) {
 		{"min-np: 4\nmax-np: 3\n", `job.yaml:1: min-np is 4, and `},
 		{"hosts: a\ndiscovery:\n  host-discovery-script: x\n", `job.yaml:3: host-discovery-script: each says which hosts there are`},
 		{"discovery-config: {a: b}\n", `job.yaml:1: discovery-config: there is no --discovery-plugin`},
+		{"stall-warning: 9\nstall-timeout: 8\n", `job.yaml:1: stall-warning is 9s, more than the 8s of `},
 		{"gossip-join: a:1\n", `job.yaml:1: gossip-join: --gossip-key-file is missing`},
 	} {
 		if _, err := loadArgs(t, "", nil, c.file); err == nil || !strings.Contains(err.Error(), c.message) {

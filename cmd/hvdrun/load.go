@@ -172,6 +172,9 @@ func (s *settings) contradictions() error {
 			return fmt.Errorf("%s is %d, and %s is %d: min-np ≤ np ≤ max-np is wanted", s.origin(c.low), c.least, s.origin(c.high), c.most)
 		}
 	}
+	if warn, end := s.timeouts.StallWarning, s.timeouts.Stall; end > 0 && warn > end {
+		return fmt.Errorf("%s is %v, more than the %v of %s", s.origin("stall-warning"), warn, end, s.origin("stall-timeout"))
+	}
 	var sources []string
 	fixed := false
 	for _, name := range []string{"hosts", "hostfile"} {
