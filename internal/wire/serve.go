@@ -77,7 +77,6 @@ func serve(
 		grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(newSharing()),
 		grpc.ReadBufferSize(readBuffer),
-		grpc.SharedWriteBuffer(true),
 	)
 	register(gs)
 	served := make(chan error, 1)
@@ -206,7 +205,6 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithReadBufferSize(readBuffer),
-		grpc.WithSharedWriteBuffer(true),
 		grpc.WithIdleTimeout(0), // a connection that is open already is what makes a join fast
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
