@@ -153,6 +153,7 @@ type Store struct {
 	last    *Image
 	spare   map[int][]*chunk // no image holds them; by length
 	extra   int              // bytes of spare
+	bank    int              // bytes of the newest image, or the next, that were copied
 	retired *Image           // its tables are used again
 	pending Pending
 }
@@ -194,7 +195,7 @@ func (s *Store) drop(c *chunk) {
 	if c == nil {
 		return
 	}
-	if c.refs--; c.refs > 0 || !c.owned || s.extra+len(c.data) > s.pending.bytes {
+	if c.refs--; c.refs > 0 || !c.owned || s.extra+len(c.data) > s.bank {
 		return // one bank beside the newest image is all that is ever needed
 	}
 	s.extra += len(c.data)
@@ -243,10 +244,17 @@ type job struct {
 // time: it is sealed before the next begins.
 func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	p := &s.pending
+	p.bytes = 0
+	for i := range sources {
+		if !sources[i].Given {
+			p.bytes += len(sources[i].Bytes)
+		}
+	}
 	s.mu.Lock()
 	m := s.retired
 	s.retired = nil
 	p.base = s.last
+	s.bank = p.bytes
 	s.mu.Unlock()
 	if m == nil {
 		m = &Image{store: s}
@@ -256,7 +264,7 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 		m.pieces = append(m.pieces, Piece{})
 	}
 	m.pieces = m.pieces[:len(sources)]
-	p.store, p.image, p.jobs, p.bytes = s, m, p.jobs[:0], 0
+	p.store, p.image, p.jobs = s, m, p.jobs[:0]
 	p.next.Store(0)
 	for i := range sources {
 		p.add(i, sources[i])
@@ -272,9 +280,6 @@ func (p *Pending) add(i int, src Source) {
 		piece.chunks = make([]*chunk, n)
 	}
 	piece.chunks = piece.chunks[:n]
-	if !src.Given {
-		p.bytes += len(src.Bytes)
-	}
 	for c := range piece.chunks {
 		b := src.Bytes[c*ChunkSize : min((c+1)*ChunkSize, len(src.Bytes))]
 		switch old := p.before(i, c); {
