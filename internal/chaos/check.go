@@ -11,14 +11,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// weights is the number of them.
-const weights = 1000
-
 // ending is what a worker has in the end.
 type ending struct{ chain, digest string }
 
 func (c *chaos) trainee(more ...string) []string {
-	return append(more, "-steps", fmt.Sprint(c.steps), "-step-time", c.stepTime.String(), "-size", fmt.Sprint(weights))
+	return append(more, "-steps", fmt.Sprint(c.steps), "-step-time", c.stepTime.String())
 }
 
 // undisturbed trains in a single process, without hvdrun, and returns what that has in the end.
@@ -30,7 +27,7 @@ func (c *chaos) undisturbed() (ending, error) {
 	}
 	lines, err := diary.Follow[diary.Line](path).Next()
 	if err == nil {
-		err = diary.Check(lines, c.steps, weights)
+		err = diary.Check(lines, c.steps, diary.Size)
 	}
 	if err == nil && (len(lines) == 0 || lines[len(lines)-1].Event != diary.End) {
 		err = errors.New("it has not come to the end")
@@ -54,7 +51,7 @@ func (c *chaos) check(res e2e.Result) error {
 	if len(res.Left) > 0 {
 		errs = append(errs, fmt.Errorf("processes are left: %q", res.Left))
 	}
-	if err := diary.Check(res.Lines, c.steps, weights); err != nil {
+	if err := diary.Check(res.Lines, c.steps, diary.Size); err != nil {
 		errs = append(errs, err)
 	}
 	if err := checkResets(res.Events); err != nil {

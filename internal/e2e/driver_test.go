@@ -147,7 +147,7 @@ func TestOutputFiles(t *testing.T) {
 		chain = diary.Chain(chain, s)
 	}
 	want := fmt.Sprintf("[0]<stdout>:leaving: as scheduled\n[0]<stdout>:rank=0 size=1 step=10 chain=%s weights=%s\n",
-		diary.FormatChain(chain), diary.Digest(diary.Weights(10, 256)))
+		diary.FormatChain(chain), diary.Digest(diary.Weights(10, diary.Size)))
 	if string(b) != want {
 		t.Errorf("rank.0/stdout holds %q, want %q", b, want)
 	}

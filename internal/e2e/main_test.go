@@ -87,7 +87,7 @@ func finish(t *testing.T, r *Running, status, steps int) Result {
 	if len(res.Left) > 0 {
 		t.Errorf("processes are left: %q", res.Left)
 	}
-	if err := diary.Check(res.Lines, steps, 256); err != nil {
+	if err := diary.Check(res.Lines, steps, diary.Size); err != nil {
 		t.Error(err)
 	}
 	return res

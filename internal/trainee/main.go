@@ -53,7 +53,7 @@ type settings struct {
 func (s *settings) define(f *flag.FlagSet) {
 	f.IntVar(&s.steps, "steps", 20, "steps to take")
 	f.IntVar(&s.commitEvery, "commit-every", 1, "steps from one commit to the next")
-	f.IntVar(&s.size, "size", 256, "weights, of 4 bytes each")
+	f.IntVar(&s.size, "size", diary.Size, "weights, of 4 bytes each")
 	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
 	f.BoolVar(&s.logAll, "log-all", false, "let all ranks append")

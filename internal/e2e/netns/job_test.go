@@ -60,7 +60,7 @@ func (j *job) end() {
 	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
 		j.t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
 	}
-	if err := diary.Check(res.Lines, endless, 256); err != nil {
+	if err := diary.Check(res.Lines, endless, diary.Size); err != nil {
 		j.t.Error(err)
 	}
 }

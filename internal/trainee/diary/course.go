@@ -15,6 +15,10 @@ import (
 // modulus keeps weights small enough to be exact as float32.
 const modulus = 4093
 
+// Size is how many weights there are unless a job asks for others: so many that they do not come with the first message of
+// a sync, but after it.
+const Size = 5000
+
 // Share fills data with what a rank adds to a step. Over all ranks of a world, the shares of a step sum to that step's
 // Total, whatever the size.
 func Share(data []float32, step, rank, size int) {
