@@ -31,24 +31,53 @@ func Assign(ids []SlotID, min, max int) ([]Slot, error) {
 		return nil, fmt.Errorf("%w: %d, and %d are needed", ErrNotEnoughSlots, len(ids), min)
 	}
 	slots := make([]Slot, len(ids))
-	local := make(map[string]int) // slots of a host so far; its local size in the end
-	cross := make(map[int]int)    // hosts that have a local rank so far; its cross size in the end
-	given := make(map[SlotID]bool, len(ids))
+	number := make(map[string]int) // of a host, in the order of their first slots
+	var local, top []int           // by host: slots so far, its local size in the end; the highest index so far
+	var cross []int                // by local rank: hosts that have it so far, its cross size in the end
+	rising := true                 // the indices within each host, so that none is given twice
+	hosts, host := make([]int, len(ids)), 0
 	for rank, id := range ids {
-		if given[id] {
-			return nil, fmt.Errorf("plan: slot %v is given twice", id)
+		if rank == 0 || id.Host != ids[rank-1].Host {
+			var known bool
+			if host, known = number[id.Host]; !known {
+				host = len(local)
+				number[id.Host] = host
+				local, top = append(local, 0), append(top, id.Index-1)
+			}
 		}
-		given[id] = true
-		localRank := local[id.Host]
+		hosts[rank] = host
+		rising = rising && id.Index > top[host]
+		localRank := local[host]
+		if localRank == len(cross) {
+			cross = append(cross, 0)
+		}
 		slots[rank] = Slot{SlotID: id, Rank: rank, LocalRank: localRank, CrossRank: cross[localRank]}
-		local[id.Host]++
+		local[host]++
+		top[host] = id.Index
 		cross[localRank]++
 	}
+	if !rising {
+		if id, twice := repeated(ids); twice {
+			return nil, fmt.Errorf("plan: slot %v is given twice", id)
+		}
+	}
 	for rank := range slots {
-		slots[rank].LocalSize = local[slots[rank].Host]
+		slots[rank].LocalSize = local[hosts[rank]]
 		slots[rank].CrossSize = cross[slots[rank].LocalRank]
 	}
 	return slots, nil
+}
+
+// repeated returns the first id that is given twice, if any is.
+func repeated(ids []SlotID) (id SlotID, twice bool) {
+	given := make(map[SlotID]bool, len(ids))
+	for _, id := range ids {
+		if given[id] {
+			return id, true
+		}
+		given[id] = true
+	}
+	return id, false
 }
 
 // Group returns the place of a host among the hosts of the world and their number, as torchrun counts nodes: hosts are

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 func encoded(f *testing.F, m proto.Message) []byte {
@@ -42,9 +43,12 @@ func FuzzJoin(f *testing.F) {
 
 // FuzzWorld: the ranks of a world that a worker takes exist, and it is a later one.
 func FuzzWorld(f *testing.F) {
-	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Peers: []*wire.Peer{{Host: "a", LocalSize: 2, CrossSize: 1}, {Host: "a", Index: 1}}}), uint64(2))
-	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Peers: []*wire.Peer{{}}}), uint64(2))
-	f.Add(encoded(f, &wire.World{Generation: 3, Peers: []*wire.Peer{{Index: 1 << 31}}}), uint64(3))
+	f.Add(encoded(f, &wire.World{
+		Generation: 3, Rank: 1, Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
+		AddressCounts: []uint32{1, 0, 2}, AddressStarts: []uint32{0, 1, 0}, AddressPorts: []uint32{0, 65535, 1}, Starts: []string{"a:x", ""},
+	}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{0}}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{1 << 31}}), uint64(3))
 	f.Fuzz(func(t *testing.T, b []byte, after uint64) {
 		var m wire.World
 		if proto.Unmarshal(b, &m) != nil {
@@ -58,12 +62,36 @@ func FuzzWorld(f *testing.F) {
 		if w.Generation <= after || w.Rank < 0 || w.Rank >= size || w.SyncRoot < 0 || w.SyncRoot >= size || len(w.DataAddrs) != size {
 			t.Errorf("taken after %d: %+v", after, w)
 		}
-		for _, s := range w.Slots {
+		seen := make(map[plan.SlotID]bool)
+		for r, s := range w.Slots {
+			if seen[s.SlotID] || len(w.DataAddrs[r]) > maxAddrs {
+				t.Errorf("taken: %+v", w)
+			}
+			seen[s.SlotID] = true
 			if min(s.Index, s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize) < 0 {
 				t.Errorf("taken: %+v", s)
 			}
 		}
+		if back := again(t, w); !reflect.DeepEqual(back, w) {
+			t.Errorf("%+v became %+v", w, back)
+		}
 	})
+}
+
+// again sends a world once more.
+func again(t *testing.T, w World) World {
+	t.Helper()
+	members := make([]Member, w.Size())
+	for r, addrs := range w.DataAddrs {
+		members[r].DataAddrs = addrs
+	}
+	m := membersToWire(w.World, members)
+	m.Generation, m.Rank, m.SyncRoot, m.Seq = w.Generation, uint32(w.Rank), uint32(w.SyncRoot), w.Seq
+	back, err := worldFromWire(m, w.Generation-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return back
 }
 
 // FuzzBeat: what a worker says that it does has bounds and says the same when it is said again, or is refused.

@@ -9,7 +9,6 @@ package rendezvous
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -152,46 +151,4 @@ func joiningFromWire(req *wire.JoinRequest) Joining {
 		After: req.GetAfterGeneration(), Commits: req.GetCommits(), HoldsState: req.GetHoldsState(),
 		DataAddrs: req.GetDataAddresses(), NotifyAddr: req.GetNotifyAddress(), Cause: req.GetCause(),
 	}
-}
-
-func peersToWire(w plan.World, members []Member) []*wire.Peer {
-	peers := make([]*wire.Peer, len(members))
-	for r, m := range members {
-		s := w.Slots[r]
-		peers[r] = &wire.Peer{
-			Host: s.Host, Index: uint32(s.Index),
-			LocalRank: uint32(s.LocalRank), LocalSize: uint32(s.LocalSize),
-			CrossRank: uint32(s.CrossRank), CrossSize: uint32(s.CrossSize),
-			DataAddresses: slices.Clone(m.DataAddrs),
-		}
-	}
-	return peers
-}
-
-// worldFromWire checks that the world answers a join after that generation and that its ranks exist.
-func worldFromWire(m *wire.World, after uint64) (World, error) {
-	size := uint64(len(m.GetPeers()))
-	if m.GetGeneration() <= after || uint64(m.GetRank()) >= size || uint64(m.GetSyncRoot()) >= size {
-		return World{}, fmt.Errorf("rendezvous: the driver's answer makes no sense: generation %d, rank %d of %d, root %d",
-			m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
-	}
-	w := World{
-		World:     plan.World{Generation: m.GetGeneration(), Slots: make([]plan.Slot, size)},
-		Rank:      int(m.GetRank()),
-		SyncRoot:  int(m.GetSyncRoot()),
-		Seq:       m.GetSeq(),
-		DataAddrs: make([][]string, size),
-	}
-	for r, p := range m.GetPeers() {
-		if max(p.GetIndex(), p.GetLocalRank(), p.GetLocalSize(), p.GetCrossRank(), p.GetCrossSize()) > math.MaxInt32 {
-			return World{}, fmt.Errorf("rendezvous: the driver's answer makes no sense: the place of rank %d", r)
-		}
-		w.Slots[r] = plan.Slot{
-			SlotID: plan.SlotID{Host: p.GetHost(), Index: int(p.GetIndex())}, Rank: r,
-			LocalRank: int(p.GetLocalRank()), LocalSize: int(p.GetLocalSize()),
-			CrossRank: int(p.GetCrossRank()), CrossSize: int(p.GetCrossSize()),
-		}
-		w.DataAddrs[r] = p.GetDataAddresses()
-	}
-	return w, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"reflect"
@@ -554,17 +555,62 @@ func TestBounds(t *testing.T) {
 }
 
 func TestAnswersThatMakeNoSense(t *testing.T) {
-	one := []*wire.Peer{{}}
+	good := func(change func(*wire.World)) *wire.World {
+		w := &wire.World{
+			Generation: 3, Hosts: []string{"a"}, Counts: []uint32{2}, Indices: []uint32{0, 1}, AddressCounts: []uint32{1, 1},
+			AddressStarts: []uint32{0, 0}, AddressPorts: []uint32{7, 0}, Starts: []string{"x"},
+		}
+		change(w)
+		return w
+	}
+	if w, err := worldFromWire(good(func(*wire.World) {}), 2); err != nil ||
+		!reflect.DeepEqual(w.DataAddrs, [][]string{{"x:7"}, {"x"}}) || w.Slots[1].LocalRank != 1 {
+		t.Fatalf("%+v, %v", w, err)
+	}
 	for name, w := range map[string]*wire.World{
-		"nothing":   nil,
-		"old":       {Generation: 2, Peers: one},
-		"rank":      {Generation: 3, Rank: 1, Peers: one},
-		"root":      {Generation: 3, SyncRoot: 1, Peers: one},
-		"huge slot": {Generation: 3, Peers: []*wire.Peer{{Index: 1 << 31}}},
+		"nothing":            nil,
+		"old":                good(func(w *wire.World) { w.Generation = 2 }),
+		"rank":               good(func(w *wire.World) { w.Rank = 2 }),
+		"root":               good(func(w *wire.World) { w.SyncRoot = 2 }),
+		"huge slot":          good(func(w *wire.World) { w.Indices[0] = 1 << 31 }),
+		"a slot twice":       good(func(w *wire.World) { w.Indices[1] = 0 }),
+		"too many members":   good(func(w *wire.World) { w.Indices = make([]uint32, maxMembers+1) }),
+		"no counts":          good(func(w *wire.World) { w.Counts = nil }),
+		"few slots":          good(func(w *wire.World) { w.Counts[0] = 1 }),
+		"many slots":         good(func(w *wire.World) { w.Counts[0] = math.MaxUint32 }),
+		"few address counts": good(func(w *wire.World) { w.AddressCounts = w.AddressCounts[:1] }),
+		"few addresses":      good(func(w *wire.World) { w.AddressCounts[0] = 2 }),
+		"many addresses":     good(func(w *wire.World) { w.AddressCounts[0] = 0 }),
+		"few ports":          good(func(w *wire.World) { w.AddressPorts = w.AddressPorts[:1] }),
+		"no such start":      good(func(w *wire.World) { w.AddressStarts[1] = 1 }),
+		"huge port":          good(func(w *wire.World) { w.AddressPorts[0] = 1 << 16 }),
+		"too many addresses": good(func(w *wire.World) {
+			w.AddressStarts, w.AddressPorts = make([]uint32, maxAddresses+1), make([]uint32, maxAddresses+1)
+		}),
+		"long addresses": good(func(w *wire.World) { w.Starts[0] = strings.Repeat("x", maxText/2) }),
+		"a rank of too many addresses": good(func(w *wire.World) {
+			w.AddressStarts, w.AddressPorts = make([]uint32, maxAddrs+2), make([]uint32, maxAddrs+2)
+			w.AddressCounts[0] = maxAddrs + 1
+		}),
 	} {
 		if _, err := worldFromWire(w, 2); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestWorldArrives: whatever the slots and the addresses are like, all of them come back.
+func TestWorldArrives(t *testing.T) {
+	ids := []plan.SlotID{{Host: "b", Index: 3}, {Host: "b", Index: 1}, {Host: "a"}, {Host: "b", Index: 2}, {Host: "", Index: 7}}
+	slots, err := plan.Assign(ids, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := World{World: plan.World{Generation: 5, Slots: slots}, Rank: 4, SyncRoot: 2, Seq: 9, DataAddrs: [][]string{
+		{"10.0.0.1:5", "[::1]:5", ""}, nil, {":", ":0", ":1", "a:01", "a:65535", "a:65536", "a:+1", "a:1_0", "a: 1"}, {"", ""}, {"a", "a:1:2", "é:9"},
+	}}
+	if back := again(t, w); !reflect.DeepEqual(back, w) {
+		t.Errorf("%+v became %+v", w, back)
 	}
 }
 

@@ -63,7 +63,7 @@ type published struct {
 	root       uint32
 	seq        uint64
 	ranks      map[string]uint32 // by incarnation
-	peers      wire.Peers
+	members    wire.Members
 }
 
 // waiter is a Join that waits. Whoever takes it out of Server.waiting answers it, once.
@@ -109,21 +109,21 @@ func (s *Server) release() {
 }
 
 // Publish makes w the current world, with its members by rank, its sync root and the number of the last notification it
-// takes account of. It releases the joins of members that wait for a newer generation than theirs. It panics where
+// takes account of. The slots of w are as plan.Assign gives them. It releases the joins of members that wait for a newer generation than theirs. It panics where
 // members and w differ in size or root is no rank of w; a world that is not newer than the current one is ignored.
 // It keeps none of its arguments and never blocks.
 func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
 	}
-	peers, err := wire.EncodePeers(peersToWire(w, members))
+	shared, err := wire.EncodeMembers(membersToWire(w, members))
 	if err != nil {
 		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // names and addresses have been checked
 	}
 	p := &published{
 		generation: w.Generation, root: uint32(root), seq: seq,
-		ranks: make(map[string]uint32, len(members)),
-		peers: peers,
+		ranks:   make(map[string]uint32, len(members)),
+		members: shared,
 	}
 	for r, m := range members {
 		p.ranks[m.Incarnation] = uint32(r)
@@ -155,7 +155,7 @@ func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 		return nil
 	}
 	world := &wire.World{Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq}
-	world.Share(p.peers)
+	world.Share(p.members)
 	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: world}}
 }
 

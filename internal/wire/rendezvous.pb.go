@@ -385,8 +385,19 @@ type World struct {
 	SyncRoot uint32 `protobuf:"varint,3,opt,name=sync_root,json=syncRoot,proto3" json:"sync_root,omitempty"`
 	// The number of the last hosts-updated notification that this world takes account of.
 	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
-	// In order of rank.
-	Peers         []*Peer `protobuf:"bytes,5,rep,name=peers,proto3" json:"peers,omitempty"`
+	// The members, in columns: a thousand workers each read of a thousand, and each name is there once.
+	//
+	// The hosts, in order of rank, and how many ranks in a row each has.
+	Hosts  []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Counts []uint32 `protobuf:"varint,6,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	// By rank: the index of its slot, and how many addresses its data listener has. Its other numbers follow from these.
+	Indices       []uint32 `protobuf:"varint,7,rep,packed,name=indices,proto3" json:"indices,omitempty"`
+	AddressCounts []uint32 `protobuf:"varint,8,rep,packed,name=address_counts,json=addressCounts,proto3" json:"address_counts,omitempty"`
+	// By address, rank after rank, the best of each first: which of the starts it has, and its port. That is its end, behind
+	// a colon; where it is 0, the address is its start.
+	AddressStarts []uint32 `protobuf:"varint,9,rep,packed,name=address_starts,json=addressStarts,proto3" json:"address_starts,omitempty"`
+	AddressPorts  []uint32 `protobuf:"varint,10,rep,packed,name=address_ports,json=addressPorts,proto3" json:"address_ports,omitempty"`
+	Starts        []string `protobuf:"bytes,11,rep,name=starts,proto3" json:"starts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -449,101 +460,51 @@ func (x *World) GetSeq() uint64 {
 	return 0
 }
 
-func (x *World) GetPeers() []*Peer {
+func (x *World) GetHosts() []string {
 	if x != nil {
-		return x.Peers
+		return x.Hosts
 	}
 	return nil
 }
 
-type Peer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	LocalRank     uint32                 `protobuf:"varint,3,opt,name=local_rank,json=localRank,proto3" json:"local_rank,omitempty"`
-	LocalSize     uint32                 `protobuf:"varint,4,opt,name=local_size,json=localSize,proto3" json:"local_size,omitempty"`
-	CrossRank     uint32                 `protobuf:"varint,5,opt,name=cross_rank,json=crossRank,proto3" json:"cross_rank,omitempty"`
-	CrossSize     uint32                 `protobuf:"varint,6,opt,name=cross_size,json=crossSize,proto3" json:"cross_size,omitempty"`
-	DataAddresses []string               `protobuf:"bytes,7,rep,name=data_addresses,json=dataAddresses,proto3" json:"data_addresses,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Peer) Reset() {
-	*x = Peer{}
-	mi := &file_rendezvous_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Peer) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Peer) ProtoMessage() {}
-
-func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[3]
+func (x *World) GetCounts() []uint32 {
 	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
+		return x.Counts
 	}
-	return mi.MessageOf(x)
+	return nil
 }
 
-// Deprecated: Use Peer.ProtoReflect.Descriptor instead.
-func (*Peer) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *Peer) GetHost() string {
+func (x *World) GetIndices() []uint32 {
 	if x != nil {
-		return x.Host
+		return x.Indices
 	}
-	return ""
+	return nil
 }
 
-func (x *Peer) GetIndex() uint32 {
+func (x *World) GetAddressCounts() []uint32 {
 	if x != nil {
-		return x.Index
+		return x.AddressCounts
 	}
-	return 0
+	return nil
 }
 
-func (x *Peer) GetLocalRank() uint32 {
+func (x *World) GetAddressStarts() []uint32 {
 	if x != nil {
-		return x.LocalRank
+		return x.AddressStarts
 	}
-	return 0
+	return nil
 }
 
-func (x *Peer) GetLocalSize() uint32 {
+func (x *World) GetAddressPorts() []uint32 {
 	if x != nil {
-		return x.LocalSize
+		return x.AddressPorts
 	}
-	return 0
+	return nil
 }
 
-func (x *Peer) GetCrossRank() uint32 {
+func (x *World) GetStarts() []string {
 	if x != nil {
-		return x.CrossRank
-	}
-	return 0
-}
-
-func (x *Peer) GetCrossSize() uint32 {
-	if x != nil {
-		return x.CrossSize
-	}
-	return 0
-}
-
-func (x *Peer) GetDataAddresses() []string {
-	if x != nil {
-		return x.DataAddresses
+		return x.Starts
 	}
 	return nil
 }
@@ -560,7 +521,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +533,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +546,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{4}
+	return file_rendezvous_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ReportRequest) GetReport() Report {
@@ -617,7 +578,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +590,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +603,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{5}
+	return file_rendezvous_proto_rawDescGZIP(), []int{4}
 }
 
 type BeatRequest struct {
@@ -660,7 +621,7 @@ type BeatRequest struct {
 
 func (x *BeatRequest) Reset() {
 	*x = BeatRequest{}
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -672,7 +633,7 @@ func (x *BeatRequest) String() string {
 func (*BeatRequest) ProtoMessage() {}
 
 func (x *BeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -685,7 +646,7 @@ func (x *BeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatRequest.ProtoReflect.Descriptor instead.
 func (*BeatRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{6}
+	return file_rendezvous_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *BeatRequest) GetGeneration() uint64 {
@@ -734,7 +695,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +707,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +720,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{7}
+	return file_rendezvous_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Lane) GetId() uint64 {
@@ -805,7 +766,7 @@ type BeatReply struct {
 
 func (x *BeatReply) Reset() {
 	*x = BeatReply{}
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +778,7 @@ func (x *BeatReply) String() string {
 func (*BeatReply) ProtoMessage() {}
 
 func (x *BeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +791,7 @@ func (x *BeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
 func (*BeatReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{8}
+	return file_rendezvous_proto_rawDescGZIP(), []int{7}
 }
 
 var File_rendezvous_proto protoreflect.FileDescriptor
@@ -849,27 +810,22 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tJoinReply\x12(\n" +
 	"\x05world\x18\x01 \x01(\v2\x10.hvdrun.v1.WorldH\x00R\x05world\x124\n" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissalB\t\n" +
-	"\aoutcome\"\x91\x01\n" +
+	"\aoutcome\"\xbd\x02\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1b\n" +
 	"\tsync_root\x18\x03 \x01(\rR\bsyncRoot\x12\x10\n" +
-	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12%\n" +
-	"\x05peers\x18\x05 \x03(\v2\x0f.hvdrun.v1.PeerR\x05peers\"\xd3\x01\n" +
-	"\x04Peer\x12\x12\n" +
-	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1d\n" +
-	"\n" +
-	"local_rank\x18\x03 \x01(\rR\tlocalRank\x12\x1d\n" +
-	"\n" +
-	"local_size\x18\x04 \x01(\rR\tlocalSize\x12\x1d\n" +
-	"\n" +
-	"cross_rank\x18\x05 \x01(\rR\tcrossRank\x12\x1d\n" +
-	"\n" +
-	"cross_size\x18\x06 \x01(\rR\tcrossSize\x12%\n" +
-	"\x0edata_addresses\x18\a \x03(\tR\rdataAddresses\"t\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\x14\n" +
+	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x12\x16\n" +
+	"\x06counts\x18\x06 \x03(\rR\x06counts\x12\x18\n" +
+	"\aindices\x18\a \x03(\rR\aindices\x12%\n" +
+	"\x0eaddress_counts\x18\b \x03(\rR\raddressCounts\x12%\n" +
+	"\x0eaddress_starts\x18\t \x03(\rR\raddressStarts\x12#\n" +
+	"\raddress_ports\x18\n" +
+	" \x03(\rR\faddressPorts\x12\x16\n" +
+	"\x06starts\x18\v \x03(\tR\x06starts\"t\n" +
 	"\rReportRequest\x12)\n" +
 	"\x06report\x18\x01 \x01(\x0e2\x11.hvdrun.v1.ReportR\x06report\x12\x1e\n" +
 	"\n" +
@@ -929,7 +885,7 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 }
 
 var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_rendezvous_proto_goTypes = []any{
 	(Dismissal)(0),        // 0: hvdrun.v1.Dismissal
 	(Report)(0),           // 1: hvdrun.v1.Report
@@ -937,31 +893,29 @@ var file_rendezvous_proto_goTypes = []any{
 	(*JoinRequest)(nil),   // 3: hvdrun.v1.JoinRequest
 	(*JoinReply)(nil),     // 4: hvdrun.v1.JoinReply
 	(*World)(nil),         // 5: hvdrun.v1.World
-	(*Peer)(nil),          // 6: hvdrun.v1.Peer
-	(*ReportRequest)(nil), // 7: hvdrun.v1.ReportRequest
-	(*ReportReply)(nil),   // 8: hvdrun.v1.ReportReply
-	(*BeatRequest)(nil),   // 9: hvdrun.v1.BeatRequest
-	(*Lane)(nil),          // 10: hvdrun.v1.Lane
-	(*BeatReply)(nil),     // 11: hvdrun.v1.BeatReply
+	(*ReportRequest)(nil), // 6: hvdrun.v1.ReportRequest
+	(*ReportReply)(nil),   // 7: hvdrun.v1.ReportReply
+	(*BeatRequest)(nil),   // 8: hvdrun.v1.BeatRequest
+	(*Lane)(nil),          // 9: hvdrun.v1.Lane
+	(*BeatReply)(nil),     // 10: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
 	0,  // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
-	6,  // 2: hvdrun.v1.World.peers:type_name -> hvdrun.v1.Peer
-	1,  // 3: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
-	2,  // 4: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
-	10, // 5: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
-	3,  // 6: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	7,  // 7: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	9,  // 8: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
-	4,  // 9: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	8,  // 10: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	11, // 11: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
-	9,  // [9:12] is the sub-list for method output_type
-	6,  // [6:9] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	1,  // 2: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
+	2,  // 3: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
+	9,  // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	3,  // 5: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
+	6,  // 6: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	8,  // 7: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	4,  // 8: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
+	7,  // 9: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	10, // 10: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	8,  // [8:11] is the sub-list for method output_type
+	5,  // [5:8] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_rendezvous_proto_init() }
@@ -979,7 +933,7 @@ func file_rendezvous_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   9,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,21 +7,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A world that shares its peers with others arrives as one that does not.
-func TestSharedPeersArrive(t *testing.T) {
+// A world that shares its members with others arrives as one that does not.
+func TestSharedMembersArrive(t *testing.T) {
 	whole := &World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9}
+	var common World
 	for i := range 500 {
-		whole.Peers = append(whole.Peers, &Peer{
-			Host: fmt.Sprintf("host%d", i/8), Index: uint32(i % 8), LocalRank: uint32(i % 8), LocalSize: 8,
-			DataAddresses: []string{fmt.Sprintf("10.0.0.%d:%d", i/8, 1000+i)},
-		})
+		common.Hosts = append(common.Hosts, fmt.Sprint("host", i))
+		common.Counts = append(common.Counts, 1)
+		common.Indices = append(common.Indices, uint32(i))
 	}
-	peers, err := EncodePeers(whole.Peers)
+	members, err := EncodeMembers(&common)
 	if err != nil {
 		t.Fatal(err)
 	}
+	proto.Merge(whole, &common)
 	shared := &World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9}
-	shared.Share(peers)
+	shared.Share(members)
 	codec := newSharing()
 	for name, c := range map[string]struct{ sent, want *JoinReply }{
 		"shared":    {&JoinReply{Outcome: &JoinReply_World{World: shared}}, &JoinReply{Outcome: &JoinReply_World{World: whole}}},
@@ -37,8 +38,8 @@ func TestSharedPeersArrive(t *testing.T) {
 		if err := codec.Unmarshal(data, &got); err != nil || !proto.Equal(&got, c.want) {
 			t.Errorf("%s: %v, %v", name, &got, err)
 		}
-		if name == "shared" && (len(data) != 2 || &data[1].ReadOnlyData()[0] != &peers[0]) {
-			t.Errorf("the peers have been copied")
+		if name == "shared" && (len(data) != 2 || &data[1].ReadOnlyData()[0] != &members[0]) {
+			t.Errorf("the members have been copied")
 		}
 	}
 }
