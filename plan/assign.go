@@ -31,53 +31,70 @@ func Assign(ids []SlotID, min, max int) ([]Slot, error) {
 		return nil, fmt.Errorf("%w: %d, and %d are needed", ErrNotEnoughSlots, len(ids), min)
 	}
 	slots := make([]Slot, len(ids))
-	number := make(map[string]int) // of a host, in the order of their first slots
-	var local, top []int           // by host: slots so far, its local size in the end; the highest index so far
-	var cross []int                // by local rank: hosts that have it so far, its cross size in the end
-	rising := true                 // the indices within each host, so that none is given twice
-	hosts, host := make([]int, len(ids)), 0
-	for rank, id := range ids {
-		if rank == 0 || id.Host != ids[rank-1].Host {
-			var known bool
-			if host, known = number[id.Host]; !known {
-				host = len(local)
-				number[id.Host] = host
-				local, top = append(local, 0), append(top, id.Index-1)
-			}
-		}
-		hosts[rank] = host
-		rising = rising && id.Index > top[host]
-		localRank := local[host]
-		if localRank == len(cross) {
-			cross = append(cross, 0)
-		}
-		slots[rank] = Slot{SlotID: id, Rank: rank, LocalRank: localRank, CrossRank: cross[localRank]}
-		local[host]++
-		top[host] = id.Index
-		cross[localRank]++
+	for i, id := range ids {
+		slots[i].SlotID = id
 	}
-	if !rising {
-		if id, twice := repeated(ids); twice {
-			return nil, fmt.Errorf("plan: slot %v is given twice", id)
-		}
-	}
-	for rank := range slots {
-		slots[rank].LocalSize = local[hosts[rank]]
-		slots[rank].CrossSize = cross[slots[rank].LocalRank]
+	if err := Place(slots); err != nil {
+		return nil, err
 	}
 	return slots, nil
 }
 
-// repeated returns the first id that is given twice, if any is.
-func repeated(ids []SlotID) (id SlotID, twice bool) {
-	given := make(map[SlotID]bool, len(ids))
-	for _, id := range ids {
-		if given[id] {
-			return id, true
+// Place sets everything of the slots of a world but their ids, from which it follows: ranks are in their order. An id that
+// is there twice is an error.
+func Place(slots []Slot) error {
+	hosts := make(map[string]*tally)
+	var cross []int // by local rank: hosts that have it so far, its cross size in the end
+	rising := true  // the indices within each host, so that none is there twice
+	var host *tally
+	for rank := range slots {
+		s := &slots[rank]
+		if rank == 0 || s.Host != slots[rank-1].Host {
+			if host = hosts[s.Host]; host == nil {
+				host = &tally{last: s.Index - 1}
+				hosts[s.Host] = host
+			}
 		}
-		given[id] = true
+		rising = rising && s.Index > host.last
+		if host.size == len(cross) {
+			cross = append(cross, 0)
+		}
+		s.Rank, s.LocalRank, s.CrossRank = rank, host.size, cross[host.size]
+		cross[host.size]++
+		host.size++
+		host.last = s.Index
 	}
-	return id, false
+	if !rising {
+		if err := unlike(slots); err != nil {
+			return err
+		}
+	}
+	for rank := range slots {
+		s := &slots[rank]
+		if rank == 0 || s.Host != slots[rank-1].Host {
+			host = hosts[s.Host]
+		}
+		s.LocalSize, s.CrossSize = host.size, cross[s.LocalRank]
+	}
+	return nil
+}
+
+// tally is what Place knows of a host.
+type tally struct {
+	size int // slots so far
+	last int // the index of the last of them
+}
+
+// unlike returns an error where a slot is there twice.
+func unlike(slots []Slot) error {
+	given := make(map[SlotID]bool, len(slots))
+	for _, s := range slots {
+		if given[s.SlotID] {
+			return fmt.Errorf("plan: slot %v is given twice", s.SlotID)
+		}
+		given[s.SlotID] = true
+	}
+	return nil
 }
 
 // Group returns the place of a host among the hosts of the world and their number, as torchrun counts nodes: hosts are

@@ -112,6 +112,9 @@ func someSlots(t *rapid.T) []plan.SlotID {
 func TestAssignAgainstTheDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ids := someSlots(t)
+		if rapid.Bool().Draw(t, "mixed") {
+			ids = rapid.Permutation(ids).Draw(t, "ids")
+		}
 		least, most := rapid.IntRange(0, 10).Draw(t, "min"), rapid.IntRange(0, 10).Draw(t, "max")
 		want := literalAssign(ids, most)
 		before := slices.Clone(ids)

@@ -70,8 +70,8 @@ type World struct {
 	SyncRoot int
 	// Seq is the number of the last hosts-updated notification that the world takes account of.
 	Seq uint64
-	// DataAddrs are the addresses of each rank's data listener, the best first.
-	DataAddrs [][]string
+
+	columns *wire.World // for DataAddrs, which are many and are needed once
 }
 
 // Member is a worker of a published world.

@@ -109,7 +109,7 @@ func (s *Server) release() {
 }
 
 // Publish makes w the current world, with its members by rank, its sync root and the number of the last notification it
-// takes account of. The slots of w are as plan.Assign gives them. It releases the joins of members that wait for a newer generation than theirs. It panics where
+// takes account of. The slots of w are as plan.Place makes them. It releases the joins of members that wait for a newer generation than theirs. It panics where
 // members and w differ in size or root is no rank of w; a world that is not newer than the current one is ignored.
 // It keeps none of its arguments and never blocks.
 func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {

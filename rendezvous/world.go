@@ -20,8 +20,8 @@ const (
 	lenPort      = len(":65535")
 )
 
-// membersToWire puts the members of a world into columns. Their local and cross ranks are not among them: they are what
-// plan.Assign makes of the slots.
+// membersToWire puts the members of a world into columns. Their local and cross ranks are not among them: plan.Place
+// makes them of the slots.
 func membersToWire(w plan.World, members []Member) *wire.World {
 	m := &wire.World{Indices: make([]uint32, len(members)), AddressCounts: make([]uint32, len(members))}
 	numbers := make(map[string]uint32) // of starts
@@ -67,21 +67,16 @@ func worldFromWire(m *wire.World, after uint64) (World, error) {
 	if m.GetGeneration() <= after || uint64(m.GetRank()) >= size || uint64(m.GetSyncRoot()) >= size {
 		return World{}, senseless("generation %d, rank %d of %d, root %d", m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
 	}
-	ids, err := slotsFromWire(m)
+	slots, err := slotsFromWire(m)
 	if err != nil {
 		return World{}, senseless("%w", err)
 	}
-	addrs, err := addrsFromWire(m)
-	if err != nil {
-		return World{}, senseless("%w", err)
-	}
-	slots, err := plan.Assign(ids, 0, 0)
-	if err != nil {
+	if err := checkAddrs(m); err != nil {
 		return World{}, senseless("%w", err)
 	}
 	return World{
 		World: plan.World{Generation: m.GetGeneration(), Slots: slots},
-		Rank:  int(m.GetRank()), SyncRoot: int(m.GetSyncRoot()), Seq: m.GetSeq(), DataAddrs: addrs,
+		Rank:  int(m.GetRank()), SyncRoot: int(m.GetSyncRoot()), Seq: m.GetSeq(), columns: m,
 	}, nil
 }
 
@@ -89,71 +84,78 @@ func senseless(format string, args ...any) error {
 	return fmt.Errorf("rendezvous: the driver's answer makes no sense: "+format, args...)
 }
 
-// slotsFromWire returns the slots by rank.
-func slotsFromWire(m *wire.World) ([]plan.SlotID, error) {
+func slotsFromWire(m *wire.World) ([]plan.Slot, error) {
 	indices := m.GetIndices()
 	if len(indices) > maxMembers || len(m.GetHosts()) != len(m.GetCounts()) {
 		return nil, fmt.Errorf("%d ranks, %d hosts with %d counts", len(indices), len(m.GetHosts()), len(m.GetCounts()))
 	}
-	ids := make([]plan.SlotID, 0, len(indices))
+	slots := make([]plan.Slot, len(indices))
+	rank := 0
 	for h, host := range m.GetHosts() {
 		count := m.GetCounts()[h]
-		if uint64(count) > uint64(len(indices)-len(ids)) {
+		if uint64(count) > uint64(len(slots)-rank) {
 			return nil, errors.New("more slots than ranks")
 		}
 		for range count {
-			index := indices[len(ids)]
-			if index > math.MaxInt32 {
-				return nil, fmt.Errorf("the place of rank %d", len(ids))
+			if indices[rank] > math.MaxInt32 {
+				return nil, fmt.Errorf("the place of rank %d", rank)
 			}
-			ids = append(ids, plan.SlotID{Host: host, Index: int(index)})
+			slots[rank].SlotID = plan.SlotID{Host: host, Index: int(indices[rank])}
+			rank++
 		}
 	}
-	if len(ids) < len(indices) {
+	if rank < len(slots) {
 		return nil, errors.New("more ranks than slots")
 	}
-	return ids, nil
+	return slots, plan.Place(slots)
 }
 
-// addrsFromWire returns the addresses by rank. All of them are parts of one string: that takes a hundredth of the time of
-// as many strings.
-func addrsFromWire(m *wire.World) ([][]string, error) {
+// checkAddrs sees to it that World.DataAddrs can do its work, in bounds.
+func checkAddrs(m *wire.World) error {
 	counts, starts, ports := m.GetAddressCounts(), m.GetAddressStarts(), m.GetAddressPorts()
 	if len(counts) != len(m.GetIndices()) || len(starts) != len(ports) || len(starts) > maxAddresses {
-		return nil, fmt.Errorf("%d ranks with addresses, %d addresses with %d ports", len(counts), len(starts), len(ports))
+		return fmt.Errorf("%d ranks with addresses, %d addresses with %d ports", len(counts), len(starts), len(ports))
 	}
-	size := 0
-	for i, s := range starts {
-		if s >= uint32(len(m.GetStarts())) || ports[i] > maxPort {
-			return nil, fmt.Errorf("address %d", i)
-		}
-		if size += len(m.GetStarts()[s]) + lenPort; size > maxText {
-			return nil, fmt.Errorf("addresses of more than %d bytes", maxText)
-		}
-	}
-	var text strings.Builder
-	text.Grow(size)
-	all := make([]string, len(starts))
-	var digits [lenPort]byte
-	for i, s := range starts {
-		at := text.Len()
-		text.WriteString(m.GetStarts()[s])
-		if ports[i] != 0 {
-			text.Write(strconv.AppendUint(append(digits[:0], ':'), uint64(ports[i]), 10))
-		}
-		all[i] = text.String()[at:]
-	}
-	addrs := make([][]string, len(counts))
+	all := 0
 	for r, n := range counts {
-		if n > maxAddrs || uint64(n) > uint64(len(all)) {
-			return nil, fmt.Errorf("the addresses of rank %d", r)
+		if n > maxAddrs {
+			return fmt.Errorf("%d addresses of rank %d", n, r)
 		}
-		if n > 0 {
-			addrs[r], all = all[:n:n], all[n:]
+		all += int(n)
+	}
+	if all != len(starts) {
+		return fmt.Errorf("%d addresses; the ranks have %d", len(starts), all)
+	}
+	text := 0
+	for i, s := range starts {
+		if uint64(s) >= uint64(len(m.GetStarts())) || ports[i] > maxPort {
+			return fmt.Errorf("start %d or port %d of an address", s, ports[i])
+		}
+		if text += len(m.GetStarts()[s]) + lenPort; text > maxText {
+			return fmt.Errorf("addresses of more than %d bytes", maxText)
 		}
 	}
-	if len(all) > 0 {
-		return nil, errors.New("more addresses than ranks have")
+	return nil
+}
+
+// DataAddrs returns the addresses of each rank's data listener, the best first, as the driver has them: each call makes new
+// slices.
+func (w World) DataAddrs() [][]string {
+	m := w.columns
+	addrs := make([][]string, len(m.GetAddressCounts()))
+	next := 0
+	for r, n := range m.GetAddressCounts() {
+		if n == 0 {
+			continue
+		}
+		addrs[r] = make([]string, n)
+		for i := range addrs[r] {
+			addrs[r][i] = m.GetStarts()[m.GetAddressStarts()[next]]
+			if port := m.GetAddressPorts()[next]; port != 0 {
+				addrs[r][i] += ":" + strconv.FormatUint(uint64(port), 10)
+			}
+			next++
+		}
 	}
-	return addrs, nil
+	return addrs
 }
