@@ -40,7 +40,10 @@ func (k holdKey) index() *int {
 }
 
 // Hold begins a hold, in place of one of the same slot or host.
-func (h *Hosts) Hold(hold Hold) { h.holds[keyOf(hold.Host, hold.Slot)] = hold }
+func (h *Hosts) Hold(hold Hold) {
+	h.changes++
+	h.holds[keyOf(hold.Host, hold.Slot)] = hold
+}
 
 // Held returns the hold that keeps the slot out, that of its host before its own; false where none does.
 func (h *Hosts) Held(now time.Time, id plan.SlotID) (Hold, bool) {
@@ -61,6 +64,7 @@ func (h *Hosts) HostHeld(now time.Time, host string) (Hold, bool) {
 // Readmit ends all that keeps the slot out, or where slot is nil the host and all its slots, and forgets their failures. It
 // returns what has ended. A host that was out as a whole is the youngest from now on. A slot of such a host stays out.
 func (h *Hosts) Readmit(now time.Time, host string, slot *int) []Exclusion {
+	h.changes++
 	h.listed = h.orderAt(now) // before the books forget who has been out
 	var ended []Exclusion
 	end := func(k holdKey, r *record) {

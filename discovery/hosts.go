@@ -39,6 +39,17 @@ type Hosts struct {
 	slots map[plan.SlotID]*record
 	hosts map[string]*record
 	holds map[holdKey]Hold // by persons
+
+	changes uint64
+	next    nextReturn
+}
+
+// nextReturn is what NextReturn has found, as long as nothing changes.
+type nextReturn struct {
+	known   bool
+	changes uint64 // when it was found
+	at      time.Time
+	found   bool
 }
 
 // record is what is held against a slot or a host.
@@ -74,6 +85,7 @@ func NewHosts(cfg HostsConfig) *Hosts {
 // excluded or not; those of a draining host count as gone. Hosts that stay keep their age, draining or not, whatever their
 // place in the list and however their slots change; new ones follow in the order of the list. A host that was gone is new.
 func (h *Hosts) Update(now time.Time, listed []plan.Host) plan.Change {
+	h.changes++
 	var change plan.Change
 	before := make(map[string]int, len(h.listed))
 	for _, host := range h.listed {
@@ -121,6 +133,10 @@ func usable(host plan.Host) int {
 // Listed returns the hosts of the last list, excluded, draining or neither, the oldest first.
 func (h *Hosts) Listed() []plan.Host { return slices.Clone(h.listed) }
 
+// Changes is another number whenever Available may show something else than before, provided that Expire has told who is
+// back: where there are many slots and seldom a change, the last answer will do.
+func (h *Hosts) Changes() uint64 { return h.changes }
+
 // Available returns the slots that may have a worker: listed, of a host that is not draining, and neither excluded nor held at
 // that time; the oldest host first, by index within a host. It is what plan.Assign takes.
 func (h *Hosts) Available(now time.Time) []plan.SlotID {
@@ -147,6 +163,7 @@ func (h *Hosts) Available(now time.Time) []plan.SlotID {
 // more slots without any, the host is out as a whole, until the last of them returns; the exclusion is the host's then, and
 // takes the place of its slots'. A failure of what is out already counts for nothing, and returns the exclusion that stands.
 func (h *Hosts) ExcludeSlot(now time.Time, id plan.SlotID) Exclusion {
+	h.changes++
 	if host := h.hosts[id.Host]; h.isOut(host, now) {
 		return h.exclusion(id.Host, nil, host)
 	}
@@ -163,6 +180,7 @@ func (h *Hosts) ExcludeSlot(now time.Time, id plan.SlotID) Exclusion {
 // ExcludeHost counts a failure of the host and returns for how long it is out as a whole. A failure of one that is out
 // already counts for nothing, and returns the exclusion that stands.
 func (h *Hosts) ExcludeHost(now time.Time, host string) Exclusion {
+	h.changes++
 	r := recordOf(h.hosts, host)
 	if !h.isOut(r, now) {
 		h.exclude(r, now)
@@ -174,6 +192,10 @@ func (h *Hosts) ExcludeHost(now time.Time, host string) Exclusion {
 // whose slot or host is out for another reason not at all. A host that was out as a whole is the youngest from now on. What they were excluded for stays on record, and decays. An exclusion of
 // what is listed no more ends like any other.
 func (h *Hosts) Expire(now time.Time) []Exclusion {
+	if next, ok := h.NextReturn(); !ok || now.Before(next) {
+		return nil
+	}
+	h.changes++
 	h.listed = h.orderAt(now) // before the books forget who has been out
 	ended := h.expireHolds(now)
 	for name, r := range h.hosts {
@@ -200,25 +222,32 @@ func (h *Hosts) Expire(now time.Time) []Exclusion {
 
 // NextReturn returns when Expire will next have something to tell; false: never, as things stand.
 func (h *Hosts) NextReturn() (time.Time, bool) {
-	var next time.Time
-	found := false
-	look := func(r *record) {
-		if r.out && !h.cfg.Forever && (!found || r.until.Before(next)) {
-			next, found = r.until, true
+	n := &h.next
+	if n.known && n.changes == h.changes {
+		return n.at, n.found
+	}
+	*n = nextReturn{known: true, changes: h.changes}
+	look := func(until time.Time) {
+		if !n.found || until.Before(n.at) {
+			n.at, n.found = until, true
 		}
 	}
 	for _, r := range h.hosts {
-		look(r)
-	}
-	for _, r := range h.slots {
-		look(r)
-	}
-	for _, hold := range h.holds {
-		if !hold.Until.IsZero() && (!found || hold.Until.Before(next)) {
-			next, found = hold.Until, true
+		if r.out && !h.cfg.Forever {
+			look(r.until)
 		}
 	}
-	return next, found
+	for _, r := range h.slots {
+		if r.out && !h.cfg.Forever {
+			look(r.until)
+		}
+	}
+	for _, hold := range h.holds {
+		if !hold.Until.IsZero() {
+			look(hold.Until)
+		}
+	}
+	return n.at, n.found
 }
 
 // exclude starts an exclusion of what is not out.

@@ -44,7 +44,7 @@ func (m *machine) withoutAsked(free []plan.SlotID) []plan.SlotID {
 	if !slices.ContainsFunc(m.workers, func(w *worker) bool { return w.asked }) {
 		return free
 	}
-	return slices.DeleteFunc(free, func(id plan.SlotID) bool {
+	return slices.DeleteFunc(slices.Clone(free), func(id plan.SlotID) bool {
 		w := m.in(id)
 		return w != nil && w.asked
 	})

@@ -28,6 +28,8 @@ type machine struct {
 	byID    map[string]*worker
 	bySlot  map[plan.SlotID]*worker // a slot has one worker at a time
 	wants   []plan.SlotID           // as of the last step; replaced, never changed
+	free    []plan.SlotID           // the available ones, as of freeAt; replaced, never changed
+	freeAt  uint64                  // discovery.Hosts.Changes
 	world   plan.World
 	seq     uint64
 
@@ -79,22 +81,24 @@ const (
 
 // worker is one incarnation: the process in a slot, from its start to its exit.
 type worker struct {
-	id         string
-	slot       plan.SlotID
-	pid        int
-	rank       int // in its last world; before the first, in the trial assignment
-	phase      phase
+	// What each step looks at comes first, for the sake of thousands of workers: 64 bytes are read at a time.
 	since      time.Time // when it entered the phase
 	generation uint64    // of the last world it was in, 0 for none
-	join       rendezvous.Joining
+	rank       int       // in its last world; before the first, in the trial assignment
+	phase      phase
 	holds      bool
 	done       bool
 	wanted     bool // its slot is one of machine.wants
 	removed    bool // dismissed because its slot is not wanted
 	asked      bool // to leave, by others than this driver
 	stays      bool // all the same, and the log says why
-	start      startWorker
-	reason     string // why it was stopped, where that is a failure of its own
+
+	id     string
+	slot   plan.SlotID
+	pid    int
+	join   rendezvous.Joining
+	start  startWorker
+	reason string // why it was stopped, where that is a failure of its own
 
 	stalledFrom time.Time // when it was named for holding up the others
 }

@@ -49,7 +49,10 @@ func (m *machine) wanted(now time.Time) []plan.SlotID {
 		m.want(m.fixed)
 		return m.wants
 	}
-	free := m.withoutAsked(m.hosts.Available(now))
+	if at := m.hosts.Changes(); m.freeAt != at { // reconcile has expired what there is
+		m.free, m.freeAt = m.hosts.Available(now), at
+	}
+	free := m.withoutAsked(m.free)
 	if m.size.Max > 0 && len(free) > m.size.Max {
 		free = m.preferred(free)
 	}
@@ -472,12 +475,15 @@ func (m *machine) checkDeadlines(now time.Time) {
 		m.remindOf(now)
 	}
 	for _, w := range m.workers {
-		by, limited := m.startBy(w)
-		switch {
-		case w.phase == starting && limited && !now.Before(by):
-			m.stop(now, w, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
-		case w.phase == training && !m.resetFrom.IsZero() && !now.Before(m.resetFrom.Add(m.wait.Join)):
-			m.stop(now, w, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
+		switch w.phase {
+		case starting:
+			if by, limited := m.startBy(w); limited && !now.Before(by) {
+				m.stop(now, w, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
+			}
+		case training:
+			if !m.resetFrom.IsZero() && !now.Before(m.resetFrom.Add(m.wait.Join)) {
+				m.stop(now, w, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
+			}
 		}
 	}
 }
@@ -500,7 +506,9 @@ func (m *machine) deadline() (time.Time, bool) {
 	if !m.deadFrom.IsZero() && !done {
 		at(m.deadFrom.Add(lossAfter))
 	}
+	trains := false
 	for _, w := range m.workers {
+		trains = trains || w.phase == training
 		switch {
 		case w.phase == leaving && !done:
 			at(w.since.Add(m.wait.Drain))
@@ -510,11 +518,12 @@ func (m *machine) deadline() (time.Time, bool) {
 			if by, ok := m.startBy(w); ok {
 				at(by)
 			}
-		case w.phase == training && !m.resetFrom.IsZero():
-			at(m.resetFrom.Add(m.wait.Join))
-			if !m.reminded {
-				at(m.resetFrom.Add(m.remindAfter()))
-			}
+		}
+	}
+	if trains && !done && !m.resetFrom.IsZero() {
+		at(m.resetFrom.Add(m.wait.Join))
+		if !m.reminded {
+			at(m.resetFrom.Add(m.remindAfter()))
 		}
 	}
 	return next, !next.IsZero() && !m.decided
