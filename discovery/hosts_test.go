@@ -519,13 +519,16 @@ type trial struct {
 	h   *Hosts
 	m   *model
 	now time.Time
+	// What was available when Changes was last another number, and that.
+	seen    []plan.SlotID
+	changes uint64
 }
 
 func TestHostsAgainstTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := cooldown(rapid.IntRange(1, 3).Draw(t, "min"), rapid.IntRange(3, 9).Draw(t, "max"))
-		x := &trial{NewHosts(cfg), &model{cfg: cfg, ends: map[plan.SlotID]time.Time{},
-			counts: map[plan.SlotID]int{}, back: map[plan.SlotID]time.Time{}}, at(0)}
+		x := &trial{h: NewHosts(cfg), m: &model{cfg: cfg, ends: map[plan.SlotID]time.Time{},
+			counts: map[plan.SlotID]int{}, back: map[plan.SlotID]time.Time{}}, now: at(0)}
 		t.Repeat(map[string]func(*rapid.T){
 			"time passes": x.pass, "update": x.update, "slot fails": x.slotFails, "host fails": x.hostFails, "": x.check})
 	})
@@ -592,6 +595,11 @@ func (x *trial) check(t *rapid.T) {
 	available := x.h.Available(x.now)
 	if want := x.m.available(); !slices.Equal(available, want) {
 		t.Fatalf("available %v, want %v", available, want)
+	}
+	if at := x.h.Changes(); at != x.changes {
+		x.seen, x.changes = available, at
+	} else if !slices.Equal(available, x.seen) {
+		t.Fatalf("available %v after %v, and nothing has changed", available, x.seen)
 	}
 	all := plan.SlotIDs(x.h.Listed())
 	for i, s := range available {
