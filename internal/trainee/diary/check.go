@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 )
 
 // Check reads the lines of a whole job, of rank 0 alone or of all ranks, and returns the first thing in them that must
@@ -19,9 +20,9 @@ import (
 //   - Whoever reaches the end has done all steps, and has the weights that belong to them.
 func Check(lines []Line, steps, weights int) error {
 	worlds := make(map[uint64]*world)
-	digest := Digest(Weights(steps, weights))
-	chains := []uint64{0}      // by step
-	first := make(map[int]int) // first ranks by process
+	digest := sync.OnceValue(func() string { return Digest(Weights(steps, weights)) }) // of a job that ends
+	chains := []uint64{0}                                                              // by step
+	first := make(map[int]int)                                                         // first ranks by process
 	for i, l := range lines {
 		w := worlds[l.Generation]
 		if w == nil {
@@ -44,8 +45,8 @@ func Check(lines []Line, steps, weights int) error {
 			err = fmt.Errorf("its first rank was %d before", f)
 		}
 		first[l.PID] = l.First
-		if err == nil && l.Event == End && (l.Step != steps || l.Digest != digest) {
-			err = fmt.Errorf("the end is after step %d, with weights %s", steps, digest)
+		if err == nil && l.Event == End && (l.Step != steps || l.Digest != digest()) {
+			err = fmt.Errorf("the end is after step %d, with weights %s", steps, digest())
 		}
 		if err != nil {
 			return fmt.Errorf("diary: line %d, %+v: %w", i+1, l, err)
