@@ -50,7 +50,8 @@ type control struct {
 	sleepers uint32  // how many members sleep until a word of this one changes; they write it
 	_        [124]byte
 	relaxed  uint32 // whether the member can make the others' stores seen before it sleeps
-	_        [124]byte
+	core     uint32 // on which the member was seen last, from 1; 0: not yet
+	_        [120]byte
 	cores    cpuSet // that the member may run on
 	region   regionName
 	robust   robustHead

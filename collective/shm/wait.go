@@ -59,7 +59,9 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) error {
 	abort := &m.header.abort
 	turns := crowdYields
-	if !m.crowded {
+	if m.crowded {
+		m.spread()
+	} else {
 		turns = yields
 		budget := m.budget()
 		for range budget {
@@ -126,6 +128,45 @@ func (m *Member) apart(of int) {
 		return
 	}
 	unix.SchedSetaffinity(0, &all) // it was this thread's before
+}
+
+// spread moves this thread to another core, where there are more members than cores, if that has at least two members
+// fewer than this one. The system leaves them as they are, since they sleep and wake too often to be counted: four
+// members on two cores take half as long again when three of them are on one. Of those on a core the highest moves.
+func (m *Member) spread() {
+	if m.waits++; m.waits%betweenMoves != 0 {
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var here uint32
+	var all unix.CPUSet
+	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&here)), 0, 0); e != 0 || unix.SchedGetaffinity(0, &all) != nil {
+		return
+	}
+	atomic.StoreUint32(&m.own.core, here+1)
+	var on [len(all) * 64]uint8 // members by core
+	for i := range m.areas {
+		core := atomic.LoadUint32(&m.areas[i].core)
+		if core == 0 || int(core) > len(on) || core == here+1 && i > m.index {
+			return
+		}
+		on[core-1]++
+	}
+	best := int(here)
+	for core := range on {
+		if all.IsSet(core) && on[core] < on[best] {
+			best = core
+		}
+	}
+	if on[here] < on[best]+2 {
+		return
+	}
+	var there unix.CPUSet
+	if there.Set(best); unix.SchedSetaffinity(0, &there) == nil {
+		unix.SchedSetaffinity(0, &all) // it was this thread's before
+		atomic.StoreUint32(&m.own.core, uint32(best)+1)
+	}
 }
 
 // sleep waits in the kernel.
