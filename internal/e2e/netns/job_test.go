@@ -146,6 +146,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	}
 	agents := map[string]*agent{}
 	agents["a"] = begin("a")
+	n.listens("a", 7946)
 	j := n.run(4*time.Minute, "-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test",
 		"--gossip-bind", addrs["driver"]+":0", "--elastic-timeout", "60")
 	j.hosts("a")

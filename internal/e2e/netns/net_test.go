@@ -134,6 +134,23 @@ func (n *network) agent(host string, flags ...string) *agent {
 	return a
 }
 
+// listens waits until somebody listens to a TCP port on the host.
+func (n *network) listens(host string, port int) {
+	n.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; <-time.After(5 * time.Millisecond) {
+		cmd := exec.Command("ip", "netns", "exec", n.space(host), "ss", "-Hltn", fmt.Sprintf("sport = :%d", port))
+		out, err := cmd.CombinedOutput()
+		switch {
+		case err != nil:
+			n.t.Fatalf("%v: %v\n%s", cmd, err, out)
+		case len(out) > 0:
+			return
+		case time.Now().After(end):
+			n.t.Fatalf("nobody listens to port %d of %s", port, host)
+		}
+	}
+}
+
 // ask asks the agent to stop.
 func (a *agent) ask() {
 	a.t.Helper()
