@@ -43,6 +43,7 @@ type roster struct {
 	holders  map[string]*holder // by host name
 	looks    uint64
 	arrivals uint64
+	deaf     bool // at the last look nobody was heard, though time was over for some
 }
 
 func newRoster() *roster { return &roster{peers: map[string]*peer{}, holders: map[string]*holder{}} }
@@ -104,8 +105,15 @@ type conflict struct{ kept, refused peer }
 func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	var v view
 	claims := map[string][]*peer{}
+	back := heard && r.deaf
+	if heard {
+		r.deaf = false
+	}
 	for _, p := range r.peers {
 		if !p.gone.IsZero() {
+			if back { // it was this member that was away: the others are heard one by one now
+				p.gone = now
+			}
 			due := p.gone.Add(grace)
 			switch {
 			case now.Before(due):
@@ -116,7 +124,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 				delete(r.peers, p.node)
 				continue
 			default:
-				v.withheld = true
+				v.withheld, r.deaf = true, true
 			}
 		}
 		if p.meta != nil {
