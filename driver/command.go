@@ -54,13 +54,8 @@ func (m *machine) carryOut(now time.Time, c control.Command) (string, error) {
 	return "", refuse("a job cannot %s", c.Verb)
 }
 
-// place is a slot, or a whole host, as a person names it.
-func place(c control.Command) string {
-	if c.Slot == nil {
-		return "host " + c.Host
-	}
-	return "slot " + plan.SlotID{Host: c.Host, Index: *c.Slot}.String()
-}
+// place is what the command is about, as a person names it.
+func place(c control.Command) string { return placeName(c.Host, c.Slot) }
 
 func covers(c control.Command, id plan.SlotID) bool {
 	return id.Host == c.Host && (c.Slot == nil || *c.Slot == id.Index)

@@ -515,11 +515,14 @@ func (m *machine) exclude(now time.Time, x discovery.Exclusion) {
 	}
 }
 
-func excludedName(x discovery.Exclusion) string {
-	if x.Slot == nil {
-		return "host " + x.Host
+func excludedName(x discovery.Exclusion) string { return placeName(x.Host, x.Slot) }
+
+// placeName names a slot, or where that is nil a whole host, for a person.
+func placeName(host string, slot *int) string {
+	if slot == nil {
+		return "host " + host
 	}
-	return "slot " + plan.SlotID{Host: x.Host, Index: *x.Slot}.String()
+	return "slot " + plan.SlotID{Host: host, Index: *slot}.String()
 }
 
 func (m *machine) do(a action) { m.out = append(m.out, a) }

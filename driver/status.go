@@ -3,6 +3,7 @@ package driver
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -69,10 +70,7 @@ func (m *machine) status(now time.Time, what func(id string) string) control.Sta
 	if m.result != nil {
 		s.Message = strings.TrimPrefix(m.result.Error(), "driver: ")
 	}
-	in := make(map[plan.SlotID]*worker, len(m.workers))
-	for _, w := range m.workers {
-		in[w.slot] = w
-	}
+	in := maps.Clone(m.bySlot)
 	at := make(map[string]int)
 	for _, h := range m.hosts.Listed() {
 		at[h.Name] = len(s.Hosts)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -118,12 +117,8 @@ func (b Beat) toWire() *wire.BeatRequest {
 	}
 	for i := range req.Lanes {
 		l := &b.Lanes[i]
-		what := strings.ToValidUTF8(l.What, "\uFFFD")
-		if len(what) > maxWhat {
-			what = strings.ToValidUTF8(what[:maxWhat], "") // cut between two characters
-		}
 		req.Lanes[i] = &wire.Lane{
-			Id: l.ID, Operation: l.Operation, Waiting: l.Waiting, Nanoseconds: uint64(max(0, l.For)), What: what,
+			Id: l.ID, Operation: l.Operation, Waiting: l.Waiting, Nanoseconds: uint64(max(0, l.For)), What: clip(l.What, maxWhat),
 		}
 	}
 	return req

@@ -135,14 +135,19 @@ func validate(req *wire.JoinRequest) error {
 	return nil
 }
 
-func (j Joining) toWire() *wire.JoinRequest {
-	cause := strings.ToValidUTF8(j.Cause, "\uFFFD")
-	if len(cause) > maxCause {
-		cause = strings.ToValidUTF8(cause[:maxCause], "") // cut between two characters
+// clip returns the text as the wire takes it: valid, and of so many bytes at most, cut between two characters.
+func clip(text string, most int) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "")
 	}
+	return text
+}
+
+func (j Joining) toWire() *wire.JoinRequest {
 	return &wire.JoinRequest{
 		AfterGeneration: j.After, Commits: j.Commits, HoldsState: j.HoldsState,
-		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: cause,
+		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: clip(j.Cause, maxCause),
 	}
 }
 

@@ -118,16 +118,14 @@ func (m *Member) apart(of int) {
 	m.moved, m.spin = m.waits, spins
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var here uint32
-	var all unix.CPUSet
-	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&here)), 0, 0); e != 0 || unix.SchedGetaffinity(0, &all) != nil {
+	here, all, ok := whereabouts()
+	if !ok {
 		return
 	}
 	others := all
-	if others.Clear(int(here)); others.Count() == 0 || unix.SchedSetaffinity(0, &others) != nil {
-		return
+	if others.Clear(here); others.Count() > 0 {
+		move(&others, &all)
 	}
-	unix.SchedSetaffinity(0, &all) // it was this thread's before
 }
 
 // spread moves this thread to another core, where there are more members than cores, if that has at least two members
@@ -139,21 +137,20 @@ func (m *Member) spread() {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var here uint32
-	var all unix.CPUSet
-	if _, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&here)), 0, 0); e != 0 || unix.SchedGetaffinity(0, &all) != nil {
+	here, all, ok := whereabouts()
+	if !ok {
 		return
 	}
-	atomic.StoreUint32(&m.own.core, here+1)
+	atomic.StoreUint32(&m.own.core, uint32(here)+1)
 	var on [len(all) * 64]uint8 // members by core
 	for i := range m.areas {
 		core := atomic.LoadUint32(&m.areas[i].core)
-		if core == 0 || int(core) > len(on) || core == here+1 && i > m.index {
+		if core == 0 || int(core) > len(on) || int(core) == here+1 && i > m.index {
 			return
 		}
 		on[core-1]++
 	}
-	best := int(here)
+	best := here
 	for core := range on {
 		if all.IsSet(core) && on[core] < on[best] {
 			best = core
@@ -163,10 +160,26 @@ func (m *Member) spread() {
 		return
 	}
 	var there unix.CPUSet
-	if there.Set(best); unix.SchedSetaffinity(0, &there) == nil {
-		unix.SchedSetaffinity(0, &all) // it was this thread's before
+	if there.Set(best); move(&there, &all) {
 		atomic.StoreUint32(&m.own.core, uint32(best)+1)
 	}
+}
+
+// whereabouts returns the core that this thread runs on, and all those that it may run on.
+func whereabouts() (here int, all unix.CPUSet, ok bool) {
+	var core uint32
+	_, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&core)), 0, 0)
+	ok = e == 0 && unix.SchedGetaffinity(0, &all) == nil
+	return int(core), all, ok
+}
+
+// move brings this thread to one of the cores, and leaves it free to run on all that were its own before.
+func move(to, all *unix.CPUSet) bool {
+	if unix.SchedSetaffinity(0, to) != nil {
+		return false
+	}
+	unix.SchedSetaffinity(0, all)
+	return true
 }
 
 // sleep waits in the kernel.

@@ -160,17 +160,7 @@ func TestAskedTwice(t *testing.T) {
 		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms", "-commit-every", strconv.Itoa(10 * steps)},
 	})
 	awaitStep(t, r, 5)
-	pid := 0
-	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
-		for _, e := range events {
-			if e.Name == "worker_started" && e.Host == hostB {
-				pid = e.PID
-			}
-		}
-		return pid != 0
-	}); err != nil {
-		t.Fatal(err)
-	}
+	pid := pidAt(t, r, hostB)
 	began := time.Now()
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()

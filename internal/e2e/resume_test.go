@@ -120,17 +120,7 @@ func TestResumeFindsDeaths(t *testing.T) {
 		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms"},
 	})
 	awaitStep(t, r, 50)
-	var victim int
-	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
-		for _, e := range events {
-			if e.Name == "worker_started" && e.Host == hostB {
-				victim = e.PID
-			}
-		}
-		return victim != 0
-	}); err != nil {
-		t.Fatal(err)
-	}
+	victim := pidAt(t, r, hostB)
 	r.KillDriver()
 	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
