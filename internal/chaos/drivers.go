@@ -119,12 +119,18 @@ func (k *killer) awaitControl(ctx context.Context, began time.Time, deaths []kil
 func (k *killer) checkResumed(res e2e.Result) error {
 	var errs []error
 	started := make(map[int]int)
+	member := make(map[int]bool)
 	for _, e := range res.Events {
+		for _, slot := range e.Slots {
+			member[slot.PID] = true
+		}
 		switch {
 		case e.Name == "worker_started":
 			if started[e.PID]++; started[e.PID] > 1 {
 				errs = append(errs, fmt.Errorf("worker %d was started twice", e.PID))
 			}
+		case e.Name == "worker_exited" && e.Cause == "left" && e.Code == 0 && !member[e.PID]:
+			// It came when the others had finished, or when its slot was not wanted any more.
 		case e.Name == "worker_exited" && (e.Cause == "failed" || e.Cause == "left") && !k.seen[e.PID]:
 			errs = append(errs, fmt.Errorf("nobody killed worker %d of %s: %s", e.PID, e.Host, e))
 		}
