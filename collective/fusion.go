@@ -190,9 +190,15 @@ type bucket struct {
 	full        bool
 }
 
+// large is the size in bytes from which on a tensor is reduced where it lies: to copy it to others and back costs more than they save.
+const large = 1 << 20
+
+// lone tells whether a tensor, of so many bytes on the wire, has a bucket of its own.
+func (r *request) lone(bytes int) bool { return bytes >= large && r.compression == CompressNone }
+
 // fits tells whether the tensors of a request may be in the bucket.
 func (b *bucket) fits(r *request, bytes, most int) bool {
-	return !b.full && b.op != Adasum && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
+	return !b.full && !r.lone(bytes) && b.op != Adasum && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
 }
 
 // wire is the type of a tensor as ranks send it.
@@ -228,7 +234,7 @@ func (e *engine) execute() error {
 			if used++; used > len(e.buckets) {
 				e.buckets = append(e.buckets, bucket{})
 			}
-			e.buckets[at] = bucket{wire: r.wire(), op: r.op, compression: r.compression, ids: e.buckets[at].ids[:0]}
+			e.buckets[at] = bucket{wire: r.wire(), op: r.op, compression: r.compression, ids: e.buckets[at].ids[:0], full: r.lone(bytes)}
 		}
 		b := &e.buckets[at]
 		b.ids, b.bytes = append(b.ids, id), b.bytes+bytes

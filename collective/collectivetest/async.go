@@ -529,7 +529,7 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 // in all ways of making groups.
 func CheckFusedBits(t *testing.T, ways ...NewGroups) {
 	t.Helper()
-	lengths := []int{1, 3, 500, 2049, 20_011, 100_003}
+	lengths := []int{1, 3, 500, 2049, 20_011, 100_003, 1<<18 + 5}
 	for _, n := range []int{2, 3, 4, 8} {
 		inputs, want := make([][][]float32, n), make([][]float32, len(lengths))
 		for rank := range inputs {
