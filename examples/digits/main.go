@@ -4,8 +4,8 @@
 //	hvdrun -np 4 bin/digits
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh bin/digits
 //
-// It shows all that an elastic training program needs: the state that must survive is named once, gradients are averaged
-// with one AllReduce, and every step ends with a Commit. Workers may come, go and die meanwhile.
+// It shows all that an elastic training program needs: the state that must survive is named once, gradients are averaged,
+// the learning rate follows the number of workers, and every step ends with a Commit. Workers may come, go and die meanwhile.
 package main
 
 import (
@@ -16,8 +16,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/elastic/gradient"
 )
 
 // momentum is the share of its velocity that the optimizer keeps from step to step.
@@ -25,6 +25,7 @@ const momentum = 0.9
 
 type options struct {
 	epochs, batch, hidden, commitEvery int
+	warmup                             int
 	rate                               float64
 	seed                               int64
 	stepTime                           time.Duration
@@ -37,6 +38,7 @@ func main() {
 	flag.IntVar(&o.batch, "batch", 8, "images per worker and step")
 	flag.IntVar(&o.hidden, "hidden", 32, "hidden units")
 	flag.Float64Var(&o.rate, "lr", 0.01, "learning rate of one worker; grows with their number, as the images of a step do")
+	flag.IntVar(&o.warmup, "warmup", 0, "steps in which the learning rate rises to that of more workers")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
 	flag.IntVar(&o.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
@@ -90,23 +92,21 @@ type progress struct {
 // train runs the epochs on all workers together. When it returns nil, all have the same parameters.
 func train(ctx context.Context, w *elastic.Worker, m *model, set *images, o options, show *display) error {
 	var at progress
-	opt := newOptimizer(m)
+	opt := newOptimizer(w, m)
+	scaling := elastic.NewScaling(elastic.ScalingOptions{Warmup: o.warmup})
 	sampler := elastic.NewSampler(set.len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
 	state := elastic.NewState(w,
 		elastic.Tensor("params", m.params),
 		elastic.Tensor("velocity", opt.velocity),
 		elastic.Value("progress", &at),
-		sampler)
-	scale := func() error { opt.rate = float32(o.rate) * float32(w.Size()); return nil }
-	_ = scale() // for the first world; OnReset for all others
-	state.OnReset(scale)
+		sampler, scaling)
 
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
 		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
 			sampler.SetEpoch(at.Epoch) // keeps its place in an epoch that was begun
 			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
 				began := time.Now()
-				loss, err := opt.step(ctx, w.Group(), set, batch)
+				loss, err := opt.step(ctx, set, batch, float32(o.rate*scaling.Next()))
 				if err != nil {
 					return err
 				}
@@ -130,23 +130,23 @@ func train(ctx context.Context, w *elastic.Worker, m *model, set *images, o opti
 // optimizer is stochastic gradient descent with momentum, on gradients averaged over all workers.
 type optimizer struct {
 	model    *model
-	velocity []float32 // state
-	rate     float32
-	message  []float32 // the gradients and, last, the loss: what is averaged goes in one piece
+	velocity []float32                   // state
+	grads    *gradient.Averager[float32] // of the parameters, and the loss: it is averaged with them
 }
 
-func newOptimizer(m *model) *optimizer {
-	return &optimizer{model: m, velocity: make([]float32, len(m.params)), message: make([]float32, len(m.params)+1)}
+func newOptimizer(w gradient.Worker, m *model) *optimizer {
+	n := len(m.params)
+	return &optimizer{model: m, velocity: make([]float32, n), grads: gradient.NewAverager[float32](w, gradient.Options{}, n, 1)}
 }
 
 // step descends along the mean gradient of the batches of all workers, and returns their mean loss. On an error the
 // parameters are as before.
-func (o *optimizer) step(ctx context.Context, g *collective.Group, set *images, batch []int) (float64, error) {
-	n := len(o.model.params)
-	o.message[n] = o.model.gradient(o.message[:n], set, batch)
-	if err := collective.AllReduce(ctx, g, o.message, collective.Average); err != nil {
+func (o *optimizer) step(ctx context.Context, set *images, batch []int, rate float32) (float64, error) {
+	grad, loss := o.grads.Tensor(0), o.grads.Tensor(1)
+	_, err := o.grads.Pass(ctx, func() error { loss[0] = o.model.gradient(grad, set, batch); return nil })
+	if err != nil {
 		return 0, err
 	}
-	descend(o.model.params, o.velocity, o.message[:n], o.rate, momentum)
-	return float64(o.message[n]), nil
+	descend(o.model.params, o.velocity, grad, rate, momentum)
+	return float64(loss[0]), nil
 }

@@ -58,10 +58,9 @@ func (m *model) forward(image []float32) {
 	}
 }
 
-// gradient sets grad, laid out as the parameters are, to the gradient of the mean loss over the images of the batch, and
+// gradient adds the gradient of the mean loss over the images of the batch to grad, which is laid out as the parameters are, and
 // returns that loss; both are zero for an empty batch.
 func (m *model) gradient(grad []float32, set *images, batch []int) (loss float32) {
-	clear(grad)
 	share := 1 / float32(len(batch))
 	for _, i := range batch {
 		m.forward(set.image(i))

@@ -47,6 +47,11 @@ func TestTrainAlone(t *testing.T) {
 	}
 }
 
+// member is a worker of one world.
+type member struct{ group *collective.Group }
+
+func (m member) Group() *collective.Group { return m.group }
+
 // TestStepTogether takes the same steps with three ranks and with one, whose batches are those of the three together.
 func TestStepTogether(t *testing.T) {
 	set, _, err := loadDigits()
@@ -55,14 +60,13 @@ func TestStepTogether(t *testing.T) {
 	}
 	const ranks, batch, steps = 3, 4, 20
 	train := func(g *collective.Group, images int) *optimizer {
-		o := newOptimizer(newModel(8, 1))
-		o.rate = 0.05
+		o := newOptimizer(member{g}, newModel(8, 1))
 		for step := range steps {
 			var mine []int
 			for i := range images {
 				mine = append(mine, step*ranks*batch+g.Rank()*images+i)
 			}
-			if _, err := o.step(t.Context(), g, set, mine); err != nil {
+			if _, err := o.step(t.Context(), set, mine, 0.05); err != nil {
 				t.Errorf("rank %d, step %d: %v", g.Rank(), step, err)
 			}
 		}
@@ -101,10 +105,9 @@ func TestStepThatAbortsChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer groups[0].Close()
-	o := newOptimizer(newModel(4, 1))
-	o.rate = 1
+	o := newOptimizer(member{groups[0]}, newModel(4, 1))
 	before := o.model.digest()
-	if _, err := o.step(t.Context(), groups[0], set, []int{1, 2}); err == nil {
+	if _, err := o.step(t.Context(), set, []int{1, 2}, 1); err == nil {
 		t.Fatal("a step with a peer that is gone succeeded")
 	}
 	if o.model.digest() != before {
