@@ -56,6 +56,8 @@ type Config struct {
 	VerifyState int
 	// HealState gives workers whose state differs that of most others. Otherwise the workers fail.
 	HealState bool
+	// CommitReplicas is how many other workers keep what one alone has of each commit.
+	CommitReplicas int
 
 	// Events is called with everything that happened to the job, in order, from one goroutine. Nil: nobody listens.
 	Events func(Event)

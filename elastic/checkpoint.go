@@ -202,6 +202,9 @@ func (s *State) fileName(i int) string {
 // checkDurable tells whether all parts can be in a checkpoint.
 func (s *State) checkDurable() error {
 	for i := range s.parts {
+		if _, ok := s.kept[i].(localPart); ok {
+			return fmt.Errorf("elastic: %s cannot be in a checkpoint: every rank has another", s.partName(i))
+		}
 		if s.kept[i] == nil {
 			return fmt.Errorf("elastic: %s cannot be in a checkpoint: it is not elastic.Imaged", s.partName(i))
 		}

@@ -115,8 +115,7 @@ type Marshaler interface {
 // Binary is a Part whose live value is v, written down and read back by its own methods; v stays the same object. MarshalBinary is called
 // in each save, and must give the same bytes for the same value on all ranks. The name must be unique within a State.
 //
-// After a sync all ranks hold the root's value: of a random source that each rank is to draw from differently, derive the
-// rank's own from what it draws and from the rank.
+// After a sync all ranks hold the root's value: a random source that each rank draws from differently is a [Local] part.
 func Binary(name string, v Marshaler) Part { return &binaryPart{label: name, live: v} }
 
 type binaryPart struct {

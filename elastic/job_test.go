@@ -23,6 +23,7 @@ type job struct {
 	setEpoch         bool // whether it calls SetEpoch
 	async            bool // whether it trains on while a commit is copied
 	lives            []int
+	replicas         int // of what each worker alone has
 	respawn, flaky   []bool
 	acts             []act
 
@@ -43,6 +44,10 @@ type job struct {
 	best     uint64            // highest number in a Done
 	errs     []string
 	ends     map[string]int
+	deaths   int
+	removals int
+	census   *census // of the newest world
+	counted  *census // the last one that was complete
 }
 
 // act is something that happens to the hosts once so many steps are done.
@@ -76,6 +81,10 @@ type proc struct {
 	counts  []int32   // how often each index was delivered in this epoch
 	weights []float64 // derived from the record, which shows a mix of two states
 	record  record
+	shard   shard
+
+	seen      shard // at the beginning of its last world
+	seenSteps int
 }
 
 type record struct {
@@ -105,6 +114,8 @@ func (j *job) spawn() {
 	p.record = record{H: mix(uint64(p.id)+1, 0), Trail: map[string]int{}}
 	p.derive()
 	j.ledger[p.record.H] = p.record.H
+	p.shard = shard{Place: p.id}
+	p.seen = p.shard
 	j.procs.Go(p.main)
 }
 
@@ -120,8 +131,9 @@ func (p *proc) main() {
 		return
 	}
 	p.worker = w
+	w.replicas, w.log = p.job.replicas, quiet()
 	p.sampler = NewSampler(p.job.n, SamplerOptions{Shuffle: true, Seed: 3, Batch: 2})
-	p.state = NewState(w, &mortal{p}, Tensor("counts", p.counts), p.sampler, Value("record", &p.record),
+	p.state = NewState(w, &mortal{p}, Tensor("counts", p.counts), p.sampler, Value("record", &p.record), Local("shard", &p.shard),
 		&mortal{p}, Tensor("weights", p.weights), &mortal{p})
 	p.state.OnReset(func() error { p.mayDie(); return nil })
 	p.ended(Run(context.Background(), p.state, p.train))
@@ -194,6 +206,7 @@ func (p *proc) whole() {
 		j.errs = append(j.errs, fmt.Sprintf("worker %d: a state from elsewhere: %+v", p.id, r))
 	}
 	p.synced = true
+	p.enrol()
 }
 
 func (p *proc) train(ctx context.Context) error {
@@ -239,6 +252,7 @@ func (p *proc) step(ctx context.Context, batch []int) error {
 	p.record.Last = g.Size()
 	p.record.Steps++
 	p.record.Trail["steps"] = p.record.Steps
+	p.shard.H = mix(p.record.H, uint64(p.shard.Place))
 	p.derive()
 	p.job.stepped(p, before)
 	p.mayDie()
@@ -288,6 +302,7 @@ func (j *job) stepped(p *proc, before uint64) {
 		case "remove":
 			if victim := j.order[a.who%len(j.order)]; j.canSpare(victim) {
 				victim.removed = true
+				j.removals++
 				j.leave(victim)
 				j.push(plan.Removed)
 			}
@@ -323,6 +338,7 @@ func (p *proc) mayDie() {
 		return
 	}
 	j.ends["killed"]++
+	j.deaths++
 	j.leave(p)
 	if g := j.groups[p]; g != nil {
 		g.Abort(errors.New("killed"))
@@ -363,7 +379,7 @@ func (j *job) publish() {
 	j.world = plan.World{Generation: j.world.Generation + 1, Slots: make([]plan.Slot, len(j.order))}
 	j.groups = make(map[*proc]*collective.Group)
 	for i, g := range collective.Local(len(j.order)) {
-		j.world.Slots[i].Rank = i
+		j.world.Slots[i].Rank, j.world.Slots[i].Host = i, string(rune('a'+j.order[i].id%3))
 		j.groups[j.order[i]] = g
 	}
 	for i, p := range j.order {
@@ -472,6 +488,7 @@ func TestWholeJob(t *testing.T) {
 			respawn:  rapid.SliceOfN(rapid.Bool(), 0, 10).Draw(t, "respawn"),
 			flaky:    rapid.SliceOfN(rapid.Bool(), 0, 12).Draw(t, "flaky"),
 			start:    rapid.IntRange(1, 5).Draw(t, "start"),
+			replicas: rapid.IntRange(0, 2).Draw(t, "replicas"),
 			acts: rapid.SliceOfN(rapid.Custom(func(t *rapid.T) act {
 				return act{
 					step: rapid.IntRange(1, 40).Draw(t, "step"),
@@ -498,7 +515,7 @@ func TestWholeJob(t *testing.T) {
 			ends[how] += n
 		}
 	})
-	for _, how := range []string{"done", "killed", "removed", "late"} {
+	for _, how := range []string{"done", "killed", "removed", "late", "left", "survived deaths"} {
 		if ends[how] == 0 {
 			t.Errorf("no worker was %s: the jobs are too dull", how)
 		}

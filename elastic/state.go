@@ -42,6 +42,8 @@ type State struct {
 	first       []int        // of each part that is kept: its first piece in an image
 	checkpoints *Checkpoints // nil: none
 
+	locals locals
+
 	copying *image.Pending // begun by CommitAsync and not settled yet; nil otherwise
 }
 
@@ -78,6 +80,9 @@ func NewState(w *Worker, parts ...Part) *State {
 			continue
 		}
 		s.kept[i] = o
+		if l, ok := o.(localPart); ok {
+			s.locals.parts = append(s.locals.parts, l)
+		}
 		if name := o.name(); name != "" && names[name] {
 			s.err = fmt.Errorf("elastic: two parts of the state are named %q", name)
 		} else {
@@ -87,6 +92,7 @@ func NewState(w *Worker, parts ...Part) *State {
 	if s.err == nil && s.checkpoints != nil {
 		s.err = s.checkDurable()
 	}
+	s.locals.replicas = w.replicas
 	s.placeParts(w.Rank(), w.Size())
 	return s
 }
@@ -104,6 +110,9 @@ func (s *State) Commits() uint64 { return s.commits }
 // processors where that is much. It is collective: every rank calls it equally often. The training function returns its
 // errors as they are.
 func (s *State) Commit() error {
+	if err := s.replicate(); err != nil {
+		return err
+	}
 	p, err := s.begin(s.commits + 1)
 	if err != nil {
 		return err
@@ -119,6 +128,9 @@ func (s *State) Commit() error {
 // may go on. A failure before Settle goes back to this commit, not to the one before. Every method of the state that
 // saves, restores or synchronises settles first, so a forgotten Settle is an error only if a tensor is written to.
 func (s *State) CommitAsync() error {
+	if err := s.replicate(); err != nil {
+		return err
+	}
 	p, err := s.begin(s.commits + 1)
 	if err != nil {
 		return err
@@ -145,10 +157,12 @@ func (s *State) Settle() {
 func (s *State) agree() error {
 	s.commits++
 	s.agreed = false
+	s.locals.counted()
 	change, err := s.agreeOnUpdates()
 	if err != nil {
 		return err
 	}
+	s.locals.settled()
 	if s.worker.verification.due(s.commits) {
 		s.Settle()
 		if err := s.verify(s.ctx, -1); err != nil {
@@ -159,7 +173,7 @@ func (s *State) agree() error {
 	s.worker.committed(s.commits)
 	s.agreed = true
 	s.offer(false)
-	return updated(change)
+	return s.leave(change, false)
 }
 
 // CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, where the hosts of the job have changed.
@@ -172,7 +186,7 @@ func (s *State) CheckHostUpdates() error {
 	if err != nil {
 		return err
 	}
-	return updated(change)
+	return s.leave(change, true)
 }
 
 func updated(c plan.Change) error {
@@ -204,7 +218,12 @@ const (
 
 // Save keeps a private copy of every part for Restore; it does not count as a commit. Where it fails the last copies of
 // this package's parts stay, all of them. It is not collective.
-func (s *State) Save() error { return s.save(s.commits) }
+// What Local parts hold is kept by others only of commits and syncs: who goes back to a Save of its own, as a root too, has all ranks
+// go on with what they hold themselves.
+func (s *State) Save() error {
+	s.locals.astray()
+	return s.save(s.commits)
+}
 
 // save saves the state as that of the commit of the number.
 func (s *State) save(number uint64) error {
@@ -316,10 +335,12 @@ func (s *State) Sync(ctx context.Context) error {
 			return fmt.Errorf("elastic: sync part %d: %w", i, err)
 		}
 	}
-	if err := s.save(commits); err != nil {
+	if err := s.shareOut(ctx, g, root); err != nil {
 		return err
 	}
-	s.commits, s.holds, s.agreed = commits, true, true
+	if err := s.keep(ctx, g, commits); err != nil {
+		return err
+	}
 	if s.worker.verification.every >= 0 {
 		return s.verify(ctx, root)
 	}

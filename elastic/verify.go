@@ -56,7 +56,7 @@ type verification struct {
 func (v verification) due(commits uint64) bool { return v.every > 0 && commits%uint64(v.every) == 0 }
 
 // Digest returns a number for the bits that the last Save, Commit or Sync has kept, of all parts of this package and of parts
-// that are [Imaged]. Ranks that hold the same have the same digest; those that do not have another, but for one chance in
+// that are [Imaged], but not of [Local] ones. Ranks that hold the same have the same digest; those that do not have another, but for one chance in
 // 2^32 for each chunk of 1 MiB. It reads the whole state where it has changed, and is not collective.
 func (s *State) Digest() (uint64, error) {
 	if s.err != nil {

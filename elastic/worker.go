@@ -41,6 +41,7 @@ type Worker struct {
 	place   atomic.Pointer[place] // never nil once the worker has been handed out
 
 	verification verification // of states
+	replicas     int          // ranks that keep each rank's Local pieces
 	doing        doing
 	entering     atomic.Uint64 // the newest generation that it was given
 	stopPulse    func()
@@ -97,6 +98,7 @@ func Init(ctx context.Context) (*Worker, error) {
 	if w != nil {
 		w.driven = started
 		w.verification = verification{every: env.VerifyState, heal: env.HealState}
+		w.replicas = env.CommitReplicas
 	}
 	return w, err
 }

@@ -47,6 +47,8 @@ type Worker struct {
 	VerifyState int
 	// HealState says that ranks that differ are given the state of most others; training fails otherwise.
 	HealState bool
+	// CommitReplicas is how many other ranks keep what a rank alone has of each commit.
+	CommitReplicas int
 	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable, Environ does not write it.
 	Algorithm string
 	// OnlySockets asks for no shared memory between the ranks of a host. It is the user's as well.
@@ -72,6 +74,7 @@ const (
 	EnvStallWarning      = "HVD_STALL_WARNING"
 	EnvVerifyState       = "HVD_VERIFY_STATE"
 	EnvHealState         = "HVD_HEAL_STATE"
+	EnvCommitReplicas    = "HVD_COMMIT_REPLICAS"
 	EnvAlgorithm         = "HVD_COLLECTIVE_ALGORITHM"
 	EnvOnlySockets       = "HVD_ONLY_SOCKETS"
 )
@@ -127,6 +130,7 @@ func (w Worker) Environ() []string {
 	text(EnvStallWarning, tuned(w.StallWarning.Seconds()))
 	text(EnvVerifyState, tuned(float64(w.VerifyState)))
 	text(EnvHealState, flag(w.HealState))
+	number(EnvCommitReplicas, w.CommitReplicas)
 	return env
 }
 
@@ -158,6 +162,9 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))
 	w.VerifyState = int(r.tuning(EnvVerifyState, 1, math.MaxInt32))
 	w.HealState = r.flag(EnvHealState)
+	if r.has(EnvCommitReplicas) {
+		w.CommitReplicas = r.number(EnvCommitReplicas, MaxSlots)
+	}
 	w.Algorithm, _ = lookup(EnvAlgorithm)
 	w.OnlySockets = r.flag(EnvOnlySockets)
 	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.

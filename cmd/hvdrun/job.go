@@ -141,6 +141,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		CycleTime:         s.cycle,
 		VerifyState:       s.verifyState,
 		HealState:         s.healState,
+		CommitReplicas:    s.commitReplicas,
 		Events:            events.write,
 		Log:               log,
 	}

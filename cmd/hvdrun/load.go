@@ -198,7 +198,7 @@ func (s *settings) contradictions() error {
 // person has set.
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvTimelineFilename,
 	plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
-	plan.EnvVerifyState, plan.EnvHealState}
+	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}
 
 // environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
 func environment(env []string, known []*setting) (map[string]origin, error) {

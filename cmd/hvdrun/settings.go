@@ -37,6 +37,7 @@ type settings struct {
 	cycle                   time.Duration // of asynchronous collectives
 	verifyState             int           // commits; 0: after syncs alone, negative: never
 	healState               bool
+	commitReplicas          int
 	outputDir               string
 	timestamps              bool
 	logLevel                logrus.Level
@@ -197,6 +198,8 @@ var table = slices.Concat(
 		{name: "heal-state", def: "false",
 			usage: "give workers whose state differs that of most others, and train on, instead of failing",
 			set:   onOff(func(s *settings) *bool { return &s.healState })},
+		{name: "commit-replicas", arg: "N", def: "0",
+			usage: "other workers, on other hosts first, that keep what one alone has of each commit (elastic.Local)", set: setCommitReplicas},
 	}),
 	section("ssh", []setting{
 		{name: "ssh-port", short: "p", arg: "PORT", source: true, unset: "ssh's own",
@@ -342,6 +345,13 @@ func setVerifyState(s *settings, text string) (err error) {
 	}
 	if s.verifyState == 0 {
 		s.verifyState = -1
+	}
+	return err
+}
+
+func setCommitReplicas(s *settings, text string) (err error) {
+	if s.commitReplicas, err = parseCount(text, 0); err == nil && s.commitReplicas > plan.MaxSlots {
+		err = fmt.Errorf("%q is more than %d", text, plan.MaxSlots)
 	}
 	return err
 }

@@ -1,0 +1,428 @@
+package elastic
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// crew is processes that a test puts into one world after another.
+type crew struct {
+	t          *testing.T
+	generation uint64
+	log        *logrus.Logger
+	said       *logtest.Hook
+}
+
+func newCrew(t *testing.T) *crew {
+	c := &crew{t: t}
+	c.log, c.said = logtest.NewNullLogger()
+	return c
+}
+
+// member is a process of a crew.
+type member struct {
+	w     *Worker
+	state *State
+	shard []float32
+	count int
+	rng   *rand.PCG
+	tags  map[string]int
+	sum   []int // redistributed: what the shards' first numbers were, by old rank; −1: lost
+	step  int
+}
+
+func (c *crew) member(replicas int) *member {
+	m := &member{rng: rand.NewPCG(1, 2), tags: map[string]int{}}
+	m.w = &Worker{meeting: &seated{}, log: c.log, replicas: replicas}
+	m.w.reportCtx, m.w.stopReports = context.WithCancel(context.Background())
+	m.w.place.Store(&place{slot: plan.Slot{}, world: rendezvous.World{World: plan.World{Slots: make([]plan.Slot, 1)}}})
+	m.state = NewState(m.w, Value("step", &m.step), Local("shard", &m.shard), Local("count", &m.count), Local("rng", m.rng), Local("tags", &m.tags),
+		Local("sum", &m.sum, Redistribute(func(pieces []Piece[[]int], rank, size int) ([]int, error) {
+			all := []int{}
+			for i, p := range pieces {
+				switch {
+				case p.Rank != i:
+					return nil, fmt.Errorf("piece %d is of rank %d", i, p.Rank)
+				case p.Lost:
+					all = append(all, -1)
+				default:
+					all = append(all, p.Value[0])
+				}
+			}
+			return append([]int{100*rank + size}, all...), nil
+		})))
+	return m
+}
+
+type seated struct {
+	solo
+	update notify.Update
+}
+
+func (s *seated) latest() notify.Update { return s.update }
+
+// world puts members into a new world, on hosts, and synchronises them.
+func (c *crew) world(root int, hosts []string, members ...*member) {
+	c.t.Helper()
+	c.generation++
+	slots := make([]plan.Slot, len(members))
+	for r := range slots {
+		slots[r] = plan.Slot{SlotID: plan.SlotID{Host: hosts[r]}, Rank: r}
+	}
+	for r, g := range collective.Local(len(members)) {
+		world := rendezvous.World{World: plan.World{Generation: c.generation, Slots: slots}, Rank: r, SyncRoot: root}
+		members[r].w.place.Store(&place{world: world, slot: slots[r], group: g, unwatch: func() {}})
+	}
+	onAll(c.t, len(members), func(r int) error { return members[r].state.Sync(c.t.Context()) })
+}
+
+func (c *crew) warnings() (all []string) {
+	for _, e := range c.said.AllEntries() {
+		if e.Level == logrus.WarnLevel {
+			all = append(all, e.Message)
+		}
+	}
+	c.said.Reset()
+	return all
+}
+
+// set gives a member pieces that are its own.
+func (m *member) set(id, step int) {
+	m.shard = slices.Repeat([]float32{float32(id)}, 3*image.ChunkSize/4/2)
+	m.shard[0] += float32(step) / 100
+	m.count, m.sum, m.step = id, []int{id}, step
+	m.tags = map[string]int{"id": id}
+	m.rng.Seed(uint64(id), uint64(step))
+}
+
+func (m *member) is(t *testing.T, id, step int) {
+	t.Helper()
+	if len(m.shard) == 0 || m.shard[0] != float32(id)+float32(step)/100 || m.shard[len(m.shard)-1] != float32(id) || m.count != id || m.tags["id"] != id ||
+		m.step != step || *m.rng != *rand.NewPCG(uint64(id), uint64(step)) {
+		t.Errorf("rank %d has shard %v…, count %d, tags %v, step %d; want those of %d in step %d", m.w.Rank(), m.shard[:min(1, len(m.shard))], m.count, m.tags, m.step, id, step)
+	}
+}
+
+func commitAll(t *testing.T, members ...*member) {
+	t.Helper()
+	onAll(t, len(members), func(r int) error { return members[r].state.Commit() })
+}
+
+func hostsNamed(names string) []string {
+	var all []string
+	for _, n := range names {
+		all = append(all, string(n))
+	}
+	return all
+}
+
+// A piece whose rank dies is taken by the newcomer; what nobody takes waits for one, world after world.
+func TestLocalPieces(t *testing.T) {
+	c := newCrew(t)
+	m := []*member{c.member(1), c.member(1), c.member(1), c.member(1)}
+	for i := range m {
+		m[i].set(10+i, 0)
+	}
+	c.world(0, hostsNamed("aabb"), m...)
+	for i := range m {
+		m[i].is(t, 10+i, 0)
+		m[i].set(10+i, 1)
+	}
+	commitAll(t, m...)
+	for i := range m {
+		m[i].set(10+i, 2)
+		m[i].shard[len(m[i].shard)-1]++ // work that is lost
+		if err := m[i].state.Restore(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Rank 0 dies, and rank 2, on another host: their pieces are with 2 and 0 of the old world… so one of them is lost.
+	// Here only rank 1 and rank 2 die, whose keepers are 3 and 0.
+	c.world(0, hostsNamed("ab"), m[0], m[3])
+	m[0].is(t, 10, 1)
+	m[3].is(t, 13, 1)
+	if want := []int{2, 10, 11, 12, 13}; !slices.Equal(m[0].sum, want) {
+		t.Errorf("redistributed %v, want %v", m[0].sum, want)
+	}
+	if said := c.warnings(); said != nil {
+		t.Errorf("warned: %q", said)
+	}
+	// The next world has nobody new: the strays stay.
+	c.world(1, hostsNamed("ab"), m[0], m[3])
+	commitAll(t, m[0], m[3])
+	// One newcomer takes the first stray; then the other keeper of the second dies.
+	n := c.member(1)
+	n.set(50, 7)
+	c.world(0, hostsNamed("abc"), m[0], m[3], n)
+	n.is(t, 11, 1)
+	commitAll(t, m[0], m[3], n)
+	last := c.member(1)
+	last.set(60, 0)
+	c.world(1, hostsNamed("bca"), m[3], n, last)
+	m[3].is(t, 13, 1)
+	n.is(t, 11, 1)
+	if last.count != 10 { // rank 0's piece comes before the stray
+		t.Errorf("the newcomer has the pieces of %d", last.count)
+	}
+	one, two := c.member(1), c.member(1)
+	two.set(70, 0)
+	c.world(2, hostsNamed("bbbb"), one, two, last, m[3])
+	if one.count != 11 || two.count != 12 {
+		t.Errorf("the newcomers have the pieces of %d and %d", one.count, two.count)
+	}
+	if said := c.warnings(); said != nil {
+		t.Errorf("warned: %q", said)
+	}
+}
+
+// Without replicas the pieces of who dies are lost, which is said once; newcomers go on with their own.
+func TestLocalPiecesLost(t *testing.T) {
+	c := newCrew(t)
+	m := []*member{c.member(0), c.member(0), c.member(0)}
+	for i := range m {
+		m[i].set(10+i, 0)
+	}
+	c.world(0, hostsNamed("aaa"), m...)
+	commitAll(t, m...)
+	n := c.member(0)
+	n.set(50, 0)
+	c.world(1, hostsNamed("aaa"), n, m[2], m[0])
+	m[0].is(t, 10, 0)
+	m[2].is(t, 12, 0)
+	n.is(t, 50, 0)
+	if want := []int{3, 10, -1, 12}; !slices.Equal(n.sum, want) {
+		t.Errorf("redistributed %v, want %v", n.sum, want)
+	}
+	want := []string{`lost, with all who kept them: the pieces of local parts "shard", "count", "rng", "tags", "sum" of rank 1 of generation 1`}
+	if said := c.warnings(); !slices.Equal(said, want) {
+		t.Errorf("warned: %q", said)
+	}
+}
+
+// Who leaves in good order leaves its pieces to the others, also without replicas, and from a check as from a commit.
+func TestLocalPiecesHandedOver(t *testing.T) {
+	for _, check := range []bool{false, true} {
+		c := newCrew(t)
+		m := []*member{c.member(0), c.member(0), c.member(0), c.member(0)}
+		c.world(0, hostsNamed("aabb"), m...)
+		for i := range m {
+			m[i].set(10+i, 1)
+		}
+		commitAll(t, m...)
+		for i := range m {
+			m[i].set(10+i, 2)
+			m[i].w.meeting.(*seated).update = notify.Update{Seq: 1, Change: plan.Removed}
+		}
+		for r, err := range errorsOf(4, func(r int) error {
+			if check {
+				return m[r].state.CheckHostUpdates()
+			}
+			return m[r].state.Commit()
+		}) {
+			var updated *HostsUpdatedError
+			if !errors.As(err, &updated) {
+				t.Fatalf("rank %d: %v", r, err)
+			}
+		}
+		n := c.member(0)
+		c.world(0, hostsNamed("ba"), m[2], n)
+		m[2].is(t, 12, 2)
+		n.is(t, 10, 2)
+		if want := []int{102, 10, 11, 12, 13}; !slices.Equal(n.sum, want) {
+			t.Errorf("redistributed %v, want %v", n.sum, want)
+		}
+		if said := c.warnings(); said != nil {
+			t.Errorf("warned: %q", said)
+		}
+	}
+}
+
+// Whoever is the root after a commit that only some have counted, every rank has its piece of that very commit.
+func TestLocalPiecesOfTornCommit(t *testing.T) {
+	for torn := range 3 {
+		for root := range 2 {
+			c := newCrew(t)
+			m := []*member{c.member(1), c.member(1), c.member(1)}
+			for i := range m {
+				m[i].set(10+i, 0)
+			}
+			c.world(0, hostsNamed("abc"), m...)
+			commitAll(t, m...)
+			for i := range m {
+				m[i].set(10+i, 1)
+			}
+			// Rank 2 dies in the agreement; ranks below torn have counted the commit, others have only come through the barrier.
+			errorsOf(3, func(r int) error {
+				s := m[r].state
+				if err := s.replicate(); err != nil {
+					t.Error(err)
+				}
+				if r == 2 || r < torn {
+					if err := s.save(s.commits + 1); err != nil {
+						t.Error(err)
+					}
+					s.commits++
+					s.locals.counted()
+				}
+				return nil
+			})
+			for r := range 2 {
+				m[r].w.Group().Abort(errGone)
+				if err := m[r].state.Restore(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n := c.member(1)
+			c.world(root, hostsNamed("abc"), m[0], m[1], n)
+			step := 0
+			if root < torn {
+				step = 1
+			}
+			for i, m := range []*member{m[0], m[1], n} {
+				m.is(t, 10+i, step)
+			}
+		}
+	}
+}
+
+// Who keeps the pieces of a rank: the other hosts in turn, and its own last.
+func TestKeepers(t *testing.T) {
+	for _, c := range []struct {
+		hosts string
+		rank  int
+		want  []int
+	}{
+		{"aabbcc", 0, []int{2, 4, 3, 5, 1}},
+		{"aabbcc", 3, []int{5, 1, 4, 0, 2}},
+		{"aaa", 1, []int{2, 0}},
+		{"aaab", 2, []int{3, 0, 1}},
+		{"aaab", 3, []int{0, 1, 2}},
+		{"a", 0, nil},
+	} {
+		hosts := hostsNamed(c.hosts)
+		if got := keepers(hosts, c.rank, len(hosts)); !slices.Equal(got, c.want) {
+			t.Errorf("%s, rank %d: %v, want %v", c.hosts, c.rank, got, c.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		hosts := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d"}), 1, 12).Draw(t, "hosts")
+		rank := rapid.IntRange(0, len(hosts)-1).Draw(t, "rank")
+		all := keepers(hosts, rank, len(hosts))
+		own := false
+		for _, r := range all {
+			if own = own || hosts[r] == hosts[rank]; own && hosts[r] != hosts[rank] {
+				t.Errorf("the own host comes before another: %v", all)
+			}
+		}
+		slices.Sort(all)
+		if want := slices.Delete(slices.Collect(func(yield func(int) bool) {
+			for r := range hosts {
+				if !yield(r) {
+					return
+				}
+			}
+		}), rank, rank+1); !slices.Equal(all, want) {
+			t.Errorf("%v", all)
+		}
+		k := rapid.IntRange(-1, 20).Draw(t, "count")
+		if got := keepers(hosts, rank, k); len(got) != min(max(k, 0), len(hosts)-1) {
+			t.Errorf("%d of %d", len(got), k)
+		}
+	})
+}
+
+func TestHandOverBounded(t *testing.T) {
+	for _, c := range []struct {
+		replicas  int
+		sum, most uint64
+		want      int
+	}{{0, handOverLimit, handOverLimit, 9}, {0, 3 << 30, 3 << 30, 1}, {3, 3 << 30, 3 << 30, 3}, {0, 2 << 30, 1 << 28, 4}, {0, 2 << 30, 1 << 20, 9}} {
+		if got := holders(10, c.replicas, c.sum, c.most); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}
+
+// What is cut or changed anywhere is refused, without a panic and without more memory than the message has.
+func FuzzPieces(f *testing.F) {
+	l := &locals{parts: make([]localPart, 2)}
+	id, before := saveID{3, 7}, saveID{3, 6}
+	whole := bundle{pieceOf([]byte("some bytes"), nil), pieceOf(make([]byte, image.ChunkSize+1), nil)}
+	base := &pieceSet{id: before, of: map[int]bundle{1: whole}}
+	changed := bundle{pieceOf([]byte("other bytes"), whole[0]), pieceOf(append(make([]byte, image.ChunkSize), 1), whole[1])}
+	good := appendBundle(appendBundle(appendHead(nil, id, before, 2), 1, 1, changed), 4, -1, bundle{nil, pieceOf(nil, nil)})
+	got, err := l.parse(good, id, base)
+	if err != nil || len(got) != 2 || string(got[1][0].bytes()) != "other bytes" || !bytes.Equal(got[1][1].bytes(), changed[1].bytes()) ||
+		got[4][0] != nil || got[4][1].size != 0 {
+		f.Fatal(got, err)
+	}
+	if len(good) > 200 {
+		f.Fatalf("%d bytes for a few that have changed", len(good))
+	}
+	f.Add(good)
+	f.Add(appendBundle(appendHead(nil, id, saveID{}, 1), 1, -1, bundle{pieceOf([]byte("x"), nil), nil}))
+	f.Add(appendHead(nil, id, before, 1<<40))
+	f.Fuzz(func(t *testing.T, m []byte) {
+		all, err := l.parse(m, id, base)
+		if err != nil && all != nil {
+			t.Error("an error and a result")
+		}
+		for _, b := range all {
+			for _, p := range b {
+				if p != nil && len(p.bytes()) != p.size {
+					t.Errorf("%d bytes of %d", len(p.bytes()), p.size)
+				}
+			}
+		}
+	})
+	known := []string{"some bytes", "other bytes", "", string(changed[1].bytes()), string(whole[1].bytes())}
+	for i := range good {
+		for _, m := range [][]byte{good[:i], slices.Concat(good[:i], []byte{good[i] ^ 1}, good[i+1:])} {
+			got, err := l.parse(m, id, base)
+			for _, b := range got {
+				for _, p := range b {
+					if p != nil && (err != nil || !slices.Contains(known, string(p.bytes()))) {
+						f.Errorf("byte %d: %v, %v", i, p, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A type of the user's that cannot be written down fails the commit on that rank before anybody has anything.
+func TestLocalRefuses(t *testing.T) {
+	w := stillWorld(t, 1, 0)[0]
+	bad := any(func() {})
+	s := NewState(w, Local("bad", &bad))
+	if err := s.Commit(); err == nil || s.Commits() != 0 {
+		t.Errorf("%v, %d commits", err, s.Commits())
+	}
+	n := 1
+	s = NewState(w, Local("n", &n), Checkpoint(t.TempDir()))
+	if err := s.Commit(); err == nil || err.Error() != `elastic: "n" cannot be in a checkpoint: every rank has another` {
+		t.Error(err)
+	}
+	if err := NewState(w, Local[int]("nil", nil)).Save(); err == nil {
+		t.Error("saved nil")
+	}
+	if err := NewState(w, Local[[]int]("nil", nil)).Save(); err == nil {
+		t.Error("saved nil")
+	}
+}
