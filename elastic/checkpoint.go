@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"reflect"
 	"sync"
 	"time"
@@ -21,6 +22,9 @@ import (
 // Rank 0 writes, in the background: training does not wait, and a disk that is full or slow costs a line in the log and memory for
 // what changes meanwhile. It writes only commits that all ranks have made, and when Run has brought training to its end, the
 // last one. The format is that of package elastic/checkpoint, and safetensors to other tools.
+//
+// One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds it locked by another ends, with
+// an error that is a *checkpoint.LockedError on that rank; one that comes to it later, on another host, writes none and says so.
 //
 // Where a job starts from nothing, the first sync looks for checkpoints on all ranks: the newest one that is whole is read by
 // the rank that has it, and what is in it is the state, the number of its commit included. Damaged ones are set aside, and the log
@@ -39,6 +43,9 @@ type Checkpoints struct {
 	began   time.Time
 	failed  int    // in a row
 	written uint64 // commits of the newest on the disk; 0: none
+
+	locking sync.Mutex // not mu: a disk may be slow
+	lock    *checkpoint.Lock
 }
 
 // Checkpoint returns Checkpoints in a folder, the last three and two a minute. Its fields may be changed until NewState has it.
@@ -94,6 +101,27 @@ func (c *Checkpoints) end(commits uint64, err error) {
 		return
 	}
 	c.failed, c.written = 0, commits
+}
+
+// acquire locks the folder, unless it is locked already. It must be called before each checkpoint, and release after the last.
+func (c *Checkpoints) acquire(job string) error {
+	c.locking.Lock()
+	defer c.locking.Unlock()
+	if c.lock != nil {
+		return nil
+	}
+	host, _ := os.Hostname()
+	var err error
+	c.lock, err = checkpoint.Acquire(c.Dir, checkpoint.Owner{Job: job, Process: fmt.Sprintf("process %d on %s", os.Getpid(), host)})
+	return err
+}
+
+// release lets others write into the folder.
+func (c *Checkpoints) release() {
+	c.locking.Lock()
+	defer c.locking.Unlock()
+	c.lock.Release()
+	c.lock = nil
 }
 
 // durable is a part that says how it is found in a checkpoint.
@@ -241,6 +269,9 @@ func (s *State) write(c *Checkpoints, m *image.Image, size int) error {
 		pieces = append(pieces, own[:len(tensors[i])]...)
 		about.Parts = append(about.Parts, checkpoint.Part{Name: name, Kind: d.kind(), Text: d.text(own)})
 	}
+	if err := c.acquire(s.worker.job); err != nil {
+		return err
+	}
 	if err := checkpoint.Write(c.Dir, about, tensors, pieces); err != nil {
 		return err
 	}
@@ -261,6 +292,7 @@ func (s *State) finish(done bool) {
 		s.offer(true)
 		s.checkpoints.writing.Wait()
 	}
+	s.checkpoints.release()
 }
 
 // resume returns the root of a sync. Where the world's has no state yet it is the rank with the newest whole checkpoint, which
@@ -270,11 +302,17 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 	if c == nil {
 		return root, nil
 	}
+	if g.Rank() != 0 {
+		c.release() // another writes from here on
+	}
 	begun := []uint8{0}
 	if s.holds {
 		begun[0] = 1
 	}
 	if err := collective.Broadcast(ctx, g, begun, root); err != nil || begun[0] != 0 {
+		return root, err
+	}
+	if err := s.claim(ctx, g); err != nil {
 		return root, err
 	}
 	mine, err := checkpoint.List(c.Dir)
@@ -321,12 +359,36 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 		case whole:
 			return elected, nil
 		case misfit:
+			untilAllKnow(ctx, g)
 			if elected != g.Rank() {
 				err = fmt.Errorf("elastic: rank %d cannot go on from its checkpoint of commit %d", elected, newest-1)
 			}
 			return root, err
 		}
 	}
+}
+
+// claim has rank 0 lock the folder. Where another job has it the error is every rank's; what else can be wrong with it costs
+// checkpoints, and that is said when one is written.
+func (s *State) claim(ctx context.Context, g *collective.Group) error {
+	taken := []uint8{0}
+	var locked *checkpoint.LockedError
+	if g.Rank() == 0 && errors.As(s.checkpoints.acquire(s.worker.job), &locked) {
+		taken[0] = 1
+	}
+	if err := collective.Broadcast(ctx, g, taken, 0); err != nil || taken[0] == 0 {
+		return err
+	}
+	untilAllKnow(ctx, g)
+	if g.Rank() == 0 {
+		return fmt.Errorf("elastic: %w", locked)
+	}
+	return errors.New("elastic: another job writes into rank 0's folder of checkpoints")
+}
+
+// untilAllKnow waits for those who are to hear what ends this rank before they hear that it is gone.
+func untilAllKnow(ctx context.Context, g *collective.Group) {
+	_ = collective.Barrier(ctx, g) // who is in it knows
 }
 
 // What came of a checkpoint.

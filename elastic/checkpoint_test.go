@@ -258,3 +258,63 @@ func TestCheckpointsAreDue(t *testing.T) {
 		t.Error(c.pause())
 	}
 }
+
+// Two jobs at the same time in one folder: the second ends before it has done anything; so it does on all its ranks. When the
+// first is through, it goes on from there.
+func TestTwoJobsInOneFolder(t *testing.T) {
+	dir := t.TempDir()
+	run := func(job string, train func(*State, *int) error) []error {
+		workers := stillWorld(t, 2, 0)
+		return errorsOf(2, func(r int) error {
+			workers[r].log, workers[r].job = quiet(), job
+			step := 0
+			s := NewState(workers[r], Value("step", &step), Checkpoint(dir))
+			return Run(t.Context(), s, func(context.Context) error { return train(s, &step) })
+		})
+	}
+	count := func(s *State, step *int) error { *step++; return s.Commit() }
+	began := 0
+	ok(t, run("first", func(s *State, step *int) error {
+		if s.worker.Rank() == 0 {
+			errs := run("second", func(*State, *int) error { began++; return nil })
+			var locked *checkpoint.LockedError
+			if !errors.As(errs[0], &locked) || locked.Owner.Job != "first" || !strings.Contains(errs[0].Error(), "the job first writes into "+dir) {
+				t.Errorf("rank 0: %v", errs[0])
+			}
+			if errs[1] == nil || errors.As(errs[1], &locked) || !strings.Contains(errs[1].Error(), "another job writes") {
+				t.Errorf("rank 1: %v", errs[1])
+			}
+			ok(t, run("first", count)) // the one that was rank 0 before still has the lock
+		}
+		return count(s, step)
+	}))
+	ok(t, run("second", func(s *State, step *int) error {
+		if *step != 1 {
+			t.Errorf("goes on at step %d", *step)
+		}
+		return count(s, step)
+	}))
+	if began > 0 {
+		t.Error("the second has begun")
+	}
+}
+
+// A job that is under way when it finds the folder locked goes on without checkpoints.
+func TestFolderLockedLater(t *testing.T) {
+	dir, log := t.TempDir(), &logs{}
+	w := stillWorld(t, 1, 0)[0]
+	l := logrus.New()
+	l.SetOutput(log)
+	w.log, w.job = l, "mine"
+	lock, err := checkpoint.Acquire(dir, checkpoint.Owner{Job: "theirs", Process: "process 1 on b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewState(w, Value("step", new(int)), Checkpoint(dir))
+	s.holds = true
+	err = Run(t.Context(), s, func(context.Context) error { return s.Commit() })
+	if err != nil || !strings.Contains(log.String(), "no checkpoint of commit 1: checkpoint: the job theirs writes into") {
+		t.Errorf("%v\n%s", err, log)
+	}
+	lock.Release()
+}

@@ -36,7 +36,8 @@ const (
 // has entered last; before the first Run, that of Init.
 type Worker struct {
 	meeting meeting
-	driven  bool // by a driver, rather than alone
+	driven  bool   // by a driver, rather than alone
+	job     string // which the driver runs; empty where it is alone
 	log     logrus.FieldLogger
 	place   atomic.Pointer[place] // never nil once the worker has been handed out
 
@@ -96,7 +97,7 @@ func Init(ctx context.Context) (*Worker, error) {
 	}
 	w, err := newWorker(ctx, m)
 	if w != nil {
-		w.driven = started
+		w.driven, w.job = started, env.RunID
 		w.verification = verification{every: env.VerifyState, heal: env.HealState}
 		w.replicas = env.CommitReplicas
 	}

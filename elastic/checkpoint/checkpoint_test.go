@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -311,5 +312,136 @@ func TestNamesThatClash(t *testing.T) {
 		if err := Encode(&bytes.Buffer{}, sample, tensors, pieces()); err == nil || !strings.Contains(err.Error(), "two tensors are named") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestAcquire(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	mine, other := Owner{"mine", "process 1 on a"}, Owner{"other", "process 2 on b"}
+	first, err := Acquire(dir, mine)
+	if err != nil || first == nil {
+		t.Fatal(first, err)
+	}
+	if again, err := Acquire(dir, Owner{"mine", "process 3 on c"}); again != nil || err != nil {
+		t.Error(again, err)
+	}
+	var locked *LockedError
+	if l, err := Acquire(dir, other); l != nil || !errors.As(err, &locked) || locked.Owner != mine || locked.Dir != dir {
+		t.Error(l, err)
+	}
+	if want := "checkpoint: the job mine writes into " + dir + " (process 1 on a): each job"; !strings.HasPrefix(locked.Error(), want) {
+		t.Error(locked)
+	}
+	first.Release()
+	second, err := Acquire(dir, Owner{"", "p"})
+	if err != nil || second == nil {
+		t.Fatal(second, err)
+	}
+	defer second.Release()
+	// Programs that are no job are not the same one.
+	if l, err := Acquire(dir, Owner{}); l != nil || !errors.As(err, &locked) || locked.Owner != (Owner{"", "p"}) ||
+		!strings.HasPrefix(locked.Error(), "checkpoint: another program writes") {
+		t.Error(l, err)
+	}
+	if left, err := List(dir); err != nil || left != nil {
+		t.Error(left, err)
+	}
+	var none *Lock
+	none.Release()
+	if _, err := Acquire(filepath.Join(dir, lockName, "below"), mine); err == nil || errors.As(err, &locked) {
+		t.Error(err)
+	}
+}
+
+// full makes a file system of 16 MiB in memory; only root may.
+func full(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
+		t.Skipf("no file system can be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// A file system of which every byte is taken, and then fewer: a checkpoint is whole or not there, and those before it are.
+func TestFullFileSystem(t *testing.T) {
+	dir := full(t)
+	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	ballast, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ballast.Close()
+	block := make([]byte, 4096)
+	taken := int64(0)
+	for ; err == nil; taken += int64(len(block)) {
+		_, err = ballast.Write(block)
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	about := sample
+	about.Commits = 8
+	failed := 0
+	for err = syscall.ENOSPC; err != nil; failed++ {
+		if err = Write(dir, about, sampleTensors, pieces()); err != nil && !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+		if _, _, err := read(Path(dir, 7)); err != nil {
+			t.Fatal(err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, temporary)); len(left) > 0 {
+			t.Fatalf("left: %v", left)
+		}
+		taken -= 100 << 10
+		if err := ballast.Truncate(taken); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := read(Path(dir, 8)); err != nil || failed < 5 {
+		t.Errorf("%v after %d that failed", err, failed)
+	}
+}
+
+// The library that other tools use reads the sample as it is, where it is installed.
+func TestPythonReadsIt(t *testing.T) {
+	if out, err := exec.Command("python3", "-c", "import safetensors").CombinedOutput(); err != nil {
+		t.Skipf("Python's safetensors is not there: %v: %s", err, bytes.TrimSpace(out))
+	}
+	dir := t.TempDir()
+	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+		t.Fatal(err)
+	}
+	const program = `
+import json, sys
+from safetensors import deserialize
+for name, t in sorted(deserialize(open(sys.argv[1], "rb").read())):
+    print(name, t["dtype"], t["shape"], len(t["data"]), bytes(t["data"])[-4:].hex())
+`
+	out, err := exec.Command("python3", "-c", program, Path(dir, 7)).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var want strings.Builder
+	names := map[string]string{"epoch": "I64 []", "layers.0": "F32 [262147]", "layers.1": "F16 [1]", "tags": "U8 [3]"}
+	for i, name := range []string{"epoch", "layers.0", "layers.1", "tags"} {
+		b := sampleBytes()[i]
+		fmt.Fprintf(&want, "%s %s %d %x\n", name, names[name], len(b), b[max(0, len(b)-4):])
+	}
+	var got strings.Builder
+	for line := range strings.Lines(string(out)) {
+		if !strings.HasPrefix(line, sealName) {
+			got.WriteString(line)
+		}
+	}
+	if got.String() != want.String() {
+		t.Errorf("%s\nwant\n%s", out, &want)
 	}
 }
