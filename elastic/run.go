@@ -108,6 +108,9 @@ func (r *runner) begin() error {
 	if err := r.state.Save(); err != nil {
 		return err
 	}
+	if r.worker.driven && r.worker.verification.every >= 0 {
+		r.state.sayLeftOut()
+	}
 	if r.worker.outside {
 		return r.reset(errLeftBefore)
 	}

@@ -30,6 +30,8 @@ type State struct {
 	kept   []kept // kept[i] is parts[i], or nil where that is in no image
 	err    error  // why the state cannot be used
 
+	saidLeftOut bool // which parts have no image
+
 	onReset []func() error
 	ctx     context.Context // of the Run under way: Commit has none of its own
 	commits uint64

@@ -63,8 +63,26 @@ func (s *State) Digest() (uint64, error) {
 		return 0, s.err
 	}
 	s.Settle()
+	s.sayLeftOut()
 	sums, err := s.sums(false)
 	return digestOf(sums), err
+}
+
+// sayLeftOut names, once, the parts that no comparison sees.
+func (s *State) sayLeftOut() {
+	if s.saidLeftOut || s.worker.Rank() != 0 {
+		return
+	}
+	s.saidLeftOut = true
+	var names []string
+	for i := range s.parts {
+		if s.kept[i] == nil {
+			names = append(names, s.partName(i))
+		}
+	}
+	if len(names) > 0 {
+		s.worker.log.Warnf("digests and comparisons of the ranks' states leave out %s: not elastic.Imaged", strings.Join(names, ", "))
+	}
 }
 
 // travelled is a part of which a sync carries bytes that say the same in every process, but that need not be the same there.
@@ -121,6 +139,7 @@ func (s *State) Verify(ctx context.Context) error {
 		return s.err
 	}
 	s.Settle()
+	s.sayLeftOut()
 	diverged, _, err := s.compare(ctx, s.worker.Group(), false)
 	if err == nil && diverged != nil {
 		return diverged

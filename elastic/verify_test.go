@@ -236,3 +236,40 @@ func TestCanonical(t *testing.T) {
 		}
 	}
 }
+
+// Parts that nobody can compare are named once, when a job begins that compares or when somebody asks.
+func TestPartsThatAreLeftOut(t *testing.T) {
+	const want = `leave out part 1 (*elastic.userPart), part 3 (*elastic.userPart): not elastic.Imaged`
+	for name, c := range map[string]struct {
+		driven bool
+		every  int
+		asks   bool
+		lines  int
+	}{
+		"a job":                    {driven: true, lines: 1},
+		"a job, and its program":   {driven: true, every: 1, asks: true, lines: 1},
+		"a job without comparison": {driven: true, every: -1},
+		"alone":                    {},
+		"alone, and its program":   {asks: true, lines: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, l, w := &logs{}, logrus.New(), stillWorld(t, 1, 0)[0]
+			l.SetOutput(log)
+			w.log, w.driven, w.verification.every = l, c.driven, c.every
+			s := NewState(w, Value("step", new(int)), &userPart{}, &imaged{}, &userPart{}, NewSampler(3, SamplerOptions{}))
+			err := Run(t.Context(), s, func(ctx context.Context) error {
+				if !c.asks {
+					return nil
+				}
+				_, err := s.Digest()
+				return errors.Join(err, s.Verify(ctx))
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := log.String(); strings.Count(got, "leave out") != c.lines || strings.Contains(got, want) != (c.lines > 0) {
+				t.Error(got)
+			}
+		})
+	}
+}
