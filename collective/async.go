@@ -55,6 +55,9 @@ func (h *Handle) Wait() error {
 		h.engine.hurry()
 	}
 	h.ending.Wait()
+	if h.engine != nil {
+		h.engine.g.survive()
+	}
 	return h.err
 }
 
@@ -172,6 +175,7 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 		for _, h := range handles {
 			h.finish(err)
 		}
+		g.survive()
 	}
 	return handles
 }

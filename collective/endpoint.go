@@ -171,9 +171,19 @@ func (e *Endpoint) Addrs() []string { return slices.Clone(e.addrs) }
 // Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a Connect under way fails.
 func (e *Endpoint) Close() error {
 	e.mu.Lock()
+	err := e.shut()
+	e.mu.Unlock()
+	e.running.Wait()
+	if err != nil {
+		return fmt.Errorf("collective: %w", err)
+	}
+	return nil
+}
+
+// shut closes the door. The caller holds mu.
+func (e *Endpoint) shut() error {
 	select {
 	case <-e.closed:
-		e.mu.Unlock()
 		return nil
 	default:
 	}
@@ -182,13 +192,27 @@ func (e *Endpoint) Close() error {
 	for c := range e.inbound {
 		c.Close()
 	}
-	e.mu.Unlock()
-	e.running.Wait()
-	if err != nil {
-		return fmt.Errorf("collective: %w", err)
-	}
-	return nil
+	return err
 }
+
+// Kill ends the endpoint and its groups as the death of this process would: connections end without a word. An operation
+// of these groups, under way or later, does not return, but ends its goroutine as runtime.Goexit does. It is for workers
+// that are goroutines (package elastic/elastictest), which share no memory. It may be called from any goroutine, and does not
+// wait for any; Close does.
+func (e *Endpoint) Kill() {
+	e.mu.Lock()
+	f := e.current
+	if f != nil {
+		f.dead.Store(true) // before anybody sees the door closed, and says so
+	}
+	_ = e.shut() // nothing is expected of a listener any more
+	e.mu.Unlock()
+	if f != nil {
+		f.spread(nil, gone(errKilled))
+	}
+}
+
+var errKilled = errors.New("collective: this worker has been killed")
 
 // Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
 // Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at

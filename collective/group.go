@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -168,7 +169,7 @@ func (g *Group) failAs(n notice) {
 	if h := g.host.Load(); h != nil {
 		h.member.Abort()
 	}
-	if g.path != nil {
+	if g.path != nil && !g.family.dead.Load() {
 		g.path.flood(&n) // before this rank's operation can return, and its process end
 	}
 	g.family.spread(g, n)
@@ -195,9 +196,26 @@ func (g *Group) poke() {
 	}
 }
 
-// run runs one operation. With invalid arguments the ranks still agree that all of them have called it so, since the others
-// would wait for ever otherwise.
+// survive ends the calling goroutine where its worker is one and has been killed. The engine's own does not call it, for it
+// has operations to end.
+func (g *Group) survive() {
+	if g != nil && g.family.dead.Load() {
+		runtime.Goexit()
+	}
+}
+
+// run runs one operation.
 func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
+	err := g.operate(ctx, d, invalid, body)
+	if g != nil && !g.strict {
+		g.survive()
+	}
+	return err
+}
+
+// operate does so. With invalid arguments the ranks still agree that all of them have called it so, since the others
+// would wait for ever otherwise.
+func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
 	if err := g.enter(d.action); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 
@@ -76,6 +77,8 @@ type family struct {
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
 	failure *notice // the first one
+
+	dead atomic.Bool // the worker, a goroutine, has been killed: it says nothing any more
 }
 
 func newFamily(generation uint64, size int) *family {
@@ -238,6 +241,7 @@ func (g *Group) Subset(ctx context.Context, ranks []int) (*Group, error) {
 		l.members[i] = g.original(r)
 	}
 	child, err := g.family.connect(ctx, l)
+	g.survive()
 	if err != nil {
 		return nil, fmt.Errorf("collective: Subset: %w", err)
 	}

@@ -185,7 +185,7 @@ func (g *Group) farewell(c *conn) {
 	n := g.notice
 	failed := g.failure != nil
 	g.mu.Unlock()
-	if failed {
+	if failed && !g.family.dead.Load() {
 		c.SetWriteDeadline(time.Now().Add(noticeBound))
 		c.Write(n.frame(g.generation)) // the connection's end says enough where it fails
 	}

@@ -30,15 +30,21 @@ const (
 
 // doing is what the worker does, in one word: a phase, and above it how often there was another. It is free of clocks and
 // locks; who looks at it twice and finds it the same knows that nothing has changed.
-type doing struct{ word atomic.Uint64 }
+type doing struct {
+	word    atomic.Uint64
+	entered func(rendezvous.Phase) // nil: nobody listens
+}
 
 // enter begins a phase.
 func (d *doing) enter(p rendezvous.Phase) {
 	for {
 		was := d.word.Load()
 		if d.word.CompareAndSwap(was, was&^0xff+0x100|uint64(p)) {
-			return
+			break
 		}
+	}
+	if d.entered != nil {
+		d.entered(p)
 	}
 }
 

@@ -29,12 +29,16 @@ type heed struct {
 
 // heed begins to. It returns nil where nobody could be told, or the program ignores SIGTERM.
 func (w *Worker) heed() *heed {
-	if !w.driven || signal.Ignored(syscall.SIGTERM) {
+	if !w.driven || w.life == nil && signal.Ignored(syscall.SIGTERM) {
 		return nil
 	}
 	h := &heed{worker: w, caught: make(chan os.Signal, 1), done: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
-	signal.Notify(h.caught, syscall.SIGTERM)
+	if w.life != nil {
+		w.life.Notify(h.caught)
+	} else {
+		signal.Notify(h.caught, syscall.SIGTERM)
+	}
 	h.wg.Go(h.watch)
 	return h
 }
@@ -49,12 +53,21 @@ func (h *heed) end() {
 	h.wg.Wait()
 }
 
+// stop takes no more signals.
+func (h *heed) stop() {
+	if l := h.worker.life; l != nil {
+		l.Stop(h.caught)
+	} else {
+		signal.Stop(h.caught)
+	}
+}
+
 func (h *heed) watch() {
 	defer func() {
 		if h.gone {
-			time.AfterFunc(sameRequest, func() { signal.Stop(h.caught) })
+			time.AfterFunc(sameRequest, h.stop)
 		} else {
-			signal.Stop(h.caught)
+			h.stop()
 		}
 	}()
 	select {

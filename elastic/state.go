@@ -244,6 +244,7 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 		return nil, s.err
 	}
 	defer s.worker.doing.enter(s.worker.doing.phase())
+	s.worker.commit = number
 	s.worker.doing.enter(rendezvous.Saving)
 	s.Settle()
 	var err error

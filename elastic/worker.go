@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/life"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -39,6 +40,7 @@ type Worker struct {
 	driven  bool   // by a driver, rather than alone
 	job     string // which the driver runs; empty where it is alone
 	log     logrus.FieldLogger
+	life    *life.Life            // nil: a process
 	place   atomic.Pointer[place] // never nil once the worker has been handed out
 
 	verification verification // of states
@@ -50,6 +52,7 @@ type Worker struct {
 	reports      sync.WaitGroup
 	reportCtx    context.Context // ends when the reports under way must
 	stopReports  context.CancelFunc
+	commit       uint64 // the last one begun; as the next
 	committedGen uint64 // the last generation of which a commit has been reported; Run's goroutine alone uses it
 	heeding      *heed  // of a Run after which the driver may still send SIGTERM
 	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
@@ -85,7 +88,11 @@ func (p *place) leave(why error) error {
 // A process that hvdrun did not start becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's,
 // and those of an environment or a driver that cannot be used. The caller closes the worker.
 func Init(ctx context.Context) (*Worker, error) {
-	env, started, err := plan.WorkerFromEnv(os.LookupEnv)
+	lookup := os.LookupEnv
+	if l := life.From(ctx); l != nil {
+		lookup = l.Lookup
+	}
+	env, started, err := plan.WorkerFromEnv(lookup)
 	if err != nil {
 		return nil, fmt.Errorf("elastic: environment: %w", err)
 	}
@@ -106,10 +113,11 @@ func Init(ctx context.Context) (*Worker, error) {
 
 // newWorker enters the first world of m, which it closes where that fails.
 func newWorker(ctx context.Context, m meeting) (*Worker, error) {
-	w := &Worker{meeting: m, log: logrus.StandardLogger()}
+	w := &Worker{meeting: m, log: logrus.StandardLogger(), life: life.From(ctx)}
 	w.reportCtx, w.stopReports = context.WithCancel(context.Background())
 	w.doing.enter(rendezvous.Joins)
 	w.stopPulse = w.startPulse()
+	w.appear()
 	if err := w.enter(ctx, rendezvous.Joining{}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -192,6 +200,7 @@ func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 	stop := w.sayWaiting()
 	world, err := w.meeting.join(ctx, j)
 	stop()
+	w.life.Survive()
 	switch {
 	case errors.Is(err, rendezvous.ErrRemoved):
 		w.setOver()
@@ -232,6 +241,7 @@ func (w *Worker) sayWaiting() (stop func()) {
 // committed tells the driver of the first commit in a generation; training does not wait for it.
 func (w *Worker) committed(commits uint64) {
 	generation := w.Generation()
+	w.reach(w.doing.phase(), true)
 	if w.committedGen == generation {
 		return
 	}
@@ -282,6 +292,7 @@ func (w *Worker) setOver() {
 // during Run; end Run's context instead.
 func (w *Worker) Close() error {
 	w.closing.Do(func() { w.closeErr = w.close() })
+	w.life.Survive()
 	return w.closeErr
 }
 

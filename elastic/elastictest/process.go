@@ -1,0 +1,207 @@
+package elastictest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/elastic/internal/life"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// launcher starts workers that are goroutines.
+type launcher struct {
+	job *Job
+	log logrus.FieldLogger
+}
+
+var _ launch.Router = launcher{}
+
+// ListenAddr, Listening and HostAddr make it a Router, whose workers need no guard against the death of the driver.
+func (launcher) ListenAddr() string                { return "127.0.0.1:0" }
+func (launcher) Listening(int)                     {}
+func (launcher) HostAddr(h string) (string, error) { return h, nil }
+
+// Run implements launch.Launcher. It returns when the worker is dead to others; its goroutine may end later.
+func (l launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	if ctx.Err() != nil {
+		return &launch.StartError{Command: s.Command[0], Err: ctx.Err()}
+	}
+	p := l.job.spawn(s, l.log)
+	started(p.pid)
+	asked := ctx.Done()
+	var grace <-chan time.Time
+	for {
+		select {
+		case <-p.dead:
+			return p.exit()
+		case <-asked:
+			asked = nil
+			if !p.life.Terminate() {
+				p.kill(syscall.SIGTERM)
+				continue
+			}
+			timer := time.NewTimer(s.Grace)
+			defer timer.Stop()
+			grace = timer.C
+		case <-grace:
+			p.kill(syscall.SIGKILL)
+		}
+	}
+}
+
+type processKey struct{}
+
+// process is a worker.
+type process struct {
+	job    *Job
+	pid    int
+	slot   plan.SlotID
+	life   *life.Life
+	cancel context.CancelFunc
+	dead   chan struct{} // closed when nothing more is seen of it
+
+	before rendezvous.Phase // its goroutine's alone
+	at     Moment           // guarded by the job's mu
+
+	mu     sync.Mutex
+	signal syscall.Signal // that has ended it
+	err    error          // with which it has ended by itself
+}
+
+// spawn starts a worker.
+func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
+	env := make(map[string]string)
+	for _, pair := range s.Env {
+		name, value, _ := strings.Cut(pair, "=")
+		env[name] = value
+	}
+	p := &process{job: j, slot: s.Slot, dead: make(chan struct{})}
+	p.life = &life.Life{
+		Lookup:  func(name string) (string, bool) { value, ok := env[name]; return value, ok },
+		Log:     log.WithField("worker", s.Slot.String()),
+		Reached: p.reached,
+	}
+	ctx, cancel := context.WithCancel(life.With(context.Background(), p.life))
+	p.cancel = cancel
+	j.mu.Lock()
+	j.status.Started++
+	p.pid, p.at = j.status.Started, Moment{Rank: -1}
+	j.procs[p.pid] = p
+	j.tell()
+	j.mu.Unlock()
+	j.workers.Go(func() {
+		p.main(context.WithValue(ctx, processKey{}, p))
+	})
+	return p
+}
+
+var errEnded = errors.New("elastictest: the function has ended its goroutine")
+
+// main is the worker's goroutine.
+func (p *process) main(ctx context.Context) {
+	err := errEnded
+	defer func() {
+		p.end(0, err)
+		p.life.Clean()
+		p.job.mu.Lock()
+		delete(p.job.procs, p.pid)
+		p.job.mu.Unlock()
+	}()
+	if err = p.job.cfg.Worker(ctx); err == nil && !p.life.Entered() {
+		err = errors.New("elastictest: the function has not called elastic.Init with its own context")
+	}
+}
+
+func (p *process) kill(how syscall.Signal) bool { return p.end(how, nil) }
+
+// end is the end of the process, of which there is one only.
+func (p *process) end(how syscall.Signal, err error) bool {
+	p.mu.Lock()
+	if !p.life.Kill() {
+		p.mu.Unlock()
+		return false
+	}
+	if errors.Is(err, elastic.ErrRemoved) || errors.Is(err, elastic.ErrFinished) {
+		err = nil
+	}
+	p.signal, p.err = how, err
+	p.mu.Unlock()
+	p.cancel() // after the connections: they end without a word
+	j := p.job
+	j.mu.Lock()
+	if err != nil {
+		j.failures = append(j.failures, fmt.Errorf("worker %v: %w", p.slot, err))
+	}
+	j.status.Ended++
+	if how == syscall.SIGKILL {
+		j.status.Killed++
+	}
+	j.tell()
+	j.mu.Unlock()
+	close(p.dead)
+	return true
+}
+
+// exit is how it has ended, as launch.Launcher tells it.
+func (p *process) exit() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.signal != 0:
+		return &launch.ExitError{Code: 128 + int(p.signal), Signal: p.signal}
+	case p.err != nil:
+		return &launch.ExitError{Code: 1}
+	}
+	return nil
+}
+
+// reached hears where the worker's goroutine has come to.
+func (p *process) reached(m life.Moment) {
+	phase := phaseOf(p.before, m)
+	p.before = m.Phase
+	if phase == 0 {
+		return
+	}
+	now := Moment{Rank: m.Rank, Phase: phase, Commit: m.Commit, Generation: m.Generation}
+	j := p.job
+	j.mu.Lock()
+	p.at = now
+	dies := false
+	for i, d := range j.deaths {
+		if d.Rank == now.Rank && d.Phase == phase && d.Commit == now.Commit && (d.Generation == 0 || d.Generation == now.Generation) {
+			j.deaths = append(j.deaths[:i:i], j.deaths[i+1:]...)
+			dies = true
+			break
+		}
+	}
+	if phase == Committed {
+		j.committed(now)
+	}
+	j.mu.Unlock()
+	if !dies && j.cfg.At != nil {
+		dies = j.cfg.At(now)
+	}
+	if dies {
+		p.kill(syscall.SIGKILL)
+	}
+}
+
+// committed takes note of a commit. The caller holds mu.
+func (j *Job) committed(m Moment) {
+	j.status.LastCommit = max(j.status.LastCommit, m.Commit)
+	if m.Generation == j.status.World.Generation && (j.status.Commits == 0 || m.Commit > j.latest) {
+		j.latest = m.Commit
+		j.status.Commits++
+	}
+	j.tell()
+}
