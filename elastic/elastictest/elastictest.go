@@ -79,6 +79,8 @@ type Status struct {
 	// World is the newest one; zero before the first. Its slots are in the order of their ranks; of their fields only Host,
 	// Index and Rank are set.
 	World plan.World
+	// Lost is how many workers of that world are over.
+	Lost int
 	// Commits is how many commits that world has made.
 	Commits int
 	// LastCommit is the number of the last commit of the job.
@@ -247,8 +249,8 @@ func (j *Job) RemoveHost(name string) {
 	})
 }
 
-// Await blocks until enough says so of the job's status, which it is asked at every change of it. It returns an error where the
-// job ends before.
+// Await blocks until enough says so of the job's status. It is asked again when that has changed; of changes that follow each
+// other fast it may see the last alone. Await returns an error where the job ends before.
 func (j *Job) Await(enough func(Status) bool) error {
 	for {
 		j.mu.Lock()
@@ -274,9 +276,9 @@ func (j *Job) Await(enough func(Status) bool) error {
 	}
 }
 
-// Size is for Await: the newest world has so many workers, and has made a commit.
+// Size is for Await: the newest world has so many workers, which are all there, and has made a commit.
 func Size(n int) func(Status) bool {
-	return func(s Status) bool { return s.World.Size() == n && s.Commits > 0 }
+	return func(s Status) bool { return s.World.Size() == n && s.Lost == 0 && s.Commits > 0 }
 }
 
 // Commit is for Await: the job has made the commit of the number.
@@ -291,7 +293,7 @@ func (j *Job) hear(e driver.Event) {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.ranks, j.status.World, j.status.Commits = nil, plan.World{}, 0
+	j.ranks, j.status.World, j.status.Commits, j.status.Lost = nil, plan.World{}, 0, 0
 	for _, f := range e.Fields {
 		switch v := f.Value.(type) {
 		case uint64:
@@ -299,6 +301,9 @@ func (j *Job) hear(e driver.Event) {
 		case []driver.PublishedSlot:
 			for _, s := range v {
 				j.ranks = append(j.ranks, s.PID)
+				if p := j.procs[s.PID]; p == nil || p.over {
+					j.status.Lost++
+				}
 				j.status.World.Slots = append(j.status.World.Slots, plan.Slot{SlotID: plan.SlotID{Host: s.Host, Index: s.Slot}, Rank: s.Rank})
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -71,7 +72,8 @@ type process struct {
 	dead   chan struct{} // closed when nothing more is seen of it
 
 	before rendezvous.Phase // its goroutine's alone
-	at     Moment           // guarded by the job's mu
+	at     Moment           // guarded by the job's mu, as the next
+	over   bool
 
 	mu     sync.Mutex
 	signal syscall.Signal // that has ended it
@@ -143,6 +145,10 @@ func (p *process) end(how syscall.Signal, err error) bool {
 		j.failures = append(j.failures, fmt.Errorf("worker %v: %w", p.slot, err))
 	}
 	j.status.Ended++
+	p.over = true
+	if slices.Contains(j.ranks, p.pid) {
+		j.status.Lost++
+	}
 	if how == syscall.SIGKILL {
 		j.status.Killed++
 	}
