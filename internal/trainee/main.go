@@ -45,6 +45,7 @@ type settings struct {
 	gates       gates
 	faults      faults
 	orphan      bool
+	local       bool
 	chatter     bool
 	signals     bool
 	stubborn    bool
@@ -61,6 +62,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.Var(&s.holds, "hold", "`STEPS` (5,10) after which to wait for a change of hosts")
 	f.Var(&s.gates, "gate", "`STEP=FILE`: after that step, wait until FILE exists in the folder -dir (repeatable)")
 	f.Var(&s.faults, "exit", "`HOST:SLOT@POINT=N:HOW`: leave there, once in the life of the job (repeatable)")
+	f.BoolVar(&s.local, "local", false, "have a state that differs by rank too, and print whose it was first at the end")
 	f.BoolVar(&s.chatter, "chatter", false, "print a numbered line at every step, in two pieces")
 	f.BoolVar(&s.signals, "signals", false, "print each SIGTERM")
 	f.BoolVar(&s.stubborn, "stubborn", false, "ignore SIGTERM")

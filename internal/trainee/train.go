@@ -22,6 +22,12 @@ type progress struct {
 	Chain uint64
 }
 
+// own is what a worker alone has.
+type own struct {
+	Place int // the first rank of the one who had it first
+	Step  int
+}
+
 // training is one worker's.
 type training struct {
 	set     *settings
@@ -32,6 +38,8 @@ type training struct {
 	weights []float32
 	sum     []float32
 	at      progress
+	own     own
+	held    int // its place when the last step was taken; -1: none was
 	entered int // the step after which the world was entered
 	said    int // lines of chatter
 	resets  int
@@ -45,13 +53,19 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	t := &training{
 		set: s, worker: w, first: w.Rank(), log: log,
 		weights: make([]float32, s.size), sum: make([]float32, s.size),
+		own: own{Place: w.Rank()}, held: -1,
 	}
 	// A sync passes through the trap after the progress and before the weights: a worker that dies in it leaves its peers
 	// with half a state.
-	t.state = elastic.NewState(w,
+	parts := []elastic.Part{
 		elastic.Value("progress", &t.at),
 		&trap{faults: &s.faults, at: &t.at},
-		elastic.Tensor("weights", t.weights))
+		elastic.Tensor("weights", t.weights),
+	}
+	if s.local {
+		parts = append(parts, elastic.Local("own", &t.own))
+	}
+	t.state = elastic.NewState(w, parts...)
 	t.state.OnReset(func() error {
 		t.resets++
 		return s.faults.at("reset", t.resets)
@@ -62,6 +76,9 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 // train takes the steps that are left.
 func (t *training) train(ctx context.Context) error {
 	t.entered = t.at.Step
+	if t.set.local && t.held == t.own.Place && t.own.Step != t.at.Step {
+		return fmt.Errorf("what this worker alone has is of step %d, and the rest of step %d", t.own.Step, t.at.Step)
+	}
 	if err := t.write(t.line(diary.Enter)); err != nil {
 		return err
 	}
@@ -93,6 +110,7 @@ func (t *training) step(ctx context.Context) error {
 	// Live state that belongs to no step goes into the collective, so that a failure there takes a roll back.
 	next := t.at.Step + 1
 	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
+	t.own.Step, t.held = next, t.own.Place
 	diary.Begin(t.weights)
 	diary.Share(t.sum, next, t.worker.Rank(), t.worker.Size())
 	if err := collective.AllReduce(ctx, t.worker.Group(), t.sum, collective.Sum); err != nil {
@@ -153,6 +171,9 @@ func (t *training) wait(ctx context.Context) error {
 func (t *training) finish() error {
 	l := t.line(diary.End)
 	l.Digest = diary.Digest(t.weights)
+	if t.set.local {
+		fmt.Printf("own=%d step=%d\n", t.own.Place, t.own.Step)
+	}
 	fmt.Printf("rank=%d size=%d step=%d chain=%s weights=%s\n", l.Rank, l.Size, l.Step, l.Chain, l.Digest)
 	return l.Append(t.log)
 }
