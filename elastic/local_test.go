@@ -16,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -425,4 +426,109 @@ func TestLocalRefuses(t *testing.T) {
 	if err := NewState(w, Local[[]int]("nil", nil)).Save(); err == nil {
 		t.Error("saved nil")
 	}
+}
+
+// What a commit costs of a state that is 1 KiB, or 64 MiB, on each of two ranks alone, over sockets: without Local parts, with 0 copies and with
+// one, where everything changes and where nothing or one chunk does.
+func BenchmarkLocalCommit(b *testing.B) {
+	for _, size := range []int{1 << 10, 64 << 20} {
+		for _, c := range []struct {
+			name     string
+			local    bool
+			replicas int
+			changed  int // of how many chunks the first byte does
+		}{{"as a Tensor", false, 0, 64}, {"no copy", true, 0, 64}, {"one copy", true, 1, 64}, {"one copy, one chunk changes", true, 1, 1}, {"one copy, nothing changes", true, 1, 0}} {
+			b.Run(fmt.Sprintf("%d KiB/%s", size>>10, c.name), func(b *testing.B) {
+				benchmarkLocalCommit(b, size, c.local, c.replicas, c.changed)
+			})
+		}
+		b.Run(fmt.Sprintf("%d KiB/the exchange alone", size>>10), func(b *testing.B) {
+			groups, data := socketGroups(b, 2), make([]byte, size)
+			var times []float64
+			for b.Loop() {
+				times = append(times, milliseconds(func() {
+					errorsOf(2, func(r int) error {
+						parts := [][]byte{data, data}
+						parts[r] = nil
+						_, err := collective.AllToAll(b.Context(), groups[r], parts)
+						return err
+					})
+				}))
+			}
+			slices.Sort(times)
+			b.ReportMetric(times[len(times)/2], "ms/commit")
+		})
+	}
+}
+
+func benchmarkLocalCommit(b *testing.B, size int, isLocal bool, replicas, changed int) {
+	groups := socketGroups(b, 2)
+	states, data := make([]*State, 2), make([][]byte, 2)
+	slots := []plan.Slot{{SlotID: plan.SlotID{Host: "a"}}, {SlotID: plan.SlotID{Host: "b"}, Rank: 1}}
+	for r, g := range groups {
+		world := rendezvous.World{World: plan.World{Generation: 1, Slots: slots}, Rank: r}
+		w, err := newWorker(b.Context(), &still{world: world, group: g})
+		if err != nil {
+			b.Fatal(err)
+		}
+		w.replicas = replicas
+		data[r] = make([]byte, size)
+		if isLocal {
+			states[r] = NewState(w, Local("data", &data[r]))
+		} else {
+			states[r] = NewState(w, Tensor("data", data[r]))
+		}
+	}
+	both := func(f func(r int) error) {
+		if err := errors.Join(errorsOf(2, f)...); err != nil {
+			b.Fatal(err)
+		}
+	}
+	commit := func(r int) error {
+		for c := 0; c < min(changed, image.Chunks(size)); c++ {
+			data[r][c*image.ChunkSize]++
+		}
+		return states[r].Commit()
+	}
+	both(func(r int) error { return states[r].Sync(b.Context()) })
+	for range 3 {
+		both(commit)
+	}
+	var times []float64
+	for b.Loop() {
+		times = append(times, milliseconds(func() { both(commit) }))
+	}
+	slices.Sort(times)
+	b.ReportMetric(times[len(times)/2], "ms/commit")
+	both(func(r int) error { return groups[r].Close() })
+}
+
+// socketGroups returns the groups of n ranks that are connected over sockets.
+func socketGroups(b *testing.B, n int) []*collective.Group {
+	authority, err := identity.NewAuthority("bench")
+	if err != nil {
+		b.Fatal(err)
+	}
+	groups, addrs := make([]*collective.Group, n), make([][]string, n)
+	ends := make([]*collective.Endpoint, n)
+	for r := range n {
+		creds, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: r, Incarnation: fmt.Sprint("i", r)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if ends[r], err = collective.Listen(collective.Config{Credentials: creds, ListenAddr: "127.0.0.1:0", OnlySockets: true}); err != nil {
+			b.Fatal(err)
+		}
+		addrs[r] = ends[r].Addrs()
+		b.Cleanup(func() { _ = ends[r].Close() })
+	}
+	for _, err := range errorsOf(n, func(r int) (err error) {
+		groups[r], err = ends[r].Connect(b.Context(), collective.Peers{Generation: 1, Rank: r, Addrs: addrs})
+		return err
+	}) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	return groups
 }

@@ -55,6 +55,9 @@ func pieceOf(b []byte, before *piece) *piece {
 	return p
 }
 
+// refers tells whether a message leaves chunk i out, where it refers to the piece before.
+func (p *piece) refers(i int, before bool) bool { return before && p.changed != nil && !p.changed[i] }
+
 // bytes is not the caller's to write to.
 func (p *piece) bytes() []byte {
 	if len(p.chunks) == 1 {
@@ -394,15 +397,19 @@ func appendHead(m []byte, id, base saveID, bundles int) []byte {
 
 // appendBundle appends a bundle; before is the number of the one to which its changes are, negative where all of it is to be sent.
 func appendBundle(m []byte, number, before int, b bundle) []byte {
-	room := 0
+	room := 2 * binary.MaxVarintLen64
 	for _, p := range b {
-		if p != nil {
-			room += p.size + 5*len(p.chunks) + binary.MaxVarintLen64
+		room += binary.MaxVarintLen64
+		if p == nil {
+			continue
+		}
+		for i, c := range p.chunks {
+			if room += 5; !p.refers(i, before >= 0) {
+				room += len(c)
+			}
 		}
 	}
-	if before < 0 {
-		m = slices.Grow(m, room)
-	}
+	m = slices.Grow(m, room)
 	m = binary.AppendUvarint(m, uint64(number))
 	m = binary.AppendUvarint(m, uint64(before+1))
 	for _, p := range b {
@@ -419,16 +426,15 @@ func appendPiece(m []byte, p *piece, refers bool) []byte {
 	for _, sum := range p.sums {
 		m = binary.LittleEndian.AppendUint32(m, sum)
 	}
-	as := func(i int) bool { return refers && p.changed != nil && !p.changed[i] }
 	for i := range p.chunks {
-		if as(i) {
+		if p.refers(i, refers) {
 			m = append(m, 1)
 		} else {
 			m = append(m, 0)
 		}
 	}
 	for i, c := range p.chunks {
-		if !as(i) {
+		if !p.refers(i, refers) {
 			m = append(m, c...)
 		}
 	}
