@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,7 +22,9 @@ import (
 //
 // Rank 0 writes, in the background: training does not wait, and a disk that is full or slow costs a line in the log and memory for
 // what changes meanwhile. It writes only commits that all ranks have made, and when Run has brought training to its end, the
-// last one. The format is that of package elastic/checkpoint, and safetensors to other tools.
+// last one. The format is that of package elastic/checkpoint, and safetensors to other tools. What [Local] parts hold on other ranks is
+// sent to rank 0 within the commit that is to be written, and stays in its memory until it is; the job that goes on from it deals
+// the pieces out as if all ranks had been replaced.
 //
 // One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds it locked by another ends, with
 // an error that is a *checkpoint.LockedError on that rank; one that comes to it later, on another host, writes none and says so.
@@ -85,11 +88,26 @@ func (c *Checkpoints) pause() time.Duration {
 func (c *Checkpoints) due(commits uint64, last bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.busy || commits == c.written || !last && time.Since(c.began) < c.pause() {
+	if commits == c.written || !c.free(last) {
 		return false
 	}
 	c.busy, c.began = true, time.Now()
 	return true
+}
+
+// free tells whether one could be begun. The caller holds mu.
+func (c *Checkpoints) free(last bool) bool {
+	return !c.busy && (last || time.Since(c.began) >= c.pause())
+}
+
+// soon tells whether one of the next commit is wanted. A nil c wants none.
+func (c *Checkpoints) soon() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.free(false)
 }
 
 func (c *Checkpoints) end(commits uint64, err error) {
@@ -230,9 +248,6 @@ func (s *State) fileName(i int) string {
 // checkDurable tells whether all parts can be in a checkpoint.
 func (s *State) checkDurable() error {
 	for i := range s.parts {
-		if _, ok := s.kept[i].(localPart); ok {
-			return fmt.Errorf("elastic: %s cannot be in a checkpoint: every rank has another", s.partName(i))
-		}
 		if s.kept[i] == nil {
 			return fmt.Errorf("elastic: %s cannot be in a checkpoint: it is not elastic.Imaged", s.partName(i))
 		}
@@ -243,13 +258,14 @@ func (s *State) checkDurable() error {
 // offer has the last commit written, where that is due. It returns at once.
 func (s *State) offer(last bool) {
 	c := s.checkpoints
-	if c == nil || s.worker.Rank() != 0 || s.copying != nil || !s.agreed || !c.due(s.commits, last) {
+	if c == nil || s.worker.Rank() != 0 || s.copying != nil || !s.agreed || !s.locals.complete() || !c.due(s.commits, last) {
 		return
 	}
-	held, size := s.saved.Hold(), s.worker.Size()
+	held, size, locals := s.saved.Hold(), s.worker.Size(), s.locals.gathered
+	s.locals.gathered = nil
 	c.writing.Go(func() {
 		defer held.Release()
-		err := s.write(c, held, size)
+		err := s.write(c, held, size, locals)
 		if err != nil {
 			s.worker.log.Warnf("no checkpoint of commit %d: %v", held.Number(), err)
 		}
@@ -258,14 +274,18 @@ func (s *State) offer(last bool) {
 }
 
 // write writes an image. It uses nothing of the state that changes.
-func (s *State) write(c *Checkpoints, m *image.Image, size int) error {
+func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet) error {
 	about := checkpoint.About{Commits: m.Number(), Time: time.Now().UTC().Round(time.Millisecond), Size: size}
 	tensors := make([][]checkpoint.Tensor, len(s.parts))
 	pieces := make([]image.Piece, 0, len(m.Pieces()))
 	for i, k := range s.kept {
 		d, name := k.(durable), s.fileName(i)
 		own := m.Pieces()[s.first[i]:]
-		tensors[i] = d.tensors(name)
+		if l, ok := k.(localPart); ok {
+			tensors[i], own = locals.durable(l, s.locals.index(l), name)
+		} else {
+			tensors[i] = d.tensors(name)
+		}
 		pieces = append(pieces, own[:len(tensors[i])]...)
 		about.Parts = append(about.Parts, checkpoint.Part{Name: name, Kind: d.kind(), Text: d.text(own)})
 	}
@@ -406,7 +426,7 @@ func (s *State) load(commits uint64) error {
 		}
 	}
 	path := checkpoint.Path(s.checkpoints.Dir, commits)
-	sources, err := s.read(path)
+	sources, locals, err := s.read(path)
 	if errors.Is(err, checkpoint.ErrDamaged) {
 		s.worker.log.Warnf("%v; it is set aside", err)
 		if err := checkpoint.SetAside(path); err != nil {
@@ -419,6 +439,9 @@ func (s *State) load(commits uint64) error {
 	p := s.saved.Begin(commits, sources)
 	p.Copy()
 	p.Seal()
+	if locals != nil {
+		s.locals.sets, s.locals.current = []*pieceSet{locals}, locals.id
+	}
 	pieces := s.saved.Last().Pieces()
 	for i, k := range s.kept {
 		if err := k.restore(pieces[s.first[i]:]); err != nil {
@@ -431,29 +454,39 @@ func (s *State) load(commits uint64) error {
 	return nil
 }
 
-// read returns what is in a checkpoint of this state, all of it checked.
-func (s *State) read(path string) ([]image.Source, error) {
+// read returns what is in a checkpoint of this state, all of it checked; of Local parts, of which it is no rank's, all pieces.
+func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 	f, err := checkpoint.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.Close()
-	sources := make([]image.Source, len(s.sources))
+	sources := slices.Clone(s.sources)
+	locals := make([][][]byte, 0, len(s.locals.parts))
 	if len(f.About.Parts) != len(s.parts) {
-		return nil, fmt.Errorf("elastic: %s has %d parts, the state %d", path, len(f.About.Parts), len(s.parts))
+		return nil, nil, fmt.Errorf("elastic: %s has %d parts, the state %d", path, len(f.About.Parts), len(s.parts))
 	}
 	for i, k := range s.kept {
 		p, d := f.About.Parts[i], k.(durable)
-		if p.Name != s.fileName(i) || p.Kind != d.kind() || len(p.Tensors) != len(d.tensors(p.Name)) {
-			return nil, fmt.Errorf("elastic: %s has %q, a %s, where the state has %q, a %s", path, p.Name, p.Kind, s.fileName(i), d.kind())
+		_, local := k.(localPart)
+		if p.Name != s.fileName(i) || p.Kind != d.kind() || !local && len(p.Tensors) != len(d.tensors(p.Name)) {
+			return nil, nil, fmt.Errorf("elastic: %s has %q, a %s, where the state has %q, a %s", path, p.Name, p.Kind, s.fileName(i), d.kind())
 		}
 		tensors, err := f.Read(p)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if local {
+			locals = append(locals, tensors)
+			continue
 		}
 		for j, b := range tensors {
 			sources[s.first[i]+j] = image.Source{Bytes: b, Given: true}
 		}
 	}
-	return sources, nil
+	set, err := s.locals.loaded(f.About, locals)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return sources, set, nil
 }

@@ -158,7 +158,7 @@ func (s *State) shareOut(ctx context.Context, g *collective.Group, root int) err
 		return nil // there is nothing to go back to, or nobody goes back: live values stay
 	}
 	h := handOut(set, all)
-	if h.takes[root] != set.Mine {
+	if set.Mine >= 0 && h.takes[root] != set.Mine {
 		return fmt.Errorf("elastic: local parts: the announcements contradict each other")
 	}
 	s.reportHandout(g, set, &h)

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
@@ -77,6 +78,8 @@ type localPart interface {
 	read(*piece) error
 	// shared tells whether there is a function that makes the live value of all pieces, which deal calls; nil is a lost one.
 	shared() bool
+	// tensor is how a piece is found in a checkpoint.
+	tensor(name string) checkpoint.Tensor
 	deal(pieces []*piece, rank, size int) error
 }
 
@@ -116,7 +119,24 @@ func (l *local[T]) layout() string {
 	if l.shared() {
 		dealt = ", redistributed"
 	}
-	return fmt.Sprintf("local %q: %v%s", l.value.label, reflect.TypeFor[T](), dealt)
+	return l.kind() + dealt
+}
+
+func (l *local[T]) kind() string {
+	return fmt.Sprintf("local %q: %v", l.value.label, reflect.TypeFor[T]())
+}
+func (l *local[T]) tensors(string) []checkpoint.Tensor { return nil } // it has as many as the world has ranks
+func (l *local[T]) text([]image.Piece) string          { return "" }
+
+func (l *local[T]) tensor(name string) checkpoint.Tensor {
+	t := checkpoint.Tensor{Name: name, Type: "U8"}
+	switch {
+	case l.flat:
+		t.Type = dtypeOf(reflect.TypeFor[T]().Elem())
+	case l.value.plain:
+		t.Type, t.Scalar = dtypeOf(reflect.TypeFor[T]()), true
+	}
+	return t
 }
 
 func (l *local[T]) sources(to []image.Source) ([]image.Source, error) {

@@ -134,6 +134,9 @@ type locals struct {
 	current saveID // the save that the state goes back to
 	sets    []*pieceSet
 	sync    *nextSave // of the sync under way
+
+	wanted   bool      // the commit that is prepared is to be written to disk
+	gathered *pieceSet // on rank 0: all ranks' pieces of a commit that is to be written; nil otherwise
 }
 
 func (l *locals) set(id saveID) *pieceSet {
@@ -301,7 +304,16 @@ func (s *State) prepare(ctx context.Context, p *place, set *pieceSet, before bun
 			return err
 		}
 	}
-	return collective.Barrier(ctx, p.group)
+	// The barrier; rank 0 says in it what it wants.
+	wanted := []uint8{0}
+	if set.mine == 0 && s.checkpoints.soon() {
+		wanted[0] = 1
+	}
+	if err := collective.AllReduce(ctx, p.group, wanted, collective.Max); err != nil {
+		return err
+	}
+	l.wanted = wanted[0] != 0
+	return nil
 }
 
 // counted says that the save whose pieces have been given away is the one to go back to.

@@ -142,6 +142,9 @@ func (r *runner) trainOnce() error {
 		return r.undo(err)
 	}
 	r.trained = true
+	if err := r.state.gather(r.ctx, r.state.checkpoints != nil); err != nil {
+		return err
+	}
 	if err := collective.Barrier(r.ctx, r.worker.Group()); err != nil {
 		return err
 	}

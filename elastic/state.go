@@ -174,6 +174,9 @@ func (s *State) agree() error {
 	// Only now has every rank come this far: the driver takes it for a step that the whole world has done.
 	s.worker.committed(s.commits)
 	s.agreed = true
+	if err := s.gather(s.ctx, s.locals.wanted); err != nil {
+		return err
+	}
 	s.offer(false)
 	return s.leave(change, false)
 }

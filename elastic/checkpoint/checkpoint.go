@@ -10,6 +10,8 @@
 //     the CRC-32C of each chunk of 1 MiB, the last of which may be shorter.
 //   - What is no tensor to the program is one of type U8 (numbers: their own type, without a dimension): values in the encoding of
 //     encoding/gob, samplers as three varints, others as they see fit.
+//   - A part that is another on every rank has a tensor for each, "name.0" and so on, by rank, and after those of "size" ranks such as
+//     workers of earlier worlds have left.
 //   - The last tensor, "hvdrun.seal", is twelve bytes: "hvdrseal" and the CRC-32C of everything before the tensors.
 //
 // A file that is cut anywhere, or of which any bit is another, is told from a whole one. Files take their name when all of them is
