@@ -104,7 +104,11 @@ func dataListenAddr(local netip.Addr) string {
 
 func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
 	j.DataAddrs, j.NotifyAddr = d.endpoint.Addrs(), d.notifyAddr
-	return d.client.Join(ctx, j)
+	place, err := d.client.Join(ctx, j)
+	if err != nil {
+		return rendezvous.World{}, err
+	}
+	return place.World()
 }
 
 func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {

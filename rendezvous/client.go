@@ -81,10 +81,10 @@ func (c *Client) Close() error { return c.conn.Close() }
 // Join asks for a world newer than j.After with this worker in it, and blocks until there is one; it may take for ever.
 // It asks again when the connection breaks. Its errors are ErrRemoved and ErrFinished where the driver dismisses the
 // worker, an *UnreachableError, ErrSuperseded, the cause of ctx's end, or say why the driver refuses.
-func (c *Client) Join(ctx context.Context, j Joining) (World, error) {
+func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	req := j.toWire()
 	if err := validate(req); err != nil {
-		return World{}, fmt.Errorf("rendezvous: join: %w", err)
+		return Place{}, fmt.Errorf("rendezvous: join: %w", err)
 	}
 	mine := c.joins.Add(1)
 	var reply *wire.JoinReply
@@ -96,15 +96,15 @@ func (c *Client) Join(ctx context.Context, j Joining) (World, error) {
 		return err
 	})
 	if err != nil {
-		return World{}, err
+		return Place{}, err
 	}
 	switch reply.GetDismissal() {
 	case wire.Dismissal_DISMISSAL_REMOVED:
-		return World{}, ErrRemoved
+		return Place{}, ErrRemoved
 	case wire.Dismissal_DISMISSAL_FINISHED:
-		return World{}, ErrFinished
+		return Place{}, ErrFinished
 	}
-	return worldFromWire(reply.GetWorld(), j.After)
+	return placeFromWire(reply.GetWorld(), j.After)
 }
 
 // Report tells the driver of r and blocks until it has heard, perhaps twice. Its errors are those of Join, without

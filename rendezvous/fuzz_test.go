@@ -41,26 +41,41 @@ func FuzzJoin(f *testing.F) {
 	})
 }
 
-// FuzzWorld: the ranks of a world that a worker takes exist, and it is a later one.
-func FuzzWorld(f *testing.F) {
-	f.Add(encoded(f, &wire.World{
-		Generation: 3, Rank: 1, Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
-		AddressCounts: []uint32{1, 0, 2}, AddressStarts: []uint32{0, 1, 0}, AddressPorts: []uint32{0, 65535, 1}, Starts: []string{"a:x", ""},
-	}), uint64(2))
-	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{0}}), uint64(2))
-	f.Add(encoded(f, &wire.World{Generation: 3, Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{1 << 31}}), uint64(3))
+// FuzzPlace: what a worker takes as its place is one in a later world.
+func FuzzPlace(f *testing.F) {
+	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Size: 2, Members: []byte("x")}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Size: 1}), uint64(2))
 	f.Fuzz(func(t *testing.T, b []byte, after uint64) {
 		var m wire.World
 		if proto.Unmarshal(b, &m) != nil {
 			return
 		}
-		w, err := worldFromWire(&m, after)
+		p, err := placeFromWire(&m, after)
 		if err != nil {
 			return
 		}
-		size, addrs := w.Size(), w.DataAddrs()
-		if w.Generation <= after || w.Rank < 0 || w.Rank >= size || w.SyncRoot < 0 || w.SyncRoot >= size || len(addrs) != size {
-			t.Errorf("taken after %d: %+v", after, w)
+		if p.Generation <= after || p.Rank < 0 || p.Rank >= p.Size || p.SyncRoot < 0 || p.SyncRoot >= p.Size {
+			t.Errorf("taken after %d: %+v", after, p)
+		}
+	})
+}
+
+// FuzzMembers: the members of a world that a worker takes are as many as it was told of, each in a slot of its own.
+func FuzzMembers(f *testing.F) {
+	f.Add(encoded(f, &wire.Members{
+		Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
+		AddressCounts: []uint32{1, 0, 2}, AddressStarts: []uint32{0, 1, 0}, AddressPorts: []uint32{0, 65535, 1}, Starts: []string{"a:x", ""},
+	}), 3)
+	f.Add(encoded(f, &wire.Members{Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{1 << 31}}), 1)
+	f.Fuzz(func(t *testing.T, b []byte, size int) {
+		p := Place{Generation: 3, Size: size, members: b}
+		w, err := p.World()
+		if err != nil {
+			return
+		}
+		addrs := w.DataAddrs()
+		if w.Size() != size || len(addrs) != size {
+			t.Errorf("%d taken for %d: %+v", w.Size(), size, w)
 		}
 		seen := make(map[plan.SlotID]bool)
 		for r, s := range w.Slots {
@@ -85,9 +100,18 @@ func again(t *testing.T, w World, addrs [][]string) World {
 	for r := range members {
 		members[r].DataAddrs = addrs[r]
 	}
-	m := membersToWire(w.World, members)
-	m.Generation, m.Rank, m.SyncRoot, m.Seq = w.Generation, uint32(w.Rank), uint32(w.SyncRoot), w.Seq
-	back, err := worldFromWire(m, w.Generation-1)
+	said, err := proto.Marshal(membersToWire(w.World, members))
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, err := placeFromWire(&wire.World{
+		Generation: w.Generation, Rank: uint32(w.Rank), SyncRoot: uint32(w.SyncRoot), Seq: w.Seq,
+		Size: uint32(w.Size()), Members: said,
+	}, w.Generation-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := place.World()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -61,6 +61,19 @@ type Joining struct {
 	Cause string
 }
 
+// Place is what a member of a new world is told of it.
+type Place struct {
+	Generation uint64
+	// Rank is the member's own, Size the number of all.
+	Rank, Size int
+	// SyncRoot is the rank whose state is everybody's after the sync.
+	SyncRoot int
+	// Seq is the number of the last hosts-updated notification that the world takes account of.
+	Seq uint64
+
+	members []byte // a wire.Members
+}
+
 // World is a world as one of its members sees it.
 type World struct {
 	plan.World
@@ -71,7 +84,7 @@ type World struct {
 	// Seq is the number of the last hosts-updated notification that the world takes account of.
 	Seq uint64
 
-	columns *wire.World // for DataAddrs, which are many and are needed once
+	columns *wire.Members // for DataAddrs, which are many and are needed once
 }
 
 // Member is a worker of a published world.

@@ -153,7 +153,11 @@ func join(c *Client, j Joining) <-chan result {
 func joinCtx(ctx context.Context, c *Client, j Joining) <-chan result {
 	ch := make(chan result, 1)
 	go func() {
-		w, err := c.Join(ctx, j)
+		var w World
+		p, err := c.Join(ctx, j)
+		if err == nil {
+			w, err = p.World()
+		}
 		ch <- result{w, err}
 	}()
 	return ch
@@ -561,46 +565,75 @@ func TestBounds(t *testing.T) {
 
 func TestAnswersThatMakeNoSense(t *testing.T) {
 	good := func(change func(*wire.World)) *wire.World {
-		w := &wire.World{
-			Generation: 3, Hosts: []string{"a"}, Counts: []uint32{2}, Indices: []uint32{0, 1}, AddressCounts: []uint32{1, 1},
-			AddressStarts: []uint32{0, 0}, AddressPorts: []uint32{7, 0}, Starts: []string{"x"},
-		}
+		w := &wire.World{Generation: 3, Rank: 1, Size: 2}
 		change(w)
 		return w
 	}
-	if w, err := worldFromWire(good(func(*wire.World) {}), 2); err != nil ||
+	if p, err := placeFromWire(good(func(*wire.World) {}), 2); err != nil || p.Rank != 1 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for name, w := range map[string]*wire.World{
+		"nothing":          nil,
+		"old":              good(func(w *wire.World) { w.Generation = 2 }),
+		"rank":             good(func(w *wire.World) { w.Rank = 2 }),
+		"root":             good(func(w *wire.World) { w.SyncRoot = 2 }),
+		"too many members": good(func(w *wire.World) { w.Size = maxMembers + 1 }),
+	} {
+		if _, err := placeFromWire(w, 2); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestMembersThatMakeNoSense(t *testing.T) {
+	good := func(change func(*wire.Members)) *wire.Members {
+		m := &wire.Members{
+			Hosts: []string{"a"}, Counts: []uint32{2}, Indices: []uint32{0, 1}, AddressCounts: []uint32{1, 1},
+			AddressStarts: []uint32{0, 0}, AddressPorts: []uint32{7, 0}, Starts: []string{"x"},
+		}
+		change(m)
+		return m
+	}
+	read := func(m *wire.Members) (World, error) {
+		text, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Place{Generation: 3, Size: 2, members: text}.World()
+	}
+	if w, err := read(good(func(*wire.Members) {})); err != nil ||
 		!reflect.DeepEqual(w.DataAddrs(), [][]string{{"x:7"}, {"x"}}) || w.Slots[1].LocalRank != 1 {
 		t.Fatalf("%+v, %v", w, err)
 	}
-	for name, w := range map[string]*wire.World{
-		"nothing":            nil,
-		"old":                good(func(w *wire.World) { w.Generation = 2 }),
-		"rank":               good(func(w *wire.World) { w.Rank = 2 }),
-		"root":               good(func(w *wire.World) { w.SyncRoot = 2 }),
-		"huge slot":          good(func(w *wire.World) { w.Indices[0] = 1 << 31 }),
-		"a slot twice":       good(func(w *wire.World) { w.Indices[1] = 0 }),
-		"too many members":   good(func(w *wire.World) { w.Indices = make([]uint32, maxMembers+1) }),
-		"no counts":          good(func(w *wire.World) { w.Counts = nil }),
-		"few slots":          good(func(w *wire.World) { w.Counts[0] = 1 }),
-		"many slots":         good(func(w *wire.World) { w.Counts[0] = math.MaxUint32 }),
-		"few address counts": good(func(w *wire.World) { w.AddressCounts = w.AddressCounts[:1] }),
-		"few addresses":      good(func(w *wire.World) { w.AddressCounts[0] = 2 }),
-		"many addresses":     good(func(w *wire.World) { w.AddressCounts[0] = 0 }),
-		"few ports":          good(func(w *wire.World) { w.AddressPorts = w.AddressPorts[:1] }),
-		"no such start":      good(func(w *wire.World) { w.AddressStarts[1] = 1 }),
-		"huge port":          good(func(w *wire.World) { w.AddressPorts[0] = 1 << 16 }),
-		"too many addresses": good(func(w *wire.World) {
-			w.AddressStarts, w.AddressPorts = make([]uint32, maxAddresses+1), make([]uint32, maxAddresses+1)
+	for name, m := range map[string]*wire.Members{
+		"nobody":             {},
+		"three":              good(func(m *wire.Members) { m.Indices, m.Counts[0] = []uint32{0, 1, 2}, 3 }),
+		"huge slot":          good(func(m *wire.Members) { m.Indices[0] = 1 << 31 }),
+		"a slot twice":       good(func(m *wire.Members) { m.Indices[1] = 0 }),
+		"no counts":          good(func(m *wire.Members) { m.Counts = nil }),
+		"few slots":          good(func(m *wire.Members) { m.Counts[0] = 1 }),
+		"many slots":         good(func(m *wire.Members) { m.Counts[0] = math.MaxUint32 }),
+		"few address counts": good(func(m *wire.Members) { m.AddressCounts = m.AddressCounts[:1] }),
+		"few addresses":      good(func(m *wire.Members) { m.AddressCounts[0] = 2 }),
+		"many addresses":     good(func(m *wire.Members) { m.AddressCounts[0] = 0 }),
+		"few ports":          good(func(m *wire.Members) { m.AddressPorts = m.AddressPorts[:1] }),
+		"no such start":      good(func(m *wire.Members) { m.AddressStarts[1] = 1 }),
+		"huge port":          good(func(m *wire.Members) { m.AddressPorts[0] = 1 << 16 }),
+		"too many addresses": good(func(m *wire.Members) {
+			m.AddressStarts, m.AddressPorts = make([]uint32, maxAddresses+1), make([]uint32, maxAddresses+1)
 		}),
-		"long addresses": good(func(w *wire.World) { w.Starts[0] = strings.Repeat("x", maxText/2) }),
-		"a rank of too many addresses": good(func(w *wire.World) {
-			w.AddressStarts, w.AddressPorts = make([]uint32, maxAddrs+2), make([]uint32, maxAddrs+2)
-			w.AddressCounts[0] = maxAddrs + 1
+		"long addresses": good(func(m *wire.Members) { m.Starts[0] = strings.Repeat("x", maxText/2) }),
+		"a rank of too many addresses": good(func(m *wire.Members) {
+			m.AddressStarts, m.AddressPorts = make([]uint32, maxAddrs+2), make([]uint32, maxAddrs+2)
+			m.AddressCounts[0] = maxAddrs + 1
 		}),
 	} {
-		if _, err := worldFromWire(w, 2); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
+		if _, err := read(m); err == nil || !strings.HasPrefix(err.Error(), "rendezvous: ") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if _, err := (Place{Generation: 3, Size: 2, members: []byte{0xff}}).World(); err == nil {
+		t.Error("what is no message was taken")
 	}
 }
 
@@ -737,31 +770,51 @@ func TestManyGenerations(t *testing.T) {
 }
 
 // BenchmarkPublish measures from Publish until four workers that waited have their world.
+// BenchmarkPublish is a world on its way to all that wait for it. Each of them is told of all: what is reported is the time
+// for one of them.
 func BenchmarkPublish(b *testing.B) {
-	j := newJob(b)
-	incs := []string{"a", "b", "c", "d"}
-	var clients []*Client
-	for _, inc := range incs {
-		clients = append(clients, j.client(inc))
+	for _, n := range []int{4, 100, 300, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmarkPublish(b, n) })
 	}
+}
+
+func benchmarkPublish(b *testing.B, n int) {
+	j := newJob(b)
+	ids, members := make([]plan.SlotID, n), make([]Member, n)
+	var clients []*Client
+	for i := range n {
+		ids[i] = plan.SlotID{Host: fmt.Sprintf("host%04d", i/8), Index: i % 8}
+		host := fmt.Sprintf("10.0.%d.%d", i/8/256, i/8%256)
+		members[i] = Member{Incarnation: fmt.Sprint("w", i), DataAddrs: []string{fmt.Sprint(host, ":", 40000+i%8), fmt.Sprint("127.0.0.1:", 40000+i%8)}}
+		clients = append(clients, j.client(members[i].Incarnation))
+	}
+	slots, err := plan.Assign(ids, 0, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	got := make(chan error, n)
 	var g uint64
-	b.ResetTimer()
 	for b.Loop() {
 		b.StopTimer()
-		var got []<-chan result
 		for _, c := range clients {
-			got = append(got, join(c, Joining{After: g}))
+			go func() {
+				_, err := c.Join(b.Context(), Joining{After: g})
+				got <- err
+			}()
+		}
+		for range clients {
 			<-j.heard.joins
 		}
 		g++
 		b.StartTimer()
-		j.publish(g, 0, 0, incs...)
-		for _, r := range got {
-			if r := <-r; r.err != nil {
-				b.Fatal(r.err)
+		j.server.Publish(plan.World{Generation: g, Slots: slots}, members, 0, 0)
+		for range clients {
+			if err := <-got; err != nil {
+				b.Fatal(err)
 			}
 		}
 	}
+	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "µs/worker")
 }
 
 // BenchmarkWorld is what a worker makes of an answer that tells it of a thousand, its addresses too.
@@ -776,19 +829,13 @@ func BenchmarkWorld(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	m := membersToWire(plan.World{Generation: 1, Slots: slots}, members)
-	m.Generation = 1
-	text, err := proto.Marshal(m)
+	text, err := proto.Marshal(membersToWire(plan.World{Generation: 1, Slots: slots}, members))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		var m wire.World
-		if err := proto.Unmarshal(text, &m); err != nil {
-			b.Fatal(err)
-		}
-		w, err := worldFromWire(&m, 0)
+		w, err := Place{Generation: 1, Size: n, members: text}.World()
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -63,7 +64,7 @@ type published struct {
 	root       uint32
 	seq        uint64
 	ranks      map[string]uint32 // by incarnation
-	members    wire.Members
+	members    []byte            // a wire.Members
 }
 
 // waiter is a Join that waits. Whoever takes it out of Server.waiting answers it, once.
@@ -116,7 +117,7 @@ func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
 	}
-	shared, err := wire.EncodeMembers(membersToWire(w, members))
+	shared, err := proto.Marshal(membersToWire(w, members))
 	if err != nil {
 		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // names and addresses have been checked
 	}
@@ -154,8 +155,9 @@ func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 	if !ok {
 		return nil
 	}
-	world := &wire.World{Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq}
-	world.Share(p.members)
+	world := &wire.World{
+		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
+	}
 	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: world}}
 }
 

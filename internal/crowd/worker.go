@@ -220,12 +220,12 @@ func (c *crowd) train(w *worker) error {
 }
 
 // arrive notes that the worker has got a world, and returns that.
-func (c *crowd) arrive(w *worker, got rendezvous.World) *world {
+func (c *crowd) arrive(w *worker, got rendezvous.Place) *world {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.world == nil || c.world.generation < got.Generation {
 		c.world = &world{
-			generation: got.Generation, size: got.Size(), whole: make(chan struct{}), over: make(chan struct{}),
+			generation: got.Generation, size: got.Size, whole: make(chan struct{}), over: make(chan struct{}),
 		}
 	}
 	in := c.world

@@ -385,19 +385,10 @@ type World struct {
 	SyncRoot uint32 `protobuf:"varint,3,opt,name=sync_root,json=syncRoot,proto3" json:"sync_root,omitempty"`
 	// The number of the last hosts-updated notification that this world takes account of.
 	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
-	// The members, in columns: a thousand workers each read of a thousand, and each name is there once.
-	//
-	// The hosts, in order of rank, and how many ranks in a row each has.
-	Hosts  []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
-	Counts []uint32 `protobuf:"varint,6,rep,packed,name=counts,proto3" json:"counts,omitempty"`
-	// By rank: the index of its slot, and how many addresses its data listener has. Its other numbers follow from these.
-	Indices       []uint32 `protobuf:"varint,7,rep,packed,name=indices,proto3" json:"indices,omitempty"`
-	AddressCounts []uint32 `protobuf:"varint,8,rep,packed,name=address_counts,json=addressCounts,proto3" json:"address_counts,omitempty"`
-	// By address, rank after rank, the best of each first: which of the starts it has, and its port. That is its end, behind
-	// a colon; where it is 0, the address is its start.
-	AddressStarts []uint32 `protobuf:"varint,9,rep,packed,name=address_starts,json=addressStarts,proto3" json:"address_starts,omitempty"`
-	AddressPorts  []uint32 `protobuf:"varint,10,rep,packed,name=address_ports,json=addressPorts,proto3" json:"address_ports,omitempty"`
-	Starts        []string `protobuf:"bytes,11,rep,name=starts,proto3" json:"starts,omitempty"`
+	// How many members it has, and who they are: a Members, which is the same for all of them and which nobody needs to read
+	// who does not connect to them.
+	Size          uint32 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	Members       []byte `protobuf:"bytes,6,opt,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -460,49 +451,111 @@ func (x *World) GetSeq() uint64 {
 	return 0
 }
 
-func (x *World) GetHosts() []string {
+func (x *World) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *World) GetMembers() []byte {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// Members are those of a world, in columns: a thousand workers are each told of a thousand, and each name is there once.
+type Members struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hosts, in order of rank, and how many ranks in a row each has.
+	Hosts  []string `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Counts []uint32 `protobuf:"varint,2,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	// By rank: the index of its slot, and how many addresses its data listener has. Its other numbers follow from these.
+	Indices       []uint32 `protobuf:"varint,3,rep,packed,name=indices,proto3" json:"indices,omitempty"`
+	AddressCounts []uint32 `protobuf:"varint,4,rep,packed,name=address_counts,json=addressCounts,proto3" json:"address_counts,omitempty"`
+	// By address, rank after rank, the best of each first: which of the starts it has, and its port. That is its end, behind
+	// a colon; where it is 0, the address is its start.
+	AddressStarts []uint32 `protobuf:"varint,5,rep,packed,name=address_starts,json=addressStarts,proto3" json:"address_starts,omitempty"`
+	AddressPorts  []uint32 `protobuf:"varint,6,rep,packed,name=address_ports,json=addressPorts,proto3" json:"address_ports,omitempty"`
+	Starts        []string `protobuf:"bytes,7,rep,name=starts,proto3" json:"starts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Members) Reset() {
+	*x = Members{}
+	mi := &file_rendezvous_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Members) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Members) ProtoMessage() {}
+
+func (x *Members) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Members.ProtoReflect.Descriptor instead.
+func (*Members) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Members) GetHosts() []string {
 	if x != nil {
 		return x.Hosts
 	}
 	return nil
 }
 
-func (x *World) GetCounts() []uint32 {
+func (x *Members) GetCounts() []uint32 {
 	if x != nil {
 		return x.Counts
 	}
 	return nil
 }
 
-func (x *World) GetIndices() []uint32 {
+func (x *Members) GetIndices() []uint32 {
 	if x != nil {
 		return x.Indices
 	}
 	return nil
 }
 
-func (x *World) GetAddressCounts() []uint32 {
+func (x *Members) GetAddressCounts() []uint32 {
 	if x != nil {
 		return x.AddressCounts
 	}
 	return nil
 }
 
-func (x *World) GetAddressStarts() []uint32 {
+func (x *Members) GetAddressStarts() []uint32 {
 	if x != nil {
 		return x.AddressStarts
 	}
 	return nil
 }
 
-func (x *World) GetAddressPorts() []uint32 {
+func (x *Members) GetAddressPorts() []uint32 {
 	if x != nil {
 		return x.AddressPorts
 	}
 	return nil
 }
 
-func (x *World) GetStarts() []string {
+func (x *Members) GetStarts() []string {
 	if x != nil {
 		return x.Starts
 	}
@@ -521,7 +574,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_rendezvous_proto_msgTypes[3]
+	mi := &file_rendezvous_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +586,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[3]
+	mi := &file_rendezvous_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +599,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{3}
+	return file_rendezvous_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReportRequest) GetReport() Report {
@@ -578,7 +631,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +643,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +656,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{4}
+	return file_rendezvous_proto_rawDescGZIP(), []int{5}
 }
 
 type BeatRequest struct {
@@ -621,7 +674,7 @@ type BeatRequest struct {
 
 func (x *BeatRequest) Reset() {
 	*x = BeatRequest{}
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +686,7 @@ func (x *BeatRequest) String() string {
 func (*BeatRequest) ProtoMessage() {}
 
 func (x *BeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +699,7 @@ func (x *BeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatRequest.ProtoReflect.Descriptor instead.
 func (*BeatRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{5}
+	return file_rendezvous_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BeatRequest) GetGeneration() uint64 {
@@ -695,7 +748,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +760,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +773,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{6}
+	return file_rendezvous_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Lane) GetId() uint64 {
@@ -766,7 +819,7 @@ type BeatReply struct {
 
 func (x *BeatReply) Reset() {
 	*x = BeatReply{}
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +831,7 @@ func (x *BeatReply) String() string {
 func (*BeatReply) ProtoMessage() {}
 
 func (x *BeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +844,7 @@ func (x *BeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
 func (*BeatReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{7}
+	return file_rendezvous_proto_rawDescGZIP(), []int{8}
 }
 
 var File_rendezvous_proto protoreflect.FileDescriptor
@@ -810,22 +863,24 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tJoinReply\x12(\n" +
 	"\x05world\x18\x01 \x01(\v2\x10.hvdrun.v1.WorldH\x00R\x05world\x124\n" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissalB\t\n" +
-	"\aoutcome\"\xbd\x02\n" +
+	"\aoutcome\"\x98\x01\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1b\n" +
 	"\tsync_root\x18\x03 \x01(\rR\bsyncRoot\x12\x10\n" +
-	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\x14\n" +
-	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x12\x16\n" +
-	"\x06counts\x18\x06 \x03(\rR\x06counts\x12\x18\n" +
-	"\aindices\x18\a \x03(\rR\aindices\x12%\n" +
-	"\x0eaddress_counts\x18\b \x03(\rR\raddressCounts\x12%\n" +
-	"\x0eaddress_starts\x18\t \x03(\rR\raddressStarts\x12#\n" +
-	"\raddress_ports\x18\n" +
-	" \x03(\rR\faddressPorts\x12\x16\n" +
-	"\x06starts\x18\v \x03(\tR\x06starts\"t\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\rR\x04size\x12\x18\n" +
+	"\amembers\x18\x06 \x01(\fR\amembers\"\xdc\x01\n" +
+	"\aMembers\x12\x14\n" +
+	"\x05hosts\x18\x01 \x03(\tR\x05hosts\x12\x16\n" +
+	"\x06counts\x18\x02 \x03(\rR\x06counts\x12\x18\n" +
+	"\aindices\x18\x03 \x03(\rR\aindices\x12%\n" +
+	"\x0eaddress_counts\x18\x04 \x03(\rR\raddressCounts\x12%\n" +
+	"\x0eaddress_starts\x18\x05 \x03(\rR\raddressStarts\x12#\n" +
+	"\raddress_ports\x18\x06 \x03(\rR\faddressPorts\x12\x16\n" +
+	"\x06starts\x18\a \x03(\tR\x06starts\"t\n" +
 	"\rReportRequest\x12)\n" +
 	"\x06report\x18\x01 \x01(\x0e2\x11.hvdrun.v1.ReportR\x06report\x12\x1e\n" +
 	"\n" +
@@ -885,7 +940,7 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 }
 
 var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_rendezvous_proto_goTypes = []any{
 	(Dismissal)(0),        // 0: hvdrun.v1.Dismissal
 	(Report)(0),           // 1: hvdrun.v1.Report
@@ -893,24 +948,25 @@ var file_rendezvous_proto_goTypes = []any{
 	(*JoinRequest)(nil),   // 3: hvdrun.v1.JoinRequest
 	(*JoinReply)(nil),     // 4: hvdrun.v1.JoinReply
 	(*World)(nil),         // 5: hvdrun.v1.World
-	(*ReportRequest)(nil), // 6: hvdrun.v1.ReportRequest
-	(*ReportReply)(nil),   // 7: hvdrun.v1.ReportReply
-	(*BeatRequest)(nil),   // 8: hvdrun.v1.BeatRequest
-	(*Lane)(nil),          // 9: hvdrun.v1.Lane
-	(*BeatReply)(nil),     // 10: hvdrun.v1.BeatReply
+	(*Members)(nil),       // 6: hvdrun.v1.Members
+	(*ReportRequest)(nil), // 7: hvdrun.v1.ReportRequest
+	(*ReportReply)(nil),   // 8: hvdrun.v1.ReportReply
+	(*BeatRequest)(nil),   // 9: hvdrun.v1.BeatRequest
+	(*Lane)(nil),          // 10: hvdrun.v1.Lane
+	(*BeatReply)(nil),     // 11: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
 	0,  // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
 	1,  // 2: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
 	2,  // 3: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
-	9,  // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	10, // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
 	3,  // 5: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	6,  // 6: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	8,  // 7: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	7,  // 6: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	9,  // 7: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
 	4,  // 8: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	7,  // 9: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	10, // 10: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	8,  // 9: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	11, // 10: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
 	8,  // [8:11] is the sub-list for method output_type
 	5,  // [5:8] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
@@ -933,7 +989,7 @@ func file_rendezvous_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

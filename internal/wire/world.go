@@ -8,37 +8,32 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Members are those of a world in the form in which they are sent. A thousand workers are each told of a thousand: what is
-// the same for all is encoded once, and all answers share its bytes.
-type Members []byte
-
-// EncodeMembers returns what a world says, for World.Share; of its members, where it says nothing else.
-func EncodeMembers(w *World) (Members, error) { return proto.Marshal(w) }
-
-// Share gives the world its members. It keeps the bytes, which nobody may change any more, as fields that it does not know:
-// whoever reads the message knows them.
-func (w *World) Share(members Members) { w.ProtoReflect().SetUnknown([]byte(members)) }
-
-// sharing is the codec of servers: of an answer whose world shares its members it copies only the rest.
+// sharing is the codec of servers. A thousand workers are each told of a thousand: the members of a world, which are
+// encoded once, are not copied into the answers, so nobody may change their bytes any more.
 type sharing struct{ encoding.CodecV2 }
 
 func newSharing() encoding.CodecV2 { return sharing{encoding.GetCodecV2("proto")} }
 
-const worldOfJoinReply protowire.Number = 1
+const (
+	worldOfJoinReply protowire.Number = 1
+	membersOfWorld   protowire.Number = 6
+)
 
 func (s sharing) Marshal(v any) (mem.BufferSlice, error) {
 	reply, _ := v.(*JoinReply)
 	w := reply.GetWorld()
-	members := w.ProtoReflect().GetUnknown()
+	members := w.GetMembers()
 	if len(members) == 0 {
 		return s.CodecV2.Marshal(v)
 	}
 	own, err := proto.Marshal(&World{
-		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(),
+		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(), Size: w.GetSize(),
 	})
 	if err != nil {
 		return nil, err
 	}
+	own = protowire.AppendTag(own, membersOfWorld, protowire.BytesType)
+	own = protowire.AppendVarint(own, uint64(len(members)))
 	head := protowire.AppendTag(nil, worldOfJoinReply, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(len(own)+len(members)))
 	return mem.BufferSlice{mem.SliceBuffer(append(head, own...)), mem.SliceBuffer(members)}, nil
