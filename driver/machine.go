@@ -45,7 +45,7 @@ type machine struct {
 	reminded  bool          // the log has named those who have not
 	dead      []int         // ranks of the current world whose processes have died, or do not count any more
 	told      int           // how many of them the members were told of
-	deadFrom  time.Time     // when the first died that they were not told of
+	deadFrom  time.Time     // when the first died that they were not told of, or one of them came since
 	resets    int
 	failures  map[plan.SlotID]int // of workers that failed in slots of listed hosts
 	commits   uint64              // that the members of the current world had, at its beginning or at their first
@@ -277,6 +277,9 @@ func (m *machine) workerJoined(now time.Time, e workerJoined) {
 		m.emit(now, WorkerReady, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index})
 	case training:
 		m.stirred(now, w)
+		if !m.deadFrom.IsZero() {
+			m.deadFrom = now // they notice by themselves
+		}
 		if e.join.Cause != "" {
 			m.log(logrus.DebugLevel, "%s left generation %d: %s", w.slot, w.generation, e.join.Cause)
 		}

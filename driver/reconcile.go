@@ -64,18 +64,25 @@ func (m *machine) wanted(now time.Time) []plan.SlotID {
 	return m.wants
 }
 
-// want makes ids the wanted slots.
+// want makes ids the wanted slots. It looks at the workers of those alone that are between what both lists begin and end
+// with: where a thousand die, each death changes one.
 func (m *machine) want(ids []plan.SlotID) {
-	if slices.Equal(ids, m.wants) {
-		return
+	old, fresh := m.wants, ids
+	for len(old) > 0 && len(fresh) > 0 && old[0] == fresh[0] {
+		old, fresh = old[1:], fresh[1:]
+	}
+	for len(old) > 0 && len(fresh) > 0 && old[len(old)-1] == fresh[len(fresh)-1] {
+		old, fresh = old[:len(old)-1], fresh[:len(fresh)-1]
 	}
 	m.wants = ids
-	for _, w := range m.workers {
-		w.wanted = false
-	}
+	m.mark(old, false)
+	m.mark(fresh, true)
+}
+
+func (m *machine) mark(ids []plan.SlotID, wanted bool) {
 	for _, id := range ids {
 		if w := m.in(id); w != nil {
-			w.wanted = true
+			w.wanted = wanted
 		}
 	}
 }
@@ -335,7 +342,8 @@ func (m *machine) announce(now time.Time) {
 }
 
 // lossAfter is how long members have to notice a death by themselves. The kernel of a process that died tells its peers
-// at once; only a host that was cut off takes its peers with it into the silence.
+// at once; only a host that was cut off takes its peers with it into the silence. As long as they come, one after the
+// other, nobody needs to be told: a thousand take longer than this.
 const lossAfter = 20 * time.Millisecond
 
 // spreadLoss tells the members that still train in the current world which of its ranks are dead: nothing that they do

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,6 +49,9 @@ const (
 	roleWorkers  = "workers"
 )
 
+// workersMemory is how much the workers' process takes before it collects its garbage, in bytes.
+const workersMemory = 2 << 30
+
 // play is what the processes of a job do.
 func play(ctx context.Context, role string) error {
 	switch role {
@@ -62,6 +66,10 @@ func play(ctx context.Context, role string) error {
 		}
 		return json.NewEncoder(os.Stdout).Encode(s)
 	case roleWorkers:
+		// A worker has a process of its own, whose garbage is that of one. All in one process would be looked through together,
+		// again and again, and take the processor from the driver.
+		debug.SetGCPercent(-1)
+		debug.SetMemoryLimit(workersMemory)
 		return serveWorkers(ctx, os.Stdin, os.Stdout)
 	}
 	return fmt.Errorf("the role %q is unknown", role)
