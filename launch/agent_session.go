@@ -159,13 +159,8 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
-				text := o.GetText()
-				old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
-				pass(&outs[o.GetStream()-stdoutStream], text[old:])
-				at = s.passed(w, len(text))
-				if spec.Passed != nil && at > spec.PassedBefore {
-					spec.Passed(at)
-				}
+				passOn(spec, &outs[o.GetStream()-stdoutStream], o.GetText(), at)
+				at = s.passed(w, len(o.GetText()))
 			default:
 				if s.a.keep(s, spec.Incarnation, e) {
 					return exitOfEvent(spec, e.GetExited())
@@ -184,6 +179,24 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 			return startError(spec, context.Cause(ctx))
 		}
 		<-w.wake
+	}
+}
+
+// passOn passes on text before which there were so many bytes of output. Each line is told of by itself: a driver that is
+// killed, and another that goes on where the last word of it was, repeat no more than the line between the two.
+func passOn(spec Spec, w *io.Writer, text []byte, at uint64) {
+	old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
+	at, text = at+old, text[old:]
+	for len(text) > 0 {
+		end := lineEnd(text)
+		if end == 0 || spec.Passed == nil {
+			end = len(text)
+		}
+		pass(w, text[:end])
+		at, text = at+uint64(end), text[end:]
+		if spec.Passed != nil {
+			spec.Passed(at)
+		}
 	}
 }
 

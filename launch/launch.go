@@ -46,7 +46,7 @@ type Spec struct {
 	// started, but lost. Command, Env and Dir are not looked at.
 	Resumed bool
 	// Passed, if not nil, is told by a Keeper how many bytes of output have been written to Stdout and Stderr together, after
-	// each Write and from its goroutine. PassedBefore is what it was told last for the process, under a driver before this
+	// each line and from the goroutine that has written it. PassedBefore is what it was told last for the process, under a driver before this
 	// one: what that wrote is not written again.
 	Passed       func(bytes uint64)
 	PassedBefore uint64

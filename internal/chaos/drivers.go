@@ -153,25 +153,24 @@ func (k *killer) checkResumed(res e2e.Result) error {
 
 var chatter = regexp.MustCompile(`(?m)^\[\d+\]<stdout>:chatter of (\d+): line (\d+)$`)
 
-// checkChatter checks that every line of every worker was passed on, and once, but for those that a driver was about to
-// note when it was killed.
+// checkChatter checks that every line of every worker was passed on, and once, but for the last one before a kill, which the
+// driver was about to note.
 func checkChatter(output string, kills int) error {
-	lines := make(map[string]int)
-	repeated := 0
+	lines, repeated := make(map[string]int), make(map[string]int)
 	for _, m := range chatter.FindAllStringSubmatch(output, -1) {
 		var n int
 		fmt.Sscan(m[2], &n)
-		switch had := lines[m[1]]; {
+		worker, had := m[1], lines[m[1]]
+		switch {
 		case n == had+1:
-			lines[m[1]] = n
-		case n <= had:
-			repeated++
+			lines[worker] = n
+		case n != had:
+			return fmt.Errorf("worker %s: line %d of its output comes after line %d", worker, n, had)
 		default:
-			return fmt.Errorf("worker %s: line %d of its output comes after line %d", m[1], n, had)
+			if repeated[worker]++; repeated[worker] > kills {
+				return fmt.Errorf("worker %s: %d lines of its output came twice, after %d kills of hvdrun", worker, repeated[worker], kills)
+			}
 		}
-	}
-	if repeated > kills {
-		return fmt.Errorf("%d lines of output were repeated, after %d kills of hvdrun", repeated, kills)
 	}
 	if len(lines) == 0 {
 		return errors.New("no output of any worker was passed on")
