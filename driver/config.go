@@ -101,8 +101,10 @@ type Blame struct {
 	// CooldownMin and CooldownMax bound the time for which an excluded slot or host stays out; it doubles from
 	// CooldownMin. Both 0: 1 s and 600 s for BlameSlot, for ever for BlameHost.
 	CooldownMin, CooldownMax time.Duration
-	// ResetLimit is the most resets of the job. Nil: no limit.
+	// ResetLimit is the most resets within any ResetWindow. Nil: no limit.
 	ResetLimit *int
+	// ResetWindow is a span of time. 0: all the time that the job takes.
+	ResetWindow time.Duration `json:",omitempty"`
 }
 
 // Timeouts bound the driver's waits. A zero field has the default named beside it.
@@ -179,6 +181,9 @@ func (b Blame) withDefaults() (Blame, error) {
 	}
 	if b.ResetLimit != nil && *b.ResetLimit < 0 {
 		return b, fmt.Errorf("driver: a reset limit of %d cannot be kept", *b.ResetLimit)
+	}
+	if b.ResetWindow < 0 {
+		return b, fmt.Errorf("driver: %v is no window for resets", b.ResetWindow)
 	}
 	return b, nil
 }

@@ -199,6 +199,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.Elastic = false
 		case "limit":
 			cfg.Blame.ResetLimit = &n
+		case "window":
+			cfg.Blame.ResetWindow = d
 		case "policy":
 			if value == "host" {
 				cfg.Blame.Policy = BlameHost

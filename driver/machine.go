@@ -47,6 +47,7 @@ type machine struct {
 	told      int           // how many of them the members were told of
 	deadFrom  time.Time     // when the first died that they were not told of, or one of them came since
 	resets    int
+	resetsAt  []time.Time         // those that count for the limit, where it has a window
 	failures  map[plan.SlotID]int // of workers that failed in slots of listed hosts
 	commits   uint64              // that the members of the current world had, at its beginning or at their first
 
@@ -447,11 +448,26 @@ func (m *machine) beginReset(now time.Time) {
 	}
 	m.resetFrom = now
 	m.resets++
-	if limit := m.blame.ResetLimit; limit != nil && m.resets > *limit {
-		m.decide(now, fmt.Errorf("%w: number of resets exceeded limit %d", ErrResetLimit, *limit))
+	if limit := m.blame.ResetLimit; limit != nil && m.resetsWithin(now) > *limit {
+		within := ""
+		if m.blame.ResetWindow > 0 {
+			within = fmt.Sprintf(" within %v", m.blame.ResetWindow)
+		}
+		m.decide(now, fmt.Errorf("%w: number of resets exceeded limit %d%s", ErrResetLimit, *limit, within))
 		return
 	}
 	m.emit(now, Reset, Field{"count", m.resets})
+}
+
+// resetsWithin returns the number of resets that count for the limit, of which one has begun now.
+func (m *machine) resetsWithin(now time.Time) int {
+	window := m.blame.ResetWindow
+	if window == 0 {
+		return m.resets
+	}
+	m.resetsAt = slices.DeleteFunc(m.resetsAt, func(at time.Time) bool { return !now.Before(at.Add(window)) })
+	m.resetsAt = append(m.resetsAt, now)
+	return len(m.resetsAt)
 }
 
 // stop asks a worker to end. A reason makes that the worker's own failure.

@@ -60,7 +60,7 @@ func TestConfigRoundTrip(t *testing.T) {
 		{"", ""},
 		{"-np 4 --min-np 2 --max-np 8 --host-discovery-script ./d.sh --verbose", "log-format: json\n"},
 		{"-H a:2,b:4 --network-interfaces lo --network-interfaces eth0 --fusion-threshold-mb 0 --cycle-time-ms 0.5", ""},
-		{"--blacklist-cooldown-range 1 600 --reset-limit 0 --stall-warning 0 --failure-policy host", "encrypt-data: yes\n"},
+		{"--blacklist-cooldown-range 1 600 --reset-limit 0 --reset-window 90s --stall-warning 0 --failure-policy host", "encrypt-data: yes\n"},
 		{"--discovery-plugin x --discovery-config a=b=c --discovery-config null=null", "job: {command: [train, \"\", a b, ~x], dir: /tmp}\n"},
 		{"", "job:\n  env: {A: \"x\\ty\", b: \"null\", \"c d\": \"#\", E: \"\", F: \"a: b\", g: \"é\\u2028\"}\n"},
 		{"--timeline-filename /tmp/t --job-dir j --output-filename [o --events-file *e", "ssh: {ssh-port: 22}\n"},

@@ -191,7 +191,10 @@ var table = slices.Concat(
 			usage: "bounds of the time an excluded slot or host stays out; it doubles from MIN",
 			set:   setCooldown},
 		{name: "reset-limit", arg: "N", unset: "no limit",
-			usage: "most resets of a job; 0 forbids any", set: setResetLimit},
+			usage: "most resets within the reset window; 0 forbids any", set: setResetLimit},
+		{name: "reset-window", arg: "D", def: "0",
+			usage: "time within which resets count for the limit; 0: all that the job takes",
+			set:   setResetWindow},
 		{name: "verify-state", arg: "N", unset: "after each sync",
 			usage: "check after each N commits that all workers hold the same bits; 0: never",
 			set:   setVerifyState},
@@ -396,6 +399,14 @@ func setCooldown(s *settings, text string) (err error) {
 func setResetLimit(s *settings, text string) error {
 	n, err := parseCount(text, 0)
 	s.blame.ResetLimit = &n
+	return err
+}
+
+func setResetWindow(s *settings, text string) (err error) {
+	if s.blame.ResetWindow = 0; text == "0" || text == "0s" {
+		return nil
+	}
+	s.blame.ResetWindow, err = parseDuration(text)
 	return err
 }
 
