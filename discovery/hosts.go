@@ -177,6 +177,15 @@ func (h *Hosts) ExcludeSlot(now time.Time, id plan.SlotID) Exclusion {
 	return h.exclusion(id.Host, &id.Index, slot)
 }
 
+// RestSlot is ExcludeSlot for a slot that has not failed: it is out for as long as it was last, and the next failure finds it
+// as if this had not been.
+func (h *Hosts) RestSlot(now time.Time, id plan.SlotID) Exclusion {
+	if r := h.slots[id]; r != nil && !h.isOut(r, now) {
+		r.doublings = max(0, r.doublings-1)
+	}
+	return h.ExcludeSlot(now, id)
+}
+
 // ExcludeHost counts a failure of the host and returns for how long it is out as a whole. A failure of one that is out
 // already counts for nothing, and returns the exclusion that stands.
 func (h *Hosts) ExcludeHost(now time.Time, host string) Exclusion {

@@ -29,7 +29,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last
-//	exit a:0 code=1|signal=9|ok|evicted
+//	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable
 //	report a:0 done|leaving|draining|committed commits=3
 //	wait 5s                    time passes; deadlines in between come due
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
@@ -283,6 +283,8 @@ func (s *story) exit(args []string) error {
 		exit.Signal, exit.Code = syscall.Signal(n), 128+n
 	case "evicted": // by its agent
 		exit = Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}
+	case "refused": // by its agent
+		exit = Exit{Code: 127, Err: errors.New("the host is draining"), Evicted: true}
 	case "unstartable":
 		exit = Exit{Code: 127, Err: errors.New("no such file")}
 	default:
@@ -475,7 +477,10 @@ func (s *story) describe(a action) string {
 		for i, w := range a.late {
 			names[i] = w.id
 		}
-		return fmt.Sprintf("remind that %s has %v to come to the next world", strings.Join(names, " "), a.left)
+		if a.limit == "" {
+			return fmt.Sprintf("remind that %s is to %s", strings.Join(names, " "), a.to)
+		}
+		return fmt.Sprintf("remind that %s has %v to %s", strings.Join(names, " "), a.left, a.to)
 	case finishJob:
 		if a.err == nil {
 			return "finish"

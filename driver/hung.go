@@ -36,8 +36,10 @@ type (
 
 // remind names workers that are late, and what they do, if that is known.
 type remind struct {
-	late []*worker
-	left time.Duration // until they are stopped
+	late  []*worker
+	to    string        // what they are to do
+	limit string        // the flag that bounds it; empty: nothing does
+	left  time.Duration // until then
 }
 
 // member returns a worker that trains in the current world while that is of interest; nil: it does not.
@@ -105,17 +107,59 @@ func (m *machine) remindAfter() time.Duration {
 	return m.wait.Join / 2
 }
 
-// remindOf asks for a reminder of the members that have not come to the next world.
-func (m *machine) remindOf(now time.Time) {
-	var late []*worker
+// remindOf asks for a reminder of the workers of whom that is true.
+func (m *machine) remindOf(late func(*worker) bool, to, limit string, left time.Duration) {
+	r := remind{to: to, limit: limit, left: left}
 	for _, w := range m.workers {
-		if w.phase == training {
-			late = append(late, w)
+		if late(w) {
+			r.late = append(r.late, w)
 		}
 	}
-	if len(late) > 0 {
-		m.do(remind{late, m.resetFrom.Add(m.wait.Join).Sub(now)})
+	if len(r.late) > 0 {
+		m.do(r)
 	}
+}
+
+// remindWhenDue reminds of members that have not come to the next world, or have found no commit at which to leave this one.
+func (m *machine) remindWhenDue(now time.Time) {
+	if at, ok := m.remindAt(); !ok || now.Before(at) {
+		return
+	}
+	m.reminded = true
+	if m.resetFrom.IsZero() {
+		m.remindOf(func(w *worker) bool { return w.phase == training && !w.wanted }, "leave at a commit", "", 0)
+		return
+	}
+	left := m.resetFrom.Add(m.wait.Join).Sub(now)
+	m.remindOf(func(w *worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
+}
+
+// remindAt returns when that is.
+func (m *machine) remindAt() (time.Time, bool) {
+	switch {
+	case m.reminded || m.decided || !m.doneFrom.IsZero():
+	case !m.resetFrom.IsZero():
+		return m.resetFrom.Add(m.remindAfter()), true
+	case !m.removeFrom.IsZero():
+		return m.removeFrom.Add(m.remindAfter()), true
+	}
+	return time.Time{}, false
+}
+
+// remindOfEnd reminds, once, of workers that do not end when the job does.
+func (m *machine) remindOfEnd(now time.Time) {
+	if m.endFrom.IsZero() {
+		m.endFrom, m.reminded = now, false
+	}
+	if at, ok := m.remindOfEndAt(); !ok || now.Before(at) {
+		return
+	}
+	m.reminded = true
+	m.remindOf(func(w *worker) bool { return w.phase == stopping }, "end", "--drain-timeout", m.endFrom.Add(m.wait.Drain).Sub(now))
+}
+
+func (m *machine) remindOfEndAt() (time.Time, bool) {
+	return m.endFrom.Add(min(m.remindAfter(), m.wait.Drain/2)), !m.endFrom.IsZero() && !m.reminded
 }
 
 // remind says who is late, with what is known of each, in one line.
@@ -131,8 +175,11 @@ func (l *loop) remind(a remind) {
 	if more := len(a.late) - mostNamed; more > 0 {
 		names = append(names, fmt.Sprintf("and %d more", more))
 	}
-	l.cfg.Log.Warnf("still waiting, %v at most (--join-timeout), for workers to come to the next world: %s",
-		round(a.left), strings.Join(names, "; "))
+	most := ""
+	if a.limit != "" {
+		most = fmt.Sprintf(", %v at most (%s),", round(a.left), a.limit)
+	}
+	l.cfg.Log.Warnf("still waiting%s for workers to %s: %s", most, a.to, strings.Join(names, "; "))
 }
 
 // watchStalls looks at what the workers say until ctx ends.

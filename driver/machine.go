@@ -33,23 +33,24 @@ type machine struct {
 	world   plan.World
 	seq     uint64
 
-	started   bool          // the first start has happened
-	fixed     []plan.SlotID // the slots of a job that is not elastic
-	joined    time.Time     // when the first worker of the job joined
-	progress  bool          // some worker has committed
-	committed bool          // some worker has committed in this generation
-	announced plan.Change   // what the members of this generation were told last
-	short     bool          // a world could not be formed for want of workers
-	shortFrom time.Time     // since when slots are waited for
-	resetFrom time.Time     // when the first member left the current world
-	reminded  bool          // the log has named those who have not
-	dead      []int         // ranks of the current world whose processes have died, or do not count any more
-	told      int           // how many of them the members were told of
-	deadFrom  time.Time     // when the first died that they were not told of, or one of them came since
-	resets    int
-	resetsAt  []time.Time         // those that count for the limit, where it has a window
-	failures  map[plan.SlotID]int // of workers that failed in slots of listed hosts
-	commits   uint64              // that the members of the current world had, at its beginning or at their first
+	started    bool          // the first start has happened
+	fixed      []plan.SlotID // the slots of a job that is not elastic
+	joined     time.Time     // when the first worker of the job joined
+	progress   bool          // some worker has committed
+	committed  bool          // some worker has committed in this generation
+	announced  plan.Change   // what the members of this generation were told last
+	short      bool          // a world could not be formed for want of workers
+	shortFrom  time.Time     // since when slots are waited for
+	resetFrom  time.Time     // when the first member left the current world
+	reminded   bool          // the log has named those who have not, or those who are to leave and do not
+	removeFrom time.Time     // since when members are to leave at a commit
+	dead       []int         // ranks of the current world whose processes have died, or do not count any more
+	told       int           // how many of them the members were told of
+	deadFrom   time.Time     // when the first died that they were not told of, or one of them came since
+	resets     int
+	resetsAt   []time.Time         // those that count for the limit, where it has a window
+	failures   map[plan.SlotID]int // of workers that failed in slots of listed hosts
+	commits    uint64              // that the members of the current world had, at its beginning or at their first
 
 	doneFrom time.Time    // when the first worker reported done
 	doneExit bool         // a worker that reported done has exited with 0
@@ -59,6 +60,7 @@ type machine struct {
 
 	decided  bool // the job's result is known, workers are being stopped
 	result   error
+	endFrom  time.Time // when the workers were stopped
 	finished bool
 
 	last      time.Time // of the last step
@@ -395,6 +397,11 @@ func (m *machine) departed(now time.Time, w *worker, x Exit) {
 	if !m.size.Elastic || !m.doneFrom.IsZero() {
 		return
 	}
+	if x.Evicted && x.Err != nil {
+		m.log(logrus.InfoLevel, "%s: nothing is started: %v", w.slot, x.Err)
+		m.exclude(now, m.hosts.RestSlot(now, w.slot))
+		return
+	}
 	m.log(logrus.InfoLevel, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
 	if !x.clean() && w.generation != 0 && w.generation == m.world.Generation {
@@ -446,7 +453,7 @@ func (m *machine) beginReset(now time.Time) {
 	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
 		return
 	}
-	m.resetFrom = now
+	m.resetFrom, m.reminded = now, false
 	m.resets++
 	if limit := m.blame.ResetLimit; limit != nil && m.resetsWithin(now) > *limit {
 		within := ""

@@ -276,7 +276,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
 	m.went, m.reminded = false, false
 	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}
-	m.shortFrom, m.resetFrom = time.Time{}, time.Time{}
+	m.shortFrom, m.resetFrom, m.removeFrom = time.Time{}, time.Time{}, time.Time{}
 	root := 0
 	published := make([]PublishedSlot, len(members))
 	for r, w := range members {
@@ -334,6 +334,11 @@ func (m *machine) announce(now time.Time) {
 	}
 	if change == m.announced || len(members) == 0 {
 		return
+	}
+	if change&plan.Removed == 0 {
+		m.removeFrom = time.Time{}
+	} else if m.announced&plan.Removed == 0 {
+		m.removeFrom = now
 	}
 	m.announced = change
 	m.seq++
@@ -395,6 +400,7 @@ func (m *machine) windDown(now time.Time) {
 	for _, w := range m.workers {
 		m.stop(now, w, "")
 	}
+	m.remindOfEnd(now)
 	if len(m.workers) > 0 || m.finished {
 		return
 	}
@@ -478,10 +484,7 @@ func (m *machine) checkDeadlines(now time.Time) {
 			ErrNotEnoughSlots, need, len(m.hosts.Available(now)), m.wait.Elastic))
 		return
 	}
-	if !m.resetFrom.IsZero() && !m.reminded && !now.Before(m.resetFrom.Add(m.remindAfter())) {
-		m.reminded = true
-		m.remindOf(now)
-	}
+	m.remindWhenDue(now)
 	for _, w := range m.workers {
 		switch w.phase {
 		case starting:
@@ -498,6 +501,9 @@ func (m *machine) checkDeadlines(now time.Time) {
 
 // deadline returns when the machine must be stepped again even if nothing happens.
 func (m *machine) deadline() (time.Time, bool) {
+	if m.decided {
+		return m.remindOfEndAt()
+	}
 	var next time.Time
 	at := func(t time.Time) {
 		if next.IsZero() || t.Before(next) {
@@ -530,9 +536,9 @@ func (m *machine) deadline() (time.Time, bool) {
 	}
 	if trains && !done && !m.resetFrom.IsZero() {
 		at(m.resetFrom.Add(m.wait.Join))
-		if !m.reminded {
-			at(m.resetFrom.Add(m.remindAfter()))
-		}
 	}
-	return next, !next.IsZero() && !m.decided
+	if t, ok := m.remindAt(); ok && trains {
+		at(t)
+	}
+	return next, !next.IsZero()
 }

@@ -14,7 +14,7 @@ import (
 // blame for the driver's absence. Exclusions end when they would have ended.
 func (m *machine) resume(now time.Time) {
 	away := now.Sub(m.last)
-	for _, t := range []*time.Time{&m.joined, &m.shortFrom, &m.resetFrom, &m.doneFrom} {
+	for _, t := range []*time.Time{&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom} {
 		if !t.IsZero() {
 			*t = t.Add(away)
 		}
