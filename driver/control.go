@@ -41,8 +41,7 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s control.Status
 	taken := make(chan error, 1)
 	ask := func() {
-		now := l.clock.now()
-		s = l.m.status(now, func(id string) string { return l.stalls.what(now, id) })
+		s = l.m.status(l.clock.now(), l.stalls)
 		taken <- l.recent.tell(&s)
 	}
 	select {

@@ -318,6 +318,16 @@ func (s *stalls) what(now time.Time, id string) string {
 	return s.does(now, id)
 }
 
+// commits returns the number of the worker's last commit in that generation, as far as it has told; 0: it has not.
+func (s *stalls) commits(id string, generation uint64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.workers[id]; w != nil && w.beat.Generation == generation {
+		return w.beat.Commits
+	}
+	return 0
+}
+
 func (s *stalls) does(now time.Time, id string) string {
 	w := s.workers[id]
 	if w == nil || w.beat.Phase == 0 {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -254,5 +255,20 @@ func BenchmarkStalls(b *testing.B) {
 			w.looks = 0
 		}
 		j.look(j.now)
+	}
+}
+
+// TestCommitsOfBeats: a status has the newest number that a worker has told of its world, and none of another.
+func TestCommitsOfBeats(t *testing.T) {
+	s := newStalls(Timeouts{})
+	s.expect("w")
+	s.hear(time.Unix(1, 0), "w", rendezvous.Beat{Generation: 3, Phase: rendezvous.Training, Commits: 7})
+	m := &machine{hosts: discovery.NewHosts(discovery.HostsConfig{}), world: plan.World{Generation: 3}, commits: 5}
+	w := &worker{id: "w", generation: 3, phase: training}
+	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
+		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start
+		if got := *m.slotStatus(time.Unix(2, 0), w.slot, w, s).Commits; got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
 	}
 }

@@ -55,9 +55,9 @@ func (m *machine) forgetFailures() {
 	}
 }
 
-// status tells how the job is doing, without its name, its driver and its events. What tells what a member of the world
-// does, as far as somebody has heard; nil: nobody has.
-func (m *machine) status(now time.Time, what func(id string) string) control.Status {
+// status tells how the job is doing, without its name, its driver and its events. Beats are what the workers have said
+// of themselves; nil: nobody has heard.
+func (m *machine) status(now time.Time, beats *stalls) control.Status {
 	s := control.Status{
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
 		Generation: m.world.Generation, Size: m.world.Size(),
@@ -77,7 +77,7 @@ func (m *machine) status(now time.Time, what func(id string) string) control.Sta
 		host := control.Host{Host: h.Name, Listed: true, Draining: h.Draining, Slots: make([]control.Slot, h.Slots)}
 		for i := range h.Slots {
 			id := plan.SlotID{Host: h.Name, Index: i}
-			host.Slots[i] = m.slotStatus(now, id, in[id], what)
+			host.Slots[i] = m.slotStatus(now, id, in[id], beats)
 			delete(in, id)
 		}
 		s.Hosts = append(s.Hosts, host)
@@ -92,7 +92,7 @@ func (m *machine) status(now time.Time, what func(id string) string) control.Sta
 			at[w.slot.Host] = i
 			s.Hosts = append(s.Hosts, control.Host{Host: w.slot.Host})
 		}
-		s.Hosts[i].Slots = append(s.Hosts[i].Slots, m.slotStatus(now, w.slot, w, what))
+		s.Hosts[i].Slots = append(s.Hosts[i].Slots, m.slotStatus(now, w.slot, w, beats))
 	}
 	if !m.finished {
 		s.Waits = append(s.Waits, m.waits(now)...)
@@ -100,7 +100,7 @@ func (m *machine) status(now time.Time, what func(id string) string) control.Sta
 	return s
 }
 
-func (m *machine) slotStatus(now time.Time, id plan.SlotID, w *worker, what func(string) string) control.Slot {
+func (m *machine) slotStatus(now time.Time, id plan.SlotID, w *worker, beats *stalls) control.Slot {
 	s := control.Slot{Slot: id.Index, State: control.SlotFree, Failures: m.failures[id]}
 	until := func(t time.Time) {
 		if !t.IsZero() {
@@ -133,12 +133,15 @@ func (m *machine) slotStatus(now time.Time, id plan.SlotID, w *worker, what func
 		s.Rank = new(w.rank)
 		if w.phase == training {
 			*s.Commits = max(w.join.Commits, m.commits)
+			if beats != nil {
+				*s.Commits = max(*s.Commits, beats.commits(w.id, w.generation))
+			}
 		}
 	}
 	s.State = slotStates[w.phase]
 	s.What = m.whatOf(w)
-	if what != nil && w.phase == training && !w.done {
-		if does := what(w.id); s.What == "" {
+	if beats != nil && w.phase == training && !w.done {
+		if does := beats.what(now, w.id); s.What == "" {
 			s.What = does
 		} else if does != "" {
 			s.What += ", " + does

@@ -33,6 +33,7 @@ const (
 type doing struct {
 	word    atomic.Uint64
 	entered func(rendezvous.Phase) // nil: nobody listens
+	commits atomic.Uint64          // number of the last commit in the world that Worker.entering tells; 0: none
 }
 
 // enter begins a phase.
@@ -185,6 +186,7 @@ func (p *pulse) progress() []collective.Progress {
 // beat is what the last look has found. Of many lanes those count where the worker has waited longest.
 func (p *pulse) beat() rendezvous.Beat {
 	b := rendezvous.Beat{Generation: p.worker.entering.Load(), Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
+	b.Commits = p.worker.doing.commits.Load() // after the generation
 	for id, l := range p.lanes {
 		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})
 	}

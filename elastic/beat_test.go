@@ -138,19 +138,22 @@ func TestBeatsTellPhases(t *testing.T) {
 			}
 		}
 		w := start(t, m)
-		tell := func(phase rendezvous.Phase) {
+		tell := func(phase rendezvous.Phase) (commits uint64) {
 			t.Helper()
 			<-time.After(10 * time.Second)
 			b := m.last(t)
 			if b.Phase != phase || b.Quiet < 8*time.Second || b.Quiet > 10*time.Second || b.Generation != w.Generation() {
 				t.Errorf("%v for %v in generation %d, want %v for 10s in %d", b.Phase, b.Quiet, b.Generation, phase, w.Generation())
 			}
+			return b.Commits
 		}
 		tell(rendezvous.Outside)
 		s := NewState(w, &slowPart{save: func() { tell(rendezvous.Saving) }, sync: func() { tell(rendezvous.Syncing) }})
 		m.joins = []error{nil}
 		s.OnReset(func() error {
-			tell(rendezvous.Resetting)
+			if n := tell(rendezvous.Resetting); n != 0 {
+				t.Errorf("%d commits in the new world", n)
+			}
 			return nil
 		})
 		trained := 0
@@ -161,6 +164,9 @@ func TestBeatsTellPhases(t *testing.T) {
 			tell(rendezvous.Training)
 			if err := s.Commit(); err != nil {
 				return err
+			}
+			if n := tell(rendezvous.Training); n != s.Commits() || n == 0 {
+				t.Errorf("%d commits, and it has %d", n, s.Commits())
 			}
 			m.others.Wait()
 			m.groups[1].Abort(nil)

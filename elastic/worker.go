@@ -148,6 +148,7 @@ func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
 // connect connects to a world that join returned. As soon as the driver knows of a rank there that is dead, it gives up, or
 // the group is aborted: peers whose host was cut off say nothing themselves for a long time.
 func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, error) {
+	w.doing.commits.Store(0)
 	w.entering.Store(world.Generation)
 	w.doing.enter(rendezvous.Connecting)
 	watch, stop := context.WithCancel(context.Background())
@@ -238,10 +239,11 @@ func (w *Worker) sayWaiting() (stop func()) {
 	}
 }
 
-// committed tells the driver of the first commit in a generation; training does not wait for it.
+// committed tells the driver of the first commit in a generation, and beats tell of the others; training does not wait for it.
 func (w *Worker) committed(commits uint64) {
 	generation := w.Generation()
 	w.reach(w.doing.phase(), true)
+	w.doing.commits.Store(commits)
 	if w.committedGen == generation {
 		return
 	}

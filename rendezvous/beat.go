@@ -86,6 +86,8 @@ type Beat struct {
 	Quiet time.Duration
 	// Lanes are at most MaxLanes.
 	Lanes []Lane
+	// Commits is the number of its last commit in the generation; 0 for none.
+	Commits uint64
 }
 
 // ErrNotConnected is returned by Client.Beat where there is no connection now.
@@ -113,7 +115,7 @@ func (c *Client) Beat(ctx context.Context, b Beat) error {
 func (b Beat) toWire() *wire.BeatRequest {
 	req := &wire.BeatRequest{
 		Generation: b.Generation, Phase: wire.Phase(b.Phase), QuietNanoseconds: uint64(max(0, b.Quiet)),
-		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)),
+		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits,
 	}
 	for i := range req.Lanes {
 		l := &b.Lanes[i]
@@ -126,7 +128,10 @@ func (b Beat) toWire() *wire.BeatRequest {
 
 // beatFromWire checks what the wire's format does not bound.
 func beatFromWire(req *wire.BeatRequest) (Beat, error) {
-	b := Beat{Generation: req.GetGeneration(), Phase: Phase(req.GetPhase()), Quiet: time.Duration(req.GetQuietNanoseconds())}
+	b := Beat{
+		Generation: req.GetGeneration(), Phase: Phase(req.GetPhase()), Quiet: time.Duration(req.GetQuietNanoseconds()),
+		Commits: req.GetCommits(),
+	}
 	switch n := len(req.GetLanes()); {
 	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_RESETTING:
 		return b, fmt.Errorf("%d is no phase", req.GetPhase())

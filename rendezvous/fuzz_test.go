@@ -120,7 +120,7 @@ func again(t *testing.T, w World, addrs [][]string) World {
 
 // FuzzBeat: what a worker says that it does has bounds and says the same when it is said again, or is refused.
 func FuzzBeat(f *testing.F) {
-	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}}}
+	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}}}
 	f.Add(encoded(f, b.toWire()))
 	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Lanes: make([]*wire.Lane, MaxLanes+1)}))
 	f.Fuzz(func(t *testing.T, said []byte) {

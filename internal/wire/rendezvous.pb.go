@@ -667,7 +667,9 @@ type BeatRequest struct {
 	// How long nothing has changed: neither the phase nor the operations.
 	QuietNanoseconds uint64 `protobuf:"varint,3,opt,name=quiet_nanoseconds,json=quietNanoseconds,proto3" json:"quiet_nanoseconds,omitempty"`
 	// How far it has come in the groups of the generation.
-	Lanes         []*Lane `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	Lanes []*Lane `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	// The number of its last commit in that generation; 0 for none.
+	Commits       uint64 `protobuf:"varint,5,opt,name=commits,proto3" json:"commits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -728,6 +730,13 @@ func (x *BeatRequest) GetLanes() []*Lane {
 		return x.Lanes
 	}
 	return nil
+}
+
+func (x *BeatRequest) GetCommits() uint64 {
+	if x != nil {
+		return x.Commits
+	}
+	return 0
 }
 
 // Lane is how far a worker has come in one group.
@@ -887,14 +896,15 @@ const file_rendezvous_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\"\r\n" +
-	"\vReportReply\"\xa9\x01\n" +
+	"\vReportReply\"\xc3\x01\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12&\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x10.hvdrun.v1.PhaseR\x05phase\x12+\n" +
 	"\x11quiet_nanoseconds\x18\x03 \x01(\x04R\x10quietNanoseconds\x12%\n" +
-	"\x05lanes\x18\x04 \x03(\v2\x0f.hvdrun.v1.LaneR\x05lanes\"\x84\x01\n" +
+	"\x05lanes\x18\x04 \x03(\v2\x0f.hvdrun.v1.LaneR\x05lanes\x12\x18\n" +
+	"\acommits\x18\x05 \x01(\x04R\acommits\"\x84\x01\n" +
 	"\x04Lane\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\x04R\toperation\x12\x18\n" +
