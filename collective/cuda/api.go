@@ -1,0 +1,172 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// DefaultLibrary is the driver's, which comes with the driver and not with CUDA's toolkit.
+const DefaultLibrary = "libcuda.so.1"
+
+// ipcHandle names an allocation to other processes: a CUipcMemHandle, which goes by value.
+type ipcHandle struct{ bytes [64]byte }
+
+// api is the driver: each function is the C function of the symbol, with its types. Handles are pointers of C (uintptr), addresses
+// on the device 64-bit numbers, host memory unsafe.Pointer.
+type api struct {
+	init               func(flags uint32) result
+	driverGetVersion   func(version *int32) result
+	getErrorName       func(r result, name *unsafe.Pointer) result
+	getErrorString     func(r result, text *unsafe.Pointer) result
+	deviceGetCount     func(n *int32) result
+	deviceGet          func(device *int32, ordinal int32) result
+	deviceGetName      func(name *byte, size int32, device int32) result
+	deviceGetUUID      func(uuid *[16]byte, device int32) result
+	deviceGetPCIBusID  func(id *byte, size int32, device int32) result
+	deviceGetAttribute func(value *int32, attribute int32, device int32) result
+	deviceTotalMem     func(bytes *uint64, device int32) result
+
+	primaryCtxRetain  func(context *uintptr, device int32) result
+	primaryCtxRelease func(device int32) result
+	ctxSetCurrent     func(context uintptr) result
+
+	memAlloc           func(address *uint64, bytes uint64) result
+	memFree            func(address uint64) result
+	memGetInfo         func(free, total *uint64) result
+	memGetAddressRange func(base, size *uint64, address uint64) result
+	memHostAlloc       func(memory *unsafe.Pointer, bytes uint64, flags uint32) result
+	memFreeHost        func(memory unsafe.Pointer) result
+	memHostRegister    func(memory unsafe.Pointer, bytes uint64, flags uint32) result
+	memHostUnregister  func(memory unsafe.Pointer) result
+	memcpyHtoDAsync    func(dst uint64, src unsafe.Pointer, bytes uint64, stream uintptr) result
+	memcpyDtoHAsync    func(dst unsafe.Pointer, src uint64, bytes uint64, stream uintptr) result
+	memcpyDtoDAsync    func(dst, src uint64, bytes uint64, stream uintptr) result
+	memsetD8Async      func(dst uint64, value uint8, bytes uint64, stream uintptr) result
+
+	streamCreate    func(stream *uintptr, flags uint32) result
+	streamDestroy   func(stream uintptr) result
+	streamWaitEvent func(stream, event uintptr, flags uint32) result
+	eventCreate     func(event *uintptr, flags uint32) result
+	eventDestroy    func(event uintptr) result
+	eventRecord     func(event, stream uintptr) result
+	eventQuery      func(event uintptr) result
+
+	moduleLoadDataEx  func(module *uintptr, image unsafe.Pointer, options uint32, names, values unsafe.Pointer) result
+	moduleUnload      func(module uintptr) result
+	moduleGetFunction func(function *uintptr, module uintptr, name *byte) result
+	launchKernel      func(function uintptr, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32, stream uintptr,
+		params, extra unsafe.Pointer) result
+
+	ipcGetMemHandle   func(handle *ipcHandle, address uint64) result
+	ipcOpenMemHandle  func(address *uint64, handle ipcHandle, flags uint32) result
+	ipcCloseMemHandle func(address uint64) result
+}
+
+// symbol is a function of the driver by the name under which its library has it. Where a function was changed the name has
+// a number, and the one without is for programs of long ago.
+type symbol struct {
+	name string
+	call any // pointer to a field of api
+}
+
+func (a *api) symbols() []symbol {
+	return []symbol{
+		{"cuInit", &a.init}, {"cuDriverGetVersion", &a.driverGetVersion},
+		{"cuGetErrorName", &a.getErrorName}, {"cuGetErrorString", &a.getErrorString},
+		{"cuDeviceGetCount", &a.deviceGetCount}, {"cuDeviceGet", &a.deviceGet}, {"cuDeviceGetName", &a.deviceGetName},
+		{"cuDeviceGetUuid_v2", &a.deviceGetUUID}, {"cuDeviceGetPCIBusId", &a.deviceGetPCIBusID},
+		{"cuDeviceGetAttribute", &a.deviceGetAttribute}, {"cuDeviceTotalMem_v2", &a.deviceTotalMem},
+		{"cuDevicePrimaryCtxRetain", &a.primaryCtxRetain}, {"cuDevicePrimaryCtxRelease_v2", &a.primaryCtxRelease},
+		{"cuCtxSetCurrent", &a.ctxSetCurrent},
+		{"cuMemAlloc_v2", &a.memAlloc}, {"cuMemFree_v2", &a.memFree}, {"cuMemGetInfo_v2", &a.memGetInfo},
+		{"cuMemGetAddressRange_v2", &a.memGetAddressRange},
+		{"cuMemHostAlloc", &a.memHostAlloc}, {"cuMemFreeHost", &a.memFreeHost},
+		{"cuMemHostRegister_v2", &a.memHostRegister}, {"cuMemHostUnregister", &a.memHostUnregister},
+		{"cuMemcpyHtoDAsync_v2", &a.memcpyHtoDAsync}, {"cuMemcpyDtoHAsync_v2", &a.memcpyDtoHAsync},
+		{"cuMemcpyDtoDAsync_v2", &a.memcpyDtoDAsync}, {"cuMemsetD8Async", &a.memsetD8Async},
+		{"cuStreamCreate", &a.streamCreate}, {"cuStreamDestroy_v2", &a.streamDestroy},
+		{"cuStreamWaitEvent", &a.streamWaitEvent},
+		{"cuEventCreate", &a.eventCreate}, {"cuEventDestroy_v2", &a.eventDestroy},
+		{"cuEventRecord", &a.eventRecord}, {"cuEventQuery", &a.eventQuery},
+		{"cuModuleLoadDataEx", &a.moduleLoadDataEx}, {"cuModuleUnload", &a.moduleUnload},
+		{"cuModuleGetFunction", &a.moduleGetFunction}, {"cuLaunchKernel", &a.launchKernel},
+		{"cuIpcGetMemHandle", &a.ipcGetMemHandle}, {"cuIpcOpenMemHandle_v2", &a.ipcOpenMemHandle},
+		{"cuIpcCloseMemHandle", &a.ipcCloseMemHandle},
+	}
+}
+
+// loaded are the drivers of this process by the path of the library. They are never unloaded: CUDA does not bear it.
+var loaded struct {
+	mu  sync.Mutex
+	api map[string]*api
+}
+
+// load returns the driver in a library, initialised. A failure is tried again by the next call.
+func load(library string) (*api, error) {
+	if library == "" {
+		library = DefaultLibrary
+	}
+	loaded.mu.Lock()
+	defer loaded.mu.Unlock()
+	if a := loaded.api[library]; a != nil {
+		return a, nil
+	}
+	handle, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %v", ErrUnavailable, err)
+	}
+	a := &api{}
+	for _, s := range a.symbols() {
+		address, err := purego.Dlsym(handle, s.name)
+		if err != nil {
+			return nil, fmt.Errorf("%w: the driver in %s is too old: %v", ErrUnavailable, library, err)
+		}
+		purego.RegisterFunc(s.call, address)
+	}
+	if err := a.check("cuInit", a.init(0)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	if loaded.api == nil {
+		loaded.api = make(map[string]*api)
+	}
+	loaded.api[library] = a
+	return a, nil
+}
+
+// check makes an error of what a call has answered.
+func (a *api) check(call string, r result) error {
+	if r == success {
+		return nil
+	}
+	e := &Error{Call: call, Code: int(r)}
+	var name, text unsafe.Pointer
+	if a.getErrorName(r, &name) == success {
+		e.Name = cString(name)
+	}
+	if a.getErrorString(r, &text) == success {
+		e.Text = cString(text)
+	}
+	return e
+}
+
+// cString copies what p points to, up to its zero byte.
+func cString(p unsafe.Pointer) string {
+	if p == nil {
+		return ""
+	}
+	n := 0
+	for *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}
+
+// isCode tells whether err is a result of the driver.
+func isCode(err error, r result) bool {
+	var e *Error
+	return errors.As(err, &e) && result(e.Code) == r
+}

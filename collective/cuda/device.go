@@ -1,0 +1,378 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// Config says which device to open, and how. The zero value is the first device of the machine's driver.
+type Config struct {
+	Device  int    // its number in CUDA's order, from 0; a worker's is its slot
+	Library string // of the driver; DefaultLibrary if empty
+	// Staging keeps collectives from opening memory of other processes: all are staged through the host's memory. It
+	// holds for a group as soon as one rank wants it.
+	Staging bool
+}
+
+// Info is what a device is.
+type Info struct {
+	Index           int
+	Name            string
+	UUID            [16]byte // the same in every process, however the devices are numbered there
+	Bus             string   // its place on the PCI bus, such as "0000:1b:00.0"
+	Major, Minor    int      // compute capability
+	Multiprocessors int
+	Memory          uint64 // bytes in all
+	Exclusive       bool   // it serves one process at a time
+}
+
+// Attributes and flags of CUDA's header.
+const (
+	attributeMultiprocessors = 16
+	attributeComputeMode     = 20
+	attributeMajor           = 75
+	attributeMinor           = 76
+
+	exclusiveProcess = 3
+
+	streamNonBlocking  = 1
+	eventDisableTiming = 2
+	hostPortable       = 1
+	ipcLazyPeerAccess  = 1
+)
+
+// minMajor is the least compute capability that the kernels are written for.
+const minMajor = 7
+
+// Devices lists the devices of the machine's driver, or of the one in library if that is not empty. It opens none.
+func Devices(library string) ([]Info, error) {
+	a, err := load(library)
+	if err != nil {
+		return nil, err
+	}
+	return a.devices()
+}
+
+func (a *api) devices() ([]Info, error) {
+	var n int32
+	if err := a.check("cuDeviceGetCount", a.deviceGetCount(&n)); err != nil {
+		return nil, err
+	}
+	all := make([]Info, n)
+	for i := range all {
+		info, _, err := a.info(i)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = info
+	}
+	return all, nil
+}
+
+// info asks what a device is, and returns its handle as well.
+func (a *api) info(index int) (Info, int32, error) {
+	info := Info{Index: index}
+	var device, major, minor, processors, mode int32
+	if err := a.check("cuDeviceGet", a.deviceGet(&device, int32(index))); err != nil {
+		return info, 0, err
+	}
+	var name, bus [256]byte
+	attribute := func(value *int32, number int32) func() result {
+		return func() result { return a.deviceGetAttribute(value, number, device) }
+	}
+	for _, ask := range []struct {
+		name string
+		call func() result
+	}{
+		{"cuDeviceGetName", func() result { return a.deviceGetName(&name[0], int32(len(name)-1), device) }},
+		{"cuDeviceGetUuid_v2", func() result { return a.deviceGetUUID(&info.UUID, device) }},
+		{"cuDeviceGetPCIBusId", func() result { return a.deviceGetPCIBusID(&bus[0], int32(len(bus)-1), device) }},
+		{"cuDeviceTotalMem_v2", func() result { return a.deviceTotalMem(&info.Memory, device) }},
+		{"cuDeviceGetAttribute", attribute(&processors, attributeMultiprocessors)},
+		{"cuDeviceGetAttribute", attribute(&mode, attributeComputeMode)},
+		{"cuDeviceGetAttribute", attribute(&major, attributeMajor)},
+		{"cuDeviceGetAttribute", attribute(&minor, attributeMinor)},
+	} {
+		if err := a.check(ask.name, ask.call()); err != nil {
+			return info, 0, err
+		}
+	}
+	info.Name, _, _ = strings.Cut(string(name[:]), "\x00")
+	info.Bus, _, _ = strings.Cut(string(bus[:]), "\x00")
+	info.Major, info.Minor, info.Multiprocessors = int(major), int(minor), int(processors)
+	info.Exclusive = mode == exclusiveProcess
+	return info, device, nil
+}
+
+// Device is an open device. Its methods may be called by several goroutines.
+type Device struct {
+	api    *api
+	config Config
+	info   Info
+	device int32
+
+	calls  chan func()    // to the thread
+	watch  chan watched   // to the thread: events to wait for
+	closed chan struct{}  // Close has begun
+	ended  chan struct{}  // the thread is gone
+	once   sync.Once      // of Close
+	work   sync.WaitGroup // asynchronous operations under way
+
+	waiting []watched // the thread's
+
+	mu      sync.Mutex
+	active  int                           // what is under way with things of the device; guarded by mu, as all below
+	idle    *sync.Cond                    // active is 0
+	closing bool                          // nothing asynchronous begins any more
+	shut    bool                          // nothing begins any more
+	modules map[string]uintptr            // of kernels, by type
+	kernels map[string]uintptr            // functions, by name
+	spare   []*staging                    // sets that nothing uses
+	ways    map[*collective.Group]*direct // nil: the group's ranks do not see each other's memory
+	queues  map[*collective.Group]*queue  // of asynchronous operations
+	owned   map[uint64]uint64             // bytes of what Alloc has returned, by address
+	graves  []uint64                      // what others may have open of a meeting that failed
+}
+
+// watched is an event that somebody waits for.
+type watched struct {
+	event uintptr
+	done  chan<- error // has room
+}
+
+// Open opens a device and starts its thread, which Close ends. It takes a reference to the device's primary context, and makes it if
+// nobody has. Opening a device of which another process has exclusive use fails.
+func Open(config Config) (*Device, error) {
+	a, err := load(config.Library)
+	if err != nil {
+		return nil, err
+	}
+	return a.open(config)
+}
+
+func (a *api) open(config Config) (*Device, error) {
+	var n int32
+	if err := a.check("cuDeviceGetCount", a.deviceGetCount(&n)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	if config.Device < 0 || config.Device >= int(n) {
+		return nil, fmt.Errorf("%w: there is no device %d among %d", ErrUnavailable, config.Device, n)
+	}
+	info, device, err := a.info(config.Device)
+	if err != nil {
+		return nil, err
+	}
+	if info.Major < minMajor {
+		return nil, fmt.Errorf("%w: device %d, %s, has compute capability %d.%d; %d.0 is the least", ErrUnavailable,
+			config.Device, info.Name, info.Major, info.Minor, minMajor)
+	}
+	d := &Device{api: a, config: config, info: info, device: device,
+		calls: make(chan func()), watch: make(chan watched), closed: make(chan struct{}), ended: make(chan struct{}),
+		modules: map[string]uintptr{}, kernels: map[string]uintptr{}, ways: map[*collective.Group]*direct{},
+		queues: map[*collective.Group]*queue{}, owned: map[uint64]uint64{}}
+	d.idle = sync.NewCond(&d.mu)
+	started := make(chan error, 1)
+	go d.run(started)
+	if err := <-started; err != nil {
+		<-d.ended
+		return nil, err
+	}
+	return d, nil
+}
+
+// Info tells what the device is.
+func (d *Device) Info() Info { return d.info }
+
+// Memory asks how many bytes of the device's memory are free, and how many there are.
+func (d *Device) Memory() (free, total uint64, err error) {
+	err = d.call("cuMemGetInfo_v2", func(a *api) result { return a.memGetInfo(&free, &total) })
+	return free, total, err
+}
+
+// Close waits for asynchronous operations under way, gives back what the device's collectives have taken, and ends its thread. Slices,
+// streams and events of the device should have been given back before; they are of no use afterwards. It waits for what the
+// device is doing. A second call returns ErrClosed.
+func (d *Device) Close() error {
+	err := ErrClosed
+	d.once.Do(func() {
+		d.mu.Lock()
+		d.closing = true
+		for d.active > 0 {
+			d.idle.Wait()
+		}
+		d.shut = true
+		d.mu.Unlock()
+		err = d.release()
+		close(d.closed)
+		<-d.ended
+	})
+	return err
+}
+
+// release gives back what belongs to the device itself.
+func (d *Device) release() error {
+	var errs []error
+	for _, w := range d.ways {
+		if w != nil {
+			errs = append(errs, w.shut())
+			d.graves = append(d.graves, w.remains()...)
+		}
+	}
+	errs = append(errs, d.bury(d.graves))
+	for _, s := range d.spare {
+		errs = append(errs, s.free())
+	}
+	for _, m := range d.modules {
+		errs = append(errs, d.call("cuModuleUnload", func(a *api) result { return a.moduleUnload(m) }))
+	}
+	d.ways, d.graves, d.spare, d.modules, d.kernels = nil, nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// run is the thread.
+func (d *Device) run(started chan<- error) {
+	runtime.LockOSThread() // for ever: the thread ends with the goroutine, and with it what CUDA knows of it
+	defer close(d.ended)
+	var ctx uintptr
+	err := d.api.check("cuDevicePrimaryCtxRetain", d.api.primaryCtxRetain(&ctx, d.device))
+	if err == nil {
+		defer d.api.primaryCtxRelease(d.device)
+		err = d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(ctx))
+	}
+	started <- err
+	if err == nil {
+		d.serve()
+	}
+}
+
+// How the thread looks after events: for as long as an exchange between ranks may take it does nothing else, then it rests between
+// two looks.
+const (
+	eager = 50 * time.Microsecond
+	rest  = 20 * time.Microsecond
+	slow  = time.Millisecond
+)
+
+// now has always come.
+var now = func() <-chan time.Time {
+	c := make(chan time.Time)
+	close(c)
+	return c
+}()
+
+// serve performs calls and watches events until the device is closed.
+func (d *Device) serve() {
+	var since time.Time // when the last one came or ended
+	timer := time.NewTimer(slow)
+	defer timer.Stop()
+	for {
+		var again <-chan time.Time
+		if waited := time.Since(since); len(d.waiting) > 0 && waited < eager {
+			again = now
+			runtime.Gosched()
+		} else if len(d.waiting) > 0 {
+			timer.Reset(min(max(rest, waited/16), slow))
+			again = timer.C
+		}
+		select {
+		case f := <-d.calls:
+			f()
+		case w := <-d.watch:
+			d.waiting, since = append(d.waiting, w), time.Now()
+		case <-d.closed:
+			for _, w := range d.waiting {
+				w.done <- ErrClosed
+			}
+			return
+		case <-again:
+		}
+		before := len(d.waiting)
+		if d.look(); len(d.waiting) != before {
+			since = time.Now()
+		}
+	}
+}
+
+// look asks for all events that are waited for, and forgets those that have come.
+func (d *Device) look() {
+	d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool {
+		r := d.api.eventQuery(w.event)
+		if r != notReady {
+			w.done <- d.api.check("cuEventQuery", r)
+		}
+		return r != notReady
+	})
+}
+
+// do performs f on the thread and waits for it.
+func (d *Device) do(f func() error) error {
+	done := make(chan error, 1)
+	select {
+	case d.calls <- func() { done <- f() }:
+		return <-done
+	case <-d.closed:
+		return ErrClosed
+	}
+}
+
+// call makes one call of the driver on the thread.
+func (d *Device) call(name string, f func(a *api) result) error {
+	return d.do(func() error { return d.api.check(name, f(d.api)) })
+}
+
+// await blocks until the event has come to pass, or its device has failed, or ctx has ended.
+func (d *Device) await(ctx context.Context, event uintptr) error {
+	done := make(chan error, 1)
+	select {
+	case d.watch <- watched{event, done}:
+	case <-d.closed:
+		return ErrClosed
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	return d.do(func() error { // the event is its owner's again
+		d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool { return w.done == done })
+		return ctx.Err()
+	})
+}
+
+// begin keeps the device from being closed until end is called.
+func (d *Device) begin() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shut {
+		return ErrClosed
+	}
+	d.active++
+	return nil
+}
+
+func (d *Device) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.active--; d.active == 0 {
+		d.idle.Broadcast()
+	}
+}
+
+// spawn does f beside the caller, which is between begin and end.
+func (d *Device) spawn(f func()) {
+	d.mu.Lock()
+	d.active++
+	d.mu.Unlock()
+	go func() {
+		defer d.end()
+		f()
+	}()
+}

@@ -1,0 +1,607 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/cuda/ptxtest"
+)
+
+// node is a machine with devices, whose memory is the host's. Its processes are drivers.
+type node struct {
+	mu      sync.Mutex
+	devices int
+	address uint64 // of the next allocation
+	handles map[[64]byte]*allocation
+	limit   uint64 // bytes of a device
+	used    uint64
+	wrong   []string      // what no program may do
+	gate    chan struct{} // kernels wait until it is closed; nil: they do not
+	modules sync.Map      // by text
+	streams sync.WaitGroup
+}
+
+type allocation struct {
+	memory []byte
+	opens  int
+	freed  atomic.Bool
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{devices: 2, address: 0x7f0000000000, handles: map[[64]byte]*allocation{}, limit: 1 << 30}
+	t.Cleanup(func() {
+		n.streams.Wait()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, w := range n.wrong {
+			t.Error(w)
+		}
+		if n.used != 0 {
+			t.Errorf("%d bytes of the devices' memory are lost", n.used)
+		}
+	})
+	return n
+}
+
+func (n *node) blame(format string, args ...any) {
+	n.wrong = append(n.wrong, fmt.Sprintf(format, args...))
+}
+
+// driver is CUDA's driver in one process of a node.
+type driver struct {
+	node *node
+
+	mu       sync.Mutex
+	fault    func(call string) result // called for each; success: go on
+	sticky   result                   // of all calls from now on
+	ranges   map[uint64]*allocation   // what the process sees, by address
+	mapped   map[uint64]bool          // of these, another process's
+	pinned   map[unsafe.Pointer][]byte
+	register bool // host memory of others can be pinned
+	next     uintptr
+	streams  map[uintptr]*fakeStream
+	events   map[uintptr]*mark
+	modules  map[uintptr]*ptxtest.Module
+	kernels  map[uintptr]*ptxtest.Kernel
+	threads  map[int]bool // those with a context
+	retained int
+	calls    map[string]int
+}
+
+// mark is a recorded event.
+type mark struct{ passed chan struct{} }
+
+type fakeStream struct {
+	work chan func()
+}
+
+// process starts one more process on the node.
+func (n *node) process() *driver {
+	return &driver{node: n, ranges: map[uint64]*allocation{}, mapped: map[uint64]bool{}, pinned: map[unsafe.Pointer][]byte{},
+		register: true, next: 100, streams: map[uintptr]*fakeStream{}, events: map[uintptr]*mark{},
+		modules: map[uintptr]*ptxtest.Module{}, kernels: map[uintptr]*ptxtest.Kernel{}, threads: map[int]bool{}, calls: map[string]int{}}
+}
+
+// enter begins a call. Those that need a context are made on a thread that has it.
+func (f *driver) enter(call string, context bool) (result, func()) {
+	f.mu.Lock()
+	f.calls[call]++
+	if f.fault != nil {
+		if r := f.fault(call); r != success {
+			if r.sticky() {
+				f.sticky = r
+			}
+			return r, f.mu.Unlock
+		}
+	}
+	if context && !f.threads[unix.Gettid()] {
+		f.node.mu.Lock()
+		f.node.blame("%s on a thread without a context", call)
+		f.node.mu.Unlock()
+		return invalidContext, f.mu.Unlock
+	}
+	return f.sticky, f.mu.Unlock
+}
+
+func (f *driver) handle() uintptr {
+	f.next++
+	return f.next
+}
+
+// Span is the process's view of device memory.
+func (f *driver) Span(address uint64, n int) []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	base, a := f.find(address)
+	if a == nil || a.freed.Load() || address-base+uint64(n) > uint64(len(a.memory)) {
+		return nil
+	}
+	return a.memory[address-base:][:n:n]
+}
+
+func (f *driver) find(address uint64) (uint64, *allocation) {
+	for base, a := range f.ranges {
+		if address >= base && address-base < uint64(max(len(a.memory), 1)) {
+			return base, a
+		}
+	}
+	return 0, nil
+}
+
+// put puts work into a stream. What fails there makes the context useless.
+func (f *driver) put(stream uintptr, work func() result) result {
+	s := f.streams[stream]
+	if s == nil {
+		return invalidHandle
+	}
+	s.work <- func() {
+		if r := work(); r != success {
+			f.mu.Lock()
+			f.sticky = r
+			f.mu.Unlock()
+		}
+	}
+	return success
+}
+
+func text(b *byte, size int32, s string) { copy(unsafe.Slice(b, size), s+"\x00") }
+
+// api is the driver as the package sees it.
+func (f *driver) api() *api {
+	a := &api{}
+	f.basics(a)
+	f.memory(a)
+	f.copies(a)
+	f.queues(a)
+	f.programs(a)
+	f.ipc(a)
+	return a
+}
+
+var names = map[result]string{invalidValue: "CUDA_ERROR_INVALID_VALUE", outOfMemory: "CUDA_ERROR_OUT_OF_MEMORY",
+	illegalAddress: "CUDA_ERROR_ILLEGAL_ADDRESS", launchFailed: "CUDA_ERROR_LAUNCH_FAILED", notReady: "CUDA_ERROR_NOT_READY"}
+
+func (f *driver) basics(a *api) {
+	keep := map[result]*byte{}
+	a.init = func(uint32) result { return success }
+	a.driverGetVersion = func(v *int32) result { *v = 12040; return success }
+	a.getErrorName = func(r result, name *unsafe.Pointer) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if names[r] == "" {
+			return invalidValue
+		}
+		if keep[r] == nil {
+			keep[r] = &append([]byte(names[r]), 0)[0]
+		}
+		*name = unsafe.Pointer(keep[r])
+		return success
+	}
+	a.getErrorString = func(result, *unsafe.Pointer) result { return invalidValue }
+	a.deviceGetCount = func(n *int32) result { *n = int32(f.node.devices); return success }
+	a.deviceGet = func(d *int32, ordinal int32) result { *d = ordinal; return success }
+	a.deviceGetName = func(b *byte, size, d int32) result { text(b, size, fmt.Sprintf("Fake %d", d)); return success }
+	a.deviceGetUUID = func(u *[16]byte, d int32) result { u[0] = byte(d); return success }
+	a.deviceGetPCIBusID = func(b *byte, size, d int32) result { text(b, size, fmt.Sprintf("0000:%02x:00.0", d)); return success }
+	a.deviceGetAttribute = func(v *int32, attribute, _ int32) result {
+		*v = map[int32]int32{attributeMultiprocessors: 2, attributeMajor: 9, attributeMinor: 0}[attribute]
+		return success
+	}
+	a.deviceTotalMem = func(n *uint64, _ int32) result { *n = f.node.limit; return success }
+	a.primaryCtxRetain = func(ctx *uintptr, d int32) result {
+		r, done := f.enter("cuDevicePrimaryCtxRetain", false)
+		defer done()
+		f.retained++
+		*ctx = uintptr(d) + 1
+		return r
+	}
+	a.primaryCtxRelease = func(int32) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.retained--
+		delete(f.threads, unix.Gettid())
+		return success
+	}
+	a.ctxSetCurrent = func(uintptr) result {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.threads[unix.Gettid()] = true
+		return success
+	}
+}
+
+func (f *driver) memory(a *api) {
+	a.memAlloc = func(address *uint64, n uint64) result {
+		r, done := f.enter("cuMemAlloc_v2", true)
+		defer done()
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		if r == success && f.node.used+n > f.node.limit {
+			r = outOfMemory
+		}
+		if r != success {
+			return r
+		}
+		memory := bytes.Repeat([]byte{0xee}, int(n)) // whatever was there
+		f.node.used += n
+		*address = f.node.address
+		f.node.address += (n + 0xfff) &^ 0xff
+		f.ranges[*address] = &allocation{memory: memory}
+		return success
+	}
+	a.memFree = func(address uint64) result {
+		f.drain()
+		r, done := f.enter("cuMemFree_v2", true)
+		defer done()
+		alloc := f.ranges[address]
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		if alloc == nil || f.mapped[address] {
+			f.node.blame("cuMemFree of %#x, which is nothing", address)
+			return invalidValue
+		}
+		alloc.freed.Store(true)
+		f.node.used -= uint64(len(alloc.memory))
+		delete(f.ranges, address)
+		return r
+	}
+	a.memGetInfo = func(free, total *uint64) result {
+		r, done := f.enter("cuMemGetInfo_v2", true)
+		defer done()
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		*free, *total = f.node.limit-f.node.used, f.node.limit
+		return r
+	}
+	a.memGetAddressRange = func(base, size *uint64, address uint64) result {
+		r, done := f.enter("cuMemGetAddressRange_v2", true)
+		defer done()
+		at, alloc := f.find(address)
+		if alloc == nil {
+			return invalidValue
+		}
+		*base, *size = at, uint64(len(alloc.memory))
+		return r
+	}
+	a.memHostAlloc = func(memory *unsafe.Pointer, n uint64, _ uint32) result {
+		r, done := f.enter("cuMemHostAlloc", true)
+		defer done()
+		b := make([]byte, n)
+		*memory = unsafe.Pointer(&b[0])
+		f.pinned[*memory] = b
+		return r
+	}
+	unpin := func(call string) func(memory unsafe.Pointer) result {
+		return func(memory unsafe.Pointer) result {
+			r, done := f.enter(call, true)
+			defer done()
+			if f.pinned[memory] == nil {
+				return invalidValue
+			}
+			delete(f.pinned, memory)
+			return r
+		}
+	}
+	a.memFreeHost, a.memHostUnregister = unpin("cuMemFreeHost"), unpin("cuMemHostUnregister")
+	a.memHostRegister = func(memory unsafe.Pointer, n uint64, _ uint32) result {
+		r, done := f.enter("cuMemHostRegister_v2", true)
+		defer done()
+		if r == success && !f.register {
+			r = notSupported
+		}
+		if r == success {
+			f.pinned[memory] = unsafe.Slice((*byte)(memory), n)
+		}
+		return r
+	}
+}
+
+// drain waits for all streams.
+func (f *driver) drain() {
+	var all sync.WaitGroup
+	f.mu.Lock()
+	for _, s := range f.streams {
+		all.Add(1)
+		s.work <- all.Done
+	}
+	f.mu.Unlock()
+	all.Wait()
+}
+
+// host is pinned memory of the process, or nil.
+func (f *driver) host(p unsafe.Pointer, n uint64) []byte {
+	for base, b := range f.pinned {
+		if at := uintptr(p) - uintptr(base); uintptr(p) >= uintptr(base) && uint64(at)+n <= uint64(len(b)) {
+			return b[at:][:n]
+		}
+	}
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	f.node.blame("a copy of %d bytes of host memory that is not pinned", n)
+	return nil
+}
+
+func (f *driver) copies(a *api) {
+	move := func(stream uintptr, n uint64, to, from func() []byte) result {
+		return f.put(stream, func() result {
+			dst, src := to(), from()
+			if dst == nil || src == nil {
+				return illegalAddress
+			}
+			copy(dst, src)
+			return success
+		})
+	}
+	device := func(address, n uint64) func() []byte { return func() []byte { return f.Span(address, int(n)) } }
+	a.memcpyHtoDAsync = func(dst uint64, src unsafe.Pointer, n uint64, stream uintptr) result {
+		r, done := f.enter("cuMemcpyHtoDAsync_v2", true)
+		defer done()
+		b := f.host(src, n)
+		if r != success || b == nil {
+			return either(r, invalidValue)
+		}
+		return move(stream, n, device(dst, n), func() []byte { return b })
+	}
+	a.memcpyDtoHAsync = func(dst unsafe.Pointer, src uint64, n uint64, stream uintptr) result {
+		r, done := f.enter("cuMemcpyDtoHAsync_v2", true)
+		defer done()
+		b := f.host(dst, n)
+		if r != success || b == nil {
+			return either(r, invalidValue)
+		}
+		return move(stream, n, func() []byte { return b }, device(src, n))
+	}
+	a.memcpyDtoDAsync = func(dst, src, n uint64, stream uintptr) result {
+		r, done := f.enter("cuMemcpyDtoDAsync_v2", true)
+		defer done()
+		if r != success {
+			return r
+		}
+		return move(stream, n, device(dst, n), device(src, n))
+	}
+	a.memsetD8Async = func(dst uint64, value uint8, n uint64, stream uintptr) result {
+		r, done := f.enter("cuMemsetD8Async", true)
+		defer done()
+		if r != success {
+			return r
+		}
+		return move(stream, n, device(dst, n), func() []byte { return slices.Repeat([]byte{value}, int(n)) })
+	}
+}
+
+func (f *driver) queues(a *api) {
+	a.streamCreate = func(stream *uintptr, _ uint32) result {
+		r, done := f.enter("cuStreamCreate", true)
+		defer done()
+		if r != success {
+			return r
+		}
+		s := &fakeStream{work: make(chan func(), 1024)}
+		*stream = f.handle()
+		f.streams[*stream] = s
+		f.node.streams.Go(func() {
+			for work := range s.work {
+				work()
+			}
+		})
+		return success
+	}
+	a.streamDestroy = func(stream uintptr) result {
+		r, done := f.enter("cuStreamDestroy_v2", true)
+		defer done()
+		if s := f.streams[stream]; s != nil {
+			close(s.work)
+			delete(f.streams, stream)
+			return r
+		}
+		return invalidHandle
+	}
+	a.streamWaitEvent = func(stream, event uintptr, _ uint32) result {
+		r, done := f.enter("cuStreamWaitEvent", true)
+		defer done()
+		m, there := f.events[event]
+		if !there {
+			return invalidHandle
+		}
+		if m == nil || r != success {
+			return r
+		}
+		return f.put(stream, func() result { <-m.passed; return success })
+	}
+	a.eventCreate = func(event *uintptr, _ uint32) result {
+		r, done := f.enter("cuEventCreate", true)
+		defer done()
+		if r == success {
+			*event = f.handle()
+			f.events[*event] = nil
+		}
+		return r
+	}
+	a.eventDestroy = func(event uintptr) result {
+		r, done := f.enter("cuEventDestroy_v2", true)
+		defer done()
+		if _, there := f.events[event]; !there {
+			return invalidHandle
+		}
+		delete(f.events, event)
+		return r
+	}
+	a.eventRecord = func(event, stream uintptr) result {
+		r, done := f.enter("cuEventRecord", true)
+		defer done()
+		if _, there := f.events[event]; !there || r != success {
+			return either(r, invalidHandle)
+		}
+		m := &mark{make(chan struct{})}
+		f.events[event] = m
+		return f.put(stream, func() result { close(m.passed); return success })
+	}
+	a.eventQuery = func(event uintptr) result {
+		r, done := f.enter("cuEventQuery", true)
+		defer done()
+		m, there := f.events[event]
+		if !there {
+			f.node.mu.Lock()
+			f.node.blame("cuEventQuery of an event that was destroyed")
+			f.node.mu.Unlock()
+			return invalidHandle
+		}
+		if r != success || m == nil {
+			return r
+		}
+		select {
+		case <-m.passed:
+			return f.sticky
+		default:
+			return notReady
+		}
+	}
+}
+
+func (f *driver) programs(a *api) {
+	a.moduleLoadDataEx = func(module *uintptr, image unsafe.Pointer, _ uint32, _, _ unsafe.Pointer) result {
+		r, done := f.enter("cuModuleLoadDataEx", true)
+		defer done()
+		if r != success {
+			return r
+		}
+		source := cString(image)
+		m, _ := f.node.modules.Load(source)
+		if m == nil {
+			parsed, err := ptxtest.Parse(source)
+			if err != nil {
+				return invalidPTX
+			}
+			m, _ = f.node.modules.LoadOrStore(source, parsed)
+		}
+		*module = f.handle()
+		f.modules[*module] = m.(*ptxtest.Module)
+		return success
+	}
+	a.moduleUnload = func(module uintptr) result {
+		r, done := f.enter("cuModuleUnload", true)
+		defer done()
+		delete(f.modules, module)
+		return r
+	}
+	a.moduleGetFunction = func(function *uintptr, module uintptr, name *byte) result {
+		r, done := f.enter("cuModuleGetFunction", true)
+		defer done()
+		m := f.modules[module]
+		if r != success || m == nil {
+			return either(r, invalidHandle)
+		}
+		k := m.Kernels[cString(unsafe.Pointer(name))]
+		if k == nil {
+			return notFound
+		}
+		*function = f.handle()
+		f.kernels[*function] = k
+		return success
+	}
+	a.launchKernel = func(function uintptr, gx, gy, gz, bx, by, bz, _ uint32, stream uintptr, params, _ unsafe.Pointer) result {
+		r, done := f.enter("cuLaunchKernel", true)
+		defer done()
+		k := f.kernels[function]
+		if r != success || k == nil || gy*gz*by*bz != 1 || gx == 0 {
+			return either(r, invalidValue)
+		}
+		param := slices.Clone(unsafe.Slice((*byte)(*(*unsafe.Pointer)(params)), k.Param)) // the driver copies them too
+		gate := f.node.gate
+		return f.put(stream, func() result {
+			if gate != nil {
+				<-gate
+			}
+			if err := k.Run(f, param, int(gx), int(bx)); err != nil {
+				return illegalAddress
+			}
+			return success
+		})
+	}
+}
+
+func (f *driver) ipc(a *api) {
+	a.ipcGetMemHandle = func(handle *ipcHandle, address uint64) result {
+		r, done := f.enter("cuIpcGetMemHandle", true)
+		defer done()
+		alloc := f.ranges[address]
+		if r != success || alloc == nil || f.mapped[address] {
+			return either(r, invalidValue)
+		}
+		copy(handle.bytes[:], "IPC ")
+		binary.LittleEndian.PutUint64(handle.bytes[4:], address)
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		f.node.handles[handle.bytes] = alloc
+		return success
+	}
+	a.ipcOpenMemHandle = func(address *uint64, handle ipcHandle, flags uint32) result {
+		r, done := f.enter("cuIpcOpenMemHandle_v2", true)
+		defer done()
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		alloc := f.node.handles[handle.bytes]
+		if r != success || alloc == nil || alloc.freed.Load() || flags != ipcLazyPeerAccess {
+			return either(r, invalidValue)
+		}
+		for _, own := range f.ranges {
+			if own == alloc {
+				f.node.blame("a process opens what it has already")
+			}
+		}
+		alloc.opens++
+		*address = f.node.address
+		f.node.address += uint64(len(alloc.memory)+0xfff) &^ 0xff
+		f.ranges[*address], f.mapped[*address] = alloc, true
+		return success
+	}
+	a.ipcCloseMemHandle = func(address uint64) result {
+		r, done := f.enter("cuIpcCloseMemHandle", true)
+		defer done()
+		alloc := f.ranges[address]
+		if alloc == nil || !f.mapped[address] {
+			return invalidValue
+		}
+		f.node.mu.Lock()
+		defer f.node.mu.Unlock()
+		alloc.opens--
+		delete(f.ranges, address)
+		delete(f.mapped, address)
+		return r
+	}
+}
+
+// open opens a device of a process that ends with the test.
+func open(t *testing.T, f *driver, config Config) *Device {
+	t.Helper()
+	d, err := f.api().open(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.Close()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.streams)+len(f.events)+len(f.modules)+len(f.pinned)+f.retained != 0 && f.sticky == success {
+			t.Errorf("left over: %d streams, %d events, %d modules, %d pieces of pinned memory, %d contexts",
+				len(f.streams), len(f.events), len(f.modules), len(f.pinned), f.retained)
+		}
+	})
+	return d
+}
+
+// either is the fault of a call, or else what is wrong with its arguments.
+func either(r, wrong result) result {
+	if r != success {
+		return r
+	}
+	return wrong
+}

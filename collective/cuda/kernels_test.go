@@ -1,0 +1,291 @@
+package cuda
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/kernel"
+)
+
+var combinations = []collective.Op{collective.Sum, collective.Min, collective.Max, collective.Product, collective.Average}
+
+var reductions = map[collective.Op]kernel.Op{collective.Sum: kernel.Sum, collective.Average: kernel.Sum,
+	collective.Min: kernel.Min, collective.Max: kernel.Max, collective.Product: kernel.Product}
+
+// specials are the bits of values at which arithmetic turns.
+func specials(t kernel.Type) []uint64 {
+	var all []uint64
+	exponent := map[kernel.Type]int{kernel.Float32: 8, kernel.Float64: 11, kernel.Float16: 5, kernel.BFloat16: 8}[t]
+	width := t.Size() * 8
+	if exponent == 0 {
+		for _, v := range []uint64{0, 1, 2, 3, 7, 1 << (width / 2), 1<<(width/2) - 1, 1 << (width - 1), 1<<(width-1) - 1, 0x5555555555555555} {
+			all = append(all, v, -v, v+1, ^v)
+		}
+		return all
+	}
+	fraction := width - 1 - exponent
+	ones := uint64(1)<<fraction - 1
+	for _, e := range []uint64{0, 1, 2, 1<<(exponent-1) - 2, 1<<(exponent-1) - 1, 1 << (exponent - 1), 1<<exponent - 3, 1<<exponent - 2, 1<<exponent - 1} {
+		for _, f := range []uint64{0, 1, 2, ones, ones - 1, ones >> 1, ones>>1 + 1, ones >> 1 & 0x5555555555555555} {
+			all = append(all, e<<fraction|f, e<<fraction|f|1<<(width-1))
+		}
+	}
+	return all
+}
+
+func appendBits(b []byte, t kernel.Type, bits uint64) []byte {
+	return append(b, binary.LittleEndian.AppendUint64(nil, bits)[:t.Size()]...)
+}
+
+// fill makes n elements, of which about half are special.
+func fill(r *rand.Rand, t kernel.Type, n int) []byte {
+	special := specials(t)
+	var b []byte
+	for range n {
+		v := r.Uint64()
+		if r.IntN(2) == 0 {
+			v = special[r.IntN(len(special))]
+		}
+		b = appendBits(b, t, v)
+	}
+	return b
+}
+
+func differ(t kernel.Type, got, want []byte) string {
+	for i := 0; i < len(want); i += t.Size() {
+		if !bytes.Equal(got[i:i+t.Size()], want[i:i+t.Size()]) {
+			return fmt.Sprintf("element %d of %d is %x, want %x (bytes)", i/t.Size(), len(want)/t.Size(), got[i:i+t.Size()], want[i:i+t.Size()])
+		}
+	}
+	return ""
+}
+
+// bench is a device with room for some vectors, whose bytes the test reads and writes without it.
+type bench struct {
+	driver *driver
+	device *Device
+	stream *Stream
+	base   uint64
+	memory []byte
+}
+
+func newBench(t *testing.T, bytes int) *bench {
+	b := &bench{driver: newNode(t).process()}
+	b.device = open(t, b.driver, Config{})
+	room, err := Alloc[byte](b.device, bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.stream, err = b.device.NewStream(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.stream.Close(); room.Free() })
+	b.base, b.memory = room.Address(), b.driver.Span(room.Address(), bytes)
+	return b
+}
+
+// run launches a kernel and waits for it.
+func (b *bench) run(t *testing.T, op string, typ kernel.Type, a *arguments) {
+	t.Helper()
+	if err := b.device.do(func() error { return b.device.launch(b.stream.handle, op, typ, a) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.stream.Synchronize(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eachKernel(t *testing.T, f func(t *testing.T, typ kernel.Type, op collective.Op)) {
+	for typ := kernel.Float32; typ < kernel.Types; typ++ {
+		if hasKernels(typ) {
+			for _, op := range combinations {
+				t.Run(fmt.Sprintf("%v/%v", op, typ), func(t *testing.T) { f(t, typ, op) })
+			}
+		}
+	}
+}
+
+// reduce is what the kernel of so many places must give.
+func reduce(typ kernel.Type, op collective.Op, vectors [][]byte) []byte {
+	want := slices.Clone(vectors[0])
+	for _, v := range vectors[1:] {
+		kernel.Combine(typ, reductions[op])(want, want, v)
+	}
+	if op == collective.Average {
+		kernel.Divide(typ)(want, len(vectors))
+	}
+	return want
+}
+
+// TestSpecialValues: each special value with each other, and with random ones, has the bits of the processor's kernels.
+func TestSpecialValues(t *testing.T) {
+	b := newBench(t, 3<<18)
+	eachKernel(t, func(t *testing.T, typ kernel.Type, op collective.Op) {
+		r := rand.New(rand.NewPCG(1, uint64(typ)))
+		special := specials(typ)
+		var x, y []byte
+		for _, v := range special {
+			for _, i := range r.Perm(len(special))[:min(40, len(special))] {
+				x, y = appendBits(x, typ, v), appendBits(y, typ, special[i])
+			}
+			for _, w := range []uint64{v, 0, r.Uint64(), r.Uint64()} {
+				x, y = appendBits(x, typ, v), appendBits(y, typ, w)
+			}
+		}
+		n := len(x)
+		copy(b.memory, x)
+		copy(b.memory[1<<18:], y)
+		args := over(typ, n/typ.Size(), []uint64{b.base + 2<<18}, b.base, b.base+1<<18)
+		args.number = divisor(typ, 2)
+		b.run(t, combination(op), typ, args)
+		if d := differ(typ, b.memory[2<<18:][:n], reduce(typ, op, [][]byte{x, y})); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
+// TestLengthsAndOffsets: every short length at every offset, over one to five vectors, which are all targets as well; nothing
+// beside them is touched.
+func TestLengthsAndOffsets(t *testing.T) {
+	const room = 1 << 10
+	b := newBench(t, 5*room)
+	eachKernel(t, func(t *testing.T, typ kernel.Type, op collective.Op) {
+		r := rand.New(rand.NewPCG(2, uint64(typ)))
+		for n := 1; n < 40; n += 1 + r.IntN(3) {
+			places := 1 + r.IntN(5)
+			together := r.IntN(3) > 0
+			offset := r.IntN(16 / typ.Size())
+			copy(b.memory, fill(r, typ, len(b.memory)/typ.Size()))
+			want := slices.Clone(b.memory)
+			var at []uint64
+			var vectors [][]byte
+			for i := range places {
+				if !together {
+					offset = r.IntN(16 / typ.Size())
+				}
+				from := i*room + 64 + offset*typ.Size()
+				at = append(at, b.base+uint64(from))
+				vectors = append(vectors, want[from:][:n*typ.Size()])
+			}
+			sum := reduce(typ, op, vectors)
+			for _, v := range vectors {
+				copy(v, sum)
+			}
+			args := over(typ, n, at, at...)
+			args.number = divisor(typ, places)
+			if together && args.vectors != uint64((n-int(args.head))*typ.Size()/16) || args.rest+args.vectors*16/uint64(typ.Size()) != uint64(n) {
+				t.Fatalf("%d elements: %+v", n, args)
+			}
+			b.run(t, combination(op), typ, args)
+			if d := differ(typ, b.memory, want); d != "" {
+				t.Fatalf("%d elements of %d vectors: %s", n, places, d)
+			}
+		}
+	})
+}
+
+// TestScale: by what must be exact and what must not.
+func TestScale(t *testing.T) {
+	b := newBench(t, 1<<14)
+	for typ := kernel.Float32; typ < kernel.Types; typ++ {
+		if !hasKernels(typ) {
+			continue
+		}
+		r := rand.New(rand.NewPCG(3, uint64(typ)))
+		for _, factor := range []float64{0, -1, 0.5, 1.0 / 3, -2.5, 1e10, 1e300, 1e-300, math.Inf(1), math.Inf(-1), 0x1p-24, math.MaxFloat32} {
+			x := fill(r, typ, 400)
+			for _, v := range specials(typ) {
+				x = appendBits(x, typ, v)
+			}
+			copy(b.memory[typ.Size():], x)
+			args := over(typ, len(x)/typ.Size(), []uint64{b.base + uint64(typ.Size())}, b.base+uint64(typ.Size()))
+			args.number = math.Float64bits(factor)
+			b.run(t, "scale", typ, args)
+			kernel.Scale(typ)(x, factor)
+			if d := differ(typ, b.memory[typ.Size():][:len(x)], x); d != "" {
+				t.Errorf("%v times %v: %s", typ, factor, d)
+			}
+		}
+	}
+}
+
+// TestAllHalves: every half-precision number and every bfloat16, scaled and with some others.
+func TestAllHalves(t *testing.T) {
+	b := newBench(t, 3<<17)
+	for _, typ := range []kernel.Type{kernel.Float16, kernel.BFloat16} {
+		r := rand.New(rand.NewPCG(4, uint64(typ)))
+		var x []byte
+		for v := range 1 << 16 {
+			x = appendBits(x, typ, uint64(v))
+		}
+		y := fill(r, typ, 1<<16)
+		for _, op := range []collective.Op{collective.Sum, collective.Product} {
+			copy(b.memory, x)
+			copy(b.memory[1<<17:], y)
+			b.run(t, combination(op), typ, over(typ, 1<<16, []uint64{b.base + 2<<17}, b.base, b.base+1<<17))
+			if d := differ(typ, b.memory[2<<17:], reduce(typ, op, [][]byte{x, y})); d != "" {
+				t.Errorf("%v of %v: %s", op, typ, d)
+			}
+		}
+	}
+}
+
+// TestPrograms: the files are those that the generator writes, and all kernels are there.
+func TestPrograms(t *testing.T) {
+	b := newBench(t, 256)
+	for typ := kernel.Type(0); typ < kernel.Types; typ++ {
+		for _, op := range []string{"sum", "product", "min", "max", "average", "scale"} {
+			err := b.device.do(func() error { _, err := b.device.kernel(op, typ); return err })
+			if (err == nil) != hasKernels(typ) {
+				t.Errorf("%s of %v: %v", op, typ, err)
+			}
+		}
+	}
+}
+
+func TestCombineAndScale(t *testing.T) {
+	d := open(t, newNode(t).process(), Config{})
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx := t.Context()
+	x, y := vector(t, d, []int64{1, 2, 3, 1 << 62}), vector(t, d, []int64{10, -20, 30, 1 << 62})
+	if err := Combine(s, x, x, y, collective.Sum); err != nil {
+		t.Fatal(err)
+	}
+	if err := Scale(s, x.Slice(0, 3), -0.5); err != nil {
+		t.Fatal(err)
+	}
+	if err := Scale(s, x.Slice(3, 4), 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Synchronize(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := values(t, x); !slices.Equal(got, []int64{-5, 9, -16, math.MinInt64}) {
+		t.Errorf("the result is %v", got)
+	}
+	small := vector(t, d, []int8{1})
+	for what, err := range map[string]error{
+		"an average":       Combine(s, x, x, y, collective.Average),
+		"Adasum":           Combine(s, x, x, y, collective.Adasum),
+		"a type":           Combine(s, small, small, small, collective.Sum),
+		"lengths":          Combine(s, x, x, y.Slice(0, 2), collective.Sum),
+		"scaling a type":   Scale(s, small, 2),
+		"a factor of NaN":  Scale(s, x, math.NaN()),
+		"nothing's device": Scale(s, &Slice[int64]{}, 2),
+	} {
+		if err == nil {
+			t.Errorf("%s is not refused", what)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// Slice is a vector in a device's memory. The zero value is an empty one of no device.
+type Slice[T collective.Element] struct {
+	device  *Device
+	address uint64
+	n       int
+	owned   bool // by Alloc
+}
+
+// Alloc returns n zeros in the device's memory, aligned to 256 bytes, which [Slice.Free] gives back. Nothing collects them as
+// garbage. An n of 0 takes nothing.
+func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
+	s := &Slice[T]{device: d, n: n, owned: true}
+	if n < 0 || n > math.MaxInt/s.size() {
+		return nil, fmt.Errorf("cuda: there can be no slice of %d elements", n)
+	}
+	if n == 0 {
+		return s, nil
+	}
+	err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&s.address, s.bytes()) })
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	d.owned[s.address] = s.bytes()
+	d.mu.Unlock()
+	if err := s.Zero(context.Background()); err != nil {
+		return nil, errors.Join(err, s.Free())
+	}
+	return s, nil
+}
+
+// Wrap makes a Slice of n elements of memory that belongs to somebody else, such as another library: address is on the device,
+// in its primary context, and a multiple of an element's size. The owner keeps it as long as the Slice is used.
+func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], error) {
+	s := &Slice[T]{device: d, address: address, n: n}
+	if n < 0 || uint64(n) > (math.MaxUint64-address)/uint64(s.size()) || n > 0 && address == 0 {
+		return nil, fmt.Errorf("cuda: there are no %d elements at %#x", n, address)
+	}
+	if address%uint64(s.size()) != 0 {
+		return nil, fmt.Errorf("cuda: %#x is no place for elements of %d bytes", address, s.size())
+	}
+	return s, nil
+}
+
+// Free gives back what [Alloc] has returned; nobody may use it afterwards. Other slices are left alone. It waits for what the
+// device is doing. Memory that other processes have opened for a group's AllReduce is kept until that group's generation has
+// passed, or the device is closed.
+func (s *Slice[T]) Free() error {
+	if !s.owned || s.address == 0 {
+		return nil
+	}
+	return s.device.free(s.address)
+}
+
+func (d *Device) free(address uint64) error {
+	d.mu.Lock()
+	bytes, there := d.owned[address]
+	delete(d.owned, address)
+	for _, w := range d.ways {
+		if w != nil && w.keep(address, bytes) {
+			d.mu.Unlock()
+			return nil
+		}
+	}
+	d.mu.Unlock()
+	if !there {
+		return errors.New("cuda: Free of memory that is not of Alloc, or not any more")
+	}
+	return d.call("cuMemFree_v2", func(a *api) result { return a.memFree(address) })
+}
+
+// Len is the number of elements.
+func (s *Slice[T]) Len() int { return s.n }
+
+// Address is where the slice begins on the device.
+func (s *Slice[T]) Address() uint64 { return s.address }
+
+// Device is the one that has the memory, nil for the zero value.
+func (s *Slice[T]) Device() *Device { return s.device }
+
+// Slice is the view of elements from to but without to. Bounds beyond the slice's panic, as with Go's.
+func (s *Slice[T]) Slice(from, to int) *Slice[T] {
+	if from < 0 || to < from || to > s.n {
+		panic(fmt.Sprintf("cuda: slice bounds %d:%d of %d", from, to, s.n))
+	}
+	return &Slice[T]{device: s.device, address: s.address + uint64(from*s.size()), n: to - from}
+}
+
+func (s *Slice[T]) size() int     { return int(unsafe.Sizeof(*new(T))) }
+func (s *Slice[T]) bytes() uint64 { return uint64(s.n) * uint64(s.size()) }
+
+// Zero sets all elements to zero, and returns when that is done.
+func (s *Slice[T]) Zero(ctx context.Context) error {
+	if s.n == 0 {
+		return nil
+	}
+	return s.device.with(ctx, func(g *staging) error {
+		if err := s.device.call("cuMemsetD8Async", func(a *api) result {
+			return a.memsetD8Async(s.address, 0, s.bytes(), g.up)
+		}); err != nil {
+			return err
+		}
+		return g.settle(ctx)
+	})
+}
+
+// CopyFrom sets the elements to those of src, which must be as many, and returns when that is done: src may be changed then. It goes
+// through pinned memory in pieces.
+func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
+	if len(src) != s.n {
+		return fmt.Errorf("cuda: %d elements for a slice of %d", len(src), s.n)
+	}
+	return s.device.upload(ctx, s.address, bytesOf(src))
+}
+
+// CopyTo sets dst, which must be as long, to the elements, and returns when that is done.
+func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
+	if len(dst) != s.n {
+		return fmt.Errorf("cuda: %d elements for a slice of %d", s.n, len(dst))
+	}
+	to := bytesOf(dst)
+	return s.device.download(ctx, s.address, len(to), func(at int, b []byte) error {
+		copy(to[at:], b)
+		return nil
+	})
+}
+
+// CopySlice sets the elements to those of src on the same device, which must be as many, and returns when that is done. The two do not
+// overlap.
+func (s *Slice[T]) CopySlice(ctx context.Context, src *Slice[T]) error {
+	if src.n != s.n || src.device != s.device {
+		return fmt.Errorf("cuda: a copy of %d elements to %d of the same device", src.n, s.n)
+	}
+	if s.n == 0 {
+		return nil
+	}
+	return s.device.with(ctx, func(g *staging) error {
+		if err := s.device.call("cuMemcpyDtoDAsync_v2", func(a *api) result {
+			return a.memcpyDtoDAsync(s.address, src.address, s.bytes(), g.up)
+		}); err != nil {
+			return err
+		}
+		return g.settle(ctx)
+	})
+}
+
+// bytesOf is the memory of data, without a copy.
+func bytesOf[T collective.Element](data []T) []byte {
+	if len(data) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
+}
+
+// elements is the inverse of bytesOf; b must be aligned for T.
+func elements[T collective.Element](b []byte) []T {
+	size := int(unsafe.Sizeof(*new(T)))
+	if len(b) < size {
+		return nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/size)
+}

@@ -1,0 +1,283 @@
+// Package ptxtest runs kernels written in PTX on the processor, thread after thread: as much of the language as the kernels of
+// package cuda are written in, and nothing else. It is strict where a compiler is: operands have the width that the instruction
+// says, registers and labels exist, memory is aligned. Where devices are free to choose, as with the bits of a NaN,
+// it gives what no kernel should count on.
+//
+// It shows what kernels compute and which memory they touch. It knows nothing of warps, caches and shared memory, nor of time.
+package ptxtest
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Module is a text of PTX.
+type Module struct {
+	Version, Target string
+	Kernels         map[string]*Kernel
+}
+
+// Kernel is one entry of a module. Several goroutines may run it.
+type Kernel struct {
+	Name string
+	// Param is the size of its one parameter in bytes.
+	Param int
+
+	param  string
+	widths []int // of the registers, in bits; 1 for a predicate
+	names  map[string]int
+	code   []step
+	labels map[string]int
+}
+
+// operand is a register, or else a constant.
+type operand struct {
+	reg      int // -1: none
+	constant uint64
+}
+
+// step is one instruction.
+type step struct {
+	text    string
+	guard   int // the predicate that must be true; -1: none
+	dst     []int
+	src     []operand
+	address operand
+	offset  uint64
+	memory  memoryKind
+	width   int // of an element of memory, in bytes
+	target  int
+	eval    func(a []uint64) uint64
+	kind    stepKind
+	special string
+}
+
+type stepKind uint8
+
+const (
+	computes stepKind = iota
+	splits            // one register to two halves
+	joins
+	loads
+	stores
+	branches
+	reads // a special register
+	returns
+)
+
+type memoryKind uint8
+
+const (
+	global memoryKind = iota
+	parameter
+)
+
+// Parse reads a module.
+func Parse(text string) (*Module, error) {
+	m := &Module{Kernels: map[string]*Kernel{}}
+	var k *Kernel
+	var jumps map[int]string
+	for n, line := range strings.Split(text, "\n") {
+		if i := strings.Index(line, "//"); i >= 0 {
+			line = line[:i]
+		}
+		line = strings.TrimSpace(line)
+		var err error
+		switch {
+		case line == "" || line == "{" || line == ")":
+		case k == nil:
+			k, err = m.directive(line)
+			jumps = map[int]string{}
+		case line == "}":
+			err = k.resolve(jumps)
+			m.Kernels[k.Name], k = k, nil
+		default:
+			err = k.line(line, jumps)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ptxtest: line %d: %q: %w", n+1, line, err)
+		}
+	}
+	if k != nil || m.Version == "" || m.Target == "" {
+		return nil, fmt.Errorf("ptxtest: the module is not whole")
+	}
+	return m, nil
+}
+
+func (m *Module) directive(line string) (*Kernel, error) {
+	word, rest, _ := strings.Cut(line, " ")
+	switch word {
+	case ".version":
+		m.Version = rest
+	case ".target":
+		m.Target = rest
+	case ".address_size":
+		if rest != "64" {
+			return nil, fmt.Errorf("addresses of %s bits", rest)
+		}
+	case ".visible":
+		name, ok := strings.CutPrefix(rest, ".entry ")
+		if name, ok = strings.CutSuffix(name, "("); !ok || m.Kernels[name] != nil || m.Version == "" {
+			return nil, fmt.Errorf("no entry")
+		}
+		return &Kernel{Name: name, names: map[string]int{}, labels: map[string]int{}}, nil
+	default:
+		return nil, fmt.Errorf("unknown directive")
+	}
+	return nil, nil
+}
+
+// line reads a parameter, a declaration, a label or an instruction.
+func (k *Kernel) line(line string, jumps map[int]string) error {
+	if rest, ok := strings.CutPrefix(line, ".param .align 8 .b8 "); ok {
+		name, size, _ := strings.Cut(rest, "[")
+		n, err := strconv.Atoi(strings.TrimSuffix(size, "]"))
+		if err != nil || k.param != "" {
+			return fmt.Errorf("no parameter that is understood")
+		}
+		k.param, k.Param = name, n
+		return nil
+	}
+	if label, ok := strings.CutSuffix(line, ":"); ok {
+		if _, there := k.labels[label]; there {
+			return fmt.Errorf("a second label")
+		}
+		k.labels[label] = len(k.code)
+		return nil
+	}
+	line, ok := strings.CutSuffix(line, ";")
+	if !ok {
+		return fmt.Errorf("no semicolon")
+	}
+	if rest, ok := strings.CutPrefix(line, ".reg ."); ok {
+		return k.declare(rest)
+	}
+	s := step{text: line, guard: -1, address: operand{reg: -1}}
+	if rest, ok := strings.CutPrefix(line, "@"); ok {
+		guard, rest, _ := strings.Cut(rest, " ")
+		var err error
+		if s.guard, err = k.register(guard, 1); err != nil {
+			return err
+		}
+		line = rest
+	}
+	op, rest, _ := strings.Cut(line, " ")
+	if err := k.instruction(&s, op, operands(rest)); err != nil {
+		return err
+	}
+	if s.kind == branches {
+		jumps[len(k.code)] = rest
+	}
+	k.code = append(k.code, s)
+	return nil
+}
+
+func (k *Kernel) resolve(jumps map[int]string) error {
+	for at, label := range jumps {
+		target, ok := k.labels[label]
+		if !ok {
+			return fmt.Errorf("no label %s", label)
+		}
+		k.code[at].target = target
+	}
+	if len(k.code) == 0 || k.code[len(k.code)-1].kind != returns {
+		return fmt.Errorf("the kernel does not end")
+	}
+	return nil
+}
+
+var registerWidths = map[string]int{"pred": 1, "b16": 16, "b32": 32, "b64": 64}
+
+// declare makes registers: single ones, or %r<n> for %r0 to %r(n-1).
+func (k *Kernel) declare(text string) error {
+	class, names, _ := strings.Cut(text, " ")
+	width, ok := registerWidths[class]
+	if !ok {
+		return fmt.Errorf("registers of type %s", class)
+	}
+	for _, name := range strings.Split(names, ",") {
+		name = strings.TrimSpace(name)
+		all := []string{name}
+		if base, count, several := strings.Cut(name, "<"); several {
+			n, err := strconv.Atoi(strings.TrimSuffix(count, ">"))
+			if err != nil {
+				return err
+			}
+			all = all[:0]
+			for i := range n {
+				all = append(all, fmt.Sprint(base, i))
+			}
+		}
+		for _, name := range all {
+			if _, there := k.names[name]; there || !strings.HasPrefix(name, "%") {
+				return fmt.Errorf("a second %s", name)
+			}
+			k.names[name] = len(k.widths)
+			k.widths = append(k.widths, width)
+		}
+	}
+	return nil
+}
+
+// operands splits at commas outside of braces.
+func operands(text string) []string {
+	var all []string
+	depth, from := 0, 0
+	for i, c := range text {
+		switch {
+		case c == '{':
+			depth++
+		case c == '}':
+			depth--
+		case c == ',' && depth == 0:
+			all = append(all, strings.TrimSpace(text[from:i]))
+			from = i + 1
+		}
+	}
+	if last := strings.TrimSpace(text[from:]); last != "" {
+		all = append(all, last)
+	}
+	return all
+}
+
+// register finds a register of a width.
+func (k *Kernel) register(name string, width int) (int, error) {
+	i, ok := k.names[name]
+	if !ok {
+		return 0, fmt.Errorf("no register %s", name)
+	}
+	if k.widths[i] != width {
+		return 0, fmt.Errorf("%s has %d bits, not %d", name, k.widths[i], width)
+	}
+	return i, nil
+}
+
+// value is a register or a constant of a width.
+func (k *Kernel) value(text string, width int) (operand, error) {
+	if strings.HasPrefix(text, "%") {
+		r, err := k.register(text, width)
+		return operand{reg: r}, err
+	}
+	c, err := strconv.ParseUint(text, 0, max(width, 2))
+	return operand{reg: -1, constant: c}, err
+}
+
+// group is the registers of a braced list, or of a single name.
+func (k *Kernel) group(text string, count, width int) ([]int, error) {
+	names := []string{text}
+	if inner, ok := strings.CutPrefix(text, "{"); ok {
+		names = operands(strings.TrimSuffix(inner, "}"))
+	}
+	if len(names) != count {
+		return nil, fmt.Errorf("%d registers, not %d", len(names), count)
+	}
+	all := make([]int, count)
+	for i, name := range names {
+		var err error
+		if all[i], err = k.register(name, width); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}

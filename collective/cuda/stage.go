@@ -1,0 +1,307 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// Pieces that are on their way at a time, and their size. While one is reduced by the group, the next comes from the device and
+// the last goes back.
+const (
+	pieces    = 3
+	pieceSize = 4 << 20
+)
+
+// staging is what vectors travel through between a device and the host: memory that the device reads and writes without the
+// processor's help, and a stream for each direction. It is used by one operation at a time.
+type staging struct {
+	device *Device
+	memory []byte // of all pieces
+	shared bool   // it is collective's, which the other ranks of the host can read, registered with the driver
+
+	down, up uintptr         // streams, to the host and to the device
+	arrived  [pieces]uintptr // events: a piece is in host memory
+	gone     [pieces]uintptr // events: a piece is on the device
+	busy     [pieces]bool    // gone has been recorded, and nobody has waited for it
+}
+
+// leg is one copy between the device and a piece.
+type leg struct {
+	address uint64
+	offset  int // in the piece, in bytes
+	n       int // bytes
+}
+
+// with gives f a staging that nobody else uses.
+func (d *Device) with(ctx context.Context, f func(*staging) error) error {
+	if err := d.begin(); err != nil {
+		return err
+	}
+	defer d.end()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s, err := d.staging()
+	if err != nil {
+		return err
+	}
+	if err = f(s); err != nil {
+		d.spawn(s.retire) // the device may still be copying
+		return err
+	}
+	d.keep(s)
+	return nil
+}
+
+// staging returns one that is free, or a new one.
+func (d *Device) staging() (*staging, error) {
+	d.mu.Lock()
+	if n := len(d.spare); n > 0 {
+		s := d.spare[n-1]
+		d.spare = d.spare[:n-1]
+		d.mu.Unlock()
+		return s, nil
+	}
+	d.mu.Unlock()
+	s := &staging{device: d}
+	if err := d.do(s.make); err != nil {
+		return nil, errors.Join(err, s.free())
+	}
+	return s, nil
+}
+
+func (d *Device) keep(s *staging) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.spare = append(d.spare, s)
+}
+
+// make takes all that a staging consists of. It is called on the device's thread.
+func (s *staging) make() error {
+	a := s.device.api
+	for _, stream := range []*uintptr{&s.down, &s.up} {
+		if err := a.check("cuStreamCreate", a.streamCreate(stream, streamNonBlocking)); err != nil {
+			return err
+		}
+	}
+	for i := range pieces {
+		for _, event := range []*uintptr{&s.arrived[i], &s.gone[i]} {
+			if err := a.check("cuEventCreate", a.eventCreate(event, eventDisableTiming)); err != nil {
+				return err
+			}
+		}
+	}
+	const n = pieces * pieceSize
+	if shared, err := collective.Alloc[byte](n); err == nil {
+		if a.memHostRegister(unsafe.Pointer(&shared[0]), n, hostPortable) == success {
+			s.memory, s.shared = shared, true
+			return nil
+		}
+		collective.Free(shared)
+	}
+	var p unsafe.Pointer
+	if err := a.check("cuMemHostAlloc", a.memHostAlloc(&p, n, hostPortable)); err != nil {
+		return err
+	}
+	s.memory = unsafe.Slice((*byte)(p), n)
+	return nil
+}
+
+// free gives everything back that there is. The device does nothing with it any more.
+func (s *staging) free() error {
+	return s.device.do(func() error {
+		a := s.device.api
+		var errs []error
+		if s.memory != nil && s.shared {
+			errs = append(errs, a.check("cuMemHostUnregister", a.memHostUnregister(unsafe.Pointer(&s.memory[0]))))
+			collective.Free(s.memory)
+		} else if s.memory != nil {
+			errs = append(errs, a.check("cuMemFreeHost", a.memFreeHost(unsafe.Pointer(&s.memory[0]))))
+		}
+		for _, event := range append(s.arrived[:], s.gone[:]...) {
+			if event != 0 {
+				errs = append(errs, a.check("cuEventDestroy_v2", a.eventDestroy(event)))
+			}
+		}
+		for _, stream := range []uintptr{s.down, s.up} {
+			if stream != 0 {
+				errs = append(errs, a.check("cuStreamDestroy_v2", a.streamDestroy(stream)))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// retire keeps a staging whose operation has failed for the next one, once the device has left it alone.
+func (s *staging) retire() {
+	ctx := context.Background()
+	err := s.settle(ctx)
+	if err == nil {
+		if err = s.device.do(func() error { return s.record(s.arrived[0], s.down) }); err == nil {
+			err = s.device.await(ctx, s.arrived[0])
+		}
+	}
+	if err != nil {
+		s.free() // fails as everything else does now: the context is broken
+		return
+	}
+	s.busy = [pieces]bool{}
+	s.device.keep(s)
+}
+
+func (s *staging) record(event, stream uintptr) error {
+	return s.device.api.check("cuEventRecord", s.device.api.eventRecord(event, stream))
+}
+
+// settle waits for what is in the stream to the device.
+func (s *staging) settle(ctx context.Context) error {
+	if err := s.device.do(func() error { return s.record(s.gone[0], s.up) }); err != nil {
+		return err
+	}
+	err := s.device.await(ctx, s.gone[0])
+	if err == nil {
+		s.busy = [pieces]bool{}
+	}
+	return err
+}
+
+// after keeps both streams from beginning before an event has come to pass; nil is none.
+func (s *staging) after(e *Event) error {
+	if e == nil {
+		return nil
+	}
+	return s.device.do(func() error {
+		a := s.device.api
+		return errors.Join(a.check("cuStreamWaitEvent", a.streamWaitEvent(s.down, e.handle, 0)),
+			a.check("cuStreamWaitEvent", a.streamWaitEvent(s.up, e.handle, 0)))
+	})
+}
+
+// piece is the memory of a piece.
+func (s *staging) piece(i int) []byte {
+	at := i % pieces * pieceSize
+	return s.memory[at : at+pieceSize : at+pieceSize]
+}
+
+// journey says what travels, piece by piece.
+type journey struct {
+	count int               // pieces
+	down  func(i int) []leg // from the device; nil: nothing
+	up    func(i int) []leg // to the device; nil: nothing
+	// step is called with each piece, in order, when it has come from the device; what it leaves there goes back.
+	step func(i int, piece []byte) error
+}
+
+// travel makes a journey, and returns when all has arrived.
+func (s *staging) travel(ctx context.Context, j journey) error {
+	const ahead = pieces - 1
+	fetched := 0
+	for i := range j.count {
+		for ; fetched < min(i+ahead, j.count); fetched++ {
+			if err := s.fetch(ctx, j, fetched); err != nil {
+				return err
+			}
+		}
+		if j.down != nil {
+			if err := s.device.await(ctx, s.arrived[i%pieces]); err != nil {
+				return err
+			}
+		}
+		if err := j.step(i, s.piece(i)); err != nil {
+			return err
+		}
+		if j.up != nil {
+			if err := s.push(i, j.up(i)); err != nil {
+				return err
+			}
+		}
+	}
+	if j.up == nil {
+		return nil
+	}
+	return s.settle(ctx)
+}
+
+// fetch begins to copy a piece from the device, once what was in its place has gone back there.
+func (s *staging) fetch(ctx context.Context, j journey, i int) error {
+	place := i % pieces
+	if s.busy[place] {
+		if err := s.device.await(ctx, s.gone[place]); err != nil {
+			return err
+		}
+		s.busy[place] = false
+	}
+	if j.down == nil {
+		return nil
+	}
+	legs, piece := j.down(i), s.piece(i)
+	return s.device.do(func() error {
+		a := s.device.api
+		for _, l := range legs {
+			if l.n == 0 {
+				continue
+			}
+			to := unsafe.Pointer(&piece[l.offset : l.offset+l.n][0])
+			if err := a.check("cuMemcpyDtoHAsync_v2", a.memcpyDtoHAsync(to, l.address, uint64(l.n), s.down)); err != nil {
+				return err
+			}
+		}
+		return s.record(s.arrived[place], s.down)
+	})
+}
+
+// push begins to copy a piece to the device.
+func (s *staging) push(i int, legs []leg) error {
+	piece := s.piece(i)
+	return s.device.do(func() error {
+		a := s.device.api
+		for _, l := range legs {
+			if l.n == 0 {
+				continue
+			}
+			from := unsafe.Pointer(&piece[l.offset : l.offset+l.n][0])
+			if err := a.check("cuMemcpyHtoDAsync_v2", a.memcpyHtoDAsync(l.address, from, uint64(l.n), s.up)); err != nil {
+				return err
+			}
+		}
+		s.busy[i%pieces] = true
+		return s.record(s.gone[i%pieces], s.up)
+	})
+}
+
+// cut divides n bytes at an address into pieces, and says where each is.
+func cut(address uint64, n int) (count int, legs func(i int) []leg) {
+	return (n + pieceSize - 1) / pieceSize, func(i int) []leg {
+		return []leg{{address: address + uint64(i)*pieceSize, n: min(pieceSize, n-i*pieceSize)}}
+	}
+}
+
+// upload copies src to the device.
+func (d *Device) upload(ctx context.Context, address uint64, src []byte) error {
+	if len(src) == 0 {
+		return nil
+	}
+	count, legs := cut(address, len(src))
+	return d.with(ctx, func(s *staging) error {
+		return s.travel(ctx, journey{count: count, up: legs, step: func(i int, piece []byte) error {
+			copy(piece, src[i*pieceSize:])
+			return nil
+		}})
+	})
+}
+
+// download hands n bytes of the device to a function, piece by piece; it must not keep them.
+func (d *Device) download(ctx context.Context, address uint64, n int, take func(at int, b []byte) error) error {
+	if n == 0 {
+		return nil
+	}
+	count, legs := cut(address, n)
+	return d.with(ctx, func(s *staging) error {
+		return s.travel(ctx, journey{count: count, down: legs, step: func(i int, piece []byte) error {
+			return take(i*pieceSize, piece[:legs(i)[0].n])
+		}})
+	})
+}
