@@ -40,6 +40,7 @@ var rooms = map[string]string{
 	"rendezvous":         "plan internal/wire internal/identity",
 	"notify":             "plan internal/wire internal/identity",
 	"collective":         "collective/kernel collective/shm plan internal/identity",
+	"collective/cuda":    "collective collective/kernel",
 	"collective/kernel":  "",
 	"collective/shm":     "collective/kernel",
 	"gpu":                "",
@@ -66,7 +67,7 @@ var rooms = map[string]string{
 // heavy are modules that a training program must not link.
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
-	"github.com/NVIDIA/go-nvml",
+	"github.com/NVIDIA/go-nvml", "github.com/ebitengine/purego",
 }
 
 type pkg struct {

@@ -23,6 +23,9 @@ type node struct {
 	handles map[[64]byte]*allocation
 	limit   uint64 // bytes of a device
 	used    uint64
+	unseen  bool // by the race detector: allocations
+	maps    [][]byte
+	early   int           // allocations that were freed while others had them open
 	wrong   []string      // what no program may do
 	gate    chan struct{} // kernels wait until it is closed; nil: they do not
 	modules sync.Map      // by text
@@ -41,6 +44,9 @@ func newNode(t *testing.T) *node {
 		n.streams.Wait()
 		n.mu.Lock()
 		defer n.mu.Unlock()
+		for _, m := range n.maps {
+			unix.Munmap(m)
+		}
 		for _, w := range n.wrong {
 			t.Error(w)
 		}
@@ -55,6 +61,25 @@ func (n *node) blame(format string, args ...any) {
 	n.wrong = append(n.wrong, fmt.Sprintf(format, args...))
 }
 
+// take returns memory that holds whatever was there. The race detector cannot see that ranks wait for each other in memory
+// that they share, so where they do it must not see what else they share either.
+func (n *node) take(bytes int) []byte {
+	memory := make([]byte, bytes)
+	if n.unseen {
+		m, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+		if err != nil {
+			panic(err)
+		}
+		n.maps = append(n.maps, m)
+		memory = m
+	}
+	for i := 0; i < bytes; i += copy(memory[i:], garbage[:]) {
+	}
+	return memory
+}
+
+var garbage = [4096]byte(bytes.Repeat([]byte{0xee}, 4096))
+
 // driver is CUDA's driver in one process of a node.
 type driver struct {
 	node *node
@@ -63,7 +88,7 @@ type driver struct {
 	fault    func(call string) result // called for each; success: go on
 	sticky   result                   // of all calls from now on
 	ranges   map[uint64]*allocation   // what the process sees, by address
-	mapped   map[uint64]bool          // of these, another process's
+	mapped   map[uint64]int           // of these, another process's: how often it is open
 	pinned   map[unsafe.Pointer][]byte
 	register bool // host memory of others can be pinned
 	next     uintptr
@@ -73,6 +98,7 @@ type driver struct {
 	kernels  map[uintptr]*ptxtest.Kernel
 	threads  map[int]bool // those with a context
 	retained int
+	astray   bool // what it opens is other memory
 	calls    map[string]int
 }
 
@@ -85,7 +111,7 @@ type fakeStream struct {
 
 // process starts one more process on the node.
 func (n *node) process() *driver {
-	return &driver{node: n, ranges: map[uint64]*allocation{}, mapped: map[uint64]bool{}, pinned: map[unsafe.Pointer][]byte{},
+	return &driver{node: n, ranges: map[uint64]*allocation{}, mapped: map[uint64]int{}, pinned: map[unsafe.Pointer][]byte{},
 		register: true, next: 100, streams: map[uintptr]*fakeStream{}, events: map[uintptr]*mark{},
 		modules: map[uintptr]*ptxtest.Module{}, kernels: map[uintptr]*ptxtest.Kernel{}, threads: map[int]bool{}, calls: map[string]int{}}
 }
@@ -230,7 +256,7 @@ func (f *driver) memory(a *api) {
 		if r != success {
 			return r
 		}
-		memory := bytes.Repeat([]byte{0xee}, int(n)) // whatever was there
+		memory := f.node.take(int(n))
 		f.node.used += n
 		*address = f.node.address
 		f.node.address += (n + 0xfff) &^ 0xff
@@ -244,9 +270,12 @@ func (f *driver) memory(a *api) {
 		alloc := f.ranges[address]
 		f.node.mu.Lock()
 		defer f.node.mu.Unlock()
-		if alloc == nil || f.mapped[address] {
+		if alloc == nil || f.mapped[address] > 0 {
 			f.node.blame("cuMemFree of %#x, which is nothing", address)
 			return invalidValue
+		}
+		if alloc.opens > 0 {
+			f.node.early++
 		}
 		alloc.freed.Store(true)
 		f.node.used -= uint64(len(alloc.memory))
@@ -533,7 +562,7 @@ func (f *driver) ipc(a *api) {
 		r, done := f.enter("cuIpcGetMemHandle", true)
 		defer done()
 		alloc := f.ranges[address]
-		if r != success || alloc == nil || f.mapped[address] {
+		if r != success || alloc == nil || f.mapped[address] > 0 {
 			return either(r, invalidValue)
 		}
 		copy(handle.bytes[:], "IPC ")
@@ -552,23 +581,35 @@ func (f *driver) ipc(a *api) {
 		if r != success || alloc == nil || alloc.freed.Load() || flags != ipcLazyPeerAccess {
 			return either(r, invalidValue)
 		}
-		for _, own := range f.ranges {
-			if own == alloc {
-				f.node.blame("a process opens what it has already")
+		for at, own := range f.ranges {
+			if own == alloc && f.mapped[at] == 0 {
+				f.node.blame("a process opens what is its own")
+				return invalidContext
 			}
+			if own == alloc { // opened before: it is counted
+				f.mapped[at]++
+				*address = at
+				return success
+			}
+		}
+		if f.astray {
+			alloc = &allocation{memory: make([]byte, len(alloc.memory))}
 		}
 		alloc.opens++
 		*address = f.node.address
 		f.node.address += uint64(len(alloc.memory)+0xfff) &^ 0xff
-		f.ranges[*address], f.mapped[*address] = alloc, true
+		f.ranges[*address], f.mapped[*address] = alloc, 1
 		return success
 	}
 	a.ipcCloseMemHandle = func(address uint64) result {
 		r, done := f.enter("cuIpcCloseMemHandle", true)
 		defer done()
 		alloc := f.ranges[address]
-		if alloc == nil || !f.mapped[address] {
+		if alloc == nil || f.mapped[address] == 0 {
 			return invalidValue
+		}
+		if f.mapped[address]--; f.mapped[address] > 0 {
+			return r
 		}
 		f.node.mu.Lock()
 		defer f.node.mu.Unlock()

@@ -1,0 +1,191 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// meetings makes groups of growing generations, of endpoints on one host or on a host each.
+func meetings(t *testing.T, n int, oneHost bool) func() []*collective.Group {
+	t.Helper()
+	authority, err := identity.NewAuthority("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var endpoints []*collective.Endpoint
+	var addrs [][]string
+	var hosts []string
+	for i := range n {
+		c, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: i, Incarnation: fmt.Sprint("i", i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := collective.Listen(collective.Config{Credentials: c, ListenAddr: "127.0.0.1:0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { e.Close() })
+		endpoints, addrs = append(endpoints, e), append(addrs, e.Addrs())
+		if oneHost {
+			hosts = append(hosts, "a")
+		}
+	}
+	generation := uint64(0)
+	return func() []*collective.Group {
+		generation++
+		groups, errs := make([]*collective.Group, n), make([]error, n)
+		var all sync.WaitGroup
+		for i, e := range endpoints {
+			all.Go(func() {
+				groups[i], errs[i] = e.Connect(context.Background(),
+					collective.Peers{Generation: generation, Rank: i, Addrs: addrs, Hosts: hosts})
+			})
+		}
+		all.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		return groups
+	}
+}
+
+// TestGenerations: of many worlds, left in order or broken off, nothing stays on the devices but what the last has taken, and
+// what others have open is not freed before they have closed it.
+func TestGenerations(t *testing.T) {
+	for name, config := range configs {
+		for _, oneHost := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, one host %v", name, oneHost), func(t *testing.T) {
+				const n = 3
+				w := newWorld(t, n, 1, config)
+				w.node.unseen = oneHost
+				meet := meetings(t, n, oneHost)
+				var used []uint64
+				for generation := range 30 {
+					w.groups = meet()
+					errs := w.each(func(rank int, d *Device, g *collective.Group) error {
+						s, err := Alloc[float32](d, 500+generation)
+						if err != nil {
+							return err
+						}
+						defer s.Free()
+						if err := s.CopyFrom(t.Context(), slices.Repeat([]float32{1}, s.Len())); err != nil {
+							return err
+						}
+						if generation%3 == 2 && rank == 1 {
+							g.Abort(errors.New("lost"))
+						}
+						if err := AllReduce(t.Context(), g, s, collective.Sum); err != nil {
+							return err
+						}
+						h := AllReduceAsync(t.Context(), g, s, collective.Max, Options{})
+						if err := h.Wait(); err != nil {
+							return err
+						}
+						if got := values(t, s); !slices.Equal(got, slices.Repeat([]float32{n}, s.Len())) {
+							return fmt.Errorf("the sum is %v", got[:1])
+						}
+						return nil
+					})
+					for rank, err := range errs {
+						if (err != nil) != (generation%3 == 2) || err != nil && !errors.Is(err, collective.ErrAborted) {
+							t.Fatalf("generation %d, rank %d: %v", generation, rank, err)
+						}
+					}
+					for _, g := range w.groups {
+						g.Close()
+					}
+					w.node.mu.Lock()
+					used = append(used, w.node.used)
+					w.node.mu.Unlock()
+				}
+				if most := slices.Max(used[3:]); most > n*(4<<10) {
+					t.Errorf("%d bytes are held", most)
+				}
+				w.node.mu.Lock()
+				defer w.node.mu.Unlock()
+				if w.node.early > 0 {
+					t.Errorf("%d allocations were freed while others had them open", w.node.early)
+				}
+			})
+		}
+	}
+}
+
+// TestFreedWhileOpen: memory that others have open is kept, and what takes its place is opened anew.
+func TestFreedWhileOpen(t *testing.T) {
+	w := newWorld(t, 2, 1, Config{})
+	w.node.limit = 1 << 31
+	for i := range 8 {
+		w.must(t, func(rank int, d *Device, g *collective.Group) error {
+			s, err := Alloc[float64](d, 10<<20/8)
+			if err != nil {
+				return err
+			}
+			defer s.Free()
+			part := s.Slice(i, i+100)
+			if err := part.CopyFrom(t.Context(), slices.Repeat([]float64{float64(i)}, 100)); err != nil {
+				return err
+			}
+			if err := AllReduce(t.Context(), g, part, collective.Sum); err != nil {
+				return err
+			}
+			if got := values(t, part); !slices.Equal(got, slices.Repeat([]float64{float64(2 * i)}, 100)) {
+				return fmt.Errorf("round %d gives %v", i, got[0])
+			}
+			return nil
+		})
+	}
+	w.node.mu.Lock()
+	defer w.node.mu.Unlock()
+	if w.node.early > 0 || w.node.used > 2*(maxDoomed+bankSize+40<<20) {
+		t.Errorf("%d allocations were freed early, %d bytes are held", w.node.early, w.node.used)
+	}
+}
+
+// TestSomeWantStaging: one rank is enough for all to go that way.
+func TestSomeWantStaging(t *testing.T) {
+	w := newWorld(t, 3, 1, Config{})
+	w.devices[1].config.Staging = true
+	w.must(t, func(rank int, d *Device, g *collective.Group) error {
+		return AllReduce(t.Context(), g, vector(t, d, []int32{1, 2}), collective.Sum)
+	})
+	for rank, f := range w.drivers {
+		if f.calls["cuLaunchKernel"] != 0 {
+			t.Errorf("rank %d has launched a kernel", rank)
+		}
+	}
+}
+
+// TestOtherHost: a rank whose handles lead nowhere here, or to other memory, has all of them staged.
+func TestOtherHost(t *testing.T) {
+	elsewhere := newNode(t)
+	elsewhere.address += 1 << 40
+	for _, lead := range []string{"nowhere", "astray"} {
+		w := newWorld(t, 2, 1, Config{})
+		if lead == "nowhere" {
+			w.drivers[1].node = elsewhere
+		} else {
+			w.drivers[1].astray = true
+		}
+		w.must(t, func(rank int, d *Device, g *collective.Group) error {
+			s := vector(t, d, []int32{1, 2})
+			if err := AllReduce(t.Context(), g, s, collective.Sum); err != nil {
+				return err
+			}
+			if got := values(t, s); !slices.Equal(got, []int32{2, 4}) {
+				return fmt.Errorf("the sum is %v", got)
+			}
+			return nil
+		})
+		if n := w.drivers[0].calls["cuLaunchKernel"]; n != 0 {
+			t.Errorf("%s: %d kernels were launched", lead, n)
+		}
+	}
+}
