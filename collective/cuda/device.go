@@ -119,12 +119,11 @@ type Device struct {
 	info   Info
 	device int32
 
-	calls  chan func()    // to the thread
-	watch  chan watched   // to the thread: events to wait for
-	closed chan struct{}  // Close has begun
-	ended  chan struct{}  // the thread is gone
-	once   sync.Once      // of Close
-	work   sync.WaitGroup // asynchronous operations under way
+	calls  chan func()   // to the thread
+	watch  chan watched  // to the thread: events to wait for
+	closed chan struct{} // Close has begun
+	ended  chan struct{} // the thread is gone
+	once   sync.Once     // of Close
 
 	waiting []watched // the thread's
 

@@ -117,8 +117,9 @@ func (m *Module) directive(line string) (*Kernel, error) {
 			return nil, fmt.Errorf("addresses of %s bits", rest)
 		}
 	case ".visible":
-		name, ok := strings.CutPrefix(rest, ".entry ")
-		if name, ok = strings.CutSuffix(name, "("); !ok || m.Kernels[name] != nil || m.Version == "" {
+		name, entry := strings.CutPrefix(rest, ".entry ")
+		name, open := strings.CutSuffix(name, "(")
+		if !entry || !open || m.Kernels[name] != nil || m.Version == "" {
 			return nil, fmt.Errorf("no entry")
 		}
 		return &Kernel{Name: name, names: map[string]int{}, labels: map[string]int{}}, nil
