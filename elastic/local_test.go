@@ -44,6 +44,7 @@ type member struct {
 	count int
 	rng   *rand.PCG
 	tags  map[string]int
+	large int   // how long the shard is
 	sum   []int // redistributed: what the shards' first numbers were, by old rank; −1: lost
 	step  int
 }
@@ -105,7 +106,7 @@ func (c *crew) warnings() (all []string) {
 
 // set gives a member pieces that are its own.
 func (m *member) set(id, step int) {
-	m.shard = slices.Repeat([]float32{float32(id)}, 3*image.ChunkSize/4/2)
+	m.shard = slices.Repeat([]float32{float32(id)}, max(m.large, 10))
 	m.shard[0] += float32(step) / 100
 	m.count, m.sum, m.step = id, []int{id}, step
 	m.tags = map[string]int{"id": id}
@@ -138,6 +139,7 @@ func TestLocalPieces(t *testing.T) {
 	c := newCrew(t)
 	m := []*member{c.member(1), c.member(1), c.member(1), c.member(1)}
 	for i := range m {
+		m[i].large = 3 * image.ChunkSize / 4 / 2
 		m[i].set(10+i, 0)
 	}
 	c.world(0, hostsNamed("aabb"), m...)
