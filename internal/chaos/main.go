@@ -127,9 +127,9 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 	began := time.Now()
 	r, err := c.binaries.Start(e2e.Job{
 		Dir: dir,
-		Flags: []string{"-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2",
+		Flags: []string{"-np", "4", "--min-np", "1", "--commit-replicas", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
-		Trainee: c.trainee("-log-all", "-chatter", "-commit-every", every),
+		Trainee: c.trainee("-log-all", "-local", "-chatter", "-commit-every", every),
 		Limit:   c.limit,
 	})
 	if err != nil {

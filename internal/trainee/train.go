@@ -39,7 +39,8 @@ type training struct {
 	sum     []float32
 	at      progress
 	own     own
-	held    int // its place when the last step was taken; -1: none was
+	held    int // the place of own; -1: none has been trained with
+	since   int // the step after which it was taken over
 	entered int // the step after which the world was entered
 	said    int // lines of chatter
 	resets  int
@@ -76,8 +77,8 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 // train takes the steps that are left.
 func (t *training) train(ctx context.Context) error {
 	t.entered = t.at.Step
-	if t.set.local && t.held == t.own.Place && t.own.Step != t.at.Step {
-		return fmt.Errorf("what this worker alone has is of step %d, and the rest of step %d", t.own.Step, t.at.Step)
+	if err := t.checkOwn(); err != nil {
+		return err
 	}
 	if err := t.write(t.line(diary.Enter)); err != nil {
 		return err
@@ -98,6 +99,17 @@ func (t *training) train(ctx context.Context) error {
 	}
 }
 
+// checkOwn tells whether what this worker alone has is of the same step as the rest. It need not be where it has waited for this worker.
+func (t *training) checkOwn() error {
+	switch {
+	case t.held != t.own.Place:
+		t.held, t.since = t.own.Place, t.at.Step
+	case t.set.local && t.own.Step != t.at.Step && t.at.Step != t.since:
+		return fmt.Errorf("what this worker alone has is of step %d, and the rest of step %d", t.own.Step, t.at.Step)
+	}
+	return nil
+}
+
 func (t *training) step(ctx context.Context) error {
 	if t.set.chatter {
 		t.said++
@@ -110,7 +122,7 @@ func (t *training) step(ctx context.Context) error {
 	// Live state that belongs to no step goes into the collective, so that a failure there takes a roll back.
 	next := t.at.Step + 1
 	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
-	t.own.Step, t.held = next, t.own.Place
+	t.own.Step = next
 	diary.Begin(t.weights)
 	diary.Share(t.sum, next, t.worker.Rank(), t.worker.Size())
 	if err := collective.AllReduce(ctx, t.worker.Group(), t.sum, collective.Sum); err != nil {
