@@ -24,7 +24,7 @@ UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes pure cross generate chaos chaos-drivers bench-recovery bench-crowd clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits pure cross generate chaos chaos-drivers chaos-commits bench-recovery bench-crowd clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck fresh examples test frameworks resumes net pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck fresh examples test frameworks resumes commits net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -107,6 +107,10 @@ resumes: # a short chaos-drivers
 	@echo "== jobs whose driver is killed and resumed"
 	@$(GO) run ./internal/chaos -runs 2 -drivers 8 -steps 1000
 
+commits: # a short chaos-commits
+	@echo "== jobs whose workers are killed in commits"
+	@$(GO) run ./internal/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
+
 pure:
 	@echo "== build without cgo"
 	@CGO_ENABLED=0 $(GO) build ./...
@@ -134,6 +138,9 @@ chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
 
 chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
 	@$(GO) run ./internal/chaos -runs 1 -drivers 100 -steps 20000 -limit 5m $(ARGS)
+
+chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
+	@$(GO) run ./internal/chaos -commits 500 -steps 300 -size 600000 -pause 20ms -limit 2m $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
 	@$(GO) run ./internal/recovery $(ARGS)

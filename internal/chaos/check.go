@@ -15,7 +15,7 @@ import (
 type ending struct{ chain, digest string }
 
 func (c *chaos) trainee(more ...string) []string {
-	return append(more, "-steps", fmt.Sprint(c.steps), "-step-time", c.stepTime.String())
+	return append(more, "-steps", fmt.Sprint(c.steps), "-step-time", c.stepTime.String(), "-size", fmt.Sprint(c.size))
 }
 
 // undisturbed trains in a single process, without hvdrun, and returns what that has in the end.
@@ -27,7 +27,7 @@ func (c *chaos) undisturbed() (ending, error) {
 	}
 	lines, err := diary.Follow[diary.Line](path).Next()
 	if err == nil {
-		err = diary.Check(lines, c.steps, diary.Size)
+		err = diary.Check(lines, c.steps, c.size)
 	}
 	if err == nil && (len(lines) == 0 || lines[len(lines)-1].Event != diary.End) {
 		err = errors.New("it has not come to the end")
@@ -51,7 +51,7 @@ func (c *chaos) check(res e2e.Result) error {
 	if len(res.Left) > 0 {
 		errs = append(errs, fmt.Errorf("processes are left: %q", res.Left))
 	}
-	if err := diary.Check(res.Lines, c.steps, diary.Size); err != nil {
+	if err := diary.Check(res.Lines, c.steps, c.size); err != nil {
 		errs = append(errs, err)
 	}
 	if err := checkResets(res.Events); err != nil {

@@ -4,6 +4,9 @@
 //
 //	go run ./internal/chaos -runs 200
 //
+// With -commits workers are killed at moments of a commit alone: while values are encoded, tensors copied, or the ranks agree
+// that all have made it, and just after that.
+//
 // After each run it checks that hvdrun has ended with status 0 and in time, that no process is left, that all workers of the
 // last world have the weights of an undisturbed run, to the bit, and that no committed step was lost, done again or left
 // out (see diary.Check: whoever enters a world is not behind any step whose Commit has returned nil anywhere before). The
@@ -26,6 +29,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
 func main() {
@@ -40,6 +44,8 @@ func main() {
 	flag.DurationVar(&c.pause, "pause", 80*time.Millisecond, "mean time between two kills")
 	flag.Float64Var(&c.ask, "ask", 0.25, "share of those who are asked to leave, by SIGTERM, in place of being killed")
 	flag.IntVar(&c.drivers, "drivers", 0, "times that hvdrun itself is killed in a job, and resumed")
+	flag.IntVar(&c.commits, "commits", 0, "times that one or two workers are killed at a moment of a commit; in place of all else, in as many runs as it takes")
+	flag.IntVar(&c.size, "size", diary.Size, "weights of a job, of 4 bytes each")
 	flag.DurationVar(&c.limit, "limit", 60*time.Second, "longest that a run may take")
 	flag.Parse()
 	if err := c.run(ctx); err != nil {
@@ -52,7 +58,7 @@ func main() {
 // chaos is the flags and what is the same for all runs.
 type chaos struct {
 	runs, parallel, steps  int
-	drivers                int
+	drivers, commits, size int
 	seed                   uint64
 	ask                    float64
 	stepTime, pause, limit time.Duration
@@ -96,12 +102,15 @@ func (c *chaos) runAll(ctx context.Context) (summary, error) {
 	began := time.Now()
 	for i := range c.runs {
 		turn <- struct{}{}
-		if ctx.Err() != nil {
+		mu.Lock()
+		left := c.commits - sum.strikes.tries
+		mu.Unlock()
+		if ctx.Err() != nil || c.commits > 0 && left <= 0 {
 			break
 		}
 		wg.Go(func() {
 			defer func() { <-turn }()
-			o := c.disturbed(ctx, i)
+			o := c.disturbed(ctx, i, left)
 			mu.Lock()
 			defer mu.Unlock()
 			if ctx.Err() == nil {
@@ -116,20 +125,23 @@ func (c *chaos) runAll(ctx context.Context) (summary, error) {
 }
 
 // disturbed runs one job and throws the dice for it.
-func (c *chaos) disturbed(ctx context.Context, i int) outcome {
+func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 	seed := c.seed + uint64(i)
 	dir := filepath.Join(c.dir, fmt.Sprintf("run.%d", i+1))
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		return outcome{err: err}
 	}
 	dice := rand.New(rand.NewPCG(seed, 0))
-	every := strconv.Itoa(1 + dice.IntN(3))
+	flags := []string{"-log-all", "-local", "-chatter", "-commit-every", strconv.Itoa(1 + dice.IntN(3))}
+	if c.commits > 0 {
+		flags = []string{"-log-all", "-struck", fmt.Sprintf("-async=%t", dice.IntN(2) == 0), fmt.Sprintf("-local=%t", dice.IntN(2) == 0)}
+	}
 	began := time.Now()
 	r, err := c.binaries.Start(e2e.Job{
 		Dir: dir,
 		Flags: []string{"-np", "4", "--min-np", "1", "--commit-replicas", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
-		Trainee: c.trainee("-log-all", "-local", "-chatter", "-commit-every", every),
+		Trainee: c.trainee(flags...),
 		Limit:   c.limit,
 	})
 	if err != nil {
@@ -138,7 +150,13 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 	k := newKiller(r, dice, c.pause, c.steps*85/100)
 	k.ask = c.ask
 	k.drivers.left = c.drivers
-	killErr := k.run(ctx)
+	var hit strikes
+	var killErr error
+	if c.commits > 0 {
+		hit.tries, killErr = k.strikeCommits(ctx, tries)
+	} else {
+		killErr = k.run(ctx)
+	}
 	if ctx.Err() != nil {
 		k.job.Kill()
 	}
@@ -149,6 +167,10 @@ func (c *chaos) disturbed(ctx context.Context, i int) outcome {
 	}
 	if o.err = errors.Join(killErr, err); o.err == nil {
 		o.err = c.check(res)
+	}
+	if o.err == nil && c.commits > 0 {
+		o.err = k.readStrikes(res.Lines, &hit)
+		o.strikes = hit
 	}
 	if o.err == nil && c.drivers > 0 {
 		o.err = k.checkResumed(res)
@@ -170,6 +192,7 @@ type outcome struct {
 	recoveries e2e.Spread
 	drivers    int        // kills of hvdrun
 	controls   e2e.Spread // from resume until it had control
+	strikes    strikes
 	err        error
 }
 
@@ -193,6 +216,7 @@ type summary struct {
 	zeros, newcomers, bursts    int
 	drivers                     int
 	recoveries, controls        e2e.Spread
+	strikes                     strikes
 	took                        time.Duration
 }
 
@@ -207,6 +231,7 @@ func (s *summary) add(o outcome) {
 	s.recoveries = slices.Concat(s.recoveries, o.recoveries)
 	s.drivers += o.drivers
 	s.controls = slices.Concat(s.controls, o.controls)
+	s.strikes.add(o.strikes)
 	for i, k := range o.kills {
 		if k.rank == 0 {
 			s.zeros++
@@ -226,7 +251,7 @@ func (s *summary) report() string {
 		resumed = fmt.Sprintf("\n%d kills of hvdrun; from the start of resume until it had the job again:\n%s\n%s\n",
 			s.drivers, e2e.SpreadHeader, s.controls.Row("resume"))
 	}
-	return resumed + fmt.Sprintf(`
+	return resumed + s.strikes.report() + fmt.Sprintf(`
 %d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d asked to leave, %d resets
 
 From a member's death to the next completed step in a later world, whatever else died meanwhile:

@@ -140,11 +140,15 @@ func (x fault) happen() error {
 type trap struct {
 	faults          *faults
 	at              *progress
+	strikes         *strikes
 	syncs, restores int
 }
 
 // Save is the middle of every save.
-func (t *trap) Save() error { return t.faults.at("save", t.at.Step) }
+func (t *trap) Save() error {
+	t.strikes.saved.Store(true)
+	return t.faults.at("save", t.at.Step)
+}
 
 // Restore is the middle of every roll back.
 func (t *trap) Restore() error {

@@ -49,6 +49,8 @@ type settings struct {
 	chatter     bool
 	signals     bool
 	stubborn    bool
+	async       bool
+	struck      bool
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -66,6 +68,8 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.BoolVar(&s.chatter, "chatter", false, "print a numbered line at every step, in two pieces")
 	f.BoolVar(&s.signals, "signals", false, "print each SIGTERM")
 	f.BoolVar(&s.stubborn, "stubborn", false, "ignore SIGTERM")
+	f.BoolVar(&s.async, "async", false, "commit with CommitAsync, and settle before the next step's weights")
+	f.BoolVar(&s.struck, "struck", false, "be killed at moments of a commit, as files in the folder -dir say")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 

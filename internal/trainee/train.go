@@ -44,6 +44,7 @@ type training struct {
 	entered int // the step after which the world was entered
 	said    int // lines of chatter
 	resets  int
+	strikes strikes
 }
 
 func newTraining(s *settings, w *elastic.Worker) (*training, error) {
@@ -56,11 +57,14 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 		weights: make([]float32, s.size), sum: make([]float32, s.size),
 		own: own{Place: w.Rank()}, held: -1,
 	}
+	if s.struck {
+		t.strikes.dir = s.dir
+	}
 	// A sync passes through the trap after the progress and before the weights: a worker that dies in it leaves its peers
 	// with half a state.
 	parts := []elastic.Part{
 		elastic.Value("progress", &t.at),
-		&trap{faults: &s.faults, at: &t.at},
+		&trap{faults: &s.faults, at: &t.at, strikes: &t.strikes},
 		elastic.Tensor("weights", t.weights),
 	}
 	if s.local {
@@ -123,6 +127,7 @@ func (t *training) step(ctx context.Context) error {
 	next := t.at.Step + 1
 	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
 	t.own.Step = next
+	t.state.Settle()
 	diary.Begin(t.weights)
 	diary.Share(t.sum, next, t.worker.Rank(), t.worker.Size())
 	if err := collective.AllReduce(ctx, t.worker.Group(), t.sum, collective.Sum); err != nil {
@@ -138,7 +143,7 @@ func (t *training) step(ctx context.Context) error {
 		l.Outcome = diary.None
 		return t.write(l)
 	}
-	err := t.state.Commit()
+	err := t.commit()
 	l.Time = time.Now().UnixNano()
 	var updated *elastic.HostsUpdatedError
 	switch {
@@ -152,6 +157,17 @@ func (t *training) step(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(err, t.write(l))
+}
+
+func (t *training) commit() error {
+	if err := t.strikes.begin(t); err != nil {
+		return err
+	}
+	defer t.strikes.end()
+	if t.set.async {
+		return t.state.CommitAsync()
+	}
+	return t.state.Commit()
 }
 
 // wait lets no rank pass before what the flags ask for after this step has come.
