@@ -37,8 +37,8 @@ type Config struct {
 	// Hosts are those that there are when the job begins.
 	Hosts []plan.Host
 
-	// Deaths are moments at which a worker is killed: each once in the life of the job, whoever has the rank then. Of a
-	// moment whose Generation is 0 it does not matter.
+	// Deaths are moments at which a worker is killed: each once in the life of the job, whoever has the rank then. A
+	// Generation of 0 and a Slot without a host stand for any.
 	Deaths []Moment
 	// At is called whenever a worker has come to another moment, on that worker's goroutine, which waits for it; true kills the
 	// worker there. Workers call it at the same time. Nil: nobody asks.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/life"
+	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -16,11 +17,19 @@ type Moment struct {
 	Commit uint64
 	// Generation is that of the world.
 	Generation uint64
+	// Slot is where the worker runs.
+	Slot plan.SlotID
 }
 
 // String says it in words: "rank 1, saving commit 5, generation 2".
 func (m Moment) String() string {
 	return fmt.Sprintf("rank %d, %v, commit %d, generation %d", m.Rank, m.Phase, m.Commit, m.Generation)
+}
+
+// is tells whether m is one of the moments that d means.
+func (m Moment) is(d Moment) bool {
+	return m.Rank == d.Rank && m.Phase == d.Phase && m.Commit == d.Commit &&
+		(d.Generation == 0 || d.Generation == m.Generation) && (d.Slot == plan.SlotID{} || d.Slot == m.Slot)
 }
 
 // Phase is what a worker begins at a moment.

@@ -178,17 +178,14 @@ func (p *process) reached(m life.Moment) {
 	if phase == 0 {
 		return
 	}
-	now := Moment{Rank: m.Rank, Phase: phase, Commit: m.Commit, Generation: m.Generation}
+	now := Moment{Rank: m.Rank, Phase: phase, Commit: m.Commit, Generation: m.Generation, Slot: p.slot}
 	j := p.job
 	j.mu.Lock()
 	p.at = now
-	dies := false
-	for i, d := range j.deaths {
-		if d.Rank == now.Rank && d.Phase == phase && d.Commit == now.Commit && (d.Generation == 0 || d.Generation == now.Generation) {
-			j.deaths = append(j.deaths[:i:i], j.deaths[i+1:]...)
-			dies = true
-			break
-		}
+	due := slices.IndexFunc(j.deaths, now.is)
+	dies := due >= 0
+	if dies {
+		j.deaths = slices.Delete(j.deaths, due, due+1)
 	}
 	if phase == Committed {
 		j.committed(now)
