@@ -45,10 +45,8 @@ func TestAnySchedule(t *testing.T) {
 		}
 	}
 	t.Log(total)
-	for _, what := range []string{"done", "removed", "died", "drain", "add", "remove"} {
-		if *schedules >= 12 && total[what] == 0 {
-			t.Errorf("the schedules are dull: nothing of %q in %v", what, total)
-		}
+	if *schedules >= 12 && min(total["done"], total["removed"], total["died"], total["add"], total["drain"]+total["remove"]) == 0 {
+		t.Error("the schedules are dull")
 	}
 }
 
@@ -110,7 +108,7 @@ func newSchedule(seed uint64) *schedule {
 		p.deaths = append(p.deaths, death{where, dice.IntN(4 * places[where])})
 	}
 	for range dice.IntN(6) {
-		p.acts = append(p.acts, act{uint64(1 + dice.IntN(40)), []string{"add", "add", "remove", "drain"}[dice.IntN(4)], dice.IntN(5)})
+		p.acts = append(p.acts, act{uint64(1 + dice.IntN(30)), []string{"add", "remove", "drain"}[dice.IntN(3)], dice.IntN(4)})
 	}
 	slices.SortStableFunc(p.acts, func(a, b act) int { return int(a.at) - int(b.at) })
 	return s
