@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hvdrun/hvdrun/collective"
 )
 
@@ -252,12 +254,13 @@ func (d *Device) run(started chan<- error) {
 	}
 }
 
-// How the thread looks after events: for as long as an exchange between ranks may take it does nothing else, then it rests between
-// two looks.
+// How the thread looks after events: for as long as an exchange between ranks may take it does nothing else; then the
+// system wakes it after each nap, which is finer than Go's timers are; what takes longer than that is worth a timer.
 const (
-	eager = 50 * time.Microsecond
-	rest  = 20 * time.Microsecond
-	slow  = time.Millisecond
+	eager  = 100 * time.Microsecond
+	nap    = 20 * time.Microsecond
+	napper = 50 * time.Millisecond
+	rest   = time.Millisecond
 )
 
 // now has always come.
@@ -270,15 +273,20 @@ var now = func() <-chan time.Time {
 // serve performs calls and watches events until the device is closed.
 func (d *Device) serve() {
 	var since time.Time // when the last one came or ended
-	timer := time.NewTimer(slow)
+	timer := time.NewTimer(rest)
 	defer timer.Stop()
 	for {
 		var again <-chan time.Time
-		if waited := time.Since(since); len(d.waiting) > 0 && waited < eager {
+		switch waited := time.Since(since); {
+		case len(d.waiting) == 0:
+		case waited < eager:
 			again = now
 			runtime.Gosched()
-		} else if len(d.waiting) > 0 {
-			timer.Reset(min(max(rest, waited/16), slow))
+		case waited < napper:
+			again = now
+			unix.Nanosleep(&unix.Timespec{Nsec: nap.Nanoseconds()}, nil)
+		default:
+			timer.Reset(rest)
 			again = timer.C
 		}
 		select {

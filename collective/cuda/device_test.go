@@ -7,12 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/collective"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // vector is a slice of a device that holds values until the test ends.
 func vector[T collective.Element](t testing.TB, d *Device, values []T) *Slice[T] {

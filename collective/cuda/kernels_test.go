@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -288,4 +289,55 @@ func TestCombineAndScale(t *testing.T) {
 			t.Errorf("%s is not refused", what)
 		}
 	}
+}
+
+// TestOnDevice is what of all this a real device can show, where there is one: the kernels are compiled, and have the bits of the
+// processor's, for special values and for short vectors at all offsets.
+func TestOnDevice(t *testing.T) {
+	d, err := Open(Config{})
+	if errors.Is(err, ErrUnavailable) {
+		t.Skip("no device: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	eachKernel(t, func(t *testing.T, typ kernel.Type, op collective.Op) {
+		r := rand.New(rand.NewPCG(6, uint64(typ)))
+		for _, n := range []int{1, 2, 3, 15, 16, 17, 31, 100, 5000, 1 << 20} {
+			offset := r.IntN(16/typ.Size()) * typ.Size()
+			vectors := [][]byte{fill(r, typ, n), fill(r, typ, n), fill(r, typ, n)}
+			var at []uint64
+			for _, v := range vectors {
+				place := vector(t, d, make([]byte, 16+len(v)))
+				if err := place.Slice(offset, offset+len(v)).CopyFrom(t.Context(), v); err != nil {
+					t.Fatal(err)
+				}
+				at = append(at, place.Address()+uint64(offset))
+			}
+			args := over(typ, n, at[1:], at...)
+			args.number = divisor(typ, len(at))
+			if err := d.do(func() error { return d.launch(s.handle, combination(op), typ, args) }); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Synchronize(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			want := reduce(typ, op, vectors)
+			for _, target := range at[1:] {
+				w, err := Wrap[byte](d, target, len(want))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := differ(typ, values(t, w), want); d != "" {
+					t.Errorf("%d elements: %s", n, d)
+				}
+			}
+		}
+	})
 }

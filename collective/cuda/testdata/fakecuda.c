@@ -1,0 +1,301 @@
+// A driver of CUDA without a device, for tests of how the real library is called: the prototypes are those of its header. What it
+// is given it checks; device memory is a file that other processes open by its name. One kernel is there, sum_float32.
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct { char bytes[16]; } CUuuid;
+typedef struct { char reserved[64]; } CUipcMemHandle;
+typedef struct { unsigned magic; int queries; } object;
+typedef object *CUcontext, *CUstream, *CUevent;
+typedef struct { unsigned magic; char text[1 << 20]; } *CUmodule;
+typedef struct { unsigned magic; char name[64]; } *CUfunction;
+
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
+	NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+enum { CONTEXT = 0xc0ffee01, STREAM, EVENT, MODULE, FUNCTION };
+
+static int started;
+static object context = {CONTEXT, 0};
+static _Thread_local CUcontext current;
+static struct { char *at; size_t size; int mine; char path[128]; } memory[4096];
+static struct { char *at; size_t size; } pinned[64];
+static int names;
+
+#define NEED(condition, result) do { if (!(condition)) return result; } while (0)
+#define READY do { NEED(started, NOT_INITIALIZED); NEED(current == &context, INVALID_CONTEXT); } while (0)
+
+static int find(CUdeviceptr p, size_t n)
+{
+	for (int i = 0; i < 4096; i++)
+		if (memory[i].at && p >= (CUdeviceptr)memory[i].at && p + n <= (CUdeviceptr)memory[i].at + memory[i].size)
+			return i;
+	return -1;
+}
+
+static int host(const void *p, size_t n)
+{
+	for (int i = 0; i < 64; i++)
+		if (pinned[i].at && (char *)p >= pinned[i].at && (char *)p + n <= pinned[i].at + pinned[i].size)
+			return 1;
+	return 0;
+}
+
+static CUresult map(CUdeviceptr *out, const char *path, size_t size, int mine)
+{
+	int slot = 0;
+	while (slot < 4096 && memory[slot].at)
+		slot++;
+	int file = open(path, mine ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
+	NEED(slot < 4096 && file >= 0, INVALID_VALUE);
+	if (mine && ftruncate(file, size))
+		return 2;
+	if (!mine)
+		size = lseek(file, 0, SEEK_END);
+	void *at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	close(file);
+	NEED(at != MAP_FAILED, 2);
+	memory[slot].at = at, memory[slot].size = size, memory[slot].mine = mine;
+	snprintf(memory[slot].path, sizeof memory[slot].path, "%s", path);
+	*out = (CUdeviceptr)at;
+	return 0;
+}
+
+CUresult cuInit(unsigned flags) { NEED(flags == 0, INVALID_VALUE); started = 1; return 0; }
+CUresult cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+CUresult cuGetErrorName(CUresult r, const char **name)
+{
+	NEED(r == INVALID_VALUE || r == ILLEGAL_ADDRESS, INVALID_VALUE);
+	*name = r == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_ILLEGAL_ADDRESS";
+	return 0;
+}
+CUresult cuGetErrorString(CUresult r, const char **text) { *text = "as the fake says"; return 0; }
+CUresult cuDeviceGetCount(int *n) { NEED(started, NOT_INITIALIZED); *n = 1; return 0; }
+CUresult cuDeviceGet(CUdevice *d, int ordinal) { NEED(ordinal == 0, INVALID_DEVICE); *d = 7; return 0; }
+CUresult cuDeviceGetName(char *name, int n, CUdevice d) { NEED(d == 7, INVALID_DEVICE); snprintf(name, n, "Fake in C"); return 0; }
+CUresult cuDeviceGetUuid_v2(CUuuid *u, CUdevice d) { NEED(d == 7, INVALID_DEVICE); memset(u, 0x42, sizeof *u); return 0; }
+CUresult cuDeviceGetPCIBusId(char *id, int n, CUdevice d) { NEED(d == 7, INVALID_DEVICE); snprintf(id, n, "0000:1b:00.0"); return 0; }
+CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d)
+{
+	NEED(d == 7, INVALID_DEVICE);
+	*v = attribute == 16 ? 4 : attribute == 75 ? 9 : 0;
+	return 0;
+}
+CUresult cuDeviceTotalMem_v2(size_t *n, CUdevice d) { NEED(d == 7, INVALID_DEVICE); *n = (size_t)5 << 32; return 0; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { NEED(d == 7, INVALID_DEVICE); *c = &context; return 0; }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) { NEED(d == 7, INVALID_DEVICE); return 0; }
+CUresult cuCtxSetCurrent(CUcontext c) { NEED(c == &context, INVALID_CONTEXT); current = c; return 0; }
+
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
+{
+	READY;
+	NEED(n > 0, INVALID_VALUE);
+	char path[128];
+	snprintf(path, sizeof path, "%s/%d.%d", getenv("FAKECUDA_FOLDER"), getpid(), names++);
+	return map(p, path, n, 1);
+}
+CUresult cuMemFree_v2(CUdeviceptr p)
+{
+	READY;
+	int i = find(p, 1);
+	NEED(i >= 0 && (CUdeviceptr)memory[i].at == p && memory[i].mine, INVALID_VALUE);
+	unlink(memory[i].path);
+	munmap(memory[i].at, memory[i].size);
+	memory[i].at = 0;
+	return 0;
+}
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total) { READY; *available = (size_t)3 << 32; *total = (size_t)5 << 32; return 0; }
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
+{
+	READY;
+	int i = find(p, 1);
+	NEED(i >= 0, INVALID_VALUE);
+	*base = (CUdeviceptr)memory[i].at, *size = memory[i].size;
+	return 0;
+}
+CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags)
+{
+	READY;
+	NEED(flags == 1, INVALID_VALUE);
+	for (int i = 0; i < 64; i++)
+		if (!pinned[i].at) {
+			pinned[i].at = p, pinned[i].size = n;
+			return 0;
+		}
+	return 2;
+}
+CUresult cuMemHostUnregister(void *p)
+{
+	READY;
+	for (int i = 0; i < 64; i++)
+		if (pinned[i].at == p) {
+			pinned[i].at = 0;
+			return 0;
+		}
+	return INVALID_VALUE;
+}
+CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
+{
+	*p = malloc(n);
+	CUresult r = cuMemHostRegister_v2(*p, n, flags);
+	if (r)
+		free(*p);
+	return r;
+}
+CUresult cuMemFreeHost(void *p)
+{
+	CUresult r = cuMemHostUnregister(p);
+	if (!r)
+		free(p);
+	return r;
+}
+
+#define IS(what, kind) do { NEED((what) && (what)->magic == (kind), INVALID_HANDLE); } while (0)
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream s)
+{
+	READY;
+	IS(s, STREAM);
+	NEED(find(to, n) >= 0 && host(from, n), ILLEGAL_ADDRESS);
+	memcpy((void *)to, from, n);
+	return 0;
+}
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream s)
+{
+	READY;
+	IS(s, STREAM);
+	NEED(find(from, n) >= 0 && host(to, n), ILLEGAL_ADDRESS);
+	memcpy(to, (void *)from, n);
+	return 0;
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s)
+{
+	READY;
+	IS(s, STREAM);
+	NEED(find(from, n) >= 0 && find(to, n) >= 0, ILLEGAL_ADDRESS);
+	memmove((void *)to, (void *)from, n);
+	return 0;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream s)
+{
+	READY;
+	IS(s, STREAM);
+	NEED(find(to, n) >= 0, ILLEGAL_ADDRESS);
+	memset((void *)to, value, n);
+	return 0;
+}
+
+static void *made(unsigned magic, size_t n)
+{
+	object *o = calloc(1, n);
+	o->magic = magic;
+	return o;
+}
+static CUresult gone(object *o) { o->magic = 0; free(o); return 0; }
+
+CUresult cuStreamCreate(CUstream *s, unsigned flags) { READY; NEED(flags == 1, INVALID_VALUE); *s = made(STREAM, sizeof **s); return 0; }
+CUresult cuStreamDestroy_v2(CUstream s) { READY; IS(s, STREAM); return gone(s); }
+CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
+{
+	READY;
+	IS(s, STREAM);
+	IS(e, EVENT);
+	NEED(flags == 0, INVALID_VALUE);
+	return 0;
+}
+CUresult cuEventCreate(CUevent *e, unsigned flags) { READY; NEED(flags == 2, INVALID_VALUE); *e = made(EVENT, sizeof **e); return 0; }
+CUresult cuEventDestroy_v2(CUevent e) { READY; IS(e, EVENT); return gone(e); }
+CUresult cuEventRecord(CUevent e, CUstream s) { READY; IS(s, STREAM); IS(e, EVENT); e->queries = 2; return 0; }
+CUresult cuEventQuery(CUevent e) { READY; IS(e, EVENT); return e->queries-- > 0 ? NOT_READY : 0; }
+
+CUresult cuModuleLoadDataEx(CUmodule *m, const void *image, unsigned n, int *options, void **values)
+{
+	READY;
+	NEED(n == 2 && options[0] == 5 && options[1] == 6 && values[0] && (size_t)values[1] == 4095, INVALID_VALUE);
+	NEED(strlen(image) < sizeof (*m)->text, INVALID_VALUE);
+	if (!strstr(image, ".version 7.0\n.target sm_70\n")) {
+		snprintf(values[0], (size_t)values[1], "no version that is known");
+		return 218;
+	}
+	*m = made(MODULE, sizeof **m);
+	strcpy((*m)->text, image);
+	return 0;
+}
+CUresult cuModuleUnload(CUmodule m) { READY; IS(m, MODULE); return gone((object *)m); }
+CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
+{
+	READY;
+	IS(m, MODULE);
+	char entry[128];
+	snprintf(entry, sizeof entry, ".entry %s(", name);
+	NEED(strstr(m->text, entry), NOT_FOUND);
+	*f = made(FUNCTION, sizeof **f);
+	snprintf((*f)->name, sizeof (*f)->name, "%s", name);
+	return 0;
+}
+
+struct arguments { uint64_t sources[16], targets[16]; uint32_t n_sources, n_targets; uint64_t skip, vectors, head, rest, number; };
+_Static_assert(sizeof(struct arguments) == 304, "as in the kernels");
+
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+	CUstream s, void **params, void **extra)
+{
+	READY;
+	IS(f, FUNCTION);
+	IS(s, STREAM);
+	NEED(gx > 0 && gy == 1 && gz == 1 && bx == 256 && by == 1 && bz == 1 && shared == 0 && params && !extra, INVALID_VALUE);
+	NEED(!strcmp(f->name, "sum_float32"), INVALID_VALUE);
+	struct arguments *a = params[0];
+	uint64_t n = a->rest + a->vectors * 4;
+	NEED(a->n_sources <= 16 && a->n_targets <= 16, INVALID_VALUE);
+	for (uint32_t k = 0; k < a->n_sources; k++)
+		NEED(find(a->sources[k], 4 * n) >= 0, ILLEGAL_ADDRESS);
+	for (uint32_t k = 0; k < a->n_targets; k++)
+		NEED(find(a->targets[k], 4 * n) >= 0, ILLEGAL_ADDRESS);
+	for (uint64_t i = 0; i < n; i++) {
+		float sum = ((float *)a->sources[0])[i];
+		for (uint32_t k = 1; k < a->n_sources; k++)
+			sum += ((float *)a->sources[k])[i];
+		for (uint32_t k = 0; k < a->n_targets; k++)
+			((float *)a->targets[k])[i] = sum;
+	}
+	return 0;
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p)
+{
+	READY;
+	int i = find(p, 1);
+	NEED(i >= 0 && (CUdeviceptr)memory[i].at == p && memory[i].mine, INVALID_VALUE);
+	memset(h, 0, sizeof *h);
+	snprintf(h->reserved, sizeof h->reserved, "FAKE %s", strrchr(memory[i].path, '/') + 1);
+	strcpy(h->reserved + 60, "end");
+	return 0;
+}
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle h, unsigned flags)
+{
+	READY;
+	char path[128], own[16];
+	NEED(flags == 1 && !strncmp(h.reserved, "FAKE ", 5) && !strcmp(h.reserved + 60, "end"), INVALID_VALUE);
+	snprintf(own, sizeof own, "%d.", getpid());
+	NEED(strncmp(h.reserved + 5, own, strlen(own)), INVALID_CONTEXT);
+	snprintf(path, sizeof path, "%s/%s", getenv("FAKECUDA_FOLDER"), h.reserved + 5);
+	return map(p, path, 0, 0);
+}
+CUresult cuIpcCloseMemHandle(CUdeviceptr p)
+{
+	READY;
+	int i = find(p, 1);
+	NEED(i >= 0 && (CUdeviceptr)memory[i].at == p && !memory[i].mine, INVALID_VALUE);
+	munmap(memory[i].at, memory[i].size);
+	memory[i].at = 0;
+	return 0;
+}
