@@ -18,7 +18,8 @@ import (
 //
 // Before a commit counts, each rank gives its pieces to as many others as --commit-replicas says, of other hosts first, and
 // when the hosts change to all others, so that ranks which leave in good order leave nothing behind. A piece is lost only
-// where a rank dies together with all those that keep its pieces, and then a warning names part and rank.
+// where a rank dies together with all those that keep its pieces, and then a warning names part and rank. (One that is asked to leave at
+// the very moment when another dies leaves as if it had died: nobody meets it at a commit any more.)
 //
 // In the sync of a new world every rank that was in the last one goes on with its own piece, of the commit that all go back to. The
 // pieces of those that are gone, in the order of their ranks, are taken by the newcomers, in the order of theirs; what nobody
