@@ -183,9 +183,7 @@ func (m *machine) lose(now time.Time, w *worker) {
 		return
 	}
 	m.dead = append(m.dead, w.rank)
-	if m.deadFrom.IsZero() {
-		m.deadFrom = now
-	}
+	m.deadFrom = now
 }
 
 // readmit ends drains and exclusions, also those for failures, and forgets the failures.

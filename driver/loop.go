@@ -268,6 +268,10 @@ func (l *loop) run(ctx context.Context) error {
 			ask()
 			continue
 		case <-timer.C:
+			if len(l.events) > 0 {
+				l.wind(timer) // what has happened by now comes first: it may be what was waited for
+				continue
+			}
 			in.event = deadlinePassed{}
 		case <-interrupt:
 			interrupt = nil

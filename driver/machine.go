@@ -46,7 +46,7 @@ type machine struct {
 	removeFrom time.Time     // since when members are to leave at a commit
 	dead       []int         // ranks of the current world whose processes have died, or do not count any more
 	told       int           // how many of them the members were told of
-	deadFrom   time.Time     // when the first died that they were not told of, or one of them came since
+	deadFrom   time.Time     // when the last died that they were not told of, or one of them came since
 	resets     int
 	resetsAt   []time.Time         // those that count for the limit, where it has a window
 	failures   map[plan.SlotID]int // of workers that failed in slots of listed hosts

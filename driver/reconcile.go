@@ -347,8 +347,8 @@ func (m *machine) announce(now time.Time) {
 }
 
 // lossAfter is how long members have to notice a death by themselves. The kernel of a process that died tells its peers
-// at once; only a host that was cut off takes its peers with it into the silence. As long as they come, one after the
-// other, nobody needs to be told: a thousand take longer than this.
+// at once; only a host that was cut off takes its peers with it into the silence. As long as they die and come, one after
+// the other, nobody needs to be told: a thousand take longer than this.
 const lossAfter = 20 * time.Millisecond
 
 // spreadLoss tells the members that still train in the current world which of its ranks are dead: nothing that they do
