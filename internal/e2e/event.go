@@ -23,6 +23,7 @@ type Event struct {
 	Change     string    `json:"change"`
 	Status     int       `json:"status"`
 	Message    string    `json:"message"`
+	What       string    `json:"what"`
 	Slots      []struct {
 		Rank int    `json:"rank"`
 		Host string `json:"host"`
