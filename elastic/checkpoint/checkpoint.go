@@ -246,7 +246,7 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 		return fmt.Errorf("its format has version %d, this program knows version %d", f.About.Version, Version)
 	}
 	f.entries = make(map[string]entry, len(fields))
-	last := uint64(0)
+	last, sum := uint64(0), uint64(0)
 	for name, text := range fields {
 		var e entry
 		if err := json.Unmarshal(text, &e); err != nil {
@@ -258,10 +258,14 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 		}
 		f.entries[name] = e
 		last = max(last, e.Offsets[1])
+		if sum += e.Offsets[1] - e.Offsets[0]; sum > size {
+			return damaged("its tensors have more bytes than it")
+		}
 	}
 	if f.data+int64(last) != f.Size {
 		return damaged("its tensors end at %d, the file at %d", f.data+int64(last), f.Size)
 	}
+	taken := make(map[string]bool, len(f.entries))
 	for _, p := range f.About.Parts {
 		if len(p.Sums) != len(p.Tensors) {
 			return damaged("part %q has %d tensors and checksums of %d", p.Name, len(p.Tensors), len(p.Sums))
@@ -271,6 +275,10 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 			if n := int(e.Offsets[1] - e.Offsets[0]); !ok || len(p.Sums[i]) != image.Chunks(n) {
 				return damaged("part %q has no tensor %q of its length", p.Name, name)
 			}
+			if taken[name] {
+				return damaged("tensor %q is there twice", name)
+			}
+			taken[name] = true
 		}
 	}
 	return nil
