@@ -13,12 +13,15 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-const (
+// Variables for tests.
+var (
 	// bankSize is how much of a vector that other processes cannot open is combined at a time.
 	bankSize = 64 << 20
 	// maxDoomed is how much memory that was freed is kept for those that have it open. Beyond that nothing more is opened to them.
 	maxDoomed = 64 << 20
+)
 
+const (
 	nonceSize = 32
 	helloSize = 1 + nonceSize + len(ipcHandle{}.bytes)
 	placeSize = 8 + len(ipcHandle{}.bytes)
@@ -404,7 +407,7 @@ func (w *direct) export(address uint64) (base uint64, handle ipcHandle, banked b
 		d.mu.Lock()
 		_, own := d.owned[base]
 		known, there := w.exported[base]
-		full := w.kept > maxDoomed
+		full := w.kept > uint64(maxDoomed)
 		d.mu.Unlock()
 		switch {
 		case own && there:
@@ -434,5 +437,5 @@ func (w *direct) needBank() error {
 	if w.bank != 0 {
 		return nil
 	}
-	return w.device.api.check("cuMemAlloc_v2", w.device.api.memAlloc(&w.bank, bankSize))
+	return w.device.api.check("cuMemAlloc_v2", w.device.api.memAlloc(&w.bank, uint64(bankSize)))
 }

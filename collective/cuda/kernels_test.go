@@ -217,7 +217,7 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// TestAllHalves: every half-precision number and every bfloat16, scaled and with some others.
+// TestAllHalves: every half-precision number and every bfloat16, added to some other.
 func TestAllHalves(t *testing.T) {
 	b := newBench(t, 3<<17)
 	for _, typ := range []kernel.Type{kernel.Float16, kernel.BFloat16} {
@@ -227,13 +227,11 @@ func TestAllHalves(t *testing.T) {
 			x = appendBits(x, typ, uint64(v))
 		}
 		y := fill(r, typ, 1<<16)
-		for _, op := range []collective.Op{collective.Sum, collective.Product} {
-			copy(b.memory, x)
-			copy(b.memory[1<<17:], y)
-			b.run(t, combination(op), typ, over(typ, 1<<16, []uint64{b.base + 2<<17}, b.base, b.base+1<<17))
-			if d := differ(typ, b.memory[2<<17:], reduce(typ, op, [][]byte{x, y})); d != "" {
-				t.Errorf("%v of %v: %s", op, typ, d)
-			}
+		copy(b.memory, x)
+		copy(b.memory[1<<17:], y)
+		b.run(t, "sum", typ, over(typ, 1<<16, []uint64{b.base + 2<<17}, b.base, b.base+1<<17))
+		if d := differ(typ, b.memory[2<<17:], reduce(typ, collective.Sum, [][]byte{x, y})); d != "" {
+			t.Errorf("%v: %s", typ, d)
 		}
 	}
 }

@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	pieceSize, bankSize, maxDoomed = 128<<10, 1<<20, 1<<20
 	goleak.VerifyTestMain(m)
 }
 

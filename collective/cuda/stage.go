@@ -10,10 +10,10 @@ import (
 
 // Pieces that are on their way at a time, and their size. While one is reduced by the group, the next comes from the device and
 // the last goes back.
-const (
-	pieces    = 3
-	pieceSize = 4 << 20
-)
+const pieces = 3
+
+// pieceSize is a variable for tests, which have less to copy where it is small.
+var pieceSize = 4 << 20
 
 // staging is what vectors travel through between a device and the host: memory that the device reads and writes without the
 // processor's help, and a stream for each direction. It is used by one operation at a time.
@@ -94,16 +94,16 @@ func (s *staging) make() error {
 			}
 		}
 	}
-	const n = pieces * pieceSize
+	n := pieces * pieceSize
 	if shared, err := collective.Alloc[byte](n); err == nil {
-		if a.memHostRegister(unsafe.Pointer(&shared[0]), n, hostPortable) == success {
+		if a.memHostRegister(unsafe.Pointer(&shared[0]), uint64(n), hostPortable) == success {
 			s.memory, s.shared = shared, true
 			return nil
 		}
 		collective.Free(shared)
 	}
 	var p unsafe.Pointer
-	if err := a.check("cuMemHostAlloc", a.memHostAlloc(&p, n, hostPortable)); err != nil {
+	if err := a.check("cuMemHostAlloc", a.memHostAlloc(&p, uint64(n), hostPortable)); err != nil {
 		return err
 	}
 	s.memory = unsafe.Slice((*byte)(p), n)
@@ -275,7 +275,7 @@ func (s *staging) push(i int, legs []leg) error {
 // cut divides n bytes at an address into pieces, and says where each is.
 func cut(address uint64, n int) (count int, legs func(i int) []leg) {
 	return (n + pieceSize - 1) / pieceSize, func(i int) []leg {
-		return []leg{{address: address + uint64(i)*pieceSize, n: min(pieceSize, n-i*pieceSize)}}
+		return []leg{{address: address + uint64(i*pieceSize), n: min(pieceSize, n-i*pieceSize)}}
 	}
 }
 

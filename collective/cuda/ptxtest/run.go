@@ -29,7 +29,7 @@ func (f *Fault) Error() string {
 }
 
 // maxSteps is how many instructions a thread may take.
-const maxSteps = 1 << 26
+const maxSteps = 1 << 22
 
 type thread struct {
 	kernel  *Kernel
