@@ -31,7 +31,7 @@ import (
 )
 
 type options struct {
-	data                                    string
+	data, checkpoints                       string
 	epochs, batch, commitEvery, reportEvery int
 	rate, decay                             float64
 	seed                                    int64
@@ -41,6 +41,7 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.data, "data", debianData, "folder with the four files of the data set")
+	flag.StringVar(&o.checkpoints, "checkpoints", "", "folder of checkpoints, from which training goes on; none: there are no checkpoints")
 	flag.IntVar(&o.epochs, "epochs", 3, "passes over the training images")
 	flag.IntVar(&o.batch, "batch", 32, "images per worker and step")
 	flag.IntVar(&o.commitEvery, "commit-every", 10, "steps from one commit to the next")
@@ -138,7 +139,11 @@ func (t *trainer) scale(workers int) error {
 // train runs the epochs on all workers together. When it returns nil, all have the same variables.
 func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) error {
 	sampler := elastic.NewSampler(set.len(), elastic.SamplerOptions{Shuffle: true, Seed: t.seed, Batch: t.batch})
-	state := elastic.NewState(w, t.variables, elastic.Value("progress", &t.at), sampler)
+	parts := []elastic.Part{t.variables, elastic.Value("progress", &t.at), sampler}
+	if t.checkpoints != "" {
+		parts = append(parts, elastic.Checkpoint(t.checkpoints))
+	}
+	state := elastic.NewState(w, parts...)
 	enter := func() error {
 		fmt.Printf("generation %d: rank %d of %d, pid %d\n", w.Generation(), w.Rank(), w.Size(), os.Getpid())
 		return nil

@@ -43,7 +43,8 @@ import (
 var _ elastic.Part = (*State)(nil)
 
 // State is the variables of a store as a part of an elastic.State. It keeps two copies of their values in the host's
-// memory: that of the last save, and room for the next.
+// memory: that of the last save, and room for the next. The elastic.State keeps another, or two while a commit is made, by
+// which it compares the ranks, and writes checkpoints.
 //
 // Variables may be created at any time, but those that a step creates (an optimizer's, mostly) must be there before the
 // first save, which elastic.Run makes when it begins: there is no going back to a time before them. NewStep creates them.
