@@ -286,6 +286,11 @@ func (p *Pending) add(i int, src Source) {
 		case !src.Given:
 			p.jobs = append(p.jobs, job{b, i, c})
 		case old != nil && bytes.Equal(old.data, b):
+			if n > 1 { // the old one would keep all the bytes from being collected that came with it
+				same := &chunk{data: b}
+				same.sum.Store(old.sum.Load())
+				old = same
+			}
 			piece.chunks[c] = old
 		default:
 			piece.chunks[c] = &chunk{data: b}
