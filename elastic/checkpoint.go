@@ -436,6 +436,7 @@ func (s *State) load(commits uint64) error {
 	if err != nil {
 		return err
 	}
+	s.mark = imageID{}
 	p := s.saved.Begin(commits, sources)
 	p.Copy()
 	p.Seal()

@@ -47,6 +47,14 @@ func (t *tensors[T]) layout() string {
 	return fmt.Sprintf("tensors %q: %T of %v", t.label, t.live, lengths)
 }
 
+func (t *tensors[T]) memory() [][]byte {
+	all := make([][]byte, len(t.live))
+	for i, data := range t.live {
+		all[i] = memoryOf(data)
+	}
+	return all
+}
+
 func (t *tensors[T]) sources(to []image.Source) ([]image.Source, error) {
 	for _, data := range t.live {
 		to = append(to, image.Source{Bytes: memoryOf(data)})

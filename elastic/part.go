@@ -80,6 +80,20 @@ type carried interface {
 	decode([]byte) error     // into the live value
 }
 
+// inMemory is a part that is nothing but memory, which a sync may write to piece by piece.
+type inMemory interface {
+	own
+	memory() [][]byte // as many as sources appends, and the same
+}
+
+// asInMemory returns o where a sync can take of it what differs, or nil.
+func asInMemory(o own) inMemory {
+	if m, ok := o.(inMemory); ok && asCarried(o) == nil {
+		return m
+	}
+	return nil
+}
+
 // placed is a part that depends on the rank.
 type placed interface{ place(rank, size int) }
 
@@ -153,6 +167,8 @@ func (t *tensor[T]) name() string { return t.label }
 func (t *tensor[T]) layout() string {
 	return fmt.Sprintf("tensor %q: %T of %d", t.label, t.live, len(t.live))
 }
+
+func (t *tensor[T]) memory() [][]byte { return [][]byte{memoryOf(t.live)} }
 
 func (t *tensor[T]) sources(to []image.Source) ([]image.Source, error) {
 	return append(to, image.Source{Bytes: memoryOf(t.live)}), nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/image"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -19,6 +20,10 @@ var (
 //
 //   - a *HostsUpdatedError: the live state goes on;
 //   - an error that is collective.ErrAborted: every rank goes back to its last commit first.
+//
+// From the Commit that has returned a *HostsUpdatedError until train returns, tensors must not be written to: what they hold
+// then is taken to be what was committed, and ranks that made the commit are not sent it. OnReset functions may write to them,
+// which costs a look at the whole state.
 //
 // Wrapped errors count. What fails on the way into a new world is tried again in the next one. Run returns nil when train
 // has returned nil on all ranks, and with it the job is done. Otherwise it returns ErrRemoved, ErrFinished, ctx's error
@@ -42,6 +47,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	s.ctx = ctx
 	defer func() {
 		s.finish(err == nil)
+		s.auditing.Wait()
 		s.ctx = context.Background()
 	}()
 
@@ -132,6 +138,7 @@ func (r *runner) rollBack(err error) error {
 	if restoreErr := r.state.Restore(); restoreErr != nil {
 		return fmt.Errorf("%w (after: %v)", restoreErr, err)
 	}
+	r.state.clean = true
 	return err
 }
 
@@ -139,6 +146,7 @@ func (r *runner) rollBack(err error) error {
 func (r *runner) trainOnce() error {
 	r.worker.doing.enter(rendezvous.Training)
 	if err := r.train(r.ctx); err != nil {
+		r.state.parted(err)
 		return r.undo(err)
 	}
 	r.trained = true
@@ -180,12 +188,16 @@ func (r *runner) reset(cause error) error {
 		if err := r.state.Restore(); err != nil {
 			return err
 		}
+		r.state.clean = true
 	}
 	r.worker.doing.enter(rendezvous.Resetting)
 	for _, f := range r.state.onReset {
 		if err := f(); err != nil {
 			return r.undo(err)
 		}
+	}
+	if len(r.state.onReset) > 0 {
+		r.state.clean = r.state.clean && r.state.isSaved((*image.Piece).Same)
 	}
 	return r.sync()
 }

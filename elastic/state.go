@@ -1,12 +1,10 @@
 package elastic
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/gob"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/image"
@@ -37,7 +35,16 @@ type State struct {
 	commits uint64
 	agreed  bool // all ranks have made the last commit
 	holds   bool // has been through a sync, so it can be another's root
-	word    [1]uint64
+	word    [4]uint64
+
+	mark     imageID            // of what is saved
+	given    imageID            // the last that was given
+	clean    bool               // the live value is what is saved; Run alone says so, and a Sync ends it
+	promised *HostsUpdatedError // of a Commit after which nothing is to be changed
+	synced   [][][]bool         // of each part in memory and its pieces: the chunks that a sync has written to; nil: not known
+
+	audit    *audit // of the last sync, until the ranks have compared what it came to
+	auditing sync.WaitGroup
 
 	saved       image.Store // of the parts that are kept
 	sources     []image.Source
@@ -115,7 +122,7 @@ func (s *State) Commit() error {
 	if err := s.replicate(); err != nil {
 		return err
 	}
-	p, err := s.begin(s.commits + 1)
+	p, err := s.beginCommit()
 	if err != nil {
 		return err
 	}
@@ -133,7 +140,7 @@ func (s *State) CommitAsync() error {
 	if err := s.replicate(); err != nil {
 		return err
 	}
-	p, err := s.begin(s.commits + 1)
+	p, err := s.beginCommit()
 	if err != nil {
 		return err
 	}
@@ -160,11 +167,14 @@ func (s *State) agree() error {
 	s.commits++
 	s.agreed = false
 	s.locals.counted()
-	change, err := s.agreeOnUpdates()
+	change, err := s.agreeOnUpdates(true)
 	if err != nil {
 		return err
 	}
 	s.locals.settled()
+	if err := s.compareAudited(); err != nil {
+		return err
+	}
 	if s.worker.verification.due(s.commits) {
 		s.Settle()
 		if err := s.verify(s.ctx, -1); err != nil {
@@ -178,7 +188,9 @@ func (s *State) agree() error {
 		return err
 	}
 	s.offer(false)
-	return s.leave(change, false)
+	err = s.leave(change, false)
+	s.promised, _ = err.(*HostsUpdatedError)
+	return err
 }
 
 // CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, where the hosts of the job have changed.
@@ -187,7 +199,8 @@ func (s *State) CheckHostUpdates() error {
 	if s.err != nil {
 		return s.err
 	}
-	change, err := s.agreeOnUpdates()
+	s.promised = nil
+	change, err := s.agreeOnUpdates(false)
 	if err != nil {
 		return err
 	}
@@ -201,13 +214,19 @@ func updated(c plan.Change) error {
 	return &HostsUpdatedError{Change: c}
 }
 
-// agreeOnUpdates returns how the hosts differ from this world; all ranks get the same.
-func (s *State) agreeOnUpdates() (plan.Change, error) {
+// agreeOnUpdates returns how the hosts differ from this world; all ranks get the same. In a commit after which an audit is due it
+// carries that too.
+func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	p := s.worker.place.Load()
 	// The largest number wins, so whichever rank has heard of a change, all of them act on it, and on the same one.
 	latest := s.worker.meeting.latest()
 	s.word[0] = latest.Seq<<changeBits | uint64(latest.Change)&changeMask
-	if err := collective.AllReduce(s.ctx, p.group, s.word[:], collective.Max); err != nil {
+	word := s.word[:1]
+	if commit && s.audit != nil {
+		word = s.word[:]
+		s.audit.say(word[1:])
+	}
+	if err := collective.AllReduce(s.ctx, p.group, word, collective.Max); err != nil {
 		return 0, err
 	}
 	if s.word[0]>>changeBits <= p.world.Seq {
@@ -236,9 +255,21 @@ func (s *State) save(number uint64) error {
 	if err != nil {
 		return err
 	}
+	s.mark = imageID{}
 	p.Copy()
 	p.Seal()
 	return nil
+}
+
+// beginCommit begins to save the next commit.
+func (s *State) beginCommit() (*image.Pending, error) {
+	s.promised = nil
+	mark := s.nextMark()
+	p, err := s.begin(s.commits + 1)
+	if err == nil {
+		s.mark = mark
+	}
+	return p, err
 }
 
 // begin does all of a save that can fail; what is left is to copy tensors.
@@ -259,6 +290,11 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 		s.place(i)
 		if s.sources, err = o.sources(s.sources); err != nil {
 			return nil, err
+		}
+		if s.synced != nil {
+			for j, changed := range s.synced[i] {
+				s.sources[s.first[i]+j].Changed = changed
+			}
 		}
 	}
 	for i, p := range s.parts {
@@ -314,120 +350,12 @@ func (s *State) Restore() error {
 	return errors.Join(errs...)
 }
 
-// Sync makes the live state of every rank that of the world's sync root, the number of its last commit included, and
-// saves it. It is collective; Run does it at the beginning and after every reset. Where it fails the live state may be
-// half the root's: Restore takes it back.
-func (s *State) Sync(ctx context.Context) error {
-	if s.err != nil {
-		return s.err
-	}
-	s.Settle()
-	p := s.worker.place.Load()
-	g, root := p.group, p.world.SyncRoot
-	s.placeParts(g.Rank(), g.Size())
-	root, err := s.resume(ctx, g, root)
-	if err != nil {
-		return err
-	}
-	commits, err := s.syncOpening(ctx, g, root)
-	if err != nil {
-		return err
-	}
-	for i, p := range s.parts {
-		if asCarried(s.own[i]) != nil {
-			continue
-		}
-		if err := p.Sync(ctx, g, root); err != nil {
-			return fmt.Errorf("elastic: sync part %d: %w", i, err)
-		}
-	}
-	if err := s.shareOut(ctx, g, root); err != nil {
-		return err
-	}
-	if err := s.keep(ctx, g, commits); err != nil {
-		return err
-	}
-	if s.worker.verification.every >= 0 {
-		return s.verify(ctx, root)
-	}
-	return nil
-}
-
 // partName names a part to people.
 func (s *State) partName(i int) string {
 	if o := s.own[i]; o != nil && o.name() != "" {
 		return fmt.Sprintf("%q", o.name())
 	}
 	return fmt.Sprintf("part %d (%T)", i, s.parts[i])
-}
-
-// opening is the root's first message of a sync. What is small travels in it, which saves a broadcast for each.
-type opening struct {
-	Commits uint64
-	Layout  []string // of every part: states that do not fit are told apart before anything is overwritten
-	Carried [][]byte // of every carried part, encoded; of others empty
-}
-
-// syncOpening broadcasts the opening, puts the carried parts in their places and returns the root's commit number.
-func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) (uint64, error) {
-	mine := opening{Commits: s.commits, Layout: make([]string, len(s.parts)), Carried: make([][]byte, len(s.parts))}
-	for i, p := range s.parts {
-		mine.Layout[i] = fmt.Sprintf("%T", p)
-		if s.own[i] != nil {
-			mine.Layout[i] = s.own[i].layout()
-		}
-		if c := asCarried(s.own[i]); c != nil && g.Rank() == root {
-			b, err := c.encode()
-			if err != nil {
-				return 0, err
-			}
-			mine.Carried[i] = b
-		}
-	}
-	if g.Rank() == root {
-		var b bytes.Buffer
-		if err := gob.NewEncoder(&b).Encode(mine); err != nil {
-			return 0, fmt.Errorf("elastic: sync: %w", err)
-		}
-		_, err := collective.BroadcastBytes(ctx, g, binary.LittleEndian.AppendUint32(b.Bytes(), image.Sum(b.Bytes())), root)
-		return s.commits, err
-	}
-	b, err := collective.BroadcastBytes(ctx, g, nil, root)
-	if err != nil {
-		return 0, err
-	}
-	n := len(b) - 4
-	if n < 0 || image.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
-		return 0, errors.New("elastic: sync: the root's opening came damaged")
-	}
-	b = b[:n]
-	var roots opening
-	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(&roots); err != nil {
-		return 0, fmt.Errorf("elastic: sync: the root's opening: %w", err)
-	}
-	if err := sameLayout(mine.Layout, roots.Layout); err != nil {
-		return 0, err
-	}
-	for i, o := range s.own {
-		if c := asCarried(o); c != nil {
-			if err := c.decode(roots.Carried[i]); err != nil {
-				return 0, err
-			}
-		}
-	}
-	return roots.Commits, nil
-}
-
-func sameLayout(mine, roots []string) error {
-	if len(mine) != len(roots) {
-		return fmt.Errorf("elastic: sync: the state has %d parts here and %d at the root", len(mine), len(roots))
-	}
-	for i := range mine {
-		if mine[i] != roots[i] {
-			return fmt.Errorf("elastic: sync: part %d is a %s here and a %s at the root", i, mine[i], roots[i])
-		}
-	}
-	return nil
 }
 
 // placeParts tells the parts that depend on it this worker's rank.

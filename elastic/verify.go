@@ -95,6 +95,11 @@ func (s *State) sums(synced bool) ([][]uint32, error) {
 	if last == nil {
 		return nil, errNothingSaved
 	}
+	return s.sumsIn(last, synced)
+}
+
+// sumsIn is sums of an image. It looks at nothing that changes.
+func (s *State) sumsIn(last *image.Image, synced bool) ([][]uint32, error) {
 	sums := make([][]uint32, len(s.parts))
 	for i, k := range s.kept {
 		if t, ok := k.(travelled); k == nil || synced && ok && t.onlyCarried() {
@@ -184,7 +189,12 @@ func (s *State) compare(ctx context.Context, g *collective.Group, synced bool) (
 	if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil || word[0] == ^word[1] {
 		return nil, nil, err
 	}
-	// They differ: by part first, and by chunk then.
+	return s.locate(ctx, g, sums)
+}
+
+// locate is the rest of compare, where the ranks' checksums are known to differ: by part first, and by chunk then.
+func (s *State) locate(ctx context.Context, g *collective.Group, sums [][]uint32) (*DivergedError, []uint64, error) {
+	mine := digestOf(sums)
 	parts := []uint64{mine}
 	for i := range sums {
 		parts = append(parts, digestOf(sums[i:i+1]))

@@ -113,6 +113,27 @@ func (p *Piece) Bytes() []byte {
 	return b
 }
 
+// Same tells whether the piece holds b. It reads all of both, with all processors where they are large.
+func (p *Piece) Same(b []byte) bool { return p.same(b, ChunkSize) }
+
+// Resembles is Same of the first 4 KiB of each chunk.
+func (p *Piece) Resembles(b []byte) bool { return p.same(b, glance) }
+
+func (p *Piece) same(b []byte, each int) bool {
+	if len(b) != p.size {
+		return false
+	}
+	var differ atomic.Bool
+	share(len(p.chunks), workers(p.size/ChunkSize*each), func(i int) {
+		c := p.chunks[i].data
+		n := min(each, len(c))
+		if !differ.Load() && !bytes.Equal(c[:n], b[i*ChunkSize:i*ChunkSize+n]) {
+			differ.Store(true)
+		}
+	})
+	return !differ.Load()
+}
+
 // CopyTo copies the piece to dst, which must be as long, with all processors where it is large.
 func (p *Piece) CopyTo(dst []byte) {
 	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
@@ -144,6 +165,9 @@ type Source struct {
 	Bytes []byte
 	// Given says that nobody writes to Bytes any more: the image keeps them as they are. Otherwise they are copied.
 	Given bool
+	// Changed, where it is not nil, says of each chunk whether it may differ from that of the last image: the others are not
+	// looked at. It is for bytes that are not Given.
+	Changed []bool
 }
 
 // Store makes images and keeps the newest. The zero value is an empty store. One goroutine at a time begins and seals; Hold
@@ -283,6 +307,8 @@ func (p *Pending) add(i int, src Source) {
 	for c := range piece.chunks {
 		b := src.Bytes[c*ChunkSize : min((c+1)*ChunkSize, len(src.Bytes))]
 		switch old := p.before(i, c); {
+		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
+			piece.chunks[c] = old
 		case !src.Given:
 			p.jobs = append(p.jobs, job{b, i, c})
 		case old != nil && bytes.Equal(old.data, b):

@@ -1,0 +1,251 @@
+package elastic
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// ring is some ranks with states of the same parts, which go from world to world together.
+type ring struct {
+	workers []*Worker
+	states  []*State
+	large   [][]byte
+	many    [][][]float32
+	steps   []int
+}
+
+func newRing(n, chunks int) *ring {
+	r := &ring{steps: make([]int, n)}
+	for i := range n {
+		w := &Worker{meeting: solo{}, log: quiet()}
+		w.place.Store(&place{group: collective.Local(1)[0]})
+		r.workers = append(r.workers, w)
+		r.renew(i, chunks)
+	}
+	return r
+}
+
+// renew makes rank i one that has just come.
+func (r *ring) renew(i, chunks int) {
+	large, many := make([]byte, chunks*image.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, image.ChunkSize/4+1)}
+	r.workers[i].committedGen = 1 << 40 // nobody is told of commits
+	s := NewState(r.workers[i], Tensor("large", large), Tensors("many", many), Value("step", &r.steps[i]))
+	if i < len(r.states) {
+		r.states[i], r.large[i], r.many[i] = s, large, many
+	} else {
+		r.states, r.large, r.many = append(r.states, s), append(r.large, large), append(r.many, many)
+	}
+	r.steps[i] = 0
+}
+
+func (r *ring) enter(generation uint64, root int) {
+	for i, g := range collective.Local(len(r.workers)) {
+		slots := make([]plan.Slot, len(r.workers))
+		w := rendezvous.World{World: plan.World{Generation: generation, Slots: slots}, Rank: i, SyncRoot: root}
+		r.workers[i].place.Store(&place{world: w, group: g})
+	}
+	for _, w := range r.workers {
+		w.committedGen = generation
+	}
+}
+
+func (r *ring) all(t rapid.TB, f func(i int, s *State) error) {
+	t.Helper()
+	for i, err := range errorsOf(len(r.states), func(i int) error { return f(i, r.states[i]) }) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", i, err)
+		}
+	}
+}
+
+func (r *ring) sync(t rapid.TB) {
+	t.Helper()
+	r.all(t, func(_ int, s *State) error { return s.Sync(context.Background()) })
+}
+
+// touch changes byte b of a chunk.
+func (r *ring) touch(i, chunk, b int) {
+	r.large[i][chunk*image.ChunkSize+b]++
+	r.many[i][2][0]++
+}
+
+// same checks that a rank's live state is another's, and what it has saved too.
+func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step int) {
+	t.Helper()
+	check := func(what string) {
+		t.Helper()
+		if !bytes.Equal(r.large[i], live) || !slices.Equal(r.many[i][0], many[0]) || !slices.Equal(r.many[i][2], many[2]) || r.steps[i] != step {
+			t.Fatalf("rank %d has another state than the root, %d: %s", i, root, what)
+		}
+	}
+	check("live")
+	r.large[i][3], r.steps[i] = r.large[i][3]+1, -1
+	if err := r.states[i].Restore(); err != nil {
+		t.Fatal(err)
+	}
+	check("saved")
+}
+
+// Whatever the ranks have when they come to a new world, after a sync all of them have what the root has: ranks that have
+// made its last commit, that have made another, that have none; that have written to their state since, or not.
+func TestSyncOfWhatDiffers(t *testing.T) {
+	const n, chunks = 3, 3
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRing(n, chunks)
+		for i := range n {
+			r.workers[i].verification.every = rapid.SampledFrom([]int{-1, -1, 0}).Draw(t, "every")
+			if i > 0 {
+				r.workers[i].verification = r.workers[0].verification
+			}
+		}
+		for generation := uint64(1); generation < 5; generation++ {
+			root := rapid.IntRange(0, n-1).Draw(t, "root")
+			r.enter(generation, root)
+			live := bytes.Clone(r.large[root])
+			many, step := [][]float32{slices.Clone(r.many[root][0]), nil, slices.Clone(r.many[root][2])}, r.steps[root]
+			r.sync(t)
+			for i := range n {
+				r.same(t, i, root, live, many, step)
+			}
+			for range rapid.IntRange(0, 2).Draw(t, "commits") {
+				chunk, b := rapid.IntRange(0, chunks-1).Draw(t, "chunk"), rapid.SampledFrom([]int{0, 9000}).Draw(t, "byte")
+				r.all(t, func(i int, s *State) error {
+					r.touch(i, chunk, b)
+					r.steps[i]++
+					return s.Commit()
+				})
+			}
+			last := rapid.SliceOfN(rapid.Bool(), n, n).Draw(t, "last commit") // a commit that not all come to
+			for i, s := range r.states {
+				if last[i] {
+					r.touch(i, 1, 77)
+					p, err := s.beginCommit()
+					if err != nil {
+						t.Fatal(err)
+					}
+					p.Copy()
+					p.Seal()
+					s.commits++
+				} else {
+					s.nextMark() // it came to it, and failed
+				}
+				switch rapid.SampledFrom([]string{"as saved", "as saved", "writes", "breaks its promise", "new"}).Draw(t, "then") {
+				case "as saved":
+					s.clean = true
+				case "writes":
+					r.touch(i, 0, 5)
+				case "breaks its promise":
+					r.touch(i, 2, 5)
+					s.clean = true
+				case "new":
+					r.renew(i, chunks)
+					r.states[i].clean = rapid.Bool().Draw(t, "saved")
+					if r.states[i].clean {
+						if err := r.states[i].Save(); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// committed is a ring that has made a commit, each rank after what is done to it.
+func committed(t *testing.T, v verification, do func(r *ring)) *ring {
+	r := newRing(3, 6)
+	for _, w := range r.workers {
+		w.verification = v
+	}
+	r.enter(1, 0)
+	r.sync(t)
+	do(r)
+	r.all(t, func(_ int, s *State) error { return s.Commit() })
+	for _, s := range r.states {
+		s.clean = true
+	}
+	return r
+}
+
+// Who has made the root's commit is sent nothing: where training has made its state another all the same, the first commit
+// after the sync that finds all ranks ready says so, or heals it.
+func TestNothingIsSentToWhoHasIt(t *testing.T) {
+	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
+		r := committed(t, v, func(r *ring) { r.large[2][4*image.ChunkSize+100] = 9 })
+		r.enter(2, 1)
+		r.sync(t)
+		if r.large[2][4*image.ChunkSize+100] != 9 || r.large[1][4*image.ChunkSize+100] != 0 {
+			t.Fatal("it was sent")
+		}
+		for _, s := range r.states {
+			s.auditing.Wait()
+		}
+		for i, err := range errorsOf(3, func(i int) error { return r.states[i].Commit() }) {
+			var diverged *DivergedError
+			if errors.As(err, &diverged) != (v == verification{}) || err != nil && !strings.Contains(err.Error(), `"large", chunk 4, ranks [2]`) {
+				t.Errorf("%+v: rank %d: %v", v, i, err)
+			}
+		}
+		if healed := r.large[2][4*image.ChunkSize+100] == 0; healed != v.heal {
+			t.Errorf("%+v: healed is %t", v, healed)
+		}
+		if r.states[0].audit != nil || len(r.states[0].word) != 4 {
+			t.Error("it is compared again")
+		}
+	}
+}
+
+// A rank that is not ready yet is not waited for.
+func TestAuditIsNotWaitedFor(t *testing.T) {
+	r := committed(t, verification{}, func(*ring) {})
+	r.enter(2, 1)
+	r.sync(t)
+	for _, s := range r.states {
+		s.auditing.Wait()
+	}
+	late := r.states[1].audit
+	r.states[1].audit = &audit{root: late.root, done: make(chan struct{})}
+	for range 2 {
+		r.all(t, func(_ int, s *State) error { return s.Commit() })
+	}
+	if r.states[0].audit == nil {
+		t.Error("compared without rank 1")
+	}
+	r.states[1].audit = late
+	r.all(t, func(_ int, s *State) error { return s.Commit() })
+	if r.states[0].audit != nil {
+		t.Error("not compared")
+	}
+}
+
+// In Run the promise is that of the very error which the last commit has returned.
+func TestParted(t *testing.T) {
+	s, first, second := &State{}, &HostsUpdatedError{Change: plan.Added}, &HostsUpdatedError{Change: plan.Added}
+	for name, test := range map[string]struct {
+		promised *HostsUpdatedError
+		err      error
+		want     bool
+	}{
+		"as it is":              {first, first, true},
+		"wrapped":               {first, errors.Join(first), true},
+		"of an earlier one":     {second, first, false},
+		"of a check":            {nil, first, false},
+		"another error instead": {first, context.Canceled, false},
+	} {
+		s.promised = test.promised
+		if s.parted(test.err); s.clean != test.want || s.promised != nil {
+			t.Errorf("%s: clean is %t", name, s.clean)
+		}
+	}
+}
