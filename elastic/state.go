@@ -117,7 +117,7 @@ func (s *State) Commits() uint64 { return s.commits }
 // Commit saves the state, so that a failure costs only what was done since, and then does CheckHostUpdates. When it returns,
 // everything has been copied, and the state may be changed again: of tensors only what differs from the last commit, with all
 // processors where that is much. It is collective: every rank calls it equally often. The training function returns its
-// errors as they are.
+// errors as they are, and writes to no tensor in between: see [Run].
 func (s *State) Commit() error {
 	if err := s.replicate(); err != nil {
 		return err

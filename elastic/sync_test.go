@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -247,5 +249,80 @@ func TestParted(t *testing.T) {
 		if s.parted(test.err); s.clean != test.want || s.promised != nil {
 			t.Errorf("%s: clean is %t", name, s.clean)
 		}
+	}
+}
+
+// BenchmarkSync is how long two ranks stand still for a sync, by the size of a tensor: where both have the root's last commit, where
+// the other has the one before, of which a tenth is another, where it has none, and where the root has gone on since its commit.
+func BenchmarkSync(b *testing.B) {
+	for _, mb := range []int{1, 100, 1000} {
+		for _, name := range []string{"both have it", "a tenth differs", "one is new", "not committed"} {
+			b.Run(fmt.Sprintf("%d MB/%s", mb, name), func(b *testing.B) { benchSync(b, mb, name) })
+		}
+	}
+}
+
+func benchSync(b *testing.B, mb int, name string) {
+	states, live := make([]*State, 2), make([][]byte, 2)
+	r := &ring{states: states}
+	for i := range states {
+		live[i] = make([]byte, mb<<20)
+		w := &Worker{meeting: solo{}, log: quiet()}
+		w.place.Store(&place{group: collective.Local(1)[0]})
+		r.workers = append(r.workers, w)
+		states[i] = NewState(w, Tensor("large", live[i]))
+	}
+	ctx := context.Background()
+	each := func(f func(i int) error) {
+		for _, err := range errorsOf(2, f) {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	commit := func(i int) error {
+		p, err := states[i].beginCommit()
+		if err != nil {
+			return err
+		}
+		p.Copy()
+		p.Seal()
+		states[i].clean = true
+		return nil
+	}
+	change := func(i, parts int) {
+		for at := 0; at < len(live[i])/parts; at += 64 {
+			live[i][at]++
+		}
+	}
+	generation := uint64(1)
+	r.enter(generation, 0)
+	each(func(i int) error { return states[i].Sync(ctx) })
+	for b.Loop() {
+		b.StopTimer()
+		each(func(i int) error {
+			change(i, 10)
+			return commit(i)
+		})
+		switch name {
+		case "a tenth differs":
+			change(0, 10)
+			if err := commit(0); err != nil {
+				b.Fatal(err)
+			}
+		case "one is new":
+			states[1].mark = imageID{}
+		case "not committed":
+			change(0, 10)
+			states[0].clean = false
+		}
+		for _, s := range states {
+			s.auditing.Wait()
+		}
+		generation++
+		r.enter(generation, 0)
+		runtime.GC()
+		b.StartTimer()
+		each(func(i int) error { return states[i].Sync(ctx) })
 	}
 }

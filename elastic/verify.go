@@ -49,7 +49,7 @@ func (e *DivergedError) Error() string {
 
 // verification says when states are compared, and what follows where they differ.
 type verification struct {
-	every int  // commits; 0: only after each sync, negative: never
+	every int  // commits; 0: only what syncs have left, negative: never
 	heal  bool // by majority; otherwise it is an error
 }
 
