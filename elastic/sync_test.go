@@ -40,7 +40,7 @@ func newRing(n, chunks int) *ring {
 
 // renew makes rank i one that has just come.
 func (r *ring) renew(i, chunks int) {
-	large, many := make([]byte, chunks*image.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, image.ChunkSize/4+1)}
+	large, many := make([]byte, chunks*image.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, 9000)}
 	r.workers[i].committedGen = 1 << 40 // nobody is told of commits
 	s := NewState(r.workers[i], Tensor("large", large), Tensors("many", many), Value("step", &r.steps[i]))
 	if i < len(r.states) {
@@ -87,7 +87,7 @@ func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step
 	t.Helper()
 	check := func(what string) {
 		t.Helper()
-		if !bytes.Equal(r.large[i], live) || !slices.Equal(r.many[i][0], many[0]) || !slices.Equal(r.many[i][2], many[2]) || r.steps[i] != step {
+		if !bytes.Equal(r.large[i], live) || !bytes.Equal(memoryOf(r.many[i][0]), memoryOf(many[0])) || !bytes.Equal(memoryOf(r.many[i][2]), memoryOf(many[2])) || r.steps[i] != step {
 			t.Fatalf("rank %d has another state than the root, %d: %s", i, root, what)
 		}
 	}
@@ -102,7 +102,7 @@ func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step
 // Whatever the ranks have when they come to a new world, after a sync all of them have what the root has: ranks that have
 // made its last commit, that have made another, that have none; that have written to their state since, or not.
 func TestSyncOfWhatDiffers(t *testing.T) {
-	const n, chunks = 3, 3
+	const n, chunks = 3, 2
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRing(n, chunks)
 		for i := range n {
@@ -111,7 +111,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 				r.workers[i].verification = r.workers[0].verification
 			}
 		}
-		for generation := uint64(1); generation < 5; generation++ {
+		for generation := uint64(1); generation < 4; generation++ {
 			root := rapid.IntRange(0, n-1).Draw(t, "root")
 			r.enter(generation, root)
 			live := bytes.Clone(r.large[root])
@@ -148,7 +148,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 				case "writes":
 					r.touch(i, 0, 5)
 				case "breaks its promise":
-					r.touch(i, 2, 5)
+					r.touch(i, 0, 5)
 					s.clean = true
 				case "new":
 					r.renew(i, chunks)
