@@ -111,7 +111,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 				r.workers[i].verification = r.workers[0].verification
 			}
 		}
-		for generation := uint64(1); generation < 4; generation++ {
+		for generation := uint64(1); generation < 3; generation++ {
 			root := rapid.IntRange(0, n-1).Draw(t, "root")
 			r.enter(generation, root)
 			live := bytes.Clone(r.large[root])
