@@ -23,6 +23,7 @@ const (
 	maxUnproven  = 64               // connections that have not yet; the oldest gives way to a new one
 	waitBound    = 30 * time.Second // longest a connection of a newer generation waits for this rank
 	maxWaiting   = 1024             // such connections
+	maxVisits    = 16               // at a time
 	connectBound = 30 * time.Second // of Connect, where its context has no deadline
 	dialBound    = 10 * time.Second // of one attempt at one address
 	dialAttempts = 6                // where a connection breaks while it is proven
@@ -45,6 +46,10 @@ type Config struct {
 	Log         logrus.FieldLogger    // nil: nothing is logged
 	Timeline    Timeline              // told of every operation; nil: nobody listens
 
+	// Visited is called with each connection that another worker's Visit has opened, in a goroutine of its own. It is closed when
+	// Visited returns, and when the endpoint is closed, which waits for that. Nil: there are none.
+	Visited func(net.Conn)
+
 	// Of asynchronous operations:
 	FusionThreshold int           // bytes up to which tensors are reduced as one; 0: 64 MiB; the smallest of all ranks counts
 	CycleTime       time.Duration // longest that an operation waits for others to be fused with; 0: 1 ms; negative: not at all
@@ -59,6 +64,7 @@ type Endpoint struct {
 	algorithm   Algorithm
 	log         logrus.FieldLogger
 	timeline    Timeline
+	visited     func(net.Conn)
 	listener    net.Listener
 	addrs       []string
 	tuning      tuning
@@ -71,6 +77,7 @@ type Endpoint struct {
 	waiting  int
 	inbound  map[net.Conn]struct{} // accepted and not handed over
 	unproven []net.Conn            // those of them that have proven nothing, oldest first
+	visits   int                   // those of them that are visits
 }
 
 // door tells the groups apart that a worker takes part in.
@@ -109,7 +116,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		ln.Close()
 		return nil, err
 	}
-	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, algorithm: cfg.Algorithm, log: cfg.Log, timeline: cfg.Timeline,
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, algorithm: cfg.Algorithm, log: cfg.Log, timeline: cfg.Timeline, visited: cfg.Visited,
 		listener: ln, addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
 	if e.log == nil {
 		quiet := logrus.New()
@@ -472,14 +479,26 @@ func (e *Endpoint) prove(raw net.Conn) {
 		c.Conn = tls.Server(raw, e.credentials.ServerTLS(identity.Worker))
 	}
 	var path *tcpPath
-	claimed := false
+	claimed, visiting := false, false
 	h, err := e.credentials.ProveAccept(c.Conn, func(h identity.Hello) (err error) {
 		e.proven(raw)
-		path, claimed, err = e.welcome(h)
+		if h == visit {
+			visiting, err = e.admitVisit()
+		} else {
+			path, claimed, err = e.welcome(h)
+		}
 		raw.SetDeadline(time.Now().Add(proofBound))
 		return err
 	})
 	e.proven(raw)
+	if visiting {
+		if err == nil {
+			raw.SetDeadline(time.Time{})
+			e.visited(c.Conn)
+			err = errVisited
+		}
+		e.endVisit()
+	}
 	e.mu.Lock()
 	delete(e.inbound, raw)
 	e.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 const (
 	dataChannel    = 0 // dialled by the higher rank
 	controlChannel = 1 // dialled by the lower rank, so that both of a pair notice when the other one is not there
+	visitChannel   = 2 // of no group
 	channels       = 2
 )
 

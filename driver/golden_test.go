@@ -301,7 +301,7 @@ func (s *story) report(args []string) error {
 	}
 	kinds := map[string]rendezvous.Report{
 		"done": rendezvous.Done, "leaving": rendezvous.Leaving, "committed": rendezvous.Committed,
-		"draining": rendezvous.Draining,
+		"draining": rendezvous.Draining, "fetching": rendezvous.Fetching,
 	}
 	r := workerReport{id: w.id, report: kinds[args[1]], generation: w.generation}
 	if len(args) > 2 {

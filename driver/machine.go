@@ -301,6 +301,10 @@ func (m *machine) reported(now time.Time, e workerReport) {
 	switch e.report {
 	case rendezvous.Draining:
 		m.draining(now, w)
+	case rendezvous.Fetching:
+		if w.phase == starting {
+			w.since = now // as long as more of the state comes, it is waited for
+		}
 	case rendezvous.Leaving:
 		m.log(logrus.DebugLevel, "%s (rank %d) is about to leave", w.slot, w.rank)
 	case rendezvous.Done:

@@ -7,12 +7,14 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/timeline"
+	"github.com/hvdrun/hvdrun/elastic/fetch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -27,6 +29,8 @@ type driven struct {
 	timeline   *timeline.Recorder // nil: none was asked for
 	notifyAddr string
 	warning    time.Duration // see beater
+
+	supply atomic.Pointer[func() *fetch.Commit] // nil: there is nothing to give
 
 	stopServing context.CancelFunc
 	serving     sync.WaitGroup
@@ -59,6 +63,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		Algorithm:   algorithm,
 		OnlySockets: env.OnlySockets,
 		Log:         logrus.StandardLogger(),
+		Visited:     d.visited,
 
 		FusionThreshold: env.FusionThreshold << 20,
 		CycleTime:       env.CycleTime,

@@ -46,6 +46,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	defer s.worker.end()
 	s.ctx = ctx
 	defer func() {
+		s.withdraw()
 		s.finish(err == nil)
 		s.auditing.Wait()
 		s.ctx = context.Background()
@@ -117,7 +118,12 @@ func (r *runner) begin() error {
 	if r.worker.driven && r.worker.verification.every >= 0 {
 		r.state.sayLeftOut()
 	}
-	if r.worker.outside {
+	switch {
+	case r.worker.late:
+		if err := r.arrive(); err != nil {
+			return err
+		}
+	case r.worker.outside:
 		return r.reset(errLeftBefore)
 	}
 	return r.sync()

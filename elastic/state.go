@@ -29,6 +29,7 @@ type State struct {
 	err    error  // why the state cannot be used
 
 	saidLeftOut bool // which parts have no image
+	supplies    bool // others may fetch its commits
 
 	onReset []func() error
 	ctx     context.Context // of the Run under way: Commit has none of its own

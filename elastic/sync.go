@@ -108,6 +108,7 @@ func (s *State) Sync(ctx context.Context) error {
 		return err
 	}
 	s.mark = mark
+	s.supply()
 	return s.beginAudit(ctx, root)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,6 +56,7 @@ type Worker struct {
 	commit       uint64 // the last one begun; as the next
 	committedGen uint64 // the last generation of which a commit has been reported; Run's goroutine alone uses it
 	heeding      *heed  // of a Run after which the driver may still send SIGTERM
+	late         bool   // it has been in no world yet, and Run enters the first
 	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
 
 	mu       sync.Mutex
@@ -85,9 +87,10 @@ func (p *place) leave(why error) error {
 }
 
 // Init joins the job that started this process and blocks until there is a world with this worker in it, or ctx ends.
-// A process that hvdrun did not start becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's,
+// With [Late] it leaves that to Run. A process that hvdrun did not start becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's,
 // and those of an environment or a driver that cannot be used. The caller closes the worker.
-func Init(ctx context.Context) (*Worker, error) {
+func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
+	late := slices.Contains(options, Late)
 	lookup := os.LookupEnv
 	if l := life.From(ctx); l != nil {
 		lookup = l.Lookup
@@ -102,22 +105,38 @@ func Init(ctx context.Context) (*Worker, error) {
 			return nil, err
 		}
 	}
-	w, err := newWorker(ctx, m)
-	if w != nil {
-		w.driven, w.job = started, env.RunID
-		w.verification = verification{every: env.VerifyState, heal: env.HealState}
-		w.replicas = env.CommitReplicas
+	first := rendezvous.Joins
+	if late {
+		first = rendezvous.Outside
 	}
-	return w, err
+	w := newOutsider(ctx, m, first)
+	w.driven, w.job = started, env.RunID
+	w.verification = verification{every: env.VerifyState, heal: env.HealState}
+	w.replicas = env.CommitReplicas
+	if late {
+		w.stayOut(env.Slot.SlotID)
+		return w, nil
+	}
+	return w.arrive(ctx)
 }
 
 // newWorker enters the first world of m, which it closes where that fails.
 func newWorker(ctx context.Context, m meeting) (*Worker, error) {
+	return newOutsider(ctx, m, rendezvous.Joins).arrive(ctx)
+}
+
+// newOutsider returns a worker of m that is in no world, in its first phase.
+func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
 	w := &Worker{meeting: m, log: logrus.StandardLogger(), life: life.From(ctx)}
 	w.reportCtx, w.stopReports = context.WithCancel(context.Background())
-	w.doing.enter(rendezvous.Joins)
+	w.doing.enter(first)
 	w.stopPulse = w.startPulse()
 	w.appear()
+	return w
+}
+
+// arrive enters the first world, and closes the worker where that fails.
+func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
 	if err := w.enter(ctx, rendezvous.Joining{}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
@@ -309,7 +328,7 @@ func (w *Worker) close() error {
 	defer stop.Stop()
 	var err error
 	if p := w.place.Load(); p != nil {
-		if !over {
+		if !over && !w.late {
 			// Best effort: a driver that does not hear it sees the process end.
 			_ = w.meeting.report(w.reportCtx, rendezvous.Leaving, p.world.Generation, 0)
 		}
@@ -326,10 +345,10 @@ func (w *Worker) close() error {
 	return errors.Join(err, w.meeting.close())
 }
 
-// Rank is this worker's place in the world, from 0.
+// Rank is this worker's place in the world, from 0; −1 where it has been in none, before the first Run of a Late one.
 func (w *Worker) Rank() int { return w.place.Load().slot.Rank }
 
-// Size is the number of workers in the world.
+// Size is the number of workers in the world; 0 where it has been in none.
 func (w *Worker) Size() int { return w.place.Load().world.Size() }
 
 // LocalRank is this worker's place among those of its host, from 0.

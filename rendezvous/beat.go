@@ -40,10 +40,12 @@ const (
 	Saving
 	// Resetting: it calls the program's OnReset functions.
 	Resetting
+	// Fetches: it has not joined yet, and brings the state from others before it does.
+	Fetches
 )
 
 // String says what the worker is doing: "joining", "connecting", "outside of elastic.Run", "synchronising its state",
-// "training", "saving its state" or "in an OnReset function".
+// "training", "saving its state", "in an OnReset function" or "fetching the state".
 func (p Phase) String() string {
 	switch p {
 	case Joins:
@@ -60,6 +62,8 @@ func (p Phase) String() string {
 		return "saving its state"
 	case Resetting:
 		return "in an OnReset function"
+	case Fetches:
+		return "fetching the state"
 	}
 	return fmt.Sprintf("in phase %d", uint8(p))
 }
@@ -133,7 +137,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 		Commits: req.GetCommits(),
 	}
 	switch n := len(req.GetLanes()); {
-	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_RESETTING:
+	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_FETCHING:
 		return b, fmt.Errorf("%d is no phase", req.GetPhase())
 	case req.GetQuietNanoseconds() > math.MaxInt64:
 		return b, errors.New("a time of centuries")

@@ -107,6 +107,24 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	return placeFromWire(reply.GetWorld(), j.After)
 }
 
+// Look returns the newest world, in which this worker need not be: its Rank there means nothing, and a Generation of 0 says that
+// there is none yet. Its errors are those of Join, without dismissals.
+func (c *Client) Look(ctx context.Context) (World, error) {
+	var reply *wire.World
+	err := c.call(ctx, "look", func(ctx context.Context) (err error) {
+		reply, err = c.rpc.Look(ctx, &wire.LookRequest{})
+		return err
+	})
+	if err != nil || reply.GetGeneration() == 0 {
+		return World{}, err
+	}
+	p, err := placeFromWire(reply, 0)
+	if err != nil {
+		return World{}, err
+	}
+	return p.World()
+}
+
 // Report tells the driver of r and blocks until it has heard, perhaps twice. Its errors are those of Join, without
 // dismissals.
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {

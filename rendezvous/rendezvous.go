@@ -106,9 +106,11 @@ const (
 	Committed
 	// Draining: it was asked to leave, and waits to be sent away at a step boundary.
 	Draining
+	// Fetching: it will join, and is bringing the state from others first.
+	Fetching
 )
 
-// String returns "done", "leaving", "committed" or "draining".
+// String returns "done", "leaving", "committed", "draining" or "fetching".
 func (r Report) String() string {
 	switch r {
 	case Done:
@@ -119,6 +121,8 @@ func (r Report) String() string {
 		return "committed"
 	case Draining:
 		return "draining"
+	case Fetching:
+		return "fetching"
 	}
 	return fmt.Sprintf("report %d", uint8(r))
 }

@@ -155,10 +155,13 @@ func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 	if !ok {
 		return nil
 	}
-	world := &wire.World{
+	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: p.world(rank)}}
+}
+
+func (p *published) world(rank uint32) *wire.World {
+	return &wire.World{
 		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
 	}
-	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: world}}
 }
 
 // Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved or ErrFinished; it panics for
@@ -245,9 +248,21 @@ func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinRep
 	}
 }
 
+func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, error) {
+	if _, err := v.s.caller(ctx); err != nil {
+		return nil, err
+	}
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if v.s.current == nil {
+		return &wire.World{}, nil
+	}
+	return v.s.current.world(0), nil
+}
+
 var reportsFromWire = map[wire.Report]Report{
 	wire.Report_REPORT_DONE: Done, wire.Report_REPORT_LEAVING: Leaving, wire.Report_REPORT_COMMITTED: Committed,
-	wire.Report_REPORT_DRAINING: Draining,
+	wire.Report_REPORT_DRAINING: Draining, wire.Report_REPORT_FETCHING: Fetching,
 }
 
 func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {

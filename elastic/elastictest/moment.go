@@ -61,10 +61,13 @@ const (
 
 	// Leaving: elastic.Run is about to return.
 	Leaving
+
+	// Fetching: it was given elastic.Late, and fetches the others' newest commit before it joins; also where there is none yet.
+	Fetching
 )
 
 var phaseNames = [...]string{"starting", "joining", "connecting", "connected", "resetting", "syncing", "synced", "training",
-	"saving", "saved", "committed", "leaving"}
+	"saving", "saved", "committed", "leaving", "fetching"}
 
 // String returns its name in small letters.
 func (p Phase) String() string {
@@ -80,6 +83,11 @@ func phaseOf(before rendezvous.Phase, m life.Moment) Phase {
 		return Committed
 	}
 	switch m.Phase {
+	case rendezvous.Fetches:
+		if before == rendezvous.Saving {
+			return 0 // what has been fetched
+		}
+		return Fetching
 	case rendezvous.Joins:
 		if before == rendezvous.Joins {
 			return 0

@@ -89,6 +89,8 @@ const (
 	Report_REPORT_COMMITTED Report = 3
 	// The worker was asked to leave, by SIGTERM: it waits to be sent away at a step boundary.
 	Report_REPORT_DRAINING Report = 4
+	// The worker has not joined yet, and brings the state from others, as far as it has come, before it does.
+	Report_REPORT_FETCHING Report = 5
 )
 
 // Enum value maps for Report.
@@ -99,6 +101,7 @@ var (
 		2: "REPORT_LEAVING",
 		3: "REPORT_COMMITTED",
 		4: "REPORT_DRAINING",
+		5: "REPORT_FETCHING",
 	}
 	Report_value = map[string]int32{
 		"REPORT_UNSPECIFIED": 0,
@@ -106,6 +109,7 @@ var (
 		"REPORT_LEAVING":     2,
 		"REPORT_COMMITTED":   3,
 		"REPORT_DRAINING":    4,
+		"REPORT_FETCHING":    5,
 	}
 )
 
@@ -151,6 +155,8 @@ const (
 	Phase_PHASE_SAVING   Phase = 6
 	// It calls its OnReset functions.
 	Phase_PHASE_RESETTING Phase = 7
+	// It has not joined yet, and brings the state from others before it does.
+	Phase_PHASE_FETCHING Phase = 8
 )
 
 // Enum value maps for Phase.
@@ -164,6 +170,7 @@ var (
 		5: "PHASE_TRAINING",
 		6: "PHASE_SAVING",
 		7: "PHASE_RESETTING",
+		8: "PHASE_FETCHING",
 	}
 	Phase_value = map[string]int32{
 		"PHASE_UNSPECIFIED": 0,
@@ -174,6 +181,7 @@ var (
 		"PHASE_TRAINING":    5,
 		"PHASE_SAVING":      6,
 		"PHASE_RESETTING":   7,
+		"PHASE_FETCHING":    8,
 	}
 )
 
@@ -562,6 +570,42 @@ func (x *Members) GetStarts() []string {
 	return nil
 }
 
+type LookRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookRequest) Reset() {
+	*x = LookRequest{}
+	mi := &file_rendezvous_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookRequest) ProtoMessage() {}
+
+func (x *LookRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookRequest.ProtoReflect.Descriptor instead.
+func (*LookRequest) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{4}
+}
+
 type ReportRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Report Report                 `protobuf:"varint,1,opt,name=report,proto3,enum=hvdrun.v1.Report" json:"report,omitempty"`
@@ -574,7 +618,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +630,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[4]
+	mi := &file_rendezvous_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +643,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{4}
+	return file_rendezvous_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReportRequest) GetReport() Report {
@@ -631,7 +675,7 @@ type ReportReply struct {
 
 func (x *ReportReply) Reset() {
 	*x = ReportReply{}
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +687,7 @@ func (x *ReportReply) String() string {
 func (*ReportReply) ProtoMessage() {}
 
 func (x *ReportReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[5]
+	mi := &file_rendezvous_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +700,7 @@ func (x *ReportReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportReply.ProtoReflect.Descriptor instead.
 func (*ReportReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{5}
+	return file_rendezvous_proto_rawDescGZIP(), []int{6}
 }
 
 type BeatRequest struct {
@@ -676,7 +720,7 @@ type BeatRequest struct {
 
 func (x *BeatRequest) Reset() {
 	*x = BeatRequest{}
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +732,7 @@ func (x *BeatRequest) String() string {
 func (*BeatRequest) ProtoMessage() {}
 
 func (x *BeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[6]
+	mi := &file_rendezvous_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +745,7 @@ func (x *BeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatRequest.ProtoReflect.Descriptor instead.
 func (*BeatRequest) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{6}
+	return file_rendezvous_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BeatRequest) GetGeneration() uint64 {
@@ -757,7 +801,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +813,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[7]
+	mi := &file_rendezvous_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +826,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{7}
+	return file_rendezvous_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Lane) GetId() uint64 {
@@ -828,7 +872,7 @@ type BeatReply struct {
 
 func (x *BeatReply) Reset() {
 	*x = BeatReply{}
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +884,7 @@ func (x *BeatReply) String() string {
 func (*BeatReply) ProtoMessage() {}
 
 func (x *BeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +897,7 @@ func (x *BeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
 func (*BeatReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{8}
+	return file_rendezvous_proto_rawDescGZIP(), []int{9}
 }
 
 var File_rendezvous_proto protoreflect.FileDescriptor
@@ -889,7 +933,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x0eaddress_counts\x18\x04 \x03(\rR\raddressCounts\x12%\n" +
 	"\x0eaddress_starts\x18\x05 \x03(\rR\raddressStarts\x12#\n" +
 	"\raddress_ports\x18\x06 \x03(\rR\faddressPorts\x12\x16\n" +
-	"\x06starts\x18\a \x03(\tR\x06starts\"t\n" +
+	"\x06starts\x18\a \x03(\tR\x06starts\"\r\n" +
+	"\vLookRequest\"t\n" +
 	"\rReportRequest\x12)\n" +
 	"\x06report\x18\x01 \x01(\x0e2\x11.hvdrun.v1.ReportR\x06report\x12\x1e\n" +
 	"\n" +
@@ -915,13 +960,14 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
-	"\x12DISMISSAL_FINISHED\x10\x02*p\n" +
+	"\x12DISMISSAL_FINISHED\x10\x02*\x85\x01\n" +
 	"\x06Report\x12\x16\n" +
 	"\x12REPORT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
 	"\x0eREPORT_LEAVING\x10\x02\x12\x14\n" +
 	"\x10REPORT_COMMITTED\x10\x03\x12\x13\n" +
-	"\x0fREPORT_DRAINING\x10\x04*\xa8\x01\n" +
+	"\x0fREPORT_DRAINING\x10\x04\x12\x13\n" +
+	"\x0fREPORT_FETCHING\x10\x05*\xbc\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_JOINING\x10\x01\x12\x14\n" +
@@ -930,11 +976,13 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\rPHASE_SYNCING\x10\x04\x12\x12\n" +
 	"\x0ePHASE_TRAINING\x10\x05\x12\x10\n" +
 	"\fPHASE_SAVING\x10\x06\x12\x13\n" +
-	"\x0fPHASE_RESETTING\x10\a2\xb4\x01\n" +
+	"\x0fPHASE_RESETTING\x10\a\x12\x12\n" +
+	"\x0ePHASE_FETCHING\x10\b2\xe6\x01\n" +
 	"\n" +
 	"Rendezvous\x124\n" +
 	"\x04Join\x12\x16.hvdrun.v1.JoinRequest\x1a\x14.hvdrun.v1.JoinReply\x12:\n" +
-	"\x06Report\x12\x18.hvdrun.v1.ReportRequest\x1a\x16.hvdrun.v1.ReportReply\x124\n" +
+	"\x06Report\x12\x18.hvdrun.v1.ReportRequest\x1a\x16.hvdrun.v1.ReportReply\x120\n" +
+	"\x04Look\x12\x16.hvdrun.v1.LookRequest\x1a\x10.hvdrun.v1.World\x124\n" +
 	"\x04Beat\x12\x16.hvdrun.v1.BeatRequest\x1a\x14.hvdrun.v1.BeatReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
@@ -950,7 +998,7 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 }
 
 var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_rendezvous_proto_goTypes = []any{
 	(Dismissal)(0),        // 0: hvdrun.v1.Dismissal
 	(Report)(0),           // 1: hvdrun.v1.Report
@@ -959,26 +1007,29 @@ var file_rendezvous_proto_goTypes = []any{
 	(*JoinReply)(nil),     // 4: hvdrun.v1.JoinReply
 	(*World)(nil),         // 5: hvdrun.v1.World
 	(*Members)(nil),       // 6: hvdrun.v1.Members
-	(*ReportRequest)(nil), // 7: hvdrun.v1.ReportRequest
-	(*ReportReply)(nil),   // 8: hvdrun.v1.ReportReply
-	(*BeatRequest)(nil),   // 9: hvdrun.v1.BeatRequest
-	(*Lane)(nil),          // 10: hvdrun.v1.Lane
-	(*BeatReply)(nil),     // 11: hvdrun.v1.BeatReply
+	(*LookRequest)(nil),   // 7: hvdrun.v1.LookRequest
+	(*ReportRequest)(nil), // 8: hvdrun.v1.ReportRequest
+	(*ReportReply)(nil),   // 9: hvdrun.v1.ReportReply
+	(*BeatRequest)(nil),   // 10: hvdrun.v1.BeatRequest
+	(*Lane)(nil),          // 11: hvdrun.v1.Lane
+	(*BeatReply)(nil),     // 12: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
 	0,  // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
 	1,  // 2: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
 	2,  // 3: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
-	10, // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	11, // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
 	3,  // 5: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	7,  // 6: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	9,  // 7: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
-	4,  // 8: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	8,  // 9: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	11, // 10: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
-	8,  // [8:11] is the sub-list for method output_type
-	5,  // [5:8] is the sub-list for method input_type
+	8,  // 6: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	7,  // 7: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
+	10, // 8: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	4,  // 9: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
+	9,  // 10: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	5,  // 11: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
+	12, // 12: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	9,  // [9:13] is the sub-list for method output_type
+	5,  // [5:9] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -999,7 +1050,7 @@ func file_rendezvous_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Rendezvous_Join_FullMethodName   = "/hvdrun.v1.Rendezvous/Join"
 	Rendezvous_Report_FullMethodName = "/hvdrun.v1.Rendezvous/Report"
+	Rendezvous_Look_FullMethodName   = "/hvdrun.v1.Rendezvous/Look"
 	Rendezvous_Beat_FullMethodName   = "/hvdrun.v1.Rendezvous/Beat"
 )
 
@@ -40,6 +41,9 @@ type RendezvousClient interface {
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (*JoinReply, error)
 	// Report tells the driver something that it could only guess otherwise.
 	Report(ctx context.Context, in *ReportRequest, opts ...grpc.CallOption) (*ReportReply, error)
+	// Look returns the newest world as one sees it who is not in it, and waits for nothing: rank is 0, and where there is no world yet,
+	// generation too.
+	Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*World, error)
 	// Beat tells what the worker does, about once a second. Nothing depends on any one of them.
 	Beat(ctx context.Context, in *BeatRequest, opts ...grpc.CallOption) (*BeatReply, error)
 }
@@ -72,6 +76,16 @@ func (c *rendezvousClient) Report(ctx context.Context, in *ReportRequest, opts .
 	return out, nil
 }
 
+func (c *rendezvousClient) Look(ctx context.Context, in *LookRequest, opts ...grpc.CallOption) (*World, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(World)
+	err := c.cc.Invoke(ctx, Rendezvous_Look_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *rendezvousClient) Beat(ctx context.Context, in *BeatRequest, opts ...grpc.CallOption) (*BeatReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(BeatReply)
@@ -93,6 +107,9 @@ type RendezvousServer interface {
 	Join(context.Context, *JoinRequest) (*JoinReply, error)
 	// Report tells the driver something that it could only guess otherwise.
 	Report(context.Context, *ReportRequest) (*ReportReply, error)
+	// Look returns the newest world as one sees it who is not in it, and waits for nothing: rank is 0, and where there is no world yet,
+	// generation too.
+	Look(context.Context, *LookRequest) (*World, error)
 	// Beat tells what the worker does, about once a second. Nothing depends on any one of them.
 	Beat(context.Context, *BeatRequest) (*BeatReply, error)
 	mustEmbedUnimplementedRendezvousServer()
@@ -110,6 +127,9 @@ func (UnimplementedRendezvousServer) Join(context.Context, *JoinRequest) (*JoinR
 }
 func (UnimplementedRendezvousServer) Report(context.Context, *ReportRequest) (*ReportReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Report not implemented")
+}
+func (UnimplementedRendezvousServer) Look(context.Context, *LookRequest) (*World, error) {
+	return nil, status.Error(codes.Unimplemented, "method Look not implemented")
 }
 func (UnimplementedRendezvousServer) Beat(context.Context, *BeatRequest) (*BeatReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Beat not implemented")
@@ -171,6 +191,24 @@ func _Rendezvous_Report_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Rendezvous_Look_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RendezvousServer).Look(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Rendezvous_Look_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RendezvousServer).Look(ctx, req.(*LookRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Rendezvous_Beat_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BeatRequest)
 	if err := dec(in); err != nil {
@@ -203,6 +241,10 @@ var Rendezvous_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Report",
 			Handler:    _Rendezvous_Report_Handler,
+		},
+		{
+			MethodName: "Look",
+			Handler:    _Rendezvous_Look_Handler,
 		},
 		{
 			MethodName: "Beat",

@@ -1,0 +1,134 @@
+package elastictest_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/elastic/elastictest"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it.
+func trainLarge(ctx context.Context, steps int) ([]int64, error) {
+	w, err := elastic.Init(ctx, elastic.Late)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	if w.Rank() != -1 || w.Size() != 0 || w.Group() != nil || w.Host() == "" {
+		return nil, fmt.Errorf("before Run: rank %d of %d on %q", w.Rank(), w.Size(), w.Host())
+	}
+	weights, step := make([]int64, 1<<18), 0
+	at := func(i int) *int64 { return &weights[i*len(weights)/steps] }
+	state := elastic.NewState(w, elastic.Tensor("weights", weights), elastic.Value("step", &step))
+	return weights, elastic.Run(ctx, state, func(ctx context.Context) error {
+		for i := range steps {
+			if done := *at(i) == 1; done != (i < step) {
+				return fmt.Errorf("before step %d weight %d is %d", step, i, *at(i))
+			}
+		}
+		for step < steps {
+			one := []int64{1}
+			if err := collective.AllReduce(ctx, w.Group(), one, collective.Average); err != nil {
+				return err
+			}
+			*at(step) += one[0]
+			step++
+			if err := state.Commit(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Workers that come late have the state before they join, whoever dies meanwhile, and nothing is lost.
+func TestLate(t *testing.T) {
+	const steps, first, newcomers = 30, 2, 2
+	for _, c := range []struct {
+		name  string
+		death elastictest.Moment // of the first world's ranks, or of a newcomer
+	}{
+		{name: "undisturbed"},
+		{"newcomer fetches", elastictest.Moment{Rank: -1, Phase: elastictest.Fetching}},
+		{"newcomer joins", elastictest.Moment{Rank: -1, Phase: elastictest.Joining}},
+		{"newcomer syncs", elastictest.Moment{Rank: 2, Phase: elastictest.Syncing}},
+		{"source saves", elastictest.Moment{Rank: 0, Phase: elastictest.Saving}},
+		{"source syncs", elastictest.Moment{Rank: 1, Phase: elastictest.Syncing}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			log, lines := logtest.NewNullLogger()
+			log.SetLevel(logrus.DebugLevel)
+			var mu sync.Mutex
+			sums := map[int64]int{}
+			fetching, joined := 0, 0
+			died := c.death == elastictest.Moment{}
+			grown, waiting := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			job := elastictest.Start(elastictest.Config{
+				Hosts:  []plan.Host{{Name: "a", Slots: first}},
+				Driver: driver.Config{Log: log},
+				Worker: func(ctx context.Context) error {
+					weights, err := trainLarge(ctx, steps)
+					if err == nil {
+						mu.Lock()
+						defer mu.Unlock()
+						sum := int64(0)
+						for _, v := range weights {
+							sum += v
+						}
+						sums[sum]++
+					}
+					return err
+				},
+				At: func(m elastictest.Moment) bool {
+					if m.Rank == 0 && m.Phase == elastictest.Saving && m.Commit == 10 {
+						once.Do(func() { close(grown) })
+						<-waiting // until newcomers have what there is
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					switch {
+					case m.Rank == -1 && m.Phase == elastictest.Fetching:
+						fetching++
+					case m.Rank == -1 && m.Phase == elastictest.Joining:
+						if joined++; joined == first+newcomers {
+							close(waiting)
+						}
+					}
+					if died || fetching <= first || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
+						return false
+					}
+					died = true
+					return true
+				},
+			})
+			<-grown
+			job.AddHost("b", newcomers)
+			if err := job.Wait(); err != nil {
+				t.Error(err)
+			}
+			if !died || len(sums) != 1 || sums[steps] == 0 {
+				t.Errorf("died: %v, sums: %v", died, sums)
+			}
+			fetched := 0
+			for _, e := range lines.AllEntries() {
+				if strings.Contains(e.Message, " is here: ") {
+					fetched++
+				}
+			}
+			if fetched < newcomers {
+				t.Errorf("%d of %d newcomers fetched the state", fetched, newcomers)
+			}
+		})
+	}
+}
