@@ -58,18 +58,16 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	// What takes time comes before Init: from there on, other workers may be waiting for this one.
+	w, err := elastic.Init(ctx, elastic.Late) // the others do not wait for this worker before it is in elastic.Run
+	if err != nil {
+		return err
+	}
+	defer w.Close()
 	set, heldOut, err := loadDigits()
 	if err != nil {
 		return err
 	}
 	m := newModel(o.hidden, uint64(o.seed))
-
-	w, err := elastic.Init(ctx)
-	if err != nil {
-		return err
-	}
-	defer w.Close()
 	if err := train(ctx, w, m, set, o, newDisplay(os.Stdout, o.epochs, set.len())); err != nil {
 		return err
 	}

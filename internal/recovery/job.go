@@ -33,7 +33,8 @@ func (b *bench) endless(name string, flags []string, stages []e2e.Stage) (*watch
 	}
 	r, err := b.binaries.Start(e2e.Job{
 		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages, Limit: 5 * time.Minute,
-		Trainee: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String()},
+		Trainee: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String(),
+			"-ballast", strconv.Itoa(b.ballast), "-late=" + strconv.FormatBool(b.late)},
 	})
 	if err != nil {
 		return nil, err

@@ -35,6 +35,8 @@ func main() {
 	flag.IntVar(&b.arrivals, "arrivals", 20, "times to start an agent on another host")
 	flag.IntVar(&b.workers, "workers", 4, "workers of the job; at least 2")
 	flag.IntVar(&b.size, "size", 256, "weights of the model, of 4 bytes each")
+	flag.IntVar(&b.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
 	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
 	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
@@ -51,7 +53,8 @@ func main() {
 // bench is the flags, and the folder of the jobs.
 type bench struct {
 	kills, joins, arrivals int
-	workers, size          int
+	workers, size, ballast int
+	late                   bool
 	stepTime, interval     time.Duration
 	seed                   uint64
 	tsv                    string

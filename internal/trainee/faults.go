@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,6 +70,11 @@ func (f *faults) Set(text string) error {
 	how, always := strings.CutSuffix(how, "!")
 	f.all = append(f.all, fault{number: len(f.all), where: where, point: point, how: how, always: always})
 	return nil
+}
+
+// have tells whether any is at the point.
+func (f *faults) have(point string) bool {
+	return slices.ContainsFunc(f.all, func(x fault) bool { return x.point == point })
 }
 
 // arm says who this process is, and where the marks are.

@@ -36,6 +36,8 @@ func main() {
 // settings are the flags.
 type settings struct {
 	steps, size int
+	ballast     int
+	late        bool
 	commitEvery int
 	stepTime    time.Duration
 	log         string
@@ -57,6 +59,8 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.IntVar(&s.steps, "steps", 20, "steps to take")
 	f.IntVar(&s.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	f.IntVar(&s.size, "size", diary.Size, "weights, of 4 bytes each")
+	f.IntVar(&s.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	f.BoolVar(&s.late, "late", false, "enter the first world in elastic.Run")
 	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
 	f.BoolVar(&s.logAll, "log-all", false, "let all ranks append")
@@ -100,7 +104,11 @@ func (s *settings) run(ctx context.Context) error {
 	if err := s.faults.at("start", 0); err != nil {
 		return err
 	}
-	w, err := elastic.Init(ctx)
+	var options []elastic.InitOption
+	if s.late {
+		options = append(options, elastic.Late)
+	}
+	w, err := elastic.Init(ctx, options...)
 	if err != nil {
 		return sentAway(err)
 	}

@@ -44,6 +44,7 @@ type training struct {
 	entered int // the step after which the world was entered
 	said    int // lines of chatter
 	resets  int
+	ballast []uint64 // the first is the number of steps
 	strikes strikes
 }
 
@@ -67,14 +68,24 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 		&trap{faults: &s.faults, at: &t.at, strikes: &t.strikes},
 		elastic.Tensor("weights", t.weights),
 	}
+	if s.ballast > 0 {
+		t.ballast = make([]uint64, s.ballast*1_000_000/8)
+		for i := range t.ballast {
+			t.ballast[i] = uint64(i) * 0x9e3779b97f4a7c15
+		}
+		t.ballast[0] = 0
+		parts = append(parts, elastic.Tensor("ballast", t.ballast))
+	}
 	if s.local {
 		parts = append(parts, elastic.Local("own", &t.own))
 	}
 	t.state = elastic.NewState(w, parts...)
-	t.state.OnReset(func() error {
-		t.resets++
-		return s.faults.at("reset", t.resets)
-	})
+	if s.faults.have("reset") {
+		t.state.OnReset(func() error {
+			t.resets++
+			return s.faults.at("reset", t.resets)
+		})
+	}
 	return t, nil
 }
 
@@ -83,6 +94,9 @@ func (t *training) train(ctx context.Context) error {
 	t.entered = t.at.Step
 	if err := t.checkOwn(); err != nil {
 		return err
+	}
+	if t.ballast != nil && t.ballast[0] != uint64(t.at.Step) {
+		return fmt.Errorf("the ballast is of step %d, and the rest of step %d", t.ballast[0], t.at.Step)
 	}
 	if err := t.write(t.line(diary.Enter)); err != nil {
 		return err
@@ -137,6 +151,10 @@ func (t *training) step(ctx context.Context) error {
 		return fmt.Errorf("the reduction of step %d in generation %d is wrong", next, t.worker.Generation())
 	}
 	diary.Complete(t.weights, t.sum)
+	if t.ballast != nil {
+		t.ballast[0] = uint64(next)
+		t.ballast[uint64(next)*0x9e3779b97f4a7c15%uint64(len(t.ballast)-1)+1]++
+	}
 
 	l := t.line(diary.Step)
 	if next%t.set.commitEvery != 0 && next != t.set.steps {
