@@ -232,8 +232,9 @@ func (h *host) watch() time.Time {
 	h.use.Lock()
 	defer h.use.Unlock()
 	h.phases = shm.Times{}
+	begins := time.Now() // before the first phase, so that there is room for all of them
 	h.member.Watch(&h.phases)
-	return time.Now()
+	return begins
 }
 
 // recordPhases tells the timeline of an operation that has begun then and ends now, and of its phases. Large data goes
