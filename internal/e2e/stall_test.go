@@ -124,7 +124,7 @@ func TestStallEnds(t *testing.T) {
 	r := start(t, Job{
 		Flags:   flags("-np", "3", "--min-np", "1", "--stall-warning", "1s", "--stall-timeout", "0"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
-		Trainee: []string{"-steps", "400", "-step-time", "2ms"},
+		Trainee: []string{"-steps", "2000", "-step-time", "2ms"}, // of which it has some left a second, and a beat, after the last stall
 	})
 	awaitStep(t, r, 50)
 	pid := pidAt(t, r, hostB)
@@ -143,7 +143,7 @@ func TestStallEnds(t *testing.T) {
 		}
 		awaitGrowth(t, r)
 	}
-	res := finish(t, r, 0, 400)
+	res := finish(t, r, 0, 2000)
 	if n := Count(res.Events, "world_published"); n != 1 {
 		t.Errorf("%d worlds, want 1", n)
 	}
