@@ -54,7 +54,7 @@ func TestAnySchedule(t *testing.T) {
 type schedule struct {
 	plan struct {
 		epochs, n, batch, every int
-		async, setEpoch         bool
+		async, setEpoch, late   bool
 		hosts                   []plan.Host
 		deaths                  []death
 		acts                    []act
@@ -80,7 +80,7 @@ type death struct {
 
 // places are where workers die, and among how many such moments one is drawn, in fours: those of steps are many.
 var places = map[string]int{"joining": 1, "connecting": 1, "connected": 1, "resetting": 1, "mid-reset": 1, "syncing": 1, "mid-sync": 1, "synced": 1,
-	"mid-restore": 1, "training": 1, "between": 30, "saving": 30, "mid-save": 30, "saved": 30, "committed": 30, "leaving": 1}
+	"mid-restore": 1, "training": 1, "between": 30, "saving": 30, "mid-save": 30, "saved": 30, "committed": 30, "leaving": 1, "fetching": 1}
 
 // act happens to the hosts at the first commit from that number on.
 type act struct {
@@ -97,7 +97,7 @@ func newSchedule(seed uint64) *schedule {
 		entered: make(map[uint64]entry), committed: make(map[uint64]uint64), happened: make(map[string]int)}
 	p := &s.plan
 	p.epochs, p.n, p.batch, p.every = 1+dice.IntN(3), 40+dice.IntN(160), 1+dice.IntN(2), 1+dice.IntN(3)
-	p.async, p.setEpoch = dice.IntN(2) == 0, dice.IntN(2) == 0
+	p.async, p.setEpoch, p.late = dice.IntN(2) == 0, dice.IntN(2) == 0, dice.IntN(2) == 0
 	for i := range 1 + dice.IntN(3) {
 		p.hosts = append(p.hosts, plan.Host{Name: hostName(i), Slots: 1 + dice.IntN(2)})
 		s.hosts[hostName(i)] = true
@@ -251,7 +251,11 @@ func (r *rank) mayDie(where string) {
 }
 
 func (s *schedule) worker(ctx context.Context) error {
-	w, err := elastic.Init(ctx)
+	var options []elastic.InitOption
+	if s.plan.late {
+		options = append(options, elastic.Late)
+	}
+	w, err := elastic.Init(ctx, options...)
 	if err != nil {
 		return err
 	}
