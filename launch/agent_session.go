@@ -189,7 +189,7 @@ func passOn(spec Spec, w *io.Writer, text []byte, at uint64) {
 	at, text = at+old, text[old:]
 	for len(text) > 0 {
 		end := lineEnd(text)
-		if end == 0 || spec.Passed == nil {
+		if end == 0 || spec.Passed == nil || *w == nil { // nobody reads it any more
 			end = len(text)
 		}
 		pass(w, text[:end])
