@@ -17,8 +17,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it.
-func trainLarge(ctx context.Context, steps int) ([]int64, error) {
+// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. Half way it waits for a
+// world that is not of the first size.
+func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	w, err := elastic.Init(ctx, elastic.Late)
 	if err != nil {
 		return nil, err
@@ -45,6 +46,11 @@ func trainLarge(ctx context.Context, steps int) ([]int64, error) {
 			step++
 			if err := state.Commit(); err != nil {
 				return err
+			}
+			for step == steps/2 && w.Size() == first { // until the world changes
+				if err := state.Commit(); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -78,7 +84,7 @@ func TestLate(t *testing.T) {
 				Hosts:  []plan.Host{{Name: "a", Slots: first}},
 				Driver: driver.Config{Log: log},
 				Worker: func(ctx context.Context) error {
-					weights, err := trainLarge(ctx, steps)
+					weights, err := trainLarge(ctx, steps, first)
 					if err == nil {
 						mu.Lock()
 						defer mu.Unlock()
