@@ -107,15 +107,15 @@ func (w *Worker) sayFetching() {
 	w.reports.Go(func() { _ = w.meeting.report(w.reportCtx, rendezvous.Fetching, 0, 0) })
 }
 
-// adopt takes what has just been saved for another's save: a sync compares it with the root's. The checksums are computed now, when
-// nobody waits for them.
+// adopt takes what has just been saved for another's save: a sync compares it with the root's. What that and the first
+// commit will ask of it is computed now, when nobody waits.
 func (s *State) adopt() {
 	s.mark, s.clean = imageID{Count: fetchedCount}, true
 	last := s.saved.Last()
 	for i, o := range s.own {
 		if m := asInMemory(o); m != nil {
 			for j := range m.memory() {
-				last.Pieces()[s.first[i]+j].Sums()
+				last.Pieces()[s.first[i]+j].Prepare()
 			}
 		}
 	}

@@ -103,6 +103,18 @@ func (p *Piece) Sums() []uint32 {
 	return sums
 }
 
+// Prepare computes now, on all processors, the checksums and what the next image's comparison with live bytes would compute. Only
+// the goroutine that begins images may call it.
+func (p *Piece) Prepare() {
+	share(len(p.chunks), workers(p.size), func(i int) {
+		c := p.chunks[i]
+		c.checksum()
+		if !c.hashed {
+			c.mark, c.hashed = maphash.Bytes(seed, c.data), true
+		}
+	})
+}
+
 // Bytes returns the whole piece. It is not the caller's to write to.
 func (p *Piece) Bytes() []byte {
 	if len(p.chunks) == 1 {

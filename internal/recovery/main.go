@@ -7,7 +7,8 @@
 //
 // Growth: the clock is read by the discovery script right before it first prints a second host, with as many slots as the
 // first. The total ends with the first step in the larger world. The pause is the longest time between two steps of one of
-// the old workers from there to then, less a median step.
+// the old workers from there to then, less a median step; a first step may take longer than those before for other reasons, so
+// the time is told too that they were not in their training function.
 //
 // An arrival: the clock is read right before another `hvdrun agent` is started in the cluster over which the job runs. All
 // have heard when Commit has returned a HostsUpdatedError in every worker, with a new one standing at the door.

@@ -59,6 +59,7 @@ func (b *bench) report(w io.Writer, deaths, growths []sample) {
 			fmt.Fprintln(w, spread(growths, r.of).Row("  "+r.name))
 		}
 		fmt.Fprintln(w, pause.Row("pause of the old workers"))
+		fmt.Fprintln(w, spread(growths, func(s sample) time.Duration { return s.still }).Row("of that outside of training"))
 		fmt.Fprint(w, pause.Histogram())
 		verdicts(w, pause, target{"median", 0.5, 20 * time.Millisecond})
 	}
@@ -117,14 +118,14 @@ func (b *bench) writeTSV(deaths, growths, arrivals []sample) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	w := bufio.NewWriter(f)
-	fmt.Fprintln(w, "kind\trank\tfound\tstarted\tready\texited\ttold\theard\tleft\tworld\tentered\tstepped\tpause")
+	fmt.Fprintln(w, "kind\trank\tfound\tstarted\tready\texited\ttold\theard\tleft\tworld\tentered\tstepped\tpause\tstill")
 	for _, k := range []struct {
 		kind    string
 		samples []sample
 	}{{"kill", deaths}, {"join", growths}, {"arrival", arrivals}} {
 		for _, s := range k.samples {
 			fmt.Fprintf(w, "%s\t%d", k.kind, s.rank)
-			for _, d := range []time.Duration{s.found, s.started, s.ready, s.exited, s.told, s.heard, s.left, s.world, s.entered, s.stepped, s.pause} {
+			for _, d := range []time.Duration{s.found, s.started, s.ready, s.exited, s.told, s.heard, s.left, s.world, s.entered, s.stepped, s.pause, s.still} {
 				fmt.Fprintf(w, "\t%.3f", e2e.Milliseconds(d))
 			}
 			fmt.Fprintln(w)

@@ -28,6 +28,7 @@ type sample struct {
 	stepped time.Duration // all have completed a step
 
 	pause time.Duration // growth: longest between two steps of an old worker, less a median step
+	still time.Duration // growth: longest that an old worker's training function was left, from its last step to the next world
 }
 
 // observe notes when the driver's events happened, up to the next world.
@@ -102,6 +103,9 @@ func (s *sample) growth(res e2e.Result) {
 	longest := make(map[int]time.Duration)
 	ended := make(map[int]bool)
 	for _, l := range res.Lines {
+		if at, known := last[l.PID]; known && l.Event == diary.Enter && l.Generation == s.generation+1 {
+			s.still = max(s.still, time.Duration(l.Time-at))
+		}
 		if l.Event != diary.Step {
 			continue
 		}
