@@ -361,6 +361,9 @@ func (s *State) partName(i int) string {
 
 // placeParts tells the parts that depend on it this worker's rank.
 func (s *State) placeParts(rank, size int) {
+	if size == 0 {
+		return // no world yet
+	}
 	for _, o := range s.own {
 		if p, ok := o.(placed); ok {
 			p.place(rank, size)
