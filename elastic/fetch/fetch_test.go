@@ -173,10 +173,12 @@ type severed struct {
 	net.Conn
 	left int
 	flip bool
+	done *bool // it has come to that
 }
 
 func (s *severed) Write(b []byte) (int, error) {
 	if s.left -= len(b); s.left < 0 && s.left+len(b) >= 0 {
+		*s.done = true
 		if !s.flip {
 			s.Conn.Close()
 			return 0, net.ErrClosed
@@ -193,7 +195,8 @@ func TestTakeFromTheUnsound(t *testing.T) {
 	for _, flip := range []bool{false, true} {
 		for _, after := range []int{0, 1000, 3*image.ChunkSize + 9} {
 			bad := newGiver(live)
-			bad.spoil = func(c net.Conn) net.Conn { return &severed{c, after, flip} }
+			spoiled := false // a source that is slow to begin may not be asked for so much
+			bad.spoil = func(c net.Conn) net.Conn { return &severed{c, after, flip, &spoiled} }
 			var rejected []int
 			got, _, err := take(t, t.Context(), []*giver{bad, newGiver(live)}, []int{len(live)}, Options{
 				Rejected: func(source int, err error) { rejected = append(rejected, source) },
@@ -202,7 +205,7 @@ func TestTakeFromTheUnsound(t *testing.T) {
 				t.Fatalf("after %d bytes: %v", after, err)
 			}
 			same(t, got, [][]byte{live})
-			if len(rejected) > 0 && !slices.Equal(rejected, []int{0}) || !flip && len(rejected) == 0 {
+			if len(rejected) > 0 && !slices.Equal(rejected, []int{0}) || !flip && spoiled && len(rejected) == 0 {
 				t.Errorf("after %d bytes: rejected: %v", after, rejected)
 			}
 		}
