@@ -72,9 +72,9 @@ func (f *faults) Set(text string) error {
 	return nil
 }
 
-// have tells whether any is at the point.
+// have tells whether any is at the point, for whatever number.
 func (f *faults) have(point string) bool {
-	return slices.ContainsFunc(f.all, func(x fault) bool { return x.point == point })
+	return slices.ContainsFunc(f.all, func(x fault) bool { return strings.HasPrefix(x.point, point+"=") })
 }
 
 // arm says who this process is, and where the marks are.
