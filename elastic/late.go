@@ -21,7 +21,8 @@ type InitOption struct{ name string }
 // Late has the worker enter its first world in Run, and not in Init. The others stop for it only then, so what the program does
 // between Init and Run, as loading data and making its model, costs them nothing. Where they train already, Run first fetches their newest
 // commit of tensors that are large, more than 16 KiB, while they go on; the sync of the new world then sends only what has changed
-// since. All ranks of a job may give it.
+// since. All ranks of a job may give it. From the process's start to Run there is as much time as --start-timeout says (30 s), and a fetch
+// has that anew as long as bytes arrive.
 //
 // Before Run such a worker has Rank −1, Size 0 and a nil Group; its Host and Slot are known.
 var Late = InitOption{"late"}
