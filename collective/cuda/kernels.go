@@ -135,27 +135,7 @@ func typeOf[T collective.Element]() kernel.Type {
 	case collective.BFloat16:
 		return kernel.BFloat16
 	}
-	switch reflect.TypeFor[T]().Kind() {
-	case reflect.Float32:
-		return kernel.Float32
-	case reflect.Float64:
-		return kernel.Float64
-	case reflect.Int8:
-		return kernel.Int8
-	case reflect.Int16:
-		return kernel.Int16
-	case reflect.Int32:
-		return kernel.Int32
-	case reflect.Int64:
-		return kernel.Int64
-	case reflect.Uint8:
-		return kernel.Uint8
-	case reflect.Uint16:
-		return kernel.Uint16
-	case reflect.Uint32:
-		return kernel.Uint32
-	}
-	return kernel.Uint64
+	return kernel.OfKind(reflect.TypeFor[T]().Kind())
 }
 
 // hasKernels tells whether there are kernels for a type.

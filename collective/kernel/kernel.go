@@ -9,7 +9,10 @@
 // negative NaN without payload if both are numbers.
 package kernel
 
-import "fmt"
+import (
+	"fmt"
+	"reflect"
+)
 
 // Type is the type of an element. The zero value is none.
 type Type uint8
@@ -131,4 +134,29 @@ func Split(count, n, i int) (lo, hi int) {
 		hi++
 	}
 	return lo, hi
+}
+
+// OfKind returns the type of numbers of a kind that Go has itself: an integer's or a float's of a fixed size.
+func OfKind(k reflect.Kind) Type {
+	switch k {
+	case reflect.Float32:
+		return Float32
+	case reflect.Float64:
+		return Float64
+	case reflect.Int8:
+		return Int8
+	case reflect.Int16:
+		return Int16
+	case reflect.Int32:
+		return Int32
+	case reflect.Int64:
+		return Int64
+	case reflect.Uint8:
+		return Uint8
+	case reflect.Uint16:
+		return Uint16
+	case reflect.Uint32:
+		return Uint32
+	}
+	return Uint64
 }
