@@ -2,7 +2,6 @@ package elastic
 
 import (
 	"context"
-	"fmt"
 )
 
 // auditAside is the size of the tensors, in bytes, from which on their checksums are computed while training goes on.
@@ -80,14 +79,5 @@ func (s *State) compareAudited() error {
 	if !s.worker.verification.heal {
 		return diverged
 	}
-	if g.Rank() == 0 {
-		s.worker.log.Warnf("%v since the last sync; they are given what rank %d has", diverged, a.root)
-	}
-	if err := s.healFrom(s.ctx, g, a.root, diverged); err != nil {
-		return err
-	}
-	if diverged, _, err = s.compare(s.ctx, g, false); err == nil && diverged != nil {
-		return fmt.Errorf("elastic: not healed: %w", diverged)
-	}
-	return err
+	return s.heal(s.ctx, g, a.root, diverged, " since the last sync", false)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/elastic/fetch"
+	"github.com/hvdrun/hvdrun/elastic/image"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -112,13 +113,8 @@ func (w *Worker) sayFetching() {
 // commit will ask of it is computed now, when nobody waits.
 func (s *State) adopt() {
 	s.mark, s.clean = imageID{Count: fetchedCount}, true
-	last := s.saved.Last()
-	for i, o := range s.own {
-		if m := asInMemory(o); m != nil {
-			for j := range m.memory() {
-				last.Pieces()[s.first[i]+j].Prepare()
-			}
-		}
+	for _, p := range s.inMemoryOf(s.saved.Last()) {
+		p.Prepare()
 	}
 }
 
@@ -134,6 +130,18 @@ func (s *State) inMemory() (layout string, memory [][]byte) {
 	return text.String(), memory
 }
 
+// inMemoryOf returns an image's pieces of the parts in memory, in their order.
+func (s *State) inMemoryOf(m *image.Image) (pieces []*image.Piece) {
+	for i, o := range s.own {
+		if p := asInMemory(o); p != nil {
+			for j := range p.memory() {
+				pieces = append(pieces, &m.Pieces()[s.first[i]+j])
+			}
+		}
+	}
+	return pieces
+}
+
 // supply lets others fetch this state's commits.
 func (s *State) supply() {
 	to, ok := s.worker.meeting.(supplier)
@@ -147,15 +155,7 @@ func (s *State) supply() {
 		if held == nil {
 			return nil
 		}
-		c := &fetch.Commit{Number: held.Number(), Layout: layout, Release: held.Release}
-		for i, o := range s.own {
-			if m := asInMemory(o); m != nil {
-				for j := range m.memory() {
-					c.Pieces = append(c.Pieces, &held.Pieces()[s.first[i]+j])
-				}
-			}
-		}
-		return c
+		return &fetch.Commit{Number: held.Number(), Layout: layout, Pieces: s.inMemoryOf(held), Release: held.Release}
 	})
 }
 

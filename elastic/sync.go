@@ -40,15 +40,10 @@ func (s *State) isSaved(same func(*image.Piece, []byte) bool) bool {
 	if last == nil {
 		return false
 	}
-	for i, o := range s.own {
-		m := asInMemory(o)
-		if m == nil {
-			continue
-		}
-		for j, b := range m.memory() {
-			if !same(&last.Pieces()[s.first[i]+j], b) {
-				return false
-			}
+	_, live := s.inMemory()
+	for i, p := range s.inMemoryOf(last) {
+		if !same(p, live[i]) {
+			return false
 		}
 	}
 	return true

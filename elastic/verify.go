@@ -166,13 +166,19 @@ func (s *State) verify(ctx context.Context, root int) error {
 	if root < 0 || !s.worker.verification.heal {
 		return diverged
 	}
+	return s.heal(ctx, g, root, diverged, "", synced)
+}
+
+// heal gives all ranks what root has of what differs, since when the log says, and compares again.
+func (s *State) heal(ctx context.Context, g *collective.Group, root int, diverged *DivergedError, since string, synced bool) error {
 	if g.Rank() == 0 {
-		s.worker.log.Warnf("%v; they are given what rank %d has", diverged, root)
+		s.worker.log.Warnf("%v%s; they are given what rank %d has", diverged, since, root)
 	}
 	if err := s.healFrom(ctx, g, root, diverged); err != nil {
 		return err
 	}
-	if diverged, _, err = s.compare(ctx, g, synced); err == nil && diverged != nil {
+	diverged, _, err := s.compare(ctx, g, synced)
+	if err == nil && diverged != nil {
 		return fmt.Errorf("elastic: not healed: %w", diverged)
 	}
 	return err
