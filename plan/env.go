@@ -43,6 +43,8 @@ type Worker struct {
 	// all, no fusion, no delay, no warning.
 	FusionThreshold         int
 	CycleTime, StallWarning time.Duration
+	// Connections share the large messages between two workers of different hosts. 0: as is usual, one.
+	Connections int
 	// VerifyState is after how many commits the ranks compare their states. 0: only after each sync; negative: not at all.
 	VerifyState int
 	// HealState says that ranks that differ are given the state of most others; training fails otherwise.
@@ -72,6 +74,7 @@ const (
 	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
 	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
 	EnvStallWarning      = "HVD_STALL_WARNING"
+	EnvConnections       = "HVD_CONNECTIONS"
 	EnvVerifyState       = "HVD_VERIFY_STATE"
 	EnvHealState         = "HVD_HEAL_STATE"
 	EnvCommitReplicas    = "HVD_COMMIT_REPLICAS"
@@ -128,6 +131,7 @@ func (w Worker) Environ() []string {
 	text(EnvFusionThreshold, tuned(float64(w.FusionThreshold)))
 	text(EnvCycleTime, tuned(w.CycleTime.Seconds()*1e3))
 	text(EnvStallWarning, tuned(w.StallWarning.Seconds()))
+	number(EnvConnections, w.Connections)
 	text(EnvVerifyState, tuned(float64(w.VerifyState)))
 	text(EnvHealState, flag(w.HealState))
 	number(EnvCommitReplicas, w.CommitReplicas)
@@ -160,6 +164,9 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))
 	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))
 	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))
+	if r.has(EnvConnections) {
+		w.Connections = r.number(EnvConnections, MaxSlots)
+	}
 	w.VerifyState = int(r.tuning(EnvVerifyState, 1, math.MaxInt32))
 	w.HealState = r.flag(EnvHealState)
 	if r.has(EnvCommitReplicas) {

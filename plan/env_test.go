@@ -19,7 +19,7 @@ func worker() plan.Worker {
 		GroupRank: 2, GroupSize: 4,
 		DriverAddr: "[::1]:4000", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
 		Restarts: 1, MaxRestarts: 9, EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, TimelineFilename: "/tmp/t",
-		FusionThreshold: 16, CycleTime: 2500 * time.Microsecond, StallWarning: -1,
+		FusionThreshold: 16, CycleTime: 2500 * time.Microsecond, StallWarning: -1, Connections: 4,
 		VerifyState: 100, HealState: true, CommitReplicas: 2,
 	}
 }
@@ -50,7 +50,7 @@ func TestEnvironHasTheNamesOfTheContract(t *testing.T) {
 		"HVD_RUN_ID": "run-1", "HVD_SLOT": "3", "HVD_DRIVER_ADDR": "[::1]:4000", "HVD_INCARNATION": "i7",
 		"HVD_CREDENTIALS": "s3cret", "HVD_ENCRYPT_DATA": "1", "HVD_NETWORK_INTERFACES": "eth0,ib0",
 		"HVD_TIMELINE_FILENAME":   "/tmp/t",
-		"HVD_FUSION_THRESHOLD_MB": "16", "HVD_CYCLE_TIME_MS": "2.5", "HVD_STALL_WARNING": "0",
+		"HVD_FUSION_THRESHOLD_MB": "16", "HVD_CYCLE_TIME_MS": "2.5", "HVD_STALL_WARNING": "0", "HVD_CONNECTIONS": "4",
 		"HVD_VERIFY_STATE": "100", "HVD_HEAL_STATE": "1", "HVD_COMMIT_REPLICAS": "2",
 	}
 	if got := variables(t, worker()); !maps.Equal(got, want) {
@@ -134,7 +134,7 @@ func TestWorkerFromEnvNamesTheVariable(t *testing.T) {
 		"HOROVOD_LOCAL_RANK": {"2"}, "HOROVOD_LOCAL_SIZE": {"y"},
 		"HOROVOD_CROSS_RANK": {"2"}, "HOROVOD_CROSS_SIZE": {""},
 		"HOROVOD_ELASTIC": {"yes"}, "HVD_ENCRYPT_DATA": {"true"},
-		"HVD_FUSION_THRESHOLD_MB": {"x", "-1", "NaN", "1e9"}, "HVD_CYCLE_TIME_MS": {"1ms"}, "HVD_STALL_WARNING": {"-0.5", "+Inf"},
+		"HVD_FUSION_THRESHOLD_MB": {"x", "-1", "NaN", "1e9"}, "HVD_CYCLE_TIME_MS": {"1ms"}, "HVD_STALL_WARNING": {"-0.5", "+Inf"}, "HVD_CONNECTIONS": {"-1", "x"},
 		"GROUP_RANK": {"4"}, "MASTER_PORT": {"65536"}, "TORCHELASTIC_MAX_RESTARTS": {"-1"}, "TORCHELASTIC_RESTART_COUNT": {"x"},
 	}
 	for _, name := range slices.Sorted(maps.Keys(broken)) {
@@ -157,6 +157,7 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	for _, name := range []string{"GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
 		"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "HOROVOD_ELASTIC",
 		"HVD_ENCRYPT_DATA", "HVD_NETWORK_INTERFACES", "HVD_TIMELINE_FILENAME", "HVD_FUSION_THRESHOLD_MB", "HVD_CYCLE_TIME_MS", "HVD_STALL_WARNING",
+		"HVD_CONNECTIONS",
 		"HVD_VERIFY_STATE", "HVD_HEAL_STATE", "HVD_COMMIT_REPLICAS"} {
 		delete(env, name)
 	}

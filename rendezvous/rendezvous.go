@@ -108,9 +108,30 @@ const (
 	Draining
 	// Fetching: it will join, and is bringing the state from others first.
 	Fetching
+	// Over…: the ranks of its generation combine memory of their devices by a backend, see [Over].
+	OverNCCL
+	OverIPC
+	OverIPCHosts
+	OverStaging
 )
 
-// String returns "done", "leaving", "committed", "draining" or "fetching".
+// overs are the names of backends.
+var overs = map[Report]string{OverNCCL: "nccl", OverIPC: "ipc", OverIPCHosts: "ipc+hosts", OverStaging: "staging"}
+
+// Over is the report that names a backend of devices' collectives; false where there is none of that name.
+func Over(backend string) (Report, bool) {
+	for r, name := range overs {
+		if name == backend {
+			return r, true
+		}
+	}
+	return 0, false
+}
+
+// Backend is the name that [Over] was given; empty for a report of something else.
+func (r Report) Backend() string { return overs[r] }
+
+// String returns "done", "leaving", "committed", "draining", "fetching" or "over " and a backend.
 func (r Report) String() string {
 	switch r {
 	case Done:
@@ -123,6 +144,9 @@ func (r Report) String() string {
 		return "draining"
 	case Fetching:
 		return "fetching"
+	}
+	if name := r.Backend(); name != "" {
+		return "over " + name
 	}
 	return fmt.Sprintf("report %d", uint8(r))
 }

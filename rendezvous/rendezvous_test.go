@@ -515,7 +515,7 @@ func TestAbsence(t *testing.T) {
 func TestReport(t *testing.T) {
 	j := newJob(t)
 	c := j.client("a")
-	for _, r := range []Report{Done, Leaving, Committed} {
+	for _, r := range []Report{Done, Leaving, Committed, Draining, Fetching, OverNCCL, OverIPC, OverIPCHosts, OverStaging} {
 		if err := c.Report(context.Background(), r, 3, 8); err != nil {
 			t.Fatal(err)
 		}
@@ -523,6 +523,14 @@ func TestReport(t *testing.T) {
 		if got.from.Incarnation != "a" || got.r != r || got.generation != 3 || got.commits != 8 {
 			t.Errorf("%v: heard %+v", r, got)
 		}
+	}
+	for _, name := range []string{"nccl", "ipc", "ipc+hosts", "staging"} {
+		if r, known := Over(name); !known || r.Backend() != name || r.String() != "over "+name {
+			t.Errorf("%s is reported as %v", name, r)
+		}
+	}
+	if r, known := Over("mpi"); known || r.Backend() != "" || Done.Backend() != "" {
+		t.Error("a backend that nobody knows")
 	}
 	if err := c.Report(context.Background(), 0, 1, 1); err == nil {
 		t.Error("reported nothing")
@@ -716,7 +724,7 @@ func TestStrangers(t *testing.T) {
 func TestFalseDriver(t *testing.T) {
 	j, other := newJob(t), newJob(t)
 	c, err := NewClient(ClientConfig{
-		Addr: other.addr, Credentials: j.credentials(slotOf("a")), Patience: 100 * time.Millisecond,
+		Addr: other.addr, Credentials: j.credentials(slotOf("a")), Patience: 2 * time.Second, // in which a handshake has failed
 	})
 	if err != nil {
 		t.Fatal(err)

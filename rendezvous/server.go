@@ -263,6 +263,8 @@ func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, er
 var reportsFromWire = map[wire.Report]Report{
 	wire.Report_REPORT_DONE: Done, wire.Report_REPORT_LEAVING: Leaving, wire.Report_REPORT_COMMITTED: Committed,
 	wire.Report_REPORT_DRAINING: Draining, wire.Report_REPORT_FETCHING: Fetching,
+	wire.Report_REPORT_OVER_NCCL: OverNCCL, wire.Report_REPORT_OVER_IPC: OverIPC,
+	wire.Report_REPORT_OVER_IPC_HOSTS: OverIPCHosts, wire.Report_REPORT_OVER_STAGING: OverStaging,
 }
 
 func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {

@@ -91,6 +91,11 @@ const (
 	Report_REPORT_DRAINING Report = 4
 	// The worker has not joined yet, and brings the state from others, as far as it has come, before it does.
 	Report_REPORT_FETCHING Report = 5
+	// The ranks of the generation combine memory of their devices by this backend.
+	Report_REPORT_OVER_NCCL      Report = 6
+	Report_REPORT_OVER_IPC       Report = 7
+	Report_REPORT_OVER_IPC_HOSTS Report = 8
+	Report_REPORT_OVER_STAGING   Report = 9
 )
 
 // Enum value maps for Report.
@@ -102,14 +107,22 @@ var (
 		3: "REPORT_COMMITTED",
 		4: "REPORT_DRAINING",
 		5: "REPORT_FETCHING",
+		6: "REPORT_OVER_NCCL",
+		7: "REPORT_OVER_IPC",
+		8: "REPORT_OVER_IPC_HOSTS",
+		9: "REPORT_OVER_STAGING",
 	}
 	Report_value = map[string]int32{
-		"REPORT_UNSPECIFIED": 0,
-		"REPORT_DONE":        1,
-		"REPORT_LEAVING":     2,
-		"REPORT_COMMITTED":   3,
-		"REPORT_DRAINING":    4,
-		"REPORT_FETCHING":    5,
+		"REPORT_UNSPECIFIED":    0,
+		"REPORT_DONE":           1,
+		"REPORT_LEAVING":        2,
+		"REPORT_COMMITTED":      3,
+		"REPORT_DRAINING":       4,
+		"REPORT_FETCHING":       5,
+		"REPORT_OVER_NCCL":      6,
+		"REPORT_OVER_IPC":       7,
+		"REPORT_OVER_IPC_HOSTS": 8,
+		"REPORT_OVER_STAGING":   9,
 	}
 )
 
@@ -960,14 +973,18 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
-	"\x12DISMISSAL_FINISHED\x10\x02*\x85\x01\n" +
+	"\x12DISMISSAL_FINISHED\x10\x02*\xe4\x01\n" +
 	"\x06Report\x12\x16\n" +
 	"\x12REPORT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
 	"\x0eREPORT_LEAVING\x10\x02\x12\x14\n" +
 	"\x10REPORT_COMMITTED\x10\x03\x12\x13\n" +
 	"\x0fREPORT_DRAINING\x10\x04\x12\x13\n" +
-	"\x0fREPORT_FETCHING\x10\x05*\xbc\x01\n" +
+	"\x0fREPORT_FETCHING\x10\x05\x12\x14\n" +
+	"\x10REPORT_OVER_NCCL\x10\x06\x12\x13\n" +
+	"\x0fREPORT_OVER_IPC\x10\a\x12\x19\n" +
+	"\x15REPORT_OVER_IPC_HOSTS\x10\b\x12\x17\n" +
+	"\x13REPORT_OVER_STAGING\x10\t*\xbc\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_JOINING\x10\x01\x12\x14\n" +
