@@ -52,6 +52,8 @@ type Config struct {
 	// FusionThreshold (in MiB) and CycleTime tune the workers' asynchronous collectives. 0: as is usual; negative: not at all.
 	FusionThreshold int
 	CycleTime       time.Duration
+	// Connections share the large messages between two workers of different hosts, up to collective.MaxConnections. 0: one.
+	Connections int
 	// VerifyState is after how many commits the workers compare their states. 0: only after each sync; negative: not at all.
 	VerifyState int
 	// HealState gives workers whose state differs that of most others. Otherwise the workers fail.

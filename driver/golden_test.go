@@ -31,6 +31,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	                           with "late", for one newer than that before their last
 //	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable
 //	report a:0 done|leaving|draining|committed commits=3
+//	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
 //	wait 5s                    time passes; deadlines in between come due
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
 //	stirred a:0 · hung a:0 WORDS
@@ -304,7 +305,15 @@ func (s *story) report(args []string) error {
 		"draining": rendezvous.Draining, "fetching": rendezvous.Fetching,
 	}
 	r := workerReport{id: w.id, report: kinds[args[1]], generation: w.generation}
-	if len(args) > 2 {
+	if args[1] == "over" && len(args) > 2 {
+		var known bool
+		if r.report, known = rendezvous.Over(args[2]); !known {
+			return fmt.Errorf("there is no backend %s", args[2])
+		}
+		if len(args) > 3 {
+			r.generation--
+		}
+	} else if len(args) > 2 {
 		if r.commits, err = strconv.ParseUint(strings.TrimPrefix(args[2], "commits="), 10, 64); err != nil {
 			return err
 		}
@@ -513,6 +522,8 @@ func (s *story) describeEvent(e Event) string {
 		return fmt.Sprintf("event stall_ended %v:%v", field("host"), field("slot"))
 	case DiscoveryFailed:
 		return fmt.Sprintf("event discovery_failed: %v", field("error"))
+	case Backend:
+		return fmt.Sprintf("event backend %v of generation %v, size %v", field("backend"), field("generation"), field("size"))
 	case Scaled:
 		return fmt.Sprintf("event scaled to %v…%v", field("min_np"), field("max_np"))
 	}

@@ -456,6 +456,7 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 		TimelineFilename: l.cfg.TimelineFilename,
 		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.Timeouts.StallWarning,
+		Connections: l.cfg.Connections,
 		VerifyState: l.cfg.VerifyState, HealState: l.cfg.HealState, CommitReplicas: l.cfg.CommitReplicas,
 	}
 	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil

@@ -38,6 +38,7 @@ type machine struct {
 	joined     time.Time     // when the first worker of the job joined
 	progress   bool          // some worker has committed
 	committed  bool          // some worker has committed in this generation
+	backends   []string      // that members of this generation have told of
 	announced  plan.Change   // what the members of this generation were told last
 	short      bool          // a world could not be formed for want of workers
 	shortFrom  time.Time     // since when slots are waited for
@@ -315,6 +316,12 @@ func (m *machine) reported(now time.Time, e workerReport) {
 				m.doneFrom = now
 				m.log(logrus.DebugLevel, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
 			}
+		}
+	case rendezvous.OverNCCL, rendezvous.OverIPC, rendezvous.OverIPCHosts, rendezvous.OverStaging:
+		name := e.report.Backend()
+		if e.generation == m.world.Generation && w.generation == e.generation && !slices.Contains(m.backends, name) {
+			m.backends = append(m.backends, name)
+			m.emit(now, Backend, Field{"generation", e.generation}, Field{"backend", name}, Field{"size", len(m.world.Slots)})
 		}
 	case rendezvous.Committed:
 		if e.generation != m.world.Generation || m.committed {

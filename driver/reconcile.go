@@ -273,6 +273,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 		panic(fmt.Sprintf("driver: assigning ranks: %v", err))
 	}
 	m.world = plan.World{Generation: m.world.Generation + 1, Slots: slots}
+	m.backends = nil
 	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
 	m.went, m.reminded = false, false
 	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}

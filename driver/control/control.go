@@ -78,7 +78,7 @@ func (e *RefusedError) Error() string { return e.Reason }
 
 // Handler is the driver's side. Its methods are called by several goroutines at once, and return soon after ctx has ended.
 type Handler interface {
-	// Status returns how the job is doing, as JSON of a Status.
+	// Status returns how the job is doing, as JSON of a Status. A *RefusedError says that the job has ended.
 	Status(ctx context.Context) ([]byte, error)
 	// Command carries out a command that has passed Check and returns, for a person, what was done. A refusal is a
 	// *RefusedError.
