@@ -174,6 +174,40 @@ func TestDeath(t *testing.T) {
 	}
 }
 
+// TestFirstDeath: whoever lives names the one that has died first, also after more have, and is told of that one first.
+func TestFirstDeath(t *testing.T) {
+	for range 3 {
+		lost := make(chan int, 3)
+		c := perform(t, "mortal", 4, func(i int) { lost <- i }, "SHM_TEST_BYTES=4", "SHM_TEST_RESIDENT=1", "SHM_TEST_ALL=0")
+		if err := c.member.AllReduce(background, Desc{1}, aligned(4), &sumOfFloats); err != nil {
+			t.Error(err)
+		}
+		if i, is := c.member.Dead(); is {
+			t.Errorf("member %d is dead before its death", i)
+		}
+		var status unix.WaitStatus // member 1 must not leave when member 3 dies
+		c.processes[0].Process.Signal(unix.SIGSTOP)
+		if _, err := unix.Wait4(c.processes[0].Process.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
+			t.Fatalf("a process is not stopped: %v", err)
+		}
+		for _, i := range []int{3, 1} {
+			if err := c.processes[i-1].Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-lost; got != i {
+				t.Errorf("lost %d, not %d", got, i)
+			}
+			if first, is := c.member.Dead(); !is || first != 3 {
+				t.Errorf("%d has died first (%t), not 3", first, is)
+			}
+		}
+		c.stop()
+		if i, is := c.member.Dead(); is {
+			t.Errorf("member %d is dead to one that has left", i)
+		}
+	}
+}
+
 // TestDeathOfAll leaves nothing behind: the segments have no name.
 func TestDeathOfAll(t *testing.T) {
 	c := perform(t, "mortal", 3, nil, "SHM_TEST_BYTES=4000", "SHM_TEST_RESIDENT=1", "SHM_TEST_ALL=1")

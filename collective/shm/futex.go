@@ -64,6 +64,11 @@ func haveFutexWaitAny() bool {
 // low is the word's lower half, which futexes look at.
 func low(word *uint64) *uint32 { return (*uint32)(unsafe.Pointer(word)) }
 
+func gettid() uintptr {
+	tid, _, _ := unix.RawSyscall(unix.SYS_GETTID, 0, 0, 0)
+	return tid
+}
+
 func schedYield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // joinBarriers lets membarrierGlobal of other processes reach this one. In a process of several threads the kernel first waits

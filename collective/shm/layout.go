@@ -29,7 +29,7 @@ type cell struct {
 	seq  uint64
 }
 
-// header is the first page of a segment. All but abort is written before anybody else maps it.
+// header is the first page of a segment. All but abort and first is written before anybody else maps it.
 type header struct {
 	magic   uint64
 	members uint64
@@ -39,7 +39,8 @@ type header struct {
 	nonce   [16]byte
 	_       [128]byte
 	abort   uint32
-	_       [124]byte
+	first   uint32 // who died first, from 1; 0: nobody has died
+	_       [120]byte
 }
 
 // control is what a member tells the others, apart from data.

@@ -75,6 +75,8 @@ type Member struct {
 	lengths  []int
 	src, dst [][]byte // of the operation under way, by member; kept for their memory
 
+	thread uintptr // see short; 0: none yet
+
 	gone [MaxMembers]atomic.Bool // who has left, as this process was told
 	told uint32                  // how often; who sleeps wakes when it changes
 

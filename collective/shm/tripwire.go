@@ -117,9 +117,11 @@ func (t *tripwire) watch() {
 			word := t.m.wireOf(i)
 			value := atomic.LoadUint32(word)
 			if value&futexDied != 0 {
-				t.seen[i] = true
 				t.m.abort()
-				t.lost(i)
+				if first, is := t.m.firstDead(); is {
+					t.tell(first)
+				}
+				t.tell(i)
 				continue
 			}
 			words = words[:len(words)+1]
@@ -129,18 +131,44 @@ func (t *tripwire) watch() {
 	}
 }
 
+// tell tells of a death once.
+func (t *tripwire) tell(i int) {
+	if !t.seen[i] {
+		t.seen[i] = true
+		t.lost(i)
+	}
+}
+
 // wireOf is the word by which member i's death is seen here.
 func (m *Member) wireOf(i int) *uint32 { return &m.areas[i].wires[m.index].word }
 
-// anyDead looks at the words directly, so that a member that waits in an operation need not wait for its tripwire thread to
-// be scheduled.
-func (m *Member) anyDead() bool {
-	for i := range m.members {
+// Dead returns the member that has died first, if one has: the same one to all members that live. It looks at the words directly:
+// who waits in an operation, or has just been aborted in one, need not wait for its tripwire thread to be scheduled. It may
+// be called while Abort may.
+func (m *Member) Dead() (index int, is bool) {
+	m.life.RLock()
+	defer m.life.RUnlock()
+	if m.closed {
+		return 0, false
+	}
+	return m.firstDead()
+}
+
+// firstDead tells of whoever has learned of a death first and lived on, since that one may die next.
+func (m *Member) firstDead() (index int, is bool) {
+	first := &m.header.first
+	for i := 0; i < m.members && atomic.LoadUint32(first) == 0; i++ {
 		if i != m.index && atomic.LoadUint32(m.wireOf(i))&futexDied != 0 {
-			return true
+			atomic.CompareAndSwapUint32(first, 0, uint32(i)+1)
 		}
 	}
-	return false
+	i := int(atomic.LoadUint32(first)) - 1
+	return i, i >= 0 && i < m.members && i != m.index
+}
+
+func (m *Member) dead() bool {
+	_, is := m.firstDead()
+	return is
 }
 
 // hurry asks for short time slices, so that this thread, which is awake for some microseconds at most, runs as soon as it
