@@ -30,6 +30,14 @@ const (
 
 var algorithmNames = [algorithms]string{"auto", "strict", "doubling", "rabenseifner", "ring", "direct"}
 
+// Algorithm is the one that AllReduces of the generation were forced to by [Config]; Auto for a nil Group.
+func (g *Group) Algorithm() Algorithm {
+	if g == nil {
+		return Auto
+	}
+	return g.family.algorithm
+}
+
 // String is the lower-case name, which [ParseAlgorithm] reads.
 func (a Algorithm) String() string {
 	if a < algorithms {

@@ -30,6 +30,7 @@ type Handle struct {
 	name    string
 	request request
 	data    []byte
+	work    Work // instead of data, of what lies elsewhere
 	since   time.Time
 	unwatch func() bool    // ends the watch of the context; nil where it cannot end
 	gaveUp  error          // the context's; guarded by engine.mu
@@ -46,6 +47,7 @@ type request struct {
 	count       uint64 // elements
 	prescale    float64
 	postscale   float64
+	elsewhere   bool // than in memory
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to the operation; after an
@@ -123,8 +125,8 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 	h := &Handle{name: name, data: bytesOf(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
 		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
 	switch {
-	case len(name) == 0 || len(name) > maxName:
-		h.err = fmt.Errorf("a name has 1 to %d bytes, not %d", maxName, len(name))
+	case checkName(name) != nil:
+		h.err = checkName(name)
 	case op.check(h.request.dtype) != nil:
 		h.err = op.check(h.request.dtype)
 	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):
@@ -135,11 +137,28 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 	return h
 }
 
+func checkName(name string) error {
+	if len(name) == 0 || len(name) > maxName {
+		return fmt.Errorf("a name has 1 to %d bytes, not %d", maxName, len(name))
+	}
+	return nil
+}
+
 // call is the request as errors tell it.
 func (r *request) call() descriptor {
-	return descriptor{action: allReduceAsync, dtype: r.dtype, reduce: r.op, count: r.count,
+	d := descriptor{action: allReduceAsync, dtype: r.dtype, reduce: r.op, count: r.count,
 		root: int32(r.compression) | int32(r.scales())<<8}
+	if r.elsewhere {
+		d.root |= elsewhereBit
+	}
+	return d
 }
+
+// elsewhereBit of an AllReduceAsync's root says where the vector lies.
+const elsewhereBit = 1 << 24
+
+// bytes is the size of the tensor itself.
+func (r *request) bytes() int { return int(r.count) * r.dtype.Size() }
 
 // scales tells scales apart in errors; 0 for those that change nothing.
 func (r *request) scales() uint16 {
@@ -183,6 +202,9 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 // finish ends the operation for whoever waits.
 func (h *Handle) finish(err error) {
 	h.err = err
+	if h.work != nil {
+		h.work.Ended(err)
+	}
 	h.done.Store(true)
 	h.ending.Done()
 }

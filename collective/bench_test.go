@@ -34,6 +34,24 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
+// BenchmarkConnections has the kernel pace each connection, as networks do that bound what one of them gets; 0 is unbounded.
+func BenchmarkConnections(b *testing.B) {
+	const gbit = 1e9 / 8
+	for _, rate := range []int{0, gbit, 2 * gbit} {
+		for _, n := range []int{1, 2, 4, 8} {
+			for _, bytes := range []int{1 << 20, 16 << 20} {
+				b.Run(fmt.Sprintf("gbit=%d/connections=%d/bytes=%d", rate/gbit, n, bytes), func(b *testing.B) {
+					groups := newWorkers(b, collective.Config{Connections: n}, 2).meet(b, 2)
+					if rate > 0 {
+						collective.Pace(b, groups, rate)
+					}
+					benchmark(b, groups, bytes)
+				})
+			}
+		}
+	}
+}
+
 func benchmark(b *testing.B, groups []*collective.Group, bytes int) {
 	b.SetBytes(int64(bytes))
 	b.ReportAllocs()

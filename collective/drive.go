@@ -24,22 +24,64 @@ const (
 	sameHostPacing = "cubic"                // congestion control between ranks of one host: others pace what needs no pace
 )
 
+// leastStriped is the size from which on several connections share a frame.
+const leastStriped = 64 << 10
+
+// strand is one connection of a data channel. The first one has the headers, all small frames and the first share of each large
+// one; a further one has its share of each large frame, without a header, in the order of the frames.
+type strand struct {
+	fd    int // −1 while there is none: under TLS, before the group is complete and after its end
+	queue fifo[*outgoing]
+	sent  int // bytes of the first in the queue, with its header, that the kernel has taken
+}
+
+// further is a strand beside the first.
+type further struct {
+	strand
+	due  fifo[*incoming] // whose shares come next
+	into []byte          // where the rest of the first one's goes; empty: it has not begun
+}
+
 // wire is one data channel as operations drive it. It belongs to the operation under way.
 type wire struct {
-	fd int // −1 while there is none: under TLS, before the group is complete and after its end
+	strand
+	more   []further
+	stripe int // least bytes of a frame that the strands share; MaxConnections at least
 
-	queue fifo[*outgoing]
-	head  [headerSize]byte // of the first in the queue
-	sent  int              // bytes of it, with its header, that the kernel has taken
-	both  [2][]byte
-	mute  bool // frames are dropped: the group ends, or the peer needs them no more
+	head [headerSize]byte // of the first in the queue
+	both [2][]byte
+	mute bool // frames are dropped: the group ends, or the peer needs them no more
 
 	in      frameReader
-	pending early  // a frame that nobody has asked for yet
-	waiting bool   // there is one
-	into    []byte // where the rest of the frame under way goes
-	filling bool   // there is one
-	deaf    bool   // nothing more comes
+	pending early     // a frame that nobody has asked for yet
+	waiting bool      // there is one
+	target  *incoming // whose frame is under way
+	into    []byte    // where the rest of it goes
+	filling bool      // there is one
+	deaf    bool      // nothing more comes
+}
+
+// shares is how many strands have a part of a frame.
+func (w *wire) shares(frame int) int {
+	if frame < w.stripe {
+		return 1
+	}
+	return 1 + len(w.more)
+}
+
+// share is the part of a frame that a strand has; the first is number 0.
+func (w *wire) share(frame []byte, i int) []byte {
+	n, all := len(frame), w.shares(len(frame))
+	return frame[n*i/all : n*(i+1)/all]
+}
+
+// sending reports whether the kernel has yet to take something.
+func (w *wire) sending() bool {
+	waits := w.queue.len() > 0
+	for i := range w.more {
+		waits = waits || w.more[i].queue.len() > 0
+	}
+	return waits
 }
 
 // takeOver hands the data channels to the operations, once the group is complete: no connection can fail to come any more,
@@ -80,17 +122,51 @@ func (p *tcpPath) takeOverLocked() (err error) {
 		if l == nil {
 			continue
 		}
-		if l.wire.fd, err = l.data.duplicate(); err != nil {
-			l.wire.fd = -1
+		w := &l.wire
+		w.stripe, w.more = leastStriped, make([]further, len(l.more))
+		for i := range w.more {
+			w.more[i].fd = -1
+		}
+		if w.fd, err = l.data.drive(); err != nil {
 			return err
 		}
-		if sameHost(l.data) {
-			unix.SetsockoptString(l.wire.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, sameHostPacing) // as well as can be
+		for i, c := range l.more {
+			if w.more[i].fd, err = c.drive(); err != nil {
+				return err
+			}
 		}
-		l.data.raw.Close() // the runtime's poller has no more to do with it
 	}
 	p.driven = true
 	return nil
+}
+
+// drive takes a connection from the runtime's poller. What it returns is −1 after an error.
+func (c *conn) drive() (fd int, err error) {
+	if fd, err = c.duplicate(); err != nil {
+		return -1, err
+	}
+	if sameHost(c) {
+		unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, sameHostPacing) // as well as can be
+	}
+	c.raw.Close()
+	return fd, nil
+}
+
+// fds are the descriptors of the wires. The caller holds p.mu.
+func (p *tcpPath) fds(each func(fd *int)) {
+	for _, l := range p.links {
+		if l == nil {
+			continue
+		}
+		if l.wire.fd >= 0 {
+			each(&l.wire.fd)
+		}
+		for i := range l.wire.more {
+			if f := &l.wire.more[i]; f.fd >= 0 {
+				each(&f.fd)
+			}
+		}
+	}
 }
 
 // start lets an operation drive; false where the group has ended.
@@ -116,11 +192,7 @@ func (p *tcpPath) finish() {
 
 // shutWires ends all movement on the wires, so that an operation that sleeps wakes up. The caller holds p.mu.
 func (p *tcpPath) shutWires() {
-	for _, l := range p.links {
-		if l != nil && l.wire.fd >= 0 {
-			unix.Shutdown(l.wire.fd, unix.SHUT_RDWR) // an error means that it has ended by itself
-		}
-	}
+	p.fds(func(fd *int) { unix.Shutdown(*fd, unix.SHUT_RDWR) }) // an error means that it has ended by itself
 	p.alert()
 	if !p.driving {
 		p.closeWires()
@@ -129,12 +201,10 @@ func (p *tcpPath) shutWires() {
 
 // closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is under way.
 func (p *tcpPath) closeWires() {
-	for _, l := range p.links {
-		if l != nil && l.wire.fd >= 0 {
-			unix.Close(l.wire.fd)
-			l.wire.fd = -1
-		}
-	}
+	p.fds(func(fd *int) {
+		unix.Close(*fd)
+		*fd = -1
+	})
 	if p.alarm >= 0 {
 		unix.Close(p.alarm)
 		p.alarm = -1
@@ -232,11 +302,16 @@ func (p *tcpPath) advance(all bool) bool {
 		if l == nil || l.wire.fd < 0 {
 			continue
 		}
-		if l.wire.queue.len() > 0 && l.push() {
+		if l.wire.sending() && l.push() {
 			moved = true
 		}
 		if !l.wire.deaf && (all || l.wire.filling || p.g.boxes[l.rank].hungry()) && l.pull() {
 			moved = true
+		}
+		for i := range l.wire.more {
+			if !l.wire.deaf && l.pullMore(i) {
+				moved = true
+			}
 		}
 	}
 	return moved
@@ -256,8 +331,16 @@ func (p *tcpPath) sleep(c *call) {
 		if !w.deaf && !w.waiting {
 			events |= unix.POLLIN
 		}
-		if events != 0 {
-			p.polls = append(p.polls, unix.PollFd{Fd: int32(w.fd), Events: events})
+		p.watch(w.fd, events)
+		for i := range w.more {
+			f, events := &w.more[i], int16(0)
+			if f.queue.len() > 0 {
+				events = unix.POLLOUT
+			}
+			if !w.deaf && f.due.len() > 0 {
+				events |= unix.POLLIN
+			}
+			p.watch(f.fd, events)
 		}
 	}
 	bound := sleepBound
@@ -279,40 +362,66 @@ func (p *tcpPath) sleep(c *call) {
 	}
 }
 
+// watch adds to what the kernel is asked for.
+func (p *tcpPath) watch(fd int, events int16) {
+	if events != 0 {
+		p.polls = append(p.polls, unix.PollFd{Fd: int32(fd), Events: events})
+	}
+}
+
 // carry takes a frame of the operation under way and writes at once what the kernel takes of it.
 func (l *link) carry(o *outgoing) {
 	if l.wire.mute || l.wire.fd < 0 {
 		o.done.Store(true) // the end of the group is told otherwise
 		return
 	}
-	l.wire.queue.push(o)
-	if l.wire.queue.len() == 1 {
+	w := &l.wire
+	o.shares = w.shares(len(o.data))
+	idle := w.queue.len() == 0
+	w.queue.push(o)
+	for i := range o.shares - 1 {
+		idle = idle || w.more[i].queue.len() == 0
+		w.more[i].queue.push(o)
+	}
+	if idle {
 		l.push()
 	}
 }
 
 // push writes what the kernel takes and reports whether that was anything.
 func (l *link) push() bool {
-	w, moved := &l.wire, false
-	for w.queue.len() > 0 {
-		o := w.queue.at(0)
-		n, err := w.write(o)
+	w := &l.wire
+	moved := l.pushOn(&w.strand, 0)
+	for i := range w.more {
+		moved = l.pushOn(&w.more[i].strand, i+1) || moved
+	}
+	return moved
+}
+
+func (l *link) pushOn(s *strand, number int) (moved bool) {
+	w := &l.wire
+	for s.queue.len() > 0 {
+		o := s.queue.at(0)
+		n, err := w.write(s, number, o)
 		if n > 0 {
 			moved = true
-			w.sent += n
+			s.sent += n
+		}
+		size := len(w.share(o.data, number))
+		if number == 0 {
+			size += headerSize
 		}
 		switch {
-		case w.sent == headerSize+len(o.data):
-			w.queue.pop()
-			w.sent = 0
-			o.done.Store(true)
+		case s.sent == size:
+			s.queue.pop()
+			s.sent = 0
+			if o.shares--; o.shares == 0 {
+				o.done.Store(true)
+			}
 		case err == nil || errors.Is(err, unix.EAGAIN):
 			return moved
 		case !errors.Is(err, unix.EINTR):
-			w.mute = true
-			for w.queue.len() > 0 {
-				w.queue.pop().done.Store(true)
-			}
+			w.silence()
 			l.unwritable(fmt.Errorf("write: %w", err))
 			return true
 		}
@@ -320,15 +429,34 @@ func (l *link) push() bool {
 	return moved
 }
 
-func (w *wire) write(o *outgoing) (int, error) {
+// silence drops all frames, from now on too.
+func (w *wire) silence() {
+	w.mute = true
+	drop := func(s *strand) {
+		for s.queue.len() > 0 {
+			s.queue.pop().done.Store(true)
+		}
+	}
+	drop(&w.strand)
+	for i := range w.more {
+		drop(&w.more[i].strand)
+	}
+}
+
+// write writes some of a strand's share of a frame.
+func (w *wire) write(s *strand, number int, o *outgoing) (int, error) {
+	data := w.share(o.data, number)
+	if number > 0 {
+		return unix.Write(s.fd, data[s.sent:])
+	}
 	if w.sent >= headerSize {
-		return unix.Write(w.fd, o.data[w.sent-headerSize:])
+		return unix.Write(w.fd, data[w.sent-headerSize:])
 	}
 	o.header.append(w.head[:0])
-	if len(o.data) == 0 {
+	if len(data) == 0 {
 		return unix.Write(w.fd, w.head[w.sent:])
 	}
-	w.both = [2][]byte{w.head[w.sent:], o.data}
+	w.both = [2][]byte{w.head[w.sent:], data}
 	n, err := unix.Writev(w.fd, w.both[:])
 	w.both = [2][]byte{}
 	return n, err
@@ -351,14 +479,15 @@ func (l *link) pull() bool {
 				}
 			}
 			w.filling = false
-			l.path.g.boxes[l.rank].filled()
+			w.target.arrived()
 			return true
 		case w.waiting:
-			buf, asked := l.path.g.boxes[l.rank].wanted(&w.pending)
-			if !asked {
+			r := l.path.g.boxes[l.rank].wanted(&w.pending)
+			if r == nil {
 				return moved
 			}
-			w.into, w.waiting, w.filling = buf, false, true
+			w.waiting = false
+			w.expect(r)
 		default:
 			n, ok, err := l.head()
 			moved = moved || n > 0
@@ -371,6 +500,46 @@ func (l *link) pull() bool {
 			moved = true // it may have been there since the last read
 		}
 	}
+}
+
+// expect has a frame read to where it was asked for.
+func (w *wire) expect(r *incoming) {
+	r.shares = w.shares(len(r.buf))
+	w.target, w.into, w.filling = r, w.share(r.buf, 0), true
+	for i := range r.shares - 1 {
+		w.more[i].due.push(r)
+	}
+}
+
+// arrived says that one share more is there.
+func (r *incoming) arrived() {
+	if r.shares--; r.shares == 0 {
+		r.done.Store(true)
+	}
+}
+
+// pullMore reads what a further strand has of frames whose headers have come, and reports whether that was anything.
+func (l *link) pullMore(i int) (moved bool) {
+	f := &l.wire.more[i]
+	for f.due.len() > 0 {
+		r := f.due.at(0)
+		if len(f.into) == 0 {
+			f.into = l.wire.share(r.buf, i+1)
+		}
+		n, err := unix.Read(f.fd, f.into)
+		if n <= 0 {
+			if err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+			return l.broken(err) || moved
+		}
+		moved = true
+		if f.into = f.into[n:]; len(f.into) == 0 {
+			f.due.pop()
+			r.arrived()
+		}
+	}
+	return moved
 }
 
 // broken is the end of what comes; errors that only mean that nothing is there are none.
@@ -453,7 +622,11 @@ func (l *link) arrived(f *frameReader, h *header) error {
 	case !l.begin():
 		return errShut
 	}
-	buf, asked, err := l.path.g.boxes[l.rank].announce(h, &w.pending)
-	w.into, w.filling, w.waiting = buf, asked, err == nil && !asked
+	r, err := l.path.g.boxes[l.rank].announce(h, &w.pending)
+	if r != nil {
+		w.expect(r)
+	} else {
+		w.waiting = err == nil
+	}
 	return err
 }

@@ -20,9 +20,9 @@ import (
 
 const (
 	proofBound   = 5 * time.Second  // longest a connection may take to prove itself
-	maxUnproven  = 64               // connections that have not yet; the oldest gives way to a new one
+	maxUnproven  = 64               // connections that have not yet, times Config.Connections; the oldest gives way to a new one
 	waitBound    = 30 * time.Second // longest a connection of a newer generation waits for this rank
-	maxWaiting   = 1024             // such connections
+	maxWaiting   = 1024             // such connections, times Config.Connections
 	maxVisits    = 16               // at a time
 	connectBound = 30 * time.Second // of Connect, where its context has no deadline
 	dialBound    = 10 * time.Second // of one attempt at one address
@@ -35,6 +35,9 @@ const (
 // and does not read for so long: one that computes, and whose receive window is full.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
+// MaxConnections is the most of Config.Connections.
+const MaxConnections = 16
+
 // Config configures an [Endpoint].
 type Config struct {
 	Credentials *identity.Credentials // of this worker; needed
@@ -43,8 +46,15 @@ type Config struct {
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Algorithm   Algorithm             // of AllReduce; every rank must agree
-	Log         logrus.FieldLogger    // nil: nothing is logged
-	Timeline    Timeline              // told of every operation; nil: nobody listens
+	// Connections share the large frames between two ranks of different hosts: more than one where the network bounds each of
+	// them. Up to MaxConnections; 0 is 1, and with Encrypt there is 1. Every rank must agree.
+	Connections int
+	Log         logrus.FieldLogger // nil: nothing is logged
+	Timeline    Timeline           // told of every operation; nil: nobody listens
+
+	// Backend is told on rank 0 by what means package cuda combines what is in memory of devices: of each name once in a
+	// generation. It must not block. Nil: nobody listens.
+	Backend func(generation uint64, name string)
 
 	// Visited is called with each connection that another worker's Visit has opened, in a goroutine of its own. It is closed when
 	// Visited returns, and when the endpoint is closed, which waits for that. Nil: there are none.
@@ -62,8 +72,10 @@ type Endpoint struct {
 	encrypt     bool
 	apart       bool
 	algorithm   Algorithm
+	connections int
 	log         logrus.FieldLogger
 	timeline    Timeline
+	backend     func(generation uint64, name string)
 	visited     func(net.Conn)
 	listener    net.Listener
 	addrs       []string
@@ -102,6 +114,12 @@ func Listen(cfg Config) (*Endpoint, error) {
 	if cfg.Credentials == nil {
 		return nil, errors.New("collective: an endpoint needs credentials")
 	}
+	if cfg.Connections < 0 || cfg.Connections > MaxConnections {
+		return nil, fmt.Errorf("collective: %d connections to a peer; there may be up to %d", cfg.Connections, MaxConnections)
+	}
+	if cfg.Encrypt || cfg.Connections == 0 {
+		cfg.Connections = 1 // what bounds an encrypted one is the processor
+	}
 	addr := cfg.ListenAddr
 	if addr == "" {
 		addr = ":0"
@@ -116,7 +134,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 		ln.Close()
 		return nil, err
 	}
-	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, algorithm: cfg.Algorithm, log: cfg.Log, timeline: cfg.Timeline, visited: cfg.Visited,
+	e := &Endpoint{credentials: cfg.Credentials, encrypt: cfg.Encrypt, apart: cfg.OnlySockets, algorithm: cfg.Algorithm,
+		connections: cfg.Connections, log: cfg.Log, timeline: cfg.Timeline, backend: cfg.Backend, visited: cfg.Visited,
 		listener: ln, addrs: addrs, closed: make(chan struct{}), rooms: map[door]*room{}, inbound: map[net.Conn]struct{}{}}
 	if e.log == nil {
 		quiet := logrus.New()
@@ -231,9 +250,9 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
 	}
 	f := newFamily(p.Generation, n)
-	f.hosts, f.apart, f.log, f.timeline = p.Hosts, e.apart, e.log, e.timeline
+	f.hosts, f.apart, f.log, f.timeline, f.backend = p.Hosts, e.apart, e.log, e.timeline, e.backend
 	f.tuning = e.tuning
-	f.algorithm = e.algorithm
+	f.algorithm, f.connections = e.algorithm, e.connections
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
 	return f.connect(ctx, lane{rank: p.Rank, size: n})
 }
@@ -259,7 +278,9 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 	var dialing sync.WaitGroup
 	for peer := range g.size {
 		if peer != g.rank {
-			dialing.Go(func() { e.reach(dialCtx, g, path, peer, addrs[g.original(peer)]) })
+			for _, channel := range path.dialled(peer) {
+				dialing.Go(func() { e.reach(dialCtx, g, path, peer, channel, addrs[g.original(peer)]) })
+			}
 		}
 	}
 	if g.size > 1 {
@@ -315,15 +336,11 @@ func (e *Endpoint) begin(g *Group) error {
 	return nil
 }
 
-// reach dials the one of the two channels to a peer that is this rank's to dial.
-func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer int, addrs []string) {
-	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: dataChannel, Lane: g.lane}
-	if peer > g.rank {
-		h.Channel = controlChannel
-	}
-	c, err := e.dial(ctx, addrs, h)
+// reach dials one connection to a peer.
+func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer, channel int, addrs []string) {
+	c, err := e.dial(ctx, addrs, identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: channel, Lane: g.lane})
 	if err == nil {
-		path.install(peer, h.Channel, c)
+		path.install(peer, channel, c)
 	} else if ctx.Err() == nil {
 		g.fail(gone(err, peer))
 	}
@@ -454,7 +471,7 @@ func (e *Endpoint) admit(raw net.Conn) bool {
 		return false
 	default:
 	}
-	if len(e.unproven) == maxUnproven {
+	if len(e.unproven) == maxUnproven*e.connections {
 		e.unproven[0].Close()
 		e.unproven = slices.Delete(e.unproven, 0, 1)
 	}
@@ -536,7 +553,7 @@ func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err e
 				return nil, false, err
 			}
 		}
-		if e.waiting >= maxWaiting {
+		if e.waiting >= maxWaiting*e.connections {
 			e.mu.Unlock()
 			return nil, false, fmt.Errorf("too many connections wait for groups to come")
 		}
@@ -570,13 +587,12 @@ func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err e
 // welcome checks that a connection is the one of its kind that is due. Where the group has ended already, the dialer is let
 // in to be told why.
 func (g *Group) welcome(h identity.Hello) (path *tcpPath, claimed bool, err error) {
-	due := h.From < g.size && h.From != g.rank && h.To == g.rank &&
-		(h.Channel == dataChannel && h.From > g.rank || h.Channel == controlChannel && h.From < g.rank)
+	path = g.path.(*tcpPath)
+	due := h.From < g.size && h.From != g.rank && h.To == g.rank && path.due(h.From, h.Channel)
 	if !due {
 		return nil, false, fmt.Errorf("rank %d of %d expects no channel %d from rank %d to rank %d",
 			g.rank, g.size, h.Channel, h.From, h.To)
 	}
-	path = g.path.(*tcpPath)
 	if g.err() != nil {
 		return path, false, nil
 	}

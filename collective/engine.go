@@ -53,6 +53,7 @@ type engine struct {
 	statement  []uint8
 	buckets    []bucket
 	fused      []byte
+	broken     error        // what this rank's own work elsewhere has failed with
 	marks      [3]time.Time // when the copy in, the reduction and the copy out of a bucket began
 	warn       time.Time    // when to ask who is waited for; zero while nothing is
 	timer      *time.Timer
@@ -135,7 +136,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			continue
 		}
 		e.submitted++
-		e.bytes += len(h.data)
+		e.bytes += h.request.bytes()
 		e.fresh = append(e.fresh, h)
 	}
 	e.urgent = e.urgent || len(handles) > 1
@@ -211,6 +212,10 @@ func (e *engine) run() {
 	Free(e.fused[:cap(e.fused)])
 	e.fused = nil
 	for _, h := range left {
+		if h.work != nil && e.broken != nil {
+			e.complete(h, e.broken)
+			continue
+		}
 		e.complete(h, err)
 	}
 	e.watching.Wait()

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Sever cuts all connections of a group's family as the death of its process does: nothing more is said to anybody.
@@ -49,4 +52,32 @@ func Force(groups []*Group, a Algorithm, segment int) []*Group {
 		g.family.algorithm, g.family.segment = a, segment
 	}
 	return groups
+}
+
+// Stripe has the strands of the groups' data channels share frames from so many bytes on.
+func Stripe(groups []*Group, least int) []*Group {
+	for _, g := range groups {
+		for _, l := range g.tcp.links {
+			if l != nil {
+				l.wire.stripe = least
+			}
+		}
+	}
+	return groups
+}
+
+// Pace has the kernel send no more than so many bytes a second over each data connection.
+func Pace(t testing.TB, groups []*Group, rate int) {
+	for _, g := range groups {
+		g.tcp.fds(func(fd *int) {
+			if err := unix.SetsockoptInt(*fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, rate); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// SeverStrand cuts one connection of the data channel to a peer, and no other.
+func SeverStrand(g *Group, peer, strand int) {
+	unix.Shutdown(g.tcp.links[peer].wire.more[strand].fd, unix.SHUT_RDWR)
 }

@@ -104,8 +104,11 @@ func (a descriptor) String() string {
 		if c := Compression(a.root & 0xff); c != CompressNone {
 			text += fmt.Sprintf(", %v on the wire", c)
 		}
-		if scales := a.root >> 8; scales != 0 {
+		if scales := a.root >> 8 & 0xffff; scales != 0 {
 			text += fmt.Sprintf(", scales %x", scales)
+		}
+		if a.root&elsewhereBit != 0 {
+			text += ", not in memory"
 		}
 		return text + ")"
 	case subset:

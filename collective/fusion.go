@@ -20,16 +20,20 @@ type statement struct {
 }
 
 const (
-	saysTensor = 't' // length of the name u8 · name · type u8 · operation u8 · compression u8 · count · scales, 8 bytes each
+	saysTensor = 't' // length of the name u8 · name · type u8 · operation u8 · compression u8 · elsewhere u8 · count · scales, 8 bytes each
 	saysJoin   = 'j'
-	wordsSize  = 3 + 3*8
+	wordsSize  = 4 + 3*8
 )
 
 func (h *Handle) state(b []byte) []byte {
 	r := &h.request
 	b = append(b, saysTensor, byte(len(h.name)))
 	b = append(b, h.name...)
-	b = append(b, byte(r.dtype), byte(r.op), byte(r.compression))
+	elsewhere := byte(0)
+	if r.elsewhere {
+		elsewhere = 1
+	}
+	b = append(b, byte(r.dtype), byte(r.op), byte(r.compression), elsewhere)
 	b = binary.NativeEndian.AppendUint64(b, r.count)
 	b = binary.NativeEndian.AppendUint64(b, math.Float64bits(r.prescale))
 	return binary.NativeEndian.AppendUint64(b, math.Float64bits(r.postscale))
@@ -48,12 +52,14 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 		s := statement{rank: rank, name: string(b[2 : 2+int(b[1])])}
 		b = b[2+int(b[1]):]
 		s.request = request{dtype: kernel.Type(b[0]), op: Op(b[1]), compression: Compression(b[2]),
-			count:     binary.NativeEndian.Uint64(b[3:]),
-			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[11:])),
-			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[19:]))}
+			elsewhere: b[3] == 1,
+			count:     binary.NativeEndian.Uint64(b[4:]),
+			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[12:])),
+			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[20:]))}
 		r := &s.request
 		if s.name == "" || r.dtype == 0 || r.dtype >= kernel.Types || r.op.check(r.dtype) != nil || r.compression.check(r.dtype, r.op) != nil ||
-			r.count > uint64(math.MaxInt/r.dtype.Size()) || r.prescale != r.prescale || r.postscale != r.postscale {
+			r.count > uint64(math.MaxInt/r.dtype.Size()) || r.prescale != r.prescale || r.postscale != r.postscale ||
+			b[3] > 1 || r.elsewhere && (r.op == Adasum || r.compression != CompressNone || r.prescale != 1 || r.postscale != 1) {
 			return nil, false, errInvalid
 		}
 		all = append(all, s)
@@ -185,6 +191,7 @@ type bucket struct {
 	wire        kernel.Type // as ranks send it
 	op          Op
 	compression Compression
+	elsewhere   bool
 	ids         []int
 	bytes       int // on the wire
 	full        bool
@@ -198,7 +205,12 @@ func (r *request) lone(bytes int) bool { return bytes >= large && r.compression 
 
 // fits tells whether the tensors of a request may be in the bucket.
 func (b *bucket) fits(r *request, bytes, most int) bool {
-	return !b.full && !r.lone(bytes) && b.op != Adasum && b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.bytes+bytes <= most
+	return !b.full && !r.lone(bytes) && b.op != Adasum && b.alike(r) && b.bytes+bytes <= most
+}
+
+// alike tells whether the tensors of a request are done as those of the bucket.
+func (b *bucket) alike(r *request) bool {
+	return b.wire == r.wire() && b.op == r.op && b.compression == r.compression && b.elsewhere == r.elsewhere
 }
 
 // wire is the type of a tensor as ranks send it.
@@ -225,7 +237,7 @@ func (e *engine) execute() error {
 		for i := used - 1; i >= 0 && at < 0; i-- {
 			if b := &e.buckets[i]; b.fits(r, bytes, e.fusion) {
 				at = i
-			} else if b.wire == r.wire() && b.op == r.op && b.compression == r.compression {
+			} else if b.alike(r) {
 				b.full = true // later ones go into a later one, in their order
 			}
 		}
@@ -234,7 +246,7 @@ func (e *engine) execute() error {
 			if used++; used > len(e.buckets) {
 				e.buckets = append(e.buckets, bucket{})
 			}
-			e.buckets[at] = bucket{wire: r.wire(), op: r.op, compression: r.compression, ids: e.buckets[at].ids[:0], full: r.lone(bytes)}
+			e.buckets[at] = bucket{wire: r.wire(), op: r.op, compression: r.compression, elsewhere: r.elsewhere, ids: e.buckets[at].ids[:0], full: r.lone(bytes)}
 		}
 		b := &e.buckets[at]
 		b.ids, b.bytes = append(b.ids, id), b.bytes+bytes
@@ -249,6 +261,9 @@ func (e *engine) execute() error {
 
 // reduce does the operations of one bucket.
 func (e *engine) reduce(b *bucket) error {
+	if b.elsewhere {
+		return e.reduceElsewhere(b)
+	}
 	e.mark(0)
 	data := e.alone(b)
 	if data == nil {
@@ -287,7 +302,7 @@ func (e *engine) record(h *Handle) {
 	from, ends := h.since, [...]time.Time{e.marks[0], e.marks[1], e.marks[2], time.Now()}
 	for i, phase := range [...]string{"queue", "copy-in", "reduce", "copy-out"} {
 		e.g.family.timeline.Span(Span{Name: actionNames[allReduceAsync], Phase: phase, Tensor: h.name, Lane: e.g.lane,
-			Generation: e.g.generation, Start: from, Duration: ends[i].Sub(from), Bytes: len(h.data)})
+			Generation: e.g.generation, Start: from, Duration: ends[i].Sub(from), Bytes: h.request.bytes()})
 		from = ends[i]
 	}
 }

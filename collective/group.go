@@ -9,7 +9,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+const lingers = 200 // yields
 
 // transport moves frames from one rank of a group to the others, and delivers what they send to the group's inboxes.
 // Frames to one rank arrive in the order of their sends. It learns of the loss of a peer by itself and calls fail.
@@ -98,6 +102,24 @@ func (g *Group) Generation() uint64 {
 		return 0
 	}
 	return g.generation
+}
+
+// Lane tells the group from the others of its generation. It is the same on all its ranks, and for a group that is made in the same way in
+// another generation; 0 for that of all ranks, and for a nil Group.
+func (g *Group) Lane() uint64 {
+	if g == nil {
+		return 0
+	}
+	return g.lane
+}
+
+// Failed returns a channel that is closed once the group has failed, also while none of its operations is under way: then every
+// later one returns an error. It is for those who wait for something else that needs the other ranks. That of a nil Group is never closed.
+func (g *Group) Failed() <-chan struct{} {
+	if g == nil {
+		return nil
+	}
+	return g.failed
 }
 
 // Close leaves the group. Ranks that are still in an operation that this one has finished can finish it; operations that
@@ -275,8 +297,25 @@ func (g *Group) enter(a action) error {
 
 // lost is the error of an operation whose group has failed.
 func (g *Group) lost() error {
+	if g.host.Load() != nil {
+		g.linger()
+	}
 	<-g.failed
 	return g.err()
+}
+
+// linger waits for some microseconds until all have been told, without giving up this thread: where a death is the reason, the
+// tripwire is about to be done, and another thread would have to find a core.
+func (g *Group) linger() {
+	for range lingers {
+		select {
+		case <-g.failed:
+			return
+		default:
+			runtime.Gosched()
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
+	}
 }
 
 // call is an operation under way on one rank.

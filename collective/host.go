@@ -345,7 +345,11 @@ func (h *host) outcome(ctx context.Context, d descriptor, err error) error {
 	case errors.As(err, &left):
 		h.g.fail(gone(errLeft, h.ranks[left.Member]))
 	case errors.Is(err, shm.ErrAborted):
-		// Whoever did that, or has died, is told of by the tripwire or over the control channels.
+		if i, is := h.member.Dead(); is {
+			h.lost(i)
+			break
+		}
+		// Whoever did that is told of over the control channels.
 		timer := time.NewTimer(reasonBound)
 		defer timer.Stop()
 		select {

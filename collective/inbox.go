@@ -21,15 +21,17 @@ var (
 
 // incoming is a request for the next frame from a peer. The buffer belongs to the transport until done.
 type incoming struct {
-	buf  []byte
-	step uint32
-	done atomic.Bool
+	buf    []byte
+	step   uint32
+	shares int // that have yet to come, where an operation reads them
+	done   atomic.Bool
 }
 
 // outgoing is a frame on its way to a peer. The data must stay as it is until done.
 type outgoing struct {
 	header header
 	data   []byte
+	shares int // that the kernel has yet to take, where an operation writes them
 	done   atomic.Bool
 	group  *Group // the sender, told when it is done
 }
@@ -284,9 +286,9 @@ func (b *inbox) hungry() bool {
 	return b.asked || b.posted.len() > 0 || b.early.len() > 0 && b.early.at(0).want != nil
 }
 
-// announce takes the header of a frame whose payload the operation itself will read, into buf where that was asked for.
-// Otherwise e stands for the frame until wanted says so.
-func (b *inbox) announce(h *header, e *early) (buf []byte, asked bool, err error) {
+// announce takes the header of a frame whose payload the operation itself will read, and returns the request for it. Where
+// there is none yet, e stands for the frame until wanted says so.
+func (b *inbox) announce(h *header, e *early) (*incoming, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
 	b.asked = false
@@ -295,40 +297,30 @@ func (b *inbox) announce(h *header, e *early) (buf []byte, asked bool, err error
 			*e = early{header: *h}
 			b.early.push(e)
 			b.mu.Unlock()
-			return nil, false, nil
+			return nil, nil
 		}
 		r := b.posted.pop()
 		if n, ok = b.fits(h, r); ok {
-			b.target = r
 			b.mu.Unlock()
-			return r.buf, true, nil
+			return r, nil
 		}
 	}
 	b.mu.Unlock()
 	if !ok {
 		b.g.fail(n)
 	}
-	return nil, false, errShut
+	return nil, errShut
 }
 
-// wanted reports whether the frame that e stands for has been asked for, and where its payload must go.
-func (b *inbox) wanted(e *early) (buf []byte, asked bool) {
+// wanted returns the request for the frame that e stands for; nil while there is none.
+func (b *inbox) wanted(e *early) *incoming {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e.want == nil || b.shut {
-		return nil, false
+		return nil
 	}
 	b.early.pop()
-	b.target = e.want
-	return e.want.buf, true
-}
-
-// filled says that the operation has read the payload to where announce or wanted had it.
-func (b *inbox) filled() {
-	b.mu.Lock()
-	b.target.done.Store(true)
-	b.target = nil
-	b.mu.Unlock()
+	return e.want
 }
 
 // end says that the peer leaves after the operation of number last. Every operation needs every rank.

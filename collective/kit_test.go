@@ -21,6 +21,18 @@ func TestTCP(t *testing.T) {
 	collectivetest.Run(t, newWorkers(t, collective.Config{}, 8).connect)
 }
 
+// TestStrands has several connections share all frames that they can.
+func TestStrands(t *testing.T) {
+	w := newWorkers(t, collective.Config{Connections: 3}, 8)
+	collectivetest.RunOps(t, func(t *testing.T, n int) []*collective.Group {
+		groups := w.connect(t, n)
+		if n > 1 {
+			collective.Stripe(groups, collective.MaxConnections)
+		}
+		return groups
+	})
+}
+
 // TestAlgorithms runs what they can fail of the kit for every algorithm, over both transports, with segments of some sizes.
 func TestAlgorithms(t *testing.T) {
 	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
@@ -76,7 +88,7 @@ func TestHosts(t *testing.T) {
 		run   func(*testing.T, collectivetest.NewGroups)
 	}{
 		{"aabbccdd", collectivetest.RunBrief},
-		{"aaabaaac", collectivetest.RunBrief},
+		{"aaabaaac", collectivetest.RunOps},
 		{"abababab", collectivetest.RunOps},
 		{"abbbbbbb", collectivetest.RunOps},
 	} {

@@ -67,22 +67,25 @@ type family struct {
 	hosts      []string                                    // of all ranks; nil: not known
 	apart      bool                                        // this rank shares no memory
 	log        logrus.FieldLogger
-	timeline   Timeline  // nil: nobody listens
-	algorithm  Algorithm // of AllReduce
-	segment    int       // most bytes of a frame, for tests; 0: as is best
+	timeline   Timeline                             // nil: nobody listens
+	backend    func(generation uint64, name string) // as Config.Backend
+	algorithm  Algorithm                            // of AllReduce
+	segment    int                                  // most bytes of a frame, for tests; 0: as is best
 
-	rouse  func(g, lane *Group) // starts the engines of the other ranks of g; nil: they start as they are reached
-	tuning tuning
+	connections int                  // of the data channel of ranks of different hosts
+	rouse       func(g, lane *Group) // starts the engines of the other ranks of g; nil: they start as they are reached
+	tuning      tuning
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
-	failure *notice // the first one
+	failure *notice  // the first one
+	told    []string // backends
 
 	dead atomic.Bool // the worker, a goroutine, has been killed: it says nothing any more
 }
 
 func newFamily(generation uint64, size int) *family {
-	return &family{generation: generation, size: size, lanes: map[uint64]*Group{}}
+	return &family{generation: generation, size: size, connections: 1, lanes: map[uint64]*Group{}}
 }
 
 func (f *family) group(lane uint64) *Group {
@@ -219,29 +222,51 @@ var errOutside = errors.New("a rank outside this group is gone")
 // ranks as it numbers them. To close a subset leaves g as it is; to close g closes its subsets. Subset blocks until the
 // new group is connected, and bounds that as [Endpoint.Connect] does.
 func (g *Group) Subset(ctx context.Context, ranks []int) (*Group, error) {
-	d := descriptor{action: subset, dtype: kernel.Uint8, root: clampRoot(len(ranks)), count: digest(ranks)}
+	return g.Partition(ctx, [][]int{ranks})
+}
+
+// Partition makes several subsets at a time, of which no two have a rank in common, and returns the one that this rank is in; nil if
+// it is in none. What is said of [Group.Subset] holds for it, with all the lists in the place of one.
+func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
+	all := slices.Concat(lists...)
+	lengths := make([]int, len(lists))
+	for i, ranks := range lists {
+		lengths[i] = len(ranks)
+	}
+	d := descriptor{action: subset, dtype: kernel.Uint8, root: clampRoot(len(all)), count: digest(slices.Concat(lengths, all))}
+	var invalid error
+	if slices.Contains(lengths, 0) {
+		invalid = errNoRanks
+	} else {
+		invalid = checkRanks(g, all)
+	}
 	var k uint64
-	err := g.run(ctx, d, checkRanks(g, ranks), func(c *call) error {
+	err := g.run(ctx, d, invalid, func(c *call) error {
 		if err := c.agree(); err != nil {
 			return err
 		}
 		k = c.g.subsets
-		c.g.subsets++
+		c.g.subsets += uint64(len(lists))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	me := slices.Index(ranks, g.rank)
-	if me < 0 {
+	which := slices.IndexFunc(lists, func(ranks []int) bool { return slices.Contains(ranks, g.rank) })
+	if which < 0 {
 		return nil, nil
 	}
-	l := lane{id: laneID(g.lane, subsetLane, k), rank: me, size: len(ranks), members: make([]int, len(ranks))}
+	ranks := lists[which]
+	k += uint64(which)
+	me := slices.Index(ranks, g.rank)
+	l := lane{id: laneID(g.lane, subsetLane, k), rank: me, size: len(ranks), members: make([]int, len(ranks)), strict: g.strict}
 	for i, r := range ranks {
 		l.members[i] = g.original(r)
 	}
 	child, err := g.family.connect(ctx, l)
-	g.survive()
+	if !g.strict {
+		g.survive()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("collective: Subset: %w", err)
 	}
@@ -280,6 +305,8 @@ func digest(ranks []int) uint64 {
 	return h.Sum64()
 }
 
+var errNoRanks = errors.New("no ranks")
+
 func checkRanks(g *Group, ranks []int) error {
 	if g == nil {
 		return nil
@@ -295,7 +322,7 @@ func checkRanks(g *Group, ranks []int) error {
 		seen[r] = true
 	}
 	if len(ranks) == 0 {
-		return errors.New("no ranks")
+		return errNoRanks
 	}
 	return nil
 }

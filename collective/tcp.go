@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -21,7 +22,7 @@ const (
 	dataChannel    = 0 // dialled by the higher rank
 	controlChannel = 1 // dialled by the lower rank, so that both of a pair notice when the other one is not there
 	visitChannel   = 2 // of no group
-	channels       = 2
+	firstStrand    = 3 // and on: further connections of the data channel, dialled like it
 )
 
 const (
@@ -43,8 +44,8 @@ type tcpPath struct {
 	complete chan struct{} // closed when every channel of every link is there
 
 	mu       sync.Mutex // guards what follows, and the conns of the links
-	missing  int
-	ended    bool // the group has ended: connections that come now are told so
+	missing  int        // connections
+	ended    bool       // the group has ended: connections that come now are told so
 	released bool
 	running  sync.WaitGroup // all goroutines of the links
 	driven   bool           // operations drive the data channels
@@ -91,8 +92,10 @@ func sameHost(c *conn) bool {
 type link struct {
 	path    *tcpPath
 	rank    int
-	claimed [channels]bool
+	strands int          // connections of the data channel
+	claimed map[int]bool // by channel
 	data    *conn
+	more    []*conn // of the data channel, by channel from firstStrand
 	control *conn
 	out     sender // where it is encrypted
 	wire    wire   // where it is not
@@ -113,16 +116,48 @@ type link struct {
 }
 
 func newTCPPath(g *Group) *tcpPath {
-	p := &tcpPath{g: g, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}),
-		missing: channels * (g.size - 1), alarm: -1}
+	p := &tcpPath{g: g, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}), alarm: -1}
 	for i := range p.links {
 		if i != g.rank {
-			p.links[i] = &link{path: p, rank: i, acked: make(chan struct{}), heardOut: make(chan struct{})}
-			p.links[i].out.kick = make(chan struct{}, 1)
-			p.links[i].wire.fd = -1
+			l := &link{path: p, rank: i, strands: g.family.strands(g.original(g.rank), g.original(i)), claimed: map[int]bool{},
+				acked: make(chan struct{}), heardOut: make(chan struct{})}
+			l.more = make([]*conn, l.strands-1)
+			l.out.kick = make(chan struct{}, 1)
+			l.wire.fd = -1
+			p.links[i] = l
+			p.missing += 1 + l.strands
 		}
 	}
 	return p
+}
+
+// strands is how many connections the data channel of two ranks of the generation has: one where nothing but this host's
+// memory lies between them.
+func (f *family) strands(a, b int) int {
+	if a < len(f.hosts) && b < len(f.hosts) && f.hosts[a] != "" && f.hosts[a] == f.hosts[b] {
+		return 1
+	}
+	return f.connections
+}
+
+// dialled are the channels to a peer that are this rank's to dial.
+func (p *tcpPath) dialled(peer int) []int {
+	if peer > p.g.rank {
+		return []int{controlChannel}
+	}
+	all := []int{dataChannel}
+	for i := range p.links[peer].more {
+		all = append(all, firstStrand+i)
+	}
+	return all
+}
+
+// due tells whether a channel is a peer's to dial.
+func (p *tcpPath) due(peer, channel int) bool {
+	if peer < p.g.rank {
+		return channel == controlChannel
+	}
+	return channel == dataChannel || channel >= firstStrand && channel < firstStrand+len(p.links[peer].more)
 }
 
 // claim reserves a channel for one connection.
@@ -151,7 +186,9 @@ func (p *tcpPath) install(peer, channel int, c *conn) {
 		return
 	}
 	l := p.links[peer]
-	if channel == dataChannel && c.sealed() {
+	if channel >= firstStrand {
+		l.more[channel-firstStrand] = c
+	} else if channel == dataChannel && c.sealed() {
 		l.data = c
 		l.out.link, l.out.conn = l, c
 		p.running.Add(2)
@@ -199,7 +236,7 @@ func (p *tcpPath) absent() []int {
 	defer p.mu.Unlock()
 	var ranks []int
 	for i, l := range p.links {
-		if l != nil && (l.data == nil || l.control == nil) {
+		if l != nil && (l.data == nil || l.control == nil || slices.Contains(l.more, nil)) {
 			ranks = append(ranks, i)
 		}
 	}
@@ -253,10 +290,10 @@ func (p *tcpPath) release() {
 	p.stopOnce.Do(func() { close(p.stop) })
 	p.mu.Lock()
 	p.ended, p.released = true, true
-	conns := make([]*conn, 0, channels*len(p.links))
+	var conns []*conn
 	for _, l := range p.links {
 		if l != nil {
-			conns = append(conns, l.data, l.control)
+			conns = append(append(conns, l.data, l.control), l.more...)
 		}
 	}
 	p.shutWires()

@@ -27,6 +27,39 @@ func TestSubsetSevered(t *testing.T) {
 	collectivetest.CheckSubsetDeath(t, 30, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
+func TestStrandsSevered(t *testing.T) {
+	collectivetest.CheckDeath(t, 20, newWorkers(t, collective.Config{Connections: 4}, 5).connect, collective.Sever)
+}
+
+// TestStrandSevered: a rank to which one of several connections is lost is named, in an operation that needs it.
+func TestStrandSevered(t *testing.T) {
+	groups := newWorkers(t, collective.Config{Connections: 3}, 2).connect(t, 2)
+	collective.SeverStrand(groups[0], 1, 1)
+	var wg sync.WaitGroup
+	for rank, g := range groups {
+		wg.Go(func() {
+			err := collective.AllReduce(t.Context(), g, make([]float32, 1<<20), collective.Sum)
+			var a *collective.AbortedError
+			if !errors.As(err, &a) || !slices.Equal(a.Dead, []int{0}) && !slices.Equal(a.Dead, []int{1}) {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestConnectionsUnequal: ranks that disagree on how many connections there are find out.
+func TestConnectionsUnequal(t *testing.T) {
+	w := newWorkers(t, collective.Config{Connections: 2}, 2)
+	few := newWorkers(t, collective.Config{}, 2)
+	w.endpoints[0], w.addrs[0] = few.endpoints[0], few.addrs[0]
+	if errs := w.try(1, 0, 1); !slices.ContainsFunc(errs, func(err error) bool {
+		return err != nil && strings.Contains(err.Error(), "expects no channel")
+	}) {
+		t.Error(errs)
+	}
+}
+
 func TestSeveredEncrypted(t *testing.T) {
 	collectivetest.CheckDeath(t, 10, newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
 }

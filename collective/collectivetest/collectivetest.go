@@ -58,7 +58,7 @@ func RunBrief(t *testing.T, newGroups NewGroups) {
 
 // RunAgain is Run for what another test runs with a difference that hardly matters here. Under the race detector it is brief.
 func RunAgain(t *testing.T, newGroups NewGroups) {
-	if raced {
+	if Raced {
 		RunBrief(t, newGroups)
 	} else {
 		Run(t, newGroups)
@@ -387,7 +387,7 @@ func testLarge(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)
 	length := 16<<20 + 3
-	if raced {
+	if Raced {
 		length = 4<<20 + 3
 	}
 	got := make([][]float32, len(groups))
@@ -925,7 +925,7 @@ func repeat(n int) int {
 	switch {
 	case short():
 		return (n + 3) / 4
-	case raced:
+	case Raced:
 		return (n + 1) / 2
 	}
 	return n

@@ -2,4 +2,5 @@
 
 package collectivetest
 
-const raced = false // under the race detector
+// Raced tells whether the race detector is on, under which everything takes several times as long.
+const Raced = false

@@ -17,6 +17,7 @@ import (
 
 func testSubset(t *testing.T, newGroups NewGroups) {
 	t.Run("Ops", func(t *testing.T) { testSubsetOps(t, newGroups) })
+	t.Run("Partition", func(t *testing.T) { testPartition(t, newGroups) })
 	t.Run("Apart", func(t *testing.T) { testSubsetApart(t, newGroups) })
 	t.Run("Nested", func(t *testing.T) { testSubsetNested(t, newGroups) })
 	t.Run("Lists", func(t *testing.T) { testSubsetLists(t, newGroups) })
@@ -58,6 +59,38 @@ func testSubsetOps(t *testing.T, newGroups NewGroups) {
 		closeAll(t, subs)
 		checkReduce[int64](t, groups, 10, collective.Sum)
 	}
+}
+
+// testPartition: several subsets at a time compute apart; lists that have a rank in common, or are empty, are refused.
+func testPartition(t *testing.T, newGroups NewGroups) {
+	groups := newGroups(t, 5)
+	defer closeAll(t, groups)
+	for range 2 {
+		lists := [][]int{{3, 0}, {1}, {4}}
+		subs := make([]*collective.Group, len(groups))
+		must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) (err error) {
+			s, err := g.Partition(ctx, lists)
+			subs[g.Rank()] = s
+			return err
+		}))
+		for rank, want := range map[int][2]int{0: {1, 2}, 1: {0, 1}, 2: {-1, 0}, 3: {0, 2}, 4: {0, 1}} {
+			if s := subs[rank]; s.Rank() != want[0] || s.Size() != want[1] {
+				t.Errorf("rank %d is rank %d of %d, not of %v", rank, s.Rank(), s.Size(), want)
+			}
+		}
+		checkReduce[float32](t, []*collective.Group{subs[3], subs[0]}, 7001, collective.Sum)
+	}
+	for _, lists := range [][][]int{{{0, 1}, {1, 2}}, {{0}, {}}, {}, {{0}, {5}}} {
+		for rank, err := range Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+			_, err := g.Partition(ctx, lists)
+			return err
+		}) {
+			if err == nil || errors.Is(err, collective.ErrAborted) {
+				t.Errorf("%v, rank %d: %v", lists, rank, err)
+			}
+		}
+	}
+	checkReduce[int64](t, groups, 10, collective.Sum)
 }
 
 // testSubsetApart: an operation of the group that waits for a rank does not hold up one of a subset, nor the other way.
