@@ -70,7 +70,9 @@ func (s *State) compareAudited() error {
 	if a.word[1] == ^a.word[2] {
 		return nil
 	}
-	s.Settle()
+	if err := s.settled(); err != nil {
+		return err
+	}
 	g := s.worker.Group()
 	diverged, _, err := s.locate(s.ctx, g, a.sums)
 	if err != nil {

@@ -303,12 +303,15 @@ func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet
 
 // finish waits for the checkpoint that is being written, and where training is done has the last commit written.
 func (s *State) finish(done bool) {
-	s.Settle()
+	err := s.settled()
+	if err != nil {
+		s.worker.log.Warn(err)
+	}
 	if s.checkpoints == nil {
 		return
 	}
 	s.checkpoints.writing.Wait()
-	if done {
+	if done && err == nil {
 		s.offer(true)
 		s.checkpoints.writing.Wait()
 	}

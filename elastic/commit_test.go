@@ -217,6 +217,77 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
+// What a commit of 256 MB blocks for beside a plain copy of what has changed, and beside what it costs the step before it: the same part of
+// the state in each step, or another in turn.
+func BenchmarkChanges(b *testing.B) {
+	const size = 256 << 20
+	for _, c := range []struct {
+		name   string
+		bytes  int // that change
+		inTurn bool
+	}{{"nothing", 0, false}, {"1 percent", size / 100 &^ 63, false}, {"1 percent in turn", size / 100 &^ 63, true},
+		{"an eighth", size / 8, false}, {"an eighth in turn", size / 8, true}, {"all", size, false}} {
+		for _, way := range []string{"compared", "watched"} {
+			b.Run(c.name+" "+way, func(b *testing.B) {
+				s, all := benchState(b, size)
+				for _, p := range s.parts {
+					if way == "watched" {
+						Watched(p)
+					}
+				}
+				plain := make([][]float32, len(all))
+				for i := range all {
+					plain[i] = slices.Clone(all[i])
+				}
+				at := 0 // in numbers of all tensors
+				change := func(f func(t, kept []float32)) {
+					for n := 0; n < c.bytes/4; {
+						i, from := (at+n)/len(all[0])%len(all), (at+n)%len(all[0])
+						to := min(len(all[i]), from+c.bytes/4-n)
+						f(all[i][from:to], plain[i][from:to])
+						n += to - from
+					}
+				}
+				var commits, copies, steps []float64
+				for i := -12; b.Loop(); i++ {
+					if c.inTurn {
+						at += c.bytes / 4
+					}
+					// Both the copy and the commit follow writes; the first after a commit are those that have a price.
+					write := func() {
+						change(func(t, _ []float32) {
+							for i := 0; i < len(t); i += 16 {
+								t[i]++
+							}
+						})
+					}
+					step := milliseconds(write)
+					plainly := milliseconds(func() { change(func(t, kept []float32) { copy(kept, t) }) })
+					write()
+					commit := milliseconds(func() {
+						if err := s.Commit(); err != nil {
+							b.Fatal(err)
+						}
+					})
+					if i >= 0 {
+						steps, commits, copies = append(steps, step), append(commits, commit), append(copies, plainly)
+					}
+				}
+				report := func(of []float64, unit string) float64 {
+					slices.Sort(of)
+					if len(of) == 0 {
+						return 0
+					}
+					b.ReportMetric(of[len(of)/2], unit)
+					return of[len(of)/2]
+				}
+				report(steps, "ms/step")
+				b.ReportMetric(report(commits, "ms/commit")/max(report(copies, "ms/copy"), 1e-6), "ratio")
+			})
+		}
+	}
+}
+
 // A loop on one processor whose forward and backward pass takes twice as long as a copy of its state: without commits, with Commit, with
 // CommitAsync, and with a plain copy by a goroutine instead, in alternation. Each measured step has the copy of the one before beside it.
 func BenchmarkLoop(b *testing.B) {

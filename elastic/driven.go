@@ -30,7 +30,8 @@ type driven struct {
 	notifyAddr string
 	warning    time.Duration // see beater
 
-	supply atomic.Pointer[func() *fetch.Commit] // nil: there is nothing to give
+	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: nobody listens
+	supply atomic.Pointer[func() *fetch.Commit]                    // nil: there is nothing to give
 
 	stopServing context.CancelFunc
 	serving     sync.WaitGroup
@@ -62,8 +63,14 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		Encrypt:     env.EncryptData,
 		Algorithm:   algorithm,
 		OnlySockets: env.OnlySockets,
+		Connections: env.Connections,
 		Log:         logrus.StandardLogger(),
 		Visited:     d.visited,
+		Backend: func(generation uint64, backend string) {
+			if chosen := d.chosen.Load(); chosen != nil {
+				(*chosen)(generation, backend)
+			}
+		},
 
 		FusionThreshold: env.FusionThreshold << 20,
 		CycleTime:       env.CycleTime,

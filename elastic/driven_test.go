@@ -183,6 +183,8 @@ func TestDrivenJob(t *testing.T) {
 						return errors.New("killed")
 					}
 				}
+				w.Group().TellBackend("ipc", "it is best")
+				w.Group().TellBackend("what no driver knows", "")
 				data[0] = 1
 				if err := collective.AllReduce(ctx, w.Group(), data, collective.Sum); err != nil {
 					return fmt.Errorf("step %d: %w", step, err)
@@ -224,10 +226,20 @@ func TestDrivenJob(t *testing.T) {
 	}{
 		{rendezvous.Committed, 1}, {rendezvous.Committed, 2}, {rendezvous.Committed, 3},
 		{rendezvous.Leaving, 2}, {rendezvous.Done, 3},
+		{rendezvous.OverIPC, 1}, {rendezvous.OverIPC, 2}, {rendezvous.OverIPC, 3},
 	} {
 		if !slices.ContainsFunc(d.reports, func(r report) bool { return r.what == want.what && r.generation == want.generation }) {
 			t.Errorf("no report of %v in generation %d: %v", want.what, want.generation, d.reports)
 		}
+	}
+	over := 0
+	for _, r := range d.reports {
+		if r.what.Backend() != "" {
+			over++
+		}
+	}
+	if over != 3 {
+		t.Errorf("%d reports of backends in 3 generations: %v", over, d.reports)
 	}
 }
 

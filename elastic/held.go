@@ -21,6 +21,7 @@ type tensors[T collective.Element] struct {
 	label string
 	live  [][]T
 	kept  alone
+	watchable
 }
 
 func (t *tensors[T]) Save() error    { return t.kept.save(t) }

@@ -37,6 +37,25 @@ type Imaged interface {
 	SetImage([]byte) error
 }
 
+// Deferred is what an Imaged part may be besides, where a copy takes long and the live value can be given free at once: its Save
+// returns before the copy is whole.
+type Deferred interface {
+	Imaged
+	// Pending returns what blocks until the last Save is whole, and then gives what it has kept. It is called by a goroutine
+	// of the State, at most once for each Save, while nothing else is done with the part. An error says that the Save has failed after all: Restore and Image
+	// are then of the one before.
+	Pending() func() ([]byte, error)
+}
+
+// Exposed is what a part may be besides, to whose live value other ranks may write, as those that have memory of a device open do in
+// its collectives. What they had begun of an operation that was aborted may end after this rank's Restore. So Run calls Restore once
+// more when every member of the next world has left that operation, before the OnReset functions.
+type Exposed interface {
+	Part
+	// Exposed tells whether others may have written to the live value since the world began.
+	Exposed() bool
+}
+
 // kept is a part that is in images.
 type kept interface {
 	// sources appends what the live value is in an image; always as many pieces. It fails before anything is kept.
@@ -64,6 +83,9 @@ type own interface {
 type foreign struct{ Imaged }
 
 func (f foreign) sources(to []image.Source) ([]image.Source, error) {
+	if d, ok := f.Imaged.(Deferred); ok {
+		return append(to, image.Source{Later: d.Pending()}), nil
+	}
 	b, err := f.Image()
 	return append(to, image.Source{Bytes: b, Given: true}), err
 }
@@ -144,7 +166,7 @@ const carriedTensor = 16 << 10
 
 // Tensor is a Part whose live value is data, broadcast in place. For the last commit it keeps a copy of data, and while the next
 // is made copies of the chunks of 1 MiB that have changed. The name must be unique within a State. The slice must not be
-// replaced by another; its length and type must be the same on every rank.
+// replaced by another; its length and type must be the same on every rank. What has changed is found by reading all of data; see [Watched].
 func Tensor[T collective.Element](name string, data []T) Part {
 	return &tensor[T]{label: name, live: data}
 }
@@ -153,6 +175,7 @@ type tensor[T collective.Element] struct {
 	label string
 	live  []T
 	kept  alone
+	watchable
 }
 
 func (t *tensor[T]) Save() error    { return t.kept.save(t) }

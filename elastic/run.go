@@ -47,6 +47,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	s.ctx = ctx
 	defer func() {
 		s.withdraw()
+		s.endWatch()
 		s.finish(err == nil)
 		s.auditing.Wait()
 		s.ctx = context.Background()
@@ -172,6 +173,9 @@ func (r *runner) trainOnce() error {
 
 // reset leaves the world for the next one, where it calls the OnReset functions and synchronises.
 func (r *runner) reset(cause error) error {
+	if err := r.state.settled(); err != nil {
+		return err
+	}
 	r.worker.outside = true
 	var aborted error
 	if errors.Is(cause, collective.ErrAborted) {
@@ -195,6 +199,11 @@ func (r *runner) reset(cause error) error {
 			return err
 		}
 		r.state.clean = true
+	}
+	if aborted != nil {
+		if err := r.state.restoreExposed(); err != nil {
+			return err
+		}
 	}
 	r.worker.doing.enter(rendezvous.Resetting)
 	for _, f := range r.state.onReset {

@@ -54,14 +54,19 @@ type State struct {
 
 	locals locals
 
-	copying *image.Pending // begun by CommitAsync and not settled yet; nil otherwise
+	copying *image.Pending // begun by a commit and not settled yet; nil otherwise
+	lost    error          // why the save that was settled last is none; nobody has been told yet
+	torn    bool           // parts of other packages may have kept something newer than the last save
+
+	watch *watch // of the memory of parts that are Watched; nil: none
+	blind bool   // there is to be none
 }
 
 // NewState returns the state of w that consists of parts, and starts nothing. A nil worker, a nil part and two parts of one
 // name are errors of whatever is done with the state: of Run, Sync, Commit and the rest.
 //
 // A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
-// the parts of this package.
+// the parts of this package and those that are [Imaged].
 func NewState(w *Worker, parts ...Part) *State {
 	s := &State{worker: w, ctx: context.Background()}
 	for _, p := range parts {
@@ -118,7 +123,7 @@ func (s *State) Commits() uint64 { return s.commits }
 // Commit saves the state, so that a failure costs only what was done since, and then does CheckHostUpdates. When it returns,
 // everything has been copied, and the state may be changed again: of tensors only what differs from the last commit, with all
 // processors where that is much. It is collective: every rank calls it equally often. The training function returns its
-// errors as they are, and writes to no tensor in between: see [Run].
+// errors as they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has begun goes on in the background.
 func (s *State) Commit() error {
 	if err := s.replicate(); err != nil {
 		return err
@@ -128,7 +133,11 @@ func (s *State) Commit() error {
 		return err
 	}
 	p.Copy()
-	p.Seal()
+	if p.Comes() {
+		s.copying = p
+	} else {
+		s.seal(p)
+	}
 	return s.agree()
 }
 
@@ -152,15 +161,38 @@ func (s *State) CommitAsync() error {
 
 // Settle blocks until what CommitAsync has begun is done: the tensors may be written to again. It is not collective, and
 // returns at once where nothing is under way.
+//
+// Where the save of a [Deferred] part has failed there is no such commit. Of that, whichever method saves, restores, compares or
+// synchronises next returns the error.
 func (s *State) Settle() {
-	if p := s.copying; p != nil {
-		s.copying = nil
-		p.Wait()
-		p.Seal()
-		if s.agreed {
-			s.offer(false)
-		}
+	p := s.copying
+	if p == nil {
+		return
 	}
+	s.copying = nil
+	if err := p.Wait(); err != nil {
+		s.lost, s.mark = fmt.Errorf("elastic: commit %d: %w", s.commits, err), imageID{}
+		return
+	}
+	s.seal(p)
+	if s.agreed {
+		s.offer(false)
+	}
+}
+
+// seal makes a save the last one.
+func (s *State) seal(p *image.Pending) {
+	p.Seal()
+	s.torn = false
+	s.keepWatch()
+}
+
+// settled settles, and returns why the last save is none, once.
+func (s *State) settled() error {
+	s.Settle()
+	err := s.lost
+	s.lost = nil
+	return err
 }
 
 // agree counts a commit and checks for updates. Where the ranks' states are to be compared it does that too.
@@ -177,7 +209,9 @@ func (s *State) agree() error {
 		return err
 	}
 	if s.worker.verification.due(s.commits) {
-		s.Settle()
+		if err := s.settled(); err != nil {
+			return err
+		}
 		if err := s.verify(s.ctx, -1); err != nil {
 			return err
 		}
@@ -258,7 +292,10 @@ func (s *State) save(number uint64) error {
 	}
 	s.mark = imageID{}
 	p.Copy()
-	p.Seal()
+	if err := p.Wait(); err != nil {
+		return fmt.Errorf("elastic: save: %w", err)
+	}
+	s.seal(p)
 	return nil
 }
 
@@ -266,6 +303,7 @@ func (s *State) save(number uint64) error {
 func (s *State) beginCommit() (*image.Pending, error) {
 	s.promised = nil
 	mark := s.nextMark()
+	s.beginWatch()
 	p, err := s.begin(s.commits + 1)
 	if err == nil {
 		s.mark = mark
@@ -281,8 +319,10 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 	defer s.worker.doing.enter(s.worker.doing.phase())
 	s.worker.commit = number
 	s.worker.doing.enter(rendezvous.Saving)
-	s.Settle()
-	var err error
+	err := s.settled()
+	if err != nil {
+		return nil, err
+	}
 	s.sources = s.sources[:0]
 	for i, o := range s.own {
 		if o == nil {
@@ -302,6 +342,7 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 		if s.own[i] != nil {
 			continue
 		}
+		s.torn = true
 		if err := p.Save(); err != nil {
 			return nil, fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
 		}
@@ -313,6 +354,9 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 			return nil, fmt.Errorf("elastic: image of part %d (%T): %w", i, p, err)
 		}
 	}
+	if err := s.askWatch(s.worker.verification.due(number)); err != nil {
+		return nil, err
+	}
 	return s.saved.Begin(number, s.sources), nil
 }
 
@@ -323,20 +367,37 @@ func (s *State) place(i int) {
 	}
 }
 
-// Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is not collective.
+// Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is not collective. Where what a commit
+// has left to the background has failed, it takes them back to the one before, and returns that error.
 func (s *State) Restore() error {
+	return s.restore(func(Part) bool { return true })
+}
+
+// restoreExposed is Restore of what others may have written to since.
+func (s *State) restoreExposed() error {
+	return s.restore(func(p Part) bool {
+		e, ok := p.(Exposed)
+		return ok && e.Exposed()
+	})
+}
+
+func (s *State) restore(which func(Part) bool) error {
 	if s.err != nil {
 		return s.err
 	}
-	s.Settle()
+	errs := []error{s.settled()}
 	var pieces []image.Piece
 	if last := s.saved.Last(); last != nil {
 		pieces = last.Pieces()
 	}
-	var errs []error
 	for i, p := range s.parts {
+		if !which(p) {
+			continue
+		}
 		var err error
 		switch o := s.own[i]; {
+		case o == nil && s.torn && s.kept[i] != nil && pieces != nil:
+			err = s.kept[i].restore(pieces[s.first[i]:])
 		case o == nil:
 			err = p.Restore()
 		case pieces == nil:

@@ -68,7 +68,9 @@ func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
-	s.Settle()
+	if err := s.settled(); err != nil {
+		return err
+	}
 	defer func() { s.clean, s.synced = false, nil }()
 	s.audit = nil
 	p := s.worker.place.Load()

@@ -42,7 +42,12 @@ func newRing(n, chunks int) *ring {
 func (r *ring) renew(i, chunks int) {
 	large, many := make([]byte, chunks*image.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, 9000)}
 	r.workers[i].committedGen = 1 << 40 // nobody is told of commits
-	s := NewState(r.workers[i], Tensor("large", large), Tensors("many", many), Value("step", &r.steps[i]))
+	parts := []Part{Tensor("large", large), Tensors("many", many), Value("step", &r.steps[i])}
+	if i%2 == 1 { // it makes no difference
+		Watched(parts[0])
+		Watched(parts[1])
+	}
+	s := NewState(r.workers[i], parts...)
 	if i < len(r.states) {
 		r.states[i], r.large[i], r.many[i] = s, large, many
 	} else {

@@ -62,7 +62,12 @@ func (s *State) Digest() (uint64, error) {
 	if s.err != nil {
 		return 0, s.err
 	}
-	s.Settle()
+	if err := s.settled(); err != nil {
+		return 0, err
+	}
+	if err := s.proveWatch(); err != nil {
+		return 0, err
+	}
 	s.sayLeftOut()
 	sums, err := s.sums(false)
 	return digestOf(sums), err
@@ -143,7 +148,12 @@ func (s *State) Verify(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
-	s.Settle()
+	if err := s.settled(); err != nil {
+		return err
+	}
+	if err := s.proveWatch(); err != nil {
+		return err
+	}
 	s.sayLeftOut()
 	diverged, _, err := s.compare(ctx, s.worker.Group(), false)
 	if err == nil && diverged != nil {

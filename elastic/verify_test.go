@@ -54,7 +54,7 @@ func newCopies(t *testing.T, n, root int, v verification) *copies {
 			c.tags[r][string(rune('a'+i))] = []int{i}
 		}
 		c.users[r], c.samples[r] = &imaged{}, NewSampler(10, SamplerOptions{})
-		c.states[r] = NewState(w, Tensor("weights", c.weights[r]), Value("tags", &c.tags[r]), Value("epoch", &c.epochs[r]),
+		c.states[r] = NewState(w, Watched(Tensor("weights", c.weights[r])), Value("tags", &c.tags[r]), Value("epoch", &c.epochs[r]),
 			c.users[r], c.samples[r])
 	}
 	return c

@@ -129,6 +129,10 @@ func newWorker(ctx context.Context, m meeting) (*Worker, error) {
 func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
 	w := &Worker{meeting: m, log: logrus.StandardLogger(), life: life.From(ctx)}
 	w.reportCtx, w.stopReports = context.WithCancel(context.Background())
+	if d, ok := m.(*driven); ok {
+		chosen := w.chosen
+		d.chosen.Store(&chosen)
+	}
 	w.doing.enter(first)
 	w.stopPulse = w.startPulse()
 	w.appear()
@@ -271,6 +275,17 @@ func (w *Worker) committed(commits uint64) {
 		// It serves measurements only; a driver that does not hear of it decides nothing else.
 		_ = w.meeting.report(w.reportCtx, rendezvous.Committed, generation, commits)
 	})
+}
+
+// chosen tells the driver of a backend; training does not wait for it.
+func (w *Worker) chosen(generation uint64, backend string) {
+	r, known := rendezvous.Over(backend)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if known && !w.closed {
+		// It is for the events alone.
+		w.reports.Go(func() { _ = w.meeting.report(w.reportCtx, r, generation, 0) })
+	}
 }
 
 // begin says that a Run begins, or why it cannot.

@@ -263,7 +263,7 @@ func (s *schedule) worker(ctx context.Context) error {
 	r := &rank{schedule: s, ctx: ctx, w: w, counts: make([]int32, s.plan.n), weights: make([]float64, 9000), record: record{H: 1}}
 	r.derive()
 	r.sampler = elastic.NewSampler(s.plan.n, elastic.SamplerOptions{Shuffle: true, Seed: 3, Batch: s.plan.batch})
-	r.state = elastic.NewState(w, elastic.Tensor("counts", r.counts), r.sampler, fuse{r}, elastic.Value("record", &r.record),
+	r.state = elastic.NewState(w, elastic.Watched(elastic.Tensor("counts", r.counts)), r.sampler, fuse{r}, elastic.Value("record", &r.record),
 		elastic.Tensor("weights", r.weights))
 	r.state.OnReset(func() error { r.mayDie("mid-reset"); return nil })
 	err = elastic.Run(ctx, r.state, r.train)

@@ -15,9 +15,11 @@ package image
 
 import (
 	"bytes"
+	"errors"
 	"hash/crc32"
 	"hash/maphash"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -45,18 +47,19 @@ type chunk struct {
 	hashed bool
 }
 
-// glance is how many bytes are compared before a chunk is hashed.
+// glance is how many bytes are compared, where a change is likely, before a chunk is hashed.
 const glance = 4096
 
 var seed = maphash.MakeSeed()
 
-// same tells whether live is what c holds. Where it had to be hashed for that, the hash is returned as well.
-func (c *chunk) same(live []byte) (same bool, mark uint64, hashed bool) {
-	first := min(glance, len(live))
-	if !bytes.Equal(c.data[:first], live[:first]) {
+// same tells whether live is what c holds, and looks at one place first. Where it had to be hashed for that, the hash is returned as well.
+func (c *chunk) same(live []byte, look int) (same bool, mark uint64, hashed bool) {
+	look = max(0, min(look, len(live)-glance))
+	end := min(look+glance, len(live))
+	if !bytes.Equal(c.data[look:end], live[look:end]) {
 		return false, 0, false
 	}
-	if first == len(live) {
+	if end-look == len(live) {
 		return true, 0, false
 	}
 	if !c.hashed {
@@ -146,6 +149,17 @@ func (p *Piece) same(b []byte, each int) bool {
 	return !differ.Load()
 }
 
+// Differing returns the first of the chunks that among names which is not what b, as long as the piece, has there, or -1. It reads all of
+// them, with all processors where they are large.
+func (p *Piece) Differing(b []byte, among func(chunk int) bool) int {
+	differ := make([]bool, len(p.chunks))
+	share(len(p.chunks), workers(p.size), func(i int) {
+		c := p.chunks[i].data
+		differ[i] = among(i) && !bytes.Equal(c, b[i*ChunkSize:i*ChunkSize+len(c)])
+	})
+	return slices.Index(differ, true)
+}
+
 // CopyTo copies the piece to dst, which must be as long, with all processors where it is large.
 func (p *Piece) CopyTo(dst []byte) {
 	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
@@ -180,6 +194,11 @@ type Source struct {
 	// Changed, where it is not nil, says of each chunk whether it may differ from that of the last image: the others are not
 	// looked at. It is for bytes that are not Given.
 	Changed []bool
+	// Look, where it is not nil, says of each chunk where in it a change is most likely, in bytes from its beginning.
+	Look []int
+	// Later, where it is not nil, gives the bytes instead, which are Given: they are still on their way. It blocks until they are
+	// there, in a goroutine of the Pending's.
+	Later func() ([]byte, error)
 }
 
 // Store makes images and keeps the newest. The zero value is an empty store. One goroutine at a time begins and seals; Hold
@@ -264,14 +283,20 @@ type Pending struct {
 	image   *Image
 	base    *Image // the last; nil if there is none
 	jobs    []job
-	bytes   int // to be compared and copied
+	bytes   int // of the jobs
 	next    atomic.Int64
 	running sync.WaitGroup
+
+	later  []Source // by piece; empty where none comes later
+	coming sync.WaitGroup
+	mu     sync.Mutex
+	err    error // of what has not come
 }
 
 // job is one chunk to be compared and copied.
 type job struct {
 	src   []byte
+	look  int // where a change is likely
 	piece int
 	chunk int
 }
@@ -280,17 +305,17 @@ type job struct {
 // time: it is sealed before the next begins.
 func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	p := &s.pending
-	p.bytes = 0
+	bank := 0
 	for i := range sources {
 		if !sources[i].Given {
-			p.bytes += len(sources[i].Bytes)
+			bank += len(sources[i].Bytes)
 		}
 	}
 	s.mu.Lock()
 	m := s.retired
 	s.retired = nil
 	p.base = s.last
-	s.bank = p.bytes
+	s.bank = bank
 	s.mu.Unlock()
 	if m == nil {
 		m = &Image{store: s}
@@ -300,10 +325,18 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 		m.pieces = append(m.pieces, Piece{})
 	}
 	m.pieces = m.pieces[:len(sources)]
-	p.store, p.image, p.jobs = s, m, p.jobs[:0]
+	p.store, p.image, p.jobs, p.bytes = s, m, p.jobs[:0], 0
 	p.next.Store(0)
 	for i := range sources {
-		p.add(i, sources[i])
+		if sources[i].Later != nil {
+			p.later = append(p.later, sources...)
+			break
+		}
+	}
+	for i := range sources {
+		if sources[i].Later == nil {
+			p.add(i, sources[i])
+		}
 	}
 	return p
 }
@@ -322,7 +355,12 @@ func (p *Pending) add(i int, src Source) {
 		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
 			piece.chunks[c] = old
 		case !src.Given:
-			p.jobs = append(p.jobs, job{b, i, c})
+			j := job{src: b, piece: i, chunk: c}
+			if src.Look != nil {
+				j.look = src.Look[c]
+			}
+			p.jobs = append(p.jobs, j)
+			p.bytes += len(b)
 		case old != nil && bytes.Equal(old.data, b):
 			if n > 1 { // the old one would keep all the bytes from being collected that came with it
 				same := &chunk{data: b}
@@ -356,7 +394,7 @@ func (p *Pending) copy() {
 		var same, hashed bool
 		var mark uint64
 		if c != nil && len(c.data) == len(j.src) {
-			same, mark, hashed = c.same(j.src)
+			same, mark, hashed = c.same(j.src, j.look)
 		}
 		if !same {
 			c = p.store.take(len(j.src))
@@ -367,24 +405,57 @@ func (p *Pending) copy() {
 	}
 }
 
-// Copy copies what has changed, with all processors where it is large, and returns when that is done.
+// fetch takes what comes later.
+func (p *Pending) fetch() {
+	for i, src := range p.later {
+		if src.Later == nil {
+			continue
+		}
+		p.coming.Go(func() {
+			b, err := src.Later()
+			if err != nil {
+				p.mu.Lock()
+				p.err = errors.Join(p.err, err)
+				p.mu.Unlock()
+				return
+			}
+			p.add(i, Source{Bytes: b, Given: true})
+		})
+	}
+}
+
+// Copy copies what has changed, with all processors where it is large, and returns when that is done. What comes later comes in the
+// background.
 func (p *Pending) Copy() {
 	p.start(workers(p.bytes) - 1)
 	p.copy()
-	p.Wait()
+	p.running.Wait()
 }
+
+// Comes tells whether something comes later: Copy alone does not make the image whole.
+func (p *Pending) Comes() bool { return len(p.later) > 0 }
 
 // Start begins to copy in the background, with half of the processors; the other half is for training.
 func (p *Pending) Start() { p.start((workers(p.bytes) + 1) / 2) }
 
 func (p *Pending) start(n int) {
+	p.fetch()
 	for range n {
 		p.running.Go(p.copy)
 	}
 }
 
-// Wait blocks until everything has been copied.
-func (p *Pending) Wait() { p.running.Wait() }
+// Wait blocks until everything has been copied and has come. After an error there is nothing to seal, and the image is given up:
+// the one before stays the newest.
+func (p *Pending) Wait() error {
+	p.running.Wait()
+	p.coming.Wait()
+	err := p.err
+	if err != nil {
+		p.end()
+	}
+	return err
+}
 
 // Seal makes the image the store's newest, in one step, and gives up the one before. Everything has been copied.
 func (p *Pending) Seal() {
@@ -406,8 +477,10 @@ func (p *Pending) Seal() {
 
 // end forgets what the pending image was made of, so that it is not kept from the garbage collector.
 func (p *Pending) end() {
-	p.image, p.base = nil, nil
+	p.image, p.base, p.err = nil, nil, nil
 	clear(p.jobs)
+	clear(p.later)
+	p.later = p.later[:0]
 }
 
 // small is how many bytes one processor copies before another could have begun.
