@@ -2,131 +2,140 @@ package cuda
 
 import (
 	"context"
-	"sync"
+	"errors"
+	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 // Handle is an asynchronous operation under way.
 type Handle struct {
-	done chan struct{}
-	err  error
+	under  *collective.Handle // nil: there is none
+	vector *submission
+	err    error // why there is none
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the slice belongs to the operation; after an error it
-// is undefined.
+// is undefined. What waits is not held back to be fused with what comes later.
 func (h *Handle) Wait() error {
-	<-h.done
-	return h.err
+	if h.under == nil {
+		return h.err
+	}
+	if err := h.under.Wait(); err != nil {
+		return err
+	}
+	return h.vector.refused
 }
 
 // Done reports whether Wait would return at once.
-func (h *Handle) Done() bool {
-	select {
-	case <-h.done:
-		return true
-	default:
-		return false
-	}
+func (h *Handle) Done() bool { return h.under == nil || h.under.Done() }
+
+// AllReduceAsync is [AllReduce] in the background, as [collective.AllReduceAsync] is of slices in memory: it returns at once, and the
+// operation is done when every rank has called it with the same name, ranks may do so in different orders, and slices
+// that are due at the same time are fused: copied, on the device, into one vector that is reduced. A name that some ranks do not submit is
+// told by the group's stall report. The operation begins when what is in the stream After at the time of the call has been
+// done. Of one group, slices under way at a time are on one device of this process. Close of the device waits for them.
+//
+// Slices of 1 MiB or more are reduced where they lie. Others take memory of the device, up to the fusion threshold, until the next generation;
+// where a rank has none left, they are reduced one by one.
+func AllReduceAsync[T collective.Element](ctx context.Context, g *collective.Group, name string, s *Slice[T], op collective.Op, o Options) *Handle {
+	return submit(ctx, g, []string{name}, []*Slice[T]{s}, op, o)[0]
 }
 
-// queue does the asynchronous operations of a device and a group, in the order in which they came.
-type queue struct {
-	lane *collective.Group // of the same ranks, so that other operations of the group go on beside it
-
-	mu      sync.Mutex
-	jobs    []func()
-	running bool
+// GroupedAllReduce is AllReduce of several slices at once, which are fused where they fit the fusion threshold. The name stands for all of
+// them, as in [AllReduceAsync]. It blocks until all are done.
+func GroupedAllReduce[T collective.Element](ctx context.Context, g *collective.Group, name string, tensors []*Slice[T], op collective.Op, o Options) error {
+	names := make([]string, len(tensors))
+	for i := range names {
+		names[i] = fmt.Sprintf("%s.%d", name, i)
+	}
+	var first error
+	for _, h := range submit(ctx, g, names, tensors, op, o) {
+		if err := h.Wait(); first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
-// AllReduceAsync is [AllReduce] in the background, beside whatever else the group does. Every rank calls it equally often and in the same
-// order for a group; the first call for a group waits until all ranks have come to it. The operation begins when those before it have
-// ended and what is in the stream After at the time of the call has been done. Close of the device waits for it.
-func AllReduceAsync[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op, o Options) *Handle {
-	h := &Handle{done: make(chan struct{})}
-	if h.err = refuse(g, op); h.err != nil {
-		close(h.done)
-		return h
-	}
-	var q *queue
-	var ready *Event
-	h.err = s.device.together(g, func() (err error) {
-		if err = s.device.begin(); err != nil {
-			return err
+// submit hands slices to the group's engine, all at once.
+func submit[T collective.Element](ctx context.Context, g *collective.Group, names []string, tensors []*Slice[T], op collective.Op, o Options) []*Handle {
+	handles := make([]*Handle, len(tensors))
+	all := make([]collective.Elsewhere, 0, len(tensors))
+	err := refuse(g, op)
+	if err == nil {
+		for i, s := range tensors {
+			v := &submission{device: s.device, kind: typeOf[T](), op: op, address: s.address, n: s.n}
+			if err = v.begin(o); err != nil {
+				g.Abort(err) // the others must not wait
+				break
+			}
+			handles[i] = &Handle{vector: v}
+			all = append(all, collective.Elsewhere{Name: names[i], Type: v.kind, Count: v.n, Work: v})
 		}
-		s.device.mu.Lock()
-		closing := s.device.closing
-		s.device.mu.Unlock()
-		if closing {
-			s.device.end()
-			return ErrClosed
-		}
-		if q, err = s.device.queue(ctx, g); err == nil {
-			ready, err = o.event()
-		}
-		if err != nil {
-			s.device.end()
-		}
-		return err
-	})
-	if h.err != nil {
-		close(h.done)
-		return h
 	}
-	q.add(s.device, func() {
-		h.err = s.device.together(q.lane, func() error { return allReduce(ctx, q.lane, s, op, ready) })
-		ready.Close()
-		close(h.done)
-		s.device.end()
-	})
-	return h
-}
-
-// queue returns the one of a group, or a new one.
-func (d *Device) queue(ctx context.Context, g *collective.Group) (*queue, error) {
-	d.mu.Lock()
-	q := d.queues[g]
-	d.mu.Unlock()
-	if q != nil {
-		return q, nil
-	}
-	ranks := make([]int, g.Size())
-	for i := range ranks {
-		ranks[i] = i
-	}
-	lane, err := g.Subset(ctx, ranks)
 	if err != nil {
-		return nil, err
-	}
-	q = &queue{lane: lane}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.queues[g] = q
-	return q, nil
-}
-
-// add puts a job behind the others. While there are any, a goroutine does them.
-func (q *queue) add(d *Device, job func()) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.jobs = append(q.jobs, job)
-	if !q.running {
-		q.running = true
-		d.spawn(q.run)
-	}
-}
-
-func (q *queue) run() {
-	for {
-		q.mu.Lock()
-		if len(q.jobs) == 0 {
-			q.running = false
-			q.mu.Unlock()
-			return
+		for _, v := range all {
+			v.Work.Ended(err)
 		}
-		job := q.jobs[0]
-		q.jobs = q.jobs[1:]
-		q.mu.Unlock()
-		job()
+		for i := range handles {
+			handles[i] = &Handle{err: err}
+		}
+		return handles
 	}
+	for i, under := range collective.AllReduceElsewhere(ctx, g, op, all...) {
+		handles[i].under = under
+	}
+	return handles
+}
+
+// submission is a slice under way in a group's engine.
+type submission struct {
+	device  *Device
+	kind    kernel.Type
+	op      collective.Op
+	address uint64
+	n       int
+	ready   *Event // nil: it is
+	refused error  // what all ranks have found alike, and that has not ended the group
+}
+
+// begin keeps the device from being closed until Ended is called.
+func (v *submission) begin(o Options) (err error) {
+	if v.device == nil {
+		return errNoDevice
+	}
+	if err := v.device.beginAsync(); err != nil {
+		return err
+	}
+	if v.ready, err = o.event(); err != nil {
+		v.device.end()
+	}
+	return err
+}
+
+// Ended gives back what the operation has held.
+func (v *submission) Ended(error) {
+	_ = v.ready.Close() // fails where everything does: the context is broken
+	v.device.end()
+}
+
+// Reduce combines vectors with those of the other ranks: one where it lies, several in a bucket.
+func (v *submission) Reduce(ctx context.Context, lane *collective.Group, bucket []collective.Work) error {
+	all := make([]*submission, len(bucket))
+	for i, w := range bucket {
+		if all[i] = w.(*submission); all[i].device != v.device {
+			return errors.New("cuda: slices of two devices are under way in one group")
+		}
+	}
+	err := v.device.reduceAll(ctx, lane, all)
+	var refused *BackendError
+	if !errors.As(err, &refused) {
+		return err
+	}
+	for _, v := range all {
+		v.refused = err
+	}
+	return nil
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -19,9 +22,14 @@ import (
 type Config struct {
 	Device  int    // its number in CUDA's order, from 0; a worker's is its slot
 	Library string // of the driver; DefaultLibrary if empty
-	// Staging keeps collectives from opening memory of other processes: all are staged through the host's memory. It
-	// holds for a group as soon as one rank wants it.
-	Staging bool
+	// NCCL is the path of its library; empty: what HVD_NCCL_LIBRARY says in this process's environment, or else nccl.DefaultLibrary.
+	NCCL string
+	// Backend is by what means collectives are done: BackendNCCL, BackendIPC, BackendHosts or BackendStaging. It holds for a group as soon as one rank wants
+	// it; where it cannot be, or another rank wants another, they return a *BackendError. Empty: what HVD_CUDA_BACKEND says in this process's environment, or
+	// else the best that all ranks can use.
+	Backend string
+
+	host string // for tests: where this process says it is; empty: on the host that it is on
 }
 
 // Info is what a device is.
@@ -127,20 +135,25 @@ type Device struct {
 	ended  chan struct{} // the thread is gone
 	once   sync.Once     // of Close
 
-	waiting []watched // the thread's
+	waiting  []watched      // the thread's
+	threads  sync.WaitGroup // NCCL's, and what waits for it
+	shutting sync.Mutex     // held while backends of generations before are shut
 
-	mu      sync.Mutex
-	active  int                           // what is under way with things of the device; guarded by mu, as all below
-	idle    *sync.Cond                    // active is 0
-	closing bool                          // nothing asynchronous begins any more
-	shut    bool                          // nothing begins any more
-	modules map[string]uintptr            // of kernels, by type
-	kernels map[string]uintptr            // functions, by name
-	spare   []*staging                    // sets that nothing uses
-	ways    map[*collective.Group]*direct // nil: the group's ranks do not see each other's memory
-	queues  map[*collective.Group]*queue  // of asynchronous operations
-	owned   map[uint64]uint64             // bytes of what Alloc has returned, by address
-	graves  []uint64                      // what others may have open of a meeting that failed
+	mu       sync.Mutex
+	active   int                // what is under way with things of the device; guarded by mu, as all below
+	idle     *sync.Cond         // active is 0
+	closing  bool               // nothing asynchronous begins any more
+	shut     bool               // nothing begins any more
+	modules  map[string]uintptr // of kernels, by type
+	kernels  map[string]uintptr // functions, by name
+	spare    []*staging         // sets that nothing uses
+	retiring []chan struct{}    // closed when the device has left the staging of a failed operation alone
+	backends map[*collective.Group]backend
+	fusions  map[*collective.Group]*fusion // of engines of asynchronous operations
+	owned    map[uint64]uint64             // bytes of what Alloc has returned, by address
+	graves   []uint64                      // what others may have open of a meeting that failed
+	banks    map[uint64]bool               // what snapshots of tensors are in
+	left     []*communicator               // of generations before: new ones may be made from them
 }
 
 // watched is an event that somebody waits for.
@@ -160,6 +173,12 @@ func Open(config Config) (*Device, error) {
 }
 
 func (a *api) open(config Config) (*Device, error) {
+	if config.Backend == "" {
+		config.Backend = os.Getenv(backendVariable)
+	}
+	if config.Backend != "" && !slices.Contains(backends, config.Backend) {
+		return nil, fmt.Errorf("cuda: there is no backend %q: there are %s", config.Backend, strings.Join(backends, ", "))
+	}
 	var n int32
 	if err := a.check("cuDeviceGetCount", a.deviceGetCount(&n)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -177,8 +196,8 @@ func (a *api) open(config Config) (*Device, error) {
 	}
 	d := &Device{api: a, config: config, info: info, device: device,
 		calls: make(chan func()), watch: make(chan watched), closed: make(chan struct{}), ended: make(chan struct{}),
-		modules: map[string]uintptr{}, kernels: map[string]uintptr{}, ways: map[*collective.Group]*direct{},
-		queues: map[*collective.Group]*queue{}, owned: map[uint64]uint64{}}
+		modules: map[string]uintptr{}, kernels: map[string]uintptr{}, backends: map[*collective.Group]backend{},
+		fusions: map[*collective.Group]*fusion{}, owned: map[uint64]uint64{}, banks: map[uint64]bool{}}
 	d.idle = sync.NewCond(&d.mu)
 	started := make(chan error, 1)
 	go d.run(started)
@@ -221,20 +240,20 @@ func (d *Device) Close() error {
 // release gives back what belongs to the device itself.
 func (d *Device) release() error {
 	var errs []error
-	for _, w := range d.ways {
-		if w != nil {
-			errs = append(errs, w.shut())
-			d.graves = append(d.graves, w.remains()...)
-		}
+	for _, b := range d.backends {
+		errs = append(errs, b.shut())
+		d.graves = append(d.graves, b.remains()...)
 	}
-	errs = append(errs, d.bury(d.graves))
+	d.endNCCL()
+	d.graves = append(d.graves, d.forgetFusions(math.MaxUint64)...)
+	errs = append(errs, d.bury(slices.AppendSeq(d.graves, maps.Keys(d.banks))))
 	for _, s := range d.spare {
 		errs = append(errs, s.free())
 	}
 	for _, m := range d.modules {
 		errs = append(errs, d.call("cuModuleUnload", func(a *api) result { return a.moduleUnload(m) }))
 	}
-	d.ways, d.graves, d.spare, d.modules, d.kernels = nil, nil, nil, nil, nil
+	d.backends, d.graves, d.banks, d.spare, d.modules, d.kernels = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -242,16 +261,26 @@ func (d *Device) release() error {
 func (d *Device) run(started chan<- error) {
 	runtime.LockOSThread() // for ever: the thread ends with the goroutine, and with it what CUDA knows of it
 	defer close(d.ended)
-	var ctx uintptr
-	err := d.api.check("cuDevicePrimaryCtxRetain", d.api.primaryCtxRetain(&ctx, d.device))
-	if err == nil {
-		defer d.api.primaryCtxRelease(d.device)
-		err = d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(ctx))
-	}
+	leave, err := d.enter()
 	started <- err
 	if err == nil {
 		d.serve()
+		leave()
 	}
+}
+
+// enter makes the device's context current on the calling thread, for ever, until leave gives back what holds it.
+func (d *Device) enter() (leave func(), err error) {
+	var ctx uintptr
+	if err := d.api.check("cuDevicePrimaryCtxRetain", d.api.primaryCtxRetain(&ctx, d.device)); err != nil {
+		return nil, err
+	}
+	leave = func() { d.api.primaryCtxRelease(d.device) }
+	if err := d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(ctx)); err != nil {
+		leave()
+		return nil, err
+	}
+	return leave, nil
 }
 
 // How the thread looks after events: for as long as an exchange between ranks may take it does nothing else; then the
@@ -359,6 +388,17 @@ func (d *Device) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.shut {
+		return ErrClosed
+	}
+	d.active++
+	return nil
+}
+
+// beginAsync is begin for what goes on after the caller.
+func (d *Device) beginAsync() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing {
 		return ErrClosed
 	}
 	d.active++

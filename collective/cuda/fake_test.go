@@ -96,10 +96,12 @@ type driver struct {
 	events   map[uintptr]*mark
 	modules  map[uintptr]*ptxtest.Module
 	kernels  map[uintptr]*ptxtest.Kernel
+	grid     [7]uint32    // of the last launch
 	threads  map[int]bool // those with a context
 	retained int
 	astray   bool // what it opens is other memory
 	calls    map[string]int
+	carried  uint64 // bytes over the bus, in both directions
 }
 
 // mark is a recorded event.
@@ -377,6 +379,7 @@ func (f *driver) copies(a *api) {
 		if r != success || b == nil {
 			return either(r, invalidValue)
 		}
+		f.carried += n
 		return move(stream, n, device(dst, n), func() []byte { return b })
 	}
 	a.memcpyDtoHAsync = func(dst unsafe.Pointer, src uint64, n uint64, stream uintptr) result {
@@ -386,6 +389,7 @@ func (f *driver) copies(a *api) {
 		if r != success || b == nil {
 			return either(r, invalidValue)
 		}
+		f.carried += n
 		return move(stream, n, func() []byte { return b }, device(src, n))
 	}
 	a.memcpyDtoDAsync = func(dst, src, n uint64, stream uintptr) result {
@@ -536,14 +540,19 @@ func (f *driver) programs(a *api) {
 		f.kernels[*function] = k
 		return success
 	}
-	a.launchKernel = func(function uintptr, gx, gy, gz, bx, by, bz, _ uint32, stream uintptr, params, _ unsafe.Pointer) result {
+	a.launchKernel = func(function uintptr, gx, gy, gz, bx, by, bz, shared uint32, stream uintptr, params, _ unsafe.Pointer) result {
 		r, done := f.enter("cuLaunchKernel", true)
 		defer done()
 		k := f.kernels[function]
+		f.grid = [7]uint32{gx, gy, gz, bx, by, bz, shared}
 		if r != success || k == nil || gy*gz*by*bz != 1 || gx == 0 {
 			return either(r, invalidValue)
 		}
-		param := slices.Clone(unsafe.Slice((*byte)(*(*unsafe.Pointer)(params)), k.Param)) // the driver copies them too
+		var each [][]byte
+		for i, place := range unsafe.Slice((*unsafe.Pointer)(params), len(k.Params)) {
+			each = append(each, unsafe.Slice((*byte)(place), k.Params[i]))
+		}
+		param := k.Pack(each...) // the driver copies them too
 		gate := f.node.gate
 		return f.put(stream, func() result {
 			if gate != nil {

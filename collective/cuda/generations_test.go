@@ -15,6 +15,12 @@ import (
 // meetings makes groups of growing generations, of endpoints on one host or on a host each.
 func meetings(t *testing.T, n int, oneHost bool) func() []*collective.Group {
 	t.Helper()
+	return meetingsWith(t, n, oneHost, collective.Config{})
+}
+
+// meetingsWith is meetings of endpoints with this config.
+func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) func() []*collective.Group {
+	t.Helper()
 	authority, err := identity.NewAuthority("test")
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +33,8 @@ func meetings(t *testing.T, n int, oneHost bool) func() []*collective.Group {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := collective.Listen(collective.Config{Credentials: c, ListenAddr: "127.0.0.1:0"})
+		config.Credentials, config.ListenAddr = c, "127.0.0.1:0"
+		e, err := collective.Listen(config)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +91,7 @@ func TestGenerations(t *testing.T) {
 						if err := AllReduce(t.Context(), g, s, collective.Sum); err != nil {
 							return err
 						}
-						h := AllReduceAsync(t.Context(), g, s, collective.Max, Options{})
+						h := AllReduceAsync(t.Context(), g, "s", s, collective.Max, Options{})
 						if err := h.Wait(); err != nil {
 							return err
 						}
@@ -152,7 +159,7 @@ func TestFreedWhileOpen(t *testing.T) {
 // TestSomeWantStaging: one rank is enough for all to go that way.
 func TestSomeWantStaging(t *testing.T) {
 	w := newWorld(t, 3, 1, Config{})
-	w.devices[1].config.Staging = true
+	w.devices[1].config.Backend = BackendStaging
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
 		return AllReduce(t.Context(), g, vector(t, d, []int32{1, 2}), collective.Sum)
 	})

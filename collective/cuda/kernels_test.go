@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
@@ -236,6 +237,22 @@ func TestAllHalves(t *testing.T) {
 	}
 }
 
+// TestAssembled: NVIDIA's assembler takes the kernels, where it is installed.
+func TestAssembled(t *testing.T) {
+	for typ := kernel.Type(0); typ < kernel.Types; typ++ {
+		if !hasKernels(typ) {
+			continue
+		}
+		t.Run(typ.String(), func(t *testing.T) {
+			text, err := programs.ReadFile("ptx/" + typ.String() + ".ptx")
+			if err != nil {
+				t.Fatal(err)
+			}
+			cudatest.Assemble(t, string(text))
+		})
+	}
+}
+
 // TestPrograms: the files are those that the generator writes, and all kernels are there.
 func TestPrograms(t *testing.T) {
 	b := newBench(t, 256)
@@ -293,6 +310,14 @@ func TestCombineAndScale(t *testing.T) {
 // processor's.
 func TestOnDevice(t *testing.T) {
 	t.Run("fake", func(t *testing.T) { testOnDevice(t, open(t, newNode(t).process(), Config{}), []int{1, 17, 50}) })
+	t.Run("library", func(t *testing.T) {
+		d, err := Open(Config{Library: cudatest.Library(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		testOnDevice(t, d, []int{1, 2, 3, 15, 16, 17, 31, 100, 5000})
+	})
 	t.Run("real", func(t *testing.T) {
 		d, err := Open(Config{})
 		if errors.Is(err, ErrUnavailable) {

@@ -64,12 +64,29 @@ func (s *Slice[T]) Free() error {
 	return s.device.free(s.address)
 }
 
+// abandon frees what an operation that has failed was to return. Where the group is lost the device may be busy with it for ever, so
+// it is left to the next generation, or to Close.
+func (s *Slice[T]) abandon(err error) error {
+	var refused *BackendError
+	if s.address == 0 || errors.As(err, &refused) {
+		return s.Free()
+	}
+	d := s.device
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, there := d.owned[s.address]; there {
+		delete(d.owned, s.address)
+		d.graves = append(d.graves, s.address)
+	}
+	return nil
+}
+
 func (d *Device) free(address uint64) error {
 	d.mu.Lock()
 	bytes, there := d.owned[address]
 	delete(d.owned, address)
-	for _, w := range d.ways {
-		if w != nil && w.keep(address, bytes) {
+	for _, b := range d.backends {
+		if b.keep(address, bytes) {
 			d.mu.Unlock()
 			return nil
 		}

@@ -31,8 +31,10 @@ func (o Options) event() (*Event, error) {
 // error that is [collective.ErrAborted].
 
 // AllReduce combines the slices of all ranks, element by element, and puts the result into the slice on every rank. Lengths must
-// be equal. On one host it has the bits of [collective.AllReduce] under [collective.Strict]; where it is staged between hosts those of the group's
-// algorithm. [collective.Adasum] is refused. After an error the slice is undefined.
+// be equal. On one host it has the bits of [collective.AllReduce] under [collective.Strict]. With several hosts ([BackendHosts]) the ranks of each host are
+// combined in their order, and the results of the hosts in that of the group's algorithm; staged, all are in that. Under Strict the bits
+// are the same by all of these. By NCCL they are NCCL's, the same on all ranks but perhaps others in another world, and where operands are NaN its own. [collective.Adasum] is
+// refused. After an error the slice is undefined.
 func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) error {
 	return AllReduceWith(ctx, g, s, op, Options{})
 }
@@ -48,14 +50,13 @@ func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Grou
 			return err
 		}
 		defer ready.Close()
-		return allReduce(ctx, g, s, op, ready)
+		return s.device.allReduce(ctx, g, typeOf[T](), op, s.address, s.n, ready)
 	})
 }
 
-// allReduce is AllReduce once the event has come to pass, if there is one.
-func allReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op, ready *Event) error {
-	d, t := s.device, typeOf[T]()
-	if err := sameLength(ctx, g, s.n); err != nil || s.n == 0 {
+// allReduce combines n elements at an address of each rank once the event has come to pass, if there is one.
+func (d *Device) allReduce(ctx context.Context, g *collective.Group, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
+	if err := sameLength(ctx, d, g, n); err != nil || n == 0 {
 		return err
 	}
 	if g.Size() == 1 {
@@ -64,44 +65,29 @@ func allReduce[T collective.Element](ctx context.Context, g *collective.Group, s
 		}
 		return d.await(ctx, ready.handle)
 	}
-	w, err := d.way(ctx, g)
+	b, err := d.backend(ctx, g)
 	if err != nil {
 		return err
 	}
-	if w != nil && hasKernels(t) {
-		return w.allReduce(ctx, t, op, s.address, s.n, ready)
-	}
-	count, legs := cut(s.address, int(s.bytes()))
-	return d.staged(ctx, ready, journey{count: count, down: legs, up: legs, step: func(i int, piece []byte) error {
-		return collective.AllReduce(ctx, g, elements[T](piece[:legs(i)[0].n]), op)
-	}})
+	return b.allReduce(ctx, t, op, address, n, ready)
 }
 
-// Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an error the slice is undefined.
+// Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an error the slice is undefined. Where memory is opened
+// to others each rank copies root's, device to device.
 func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], root int) error {
 	if g == nil || root < 0 || root >= g.Size() {
 		return fmt.Errorf("cuda: Broadcast: there is no rank %d among %d", root, g.Size())
 	}
 	return s.device.together(g, func() error {
-		if err := sameLength(ctx, g, s.n); err != nil || s.n == 0 {
+		if err := sameLength(ctx, s.device, g, s.n); err != nil || s.n == 0 {
 			return err
 		}
-		return s.device.broadcast(ctx, g, s.address, int(s.bytes()), root)
+		b, err := s.device.backend(ctx, g)
+		if err != nil {
+			return err
+		}
+		return b.broadcast(ctx, s.address, int(s.bytes()), root)
 	})
-}
-
-// broadcast is Broadcast of bytes.
-func (d *Device) broadcast(ctx context.Context, g *collective.Group, address uint64, n, root int) error {
-	count, legs := cut(address, n)
-	j := journey{count: count, step: func(i int, piece []byte) error {
-		return collective.Broadcast(ctx, g, piece[:legs(i)[0].n], root)
-	}}
-	if g.Rank() == root {
-		j.down = legs
-	} else {
-		j.up = legs
-	}
-	return d.staged(ctx, nil, j)
 }
 
 // AllGather returns the slices of every rank, by rank, as copies on this rank's device, which the caller frees one by one. Lengths may
@@ -114,34 +100,27 @@ func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s
 		if err != nil {
 			return err
 		}
-		for root, n := range lengths {
-			if n[0] > uint64(math.MaxInt) {
-				return fmt.Errorf("cuda: AllGather: rank %d has %d elements", root, n[0])
+		into, sizes := make([]uint64, len(lengths)), make([]int, len(lengths))
+		for rank, n := range lengths {
+			if len(n) != 1 || n[0] > uint64(math.MaxInt) {
+				return fmt.Errorf("cuda: AllGather: rank %d has %d elements", rank, n)
 			}
 			part, err := Alloc[T](d, int(n[0]))
 			if err != nil {
 				return err
 			}
 			all = append(all, part)
+			into[rank], sizes[rank] = part.address, int(part.bytes())
 		}
-		for root, part := range all {
-			if root == g.Rank() {
-				if err := part.CopySlice(ctx, s); err != nil {
-					return err
-				}
-			}
-			if part.n == 0 {
-				continue
-			}
-			if err := d.broadcast(ctx, g, part.address, int(part.bytes()), root); err != nil {
-				return err
-			}
+		b, err := d.backend(ctx, g)
+		if err != nil {
+			return err
 		}
-		return nil
+		return b.allGather(ctx, s.address, into, sizes)
 	})
 	if err != nil {
 		for _, part := range all {
-			err = errors.Join(err, part.Free())
+			err = errors.Join(err, part.abandon(err))
 		}
 		return nil, err
 	}
@@ -157,7 +136,7 @@ func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Grou
 	var part *Slice[T]
 	d := s.device
 	err := d.together(g, func() error {
-		if err := sameLength(ctx, g, s.n); err != nil {
+		if err := sameLength(ctx, s.device, g, s.n); err != nil {
 			return err
 		}
 		lo, hi := kernel.Split(s.n, g.Size(), g.Rank())
@@ -165,59 +144,19 @@ func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Grou
 		if part, err = Alloc[T](d, hi-lo); err != nil || s.n == 0 {
 			return err
 		}
-		return d.staged(ctx, nil, scatter(ctx, g, s, part, op))
+		b, err := d.backend(ctx, g)
+		if err != nil {
+			return err
+		}
+		return b.reduceScatter(ctx, typeOf[T](), op, s.address, s.n, part.address)
 	})
 	if err != nil {
 		if part != nil {
-			err = errors.Join(err, part.Free())
+			err = errors.Join(err, part.abandon(err))
 		}
 		return nil, err
 	}
 	return part, nil
-}
-
-// scatter is the journey of a ReduceScatter: a piece has as many elements of each rank's part.
-func scatter[T collective.Element](ctx context.Context, g *collective.Group, s, part *Slice[T], op collective.Op) journey {
-	n, size := g.Size(), s.size()
-	each := max(1, pieceSize/size/n) // elements
-	_, longest := kernel.Split(s.n, n, 0)
-	// of returns the elements of rank's part that are in piece i.
-	of := func(rank, i int) (lo, hi int) {
-		lo, hi = kernel.Split(s.n, n, rank)
-		return min(lo+i*each, hi), min(lo+(i+1)*each, hi)
-	}
-	down := func(i int) []leg {
-		var legs []leg
-		offset := 0
-		for rank := range n {
-			lo, hi := of(rank, i)
-			legs = append(legs, leg{address: s.address + uint64(lo*size), offset: offset, n: (hi - lo) * size})
-			offset += (hi - lo) * size
-		}
-		return legs
-	}
-	begin, _ := kernel.Split(s.n, n, g.Rank())
-	return journey{count: (longest + each - 1) / each, down: down,
-		up: func(i int) []leg {
-			lo, hi := of(g.Rank(), i)
-			return []leg{{address: part.address + uint64((lo-begin)*size), n: (hi - lo) * size}}
-		},
-		step: func(i int, piece []byte) error {
-			last := down(i)[n-1]
-			mine, err := collective.ReduceScatter(ctx, g, elements[T](piece[:last.offset+last.n]), op)
-			copy(piece, bytesOf(mine))
-			return err
-		}}
-}
-
-// staged makes a journey with a staging of its own.
-func (d *Device) staged(ctx context.Context, ready *Event, j journey) error {
-	return d.with(ctx, func(s *staging) error {
-		if err := s.after(ready); err != nil {
-			return err
-		}
-		return s.travel(ctx, j)
-	})
 }
 
 var errNoDevice = errors.New("cuda: a slice of no device")
@@ -237,7 +176,8 @@ func (d *Device) together(g *collective.Group, f func() error) error {
 // common tells whether the other ranks have the same error, or none because nothing has begun.
 func common(err error) bool {
 	var mismatch *collective.MismatchError
-	return errors.As(err, &mismatch) || errors.Is(err, collective.ErrAborted) || errors.Is(err, errUnequal) ||
+	var backend *BackendError
+	return errors.As(err, &mismatch) || errors.As(err, &backend) || errors.Is(err, collective.ErrAborted) || errors.Is(err, errUnequal) ||
 		errors.Is(err, collective.ErrBusy) || errors.Is(err, collective.ErrClosed)
 }
 
@@ -254,11 +194,16 @@ func refuse(g *collective.Group, op collective.Op) error {
 
 var errUnequal = errors.New("cuda: the ranks' slices have different lengths")
 
-// sameLength makes sure that all ranks are about to do equally many pieces.
-func sameLength(ctx context.Context, g *collective.Group, n int) error {
-	bounds := [2]int64{int64(n), -int64(n)}
+// sameLength makes sure that all ranks are about to do equally many pieces, in the same way.
+func sameLength(ctx context.Context, d *Device, g *collective.Group, n int) error {
+	bounds := [3]int64{int64(n), -int64(n), d.pending(g)}
 	if err := collective.AllReduce(ctx, g, bounds[:], collective.Max); err != nil {
 		return err
+	}
+	if w := d.viaNCCL(g); w != nil {
+		if err := w.agree(ctx, bounds[2]); err != nil {
+			return err
+		}
 	}
 	if bounds[0] != -bounds[1] {
 		return fmt.Errorf("%w: from %d to %d elements", errUnequal, -bounds[1], bounds[0])

@@ -27,6 +27,9 @@ func newWorld(t *testing.T, n, devices int, config Config) *world {
 	w := &world{node: newNode(t), groups: collective.Local(n)}
 	for rank := range n {
 		config.Device = rank % devices
+		if config.Backend == BackendHosts {
+			config.host = fmt.Sprint(rank * 2 / n)
+		}
 		f := w.node.process()
 		w.drivers = append(w.drivers, f)
 		w.devices = append(w.devices, open(t, f, config))
@@ -58,7 +61,7 @@ func (w *world) must(t *testing.T, f func(rank int, d *Device, g *collective.Gro
 	}
 }
 
-var configs = map[string]Config{"direct": {}, "staged": {Staging: true}}
+var configs = map[string]Config{"direct": {}, "hosts": {Backend: BackendHosts}, "staged": {Backend: BackendStaging}}
 
 // eachWay runs a test over either way, several sizes, and one or two devices.
 func eachWay(t *testing.T, f func(t *testing.T, w *world, n int)) {
@@ -116,7 +119,7 @@ func testAllReduce[T collective.Element](t *testing.T, w *world, n, length int, 
 func TestAllReduce(t *testing.T) {
 	eachWay(t, func(t *testing.T, w *world, n int) {
 		length := 1234
-		if w.devices[0].config.Staging {
+		if w.devices[0].config.Backend != "" {
 			length = pieceSize/4 + 5
 		}
 		testAllReduce(t, w, n, length, func(i int) float32 { return float32(i) })
@@ -168,7 +171,7 @@ func TestAnyBits(t *testing.T) {
 // TestLarge: vectors of several pieces.
 func TestLarge(t *testing.T) {
 	n, length := 2, 2*pieceSize+5
-	w := newWorld(t, n, 1, Config{Staging: true})
+	w := newWorld(t, n, 1, Config{Backend: BackendStaging})
 	want := make([]uint8, length)
 	for i := range want {
 		want[i] = uint8(i*7) * 3
@@ -297,7 +300,7 @@ func TestRefused(t *testing.T) {
 			return Broadcast(ctx, g, s, 2)
 		},
 		"no group": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
-			return AllReduceAsync(ctx, nil, s, collective.Sum, Options{}).Wait()
+			return AllReduceAsync(ctx, nil, "s", s, collective.Sum, Options{}).Wait()
 		},
 	} {
 		for rank, err := range w.each(func(rank int, d *Device, g *collective.Group) error {
@@ -315,7 +318,7 @@ func TestRefused(t *testing.T) {
 func TestFailureOnOneRank(t *testing.T) {
 	for name, config := range configs {
 		calls := map[string]int{}
-		for _, call := range []string{"", "cuMemAlloc_v2", "cuStreamCreate", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2",
+		for _, call := range []string{"", "cuMemAlloc_v2", "cuStreamCreate", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2",
 			"cuEventRecord", "cuEventQuery", "cuLaunchKernel", "cuModuleLoadDataEx", "cuIpcGetMemHandle"} {
 			for at := 0; at < max(1, calls[call]); at += max(1, calls[call]-1) {
 				w := newWorld(t, 3, 1, config)
@@ -383,9 +386,9 @@ func TestHung(t *testing.T) {
 				streams[0], o.After = stream, stream
 			}
 			if rank == 1 {
-				return AllReduceAsync(t.Context(), g, s, collective.Sum, o).Wait()
+				return AllReduceAsync(t.Context(), g, "s", s, collective.Sum, o).Wait()
 			}
-			h := AllReduceAsync(ctx, g, s, collective.Sum, o)
+			h := AllReduceAsync(ctx, g, "s", s, collective.Sum, o)
 			cancel()
 			return h.Wait()
 		})
@@ -414,7 +417,7 @@ func TestAsync(t *testing.T) {
 					return err
 				}
 				all = append(all, s)
-				handles = append(handles, AllReduceAsync(t.Context(), g, s, collective.Sum, Options{After: stream}))
+				handles = append(handles, AllReduceAsync(t.Context(), g, fmt.Sprint("s", i), s, collective.Sum, Options{After: stream}))
 				if i%3 == 0 {
 					if err := collective.Barrier(t.Context(), g); err != nil {
 						return err
@@ -442,8 +445,8 @@ func TestCloseWaits(t *testing.T) {
 		all[rank] = vector(t, d, make([]float32, 5000))
 	}
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
-		h := AllReduceAsync(t.Context(), g, all[rank], collective.Sum, Options{})
-		second := AllReduceAsync(t.Context(), g, all[rank], collective.Sum, Options{})
+		h := AllReduceAsync(t.Context(), g, "first", all[rank], collective.Sum, Options{})
+		second := AllReduceAsync(t.Context(), g, "second", all[rank], collective.Sum, Options{})
 		for _, h := range []*Handle{h, second} {
 			if err := h.Wait(); err != nil {
 				return err

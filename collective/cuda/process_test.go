@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,40 +16,27 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 const workerVariable = "CUDA_TEST_WORKER"
 
 func TestMain(m *testing.M) {
+	pieceSize, bankSize, maxDoomed = 128<<10, 1<<20, 1<<20
 	if text := os.Getenv(workerVariable); text != "" {
 		if err := work(text); err != nil {
 			fmt.Println("error", err)
 		}
 		return
 	}
-	pieceSize, bankSize, maxDoomed = 128<<10, 1<<20, 1<<20
+	os.Setenv(libraryVariable, "/nowhere/libnccl.so.2") // the machine's own does not go with the fakes
 	goleak.VerifyTestMain(m)
-}
-
-// library builds the driver of testdata and returns its path; device memory is in its folder.
-func library(t *testing.T, flags ...string) string {
-	t.Helper()
-	if _, err := exec.LookPath("gcc"); err != nil {
-		t.Skip("there is no gcc here to build the driver of the test with: ", err)
-	}
-	path := filepath.Join(t.TempDir(), "libfakecuda.so.1")
-	args := append([]string{"-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", path, "testdata/fakecuda.c"}, flags...)
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	t.Setenv("FAKECUDA_FOLDER", filepath.Dir(path))
-	return path
 }
 
 // TestLibrary: a driver's library is loaded, and called as its header says.
 func TestLibrary(t *testing.T) {
-	path := library(t)
+	path := cudatest.Library(t)
 	all, err := Devices(path)
 	if err != nil || len(all) != 1 || all[0].Name != "Fake in C" || all[0].Bus != "0000:1b:00.0" || all[0].Memory != 5<<32 ||
 		all[0].Major != 9 || all[0].Multiprocessors != 4 || all[0].UUID != [16]byte(slices.Repeat([]byte{0x42}, 16)) {
@@ -93,8 +79,12 @@ func TestLibrary(t *testing.T) {
 		}
 	}
 	var told *Error
-	err = Combine(s, x, x, y, collective.Max)
-	if !errors.As(err, &told) || err.Error() != "cuda: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE (as the fake says)" {
+	wild, err := Wrap[float32](d, 4096, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Combine(s, wild, wild, wild, collective.Sum)
+	if !errors.As(err, &told) || err.Error() != "cuda: cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (as the fake says)" {
 		t.Error(err)
 	}
 	if err := d.do(func() error { _, err := d.compile([]byte("nonsense")); return err }); !isCode(err, invalidPTX) ||
@@ -105,19 +95,20 @@ func TestLibrary(t *testing.T) {
 
 // TestOldLibrary: what a driver lacks is named.
 func TestOldLibrary(t *testing.T) {
-	_, err := Open(Config{Library: library(t, "-DcuMemAlloc_v2=cuMemAlloc")})
+	_, err := Open(Config{Library: cudatest.Library(t, "-DcuMemAlloc_v2=cuMemAlloc")})
 	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "cuMemAlloc_v2") {
 		t.Error(err)
 	}
 }
 
 // assignment is what a process of a world is told first; and then, for each world, a meeting.
-type assignment struct{ Library, Credentials string }
+type assignment struct{ Library, Credentials, Host, Backend string }
 
 type meeting struct {
 	Generation uint64
 	Rank       int
 	Addrs      [][]string
+	Hosts      []string
 	Rounds     int // 0: until something fails
 }
 
@@ -136,7 +127,7 @@ func work(text string) error {
 		return err
 	}
 	defer e.Close()
-	d, err := Open(Config{Library: a.Library})
+	d, err := Open(Config{Library: a.Library, Backend: a.Backend, host: a.Host})
 	if err != nil {
 		return err
 	}
@@ -155,20 +146,25 @@ func work(text string) error {
 			return err
 		}
 		g, err := e.Connect(context.Background(), collective.Peers{Generation: m.Generation, Rank: m.Rank, Addrs: m.Addrs,
-			Hosts: slices.Repeat([]string{"a"}, len(m.Addrs))})
+			Hosts: m.Hosts})
 		if err != nil {
 			return err
 		}
-		for i := 1; err == nil && (m.Rounds == 0 || i <= m.Rounds); i++ {
-			if err = round(g, s); err == nil && i == 3 {
-				fmt.Println("working")
+		working := false
+		for i := 1; err == nil && (m.Rounds == 0 || i <= m.Rounds || !working); i++ {
+			if err = round(g, s); err != nil || working || i < 3 {
+				continue
 			}
-		}
-		d.mu.Lock()
-		w, met := d.ways[g]
-		d.mu.Unlock()
-		if met && w == nil {
-			err = errors.New("the ranks do not see each other's memory")
+			var b backend
+			if b, err = d.backend(context.Background(), g); err != nil {
+				continue
+			}
+			switch working = g.Size() == 1 || b.name() == a.Backend; {
+			case working:
+				fmt.Println("working")
+			case a.Backend != BackendNCCL: // which takes its time
+				err = fmt.Errorf("the ranks go by %s", b.name())
+			}
 		}
 		g.Close()
 		var lost *collective.AbortedError
@@ -200,83 +196,196 @@ func round(g *collective.Group, s *Slice[float32]) error {
 			return fmt.Errorf("element %d is %v", i, got)
 		}
 	}
+	if s.device.viaNCCL(g) != nil {
+		return nil // each group is a communicator more, and those are counted
+	}
+	return beyond(context.Background(), g, s, float32(g.Size()))
+}
+
+// beyond fuses, saves, scatters and broadcasts a vector of one number.
+func beyond(ctx context.Context, g *collective.Group, s *Slice[float32], x float32) error {
+	parts := []*Slice[float32]{s.Slice(0, 1000), s.Slice(1000, 1003), s.Slice(1003, 2001)}
+	if err := GroupedAllReduce(ctx, g, "parts", parts, collective.Average, Options{}); err != nil {
+		return err
+	}
+	p := Tensor("s", s)
+	defer p.Free()
+	if err := p.Save(); err != nil {
+		return err
+	}
+	mine, err := ReduceScatter(ctx, g, s, collective.Max)
+	if err != nil {
+		return err
+	}
+	defer mine.Free()
+	if err := Broadcast(ctx, g, s, g.Size()-1); err != nil {
+		return err
+	}
+	b, err := p.Image()
+	if err != nil {
+		return err
+	}
+	got := make([]float32, mine.Len())
+	if err := mine.CopyTo(ctx, got); err != nil {
+		return err
+	}
+	for _, v := range append(got, elements[float32](b)...) {
+		if v != x {
+			return fmt.Errorf("an element is %v", v)
+		}
+	}
 	return nil
 }
 
-// TestProcesses: four processes open each other's memory; each in turn is killed in the middle of its work, the others are freed and meet
-// again without it.
-func TestProcesses(t *testing.T) {
-	path := library(t)
+// crew is processes that make worlds.
+type crew struct {
+	library, backend string
+	authority        *identity.Authority
+	cmds             []*exec.Cmd
+	ins              []io.WriteCloser
+	outs             []*bufio.Scanner
+	addrs            [][]string
+	hosts            []string // by process: where it pretends to be; "a" is all others'
+	folders          []string // of device memory, by process
+	alive            []int    // processes by rank
+}
+
+// newCrew starts n processes, which end with the test. They fail where they do not come to go by the backend.
+func newCrew(t *testing.T, library, backend string, n int) *crew {
+	t.Helper()
+	return newCrewOn(t, library, backend, slices.Repeat([]string{"a"}, n)...)
+}
+
+// newCrewOn is newCrew with processes that pretend to be on these hosts, of which no two can open each other's memory.
+func newCrewOn(t *testing.T, library, backend string, hosts ...string) *crew {
+	t.Helper()
 	authority, err := identity.NewAuthority("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	const ranks = 4
-	var cmds []*exec.Cmd
-	var outs []*bufio.Scanner
-	var ins []io.WriteCloser
-	var addrs [][]string
-	expect := func(process int, want string) string {
-		t.Helper()
-		if !outs[process].Scan() {
-			t.Fatalf("process %d has ended: %v", process, outs[process].Err())
-		}
-		got := outs[process].Text()
-		if !strings.HasPrefix(got, want) {
-			t.Fatalf("process %d says %q, not %q", process, got, want)
-		}
-		return got
+	c := &crew{library: library, backend: backend, authority: authority}
+	for _, host := range hosts {
+		c.start(t, host)
 	}
-	for i := range ranks {
-		c, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: i, Incarnation: fmt.Sprint("i", i)})
-		if err != nil {
+	return c
+}
+
+// start starts one more process, the last rank of worlds to come.
+func (c *crew) start(t *testing.T, host string) {
+	t.Helper()
+	folder := ""
+	if of := slices.Index(c.hosts, host); of >= 0 {
+		folder = c.folders[of]
+	} else {
+		folder = t.TempDir()
+	}
+	c.hosts, c.folders = append(c.hosts, host), append(c.folders, folder)
+	i := len(c.cmds)
+	credentials, err := c.authority.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: i, Incarnation: fmt.Sprint("i", i)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(assignment{c.library, credentials.Encode(), host, c.backend})
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerVariable+"="+string(text), "FAKECUDA_FOLDER="+folder)
+	cmd.Stderr = os.Stderr
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err, err1, err2, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	c.cmds, c.ins, c.outs = append(c.cmds, cmd), append(c.ins, in), append(c.outs, bufio.NewScanner(out))
+	c.addrs = append(c.addrs, []string{c.expect(t, i, "127.0.0.1")})
+	c.alive = append(c.alive, i)
+}
+
+// expect returns the next line of a process.
+func (c *crew) expect(t *testing.T, process int, want string) string {
+	t.Helper()
+	if !c.outs[process].Scan() {
+		t.Fatalf("process %d has ended: %v", process, c.outs[process].Err())
+	}
+	got := c.outs[process].Text()
+	if !strings.HasPrefix(got, want) {
+		t.Fatalf("process %d says %q, not %q", process, got, want)
+	}
+	return got
+}
+
+// meet makes a world of those that are alive, and returns when they work.
+func (c *crew) meet(t *testing.T, generation uint64, rounds int) {
+	t.Helper()
+	var of [][]string
+	var on []string
+	for _, p := range c.alive {
+		of, on = append(of, c.addrs[p]), append(on, c.hosts[p])
+	}
+	for rank, p := range c.alive {
+		if err := json.NewEncoder(c.ins[p]).Encode(meeting{generation, rank, of, on, rounds}); err != nil {
 			t.Fatal(err)
 		}
-		text, err := json.Marshal(assignment{path, c.Encode()})
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
-		cmd.Stderr = os.Stderr
-		in, err1 := cmd.StdinPipe()
-		out, err2 := cmd.StdoutPipe()
-		if err := errors.Join(err, err1, err2, cmd.Start()); err != nil {
-			t.Fatal(err)
-		}
-		defer func() { cmd.Process.Kill(); cmd.Wait() }()
-		cmds, ins, outs = append(cmds, cmd), append(ins, in), append(outs, bufio.NewScanner(out))
-		addrs = append(addrs, []string{expect(i, "127.0.0.1")})
 	}
-	alive := []int{0, 1, 2, 3}
-	meet := func(generation uint64, rounds int) {
-		var of [][]string
-		for _, p := range alive {
-			of = append(of, addrs[p])
-		}
-		for rank, p := range alive {
-			if err := json.NewEncoder(ins[p]).Encode(meeting{generation, rank, of, rounds}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for _, p := range alive {
-			expect(p, "working")
+	for _, p := range c.alive {
+		c.expect(t, p, "working")
+	}
+}
+
+// kill kills a rank in the middle of its work, and returns when the others have been freed.
+func (c *crew) kill(t *testing.T, victim int) {
+	t.Helper()
+	if err := c.cmds[c.alive[victim]].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for rank, p := range c.alive {
+		if rank != victim {
+			c.expect(t, p, fmt.Sprint("lost ", []int{victim}))
 		}
 	}
-	for generation := uint64(1); len(alive) > 1; generation++ {
-		meet(generation, 0)
-		victim := int(generation) % len(alive)
-		if err := cmds[alive[victim]].Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		for rank, p := range alive {
-			if rank != victim {
-				expect(p, fmt.Sprint("lost ", []int{victim}))
-			}
-		}
-		alive = slices.Delete(alive, victim, victim+1)
+	c.alive = slices.Delete(c.alive, victim, victim+1)
+}
+
+// done waits for the end of a world of so many rounds.
+func (c *crew) done(t *testing.T) {
+	t.Helper()
+	for _, p := range c.alive {
+		c.expect(t, p, "done")
 	}
-	meet(100, 3)
-	expect(alive[0], "done")
-	ins[alive[0]].Close()
-	if err := cmds[alive[0]].Wait(); err != nil {
-		t.Error(err)
+}
+
+// end waits for the processes.
+func (c *crew) end(t *testing.T) {
+	t.Helper()
+	for _, p := range c.alive {
+		c.ins[p].Close()
+		if err := c.cmds[p].Wait(); err != nil {
+			t.Error(err)
+		}
 	}
+}
+
+// TestProcesses: four processes, of one host or of several, open each other's memory; each in turn is killed in the middle of its work, the
+// others are freed and meet again without it.
+func TestProcesses(t *testing.T) {
+	path := cudatest.Library(t)
+	for name, of := range map[string]struct {
+		backend string
+		hosts   []string // by process
+	}{
+		"one host":    {BackendIPC, []string{"a", "a", "a", "a"}},
+		"two hosts":   {BackendHosts, []string{"a", "b", "a", "b"}},
+		"uneven ones": {BackendHosts, []string{"a", "b", "b", "b"}},
+	} {
+		t.Run(name, func(t *testing.T) { testProcesses(t, newCrewOn(t, path, of.backend, of.hosts...)) })
+	}
+}
+
+func testProcesses(t *testing.T, c *crew) {
+	for generation := uint64(1); len(c.alive) > 1; generation++ {
+		c.meet(t, generation, 0)
+		c.kill(t, int(generation)%len(c.alive)) // the others say who, as the ranks of the world are numbered
+	}
+	c.meet(t, 100, 3)
+	c.done(t)
+	c.end(t)
 }

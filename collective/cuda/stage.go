@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"errors"
+	"slices"
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -44,12 +45,15 @@ func (d *Device) with(ctx context.Context, f func(*staging) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := d.calm(ctx); err != nil {
+		return err
+	}
 	s, err := d.staging()
 	if err != nil {
 		return err
 	}
 	if err = f(s); err != nil {
-		d.spawn(s.retire) // the device may still be copying
+		d.retire(s)
 		return err
 	}
 	d.keep(s)
@@ -135,6 +139,36 @@ func (s *staging) free() error {
 	})
 }
 
+// retire has a staging whose operation has failed retire in the background; calm waits for that.
+func (d *Device) retire(s *staging) {
+	done := make(chan struct{})
+	d.mu.Lock()
+	d.retiring = append(d.retiring, done)
+	d.mu.Unlock()
+	d.spawn(func() {
+		s.retire()
+		d.mu.Lock()
+		d.retiring = slices.DeleteFunc(d.retiring, func(c chan struct{}) bool { return c == done })
+		d.mu.Unlock()
+		close(done)
+	})
+}
+
+// calm waits until what failed operations have begun is done: it may write to what the next one writes to.
+func (d *Device) calm(ctx context.Context) error {
+	d.mu.Lock()
+	all := slices.Clone(d.retiring)
+	d.mu.Unlock()
+	for _, done := range all {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // retire keeps a staging whose operation has failed for the next one, once the device has left it alone.
 func (s *staging) retire() {
 	ctx := context.Background()
@@ -191,6 +225,9 @@ type journey struct {
 	count int               // pieces
 	down  func(i int) []leg // from the device; nil: nothing
 	up    func(i int) []leg // to the device; nil: nothing
+	// before and after put more into a stream, before a piece comes from the device and after it has gone back. They are called on
+	// the device's thread; nil: nothing.
+	before, after func(i int, stream uintptr) error
 	// step is called with each piece, in order, when it has come from the device; what it leaves there goes back.
 	step func(i int, piece []byte) error
 }
@@ -214,7 +251,7 @@ func (s *staging) travel(ctx context.Context, j journey) error {
 			return err
 		}
 		if j.up != nil {
-			if err := s.push(i, j.up(i)); err != nil {
+			if err := s.push(i, j); err != nil {
 				return err
 			}
 		}
@@ -240,6 +277,11 @@ func (s *staging) fetch(ctx context.Context, j journey, i int) error {
 	legs, piece := j.down(i), s.piece(i)
 	return s.device.do(func() error {
 		a := s.device.api
+		if j.before != nil {
+			if err := j.before(i, s.down); err != nil {
+				return err
+			}
+		}
 		for _, l := range legs {
 			if l.n == 0 {
 				continue
@@ -254,8 +296,8 @@ func (s *staging) fetch(ctx context.Context, j journey, i int) error {
 }
 
 // push begins to copy a piece to the device.
-func (s *staging) push(i int, legs []leg) error {
-	piece := s.piece(i)
+func (s *staging) push(i int, j journey) error {
+	legs, piece := j.up(i), s.piece(i)
 	return s.device.do(func() error {
 		a := s.device.api
 		for _, l := range legs {
@@ -268,6 +310,11 @@ func (s *staging) push(i int, legs []leg) error {
 			}
 		}
 		s.busy[i%pieces] = true
+		if j.after != nil {
+			if err := j.after(i, s.up); err != nil {
+				return err
+			}
+		}
 		return s.record(s.gone[i%pieces], s.up)
 	})
 }

@@ -9,99 +9,238 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-var _ elastic.Imaged = Tensor[float32]("", nil)
+var _ elastic.Deferred = Tensor[float32]("", nil)
+
+// ways of saving, for the tests below.
+func tensors[T collective.Element](t *testing.T, d *Device, v *Slice[T]) map[string]*Part[T] {
+	stream, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stream.Close() })
+	return map[string]*Part[T]{"snapshot": Tensor("weights", v), "in a stream": TensorWith("weights", v, TensorOptions{Stream: stream}),
+		"none": TensorWith("weights", v, TensorOptions{NoSnapshot: true})}
+}
 
 func TestTensor(t *testing.T) {
 	w := newWorld(t, 3, 1, Config{})
-	w.must(t, func(rank int, d *Device, g *collective.Group) error {
-		v := vector(t, d, slices.Repeat([]int32{int32(rank)}, pieceSize/4+10))
-		p := Tensor("weights", v)
-		if err := p.Restore(); err == nil {
-			return errors.New("something is restored that was never saved")
-		}
-		if _, err := p.Image(); err == nil {
-			return errors.New("an image of nothing")
-		}
-		if err := p.Save(); err != nil {
-			return err
-		}
-		first, err := p.Image()
-		if err != nil {
-			return err
-		}
-		if err := p.Save(); err != nil {
-			return err
-		}
-		if same, _ := p.Image(); &same[0] != &first[0] {
-			return errors.New("what has not changed is copied")
-		}
-		if err := p.Sync(t.Context(), g, 2); err != nil {
-			return err
-		}
-		if got := values(t, v); got[0] != 2 || got[len(got)-1] != 2 {
-			return errors.New("not the root's value")
-		}
-		if err := p.Restore(); err != nil {
-			return err
-		}
-		if got := values(t, v); got[0] != int32(rank) || got[len(got)-1] != int32(rank) {
-			return errors.New("not the saved value")
-		}
-		if err := v.Slice(v.Len()-1, v.Len()).CopyFrom(t.Context(), []int32{77}); err != nil {
-			return err
-		}
-		if err := p.Save(); err != nil {
-			return err
-		}
-		second, err := p.Image()
-		if err != nil {
-			return err
-		}
-		if &second[0] == &first[0] || elements[int32](first)[v.Len()-1] != int32(rank) || elements[int32](second)[v.Len()-1] != 77 {
-			return errors.New("an image has changed")
-		}
-		if p.SetImage(first[4:]) == nil {
-			return errors.New("an image of another size")
-		}
-		if err := p.SetImage(first); err != nil {
-			return err
-		}
-		if got := values(t, v); got[len(got)-1] != int32(rank) {
-			return errors.New("not the image's value")
-		}
-		return nil
-	})
+	for _, way := range []string{"snapshot", "in a stream", "none"} {
+		w.must(t, func(rank int, d *Device, g *collective.Group) error {
+			v := vector(t, d, slices.Repeat([]int32{int32(rank)}, pieceSize/4+10))
+			p := tensors(t, d, v)[way]
+			if err := p.Restore(); err == nil {
+				return errors.New("something is restored that was never saved")
+			}
+			if _, err := p.Image(); err == nil {
+				return errors.New("an image of nothing")
+			}
+			if err := p.Save(); err != nil {
+				return err
+			}
+			first, err := p.Image()
+			if err != nil {
+				return err
+			}
+			if err := p.Save(); err != nil {
+				return err
+			}
+			if same, _ := p.Pending()(); &same[0] != &first[0] {
+				return errors.New("what has not changed is copied")
+			}
+			if err := p.Sync(t.Context(), g, 2); err != nil {
+				return err
+			}
+			if got := values(t, v); got[0] != 2 || got[len(got)-1] != 2 {
+				return errors.New("not the root's value")
+			}
+			if err := p.Restore(); err != nil {
+				return err
+			}
+			if got := values(t, v); got[0] != int32(rank) || got[len(got)-1] != int32(rank) {
+				return errors.New("not the saved value")
+			}
+			if err := v.Slice(v.Len()-1, v.Len()).CopyFrom(t.Context(), []int32{77}); err != nil {
+				return err
+			}
+			if err := p.Save(); err != nil {
+				return err
+			}
+			second, err := p.Image()
+			if err != nil {
+				return err
+			}
+			if &second[0] == &first[0] || elements[int32](first)[v.Len()-1] != int32(rank) || elements[int32](second)[v.Len()-1] != 77 {
+				return errors.New("an image has changed")
+			}
+			if p.SetImage(first[4:]) == nil {
+				return errors.New("an image of another size")
+			}
+			if err := p.SetImage(first); err != nil {
+				return err
+			}
+			if got := values(t, v); got[len(got)-1] != int32(rank) {
+				return errors.New("not the image's value")
+			}
+			if err := errors.Join(p.Free(), p.Restore()); err != nil || values(t, v)[v.Len()-1] != 77 {
+				return errors.Join(err, errors.New("not the saved value without the snapshot"))
+			}
+			return errors.Join(p.Save(), p.Free(), p.Free())
+		})
+	}
 }
 
-// TestSaveFails: the last one stays.
-func TestSaveFails(t *testing.T) {
-	f := newNode(t).process()
-	d := open(t, f, Config{})
+// TestSnapshot: what is written to the slice once Save has returned is not in what it keeps; in a stream the turn is the stream's, and
+// Save waits for nothing.
+func TestSnapshot(t *testing.T) {
+	n := newNode(t)
+	d := open(t, n.process(), Config{})
+	v := vector(t, d, make([]float32, pieceSize/2))
+	all := tensors(t, d, v)
+	for i := range 20 {
+		for way, p := range all {
+			want := slices.Repeat([]float32{float32(i)}, v.Len())
+			if err := v.CopyFrom(t.Context(), want); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Save(); err != nil {
+				t.Fatal(err)
+			}
+			if p.options.Stream == nil {
+				if err := v.Zero(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if b, err := p.Image(); err != nil || !slices.Equal(elements[float32](b), want) {
+				t.Fatalf("%s: not what was saved: %v", way, err)
+			}
+		}
+	}
+	p := all["in a stream"]
+	n.gate = make(chan struct{})
+	if err := v.CopyFrom(t.Context(), slices.Repeat([]float32{3}, v.Len())); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := errors.Join(Scale(p.options.Stream, v, 2), p.Save(), Scale(p.options.Stream, v, 5)); err != nil {
+			t.Fatal(err)
+		}
+		if n.gate != nil {
+			close(n.gate)
+			n.gate = nil
+		}
+	}
+	if b, err := p.Image(); err != nil || elements[float32](b)[7] != 60 {
+		t.Error(elements[float32](b)[7], err)
+	}
+	if err := p.Restore(); err != nil || values(t, v)[7] != 60 {
+		t.Error(values(t, v)[7], err)
+	}
+}
+
+// TestNoRoom: where the device has no memory for a snapshot there is none.
+func TestNoRoom(t *testing.T) {
+	n := newNode(t)
+	d := open(t, n.process(), Config{})
 	v := vector(t, d, []float32{1, 2, 3})
 	p := Tensor("weights", v)
+	n.limit = n.used + 1
+	if err := p.Save(); err != nil || p.bank != 0 {
+		t.Fatal(p.bank, err)
+	}
+	if err := v.Zero(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Restore(); err != nil || !slices.Equal(values(t, v), []float32{1, 2, 3}) {
+		t.Error(values(t, v), err)
+	}
+}
+
+// TestSaveFails: whichever call fails, of a save or of what it has left to the background, somebody is told, once, and the save
+// before stays.
+func TestSaveFails(t *testing.T) {
+	for _, call := range []string{"cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent",
+		"cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2"} {
+		for _, way := range []string{"snapshot", "in a stream", "none"} {
+			for at := 0; ; at++ {
+				if !saveFails(t, call, way, at) {
+					break
+				}
+			}
+		}
+	}
+}
+
+func saveFails(t *testing.T, call, way string, at int) (failed bool) {
+	f := newNode(t).process()
+	d := open(t, f, Config{})
+	v := vector(t, d, make([]float32, pieceSize/2))
+	p := tensors(t, d, v)[way]
+	set := func(x float32) {
+		if err := v.CopyFrom(t.Context(), slices.Repeat([]float32{x}, v.Len())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(1)
 	if err := p.Save(); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.CopyFrom(t.Context(), []float32{4, 5, 6}); err != nil {
+	if _, err := p.Image(); err != nil {
 		t.Fatal(err)
 	}
+	set(2)
+	if call == "cuMemAlloc_v2" { // a save that needs memory anew
+		if err := p.Free(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if call == "cuStreamCreate" || call == "cuEventCreate" { // and one that needs another staging
+		spare := d.spare
+		d.spare = nil
+		defer func() {
+			for _, s := range spare {
+				d.keep(s)
+			}
+		}()
+	}
+	seen := 0
 	f.mu.Lock()
-	f.fault = func(call string) result {
-		if call == "cuMemcpyDtoHAsync_v2" {
-			return outOfMemory
+	f.fault = func(c string) result {
+		if c == call {
+			if seen++; seen == at+1 {
+				return notSupported
+			}
 		}
 		return success
 	}
 	f.mu.Unlock()
-	if err := p.Save(); !errors.Is(err, ErrOutOfMemory) {
-		t.Error(err)
+	err := p.Save()
+	if err == nil {
+		_, err = p.Image()
 	}
 	f.mu.Lock()
+	failed = seen > at
 	f.fault = nil
 	f.mu.Unlock()
-	if err := p.Restore(); err != nil || !slices.Equal(values(t, v), []float32{1, 2, 3}) {
-		t.Error(values(t, v), err)
+	if failed != isCode(err, notSupported) {
+		t.Errorf("%s, call %d of %s fails: %v", way, at, call, err)
 	}
+	f.drain() // what has failed may still read
+	set(3)
+	want := float32(2)
+	if err != nil {
+		want = 1
+	}
+	if err := p.Restore(); err != nil || values(t, v)[v.Len()-1] != want {
+		t.Errorf("%s, call %d of %s fails: %v is restored, %v", way, at, call, values(t, v)[0], err)
+	}
+	set(4)
+	if err := p.Save(); err != nil {
+		t.Error(err)
+	}
+	if b, err := p.Image(); err != nil || elements[float32](b)[v.Len()-1] != 4 {
+		t.Errorf("%s, after call %d of %s has failed: %v", way, at, call, err)
+	}
+	return failed
 }
 
 // TestState: a commit, a rollback and a digest of a state that is on a device.

@@ -37,6 +37,15 @@ func bits64(f float64) uint64 {
 	return math.Float64bits(f)
 }
 
+// nearly is what a device may give for an approximation: not the nearest float.
+func nearly(f float64) uint64 {
+	bits := bits32(float32(f))
+	if f != 0 && f-f == 0 {
+		bits ^= 1
+	}
+	return bits
+}
+
 func truth(b bool) uint64 {
 	if b {
 		return 1
@@ -57,6 +66,9 @@ func makeForms() map[string]form {
 		"shl.b64":            {64, []int{64, 32}, func(a []uint64) uint64 { return a[0] << a[1] }},
 		"shl.b32":            {32, []int{32, 32}, func(a []uint64) uint64 { return uint64(uint32(a[0]) << a[1]) }},
 		"shr.u32":            {32, []int{32, 32}, func(a []uint64) uint64 { return uint64(uint32(a[0]) >> a[1]) }},
+		"cvt.rn.f32.u32":     {32, []int{32}, func(a []uint64) uint64 { return bits32(float32(uint32(a[0]))) }},
+		"ex2.approx.f32":     {32, []int{32}, func(a []uint64) uint64 { return nearly(math.Exp2(single(a[0]))) }},
+		"lg2.approx.f32":     {32, []int{32}, func(a []uint64) uint64 { return nearly(math.Log2(single(a[0]))) }},
 		"cvt.f32.f16":        {32, []int{16}, func(a []uint64) uint64 { return bits32(widenHalf(uint16(a[0]))) }},
 		"cvt.rn.f16.f32":     {16, []int{32}, func(a []uint64) uint64 { return uint64(roundHalf(single(a[0]))) }},
 		"cvt.rn.f32.f64":     {32, []int{64}, func(a []uint64) uint64 { return bits32(float32(double(a[0]))) }},
@@ -93,7 +105,10 @@ func addIntegers(all map[string]form) {
 		}
 		all["add.s"+n] = two(func(a, b int64) int64 { return a + b })
 		all["add.u"+n] = all["add.s"+n]
+		all["sub.s"+n] = two(func(a, b int64) int64 { return a - b })
+		all["sub.u"+n] = all["sub.s"+n]
 		all["mul.lo.s"+n] = two(func(a, b int64) int64 { return a * b })
+		all["mul.lo.u"+n] = all["mul.lo.s"+n]
 		all["min.s"+n] = two(func(a, b int64) int64 { return min(a, b) })
 		all["max.s"+n] = two(func(a, b int64) int64 { return max(a, b) })
 		all["div.s"+n] = two(func(a, b int64) int64 {
@@ -102,6 +117,13 @@ func addIntegers(all map[string]form) {
 			}
 			return a / b
 		})
+		all["div.u"+n] = form{w, []int{w, w}, func(a []uint64) uint64 {
+			if a[1] == 0 {
+				return mask // unspecified
+			}
+			return a[0] / a[1]
+		}}
+		all["setp.eq.u"+n] = form{1, []int{w, w}, func(a []uint64) uint64 { return truth(a[0] == a[1]) }}
 		all["setp.ge.u"+n] = form{1, []int{w, w}, func(a []uint64) uint64 { return truth(a[0] >= a[1]) }}
 		all["setp.lt.u"+n] = form{1, []int{w, w}, func(a []uint64) uint64 { return truth(a[0] < a[1]) }}
 	}
@@ -131,6 +153,7 @@ func addFloats(all map[string]form) {
 	f64 := func(f func(a, b float64) float64) form {
 		return form{64, []int{64, 64}, func(a []uint64) uint64 { return bits64(f(double(a[0]), double(a[1]))) }}
 	}
+	all["sub.rn.f32"] = f32(func(a, b float32) float32 { return a - b })
 	all["add.rn.f32"] = f32(func(a, b float32) float32 { return a + b })
 	all["mul.rn.f32"] = f32(func(a, b float32) float32 { return a * b })
 	all["div.rn.f32"] = f32(func(a, b float32) float32 { return a / b })
@@ -205,8 +228,8 @@ func (k *Kernel) instruction(s *step, op string, args []string) error {
 		return k.split(s, splits, args[1], args[0])
 	case op == "mov.b32" && len(args) == 2 && strings.HasPrefix(args[1], "{"):
 		return k.split(s, joins, args[0], args[1])
-	case op == "mov.u64" && len(args) == 2 && args[1] == k.param:
-		args[1] = "0" // where the parameter begins in its own space
+	case op == "mov.u64" && len(args) == 2 && k.params[args[1]].size > 0:
+		args[1] = strconv.Itoa(k.params[args[1]].offset) // in the parameters' own space
 	case op == "mov.u32" && len(args) == 2:
 		for _, special := range specials {
 			if args[1] == special {
@@ -246,6 +269,9 @@ func (k *Kernel) split(s *step, kind stepKind, whole, halves string) error {
 	return err
 }
 
+// memoryTypes are those of loads and stores, with their widths in bits.
+var memoryTypes = map[string]int{"b16": 16, "u16": 16, "b32": 32, "u32": 32, "f32": 32, "b64": 64, "u64": 64, "f64": 64}
+
 // access reads a load or store.
 func (k *Kernel) access(s *step, op, data, address string) error {
 	if s.kind != stores {
@@ -268,11 +294,12 @@ func (k *Kernel) access(s *step, op, data, address string) error {
 	case parts[0] != "global":
 		return fmt.Errorf("memory of kind %s", parts[0])
 	}
-	width, err := strconv.Atoi(strings.TrimLeft(parts[1], "bu"))
-	if err != nil || width != 16 && width != 32 && width != 64 {
+	width, ok := memoryTypes[parts[1]]
+	if !ok {
 		return fmt.Errorf("memory of type %s", parts[1])
 	}
 	s.width = width / 8
+	var err error
 	if s.dst, err = k.group(data, count, width); err != nil {
 		return err
 	}
@@ -286,7 +313,11 @@ func (k *Kernel) access(s *step, op, data, address string) error {
 			return err
 		}
 	}
-	if base == k.param && s.memory == parameter {
+	if p, named := k.params[base]; named && s.memory == parameter {
+		if s.offset+uint64(s.width) > uint64(p.size) {
+			return fmt.Errorf("%s has %d bytes", base, p.size)
+		}
+		s.offset += uint64(p.offset)
 		return nil
 	}
 	r, err := k.register(base, 64)

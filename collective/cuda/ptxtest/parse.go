@@ -8,6 +8,7 @@ package ptxtest
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,15 +22,21 @@ type Module struct {
 // Kernel is one entry of a module. Several goroutines may run it.
 type Kernel struct {
 	Name string
-	// Param is the size of its one parameter in bytes.
+	// Param is the size of its parameters in bytes, as [Kernel.Pack] puts them together.
 	Param int
+	// Params are the sizes of each.
+	Params []int
 
-	param  string
+	params map[string]param
+	more   bool  // after the last parameter comes one more
 	widths []int // of the registers, in bits; 1 for a predicate
 	names  map[string]int
 	code   []step
 	labels map[string]int
 }
+
+// param is a parameter: its size, and where it is among all of them.
+type param struct{ size, offset int }
 
 // operand is a register, or else a constant.
 type operand struct {
@@ -122,7 +129,7 @@ func (m *Module) directive(line string) (*Kernel, error) {
 		if !entry || !open || m.Kernels[name] != nil || m.Version == "" {
 			return nil, fmt.Errorf("no entry")
 		}
-		return &Kernel{Name: name, names: map[string]int{}, labels: map[string]int{}}, nil
+		return &Kernel{Name: name, params: map[string]param{}, names: map[string]int{}, labels: map[string]int{}}, nil
 	default:
 		return nil, fmt.Errorf("unknown directive")
 	}
@@ -131,14 +138,11 @@ func (m *Module) directive(line string) (*Kernel, error) {
 
 // line reads a parameter, a declaration, a label or an instruction.
 func (k *Kernel) line(line string, jumps map[int]string) error {
-	if rest, ok := strings.CutPrefix(line, ".param .align 8 .b8 "); ok {
-		name, size, _ := strings.Cut(rest, "[")
-		n, err := strconv.Atoi(strings.TrimSuffix(size, "]"))
-		if err != nil || k.param != "" {
-			return fmt.Errorf("no parameter that is understood")
-		}
-		k.param, k.Param = name, n
-		return nil
+	if rest, ok := strings.CutPrefix(line, ".param "); ok {
+		return k.parameter(rest)
+	}
+	if k.more {
+		return fmt.Errorf("no parameter after a comma")
 	}
 	if label, ok := strings.CutSuffix(line, ":"); ok {
 		if _, there := k.labels[label]; there {
@@ -172,6 +176,46 @@ func (k *Kernel) line(line string, jumps map[int]string) error {
 	}
 	k.code = append(k.code, s)
 	return nil
+}
+
+// parameter reads the declaration of one: a number, or a structure.
+func (k *Kernel) parameter(text string) error {
+	if len(k.Params) > 0 && !k.more || len(k.widths)+len(k.code) > 0 {
+		return fmt.Errorf("no comma before a parameter")
+	}
+	text, k.more = strings.CutSuffix(text, ",")
+	p, align := param{}, 8
+	class, name, _ := strings.Cut(text, " ")
+	if rest, ok := strings.CutPrefix(text, ".align 8 .b8 "); ok {
+		base, size, _ := strings.Cut(rest, "[")
+		n, err := strconv.Atoi(strings.TrimSuffix(size, "]"))
+		if err != nil {
+			return fmt.Errorf("no parameter that is understood")
+		}
+		name, p.size = base, n
+	} else {
+		bits, err := strconv.Atoi(strings.TrimLeft(class, ".busf"))
+		if err != nil || bits != 32 && bits != 64 || !slices.Contains([]string{".b", ".u", ".s", ".f"}, class[:2]) {
+			return fmt.Errorf("no parameter that is understood")
+		}
+		p.size, align = bits/8, bits/8
+	}
+	if _, there := k.params[name]; there || name == "" {
+		return fmt.Errorf("a second parameter %s", name)
+	}
+	p.offset = (k.Param + align - 1) / align * align
+	k.Param = p.offset + p.size
+	k.params[name], k.Params = p, append(k.Params, p.size)
+	return nil
+}
+
+// Pack puts arguments together as Run takes them; there are as many as Params, each of its size.
+func (k *Kernel) Pack(args ...[]byte) []byte {
+	all := make([]byte, 0, k.Param)
+	for _, a := range args {
+		all = append(append(all, make([]byte, -len(all)&(min(len(a), 8)-1))...), a...)
+	}
+	return all
 }
 
 func (k *Kernel) resolve(jumps map[int]string) error {

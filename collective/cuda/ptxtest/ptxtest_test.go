@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,7 +84,7 @@ func TestFaults(t *testing.T) {
 		{"ld.param.u64 %d0, [a];\n\tld.global.b32 %r0, [%d0+32];", true},
 		{"ld.param.u64 %d0, [a];\n\tadd.u64 %d0, %d0, 8;\n\tst.global.v4.b32 [%d0], {%r0, %r1, %r2, %r3};", false},
 		{"ld.param.u64 %d0, [a];\n\tld.global.b64 %d1, [%d0+4];", false},
-		{"ld.param.u64 %d0, [a+16];", true},
+		{"mov.u64 %d1, a;\n\tld.param.u64 %d0, [%d1+16];", true},
 	} {
 		var f *Fault
 		if err := run(t, c.body, &memory{0x1000, make([]byte, 32)}, 1, 1); !errors.As(err, &f) || f.Aligned != c.aligned {
@@ -109,7 +110,7 @@ func TestRefused(t *testing.T) {
 		"mov.b32 {%h0, %r1}, %r0;", "mov.b32 {%h0}, %r0;", "@%r0 bra X;\nX:", "bra NOWHERE;", "X:\nX:", "add.u32 %r0, %r1, %r2",
 		"ld.global.v3.b32 {%r0, %r1, %r2}, [%d0];", "ld.shared.b32 %r0, [%d0];", "st.param.b32 [a], %r0;", "ld.global.b32 %r0, [%r1];",
 		"ld.global.b32 %h0, [%d0];", "ld.global.b32 %r0, %d0;", ".reg .b32 %r1;", ".reg .b8 %x;", ".reg .b32 x;", "mov.u32 %r0, %laneid;",
-		".param .align 8 .b8 b[8]", "selp.b32 %r0, %r1, %r2, %r3;",
+		".param .align 8 .b8 b[8]", "ld.param.u64 %d0, [a+16];", "ld.global.bf16 %h0, [%d0];", "selp.b32 %r0, %r1, %r2, %r3;",
 	} {
 		if _, err := Parse(program("\t" + body)); err == nil {
 			t.Errorf("%q is not refused", body)
@@ -117,10 +118,53 @@ func TestRefused(t *testing.T) {
 	}
 	for _, text := range []string{
 		"", head + "garbage", ".version 7.0\n.address_size 32", strings.TrimSuffix(program(""), "}\n"), strings.Replace(program(""), "\tret;\n", "", 1),
+		strings.Replace(program(""), "a[16]", "a[16],", 1), strings.Replace(program(""), "a[16]", "a[16],\n\t.param .u64 a", 1),
+		strings.Replace(program(""), "a[16]", "a[16]\n\t.param .u64 b", 1), strings.Replace(program(""), ".align 8 .b8 a[16]", ".u8 a", 1),
 		program("") + program(""), strings.Replace(program(""), head, "", 1),
 	} {
 		if _, err := Parse(text); err == nil {
 			t.Errorf("%q is not refused", text)
+		}
+	}
+}
+
+// TestParameters: several, of different sizes, each where a compiler would put it.
+func TestParameters(t *testing.T) {
+	module, err := Parse(strings.Replace(program(`
+	ld.param.u64 %d0, [at];
+	ld.param.f32 %r0, [a];
+	mov.u64 %d1, c;
+	ld.param.b64 %d2, [%d1+8];
+	st.global.b32 [%d0], %r0;
+	st.global.b64 [%d0+8], %d2;`), ".param .align 8 .b8 a[16]", ".param .f32 a,\n\t.param .u64 at,\n\t.param .s32 b,\n\t.param .align 8 .b8 c[16]", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, m := module.Kernels["k"], &memory{0x1000, make([]byte, 16)}
+	if !slices.Equal(k.Params, []int{4, 8, 4, 16}) || k.Param != 40 {
+		t.Errorf("%v in %d bytes", k.Params, k.Param)
+	}
+	param := k.Pack([]byte{1, 2, 3, 4}, []byte{0, 0x10, 0, 0, 0, 0, 0, 0}, []byte{9, 9, 9, 9}, []byte("0123456789abcdef"))
+	if err := k.Run(m, param, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	if string(m.bytes) != "\x01\x02\x03\x04\x00\x00\x00\x0089abcdef" {
+		t.Errorf("stored %q", m.bytes)
+	}
+}
+
+// TestApproximations: near what they should be, and not it.
+func TestApproximations(t *testing.T) {
+	for _, c := range []struct {
+		op   string
+		x    float32
+		want float64
+	}{
+		{"ex2", -20, 0x1p-20}, {"ex2", 0.5, math.Sqrt2}, {"lg2", 0.125, -3}, {"lg2", 3, math.Log2(3)},
+	} {
+		got := single(forms[c.op+".approx.f32"].eval([]uint64{uint64(math.Float32bits(c.x))}))
+		if got == float64(float32(c.want)) || math.Abs(got-c.want) > 1e-6*math.Abs(c.want) {
+			t.Errorf("%s of %v is %v, want nearly %v", c.op, c.x, got, c.want)
 		}
 	}
 }

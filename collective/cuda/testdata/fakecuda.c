@@ -1,12 +1,17 @@
 // A driver of CUDA without a device, for tests of how the real library is called: the prototypes are those of its header. What it
-// is given it checks; device memory is a file that other processes open by its name. One kernel is there, sum_float32.
+// is given it checks; device memory is a file that other processes open by its name. Kernels are run as their PTX says.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef int CUresult;
@@ -14,48 +19,66 @@ typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct { char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle;
-typedef struct { unsigned magic; int queries; } object;
+typedef struct object {
+	unsigned magic;
+	int queries;              // of an event: how often it has not come to pass yet
+	struct object *stream;    // of an event: where it was recorded,
+	unsigned long long after; // and how much had begun there
+	atomic_ullong begun, done; // of a stream: what goes on beside the fake, such as fakenccl.c's
+} object;
 typedef object *CUcontext, *CUstream, *CUevent;
 typedef struct { unsigned magic; char text[1 << 20]; } *CUmodule;
-typedef struct { unsigned magic; char name[64]; } *CUfunction;
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500,
 	NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 enum { CONTEXT = 0xc0ffee01, STREAM, EVENT, MODULE, FUNCTION };
 
 static int started;
-static object context = {CONTEXT, 0};
+static object context = {CONTEXT};
 static _Thread_local CUcontext current;
 static struct { char *at; size_t size; int mine; char path[128]; } memory[4096];
 static struct { char *at; size_t size; } pinned[64];
-static int names;
+static atomic_int names;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of memory and pinned
 
 #define NEED(condition, result) do { if (!(condition)) return result; } while (0)
 #define READY do { NEED(started, NOT_INITIALIZED); NEED(current == &context, INVALID_CONTEXT); } while (0)
 
 static int find(CUdeviceptr p, size_t n)
 {
-	for (int i = 0; i < 4096; i++)
+	int found = -1;
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < 4096 && found < 0; i++)
 		if (memory[i].at && p >= (CUdeviceptr)memory[i].at && p + n <= (CUdeviceptr)memory[i].at + memory[i].size)
-			return i;
-	return -1;
+			found = i;
+	pthread_mutex_unlock(&lock);
+	return found;
 }
+
+// find_near is find, which looks at one place first.
+static int find_near(int i, CUdeviceptr p, size_t n)
+{
+	char *at = memory[i].at;
+	return at && p >= (CUdeviceptr)at && p + n <= (CUdeviceptr)at + memory[i].size ? i : find(p, n);
+}
+
+#include "ptx.h"
+typedef struct { unsigned magic; ptx_kernel kernel; } *CUfunction;
 
 static int host(const void *p, size_t n)
 {
+	int found = 0;
+	pthread_mutex_lock(&lock);
 	for (int i = 0; i < 64; i++)
-		if (pinned[i].at && (char *)p >= pinned[i].at && (char *)p + n <= pinned[i].at + pinned[i].size)
-			return 1;
-	return 0;
+		found |= pinned[i].at && (char *)p >= pinned[i].at && (char *)p + n <= pinned[i].at + pinned[i].size;
+	pthread_mutex_unlock(&lock);
+	return found;
 }
 
 static CUresult map(CUdeviceptr *out, const char *path, size_t size, int mine)
 {
-	int slot = 0;
-	while (slot < 4096 && memory[slot].at)
-		slot++;
 	int file = open(path, mine ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
-	NEED(slot < 4096 && file >= 0, INVALID_VALUE);
+	NEED(file >= 0, INVALID_VALUE);
 	if (mine && ftruncate(file, size))
 		return 2;
 	if (!mine)
@@ -63,10 +86,23 @@ static CUresult map(CUdeviceptr *out, const char *path, size_t size, int mine)
 	void *at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	close(file);
 	NEED(at != MAP_FAILED, 2);
+	pthread_mutex_lock(&lock);
+	int slot = 0;
+	while (slot < 4095 && memory[slot].at)
+		slot++;
 	memory[slot].at = at, memory[slot].size = size, memory[slot].mine = mine;
 	snprintf(memory[slot].path, sizeof memory[slot].path, "%s", path);
+	pthread_mutex_unlock(&lock);
 	*out = (CUdeviceptr)at;
 	return 0;
+}
+
+static void give_back(int slot)
+{
+	pthread_mutex_lock(&lock);
+	munmap(memory[slot].at, memory[slot].size);
+	memory[slot].at = 0;
+	pthread_mutex_unlock(&lock);
 }
 
 CUresult cuInit(unsigned flags) { NEED(flags == 0, INVALID_VALUE); started = 1; return 0; }
@@ -108,11 +144,26 @@ CUresult cuMemFree_v2(CUdeviceptr p)
 	int i = find(p, 1);
 	NEED(i >= 0 && (CUdeviceptr)memory[i].at == p && memory[i].mine, INVALID_VALUE);
 	unlink(memory[i].path);
-	munmap(memory[i].at, memory[i].size);
-	memory[i].at = 0;
+	give_back(i);
 	return 0;
 }
-CUresult cuMemGetInfo_v2(size_t *available, size_t *total) { READY; *available = (size_t)3 << 32; *total = (size_t)5 << 32; return 0; }
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+	READY;
+	*available = (size_t)3 << 32, *total = (size_t)5 << 32;
+	DIR *folder = opendir(getenv("FAKECUDA_FOLDER"));
+	NEED(folder, INVALID_VALUE);
+	for (struct dirent *e; (e = readdir(folder));) { // the memory of all processes that live
+		char path[512];
+		struct stat s;
+		int pid = atoi(e->d_name);
+		snprintf(path, sizeof path, "%s/%s", getenv("FAKECUDA_FOLDER"), e->d_name);
+		if (pid > 0 && !kill(pid, 0) && !stat(path, &s))
+			*available -= s.st_size;
+	}
+	closedir(folder);
+	return 0;
+}
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr p)
 {
 	READY;
@@ -125,22 +176,26 @@ CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags)
 {
 	READY;
 	NEED(flags == 1, INVALID_VALUE);
-	for (int i = 0; i < 64; i++)
-		if (!pinned[i].at) {
-			pinned[i].at = p, pinned[i].size = n;
-			return 0;
-		}
-	return 2;
+	pthread_mutex_lock(&lock);
+	int i = 0;
+	while (i < 64 && pinned[i].at)
+		i++;
+	if (i < 64)
+		pinned[i].at = p, pinned[i].size = n;
+	pthread_mutex_unlock(&lock);
+	return i < 64 ? 0 : 2;
 }
 CUresult cuMemHostUnregister(void *p)
 {
 	READY;
-	for (int i = 0; i < 64; i++)
-		if (pinned[i].at == p) {
-			pinned[i].at = 0;
-			return 0;
-		}
-	return INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	int i = 0;
+	while (i < 64 && pinned[i].at != p)
+		i++;
+	if (i < 64)
+		pinned[i].at = 0;
+	pthread_mutex_unlock(&lock);
+	return i < 64 ? 0 : INVALID_VALUE;
 }
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
@@ -202,7 +257,7 @@ static void *made(unsigned magic, size_t n)
 static CUresult gone(object *o) { o->magic = 0; free(o); return 0; }
 
 CUresult cuStreamCreate(CUstream *s, unsigned flags) { READY; NEED(flags == 1, INVALID_VALUE); *s = made(STREAM, sizeof **s); return 0; }
-CUresult cuStreamDestroy_v2(CUstream s) { READY; IS(s, STREAM); return gone(s); }
+CUresult cuStreamDestroy_v2(CUstream s) { READY; IS(s, STREAM); s->magic = 0; return 0; } // events may know it
 CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 {
 	READY;
@@ -213,8 +268,26 @@ CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
 }
 CUresult cuEventCreate(CUevent *e, unsigned flags) { READY; NEED(flags == 2, INVALID_VALUE); *e = made(EVENT, sizeof **e); return 0; }
 CUresult cuEventDestroy_v2(CUevent e) { READY; IS(e, EVENT); return gone(e); }
-CUresult cuEventRecord(CUevent e, CUstream s) { READY; IS(s, STREAM); IS(e, EVENT); e->queries = 2; return 0; }
-CUresult cuEventQuery(CUevent e) { READY; IS(e, EVENT); return e->queries-- > 0 ? NOT_READY : 0; }
+CUresult cuEventRecord(CUevent e, CUstream s)
+{
+	READY;
+	IS(s, STREAM);
+	IS(e, EVENT);
+	e->queries = 2, e->stream = s, e->after = s->begun;
+	return 0;
+}
+CUresult cuEventQuery(CUevent e)
+{
+	READY;
+	IS(e, EVENT);
+	return e->queries-- > 0 || (e->stream && e->stream->done < e->after) ? NOT_READY : 0;
+}
+
+// For fakenccl.c.
+void fakeStreamBegin(CUstream s) { s->begun++; }
+void fakeStreamEnd(CUstream s) { s->done++; }
+int fakeHasMemory(const void *p, size_t n) { return find((CUdeviceptr)p, n) >= 0; }
+int fakeHasContext(void) { return current == &context; }
 
 CUresult cuModuleLoadDataEx(CUmodule *m, const void *image, unsigned n, int *options, void **values)
 {
@@ -223,7 +296,7 @@ CUresult cuModuleLoadDataEx(CUmodule *m, const void *image, unsigned n, int *opt
 	NEED(strlen(image) < sizeof (*m)->text, INVALID_VALUE);
 	if (!strstr(image, ".version 7.0\n.target sm_70\n")) {
 		snprintf(values[0], (size_t)values[1], "no version that is known");
-		return 218;
+		return INVALID_PTX;
 	}
 	*m = made(MODULE, sizeof **m);
 	strcpy((*m)->text, image);
@@ -238,12 +311,8 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
 	snprintf(entry, sizeof entry, ".entry %s(", name);
 	NEED(strstr(m->text, entry), NOT_FOUND);
 	*f = made(FUNCTION, sizeof **f);
-	snprintf((*f)->name, sizeof (*f)->name, "%s", name);
-	return 0;
+	return ptx_parse(&(*f)->kernel, m->text, name) && ptx_resolve(&(*f)->kernel) ? 0 : INVALID_PTX;
 }
-
-struct arguments { uint64_t sources[16], targets[16]; uint32_t n_sources, n_targets; uint64_t skip, vectors, head, rest, number; };
-_Static_assert(sizeof(struct arguments) == 304, "as in the kernels");
 
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
 	CUstream s, void **params, void **extra)
@@ -251,23 +320,8 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 	READY;
 	IS(f, FUNCTION);
 	IS(s, STREAM);
-	NEED(gx > 0 && gy == 1 && gz == 1 && bx == 256 && by == 1 && bz == 1 && shared == 0 && params && !extra, INVALID_VALUE);
-	NEED(!strcmp(f->name, "sum_float32"), INVALID_VALUE);
-	struct arguments *a = params[0];
-	uint64_t n = a->rest + a->vectors * 4;
-	NEED(a->n_sources <= 16 && a->n_targets <= 16, INVALID_VALUE);
-	for (uint32_t k = 0; k < a->n_sources; k++)
-		NEED(find(a->sources[k], 4 * n) >= 0, ILLEGAL_ADDRESS);
-	for (uint32_t k = 0; k < a->n_targets; k++)
-		NEED(find(a->targets[k], 4 * n) >= 0, ILLEGAL_ADDRESS);
-	for (uint64_t i = 0; i < n; i++) {
-		float sum = ((float *)a->sources[0])[i];
-		for (uint32_t k = 1; k < a->n_sources; k++)
-			sum += ((float *)a->sources[k])[i];
-		for (uint32_t k = 0; k < a->n_targets; k++)
-			((float *)a->targets[k])[i] = sum;
-	}
-	return 0;
+	NEED(gx > 0 && gy == 1 && gz == 1 && bx > 0 && bx <= 1024 && by == 1 && bz == 1 && shared == 0 && params && !extra, INVALID_VALUE);
+	return ptx_run(&f->kernel, params, gx, bx) ? 0 : ILLEGAL_ADDRESS;
 }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p)
@@ -295,7 +349,6 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 	READY;
 	int i = find(p, 1);
 	NEED(i >= 0 && (CUdeviceptr)memory[i].at == p && !memory[i].mine, INVALID_VALUE);
-	munmap(memory[i].at, memory[i].size);
-	memory[i].at = 0;
+	give_back(i);
 	return 0;
 }

@@ -1,0 +1,154 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"math/bits"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// fusion is the bucket of a group's engine on a device.
+type fusion struct {
+	memory *Slice[byte] // nil: none yet
+	agreed int          // bytes that all ranks have room for
+}
+
+// leastBucket is what a bucket begins with, in bytes.
+const leastBucket = 1 << 20
+
+// reduceAll combines vectors of one type and operation with those of the other ranks, all of which do the same.
+func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*submission) error {
+	first, n := all[0], 0
+	for _, v := range all {
+		n += v.n
+	}
+	fits := false
+	if len(all) > 1 && lane.Size() > 1 {
+		var err error
+		if fits, err = d.fit(ctx, lane, n*first.kind.Size()); err != nil {
+			return err
+		}
+	}
+	if !fits {
+		for _, v := range all {
+			if err := d.allReduce(ctx, lane, v.kind, v.op, v.address, v.n, v.ready); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	bucket := d.fusion(lane).memory.address
+	return d.with(ctx, func(s *staging) error {
+		if err := d.do(func() error { return s.gather(bucket, all) }); err != nil {
+			return err
+		}
+		if err := s.settle(ctx); err != nil {
+			return err
+		}
+		if err := d.allReduce(ctx, lane, first.kind, first.op, bucket, n, nil); err != nil {
+			return err
+		}
+		if err := d.do(func() error { return s.scatter(bucket, all) }); err != nil {
+			return err
+		}
+		return s.settle(ctx)
+	})
+}
+
+// gather copies vectors to a bucket, one behind the other, each once it is ready. It is called on the device's thread, as scatter is.
+func (s *staging) gather(bucket uint64, all []*submission) error {
+	a := s.device.api
+	for _, v := range all {
+		if v.ready != nil {
+			if err := a.check("cuStreamWaitEvent", a.streamWaitEvent(s.up, v.ready.handle, 0)); err != nil {
+				return err
+			}
+		}
+		if v.n > 0 {
+			if err := a.check("cuMemcpyDtoDAsync_v2", a.memcpyDtoDAsync(bucket, v.address, v.bytes(), s.up)); err != nil {
+				return err
+			}
+		}
+		bucket += v.bytes()
+	}
+	return nil
+}
+
+// scatter copies them back.
+func (s *staging) scatter(bucket uint64, all []*submission) error {
+	a := s.device.api
+	for _, v := range all {
+		if v.n > 0 {
+			if err := a.check("cuMemcpyDtoDAsync_v2", a.memcpyDtoDAsync(v.address, bucket, v.bytes(), s.up)); err != nil {
+				return err
+			}
+		}
+		bucket += v.bytes()
+	}
+	return nil
+}
+
+func (v *submission) bytes() uint64 { return uint64(v.n * v.kind.Size()) }
+
+// fusion returns the bucket of a lane.
+func (d *Device) fusion(lane *collective.Group) *fusion {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := d.fusions[lane]
+	if f == nil {
+		f = &fusion{}
+		d.fusions[lane] = f
+	}
+	return f
+}
+
+// fit makes the bucket of a lane large enough, and tells whether all ranks could. They ask each other where it has to grow, which
+// is at the same time on all.
+func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, error) {
+	f := d.fusion(lane)
+	if n <= f.agreed {
+		return true, nil
+	}
+	size := max(leastBucket, 1<<bits.Len(uint(n-1)))
+	ok := []uint8{1}
+	if f.memory == nil || f.memory.n < size {
+		memory, err := Alloc[byte](d, size)
+		switch {
+		case errors.Is(err, ErrOutOfMemory):
+			ok[0] = 0
+		case err != nil:
+			return false, err
+		default:
+			last := f.memory
+			d.mu.Lock()
+			f.memory = memory
+			d.mu.Unlock()
+			if last != nil {
+				if err := last.Free(); err != nil {
+					return false, err
+				}
+			}
+		}
+	}
+	if err := collective.AllReduce(ctx, lane, ok, collective.Min); err != nil || ok[0] == 0 {
+		return false, err
+	}
+	f.agreed = size
+	return true, nil
+}
+
+// forgetFusions returns the memory of buckets of generations before, which others may have open. The caller holds d.mu.
+func (d *Device) forgetFusions(generation uint64) (memory []uint64) {
+	for lane, f := range d.fusions {
+		if lane.Generation() >= generation {
+			continue
+		}
+		delete(d.fusions, lane)
+		if f.memory != nil {
+			delete(d.owned, f.memory.address)
+			memory = append(memory, f.memory.address)
+		}
+	}
+	return memory
+}

@@ -1,0 +1,264 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"unsafe"
+)
+
+// Module is a text of PTX that the driver has compiled for a device: kernels of one's own.
+type Module struct {
+	device  *Device
+	handle  uintptr // 0: closed; of the device's thread
+	entries map[string][]parameter
+}
+
+// parameter is what a kernel takes.
+type parameter struct {
+	size  int
+	float bool // it is one, and not merely bits
+	whole bool // an integer, and not merely bits
+}
+
+// Load has the driver compile a text of PTX, and returns when that is done. What the compiler finds wrong is in the error. The
+// driver keeps what it has compiled on the disk for the next time. [Module.Close] gives the module back.
+func (d *Device) Load(ptx string) (*Module, error) {
+	m := &Module{device: d, entries: entries(ptx)}
+	err := d.do(func() (err error) {
+		m.handle, err = d.compile([]byte(ptx))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Close gives the module back. None of its kernels may be under way; none can be launched afterwards. A second call returns ErrClosed.
+func (m *Module) Close() error {
+	return m.device.do(func() error {
+		if m.handle == 0 {
+			return ErrClosed
+		}
+		handle := m.handle
+		m.handle = 0
+		return m.device.api.check("cuModuleUnload", m.device.api.moduleUnload(handle))
+	})
+}
+
+// Function is a kernel of a Module, and of no use once that is closed.
+type Function struct {
+	module     *Module
+	name       string
+	handle     uintptr
+	parameters []parameter
+}
+
+// Function returns the kernel of that name, an .entry of the module's text.
+func (m *Module) Function(name string) (*Function, error) {
+	parameters, there := m.entries[name]
+	f := &Function{module: m, name: name, parameters: parameters}
+	symbol := append([]byte(name), 0)
+	err := m.device.do(func() error {
+		if m.handle == 0 {
+			return ErrClosed
+		}
+		return m.device.api.check("cuModuleGetFunction", m.device.api.moduleGetFunction(&f.handle, m.handle, &symbol[0]))
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %s", err, name)
+	case !there:
+		return nil, fmt.Errorf("cuda: it cannot be seen in the text what %s takes", name)
+	}
+	return f, nil
+}
+
+// Dim is an extent in up to three directions. A zero counts as 1.
+type Dim struct{ X, Y, Z int }
+
+// Grid says how many threads do a kernel.
+type Grid struct {
+	Blocks  Dim
+	Threads Dim // of each block
+	Shared  int // bytes of memory that the threads of a block share, besides what the kernel declares
+}
+
+// Linear is a grid of at least n threads, in blocks of 256 side by side; n must not be negative.
+func Linear(n int) Grid {
+	return Grid{Blocks: Dim{X: (n + blockSize - 1) / blockSize}, Threads: Dim{X: blockSize}}
+}
+
+// LaunchError says that a kernel was not launched, because it is not called as it is declared.
+type LaunchError struct {
+	Function string
+	Argument int // which, from 0; -1: it is about all of them, or about the grid
+	Reason   string
+}
+
+// Error names the kernel and the argument.
+func (e *LaunchError) Error() string {
+	if e.Argument < 0 {
+		return fmt.Sprintf("cuda: kernel %s: %s", e.Function, e.Reason)
+	}
+	return fmt.Sprintf("cuda: kernel %s: argument %d: %s", e.Function, e.Argument, e.Reason)
+}
+
+// Launch puts the kernel into a stream of its device, and does not wait for it: what goes wrong there is told by a later call, such as
+// [Stream.Synchronize]. Arguments are a *[Slice] of any type, for its address, int32, uint32, int64, uint64, float32 and float64. They
+// must be as many as the kernel declares, each of the declared size, and no integer where a float is declared or the other way round;
+// otherwise the error is a *[LaunchError]. The caller keeps the slices until the kernel is done.
+//
+// A collective comes after the kernel if the stream is its [Options.After]; what is launched when the collective has returned comes
+// after it in any stream.
+func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
+	d := f.module.device
+	values, err := f.arguments(args)
+	if err != nil {
+		return err
+	}
+	dims := [...]int{g.Blocks.X, g.Blocks.Y, g.Blocks.Z, g.Threads.X, g.Threads.Y, g.Threads.Z, g.Shared}
+	var n [len(dims)]uint32
+	for i, v := range dims {
+		if v < 0 || v > math.MaxInt32 {
+			return &LaunchError{f.name, -1, fmt.Sprintf("no device has a grid such as %+v", g)}
+		}
+		n[i] = uint32(v)
+		if i < len(dims)-1 {
+			n[i] = max(n[i], 1)
+		}
+	}
+	if s.device != d {
+		return &LaunchError{f.name, -1, "the stream is of another device"}
+	}
+	places := make([]unsafe.Pointer, len(values)+1) // one more, so that there is a first
+	for i := range values {
+		places[i] = unsafe.Pointer(&values[i])
+	}
+	return d.do(func() error {
+		if f.module.handle == 0 {
+			return ErrClosed
+		}
+		r := d.api.launchKernel(f.handle, n[0], n[1], n[2], n[3], n[4], n[5], n[6], s.handle, unsafe.Pointer(&places[0]), nil)
+		runtime.KeepAlive(places)
+		return d.api.check("cuLaunchKernel", r)
+	})
+}
+
+// onDevice is what an argument that is in a device's memory says of itself.
+type onDevice interface{ place() (*Device, uint64) }
+
+func (s *Slice[T]) place() (*Device, uint64) { return s.device, s.address }
+
+// arguments returns the bits of each. A number of 32 bits is the lower half of its word.
+func (f *Function) arguments(args []any) ([]uint64, error) {
+	if len(args) != len(f.parameters) {
+		return nil, &LaunchError{f.name, -1, fmt.Sprintf("%d arguments for %d parameters", len(args), len(f.parameters))}
+	}
+	values := make([]uint64, len(args))
+	for i, a := range args {
+		given := parameter{size: 8, whole: true}
+		switch v := a.(type) {
+		case onDevice:
+			device, address := v.place()
+			if device != f.module.device && address != 0 {
+				return nil, &LaunchError{f.name, i, "the slice is on another device"}
+			}
+			values[i] = address
+		case int32:
+			given.size, values[i] = 4, uint64(uint32(v))
+		case uint32:
+			given.size, values[i] = 4, uint64(v)
+		case int64:
+			values[i] = uint64(v)
+		case uint64:
+			values[i] = v
+		case float32:
+			given, values[i] = parameter{size: 4, float: true}, uint64(math.Float32bits(v))
+		case float64:
+			given, values[i] = parameter{size: 8, float: true}, math.Float64bits(v)
+		default:
+			return nil, &LaunchError{f.name, i, fmt.Sprintf("a %T cannot be given to a kernel", a)}
+		}
+		if want := f.parameters[i]; want.size != given.size || want.float && given.whole || want.whole && given.float {
+			return nil, &LaunchError{f.name, i, fmt.Sprintf("a %T is not what the kernel takes, which is %s", a, want)}
+		}
+	}
+	return values, nil
+}
+
+// String describes the parameter.
+func (p parameter) String() string {
+	switch {
+	case p.size == 0:
+		return "a structure"
+	case p.float:
+		return fmt.Sprintf("a float of %d bits", 8*p.size)
+	case p.whole:
+		return fmt.Sprintf("an integer or address of %d bits", 8*p.size)
+	}
+	return fmt.Sprintf("%d bits", 8*p.size)
+}
+
+// scalars are the types of PTX that a number or an address can be.
+var scalars = map[string]parameter{
+	".u32": {size: 4, whole: true}, ".s32": {size: 4, whole: true}, ".b32": {size: 4}, ".f32": {size: 4, float: true},
+	".u64": {size: 8, whole: true}, ".s64": {size: 8, whole: true}, ".b64": {size: 8}, ".f64": {size: 8, float: true},
+}
+
+// entries reads in a text of PTX what its kernels take. The driver copies each argument from where it is told to, as many and as large
+// as declared, whatever is there: nobody else looks whether a call fits. What is no PTX the compiler refuses.
+func entries(text string) map[string][]parameter {
+	all := map[string][]parameter{}
+	for _, part := range strings.Split(withoutComments(text), ".entry")[1:] {
+		head, _, _ := strings.Cut(part, "{")
+		name, rest, declared := strings.Cut(head, "(")
+		name = strings.TrimSpace(name)
+		list, _, _ := strings.Cut(rest, ")")
+		parameters := []parameter{}
+		for p := range strings.SplitSeq(list, ",") {
+			words := strings.Fields(p)
+			if len(words) == 0 || !declared {
+				continue
+			}
+			var is parameter
+			if at := slices.IndexFunc(words, func(w string) bool { return scalars[w].size > 0 }); at >= 0 && !strings.Contains(p, "[") {
+				is = scalars[words[at]]
+			}
+			parameters = append(parameters, is)
+		}
+		all[name] = parameters
+	}
+	return all
+}
+
+// withoutComments replaces them by a blank.
+func withoutComments(text string) string {
+	var b strings.Builder
+	for {
+		at := strings.Index(text, "/")
+		if at < 0 || at+1 == len(text) {
+			return b.String() + text
+		}
+		end, skip := "", 0
+		switch text[at+1] {
+		case '/':
+			end = "\n"
+		case '*':
+			end, skip = "*/", 2
+		default:
+			b.WriteString(text[:at+1])
+			text = text[at+1:]
+			continue
+		}
+		b.WriteString(text[:at] + " ")
+		rest := strings.Index(text[at+2:], end)
+		if rest < 0 {
+			return b.String()
+		}
+		text = text[at+2+rest+skip:]
+	}
+}
