@@ -9,13 +9,14 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
 // TestTrainUnderFailure trains while rank 0 dies in the middle of a commit, another worker in the middle of a sync, a host
 // comes and one is drained: in the end all have the same network, and it reads digits as well as any.
 func TestTrainUnderFailure(t *testing.T) {
-	set, heldOut, err := loadDigits()
+	set, heldOut, err := dataset.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func TestTrainUnderFailure(t *testing.T) {
 			}
 			defer w.Close()
 			m := newModel(o.hidden, uint64(o.seed))
-			if err := train(ctx, w, m, set, o, newDisplay(out, o.epochs, set.len())); err != nil {
+			if err := train(ctx, w, m, set, o, newDisplay(out, o.epochs, set.Len())); err != nil {
 				return err
 			}
 			mu.Lock()

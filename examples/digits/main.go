@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/gradient"
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
 // momentum is the share of its velocity that the optimizer keeps from step to step.
@@ -63,12 +64,12 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	defer w.Close()
-	set, heldOut, err := loadDigits()
+	set, heldOut, err := dataset.Load()
 	if err != nil {
 		return err
 	}
 	m := newModel(o.hidden, uint64(o.seed))
-	if err := train(ctx, w, m, set, o, newDisplay(os.Stdout, o.epochs, set.len())); err != nil {
+	if err := train(ctx, w, m, set, o, newDisplay(os.Stdout, o.epochs, set.Len())); err != nil {
 		return err
 	}
 	if w.Rank() == 0 {
@@ -88,11 +89,11 @@ type progress struct {
 }
 
 // train runs the epochs on all workers together. When it returns nil, all have the same parameters.
-func train(ctx context.Context, w *elastic.Worker, m *model, set *images, o options, show *display) error {
+func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images, o options, show *display) error {
 	var at progress
 	opt := newOptimizer(w, m)
 	scaling := elastic.NewScaling(elastic.ScalingOptions{Warmup: o.warmup})
-	sampler := elastic.NewSampler(set.len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
+	sampler := elastic.NewSampler(set.Len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
 	state := elastic.NewState(w,
 		elastic.Tensor("params", m.params),
 		elastic.Tensor("velocity", opt.velocity),
@@ -139,7 +140,7 @@ func newOptimizer(w gradient.Worker, m *model) *optimizer {
 
 // step descends along the mean gradient of the batches of all workers, and returns their mean loss. On an error the
 // parameters are as before.
-func (o *optimizer) step(ctx context.Context, set *images, batch []int, rate float32) (float64, error) {
+func (o *optimizer) step(ctx context.Context, set *dataset.Images, batch []int, rate float32) (float64, error) {
 	grad, loss := o.grads.Tensor(0), o.grads.Tensor(1)
 	_, err := o.grads.Pass(ctx, func() error { loss[0] = o.model.gradient(grad, set, batch); return nil })
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
+
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
 // model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, judged by softmax and
@@ -16,23 +18,23 @@ type model struct {
 	params []float32 // w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10)
 
 	// What the forward pass of one image leaves for its backward pass.
-	activation []float32        // of the hidden units
-	logits     [classes]float32 // after softmax: probabilities
-	back       []float32        // gradient of the loss by the hidden units
+	activation []float32                // of the hidden units
+	logits     [dataset.Classes]float32 // after softmax: probabilities
+	back       []float32                // gradient of the loss by the hidden units
 }
 
 // newModel returns a model with He-initialized weights that depend on the seed alone.
 func newModel(hidden int, seed uint64) *model {
 	m := &model{
 		hidden:     hidden,
-		params:     make([]float32, hidden*pixels+hidden+classes*hidden+classes),
+		params:     make([]float32, hidden*dataset.Pixels+hidden+dataset.Classes*hidden+dataset.Classes),
 		activation: make([]float32, hidden),
 		back:       make([]float32, hidden),
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
 	w1, _, w2, _ := m.layers(m.params)
 	for i := range w1 {
-		w1[i] = float32(random.NormFloat64() * math.Sqrt(2./pixels))
+		w1[i] = float32(random.NormFloat64() * math.Sqrt(2./dataset.Pixels))
 	}
 	for i := range w2 {
 		w2[i] = float32(random.NormFloat64() * math.Sqrt(2./float64(hidden)))
@@ -42,16 +44,16 @@ func newModel(hidden int, seed uint64) *model {
 
 // layers cuts a slice that is laid out as the parameters are.
 func (m *model) layers(p []float32) (w1, b1, w2, b2 []float32) {
-	w1, p = p[:m.hidden*pixels], p[m.hidden*pixels:]
+	w1, p = p[:m.hidden*dataset.Pixels], p[m.hidden*dataset.Pixels:]
 	b1, p = p[:m.hidden], p[m.hidden:]
-	return w1, b1, p[:classes*m.hidden], p[classes*m.hidden:]
+	return w1, b1, p[:dataset.Classes*m.hidden], p[dataset.Classes*m.hidden:]
 }
 
 // forward leaves the activations and logits of one image in m.
 func (m *model) forward(image []float32) {
 	w1, b1, w2, b2 := m.layers(m.params)
 	for j := range m.hidden {
-		m.activation[j] = max(0, b1[j]+dot(w1[j*pixels:(j+1)*pixels], image))
+		m.activation[j] = max(0, b1[j]+dot(w1[j*dataset.Pixels:(j+1)*dataset.Pixels], image))
 	}
 	for k := range m.logits {
 		m.logits[k] = b2[k] + dot(w2[k*m.hidden:(k+1)*m.hidden], m.activation)
@@ -60,12 +62,12 @@ func (m *model) forward(image []float32) {
 
 // gradient adds the gradient of the mean loss over the images of the batch to grad, which is laid out as the parameters are, and
 // returns that loss; both are zero for an empty batch.
-func (m *model) gradient(grad []float32, set *images, batch []int) (loss float32) {
+func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss float32) {
 	share := 1 / float32(len(batch))
 	for _, i := range batch {
-		m.forward(set.image(i))
-		loss += share * softmaxLoss(&m.logits, set.labels[i])
-		m.backward(grad, set.image(i), set.labels[i], share)
+		m.forward(set.Image(i))
+		loss += share * softmaxLoss(&m.logits, set.Labels[i])
+		m.backward(grad, set.Image(i), set.Labels[i], share)
 	}
 	return loss
 }
@@ -87,16 +89,16 @@ func (m *model) backward(grad, image []float32, label uint8, share float32) {
 	for j, a := range m.activation {
 		if a > 0 { // elsewhere ReLU is flat
 			gb1[j] += m.back[j]
-			addScaled(g1[j*pixels:(j+1)*pixels], m.back[j], image)
+			addScaled(g1[j*dataset.Pixels:(j+1)*dataset.Pixels], m.back[j], image)
 		}
 	}
 }
 
 // accuracy returns the share of the set's images, 0..1, whose label has the highest logit.
-func (m *model) accuracy(set *images) float64 {
+func (m *model) accuracy(set *dataset.Images) float64 {
 	right := 0
-	for i, label := range set.labels {
-		m.forward(set.image(i))
+	for i, label := range set.Labels {
+		m.forward(set.Image(i))
 		best := 0
 		for k, l := range m.logits {
 			if l > m.logits[best] {
@@ -107,7 +109,7 @@ func (m *model) accuracy(set *images) float64 {
 			right++
 		}
 	}
-	return float64(right) / float64(set.len())
+	return float64(right) / float64(set.Len())
 }
 
 // digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes only if, they are.
@@ -126,7 +128,7 @@ func descend(params, velocity, grad []float32, rate, momentum float32) {
 }
 
 // softmaxLoss turns logits into probabilities, in place, and returns the cross-entropy with the label.
-func softmaxLoss(logits *[classes]float32, label uint8) float32 {
+func softmaxLoss(logits *[dataset.Classes]float32, label uint8) float32 {
 	top := logits[0]
 	for _, l := range logits {
 		top = max(top, l)

@@ -4,18 +4,20 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
 // TestGradient compares every gradient with the difference quotient of the loss.
 func TestGradient(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	set := new(images)
+	set := new(dataset.Images)
 	for label := range uint8(6) {
-		image := make([]float32, pixels)
+		image := make([]float32, dataset.Pixels)
 		for i := range image {
 			image[i] = random.Float32() - 0.5 // unlike on the digits, no pixel is always blank, and every unit fires at times
 		}
-		set.add(image, label)
+		set.Add(image, label)
 	}
 	m := newModel(5, 3)
 	batch := []int{0, 3, 5, 3} // an image may come twice
@@ -49,7 +51,7 @@ func TestGradient(t *testing.T) {
 }
 
 func TestGradientIsAMeanOverTheBatch(t *testing.T) {
-	set, _, err := loadDigits()
+	set, _, err := dataset.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +72,7 @@ func TestGradientIsAMeanOverTheBatch(t *testing.T) {
 func TestGradientOfAnEmptyBatchIsZero(t *testing.T) {
 	m := newModel(2, 1)
 	grad := make([]float32, len(m.params))
-	if loss := m.gradient(grad, new(images), nil); loss != 0 {
+	if loss := m.gradient(grad, new(dataset.Images), nil); loss != 0 {
 		t.Errorf("loss %v", loss)
 	}
 	for i, g := range grad {
@@ -81,7 +83,7 @@ func TestGradientOfAnEmptyBatchIsZero(t *testing.T) {
 }
 
 func TestSoftmaxLossOfLargeLogitsIsFinite(t *testing.T) {
-	logits := [classes]float32{0: 1000, 1: -1000}
+	logits := [dataset.Classes]float32{0: 1000, 1: -1000}
 	if loss := softmaxLoss(&logits, 1); loss != 2000 {
 		t.Errorf("loss %v, want 2000", loss)
 	}

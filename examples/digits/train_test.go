@@ -10,11 +10,12 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
 // TestTrainAlone runs the whole training as a world of one.
 func TestTrainAlone(t *testing.T) {
-	set, heldOut, err := loadDigits()
+	set, heldOut, err := dataset.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,7 @@ func TestTrainAlone(t *testing.T) {
 	}
 	defer w.Close()
 	m := newModel(o.hidden, uint64(o.seed))
-	if err := train(t.Context(), w, m, set, o, newDisplay(out, o.epochs, set.len())); err != nil {
+	if err := train(t.Context(), w, m, set, o, newDisplay(out, o.epochs, set.Len())); err != nil {
 		t.Fatal(err)
 	}
 	if got := m.accuracy(heldOut); got < 0.93 {
@@ -54,7 +55,7 @@ func (m member) Group() *collective.Group { return m.group }
 
 // TestStepTogether takes the same steps with three ranks and with one, whose batches are those of the three together.
 func TestStepTogether(t *testing.T) {
-	set, _, err := loadDigits()
+	set, _, err := dataset.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestStepTogether(t *testing.T) {
 }
 
 func TestStepThatAbortsChangesNothing(t *testing.T) {
-	set, _, err := loadDigits()
+	set, _, err := dataset.Load()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,162 @@
+// Gpu trains a small network on handwritten digits, as examples/digits does, on a GPU: the parameters are in its memory, the arithmetic is
+// our own kernels, and gradients are averaged from device to device. Several workers may share a card.
+//
+//	bin/gpu
+//	hvdrun -np 2 bin/gpu
+//	hvdrun -np 4 --min-np 1 bin/gpu
+//
+// It needs the driver and nothing else of CUDA. Workers may come, go and die meanwhile.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/cuda"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+)
+
+// momentum is the share of its velocity that the optimizer keeps from step to step.
+const momentum = 0.9
+
+type options struct {
+	epochs, batch, hidden, commitEvery int
+	rate                               float64
+	seed                               int64
+	stepTime                           time.Duration
+	driver                             string
+	digest                             bool
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.epochs, "epochs", 20, "passes over the training images")
+	flag.IntVar(&o.batch, "batch", 8, "images per worker and step")
+	flag.IntVar(&o.hidden, "hidden", 32, "hidden units")
+	flag.Float64Var(&o.rate, "lr", 0.01, "learning rate of one worker; grows with their number, as the images of a step do")
+	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
+	flag.IntVar(&o.commitEvery, "commit-every", 10, "steps from one commit to the next")
+	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
+	flag.StringVar(&o.driver, "driver", cuda.DefaultLibrary, "library of the driver")
+	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
+	flag.Parse()
+	if flag.NArg() > 0 || min(o.epochs, o.batch, o.hidden, o.commitEvery) < 1 {
+		fmt.Fprintln(os.Stderr, "gpu: -epochs, -batch, -hidden and -commit-every are at least 1; nothing but flags")
+		os.Exit(2)
+	}
+	switch err := run(context.Background(), o); {
+	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
+		// No place for this worker any more: the others go on without it, or are done.
+	case errors.Is(err, cuda.ErrUnavailable):
+		fmt.Fprintln(os.Stderr, "gpu: this example needs an NVIDIA GPU:", err)
+		os.Exit(1)
+	case err != nil: // where it is cuda.ErrSticky a new process helps: hvdrun starts one
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	devices, err := cuda.Devices(o.driver)
+	if err != nil {
+		return err
+	}
+	if len(devices) == 0 {
+		return fmt.Errorf("%w: the driver sees no device", cuda.ErrUnavailable)
+	}
+	w, err := elastic.Init(ctx, elastic.Late) // the others do not wait for this worker before it is in elastic.Run
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	d, err := cuda.Open(cuda.Config{Device: w.Slot() % len(devices), Library: o.driver})
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	m, err := newNetwork(ctx, d, o.hidden, max(o.batch, 64), uint64(o.seed))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	images, heldOut, err := dataset.Load()
+	if err != nil {
+		return err
+	}
+	from, err := m.load(ctx, images)
+	if err != nil {
+		return err
+	}
+	if err := train(ctx, w, m, from, o); err != nil {
+		return err
+	}
+	if w.Rank() == 0 {
+		judged, err := m.load(ctx, heldOut)
+		if err != nil {
+			return err
+		}
+		accuracy, err := m.accuracy(ctx, judged)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("held-out accuracy %.4f on %s\n", accuracy, d.Info().Name)
+	}
+	if o.digest {
+		digest, err := m.digest(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("digest %016x\n", digest)
+	}
+	return nil
+}
+
+// progress is how far the training is; exported fields, because it is state that workers send each other.
+type progress struct {
+	Epoch, Steps int     // Steps are counted over all epochs
+	Images       int     // of this epoch, on all workers
+	Loss         float64 // sum over these images
+}
+
+// train runs the epochs on all workers together. When it returns nil, all have the same parameters.
+func train(ctx context.Context, w *elastic.Worker, m *network, from *set, o options) error {
+	var at progress
+	scaling := elastic.NewScaling(elastic.ScalingOptions{})
+	sampler := elastic.NewSampler(from.n, elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
+	state := elastic.NewState(w,
+		cuda.Tensor("params", m.params),
+		cuda.Tensor("velocity", m.velocity),
+		elastic.Value("progress", &at),
+		sampler, scaling)
+
+	return elastic.Run(ctx, state, func(ctx context.Context) error {
+		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
+			sampler.SetEpoch(at.Epoch) // keeps its place in an epoch that was begun
+			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
+				began := time.Now()
+				loss, err := m.step(ctx, w.Group(), from, batch, float32(o.rate*scaling.Next()), momentum)
+				if err != nil {
+					return err // as it is: Run knows what to do
+				}
+				time.Sleep(o.stepTime - time.Since(began))
+				at.Steps++
+				at.Images += len(batch) * w.Size()
+				at.Loss += loss * float64(len(batch)*w.Size())
+				if at.Steps%o.commitEvery == 0 {
+					if err := state.Commit(); err != nil {
+						return err
+					}
+				}
+			}
+			if w.Rank() == 0 {
+				fmt.Printf("epoch %d  loss %.4f  size %d  generation %d\n", at.Epoch+1, at.Loss/float64(at.Images), w.Size(), w.Generation())
+			}
+		}
+		return nil
+	})
+}

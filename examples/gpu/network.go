@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/cuda"
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+)
+
+// kernels are the network's arithmetic.
+//
+//go:embed kernels.ptx
+var kernels string
+
+// network is a perceptron of two layers on a device: 64 pixels → hidden units with ReLU → 10 logits, judged by softmax and
+// cross-entropy. All that it computes with is there.
+type network struct {
+	device *cuda.Device
+	stream *cuda.Stream // of all its kernels
+	module *cuda.Module
+
+	gather, linear, softmax, backward, gradient, descend *cuda.Function
+
+	hidden, room int // room: images of a batch at most
+
+	// All parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor holds the state: w1
+	// (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
+	params, velocity *cuda.Slice[float32]
+	grad             *cuda.Slice[float32] // of the parameters, and the loss: it is averaged with them
+
+	// Of the batch at hand.
+	index, label          *cuda.Slice[int32]
+	x, active, back, loss *cuda.Slice[float32]
+	logits                *cuda.Slice[float32] // and their gradient
+
+	held []func() error // gives back what was taken
+}
+
+// set is a data set on the device.
+type set struct {
+	images *cuda.Slice[float32]
+	labels *cuda.Slice[int32]
+	n      int
+}
+
+// newNetwork returns a network with room for batches of so many images, and with He-initialized weights that depend on the seed alone.
+func newNetwork(ctx context.Context, d *cuda.Device, hidden, room int, seed uint64) (*network, error) {
+	m := &network{device: d, hidden: hidden, room: room}
+	if err := m.take(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	first := make([]float32, m.params.Len())
+	random := rand.New(rand.NewPCG(seed, 0))
+	for i := range hidden * dataset.Pixels {
+		first[i] = float32(random.NormFloat64() * math.Sqrt(2./dataset.Pixels))
+	}
+	for i := range dataset.Classes * hidden {
+		first[hidden*(dataset.Pixels+1)+i] = float32(random.NormFloat64() * math.Sqrt(2./float64(hidden)))
+	}
+	if err := m.params.CopyFrom(ctx, first); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// take has the kernels compiled and takes the memory.
+func (m *network) take() (err error) {
+	if m.module, err = m.device.Load(kernels); err != nil {
+		return err
+	}
+	m.held = append(m.held, m.module.Close)
+	for name, f := range map[string]**cuda.Function{"gather": &m.gather, "linear": &m.linear, "softmax": &m.softmax,
+		"backward": &m.backward, "gradient": &m.gradient, "descend": &m.descend} {
+		if *f, err = m.module.Function(name); err != nil {
+			return err
+		}
+	}
+	if m.stream, err = m.device.NewStream(); err != nil {
+		return err
+	}
+	m.held = append(m.held, m.stream.Close)
+	n := m.hidden*(dataset.Pixels+1) + dataset.Classes*(m.hidden+1)
+	return errors.Join(alloc(m, &m.params, n), alloc(m, &m.velocity, n), alloc(m, &m.grad, n+1),
+		alloc(m, &m.index, m.room), alloc(m, &m.label, m.room), alloc(m, &m.x, m.room*dataset.Pixels),
+		alloc(m, &m.active, m.room*m.hidden), alloc(m, &m.back, m.room*m.hidden), alloc(m, &m.loss, m.room),
+		alloc(m, &m.logits, m.room*dataset.Classes))
+}
+
+// alloc takes memory that the network's Close gives back.
+func alloc[T collective.Element](m *network, s **cuda.Slice[T], n int) error {
+	taken, err := cuda.Alloc[T](m.device, n)
+	if err == nil {
+		*s = taken
+		m.held = append(m.held, taken.Free)
+	}
+	return err
+}
+
+// Close gives everything back. Nothing of it may be under way.
+func (m *network) Close() error {
+	var errs []error
+	for _, free := range slices.Backward(m.held) {
+		errs = append(errs, free())
+	}
+	m.held = nil
+	return errors.Join(errs...)
+}
+
+// load copies images to the device; they are given back with the network.
+func (m *network) load(ctx context.Context, from *dataset.Images) (*set, error) {
+	s := &set{n: from.Len()}
+	labels := make([]int32, s.n)
+	for i, label := range from.Labels {
+		labels[i] = int32(label)
+	}
+	if err := errors.Join(alloc(m, &s.images, len(from.Pixels)), alloc(m, &s.labels, s.n)); err != nil {
+		return nil, err
+	}
+	return s, errors.Join(s.images.CopyFrom(ctx, from.Pixels), s.labels.CopyFrom(ctx, labels))
+}
+
+// layers cuts a slice that is laid out as the parameters are.
+func (m *network) layers(p *cuda.Slice[float32]) (w1, b1, w2, b2 *cuda.Slice[float32]) {
+	a := m.hidden * dataset.Pixels
+	b := a + m.hidden
+	c := b + dataset.Classes*m.hidden
+	return p.Slice(0, a), p.Slice(a, b), p.Slice(b, c), p.Slice(c, c+dataset.Classes)
+}
+
+// launch puts a kernel into the network's stream, with a thread for each of so many numbers.
+func (m *network) launch(f *cuda.Function, threads int, args ...any) error {
+	return f.Launch(m.stream, cuda.Linear(threads), args...)
+}
+
+// forward has the logits of some images computed. It returns when the images' numbers are on the device, not when the logits are there.
+// What was in the stream before must be done: it reads the numbers.
+func (m *network) forward(ctx context.Context, from *set, batch []int) error {
+	if len(batch) == 0 || len(batch) > m.room {
+		return fmt.Errorf("gpu: a batch of %d images, with room for %d", len(batch), m.room)
+	}
+	index := make([]int32, len(batch))
+	for i, at := range batch {
+		index[i] = int32(at)
+	}
+	if err := m.index.Slice(0, len(batch)).CopyFrom(ctx, index); err != nil {
+		return err
+	}
+	const pixels, classes = uint32(dataset.Pixels), uint32(dataset.Classes)
+	n, hidden := uint32(len(batch)), uint32(m.hidden)
+	w1, b1, w2, b2 := m.layers(m.params)
+	return errors.Join(
+		m.launch(m.gather, len(batch)*dataset.Pixels, from.images, from.labels, m.index, m.x, m.label, n),
+		m.launch(m.linear, len(batch)*m.hidden, w1, b1, m.x, m.active, hidden, pixels, uint32(1), n),
+		m.launch(m.linear, len(batch)*dataset.Classes, w2, b2, m.active, m.logits, classes, hidden, uint32(0), n))
+}
+
+// pass has the gradient of the mean loss over the batch, and that loss, computed into grad.
+func (m *network) pass(ctx context.Context, from *set, batch []int) error {
+	if err := m.forward(ctx, from, batch); err != nil {
+		return err
+	}
+	const pixels, classes = uint32(dataset.Pixels), uint32(dataset.Classes)
+	n, hidden := uint32(len(batch)), uint32(m.hidden)
+	_, _, w2, _ := m.layers(m.params)
+	g1, gb1, g2, gb2 := m.layers(m.grad)
+	total := m.grad.Slice(m.grad.Len()-1, m.grad.Len())
+	return errors.Join(
+		m.launch(m.softmax, len(batch), m.logits, m.label, m.loss, 1/float32(len(batch)), n),
+		m.launch(m.gradient, 1, m.loss, m.x, total, total, uint32(1), uint32(0), n),
+		m.launch(m.gradient, dataset.Classes*(m.hidden+1), m.logits, m.active, g2, gb2, classes, hidden, n),
+		m.launch(m.backward, len(batch)*m.hidden, m.logits, w2, m.active, m.back, classes, hidden, n),
+		m.launch(m.gradient, m.hidden*(dataset.Pixels+1), m.back, m.x, g1, gb1, hidden, pixels, n))
+}
+
+// step descends along the mean gradient of the batches of all ranks, and returns their mean loss. When it returns nil the device has done all of
+// it; on an error the parameters are as before.
+func (m *network) step(ctx context.Context, g *collective.Group, from *set, batch []int, rate, momentum float32) (float64, error) {
+	if err := m.pass(ctx, from, batch); err != nil {
+		return 0, err
+	}
+	if err := cuda.AllReduceWith(ctx, g, m.grad, collective.Average, cuda.Options{After: m.stream}); err != nil {
+		return 0, err
+	}
+	loss := make([]float32, 1)
+	if err := m.grad.Slice(m.grad.Len()-1, m.grad.Len()).CopyTo(ctx, loss); err != nil {
+		return 0, err
+	}
+	n := m.params.Len()
+	if err := m.launch(m.descend, n, m.params, m.velocity, m.grad, rate, momentum, uint32(n)); err != nil {
+		return 0, err
+	}
+	return float64(loss[0]), m.stream.Synchronize(ctx)
+}
+
+// accuracy returns the share of the set's images, 0..1, whose label has the highest logit.
+func (m *network) accuracy(ctx context.Context, from *set) (float64, error) {
+	right, logits, labels := 0, make([]float32, m.room*dataset.Classes), make([]int32, m.room)
+	for at := 0; at < from.n; at += m.room {
+		var batch []int
+		for i := at; i < min(at+m.room, from.n); i++ {
+			batch = append(batch, i)
+		}
+		if err := m.forward(ctx, from, batch); err != nil {
+			return 0, err
+		}
+		if err := errors.Join(m.stream.Synchronize(ctx), m.logits.CopyTo(ctx, logits), m.label.CopyTo(ctx, labels)); err != nil {
+			return 0, err
+		}
+		for i := range batch {
+			of := logits[i*dataset.Classes : (i+1)*dataset.Classes]
+			if slices.Index(of, slices.Max(of)) == int(labels[i]) {
+				right++
+			}
+		}
+	}
+	return float64(right) / float64(from.n), nil
+}
+
+// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes only if, they are.
+func (m *network) digest(ctx context.Context) (uint64, error) {
+	params := make([]float32, m.params.Len())
+	if err := m.params.CopyTo(ctx, params); err != nil {
+		return 0, err
+	}
+	h := fnv.New64a()
+	h.Write(unsafe.Slice((*byte)(unsafe.Pointer(&params[0])), 4*len(params)))
+	return h.Sum64(), nil
+}

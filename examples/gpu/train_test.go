@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/cuda"
+	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+	"github.com/hvdrun/hvdrun/internal/e2e"
+)
+
+func TestNoDriver(t *testing.T) {
+	if err := run(t.Context(), options{driver: "/nowhere/libcuda.so.1"}); !errors.Is(err, cuda.ErrUnavailable) {
+		t.Error(err)
+	}
+}
+
+// TestTrainAlone runs the whole training as a world of one.
+func TestTrainAlone(t *testing.T) {
+	d := device(t)
+	w, err := elastic.Init(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	images, heldOut, err := dataset.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := newNetwork(t.Context(), d, 12, 50, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	from, err1 := m.load(t.Context(), images)
+	judged, err2 := m.load(t.Context(), heldOut)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	if err := train(t.Context(), w, m, from, options{epochs: 3, batch: 16, commitEvery: 20, rate: 0.03, seed: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := m.accuracy(t.Context(), judged); err != nil || got < 0.88 {
+		t.Errorf("held-out accuracy %.4f, want at least 0.88: %v", got, err)
+	}
+}
+
+// TestTrainUnderFailure: three workers on one device, one of which is killed, and returns; all end with the same network, which
+// reads digits.
+func TestTrainUnderFailure(t *testing.T) {
+	library := cudatest.Library(t)
+	dir := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator),
+		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/examples/gpu")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	job, err := e2e.Binaries{Hvdrun: filepath.Join(dir, "hvdrun")}.Start(e2e.Job{
+		Dir: t.TempDir(), Limit: 2 * time.Minute,
+		Flags:   []string{"-np", "3", "--min-np", "1", "-H", "localhost:3", "--blacklist-cooldown-range", "0.2,0.2"},
+		Command: []string{filepath.Join(dir, "gpu"), "-driver", library, "-epochs", "8", "-hidden", "16", "-batch", "32", "-lr", "0.03", "-commit-every", "3", "-digest"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for text := ""; !strings.Contains(text, "epoch 1 "); {
+		select {
+		case <-ctx.Done():
+			t.Error("no epoch has come to its end")
+			text = "epoch 1 "
+		case <-job.Ended():
+			text = "epoch 1 "
+		case <-time.After(5 * time.Millisecond):
+			out, err := os.ReadFile(job.OutputPath())
+			if err == nil {
+				text = string(out)
+			}
+		}
+	}
+	victim := 0
+	if err := job.AwaitEvents(ctx, func(all []e2e.Event) bool {
+		for _, e := range all {
+			if e.Name == "world_published" && e.Size == 3 {
+				victim = e.Slots[1].PID
+			}
+		}
+		return victim > 0
+	}); err != nil {
+		t.Error(err)
+	} else if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	res, err := job.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	digests := regexp.MustCompile(`digest ([0-9a-f]{16})`).FindAllStringSubmatch(res.Output, -1)
+	accuracy := regexp.MustCompile(`held-out accuracy ([0-9.]+) on Fake in C`).FindStringSubmatch(res.Output)
+	if res.Status != 0 || len(res.Left) > 0 || len(digests) == 0 || accuracy == nil || e2e.Count(res.Events, "reset") == 0 {
+		t.Fatalf("exit status %d, left %v\n%s", res.Status, res.Left, res.Story())
+	}
+	for _, d := range digests {
+		if d[1] != digests[0][1] {
+			t.Errorf("workers ended with different networks:\n%s", res.Output)
+		}
+	}
+	if got, err := strconv.ParseFloat(accuracy[1], 64); err != nil || got < 0.9 {
+		t.Errorf("held-out accuracy %s, want at least 0.9", accuracy[1])
+	}
+}
