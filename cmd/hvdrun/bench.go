@@ -26,7 +26,7 @@ const defaultSizes = "4,1KiB,64KiB,1MiB,16MiB,64MiB"
 var benchShares = []struct{ name, usage string }{
 	{"np", "ranks (default: the slots of -H, else 2)"},
 	{"hosts", "names of this machine and their slots, 127.0.0.1:2,127.0.0.2:2: ranks as on several hosts"},
-	{"encrypt-data", ""},
+	{"encrypt-data", ""}, {"connections", ""},
 	{"log-level", ""}, {"log-format", ""}, {"verbose", ""}, {configFile, ""},
 }
 

@@ -222,6 +222,7 @@ func (r *benchRun) ours(ctx context.Context) ([]bench.Row, error) {
 		Size:        driver.Size{NP: r.m.ranks},
 		Timeouts:    driver.Timeouts{Drain: benchGrace},
 		EncryptData: r.settings.encrypt,
+		Connections: r.settings.connections,
 		Log:         r.log,
 	})
 	if err != nil {

@@ -137,6 +137,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		EncryptData:       s.encrypt,
 		NetworkInterfaces: s.interfaces,
 		TimelineFilename:  s.timeline,
+		Connections:       s.connections,
 		FusionThreshold:   s.fusion,
 		CycleTime:         s.cycle,
 		VerifyState:       s.verifyState,

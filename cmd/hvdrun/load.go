@@ -197,7 +197,7 @@ func (s *settings) contradictions() error {
 // workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside one they are not what a
 // person has set.
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvTimelineFilename,
-	plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
+	plan.EnvConnections, plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
 	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}
 
 // environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.

@@ -216,10 +216,10 @@ func TestRepeatedInterfacesAreJoined(t *testing.T) {
 // person's.
 func TestInsideAWorker(t *testing.T) {
 	env := plan.Worker{RunID: "r", Incarnation: "i", DriverAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
-		EncryptData: true, NetworkInterfaces: []string{"lo"}, FusionThreshold: 2, CycleTime: 3, StallWarning: 4,
+		EncryptData: true, NetworkInterfaces: []string{"lo"}, Connections: 2, FusionThreshold: 2, CycleTime: 3, StallWarning: 4,
 		VerifyState: 5, HealState: true, CommitReplicas: 6}.Environ()
 	s, err := loadArgs(t, "", append(env, "HVD_MIN_NP=3"), "")
-	if err != nil || s.encrypt || s.interfaces != nil || s.fusion != 0 || s.cycle != 0 || s.timeouts.StallWarning != 0 || s.verifyState != 0 || s.healState || s.commitReplicas != 0 ||
+	if err != nil || s.encrypt || s.interfaces != nil || s.connections != 0 || s.fusion != 0 || s.cycle != 0 || s.timeouts.StallWarning != 0 || s.verifyState != 0 || s.healState || s.commitReplicas != 0 ||
 		s.minNP != 3 {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -230,15 +230,15 @@ func TestInsideAWorker(t *testing.T) {
 }
 
 func TestTuning(t *testing.T) {
-	s, err := loadArgs(t, "--fusion-threshold-mb 16 --cycle-time-ms=0.5 --stall-warning 10 --stall-timeout 1m --verify-state 7 --heal-state --commit-replicas 2", nil, "")
-	if err != nil || s.commitReplicas != 2 || s.verifyState != 7 || !s.healState || s.fusion != 16 || s.cycle != 500*time.Microsecond || s.timeouts.StallWarning != 10*time.Second || s.timeouts.Stall != time.Minute {
+	s, err := loadArgs(t, "--connections 4 --fusion-threshold-mb 16 --cycle-time-ms=0.5 --stall-warning 10 --stall-timeout 1m --verify-state 7 --heal-state --commit-replicas 2", nil, "")
+	if err != nil || s.connections != 4 || s.commitReplicas != 2 || s.verifyState != 7 || !s.healState || s.fusion != 16 || s.cycle != 500*time.Microsecond || s.timeouts.StallWarning != 10*time.Second || s.timeouts.Stall != time.Minute {
 		t.Errorf("%+v, %v", s, err)
 	}
 	s, err = loadArgs(t, "--fusion-threshold-mb 0 --cycle-time-ms 0 --stall-warning 0 --stall-timeout 0s --verify-state 0", nil, "")
 	if err != nil || s.verifyState >= 0 || s.fusion >= 0 || s.cycle >= 0 || s.timeouts.StallWarning >= 0 || s.timeouts.Stall >= 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	for _, args := range []string{"--fusion-threshold-mb -1", "--fusion-threshold-mb 2000000", "--cycle-time-ms 1ms",
+	for _, args := range []string{"--connections 0", "--connections 17", "--fusion-threshold-mb -1", "--fusion-threshold-mb 2000000", "--cycle-time-ms 1ms",
 		"--cycle-time-ms NaN", "--stall-warning x", "--stall-timeout -1", "--verify-state -1", "--verify-state 3000000000"} {
 		if _, err := loadArgs(t, args, nil, ""); err == nil {
 			t.Errorf("%s is taken", args)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -33,6 +34,7 @@ type settings struct {
 	blame                   driver.Blame
 	interfaces              []string
 	encrypt, bindGPUs       bool
+	connections             int           // between workers of different hosts; 0: as is usual
 	fusion                  int           // MiB; this and the one below: 0 as is usual, negative not at all
 	cycle                   time.Duration // of asynchronous collectives
 	verifyState             int           // commits; 0: after syncs alone, negative: never
@@ -222,6 +224,9 @@ var table = slices.Concat(
 		{name: "encrypt-data", def: "false",
 			usage: "encrypt the connections that carry tensors too",
 			set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+		{name: "connections", arg: "N", def: "1",
+			usage: "TCP connections that share large messages between two workers of different hosts: more where the network bounds each",
+			set:   setConnections},
 		{name: "fusion-threshold-mb", arg: "N", def: "64",
 			usage: "reduce tensors that are due at the same time as one, up to so many MiB; 0: one by one", set: setFusion},
 		{name: "cycle-time-ms", arg: "T", def: "1",
@@ -307,6 +312,13 @@ func duration(field func(*settings) *time.Duration) func(*settings, string) erro
 		*field(s), err = parseDuration(text)
 		return err
 	}
+}
+
+func setConnections(s *settings, text string) (err error) {
+	if s.connections, err = parseCount(text, 1); err == nil && s.connections > collective.MaxConnections {
+		err = fmt.Errorf("%q is more than %d", text, collective.MaxConnections)
+	}
+	return err
 }
 
 func setFusion(s *settings, text string) (err error) {

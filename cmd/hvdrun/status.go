@@ -61,16 +61,31 @@ line for each event; with --json, an object a line whenever something has change
 	return cmd
 }
 
-// status asks the driver, or the journal where there is none.
+// driverLeaves is the pause between looks whether a driver whose job has ended is gone.
+const driverLeaves = 20 * time.Millisecond
+
+// status asks the driver, or the journal where there is none. A driver refuses only when its job has just ended; then it is gone in
+// a moment, and the journal has it all.
 func (d *jobDir) status(ctx context.Context) (s control.Status, err error) {
-	err = d.ask(ctx, func(driver *control.Client) (err error) {
-		s, err = driver.Status(ctx)
-		return err
-	})
-	if _, none := errors.AsType[*errNoDriver](err); none {
-		return driver.InspectStatus(d.journal())
+	for {
+		err = d.ask(ctx, func(driver *control.Client) (err error) {
+			s, err = driver.Status(ctx)
+			return err
+		})
+		if _, none := errors.AsType[*errNoDriver](err); none {
+			return driver.InspectStatus(d.journal())
+		}
+		if _, refused := errors.AsType[*control.RefusedError](err); !refused {
+			return s, err
+		}
+		pause := time.NewTimer(driverLeaves)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return s, context.Cause(ctx)
+		}
 	}
-	return s, err
 }
 
 // watchStatus shows the status again and again, until the job or ctx ends.

@@ -107,7 +107,7 @@ func TestMeasure(t *testing.T) {
 			}
 			var out bytes.Buffer
 			ring(t, n, func(g *collective.Group) error {
-				m := meter{ctx: t.Context(), group: g, clock: time.Now(), samples: make([]time.Duration, maxSamples),
+				m := meter{ctx: t.Context(), group: g, clock: time.Now(),
 					spec: Spec{Op: op, Sizes: sizes, Time: time.Millisecond, Memory: true}}
 				w := io.Discard
 				if g.Rank() == 0 {

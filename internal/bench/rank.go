@@ -22,7 +22,7 @@ func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	}
 	defer w.Close()
 	return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
-		m := meter{ctx: ctx, group: w.Group(), spec: spec, clock: time.Now(), samples: make([]time.Duration, maxSamples)}
+		m := meter{ctx: ctx, group: w.Group(), spec: spec, clock: time.Now()}
 		if err := m.measure(json.NewEncoder(out)); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
@@ -32,27 +32,28 @@ func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 
 // meter takes the time of operations on one rank.
 type meter struct {
-	ctx     context.Context
-	group   *collective.Group
-	spec    Spec
-	clock   time.Time // since when time is counted: reading it that way costs half of time.Now
-	samples []time.Duration
+	ctx   context.Context
+	group *collective.Group
+	spec  Spec
+	clock time.Time // since when time is counted: reading it that way costs half of time.Now
 }
+
+// turns is how often the operations of one size take turns, so that what else happens on the machine happens to all of them.
+const turns = 8
 
 // measure writes the rows of every size.
 func (m *meter) measure(out *json.Encoder) error {
-	rank := m.group.Rank()
 	for _, size := range m.spec.Sizes {
 		ops := []Op{m.spec.Op}
 		if m.spec.Memory && size >= 8 {
 			ops = append(ops, CopyAlone, CopyAll)
 		}
-		for _, op := range ops {
-			row, err := m.measureOp(op, size)
-			if err != nil {
-				return fmt.Errorf("%s of %s: %w", op, SizeText(size), err)
-			}
-			if rank == 0 {
+		rows, err := m.measureSize(ops, size)
+		if err != nil {
+			return fmt.Errorf("%s of %s: %w", m.spec.Op, SizeText(size), err)
+		}
+		for _, row := range rows {
+			if m.group.Rank() == 0 {
 				if err := out.Encode(row); err != nil {
 					return err
 				}
@@ -62,43 +63,77 @@ func (m *meter) measure(out *json.Encoder) error {
 	return nil
 }
 
-func (m *meter) measureOp(op Op, size int) (Row, error) {
-	data, err := m.tensor(op, size/4)
-	if err != nil {
-		return Row{}, err
+func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
+	trials := make([]*trial, len(ops))
+	for i, op := range ops {
+		t, err := m.trial(op, size)
+		if err != nil {
+			return nil, err
+		}
+		defer collective.Free(t.data)
+		trials[i] = t
 	}
-	defer collective.Free(data)
-	t := trial{ctx: m.ctx, group: m.group, op: op, data: data}
-	if err := t.prepare(); err != nil {
-		return Row{}, err
-	}
-	clear(t.data) // sums of sums would grow out of range, and zeros cost the same
-	n, err := m.warmUp(&t)
-	if err != nil {
-		return Row{}, err
-	}
-	samples := m.samples[:n]
-	clear(samples)
 	runtime.GC() // of what other sizes have left behind
-	if err := collective.Barrier(m.ctx, m.group); err != nil {
-		return Row{}, err
-	}
-	if op != CopyAlone || m.group.Rank() == 0 {
-		for i := range samples {
-			begun := time.Since(m.clock)
-			err := t.run()
-			samples[i] = time.Since(m.clock) - begun
-			if err != nil {
-				return Row{}, err
+	for turn := range turns {
+		for _, t := range trials {
+			n := len(t.samples)
+			if err := m.sample(t, t.samples[n*turn/turns:n*(turn+1)/turns]); err != nil {
+				return nil, err
 			}
 		}
 	}
-	over := collective.Max
-	if op == CopyAll {
-		over = collective.Average // each rank's own bandwidth counts, not the slowest's
+	rows := make([]Row, len(ops))
+	for i, t := range trials {
+		over := collective.Max
+		if t.op == CopyAll {
+			over = collective.Average // each rank's own bandwidth counts, not the slowest's
+		}
+		if err := collective.AllReduce(m.ctx, m.group, t.samples, over); err != nil {
+			return nil, err
+		}
+		rows[i] = summarize(t.op, size, t.samples)
 	}
-	err = collective.AllReduce(m.ctx, m.group, samples, over)
-	return summarize(op, size, samples), err
+	return rows, nil
+}
+
+// trial makes an operation ready: it is known to be right, has run for a while, and has room for all its samples.
+func (m *meter) trial(op Op, size int) (*trial, error) {
+	data, err := m.tensor(op, size/4)
+	if err != nil {
+		return nil, err
+	}
+	t := &trial{ctx: m.ctx, group: m.group, op: op, data: data}
+	if err := t.prepare(); err != nil {
+		collective.Free(data)
+		return nil, err
+	}
+	clear(t.data) // sums of sums would grow out of range, and zeros cost the same
+	n, err := m.warmUp(t)
+	if err != nil {
+		collective.Free(data)
+		return nil, err
+	}
+	t.samples = make([]time.Duration, n)
+	return t, nil
+}
+
+// sample runs a trial once for each sample, back to back.
+func (m *meter) sample(t *trial, samples []time.Duration) error {
+	if err := collective.Barrier(m.ctx, m.group); err != nil {
+		return err
+	}
+	if t.op == CopyAlone && m.group.Rank() != 0 {
+		return nil
+	}
+	for i := range samples {
+		begun := time.Since(m.clock)
+		err := t.run()
+		samples[i] = time.Since(m.clock) - begun
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // tensor returns n elements of the kind of memory that was asked for.
@@ -137,6 +172,8 @@ type trial struct {
 	op    Op
 	data  []float32
 	parts [][]float32 // of data, by rank
+
+	samples []time.Duration
 }
 
 // run runs the operation once.

@@ -24,6 +24,7 @@ type Event struct {
 	Status     int       `json:"status"`
 	Message    string    `json:"message"`
 	What       string    `json:"what"`
+	Backend    string    `json:"backend"`
 	Slots      []struct {
 		Rank int    `json:"rank"`
 		Host string `json:"host"`

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -21,7 +22,13 @@ const (
 
 var binaries Binaries
 
+// parallel jobs wait for most of their time, so there may be more of them than cores.
+const parallel = "4"
+
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", parallel); err != nil { // a flag of the command line, parsed later, overrides it
+		panic(err)
+	}
 	dir, err := os.MkdirTemp("", "hvdrun-e2e-")
 	if err != nil {
 		panic(err)
