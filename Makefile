@@ -24,7 +24,7 @@ UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits pure cross generate chaos chaos-drivers chaos-commits bench-recovery bench-crowd clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits pure cross generate chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -147,6 +147,18 @@ bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the
 
 bench-crowd: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
 	@$(GO) run ./internal/crowd $(ARGS)
+
+gpu-programs: ## build what gpu-check runs into bin/gpu-check/, to be carried to a machine without Go
+	@echo "== build: bin/gpu-check/"
+	@mkdir -p bin/gpu-check
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/gpu-check/ ./internal/gpucheck ./cmd/hvdrun ./examples/gpu
+
+gpu-check: ## check and measure collectives on this machine's GPU, with programs of bin/gpu-check/ where there is no Go; ARGS go to the program
+	@if command -v $(GO) >/dev/null; then $(MAKE) --no-print-directory gpu-programs; \
+	elif ! test -x bin/gpu-check/gpucheck; then \
+		echo "there is no Go here, and no bin/gpu-check: bring that folder from where make gpu-programs was run" >&2; exit 1; \
+	fi
+	@bin/gpu-check/gpucheck -json bin/gpu-check/gpu-check.json $(ARGS)
 
 clean: ## remove what build made
 	rm -rf bin
