@@ -2,6 +2,7 @@ package launch
 
 import (
 	"crypto/rand"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -53,6 +54,39 @@ func TestKinSparesOthers(t *testing.T) {
 	ours.Close()
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Who carries nothing at all is not in the middle of an exec: nobody need look again.
+func TestEmptyEnvironmentIsClear(t *testing.T) {
+	cmd := exec.Command("cat")
+	cmd.Env = []string{}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(in, "x"); err != nil { // the exec is over for sure once cat has answered
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if its, unclear := carries(cmd.Process.Pid, "A=b"); its || unclear {
+		t.Errorf("carries: %v, unclear: %v", its, unclear)
+	}
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if its, unclear := carries(cmd.Process.Pid, "A=b"); its || unclear {
+		t.Errorf("after its end: carries: %v, unclear: %v", its, unclear)
 	}
 }
 

@@ -114,7 +114,11 @@ func (k *kin) find() (found int, unclear bool) {
 		}
 		its, unknown := carries(pid, k.mark)
 		if its {
-			k.hold(pid, func() bool { its, _ := carries(pid, k.mark); return its })
+			k.hold(pid, func() bool {
+				its, again := carries(pid, k.mark)
+				unclear = unclear || again
+				return its
+			})
 		}
 		unclear = unclear || unknown
 	}
@@ -192,8 +196,8 @@ func parentOf(pid int) (int, bool) {
 	return parent, err == nil
 }
 
-// carries tells whether the environment with which a process was started has that entry, or that it is unclear: during an
-// exec there is a program already, but neither arguments nor environment.
+// carries tells whether the environment with which a process was started has that entry, or that it is unclear, because the
+// process is becoming another program or has just done so.
 func carries(pid int, entry string) (its, unclear bool) {
 	proc := "/proc/" + strconv.Itoa(pid)
 	environ, err := os.ReadFile(proc + "/environ")
@@ -201,13 +205,28 @@ func carries(pid int, entry string) (its, unclear bool) {
 		return false, false
 	}
 	if len(environ) == 0 {
-		arguments, err := os.ReadFile(proc + "/cmdline")
-		if err != nil || len(arguments) > 0 {
-			return false, false
-		}
-		_, err = os.Readlink(proc + "/exe") // threads of the kernel have none
-		return false, err == nil
+		return false, !startedWithout(proc)
 	}
 	entry += "\x00"
 	return bytes.HasPrefix(environ, []byte(entry)) || bytes.Contains(environ, []byte("\x00"+entry)), false
+}
+
+// startedWithout tells whether a process whose environment read as empty was started with an empty one, or is a thread of
+// the kernel, or dead. During an exec there is a program without an environment's addresses yet, and after it the addresses
+// of one that was not there before.
+func startedWithout(proc string) bool {
+	stat, err := os.ReadFile(proc + "/stat")
+	if err != nil {
+		return true
+	}
+	const envStart, envEnd = 50, 51 // counted from 1, as proc_pid_stat(5) does; after the name, the third comes first
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= envEnd-3 {
+		return true
+	}
+	if end := string(fields[envEnd-3]); end != "0" {
+		return end == string(fields[envStart-3])
+	}
+	_, err = os.Readlink(proc + "/exe") // only a program has one
+	return err != nil
 }
