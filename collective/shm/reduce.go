@@ -171,10 +171,10 @@ func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error 
 			err = m.give(ctx, t+1)
 		}
 		if err == nil {
-			err = m.reduce(ctx, t, r)
+			err = m.reduce(ctx, t, r, gather)
 		}
 		if err == nil && gather {
-			err = m.take(ctx, t)
+			err = m.take(ctx, t, r != nil)
 		}
 	}
 	m.finish(last)
@@ -223,7 +223,7 @@ func (m *Member) section(member, owner, t int) []byte {
 	return m.areas[member].in[t%slots][at : at+m.round]
 }
 
-func (m *Member) reduce(ctx context.Context, t int, r *Reduction) error {
+func (m *Member) reduce(ctx context.Context, t int, r *Reduction, gather bool) error {
 	m.in(Reducing)
 	target := m.of(m.dst[m.index], t)
 	if len(target) == 0 {
@@ -237,35 +237,50 @@ func (m *Member) reduce(ctx context.Context, t int, r *Reduction) error {
 			return err
 		}
 	}
-	out := m.own.out[t%slots]
 	if r == nil {
-		copy(out, target)
+		copy(m.own.out[t%slots], target)
 	} else {
-		m.combine(out, target, t, r)
+		m.combine(target, t, r, gather)
 	}
 	m.publish(&m.own.reduced.word, m.rounds+uint64(t)+1)
 	return nil
 }
 
-// combine reduces block by block, in the order of the members, in out, and copies each block to target, which may be the own
-// operand.
-func (m *Member) combine(out, target []byte, t int, r *Reduction) {
+// combine reduces block by block, in the order of the members, in the slot of the first of the others, whose operand is the
+// first or the second, and copies each block to target, which may be the own operand, and, if back, to the other slots.
+func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	own := m.of(m.src[m.index], t)
+	other := 0
+	if m.index == 0 {
+		other = 1
+	}
 	for lo := 0; lo < len(target); lo += block {
 		hi := min(lo+block, len(target))
-		sum := out[lo:hi]
 		first := m.operand(0, t, own)[lo:hi]
+		if m.members == 1 {
+			copy(target[lo:hi], first)
+			if r.Finish != nil {
+				r.Finish(target[lo:hi])
+			}
+			continue
+		}
+		sum := m.section(other, m.index, t)[lo:hi]
 		for i := 1; i < m.members; i++ {
 			r.Combine(sum, first, m.operand(i, t, own)[lo:hi])
 			first = sum
-		}
-		if m.members == 1 {
-			copy(sum, first)
 		}
 		if r.Finish != nil {
 			r.Finish(sum)
 		}
 		copy(target[lo:hi], sum)
+		if !back {
+			continue
+		}
+		for i := other + 1; i < m.members; i++ {
+			if i != m.index {
+				copy(m.section(i, m.index, t)[lo:hi], sum)
+			}
+		}
 	}
 }
 
@@ -276,7 +291,7 @@ func (m *Member) operand(member, t int, own []byte) []byte {
 	return m.section(member, m.index, t)
 }
 
-func (m *Member) take(ctx context.Context, t int) error {
+func (m *Member) take(ctx context.Context, t int, back bool) error {
 	m.in(CopyingOut)
 	for o := range m.dst {
 		part := m.of(m.dst[o], t)
@@ -286,7 +301,11 @@ func (m *Member) take(ctx context.Context, t int) error {
 		if err := m.wait(ctx, o, &m.areas[o].reduced.word, m.rounds+uint64(t)+1); err != nil {
 			return err
 		}
-		copy(part, m.areas[o].out[t%slots])
+		from := m.areas[o].out[t%slots]
+		if back {
+			from = m.section(m.index, o, t)
+		}
+		copy(part, from)
 	}
 	if m.aborted() {
 		return ErrAborted
