@@ -47,7 +47,7 @@ type header struct {
 type control struct {
 	cells    [cells]spacedCell
 	given    counter // rounds of which this member's in slot is filled
-	reduced  counter // and its out slot
+	reduced  counter // rounds of which it has reduced its part, or filled its out slot
 	sleepers uint32  // how many members sleep until a word of this one changes; they write it
 	_        [124]byte
 	relaxed  uint32 // whether the member can make the others' stores seen before it sleeps

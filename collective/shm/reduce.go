@@ -11,7 +11,7 @@ import (
 const (
 	roomyRound   = 256 << 10
 	crowdedRound = 128 << 10
-	block        = 8 << 10 // bytes that are worked on at once: the result is still in the first-level cache when it is copied
+	block        = 16 << 10 // bytes that are worked on at once: the result is still near when it is copied
 )
 
 // Barrier returns when all members have called it.
@@ -146,15 +146,19 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 // the caches. Three things are done in each round t:
 //
 //	give     what other members own of src goes to this one's in slot; then its counter given is t+1
-//	reduce   the own part is combined from the own src and the others' in slots into the own out slot and dst; without a
-//	         reduction, dst goes there as it is; then the counter reduced is t+1
-//	take     the other parts go from their owners' out slots to dst, if gather
+//	reduce   the own part is combined from the own src and the others' in slots into dst and, if gather, back into these
+//	         slots; without a reduction, dst goes into the own out slot as it is; then the counter reduced is t+1
+//	take     if gather, the other parts go to dst, from the own in slot or, without a reduction, from their owners' out slots
+//
+// That results go back the way they came is worth a quarter of the time: what goes to and fro between two cores' caches is
+// half as much memory, and a core that has just read a line gets leave to write it sooner.
 //
 // Their order is give 0, then give t+1, reduce t, take t for each t. Slots are used in turn, slot t%2 in round t, and are
 // free when they are used again:
 //
-//   - Give t writes in slot t%2, which owners read in reduce t−2. This member has waited for their counters reduced to be t−1
-//     or more: in take t−2 or, without it, in give.
+//   - Give t writes in slot t%2, which owners read and wrote in reduce t−2. This member has waited for their counters reduced
+//     to be t−1 or more: in take t−2, which read it too, or, without it, in give.
+//   - Reduce t writes in slots t%2 of members that have given, so it has waited for them.
 //   - Reduce t writes out slot t%2, which others read in take t−2. It waits first until all counters given are t+1, and each
 //     member has set its own in give t, after take t−2.
 //
