@@ -113,13 +113,13 @@ func TestRefusedRegion(t *testing.T) {
 func TestTensorBeyondRegion(t *testing.T) {
 	members := gathering(t, 2, small(2))
 	defer leave(t, members)
-	b, err := Alloc(2000)
+	b, err := Alloc(8000)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer Free(b)
 	eachMust(t, members, func(m *Member) error { // both use the same memory, which only serves the introduction
-		return m.AllReduce(background, Desc{}, b[1000*m.index:][:1000], &sumOfFloats)
+		return m.AllReduce(background, Desc{}, b[4000*m.index:][:4000], &sumOfFloats)
 	})
 	errs := each(members, func(m *Member) error {
 		c, err := m.begin(background)

@@ -9,6 +9,9 @@ import (
 // Data that lies in the members' arenas needs no slots: all can read all of it where it is. Each member tells in its cell
 // where its data lies, and only if all do is that path taken.
 
+// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the caches, where tensors do not.
+const directLeast = 16
+
 // regions is what a member knows of the others' arenas.
 type regions struct {
 	announced bool // this member's own

@@ -78,7 +78,7 @@ func small(members int) *layout {
 // sizes lie around the thresholds of the small layout for this many members.
 func sizes(members int) []int {
 	list := []int{0, 1, 2, 3, 39, 40, 41, 64, 127, 128, 129, 191, 192, 193}
-	for _, rounds := range []int{1, 2, 3, 7} {
+	for _, rounds := range []int{1, 2, 3, 9} {
 		n := 192 * members * rounds
 		list = append(list, n-8, n-1, n, n+1, n+192+24)
 	}

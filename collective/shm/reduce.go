@@ -6,11 +6,10 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// The bytes of each part that move in one round. Long ones are best while every member has a core: until a slot is written
-// again, what other cores have of it has left their caches for the shared one, from which it is taken back faster.
+// The bytes of each part that move in one round. Members that share a core share its caches too, and so take short ones.
 const (
 	roomyRound   = 256 << 10
-	crowdedRound = 128 << 10
+	crowdedRound = 32 << 10
 	block        = 16 << 10 // bytes that are worked on at once: the result is still near when it is copied
 )
 
@@ -35,16 +34,19 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	case len(data) <= m.layout.bank:
 		return m.allReduceBanks(ctx, c, d, data, r)
 	}
-	m.tell(c, data)
+	far := len(data) >= directLeast*m.layout.out
+	if far {
+		m.tell(c, data)
+	}
 	if err := m.arrive(ctx, c, d); err != nil {
 		return err
 	}
-	direct, err := m.direct(ctx, d, data)
-	if err != nil {
-		return err
-	}
-	if direct {
-		return m.allReduceDirect(ctx, data, r)
+	if far {
+		if direct, err := m.direct(ctx, d, data); err != nil {
+			return err
+		} else if direct {
+			return m.allReduceDirect(ctx, data, r)
+		}
 	}
 	m.split(m.src, data, r.Size, m.members)
 	m.split(m.dst, data, r.Size, m.members)
