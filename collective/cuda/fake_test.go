@@ -118,6 +118,28 @@ func (n *node) process() *driver {
 		modules: map[uintptr]*ptxtest.Module{}, kernels: map[uintptr]*ptxtest.Kernel{}, threads: map[int]bool{}, calls: map[string]int{}}
 }
 
+// failCalls has calls of that name return r: of all that come from now on, most, after the first few. restore ends that, and
+// tells whether one has.
+func (f *driver) failCalls(call string, few, most int, r result) (restore func() (failed bool)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	seen := 0
+	f.fault = func(c string) result {
+		if c == call {
+			if seen++; seen > few && seen-few <= most {
+				return r
+			}
+		}
+		return success
+	}
+	return func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.fault = nil
+		return seen > few
+	}
+}
+
 // enter begins a call. Those that need a context are made on a thread that has it.
 func (f *driver) enter(call string, context bool) (result, func()) {
 	f.mu.Lock()

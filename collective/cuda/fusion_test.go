@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -151,24 +152,11 @@ func TestFusionFails(t *testing.T) {
 					}
 					streams[rank] = s
 				}
-				f, seen := w.drivers[1], 0
-				f.mu.Lock()
-				f.fault = func(c string) result {
-					if c == call {
-						if seen++; seen > at {
-							return launchFailed
-						}
-					}
-					return success
-				}
-				f.mu.Unlock()
+				restore := w.drivers[1].failCalls(call, at, math.MaxInt, launchFailed)
 				errs := w.each(func(rank int, d *Device, g *collective.Group) error {
 					return GroupedAllReduce(t.Context(), g, "gradients", slicesOf[rank], collective.Sum, Options{After: streams[rank]})
 				})
-				f.mu.Lock()
-				failed := seen > at
-				f.fault = nil
-				f.mu.Unlock()
+				failed := restore()
 				for rank, err := range errs {
 					switch {
 					case !failed && err != nil, failed && rank == 1 && (!errors.Is(err, ErrSticky) || errors.Is(err, collective.ErrAborted)),

@@ -18,16 +18,14 @@ func meetings(t *testing.T, n int, oneHost bool) func() []*collective.Group {
 	return meetingsWith(t, n, oneHost, collective.Config{})
 }
 
-// meetingsWith is meetings of endpoints with this config.
-func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) func() []*collective.Group {
+// listen makes n endpoints of one job, and closes them with the test.
+func listen(t *testing.T, n int, config collective.Config) []*collective.Endpoint {
 	t.Helper()
 	authority, err := identity.NewAuthority("test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var endpoints []*collective.Endpoint
-	var addrs [][]string
-	var hosts []string
 	for i := range n {
 		c, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: i, Incarnation: fmt.Sprint("i", i)})
 		if err != nil {
@@ -39,7 +37,19 @@ func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) f
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { e.Close() })
-		endpoints, addrs = append(endpoints, e), append(addrs, e.Addrs())
+		endpoints = append(endpoints, e)
+	}
+	return endpoints
+}
+
+// meetingsWith is meetings of endpoints with this config.
+func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) func() []*collective.Group {
+	t.Helper()
+	endpoints := listen(t, n, config)
+	var addrs [][]string
+	var hosts []string
+	for _, e := range endpoints {
+		addrs = append(addrs, e.Addrs())
 		if oneHost {
 			hosts = append(hosts, "a")
 		}

@@ -71,15 +71,7 @@ func TestHostsBanked(t *testing.T) {
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
 		s := vector(t, d, slices.Repeat([]float32{float32(rank)}, length))
 		if rank == 1 {
-			var foreign uint64
-			if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&foreign, uint64(4*length)) }); err != nil {
-				return err
-			}
-			defer d.call("cuMemFree_v2", func(a *api) result { return a.memFree(foreign) })
-			wrapped, err := Wrap[float32](d, foreign, length)
-			if err != nil {
-				return err
-			}
+			wrapped := foreign(t, d, make([]float32, length))
 			if err := wrapped.CopySlice(t.Context(), s); err != nil {
 				return err
 			}

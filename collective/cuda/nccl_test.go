@@ -21,7 +21,6 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
 	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
-	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 // ncclLibrary builds the NCCL of testdata beside a driver, and returns its path. Ranks may share the device. At the end nothing may be left in the
@@ -96,24 +95,7 @@ func newNCCLWorld(t *testing.T, n int, config Config) *ncclWorld {
 // chosen makes groups of growing generations among some of n endpoints.
 func chosen(t *testing.T, n int, config collective.Config) func(members ...int) []*collective.Group {
 	t.Helper()
-	authority, err := identity.NewAuthority("test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var endpoints []*collective.Endpoint
-	for i := range n {
-		c, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "h", Index: i, Incarnation: fmt.Sprint("i", i)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		config.Credentials, config.ListenAddr = c, "127.0.0.1:0"
-		e, err := collective.Listen(config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { e.Close() })
-		endpoints = append(endpoints, e)
-	}
+	endpoints := listen(t, n, config)
 	generation := uint64(0)
 	return func(members ...int) []*collective.Group {
 		generation++

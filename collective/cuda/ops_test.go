@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -208,15 +210,7 @@ func TestWrapped(t *testing.T) {
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
 		s := vector(t, d, slices.Repeat([]float32{float32(rank)}, length))
 		if rank > 0 {
-			var foreign uint64
-			if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&foreign, 4*length) }); err != nil {
-				return err
-			}
-			defer d.call("cuMemFree_v2", func(a *api) result { return a.memFree(foreign) })
-			wrapped, err := Wrap[float32](d, foreign, length)
-			if err != nil {
-				return err
-			}
+			wrapped := foreign(t, d, make([]float32, length))
 			if err := wrapped.CopySlice(t.Context(), s); err != nil {
 				return err
 			}
@@ -328,19 +322,9 @@ func TestFailureOnOneRank(t *testing.T) {
 				}
 				broken := w.drivers[1]
 				broken.mu.Lock()
-				before, seen := map[string]int{}, 0
-				for c, n := range broken.calls {
-					before[c] = n
-				}
-				broken.fault = func(c string) result {
-					if c == call {
-						if seen++; seen > at {
-							return launchFailed
-						}
-					}
-					return success
-				}
+				before := maps.Clone(broken.calls)
 				broken.mu.Unlock()
+				restore := broken.failCalls(call, at, math.MaxInt, launchFailed)
 				errs := w.each(func(rank int, d *Device, g *collective.Group) error {
 					return AllReduce(t.Context(), g, slicesOf[rank], collective.Sum)
 				})
@@ -350,9 +334,8 @@ func TestFailureOnOneRank(t *testing.T) {
 						calls[c] = n - before[c]
 					}
 				}
-				failed := seen > at
-				broken.fault = nil
 				broken.mu.Unlock()
+				failed := restore()
 				for rank, err := range errs {
 					switch {
 					case !failed && err != nil, failed && rank == 1 && !errors.Is(err, ErrSticky),

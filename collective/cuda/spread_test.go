@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -192,22 +193,9 @@ func spreadFails(t *testing.T, name, call string, at int, operation func(context
 		_, err := d.backend(t.Context(), g)
 		return err
 	})
-	f, seen := w.drivers[1], 0
-	f.mu.Lock()
-	f.fault = func(c string) result {
-		if c == call {
-			if seen++; seen > at {
-				return launchFailed
-			}
-		}
-		return success
-	}
-	f.mu.Unlock()
+	restore := w.drivers[1].failCalls(call, at, math.MaxInt, launchFailed)
 	errs := w.each(func(rank int, d *Device, g *collective.Group) error { return operation(t.Context(), g, slicesOf[rank]) })
-	f.mu.Lock()
-	failed := seen > at
-	f.fault = nil
-	f.mu.Unlock()
+	failed := restore()
 	for rank, err := range errs {
 		switch {
 		case !failed && err != nil, failed && rank == 1 && !errors.Is(err, ErrSticky),

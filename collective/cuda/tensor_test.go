@@ -202,25 +202,12 @@ func saveFails(t *testing.T, call, way string, at int) (failed bool) {
 			}
 		}()
 	}
-	seen := 0
-	f.mu.Lock()
-	f.fault = func(c string) result {
-		if c == call {
-			if seen++; seen == at+1 {
-				return notSupported
-			}
-		}
-		return success
-	}
-	f.mu.Unlock()
+	restore := f.failCalls(call, at, 1, notSupported)
 	err := p.Save()
 	if err == nil {
 		_, err = p.Image()
 	}
-	f.mu.Lock()
-	failed = seen > at
-	f.fault = nil
-	f.mu.Unlock()
+	failed = restore()
 	if failed != isCode(err, notSupported) {
 		t.Errorf("%s, call %d of %s fails: %v", way, at, call, err)
 	}

@@ -16,8 +16,8 @@
 //	in        slots for what other members reduce, and for what comes of it
 //	out       slots for what this member has, and others want
 //
-// A word that tells something is written by one member only, two of the header apart: abort, which only ever becomes 1, and first, which is written
-// once. Counters only grow.
+// A word that tells something is written by one member only, two of the header apart: abort, which only ever becomes 1, and
+// first, which is written once. Counters only grow.
 // Another member is trusted with values, never with indices: nothing that is read from a segment is used as a length or
 // place before it is bounded.
 //

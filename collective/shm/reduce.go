@@ -256,6 +256,13 @@ func (m *Member) reduce(ctx context.Context, t int, r *Reduction, gather bool) e
 // first or the second, and copies each block to target, which may be the own operand, and, if back, to the other slots.
 func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	own := m.of(m.src[m.index], t)
+	if m.members == 1 {
+		copy(target, own)
+		if r.Finish != nil {
+			r.Finish(target)
+		}
+		return
+	}
 	other := 0
 	if m.index == 0 {
 		other = 1
@@ -263,13 +270,6 @@ func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	for lo := 0; lo < len(target); lo += block {
 		hi := min(lo+block, len(target))
 		first := m.operand(0, t, own)[lo:hi]
-		if m.members == 1 {
-			copy(target[lo:hi], first)
-			if r.Finish != nil {
-				r.Finish(target[lo:hi])
-			}
-			continue
-		}
 		sum := m.section(other, m.index, t)[lo:hi]
 		for i := 1; i < m.members; i++ {
 			r.Combine(sum, first, m.operand(i, t, own)[lo:hi])
@@ -279,10 +279,7 @@ func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 			r.Finish(sum)
 		}
 		copy(target[lo:hi], sum)
-		if !back {
-			continue
-		}
-		for i := other + 1; i < m.members; i++ {
+		for i := other + 1; back && i < m.members; i++ {
 			if i != m.index {
 				copy(m.section(i, m.index, t)[lo:hi], sum)
 			}
