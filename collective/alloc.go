@@ -9,7 +9,8 @@ import (
 )
 
 // Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an AllReduce of such slices on every
-// rank copies nothing in or out. They outlive groups, and are not collected as garbage: [Free] gives them back. Where
+// rank copies nothing in or out, from 4 MiB on (less on hosts of more than 16 ranks); what is smaller stays in the caches, and is
+// faster copied. They outlive groups, and are not collected as garbage: [Free] gives them back. Where
 // the system has no such memory the slice is an ordinary one, which all operations take as well.
 func Alloc[T Element](n int) ([]T, error) {
 	size := typeOf[T]().Size()

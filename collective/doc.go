@@ -31,7 +31,7 @@
 //
 // Ranks of a group that are on one host meet in shared memory (host.go). Where these are all ranks, everything but a forced algorithm
 // and [Adasum] runs in it; where they are not, AllReduce runs within hosts and between them (hierarchical.go). Slices of
-// [Alloc] are reduced in it without a copy.
+// [Alloc] are reduced in it without a copy, if they are large.
 //
 // # Layers
 //

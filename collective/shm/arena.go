@@ -47,7 +47,7 @@ type arenaHeader struct {
 }
 
 // Alloc returns n zero bytes, aligned for every element and to a page, in memory that the other processes of this host can
-// map. Operations between members whose data all lies in such memory copy less. From 2 MiB on it has huge pages, if there are
+// map. AllReduce of large data that all lies in such memory copies less. From 2 MiB on it has huge pages, if there are
 // any, and takes its memory at once. It is not collected as garbage: [Free]
 // gives it back. The error is [ErrNoArena] where the system refuses such memory.
 func Alloc(n int) ([]byte, error) {

@@ -22,11 +22,11 @@
 // place before it is bounded.
 //
 // Tensors of [Alloc] lie in another memfd, one per process, which the members map as they meet it. If all data of a
-// reduction lies in such memory, it is not copied into slots and out of them.
+// reduction lies in such memory, and is large, it is not copied into slots and out of them.
 //
 // # Waiting
 //
-// A member that waits looks at the word for some microseconds, if every member has a core, then gives its core away some
+// A member that waits looks at the word for a tenth of a millisecond at most, if every member has a core, then gives its core away some
 // times, then sleeps in the kernel. It looks at the header's abort word as often as at its own. Nothing depends on prompt
 // progress: any thread may be stopped anywhere for any time.
 //
