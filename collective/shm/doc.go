@@ -26,9 +26,9 @@
 //
 // # Waiting
 //
-// A member that waits looks at the word for a tenth of a millisecond at most, if every member has a core, then gives its core away some
-// times, then sleeps in the kernel. It looks at the header's abort word as often as at its own. Nothing depends on prompt
-// progress: any thread may be stopped anywhere for any time.
+// A member that waits looks at the word for a tenth of a millisecond at most, if every member has a core, then gives its
+// core away some times, then sleeps in the kernel. It looks at the header's abort word as often as at its own. Nothing depends
+// on prompt progress: any thread may be stopped anywhere for any time.
 //
 // # Deaths
 //
