@@ -27,6 +27,8 @@ const (
 	farewell = 2 * time.Second
 	// attachTimeout is how long one try to attach may take.
 	attachTimeout = 2 * time.Second
+	// attachPatience is the same for an agent whose process is known to be there.
+	attachPatience = 30 * time.Second
 	// takeEvery and hearEvery are after how many bytes of output, and how many events, the agent is told at once.
 	takeEvery = 64 << 10
 	hearEvery = 64
@@ -428,7 +430,10 @@ func (s *agentSession) hopeless(err error) (why error, over bool) {
 	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument:
 		return errors.New(status.Convert(err).Message()), true
 	}
-	if silent >= s.a.Lease {
+	switch {
+	case errors.Is(err, errNoAnswer), s.vital != nil && silent >= patientLeases*s.a.Lease && s.wanted() && s.gone() == nil:
+		return fmt.Errorf("%w for %v", errNoAnswer, silent.Round(time.Millisecond)), false
+	case s.vital == nil && silent >= s.a.Lease:
 		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
 	}
 	return s.gone(), false
@@ -494,8 +499,12 @@ func (s *agentSession) stream(ctx context.Context) error {
 	return err
 }
 
-// attachLimit is how long a try to attach may take: no longer than the agent is waited for.
+// attachLimit is how long a try to attach may take: no longer than the agent is waited for. Where only the end of its
+// process is an end, another try would find it no faster.
 func (s *agentSession) attachLimit() time.Duration {
+	if s.vital != nil {
+		return attachPatience
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	limit := min(attachTimeout, s.a.Lease)
@@ -532,7 +541,7 @@ func (s *agentSession) heardFrom(answer *wire.Attached) {
 // talk says what there is to say, and beats, until the stream is broken. It receives from broken, once, where it returns
 // nil; then the agent has closed the stream because the session was to end.
 func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent], broken chan error) error {
-	look := time.NewTicker(max(s.beat/looksPerBeat, time.Millisecond))
+	look := time.NewTicker(s.lookEvery())
 	defer look.Stop()
 	var beaten time.Time
 	ending := false
@@ -578,6 +587,9 @@ func (s *agentSession) silent() error {
 	s.looks++
 	looks, since := s.looks, time.Since(s.contact)
 	s.mu.Unlock()
+	if s.vital != nil {
+		return s.quiet(looks, since)
+	}
 	if looks > missedBeats*looksPerBeat {
 		return fmt.Errorf("nothing was heard of the agent for %v", since.Round(time.Millisecond))
 	}

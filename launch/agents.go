@@ -221,7 +221,7 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*agentSe
 	if err != nil {
 		return nil, err
 	}
-	return a.sessionAt(place{host: host, addr: j.addr, credentials: a.own, there: j.there, kill: j.ready.kill, logs: true})
+	return a.sessionAt(place{host: host, addr: j.addr, credentials: a.own, there: j.there, vital: j.vital, kill: j.ready.kill, logs: true})
 }
 
 // place is where an agent is, and who.
@@ -229,6 +229,7 @@ type place struct {
 	host, addr  string
 	credentials *identity.Credentials
 	there       func() error // why there is no use in waiting for an agent that is silent; nil where there is
+	vital       *vital       // its process, on this machine; nil: it is elsewhere, or of nobody knows which
 	kill        func()       // ends the agent itself; nil: it cannot be
 	logs        bool         // it has no log but ours
 }

@@ -1,14 +1,11 @@
 package launch
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"strings"
 	"syscall"
 	"time"
 
@@ -30,8 +27,7 @@ type jobAgent struct {
 	err   error
 	ready AgentReady
 	addr  string // where the driver reaches it
-	// orphan: it is a process of this machine, and was the child of a driver before this one.
-	orphan bool
+	vital *vital // its process, where that is on this machine; nil elsewhere
 }
 
 func (j *jobAgent) started() bool {
@@ -43,17 +39,12 @@ func (j *jobAgent) started() bool {
 	}
 }
 
-// there tells of a child of this process that has ended, or of one that was another driver's.
+// there tells of a process of this machine that has ended.
 func (j *jobAgent) there() error {
-	if j.orphan && ended(j.ready.PID) {
-		return errors.New("its process has ended")
-	}
-	select {
-	case <-j.ready.gone: // nil: never
-		return errors.New("its process has ended")
-	default:
+	if j.vital == nil {
 		return nil
 	}
+	return j.vital.there()
 }
 
 // awaitEnd waits for the end of a child of this process, and sees to it.
@@ -63,24 +54,11 @@ func (j *jobAgent) awaitEnd() {
 	<-j.ready.gone
 }
 
-// ended tells whether there is no such process any more, or one that only waits for its parent to take note.
-func ended(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if errors.Is(err, os.ErrNotExist) {
-		return true
-	}
-	state := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	return len(state) > 0 && bytes.ContainsAny(state[0], "ZX")
-}
-
 // awaitOrphan waits for the end of a process that was another's child, and sees to it.
 func (j *jobAgent) awaitOrphan() {
 	for late := time.Now().Add(farewell); j.there() == nil; pauseFor(context.Background(), 2*time.Millisecond) {
 		if time.Now().After(late) {
-			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", j.ready.PID))
-			if err == nil && bytes.Contains(line, []byte("\x00"+strings.Join(agentArgs, "\x00"))) { // nobody else has the number by now
-				_ = syscall.Kill(j.ready.PID, syscall.SIGKILL) // fails where it has just ended
-			}
+			j.ready.kill()
 			return
 		}
 	}
@@ -88,7 +66,11 @@ func (j *jobAgent) awaitOrphan() {
 
 // knownAgent is one that a driver before this one has started.
 func knownAgent(k KnownAgent) *jobAgent {
-	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: AgentReady{PID: k.PID}, orphan: k.Local}
+	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: AgentReady{PID: k.PID}}
+	if k.Local {
+		j.vital = vitalOf(k.PID)
+		j.ready.kill = func() { j.vital.signal(syscall.SIGKILL) }
+	}
 	close(j.done)
 	return j
 }
@@ -155,6 +137,7 @@ func (a *Agents) beginNow(j *jobAgent) error {
 		return err
 	}
 	if j.ready.gone != nil {
+		j.vital = &vital{pid: j.ready.PID, gone: j.ready.gone}
 		a.mu.Lock()
 		a.children = append(a.children, j)
 		a.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -24,66 +25,92 @@ func parent(t *testing.T, pid int) int {
 	return ppid
 }
 
-// TestAgentLost: an agent that is killed, or hangs, costs its host's workers and nobody else. Another takes its place, and
-// nothing is left of the one before.
-func TestAgentLost(t *testing.T) {
-	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "hangs": syscall.SIGSTOP} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, Job{
-				Flags: append(flags("-np", "4", "--min-np", "2", "--agent-timeout", "2s", "--drain-timeout", "5"),
-					"--blacklist-cooldown-range", "0.1,0.1"),
-				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
-				Trainee: []string{"-steps", "100000", "-step-time", "2ms"},
-				Limit:   90 * time.Second,
-			})
-			await := func(generation uint64, size int) (world Event) {
-				t.Helper()
-				err := r.AwaitEvents(t.Context(), func(events []Event) bool {
-					committed := false
-					for _, e := range events {
-						if e.Name == "world_published" && e.Generation > generation && e.Size == size {
-							world = e
-						}
-						committed = committed || e.Name == "first_commit" && world.Generation > 0 && e.Generation == world.Generation
-					}
-					return committed
-				})
-				if err != nil {
-					res, _ := r.Wait()
-					t.Fatalf("%v\n%s", err, res.Story())
+// inTwoHosts is a job in full training, and its world; await returns the next of that size, once it has committed.
+func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size int) Event) {
+	t.Helper()
+	r = start(t, Job{
+		Flags: append(flags("-np", "4", "--min-np", "2", "--agent-timeout", "1s", "--drain-timeout", "5"),
+			"--blacklist-cooldown-range", "0.1,0.1"),
+		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms"},
+		Limit:   90 * time.Second,
+	})
+	return r, func(generation uint64, size int) (world Event) {
+		t.Helper()
+		err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+			committed := false
+			for _, e := range events {
+				if e.Name == "world_published" && e.Generation > generation && e.Size == size {
+					world = e
 				}
-				return world
+				committed = committed || e.Name == "first_commit" && world.Generation > 0 && e.Generation == world.Generation
 			}
-			first := await(0, 4)
-			agent := parent(t, first.Slots[3].PID)
-			if other := parent(t, first.Slots[2].PID); other != agent || parent(t, first.Slots[0].PID) == agent {
-				t.Fatalf("the parents of the workers are %d and %d", agent, other)
-			}
-			if err := syscall.Kill(agent, signal); err != nil {
-				t.Fatal(err)
-			}
-			few := await(first.Generation, 2)
-			again := await(few.Generation, 4)
-			for i := range 2 {
-				if again.Slots[i].PID != first.Slots[i].PID {
-					t.Errorf("rank %d was process %d and is %d", i, first.Slots[i].PID, again.Slots[i].PID)
-				}
-			}
-			if next := parent(t, again.Slots[3].PID); next == agent {
-				t.Error("the agent is the same")
-			}
-			if err := syscall.Kill(r.PID, syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			res := finish(t, r, 128+int(syscall.SIGTERM), 100000)
-			lost := 0
-			for _, where := range []string{hostB + ":0", hostB + ":1"} {
-				lost += len(exits(res, where))
-			}
-			if lost != 4 || len(exits(res, hostA+":0")) != 1 {
-				t.Errorf("%d workers of the host have ended", lost)
-			}
+			return committed
 		})
+		if err != nil {
+			res, _ := r.Wait()
+			t.Fatalf("%v\n%s", err, res.Story())
+		}
+		return world
+	}
+}
+
+// TestAgentLost: an agent that is killed costs its host's workers and nobody else. Another takes its place, and nothing is
+// left of the one before.
+func TestAgentLost(t *testing.T) {
+	t.Parallel()
+	r, await := inTwoHosts(t)
+	first := await(0, 4)
+	agent := parent(t, first.Slots[3].PID)
+	if other := parent(t, first.Slots[2].PID); other != agent || parent(t, first.Slots[0].PID) == agent {
+		t.Fatalf("the parents of the workers are %d and %d", agent, other)
+	}
+	if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	few := await(first.Generation, 2)
+	again := await(few.Generation, 4)
+	for i := range 2 {
+		if again.Slots[i].PID != first.Slots[i].PID {
+			t.Errorf("rank %d was process %d and is %d", i, first.Slots[i].PID, again.Slots[i].PID)
+		}
+	}
+	if next := parent(t, again.Slots[3].PID); next == agent {
+		t.Error("the agent is the same")
+	}
+	if err := syscall.Kill(r.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	res := finish(t, r, 128+int(syscall.SIGTERM), 100000)
+	lost := 0
+	for _, where := range []string{hostB + ":0", hostB + ":1"} {
+		lost += len(exits(res, where))
+	}
+	if lost != 4 || len(exits(res, hostA+":0")) != 1 {
+		t.Errorf("%d workers of the host have ended", lost)
+	}
+}
+
+// TestAgentStopped: an agent of this machine that is stopped for longer than --agent-timeout is alive, and so are its workers.
+// It is continued when they shall end.
+func TestAgentStopped(t *testing.T) {
+	t.Parallel()
+	r, await := inTwoHosts(t)
+	first := await(0, 4)
+	if err := syscall.Kill(parent(t, first.Slots[3].PID), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	awaitOutput(t, r, func(text string) bool { return strings.Contains(text, "is stopped; its workers go on") })
+	if err := syscall.Kill(r.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	res := finish(t, r, 128+int(syscall.SIGTERM), 100000)
+	if n := Count(res.Events, "world_published"); n != 1 {
+		t.Errorf("%d worlds, want the first alone", n)
+	}
+	for _, e := range res.Events {
+		if e.Name == "worker_exited" && (e.Code != 0 || e.Signal != nil) {
+			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
+		}
 	}
 }
