@@ -19,15 +19,18 @@ import (
 )
 
 const (
-	proofBound   = 5 * time.Second  // longest a connection may take to prove itself
-	maxUnproven  = 64               // connections that have not yet, times Config.Connections; the oldest gives way to a new one
-	waitBound    = 30 * time.Second // longest a connection of a newer generation waits for this rank
-	maxWaiting   = 1024             // such connections, times Config.Connections
-	maxVisits    = 16               // at a time
-	connectBound = 30 * time.Second // of Connect, where its context has no deadline
-	dialBound    = 10 * time.Second // of one attempt at one address
-	dialAttempts = 6                // where a connection breaks while it is proven
+	proofBound   = 5 * time.Second        // longest a connection may take to prove itself
+	fewUnproven  = 256                    // connections that have not yet, whatever the world's size; the oldest gives way to a new one
+	waitBound    = 30 * time.Second       // longest a connection of a newer generation waits for this rank
+	fewWaiting   = 1024                   // such connections, whatever the world's size
+	maxVisits    = 16                     // at a time
+	connectBound = 30 * time.Second       // of Connect without any new connection, where its context has no deadline
+	connectEach  = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
+	dialBound    = 10 * time.Second       // of one attempt at one address
+	wayAttempts  = 6                      // where no way leads to a peer
+	dialAttempts = 24                     // where a connection breaks while it is proven
 	firstBackoff = 5 * time.Millisecond
+	lastBackoff  = 250 * time.Millisecond
 )
 
 // keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where nothing waits to be
@@ -90,6 +93,8 @@ type Endpoint struct {
 	inbound  map[net.Conn]struct{} // accepted and not handed over
 	unproven []net.Conn            // those of them that have proven nothing, oldest first
 	visits   int                   // those of them that are visits
+	largest  int                   // ranks of the largest generation that Connect was called for
+	forced   int                   // what bound returns, in tests
 }
 
 // door tells the groups apart that a worker takes part in.
@@ -242,7 +247,7 @@ var errKilled = errors.New("collective: this worker has been killed")
 
 // Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
 // Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
-// most until ctx ends, or for 30 s where ctx has no deadline. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
+// most until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
 // could not be reached: at once where nobody listens at a peer's addresses, which means that its process is dead.
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
@@ -269,11 +274,6 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 		return nil, err
 	}
 	f.catchUp(g)
-	if _, bounded := ctx.Deadline(); !bounded {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, connectBound)
-		defer cancel()
-	}
 	dialCtx, stop := context.WithCancel(ctx)
 	var dialing sync.WaitGroup
 	for peer := range g.size {
@@ -284,14 +284,7 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 		}
 	}
 	if g.size > 1 {
-		select {
-		case <-path.complete:
-		case <-g.failed:
-		case <-ctx.Done():
-			g.fail(gone(ctx.Err(), path.absent()...))
-		case <-e.closed:
-			g.fail(gone(errors.New("collective: the endpoint is closed"), g.rank))
-		}
+		e.awaitPeers(ctx, g, path)
 	}
 	stop()
 	dialing.Wait()
@@ -301,11 +294,44 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 		path.quiesce()
 		return nil, g.err()
 	}
+	if _, bounded := ctx.Deadline(); !bounded { // the others may still be about to connect
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, connectBound+time.Duration(g.size)*connectEach)
+		defer cancel()
+	}
 	if err := g.share(ctx); err != nil {
 		g.Abort(err)
 		return nil, g.err()
 	}
 	return g, nil
+}
+
+// awaitPeers blocks until there is a connection to every rank, or fails the group: when ctx ends, or, where that has no deadline,
+// when there has been no new connection for connectBound.
+func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
+	var idle <-chan time.Time
+	if _, bounded := ctx.Deadline(); !bounded {
+		ticker := time.NewTicker(connectBound)
+		defer ticker.Stop()
+		idle = ticker.C
+	}
+	for before := path.lacking(); ; {
+		select {
+		case <-path.complete:
+		case <-g.failed:
+		case <-ctx.Done():
+			g.fail(gone(ctx.Err(), path.absent()...))
+		case <-e.closed:
+			g.fail(gone(errors.New("collective: the endpoint is closed"), g.rank))
+		case <-idle:
+			if now := path.lacking(); now < before {
+				before = now
+				continue
+			}
+			g.fail(gone(context.DeadlineExceeded, path.absent()...))
+		}
+		return
+	}
 }
 
 // begin opens the door to g, for those too that wait there. The group of all ranks makes its generation the current one.
@@ -327,6 +353,7 @@ func (e *Endpoint) begin(g *Group) error {
 		return fmt.Errorf("collective: generation %d has lane %x already", g.generation, g.lane)
 	}
 	e.current = g.family
+	e.largest = max(e.largest, g.family.size)
 	for d, r := range e.rooms {
 		if d.generation < g.generation || d.generation == g.generation && (d.lane == g.lane || g.lane == 0) {
 			close(r.open)
@@ -346,14 +373,30 @@ func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer, cha
 	}
 }
 
-// errBroken marks what may go better the next time: the connection broke before it was proven, or found no way.
-var errBroken = errors.New("collective: the connection broke")
+var (
+	errBroken = errors.New("collective: the connection broke") // before it was proven
+	errNoWay  = errors.New("collective: no way to the peer")   // from this host
+	errLater  = errors.New("collective: not yet")              // says the peer
+)
+
+// hopeful tells whether an attempt that has failed may go better the next time. Where the peer says so itself, the attempts end
+// with their context: it already has a connection in the place of this one, which is broken and which it has yet to give up,
+// or it has not come to the group.
+func hopeful(err error, attempt int) bool {
+	switch {
+	case errors.Is(err, errLater):
+		return true
+	case errors.Is(err, errBroken):
+		return attempt < dialAttempts
+	}
+	return errors.Is(err, errNoWay) && attempt < wayAttempts
+}
 
 func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
 	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
 		c, err := e.dialAll(ctx, addrs, h)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, errBroken) || attempt == dialAttempts {
+		if err == nil || ctx.Err() != nil || !hopeful(err, attempt) {
 			return c, err
 		}
 		timer := time.NewTimer(pause)
@@ -363,7 +406,7 @@ func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (
 			return nil, ctx.Err()
 		case <-timer.C:
 		}
-		pause *= 2
+		pause = min(2*pause, lastBackoff)
 	}
 }
 
@@ -413,7 +456,7 @@ func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (
 	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
 	raw, err := d.DialContext(ctx, "tcp", addr)
 	if errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
-		return nil, fmt.Errorf("%w: %w", errBroken, err) // so a link is for a moment that has just come back
+		return nil, fmt.Errorf("%w: %w", errNoWay, err) // so a link is for a moment that has just come back
 	}
 	if err != nil {
 		return nil, err
@@ -432,7 +475,10 @@ func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (
 	}
 	raw.Close()
 	var refused *identity.RefusedError
-	if !errors.As(err, &refused) && !errors.Is(err, identity.ErrUnproven) {
+	switch {
+	case errors.As(err, &refused) && refused.Later:
+		err = fmt.Errorf("%w: %w", errLater, err)
+	case refused == nil && !errors.Is(err, identity.ErrUnproven):
 		err = fmt.Errorf("%w: %s: %w", errBroken, addr, err)
 	}
 	return nil, err
@@ -461,7 +507,17 @@ func (e *Endpoint) accept() {
 	}
 }
 
-// admit books an accepted connection. Strangers who say nothing cannot keep others out: the oldest gives way.
+// bound is how many of the connections that this rank accepts there may be in some state: at least few of them, and room for
+// all the connections of the largest world so far twice. The caller holds mu.
+func (e *Endpoint) bound(few int) int {
+	if e.forced > 0 {
+		return e.forced
+	}
+	return max(few, 2*e.largest) * (e.connections + 1) / 2
+}
+
+// admit books an accepted connection. Strangers who say nothing cannot keep others out: the oldest gives way that has not
+// proven anything.
 func (e *Endpoint) admit(raw net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -471,7 +527,7 @@ func (e *Endpoint) admit(raw net.Conn) bool {
 		return false
 	default:
 	}
-	if len(e.unproven) == maxUnproven*e.connections {
+	if len(e.unproven) >= e.bound(fewUnproven) {
 		e.unproven[0].Close()
 		e.unproven = slices.Delete(e.unproven, 0, 1)
 	}
@@ -480,13 +536,19 @@ func (e *Endpoint) admit(raw net.Conn) bool {
 	return true
 }
 
-func (e *Endpoint) proven(raw net.Conn) {
+// proven takes a connection from those that may have to give way. It reports false for one that has: nothing can be claimed
+// for that.
+func (e *Endpoint) proven(raw net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if i := slices.Index(e.unproven, raw); i >= 0 {
+	i := slices.Index(e.unproven, raw)
+	if i >= 0 {
 		e.unproven = slices.Delete(e.unproven, i, i+1)
 	}
+	return i >= 0
 }
+
+var errGaveWay = errors.New("it has given way to newer connections")
 
 // prove has one accepted connection prove itself and hands it to its group.
 func (e *Endpoint) prove(raw net.Conn) {
@@ -498,7 +560,9 @@ func (e *Endpoint) prove(raw net.Conn) {
 	var path *tcpPath
 	claimed, visiting := false, false
 	h, err := e.credentials.ProveAccept(c.Conn, func(h identity.Hello) (err error) {
-		e.proven(raw)
+		if !e.proven(raw) {
+			return errGaveWay // the dialer sees it broken, and comes again
+		}
 		if h == visit {
 			visiting, err = e.admitVisit()
 		} else {
@@ -553,9 +617,9 @@ func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err e
 				return nil, false, err
 			}
 		}
-		if e.waiting >= maxWaiting*e.connections {
+		if e.waiting >= e.bound(fewWaiting) {
 			e.mu.Unlock()
-			return nil, false, fmt.Errorf("too many connections wait for groups to come")
+			return nil, false, fmt.Errorf("too many connections wait for groups to come (%w)", identity.ErrLater)
 		}
 		r := e.rooms[at]
 		if r == nil {
@@ -568,7 +632,7 @@ func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err e
 		select {
 		case <-r.open:
 		case <-timer.C:
-			err = fmt.Errorf("not in generation %d, lane %x within %v", h.Generation, h.Lane, waitBound)
+			err = fmt.Errorf("not in generation %d, lane %x within %v (%w)", h.Generation, h.Lane, waitBound, identity.ErrLater)
 		case <-e.closed:
 			err = errors.New("the endpoint is closed")
 		}
@@ -597,7 +661,7 @@ func (g *Group) welcome(h identity.Hello) (path *tcpPath, claimed bool, err erro
 		return path, false, nil
 	}
 	if !path.claim(h.From, h.Channel) {
-		return nil, false, fmt.Errorf("rank %d is connected already", h.From)
+		return nil, false, fmt.Errorf("rank %d is connected already (%w)", h.From, identity.ErrLater)
 	}
 	return path, true, nil
 }

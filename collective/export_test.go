@@ -3,6 +3,7 @@ package collective
 import (
 	"errors"
 	"maps"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -80,4 +81,29 @@ func Pace(t testing.TB, groups []*Group, rate int) {
 // SeverStrand cuts one connection of the data channel to a peer, and no other.
 func SeverStrand(g *Group, peer, strand int) {
 	unix.Shutdown(g.tcp.links[peer].wire.more[strand].fd, unix.SHUT_RDWR)
+}
+
+// Narrow has e take no more than so many connections that have yet to prove themselves, or that wait for a group.
+func Narrow(e *Endpoint, most int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forced = most
+}
+
+// Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that is there, until free is called.
+func Occupy(e *Endpoint, from, channel int) (free func()) {
+	for {
+		e.mu.Lock()
+		f := e.current
+		e.mu.Unlock()
+		if f == nil {
+			runtime.Gosched()
+			continue
+		}
+		path := f.group(0).path.(*tcpPath)
+		if !path.claim(from, channel) {
+			panic("the place is taken")
+		}
+		return func() { path.unclaim(from, channel) }
+	}
 }

@@ -230,6 +230,13 @@ func (g *Group) farewell(c *conn) {
 	c.raw.Close()
 }
 
+// lacking is how many connections are still to come.
+func (p *tcpPath) lacking() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.missing
+}
+
 // absent lists the ranks to which a channel is missing.
 func (p *tcpPath) absent() []int {
 	p.mu.Lock()

@@ -3,6 +3,7 @@ package collective_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net"
 	"runtime"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
@@ -246,6 +249,58 @@ func TestStrangers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestNarrowDoor: whoever has to give way to newer connections comes again, and is let in.
+func TestNarrowDoor(t *testing.T) {
+	w := newWorkers(t, collective.Config{}, 12)
+	for _, e := range w.endpoints {
+		collective.Narrow(e, 3)
+	}
+	for _, g := range w.meet(t, 12) {
+		t.Cleanup(func() { g.Abort(nil) })
+	}
+}
+
+// TestPlaceTaken: a rank in whose place another connection stands comes again until the place is free.
+func TestPlaceTaken(t *testing.T) {
+	refused := make(chan struct{}, 100)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	log.SetLevel(logrus.DebugLevel)
+	log.AddHook(hook(func(e *logrus.Entry) {
+		if err, _ := e.Data[logrus.ErrorKey].(error); err != nil && strings.Contains(err.Error(), "connected already") {
+			refused <- struct{}{}
+		}
+	}))
+	w := newWorkers(t, collective.Config{Log: log}, 2)
+	var wg sync.WaitGroup
+	errs := make([]error, 2)
+	connect := func(rank int) {
+		var g *collective.Group
+		g, errs[rank] = w.endpoints[rank].Connect(t.Context(), collective.Peers{Generation: 1, Rank: rank, Addrs: w.addrs})
+		g.Close()
+	}
+	wg.Go(func() { connect(0) })
+	free := collective.Occupy(w.endpoints[0], 1, 0)
+	wg.Go(func() { connect(1) })
+	for range 2 {
+		<-refused
+	}
+	free()
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
+type hook func(*logrus.Entry)
+
+func (hook) Levels() []logrus.Level { return logrus.AllLevels }
+
+func (h hook) Fire(e *logrus.Entry) error {
+	h(e)
+	return nil
 }
 
 // TestCandidates: of many addresses, those that work, those that nobody answers and those of other workers, one connection

@@ -18,7 +18,7 @@ import (
 //
 //	acceptor → dialer   challenge: magic, nonce A
 //	dialer → acceptor   claim:     magic, generation, lane, from, to, channel, nonce D, MAC("dialer", transcript)
-//	acceptor → dialer   verdict:   accepted or refused, reason, MAC("acceptor", transcript, verdict)
+//	acceptor → dialer   verdict:   accepted, refused or later, reason, MAC("acceptor", transcript, verdict)
 //
 // The transcript holds the run id, the claim, both nonces and, under TLS, the exporter value of the connection. Fresh
 // nonces of both ends make a replay fail, the two labels a reflection, the exporter a relay between two TLS connections.
@@ -39,6 +39,7 @@ const (
 
 	accepted = 1
 	refused  = 2
+	later    = 3 // refused for now
 )
 
 // Hello is what the dialer of a data connection claims: it is rank From of a group of the generation and wants rank To.
@@ -59,7 +60,12 @@ var ErrUnproven = errors.New("the peer has not proven that it is of this job")
 type RefusedError struct {
 	// Reason is the acceptor's, in at most 126 bytes.
 	Reason string
+	// Later: the acceptor does not want the connection now; a later attempt can go well.
+	Later bool
 }
+
+// ErrLater is what the error of a check of ProveAccept is (errors.Is) where the dialer's RefusedError is to say Later.
+var ErrLater = errors.New("try again later")
 
 // Error returns "identity: refused: " and the reason.
 func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
@@ -106,7 +112,7 @@ func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	if said[0] == accepted {
 		return nil
 	}
-	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)])}
+	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)]), Later: said[0] == later}
 }
 
 // ProveAccept is the other side of ProveDial. It calls check (nil: everything is welcome) once the dialer is proven and
@@ -143,7 +149,9 @@ func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello
 	said := verdict[:2+reasonLen]
 	said[0] = accepted
 	if refusal != nil {
-		said[0] = refused
+		if said[0] = refused; errors.Is(refusal, ErrLater) {
+			said[0] = later
+		}
 		said[1] = byte(copy(said[2:], shorten(refusal.Error())))
 	}
 	copy(verdict[2+reasonLen:], c.mac(acceptorLabel, &t, said))
