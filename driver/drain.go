@@ -37,6 +37,11 @@ func (m *machine) sayWhoStays() {
 			m.log(logrus.InfoLevel, "%s (rank %d) alone has the job's state: it stays until another has it", w.slot, w.rank)
 		}
 	}
+	if w := m.holder; w != nil && m.size.Max == 1 && !w.stays {
+		w.stays = true
+		m.log(logrus.WarnLevel, "%s (rank %d) is to leave and alone has the job's state, and --max-np 1 leaves no room for another "+
+			"worker to take it over: it stays; raise the bound with hvdrun scale", w.slot, w.rank)
+	}
 }
 
 // withoutAsked returns the slots but those whose workers were asked to leave.

@@ -30,6 +30,7 @@ type machine struct {
 	wants   []plan.SlotID           // as of the last step; replaced, never changed
 	free    []plan.SlotID           // the available ones, as of freeAt; replaced, never changed
 	freeAt  uint64                  // discovery.Hosts.Changes
+	holder  *worker                 // stays though its slot is not wanted, as of the last step: it alone has the state; nil: none does
 	world   plan.World
 	seq     uint64
 

@@ -54,14 +54,23 @@ func (m *machine) wanted(now time.Time) []plan.SlotID {
 	}
 	free := m.withoutAsked(m.free)
 	if m.size.Max > 0 && len(free) > m.size.Max {
-		free = m.preferred(free)
+		free = m.preferred(free, m.size.Max)
 	}
 	m.want(free)
-	if w := m.lastHolder(); w != nil {
+	m.holder = m.lastHolder()
+	if w := m.holder; w != nil {
 		// Discovery does not want it any more, but it alone has the state: it stays until another has it too.
-		m.want(m.insertByAge(m.wants, w.slot))
+		m.want(m.insertByAge(m.withRoomFor(m.wants), w.slot))
 	}
 	return m.wants
+}
+
+// withRoomFor returns the slots without the one that is missed least, where one more than them would exceed the bound.
+func (m *machine) withRoomFor(ids []plan.SlotID) []plan.SlotID {
+	if m.size.Max == 0 || len(ids) < m.size.Max {
+		return ids
+	}
+	return m.preferred(ids, m.size.Max-1)
 }
 
 // want makes ids the wanted slots. It looks at the workers of those alone that are between what both lists begin and end
@@ -100,9 +109,9 @@ func (m *machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 	return slices.Insert(slices.Clip(ids), at, id)
 }
 
-// preferred returns the most slots that may have a worker: those whose workers train already, then those whose workers run
-// at all, since nobody is replaced for the sake of order.
-func (m *machine) preferred(free []plan.SlotID) []plan.SlotID {
+// preferred returns that many of the slots at most: those whose workers train already, then those whose workers run at all,
+// since nobody is replaced for the sake of order.
+func (m *machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	class := func(id plan.SlotID) int {
 		w := m.in(id)
 		switch {
@@ -119,12 +128,12 @@ func (m *machine) preferred(free []plan.SlotID) []plan.SlotID {
 		count[classes[i]]++
 	}
 	// How many of each class there is room for: the first ones.
-	room, left := [3]int{}, m.size.Max
+	room, left := [3]int{}, most
 	for c, n := range count {
 		room[c] = min(n, left)
 		left -= room[c]
 	}
-	chosen := make([]plan.SlotID, 0, m.size.Max)
+	chosen := make([]plan.SlotID, 0, most)
 	for i, id := range free {
 		if c := classes[i]; room[c] > 0 {
 			room[c]--

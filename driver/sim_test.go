@@ -210,7 +210,7 @@ func (s *sim) published(a publishWorld) {
 	if a.world.Generation != s.latest.world.Generation+1 {
 		s.t.Errorf("generation %d follows %d", a.world.Generation, s.latest.world.Generation)
 	}
-	if n := a.world.Size(); n < s.m.size.Min || (s.m.size.Max > 0 && n > s.m.size.Max+1) {
+	if n := a.world.Size(); n < s.m.size.Min || (s.m.size.Max > 0 && n > s.m.size.Max) {
 		s.t.Errorf("a world of %d, want %d to %d", n, s.m.size.Min, s.m.size.Max)
 	}
 	if !slices.IsSortedFunc(a.world.Slots, func(x, y plan.Slot) int { return x.Rank - y.Rank }) {
