@@ -117,6 +117,7 @@ type Timeouts struct {
 	Join              time.Duration // 30 s: from the first worker's join to the last's
 	Drain             time.Duration // 30 s: from SIGTERM to SIGKILL of a worker
 	Finish            time.Duration // 30 s: from the first worker's done to the last's
+	Exit              time.Duration // 5 min: from a worker's done to its exit
 
 	// How long a worker may hold up the others: until it is named, and until it is stopped. Negative: for ever.
 	StallWarning time.Duration // 5 s
@@ -200,6 +201,7 @@ func (t Timeouts) withDefaults() Timeouts {
 	}{
 		{&t.DiscoveryInterval, time.Second}, {&t.Elastic, 600 * time.Second}, {&t.Start, 30 * time.Second},
 		{&t.Join, 30 * time.Second}, {&t.Drain, 30 * time.Second}, {&t.Finish, 30 * time.Second},
+		{&t.Exit, 5 * time.Minute},
 		{&t.StallWarning, 5 * time.Second}, {&t.Stall, 120 * time.Second},
 	} {
 		if *d.field == 0 {

@@ -216,6 +216,8 @@ func (s *story) config(args []string) error {
 			cfg.Timeouts.Join = d
 		case "elastic":
 			cfg.Timeouts.Elastic = d
+		case "exit":
+			cfg.Timeouts.Exit = d
 		default:
 			return fmt.Errorf("config has no %q", key)
 		}

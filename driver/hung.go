@@ -162,6 +162,24 @@ func (m *machine) remindOfEndAt() (time.Time, bool) {
 	return m.endFrom.Add(min(m.remindAfter(), m.wait.Drain/2)), !m.endFrom.IsZero() && !m.reminded
 }
 
+// lingers: it has reported done, and its process is still there.
+func (w *worker) lingers() bool { return w.done && w.phase != stopping }
+
+// remindOfExit reminds, once of each, of workers that have reported done and do not exit.
+func (m *machine) remindOfExit(now time.Time) {
+	var late []*worker
+	left := m.wait.Exit
+	for _, w := range m.workers {
+		if w.lingers() && !w.reminded && !now.Before(w.doneFrom.Add(m.wait.Exit/2)) {
+			w.reminded = true
+			late, left = append(late, w), min(left, w.doneFrom.Add(m.wait.Exit).Sub(now))
+		}
+	}
+	if len(late) > 0 {
+		m.do(remind{late, "exit after they reported done", "--exit-timeout", left})
+	}
+}
+
 // remind says who is late, with what is known of each, in one line.
 func (l *loop) remind(a remind) {
 	names := make([]string, 0, mostNamed+1)

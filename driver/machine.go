@@ -106,6 +106,8 @@ type worker struct {
 	reason string // why it was stopped, where that is a failure of its own
 
 	stalledFrom time.Time // when it was named for holding up the others
+	doneFrom    time.Time // when it reported done
+	reminded    bool      // the log has named it for not exiting since
 }
 
 func (w *worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
@@ -312,7 +314,9 @@ func (m *machine) reported(now time.Time, e workerReport) {
 	case rendezvous.Done:
 		// Only the current world can finish the job: a report of an older one is from before a reset.
 		if e.generation == m.world.Generation && w.generation == e.generation {
-			w.done = true
+			if !w.done {
+				w.done, w.doneFrom = true, now
+			}
 			if m.doneFrom.IsZero() {
 				m.doneFrom = now
 				m.log(logrus.DebugLevel, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
@@ -411,11 +415,11 @@ func (m *machine) departed(now time.Time, w *worker, x Exit) {
 	}
 	if x.Evicted && x.Err != nil {
 		m.log(logrus.InfoLevel, "%s: nothing is started: %v", w.slot, x.Err)
-		m.exclude(now, m.hosts.RestSlot(now, w.slot))
+		m.rest(now, m.hosts.RestSlot(now, w.slot))
 		return
 	}
 	m.log(logrus.InfoLevel, "%s (rank %d) has left%s", w.slot, w.rank, how)
-	m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
+	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
 	if !x.clean() && w.generation != 0 && w.generation == m.world.Generation {
 		m.beginReset(now) // its peers cannot go on
 	}
@@ -540,17 +544,22 @@ func (m *machine) any(p phase) bool {
 	return slices.ContainsFunc(m.workers, func(w *worker) bool { return w.phase == p })
 }
 
+// exclude tells of an exclusion for a failure, rest of one for which nobody is to blame.
 func (m *machine) exclude(now time.Time, x discovery.Exclusion) {
-	until := any(nil)
+	m.tellOut(now, x, logrus.WarnLevel, "is excluded")
+}
+
+func (m *machine) rest(now time.Time, x discovery.Exclusion) {
+	m.tellOut(now, x, logrus.InfoLevel, "rests")
+}
+
+func (m *machine) tellOut(now time.Time, x discovery.Exclusion, level logrus.Level, does string) {
+	until, long := any(nil), "ever"
 	if !x.Forever {
-		until = x.Until.UTC()
+		until, long = x.Until.UTC(), x.Until.Sub(now).String()
 	}
 	m.emit(now, Excluded, Field{"host", x.Host}, Field{"slot", x.Slot}, Field{"until", until})
-	if x.Forever {
-		m.log(logrus.WarnLevel, "%s is excluded for ever", excludedName(x))
-	} else {
-		m.log(logrus.WarnLevel, "%s is excluded for %v", excludedName(x), x.Until.Sub(now))
-	}
+	m.log(level, "%s %s for %s", excludedName(x), does, long)
 }
 
 func excludedName(x discovery.Exclusion) string { return placeName(x.Host, x.Slot) }

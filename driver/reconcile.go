@@ -380,11 +380,15 @@ func (m *machine) spreadLoss(now time.Time) {
 }
 
 // finish lets the others come to their end once one worker is done with training. What a worker does after its own
-// training, such as saving a model, takes as long as it takes.
+// training, such as saving a model, has a bound of its own.
 func (m *machine) finish(now time.Time) {
+	m.remindOfExit(now)
 	for _, w := range m.workers {
 		late := !now.Before(m.doneFrom.Add(m.wait.Finish))
 		switch {
+		case w.lingers() && !now.Before(w.doneFrom.Add(m.wait.Exit)):
+			m.log(logrus.WarnLevel, "%s has not exited %v after it reported done (--exit-timeout), stopping it", w, m.wait.Exit)
+			m.stop(now, w, "")
 		case w.phase == waiting:
 			m.dismiss(now, w, rendezvous.ErrFinished)
 		case w.phase == starting, late && w.phase == leaving:
@@ -538,6 +542,10 @@ func (m *machine) deadline() (time.Time, bool) {
 			at(w.since.Add(m.wait.Drain))
 		case w.phase != stopping && done && !w.done:
 			at(m.doneFrom.Add(m.wait.Finish))
+		case w.lingers() && w.reminded:
+			at(w.doneFrom.Add(m.wait.Exit))
+		case w.lingers():
+			at(w.doneFrom.Add(m.wait.Exit / 2))
 		case w.phase == starting:
 			if by, ok := m.startBy(w); ok {
 				at(by)

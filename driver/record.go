@@ -15,7 +15,7 @@ import (
 
 // recordVersion is that of what a job's journal holds: the fields below, and what the machine makes of them. A journal of
 // another version is refused.
-const recordVersion = 2
+const recordVersion = 3
 
 // jobRecord is the first record of a job's journal: what the machine was made with, and what a driver that takes over must
 // have in common with the one before it.

@@ -111,7 +111,7 @@ func TestReplayRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ records, says string }{
-		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 2"},
+		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 3"},
 		"garbage":           {`garbage`, "of version 0"},
 		"an unknown event":  {string(job) + "\n" + `{"t":1,"event":"flood"}`, `unknown kind "flood"`},
 		"an unknown field":  {string(job) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, "colour"},

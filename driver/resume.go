@@ -24,6 +24,9 @@ func (m *machine) resume(now time.Time) {
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
 		w.since = w.since.Add(away)
+		if w.done {
+			w.doneFrom = w.doneFrom.Add(away)
+		}
 		w.stalledFrom = time.Time{} // whoever still holds up the others is found, and named, anew
 		again := w.start
 		again.again, again.forked = true, w.pid != 0

@@ -182,7 +182,7 @@ func (m *machine) waits(now time.Time) []control.Wait {
 	switch {
 	case m.decided:
 	case done:
-		add(m.doneFrom.Add(m.wait.Finish), "the others to be done")
+		m.finishWaits(add)
 	case !m.shortFrom.IsZero():
 		need, have := m.size.NP, len(m.hosts.Available(now))
 		if m.started {
@@ -218,13 +218,37 @@ func (m *machine) waits(now time.Time) []control.Wait {
 	return all
 }
 
+// finishWaits are those of a job whose training is done.
+func (m *machine) finishWaits(add func(until time.Time, format string, args ...any)) {
+	var first time.Time
+	others := false
+	for _, w := range m.workers {
+		switch {
+		case !w.lingers():
+			others = others || w.phase != stopping
+		case first.IsZero() || w.doneFrom.Before(first):
+			first = w.doneFrom
+		}
+	}
+	if others {
+		add(m.doneFrom.Add(m.wait.Finish), "the others to be done")
+	}
+	if !first.IsZero() {
+		add(first.Add(m.wait.Exit), "%s, which reported done, to exit", m.namesOf((*worker).lingers))
+	}
+}
+
 // someNames lists the slots whose workers are in one of the phases, or the first of them where there are many.
 func (m *machine) someNames(phases ...phase) string {
+	return m.namesOf(func(w *worker) bool { return slices.Contains(phases, w.phase) })
+}
+
+func (m *machine) namesOf(is func(*worker) bool) string {
 	const most = 8
 	var names []string
 	n := 0
 	for _, w := range m.workers {
-		if !slices.Contains(phases, w.phase) {
+		if !is(w) {
 			continue
 		}
 		if n++; n <= most {

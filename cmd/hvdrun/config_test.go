@@ -95,7 +95,7 @@ func TestDefaults(t *testing.T) {
 	said.setDefaults()
 	half := 30 * time.Second
 	want := driver.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half,
-		StallWarning: 5 * time.Second, Stall: 120 * time.Second}
+		Exit: 5 * time.Minute, StallWarning: 5 * time.Second, Stall: 120 * time.Second}
 	if said.timeouts != want {
 		t.Errorf("%+v, want %+v", said.timeouts, want)
 	}
