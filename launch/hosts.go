@@ -13,7 +13,7 @@ var _ Starter = Hosts{}
 
 // Start implements Starter.
 func (h Hosts) Start(ctx context.Context, host string, hello AgentHello) (AgentReady, error) {
-	if IsLocal(host) {
+	if newOwn().has(ctx, host) {
 		return h.Local.Start(ctx, host, hello)
 	}
 	return h.Remote.Start(ctx, host, hello)

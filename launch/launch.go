@@ -31,7 +31,8 @@ type Spec struct {
 	Incarnation string
 	// Slot is where the worker runs.
 	Slot plan.SlotID
-	// Command is the program and its arguments. A program without a slash is looked for in the PATH of Env.
+	// Command is the program and its arguments. A program without a slash is looked for in the PATH of Env, and
+	// then in Dir.
 	Command []string
 	// Env is the whole environment as NAME=value; of two entries of one name the later counts. Nothing is added.
 	Env []string

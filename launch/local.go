@@ -153,7 +153,8 @@ func (p *process) signalGroup(sig syscall.Signal) {
 	}
 }
 
-// lookUp finds the program as a shell with the worker's environment would.
+// lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it, as mpirun does, in the working
+// directory.
 func lookUp(s Spec) (string, error) {
 	if len(s.Command) == 0 || s.Command[0] == "" {
 		return "", errors.New("no command")
@@ -175,7 +176,7 @@ func lookUp(s Spec) (string, error) {
 			search = value
 		}
 	}
-	cause := errors.New("not found in PATH")
+	cause := errors.New("neither found in PATH nor in its working directory")
 	for _, dir := range filepath.SplitList(search) {
 		path := filepath.Join(dir, name)
 		if !filepath.IsAbs(path) {
@@ -190,6 +191,10 @@ func lookUp(s Spec) (string, error) {
 			return path, nil
 		}
 		cause = fmt.Errorf("%s: %w", path, os.ErrPermission)
+	}
+	here := "./" + name
+	if fi, err := os.Stat(inDir(s.Dir, here)); err == nil && !fi.IsDir() && unix.Access(inDir(s.Dir, here), unix.X_OK) == nil {
+		return here, nil
 	}
 	return "", cause
 }

@@ -58,7 +58,7 @@ with tensors beyond the size of the caches. Nothing else should run on the machi
 			if err != nil {
 				return err
 			}
-			m, err := b.measurement(&s)
+			m, err := b.measurement(cmd.Context(), &s)
 			if err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ type measurement struct {
 }
 
 // measurement reads the flags. Its errors name them.
-func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
+func (b *benchFlags) measurement(ctx context.Context, s *settings) (m measurement, err error) {
 	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
 	m.spec.Alloc, m.spec.Memory = b.alloc, b.memory
 	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
@@ -139,7 +139,7 @@ func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 		return m, err
 	}
 	m.ranks = size.NP
-	if !allLocal(m.hosts) {
+	if !allLocal(ctx, m.hosts) {
 		return m, fmt.Errorf("%s: a host is not this machine, and others are not measured", s.origin("hosts"))
 	}
 	return m, m.checkMemory()

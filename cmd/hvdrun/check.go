@@ -96,11 +96,15 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 	if err != nil {
 		return runError{err}
 	}
-	agents, err := s.launcher(authority, hosts, log)
+	agents, err := s.launcher(ctx, authority, hosts, log)
 	if err != nil {
 		return err
 	}
-	all := inspectHosts(ctx, agents, hosts)
+	local, err := launch.LocalHosts(ctx, hostNames(hosts))
+	if err != nil {
+		return runError{err}
+	}
+	all := inspectHosts(ctx, agents, hosts, local)
 	_ = agents.Close()
 	if ctx.Err() != nil {
 		return runError{context.Cause(ctx)}
@@ -126,11 +130,11 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 }
 
 // inspectHosts asks all hosts at the same time, and then each for its way to the others.
-func inspectHosts(ctx context.Context, agents *launch.Agents, hosts []plan.Host) []*checked {
+func inspectHosts(ctx context.Context, agents *launch.Agents, hosts []plan.Host, local []bool) []*checked {
 	all := make([]*checked, len(hosts))
 	var asking sync.WaitGroup
 	for i, h := range hosts {
-		all[i] = &checked{Host: h.Name, Slots: h.Slots, Problems: []string{}}
+		all[i] = &checked{Host: h.Name, Slots: h.Slots, Local: local[i], Problems: []string{}}
 		asking.Go(func() { all[i].inspect(ctx, agents) })
 	}
 	asking.Wait()
@@ -144,7 +148,6 @@ func inspectHosts(ctx context.Context, agents *launch.Agents, hosts []plan.Host)
 }
 
 func (c *checked) inspect(ctx context.Context, agents *launch.Agents) {
-	c.Local = launch.IsLocal(c.Host)
 	begin := time.Now()
 	in, err := agents.Inspect(ctx, c.Host)
 	if err != nil {

@@ -68,17 +68,22 @@ type understoodHost struct {
 	Draining bool `json:"draining,omitempty"`
 }
 
-func (s *settings) understand(hosts []plan.Host) understood {
+// understand tells what is known of the hosts. It resolves their names; where ctx ends meanwhile it returns its cause.
+func (s *settings) understand(ctx context.Context, hosts []plan.Host) (understood, error) {
+	local, err := launch.LocalHosts(ctx, hostNames(hosts))
+	if err != nil {
+		return understood{}, err
+	}
 	found := understood{Hosts: []understoodHost{}}
-	for _, h := range hosts {
+	for i, h := range hosts {
 		agent := false
 		if s.cluster.source != nil {
 			_, agent = s.findAgent(h.Name)
 		}
-		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, launch.IsLocal(h.Name), agent, h.Draining})
+		found.Hosts = append(found.Hosts, understoodHost{h.Name, h.Slots, local[i], agent, h.Draining})
 		found.Slots += h.Slots
 	}
-	return found
+	return found, nil
 }
 
 func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error {
@@ -98,7 +103,11 @@ func (p *program) discover(ctx context.Context, s *settings, asJSON bool) error 
 	if err != nil {
 		return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
 	}
-	if err := p.printHosts(s.understand(hosts), asJSON); err != nil {
+	found, err := s.understand(ctx, hosts)
+	if err != nil {
+		return runError{err}
+	}
+	if err := p.printHosts(found, asJSON); err != nil {
 		return runError{err}
 	}
 	return nil

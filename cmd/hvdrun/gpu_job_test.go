@@ -139,7 +139,7 @@ func TestJobLosesADevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	launcher, err := s.launcher(authority, nil, log)
+	launcher, err := s.launcher(t.Context(), authority, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}

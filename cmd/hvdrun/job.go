@@ -35,7 +35,7 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
-	if allLocal(fixed) {
+	if allLocal(ctx, fixed) {
 		if err := s.checkCommand(command[0]); err != nil {
 			return err
 		}
@@ -64,11 +64,21 @@ func (s *settings) checkCommand(program string) error {
 		} else if !fi.IsDir() {
 			return fmt.Errorf("%s: %s is no folder", s.origin("dir"), s.dir)
 		}
-		if strings.Contains(program, "/") && !filepath.IsAbs(program) {
-			program = filepath.Join(s.dir, program)
+	}
+	here := "./" + program
+	if s.dir != "" {
+		here = filepath.Join(s.dir, program)
+	}
+	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
+		program = here
+	}
+	_, err := exec.LookPath(program)
+	if errors.Is(err, exec.ErrNotFound) && !strings.Contains(program, "/") { // launch.Local looks there too
+		if _, hereErr := exec.LookPath(here); hereErr == nil {
+			return nil
 		}
 	}
-	if _, err := exec.LookPath(program); err != nil && !errors.Is(err, exec.ErrDot) {
+	if err != nil && !errors.Is(err, exec.ErrDot) {
 		return fmt.Errorf("the command cannot be run: %w", err)
 	}
 	return nil
@@ -115,7 +125,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if err != nil {
 		return err
 	}
-	launcher, err := s.launcher(j.authority, j.fixed, log)
+	launcher, err := s.launcher(ctx, j.authority, j.fixed, log)
 	if err != nil {
 		return err
 	}

@@ -53,20 +53,30 @@ func setSSHCommand(s *settings, text string) error {
 }
 
 // allLocal tells whether there are hosts and all are this machine.
-func allLocal(hosts []plan.Host) bool {
+func allLocal(ctx context.Context, hosts []plan.Host) bool {
+	return launch.AllLocal(ctx, hostNames(hosts))
+}
+
+func slotsOf(hosts []plan.Host) (n int) {
 	for _, h := range hosts {
-		if !launch.IsLocal(h.Name) {
-			return false
-		}
+		n += h.Slots
 	}
-	return len(hosts) > 0
+	return n
+}
+
+func hostNames(hosts []plan.Host) []string {
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = h.Name
+	}
+	return names
 }
 
 // launcher returns what the workers are started by: the agents of an open cluster, and agents of this job alone on hosts
 // where the cluster, if there is one, has none. fixed are all hosts that there will ever be, if they are known.
-func (s *settings) launcher(authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
+func (s *settings) launcher(ctx context.Context, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
 	a := &launch.Agents{
-		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
+		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
 		Hello: launch.AgentHello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
 	}
 	if a.Orphan == 0 {
@@ -98,10 +108,7 @@ func prepare(ctx context.Context, a *launch.Agents, hosts []plan.Host, size driv
 	if a.LocalOnly {
 		return nil // they are ready when they are needed
 	}
-	names := make([]string, len(hosts))
-	for i, h := range hosts {
-		names[i] = h.Name
-	}
+	names := hostNames(hosts)
 	failed := a.Prepare(ctx, names)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -185,10 +185,11 @@ func (p *program) command() *cobra.Command {
 		Long: `hvdrun starts a command once for every slot of some hosts, connects the workers, and keeps the training going
 while hosts come and go.
 
-The first word that is no flag begins the command, which gets all words after it untouched. Flags may also be written
-with one dash (-np 8), as environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that
---config-file names, where they stand at the top or in the sections below; a flag goes before a variable, a variable
-before the file. The file may also say what to run: command, env and dir in the section job. Durations D are 30s, 500ms,
+The first word that is no flag begins the command, which gets all words after it untouched. A program without a slash is
+looked for in PATH, and where that lacks it in the working directory. Flags may also be written with one dash (-np 8), as
+environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that --config-file names, where they stand
+at the top or in the sections below; a flag goes before a variable, a variable before the file. The file may also say
+what to run: command, env and dir in the section job. Durations D are 30s, 500ms,
 or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`,
 		Example: `  hvdrun -np 4 ./train
   hvdrun -np 2 --min-np 1 --max-np 8 --host-discovery-script ./discover.sh ./train -epochs 10`,

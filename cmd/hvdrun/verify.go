@@ -96,8 +96,7 @@ func (v *verifier) first() {
 		return plan.CheckHosts(v.want)
 	})
 	if v.mute = v.broken > 0; !v.mute && v.ctx.Err() == nil {
-		list := (&settings{}).understand(v.want)
-		fmt.Fprintf(v.out, "        hosts: %d, slots: %d, in %v\n", len(list.Hosts), list.Slots, time.Since(began).Round(time.Millisecond))
+		fmt.Fprintf(v.out, "        hosts: %d, slots: %d, in %v\n", len(v.want), slotsOf(v.want), time.Since(began).Round(time.Millisecond))
 	}
 }
 

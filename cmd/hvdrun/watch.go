@@ -31,7 +31,8 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 	silent := logrus.New() // what is printed says it all
 	silent.SetOutput(io.Discard)
 	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
-	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now, understand: s.understand}
+	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now,
+		understand: func(hosts []plan.Host) (understood, error) { return s.understand(ctx, hosts) }}
 	poll := discovery.Poll{Source: source, Interval: s.timeouts.DiscoveryInterval, Log: silent,
 		Failed: func(err error, age time.Duration) { news <- func() { watcher.failed(err, age) } }}
 	ended := make(chan error, 1)
@@ -55,7 +56,7 @@ type watchPrinter struct {
 	asJSON bool
 	now    func() time.Time
 
-	understand func([]plan.Host) understood
+	understand func([]plan.Host) (understood, error)
 	last       []plan.Host
 }
 
@@ -107,8 +108,11 @@ func common(hosts, other []plan.Host) (names []string) {
 func (w *watchPrinter) found(hosts []plan.Host) {
 	all := changes(w.last, hosts)
 	w.last = hosts
-	list := w.understand(hosts)
 	if w.asJSON {
+		list, err := w.understand(hosts)
+		if err != nil {
+			return // it is being stopped
+		}
 		kinds := map[string][]string{}
 		for _, c := range all {
 			kinds[c.what] = append(kinds[c.what], c.how)
@@ -124,7 +128,7 @@ func (w *watchPrinter) found(hosts []plan.Host) {
 	for _, c := range all {
 		w.line(c.what, c.how)
 	}
-	w.line("hosts", fmt.Sprintf("%d, slots: %d", len(list.Hosts), list.Slots))
+	w.line("hosts", fmt.Sprintf("%d, slots: %d", len(hosts), slotsOf(hosts)))
 }
 
 func (w *watchPrinter) failed(err error, age time.Duration) {

@@ -60,7 +60,7 @@ func TestWatchPrinter(t *testing.T) {
 `,
 	} {
 		var out strings.Builder
-		w := &watchPrinter{out: &out, asJSON: asJSON, understand: (&settings{}).understand,
+		w := &watchPrinter{out: &out, asJSON: asJSON, understand: func(hosts []plan.Host) (understood, error) { return (&settings{}).understand(t.Context(), hosts) },
 			now: func() time.Time { return time.Date(2026, 1, 2, 12, 30, 1, 5e8, time.UTC) }}
 		w.found(hostsOf(t, "a:1 localhost:2!"))
 		w.failed(errors.New("down"), 3*time.Second)

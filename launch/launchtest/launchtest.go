@@ -43,6 +43,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"StartedOnce", startedOnce},
 		{"EnvironmentAndArguments", environment},
 		{"Directory", directory},
+		{"CommandInDirectory", inDirectory},
 		{"StdinIsEmpty", stdin},
 		{"OutputIsDrained", drained},
 		{"WriterFails", writerFails},
@@ -198,6 +199,23 @@ func directory(t *testing.T, l launch.Launcher) {
 	s.Dir = dir
 	if stdout, _, err := runShort(t, l, s); err != nil || stdout != dir+"\n" {
 		t.Fatalf("output %q, want %q, error %v", stdout, dir, err)
+	}
+}
+
+// A program that PATH lacks is found in the working directory; one that PATH has goes before it.
+func inDirectory(t *testing.T, l launch.Launcher) {
+	s := script("")
+	s.Dir = t.TempDir()
+	for _, name := range []string{"train-of-this-folder", "true"} {
+		if err := os.WriteFile(filepath.Join(s.Dir, name), []byte("#!/bin/sh\necho here\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{"train-of-this-folder": "here\n", "true": ""} {
+		s.Command = []string{name}
+		if stdout, _, err := runShort(t, l, s); err != nil || stdout != want {
+			t.Errorf("%s: output %q, error %v", name, stdout, err)
+		}
 	}
 }
 
