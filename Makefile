@@ -137,10 +137,10 @@ chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
 	@$(GO) run ./internal/chaos $(ARGS)
 
 chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
-	@$(GO) run ./internal/chaos -runs 1 -drivers 100 -steps 20000 -limit 5m $(ARGS)
+	@$(GO) run ./internal/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s $(ARGS)
 
 chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
-	@$(GO) run ./internal/chaos -commits 500 -steps 300 -size 600000 -pause 20ms -limit 2m $(ARGS)
+	@$(GO) run ./internal/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
 	@$(GO) run ./internal/recovery $(ARGS)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -67,22 +66,17 @@ func TestTrainUnderFailure(t *testing.T) {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	job, err := e2e.Binaries{Hvdrun: filepath.Join(dir, "hvdrun")}.Start(e2e.Job{
-		Dir: t.TempDir(), Limit: 2 * time.Minute,
+		Dir:     t.TempDir(),
 		Flags:   []string{"-np", "3", "--min-np", "1", "-H", "localhost:3", "--blacklist-cooldown-range", "0.2,0.2"},
 		Command: []string{filepath.Join(dir, "gpu"), "-driver", library, "-epochs", "8", "-hidden", "16", "-batch", "32", "-lr", "0.03", "-commit-every", "3", "-digest"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for text := ""; !strings.Contains(text, "epoch 1 "); {
+	for text, ended := "", false; !ended && !strings.Contains(text, "epoch 1 "); {
 		select {
-		case <-ctx.Done():
-			t.Error("no epoch has come to its end")
-			text = "epoch 1 "
-		case <-job.Ended():
-			text = "epoch 1 "
+		case <-job.Ended(): // by force where the job is hung
+			ended = true
 		case <-time.After(5 * time.Millisecond):
 			out, err := os.ReadFile(job.OutputPath())
 			if err == nil {
@@ -91,7 +85,7 @@ func TestTrainUnderFailure(t *testing.T) {
 		}
 	}
 	victim := 0
-	if err := job.AwaitEvents(ctx, func(all []e2e.Event) bool {
+	if err := job.AwaitEvents(t.Context(), func(all []e2e.Event) bool {
 		for _, e := range all {
 			if e.Name == "world_published" && e.Size == 3 {
 				victim = e.Slots[1].PID

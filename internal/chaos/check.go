@@ -42,8 +42,8 @@ func (c *chaos) undisturbed() (ending, error) {
 // check returns what is wrong with a run.
 func (c *chaos) check(res e2e.Result) error {
 	var errs []error
-	if res.TimedOut {
-		errs = append(errs, fmt.Errorf("it hung and was killed after %v", c.limit))
+	if res.Hung {
+		errs = append(errs, fmt.Errorf("it hung: nothing moved for %v, and it was killed", c.still))
 	}
 	if res.Status != 0 {
 		errs = append(errs, fmt.Errorf("exit status %d", res.Status))

@@ -14,12 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-const (
-	// beyond is how far after the usual end of a commit a worker may be struck, as a share of its time.
-	beyond = 0.25
-	// strikeBound is the longest that a worker may take to its next commit, and to die in it.
-	strikeBound = 20 * time.Second
-)
+// beyond is how far after the usual end of a commit a worker may be struck, as a share of its time.
+const beyond = 0.25
 
 // strikeCommits has workers killed at moments of a commit, until there were so many tries or the job is to be left in peace.
 func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err error) {
@@ -96,8 +92,6 @@ func (k *killer) mark(pid int) error {
 
 // awaitGone blocks until hvdrun has said so of the workers, or has ended.
 func (k *killer) awaitGone(ctx context.Context, pids []int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, strikeBound, fmt.Errorf("workers %v were struck, and have not died within %v", pids, strikeBound))
-	defer cancel()
 	return k.job.AwaitEvents(ctx, func(events []e2e.Event) bool {
 		select {
 		case <-k.job.Ended():

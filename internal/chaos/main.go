@@ -44,9 +44,10 @@ func main() {
 	flag.DurationVar(&c.pause, "pause", 80*time.Millisecond, "mean time between two kills")
 	flag.Float64Var(&c.ask, "ask", 0.25, "share of those who are asked to leave, by SIGTERM, in place of being killed")
 	flag.IntVar(&c.drivers, "drivers", 0, "times that hvdrun itself is killed in a job, and resumed")
+	flag.DurationVar(&c.control, "control-limit", 0, "longest that a driver that is resumed may take until it has the job, on an idle machine; 0: any time")
 	flag.IntVar(&c.commits, "commits", 0, "times that one or two workers are killed at a moment of a commit; in place of all else, in as many runs as it takes")
 	flag.IntVar(&c.size, "size", diary.Size, "weights of a job, of 4 bytes each")
-	flag.DurationVar(&c.limit, "limit", 60*time.Second, "longest that a run may take")
+	flag.DurationVar(&c.still, "still", e2e.Patience, "longest that nothing may move in a run: neither a step nor an event")
 	flag.Parse()
 	if err := c.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
@@ -61,7 +62,8 @@ type chaos struct {
 	drivers, commits, size int
 	seed                   uint64
 	ask                    float64
-	stepTime, pause, limit time.Duration
+	stepTime, pause, still time.Duration
+	control                time.Duration
 
 	binaries e2e.Binaries
 	dir      string
@@ -142,14 +144,14 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 		Flags: []string{"-np", "4", "--min-np", "1", "--commit-replicas", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
 		Trainee: c.trainee(flags...),
-		Limit:   c.limit,
+		Still:   c.still,
 	})
 	if err != nil {
 		return outcome{err: err}
 	}
 	k := newKiller(r, dice, c.pause, c.steps*85/100)
 	k.ask = c.ask
-	k.drivers.left = c.drivers
+	k.drivers.left, k.drivers.limit = c.drivers, c.control
 	var hit strikes
 	var killErr error
 	if c.commits > 0 {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // parent returns a process's.
@@ -33,7 +32,6 @@ func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size in
 			"--blacklist-cooldown-range", "0.1,0.1"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
 		Trainee: []string{"-steps", "100000", "-step-time", "2ms"},
-		Limit:   90 * time.Second,
 	})
 	return r, func(generation uint64, size int) (world Event) {
 		t.Helper()

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,17 +48,14 @@ func slots(s control.Status) string {
 // awaitSlots blocks until those are the job's slots: who has left a world may take a moment to end.
 func awaitSlots(t *testing.T, r *Running, want string, args ...string) control.Status {
 	t.Helper()
-	for limit := time.After(20 * time.Second); ; {
-		s := statusOf(t, r, args...)
-		if slots(s) == want {
-			return s
-		}
-		select {
-		case <-limit:
-			t.Fatalf("the slots are %s; want %s", slots(s), want)
-		case <-time.After(10 * time.Millisecond):
-		}
+	var s control.Status
+	if !Poll(func() bool {
+		s = statusOf(t, r, args...)
+		return slots(s) == want
+	}) {
+		t.Fatalf("the slots are %s; want %s", slots(s), want)
 	}
+	return s
 }
 
 // order gives a command, whose answer must have the words.
@@ -112,7 +108,6 @@ func controlled(t *testing.T, more ...string) *Running {
 	r := start(t, Job{
 		Flags:   flags(append(more, "-np", "4", "--min-np", "1", "-H", on(hostA, 2)+","+on(hostB, 2), "--orphan-timeout", "60s")...),
 		Trainee: []string{"-steps", strconv.Itoa(controlledSteps), "-step-time", "1ms"},
-		Limit:   60 * time.Second,
 	})
 	awaitWorld(t, r, 0, 4)
 	return r
@@ -175,14 +170,28 @@ func TestExclude(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
 	order(t, r, "for 1.5s; workers that are stopped: 1", "exclude", hostA+":1", "--for", "1.5")
-	began := time.Now()
 	g := awaitWorld(t, r, 1, 3)
 	if s := statusOf(t, r).Hosts[0].Slots[1]; s.Out != control.SlotExcluded || s.Until == nil {
 		t.Errorf("%+v", s)
 	}
 	g = awaitWorld(t, r, g, 4)
-	if took := time.Since(began); took < time.Second {
-		t.Errorf("the slot was out for %v, want 1.5 s", took)
+	var out time.Time
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		for _, e := range events {
+			switch {
+			case e.where() != hostA+":1":
+			case e.Name == "excluded":
+				out = e.Time
+			case e.Name == "worker_started" && !out.IsZero():
+				if rest := e.Time.Sub(out); rest < 1500*time.Millisecond {
+					t.Errorf("the slot was out for %v, want 1.5 s", rest)
+				}
+				return true
+			}
+		}
+		return false
+	}); err != nil {
+		t.Error(err)
 	}
 	order(t, r, "until it is readmitted; workers that are stopped: 2", "exclude", hostB)
 	g = awaitWorld(t, r, g, 2)
@@ -291,14 +300,9 @@ func TestWatch(t *testing.T) {
 			}
 	}
 	until := func(what string, lines func() string, n int) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		for strings.Count(lines(), what) < n {
-			select {
-			case <-ctx.Done():
-				t.Fatalf("%s is not told %d times:\n%s", what, n, lines())
-			case <-time.After(5 * time.Millisecond):
-			}
+		t.Helper()
+		if !Poll(func() bool { return strings.Count(lines(), what) >= n }) {
+			t.Fatalf("%s is not told %d times:\n%s", what, n, lines())
 		}
 	}
 	text, textEnd := watch()

@@ -169,7 +169,7 @@ func TestCooldownAndReturn(t *testing.T) {
 			rests = append(rests, e.Time.Sub(since))
 		}
 	}
-	if len(rests) != 2 || rests[0] < 200*time.Millisecond || rests[1] < 400*time.Millisecond || rests[1] > 2*time.Second {
+	if len(rests) != 2 || rests[0] < 200*time.Millisecond || rests[1] < 400*time.Millisecond {
 		t.Errorf("the slot rested for %v, want 200ms and 400ms", rests)
 	}
 }

@@ -66,19 +66,15 @@ func inOrder(t *testing.T, res Result, causes ...string) {
 
 func awaitOutput(t *testing.T, r *Running, enough func(text string) bool) {
 	t.Helper()
-	for limit := time.After(20 * time.Second); ; {
-		text, err := os.ReadFile(r.OutputPath())
-		if err != nil {
+	var text []byte
+	if !Poll(func() (ok bool) {
+		var err error
+		if text, err = os.ReadFile(r.OutputPath()); err != nil {
 			t.Fatal(err)
 		}
-		if enough(string(text)) {
-			return
-		}
-		select {
-		case <-time.After(2 * time.Millisecond):
-		case <-limit:
-			t.Fatalf("what was waited for is not printed:\n%s", text)
-		}
+		return enough(string(text))
+	}) {
+		t.Fatalf("what was waited for is not printed:\n%s", text)
 	}
 }
 
@@ -155,7 +151,7 @@ func TestAskedTwice(t *testing.T) {
 	t.Parallel()
 	const steps = 2000
 	r := start(t, Job{
-		Flags:   append(flags("-np", "2", "--min-np", "1"), "--blacklist-cooldown-range", "0.1,0.1"),
+		Flags:   append(flags("-np", "2", "--min-np", "1", "--drain-timeout", "10m"), "--blacklist-cooldown-range", "0.1,0.1"),
 		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
 		Trainee: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms", "-commit-every", strconv.Itoa(10 * steps)},
 	})
@@ -168,7 +164,7 @@ func TestAskedTwice(t *testing.T) {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		<-again.C
 	}
-	if took := time.Since(began); took < 900*time.Millisecond || took > 30*time.Second {
+	if took := time.Since(began); took < 900*time.Millisecond {
 		t.Errorf("the second request was obeyed after %v", took)
 	}
 	res := finish(t, r, 0, steps)
@@ -185,11 +181,10 @@ func TestStoppedInAStep(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, Job{
-				Flags:   []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--drain-timeout", "60s"},
+				Flags:   []string{"-np", "4", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 2), "--drain-timeout", "10m"},
 				Trainee: []string{"-steps", "100000", "-step-time", "400ms", "-log-all", "-signals"},
 			})
 			world(t, r, 0, 4)
-			began := time.Now()
 			ask(t, r.PID)
 			if killed {
 				awaitOutput(t, r, func(text string) bool { return strings.Contains(text, "<stdout>:signal: terminated") })
@@ -198,9 +193,6 @@ func TestStoppedInAStep(t *testing.T) {
 			}
 			res := finish(t, r, 143, 100000)
 			inOrder(t, res, "stopped")
-			if took := time.Since(began); took > 30*time.Second { // of 60
-				t.Errorf("that took %v", took)
-			}
 			for rank := range 4 { // a line may come twice where a driver was killed
 				if !strings.Contains(res.Output, fmt.Sprintf("[%d]<stdout>:signal: terminated", rank)) {
 					t.Errorf("the program of rank %d was not told of its signal", rank)
@@ -214,18 +206,14 @@ func TestStoppedInAStep(t *testing.T) {
 func TestStoppedTwice(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
-		Flags:   []string{"-np", "2", "--min-np", "1", "-H", on(hostA, 2), "--drain-timeout", "60s"},
+		Flags:   []string{"-np", "2", "--min-np", "1", "-H", on(hostA, 2), "--drain-timeout", "10m"},
 		Trainee: []string{"-steps", "100000", "-step-time", "1ms", "-commit-every", "1000000", "-signals"},
 	})
 	awaitStep(t, r, 5)
 	ask(t, r.PID)
 	awaitOutput(t, r, func(text string) bool { return strings.Count(text, "<stdout>:signal: terminated") == 2 })
-	began := time.Now()
 	ask(t, r.PID)
 	res := finish(t, r, 143, 100000)
-	if took := time.Since(began); took > 30*time.Second { // of 60
-		t.Errorf("that took %v", took)
-	}
 	for _, e := range res.Events {
 		if e.Name == "worker_exited" && (e.Cause != "stopped" || e.Signal == nil || *e.Signal != int(syscall.SIGKILL)) {
 			t.Errorf("%s:%d ended by %+v", e.Host, *e.Slot, e)
@@ -366,14 +354,13 @@ func TestClusterAgentAskedToLeave(t *testing.T) {
 		})
 	}
 	discover := []string{"discover", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"}
-	for limit := time.Now().Add(20 * time.Second); ; {
-		out, err := exec.Command(binaries.Hvdrun, discover...).CombinedOutput()
-		if err == nil && strings.Count(string(out), "agent") == 2 {
-			break
-		}
-		if time.Now().After(limit) {
-			t.Fatalf("there is no cluster: %v: %s", err, out)
-		}
+	var out []byte
+	if !Poll(func() bool {
+		var err error
+		out, err = exec.Command(binaries.Hvdrun, discover...).CombinedOutput()
+		return err == nil && strings.Count(string(out), "agent") == 2
+	}) {
+		t.Fatalf("there is no cluster: %s", out)
 	}
 	r := start(t, Job{
 		Flags:   flags("-np", "4", "--min-np", "1", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"),

@@ -46,8 +46,9 @@ type Job struct {
 	Trainee []string
 	// Command is run in place of the trainee, where it is not empty.
 	Command []string
-	// Limit is when everything is made to dump its stacks and is killed. 0: 30 s.
-	Limit time.Duration
+	// Still is how long nothing may move, neither a step nor an event, before all processes are made to dump their stacks and
+	// are killed. 0: [Patience]. How long the job takes in all has no limit.
+	Still time.Duration
 }
 
 // Stage is a time in the life of a discovery script. It begins when training has taken Step steps, the stage before it has
@@ -133,11 +134,11 @@ type Running struct {
 	// Mark is an entry of the environment of all the job's processes.
 	Mark string
 
-	hvdrun   string
-	ended    chan struct{}
-	err      error // of Wait
-	timedOut bool
-	wg       sync.WaitGroup
+	hvdrun string
+	ended  chan struct{}
+	err    error // of Wait
+	hung   bool
+	wg     sync.WaitGroup
 }
 
 // Start starts the job. Wait must be called.
@@ -146,8 +147,8 @@ func (b Binaries) Start(j Job) (*Running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("e2e: %w", err)
 	}
-	if j.Limit == 0 {
-		j.Limit = 30 * time.Second
+	if j.Still == 0 {
+		j.Still = Patience
 	}
 	r := &Running{Job: j, Mark: "E2E_JOB=" + rand.Text(), hvdrun: b.Hvdrun}
 	return r, r.begin(args)
@@ -171,7 +172,7 @@ func (r *Running) KillDriver() {
 	r.wg.Wait()
 }
 
-// Resume starts another hvdrun for the job, whose own is gone. It has the job's Limit anew.
+// Resume starts another hvdrun for the job, whose own is gone.
 func (r *Running) Resume() (*Running, error) {
 	folder, err := r.Folder()
 	if err != nil {
@@ -215,14 +216,24 @@ func (r *Running) begin(args []string) error {
 	return nil
 }
 
-// watch ends the job when its time is up.
+// watch ends the job when it is hung.
 func (r *Running) watch() {
-	select {
-	case <-r.ended:
-		return
-	case <-time.After(r.Limit):
+	s := stillness{limit: r.Still}
+	ticks := time.NewTicker(look / 2)
+	defer ticks.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-r.ended:
+			return
+		case <-ticks.C:
+		}
+		now := time.Now()
+		if s.hung(r.moved(), now.Sub(last)) {
+			break
+		}
+		last = now
 	}
-	r.timedOut = true
+	r.hung = true
 	// Go programs dump their stacks at SIGQUIT. The workers go first, since it is hvdrun that passes on what they print.
 	for _, pid := range Processes(r.Mark) {
 		if pid != r.PID {
@@ -256,8 +267,8 @@ func (r *Running) Ended() <-chan struct{} { return r.ended }
 type Result struct {
 	// Status is hvdrun's exit status; -1 where a signal has ended it.
 	Status int
-	// TimedOut tells that the job had to be killed.
-	TimedOut bool
+	// Hung tells that nothing moved for as long as [Job].Still, and that the job was killed.
+	Hung bool
 	// Output is all that hvdrun printed.
 	Output string
 	// Lines are the diary, Events the events file.
@@ -267,10 +278,10 @@ type Result struct {
 	Left []string
 }
 
-// Wait blocks until hvdrun has ended, at the job's limit by force, and gathers what there is.
+// Wait blocks until hvdrun has ended, by force where the job is hung, and gathers what there is.
 func (r *Running) Wait() (Result, error) {
 	r.wg.Wait()
-	res := Result{TimedOut: r.timedOut}
+	res := Result{Hung: r.hung}
 	var exit *exec.ExitError
 	switch {
 	case errors.As(r.err, &exit):
@@ -296,16 +307,14 @@ func (r *Running) Wait() (Result, error) {
 	return res, nil
 }
 
-// awaitFarAgents gives those agents a moment whose end hvdrun cannot wait for: on other machines, which are this one too.
+// awaitFarAgents waits for those agents whose end hvdrun cannot wait for: on other machines, which are this one too.
 func (r *Running) awaitFarAgents() {
 	if !slices.Contains(r.Flags, "--ssh-command") {
 		return
 	}
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if !slices.ContainsFunc(Processes(r.marks()...), func(pid int) bool { return strings.HasSuffix(commandLine(pid), " agent --job") }) {
-			return
-		}
-	}
+	Poll(func() bool {
+		return !slices.ContainsFunc(Processes(r.marks()...), func(pid int) bool { return strings.HasSuffix(commandLine(pid), " agent --job") })
+	})
 }
 
 // Story is all that the job has written, for reading.
@@ -331,19 +340,16 @@ func (r *Running) Remaining() []string {
 	return left
 }
 
-// AwaitGone blocks until nothing is left of the job or the time is up, and returns what is left then. It kills nobody.
-func (r *Running) AwaitGone(limit time.Duration) []string {
-	end := time.Now().Add(limit)
-	for {
-		var left []string
+// AwaitGone blocks until nothing is left of the job, or for [Patience], and returns what is left then. It kills nobody.
+func (r *Running) AwaitGone() (left []string) {
+	Poll(func() bool {
+		left = nil
 		for _, pid := range Processes(r.marks()...) {
 			left = append(left, fmt.Sprintf("%d %s", pid, commandLine(pid)))
 		}
-		if len(left) == 0 || time.Now().After(end) {
-			return left
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return len(left) == 0
+	})
+	return left
 }
 
 // marks are by what the job's processes are known: our entry in the environment, or the run's id in it or in the arguments,

@@ -85,8 +85,8 @@ func finish(t *testing.T, r *Running, status, steps int) Result {
 			t.Logf("job in %s\n%s", r.Dir, res.Story())
 		}
 	})
-	if res.TimedOut {
-		t.Fatal("the job took too long and was killed")
+	if res.Hung {
+		t.Fatal("the job was hung, and was killed")
 	}
 	if res.Status != status {
 		t.Errorf("exit status %d, want %d", res.Status, status)

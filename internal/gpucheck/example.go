@@ -28,7 +28,7 @@ func checkExample(ctx context.Context, o *options) ([]figure, error) {
 		return nil, err
 	}
 	began := time.Now()
-	job, err := e2e.Binaries{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(e2e.Job{Dir: dir, Limit: 80 * time.Second,
+	job, err := e2e.Binaries{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(e2e.Job{Dir: dir, Still: 80 * time.Second,
 		Flags:   []string{"-np", "2", "--orphan-timeout", "2s"},
 		Command: append([]string{filepath.Join(o.Bin, "gpu"), "-driver", o.Driver, "-digest"}, args...)})
 	if err != nil {

@@ -168,7 +168,7 @@ func killSome(ctx context.Context, o *options, dir, backend string) ([]kill, e2e
 	if backend == cuda.BackendNCCL {
 		command = append(append([]string{"env"}, sharing()...), command...)
 	}
-	job, err := e2e.Binaries{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(e2e.Job{Dir: dir, Limit: 2 * time.Minute,
+	job, err := e2e.Binaries{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(e2e.Job{Dir: dir, Still: 2 * time.Minute,
 		Flags: []string{"-np", strconv.Itoa(workers), "--min-np", "1", "-H", "localhost:" + strconv.Itoa(workers),
 			"--blacklist-cooldown-range", "0.3,0.3", "--orphan-timeout", "2s"},
 		Command: command})

@@ -32,7 +32,7 @@ func (b *bench) endless(name string, flags []string, stages []e2e.Stage) (*watch
 		return nil, err
 	}
 	r, err := b.binaries.Start(e2e.Job{
-		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages, Limit: 5 * time.Minute,
+		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages,
 		Trainee: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String(),
 			"-ballast", strconv.Itoa(b.ballast), "-late=" + strconv.FormatBool(b.late)},
 	})

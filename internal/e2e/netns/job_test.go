@@ -25,10 +25,10 @@ type job struct {
 }
 
 // run starts a job whose driver is on the host "driver": an endless one, that ends with [job.end] or is killed.
-func (n *network) run(limit time.Duration, flags ...string) *job {
+func (n *network) run(flags ...string) *job {
 	n.t.Helper()
 	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainee: binaries.Trainee}
-	running, err := programs.Start(e2e.Job{Dir: n.t.TempDir(), Limit: limit,
+	running, err := programs.Start(e2e.Job{Dir: n.t.TempDir(),
 		Flags:   append(flags, "--log-level", "debug", "--drain-timeout", "5"),
 		Trainee: []string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}})
 	if err != nil {
@@ -68,7 +68,7 @@ func (j *job) end() {
 // await blocks until an event that is not over yet is as wanted, and returns it; it and those before are over then.
 func (j *job) await(what string, is func(e2e.Event) bool) e2e.Event {
 	j.t.Helper()
-	ctx, cancel := context.WithTimeout(j.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(j.t.Context(), 2*e2e.Patience)
 	defer cancel()
 	var found e2e.Event
 	err := j.AwaitEvents(ctx, func(all []e2e.Event) bool {
@@ -147,7 +147,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	agents := map[string]*agent{}
 	agents["a"] = begin("a")
 	n.listens("a", 7946)
-	j := n.run(4*time.Minute, "-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test",
+	j := n.run("-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test",
 		"--gossip-bind", addrs["driver"]+":0", "--elastic-timeout", "60")
 	j.hosts("a")
 	j.world("a")

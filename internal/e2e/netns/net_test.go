@@ -137,7 +137,7 @@ func (n *network) agent(host string, flags ...string) *agent {
 // listens waits until somebody listens to a TCP port on the host.
 func (n *network) listens(host string, port int) {
 	n.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; <-time.After(5 * time.Millisecond) {
+	for end := time.Now().Add(e2e.Patience); ; <-time.After(5 * time.Millisecond) {
 		cmd := exec.Command("ip", "netns", "exec", n.space(host), "ss", "-Hltn", fmt.Sprintf("sport = :%d", port))
 		out, err := cmd.CombinedOutput()
 		switch {
@@ -168,7 +168,7 @@ func (a *agent) wait() {
 		if err != nil {
 			a.t.Fatalf("%v\n%s", err, a.out.String())
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(e2e.Patience):
 		a.t.Fatal("the agent does not end")
 	}
 }

@@ -72,7 +72,7 @@ func TestLinkOfASSHHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	const limit = 3 * time.Second
-	j := n.run(3*time.Minute, "-np", "2", "--min-np", "1", "-H", "a:1,b:1", "--ssh-command", command,
+	j := n.run("-np", "2", "--min-np", "1", "-H", "a:1,b:1", "--ssh-command", command,
 		"--agent-timeout", limit.String(), "--blacklist-cooldown-range", "1,1")
 	j.world("a", "b")
 
