@@ -92,7 +92,7 @@ func (m *machine) sendHome() {
 // release answers the join of a worker that is being stopped: in training it takes SIGTERM for a request to leave, and
 // comes here to do so.
 func (m *machine) release(w *worker) {
-	why := rendezvous.ErrRemoved
+	why := w.whyGone()
 	if !m.doneFrom.IsZero() {
 		why = rendezvous.ErrFinished
 	}

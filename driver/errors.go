@@ -18,6 +18,8 @@ var (
 	ErrStateLost = errors.New("driver: state lost")
 	// ErrDiscovery: the first discovery failed.
 	ErrDiscovery = errors.New("driver: the first discovery failed")
+	// ErrCheckpoint: the job ended well, or was stopped, but its last checkpoint could not be written.
+	ErrCheckpoint = errors.New("driver: the last checkpoint could not be written")
 	// ErrFinished is returned by Resume where the job has come to its end.
 	ErrFinished = errors.New("driver: the job has ended")
 )
@@ -81,7 +83,7 @@ func Status(err error) int {
 	for _, s := range []struct {
 		err    error
 		status int
-	}{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}} {
+	}{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}, {ErrCheckpoint, 7}} {
 		if errors.Is(err, s.err) {
 			return s.status
 		}

@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last
 //	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable
-//	report a:0 done|leaving|draining|committed commits=3
+//	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
 //	wait 5s                    time passes; deadlines in between come due
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
@@ -305,6 +305,7 @@ func (s *story) report(args []string) error {
 	kinds := map[string]rendezvous.Report{
 		"done": rendezvous.Done, "leaving": rendezvous.Leaving, "committed": rendezvous.Committed,
 		"draining": rendezvous.Draining, "fetching": rendezvous.Fetching,
+		"writing": rendezvous.Writing, "written": rendezvous.Written, "unwritten": rendezvous.NotWritten,
 	}
 	r := workerReport{id: w.id, report: kinds[args[1]], generation: w.generation}
 	if args[1] == "over" && len(args) > 2 {

@@ -60,10 +60,14 @@ type machine struct {
 	went     bool         // a worker has exited with 0 of its own accord since then
 	late     *WorkerError // the first failure after done
 
-	decided  bool // the job's result is known, workers are being stopped
-	result   error
-	endFrom  time.Time // when the workers were stopped
-	finished bool
+	decided bool // the job's result is known, workers are being stopped
+	result  error
+	endFrom time.Time // when the workers were stopped
+
+	writes    uint64     // the newest commit that a worker was told to write last; 0: none
+	wrote     uint64     // the newest commit that a worker has written last
+	unwritten *unwritten // the last checkpoint, where it is missing
+	finished  bool
 
 	last      time.Time // of the last step
 	state     control.State
@@ -104,6 +108,13 @@ type worker struct {
 	join   rendezvous.Joining
 	start  startWorker
 	reason string // why it was stopped, where that is a failure of its own
+
+	comes     bool   // a join of it waits, though it is being stopped
+	answered  bool   // its join was answered because the job ends
+	last      bool   // so that it writes the last checkpoint
+	left      bool   // its world by itself, though it is a process still: it writes a checkpoint
+	writes    uint64 // the commit of the last checkpoint that it writes now; 0: none
+	unwritten bool   // it could not write its last checkpoint, which its exit may say
 
 	stalledFrom time.Time // when it was named for holding up the others
 	doneFrom    time.Time // when it reported done
@@ -265,7 +276,9 @@ func (m *machine) workerJoined(now time.Time, e workerJoined) {
 	if w == nil {
 		return
 	}
-	if w.phase == stopping {
+	if w.phase == stopping && m.leavesLast() {
+		w.join, w.holds, w.comes = e.join, e.join.HoldsState, true // answerAll has the rest
+	} else if w.phase == stopping {
 		m.release(w)
 	}
 	if !w.live() {
@@ -309,6 +322,10 @@ func (m *machine) reported(now time.Time, e workerReport) {
 		if w.phase == starting {
 			w.since = now // as long as more of the state comes, it is waited for
 		}
+	case rendezvous.Writing:
+		m.writing(now, w, e.commits)
+	case rendezvous.Written, rendezvous.NotWritten:
+		m.written(w, e.commits, e.report == rendezvous.Written)
 	case rendezvous.Leaving:
 		m.log(logrus.DebugLevel, "%s (rank %d) is about to leave", w.slot, w.rank)
 	case rendezvous.Done:
@@ -348,6 +365,7 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 		return
 	}
 	m.remove(w)
+	m.stopsWriting(w)
 	cause := m.cause(w, e.exit)
 	signal := any(nil)
 	if e.exit.Signal != 0 {
@@ -362,7 +380,7 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 	case causeDone:
 		m.doneExit = true
 	case causeLeft:
-		if w.live() || w.asked {
+		if w.live() || w.asked || w.left {
 			m.departed(now, w, e.exit)
 		}
 	case causeFailed:
@@ -458,6 +476,9 @@ func (m *machine) failed(now time.Time, w *worker, err *WorkerError) {
 // failedLate deals with a failure after training was done everywhere. What a worker says by its exit code counts; a
 // signal is taken for a lost machine, which harms nothing any more as long as another worker ends well.
 func (m *machine) failedLate(w *worker, err *WorkerError) {
+	if w.unwritten && err.Exit.Signal == 0 {
+		return // that is what it says, and more exactly
+	}
 	m.log(logrus.WarnLevel, "%s (rank %d) %s after training was done", w.slot, w.rank, err.Exit)
 	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
 		m.late = err
@@ -498,7 +519,9 @@ func (m *machine) stop(now time.Time, w *worker, reason string) {
 	if w.phase == stopping {
 		return
 	}
-	if w.phase == waiting {
+	if w.phase == waiting && m.leavesLast() {
+		w.comes = !w.answered
+	} else if w.phase == waiting {
 		m.release(w)
 	}
 	m.enter(now, w, stopping)

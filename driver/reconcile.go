@@ -214,6 +214,8 @@ func (m *machine) releaseUnwanted(now time.Time) {
 		switch {
 		case w.phase == leaving && !now.Before(w.since.Add(m.wait.Drain)):
 			m.stop(now, w, "")
+		case w.phase == training && w.left && !now.Before(w.since.Add(m.wait.Drain)):
+			m.stop(now, w, "")
 		case w.wanted:
 		case w.phase == starting:
 			m.stop(now, w, "")
@@ -226,7 +228,7 @@ func (m *machine) releaseUnwanted(now time.Time) {
 // form publishes the next world once everybody who must come has come. The first world, and one for which too few had
 // come, also waits for those that are being started; any other goes without them.
 func (m *machine) form(now time.Time, wanted []plan.SlotID) {
-	if !m.started || m.decided || m.any(training) {
+	if !m.started || m.decided || slices.ContainsFunc(m.workers, (*worker).inWorld) {
 		return
 	}
 	come, soon := 0, false
@@ -285,6 +287,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.backends = nil
 	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
 	m.went, m.reminded = false, false
+	m.unwritten = nil // the job goes on, and writes others
 	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}
 	m.shortFrom, m.resetFrom, m.removeFrom = time.Time{}, time.Time{}, time.Time{}
 	root := 0
@@ -303,8 +306,11 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.emit(now, WorldPublished, Field{"generation", m.world.Generation}, Field{"size", len(members)},
 		Field{"root", root}, Field{"slots", published})
 	for _, w := range m.workers {
-		if w.phase == waiting { // it came, but its slot is not wanted
+		switch {
+		case w.phase == waiting: // it came, but its slot is not wanted
 			m.dismiss(now, w, rendezvous.ErrRemoved)
+		case w.phase == training && w.generation != m.world.Generation: // it writes its last checkpoint still
+			m.enter(now, w, leaving)
 		}
 	}
 }
@@ -411,6 +417,9 @@ func (m *machine) finish(now time.Time) {
 // windDown stops every worker, and ends the job when the last is gone.
 func (m *machine) windDown(now time.Time) {
 	m.sendHome()
+	if m.leavesLast() {
+		m.answerAll()
+	}
 	for _, w := range m.workers {
 		m.stop(now, w, "")
 	}
@@ -419,6 +428,7 @@ func (m *machine) windDown(now time.Time) {
 		return
 	}
 	m.finished = true
+	m.result = m.withUnwritten(m.result)
 	message := ""
 	if m.result != nil {
 		message = m.result.Error()
@@ -506,7 +516,7 @@ func (m *machine) checkDeadlines(now time.Time) {
 				m.stop(now, w, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
 			}
 		case training:
-			if !m.resetFrom.IsZero() && !now.Before(m.resetFrom.Add(m.wait.Join)) {
+			if !w.left && !m.resetFrom.IsZero() && !now.Before(m.resetFrom.Add(m.wait.Join)) {
 				m.stop(now, w, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
 			}
 		}
@@ -536,9 +546,9 @@ func (m *machine) deadline() (time.Time, bool) {
 	}
 	trains := false
 	for _, w := range m.workers {
-		trains = trains || w.phase == training
+		trains = trains || w.inWorld()
 		switch {
-		case w.phase == leaving && !done:
+		case (w.phase == leaving || w.phase == training && w.left) && !done:
 			at(w.since.Add(m.wait.Drain))
 		case w.phase != stopping && done && !w.done:
 			at(m.doneFrom.Add(m.wait.Finish))

@@ -26,6 +26,14 @@ import (
 // sent to rank 0 within the commit that is to be written, and stays in its memory until it is; the job that goes on from it deals
 // the pieces out as if all ranks had been replaced.
 //
+// When Run returns, the last commit is on the disk: where training has come to its end, where the
+// job is stopped, by Ctrl-C or otherwise, and where it comes to an end because too few are left.
+// One rank writes it, and the driver says which; that may take as long as --drain-timeout, and
+// SIGTERM does not disturb it. A rank that goes while others go on writes none; rank 0 does, where
+// it leaves by an error of its own. A worker that was asked to leave, and stays because it alone
+// has the state, pauses no longer between two. Where the last cannot be written, Run returns a
+// *[CheckpointError], and hvdrun ends with status 7.
+//
 // One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds it locked by another ends, with
 // an error that is a *checkpoint.LockedError on that rank; one that comes to it later, on another host, writes none and says so.
 //
@@ -47,9 +55,29 @@ type Checkpoints struct {
 	failed  int    // in a row
 	written uint64 // commits of the newest on the disk; 0: none
 
+	hurry func() bool // whether to pause no longer; nil: no
+
 	locking sync.Mutex // not mu: a disk may be slow
 	lock    *checkpoint.Lock
 }
+
+// CheckpointError says that the last commit is not on the disk when Run returns.
+type CheckpointError struct {
+	// Commit is its number.
+	Commit uint64
+	// Dir is the folder.
+	Dir string
+	// Err says why.
+	Err error
+}
+
+// Error names commit, folder and reason.
+func (e *CheckpointError) Error() string {
+	return fmt.Sprintf("elastic: no checkpoint of the last commit, %d, in %s: %v", e.Commit, e.Dir, e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *CheckpointError) Unwrap() error { return e.Err }
 
 // Checkpoint returns Checkpoints in a folder, the last three and two a minute. Its fields may be changed until NewState has it.
 func Checkpoint(dir string) *Checkpoints { return &Checkpoints{Dir: dir} }
@@ -78,6 +106,9 @@ func (c *Checkpoints) pause() time.Duration {
 	if pause == 0 {
 		pause = 30 * time.Second
 	}
+	if c.hurry != nil && c.hurry() {
+		pause = 0
+	}
 	if c.failed > 0 {
 		pause = max(pause, min(time.Second<<min(c.failed, 6), time.Minute))
 	}
@@ -85,10 +116,10 @@ func (c *Checkpoints) pause() time.Duration {
 }
 
 // due tells whether another is to be begun, and if so begins it: end must follow.
-func (c *Checkpoints) due(commits uint64, last bool) bool {
+func (c *Checkpoints) due(commits uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if commits == c.written || !c.free(last) {
+	if commits == c.written || !c.free() {
 		return false
 	}
 	c.busy, c.began = true, time.Now()
@@ -96,9 +127,7 @@ func (c *Checkpoints) due(commits uint64, last bool) bool {
 }
 
 // free tells whether one could be begun. The caller holds mu.
-func (c *Checkpoints) free(last bool) bool {
-	return !c.busy && (last || time.Since(c.began) >= c.pause())
-}
+func (c *Checkpoints) free() bool { return !c.busy && time.Since(c.began) >= c.pause() }
 
 // soon tells whether one of the next commit is wanted. A nil c wants none.
 func (c *Checkpoints) soon() bool {
@@ -107,7 +136,7 @@ func (c *Checkpoints) soon() bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.free(false)
+	return c.free()
 }
 
 func (c *Checkpoints) end(commits uint64, err error) {
@@ -256,9 +285,9 @@ func (s *State) checkDurable() error {
 }
 
 // offer has the last commit written, where that is due. It returns at once.
-func (s *State) offer(last bool) {
+func (s *State) offer() {
 	c := s.checkpoints
-	if c == nil || s.worker.Rank() != 0 || s.copying != nil || !s.agreed || !s.locals.complete() || !c.due(s.commits, last) {
+	if c == nil || s.worker.Rank() != 0 || s.copying != nil || !s.agreed || !s.locals.complete() || !c.due(s.commits) {
 		return
 	}
 	held, size, locals := s.saved.Hold(), s.worker.Size(), s.locals.gathered
@@ -299,23 +328,6 @@ func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet
 		s.worker.log.Warnf("old checkpoints stay: %v", err)
 	}
 	return nil
-}
-
-// finish waits for the checkpoint that is being written, and where training is done has the last commit written.
-func (s *State) finish(done bool) {
-	err := s.settled()
-	if err != nil {
-		s.worker.log.Warn(err)
-	}
-	if s.checkpoints == nil {
-		return
-	}
-	s.checkpoints.writing.Wait()
-	if done && err == nil {
-		s.offer(true)
-		s.checkpoints.writing.Wait()
-	}
-	s.checkpoints.release()
 }
 
 // resume returns the root of a sync. Where the world's has no state yet it is the rank with the newest whole checkpoint, which

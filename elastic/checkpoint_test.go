@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -169,7 +170,7 @@ func TestCheckpointsThatAreDamaged(t *testing.T) {
 	}
 }
 
-// A disk that cannot be written to costs a line in the log and nothing else.
+// A disk that cannot be written to costs a line in the log while training goes on, and is an error at its end.
 func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -195,7 +196,10 @@ func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.finish(true)
+	var missing *CheckpointError
+	if err := s.finish(nil); !errors.As(err, &missing) || missing.Commit != 100 || missing.Dir != dir || !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("%v", err)
+	}
 	if n := strings.Count(log.String(), "no checkpoint of commit"); n < 1 || n > 3 {
 		t.Errorf("%d lines: %s", n, log)
 	}
@@ -236,13 +240,19 @@ func TestCheckpointsThatDoNotFit(t *testing.T) {
 // While one is written training goes on, and the next is begun no earlier than it may.
 func TestCheckpointsAreDue(t *testing.T) {
 	c := Checkpoint("x")
-	if !c.due(1, false) || c.due(2, false) || c.due(2, true) {
+	hurry := false
+	c.hurry = func() bool { return hurry }
+	if !c.due(1) || c.due(2) {
 		t.Error("one at a time")
 	}
 	c.end(1, nil)
-	if c.due(2, false) || c.due(1, true) || !c.due(2, true) {
-		t.Error("no pause, or the same twice, or not the last")
+	if c.due(2) {
+		t.Error("no pause")
 	}
+	if hurry = true; c.due(1) || !c.due(2) || c.due(3) {
+		t.Error("the same twice, or a pause for who is in a hurry, or two at a time")
+	}
+	hurry = false
 	c.end(2, errors.New("full"))
 	if c.pause() != 30*time.Second {
 		t.Error(c.pause())
@@ -254,7 +264,7 @@ func TestCheckpointsAreDue(t *testing.T) {
 		t.Error(c.pause())
 	}
 	c.end(3, nil)
-	if c.pause() > 0 || !c.due(4, false) {
+	if c.pause() > 0 || !c.due(4) {
 		t.Error(c.pause())
 	}
 }
@@ -299,7 +309,7 @@ func TestTwoJobsInOneFolder(t *testing.T) {
 	}
 }
 
-// A job that is under way when it finds the folder locked goes on without checkpoints.
+// A job that is under way when it finds the folder locked goes on without checkpoints, which is an error at its end.
 func TestFolderLockedLater(t *testing.T) {
 	dir, log := t.TempDir(), &logs{}
 	w := stillWorld(t, 1, 0)[0]
@@ -313,7 +323,8 @@ func TestFolderLockedLater(t *testing.T) {
 	s := NewState(w, Value("step", new(int)), Checkpoint(dir))
 	s.holds = true
 	err = Run(t.Context(), s, func(context.Context) error { return s.Commit() })
-	if err != nil || !strings.Contains(log.String(), "no checkpoint of commit 1: checkpoint: the job theirs writes into") {
+	var locked *checkpoint.LockedError
+	if !errors.As(err, new(*CheckpointError)) || !errors.As(err, &locked) || !strings.Contains(log.String(), "no checkpoint of commit 1: checkpoint: the job theirs writes into") {
 		t.Errorf("%v\n%s", err, log)
 	}
 	lock.Release()

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,7 @@ type heed struct {
 	ctx    context.Context // of the report
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	asked  atomic.Pointer[time.Time] // when; nil: not yet
 }
 
 // heed begins to. It returns nil where nobody could be told, or the program ignores SIGTERM.
@@ -53,6 +55,18 @@ func (h *heed) end() {
 	h.wg.Wait()
 }
 
+// staysAfter is how long a worker that was asked to leave has before it counts as one that stays: mostly it goes with the next commit.
+const staysAfter = 2 * time.Second
+
+// stays tells whether the worker was asked to leave and has not left for a while. A nil heed was not asked.
+func (h *heed) stays() bool {
+	if h == nil {
+		return false
+	}
+	asked := h.asked.Load()
+	return asked != nil && time.Since(*asked) >= staysAfter
+}
+
 // stop takes no more signals.
 func (h *heed) stop() {
 	if l := h.worker.life; l != nil {
@@ -75,6 +89,8 @@ func (h *heed) watch() {
 	case <-h.done:
 		return
 	}
+	now := time.Now()
+	h.asked.Store(&now)
 	h.wg.Go(h.tell)
 	same := time.NewTimer(sameRequest)
 	defer same.Stop()

@@ -58,6 +58,26 @@ func (l *locals) complete() bool {
 	return len(l.parts) == 0 || l.gathered != nil && l.gathered.id == l.current
 }
 
+// whole returns all ranks' pieces of the save that the state goes back to; nil where some are not here, or there are no parts.
+func (l *locals) whole() *pieceSet {
+	if len(l.parts) == 0 {
+		return nil
+	}
+	if l.gathered != nil && l.gathered.id == l.current {
+		return l.gathered
+	}
+	set := l.set(l.current)
+	if set == nil {
+		return nil
+	}
+	for n := range set.size + len(set.strays) {
+		if set.of[n] == nil {
+			return nil
+		}
+	}
+	return set
+}
+
 // index is which of the parts p is.
 func (l *locals) index(p localPart) int {
 	for i := range l.parts {

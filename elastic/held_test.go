@@ -41,7 +41,7 @@ func TestPartsOfGoPrograms(t *testing.T) {
 		if got := []uint64{pcgs[0].Uint64(), chachas[0].Uint64()}; !slices.Equal(got, want) || layers[0][0][1] != 0 {
 			t.Errorf("restored %v, want %v; layers %v", got, want, layers[0][0][1])
 		}
-		states[0].finish(true)
+		states[0].finish(nil)
 		layers[0][0][1] = 9
 		onAll(t, 2, func(r int) error { return states[r].Save() })
 		for r, err := range errorsOf(2, func(r int) error { return states[r].Verify(t.Context()) }) {

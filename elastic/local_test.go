@@ -329,7 +329,9 @@ func TestLocalCheckpoint(t *testing.T) {
 			})
 			onAll(t, 2, func(r int) error { return m[r].state.gather(t.Context(), true) })
 			for r := range 3 {
-				m[r].state.finish(r < 2)
+				if err := m[r].state.finish([]error{nil, nil, errLeft}[r]); err != nil && r < 2 {
+					t.Error(err)
+				}
 			}
 
 			c = newCrew(t)
@@ -349,7 +351,7 @@ func TestLocalCheckpoint(t *testing.T) {
 				if want := []int{100*i + size, 10, 11}; !slices.Equal(m.sum, want) || m.state.Commits() != 2 {
 					t.Errorf("rank %d of %d: redistributed %v, want %v; commit %d", i, size, m.sum, want, m.state.Commits())
 				}
-				m.state.finish(false)
+				m.state.finish(errLeft)
 			}
 			if said := c.warnings(); said != nil {
 				t.Errorf("warned: %q", said)

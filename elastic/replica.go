@@ -384,6 +384,12 @@ func (s *State) leave(change plan.Change, live bool) error {
 			return err
 		}
 	}
+	if s.checkpoints != nil && count < set.size-1 && change&plan.Removed != 0 {
+		// Nobody may be left to go on, and then one rank writes all pieces.
+		if err := s.gather(s.ctx, true); err != nil {
+			return err
+		}
+	}
 	return updated(change)
 }
 

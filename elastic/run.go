@@ -25,6 +25,9 @@ var (
 // then is taken to be what was committed, and ranks that made the commit are not sent it. OnReset functions may write to them,
 // which costs a look at the whole state.
 //
+// With [Checkpoint] among the parts, Run returns when the last commit is on the disk. Where it could
+// not be written, what Run returns is also a *CheckpointError; see [Checkpoints].
+//
 // Wrapped errors count. What fails on the way into a new world is tried again in the next one. Run returns nil when train
 // has returned nil on all ranks, and with it the job is done. Otherwise it returns ErrRemoved, ErrFinished, ctx's error
 // when ctx has ended, an error of the driver's (it cannot be reached), or any other error of train or of an OnReset
@@ -46,27 +49,31 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	defer s.worker.end()
 	s.ctx = ctx
 	defer func() {
-		s.withdraw()
-		s.endWatch()
-		s.finish(err == nil)
 		s.auditing.Wait()
 		s.ctx = context.Background()
 	}()
-
 	heeding := s.worker.heed()
-	defer s.worker.doing.enter(rendezvous.Outside)
+	if s.checkpoints != nil {
+		s.checkpoints.hurry = heeding.stays
+	}
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
 	err = errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
 	defer func() {
-		if err != nil {
-			r.worker.outside = true
-			r.worker.Group().Abort(err)
-		}
 		if errors.Is(err, ErrRemoved) || errors.Is(err, ErrFinished) {
 			s.worker.heeding = heeding // it goes already
 		} else {
 			heeding.end()
 		}
+	}()
+	defer s.worker.doing.enter(rendezvous.Outside)
+	defer func() { err = s.finish(err) }() // SIGTERM does not end the process meanwhile
+	defer func() {
+		if err != nil {
+			r.worker.outside = true
+			r.worker.Group().Abort(err)
+		}
+		s.withdraw()
+		s.endWatch()
 	}()
 	err = r.run()
 	return err

@@ -176,7 +176,7 @@ func (s *State) Settle() {
 	}
 	s.seal(p)
 	if s.agreed {
-		s.offer(false)
+		s.offer()
 	}
 }
 
@@ -222,7 +222,7 @@ func (s *State) agree() error {
 	if err := s.gather(s.ctx, s.locals.wanted); err != nil {
 		return err
 	}
-	s.offer(false)
+	s.offer()
 	err = s.leave(change, false)
 	s.promised, _ = err.(*HostsUpdatedError)
 	return err

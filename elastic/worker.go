@@ -57,6 +57,7 @@ type Worker struct {
 	committedGen uint64 // the last generation of which a commit has been reported; Run's goroutine alone uses it
 	heeding      *heed  // of a Run after which the driver may still send SIGTERM
 	late         bool   // it has been in no world yet, and Run enters the first
+	last         bool   // no world follows, and of all ranks this one writes the last checkpoint; Run's goroutine alone uses it
 	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
 
 	mu       sync.Mutex
@@ -227,6 +228,7 @@ func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 	w.life.Survive()
 	switch {
 	case errors.Is(err, rendezvous.ErrRemoved):
+		w.last = errors.Is(err, rendezvous.ErrLast)
 		w.setOver()
 		return world, ErrRemoved
 	case errors.Is(err, rendezvous.ErrFinished):

@@ -79,7 +79,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 func (c *Client) Close() error { return c.conn.Close() }
 
 // Join asks for a world newer than j.After with this worker in it, and blocks until there is one; it may take for ever.
-// It asks again when the connection breaks. Its errors are ErrRemoved and ErrFinished where the driver dismisses the
+// It asks again when the connection breaks. Its errors are ErrRemoved, ErrLast and ErrFinished where the driver dismisses the
 // worker, an *UnreachableError, ErrSuperseded, the cause of ctx's end, or say why the driver refuses.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	req := j.toWire()
@@ -100,6 +100,9 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	}
 	switch reply.GetDismissal() {
 	case wire.Dismissal_DISMISSAL_REMOVED:
+		if reply.GetLast() {
+			return Place{}, ErrLast
+		}
 		return Place{}, ErrRemoved
 	case wire.Dismissal_DISMISSAL_FINISHED:
 		return Place{}, ErrFinished

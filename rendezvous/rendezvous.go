@@ -21,6 +21,9 @@ import (
 var (
 	// ErrRemoved dismisses a worker that has no place in the new world.
 	ErrRemoved = errors.New("rendezvous: this worker has no place in the new world")
+	// ErrLast is ErrRemoved for a worker after which no world follows: of all ranks it is the one to write the job's last
+	// commit to disk.
+	ErrLast = fmt.Errorf("%w, and writes the job's last checkpoint", ErrRemoved)
 	// ErrFinished dismisses a worker because the job's training is done.
 	ErrFinished = errors.New("rendezvous: the job is done")
 	// ErrSuperseded is returned by a Join whose place a later Join of the same Client has taken.
@@ -113,6 +116,12 @@ const (
 	OverIPC
 	OverIPCHosts
 	OverStaging
+	// Writing: it has left its world and writes a last checkpoint, of the commit that the report names.
+	Writing
+	// Written: that checkpoint is on the disk.
+	Written
+	// NotWritten: that checkpoint could not be written.
+	NotWritten
 )
 
 // overs are the names of backends.
@@ -131,9 +140,16 @@ func Over(backend string) (Report, bool) {
 // Backend is the name that [Over] was given; empty for a report of something else.
 func (r Report) Backend() string { return overs[r] }
 
-// String returns "done", "leaving", "committed", "draining", "fetching" or "over " and a backend.
+// String returns "done", "leaving", "committed", "draining", "fetching", "writing", "written", "not written" or "over " and a
+// backend.
 func (r Report) String() string {
 	switch r {
+	case Writing:
+		return "writing"
+	case Written:
+		return "written"
+	case NotWritten:
+		return "not written"
 	case Done:
 		return "done"
 	case Leaving:

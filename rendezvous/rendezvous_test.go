@@ -289,7 +289,7 @@ func TestPublishPanics(t *testing.T) {
 }
 
 func TestDismiss(t *testing.T) {
-	for _, why := range []error{ErrRemoved, ErrFinished} {
+	for _, why := range []error{ErrRemoved, ErrLast, ErrFinished} {
 		j := newJob(t)
 		a := j.client("a")
 		waiting := join(a, Joining{})
@@ -515,7 +515,7 @@ func TestAbsence(t *testing.T) {
 func TestReport(t *testing.T) {
 	j := newJob(t)
 	c := j.client("a")
-	for _, r := range []Report{Done, Leaving, Committed, Draining, Fetching, OverNCCL, OverIPC, OverIPCHosts, OverStaging} {
+	for _, r := range []Report{Done, Leaving, Committed, Draining, Fetching, OverNCCL, OverIPC, OverIPCHosts, OverStaging, Writing, Written, NotWritten} {
 		if err := c.Report(context.Background(), r, 3, 8); err != nil {
 			t.Fatal(err)
 		}

@@ -164,7 +164,7 @@ func (p *published) world(rank uint32) *wire.World {
 	}
 }
 
-// Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved or ErrFinished; it panics for
+// Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved, ErrLast or ErrFinished; it panics for
 // another error. The last dismissal of a worker counts, and no world is given to it any more. Dismiss never blocks.
 func (s *Server) Dismiss(incarnation string, why error) {
 	var d wire.Dismissal
@@ -176,7 +176,7 @@ func (s *Server) Dismiss(incarnation string, why error) {
 	default:
 		panic(fmt.Sprintf("rendezvous: %v is no dismissal", why))
 	}
-	reply := &wire.JoinReply{Outcome: &wire.JoinReply_Dismissal{Dismissal: d}}
+	reply := &wire.JoinReply{Outcome: &wire.JoinReply_Dismissal{Dismissal: d}, Last: errors.Is(why, ErrLast)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dismissed[incarnation] = reply
@@ -265,6 +265,7 @@ var reportsFromWire = map[wire.Report]Report{
 	wire.Report_REPORT_DRAINING: Draining, wire.Report_REPORT_FETCHING: Fetching,
 	wire.Report_REPORT_OVER_NCCL: OverNCCL, wire.Report_REPORT_OVER_IPC: OverIPC,
 	wire.Report_REPORT_OVER_IPC_HOSTS: OverIPCHosts, wire.Report_REPORT_OVER_STAGING: OverStaging,
+	wire.Report_REPORT_WRITING: Writing, wire.Report_REPORT_WRITTEN: Written, wire.Report_REPORT_NOT_WRITTEN: NotWritten,
 }
 
 func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {

@@ -77,7 +77,7 @@ func status(err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &stopped):
+	case errors.As(err, &stopped) && !errors.Is(err, driver.ErrCheckpoint):
 		return statusShell + int(stopped.Signal)
 	case errors.As(err, &failed):
 		return driver.Status(failed.error)

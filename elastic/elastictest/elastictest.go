@@ -120,7 +120,7 @@ func (j *Job) run(ctx context.Context) error {
 	left := j.awaitWorkers()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.idle = errors.As(err, new(driver.StopSignal)) && left == nil && len(j.failures) == 0
+	j.idle = errors.As(err, new(driver.StopSignal)) && !errors.Is(err, driver.ErrCheckpoint) && left == nil && len(j.failures) == 0
 	return errors.Join(append([]error{err, left}, j.failures...)...)
 }
 

@@ -53,6 +53,7 @@ type settings struct {
 	stubborn    bool
 	async       bool
 	struck      bool
+	checkpoints string
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -74,6 +75,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.BoolVar(&s.stubborn, "stubborn", false, "ignore SIGTERM")
 	f.BoolVar(&s.async, "async", false, "commit with CommitAsync, and settle before the next step's weights")
 	f.BoolVar(&s.struck, "struck", false, "be killed at moments of a commit, as files in the folder -dir say")
+	f.StringVar(&s.checkpoints, "checkpoints", "", "folder to which commits are written; -exit and -struck hit no sync then")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 

@@ -63,11 +63,13 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	}
 	// A sync passes through the trap after the progress and before the weights: a worker that dies in it leaves its peers
 	// with half a state.
-	parts := []elastic.Part{
-		elastic.Value("progress", &t.at),
-		&trap{faults: &s.faults, at: &t.at, strikes: &t.strikes},
-		elastic.Tensor("weights", t.weights),
+	parts := []elastic.Part{elastic.Value("progress", &t.at)}
+	if s.checkpoints != "" {
+		parts = append(parts, elastic.Checkpoint(s.checkpoints))
+	} else {
+		parts = append(parts, &trap{faults: &s.faults, at: &t.at, strikes: &t.strikes})
 	}
+	parts = append(parts, elastic.Tensor("weights", t.weights))
 	if s.ballast > 0 {
 		t.ballast = make([]uint64, s.ballast*1_000_000/8)
 		for i := range t.ballast {

@@ -96,21 +96,30 @@ const (
 	Report_REPORT_OVER_IPC       Report = 7
 	Report_REPORT_OVER_IPC_HOSTS Report = 8
 	Report_REPORT_OVER_STAGING   Report = 9
+	// The worker has left its world and writes a last checkpoint, of the commit that is given: it may take a while.
+	Report_REPORT_WRITING Report = 10
+	// That checkpoint is on the disk.
+	Report_REPORT_WRITTEN Report = 11
+	// That checkpoint could not be written.
+	Report_REPORT_NOT_WRITTEN Report = 12
 )
 
 // Enum value maps for Report.
 var (
 	Report_name = map[int32]string{
-		0: "REPORT_UNSPECIFIED",
-		1: "REPORT_DONE",
-		2: "REPORT_LEAVING",
-		3: "REPORT_COMMITTED",
-		4: "REPORT_DRAINING",
-		5: "REPORT_FETCHING",
-		6: "REPORT_OVER_NCCL",
-		7: "REPORT_OVER_IPC",
-		8: "REPORT_OVER_IPC_HOSTS",
-		9: "REPORT_OVER_STAGING",
+		0:  "REPORT_UNSPECIFIED",
+		1:  "REPORT_DONE",
+		2:  "REPORT_LEAVING",
+		3:  "REPORT_COMMITTED",
+		4:  "REPORT_DRAINING",
+		5:  "REPORT_FETCHING",
+		6:  "REPORT_OVER_NCCL",
+		7:  "REPORT_OVER_IPC",
+		8:  "REPORT_OVER_IPC_HOSTS",
+		9:  "REPORT_OVER_STAGING",
+		10: "REPORT_WRITING",
+		11: "REPORT_WRITTEN",
+		12: "REPORT_NOT_WRITTEN",
 	}
 	Report_value = map[string]int32{
 		"REPORT_UNSPECIFIED":    0,
@@ -123,6 +132,9 @@ var (
 		"REPORT_OVER_IPC":       7,
 		"REPORT_OVER_IPC_HOSTS": 8,
 		"REPORT_OVER_STAGING":   9,
+		"REPORT_WRITING":        10,
+		"REPORT_WRITTEN":        11,
+		"REPORT_NOT_WRITTEN":    12,
 	}
 )
 
@@ -321,7 +333,10 @@ type JoinReply struct {
 	//
 	//	*JoinReply_World
 	//	*JoinReply_Dismissal
-	Outcome       isJoinReply_Outcome `protobuf_oneof:"outcome"`
+	Outcome isJoinReply_Outcome `protobuf_oneof:"outcome"`
+	// With DISMISSAL_REMOVED: no world follows, and this worker is the one to write the job's last commit to disk, where its
+	// program keeps checkpoints.
+	Last          bool `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -379,6 +394,13 @@ func (x *JoinReply) GetDismissal() Dismissal {
 		}
 	}
 	return Dismissal_DISMISSAL_UNSPECIFIED
+}
+
+func (x *JoinReply) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
 }
 
 type isJoinReply_Outcome interface {
@@ -925,10 +947,11 @@ const file_rendezvous_proto_rawDesc = "" +
 	"holdsState\x12%\n" +
 	"\x0edata_addresses\x18\x04 \x03(\tR\rdataAddresses\x12%\n" +
 	"\x0enotify_address\x18\x05 \x01(\tR\rnotifyAddress\x12\x14\n" +
-	"\x05cause\x18\x06 \x01(\tR\x05cause\"v\n" +
+	"\x05cause\x18\x06 \x01(\tR\x05cause\"\x8a\x01\n" +
 	"\tJoinReply\x12(\n" +
 	"\x05world\x18\x01 \x01(\v2\x10.hvdrun.v1.WorldH\x00R\x05world\x124\n" +
-	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissalB\t\n" +
+	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissal\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\bR\x04lastB\t\n" +
 	"\aoutcome\"\x98\x01\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +
@@ -973,7 +996,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
-	"\x12DISMISSAL_FINISHED\x10\x02*\xe4\x01\n" +
+	"\x12DISMISSAL_FINISHED\x10\x02*\xa4\x02\n" +
 	"\x06Report\x12\x16\n" +
 	"\x12REPORT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
@@ -984,7 +1007,11 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x10REPORT_OVER_NCCL\x10\x06\x12\x13\n" +
 	"\x0fREPORT_OVER_IPC\x10\a\x12\x19\n" +
 	"\x15REPORT_OVER_IPC_HOSTS\x10\b\x12\x17\n" +
-	"\x13REPORT_OVER_STAGING\x10\t*\xbc\x01\n" +
+	"\x13REPORT_OVER_STAGING\x10\t\x12\x12\n" +
+	"\x0eREPORT_WRITING\x10\n" +
+	"\x12\x12\n" +
+	"\x0eREPORT_WRITTEN\x10\v\x12\x16\n" +
+	"\x12REPORT_NOT_WRITTEN\x10\f*\xbc\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_JOINING\x10\x01\x12\x14\n" +
