@@ -4,6 +4,12 @@ GO ?= go
 ARGS ?=
 FUZZTIME ?= 60s
 
+# make prove: how long each proving ground runs, and a seed to be done again in one of them.
+PROVE ?= 10m
+SEED ?=
+ROOM ?= collectives
+ROOMS = $(patsubst internal/prove/%/main.go,%,$(wildcard internal/prove/*/main.go))
+
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
 	/usr/sbin/sshd:openssh-server \
@@ -24,7 +30,7 @@ UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits pure cross generate chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check clean
+.PHONY: help build demo check check-net net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits proved pure cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +44,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-check: deps fmt vet staticcheck fresh examples test frameworks resumes commits net pure cross ## all that a change must pass; brings what it needs
+check: deps fmt vet staticcheck fresh examples test frameworks resumes commits proved net pure cross ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@missing=; for need in $(NEEDS); do \
@@ -111,6 +117,10 @@ commits: # a short chaos-commits
 	@echo "== jobs whose workers are killed in commits"
 	@$(GO) run ./internal/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
 
+proved: # a short prove
+	@echo "== random programs of collectives"
+	@$(GO) run ./internal/prove/collectives -for 1m
+
 pure:
 	@echo "== build without cgo"
 	@CGO_ENABLED=0 $(GO) build ./...
@@ -132,6 +142,13 @@ net: # check-net where it may be done: a container without the capability SYS_AD
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"
 	@$(GO) generate ./...
+
+prove: ## do random programs of collectives, then random jobs, each for PROVE (10m); SEED=n ROOM=collectives|jobs does one again
+	@if [ -n "$(SEED)" ]; then $(GO) run ./internal/prove/$(ROOM) -seed $(SEED) -one $(ARGS); else \
+		status=0; for room in $(ROOMS); do \
+			echo "== $$room for $(PROVE)"; $(GO) run ./internal/prove/$$room -for $(PROVE) $(ARGS) || status=1; \
+		done; exit $$status; \
+	fi
 
 chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
 	@$(GO) run ./internal/chaos $(ARGS)

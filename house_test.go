@@ -61,6 +61,7 @@ var rooms = map[string]string{
 	"internal/chaos":     "all",
 	"internal/crowd":     "all",
 	"internal/gpucheck":  "all",
+	"internal/prove":     "all",
 	"internal/recovery":  "all",
 	"internal/trainee":   "elastic collective plan",
 	"internal/e2e":       "all",

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// A rank counts ticks without progress. A tick passes only while the process has a processor, so
+// that neither a stopped process nor a starved one counts much.
+const (
+	tick         = 100 * time.Millisecond
+	tellEach     = 10                    // ticks without progress
+	computing    = 20 * time.Millisecond // of processor time in a tick: the rank does not just wait
+	leastBytes   = 256                   // read and written in a tick: more than what asking costs
+	maxIdle      = 60                    // ticks without progress on all ranks, after which they count as hanging
+	maxSpinning  = 900                   // the same while ranks compute
+	maxSilence   = 3000                  // ticks in which no rank says anything
+	maxEndsSlack = 100                   // ticks within which a process ends that was asked to
+)
+
+// sample is what a rank's progress shows in.
+type sample struct {
+	operations string // of all groups, and the step
+	bytes      int64  // read and written
+	processor  time.Duration
+}
+
+// pulse counts ticks without progress.
+type pulse struct {
+	last                   sample
+	idle, spinning         int
+	toldIdle, toldSpinning bool // that there were such ticks
+}
+
+// beat takes the sample of a tick, and tells whether the counts are to be told.
+func (p *pulse) beat(s sample) bool {
+	p.idle, p.spinning = p.idle+1, p.spinning+1
+	if s.operations != p.last.operations || s.bytes-p.last.bytes >= leastBytes {
+		p.idle, p.spinning = 0, 0
+	}
+	if s.processor-p.last.processor >= computing {
+		p.idle = 0
+	}
+	p.last = s
+	switch {
+	case p.spinning > 0 && p.spinning%tellEach == 0:
+		p.toldIdle, p.toldSpinning = p.idle > 0, true
+		return true
+	case p.idle == 0 && p.toldIdle, p.spinning == 0 && p.toldSpinning:
+		p.toldIdle, p.toldSpinning = false, p.spinning > 0 && p.toldSpinning
+		return true
+	}
+	return false
+}
+
+// watch tells of ticks without progress, as long as the process lives.
+func (a *actor) watch(g *collective.Group) {
+	var p pulse
+	io := meter{}
+	for range time.Tick(tick) {
+		progress := g.Progress()
+		s := sample{operations: fmt.Sprint(a.at.Load(), progress), bytes: io.bytes(), processor: processorTime()}
+		if p.beat(s) {
+			a.say(message{Idle: &idle{Ticks: p.idle, Spinning: p.spinning, Step: int(a.at.Load()), Progress: progress}})
+		}
+	}
+}
+
+// meter reads how much this process has read and written.
+type meter struct{ own int64 }
+
+// bytes leaves out what reading it has cost.
+func (m *meter) bytes() int64 {
+	text, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	for line := range bytes.Lines(text) {
+		name, value, _ := bytes.Cut(line, []byte(": "))
+		if string(name) == "rchar" || string(name) == "wchar" {
+			n, _ := strconv.ParseInt(string(bytes.TrimSpace(value)), 10, 64)
+			sum += n
+		}
+	}
+	sum -= m.own
+	m.own += int64(len(text))
+	return sum
+}
+
+// processorTime is what this process has had.
+func processorTime() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// watchdog decides whether ranks hang. It has no clock: it counts what it is told.
+type watchdog struct {
+	ranks   []watched
+	stopped int // processes that are stopped
+	silence int // own ticks since anybody said anything
+}
+
+type watched struct {
+	gone     bool // has ended
+	idle     idle
+	base     int // idle ticks before a stopped process went on: they do not count
+	spinBase int
+}
+
+func newWatchdog(ranks int) *watchdog { return &watchdog{ranks: make([]watched, ranks)} }
+
+// heard notes anything that a rank says.
+func (w *watchdog) heard(rank int, i *idle) {
+	w.silence = 0
+	r := &w.ranks[rank]
+	switch {
+	case i == nil:
+		r.idle.Ticks, r.idle.Spinning, r.base, r.spinBase = 0, 0, 0, 0
+		return
+	case i.Ticks < r.idle.Ticks:
+		r.base = 0
+	}
+	if i.Spinning < r.idle.Spinning {
+		r.spinBase = 0
+	}
+	r.idle = *i
+}
+
+// ended notes that a rank's process is gone.
+func (w *watchdog) ended(rank int) { w.ranks[rank].gone = true }
+
+// stop and resume note that a process is stopped, and continued.
+func (w *watchdog) stop() { w.stopped++ }
+
+func (w *watchdog) resume() {
+	w.stopped--
+	for i := range w.ranks {
+		r := &w.ranks[i]
+		r.base, r.spinBase = r.idle.Ticks, r.idle.Spinning
+	}
+}
+
+// tick notes one of the watchdog's own ticks.
+func (w *watchdog) tick() { w.silence++ }
+
+// hangs tells whether all ranks that are there wait without progress.
+func (w *watchdog) hangs() bool {
+	if w.silence >= maxSilence {
+		return true
+	}
+	if w.stopped > 0 {
+		return false
+	}
+	waiting := 0
+	for _, r := range w.ranks {
+		if r.gone {
+			continue
+		}
+		if r.idle.Ticks-r.base < maxIdle && r.idle.Spinning-r.spinBase < maxSpinning {
+			return false
+		}
+		waiting++
+	}
+	return waiting > 0
+}
