@@ -22,6 +22,9 @@ const (
 	window = 256 << 10
 	// chunk bounds the output in one event.
 	chunk = 32 << 10
+	// lastWords is how much more may be of a worker that has ended: what was in its pipes. So its end, which comes behind its
+	// output, does not wait for those who read that.
+	lastWords = 1 << 20
 	// sessionVariable marks, in their environment, the processes of a session.
 	sessionVariable = "HVD_SESSION"
 )
@@ -70,7 +73,8 @@ type worker struct {
 	produced, taken uint64
 	spool           spool        // what comes after what was produced
 	torn            bool         // what was produced ends within a line
-	over            bool         // its process has ended
+	ahead           int          // bytes beyond window that may be on their way
+	over            bool         // its process has ended, and its output is taken in
 	last            *wire.Exited // how, while that has not been told
 }
 
@@ -332,7 +336,7 @@ func (s *session) start(m *wire.Start) error {
 	spec := launch.Spec{
 		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
 		Grace:  time.Duration(m.GetGraceMs()) * time.Millisecond,
-		Stdout: output{w, 1}, Stderr: output{w, 2},
+		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,
 	}
 	for _, word := range m.GetCommand() {
 		spec.Command = append(spec.Command, string(word))
@@ -385,6 +389,18 @@ func (w *worker) started(pid int) {
 	}})
 }
 
+// dead notes that the process has ended, and that what it has printed is coming.
+func (w *worker) dead(error) {
+	s := w.s
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	w.ahead = lastWords
+	s.room.Broadcast()
+}
+
+// room is how many bytes of its output may go on their way; the lock is held.
+func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
+
 func (w *worker) ended(err error) {
 	s := w.s
 	e := &wire.Exited{Incarnation: w.incarnation}
@@ -431,7 +447,7 @@ func (o output) Write(text []byte) (int, error) {
 	defer s.st.mu.Unlock()
 	written := 0
 	for written < len(text) {
-		left := window - int(o.w.produced-o.w.taken)
+		left := o.w.room()
 		rest := text[written:min(len(text), written+chunk)]
 		spooled := !o.w.spool.empty()
 		switch {
@@ -456,7 +472,7 @@ func (o output) Write(text []byte) (int, error) {
 // unspool makes events of what was spooled of the worker's output, as far as there is room for them, and of its end when
 // that is all; the lock is held.
 func (s *session) unspool(w *worker) {
-	for !w.spool.empty() && w.produced-w.taken < window {
+	for !w.spool.empty() && w.room() > 0 {
 		stream, text, missing, err := w.spool.take()
 		if err != nil {
 			s.log.Warnf("agent: slot %d: %v", w.id.Index, err)

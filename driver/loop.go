@@ -77,8 +77,9 @@ type loop struct {
 	meet meeting
 	push pusher
 
-	procs map[string]*process
-	wg    sync.WaitGroup // of everything that posts
+	procs  map[string]*process
+	wg     sync.WaitGroup // of everything that posts
+	output sync.WaitGroup // of what workers print on its way, which nothing waits for before the job's end
 }
 
 // meeting and pusher are the sides of rendezvous.Server and notify.Pusher that the loop uses.
@@ -98,6 +99,7 @@ type (
 type process struct {
 	subject identity.Subject
 	rank    atomic.Int64 // as its output is labelled
+	over    atomic.Bool  // its end was posted before its output was written
 	stop    context.CancelFunc
 }
 
@@ -197,6 +199,7 @@ func (l *loop) serve(ctx context.Context) error {
 	l.meet, l.push = server, push
 
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer l.finishOutput()
 	defer l.wg.Wait()
 	defer cancel()
 	l.wg.Go(func() {
@@ -384,7 +387,21 @@ func (l *loop) publish(a publishWorld) {
 	l.meet.Publish(a.world, members, a.root, a.seq)
 }
 
-// start runs a worker in a goroutine of its own, which posts its start and its end.
+// finishOutput waits until what workers have printed is written, or nobody takes it any more.
+func (l *loop) finishOutput() {
+	done := make(chan struct{})
+	go func() {
+		l.output.Wait()
+		close(done)
+	}()
+	l.cfg.Output.Finish(done)
+}
+
+// lastWords is how long the end of a worker waits for its last output to be written before it.
+const lastWords = 500 * time.Millisecond
+
+// start runs a worker in goroutines of its own, which post its start and its end. The end comes after its output is written,
+// unless those take their time who read that.
 func (l *loop) start(a startWorker) {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{
@@ -397,13 +414,33 @@ func (l *loop) start(a startWorker) {
 	l.procs[a.id] = p
 	l.stalls.expect(a.id)
 	l.wg.Go(func() {
-		defer stop()
-		exit := l.runWorker(ctx, a, p)
+		ended, all := make(chan Exit, 1), make(chan Exit, 1)
+		l.output.Go(func() {
+			defer stop()
+			all <- l.runWorker(ctx, a, p, func(err error) { ended <- exitOf(err) })
+			if p.over.Load() {
+				l.outputs.note(outputNote{Worker: a.id, Ended: true}) // again, after what was noted since
+			}
+		})
+		var exit Exit
+		select {
+		case exit = <-all:
+		case exit = <-ended:
+			late := time.NewTimer(lastWords)
+			defer late.Stop()
+			select {
+			case exit = <-all:
+			case <-late.C:
+				p.over.Store(true)
+				l.cfg.Log.Warnf("%v has ended, and its output is not read: it goes on without", a.slot.SlotID)
+			}
+		}
 		l.post(workerEnded{a.id, exit})
 	})
 }
 
-func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
+// runWorker runs a worker until its output is written; ended is told of its end before that.
+func (l *loop) runWorker(ctx context.Context, a startWorker, p *process, ended func(error)) Exit {
 	env, err := l.environ(a, p)
 	if err != nil {
 		return Exit{Err: err}
@@ -426,6 +463,7 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process) Exit {
 			l.outputs.note(outputNote{Worker: a.id, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
 		},
 		PassedBefore: before.Bytes,
+		Ended:        ended,
 	}, func(pid int) { l.postNoted(workerForked{a.id, pid}) })
 	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
 		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)

@@ -40,11 +40,12 @@ type job struct {
 type fakeWorker struct {
 	spec launch.Spec
 	exit chan error
+	says chan string // what it prints before anything else happens to it
 }
 
 // Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked to.
 func (j *job) Run(ctx context.Context, s launch.Spec, started func(int)) error {
-	w := &fakeWorker{spec: s, exit: make(chan error, 1)}
+	w := &fakeWorker{spec: s, exit: make(chan error, 1), says: make(chan string, 1)}
 	j.mu.Lock()
 	j.running[s.Slot.String()] = w
 	j.mu.Unlock()
@@ -55,11 +56,26 @@ func (j *job) Run(ctx context.Context, s launch.Spec, started func(int)) error {
 	}()
 	started(42)
 	select {
+	case text := <-w.says:
+		printed := make(chan struct{})
+		go func() {
+			fmt.Fprint(s.Stdout, text)
+			close(printed)
+		}()
+		defer func() { <-printed }()
 	case err := <-w.exit:
 		return err
 	case <-ctx.Done():
+	}
+	select {
+	case err := <-w.exit:
+		s.Ended(err)
+		return err
+	case <-ctx.Done():
 		<-time.After(time.Second)
-		return &launch.ExitError{Code: 143, Signal: 15}
+		err := &launch.ExitError{Code: 143, Signal: 15}
+		s.Ended(err)
+		return err
 	}
 }
 
@@ -96,7 +112,9 @@ func newJob(t *testing.T, ctx context.Context, cfg Config) *job {
 	log.SetOutput(io.Discard)
 	cfg.Command, cfg.RunID, cfg.Launcher, cfg.Log = []string{"train"}, "loop", j, log
 	cfg.Events = func(e Event) { j.events = append(j.events, e.Name) }
-	cfg.Output = &launch.Output{Stdout: &j.out, Stderr: &j.out}
+	if cfg.Output == nil {
+		cfg.Output = &launch.Output{Stdout: &j.out, Stderr: &j.out}
+	}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		t.Fatal(err)
@@ -120,6 +138,7 @@ func (j *job) begin(t *testing.T, ctx context.Context, l *loop) {
 		err := j.loop.run(ctx)
 		cancel()
 		j.loop.wg.Wait()
+		j.loop.finishOutput()
 		j.result <- err
 	}()
 	synctest.Wait()
@@ -271,4 +290,91 @@ func TestLoopOutlivesALaterFailure(t *testing.T) {
 			t.Errorf("the job ended with %v", err)
 		}
 	})
+}
+
+// frozen is a terminal that takes nothing until it is thawed.
+type frozen struct {
+	thawed chan struct{}
+	text   bytes.Buffer
+}
+
+func (f *frozen) Write(b []byte) (int, error) {
+	<-f.thawed
+	return f.text.Write(b)
+}
+
+// frozenJob is a job on a:0 to a:2 whose output nobody reads; a:1 has printed a line.
+func frozenJob(t *testing.T, ctx context.Context) (*job, *frozen) {
+	f := &frozen{thawed: make(chan struct{})}
+	j := newJob(t, ctx, Config{
+		Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: Size{NP: 3, Min: 1, Elastic: true},
+		Output: &launch.Output{Stdout: f, Stderr: &bytes.Buffer{}},
+	})
+	j.joins(t, 0, "a:0", "a:1", "a:2")
+	j.worker(t, "a:1").says <- "one\n"
+	synctest.Wait()
+	return j, f
+}
+
+// Nobody reads the output: a death is heard of all the same, and the job goes on. Nothing is lost where somebody reads again.
+func TestFrozenOutput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, f := frozenJob(t, context.Background())
+		dead := j.worker(t, "a:1")
+		dead.exit <- &launch.ExitError{Code: 137, Signal: 9}
+		<-time.After(lastWords)
+		synctest.Wait()
+		if !slices.Contains(j.events, WorkerExited) {
+			t.Fatalf("the death of a worker whose output is not read is unknown: %v", j.events)
+		}
+		j.joins(t, 1, "a:0", "a:2")
+		if len(j.published) != 2 || j.published[1].Size() != 2 {
+			t.Fatalf("published %v, want a world of the other two", j.published)
+		}
+		if w := j.worker(t, "a:1"); w == dead {
+			<-time.After(2 * time.Second) // it rests
+			synctest.Wait()
+		}
+		if j.worker(t, "a:1") == dead {
+			t.Error("no other worker was started in a:1")
+		}
+		for _, slot := range []string{"a:0", "a:2"} {
+			j.Reported(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Done, 2, 3)
+			j.worker(t, slot).exit <- nil
+		}
+		<-time.After(time.Second)
+		close(f.thawed)
+		if err := <-j.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+		if got, want := f.text.String(), "[1]<stdout>:one\n"; got != want {
+			t.Errorf("the output is %q, want %q", got, want)
+		}
+	})
+}
+
+// Nobody reads the output at the end of a job either: it ends after a bounded time, at once where a person is in a hurry.
+func TestFrozenEnd(t *testing.T) {
+	for _, hurry := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(context.Background())
+			j, f := frozenJob(t, ctx)
+			defer synctest.Wait()
+			defer close(f.thawed)
+			cancel()
+			if hurry {
+				j.cfg.Output.Hurry()
+			}
+			begin := time.Now()
+			if err := <-j.result; !errors.Is(err, context.Canceled) {
+				t.Errorf("the job ended with %v", err)
+			}
+			if took, most := time.Since(begin), 12*time.Second; took > most || hurry && took > 2*time.Second {
+				t.Errorf("hurry %v: it took %v", hurry, took)
+			}
+			if err := j.cfg.Output.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

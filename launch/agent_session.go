@@ -73,6 +73,7 @@ type agentSession struct {
 
 // agentWorker is one worker and what must be said of it: what is wanted, and what this stream's other end has been told.
 type agentWorker struct {
+	spec  Spec
 	start *wire.Start
 	known bool   // the agent has answered the start
 	stop  int    // 1: it shall end, 2: at once
@@ -84,6 +85,7 @@ type agentWorker struct {
 	everSaid  bool // on any stream
 
 	queue   []*agentEvent // bounded by how far the agent goes ahead of taken
+	ended   func(error)   // Spec.Ended; nil once it was called
 	lost    error
 	wake    chan struct{} // of capacity 1
 	resumed bool          // a driver before this one has started it
@@ -164,10 +166,9 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 				passOn(spec, &outs[o.GetStream()-stdoutStream], o.GetText(), at)
 				at = s.passed(w, len(o.GetText()))
 			default:
-				if s.a.keep(s, spec.Incarnation, e) {
-					return exitOfEvent(spec, e.GetExited())
+				if !s.a.Keep { // else Settle settles it
+					s.settle(e)
 				}
-				s.settle(e)
 				return exitOfEvent(spec, e.GetExited())
 			}
 			s.settle(e)
@@ -182,6 +183,17 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 		}
 		<-w.wake
 	}
+}
+
+// tellEnd tells of the worker's end where the event is that; the lock is held.
+func (w *agentWorker) tellEnd(s *agentSession, e *agentEvent) {
+	exit := e.GetExited()
+	if exit == nil || w.ended == nil {
+		return
+	}
+	s.a.keep(s, w.start.GetIncarnation(), e)
+	w.ended(exitOfEvent(w.spec, exit))
+	w.ended = nil
 }
 
 // passOn passes on text before which there were so many bytes of output. Each line is told of by itself: a driver that is
@@ -236,7 +248,13 @@ func newAgentWorker(s Spec) (*agentWorker, error) {
 	if n := proto.Size(m); n > wire.MaxMessage-1024 {
 		return nil, fmt.Errorf("command and environment have %d bytes; an agent takes %d", n, wire.MaxMessage-1024)
 	}
-	return &agentWorker{start: m, wake: make(chan struct{}, 1), resumed: s.Resumed, everSaid: s.Resumed, known: s.Resumed}, nil
+	ended := s.Ended
+	if ended == nil {
+		ended = func(error) {}
+	}
+	return &agentWorker{
+		spec: s, ended: ended, start: m, wake: make(chan struct{}, 1), resumed: s.Resumed, everSaid: s.Resumed, known: s.Resumed,
+	}, nil
 }
 
 func exitOfEvent(spec Spec, e *wire.Exited) error {
@@ -458,6 +476,10 @@ func (s *agentSession) lose(why error) {
 	}
 	for _, w := range s.workers {
 		w.lost = why
+		if w.ended != nil && w.everSaid {
+			w.ended(&LostError{Host: s.host, Addr: s.addr, Err: why})
+			w.ended = nil
+		}
 		poke(w.wake)
 	}
 }
@@ -684,6 +706,7 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 	case w != nil:
 		w.known = true
 		w.queue = append(w.queue, event)
+		w.tellEnd(s, event)
 		poke(w.wake)
 	case s.legacy != nil && s.legacy.expects(incarnation):
 		s.legacy.queues[incarnation] = append(s.legacy.queues[incarnation], event)

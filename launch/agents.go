@@ -88,8 +88,10 @@ type Agents struct {
 	orphans  []*jobAgent              // of this machine, of drivers before
 	own      *identity.Credentials    // the driver's, towards job agents
 	starting chan struct{}            // of as many as may start at a time
-	ends     map[string]keptEnd       // by incarnation
 	wg       sync.WaitGroup
+
+	ending sync.Mutex         // guards ends; it is taken last
+	ends   map[string]keptEnd // by incarnation
 
 	adopted   map[string]bool // workers of the driver before, of which the end is not known; nil: there was none
 	inherited map[string]bool // the hosts where the session has been taken over from it

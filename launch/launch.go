@@ -51,6 +51,9 @@ type Spec struct {
 	// one: what that wrote is not written again.
 	Passed       func(bytes uint64)
 	PassedBefore uint64
+	// Ended, if not nil, is called at most once when the process has ended and its output may still be on its way, with
+	// what Run will return. It does not block, and may be called from any goroutine. Run may return without calling it.
+	Ended func(err error)
 }
 
 // Launcher starts workers. Its methods may be called by many goroutines.

@@ -55,8 +55,12 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if stopped {
 		k.kill()
 	}
+	end := exitError(status)
+	if s.Ended != nil {
+		s.Ended(end)
+	}
 	out.drain(k.kill)
-	return exitError(status)
+	return end
 }
 
 // process is a child that the goroutine of Run owns. It alone sends signals, and only before it calls reap: until then

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -37,22 +38,32 @@ type Output struct {
 	Now func() time.Time
 	// Log is told of the first failure to write; nil is nobody.
 	Log logrus.FieldLogger
+	// Patience is how long Finish waits for a destination that takes nothing. Zero: 10 s.
+	Patience time.Duration
 
-	mu     sync.Mutex
-	begun  bool
-	out    *stream
-	err    *stream
-	files  map[string]*stream
-	failed error
-	closed bool
+	passed atomic.Uint64 // lines, and pieces of them
+
+	mu      sync.Mutex // of what follows; nobody holds it while something is written or opened
+	begun   bool
+	out     *stream
+	err     *stream
+	files   map[string]*stream
+	failed  error
+	closed  bool
+	hurried chan struct{} // closed by Hurry; nil: nobody has asked for it
+	over    chan struct{} // closed by Finish where it gives up; nil: nobody has asked for it
 }
 
-// stream is one destination and how what was last written to it ended.
+// stream is one destination and how what was last written to it ended. Who has put something into turn may write.
 type stream struct {
+	turn chan struct{} // of capacity 1
+	path string        // of a file that is opened when it is first written to
 	w    io.Writer
 	last *LineWriter
 	end  ending
 }
+
+func newStream(w io.Writer) *stream { return &stream{turn: make(chan struct{}, 1), w: w} }
 
 type ending uint8
 
@@ -70,19 +81,107 @@ func (o *Output) Worker(rank func() int) (stdout, stderr *LineWriter) {
 }
 
 // Close closes the files, not Stdout and Stderr, and returns the first failure to open or write anything. Lines that come
-// later go to no file.
+// later go to no file. It waits for lines that are being written, unless Finish has given them up.
 func (o *Output) Close() error {
+	over := o.signal(&o.over)
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, s := range o.files {
+	files := o.files
+	o.files, o.closed = nil, true
+	o.mu.Unlock()
+	for _, s := range files {
+		if !s.take(over) {
+			continue // the system closes it
+		}
 		if f, ok := s.w.(*os.File); ok {
 			if err := f.Close(); err != nil {
 				o.fail(err)
 			}
 		}
+		<-s.turn
 	}
-	o.files, o.closed = nil, true
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	return o.failed
+}
+
+// signal returns one of the output's channels, which it makes where there is none.
+func (o *Output) signal(c *chan struct{}) chan struct{} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if *c == nil {
+		*c = make(chan struct{})
+	}
+	return *c
+}
+
+// defaultPatience is Output.Patience, hurriedPatience what Hurry makes of it.
+const (
+	defaultPatience = 10 * time.Second
+	hurriedPatience = 200 * time.Millisecond
+)
+
+// Finish blocks until done is closed, as it is when all workers' ends are. Where nothing has been passed on for the time of
+// Patience before that, it gives up: what has not been written is thrown away, calls of Write that wait return, and one
+// that is blocked by its destination is left alone. It is called once.
+func (o *Output) Finish(done <-chan struct{}) {
+	hurried, over := o.signal(&o.hurried), o.signal(&o.over)
+	patience := o.Patience
+	if patience <= 0 {
+		patience = defaultPatience
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for passed := o.passed.Load(); ; {
+		select {
+		case <-done:
+			return
+		case <-hurried:
+			hurried, patience = nil, min(patience, hurriedPatience)
+		case <-timer.C:
+			if now := o.passed.Load(); now == passed {
+				close(over)
+				if o.Log != nil {
+					o.Log.Warnf("nobody has taken the output of workers for %v: what is left of it is lost", patience)
+				}
+				return
+			} else {
+				passed = now
+			}
+		}
+		timer.Reset(patience)
+	}
+}
+
+// Hurry makes Finish, which may be called already, wait for a moment only. It may be called by any goroutine.
+func (o *Output) Hurry() {
+	hurried := o.signal(&o.hurried)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case <-hurried:
+	default:
+		close(hurried)
+	}
+}
+
+// take blocks until the caller may write to the stream, and returns false where that is given up.
+func (s *stream) take(over <-chan struct{}) bool {
+	select {
+	case s.turn <- struct{}{}:
+	default:
+		select {
+		case s.turn <- struct{}{}:
+		case <-over:
+			return false
+		}
+	}
+	select {
+	case <-over:
+		<-s.turn
+		return false
+	default:
+		return true
+	}
 }
 
 // LineWriter takes the output of one worker as it comes and passes it on line by line. It is for one goroutine at a time.
@@ -164,13 +263,21 @@ func (o *Output) put(w *LineWriter, text []byte) {
 		rank = w.rank()
 	}
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	prefix := o.prefix(rank, w.tag)
-	for _, s := range []*stream{o.console(w.tag), o.file(rank, w.tag)} {
-		if s == nil {
+	to := [...]*stream{o.console(w.tag), o.file(rank, w.tag)}
+	if o.over == nil {
+		o.over = make(chan struct{})
+	}
+	over := o.over
+	o.mu.Unlock()
+	for _, s := range to {
+		if s == nil || !s.take(over) {
 			continue
 		}
-		if err := s.put(w, prefix, text); err != nil {
+		err := s.put(w, prefix, text)
+		<-s.turn
+		o.passed.Add(1)
+		if err != nil {
 			o.fail(err)
 		}
 	}
@@ -192,6 +299,12 @@ func (o *Output) prefix(rank int, tag string) []byte {
 }
 
 func (s *stream) put(w *LineWriter, prefix, text []byte) error {
+	if s.w == nil {
+		if err := s.open(); err != nil {
+			s.w = io.Discard // not tried again with each line
+			return err
+		}
+	}
 	var line []byte
 	goesOn := s.last == w && (s.end == unfinished || s.end == carriageReturn && text[0] == '\n')
 	if !goesOn {
@@ -200,6 +313,7 @@ func (s *stream) put(w *LineWriter, prefix, text []byte) error {
 		}
 		line = append(line, prefix...)
 	}
+	last, end := s.last, s.end
 	s.last = w
 	switch text[len(text)-1] {
 	case '\n':
@@ -209,7 +323,14 @@ func (s *stream) put(w *LineWriter, prefix, text []byte) error {
 	default:
 		s.end = unfinished
 	}
-	_, err := s.w.Write(append(line, text...))
+	line = append(line, text...)
+	n, err := s.w.Write(line)
+	switch {
+	case err != nil && n == 0:
+		s.last, s.end = last, end
+	case err != nil && line[n-1] != '\n':
+		s.last, s.end = nil, unfinished // what was cut is not gone on with
+	}
 	return err
 }
 
@@ -218,10 +339,10 @@ func (o *Output) console(tag string) *stream {
 	if !o.begun {
 		o.begun = true
 		if o.Stdout != nil {
-			o.out = &stream{w: o.Stdout}
+			o.out = newStream(o.Stdout)
 		}
 		if o.Stderr != nil {
-			o.err = &stream{w: o.Stderr}
+			o.err = newStream(o.Stderr)
 		}
 		if o.out != nil && o.err != nil && same(o.Stdout, o.Stderr) {
 			o.err = o.out
@@ -253,11 +374,8 @@ func (o *Output) file(rank int, tag string) *stream {
 	path := filepath.Join(o.Dir, "rank."+strconv.Itoa(rank), tag)
 	s, ok := o.files[path]
 	if !ok {
-		var err error
-		if s, err = openStream(path); err != nil {
-			o.fail(err)
-			s = &stream{w: io.Discard} // not tried again with each line
-		}
+		s = newStream(nil)
+		s.path = path
 		if o.files == nil {
 			o.files = make(map[string]*stream)
 		}
@@ -266,31 +384,34 @@ func (o *Output) file(rank int, tag string) *stream {
 	return s
 }
 
-func openStream(path string) (*stream, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		return nil, err
+// open opens the stream's file.
+func (s *stream) open() error {
+	if err := os.MkdirAll(filepath.Dir(s.path), 0o777); err != nil {
+		return err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
+	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := &stream{w: f}
+	s.w = f
 	var last [1]byte
 	if fi, err := f.Stat(); err == nil && fi.Size() > 0 {
 		if _, err := f.ReadAt(last[:], fi.Size()-1); err == nil && last[0] != '\n' {
 			s.end = unfinished // by an earlier run
 		}
 	}
-	return s, nil
+	return nil
 }
 
 // fail keeps and logs the first failure: those that follow are mostly the same.
 func (o *Output) fail(err error) {
-	if o.failed != nil {
-		return
+	o.mu.Lock()
+	before := o.failed
+	if before == nil {
+		o.failed = fmt.Errorf("launch: output of workers: %w", err)
 	}
-	o.failed = fmt.Errorf("launch: output of workers: %w", err)
-	if o.Log != nil {
+	o.mu.Unlock()
+	if before == nil && o.Log != nil {
 		o.Log.WithError(err).Error("output of workers cannot be written")
 	}
 }

@@ -48,10 +48,12 @@ func (a *Agents) Adopt(incarnations []string) {
 // Settle implements Keeper.
 func (a *Agents) Settle(incarnation string) {
 	a.mu.Lock()
-	k, ok := a.ends[incarnation]
-	delete(a.ends, incarnation)
 	delete(a.adopted, incarnation)
 	a.mu.Unlock()
+	a.ending.Lock()
+	k, ok := a.ends[incarnation]
+	delete(a.ends, incarnation)
+	a.ending.Unlock()
 	if ok {
 		k.session.settle(k.event)
 	}
@@ -63,18 +65,17 @@ type keptEnd struct {
 	event   *agentEvent
 }
 
-// keep takes note of the end of a worker, and tells whether Settle will be called for it.
-func (a *Agents) keep(s *agentSession, incarnation string, e *agentEvent) bool {
+// keep takes note of the end of a worker for which Settle will be called; the session's lock is held.
+func (a *Agents) keep(s *agentSession, incarnation string, e *agentEvent) {
 	if !a.Keep {
-		return false
+		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.ending.Lock()
+	defer a.ending.Unlock()
 	if a.ends == nil {
 		a.ends = make(map[string]keptEnd)
 	}
 	a.ends[incarnation] = keptEnd{s, e}
-	return true
 }
 
 // inherit makes the first session with the host one that takes over from the driver before; the lock is held.
@@ -115,6 +116,9 @@ func (s *agentSession) claim(w *agentWorker) {
 			w.taken, w.saidTaken = bytes, bytes
 			w.queue = append(s.legacy.queues[inc], w.queue...)
 			delete(s.legacy.queues, inc)
+			for _, e := range w.queue {
+				w.tellEnd(s, e)
+			}
 			poke(w.wake)
 			return
 		}
