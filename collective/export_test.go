@@ -107,3 +107,25 @@ func Occupy(e *Endpoint, from, channel int) (free func()) {
 		return func() { path.unclaim(from, channel) }
 	}
 }
+
+// Squeeze has the kernel keep no more than a few dozen kilobytes of what one rank sends to another, on the way.
+func Squeeze(t testing.TB, groups []*Group, from, to int) {
+	t.Helper()
+	for _, end := range []struct{ rank, peer, option int }{{from, to, unix.SO_SNDBUF}, {to, from, unix.SO_RCVBUF}} {
+		l := groups[end.rank].tcp.links[end.peer]
+		squeeze := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10) }
+		err := errors.ErrUnsupported
+		if l.data.sealed() {
+			fd, e := l.data.duplicate()
+			err = errors.Join(e, squeeze(fd), unix.Close(fd))
+		} else {
+			err = squeeze(l.wire.fd)
+			for i := range l.wire.more {
+				err = errors.Join(err, squeeze(l.wire.more[i].fd))
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -374,7 +374,7 @@ func (c *call) end(err error) error {
 	for _, r := range c.ins[:c.inUsed] {
 		r.buf = nil
 	}
-	c.ctx = nil
+	c.ctx, c.outUsed, c.inUsed = nil, 0, 0
 	if err == nil {
 		c.g.finished.Store(c.seq)
 	}

@@ -1,6 +1,9 @@
 package collective
 
-import "github.com/hvdrun/hvdrun/collective/kernel"
+import (
+	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/collective/shm"
+)
 
 const throughOne = 8 << 10 // up to here one rank of each host goes between them
 
@@ -23,14 +26,12 @@ func (c *call) hierarchical(data []byte) error {
 	h := c.g.host.Load()
 	me := 0
 	if h != nil {
-		h.use.Lock()
-		defer h.use.Unlock()
-		if h.closed {
-			return c.lost()
-		}
 		me = h.member.Index()
-		if err := h.member.Reduce(c.ctx, c.desc.shared(), data, owners, h.reduction(c.desc.dtype, c.desc.reduce)); err != nil {
-			return h.outcome(c.ctx, c.desc, err)
+		err := h.within(c.ctx, c.desc, func(m *shm.Member, call shm.Desc) error {
+			return m.Reduce(c.ctx, call, data, owners, h.reduction(c.desc.dtype, c.desc.reduce))
+		})
+		if err != nil {
+			return err
 		}
 	}
 	if me < owners {
@@ -39,12 +40,12 @@ func (c *call) hierarchical(data []byte) error {
 			return err
 		}
 	}
-	if h != nil {
-		if err := h.member.Gather(c.ctx, c.desc.shared(), data, size, owners); err != nil {
-			return h.outcome(c.ctx, c.desc, err)
-		}
+	if h == nil {
+		return nil
 	}
-	return nil
+	return h.within(c.ctx, c.desc, func(m *shm.Member, call shm.Desc) error {
+		return m.Gather(c.ctx, call, data, size, owners)
+	})
 }
 
 // between reduces one part among its owners on all hosts.

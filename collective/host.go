@@ -29,8 +29,11 @@ var (
 
 // host is the ranks of a group that share memory, seen from one of them.
 type host struct {
-	g      *Group
-	member *shm.Member
+	g *Group
+	// member sends what is left of the operation before it waits for others in memory: frames move only while the operation
+	// drives the sockets. Otherwise a rank of another host may wait for those frames, and the rank that is waited for here
+	// for that one.
+	member *shm.Guarded
 	ranks  []int // of the group, by member
 
 	use        sync.Mutex // held by the operation under way, and by who gives the memory up
@@ -147,8 +150,12 @@ func (h *host) meet(c *call) (err error) {
 	if err != nil {
 		return err
 	}
-	h.member, err = segment.Join(slices.Index(h.ranks, c.g.rank), h.lost)
-	return err
+	member, err := segment.Join(slices.Index(h.ranks, c.g.rank), h.lost)
+	if err != nil {
+		return err
+	}
+	h.member = shm.Guard(member, c.flush)
+	return nil
 }
 
 // lost is called by the tripwire.
@@ -177,14 +184,18 @@ func (h *host) close() {
 	}
 }
 
-// within runs body in the memory of the ranks of this host.
+// within runs body in the memory of the ranks of this host, when all that this rank has sent before has been taken.
 func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, shm.Desc) error) error {
 	h.use.Lock()
 	defer h.use.Unlock()
 	if h.closed {
 		return h.g.lost()
 	}
-	if err := body(h.member, d.shared()); err != nil {
+	err := h.member.Do(d.shared(), body)
+	if unsent, is := err.(*shm.BeforeError); is {
+		return unsent.Err
+	}
+	if err != nil {
 		return h.outcome(ctx, d, err)
 	}
 	return nil
