@@ -53,11 +53,12 @@ var wires sync.Pool
 
 // AllReduceCompressed is [AllReduce] of float32s that go from rank to rank in another form.
 func AllReduceCompressed(ctx context.Context, g *Group, data []float32, op Op, c Compression) error {
-	if err := c.check(kernel.Float32, op); err != nil || c == CompressNone {
-		if err != nil { // equally wrong on every rank
-			return g.run(ctx, descriptor{action: allReduce, dtype: kernel.Float32, reduce: op, count: uint64(len(data))}, err, nil)
-		}
+	if c == CompressNone {
 		return AllReduce(ctx, g, data, op)
+	}
+	if err := c.check(kernel.Float32, op); err != nil {
+		d := descriptor{action: allReduce, dtype: kernel.Float32, reduce: op, root: int32(c), count: uint64(len(data))}
+		return g.run(ctx, d, err, nil)
 	}
 	buffer, _ := wires.Get().(*[]byte)
 	if buffer == nil {

@@ -62,10 +62,13 @@ type descriptor struct {
 	action    action
 	dtype     kernel.Type
 	reduce    Op
-	algorithm Algorithm // of an AllReduce, where one is forced
+	algorithm Algorithm // of an AllReduce, where one is forced; with refusedCall, of any operation, where its arguments are refused
 	root      int32     // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync
 	count     uint64    // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
+
+// refusedCall is set in the algorithm of a call whose arguments a rank refuses.
+const refusedCall = 1 << 7
 
 // matches reports whether two ranks may call a and b together.
 func (a descriptor) matches(b descriptor) bool {
@@ -78,6 +81,10 @@ func (a descriptor) matches(b descriptor) bool {
 
 // String is the call as errors tell it.
 func (a descriptor) String() string {
+	if a.algorithm&refusedCall != 0 {
+		a.algorithm &^= refusedCall
+		return a.String() + ", refused there"
+	}
 	name := fmt.Sprintf("operation %d", a.action)
 	if a.action < actions {
 		name = actionNames[a.action]

@@ -238,6 +238,7 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 // operate does so. With invalid arguments the ranks still agree that all of them have called it so, since the others
 // would wait for ever otherwise.
 func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
+	d = d.judged(invalid)
 	if err := g.enter(d.action); err != nil {
 		return err
 	}
@@ -267,6 +268,15 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 		return d.refuse(invalid)
 	}
 	return err
+}
+
+// judged is the call as the others are told of it: one that is refused on this rank fits no valid one, nor one that another rank
+// refuses with other arguments as far as the descriptor tells.
+func (a descriptor) judged(invalid error) descriptor {
+	if invalid != nil {
+		a.algorithm |= refusedCall
+	}
+	return a
 }
 
 // refuse is the error of invalid arguments.

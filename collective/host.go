@@ -219,6 +219,7 @@ func (g *Group) inMemory() *host {
 
 // do runs an operation among the ranks of one host, in their memory alone.
 func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
+	d = d.judged(invalid)
 	if err := h.g.enter(d.action); err != nil {
 		return err
 	}

@@ -35,6 +35,7 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Adasum", func(t *testing.T) { testAdasum(t, newGroups) })
 	t.Run("Bits", func(t *testing.T) { testBits(t, newGroups) })
 	t.Run("Mismatch", func(t *testing.T) { testMismatch(t, newGroups) })
+	t.Run("Refused", func(t *testing.T) { testRefused(t, newGroups) })
 	t.Run("RandomMismatch", func(t *testing.T) { testRandomMismatch(t, newGroups) })
 	t.Run("Invalid", func(t *testing.T) { testInvalid(t, newGroups) })
 	t.Run("Death", func(t *testing.T) { testDeath(t, newGroups) })
@@ -622,6 +623,66 @@ func testRandomMismatch(t *testing.T, newGroups NewGroups) {
 	}
 }
 
+// testRefused: a call that one rank refuses fits no valid one of the others, however alike they are.
+func testRefused(t *testing.T, newGroups NewGroups) {
+	compressed := func(c collective.Compression) call {
+		return func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduceCompressed(ctx, g, make([]float32, 70_000), collective.Sum, c)
+		}
+	}
+	reduced := func(op collective.Op) call {
+		return func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduce(ctx, g, make([]float32, 70_000), op)
+		}
+	}
+	root := func(r int) call {
+		return func(ctx context.Context, g *collective.Group) error {
+			return collective.Broadcast(ctx, g, make([]float32, 10), r)
+		}
+	}
+	parts := func(more int) call {
+		return func(ctx context.Context, g *collective.Group) error {
+			_, err := collective.AllToAll(ctx, g, make([][]float32, g.Size()+more))
+			return err
+		}
+	}
+	lists := func(all ...[]int) call {
+		return func(ctx context.Context, g *collective.Group) error {
+			_, err := g.Partition(ctx, all)
+			return err
+		}
+	}
+	for i, test := range []struct{ valid, refused call }{
+		{compressed(collective.CompressNone), compressed(99)},
+		{compressed(collective.CompressFloat16), compressed(99)},
+		{reduced(collective.Sum), compressed(3)},
+		{compressed(collective.CompressBFloat16), reduced(0)},
+		{reduced(collective.Adasum), reduced(77)},
+		{root(0), root(3)},
+		{root(1), root(-1)},
+		{parts(0), parts(-1)},
+		{lists([]int{0, 1}), lists([]int{0, 1}, nil)},
+		{lists([]int{0, 1}), lists([]int{0, 0})},
+		{func(ctx context.Context, g *collective.Group) error { return collective.Barrier(ctx, g) }, compressed(99)},
+	} {
+		groups := newGroups(t, 3)
+		for rank, err := range Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+			if g.Rank() == i%3 {
+				return test.refused(ctx, g)
+			}
+			return test.valid(ctx, g)
+		}) {
+			var m *collective.MismatchError
+			if !errors.As(err, &m) {
+				t.Errorf("pair %d, rank %d, of which rank %d refuses its call: %v", i, rank, i%3, err)
+			}
+		}
+		closeAll(t, groups)
+	}
+}
+
+type call = func(ctx context.Context, g *collective.Group) error
+
 // testInvalid: wrong arguments on every rank are an error on every rank and leave the group usable.
 func testInvalid(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
@@ -647,6 +708,9 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 		},
 		func(ctx context.Context, g *collective.Group) error {
 			return collective.AllReduce(ctx, g, []uint16{1}, collective.Adasum)
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduceCompressed(ctx, g, []float32{1}, collective.Sum, 99)
 		},
 		func(ctx context.Context, g *collective.Group) error {
 			_, err := collective.ReduceScatter(ctx, g, []float32{1}, collective.Adasum)
