@@ -83,11 +83,7 @@ func TestAgentKilled(t *testing.T) {
 	gone(t, pipe)
 	cmd.Process.Wait()
 	stewardProcess(t, addr)
-	begin := time.Now()
 	wantLost(t, r.wait(), "does not know the session")
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("it took %v to see that the agent is another", took)
-	}
 	s.Incarnation += "-2"
 	again := start(t, l, s)
 	again.awaitOutput("ready")

@@ -27,7 +27,7 @@ import (
 )
 
 // patience is how long something that must happen is waited for.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // testKey is the cluster's: of this process and those that it starts alone, for others may run the same tests beside.
 var testKey = []byte(cmp.Or(os.Getenv("AGENT_TEST_KEY"), (rand.Text() + rand.Text())[:identity.ClusterKeyLen]))
@@ -475,7 +475,7 @@ func TestGoneHostIsLostAtOnce(t *testing.T) {
 	there := true
 	var mu sync.Mutex
 	l := &launch.Agents{
-		Credentials: driverOf(t, "gone"), Lease: 4 * time.Second, Log: quiet(),
+		Credentials: driverOf(t, "gone"), Lease: time.Hour, Log: quiet(),
 		Find: func(string) (string, bool) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -486,7 +486,6 @@ func TestGoneHostIsLostAtOnce(t *testing.T) {
 	s, pipe := script(t, 0, sleeper)
 	r := start(t, l, s)
 	r.awaitOutput("ready")
-	begin := time.Now()
 	mu.Lock()
 	there = false
 	mu.Unlock()
@@ -497,10 +496,7 @@ func TestGoneHostIsLostAtOnce(t *testing.T) {
 	case <-time.After(500 * time.Millisecond):
 	}
 	c.setSilent(true)
-	wantLost(t, r.wait(), "the host is gone")
-	if took := time.Since(begin); took > 3500*time.Millisecond {
-		t.Errorf("it took %v, as long as the lease", took)
-	}
+	wantLost(t, r.wait(), "the host is gone") // long before the lease is over
 	gone(t, pipe)
 }
 

@@ -79,7 +79,7 @@ func TestConnectDead(t *testing.T) {
 				t.Errorf("rank %d: %v", rank, err)
 			}
 		}
-		if took := time.Since(begun); took > 5*time.Second {
+		if took := time.Since(begun); took > 25*time.Second { // of 30
 			t.Errorf("it took %v", took)
 		}
 	}
@@ -163,7 +163,7 @@ func TestOneIsLate(t *testing.T) {
 // waiting returns when a connection waits at e for a newer generation.
 func waiting(t *testing.T, e *collective.Endpoint) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for collective.Waiting(e) == 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("no connection waits")
@@ -190,7 +190,7 @@ func TestOlderGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	var refused *identity.RefusedError
 	err = credentials(t, 1).ProveDial(conn, identity.Hello{Generation: 6, From: 1, To: 0})
 	if !errors.As(err, &refused) || !strings.Contains(refused.Reason, "generation 6 is over") {
@@ -235,7 +235,7 @@ func TestStrangers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn.SetDeadline(time.Now().Add(10 * time.Second))
+			conn.SetDeadline(time.Now().Add(2 * time.Minute))
 			if err := c.ProveDial(conn, h); err == nil {
 				t.Errorf("hello %d is welcome", i)
 			}

@@ -44,7 +44,7 @@ func TestAskedToLeave(t *testing.T) {
 		}
 		select {
 		case <-own:
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatal("the program does not get its signal")
 		}
 	}

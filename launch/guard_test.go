@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // guarded are workers of all sorts: plain, with a child, and with one that left the session and does not obey.
 var guarded = []string{

@@ -111,7 +111,7 @@ func TestFile(t *testing.T) {
 			if got != want {
 				t.Errorf("found %q, want %q", got, want)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(2 * time.Minute):
 			t.Fatalf("no list; want %q", want)
 		}
 	}

@@ -92,7 +92,7 @@ func TestBeatWithoutDriver(t *testing.T) {
 			t.Fatal("a driver that is gone has heard a beat")
 		}
 	}
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d > 50*time.Second { // of 100, where each waits for its answer
 		t.Errorf("100 beats without a driver took %v", d)
 	}
 }

@@ -169,7 +169,7 @@ func take[T any](t testing.TB, what string, ch <-chan T) T {
 	select {
 	case v := <-ch:
 		return v
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatalf("%s: nothing came", what)
 		panic("unreachable")
 	}
@@ -697,7 +697,7 @@ func TestStrangers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		conn.SetDeadline(time.Now().Add(2 * time.Minute))
 		go io.WriteString(conn, said)
 		answer, err := io.ReadAll(conn) // ends because the server hangs up
 		if errors.Is(err, os.ErrDeadlineExceeded) || len(answer) > 64 {
@@ -714,7 +714,7 @@ func TestStrangers(t *testing.T) {
 	j.world("a", join(j.client("a"), Joining{}), 1, 0)
 	began := time.Now()
 	j.stop()
-	if d := time.Since(began); d > 4*time.Second {
+	if d := time.Since(began); d > time.Minute {
 		t.Errorf("the end took %v", d)
 	}
 	none(t, "heard a stranger", j.heard.joins)

@@ -23,7 +23,7 @@ import (
 )
 
 // bound is how long anything may take before it counts as hanging.
-const bound = 60 * time.Second
+const bound = 3 * time.Minute
 
 // NewGroups makes n connected groups, by rank; the kit closes them.
 type NewGroups func(t *testing.T, n int) []*collective.Group

@@ -168,7 +168,7 @@ func TestDeath(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		for _, size := range []int{4, 8 << 10, 1 << 20, 4 << 20} {
 			for range times {
-				within(t, 60*time.Second, func() { kill(t, n, size, 1, 8, 1+random.IntN(5)) })
+				within(t, 2*time.Minute, func() { kill(t, n, size, 1, 8, 1+random.IntN(5)) })
 			}
 		}
 	}

@@ -27,7 +27,7 @@ import (
 )
 
 // patience bounds waits for what must come.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // newPlugin returns this binary as a plugin, which the test closes at its end, and the log.
 func newPlugin(t testing.TB, mode string, settings map[string]string, change ...func(*plugin.Config)) (*plugin.Plugin, *logtest.Hook) {

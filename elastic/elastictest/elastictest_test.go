@@ -91,7 +91,7 @@ func start(t *testing.T, l *loop, cfg elastictest.Config) *elastictest.Job {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	l.t, cfg.Worker = t, l.worker
 	if cfg.Limit == 0 {
-		cfg.Limit = 20 * time.Second
+		cfg.Limit = 5 * time.Minute
 	}
 	job := elastictest.Start(cfg)
 	t.Cleanup(func() {

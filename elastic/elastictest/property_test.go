@@ -123,7 +123,7 @@ func (s *schedule) errorf(format string, args ...any) {
 func (s *schedule) run() {
 	s.mu.Lock()
 	s.job = elastictest.Start(elastictest.Config{
-		Worker: s.worker, Hosts: s.plan.hosts, At: s.at, Limit: 30 * time.Second,
+		Worker: s.worker, Hosts: s.plan.hosts, At: s.at, Limit: 5 * time.Minute,
 		Driver: driver.Config{Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
 	})
 	s.mu.Unlock()

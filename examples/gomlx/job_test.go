@@ -193,13 +193,13 @@ func TestDeath(t *testing.T) {
 	data := write(t, stripes(320, 1), stripes(100, 2))
 	hvdrun := []string{"-np", "2", "--min-np", "2", "-H", "localhost:2"}
 	flags := []string{"-data", data, "-epochs", "10", "-batch", "8", "-lr", "0.0005", "-commit-every", "3", "-report-every", "10"}
-	undisturbed := runJob(t, 2*time.Minute, nil, hvdrun, flags)
+	undisturbed := runJob(t, 10*time.Minute, nil, hvdrun, flags)
 	if undisturbed.accuracy < 0.9 {
 		t.Errorf("held-out accuracy %.4f", undisturbed.accuracy)
 	}
 	for rank := range 2 {
 		t.Run(fmt.Sprintf("rank %d", rank), func(t *testing.T) {
-			o := runJob(t, 2*time.Minute, []act{{20, kill(rank)}}, hvdrun, append(flags, "-step-time", "3ms"))
+			o := runJob(t, 10*time.Minute, []act{{20, kill(rank)}}, hvdrun, append(flags, "-step-time", "3ms"))
 			if o.worlds < 2 {
 				t.Error("nobody has died")
 			}
@@ -217,7 +217,7 @@ func TestResizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := write(t, stripes(320, 1), stripes(100, 2))
-	o := runJob(t, 2*time.Minute, []act{
+	o := runJob(t, 10*time.Minute, []act{
 		{20, hosts.becomes("localhost:1", "127.0.0.2:2")},
 		{100, kill(0)},
 		{160, hosts.becomes("127.0.0.2:1")},

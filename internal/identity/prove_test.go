@@ -31,7 +31,7 @@ func pair(t testing.TB) (dialer, acceptor net.Conn) {
 		t.Fatal(err)
 	}
 	for _, c := range []net.Conn{dialer, acceptor} {
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(2 * time.Minute))
 		t.Cleanup(func() { c.Close() })
 	}
 	return dialer, acceptor

@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-const patience = time.Minute // for what must come; no test waits so long unless it fails
+const patience = 2 * time.Minute // for what must come; no test waits so long unless it fails
 
 func configured(t *testing.T, settings ...string) *source {
 	t.Helper()

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func TestConformance(t *testing.T) {
 	with := func(t *testing.T, hosts []plan.Host) discovery.Discoverer {

@@ -28,7 +28,7 @@ import (
 )
 
 // patience is how long the daemons may take for one thing. It is no measure of speed.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // cluster is a real Slurm on this machine: a controller and some nodes n1, n2 …, each of them a slurmd with two GPUs, which
 // are other devices in truth. All of it lives in a folder and in processes of this test, whoever runs it.
@@ -196,7 +196,7 @@ func (c *cluster) stop() {
 		syscall.Kill(-d.cmd.Process.Pid, syscall.SIGTERM)
 		select {
 		case <-d.ended:
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 			<-d.ended
 			if !c.t.Failed() { // a slurmd without its controller takes its time
