@@ -22,7 +22,7 @@ type heed struct {
 	worker *Worker
 	caught chan os.Signal
 	done   chan struct{}
-	gone   bool            // the worker was sent away: SIGTERM may be on its way still; set before done is closed
+	gone   atomic.Bool     // the worker was sent away: SIGTERM may be on its way still; set before done is closed
 	ctx    context.Context // of the report
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -67,6 +67,15 @@ func (h *heed) stays() bool {
 	return asked != nil && time.Since(*asked) >= staysAfter
 }
 
+// leave is end for a worker that was sent away.
+func (h *heed) leave() {
+	if h == nil {
+		return
+	}
+	h.gone.Store(true)
+	h.end()
+}
+
 // stop takes no more signals.
 func (h *heed) stop() {
 	if l := h.worker.life; l != nil {
@@ -78,7 +87,7 @@ func (h *heed) stop() {
 
 func (h *heed) watch() {
 	defer func() {
-		if h.gone {
+		if h.gone.Load() {
 			time.AfterFunc(sameRequest, h.stop)
 		} else {
 			h.stop()

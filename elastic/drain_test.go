@@ -8,6 +8,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hvdrun/hvdrun/notify"
@@ -91,6 +92,17 @@ func TestAskedToLeave(t *testing.T) {
 	if n := len(slices.DeleteFunc(d.reports, func(r report) bool { return r.what != rendezvous.Draining })); n != 1 {
 		t.Errorf("the driver was told %d times", n)
 	}
+}
+
+// A worker may be sent away long after it was asked to leave, when it listens no more.
+func TestSentAwayLongAfterTheRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &heed{worker: &Worker{over: true}, caught: make(chan os.Signal, 1), done: make(chan struct{}), cancel: func() {}}
+		h.wg.Go(h.watch)
+		h.caught <- syscall.SIGTERM
+		<-time.After(2 * sameRequest)
+		h.leave()
+	})
 }
 
 // A worker that is alone leaves SIGTERM alone, and so does one whose program ignores it.

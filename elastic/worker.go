@@ -355,10 +355,7 @@ func (w *Worker) close() error {
 	}
 	w.reports.Wait()
 	w.stopReports()
-	if w.heeding != nil {
-		w.heeding.gone = true
-		w.heeding.end()
-	}
+	w.heeding.leave()
 	return errors.Join(err, w.meeting.close())
 }
 
