@@ -24,6 +24,9 @@ type Config struct {
 
 	// Source says which hosts there are.
 	Source discovery.Discoverer
+	// RemovalAfter is from how many lists in a row a host must be missing before it counts as gone; it takes two empty ones at
+	// least. 0: 1.
+	RemovalAfter int
 	// Launcher starts workers. Nil: launch.Local. A launch.Router says where the driver listens; otherwise it does so on
 	// loopback only.
 	Launcher launch.Launcher
