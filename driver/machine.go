@@ -49,6 +49,8 @@ type machine struct {
 	dead       []int         // ranks of the current world whose processes have died, or do not count any more
 	told       int           // how many of them the members were told of
 	deadFrom   time.Time     // when the last died that they were not told of, or one of them came since
+	given      bool          // the current world was given up, because all waited
+	stucks     int           // worlds in a row that were, with no commit between them
 	resets     int
 	resetsAt   []time.Time         // those that count for the limit, where it has a window
 	failures   map[plan.SlotID]int // of workers that failed in slots of listed hosts
@@ -249,6 +251,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 		m.hung(now, e)
 	case worldJammed:
 		m.jammed(now, e)
+	case worldStuck:
+		m.stuck(now, e)
 	case deadlinePassed:
 	case commanded:
 		m.obey(now, e.Command)
@@ -350,6 +354,7 @@ func (m *machine) reported(now time.Time, e workerReport) {
 			return
 		}
 		m.committed, m.progress, m.commits = true, true, e.commits
+		m.stucks = 0
 		m.emit(now, FirstCommit, Field{"generation", e.generation}, Field{"commits", e.commits})
 		// A commit ends with a collective check, which every member came to with its sync behind it.
 		for _, w := range m.workers {

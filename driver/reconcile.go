@@ -286,7 +286,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.world = plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	m.backends = nil
 	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
-	m.went, m.reminded = false, false
+	m.went, m.reminded, m.given = false, false, false
 	m.unwritten = nil // the job goes on, and writes others
 	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}
 	m.shortFrom, m.resetFrom, m.removeFrom = time.Time{}, time.Time{}, time.Time{}

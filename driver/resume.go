@@ -53,6 +53,7 @@ func (m *machine) resume(now time.Time) {
 			}
 		}
 	}
+	m.tellGiven()
 	if len(m.dead) > 0 {
 		m.told, m.deadFrom = 0, now // it is told in a moment, to all who do not know then
 	}

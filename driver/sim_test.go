@@ -325,7 +325,9 @@ func (s *sim) trouble() {
 // stall is what is found out about workers that hold up others, in time or too late.
 func (s *sim) stall(p *simProc) {
 	generation := s.latest.world.Generation - uint64(min(s.rnd.IntN(4)/3, int(s.latest.world.Generation)))
-	switch s.rnd.IntN(4) {
+	switch s.rnd.IntN(5) {
+	case 4:
+		s.step(worldStuck{generation, "all wait"})
 	case 0:
 		s.step(workerStalled{p.id, generation, "in its own code"})
 	case 1:
