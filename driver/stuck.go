@@ -2,7 +2,6 @@ package driver
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -104,23 +103,38 @@ func (s *stalls) jammed() []event {
 	return changes
 }
 
-// whoIsWhere names the operation that each rank waits in: "ranks 0 1 in AllReduce (operation 7) for 2m0s; rank 2 in …".
+// stuckIn is an operation that ranks wait in.
+type stuckIn struct {
+	lane, operation uint64
+	what            string
+}
+
+// whoIsWhere names the operation that each rank waits in: "ranks 0 1 in AllReduce (operation 7) for 2m0s; rank 2 in …". Groups
+// of some ranks have no names, so they are counted.
 func whoIsWhere(all []*rendezvous.Lane) string {
-	in, order := map[string][]int{}, []string{}
-	long := map[string]time.Duration{}
+	in, long := map[stuckIn][]int{}, map[stuckIn]time.Duration{}
+	var order []stuckIn
+	groups := map[uint64]int{}
 	for r, l := range all {
-		name := operation(l.What, l.ID, l.Operation)
-		if in[name] == nil {
-			order = append(order, name)
+		at := stuckIn{l.ID, l.Operation, l.What}
+		if in[at] == nil {
+			order = append(order, at)
 		}
-		in[name], long[name] = append(in[name], r), max(long[name], l.For)
+		if l.ID != 0 && groups[l.ID] == 0 {
+			groups[l.ID] = len(groups) + 1
+		}
+		in[at], long[at] = append(in[at], r), max(long[at], l.For)
 	}
 	parts := make([]string, 0, mostNamed+1)
-	for _, name := range order[:min(len(order), mostNamed)] {
-		parts = append(parts, fmt.Sprintf("%s in %s for %v", ranks(in[name]), name, round(long[name])))
+	for _, at := range order[:min(len(order), mostNamed)] {
+		name := operation(at.what, at.lane, at.operation)
+		if at.lane != 0 && len(groups) > 1 {
+			name = fmt.Sprintf("%s (operation %d of group %d of %d)", at.what, at.operation, groups[at.lane], len(groups))
+		}
+		parts = append(parts, fmt.Sprintf("%s in %s for %v", ranks(in[at]), name, round(long[at])))
 	}
 	if more := len(order) - mostNamed; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more operations", more))
 	}
-	return strings.Join(slices.Clip(parts), "; ")
+	return strings.Join(parts, "; ")
 }
