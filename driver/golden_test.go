@@ -199,6 +199,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.Min = n
 		case "max":
 			cfg.Size.Max = n
+		case "starts":
+			cfg.Size.Starts = n
 		case "static":
 			cfg.Size.Elastic = false
 		case "limit":
