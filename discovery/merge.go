@@ -44,7 +44,7 @@ type Merged struct {
 //     others go on.
 //   - Each source is watched if it can push, and polled otherwise; what one says counts at once.
 //
-// A Poll lends its Interval, Failed and Log to each source: a failure is told with the source's name before it, and with
+// A Poll lends its Interval, RemovalAfter, Failed and Log to each source: a failure is told with the source's name before it, and with
 // the age of that source's list. Without one, sources are polled every second and failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
@@ -88,7 +88,8 @@ func (m *Merged) watch(ctx context.Context, like *Poll, found func([]plan.Host))
 	var failing sync.Mutex
 	var all sync.WaitGroup
 	for i, source := range m.sources {
-		p := Poll{Source: source.Source, Interval: like.Interval, Log: like.log().WithField("source", source.Name)}
+		p := Poll{Source: source.Source, Interval: like.Interval, RemovalAfter: like.RemovalAfter,
+			Log: like.log().WithField("source", source.Name)}
 		if like.Failed != nil {
 			p.Failed = func(err error, age time.Duration) {
 				failing.Lock()

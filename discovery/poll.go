@@ -21,6 +21,12 @@ type Poll struct {
 	Source Discoverer
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
+	// RemovalAfter is from how many lists in a row a host must be missing before it counts as gone, and an empty list counts for
+	// all hosts together: it takes two of them at least. A list of a Watcher counts once when it is pushed, and once more for each
+	// Interval in which the source pushes nothing else; each source of a Merged counts its own. 0: 1.
+	RemovalAfter int
+	// Known are the hosts of which an earlier Run has told; the first list is compared with them. Nil: none.
+	Known []plan.Host
 	// Failed is called with each failure after the first list, and how long ago the source last stood by its list. It is
 	// called from one goroutine at a time and must not block for long. Nil: nobody listens.
 	Failed func(err error, age time.Duration)
@@ -56,17 +62,18 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	if interval <= 0 {
 		interval = defaultInterval
 	}
-	k := &keeper{found: found, log: p.log()}
+	k := &keeper{found: found, log: p.log(), settle: &settle{after: p.RemovalAfter, stands: slices.Clone(p.Known)}}
 	ask := p.discover
 	switch source := p.Source.(type) {
 	case *Merged:
+		k.settle = nil // each of the sources has its own
 		ask = func(ctx context.Context, k *keeper) error {
-			return watch(ctx, k, func(ctx context.Context, found func([]plan.Host)) error {
+			return watch(ctx, k, interval, func(ctx context.Context, found func([]plan.Host)) error {
 				return source.watch(ctx, p, found)
 			})
 		}
 	case Watcher:
-		ask = func(ctx context.Context, k *keeper) error { return watch(ctx, k, source.Watch) }
+		ask = func(ctx context.Context, k *keeper) error { return watch(ctx, k, interval, source.Watch) }
 	}
 	for {
 		err := errNoSource
@@ -112,18 +119,19 @@ func (p *Poll) discover(ctx context.Context, k *keeper) error {
 	return k.take(hosts)
 }
 
-// watch listens until the source can watch no longer, or says what cannot be.
-func watch(ctx context.Context, k *keeper, listen func(context.Context, func([]plan.Host)) error) error {
+// watch listens until the source can watch no longer, or says what cannot be. A list that is to be seen again before it counts
+// is taken as said again by a source that says nothing else for the interval.
+func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(context.Context, func([]plan.Host)) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
 		mu    sync.Mutex // a source may call from goroutines of its own
 		ended bool
 		heard bool
+		lists int // that were pushed
 	)
-	err := listen(ctx, func(hosts []plan.Host) {
-		mu.Lock()
-		defer mu.Unlock()
+	var take func(hosts []plan.Host) // the lock is held
+	take = func(hosts []plan.Host) {
 		if ended || ctx.Err() != nil {
 			return
 		}
@@ -132,6 +140,21 @@ func watch(ctx context.Context, k *keeper, listen func(context.Context, func([]p
 			return
 		}
 		heard = true
+		lists++
+		if at := lists; k.kept > 0 {
+			time.AfterFunc(interval, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				if at == lists {
+					take(hosts)
+				}
+			})
+		}
+	}
+	err := listen(ctx, func(hosts []plan.Host) {
+		mu.Lock()
+		defer mu.Unlock()
+		take(hosts)
 	})
 	mu.Lock()
 	defer mu.Unlock()
@@ -156,6 +179,8 @@ type keeper struct {
 	last      []plan.Host
 	confirmed time.Time // when the source last stood by the list
 	failures  int       // since then
+	settle    *settle   // nil: every list counts as it is
+	kept      int       // hosts that still count, though the list lacks them
 }
 
 // take checks a list and hands it on where it is news.
@@ -167,12 +192,27 @@ func (k *keeper) take(hosts []plan.Host) error {
 		k.log.WithField("failures", k.failures).Info("discovery: the source answers again")
 	}
 	k.failures, k.confirmed = 0, time.Now()
+	hosts = k.settled(hosts)
 	if k.known && slices.Equal(k.last, hosts) {
 		return nil
 	}
 	k.known, k.last = true, hosts
 	k.found(slices.Clone(hosts))
 	return nil
+}
+
+// settled returns what counts of a list, and says where hosts begin to be missing.
+func (k *keeper) settled(hosts []plan.Host) []plan.Host {
+	if k.settle == nil {
+		return hosts
+	}
+	before := k.kept
+	hosts, k.kept = k.settle.take(hosts)
+	if k.kept > before {
+		k.log.WithField("missing", k.kept).WithField("hosts", len(hosts)).
+			Info("discovery: hosts are missing from the list; they count as gone if the source says so again")
+	}
+	return hosts
 }
 
 func checkList(hosts []plan.Host) error {

@@ -24,6 +24,9 @@ type Config struct {
 
 	// Source says which hosts there are.
 	Source discovery.Discoverer
+	// RemovalAfter is from how many lists in a row a host must be missing before it counts as gone; it takes two empty ones at
+	// least. 0: 1.
+	RemovalAfter int
 	// Launcher starts workers. Nil: launch.Local. A launch.Router says where the driver listens; otherwise it does so on
 	// loopback only.
 	Launcher launch.Launcher
@@ -83,6 +86,8 @@ type Size struct {
 	Min int
 	// Max is the most workers. 0: no bound.
 	Max int
+	// Starts is how many workers of one host may start at a time: one counts until it has joined, or for 5 s. 0: 32.
+	Starts int `json:",omitempty"`
 	// Elastic lets the world change. Otherwise the job has NP workers, and the failure of one ends it.
 	Elastic bool
 }
@@ -161,6 +166,9 @@ func (s Size) withDefaults() (Size, error) {
 	}
 	if !s.Elastic {
 		s.Max = s.NP
+	}
+	if s.Starts <= 0 {
+		s.Starts = defaultStarts
 	}
 	switch {
 	case s.NP < 1:

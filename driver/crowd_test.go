@@ -52,13 +52,16 @@ func crowd(b *testing.B, n int) (steps int) {
 		step(workerJoined{id, rendezvous.Joining{After: after, Commits: 5 * after, HoldsState: after > 0}})
 	}
 	ready := func() {
-		for _, id := range fresh {
-			step(workerForked{id, 1})
+		for len(fresh) > 0 { // a join makes room for another start
+			started := fresh
+			fresh = nil
+			for _, id := range started {
+				step(workerForked{id, 1})
+			}
+			for _, id := range started {
+				join(id, 0)
+			}
 		}
-		for _, id := range fresh {
-			join(id, 0)
-		}
-		fresh = nil
 	}
 	again := func(generation uint64) {
 		for _, w := range m.workers {

@@ -34,6 +34,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
 //	wait 5s                    time passes; deadlines in between come due
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
+//	stuck                      and have for too long
 //	stirred a:0 · hung a:0 WORDS
 //	discovery-failed first|later
 //	interrupt
@@ -134,6 +135,8 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.pass(d)
+	case "stuck":
+		s.step(worldStuck{s.m.world.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
 	case "stalled", "stirred", "hung":
 		return s.stall(words[0], args)
 	case "discovery-failed":
@@ -196,6 +199,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.Min = n
 		case "max":
 			cfg.Size.Max = n
+		case "starts":
+			cfg.Size.Starts = n
 		case "static":
 			cfg.Size.Elastic = false
 		case "limit":
@@ -472,6 +477,9 @@ func (s *story) describe(a action) string {
 		names := make([]string, len(a.members))
 		for i, w := range a.members {
 			names[i] = w.id
+		}
+		if len(a.loss.Ranks) == 0 {
+			return fmt.Sprintf("tell that generation %d is given up: %s", a.loss.Generation, strings.Join(names, " "))
 		}
 		return fmt.Sprintf("tell that of generation %d ranks %v are dead: %s", a.loss.Generation, a.loss.Ranks, strings.Join(names, " "))
 	case logLine:

@@ -212,19 +212,20 @@ func (l *loop) serve(ctx context.Context) error {
 			l.post(interrupted{fmt.Errorf("driver: notifying workers: %w", err)})
 		}
 	})
-	l.wg.Go(func() { l.discover(side) })
+	known := l.m.hosts.Listed() // by the driver before
+	l.wg.Go(func() { l.discover(side, known) })
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
 	defer l.serveControl(side)()
 	return l.run(ctx)
 }
 
-// discover posts what the source of hosts says until ctx ends.
-func (l *loop) discover(ctx context.Context) {
+// discover posts what the source of hosts says until ctx ends. Known are the hosts of which a driver before this one was told.
+func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	poll := &discovery.Poll{
 		Source:   l.cfg.Source,
-		Interval: l.cfg.Timeouts.DiscoveryInterval,
-		Log:      l.cfg.Log,
-		Failed:   func(err error, age time.Duration) { l.post(sourceStale{err, age}) },
+		Interval: l.cfg.Timeouts.DiscoveryInterval, RemovalAfter: l.cfg.RemovalAfter, Known: known,
+		Log:    l.cfg.Log,
+		Failed: func(err error, age time.Duration) { l.post(sourceStale{err, age}) },
 	}
 	for {
 		err := poll.Run(ctx, func(hosts []plan.Host) { l.post(hostsFound{slices.Clone(hosts)}) })

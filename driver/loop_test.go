@@ -134,7 +134,7 @@ func (j *job) begin(t *testing.T, ctx context.Context, l *loop) {
 	}
 	side, cancel := context.WithCancel(context.Background())
 	go func() {
-		j.loop.wg.Go(func() { j.loop.discover(side) })
+		j.loop.wg.Go(func() { j.loop.discover(side, nil) })
 		err := j.loop.run(ctx)
 		cancel()
 		j.loop.wg.Wait()

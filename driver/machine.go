@@ -34,21 +34,27 @@ type machine struct {
 	world   plan.World
 	seq     uint64
 
-	started    bool          // the first start has happened
-	fixed      []plan.SlotID // the slots of a job that is not elastic
-	joined     time.Time     // when the first worker of the job joined
-	progress   bool          // some worker has committed
-	committed  bool          // some worker has committed in this generation
-	backends   []string      // that members of this generation have told of
-	announced  plan.Change   // what the members of this generation were told last
-	short      bool          // a world could not be formed for want of workers
-	shortFrom  time.Time     // since when slots are waited for
-	resetFrom  time.Time     // when the first member left the current world
-	reminded   bool          // the log has named those who have not, or those who are to leave and do not
-	removeFrom time.Time     // since when members are to leave at a commit
-	dead       []int         // ranks of the current world whose processes have died, or do not count any more
-	told       int           // how many of them the members were told of
-	deadFrom   time.Time     // when the last died that they were not told of, or one of them came since
+	started    bool                 // the first start has happened
+	queued     int                  // wanted slots whose workers have no place in the ramp yet, as of the last step
+	newsFrom   time.Time            // when a worker that starts has last joined, or the first of them has started
+	unready    bool                 // some worker has failed before it joined, since the last world
+	ran        map[plan.SlotID]bool // where a worker that must not be started again has run
+	fixed      []plan.SlotID        // the slots of a job that is not elastic
+	joined     time.Time            // when the first worker of the job joined
+	progress   bool                 // some worker has committed
+	committed  bool                 // some worker has committed in this generation
+	backends   []string             // that members of this generation have told of
+	announced  plan.Change          // what the members of this generation were told last
+	short      bool                 // a world could not be formed for want of workers
+	shortFrom  time.Time            // since when slots are waited for
+	resetFrom  time.Time            // when the first member left the current world
+	reminded   bool                 // the log has named those who have not, or those who are to leave and do not
+	removeFrom time.Time            // since when members are to leave at a commit
+	dead       []int                // ranks of the current world whose processes have died, or do not count any more
+	told       int                  // how many of them the members were told of
+	deadFrom   time.Time            // when the last died that they were not told of, or one of them came since
+	given      bool                 // the current world was given up, because all waited
+	stucks     int                  // worlds in a row that were, with no commit between them
 	resets     int
 	resetsAt   []time.Time         // those that count for the limit, where it has a window
 	failures   map[plan.SlotID]int // of workers that failed in slots of listed hosts
@@ -92,6 +98,7 @@ const (
 type worker struct {
 	// What each step looks at comes first, for the sake of thousands of workers: 64 bytes are read at a time.
 	since      time.Time // when it entered the phase
+	begun      time.Time // when it was started
 	generation uint64    // of the last world it was in, 0 for none
 	rank       int       // in its last world; before the first, in the trial assignment
 	phase      phase
@@ -207,7 +214,7 @@ func newMachine(cfg Config, newID func(plan.SlotID) string) *machine {
 	return &machine{
 		size: cfg.Size, blame: cfg.Blame, wait: cfg.Timeouts, newID: newID,
 		byID: make(map[string]*worker), bySlot: make(map[plan.SlotID]*worker),
-		failures: make(map[plan.SlotID]int),
+		failures: make(map[plan.SlotID]int), ran: make(map[plan.SlotID]bool),
 		hosts: discovery.NewHosts(discovery.HostsConfig{
 			CooldownMin: cfg.Blame.CooldownMin, CooldownMax: cfg.Blame.CooldownMax, Forever: cfg.Blame.forever(),
 		}),
@@ -249,6 +256,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 		m.hung(now, e)
 	case worldJammed:
 		m.jammed(now, e)
+	case worldStuck:
+		m.stuck(now, e)
 	case deadlinePassed:
 	case commanded:
 		m.obey(now, e.Command)
@@ -294,6 +303,7 @@ func (m *machine) workerJoined(now time.Time, e workerJoined) {
 	m.progress = m.progress || e.join.Commits > 0
 	switch w.phase {
 	case starting:
+		m.newsFrom = now
 		m.emit(now, WorkerReady, Field{"host", w.slot.Host}, Field{"slot", w.slot.Index})
 	case training:
 		m.stirred(now, w)
@@ -320,7 +330,7 @@ func (m *machine) reported(now time.Time, e workerReport) {
 		m.draining(now, w)
 	case rendezvous.Fetching:
 		if w.phase == starting {
-			w.since = now // as long as more of the state comes, it is waited for
+			w.since, m.newsFrom = now, now // as long as more of the state comes, it is waited for
 		}
 	case rendezvous.Writing:
 		m.writing(now, w, e.commits)
@@ -350,6 +360,7 @@ func (m *machine) reported(now time.Time, e workerReport) {
 			return
 		}
 		m.committed, m.progress, m.commits = true, true, e.commits
+		m.stucks = 0
 		m.emit(now, FirstCommit, Field{"generation", e.generation}, Field{"commits", e.commits})
 		// A commit ends with a collective check, which every member came to with its sync behind it.
 		for _, w := range m.workers {
@@ -422,6 +433,7 @@ func (m *machine) departed(now time.Time, w *worker, x Exit) {
 	how := ""
 	if x.clean() {
 		m.went = true
+		m.ran[w.slot] = m.joined.IsZero()
 	} else {
 		how = ", it " + x.String()
 		if m.bad == nil { // nobody is to blame, but if nobody is left it was no success either
@@ -450,6 +462,7 @@ func (m *machine) failed(now time.Time, w *worker, err *WorkerError) {
 		return
 	}
 	m.failures[w.slot]++
+	m.unready = m.unready || w.generation == 0
 	if m.bad == nil {
 		m.bad = err
 	}

@@ -162,7 +162,7 @@ func (m *machine) lastHolder() *worker {
 	return last
 }
 
-// startMissing starts a worker in every wanted slot that has none. Before the first start it waits for enough slots.
+// startMissing starts a worker in every wanted slot that has none, as far as the ramp lets it. Before the first start it waits for enough slots.
 func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	if !m.started {
 		if len(wanted) < m.size.NP {
@@ -173,8 +173,6 @@ func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 		if !m.size.Elastic {
 			m.fixed = wanted
 		}
-	} else if !m.size.Elastic {
-		return
 	}
 	taken := 0 // by workers that are in it or on their way out of it
 	for _, w := range m.workers {
@@ -182,19 +180,37 @@ func (m *machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			taken++
 		}
 	}
-	if taken == len(wanted) {
+	if m.queued = len(wanted) - taken; m.queued == 0 {
 		return
 	}
+	if room := m.room(now); room.all > 0 {
+		m.startIn(now, wanted, room)
+	}
+}
+
+// startIn starts workers in the slots that lack one, as many as there is room for, and counts those for which there is none.
+func (m *machine) startIn(now time.Time, wanted []plan.SlotID, room ramp) {
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // no number of slots is too few for 0
 	}
 	trial := plan.World{Generation: m.world.Generation + 1, Slots: slots}
+	if !m.any(starting) {
+		m.newsFrom = now
+	}
+	m.queued = 0
 	for _, s := range slots {
-		if m.in(s.SlotID) != nil {
+		if !m.mayStart(s.SlotID) {
 			continue
 		}
-		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now, wanted: true}
+		if !room.take(s.Host) {
+			m.queued++
+			continue
+		}
+		w := &worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now, begun: now, wanted: true}
+		if !m.size.Elastic {
+			m.ran[s.SlotID] = true
+		}
 		w.start = startWorker{id: w.id, slot: s, trial: trialFor(s.Host, trial), resets: m.resets}
 		m.add(w)
 		m.do(w.start)
@@ -231,7 +247,7 @@ func (m *machine) form(now time.Time, wanted []plan.SlotID) {
 	if !m.started || m.decided || slices.ContainsFunc(m.workers, (*worker).inWorld) {
 		return
 	}
-	come, soon := 0, false
+	come, soon := 0, m.queued > 0
 	for _, w := range m.workers {
 		switch {
 		case !w.wanted:
@@ -246,15 +262,15 @@ func (m *machine) form(now time.Time, wanted []plan.SlotID) {
 		m.short = true
 		m.releaseAsked(now)
 		switch {
-		case soon: // their start has a deadline of its own
-		case m.size.Elastic:
+		case m.size.Elastic && (!soon || m.unready): // a start has a deadline of its own, starts without end have this one
 			m.lackWorkers(now, come)
+		case soon:
 		default:
 			m.decide(now, m.incomplete(come))
 		}
 		return
 	}
-	if soon && (first || m.short) {
+	if soon && (first || m.short) && m.newcomers(now) {
 		return
 	}
 	members := make([]*worker, 0, come)
@@ -286,7 +302,7 @@ func (m *machine) publish(now time.Time, members []*worker) {
 	m.world = plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	m.backends = nil
 	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
-	m.went, m.reminded = false, false
+	m.went, m.reminded, m.given, m.unready = false, false, false, false
 	m.unwritten = nil // the job goes on, and writes others
 	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}
 	m.shortFrom, m.resetFrom, m.removeFrom = time.Time{}, time.Time{}, time.Time{}
@@ -331,7 +347,7 @@ func (m *machine) announce(now time.Time) {
 	}
 	var change plan.Change
 	var members []*worker
-	door, soon := false, false
+	door := false
 	for _, w := range m.workers {
 		switch {
 		case w.phase == training:
@@ -341,11 +357,10 @@ func (m *machine) announce(now time.Time) {
 			}
 		case w.phase == waiting && w.wanted:
 			door = true
-		case (w.phase == starting || !w.live()) && w.wanted: // whoever leaves makes room for another, in bounded time
-			soon = true
 		}
 	}
-	if door && (!soon || m.announced&plan.Added != 0) {
+	// Whoever leaves makes room for another, in bounded time.
+	if door && (m.announced&plan.Added != 0 || !m.newcomers(now)) {
 		change |= plan.Added
 	}
 	if change == m.announced || len(members) == 0 {
@@ -442,7 +457,7 @@ func (m *machine) checkAlive(now time.Time) {
 	if !m.started || m.decided {
 		return
 	}
-	alive, able := 0, false
+	alive, able := m.queued, false
 	for _, w := range m.workers {
 		if w.live() {
 			alive++
@@ -500,12 +515,7 @@ func (m *machine) startBy(w *worker) (time.Time, bool) {
 // checkDeadlines acts on waits that have lasted too long.
 func (m *machine) checkDeadlines(now time.Time) {
 	if !m.shortFrom.IsZero() && !now.Before(m.shortFrom.Add(m.wait.Elastic)) {
-		need := m.size.Min
-		if !m.started {
-			need = m.size.NP
-		}
-		m.decide(now, fmt.Errorf("%w: %d needed, %d there after %v",
-			ErrNotEnoughSlots, need, len(m.hosts.Available(now)), m.wait.Elastic))
+		m.decide(now, m.notEnough(now))
 		return
 	}
 	m.remindWhenDue(now)
@@ -521,6 +531,25 @@ func (m *machine) checkDeadlines(now time.Time) {
 			}
 		}
 	}
+}
+
+// notEnough is why the job ends when the elastic timeout has passed.
+func (m *machine) notEnough(now time.Time) error {
+	need, there := m.size.Min, len(m.hosts.Available(now))
+	switch {
+	case !m.started:
+		need = m.size.NP
+	case m.unready && m.bad != nil:
+		come := 0
+		for _, w := range m.workers {
+			if w.phase == waiting {
+				come++
+			}
+		}
+		return fmt.Errorf("%w: %d workers needed, %d came within %v, of %d slots; the first failure: %s",
+			ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.bad.what())
+	}
+	return fmt.Errorf("%w: %d needed, %d there after %v", ErrNotEnoughSlots, need, there, m.wait.Elastic)
 }
 
 // deadline returns when the machine must be stepped again even if nothing happens.
@@ -564,6 +593,9 @@ func (m *machine) deadline() (time.Time, bool) {
 	}
 	if trains && !done && !m.resetFrom.IsZero() {
 		at(m.resetFrom.Add(m.wait.Join))
+	}
+	if !done {
+		m.rampDeadline(at)
 	}
 	if t, ok := m.remindAt(); ok && trains {
 		at(t)

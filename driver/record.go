@@ -66,6 +66,7 @@ const (
 	kindStirred     = "stall_ended"
 	kindHung        = "hung"
 	kindJammed      = "jammed"
+	kindStuck       = "stuck"
 	kindDeadline    = "deadline"
 	kindCommanded   = "commanded"
 	kindResumed     = "resumed"
@@ -107,6 +108,8 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Worker, r.Generation, r.What = kindHung, e.id, e.generation, e.what
 	case worldJammed:
 		r.Kind, r.Generation, r.What = kindJammed, e.generation, e.what
+	case worldStuck:
+		r.Kind, r.Generation, r.What = kindStuck, e.generation, e.what
 	case deadlinePassed:
 		r.Kind = kindDeadline
 	case commanded:
@@ -156,6 +159,8 @@ func (r *record) event() (event, error) {
 		return workerHung{r.Worker, r.Generation, r.What}, nil
 	case kindJammed:
 		return worldJammed{r.Generation, r.What}, nil
+	case kindStuck:
+		return worldStuck{r.Generation, r.What}, nil
 	case kindDeadline:
 		return deadlinePassed{}, nil
 	case kindCommanded:

@@ -47,6 +47,7 @@ var all = []event{
 	workerStirred{"w1", 4},
 	workerHung{"w1", 4, "silent for 2m0s"},
 	worldJammed{4, "all 2 ranks"},
+	worldStuck{4, "ranks 0 1 in AllReduce"},
 	deadlinePassed{},
 	commanded{control.Command{Verb: control.Drain, Host: "a"}},
 	commanded{control.Command{Verb: control.Exclude, Host: "fe80::1", Slot: new(0), For: 90 * time.Second}},

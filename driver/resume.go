@@ -14,7 +14,7 @@ import (
 // blame for the driver's absence. Exclusions end when they would have ended.
 func (m *machine) resume(now time.Time) {
 	away := now.Sub(m.last)
-	for _, t := range []*time.Time{&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom} {
+	for _, t := range []*time.Time{&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom, &m.newsFrom} {
 		if !t.IsZero() {
 			*t = t.Add(away)
 		}
@@ -23,7 +23,7 @@ func (m *machine) resume(now time.Time) {
 	m.log(logrus.InfoLevel, "resumed in generation %d with %d workers, %v after the last event",
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
-		w.since = w.since.Add(away)
+		w.since, w.begun = w.since.Add(away), w.begun.Add(away)
 		if w.done {
 			w.doneFrom = w.doneFrom.Add(away)
 		}
@@ -53,6 +53,7 @@ func (m *machine) resume(now time.Time) {
 			}
 		}
 	}
+	m.tellGiven()
 	if len(m.dead) > 0 {
 		m.told, m.deadFrom = 0, now // it is told in a moment, to all who do not know then
 	}

@@ -28,7 +28,7 @@ type stalls struct {
 	workers map[string]*beating // that are known to the loop, by incarnation
 	world   []*seat             // the current one, by rank
 	number  uint64              // its generation
-	jam     jam                 // that was told of last
+	jam     jam                 // of that world
 }
 
 // beating is a worker and what it has said last.
@@ -53,8 +53,14 @@ type hold struct {
 	long            time.Duration
 }
 
-// jam is an operation in which all ranks wait for nobody.
-type jam struct{ generation, lane, operation uint64 }
+// jam is what was told of a world in which all ranks wait for nobody.
+type jam uint8
+
+const (
+	jamNone jam = iota
+	jamNamed
+	jamEnded // the world is to be given up
+)
 
 func newStalls(t Timeouts) *stalls {
 	return &stalls{warning: max(0, t.StallWarning), limit: max(0, t.Stall), workers: map[string]*beating{}}
@@ -100,7 +106,7 @@ func (s *stalls) enter(generation uint64, members []*worker) {
 	if generation == s.number {
 		return
 	}
-	s.number, s.jam = generation, jam{}
+	s.number, s.jam = generation, jamNone
 	s.world = make([]*seat, len(members))
 	for r, w := range members {
 		s.world[r] = &seat{id: w.id}
@@ -275,20 +281,6 @@ func (s *stalls) through(seat *seat) bool {
 	}
 	lane := s.workers[seat.id].lane(seat.held.lane, s.number)
 	return lane == nil || lane.Operation >= seat.held.operation || waitsItself(b, s.patience())
-}
-
-// jammed tells, once, of an operation that all ranks are in for too long, with nobody missing.
-func (s *stalls) jammed() []event {
-	for _, wait := range s.waits() {
-		this := jam{s.number, wait.lane, wait.operation}
-		if wait.lane == 0 && len(wait.waiting) == len(s.world) && len(s.world) > 1 && this != s.jam && s.warning > 0 {
-			s.jam = this
-			return []event{worldJammed{s.number, fmt.Sprintf(
-				"all %d ranks have been in %s for %v, and none is missing: nobody is stopped (a slow network, or much data?)",
-				len(s.world), named(wait), round(wait.long))}}
-		}
-	}
-	return nil
 }
 
 // accuse says what a member does in place of the operation that the others are in.

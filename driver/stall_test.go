@@ -64,6 +64,8 @@ func (j *jobOfBeats) pass(d time.Duration) (found []string) {
 				found = append(found, "hung "+e.id+": "+e.what)
 			case worldJammed:
 				found = append(found, "jammed: "+e.what)
+			case worldStuck:
+				found = append(found, "stuck: "+e.what)
 			}
 		}
 	}
@@ -108,7 +110,12 @@ func TestStalls(t *testing.T) {
 		"two":                      {[]rendezvous.Beat{in(18, 5*s), out(17, 6*s), out(16, 6*s)}, []string{"stalled w1", "stalled w2"}},
 		"never heard of, too soon": {[]rendezvous.Beat{in(18, 5*s), {}}, nil},
 		"all wait": {[]rendezvous.Beat{in(18, 5*s), in(18, 6*s)},
-			[]string{"jammed: all 2 ranks have been in AllReduce (operation 18) for 6s, and none is missing: nobody is stopped"}},
+			[]string{"jammed: all 2 ranks wait, and none is missing: ranks 0 1 in AllReduce (operation 18) for 6s; they are sent back to their last commit in 1m55s (--stall-timeout)"}},
+		"all wait, at different places": {[]rendezvous.Beat{in(18, 5*s), subset(3, true, 6*s), in(18, 7*s)},
+			[]string{"jammed: all 3 ranks wait, and none is missing: ranks 0 2 in AllReduce (operation 18) for 7s; rank 1 in Broadcast of a group of its own for 6s; they"}},
+		"all wait for too long": {[]rendezvous.Beat{in(18, 121*s), subset(3, true, 120*s)}, []string{"jammed: all 2 ranks wait",
+			"stuck: rank 0 in AllReduce (operation 18) for 2m1s; rank 1 in Broadcast of a group of its own for 2m0s"}},
+		"nearly all for too long":             {[]rendezvous.Beat{in(18, 121*s), subset(3, true, 119*s)}, []string{"jammed: all 2 ranks wait"}},
 		"nearly all":                          {[]rendezvous.Beat{in(18, 5*s), in(18, s)}, nil},
 		"the one who is first does not count": {[]rendezvous.Beat{in(18, 5*s), out(18, 6*s), out(17, 6*s)}, []string{"stalled w2"}},
 		"behind, and waits for another":       {[]rendezvous.Beat{in(18, 5*s), in(17, 5*s), out(16, 5*s)}, []string{"stalled w2"}},
@@ -118,7 +125,7 @@ func TestStalls(t *testing.T) {
 		"held up by who is held up": {[]rendezvous.Beat{in(18, 8*s), subset(3, true, 6*s), subset(2, false, 9*s)}, []string{"stalled w2"}},
 		"on its way into the world": {[]rendezvous.Beat{connects, connects, joins},
 			[]string{"stalled w2: joining for 6.3s; ranks 0 1 wait for it in connecting for 6s"}},
-		"all connect":  {[]rendezvous.Beat{connects, connects}, []string{"jammed: all 2 ranks have been in connecting for 6s"}},
+		"all connect":  {[]rendezvous.Beat{connects, connects}, []string{"jammed: all 2 ranks wait, and none is missing: ranks 0 1 in connecting for 6s"}},
 		"an old world": {[]rendezvous.Beat{older, older, older}, nil},
 		"alone":        {[]rendezvous.Beat{in(18, 60*s)}, nil},
 	} {

@@ -208,6 +208,9 @@ func (m *machine) waits(now time.Time) []control.Wait {
 			}
 		}
 	}
+	if m.queued > 0 && !m.decided && !done {
+		add(m.newsFrom.Add(m.wait.Start), "%d more slots, whose workers start by and by", m.queued)
+	}
 	if !starts.IsZero() {
 		add(starts, "%s to join", m.someNames(starting))
 	}

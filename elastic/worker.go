@@ -25,7 +25,10 @@ var ErrRemoved = errors.New("elastic: this worker has no place in the new world"
 // state of this process is not the job's last. The process should exit 0.
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
-var errDriverKnows = errors.New("so the driver says")
+var (
+	errDriverKnows = errors.New("so the driver says")
+	errGivenUp     = errors.New("the driver has given this world up: its workers waited for each other for too long (--stall-timeout)")
+)
 
 const (
 	// closeGrace bounds what Close still says to the driver.
@@ -205,12 +208,16 @@ func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, e
 	return &place{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
 }
 
-// awaitLoss blocks until the driver says that ranks of the generation are dead; nil when ctx ends first.
+// awaitLoss blocks until the driver says that ranks of the generation are dead, or that it was given up; nil when ctx ends first.
 func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 	for {
 		loss, more := w.meeting.loss()
-		if loss.Generation == generation && len(loss.Ranks) > 0 {
-			return &collective.AbortedError{Generation: generation, Dead: loss.Ranks, Cause: errDriverKnows}
+		if loss.Generation == generation && generation != 0 {
+			cause := errDriverKnows
+			if len(loss.Ranks) == 0 {
+				cause = errGivenUp
+			}
+			return &collective.AbortedError{Generation: generation, Dead: loss.Ranks, Cause: cause}
 		}
 		select {
 		case <-more:

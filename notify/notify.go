@@ -36,7 +36,8 @@ type Update struct {
 type Loss struct {
 	// Generation is the world's.
 	Generation uint64
-	// Ranks are those of its ranks whose processes are known to be dead; nobody changes the slice.
+	// Ranks are those of its ranks whose processes are known to be dead; nobody changes the slice. None: the driver has given
+	// the world up, since all of its ranks waited for each other.
 	Ranks []int
 }
 

@@ -138,6 +138,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		Env:               s.workerEnv(p.env),
 		Dir:               s.dir,
 		Source:            source,
+		RemovalAfter:      s.removalAfter,
 		Launcher:          launcher,
 		Authority:         j.authority,
 		Output:            output,

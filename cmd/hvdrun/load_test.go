@@ -92,6 +92,7 @@ hosts: [localhost:2, 127.0.0.1:2]
 slots-per-host: auto
 discovery-interval: 0.5
 discovery-timeout: 5
+discovery-removal-after: 3
 failure-policy: host
 blacklist-cooldown-range: [1, 600]
 reset-limit: 0
@@ -100,6 +101,7 @@ start-timeout: 61
 join-timeout: 62
 drain-timeout: 63
 finish-timeout: 64
+exit-timeout: 65
 network-interfaces: [lo, eth0]
 encrypt-data: yes
 output-filename: out
@@ -120,8 +122,8 @@ verbose: off
 	s.origins, s.texts, s.configText = nil, nil, ""
 	sec := time.Second
 	want := settings{
-		np: 4, minNP: 2, maxNP: 8, hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec,
-		timeouts:   driver.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec},
+		np: 4, minNP: 2, maxNP: 8, hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec, removalAfter: 3,
+		timeouts:   driver.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec, Exit: 65 * sec},
 		blame:      driver.Blame{Policy: driver.BlameHost, CooldownMin: sec, CooldownMax: 600 * sec},
 		interfaces: []string{"lo", "eth0"}, encrypt: true, outputDir: "out", timestamps: true,
 		logLevel: logrus.DebugLevel, logJSON: true, eventsFile: "events",

@@ -30,6 +30,7 @@ type settings struct {
 	plugin                  string
 	pluginSettings          map[string]string
 	discoveryTimeout        time.Duration
+	removalAfter            int // 0: as is usual
 	timeouts                driver.Timeouts
 	blame                   driver.Blame
 	interfaces              []string
@@ -156,6 +157,9 @@ var table = slices.Concat(
 		{name: "discovery-timeout", arg: "D", source: true, def: "30s",
 			usage: "longest that one run of the discovery may take",
 			set:   duration(func(s *settings) *time.Duration { return &s.discoveryTimeout })},
+		{name: "discovery-removal-after", arg: "N", source: true, def: "1",
+			usage: "lists in a row from which a host must be missing before it counts as gone; it takes two empty ones at least",
+			set:   count(1, func(s *settings) *int { return &s.removalAfter })},
 	}),
 	section("timeouts", []setting{
 		{name: "elastic-timeout", arg: "D", def: "600s",

@@ -33,7 +33,7 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
 	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now,
 		understand: func(hosts []plan.Host) (understood, error) { return s.understand(ctx, hosts) }}
-	poll := discovery.Poll{Source: source, Interval: s.timeouts.DiscoveryInterval, Log: silent,
+	poll := discovery.Poll{Source: source, Interval: s.timeouts.DiscoveryInterval, RemovalAfter: s.removalAfter, Log: silent,
 		Failed: func(err error, age time.Duration) { news <- func() { watcher.failed(err, age) } }}
 	ended := make(chan error, 1)
 	go func() {

@@ -1,0 +1,113 @@
+package discovery
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+// TestPollRemovals: an empty list removes nobody before it is seen twice in a row, and a host goes when it was missing from
+// as many lists as is asked.
+func TestPollRemovals(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		after int
+		said  string // lists, one a second; "-" is an empty one
+		want  string // at which second, what is told
+	}{
+		{"one empty list", 0, "a:1,-,a:1", "0 a:1"},
+		{"two empty lists", 0, "a:1,-,-", "0 a:1,2 -"},
+		{"two that are not in a row", 0, "a:1,-,a:1,-,a:1", "0 a:1"},
+		{"an empty one, and one without a", 0, "a:1 b:1,-,b:1", "0 a:1 b:1,2 b:1"},
+		{"empty from the start", 0, "-,a:1", "0 -,1 a:1"},
+		{"a host", 0, "a:1 b:1,b:1", "0 a:1 b:1,1 b:1"},
+		{"a host, after three lists", 3, "a:1 b:1,b:1,b:1,b:1", "0 a:1 b:1,1 b:1 a:1,3 b:1"},
+		{"a host that is back in time", 3, "a:1 b:1,b:1,b:1,a:1 b:1,b:1,b:1,a:1 b:1", "0 a:1 b:1,1 b:1 a:1,3 a:1 b:1,4 b:1 a:1,6 a:1 b:1"},
+		{"each host has its own count", 2, "a:1 b:1,b:1,c:1,c:1", "0 a:1 b:1,1 b:1 a:1,2 c:1 b:1,3 c:1"},
+		{"empty lists count for each", 3, "a:1,-,-,b:1", "0 a:1,3 b:1"},
+		{"other slots count at once", 3, "a:1,a:2", "0 a:1,1 a:2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source := &asked{started: time.Now()}
+				for text := range strings.SplitSeq(c.said, ",") {
+					source.answers = append(source.answers, answer{hosts: strings.Trim(text, "-")})
+				}
+				h := poll(Poll{Source: source, RemovalAfter: c.after}, time.Duration(len(source.answers))*time.Second-1)
+				h.checkTold(t, c.want)
+			})
+		})
+	}
+}
+
+// TestPollRemovalsOfWatchers: a source that pushes changes alone says by its silence that its list stands, once an interval.
+func TestPollRemovalsOfWatchers(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		after int
+		lists string // pushed one a second
+		want  string
+	}{
+		{"one empty list and nothing more", 0, "a:1,-", "0 a:1,11 -"},
+		{"one that is taken back", 0, "a:1,-,a:1", "0 a:1"},
+		{"two empty lists", 0, "a:1,-,-", "0 a:1,2 -"},
+		{"a host, after three lists", 3, "a:1 b:1,b:1", "0 a:1 b:1,1 b:1 a:1,21 b:1"},
+		{"a host that comes meanwhile", 3, "a:1,b:1,b:1 c:1", "0 a:1,1 b:1 a:1,2 b:1 c:1 a:1,12 b:1 c:1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source := &pushed{sessions: []session{{lists: strings.Split(strings.ReplaceAll(c.lists, "-", ""), ",")}}}
+				h := poll(Poll{Source: source, Interval: 10 * time.Second, RemovalAfter: c.after}, time.Minute)
+				h.checkTold(t, c.want)
+				if n := len(h.messages(logrus.InfoLevel)); n == 0 {
+					t.Error("it is not said that hosts are missing")
+				}
+			})
+		})
+	}
+}
+
+// TestPollRemovalWhileAWatchFails: while nobody knows what the source would say, its list is not confirmed.
+func TestPollRemovalWhileAWatchFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &pushed{sessions: []session{{lists: []string{"a:1", ""}, err: errDown}, {lists: []string{"a:1"}}}}
+		poll(Poll{Source: source, Interval: 10 * time.Second}, time.Minute).checkTold(t, "0 a:1")
+	})
+}
+
+// TestPollRemovalsOfMerged: of several sources each has its own count.
+func TestPollRemovalsOfMerged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flaky := &asked{started: time.Now(), answers: []answer{{hosts: "a:1"}, {}, {hosts: "a:1"}, {}, {}}}
+		poll(Poll{Source: Merge(Named{"--flaky", flaky}, Named{"--fixed", Fixed(hostList("b:1"))})}, 10*time.Second).
+			checkTold(t, "0 a:1 b:1,4 b:1")
+	})
+}
+
+// TestPollKnowsHosts: what a Poll before this one has told counts like a list.
+func TestPollKnowsHosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &asked{started: time.Now(), answers: []answer{{}, {hosts: "a:1"}}}
+		poll(Poll{Source: source, Known: hostList("a:1")}, 5*time.Second).checkTold(t, "0 a:1")
+	})
+}
+
+// checkTold compares what was told, and in which second.
+func (h *heard) checkTold(t *testing.T, want string) {
+	t.Helper()
+	var told []string
+	for i, l := range h.lists {
+		if l == "" {
+			l = "-"
+		}
+		told = append(told, fmt.Sprintf("%d %s", h.listed[i]/time.Second, l))
+	}
+	if !slices.Equal(told, strings.Split(want, ",")) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
