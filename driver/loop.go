@@ -432,7 +432,7 @@ func (l *loop) start(a startWorker) {
 			case exit = <-all:
 			case <-late.C:
 				p.over.Store(true)
-				l.cfg.Log.Warnf("%v has ended, and its output is not read: it goes on without", a.slot.SlotID)
+				l.cfg.Log.Debugf("%v has ended; what it printed is still being written", a.slot.SlotID)
 			}
 		}
 		l.post(workerEnded{a.id, exit})
