@@ -267,6 +267,9 @@ func (l *loop) run(ctx context.Context) error {
 		var in posted
 		select {
 		case in = <-l.events:
+		case <-l.book.retry:
+			l.book.catchUp()
+			continue
 		case ask := <-l.asks:
 			ask()
 			continue

@@ -112,7 +112,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	log := p.logger(s)
 	if j.dir != nil {
 		defer func() {
-			if !errors.Is(err, journal.ErrLocked) {
+			if !errors.Is(err, journal.ErrLocked) && !errors.Is(err, journal.ErrBehind) {
 				j.dir.end(err, log)
 			}
 		}()

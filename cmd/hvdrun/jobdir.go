@@ -254,10 +254,13 @@ func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgen
 // begun writes down that a job agent has been started.
 func (d *jobDir) begun(k launch.KnownAgent) error {
 	b, err := json.Marshal(k)
-	if err != nil {
-		return err
+	if err == nil {
+		err = errors.Join(d.agents.Append(b), d.agents.Sync())
 	}
-	return errors.Join(d.agents.Append(b), d.agents.Sync())
+	if err != nil {
+		return errors.Join(err, d.agents.Mend()) // the next may find room
+	}
+	return nil
 }
 
 // end forgets the secrets of a job that has ended, and all of one that never began. One that has not ended, since its new
@@ -268,9 +271,9 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	switch {
 	case errors.Is(unread, fs.ErrNotExist):
 		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.authorityPath()), os.Remove(d.aboutPath()), os.Remove(d.path))
-	case unread != nil:
+	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
-	case job.Finished:
+	case job.Finished, unread != nil: // the end could not be written down
 		now := time.Now()
 		d.about.Env, d.about.Config, d.about.Ended, d.about.Status = nil, "", &now, status(result)
 		err = errors.Join(err, d.write(), os.Remove(d.authorityPath()), os.Remove(d.agentsPath()))
