@@ -36,7 +36,21 @@ type book struct {
 	path string
 	ids  []string // given since the last note
 	log  logrus.FieldLogger
+
+	// What could not be written waits in memory, and the file says so.
+	late  [][]byte
+	size  int              // bytes in late
+	since time.Time        // zero: all is written
+	why   error            // the last try failed, or nothing is tried any more (j is nil)
+	retry <-chan time.Time // tells when to try again; nil: never
 }
+
+const (
+	// rewrite is the pause between two tries to write the journal.
+	rewrite = time.Second
+	// maxLate is the most bytes of records that wait for room.
+	maxLate = 64 << 20
+)
 
 // newID names a worker.
 func (b *book) newID(plan.SlotID) string {
@@ -74,23 +88,95 @@ func (b *book) note(now time.Time, ev event, actions []action) {
 	b.write(newRecord(now, ev, ids), sync)
 }
 
-// write adds a record. A journal that lacks one is of no use: the job goes on without.
+// write adds a record. Where the journal cannot be written, as on a disk that is full, the job goes on from memory.
 func (b *book) write(record any, sync bool) {
 	text, err := json.Marshal(record)
-	if err == nil {
-		err = b.j.Append(text)
-	}
-	if err == nil && sync {
-		err = b.j.Sync()
-	}
 	if err != nil {
-		b.log.WithError(errors.Join(err, os.Remove(b.path))).
-			Error("the journal cannot be written: the job goes on, but could not be resumed")
-		b.close()
+		b.giveUp(err)
+		return
+	}
+	if !b.since.IsZero() {
+		b.keep(text)
+		return
+	}
+	if err := b.j.Append(text); err != nil {
+		b.keep(text)
+		b.fail(err)
+	} else if sync {
+		if err := b.j.Sync(); err != nil {
+			b.fail(err)
+		}
 	}
 }
 
+// keep has a record wait for room.
+func (b *book) keep(text []byte) {
+	b.late = append(b.late, text)
+	if b.size += len(text); b.size > maxLate {
+		b.giveUp(fmt.Errorf("%d records wait for room", len(b.late)))
+	}
+}
+
+// fail notes that the journal lacks records, in the file too: no driver goes on with what it holds.
+func (b *book) fail(err error) {
+	if merr := b.j.SetBehind(true); merr != nil {
+		b.giveUp(errors.Join(err, merr))
+		return
+	}
+	b.since, b.why, b.retry = time.Now(), err, time.After(rewrite)
+	b.log.WithError(err).Error("the journal cannot be written: the job goes on, but could not be resumed until it can be")
+}
+
+// catchUp tries to write what waits.
+func (b *book) catchUp() {
+	b.retry = nil
+	if b.since.IsZero() || b.j == nil {
+		return
+	}
+	err := b.j.Mend()
+	for err == nil && len(b.late) > 0 {
+		if err = b.j.Append(b.late[0]); err == nil {
+			b.size -= len(b.late[0])
+			b.late = b.late[1:]
+		}
+	}
+	// All records are on the disk before the file says so.
+	for _, step := range []func() error{b.j.Sync, func() error { return b.j.SetBehind(false) }, b.j.Sync} {
+		if err == nil {
+			err = step()
+		}
+	}
+	if err != nil {
+		b.why, b.retry = err, time.After(rewrite)
+		return
+	}
+	b.log.Infof("the journal holds everything again, after %v", time.Since(b.since).Round(time.Millisecond))
+	b.late, b.size, b.since, b.why = nil, 0, time.Time{}, nil
+}
+
+// giveUp removes a journal that cannot be of use any more.
+func (b *book) giveUp(err error) {
+	b.log.WithError(errors.Join(err, os.Remove(b.path))).
+		Error("the journal is given up: the job goes on, but could not be resumed")
+	b.since, b.why, b.late, b.retry = time.Now(), err, nil, nil
+	b.close()
+}
+
+// state tells a person what is wrong with the journal; "" is nothing.
+func (b *book) state() string {
+	switch {
+	case b.why == nil:
+		return ""
+	case b.j == nil:
+		return fmt.Sprintf("given up: %v", b.why)
+	}
+	return fmt.Sprintf("not written for %v: %v", time.Since(b.since).Round(time.Second), b.why)
+}
+
 func (b *book) close() {
+	if b.j != nil && !b.since.IsZero() && len(b.late) > 0 {
+		b.catchUp() // the last try
+	}
 	if b.j != nil {
 		_ = b.j.Close() // everything that matters is on the disk
 		b.j = nil

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,8 +16,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
@@ -246,6 +249,83 @@ func TestJournalFails(t *testing.T) {
 		}
 		if err := <-j.result; err != nil {
 			t.Errorf("the job ended with %v", err)
+		}
+	})
+}
+
+// The disk is full for a moment: the job goes on, says so, nobody may go on with the file meanwhile, and when there is room
+// again it holds everything.
+func TestJournalFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a file system that is filled")
+	}
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("no tmpfs can be mounted here: %v", err)
+	}
+	defer unix.Unmount(disk, unix.MNT_DETACH)
+	k := &kept{workers: map[string]*keptWorker{}}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := k.config(t, func(Event) {})
+		cfg.Journal = filepath.Join(disk, "journal")
+		l := newLoop(cfg)
+		if err := l.book.begin(cfg, jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}); err != nil {
+			t.Fatal(err)
+		}
+		state := func() string {
+			var s control.Status
+			text, err := (*controlled)(l).Status(t.Context())
+			if err := errors.Join(err, json.Unmarshal(text, &s)); err != nil {
+				t.Fatal(err)
+			}
+			return s.Journal
+		}
+		var said strings.Builder
+		l.book.log.(*logrus.Logger).SetOutput(&said)
+		l.book.log.(*logrus.Logger).SetLevel(logrus.ErrorLevel)
+		ballast := filepath.Join(disk, "ballast")
+		for size := 64 << 10; size > 0; size /= 2 { // to the last byte
+			f, err := os.OpenFile(ballast, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Write(make([]byte, size))
+			f.Close()
+		}
+		j := k.drive(t, t.Context(), l)
+		for i := range 200 { // more than is left of the last page
+			j.post(sourceStale{fmt.Errorf("the disk is full, %d", i), 0})
+		}
+		j.joined(k, t, "a:0", 0)
+		j.joined(k, t, "a:1", 0)
+		<-time.After(3 * rewrite)
+		synctest.Wait()
+		if len(j.published) != 1 || !strings.Contains(state(), "no space left") || strings.Count(said.String(), "\n") != 1 {
+			t.Errorf("published %v, the journal is %q, the log: %s", j.published, state(), said.String())
+		}
+		if about, err := Inspect(cfg.Journal); !errors.Is(err, journal.ErrBehind) || !about.Running {
+			t.Errorf("while it lacks records: %+v, %v", about, err)
+		}
+		if err := os.Remove(ballast); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(2 * rewrite)
+		synctest.Wait()
+		if got := state(); got != "" {
+			t.Errorf("with room, the journal is %q", got)
+		}
+		if about, err := Inspect(cfg.Journal); err != nil || about.Generation != 1 || about.Workers != 2 {
+			t.Errorf("with room: %+v, %v", about, err)
+		}
+		for _, slot := range []string{"a:0", "a:1"} {
+			k.in(t, slot).exit <- nil
+		}
+		if err := <-j.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+		l.book.close()
+		if about, err := Inspect(cfg.Journal); err != nil || !about.Finished {
+			t.Errorf("at the end: %+v, %v", about, err)
 		}
 	})
 }

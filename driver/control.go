@@ -42,6 +42,7 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	taken := make(chan error, 1)
 	ask := func() {
 		s = l.m.status(l.clock.now(), l.stalls)
+		s.Journal = l.book.state()
 		taken <- l.recent.tell(&s)
 	}
 	select {

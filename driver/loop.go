@@ -268,6 +268,9 @@ func (l *loop) run(ctx context.Context) error {
 		var in posted
 		select {
 		case in = <-l.events:
+		case <-l.book.retry:
+			l.book.catchUp()
+			continue
 		case ask := <-l.asks:
 			ask()
 			continue
@@ -433,7 +436,7 @@ func (l *loop) start(a startWorker) {
 			case exit = <-all:
 			case <-late.C:
 				p.over.Store(true)
-				l.cfg.Log.Warnf("%v has ended, and its output is not read: it goes on without", a.slot.SlotID)
+				l.cfg.Log.Debugf("%v has ended; what it printed is still being written", a.slot.SlotID)
 			}
 		}
 		l.post(workerEnded{a.id, exit})

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -111,7 +112,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	log := p.logger(s)
 	if j.dir != nil {
 		defer func() {
-			if !errors.Is(err, journal.ErrLocked) {
+			if !errors.Is(err, journal.ErrLocked) && !errors.Is(err, journal.ErrBehind) {
 				j.dir.end(err, log)
 			}
 		}()
@@ -131,7 +132,11 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
-	stopped := p.watchStop(ctx, log, launcher.Kill, s.timeouts.Drain)
+	kill := func() {
+		launcher.Kill()
+		output.Hurry()
+	}
+	stopped := p.watchStop(ctx, log, kill, s.timeouts.Drain)
 	cfg := driver.Config{
 		RunID:             s.runID,
 		Command:           j.command,
@@ -174,7 +179,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	stopped()
 	_ = output.Close() // a failure was logged when it happened
-	if cerr := events.close(); cerr != nil {
+	if cerr := events.close(p.flushPatience()); cerr != nil {
 		log.WithError(cerr).Error("the events file may miss events")
 	}
 	if err != nil {
@@ -205,6 +210,7 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func()
 		for {
 			select {
 			case <-p.hurry:
+				p.hurried.Store(true)
 				log.Warn("killing the workers")
 				kill()
 			case <-done:
@@ -222,9 +228,10 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func()
 type eventFile struct {
 	file   io.WriteCloser
 	log    logrus.FieldLogger
-	torn   bool // the last line was not written whole
-	failed bool
-	missed *missedEvents // nil: none
+	lines  queue
+	failed atomic.Bool
+	missed atomic.Pointer[missedEvents] // nil: none
+	behind []byte                       // of what was missed; only the queue's writer has it
 }
 
 func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
@@ -235,34 +242,65 @@ func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.origin("events-file"), err)
 	}
-	return &eventFile{file: f, log: log}, nil
+	return newEventFile(f, log), nil
 }
 
-// write appends the event at once. The first failure is logged; the job goes on without.
+func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
+	f := &eventFile{file: file, log: log}
+	f.lines = queue{to: (*eventWriter)(f), most: maxEvents, failed: f.fail}
+	return f
+}
+
+// write appends the event soon, in the order of the calls; it does not wait for the file. What cannot be written is tried
+// again.
 func (f *eventFile) write(e driver.Event) {
 	if f == nil {
 		return
 	}
 	line, err := json.Marshal(e)
-	if err == nil {
-		line = append(f.missed.take(f.log), append(line, '\n')...)
-		f.missed = nil
-		if f.torn {
-			line = append([]byte{'\n'}, line...)
-		}
-		var n int
-		n, err = f.file.Write(line)
-		f.torn = n < len(line) && (n > 0 || f.torn)
+	if err != nil {
+		f.fail(err)
+		return
 	}
-	if err != nil && !f.failed {
-		f.failed = true
+	_, _ = f.lines.Write(append(line, '\n')) // never fails
+}
+
+// fail logs the first failure; the job goes on.
+func (f *eventFile) fail(err error) {
+	if !f.failed.Swap(true) {
 		f.log.WithError(err).Error("the events file misses events; the job goes on")
 	}
 }
 
-func (f *eventFile) close() error {
+// eventWriter is an eventFile for its queue.
+type eventWriter eventFile
+
+// Write appends what a driver before has missed, and text.
+func (f *eventWriter) Write(text []byte) (int, error) {
+	if m := f.missed.Swap(nil); m != nil {
+		f.behind = m.take(f.log)
+	}
+	for len(f.behind) > 0 {
+		n, err := f.file.Write(f.behind)
+		f.behind = f.behind[n:]
+		if err != nil {
+			return 0, err
+		}
+	}
+	n, err := f.file.Write(text)
+	if err == nil && f.failed.Swap(false) {
+		f.log.Info("the events file is written again")
+	}
+	return n, err
+}
+
+// close waits until all events are written, or the file has taken nothing for the patience.
+func (f *eventFile) close(patience time.Duration) error {
 	if f == nil {
 		return nil
+	}
+	if err := f.lines.flush(patience); err != nil {
+		return err // a writer may still be in the file; the system closes it
 	}
 	return f.file.Close()
 }

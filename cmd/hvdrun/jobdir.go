@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -58,34 +59,103 @@ type jobFile struct {
 
 const jobFileVersion = 1
 
-// stateDir is where jobs have their folders.
-func stateDir(env []string) (string, error) {
+// stateDirs are where jobs may have their folders, best first: the state folder, and for whoever has none that can be used
+// the folder of the login, and last one of the user's own in temp.
+func stateDirs(env []string, temp string) (all []string) {
+	home, _ := lookup(env, "HOME")
 	if dir, _ := lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "hvdrun", "jobs"), nil
+		all = append(all, filepath.Join(dir, "hvdrun", "jobs"))
+	} else if filepath.IsAbs(home) {
+		all = append(all, filepath.Join(home, ".local", "state", "hvdrun", "jobs"))
 	}
-	if home, _ := lookup(env, "HOME"); filepath.IsAbs(home) {
-		return filepath.Join(home, ".local", "state", "hvdrun", "jobs"), nil
+	if dir, _ := lookup(env, "XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		all = append(all, filepath.Join(dir, "hvdrun", "jobs"))
 	}
-	return "", errors.New("neither XDG_STATE_HOME nor HOME says where")
+	return append(all, filepath.Join(temp, fmt.Sprintf("hvdrun-%d", os.Geteuid()), "jobs"))
+}
+
+// shared is a folder in which others may make files too.
+const shared = "/tmp"
+
+// own returns an error where the folder is not this user's alone, or is a link.
+func own(path string) error {
+	fi, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return err
+	case !fi.IsDir():
+		return fmt.Errorf("%s is no folder", path)
+	}
+	if st := fi.Sys().(*syscall.Stat_t); int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
+	}
+	return private(path)
+}
+
+// usable returns why one of stateDirs cannot be used, where that is known before it is tried: those that are not below the
+// home folder must be below one that is the user's alone. That in temp is made where asked for.
+func usable(env []string, all, temp string, create bool) error {
+	base := filepath.Dir(all)
+	if runtime, _ := lookup(env, "XDG_RUNTIME_DIR"); runtime != "" && filepath.Dir(base) == filepath.Clean(runtime) {
+		return own(runtime)
+	}
+	if filepath.Dir(base) != filepath.Clean(temp) || !strings.HasPrefix(filepath.Base(base), "hvdrun-") {
+		return nil
+	}
+	if create {
+		if err := os.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return own(base)
 }
 
 // newJobDir makes the folder of a job that begins; nil where there can be none and nobody has asked for one.
 func (p *program) newJobDir(s *settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*jobDir, error) {
-	d := &jobDir{path: s.jobDir, about: jobFile{
+	about := jobFile{
 		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env, Config: s.configText,
-	}}
-	err := d.make(p.env, authority, s.eventsFile)
-	switch {
-	case err == nil:
-		return d, nil
-	case s.jobDir != "":
-		return nil, runError{fmt.Errorf("%s: %w", s.origin("job-dir"), err)}
 	}
-	log.Infof("the job has no folder, and could not be resumed: %v", err)
+	if s.jobDir != "" {
+		d := &jobDir{path: s.jobDir, about: about}
+		if err := d.make(authority, s.eventsFile); err != nil {
+			return nil, runError{fmt.Errorf("%s: %w", s.origin("job-dir"), err)}
+		}
+		return d, nil
+	}
+	var failed []string
+	home, _ := lookup(p.env, "HOME")
+	if state, _ := lookup(p.env, "XDG_STATE_HOME"); !filepath.IsAbs(state) && !filepath.IsAbs(home) {
+		failed = append(failed, "neither XDG_STATE_HOME nor HOME says where")
+	}
+	for _, all := range stateDirs(p.env, shared) {
+		d := &jobDir{path: filepath.Join(all, about.RunID), about: about}
+		err := usable(p.env, all, shared, true)
+		if err == nil {
+			prune(all, time.Now())
+			err = d.make(authority, s.eventsFile)
+		}
+		if err == nil {
+			if len(failed) > 0 {
+				log.Warnf("the job's folder is %s: %s", d.path, strings.Join(failed, "; "))
+			}
+			return d, nil
+		}
+		failed = append(failed, err.Error())
+		d.undo()
+	}
+	log.Warnf("the job has no folder, so no command reaches it and it cannot be resumed: %s; --job-dir names one", strings.Join(failed, "; "))
 	return nil, nil
 }
 
-func (d *jobDir) make(env []string, authority *identity.Authority, eventsFile string) error {
+// undo removes what make has made before it failed.
+func (d *jobDir) undo() {
+	if d.agents != nil {
+		_ = d.agents.Close() // nothing is in it
+	}
+	_ = os.RemoveAll(d.path) // no other job has the name
+}
+
+func (d *jobDir) make(authority *identity.Authority, eventsFile string) error {
 	key, err := authority.Encode()
 	if err != nil {
 		return err
@@ -95,14 +165,6 @@ func (d *jobDir) make(env []string, authority *identity.Authority, eventsFile st
 	}
 	if fi, err := os.Stat(eventsFile); err == nil && eventsFile != "" {
 		d.about.EventsFrom = fi.Size()
-	}
-	if d.path == "" {
-		all, err := stateDir(env)
-		if err != nil {
-			return err
-		}
-		prune(all, time.Now())
-		d.path = filepath.Join(all, d.about.RunID)
 	}
 	if d.path, err = filepath.Abs(d.path); err != nil {
 		return err
@@ -192,10 +254,13 @@ func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgen
 // begun writes down that a job agent has been started.
 func (d *jobDir) begun(k launch.KnownAgent) error {
 	b, err := json.Marshal(k)
-	if err != nil {
-		return err
+	if err == nil {
+		err = errors.Join(d.agents.Append(b), d.agents.Sync())
 	}
-	return errors.Join(d.agents.Append(b), d.agents.Sync())
+	if err != nil {
+		return errors.Join(err, d.agents.Mend()) // the next may find room
+	}
+	return nil
 }
 
 // end forgets the secrets of a job that has ended, and all of one that never began. One that has not ended, since its new
@@ -206,9 +271,9 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	switch {
 	case errors.Is(unread, fs.ErrNotExist):
 		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.authorityPath()), os.Remove(d.aboutPath()), os.Remove(d.path))
-	case unread != nil:
+	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
-	case job.Finished:
+	case job.Finished, unread != nil: // the end could not be written down
 		now := time.Now()
 		d.about.Env, d.about.Config, d.about.Ended, d.about.Status = nil, "", &now, status(result)
 		err = errors.Join(err, d.write(), os.Remove(d.authorityPath()), os.Remove(d.agentsPath()))
@@ -247,44 +312,59 @@ func findJob(env []string, name string) (*jobDir, error) {
 	if strings.ContainsRune(name, filepath.Separator) {
 		return readJobDir(name)
 	}
-	all, err := stateDir(env)
+	entries, places, err := jobEntries(env)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(all)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
 	var found []string
-	for _, e := range entries {
-		if e.Name() == name {
-			return readJobDir(filepath.Join(all, name))
+	for _, path := range entries {
+		if filepath.Base(path) == name {
+			return readJobDir(path)
 		}
-		if name != "" && strings.HasPrefix(e.Name(), name) {
-			found = append(found, e.Name())
+		if name != "" && strings.HasPrefix(filepath.Base(path), name) {
+			found = append(found, path)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return nil, fmt.Errorf("there is no job %s in %s; `hvdrun jobs` lists those there are", name, all)
+		return nil, fmt.Errorf("there is no job %s in %s; `hvdrun jobs` lists those there are", name, strings.Join(places, " or "))
 	case 1:
-		return readJobDir(filepath.Join(all, found[0]))
+		return readJobDir(found[0])
+	}
+	for i, path := range found {
+		found[i] = filepath.Base(path)
 	}
 	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(found, " "))
 }
 
+// jobEntries returns the paths of all folders of jobs, those of one place in the order of their names, and the places.
+func jobEntries(env []string) (paths, places []string, err error) {
+	for i, all := range stateDirs(env, shared) {
+		if err := usable(env, all, shared, false); err != nil {
+			continue // it is not this user's, and holds no job of theirs
+		}
+		entries, err := os.ReadDir(all)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.ENOTDIR) {
+			return nil, nil, err
+		}
+		if err == nil || i == 0 {
+			places = append(places, all)
+		}
+		for _, e := range entries {
+			paths = append(paths, filepath.Join(all, e.Name()))
+		}
+	}
+	return paths, places, nil
+}
+
 // listJobs returns all folders of jobs, in the order of their names, and those that cannot be read as errors.
 func listJobs(env []string) (dirs []*jobDir, bad []error, err error) {
-	all, err := stateDir(env)
+	entries, _, err := jobEntries(env)
 	if err != nil {
 		return nil, nil, err
 	}
-	entries, err := os.ReadDir(all)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, err
-	}
-	for _, e := range entries {
-		d, err := readJobDir(filepath.Join(all, e.Name()))
+	for _, path := range entries {
+		d, err := readJobDir(path)
 		if err != nil {
 			bad = append(bad, err)
 			continue

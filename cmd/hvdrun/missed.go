@@ -29,7 +29,7 @@ func (f *eventFile) replay(from int64) func(driver.Event) {
 	if file, ok := f.file.(*os.File); ok {
 		m.path = file.Name()
 	}
-	f.missed = m
+	f.missed.Store(m)
 	return func(e driver.Event) {
 		if line, err := json.Marshal(e); err == nil {
 			m.all.Write(append(line, '\n'))

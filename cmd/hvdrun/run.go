@@ -11,7 +11,9 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -34,6 +36,8 @@ type program struct {
 	stdout, stderr io.Writer
 	env            []string
 	args           []string        // as normalize has them
+	log            *queue          // what is logged, on its way to stderr; nil: it goes there at once
+	hurried        atomic.Bool     // a person has asked again to stop
 	hurry          <-chan struct{} // receives when a person asks again to stop
 	stop           func(now bool)  // does what a signal does, and where now is set what another does
 }
@@ -50,24 +54,41 @@ type stopSignal = driver.StopSignal
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	hurry, release := watchSignals(ctx, cancel)
+	hurry, enough, release := watchSignals(ctx, cancel)
 	defer release()
 	out, errs := &stream{w: stdout, cancel: cancel}, &stream{w: stderr, cancel: cancel}
 	if samePlace(stdout, stderr) {
 		errs = out // so that launch.Output knows that their lines meet
 	}
 	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry}
+	p.log = &queue{to: errs, most: maxLog}
 	p.stop = func(now bool) {
 		cancel(stopSignal{Signal: syscall.SIGTERM})
 		if now {
 			again(hurry)
 		}
 	}
-	err := p.execute(ctx, args)
-	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
-		fmt.Fprintln(p.stderr, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
+	done := make(chan error, 1)
+	go func() { done <- p.execute(ctx, args) }()
+	var err error
+	select {
+	case err = <-done:
+	case <-enough: // it hangs, in a write perhaps
+		err = runError{context.Cause(ctx)}
 	}
+	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
+		fmt.Fprintln(p.log, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
+	}
+	_ = p.log.flush(p.flushPatience()) // there is nobody to tell
 	return status(err)
+}
+
+// flushPatience is how long the end of the program waits for a writer that takes nothing.
+func (p *program) flushPatience() time.Duration {
+	if p.hurried.Load() {
+		return hurriedFlush
+	}
+	return flushPatience
 }
 
 // status maps an error to the exit status of the contract.
@@ -85,10 +106,11 @@ func status(err error) int {
 	return statusUsage
 }
 
-// watchSignals ends the context with the first signal that asks to stop, and passes on that there was another. SIGHUP
+// watchSignals ends the context with the first signal that asks to stop, and passes on that there was another; enough is
+// closed when there is yet another and nobody has heeded that. SIGHUP
 // stays ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error of a write, which
 // stops the workers, rather than this process's sudden end.
-func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, release func()) {
+func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, enough <-chan struct{}, release func()) {
 	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
 		stops = append(stops, syscall.SIGHUP)
@@ -96,23 +118,24 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry ch
 	caught, pipes := make(chan os.Signal, 4), make(chan os.Signal, 1)
 	signal.Notify(caught, stops...)
 	signal.Notify(pipes, syscall.SIGPIPE)
-	hurry, done := make(chan struct{}, 1), make(chan struct{})
+	hurry, ignored, done := make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
 	var watching sync.WaitGroup
+	ignore := sync.OnceFunc(func() { close(ignored) })
 	watching.Go(func() {
 		for {
 			select {
 			case s := <-caught:
 				if ctx.Err() == nil {
 					cancel(stopSignal{Signal: s.(syscall.Signal)})
-				} else {
-					again(hurry)
+				} else if !again(hurry) {
+					ignore()
 				}
 			case <-done:
 				return
 			}
 		}
 	})
-	return hurry, func() {
+	return hurry, ignored, func() {
 		signal.Stop(caught)
 		signal.Stop(pipes)
 		close(done)
@@ -120,11 +143,13 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry ch
 	}
 }
 
-// again passes on, without delay, that a person is impatient.
-func again(hurry chan<- struct{}) {
+// again passes on, without delay, that a person is impatient, and returns false where nobody has heeded it the last time.
+func again(hurry chan<- struct{}) bool {
 	select {
 	case hurry <- struct{}{}:
+		return true
 	default:
+		return false
 	}
 }
 
@@ -254,6 +279,16 @@ func version() string {
 func (p *program) logger(s *settings) *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(p.stderr)
+	if p.log != nil {
+		log.SetOutput(p.log)
+		p.log.onDropped(func(n int) []byte {
+			text, _ := log.Formatter.Format(&logrus.Entry{
+				Logger: log, Time: time.Now(), Level: logrus.WarnLevel,
+				Message: fmt.Sprintf("%d lines of the log dropped: nobody read them", n),
+			})
+			return text
+		})
+	}
 	log.SetLevel(s.logLevel)
 	if s.logJSON {
 		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: timeJSON})

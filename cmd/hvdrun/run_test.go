@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -85,28 +86,74 @@ func (d *shortDisk) Write(b []byte) (int, error) {
 
 func (d *shortDisk) Close() error { return nil }
 
+// What a full disk does not take is written once there is room again, each line whole and in order.
 func TestEventFile(t *testing.T) {
-	var logged strings.Builder
-	log := logrus.New()
-	log.SetOutput(&logged)
-	disk := &shortDisk{room: 10}
-	f := &eventFile{file: disk, log: log}
-	event := driver.Event{Time: time.Unix(1, 0), Name: driver.Reset, Fields: []driver.Field{{Key: "count", Value: 1}}}
-	f.write(event)
-	f.write(event)
-	disk.room = 1000
-	f.write(event)
-	lines := strings.Split(disk.String(), "\n")
-	want := `{"time":"1970-01-01T00:00:01.000000000Z","event":"reset","count":1}`
-	if len(lines) != 3 || lines[0] != want[:10] || lines[1] != want || lines[2] != "" {
-		t.Errorf("%q", lines)
-	}
-	if n := strings.Count(logged.String(), "\n"); n != 1 {
-		t.Errorf("%d lines logged: %s", n, logged.String())
-	}
-	var none *eventFile
-	none.write(event)
-	if err := none.close(); err != nil {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var logged strings.Builder
+		log := logrus.New()
+		log.SetOutput(&logged)
+		disk := &shortDisk{room: 10}
+		f := newEventFile(disk, log)
+		event := driver.Event{Time: time.Unix(1, 0), Name: driver.Reset, Fields: []driver.Field{{Key: "count", Value: 1}}}
+		f.write(event)
+		f.write(event)
+		<-time.After(10 * retryPause)
+		synctest.Wait()
+		disk.room = 1000
+		f.write(event)
+		if err := f.close(flushPatience); err != nil {
+			t.Error(err)
+		}
+		want := `{"time":"1970-01-01T00:00:01.000000000Z","event":"reset","count":1}` + "\n"
+		if got := disk.String(); got != strings.Repeat(want, 3) {
+			t.Errorf("%q", got)
+		}
+		if n := strings.Count(logged.String(), "\n"); n != 2 {
+			t.Errorf("%d lines logged: %s", n, logged.String())
+		}
+		full := newEventFile(&shortDisk{}, log)
+		full.write(event)
+		if err := full.close(flushPatience); err == nil {
+			t.Error("events that were not written are in no error")
+		}
+		var none *eventFile
+		none.write(event)
+		if err := none.close(flushPatience); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// frozen takes nothing until it is thawed.
+type frozen struct {
+	thawed chan struct{}
+	strings.Builder
+}
+
+func (f *frozen) Write(b []byte) (int, error) {
+	<-f.thawed
+	return f.Builder.Write(b)
+}
+
+// Nobody reads the log: those who log do not wait, and are told of by a count; the end waits for a bounded time.
+func TestQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &frozen{thawed: make(chan struct{})}
+		q := &queue{to: f, most: 10}
+		q.onDropped(func(n int) []byte { return fmt.Appendf(nil, "%d dropped\n", n) })
+		fmt.Fprint(q, "first\n")
+		synctest.Wait()
+		for range 4 {
+			fmt.Fprint(q, "more\n")
+		}
+		begin := time.Now()
+		if err := q.flush(flushPatience); !errors.Is(err, errNotTaken) || time.Since(begin) != flushPatience {
+			t.Errorf("after %v: %v", time.Since(begin), err)
+		}
+		close(f.thawed)
+		synctest.Wait()
+		if got, want := f.String(), "first\nmore\nmore\n2 dropped\n"; got != want {
+			t.Errorf("%q was written, want %q", got, want)
+		}
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -26,6 +27,7 @@ func TestScripts(t *testing.T) {
 			// A program under the race detector would otherwise wait a second before each exit 0.
 			env.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=10")
 			// An address that another copy of these tests, beside this one, does not use.
+			env.Setenv("XDG_STATE_HOME", filepath.Join(env.WorkDir, ".state"))
 			env.Setenv("LOOPBACK", fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(255), 1+rand.IntN(254)))
 			return nil
 		},

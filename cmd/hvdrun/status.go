@@ -206,6 +206,9 @@ func headline(s control.Status) string {
 	if !ended {
 		fmt.Fprintf(&b, " (allowed: %s)", sizeText(s))
 	}
+	if s.Journal != "" {
+		fmt.Fprintf(&b, "; could not be resumed now, its journal is %s", s.Journal)
+	}
 	return b.String()
 }
 

@@ -113,6 +113,8 @@ type Status struct {
 	Last  time.Time `json:"last_event"`
 	// Message says of a job that ends or has ended why; empty: it is done.
 	Message string `json:"message,omitempty"`
+	// Journal is what keeps the driver from writing its journal; empty: nothing.
+	Journal string `json:"journal,omitempty"`
 	// Generation is that of the current world, 0 before the first, Size its size.
 	Generation uint64 `json:"generation"`
 	Size       int    `json:"size"`

@@ -30,6 +30,8 @@ import (
 
 const (
 	magic = "hvdrunJ\x01"
+	// behind is the magic of a journal that lacks records.
+	behind = "hvdrunJ\x81"
 	// frame is how many bytes stand before a payload.
 	frame = 8
 	// MaxRecord is the most bytes of a payload.
@@ -45,6 +47,8 @@ var (
 	ErrLocked = errors.New("journal: another process has it open")
 	// ErrFormat: the file is no journal, or one of another version.
 	ErrFormat = errors.New("journal: this is no journal that this version can read")
+	// ErrBehind: who wrote the journal could not write the last records.
+	ErrBehind = errors.New("journal: the last records could not be written")
 )
 
 // CorruptError says that a record is not what was written, and that there are others behind it: no torn end, but a damaged
@@ -187,6 +191,30 @@ func (j *Journal) Sync() error {
 	return j.broken
 }
 
+// Mend makes a journal that has failed take records again, after the last that was written whole.
+func (j *Journal) Mend() error {
+	if err := j.file.Truncate(j.end); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	if _, err := j.file.Seek(j.end, io.SeekStart); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	j.broken = nil
+	return nil
+}
+
+// SetBehind says whether the journal lacks records: then Read and Open return ErrBehind. It takes no room.
+func (j *Journal) SetBehind(is bool) error {
+	text := magic
+	if is {
+		text = behind
+	}
+	if _, err := j.file.WriteAt([]byte(text), 0); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}
+
 // Size is how many bytes the journal has.
 func (j *Journal) Size() int64 { return j.end }
 
@@ -202,7 +230,11 @@ func Read(r io.Reader, visit func(payload []byte) error) (run string, end int64,
 	if _, err := io.ReadFull(s.r, head); err != nil && !isEnd(err) {
 		return "", 0, fmt.Errorf("journal: %w", err)
 	}
-	if string(head) != magic {
+	switch string(head) {
+	case magic:
+	case behind:
+		return "", 0, ErrBehind
+	default:
 		return "", 0, ErrFormat
 	}
 	s.end = int64(len(magic))

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestStateDirs(t *testing.T) {
+	temp := t.TempDir()
+	last := filepath.Join(temp, "hvdrun-"+strings.TrimPrefix(filepath.Base(filepath.Dir(stateDirs(nil, "/")[0])), "hvdrun-"), "jobs")
+	for name, c := range map[string]struct{ env, want []string }{
+		"nothing": {nil, []string{last}},
+		"home":    {[]string{"HOME=/h", "XDG_RUNTIME_DIR=/r"}, []string{"/h/.local/state/hvdrun/jobs", "/r/hvdrun/jobs", last}},
+		"state":   {[]string{"HOME=/h", "XDG_STATE_HOME=/s"}, []string{"/s/hvdrun/jobs", last}},
+		"no path": {[]string{"HOME=h", "XDG_STATE_HOME=s", "XDG_RUNTIME_DIR=r"}, []string{last}},
+	} {
+		if got := stateDirs(c.env, temp); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// A folder in a shared place is used where it is this user's alone: not through a link, not one that others may enter, and not
+// another user's.
+func TestOwnTemp(t *testing.T) {
+	temp := t.TempDir()
+	all := stateDirs(nil, temp)[0]
+	base := filepath.Dir(all)
+	if err := usable(nil, all, temp, false); !os.IsNotExist(err) {
+		t.Errorf("nothing is there: %v", err)
+	}
+	for range 2 {
+		if err := usable(nil, all, temp, true); err != nil {
+			t.Error(err)
+		}
+	}
+	refused := func(says string) {
+		t.Helper()
+		for _, create := range []bool{false, true} {
+			if err := usable(nil, all, temp, create); err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%v, want %q", err, says)
+			}
+		}
+	}
+	if err := os.Chmod(base, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	refused("others may enter")
+	if err := os.Remove(base); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(t.TempDir(), base); err != nil {
+		t.Fatal(err)
+	}
+	refused("is no folder")
+	if os.Geteuid() != 0 {
+		return // the rest takes root
+	}
+	if err := os.Remove(base); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(base, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(base, 12345, -1); err != nil {
+		t.Fatal(err)
+	}
+	refused("belongs to user 12345")
+}
