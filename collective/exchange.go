@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
 const firstMemory = 16 << 20 // taken on the word of a header; more only as bytes arrive
@@ -52,7 +54,7 @@ func (b *block) finish() error {
 	for i := 0; i < b.frames(b.total); i++ {
 		if i == len(b.posted) {
 			bigger := make([]byte, min(b.total, 2*len(b.data)))
-			copy(bigger, b.data)
+			kernel.Copy(bigger, b.data)
 			b.data = bigger
 			for j := i; j < b.segments(len(b.data)); j++ {
 				b.posted = append(b.posted, b.post(b.from, b.step+uint32(j), b.cut(b.data, j)))
@@ -180,7 +182,7 @@ func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error 
 		}
 	}
 	if t.size == 1 {
-		copy(result, own)
+		kernel.Copy(result, own)
 	}
 	t.finish(c, result)
 	return nil

@@ -336,7 +336,7 @@ func (e *engine) copyIn(b *bucket) []byte {
 			kernel.Scale(t.request.dtype)(t.mine.data, f)
 		}
 		if b.compression == CompressNone {
-			copy(part, t.mine.data)
+			kernel.Copy(part, t.mine.data)
 		} else {
 			kernel.Narrow(b.wire)(part, t.mine.data)
 		}
@@ -375,7 +375,7 @@ func (e *engine) copyOut(b *bucket, all []byte) {
 		case b.compression != CompressNone:
 			kernel.Widen(b.wire)(h.data, part)
 		case len(part) > 0 && &part[0] != &h.data[0]:
-			copy(h.data, part)
+			kernel.Copy(h.data, part)
 		}
 		if f := t.request.postscale; f != 1 {
 			kernel.Scale(t.request.dtype)(h.data, f)

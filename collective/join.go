@@ -31,6 +31,6 @@ func neutralOf[T Element](sum, least, greatest, product T) [ops][]byte {
 
 func fillNeutral(b []byte, t kernel.Type, op Op) {
 	for n := copy(b, neutral[t][op]); n > 0 && n < len(b); n *= 2 {
-		copy(b[n:], b[:n])
+		kernel.Copy(b[n:], b[:n])
 	}
 }

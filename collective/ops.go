@@ -158,8 +158,15 @@ func clampRoot(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt
 // gathering is what a rank gets before it has got anything: a copy of the own part.
 func gathering[T Element](rank, size int, own []T) [][]T {
 	all := make([][]T, size)
-	all[rank] = append(make([]T, 0, len(own)), own...)
+	all[rank] = cloned(own)
 	return all
+}
+
+// cloned is a copy of data; never nil.
+func cloned[T Element](data []T) []T {
+	c := make([]T, len(data))
+	kernel.Copy(bytesOf(c), bytesOf(data))
+	return c
 }
 
 // receiving makes the buffers for the other parts.
@@ -175,7 +182,7 @@ func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {
 	all := make([][]T, len(parts))
 	for i, p := range parts {
 		if i == rank {
-			all[i] = append(make([]T, 0, len(own)), own...)
+			all[i] = cloned(own)
 			continue
 		}
 		all[i] = slices.Clip(elements[T](p))

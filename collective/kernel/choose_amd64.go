@@ -16,9 +16,9 @@ var chosen = choose()
 func choose() *table {
 	switch {
 	case hasAVX512:
-		return avx512()
+		return avx512().inBlocks()
 	case hasAVX2:
-		return avx2()
+		return avx2().inBlocks()
 	}
 	return &twin
 }

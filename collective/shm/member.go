@@ -169,6 +169,9 @@ func (m *Member) Close() error {
 		return errClosed
 	}
 	m.wire.close()
+	if m.thread != 0 {
+		borrowed.giveBack()
+	}
 	m.regions.close()
 	m.mapping.close()
 	return nil

@@ -173,18 +173,7 @@ func (m *Member) dead() bool {
 
 // hurry asks for short time slices, so that this thread, which is awake for some microseconds at most, runs as soon as it
 // wakes, be that to die or to tell of a death, even where others keep the cores busy. It returns what was before.
-func hurry() *unix.SchedAttr {
-	usual, err := unix.SchedGetAttr(0, 0)
-	if err != nil || usual.Policy != unix.SCHED_NORMAL {
-		return nil
-	}
-	short := *usual
-	short.Runtime = 100_000 // nanoseconds; heeded since Linux 6.12
-	if unix.SchedSetAttr(0, &short, 0) != nil {
-		return nil
-	}
-	return usual
-}
+func hurry() *unix.SchedAttr { return withSlice(0, wireSlice) }
 
 func robustList() (uintptr, error) {
 	var head, size uintptr

@@ -100,11 +100,12 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) 
 
 // short gives this thread short time slices, where there are more members than cores. Since Linux 6.18 who yields forfeits what is
 // left of its slice, and stands behind for as long. Among members that all yield nobody notices, but when one of them
-// dies, taking down its memory occupies a core, and the others would wait for milliseconds before they learn of it.
+// dies, taking down its memory occupies a core, and the others would wait for milliseconds before they learn of it. The thread has
+// its own slice back when the members of this process that share cores have left.
 func (m *Member) short() {
 	if tid := gettid(); tid != m.thread {
+		borrowed.borrow(m.thread == 0)
 		m.thread = tid
-		hurry()
 	}
 }
 
@@ -135,7 +136,7 @@ func (m *Member) apart(of int) {
 	}
 	others := all
 	if others.Clear(here); others.Count() > 0 {
-		move(&others, &all)
+		ownAffinity.move(&others, &all)
 	}
 }
 
@@ -171,7 +172,7 @@ func (m *Member) spread() {
 		return
 	}
 	var there unix.CPUSet
-	if there.Set(best); move(&there, &all) {
+	if there.Set(best); ownAffinity.move(&there, &all) {
 		atomic.StoreUint32(&m.own.core, uint32(best)+1)
 	}
 }
@@ -182,15 +183,6 @@ func whereabouts() (here int, all unix.CPUSet, ok bool) {
 	_, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&core)), 0, 0)
 	ok = e == 0 && unix.SchedGetaffinity(0, &all) == nil
 	return int(core), all, ok
-}
-
-// move brings this thread to one of the cores, and leaves it free to run on all that were its own before.
-func move(to, all *unix.CPUSet) bool {
-	if unix.SchedSetaffinity(0, to) != nil {
-		return false
-	}
-	unix.SchedSetaffinity(0, all)
-	return true
 }
 
 // sleep waits in the kernel.
