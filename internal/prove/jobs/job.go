@@ -373,8 +373,16 @@ func (j *job) must(ctx context.Context, args ...string) (string, error) {
 	return out, err
 }
 
-// signal sends one to hvdrun.
-func (j *job) signal(s syscall.Signal) { _ = syscall.Kill(j.pid(), s) } // it may have ended
+// signal sends one to hvdrun, also where it is wrapped.
+func (j *job) signal(s syscall.Signal) {
+	pid := j.pid()
+	if len(j.wrap) > 0 {
+		if pid = j.driver(); pid == 0 {
+			return
+		}
+	}
+	_ = syscall.Kill(pid, s) // it may have ended
+}
 
 // end waits for hvdrun's end and checks all that must hold then.
 func (j *job) end(ctx context.Context) error {

@@ -150,6 +150,9 @@ func playStopped(ctx context.Context, t *trial) error {
 		members := j.holders()
 		pids = []int{members[t.dice.IntN(len(members))]}
 	}
+	if slices.Contains(pids, 0) || len(pids) == 0 {
+		return errors.New("there is no such process")
+	}
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			return err

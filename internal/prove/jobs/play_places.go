@@ -48,7 +48,7 @@ func playInit(ctx context.Context, t *trial) error {
 	if _, err := j.must(ctx, "status"); err != nil {
 		return err
 	}
-	_ = syscall.Kill(j.driver(), syscall.SIGINT)
+	j.signal(syscall.SIGINT)
 	j.wanted = []int{128 + int(syscall.SIGINT)}
 	return j.end(ctx)
 }
@@ -255,10 +255,7 @@ func playLinks(ctx context.Context, t *trial) error {
 	if err := j.full(ctx, generation-1); err != nil {
 		return err
 	}
-	for _, pid := range j.processes(t.programs.Hvdrun, "agent") {
-		defer func() { j.strike(pid, syscall.SIGTERM) }() // it may have ended
-	}
-	_ = syscall.Kill(j.driver(), syscall.SIGINT)
+	j.signal(syscall.SIGINT)
 	j.wanted = []int{128 + int(syscall.SIGINT)}
 	return j.endAmong(ctx)
 }
