@@ -1,11 +1,11 @@
 // Command jobs proves whole jobs at real size: it makes cases from seeds, each a job of real processes to which something
 // happens, and checks after each what must always hold. [kinds] lists the kinds of cases.
 //
-//	go run ./internal/prove/jobs -for 30m          cases of the seeds 1, 2, 3 … for that long
-//	go run ./internal/prove/jobs -seed 17          the case of seed 17, once
-//	go run ./internal/prove/jobs -for 5m -seed 17  cases of the seeds 17, 18 …
-//	go run ./internal/prove/jobs -for 5m -kind disk
-//	go run ./internal/prove/jobs -small            cheap cases alone, of each kind once
+//	go run ./internal/prove/jobs -for 30m             cases of as many seeds as fit in that time
+//	go run ./internal/prove/jobs -for 5m -seed 17     those of the seeds 17, 18 …
+//	go run ./internal/prove/jobs -seed 17 -one        the case of seed 17 alone
+//	go run ./internal/prove/jobs -for 5m -kind disk   those of a kind
+//	go run ./internal/prove/jobs -for 1m -small       cheap ones
 //
 // A case follows from its seed alone, but for the moments at which processes happen to run. After each, these must hold: the job has
 // ended with the right status, or has gone on making steps; nobody hangs, where time counts from the last step, event or byte of output; no
@@ -33,20 +33,19 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/prove"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	var p prover
-	flag.DurationVar(&p.time, "for", 0, "begin cases for so long (default: 10m, or one case where -seed is given)")
-	flag.Uint64Var(&p.seed, "seed", 1, "of the first case; the next one's is one more")
+	p.Flags(flag.CommandLine)
 	flag.StringVar(&p.kind, "kind", "", "cases of this kind alone")
-	flag.BoolVar(&p.small, "small", false, "cheap cases alone, of each kind once unless -for says how long")
+	flag.BoolVar(&p.small, "small", false, "cheap cases alone")
 	flag.BoolVar(&p.list, "list", false, "print the kinds, and the cases that would be tried first")
 	unshared := flag.Bool("unshared", false, "the process has a mount namespace of its own already")
 	flag.Parse()
-	flag.Visit(func(f *flag.Flag) { p.one = p.one || f.Name == "seed" })
 	if p.can = look(); p.can.root && !*unshared && !p.list {
 		if err := unshare(); err != nil {
 			fmt.Fprintln(os.Stderr, "jobs: without a mount namespace:", err)
@@ -74,9 +73,7 @@ func unshare() error {
 
 // prover is the flags, and what all cases have in common.
 type prover struct {
-	time     time.Duration
-	seed     uint64
-	one      bool // -seed is given
+	prove.Run
 	kind     string
 	small    bool
 	list     bool
@@ -121,32 +118,20 @@ func (p *prover) run(ctx context.Context) error {
 	return errors.Join(context.Cause(ctx), os.RemoveAll(p.dir))
 }
 
-// tryAll tries cases until the time is over, or those that were asked for have been tried.
+// tryAll tries the cases that are wanted until the time is over, or with -one the first of them.
 func (p *prover) tryAll(ctx context.Context) {
-	limit := p.time
-	if limit == 0 {
-		limit = 10 * time.Minute
-	}
-	once := p.time == 0 && (p.one || p.small)
-	done := make(map[string]bool)
-	for seed := p.seed; ctx.Err() == nil; seed++ {
+	seed := p.Seed
+	for n := 0; p.More(n, time.Since(p.tally.began)) && ctx.Err() == nil; n++ {
 		s, k := draw(seed)
-		single := once && p.one && !p.small && p.kind == ""
-		switch {
-		case !once && time.Since(p.tally.began) > limit:
-			return
-		case !single && (!p.wants(s) || once && done[s.Kind]):
-			if once && seed > p.seed+1000 {
-				return
-			}
-			continue
-		case k.needs != nil && !k.needs(p.can):
-			p.tally.skip(s)
-		default:
-			p.try(ctx, s, k)
+		for !p.wants(s) && !p.One {
+			seed++
+			s, k = draw(seed)
 		}
-		if done[s.Kind] = true; single || once && (len(done) == len(kinds) || p.kind != "") {
-			return
+		seed++
+		if k.needs == nil || k.needs(p.can) {
+			p.try(ctx, s, k)
+		} else {
+			p.tally.skip(s)
 		}
 	}
 }
@@ -176,7 +161,7 @@ func (p *prover) try(ctx context.Context, s setup, k kind) {
 			fmt.Printf("  %s %s\n", e.Time.Format("15:04:05.000"), e)
 		}
 	}
-	fmt.Printf("  its files are in %s; go run ./internal/prove/jobs -seed %d repeats it\n", t.dir, s.Seed)
+	fmt.Printf("  its files are in %s; go run ./internal/prove/jobs -seed %d -one repeats it\n", t.dir, s.Seed)
 }
 
 func names() string {
@@ -192,7 +177,7 @@ func (p *prover) print() {
 	for _, k := range kinds {
 		fmt.Printf("%-10s %s\n", k.name, k.about)
 	}
-	for seed := p.seed; seed < p.seed+uint64(3*len(kinds)); seed++ {
+	for seed := p.Seed; seed < p.Seed+uint64(3*len(kinds)); seed++ {
 		if s, _ := draw(seed); p.wants(s) {
 			fmt.Printf("seed %-5d %-10s %s\n", seed, s.Kind, s)
 		}
