@@ -32,6 +32,9 @@ var errLeave = errors.New("as scheduled")
 // and it ends by
 //
 //	kill     SIGKILL
+//	segv     SIGSEGV, with its default action: a core dump where one is allowed
+//	abrt     SIGABRT, the same
+//	oom      lack of memory: the kernel's killer in the cgroup of -oom-cgroup, or else the runtime's end at a limit
 //	exitC    exit status C at once
 //	fail     an error that goes through elastic.Run and makes the process exit with 1
 //	leave    the same, but the process exits with 0
@@ -53,9 +56,10 @@ type fault struct {
 
 // faults is the schedule; all workers of the job have the same.
 type faults struct {
-	all   []fault
-	dir   string
-	where string
+	all    []fault
+	dir    string
+	where  string
+	cgroup string // of memory, with a limit
 }
 
 func (f *faults) String() string { return "" }
@@ -95,7 +99,7 @@ func (f *faults) at(point string, n int) error {
 				time.Sleep(waitPause)
 			}
 		}
-		if err := x.happen(); err != nil {
+		if err := f.happen(x); err != nil {
 			return err
 		}
 	}
@@ -118,14 +122,14 @@ func (f *faults) marked(x fault) bool {
 	return err == nil
 }
 
-func (x fault) happen() error {
+func (f *faults) happen(x fault) error {
 	code, isExit := strings.CutPrefix(x.how, "exit")
+	by, isDeath := deaths[x.how]
 	switch {
-	case x.how == "kill":
-		if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
-			return err
-		}
-		select {}
+	case isDeath:
+		return die(by)
+	case x.how == "oom":
+		return starve(f.cgroup)
 	case x.how == "hang":
 		select {}
 	case x.how == "stop":

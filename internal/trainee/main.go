@@ -54,6 +54,9 @@ type settings struct {
 	async       bool
 	struck      bool
 	checkpoints string
+	pause       time.Duration // between checkpoints
+	print       int
+	stray       string
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -72,17 +75,26 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.BoolVar(&s.local, "local", false, "have a state that differs by rank too, and print whose it was first at the end")
 	f.BoolVar(&s.chatter, "chatter", false, "print a numbered line at every step, in two pieces")
 	f.BoolVar(&s.signals, "signals", false, "print each SIGTERM")
-	f.BoolVar(&s.stubborn, "stubborn", false, "ignore SIGTERM")
+	f.BoolVar(&s.stubborn, "stubborn", false, "ignore SIGTERM, SIGINT and SIGHUP")
 	f.BoolVar(&s.async, "async", false, "commit with CommitAsync, and settle before the next step's weights")
 	f.BoolVar(&s.struck, "struck", false, "be killed at moments of a commit, as files in the folder -dir say")
 	f.StringVar(&s.checkpoints, "checkpoints", "", "folder to which commits are written; -exit and -struck hit no sync then")
+	f.IntVar(&s.print, "print", 0, "MB of numbered lines that this worker prints in all, in equal parts at each step")
+	f.StringVar(&s.stray, "stray", "", "start a process without an environment that leaves the session and its parent; its last argument is this `NUMBER`")
+	f.StringVar(&s.faults.cgroup, "oom-cgroup", "", "`FOLDER` of a memory cgroup with a limit, in which a fault oom happens")
+	f.DurationVar(&s.pause, "checkpoint-interval", 0, "least time between two checkpoints; 0: the library's")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 
 // run trains. It returns nil where the process should exit with 0.
 func (s *settings) run(ctx context.Context) error {
 	if s.stubborn {
-		signal.Ignore(syscall.SIGTERM)
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	}
+	if s.stray != "" {
+		if err := stray(s.stray); err != nil {
+			return err
+		}
 	}
 	if s.orphan {
 		child := exec.Command("sleep", "600")

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -43,6 +45,7 @@ type training struct {
 	since   int // the step after which it was taken over
 	entered int // the step after which the world was entered
 	said    int // lines of chatter
+	lines   int // of print
 	resets  int
 	ballast []uint64 // the first is the number of steps
 	strikes strikes
@@ -65,7 +68,7 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	// with half a state.
 	parts := []elastic.Part{elastic.Value("progress", &t.at)}
 	if s.checkpoints != "" {
-		parts = append(parts, elastic.Checkpoint(s.checkpoints))
+		parts = append(parts, &elastic.Checkpoints{Dir: s.checkpoints, Interval: s.pause})
 	} else {
 		parts = append(parts, &trap{faults: &s.faults, at: &t.at, strikes: &t.strikes})
 	}
@@ -136,6 +139,9 @@ func (t *training) step(ctx context.Context) error {
 		fmt.Printf("chatter of %d: ", os.Getpid())
 		fmt.Printf("line %d\n", t.said)
 	}
+	if err := t.print(); err != nil {
+		return err
+	}
 	if t.set.stepTime > 0 {
 		time.Sleep(t.set.stepTime) // stands for computing
 	}
@@ -177,6 +183,21 @@ func (t *training) step(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(err, t.write(l))
+}
+
+// printed is the length of a line of print.
+const printed = 1000
+
+// print writes this step's part of the lines.
+func (t *training) print() error {
+	lines := t.set.print * 1_000_000 / printed / max(1, t.set.steps)
+	out := bufio.NewWriterSize(os.Stdout, 1<<16)
+	for range lines {
+		t.lines++
+		head := fmt.Sprintf("print of %d: line %d ", os.Getpid(), t.lines)
+		fmt.Fprintf(out, "%s%s\n", head, strings.Repeat("x", printed-1-len(head)))
+	}
+	return out.Flush()
 }
 
 func (t *training) commit() error {

@@ -1,0 +1,515 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/trainee/diary"
+)
+
+const (
+	// quiet is how long a job may show nothing new, neither a step nor an event nor a byte of output, before it counts as hung.
+	quiet = 60 * time.Second
+	// barren is how long it may show anything but a step while steps are waited for.
+	barren = 150 * time.Second
+	// patience is how long a job without an end may go on making steps while something else is waited for.
+	patience = 120 * time.Second
+	// answer is the longest that a command may take.
+	answer = 20 * time.Second
+	// lingering is how long a process may be there after the end of hvdrun: the kernel takes a moment to free much memory.
+	lingering = 3 * time.Second
+)
+
+// job is hvdrun and its workers, and what they have said so far.
+type job struct {
+	setup
+	programs e2e.Binaries
+	dir      string   // the case's folder
+	word     string   // the last argument of stray processes
+	mark     string   // an entry of the environment of all others
+	env      []string // more of it; it goes before what is inherited
+	unset    []string // variables that are not inherited
+	wrap     []string // a command that runs hvdrun
+	out      *os.File // hvdrun's stdout and stderr, where that is no file of ours
+	events   string   // the events file
+	flags    []string // hvdrun's
+	trainee  []string // flags of the workers
+	command  []string // in place of the trainee
+	wanted   []int    // exit statuses
+
+	cmd      *exec.Cmd
+	ended    chan struct{}
+	err      error
+	diary    *diary.Follower[diary.Line]
+	told     *diary.Follower[e2e.Event]
+	lines    []diary.Line
+	happened []e2e.Event
+	step     int         // the last one that anybody has taken
+	world    uint64      // the newest generation in the diary
+	ranks    map[int]int // rank by process there
+	alive    map[int]bool
+	moved    time.Time // when something new was seen
+	stepped  time.Time // when a step was
+	written  int64     // bytes of output
+	counted  atomic.Int64
+	exits    int
+
+	published     uint64 // the newest generation that hvdrun has told of
+	publishedSize int
+	joined        map[int]int  // rank by process there
+	before        []diary.Line // of the case's first job, where this one goes on from its checkpoints
+	log           string       // the end of the output before stacks were dumped
+	name          string       // tells the files of a case's jobs apart
+}
+
+// newJob prepares a job; fields may be changed until start.
+func newJob(s setup, programs e2e.Binaries, dir string) (*job, error) {
+	number, err := rand.Int(rand.Reader, big.NewInt(1e15))
+	if err != nil {
+		return nil, err
+	}
+	j := &job{
+		setup: s, programs: programs, dir: dir, word: fmt.Sprintf("0.%015d", number), mark: "PROVE_JOB=" + rand.Text(),
+		events: filepath.Join(dir, "events"), wanted: []int{0}, ranks: make(map[int]int), alive: make(map[int]bool),
+		joined: make(map[int]int),
+	}
+	j.env = []string{"XDG_STATE_HOME=" + filepath.Join(dir, "state"), "GOTRACEBACK=all"}
+	j.flags = []string{"-np", strconv.Itoa(s.Workers), "--min-np", "1", "--blacklist-cooldown-range", "0.1,0.4",
+		"--log-level", "info", "-H", s.hostList()}
+	weights, ballast := s.State/4, int64(0)
+	if s.State >= 32<<20 { // weights are checked bit by bit, which is slow
+		weights, ballast = 1<<18, s.State/1e6
+	}
+	j.trainee = []string{"-log-all=" + strconv.FormatBool(s.Workers <= 16), "-steps", strconv.Itoa(j.steps()), "-size",
+		strconv.FormatInt(max(16, weights), 10), "-ballast", strconv.FormatInt(ballast, 10), "-step-time", s.Pause.String(),
+		"-print", strconv.Itoa(s.Print), "-async=" + strconv.FormatBool(s.Async)}
+	return j, nil
+}
+
+const endless = 1_000_000 // steps of a job that is stopped
+
+func (s setup) steps() int {
+	if s.Steps == 0 {
+		return endless
+	}
+	return s.Steps
+}
+
+func (j *job) diaryPath() string  { return filepath.Join(j.dir, "diary"+j.name) }
+func (j *job) outputPath() string { return filepath.Join(j.dir, "output"+j.name) }
+
+// again gives a case's n-th job files of its own.
+func (j *job) again(n int) {
+	j.name = fmt.Sprintf(".%d", n)
+	j.events += j.name
+	j.env[0] += j.name
+	for i := 0; ; i++ { // what happened to the first happens to this one too
+		if os.Remove(filepath.Join(j.dir, fmt.Sprintf("fault.%d", i))) != nil {
+			return
+		}
+	}
+}
+
+// replace gives another value to a flag.
+func (j *job) replace(flag, value string) {
+	i := slices.Index(j.flags, flag)
+	j.flags[i+1] = value
+}
+
+func (j *job) environment() []string {
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.Contains(j.unset, name)
+	})
+	return append(append(env, j.mark), j.env...)
+}
+
+// start starts hvdrun. end must be called, or kill.
+func (j *job) start() error {
+	args := append(slices.Clone(j.flags), "--events-file", j.events, "--")
+	if len(j.command) > 0 {
+		args = append(args, j.command...)
+	} else {
+		args = append(append(args, j.programs.Trainee, "-log", j.diaryPath(), "-dir", j.dir), j.trainee...)
+	}
+	return j.begin(args)
+}
+
+func (j *job) begin(args []string) error {
+	line := slices.Concat(j.wrap, []string{j.programs.Hvdrun}, args)
+	j.cmd = exec.Command(line[0], line[1:]...)
+	j.cmd.Env, j.cmd.Dir = j.environment(), j.dir
+	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	out := j.out
+	if out == nil {
+		var err error
+		if out, err = os.OpenFile(j.outputPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666); err != nil {
+			return err
+		}
+		defer out.Close()
+	}
+	j.cmd.Stdout, j.cmd.Stderr = out, out
+	if j.diary == nil {
+		j.diary, j.told = diary.Follow[diary.Line](j.diaryPath()), diary.Follow[e2e.Event](j.events)
+	}
+	j.moved, j.stepped = time.Now(), time.Now()
+	j.ended = make(chan struct{})
+	started := make(chan error)
+	go func(cmd *exec.Cmd, ended chan struct{}) {
+		runtime.LockOSThread() // the death signal is that of the thread that forks
+		defer runtime.UnlockOSThread()
+		defer close(ended)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			j.err = cmd.Wait()
+		}
+	}(j.cmd, j.ended)
+	return <-started
+}
+
+// pid is hvdrun's, or that of what it was wrapped in.
+func (j *job) pid() int { return j.cmd.Process.Pid }
+
+func (j *job) over() bool {
+	select {
+	case <-j.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// look learns what is new.
+func (j *job) look() error {
+	now := time.Now()
+	lines, err := j.diary.Next()
+	if err != nil {
+		return err
+	}
+	events, err := j.told.Next()
+	if err != nil {
+		return err
+	}
+	j.lines, j.happened = append(j.lines, lines...), append(j.happened, events...)
+	for _, l := range lines {
+		if l.Generation > j.world {
+			j.world = l.Generation
+			clear(j.ranks)
+		}
+		if l.Generation == j.world {
+			j.ranks[l.PID] = l.Rank
+		}
+		if l.Step > j.step || l.Event == diary.Enter {
+			j.stepped = now
+		}
+		j.step = max(j.step, l.Step)
+	}
+	for _, e := range events {
+		switch e.Name {
+		case "worker_started":
+			j.alive[e.PID] = true
+		case "worker_exited":
+			delete(j.alive, e.PID)
+			j.exits++
+		case "world_published":
+			j.published, j.publishedSize = e.Generation, e.Size
+			clear(j.joined)
+			for _, slot := range e.Slots {
+				j.joined[slot.PID] = slot.Rank
+			}
+		}
+	}
+	written := j.counted.Load()
+	if fi, err := os.Stat(j.outputPath()); err == nil {
+		written = fi.Size()
+	}
+	if len(lines)+len(events) > 0 || written != j.written {
+		j.moved, j.written = now, written
+	}
+	return nil
+}
+
+// errHung is what until returns where nothing goes on.
+var errHung = errors.New("hung")
+
+// until waits for what holds. It gives up where hvdrun ends, or where the job makes no progress.
+func (j *job) until(ctx context.Context, what string, holds func() bool) error {
+	began := time.Now()
+	for {
+		over := j.over()
+		if err := j.look(); err != nil {
+			return err
+		}
+		now := time.Now()
+		switch {
+		case holds():
+			return nil
+		case over:
+			return fmt.Errorf("waiting for %s: hvdrun has ended: %v", what, j.status())
+		case now.Sub(j.moved) > quiet && now.Sub(began) > quiet:
+			return fmt.Errorf("waiting for %s: %w: nothing new for %v, neither steps, events nor output", what, errHung, quiet)
+		case now.Sub(j.stepped) > barren && now.Sub(began) > barren:
+			return fmt.Errorf("waiting for %s: %w: no step for %v", what, errHung, barren)
+		case j.Steps == 0 && now.Sub(began) > patience:
+			return fmt.Errorf("waiting for %s: in vain for %v, while steps were made", what, patience)
+		}
+		if err := rest(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func rest(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// trained waits until n steps beyond now have been taken in the newest world.
+func (j *job) trained(ctx context.Context, n int) error {
+	if err := j.look(); err != nil {
+		return err
+	}
+	want := j.step + n
+	return j.until(ctx, fmt.Sprintf("step %d", want), func() bool { return j.step >= want })
+}
+
+// later waits until a world after the generation has taken a step.
+func (j *job) later(ctx context.Context, generation uint64) error {
+	return j.until(ctx, fmt.Sprintf("a step after generation %d", generation), func() bool {
+		return slices.ContainsFunc(j.lines, func(l diary.Line) bool { return l.Generation > generation && l.Event == diary.Step })
+	})
+}
+
+// count tells how many events of a name there were.
+func (j *job) count(name string) int { return e2e.Count(j.happened, name) }
+
+// gone waits until hvdrun has told of the ends of these workers, and returns how long that took. More than limit is an error.
+func (j *job) gone(ctx context.Context, limit time.Duration, pids ...int) error {
+	began := time.Now()
+	err := j.until(ctx, fmt.Sprintf("the ends of workers %v", pids), func() bool {
+		return !slices.ContainsFunc(pids, func(pid int) bool { return j.alive[pid] })
+	})
+	if took := time.Since(began); err == nil && took > limit {
+		err = fmt.Errorf("the deaths of workers %v were noticed after %v, more than %v", pids, took.Round(time.Millisecond), limit)
+	}
+	return err
+}
+
+// holders are the members of the newest world in the diary that live, by rank.
+func (j *job) holders() []int { return j.living(j.ranks) }
+
+// members are those of the newest world in the events.
+func (j *job) members() []int { return j.living(j.joined) }
+
+func (j *job) living(ranks map[int]int) []int {
+	var pids []int
+	for pid := range ranks {
+		if j.alive[pid] {
+			pids = append(pids, pid)
+		}
+	}
+	slices.SortFunc(pids, func(a, b int) int { return ranks[a] - ranks[b] })
+	return pids
+}
+
+// status is hvdrun's exit status once it has ended; 128+n where signal n has ended it.
+func (j *job) status() int {
+	var exit *exec.ExitError
+	if errors.As(j.err, &exit) {
+		if s := exit.Sys().(syscall.WaitStatus); s.Signaled() {
+			return 128 + int(s.Signal())
+		}
+		return exit.ExitCode()
+	}
+	if j.err != nil {
+		return -1
+	}
+	return 0
+}
+
+// ask runs a subcommand of hvdrun for this job. It must answer in time, well or not.
+func (j *job) ask(ctx context.Context, args ...string) (string, int, error) {
+	ctx, cancel := context.WithTimeout(ctx, answer)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, j.programs.Hvdrun, args...)
+	cmd.Env, cmd.Dir, cmd.WaitDelay = j.environment(), j.dir, time.Second
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return string(out), -1, fmt.Errorf("hvdrun %s has not answered within %v", strings.Join(args, " "), answer)
+	case errors.As(err, &exit):
+		return string(out), exit.ExitCode(), nil
+	}
+	return string(out), 0, err
+}
+
+// must is ask where the answer must be a good one.
+func (j *job) must(ctx context.Context, args ...string) (string, error) {
+	out, status, err := j.ask(ctx, args...)
+	if err == nil && status != 0 {
+		err = fmt.Errorf("hvdrun %s: status %d: %s", strings.Join(args, " "), status, out)
+	}
+	return out, err
+}
+
+// signal sends one to hvdrun, also where it is wrapped.
+func (j *job) signal(s syscall.Signal) {
+	pid := j.pid()
+	if len(j.wrap) > 0 {
+		if pid = j.driver(); pid == 0 {
+			return
+		}
+	}
+	_ = syscall.Kill(pid, s) // it may have ended
+}
+
+// end waits for hvdrun's end and checks all that must hold then.
+func (j *job) end(ctx context.Context) error {
+	if err := j.until(ctx, "the end", j.over); err != nil {
+		return err
+	}
+	var errs []error
+	if !slices.Contains(j.wanted, j.status()) {
+		errs = append(errs, fmt.Errorf("exit status %d, want one of %v", j.status(), j.wanted))
+	}
+	if left := j.left(ctx, lingering); len(left) > 0 {
+		errs = append(errs, fmt.Errorf("processes are left: %q", left))
+	}
+	return errors.Join(append(errs, j.look(), j.checkDiary())...)
+}
+
+// beyond is more than the generations of a case's first job.
+const beyond = 1 << 20
+
+// checkDiary checks that no commit is lost and no step left out, see diary.Check.
+func (j *job) checkDiary() error {
+	at := slices.Index(j.trainee, "-size")
+	n, err := strconv.Atoi(j.trainee[at+1])
+	if err != nil {
+		return err
+	}
+	lines := slices.Clone(j.before)
+	for _, l := range j.lines {
+		if len(j.before) > 0 {
+			l.Generation += beyond
+		}
+		lines = append(lines, l)
+	}
+	return diary.Check(lines, j.steps(), n)
+}
+
+// marks are by what the job's processes are known.
+func (j *job) marks() []string {
+	marks := []string{j.mark, j.word}
+	if id := j.runID(); id != "" {
+		marks = append(marks, "HVD_RUN_ID="+id)
+	}
+	return marks
+}
+
+func (j *job) runID() string {
+	if len(j.lines) > 0 {
+		return j.lines[0].Run
+	}
+	return ""
+}
+
+// left waits until no process of the job is there or the time is up, and returns those that are there then.
+func (j *job) left(ctx context.Context, limit time.Duration) []string {
+	end := time.Now().Add(limit)
+	for {
+		var left []string
+		for _, pid := range e2e.Processes(j.marks()...) {
+			left = append(left, fmt.Sprintf("%d %s", pid, commandLine(pid)))
+		}
+		if len(left) == 0 || time.Now().After(end) || rest(ctx, 20*time.Millisecond) != nil {
+			return left
+		}
+	}
+}
+
+func commandLine(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
+	return strings.TrimSpace(strings.ReplaceAll(string(b), "\x00", " "))
+}
+
+// kill ends all the job's processes, and returns when they are gone.
+func (j *job) kill() {
+	if j.cmd == nil || j.cmd.Process == nil {
+		return
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		pids := e2e.Processes(j.marks()...)
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+		if len(pids) == 0 && j.over() {
+			return
+		}
+	}
+}
+
+// stacks writes what the job's processes are doing to a file of the case's folder: the kernel's word first, then Go programs
+// dump their stacks to hvdrun's output. The workers go first, since it is hvdrun that passes on what they print.
+func (j *job) stacks() {
+	f, err := os.Create(filepath.Join(j.dir, "processes"))
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	pids := e2e.Processes(j.marks()...)
+	for _, pid := range pids {
+		fmt.Fprintf(f, "== %d %s\n", pid, commandLine(pid))
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
+		for _, name := range append(files, fmt.Sprintf("/proc/%d/status", pid)) {
+			if text, err := os.ReadFile(name); err == nil {
+				fmt.Fprintf(f, "-- %s\n%s", name, text)
+			}
+		}
+	}
+	hvdrun := func(pid int) bool { return strings.HasPrefix(commandLine(pid), j.programs.Hvdrun) }
+	for _, first := range []bool{true, false} {
+		for _, pid := range pids {
+			if hvdrun(pid) != first {
+				_ = syscall.Kill(pid, syscall.SIGQUIT)
+			}
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// tail is the end of a file.
+func tail(path string, n int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err == nil && fi.Size() > n {
+		_, _ = f.Seek(-n, io.SeekEnd) // what can be read is read
+	}
+	b, _ := io.ReadAll(io.LimitReader(f, n))
+	return string(b)
+}
