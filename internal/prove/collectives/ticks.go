@@ -18,7 +18,7 @@ const (
 	tick         = 100 * time.Millisecond
 	tellEach     = 10                    // ticks without progress
 	computing    = 20 * time.Millisecond // of processor time in a tick: the rank does not just wait
-	leastBytes   = 256                   // read and written in a tick: more than what asking costs
+	leastBytes   = 4096                  // read and written in a tick: more than what idle engines say
 	maxIdle      = 60                    // ticks without progress on all ranks, after which they count as hanging
 	maxSpinning  = 900                   // the same while ranks compute
 	maxSilence   = 3000                  // ticks in which no rank says anything
