@@ -9,6 +9,7 @@ import (
 // together with the copies that operations and checks make, the largest case takes about 8 GiB of
 // memory.
 const (
+	fewBytes   = 96 << 20
 	usualBytes = 512 << 20
 	mostBytes  = 2 << 30
 	mostSteps  = 10
@@ -120,7 +121,7 @@ func (p *program) divide(d dice) {
 
 // act draws the steps.
 func (p *program) act(d dice) {
-	budget := pick(d, []int{9, 1}, usualBytes, mostBytes)
+	budget := pick(d, []int{12, 7, 1}, fewBytes, usualBytes, mostBytes)
 	switch {
 	case p.Buffers > 0:
 		budget = min(budget, 24<<20+3<<10*p.Buffers)

@@ -138,11 +138,11 @@ func (g *ground) doFile(ctx context.Context, file string, times int) error {
 func (g *ground) do(ctx context.Context, p *program) error {
 	began := time.Now()
 	o, err := conduct(ctx, p)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if err != nil {
-		if ctx.Err() == nil {
-			err = fmt.Errorf("seed %d: %w", p.Seed, err)
-		}
-		return err
+		return fmt.Errorf("seed %d: %w", p.Seed, err)
 	}
 	g.count(p, o)
 	if g.verbose {

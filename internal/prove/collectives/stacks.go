@@ -10,9 +10,10 @@ import (
 const module = "github.com/hvdrun/hvdrun/"
 
 // standing are goroutines that every rank has and that wait all the time.
-var standing = []string{"(*Endpoint).accept", "(*link).readControl", "(*tripwire).run", "(*actor).watch"}
+var standing = []string{"(*Endpoint).accept", "(*link).readControl", "(*tripwire).run", "(*actor).watch",
+	"(*engine).await engine.go"}
 
-// stacks are the other goroutines of a dump that are in code of package collective, one a line,
+// stacks are the other goroutines of a dump that are in package collective or in a step, one a line,
 // innermost calls first.
 func stacks(dump string) string {
 	var b strings.Builder
@@ -31,12 +32,14 @@ func stacks(dump string) string {
 				name = name[:end] // without its arguments
 			}
 			file, _, _ := strings.Cut(strings.TrimSpace(lines[i+1]), " ")
-			ours = ours || strings.HasPrefix(name, module+"collective")
+			ours = ours || strings.HasPrefix(name, module+"collective") || strings.HasPrefix(name, "main.performOf")
 			if strings.HasPrefix(name, module) || strings.HasPrefix(name, "main.") {
 				frames = append(frames, strings.TrimPrefix(name, module)+" "+path.Base(file))
 			}
 		}
-		if text := strings.Join(frames, " < "); ours && !slices.ContainsFunc(standing, func(name string) bool { return strings.Contains(text, name) }) {
+		text := strings.Join(frames, " < ")
+		stands := slices.ContainsFunc(standing, func(name string) bool { return strings.Contains(text, name) })
+		if ours && !stands {
 			number, _, _ := strings.Cut(lines[0], " gp=")
 			state := lines[0][strings.LastIndex(lines[0], "["):]
 			fmt.Fprintf(&b, "    %s %s %s\n", number, state, text)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -18,7 +19,7 @@ const (
 	tick         = 100 * time.Millisecond
 	tellEach     = 10                    // ticks without progress
 	computing    = 20 * time.Millisecond // of processor time in a tick: the rank does not just wait
-	leastBytes   = 256                   // read and written in a tick: more than what asking costs
+	leastBytes   = 4096                  // read and written in a tick: more than what idle engines say
 	maxIdle      = 60                    // ticks without progress on all ranks, after which they count as hanging
 	maxSpinning  = 900                   // the same while ranks compute
 	maxSilence   = 3000                  // ticks in which no rank says anything
@@ -30,6 +31,8 @@ type sample struct {
 	operations string // of all groups, and the step
 	bytes      int64  // read and written
 	processor  time.Duration
+	wanted     time.Duration // in which threads ran or waited for a processor; 0: not known
+	at         time.Duration // since any moment
 }
 
 // pulse counts ticks without progress.
@@ -45,7 +48,7 @@ func (p *pulse) beat(s sample) bool {
 	if s.operations != p.last.operations || s.bytes-p.last.bytes >= leastBytes {
 		p.idle, p.spinning = 0, 0
 	}
-	if s.processor-p.last.processor >= computing {
+	if s.processor-p.last.processor >= computing || s.starved(p.last) {
 		p.idle = 0
 	}
 	p.last = s
@@ -60,13 +63,21 @@ func (p *pulse) beat(s sample) bool {
 	return false
 }
 
+// starved tells whether a thread wanted a processor most of the time since an earlier sample.
+func (s sample) starved(since sample) bool {
+	return s.wanted > 0 && since.wanted > 0 && (s.wanted-since.wanted)*5 > (s.at-since.at)*3
+}
+
 // watch tells of ticks without progress, as long as the process lives.
 func (a *actor) watch(g *collective.Group) {
 	var p pulse
-	io := meter{}
+	io, began := meter{}, time.Now()
 	for range time.Tick(tick) {
 		progress := g.Progress()
-		s := sample{operations: fmt.Sprint(a.at.Load(), progress), bytes: io.bytes(), processor: processorTime()}
+		s := sample{operations: fmt.Sprint(a.at.Load(), progress), bytes: io.bytes(), processor: processorTime(), at: time.Since(began)}
+		if p.spinning > 0 { // it costs something
+			s.wanted = wantedTime()
+		}
 		if p.beat(s) {
 			a.say(message{Idle: &idle{Ticks: p.idle, Spinning: p.spinning, Step: int(a.at.Load()), Progress: progress}})
 		}
@@ -102,6 +113,18 @@ func processorTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// wantedTime is how long the threads of this process ran or waited for a processor; 0 where the kernel does not tell.
+func wantedTime() (sum time.Duration) {
+	files, _ := filepath.Glob("/proc/self/task/*/schedstat")
+	for _, name := range files {
+		text, _ := os.ReadFile(name) // fails where the thread has ended
+		var ran, waited int64
+		fmt.Sscan(string(text), &ran, &waited)
+		sum += time.Duration(ran + waited)
+	}
+	return sum
 }
 
 // watchdog decides whether ranks hang. It has no clock: it counts what it is told.

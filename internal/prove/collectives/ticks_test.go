@@ -38,6 +38,16 @@ func TestPulse(t *testing.T) {
 	if beat(1); p.idle != 1 {
 		t.Errorf("a few bytes are no progress: %+v", p)
 	}
+	s.wanted = 1
+	beat(1)
+	s.wanted, s.at = s.wanted+90*time.Millisecond, 100*time.Millisecond
+	if beat(1); p.idle != 0 || p.spinning != 3 {
+		t.Errorf("after waiting for a processor: %+v", p)
+	}
+	s.wanted, s.at = s.wanted+40*time.Millisecond, 200*time.Millisecond
+	if beat(1); p.idle != 1 {
+		t.Errorf("after waiting for a processor now and then: %+v", p)
+	}
 }
 
 func TestWatchdog(t *testing.T) {
