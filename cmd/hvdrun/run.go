@@ -37,7 +37,7 @@ type program struct {
 	env            []string
 	args           []string        // as normalize has them
 	log            *queue          // what is logged, on its way to stderr; nil: it goes there at once
-	hurried        atomic.Bool     // a person has asked again to stop
+	hurried        *atomic.Bool    // a person has asked again to stop
 	hurry          <-chan struct{} // receives when a person asks again to stop
 	stop           func(now bool)  // does what a signal does, and where now is set what another does
 }
@@ -60,7 +60,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	if samePlace(stdout, stderr) {
 		errs = out // so that launch.Output knows that their lines meet
 	}
-	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry}
+	p := &program{stdin: stdin, stdout: out, stderr: errs, env: env, hurry: hurry, hurried: new(atomic.Bool)}
 	p.log = &queue{to: errs, most: maxLog}
 	p.stop = func(now bool) {
 		cancel(stopSignal{Signal: syscall.SIGTERM})
