@@ -55,7 +55,7 @@ func (r *runner) arrive() error {
 	if err := r.fetch(); err != nil {
 		return err
 	}
-	if err := r.worker.enter(r.ctx, rendezvous.Joining{}); err != nil {
+	if err := r.worker.enter(r.ctx, func() {}, rendezvous.Joining{}); err != nil {
 		return err
 	}
 	r.worker.late = false

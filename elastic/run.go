@@ -188,9 +188,10 @@ func (r *runner) reset(cause error) error {
 	if errors.Is(cause, collective.ErrAborted) {
 		aborted = cause
 	}
-	// Peers that do not say goodbye change nothing: the group is left.
-	_ = r.worker.place.Load().leave(aborted)
-	err := r.worker.enter(r.ctx, rendezvous.Joining{
+	// The driver answers when all have come, and hears of this rank while it says goodbye to its peers.
+	left := r.worker.place.Load().leaveAside(aborted)
+	defer left()
+	err := r.worker.enter(r.ctx, left, rendezvous.Joining{
 		After:      r.worker.Generation(),
 		Commits:    r.state.commits,
 		HoldsState: r.state.holds,

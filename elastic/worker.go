@@ -90,6 +90,14 @@ func (p *place) leave(why error) error {
 	return err
 }
 
+// leaveAside is leave in the background, until the function that it returns has returned. Peers that
+// do not say goodbye change nothing: the group is left.
+func (p *place) leaveAside(why error) (left func()) {
+	var leaving sync.WaitGroup
+	leaving.Go(func() { _ = p.leave(why) })
+	return leaving.Wait
+}
+
 // Init joins the job that started this process and blocks until there is a world with this worker in it, or ctx ends.
 // With [Late] it leaves that to Run. A process that hvdrun did not start becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's,
 // and those of an environment or a driver that cannot be used. The caller closes the worker.
@@ -145,19 +153,20 @@ func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker
 
 // arrive enters the first world, and closes the worker where that fails.
 func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
-	if err := w.enter(ctx, rendezvous.Joining{}); err != nil {
+	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
 
-// enter joins the next world and connects to it. Where the connections fail it joins again, as the peers do.
-func (w *Worker) enter(ctx context.Context, j rendezvous.Joining) error {
+// enter joins the next world and, once left has returned, connects to it. Where the connections fail it joins again, as the peers do.
+func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
 	for {
 		world, err := w.join(ctx, j)
 		if err != nil {
 			return err
 		}
+		left()
 		p, err := w.connect(ctx, world)
 		if err == nil {
 			w.place.Store(p)
