@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -20,6 +21,7 @@ import (
 
 const (
 	proofBound   = 5 * time.Second        // longest a connection may take to prove itself
+	proofEach    = 50 * time.Millisecond  // and so much longer for each rank of the world: they may share the processors
 	fewUnproven  = 256                    // connections that have not yet, whatever the world's size; the oldest gives way to a new one
 	waitBound    = 30 * time.Second       // longest a connection of a newer generation waits for this rank
 	fewWaiting   = 1024                   // such connections, whatever the world's size
@@ -28,6 +30,8 @@ const (
 	connectEach  = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
 	dialBound    = 10 * time.Second       // of one attempt at one address
 	wayAttempts  = 6                      // where no way leads to a peer
+	maxDialing   = 64                     // attempts at a time for one group: many processes of one host would starve each other
+	localStagger = time.Second            // from one address of a peer of this host to the next: all of them lead there
 	dialAttempts = 24                     // where a connection breaks while it is proven
 	firstBackoff = 5 * time.Millisecond
 	lastBackoff  = 250 * time.Millisecond
@@ -276,11 +280,15 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 	f.catchUp(g)
 	dialCtx, stop := context.WithCancel(ctx)
 	var dialing sync.WaitGroup
-	for peer := range g.size {
-		if peer != g.rank {
-			for _, channel := range path.dialled(peer) {
-				dialing.Go(func() { e.reach(dialCtx, g, path, peer, channel, addrs[g.original(peer)]) })
-			}
+	slots := make(chan struct{}, maxDialing)
+	for d := 1; d < g.size; d++ { // each rank another one first
+		peer := (g.rank + d) % g.size
+		for _, channel := range path.dialled(peer) {
+			dialing.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				e.reach(dialCtx, g, path, peer, channel, addrs[g.original(peer)])
+			})
 		}
 	}
 	if g.size > 1 {
@@ -365,7 +373,15 @@ func (e *Endpoint) begin(g *Group) error {
 
 // reach dials one connection to a peer.
 func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer, channel int, addrs []string) {
-	c, err := e.dial(ctx, addrs, identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: channel, Lane: g.lane})
+	stagger := time.Duration(0)
+	if g.family.sameHost(g.original(g.rank), g.original(peer)) {
+		stagger = localStagger
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: channel, Lane: g.lane}
+	c, err := e.dial(ctx, addrs, h, stagger, path.lacking)
 	if err == nil {
 		path.install(peer, channel, c)
 	} else if ctx.Err() == nil {
@@ -392,11 +408,15 @@ func hopeful(err error, attempt int) bool {
 	return errors.Is(err, errNoWay) && attempt < wayAttempts
 }
 
-func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
+// dial dials until it goes well, or there is no hope. A time out alone is no reason to give up while other connections of the group
+// come, of which lacking tells how many do not: then what is slow is this host.
+func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration, lacking func() int) (*conn, error) {
 	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
-		c, err := e.dialAll(ctx, addrs, h)
-		if err == nil || ctx.Err() != nil || !hopeful(err, attempt) {
+		before := lacking()
+		c, err := e.dialAll(ctx, addrs, h, stagger)
+		slow := errors.Is(err, os.ErrDeadlineExceeded) && lacking() < before
+		if err == nil || ctx.Err() != nil || !slow && !hopeful(err, attempt) {
 			return c, err
 		}
 		timer := time.NewTimer(pause)
@@ -410,9 +430,9 @@ func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello) (
 	}
 }
 
-// dialAll tries all addresses at once and returns the connection that is proven first. The acceptor agrees to one alone, so
-// that no second one can be meant by it.
-func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello) (*conn, error) {
+// dialAll tries all addresses at once, or each of them so much later than the one before or when that has failed, and returns the
+// connection that is proven first. The acceptor agrees to one alone, so that no second one can be meant by it.
+func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration) (*conn, error) {
 	switch len(addrs) {
 	case 0:
 		return nil, errors.New("it has given no address")
@@ -426,19 +446,46 @@ func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello
 		err error
 	}
 	results := make(chan result)
-	for _, addr := range addrs {
+	var won *conn
+	var errs []error
+	started := 0
+	start := func() {
+		addr := addrs[started]
+		started++
 		go func() {
 			c, err := e.dialOne(ctx, addr, h)
 			results <- result{c, err}
 		}()
 	}
-	var won *conn
-	var errs []error
-	for range addrs { // every goroutine is waited for
-		r := <-results
+	var next <-chan time.Time
+	if stagger > 0 {
+		ticker := time.NewTicker(stagger)
+		defer ticker.Stop()
+		next = ticker.C
+	}
+	start()
+	for ended := 0; ended < started; { // every goroutine is waited for
+		more := won == nil && started < len(addrs)
+		if more && stagger == 0 {
+			start()
+			continue
+		}
+		var r result
+		select {
+		case r = <-results:
+			ended++
+		case <-next:
+			if more {
+				start()
+			}
+			continue
+		}
 		switch {
 		case r.err != nil:
 			errs = append(errs, r.err)
+			if more {
+				start()
+			}
 		case won != nil:
 			r.c.raw.Close()
 		default:
@@ -552,7 +599,10 @@ var errGaveWay = errors.New("it has given way to newer connections")
 
 // prove has one accepted connection prove itself and hands it to its group.
 func (e *Endpoint) prove(raw net.Conn) {
-	raw.SetDeadline(time.Now().Add(proofBound))
+	e.mu.Lock()
+	bound := proofBound + time.Duration(e.largest)*proofEach
+	e.mu.Unlock()
+	raw.SetDeadline(time.Now().Add(bound))
 	c := &conn{Conn: raw, raw: raw}
 	if e.encrypt {
 		c.Conn = tls.Server(raw, e.credentials.ServerTLS(identity.Worker))
@@ -568,7 +618,7 @@ func (e *Endpoint) prove(raw net.Conn) {
 		} else {
 			path, claimed, err = e.welcome(h)
 		}
-		raw.SetDeadline(time.Now().Add(proofBound))
+		raw.SetDeadline(time.Now().Add(bound))
 		return err
 	})
 	e.proven(raw)

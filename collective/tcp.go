@@ -134,10 +134,15 @@ func newTCPPath(g *Group) *tcpPath {
 // strands is how many connections the data channel of two ranks of the generation has: one where nothing but this host's
 // memory lies between them.
 func (f *family) strands(a, b int) int {
-	if a < len(f.hosts) && b < len(f.hosts) && f.hosts[a] != "" && f.hosts[a] == f.hosts[b] {
+	if f.sameHost(a, b) {
 		return 1
 	}
 	return f.connections
+}
+
+// sameHost tells whether two ranks of the generation are known to be on one host.
+func (f *family) sameHost(a, b int) bool {
+	return a < len(f.hosts) && b < len(f.hosts) && f.hosts[a] != "" && f.hosts[a] == f.hosts[b]
 }
 
 // dialled are the channels to a peer that are this rank's to dial.

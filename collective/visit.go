@@ -17,7 +17,7 @@ var errVisited = errors.New("collective: a visit has ended")
 // that answers. Both ends have proven that they are of the job, and where tensors are encrypted so is this. The other's
 // Config.Visited has the other end. The caller closes the connection; the endpoint does not.
 func (e *Endpoint) Visit(ctx context.Context, addrs []string) (net.Conn, error) {
-	c, err := e.dial(ctx, addrs, visit)
+	c, err := e.dial(ctx, addrs, visit, 0, func() int { return 0 })
 	if err != nil {
 		return nil, err
 	}
