@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"strconv"
@@ -35,11 +36,14 @@ func (p *program) stopCommand() *cobra.Command {
 		Long: `stop does what SIGTERM to the job's hvdrun does: workers in training leave at a step boundary, all others get SIGTERM,
 and those that are there still after --drain-timeout are killed. That hvdrun exits with 143; stop does not wait for it.
 
+Where the job's hvdrun is gone, or its journal is damaged, stop has the agents that the job has started end the workers and
+themselves, waits for that and says how many there were. Such a job cannot be resumed any more.
+
 ` + whichJob,
 		Args:                  cobra.MaximumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.order(cmd.Context(), strings.Join(args, ""), control.Command{Verb: control.Stop, Now: now})
+			return p.stopJob(cmd.Context(), strings.Join(args, ""), now)
 		},
 	}
 	cmd.Flags().BoolVar(&now, "now", false, "kill the workers at once")
@@ -194,8 +198,13 @@ func (p *program) order(ctx context.Context, job string, c control.Command) erro
 	if err != nil {
 		return err
 	}
+	return p.orderOf(ctx, d, c)
+}
+
+// orderOf is order, of a job that has been found.
+func (p *program) orderOf(ctx context.Context, d *jobDir, c control.Command) error {
 	var done string
-	err = d.ask(ctx, func(driver *control.Client) (err error) {
+	err := d.ask(ctx, func(driver *control.Client) (err error) {
 		done, err = driver.Command(ctx, c)
 		return err
 	})
@@ -219,7 +228,7 @@ func theJob(env []string, name string) (*jobDir, error) {
 	var running, left []*jobDir
 	for _, d := range all {
 		switch is, err := journal.Locked(d.journal()); {
-		case err != nil || d.about.Ended != nil:
+		case err != nil && !errors.Is(err, fs.ErrNotExist) || d.about.Ended != nil:
 		case is:
 			running = append(running, d)
 		default:
@@ -265,6 +274,11 @@ func (d *jobDir) ask(ctx context.Context, call func(*control.Client) error) erro
 	defer client.Close()
 	for begin := time.Now(); ; {
 		switch running, err := journal.Locked(d.journal()); {
+		case errors.Is(err, fs.ErrNotExist): // its driver may have given it up
+			if err := call(client); !errors.Is(err, control.ErrNoDriver) {
+				return err
+			}
+			return &errNoDriver{d.about.RunID, d.about.Ended != nil}
 		case err != nil:
 			return err
 		case !running:

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -40,7 +41,8 @@ func (p *program) jobsCommand() *cobra.Command {
 		Use:   "jobs [--json]",
 		Short: "List the jobs of this user on this machine, and which of them can be resumed",
 		Long: `jobs lists the jobs that have their folders in $XDG_STATE_HOME/hvdrun/jobs, which is in ~/.local/state unless it is
-set: those that run, those whose driver has died, which hvdrun resume takes over, and those that have ended within a week.`,
+set, or where that cannot be used in $XDG_RUNTIME_DIR/hvdrun/jobs or /tmp/hvdrun-UID/jobs: first those that run, then those
+whose driver has died, which hvdrun resume takes over, and last those that have ended within a week.`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {
@@ -52,7 +54,7 @@ set: those that run, those whose driver has died, which hvdrun resume takes over
 			for _, d := range dirs {
 				lines = append(lines, d.line())
 			}
-			slices.SortStableFunc(lines, func(a, b jobLine) int { return a.Begun.Compare(b.Begun) })
+			sortJobs(lines)
 			for _, err := range bad {
 				fmt.Fprintln(p.stderr, "hvdrun:", err)
 			}
@@ -68,6 +70,19 @@ set: those that run, those whose driver has died, which hvdrun resume takes over
 	return cmd
 }
 
+// sortJobs puts those first that run, and those after them that can be resumed; of each kind the oldest is first.
+func sortJobs(lines []jobLine) {
+	place := func(l jobLine) int {
+		if i := slices.Index([]jobState{jobRunning, jobResumable, jobBroken}, l.State); i >= 0 {
+			return i
+		}
+		return 3
+	}
+	slices.SortStableFunc(lines, func(a, b jobLine) int {
+		return cmp.Or(cmp.Compare(place(a), place(b)), a.Begun.Compare(b.Begun))
+	})
+}
+
 // line tells what has become of the job.
 func (d *jobDir) line() jobLine {
 	l := jobLine{Job: d.about.RunID, Begun: d.about.Begun, Dir: d.path, Command: d.about.Command}
@@ -76,6 +91,8 @@ func (d *jobDir) line() jobLine {
 	switch {
 	case job.Running:
 		l.State = jobRunning
+	case d.about.Ended != nil && (err != nil || !job.Finished):
+		l.State, l.Message, l.Workers = jobFailed, "stopped without its driver", 0
 	case err != nil:
 		l.State, l.Message = jobBroken, err.Error()
 	case job.Finished && job.Result == nil:

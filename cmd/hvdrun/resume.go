@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,22 +19,46 @@ import (
 
 func (p *program) resumeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "resume JOB",
+		Use:   "resume [JOB]",
 		Short: "Go on with a job whose driver has died",
 		Long: `resume takes over a job whose hvdrun has died, by whatever way: its workers have gone on training meanwhile, kept by
 their agents for the time of --orphan-timeout, and none of them is started again. All settings are those of the job, and so
 are the environment and the working directory; what workers print goes to where resume was started. JOB is the job's run id,
-the beginning of it, or the path of its folder; hvdrun jobs lists them.`,
-		Args:                  cobra.ExactArgs(1),
+the beginning of it, or the path of its folder; hvdrun jobs lists them. It may be left out where one job can be resumed.`,
+		Args:                  cobra.MaximumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := findJob(p.env, args[0])
+			find := resumableJob
+			if len(args) > 0 {
+				find = func(env []string) (*jobDir, error) { return findJob(env, args[0]) }
+			}
+			d, err := find(p.env)
 			if err != nil {
 				return err
 			}
 			return p.resumeJob(cmd.Context(), d)
 		},
 	}
+}
+
+// resumableJob returns the only job that can be resumed.
+func resumableJob(env []string) (*jobDir, error) {
+	all, _, err := listJobs(env)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(d *jobDir) bool { return d.about.Ended != nil || d.line().State != jobResumable })
+	switch len(all) {
+	case 0:
+		return nil, errors.New("no job can be resumed; `hvdrun jobs` lists those there are")
+	case 1:
+		return all[0], nil
+	}
+	names := make([]string, len(all))
+	for i, d := range all {
+		names[i] = d.about.RunID
+	}
+	return nil, fmt.Errorf("which of the jobs? %s", strings.Join(names, " "))
 }
 
 // resumeJob goes on with a job, as it was begun.
