@@ -228,6 +228,9 @@ func (s *step) spoil(d dice, size int) {
 		if s.several() {
 			s.Tensors = s.Tensors[:1]
 		}
+		if s.Wrong.How == noCompression && d.chance(60) {
+			s.Compress = "" // an uncompressed call fits the invalid one in all but that
+		}
 	}
 }
 
