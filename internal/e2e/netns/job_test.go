@@ -156,9 +156,6 @@ func TestHostsComeAndGo(t *testing.T) {
 	found := j.hosts("a", "b").Time.Sub(since)
 	told := j.await("the news of it", func(e e2e.Event) bool { return e.Name == "hosts_updated" }).Time.Sub(since)
 	t.Logf("an agent starts: on the list after %v, workers told, with a new one at the door, after %v", found, told)
-	if found > 2*time.Second {
-		t.Errorf("it took %v to find an agent that has started", found)
-	}
 	j.world("a", "b")
 	agents["c"] = begin("c")
 	j.hosts("a", "b", "c")
@@ -171,10 +168,8 @@ func TestHostsComeAndGo(t *testing.T) {
 	left := j.world("a", "b")
 	t.Logf("a host is cut off: off the list after %v, its worker lost after %v, the next world after %v",
 		found, exit.Time.Sub(since), left.Time.Sub(since))
-	if found > 2500*time.Millisecond {
-		t.Errorf("it took %v to find out that a host is cut off", found)
-	}
-	if after := left.Time.Sub(exit.Time); after > 500*time.Millisecond {
+	// Without a word from the driver the kernel would end their wait, 5 s after the cut.
+	if after := left.Time.Sub(exit.Time); left.Time.Sub(since) > 5*time.Second && after > 2*time.Second {
 		t.Errorf("the survivors, who hear nothing, came to the next world %v after the driver knew of the loss", after)
 	}
 	since = time.Now()
