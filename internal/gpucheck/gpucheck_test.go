@@ -57,7 +57,7 @@ func TestWhole(t *testing.T) {
 	// As make gpu-programs builds them: without cgo.
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator),
 		"github.com/hvdrun/hvdrun/internal/gpucheck", "github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/examples/gpu")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
