@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -223,16 +224,16 @@ func playDisk(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	path, bytes := filepath.Join(t.dir, "full"), int64(1<<20)
-	switch t.How {
-	case "job":
+	path, bytes, checkpoints := filepath.Join(t.dir, "full"), int64(1<<20), strings.HasPrefix(t.How, "checkpoints")
+	switch {
+	case t.How == "job":
 		j.env[0] = "XDG_STATE_HOME=" + path
-	case "events":
+	case t.How == "events":
 		j.events = filepath.Join(path, "events")
-	case "output":
+	case t.How == "output":
 		j.flags = append(j.flags, "--output-filename", path)
 		j.trainee = append(j.trainee, "-chatter")
-	case "checkpoints":
+	case checkpoints:
 		bytes = 16*t.State + 1<<20
 		j.trainee = append(j.trainee, "-checkpoints", path, "-checkpoint-interval", "50ms")
 	}
@@ -249,35 +250,45 @@ func playDisk(ctx context.Context, t *trial) error {
 	if err := d.fill(); err != nil {
 		return err
 	}
-	if err := t.killsUnseen(ctx, j, t.Times); err != nil {
+	if err := t.dieAndTell(ctx, j, t.Times); err != nil {
 		return fmt.Errorf("while the disk is full: %w", err)
 	}
-	if _, err := j.must(ctx, "status"); err != nil {
-		return fmt.Errorf("while the disk is full: %w", err)
-	}
-	d.free()
-	if err := t.killsUnseen(ctx, j, 1); err != nil {
-		return fmt.Errorf("after there was room again: %w", err)
-	}
-	if _, err := j.must(ctx, "status"); err != nil {
-		return fmt.Errorf("after there was room again: %w", err)
-	}
-	if t.How == "job" && t.Seed%2 == 0 {
-		if err := rest(ctx, 3*time.Second); err != nil { // the journal is written anew
-			return err
-		}
-		if err := j.resume(ctx, 0); err != nil {
+	j.wanted = []int{128 + int(syscall.SIGTERM)}
+	if t.How == "checkpoints to the end" {
+		j.wanted = []int{7}
+	} else {
+		d.free()
+		if err := t.room(ctx, j); err != nil {
 			return fmt.Errorf("after there was room again: %w", err)
 		}
 	}
 	if _, err := j.must(ctx, "stop"); err != nil {
-		return fmt.Errorf("after there was room again: %w", err)
+		return err
 	}
-	j.wanted = []int{128 + int(syscall.SIGTERM)}
 	if err := j.end(ctx); err != nil || t.How != "checkpoints" {
 		return err
 	}
 	return t.goesOn(ctx, j, path)
+}
+
+// room is what happens once there is some again.
+func (t *trial) room(ctx context.Context, j *job) error {
+	if err := t.dieAndTell(ctx, j, 1); err != nil || t.How != "job" || t.Seed%2 != 0 {
+		return err
+	}
+	if err := rest(ctx, 3*time.Second); err != nil { // the journal is written anew
+		return err
+	}
+	return j.resume(ctx, 0)
+}
+
+// dieAndTell has workers die, and asks for the job's status.
+func (t *trial) dieAndTell(ctx context.Context, j *job, n int) error {
+	if err := t.killsUnseen(ctx, j, n); err != nil {
+		return err
+	}
+	_, err := j.must(ctx, "status")
+	return err
 }
 
 // killsUnseen is kills where the events file may tell nothing: the diary does.

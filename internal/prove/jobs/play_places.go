@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -177,21 +176,17 @@ func playStrays(ctx context.Context, t *trial) error {
 	return j.stop(ctx)
 }
 
-// bound is hvdrun's flag for how long a worker may take that is done.
-var bound = regexp.MustCompile(`(--[a-z-]+) D +longest that a worker may (?:take to exit|stay)`)
-
 // playDone has a worker hang after it has reported done.
 func playDone(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {
 		return err
 	}
-	if m := bound.FindStringSubmatch(t.help); m != nil {
-		j.flags = append(j.flags, m[1], "3s")
+	if flag := "--exit-timeout"; t.has(flag) {
+		j.flags = append(j.flags, flag, "3s")
 	}
 	j.flags = append(j.flags, "--finish-timeout", "3s", "--drain-timeout", "2s")
 	j.trainee = append(j.trainee, "-exit", t.slot(t.dice.IntN(t.Workers))+"@end=0:hang")
-	j.wanted = []int{0, 1}
 	if err := j.start(); err != nil {
 		return err
 	}
