@@ -62,11 +62,15 @@ type Exit struct {
 	Err error
 	// Evicted: the agent of its host has ended it, or not started it, because the agent itself was asked to end.
 	Evicted bool
+	// Unkillable: the process is still there, though it was killed. Err says more.
+	Unkillable bool
 }
 
 // String says it in words: "exited with code 7", "was killed by signal 9 (killed)".
 func (e Exit) String() string {
 	switch {
+	case e.Unkillable:
+		return fmt.Sprintf("could not be killed: %v", e.Err)
 	case e.Err != nil:
 		return "could not be started: " + e.Err.Error()
 	case e.Signal != 0:

@@ -29,7 +29,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
 //	                           with "late", for one newer than that before their last
-//	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable
+//	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
 //	wait 5s                    time passes; deadlines in between come due
@@ -291,6 +291,8 @@ func (s *story) exit(args []string) error {
 		exit.Signal, exit.Code = syscall.Signal(n), 128+n
 	case "evicted": // by its agent
 		exit = Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}
+	case "unkillable":
+		exit = Exit{Code: 137, Err: errors.New("process 100 is in state D"), Unkillable: true}
 	case "refused": // by its agent
 		exit = Exit{Code: 127, Err: errors.New("the host is draining"), Evicted: true}
 	case "unstartable":
@@ -454,6 +456,8 @@ func (s *story) describe(a action) string {
 		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.trial.size)
 	case stopWorker:
 		return "stop " + a.id
+	case forgetWorker:
+		return "forget " + a.id
 	case publishWorld:
 		if a.world.Generation > s.latest && a.world.Size() < s.m.size.Min {
 			s.t.Errorf("a world of %d was published, the fewest are %d", a.world.Size(), s.m.size.Min)

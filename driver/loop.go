@@ -340,6 +340,9 @@ func (l *loop) perform(a action) {
 		l.start(a)
 	case stopWorker:
 		l.procs[a.id].stop()
+	case forgetWorker:
+		l.push.Forget(a.id)
+		l.stalls.forget(a.id)
 	case publishWorld:
 		l.publish(a)
 	case dismissWorker:

@@ -203,7 +203,9 @@ type (
 		members []*worker
 	}
 	emitEvent struct{ event Event }
-	logLine   struct {
+	// forgetWorker: nobody waits for the worker any more, whose process could not be ended.
+	forgetWorker struct{ id string }
+	logLine      struct {
 		level logrus.Level
 		text  string
 	}
@@ -386,6 +388,9 @@ func (m *machine) ended(now time.Time, e workerEnded) {
 		Field{"rank", w.rank}, Field{"code", e.exit.Code}, Field{"signal", signal}, Field{"cause", cause})
 	if w.generation != 0 && w.generation == m.world.Generation && !e.exit.clean() {
 		m.lose(now, w)
+	}
+	if e.exit.Unkillable {
+		m.giveUpSlot(now, w, e.exit)
 	}
 	switch cause {
 	case causeDone:

@@ -23,6 +23,7 @@ func (m *machine) reconcile(now time.Time) {
 		m.checkDeadlines(now)
 		m.checkAlive(now)
 	}
+	m.giveUpStopped(now)
 	switch {
 	case m.decided:
 		m.windDown(now)
@@ -554,14 +555,25 @@ func (m *machine) notEnough(now time.Time) error {
 
 // deadline returns when the machine must be stepped again even if nothing happens.
 func (m *machine) deadline() (time.Time, bool) {
-	if m.decided {
-		return m.remindOfEndAt()
-	}
 	var next time.Time
 	at := func(t time.Time) {
 		if next.IsZero() || t.Before(next) {
 			next = t
 		}
+	}
+	for _, w := range m.workers {
+		if w.phase == stopping {
+			at(m.endsBy(w))
+		}
+	}
+	switch {
+	case m.finished:
+		return time.Time{}, false
+	case m.decided:
+		if t, ok := m.remindOfEndAt(); ok {
+			at(t)
+		}
+		return next, !next.IsZero()
 	}
 	if t, ok := m.hosts.NextReturn(); ok {
 		at(t)

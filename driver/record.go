@@ -48,6 +48,7 @@ type record struct {
 	Code       int                 `json:"code,omitempty"`
 	Signal     int                 `json:"signal,omitempty"` // that has ended a worker, or the job
 	Evicted    bool                `json:"evicted,omitempty"`
+	Unkillable bool                `json:"unkillable,omitempty"`
 	Command    *control.Command    `json:"command,omitempty"`
 	What       string              `json:"what,omitempty"`
 }
@@ -90,7 +91,7 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Worker, r.Report, r.Generation, r.Commits = kindReport, e.id, e.report, e.generation, e.commits
 	case workerEnded:
 		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.id, e.exit.Code, int(e.exit.Signal)
-		r.Evicted = e.exit.Evicted
+		r.Evicted, r.Unkillable = e.exit.Evicted, e.exit.Unkillable
 		if e.exit.Err != nil {
 			r.Error = e.exit.Err.Error()
 		}
@@ -141,7 +142,7 @@ func (r *record) event() (event, error) {
 	case kindReport:
 		return workerReport{r.Worker, r.Report, r.Generation, r.Commits}, nil
 	case kindEnded:
-		exit := Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted}
+		exit := Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable}
 		if r.Error != "" {
 			exit.Err = errors.New(r.Error)
 		}

@@ -41,6 +41,7 @@ var all = []event{
 	workerEnded{"w1", Exit{Code: 137, Signal: syscall.SIGKILL}},
 	workerEnded{"w1", Exit{Code: 127, Err: errors.New("no such file")}},
 	workerEnded{"w1", Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}},
+	workerEnded{"w1", Exit{Code: 137, Err: errors.New("process 7 is still there"), Unkillable: true}},
 	interrupted{StopSignal{syscall.SIGTERM}},
 	interrupted{errors.New("driver: serving the rendezvous: no such luck")},
 	workerStalled{"w1", 4, "silent for 5s"},
