@@ -150,7 +150,7 @@ func (b *book) catchUp() {
 		b.why, b.retry = err, time.After(rewrite)
 		return
 	}
-	b.log.Infof("the journal holds everything again, after %v", time.Since(b.since).Round(time.Millisecond))
+	b.log.Warnf("the journal holds everything again, after %v", time.Since(b.since).Round(time.Millisecond))
 	b.late, b.size, b.since, b.why = nil, 0, time.Time{}, nil
 }
 
