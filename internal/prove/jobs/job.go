@@ -30,9 +30,9 @@ const (
 	// patience is how long a job without an end may go on making steps while something else is waited for.
 	patience = 120 * time.Second
 	// answer is the longest that a command may take.
-	answer = 20 * time.Second
+	answer = 30 * time.Second
 	// lingering is how long a process may be there after the end of hvdrun: the kernel takes a moment to free much memory.
-	lingering = 3 * time.Second
+	lingering = 10 * time.Second
 )
 
 // job is hvdrun and its workers, and what they have said so far.

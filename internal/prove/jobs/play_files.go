@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// Most that hvdrun may take of memory, in bytes, whatever workers print and lists hold.
-const memoryOfDriver = 250 << 20
+// memoryOfDriver is the most that hvdrun may take of memory, in bytes, whatever workers print and lists hold.
+const memoryOfDriver = 200 << 20
 
 // playPrint has workers print much, and counts it.
 func playPrint(ctx context.Context, t *trial) error {

@@ -35,14 +35,16 @@ func playInit(ctx context.Context, t *trial) error {
 	if err := t.kills(ctx, j, 2); err != nil {
 		return err
 	}
-	// What has ended must be waited for. Where it is late, it is there at two looks.
-	seen := zombies(j.pid())
-	if err := rest(ctx, 3*time.Second); err != nil {
-		return err
-	}
-	still := slices.DeleteFunc(zombies(j.pid()), func(pid int) bool { return !slices.Contains(seen, pid) })
-	if len(still) > 0 {
-		return fmt.Errorf("%d processes have ended and are waited for by nobody", len(still))
+	dead := zombies(j.pid())
+	for end := time.Now().Add(lingering); len(dead) > 0; {
+		if time.Now().After(end) {
+			return fmt.Errorf("%d processes have ended and are waited for by nobody", len(dead))
+		}
+		if err := rest(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+		now := zombies(j.pid())
+		dead = slices.DeleteFunc(dead, func(pid int) bool { return !slices.Contains(now, pid) })
 	}
 	if _, err := j.must(ctx, "status"); err != nil {
 		return err
