@@ -31,6 +31,8 @@ func (m *machine) stuck(now time.Time, e worldStuck) {
 		return
 	}
 	m.emit(now, Stalled, Field{"host", nil}, Field{"slot", nil}, Field{"generation", e.generation}, Field{"what", e.what})
+	m.given = true
+	m.tellGiven() // whatever comes of it: those who wait for each other hear nothing else
 	if m.stucks++; m.stucks == mostStuck {
 		m.decide(now, fmt.Errorf("driver: in %d worlds in a row, without a commit between them, all workers waited for each other "+
 			"for longer than %v (--stall-timeout); the last time %s", m.stucks, m.wait.Stall, e.what))
@@ -39,10 +41,6 @@ func (m *machine) stuck(now time.Time, e worldStuck) {
 	m.log(logrus.WarnLevel, "generation %d is given up, its workers go on from their last commit: they waited for each other for "+
 		"longer than %v (--stall-timeout), %s", e.generation, m.wait.Stall, e.what)
 	m.beginReset(now)
-	if !m.decided {
-		m.given = true
-		m.tellGiven()
-	}
 }
 
 // tellGiven tells the members that still train in a world that was given up. A loss that names no dead says that.
