@@ -465,6 +465,8 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process, ended f
 		Stdout:      stdout,
 		Stderr:      stderr,
 		Grace:       l.cfg.Timeouts.Drain,
+		CoreLimit:   l.cfg.CoreLimit,
+		Dying:       func(what string) { l.postNoted(workerDying{a.id, what}) },
 		Resumed:     a.forked,
 		Passed: func(bytes uint64) {
 			l.outputs.note(outputNote{Worker: a.id, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})

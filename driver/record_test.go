@@ -47,6 +47,7 @@ var all = []event{
 	workerStalled{"w1", 4, "silent for 5s"},
 	workerStirred{"w1", 4},
 	workerHung{"w1", 4, "silent for 2m0s"},
+	workerDying{"w1", "was killed by signal 6 (aborted) and dumps its core"},
 	worldJammed{4, "all 2 ranks"},
 	worldStuck{4, "ranks 0 1 in AllReduce"},
 	deadlinePassed{},
