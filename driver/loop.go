@@ -528,9 +528,12 @@ func (l *loop) maxResets() int {
 func exitOf(err error) Exit {
 	var exit *launch.ExitError
 	var start *launch.StartError
+	var unkillable *launch.UnkillableError
 	switch {
 	case err == nil:
 		return Exit{}
+	case errors.As(err, &unkillable):
+		return Exit{Code: 137, Err: err, Unkillable: true}
 	case errors.As(err, &exit):
 		return Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
 	}

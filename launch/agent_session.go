@@ -152,6 +152,9 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 	}
 	defer s.remove(w)
 	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
+	if spec.Hurry != nil {
+		defer s.hurry(ctx, w, spec.Hurry)()
+	}
 	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
 	for {
 		events, at, lost := s.take(w)
@@ -198,6 +201,26 @@ func (w *agentWorker) tellEnd(s *agentSession, e *agentEvent) {
 	s.a.keep(s, w.start.GetIncarnation(), e)
 	w.ended(exitOfEvent(w.spec, exit))
 	w.ended = nil
+}
+
+// hurry ends a worker's grace, once ctx has ended, when somebody is in a hurry; release waits for that to be over.
+func (s *agentSession) hurry(ctx context.Context, w *agentWorker, hurry <-chan struct{}) (release func()) {
+	done := make(chan struct{})
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		for _, c := range []<-chan struct{}{ctx.Done(), hurry} {
+			select {
+			case <-c:
+			case <-done:
+				return
+			}
+		}
+		s.stop(w, 2)
+	})
+	return func() {
+		close(done)
+		waiting.Wait()
+	}
 }
 
 // passOn passes on text before which there were so many bytes of output. Each line is told of by itself: a driver that is

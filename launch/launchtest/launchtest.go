@@ -209,15 +209,15 @@ func directory(t *testing.T, l launch.Launcher) {
 
 // A program that PATH lacks is found in the working directory; one that PATH has goes before it.
 func inDirectory(t *testing.T, l launch.Launcher) {
-	s := script("")
-	s.Dir = t.TempDir()
+	dir := t.TempDir()
 	for _, name := range []string{"train-of-this-folder", "true"} {
-		if err := os.WriteFile(filepath.Join(s.Dir, name), []byte("#!/bin/sh\necho here\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho here\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, want := range map[string]string{"train-of-this-folder": "here\n", "true": ""} {
-		s.Command = []string{name}
+		s := script("") // an incarnation runs once
+		s.Command, s.Dir = []string{name}, dir
 		if stdout, _, err := runShort(t, l, s); err != nil || stdout != want {
 			t.Errorf("%s: output %q, error %v", name, stdout, err)
 		}
@@ -445,11 +445,7 @@ func withCore(t *testing.T, l launch.Launcher) {
 	}
 }
 
-// hurry is not for launchers whose workers are elsewhere: there it is the agent's affair.
 func hurry(t *testing.T, l launch.Launcher) {
-	if _, far := l.(launch.Keeper); far {
-		t.Skip("its agents hurry by themselves")
-	}
 	s := script("trap '' TERM; echo ready; while :; do sleep 1; done")
 	out, ours, err := os.Pipe()
 	if err != nil {
