@@ -48,15 +48,17 @@ type session struct {
 
 	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
 	contact time.Time  // when the driver was last heard of
-	link    *link      // the stream that is attached, or nil
-	events  []*wire.FromAgent
-	last    uint64 // number of the last event
-	sent    uint64 // the last that any stream has taken: those after it may still grow
-	workers map[string]*worker
-	room    *sync.Cond    // output may go on
-	why     error         // set: the session is ending
-	ending  chan struct{} // closed then
-	ended   chan struct{} // closed when nothing is left of it
+	// knowsDying: the driver understands the event.
+	knowsDying bool
+	link       *link // the stream that is attached, or nil
+	events     []*wire.FromAgent
+	last       uint64 // number of the last event
+	sent       uint64 // the last that any stream has taken: those after it may still grow
+	workers    map[string]*worker
+	room       *sync.Cond    // output may go on
+	why        error         // set: the session is ending
+	ending     chan struct{} // closed then
+	ended      chan struct{} // closed when nothing is left of it
 
 	running sync.WaitGroup // workers
 }
@@ -66,9 +68,11 @@ type worker struct {
 	s               *session
 	id              plan.SlotID
 	incarnation     string
-	pid             int  // 0: not started yet
-	doomed          bool // to be killed as soon as it is
-	evicted         bool // the agent itself has asked it to end
+	pid             int           // 0: not started yet
+	doomed          bool          // to be killed as soon as it is
+	hurry           chan struct{} // closed then: the launcher gives it no more grace
+	evicted         bool          // the agent itself has asked it to end
+	grace           time.Duration
 	cancel          context.CancelCauseFunc
 	produced, taken uint64
 	spool           spool        // what comes after what was produced
@@ -105,7 +109,9 @@ func (s *session) live() {
 			waiting = false
 		}
 	}
+	late := time.AfterFunc(s.lead(), s.lastResort)
 	s.running.Wait()
+	late.Stop()
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}
@@ -128,15 +134,43 @@ func (s *session) live() {
 func (s *session) checkLease() time.Duration {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
-	left := s.lease - time.Since(s.contact)
+	left := s.lease - s.leadOf() - time.Since(s.contact)
 	if left > 0 {
 		return left
 	}
 	if s.why == nil {
-		s.log.Warnf("agent: nothing was heard of the driver for %v: ending its %d workers", s.lease, s.alive())
+		s.log.Warnf("agent: nothing was heard of the driver for %v: ending its %d workers",
+			time.Since(s.contact).Round(time.Millisecond), s.alive())
 	}
 	s.end(errLease)
 	return s.lease
+}
+
+// lead is how long before the end of the lease workers are asked to end, so that they are gone by then: as long as the longest
+// grace, and no more than half of the lease.
+func (s *session) lead() time.Duration {
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	return s.leadOf()
+}
+
+// leadOf is lead; the lock is held.
+func (s *session) leadOf() (lead time.Duration) {
+	for _, w := range s.workers {
+		if !w.over {
+			lead = max(lead, w.grace)
+		}
+	}
+	return min(lead, s.lease/2)
+}
+
+// lastResort kills who is left of a session whose lease is over.
+func (s *session) lastResort() {
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	if errors.Is(s.why, errLease) {
+		s.killAll()
+	}
 }
 
 // alive counts the workers that have not ended.
@@ -321,7 +355,7 @@ func (s *session) start(m *wire.Start) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
-		s: s, incarnation: inc, cancel: cancel,
+		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), grace: time.Duration(m.GetGraceMs()) * time.Millisecond,
 		id:    plan.SlotID{Host: s.st.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
 		spool: spool{dir: s.st.spoolDir, most: s.st.spoolSize},
 	}
@@ -335,7 +369,7 @@ func (s *session) start(m *wire.Start) error {
 	}
 	spec := launch.Spec{
 		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
-		Grace:  time.Duration(m.GetGraceMs()) * time.Millisecond,
+		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, Dying: w.dying,
 		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,
 	}
 	for _, word := range m.GetCommand() {
@@ -369,7 +403,10 @@ func (s *session) stop(m *wire.Stop) {
 
 // kill ends the worker's process group, as soon as there is one; the launcher sees to what that leaves.
 func (w *worker) kill() {
-	w.doomed = true
+	if !w.doomed {
+		w.doomed = true
+		close(w.hurry)
+	}
 	if !w.over && w.pid > 0 {
 		_ = syscall.Kill(-w.pid, syscall.SIGKILL) // fails where it has just ended
 	}
@@ -401,11 +438,26 @@ func (w *worker) dead(error) {
 // room is how many bytes of its output may go on their way; the lock is held.
 func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
 
+// dying tells a driver that knows the word that the worker is as good as dead.
+func (w *worker) dying(what string) {
+	s := w.s
+	s.st.mu.Lock()
+	defer s.st.mu.Unlock()
+	s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
+	if s.knowsDying && s.why == nil {
+		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{Dying: &wire.Dying{Incarnation: w.incarnation, What: what}}})
+	}
+}
+
 func (w *worker) ended(err error) {
 	s := w.s
 	e := &wire.Exited{Incarnation: w.incarnation}
 	var exit *launch.ExitError
 	var start *launch.StartError
+	var stuck *launch.UnkillableError
+	if errors.As(err, &stuck) {
+		e.StuckPid, e.StuckState, e.StuckMs = uint32(stuck.PID), stuck.State, uint32(stuck.After.Milliseconds())
+	}
 	switch {
 	case errors.As(err, &exit) && exit.Signal != 0:
 		e.Signal = uint32(exit.Signal)

@@ -230,6 +230,7 @@ func (st *steward) attach(run string, m *wire.Attach, l *link, near, far netip.A
 	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
 		return nil, nil, status.Error(codes.Unavailable, err.Error())
 	}
+	s.knowsDying = m.GetKnowsDying()
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}

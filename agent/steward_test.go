@@ -37,6 +37,9 @@ func TestMain(m *testing.M) {
 		playSteward()
 		return
 	}
+	if err := launch.Adopt(); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -57,6 +57,8 @@ type Config struct {
 	CycleTime       time.Duration
 	// Connections share the large messages between two workers of different hosts, up to collective.MaxConnections. 0: one.
 	Connections int
+	// CoreLimit bounds, in bytes, the core file of a worker that crashes (launch.Spec.CoreLimit). 0: there is none.
+	CoreLimit uint64
 	// VerifyState is after how many commits the workers compare their states. 0: only after each sync; negative: not at all.
 	VerifyState int
 	// HealState gives workers whose state differs that of most others. Otherwise the workers fail.

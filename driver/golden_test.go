@@ -137,7 +137,7 @@ func (s *story) command(words []string) error {
 		s.pass(d)
 	case "stuck":
 		s.step(worldStuck{s.m.world.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
-	case "stalled", "stirred", "hung":
+	case "stalled", "stirred", "hung", "dying":
 		return s.stall(words[0], args)
 	case "discovery-failed":
 		if args[0] == "first" {
@@ -182,6 +182,8 @@ func (s *story) stall(kind string, args []string) error {
 		s.step(workerStirred{w.id, generation})
 	case "hung":
 		s.step(workerHung{w.id, generation, what})
+	case "dying":
+		s.step(workerDying{w.id, what})
 	}
 	return nil
 }

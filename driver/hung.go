@@ -27,6 +27,8 @@ type (
 		generation uint64
 		what       string
 	}
+	// workerDying: it is as good as dead, as is told in words, though its process is still there.
+	workerDying struct{ id, what string }
 	// worldJammed: all wait, and for nobody.
 	worldJammed struct {
 		generation uint64
@@ -82,6 +84,20 @@ func (m *machine) hung(now time.Time, e workerHung) {
 	m.stop(now, w, "held up the job: "+e.what)
 	m.lose(now, w)
 	m.deadFrom = now.Add(-lossAfter)
+}
+
+// dying gives a worker up before its process has ended, which can take as long as writing its memory to a core file.
+func (m *machine) dying(now time.Time, e workerDying) {
+	w := m.find(e.id)
+	if w == nil || w.done || w.phase == stopping {
+		return
+	}
+	member := m.member(e.id, w.generation) != nil
+	m.stop(now, w, e.what)
+	if member {
+		m.lose(now, w)
+		m.deadFrom = now.Add(-lossAfter)
+	}
 }
 
 func (m *machine) jammed(now time.Time, e worldJammed) {

@@ -465,6 +465,8 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process, ended f
 		Stdout:      stdout,
 		Stderr:      stderr,
 		Grace:       l.cfg.Timeouts.Drain,
+		CoreLimit:   l.cfg.CoreLimit,
+		Dying:       func(what string) { l.postNoted(workerDying{a.id, what}) },
 		Resumed:     a.forked,
 		Passed: func(bytes uint64) {
 			l.outputs.note(outputNote{Worker: a.id, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
@@ -526,9 +528,12 @@ func (l *loop) maxResets() int {
 func exitOf(err error) Exit {
 	var exit *launch.ExitError
 	var start *launch.StartError
+	var unkillable *launch.UnkillableError
 	switch {
 	case err == nil:
 		return Exit{}
+	case errors.As(err, &unkillable):
+		return Exit{Code: 137, Err: err, Unkillable: true}
 	case errors.As(err, &exit):
 		return Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted}
 	}

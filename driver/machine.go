@@ -256,6 +256,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 		m.stirred(now, m.member(e.id, e.generation))
 	case workerHung:
 		m.hung(now, e)
+	case workerDying:
+		m.dying(now, e)
 	case worldJammed:
 		m.jammed(now, e)
 	case worldStuck:

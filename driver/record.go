@@ -68,6 +68,7 @@ const (
 	kindHung        = "hung"
 	kindJammed      = "jammed"
 	kindStuck       = "stuck"
+	kindDying       = "dying"
 	kindDeadline    = "deadline"
 	kindCommanded   = "commanded"
 	kindResumed     = "resumed"
@@ -111,6 +112,8 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Generation, r.What = kindJammed, e.generation, e.what
 	case worldStuck:
 		r.Kind, r.Generation, r.What = kindStuck, e.generation, e.what
+	case workerDying:
+		r.Kind, r.Worker, r.What = kindDying, e.id, e.what
 	case deadlinePassed:
 		r.Kind = kindDeadline
 	case commanded:
@@ -162,6 +165,8 @@ func (r *record) event() (event, error) {
 		return worldJammed{r.Generation, r.What}, nil
 	case kindStuck:
 		return worldStuck{r.Generation, r.What}, nil
+	case kindDying:
+		return workerDying{r.Worker, r.What}, nil
 	case kindDeadline:
 		return deadlinePassed{}, nil
 	case kindCommanded:

@@ -152,6 +152,9 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 	}
 	defer s.remove(w)
 	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
+	if spec.Hurry != nil {
+		defer s.hurry(ctx, w, spec.Hurry)()
+	}
 	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
 	for {
 		events, at, lost := s.take(w)
@@ -160,6 +163,10 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 			case e.GetStarted() != nil:
 				if started != nil {
 					started(int(e.GetStarted().GetPid()))
+				}
+			case e.GetDying() != nil:
+				if spec.Dying != nil {
+					spec.Dying(e.GetDying().GetWhat())
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
@@ -194,6 +201,26 @@ func (w *agentWorker) tellEnd(s *agentSession, e *agentEvent) {
 	s.a.keep(s, w.start.GetIncarnation(), e)
 	w.ended(exitOfEvent(w.spec, exit))
 	w.ended = nil
+}
+
+// hurry ends a worker's grace, once ctx has ended, when somebody is in a hurry; release waits for that to be over.
+func (s *agentSession) hurry(ctx context.Context, w *agentWorker, hurry <-chan struct{}) (release func()) {
+	done := make(chan struct{})
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		for _, c := range []<-chan struct{}{ctx.Done(), hurry} {
+			select {
+			case <-c:
+			case <-done:
+				return
+			}
+		}
+		s.stop(w, 2)
+	})
+	return func() {
+		close(done)
+		waiting.Wait()
+	}
 }
 
 // passOn passes on text before which there were so many bytes of output. Each line is told of by itself: a driver that is
@@ -234,7 +261,7 @@ func newAgentWorker(s Spec) (*agentWorker, error) {
 	}
 	m := &wire.Start{
 		Incarnation: s.Incarnation, Slot: uint32(s.Slot.Index), Directory: []byte(dir),
-		GraceMs: uint32(max(0, min(s.Grace.Milliseconds(), 1<<31))),
+		GraceMs: uint32(max(0, min(s.Grace.Milliseconds(), 1<<31))), CoreLimit: s.CoreLimit,
 	}
 	if s.Incarnation == "" {
 		return nil, errors.New("a worker of an agent needs an incarnation")
@@ -263,6 +290,9 @@ func exitOfEvent(spec Spec, e *wire.Exited) error {
 		err := startError(spec, errors.New(e.GetStartError()))
 		err.Evicted = e.GetEvicted()
 		return err
+	case e.GetStuckPid() != 0:
+		after := time.Duration(e.GetStuckMs()) * time.Millisecond
+		return &UnkillableError{PID: int(e.GetStuckPid()), State: e.GetStuckState(), After: after}
 	case e.GetSignal() != 0:
 		return &ExitError{Code: 128 + int(e.GetSignal()), Signal: syscall.Signal(e.GetSignal()), Evicted: e.GetEvicted()}
 	case e.GetCode() != 0:
@@ -547,7 +577,7 @@ func (s *agentSession) attach() *wire.Attach {
 	s.port = s.a.driverPort.Load()
 	return &wire.Attach{
 		Session: s.id, Resume: s.attached, TakeOver: s.takeOver, Heard: s.told,
-		LeaseMs: uint32(s.a.Orphan.Milliseconds()), DriverPort: uint32(s.port),
+		LeaseMs: uint32(s.a.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true,
 	}
 }
 
@@ -694,6 +724,8 @@ func (s *agentSession) hear(m *wire.FromAgent) error {
 		incarnation = e.Started.GetIncarnation()
 	case *wire.FromAgent_Exited:
 		incarnation = e.Exited.GetIncarnation()
+	case *wire.FromAgent_Dying:
+		incarnation = e.Dying.GetIncarnation()
 	case *wire.FromAgent_Output:
 		incarnation = e.Output.GetIncarnation()
 		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {

@@ -48,7 +48,7 @@ func (e Exec) Start(ctx context.Context, host string, hello AgentHello) (AgentRe
 	if err != nil {
 		return fail(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := startChild(cmd); err != nil {
 		return fail(err)
 	}
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
@@ -63,6 +63,7 @@ func (e Exec) Start(ctx context.Context, host string, hello AgentHello) (AgentRe
 	if err != nil {
 		_ = cmd.Process.Kill()
 		waitErr := cmd.Wait()
+		relatives.reaped(cmd.Process.Pid)
 		switch {
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
@@ -77,10 +78,21 @@ func (e Exec) Start(ctx context.Context, host string, hello AgentHello) (AgentRe
 	go func() { // Agents.Close waits for it
 		defer close(gone)
 		_ = cmd.Wait()
+		relatives.reaped(cmd.Process.Pid)
 	}()
 	ready.gone = gone
 	ready.kill = func() { _ = cmd.Process.Kill() }
 	return ready, nil
+}
+
+// startChild starts a command whose end the caller tells relatives.
+func startChild(cmd *exec.Cmd) error {
+	return relatives.fork(false, func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
 }
 
 // tail keeps the end of what is written.

@@ -69,7 +69,7 @@ func StartGuardOf(variable, value string) (*Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("launch: guard: %w", err)
 	}
-	if err := g.shell.Start(); err != nil {
+	if err := startChild(g.shell); err != nil {
 		return nil, fmt.Errorf("launch: guard: %w", err)
 	}
 	g.pipe = pipe
@@ -84,6 +84,7 @@ func (g *Guard) Close() error { return g.close() }
 func (g *Guard) finish() error {
 	_ = g.pipe.Close()
 	err := g.shell.Wait()
+	relatives.reaped(g.shell.Process.Pid)
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() == 1:

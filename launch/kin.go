@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -93,6 +94,7 @@ func (k *kin) await(deadline time.Time) {
 		}
 		for i, fd := range fds {
 			if n > 0 && fd.Revents != 0 {
+				_ = unix.Waitid(unix.P_PIDFD, int(fd.Fd), nil, unix.WEXITED|unix.WNOHANG, nil) // fails unless it is inherited
 				_ = unix.Close(int(fd.Fd))
 				delete(k.held, pids[i])
 			}
@@ -106,7 +108,7 @@ func (k *kin) await(deadline time.Time) {
 // find holds kin that are not held yet and returns how many these were, and whether there may be more: it is not clear what
 // a process carries while it becomes another program.
 func (k *kin) find() (found int, unclear bool) {
-	parents := processes()
+	parents := k.around()
 	before := len(k.held)
 	for pid := range parents {
 		if k.mark == "" {
@@ -122,6 +124,7 @@ func (k *kin) find() (found int, unclear bool) {
 		}
 		unclear = unclear || unknown
 	}
+	k.claim(parents)
 	for grown := true; grown; {
 		grown = false
 		for pid, parent := range parents {
@@ -131,6 +134,43 @@ func (k *kin) find() (found int, unclear bool) {
 		}
 	}
 	return len(k.held) - before, unclear
+}
+
+// around returns the parents of those among whom kin are sought: where this process inherits all of them, its descendants.
+func (k *kin) around() map[int]int {
+	if !adopting.Load() {
+		return processes()
+	}
+	roots := relatives.strays()
+	if k.root != 0 {
+		roots = append(roots, k.root)
+	}
+	for pid := range k.held {
+		roots = append(roots, pid)
+	}
+	if parents, ok := descendants(roots); ok {
+		return parents
+	}
+	return processes()
+}
+
+// claim holds those that this process has inherited and that carry no mark of any worker, where nobody who lives can have
+// started them.
+func (k *kin) claim(parents map[int]int) {
+	if !adopting.Load() || k.mark == "" || k.root != 0 {
+		return
+	}
+	self := os.Getpid()
+	for pid, parent := range parents {
+		if parent != self {
+			continue
+		}
+		k.hold(pid, func() bool {
+			birth, _, err := born(pid)
+			now, ok := parentOf(pid)
+			return err == nil && ok && now == self && relatives.nobodys(birth) && slices.Contains(relatives.strays(), pid)
+		})
+	}
 }
 
 // hold opens the process and keeps it if it is kin still. It returns whether the process is held now and was not before.

@@ -43,6 +43,14 @@ type Spec struct {
 	Stdout, Stderr io.Writer
 	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less: SIGKILL at once.
 	Grace time.Duration
+	// CoreLimit bounds, in bytes, the core file that the process leaves when it crashes, and is never more than the launcher's own
+	// hard limit. 0: there is none; UnlimitedCore: no bound but that.
+	CoreLimit uint64
+	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good as dead but may be there for
+	// long, because it dumps its core; what completes a sentence. Run returns when it has ended.
+	Dying func(what string)
+	// Hurry, if not nil, ends the grace when it is closed.
+	Hurry <-chan struct{}
 	// Resumed says that a driver before this one has started the process, for a Keeper. Where nobody knows of it, it is not
 	// started, but lost. Command, Env and Dir are not looked at.
 	Resumed bool
@@ -66,7 +74,8 @@ type Launcher interface {
 	// that the process started is killed: its group, its descendants, and whoever carries its incarnation.
 	//
 	// Run returns nil where the process exited with 0, *ExitError where it ended in another way, be it because ctx ended
-	// or not, and *StartError where there never was a process, for instance because ctx had ended already.
+	// or not, and *StartError where there never was a process, for instance because ctx had ended already. A process that
+	// is still there 10 seconds after it was sent SIGKILL is waited for no longer: *UnkillableError.
 	Run(ctx context.Context, s Spec, started func(pid int)) error
 }
 

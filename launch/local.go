@@ -48,11 +48,22 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	out.start()
 	k := newKin(s.Incarnation, p.pid)
 	defer k.release()
-	stopped := p.await(ctx, s.Grace, k)
+	dump := watchDump(p.pid, s.CoreLimit)
+	defer dump.close()
+	stopped := p.await(ctx, s, k, dump)
+	if !p.hasEnded() {
+		p.abandon()
+		end := newUnkillable(p.pid)
+		if s.Ended != nil {
+			s.Ended(end)
+		}
+		out.abandon()
+		return end
+	}
 	p.signalGroup(syscall.SIGKILL)
 	status := p.reap()
 	k.root = 0
-	if stopped {
+	if stopped || adopting.Load() && len(relatives.strays()) > 0 {
 		k.kill()
 	}
 	end := exitError(status)
@@ -91,7 +102,11 @@ func fork(path string, s Spec, files []uintptr) (*process, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		var err error
-		p.pid, err = syscall.ForkExec(path, s.Command, attr)
+		err = relatives.fork(true, func() (int, error) {
+			var err error
+			p.pid, err = forkWithCore(path, s, attr)
+			return p.pid, err
+		})
 		forked <- err
 		if err == nil {
 			p.status <- p.wait()
@@ -115,6 +130,7 @@ func (p *process) wait() (ws syscall.WaitStatus) {
 	<-p.mayEnd
 	for {
 		if _, err := syscall.Wait4(p.pid, &ws, 0, nil); err != syscall.EINTR {
+			relatives.reaped(p.pid)
 			return ws
 		}
 	}
@@ -125,29 +141,85 @@ func (p *process) reap() syscall.WaitStatus {
 	return <-p.status
 }
 
-// await blocks until the child has ended. It ends the child once ctx has ended, and says whether it had to.
-func (p *process) await(ctx context.Context, grace time.Duration, k *kin) (stopped bool) {
+// abandon leaves a child to itself that cannot be killed. Its end is taken note of whenever it comes.
+func (p *process) abandon() { close(p.mayEnd) }
+
+func (p *process) hasEnded() bool {
 	select {
 	case <-p.dead:
+		return true
+	default:
 		return false
-	case <-ctx.Done():
 	}
-	if grace > 0 {
-		k.find() // now: those whose parent obeys cannot be found by their parent later
+}
+
+// await blocks until the child has ended, or SIGKILL has not ended it in time. It ends the child once ctx has ended, and says
+// whether it had to.
+func (p *process) await(ctx context.Context, s Spec, k *kin, dump *dumpWatch) (stopped bool) {
+	if p.alone(ctx, s, dump) {
+		return false
+	}
+	if s.Grace > 0 && !closed(s.Hurry) {
+		if !adopting.Load() {
+			k.find() // now: those whose parent obeys cannot be found by their parent later
+		}
 		p.signalGroup(syscall.SIGTERM)
 		p.signalGroup(syscall.SIGCONT) // a stopped process cannot obey
-		timer := time.NewTimer(grace)
-		defer timer.Stop()
-		select {
-		case <-p.dead:
+		if p.within(s.Grace, s.Hurry) {
 			return true
-		case <-timer.C:
+		}
+	}
+	for bound := time.Now().Add(dumpBound); dump.dumping() && !closed(s.Hurry) && time.Now().Before(bound); {
+		if p.within(dumpLook, s.Hurry) { // somebody wants the core file, whole
+			return true
 		}
 	}
 	k.freeze(time.Now().Add(killBound))
 	p.signalGroup(syscall.SIGKILL)
-	<-p.dead
+	p.within(killPatience, nil)
 	return true
+}
+
+// alone blocks until the child has ended by itself, which it tells, or ctx has.
+func (p *process) alone(ctx context.Context, s Spec, dump *dumpWatch) bool {
+	look := time.NewTimer(dump.every())
+	defer look.Stop()
+	for {
+		select {
+		case <-p.dead:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-look.C:
+		}
+		if !dump.dumping() {
+			look.Reset(dump.every())
+		} else if s.Dying != nil {
+			s.Dying(dump.what())
+		}
+	}
+}
+
+// within tells whether the child ends before the time is over, or somebody is in a hurry.
+func (p *process) within(d time.Duration, hurry <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.dead:
+		return true
+	case <-timer.C:
+	case <-hurry:
+	}
+	return false
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 func (p *process) signalGroup(sig syscall.Signal) {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/launch"
 )
 
 // TestMain plays the driver where a test has started this binary as one.
@@ -12,6 +14,9 @@ func TestMain(m *testing.M) {
 	if mode := os.Getenv("LAUNCH_TEST_DRIVER"); mode != "" {
 		playDriver(mode)
 		return
+	}
+	if err := launch.Adopt(); err != nil { // as agents do
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -93,6 +93,11 @@ func (p *pipes) drain(sweep func()) {
 	if p.within(drainBound) {
 		return
 	}
+	p.abandon()
+}
+
+// abandon takes what is in the pipes of a process that may write no more, and blocks until that has been written.
+func (p *pipes) abandon() {
 	for _, c := range p.copiers {
 		_ = c.from.SetReadDeadline(time.Now()) // fails only where that copier has ended
 	}

@@ -122,6 +122,7 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
+	defer inherit(log, agentReaps)()
 	err = agent.Run(ctx, agent.Config{
 		Launcher: launcher, Health: health, Facts: facts(),
 		Name: c.name, Slots: slots, Key: key, Label: c.label,

@@ -110,6 +110,7 @@ type jobRun struct {
 // drive is the job's driver, until the job is done, has failed or is stopped.
 func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) {
 	log := p.logger(s)
+	defer inherit(log, driverReaps)()
 	if j.dir != nil {
 		defer func() {
 			if !errors.Is(err, journal.ErrLocked) && !errors.Is(err, journal.ErrBehind) {
@@ -157,6 +158,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		FusionThreshold:   s.fusion,
 		CycleTime:         s.cycle,
 		VerifyState:       s.verifyState,
+		CoreLimit:         s.coreLimit,
 		HealState:         s.healState,
 		CommitReplicas:    s.commitReplicas,
 		Events:            events.write,

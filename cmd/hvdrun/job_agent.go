@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -64,7 +66,30 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 			return err
 		}
 	}
+	defer inherit(log, agentReaps)()
 	return agent.RunJob(ctx, cfg)
+}
+
+const (
+	// agentReaps is how long an agent leaves inherited processes that have ended to others, who do not exist, and driverReaps
+	// a driver, whose children are not all started by the package launch.
+	agentReaps  = 100 * time.Millisecond
+	driverReaps = 10 * time.Second
+)
+
+// inherit makes this process the parent of those that its descendants leave behind, and takes note of their ends until
+// release is called.
+func inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
+	if err := launch.Adopt(); err != nil {
+		log.Warnf("what workers leave behind may outlive them: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var reaping sync.WaitGroup
+	reaping.Go(func() { launch.Reap(ctx, patience) })
+	return func() {
+		cancel()
+		reaping.Wait()
+	}
 }
 
 // facts are what an agent tells of its host.

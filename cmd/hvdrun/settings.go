@@ -41,6 +41,7 @@ type settings struct {
 	verifyState             int           // commits; 0: after syncs alone, negative: never
 	healState               bool
 	commitReplicas          int
+	coreLimit               uint64 // bytes
 	outputDir               string
 	timestamps              bool
 	logLevel                logrus.Level
@@ -113,6 +114,12 @@ var table = slices.Concat(
 		{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
 			usage: "most workers; makes the job elastic",
 			set:   count(1, func(s *settings) *int { return &s.maxNP })},
+		{name: "core-limit", arg: "BYTES", def: "0",
+			usage: "bound of a crashed worker's core file (4096, 64MiB, unlimited); the others go on while it is written",
+			set: func(s *settings, text string) (err error) {
+				s.coreLimit, err = parseBytes(text)
+				return err
+			}},
 		{name: "bind-gpus", def: "false",
 			usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
 			set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
@@ -184,7 +191,7 @@ var table = slices.Concat(
 			usage: "longest that a host may be out of reach before its workers count as lost",
 			set:   setLease},
 		{name: "orphan-timeout", arg: "D", def: "10m",
-			usage: "how long agents keep the workers of a driver that is silent",
+			usage: "time after which no worker is left of a driver that is silent, the grace of --drain-timeout included",
 			set:   duration(func(s *settings) *time.Duration { return &s.orphan })},
 		{name: "stall-warning", arg: "D", def: "5s",
 			usage: "time after which a worker is named in the log for which the others wait; 0: never",

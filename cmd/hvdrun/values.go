@@ -59,6 +59,32 @@ func parseCount(text string, least int) (int, error) {
 	return n, nil
 }
 
+// parseBytes reads a number of bytes, with KiB, MiB, GiB or TiB behind it or nothing, or "unlimited", which is all that fits.
+func parseBytes(text string) (uint64, error) {
+	if strings.EqualFold(text, "unlimited") {
+		return math.MaxUint64, nil
+	}
+	digits, unit := strings.TrimRight(text, "KMGTiB"), 0
+	switch text[len(digits):] {
+	case "", "B":
+	case "KiB":
+		unit = 10
+	case "MiB":
+		unit = 20
+	case "GiB":
+		unit = 30
+	case "TiB":
+		unit = 40
+	default:
+		return 0, fmt.Errorf("%q is no number of bytes (4096, 64MiB, unlimited)", text)
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil || n > math.MaxUint64>>unit {
+		return 0, fmt.Errorf("%q is no number of bytes (4096, 64MiB, unlimited)", text)
+	}
+	return n << unit, nil
+}
+
 func parseSwitch(text string) (bool, error) {
 	switch strings.ToLower(text) {
 	case "true", "yes", "on", "1":

@@ -191,7 +191,9 @@ type Attach struct {
 	DriverPort uint32 `protobuf:"varint,5,opt,name=driver_port,json=driverPort,proto3" json:"driver_port,omitempty"`
 	// The driver takes over from one that died: it means whatever session the run has; where there is none, the one it names
 	// begins. It does not know what was heard.
-	TakeOver      bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
+	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
+	// The driver knows dying.
+	KnowsDying    bool `protobuf:"varint,7,opt,name=knows_dying,json=knowsDying,proto3" json:"knows_dying,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -268,6 +270,13 @@ func (x *Attach) GetTakeOver() bool {
 	return false
 }
 
+func (x *Attach) GetKnowsDying() bool {
+	if x != nil {
+		return x.KnowsDying
+	}
+	return false
+}
+
 // Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
 // Exited. Words and the environment are bytes because processes take what is no UTF-8.
 type Start struct {
@@ -279,7 +288,9 @@ type Start struct {
 	Environment [][]byte `protobuf:"bytes,4,rep,name=environment,proto3" json:"environment,omitempty"`
 	Directory   []byte   `protobuf:"bytes,5,opt,name=directory,proto3" json:"directory,omitempty"`
 	// Time between SIGTERM and SIGKILL.
-	GraceMs       uint32 `protobuf:"varint,6,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
+	GraceMs uint32 `protobuf:"varint,6,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
+	// The bound of its core file in bytes; all bits set: none.
+	CoreLimit     uint64 `protobuf:"varint,7,opt,name=core_limit,json=coreLimit,proto3" json:"core_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -352,6 +363,13 @@ func (x *Start) GetDirectory() []byte {
 func (x *Start) GetGraceMs() uint32 {
 	if x != nil {
 		return x.GraceMs
+	}
+	return 0
+}
+
+func (x *Start) GetCoreLimit() uint64 {
+	if x != nil {
+		return x.CoreLimit
 	}
 	return 0
 }
@@ -558,7 +576,7 @@ func (x *End) GetNow() bool {
 
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Events (started, output, exited) count from 1; the others have no number.
+	// Events (started, output, dying, exited) count from 1; the others have no number.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// Types that are valid to be assigned to What:
 	//
@@ -568,6 +586,7 @@ type FromAgent struct {
 	//	*FromAgent_Output
 	//	*FromAgent_Exited
 	//	*FromAgent_Log
+	//	*FromAgent_Dying
 	What          isFromAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -671,6 +690,15 @@ func (x *FromAgent) GetLog() *Log {
 	return nil
 }
 
+func (x *FromAgent) GetDying() *Dying {
+	if x != nil {
+		if x, ok := x.What.(*FromAgent_Dying); ok {
+			return x.Dying
+		}
+	}
+	return nil
+}
+
 type isFromAgent_What interface {
 	isFromAgent_What()
 }
@@ -699,6 +727,10 @@ type FromAgent_Log struct {
 	Log *Log `protobuf:"bytes,7,opt,name=log,proto3,oneof"`
 }
 
+type FromAgent_Dying struct {
+	Dying *Dying `protobuf:"bytes,8,opt,name=dying,proto3,oneof"`
+}
+
 func (*FromAgent_Attached) isFromAgent_What() {}
 
 func (*FromAgent_Beat) isFromAgent_What() {}
@@ -710,6 +742,8 @@ func (*FromAgent_Output) isFromAgent_What() {}
 func (*FromAgent_Exited) isFromAgent_What() {}
 
 func (*FromAgent_Log) isFromAgent_What() {}
+
+func (*FromAgent_Dying) isFromAgent_What() {}
 
 type Attached struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -932,6 +966,60 @@ func (x *Started) GetPid() uint32 {
 	return 0
 }
 
+// Dying says that a worker is as good as dead, though its process may be there for long yet.
+type Dying struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Completes a sentence.
+	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dying) Reset() {
+	*x = Dying{}
+	mi := &file_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dying) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dying) ProtoMessage() {}
+
+func (x *Dying) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dying.ProtoReflect.Descriptor instead.
+func (*Dying) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Dying) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *Dying) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
 type Output struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -944,7 +1032,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1044,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1057,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -1002,14 +1090,19 @@ type Exited struct {
 	// Why there never was a process; empty where there was one.
 	StartError string `protobuf:"bytes,4,opt,name=start_error,json=startError,proto3" json:"start_error,omitempty"`
 	// The agent has ended it, or not started it, of its own accord: the host is to be left alone.
-	Evicted       bool `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
+	Evicted bool `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
+	// The process is still there though it was killed, and nobody waits for it any more: its id, 0 where that is not so, what its
+	// state is, as proc_pid_stat(5) has it, and how long it was waited for.
+	StuckPid      uint32 `protobuf:"varint,6,opt,name=stuck_pid,json=stuckPid,proto3" json:"stuck_pid,omitempty"`
+	StuckState    string `protobuf:"bytes,7,opt,name=stuck_state,json=stuckState,proto3" json:"stuck_state,omitempty"`
+	StuckMs       uint32 `protobuf:"varint,8,opt,name=stuck_ms,json=stuckMs,proto3" json:"stuck_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1114,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1127,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -1072,6 +1165,27 @@ func (x *Exited) GetEvicted() bool {
 	return false
 }
 
+func (x *Exited) GetStuckPid() uint32 {
+	if x != nil {
+		return x.StuckPid
+	}
+	return 0
+}
+
+func (x *Exited) GetStuckState() string {
+	if x != nil {
+		return x.StuckState
+	}
+	return ""
+}
+
+func (x *Exited) GetStuckMs() uint32 {
+	if x != nil {
+		return x.StuckMs
+	}
+	return 0
+}
+
 type InspectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Other agents to connect to, without saying anything.
@@ -1082,7 +1196,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1208,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1221,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *InspectRequest) GetTargets() []*Target {
@@ -1129,7 +1243,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1255,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1268,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Target) GetHost() string {
@@ -1187,7 +1301,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1313,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1326,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InspectReply) GetUnixNano() int64 {
@@ -1262,7 +1376,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
 	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03endB\x06\n" +
-	"\x04what\"\xa9\x01\n" +
+	"\x04what\"\xca\x01\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
@@ -1270,14 +1384,18 @@ const file_agent_proto_rawDesc = "" +
 	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\x12\x1f\n" +
 	"\vdriver_port\x18\x05 \x01(\rR\n" +
 	"driverPort\x12\x1b\n" +
-	"\ttake_over\x18\x06 \x01(\bR\btakeOver\"\xb2\x01\n" +
+	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1f\n" +
+	"\vknows_dying\x18\a \x01(\bR\n" +
+	"knowsDying\"\xd1\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12\x18\n" +
 	"\acommand\x18\x03 \x03(\fR\acommand\x12 \n" +
 	"\venvironment\x18\x04 \x03(\fR\venvironment\x12\x1c\n" +
 	"\tdirectory\x18\x05 \x01(\fR\tdirectory\x12\x19\n" +
-	"\bgrace_ms\x18\x06 \x01(\rR\agraceMs\":\n" +
+	"\bgrace_ms\x18\x06 \x01(\rR\agraceMs\x12\x1d\n" +
+	"\n" +
+	"core_limit\x18\a \x01(\x04R\tcoreLimit\":\n" +
 	"\x04Stop\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
 	"\x03now\x18\x02 \x01(\bR\x03now\"?\n" +
@@ -1287,7 +1405,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x04Beat\x12\x14\n" +
 	"\x05heard\x18\x01 \x01(\x04R\x05heard\"\x17\n" +
 	"\x03End\x12\x10\n" +
-	"\x03now\x18\x01 \x01(\bR\x03now\"\xb3\x02\n" +
+	"\x03now\x18\x01 \x01(\bR\x03now\"\xdd\x02\n" +
 	"\tFromAgent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x121\n" +
 	"\battached\x18\x02 \x01(\v2\x13.hvdrun.v1.AttachedH\x00R\battached\x12%\n" +
@@ -1295,7 +1413,8 @@ const file_agent_proto_rawDesc = "" +
 	"\astarted\x18\x04 \x01(\v2\x12.hvdrun.v1.StartedH\x00R\astarted\x12+\n" +
 	"\x06output\x18\x05 \x01(\v2\x11.hvdrun.v1.OutputH\x00R\x06output\x12+\n" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
-	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03logB\x06\n" +
+	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03log\x12(\n" +
+	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dyingB\x06\n" +
 	"\x04what\"_\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
@@ -1309,18 +1428,25 @@ const file_agent_proto_rawDesc = "" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"=\n" +
 	"\aStarted\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
-	"\x03pid\x18\x02 \x01(\rR\x03pid\"V\n" +
+	"\x03pid\x18\x02 \x01(\rR\x03pid\"=\n" +
+	"\x05Dying\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\"V\n" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\fR\x04text\"\x91\x01\n" +
+	"\x04text\x18\x03 \x01(\fR\x04text\"\xea\x01\n" +
 	"\x06Exited\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\rR\x06signal\x12\x1f\n" +
 	"\vstart_error\x18\x04 \x01(\tR\n" +
 	"startError\x12\x18\n" +
-	"\aevicted\x18\x05 \x01(\bR\aevicted\"=\n" +
+	"\aevicted\x18\x05 \x01(\bR\aevicted\x12\x1b\n" +
+	"\tstuck_pid\x18\x06 \x01(\rR\bstuckPid\x12\x1f\n" +
+	"\vstuck_state\x18\a \x01(\tR\n" +
+	"stuckState\x12\x19\n" +
+	"\bstuck_ms\x18\b \x01(\rR\astuckMs\"=\n" +
 	"\x0eInspectRequest\x12+\n" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +
@@ -1348,7 +1474,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_agent_proto_goTypes = []any{
 	(*ToAgent)(nil),        // 0: hvdrun.v1.ToAgent
 	(*Attach)(nil),         // 1: hvdrun.v1.Attach
@@ -1362,11 +1488,12 @@ var file_agent_proto_goTypes = []any{
 	(*Kept)(nil),           // 9: hvdrun.v1.Kept
 	(*Log)(nil),            // 10: hvdrun.v1.Log
 	(*Started)(nil),        // 11: hvdrun.v1.Started
-	(*Output)(nil),         // 12: hvdrun.v1.Output
-	(*Exited)(nil),         // 13: hvdrun.v1.Exited
-	(*InspectRequest)(nil), // 14: hvdrun.v1.InspectRequest
-	(*Target)(nil),         // 15: hvdrun.v1.Target
-	(*InspectReply)(nil),   // 16: hvdrun.v1.InspectReply
+	(*Dying)(nil),          // 12: hvdrun.v1.Dying
+	(*Output)(nil),         // 13: hvdrun.v1.Output
+	(*Exited)(nil),         // 14: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 15: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 16: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 17: hvdrun.v1.InspectReply
 }
 var file_agent_proto_depIdxs = []int32{
 	1,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -1378,20 +1505,21 @@ var file_agent_proto_depIdxs = []int32{
 	8,  // 6: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
 	5,  // 7: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
 	11, // 8: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	12, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	13, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	13, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	14, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
 	10, // 11: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
-	9,  // 12: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
-	15, // 13: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	0,  // 14: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	14, // 15: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	7,  // 16: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	16, // 17: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	16, // [16:18] is the sub-list for method output_type
-	14, // [14:16] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 12: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
+	9,  // 13: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	16, // 14: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	0,  // 15: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	15, // 16: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	7,  // 17: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	17, // 18: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	17, // [17:19] is the sub-list for method output_type
+	15, // [15:17] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1414,6 +1542,7 @@ func file_agent_proto_init() {
 		(*FromAgent_Output)(nil),
 		(*FromAgent_Exited)(nil),
 		(*FromAgent_Log)(nil),
+		(*FromAgent_Dying)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1421,7 +1550,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -56,6 +56,11 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"StopKillsTreeOfObedient", stopKillsTreeOfObedient},
 		{"StopKillsOrphanBySign", stopKillsOrphan},
 		{"StopKillsOrphanThatIsRestless", stopKillsRestless},
+		{"StopKillsOrphanWithoutSign", stopKillsUnsigned},
+		{"ExitKillsOrphanWithoutSign", exitKillsUnsigned},
+		{"NoCore", noCore},
+		{"CoreLimit", withCore},
+		{"HurryEndsTheGrace", hurry},
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
@@ -204,15 +209,15 @@ func directory(t *testing.T, l launch.Launcher) {
 
 // A program that PATH lacks is found in the working directory; one that PATH has goes before it.
 func inDirectory(t *testing.T, l launch.Launcher) {
-	s := script("")
-	s.Dir = t.TempDir()
+	dir := t.TempDir()
 	for _, name := range []string{"train-of-this-folder", "true"} {
-		if err := os.WriteFile(filepath.Join(s.Dir, name), []byte("#!/bin/sh\necho here\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho here\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, want := range map[string]string{"train-of-this-folder": "here\n", "true": ""} {
-		s.Command = []string{name}
+		s := script("") // an incarnation runs once
+		s.Command, s.Dir = []string{name}, dir
 		if stdout, _, err := runShort(t, l, s); err != nil || stdout != want {
 			t.Errorf("%s: output %q, error %v", name, stdout, err)
 		}
@@ -403,6 +408,63 @@ func stopKillsRestless(t *testing.T, l launch.Launcher) {
 	r.cancel()
 	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
 	r.gone()
+}
+
+const unsigned = `(env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
+`
+
+// A daemon has neither group, parent, session nor environment in common with the worker.
+func stopKillsUnsigned(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 2, unsigned+`echo ready >&9; exec sleep 1000`)
+	r.cancel()
+	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
+	r.gone()
+}
+
+// The same, when the worker ends by itself, once the daemon is there.
+func exitKillsUnsigned(t *testing.T, l launch.Launcher) {
+	r := start(t, l, time.Hour, 1, `trap 'exit 7' USR1
+		(env -i W=$$ setsid sh -c 'echo ready >&9; kill -USR1 "$W"; exec sleep 1000' >/dev/null 2>&1 &)
+		while :; do sleep 0.01; done`)
+	wantExit(t, r.wait(), launch.ExitError{Code: 7})
+	r.gone()
+}
+
+func noCore(t *testing.T, l launch.Launcher) {
+	if stdout, _, err := runShort(t, l, script("ulimit -c")); err != nil || stdout != "0\n" {
+		t.Fatalf("output %q, error %v", stdout, err)
+	}
+}
+
+func withCore(t *testing.T, l launch.Launcher) {
+	s := script("ulimit -c; ulimit -Hc")
+	s.CoreLimit = launch.UnlimitedCore
+	stdout, _, err := runShort(t, l, s)
+	if words := strings.Fields(stdout); err != nil || len(words) != 2 || words[0] != words[1] {
+		t.Fatalf("output %q, error %v: want the hard limit", stdout, err)
+	}
+}
+
+func hurry(t *testing.T, l launch.Launcher) {
+	s := script("trap '' TERM; echo ready; while :; do sleep 1; done")
+	out, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	defer ours.Close()
+	quick := make(chan struct{})
+	s.Grace, s.Hurry, s.Stdout = time.Hour, quick, ours
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx, s, nil) }()
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	close(quick)
+	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
 }
 
 func many(t *testing.T, l launch.Launcher) {

@@ -1,0 +1,98 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// stuck is a process that does not end, and whose core is being dumped as long as the file says so.
+func stuck(t *testing.T, dumps bool) (*process, *kin, *dumpWatch) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "status")
+	text := "State:\tR (running)\nCoreDumping:\t0\n"
+	if dumps {
+		text = "State:\tD (disk sleep)\nCoreDumping:\t1\n"
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { status.Close() })
+	const nobody = 1 << 30 // no process has such a number
+	return &process{pid: nobody, dead: make(chan struct{}), mayEnd: make(chan struct{})}, newKin("", 0),
+		&dumpWatch{pid: nobody, pause: dumpLook, status: status, buf: make([]byte, 4<<10)}
+}
+
+// A process that SIGKILL does not end is waited for no longer than is said.
+func TestUnkillable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, k, dump := stuck(t, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin := time.Now()
+		if !p.await(ctx, Spec{Grace: time.Second}, k, dump) || p.hasEnded() {
+			t.Error("it counts as ended")
+		}
+		if took := time.Since(begin); took != time.Second+killPatience {
+			t.Errorf("it was waited for %v", took)
+		}
+	})
+	err := error(newUnkillable(os.Getpid()))
+	var exit *ExitError
+	if !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
+		t.Errorf("%v is no end by SIGKILL", err)
+	}
+}
+
+// A worker that dumps its core is told of once, at the first look, long before its process ends; a stop leaves it the time
+// to write, but not without a bound.
+func TestDumping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, k, dump := stuck(t, true)
+		begin, told := time.Now(), 0
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		p.await(ctx, Spec{Grace: time.Second, Dying: func(string) {
+			told++
+			if took := time.Since(begin); took != dumpLook {
+				t.Errorf("it was told of after %v", took)
+			}
+		}}, k, dump)
+		if told != 1 {
+			t.Errorf("it was told of %d times", told)
+		}
+		if took := time.Since(begin); took < dumpBound || took > dumpBound+killPatience+3*time.Second {
+			t.Errorf("it was waited for %v", took)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		p, k, dump := stuck(t, true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		hurry := make(chan struct{})
+		close(hurry)
+		begin := time.Now()
+		p.await(ctx, Spec{Grace: time.Hour, Hurry: hurry}, k, dump)
+		if took := time.Since(begin); took != killPatience {
+			t.Errorf("who is in a hurry waits %v", took)
+		}
+	})
+}
+
+// The kernel's own word of a dump is understood, and so is the signal that leads to it.
+func TestDumpWatch(t *testing.T) {
+	w := watchDump(os.Getpid(), UnlimitedCore)
+	defer w.close()
+	if w.dumping() || w.pause != dumpLook || w.what() != "dumps its core" {
+		t.Errorf("dumping %v, pause %v, %q", w.dumping(), w.pause, w.what())
+	}
+}
