@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -97,6 +96,7 @@ type Endpoint struct {
 	inbound  map[net.Conn]struct{} // accepted and not handed over
 	unproven []net.Conn            // those of them that have proven nothing, oldest first
 	visits   int                   // those of them that are visits
+	dialOnce func() error          // instead of a dial, in tests; nil: as ever
 	largest  int                   // ranks of the largest generation that Connect was called for
 	forced   int                   // what bound returns, in tests
 }
@@ -390,9 +390,10 @@ func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer, cha
 }
 
 var (
-	errBroken = errors.New("collective: the connection broke") // before it was proven
-	errNoWay  = errors.New("collective: no way to the peer")   // from this host
-	errLater  = errors.New("collective: not yet")              // says the peer
+	errBroken  = errors.New("collective: the connection broke") // before it was proven
+	errNoWay   = errors.New("collective: no way to the peer")   // from this host
+	errTimeout = errors.New("collective: the connection took too long")
+	errLater   = errors.New("collective: not yet") // says the peer
 )
 
 // hopeful tells whether an attempt that has failed may go better the next time. Where the peer says so itself, the attempts end
@@ -408,14 +409,14 @@ func hopeful(err error, attempt int) bool {
 	return errors.Is(err, errNoWay) && attempt < wayAttempts
 }
 
-// dial dials until it goes well, or there is no hope. A time out alone is no reason to give up while other connections of the group
-// come, of which lacking tells how many do not: then what is slow is this host.
+// dial dials until it goes well, or there is no hope. A time out alone is no reason to give up where the peer is of this host, nor
+// while other connections of the group come, of which lacking tells how many do not: then what is slow is this host.
 func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration, lacking func() int) (*conn, error) {
 	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
 		before := lacking()
 		c, err := e.dialAll(ctx, addrs, h, stagger)
-		slow := errors.Is(err, os.ErrDeadlineExceeded) && lacking() < before
+		slow := errors.Is(err, errTimeout) && (stagger > 0 || lacking() < before)
 		if err == nil || ctx.Err() != nil || !slow && !hopeful(err, attempt) {
 			return c, err
 		}
@@ -500,10 +501,16 @@ func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello
 }
 
 func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (*conn, error) {
+	if e.dialOnce != nil {
+		return nil, e.dialOnce()
+	}
 	d := net.Dialer{Timeout: dialBound, KeepAliveConfig: keepAlive}
 	raw, err := d.DialContext(ctx, "tcp", addr)
 	if errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
 		return nil, fmt.Errorf("%w: %w", errNoWay, err) // so a link is for a moment that has just come back
+	}
+	if failed, is := err.(net.Error); is && failed.Timeout() {
+		return nil, fmt.Errorf("%w: %w", errTimeout, err)
 	}
 	if err != nil {
 		return nil, err

@@ -1,0 +1,49 @@
+package collective
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// TestSlowDial: a dial that times out goes on while the peer is of this host or other connections come, and ends where none do.
+func TestSlowDial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			name    string
+			stagger time.Duration
+			comes   int // connections that come while dials time out
+			want    int
+		}{
+			{"nothing comes", 0, 0, 1},
+			{"three come", 0, 3, 4},
+		} {
+			dials, lacking := 0, 100
+			e := &Endpoint{dialOnce: func() error {
+				dials++
+				if dials <= test.comes {
+					lacking--
+				}
+				return errTimeout
+			}}
+			_, err := e.dial(t.Context(), []string{"peer"}, identity.Hello{}, test.stagger, func() int { return lacking })
+			if !errors.Is(err, errTimeout) || dials != test.want {
+				t.Errorf("%s: %d dials, %v", test.name, dials, err)
+			}
+		}
+		done := errors.New("done")
+		dials := 0
+		e := &Endpoint{dialOnce: func() error {
+			if dials++; dials == 9 {
+				return done
+			}
+			return errTimeout
+		}}
+		if _, err := e.dial(t.Context(), []string{"peer"}, identity.Hello{}, localStagger, func() int { return 1 }); err != done {
+			t.Errorf("on this host: %v after %d dials", err, dials)
+		}
+	})
+}
