@@ -139,6 +139,13 @@ func (c *Checkpoints) soon() bool {
 	return c.free()
 }
 
+// has tells whether the newest on the disk is of that commit, and none is being written.
+func (c *Checkpoints) has(commits uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.busy && c.written == commits
+}
+
 func (c *Checkpoints) end(commits uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

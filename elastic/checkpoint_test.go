@@ -19,6 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // logs collects what workers log.
@@ -234,6 +235,60 @@ func TestCheckpointsThatDoNotFit(t *testing.T) {
 	}
 	if err := run(Value("step", &step), Tensor("t", make([]int8, 4))); err != nil {
 		t.Error(err)
+	}
+}
+
+// told is a meeting that keeps what it is told.
+type told struct {
+	meeting
+	reports chan rendezvous.Report
+}
+
+func (m told) report(_ context.Context, r rendezvous.Report, _, _ uint64) error {
+	if r != rendezvous.Committed {
+		m.reports <- r
+	}
+	return nil
+}
+
+// The driver knows that the last checkpoint is not there yet also where an earlier one is being written
+// still: a worker that is killed then has not ended well.
+func TestLastCheckpointBehindAnother(t *testing.T) {
+	m := told{solo{}, make(chan rendezvous.Report, 10)}
+	w, err := newWorker(t.Context(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	c := Checkpoint(t.TempDir())
+	s := NewState(w, Value("step", new(int)), c)
+	s.holds = true
+	if err := s.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	c.writing.Wait()
+	if err := s.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	slow := make(chan struct{})
+	c.mu.Lock()
+	c.busy = true
+	c.mu.Unlock()
+	c.writing.Go(func() {
+		<-slow
+		c.end(1, nil)
+	})
+	ended := make(chan error)
+	go func() { ended <- s.finish(nil) }()
+	if r := <-m.reports; r != rendezvous.Writing {
+		t.Error(r)
+	}
+	close(slow)
+	if err := <-ended; err != nil || !c.has(2) {
+		t.Error(err)
+	}
+	if r := <-m.reports; r != rendezvous.Written {
+		t.Error(r)
 	}
 }
 

@@ -26,7 +26,7 @@ func (s *State) finish(err error) error {
 		return err
 	}
 	defer c.release()
-	c.writing.Wait()
+	defer c.writing.Wait()
 	if !s.writesLast(err) {
 		if lost != nil {
 			s.worker.log.Warn(lost)
@@ -63,13 +63,14 @@ func (s *State) writesLast(err error) bool {
 func (s *State) writeLast(lost error) error {
 	c, held := s.checkpoints, s.saved.Hold()
 	defer held.Release()
-	if lost == nil && held.Number() == c.written {
+	if lost == nil && c.has(held.Number()) {
 		return nil
 	}
 	s.worker.doing.enter(rendezvous.Saving)
-	s.tellLast(rendezvous.Writing)
+	s.tellLast(rendezvous.Writing) // also where one is being written: this process may be killed meanwhile
+	c.writing.Wait()
 	var err error
-	if held.Number() != c.written {
+	if !c.has(held.Number()) {
 		err = s.writeImage(held)
 		c.end(held.Number(), err)
 	}
