@@ -138,32 +138,8 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		output.Hurry()
 	}
 	stopped := p.watchStop(ctx, log, kill, s.timeouts.Drain)
-	cfg := driver.Config{
-		RunID:             s.runID,
-		Command:           j.command,
-		Env:               s.workerEnv(p.env),
-		Dir:               s.dir,
-		Source:            source,
-		RemovalAfter:      s.removalAfter,
-		Launcher:          launcher,
-		Authority:         j.authority,
-		Output:            output,
-		Size:              j.size,
-		Blame:             s.blame,
-		Timeouts:          s.timeouts,
-		EncryptData:       s.encrypt,
-		NetworkInterfaces: s.interfaces,
-		TimelineFilename:  s.timeline,
-		Connections:       s.connections,
-		FusionThreshold:   s.fusion,
-		CycleTime:         s.cycle,
-		VerifyState:       s.verifyState,
-		CoreLimit:         s.coreLimit,
-		HealState:         s.healState,
-		CommitReplicas:    s.commitReplicas,
-		Events:            events.write,
-		Log:               log,
-	}
+	cfg := p.driverConfig(s, j, log)
+	cfg.Source, cfg.Launcher, cfg.Output, cfg.Events = source, launcher, output, events.write
 	run := driver.Run
 	if j.dir == nil {
 		launcher.Orphan = 0 // there is nothing to wait for
@@ -188,6 +164,32 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		return runError{err}
 	}
 	return nil
+}
+
+// driverConfig is what the driver needs to know of the job, apart from its source, launcher, output and events.
+func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver.Config {
+	return driver.Config{
+		RunID:             s.runID,
+		Command:           j.command,
+		Env:               s.workerEnv(p.env),
+		Dir:               s.dir,
+		RemovalAfter:      s.removalAfter,
+		Authority:         j.authority,
+		Size:              j.size,
+		Blame:             s.blame,
+		Timeouts:          s.timeouts,
+		EncryptData:       s.encrypt,
+		NetworkInterfaces: s.interfaces,
+		TimelineFilename:  s.timeline,
+		Connections:       s.connections,
+		FusionThreshold:   s.fusion,
+		CycleTime:         s.cycle,
+		VerifyState:       s.verifyState,
+		CoreLimit:         s.coreLimit,
+		HealState:         s.healState,
+		CommitReplicas:    s.commitReplicas,
+		Log:               log,
+	}
 }
 
 // watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
