@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"syscall"
@@ -27,6 +28,7 @@ const (
 	maxVisits    = 16                     // at a time
 	connectBound = 30 * time.Second       // of Connect without any new connection, where its context has no deadline
 	connectEach  = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
+	lateBound    = 10                     // times connectIdle: longest that ranks which are connected wait for those that are not
 	dialBound    = 10 * time.Second       // of one attempt at one address
 	wayAttempts  = 6                      // where no way leads to a peer
 	maxDialing   = 64                     // attempts at a time for one group: many processes of one host would starve each other
@@ -251,7 +253,8 @@ var errKilled = errors.New("collective: this worker has been killed")
 
 // Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
 // Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
-// most until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
+// most until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s and 0.1 s more for each
+// rank. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
 // could not be reached: at once where nobody listens at a peer's addresses, which means that its process is dead.
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
@@ -304,7 +307,7 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 	}
 	if _, bounded := ctx.Deadline(); !bounded { // the others may still be about to connect
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, connectBound+time.Duration(g.size)*connectEach)
+		ctx, cancel = context.WithTimeout(ctx, lateBound*connectIdle(g.size))
 		defer cancel()
 	}
 	if err := g.share(ctx); err != nil {
@@ -314,12 +317,15 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 	return g, nil
 }
 
+// connectIdle is the longest that Connect goes without any new connection among so many ranks.
+func connectIdle(size int) time.Duration { return connectBound + time.Duration(size)*connectEach }
+
 // awaitPeers blocks until there is a connection to every rank, or fails the group: when ctx ends, or, where that has no deadline,
-// when there has been no new connection for connectBound.
+// when there has been no new connection for connectIdle.
 func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
 	var idle <-chan time.Time
 	if _, bounded := ctx.Deadline(); !bounded {
-		ticker := time.NewTicker(connectBound)
+		ticker := time.NewTicker(connectIdle(g.size))
 		defer ticker.Stop()
 		idle = ticker.C
 	}
@@ -416,7 +422,7 @@ func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello, s
 	for attempt := 1; ; attempt++ {
 		before := lacking()
 		c, err := e.dialAll(ctx, addrs, h, stagger)
-		slow := errors.Is(err, errTimeout) && (stagger > 0 || lacking() < before)
+		slow := errors.Is(err, errTimeout) && (stagger > 0 || loopback(addrs) || lacking() < before)
 		if err == nil || ctx.Err() != nil || !slow && !hopeful(err, attempt) {
 			return c, err
 		}
@@ -429,6 +435,14 @@ func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello, s
 		}
 		pause = min(2*pause, lastBackoff)
 	}
+}
+
+// loopback tells whether an address leads to this host alone.
+func loopback(addrs []string) bool {
+	return slices.ContainsFunc(addrs, func(addr string) bool {
+		at, err := netip.ParseAddrPort(addr)
+		return err == nil && at.Addr().IsLoopback()
+	})
 }
 
 // dialAll tries all addresses at once, or each of them so much later than the one before or when that has failed, and returns the

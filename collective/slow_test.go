@@ -34,6 +34,9 @@ func TestSlowDial(t *testing.T) {
 				t.Errorf("%s: %d dials, %v", test.name, dials, err)
 			}
 		}
+		if !loopback([]string{"192.0.2.1:5", "127.0.0.2:5"}) || loopback([]string{"192.0.2.1:5", "x"}) {
+			t.Error("which addresses are of this host")
+		}
 		done := errors.New("done")
 		dials := 0
 		e := &Endpoint{dialOnce: func() error {
