@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,18 +17,16 @@ import (
 
 // outside copies examples/discovery-plugin to where another team would have it: a folder of its own, with nothing but a
 // replace that says where this module is.
-func outside(t *testing.T) (dir string) {
+func outside(t *testing.T, dir string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir = t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples", "discovery-plugin"))); err != nil {
 		t.Fatal(err)
 	}
 	golang(t, dir, "mod", "edit", "-replace", "github.com/hvdrun/hvdrun="+root)
-	return dir
 }
 
 func golang(t *testing.T, dir string, args ...string) {
@@ -39,18 +38,35 @@ func golang(t *testing.T, dir string, args ...string) {
 	}
 }
 
-// buildOutside builds the plugin there.
+// inventory is the plugin that was built there, once for all tests.
+var inventory struct {
+	sync.Mutex
+	program string
+}
+
+// buildOutside builds the plugin there, and returns a copy of it that no other test runs.
 func buildOutside(t *testing.T) (program string) {
 	t.Helper()
-	dir := outside(t)
-	golang(t, dir, "build", "-o", "inventory", ".")
-	return filepath.Join(dir, "inventory")
+	inventory.Lock()
+	defer inventory.Unlock()
+	if inventory.program == "" {
+		dir := filepath.Join(filepath.Dir(binaries.Hvdrun), "outside")
+		outside(t, dir)
+		golang(t, dir, "build", "-o", "inventory", ".")
+		inventory.program = filepath.Join(dir, "inventory")
+	}
+	program = filepath.Join(t.TempDir(), "inventory")
+	if err := os.Link(inventory.program, program); err != nil {
+		t.Fatal(err)
+	}
+	return program
 }
 
 // TestModuleOutside: the example passes its own tests where another team would have it.
 func TestModuleOutside(t *testing.T) {
 	t.Parallel()
-	dir := outside(t)
+	dir := t.TempDir()
+	outside(t, dir)
 	golang(t, dir, "vet", ".")
 	golang(t, dir, "test", ".")
 }
