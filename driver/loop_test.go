@@ -378,3 +378,14 @@ func TestFrozenEnd(t *testing.T) {
 		})
 	}
 }
+
+// TestExitOf: a process that cannot be killed is told from one that SIGKILL has ended, though both count as killed.
+func TestExitOf(t *testing.T) {
+	stuck := &launch.UnkillableError{PID: 7, After: 10 * time.Second}
+	if e := exitOf(stuck); !e.Unkillable || e.Code != 137 || e.Err == nil {
+		t.Errorf("%+v", e)
+	}
+	if e := exitOf(&launch.ExitError{Code: 137, Signal: syscall.SIGKILL}); e.Unkillable || e.Signal != syscall.SIGKILL {
+		t.Errorf("%+v", e)
+	}
+}
