@@ -114,7 +114,7 @@ func Squeeze(t testing.TB, groups []*Group, from, to int) {
 	for _, end := range []struct{ rank, peer, option int }{{from, to, unix.SO_SNDBUF}, {to, from, unix.SO_RCVBUF}} {
 		l := groups[end.rank].tcp.links[end.peer]
 		squeeze := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10) }
-		err := errors.ErrUnsupported
+		var err error
 		if l.data.sealed() {
 			fd, e := l.data.duplicate()
 			err = errors.Join(e, squeeze(fd), unix.Close(fd))

@@ -101,8 +101,7 @@ func fork(path string, s Spec, files []uintptr) (*process, error) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		var err error
-		err = relatives.fork(true, func() (int, error) {
+		err := relatives.fork(true, func() (int, error) {
 			var err error
 			p.pid, err = forkWithCore(path, s, attr)
 			return p.pid, err

@@ -125,12 +125,6 @@ func (j *job) again(n int) {
 	}
 }
 
-// replace gives another value to a flag.
-func (j *job) replace(flag, value string) {
-	i := slices.Index(j.flags, flag)
-	j.flags[i+1] = value
-}
-
 func (j *job) environment() []string {
 	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
