@@ -44,6 +44,10 @@ func TestGraceIsWithinTheLease(t *testing.T) {
 		{10 * time.Minute, 30 * time.Second, 30 * time.Second}, {4 * time.Second, 30 * time.Second, 2 * time.Second}, {time.Second, 0, 0},
 	} {
 		s := &session{lease: c.lease, workers: map[string]*worker{"a": {grace: c.grace}, "over": {grace: time.Hour, over: true}}}
+		s.st, s.contact = newSteward("a", 1, quiet()), time.Now()
+		if next := s.checkLease(); next > c.lease/2 || s.why != nil {
+			t.Errorf("lease %v: the next look comes after %v, too late for the grace of workers that come meanwhile", c.lease, next)
+		}
 		if got := s.leadOf(); got != c.want {
 			t.Errorf("lease %v, grace %v: workers are asked %v before its end, want %v", c.lease, c.grace, got, c.want)
 		}

@@ -99,7 +99,7 @@ func (l *link) poke() {
 
 // live blocks until the session is over, and ends what is left of it.
 func (s *session) live() {
-	timer := time.NewTimer(s.lease)
+	timer := time.NewTimer(s.lease / 2)
 	defer timer.Stop()
 	for waiting := true; waiting; {
 		select {
@@ -130,13 +130,14 @@ func (s *session) live() {
 	}
 }
 
-// checkLease ends a session whose lease has run out, and returns when to look again.
+// checkLease ends a session whose lease has run out, and returns when to look again: so soon that workers which come meanwhile
+// have their grace within the lease too.
 func (s *session) checkLease() time.Duration {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
 	left := s.lease - s.leadOf() - time.Since(s.contact)
 	if left > 0 {
-		return left
+		return min(left, s.lease/2)
 	}
 	if s.why == nil {
 		s.log.Warnf("agent: nothing was heard of the driver for %v: ending its %d workers",
