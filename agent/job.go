@@ -46,7 +46,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	}
 	listen := ":0"
 	if cfg.Hello.Loopback {
-		listen = "127.0.0.1:0"
+		listen = identity.ListenLoopback()
 	}
 	ln, err := net.Listen("tcp", listen)
 	if err != nil {

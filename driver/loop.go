@@ -170,7 +170,7 @@ func (l *loop) listenForWorkers() (net.Listener, error) {
 		}
 	}
 	// Unless workers run on other machines, nobody else needs to reach the driver.
-	listen := "127.0.0.1:0"
+	listen := identity.ListenLoopback()
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		listen = router.ListenAddr()
 	}

@@ -314,7 +314,7 @@ func (a *Agents) Close() error {
 // ListenAddr implements Router.
 func (a *Agents) ListenAddr() string {
 	if a.LocalOnly {
-		return "127.0.0.1:0"
+		return identity.ListenLoopback()
 	}
 	return ":0"
 }
@@ -347,7 +347,7 @@ func (a *Agents) HostAddr(host string) (string, error) {
 
 // outwardAddr returns an address of this machine that others may reach, where it has one: IPv4 before IPv6.
 func outwardAddr() netip.Addr {
-	best := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	best := identity.Loopback()
 	for _, addr := range OwnAddrs() {
 		if addr.Is4() {
 			return addr

@@ -175,7 +175,7 @@ func (j *jobAgent) candidates(localOnly bool) []string {
 	at := j.ready
 	switch {
 	case at.gone != nil && localOnly:
-		at.Addresses = []string{"127.0.0.1"}
+		at.Addresses = []string{identity.Loopback().String()}
 	case at.gone != nil:
 		at.Addresses = []string{outwardAddr().String()} // the one that others have to reach
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 // transport is the network, or what a test puts in its place, with what memberlist's own lacks: its dials end when it is
@@ -211,7 +213,7 @@ func advertised(ctx context.Context, seeds []string) (string, error) {
 		switch {
 		case !ok:
 		case n.IP.IsLoopback():
-			loopback = "127.0.0.1"
+			loopback = identity.Loopback().String()
 		case n.IP.IsGlobalUnicast() && n.IP.To4() != nil:
 			return n.IP.String(), nil
 		case n.IP.IsGlobalUnicast() && v6 == "":

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/internal/life"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -28,7 +29,7 @@ type launcher struct {
 var _ launch.Router = launcher{}
 
 // ListenAddr, Listening and HostAddr make it a Router, whose workers need no guard against the death of the driver.
-func (launcher) ListenAddr() string                { return "127.0.0.1:0" }
+func (launcher) ListenAddr() string                { return identity.ListenLoopback() }
 func (launcher) Listening(int)                     {}
 func (launcher) HostAddr(h string) (string, error) { return h, nil }
 

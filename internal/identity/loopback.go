@@ -1,0 +1,21 @@
+package identity
+
+import (
+	"net"
+	"net/netip"
+)
+
+// Loopback returns the address at which processes of this machine reach each other: 127.0.0.1, or ::1 where no
+// interface has that.
+func Loopback() netip.Addr {
+	v4 := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	lis, err := net.Listen("tcp4", netip.AddrPortFrom(v4, 0).String())
+	if err != nil {
+		return netip.IPv6Loopback()
+	}
+	lis.Close()
+	return v4
+}
+
+// ListenLoopback is what net.Listen takes for any free port of Loopback.
+func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String() }
