@@ -27,7 +27,7 @@ const (
 
 const (
 	sealedRecord = 16 << 10              // what goes into one record of TLS with its header
-	noticeBound  = 50 * time.Millisecond // longest a notice may take to be handed to the kernel
+	noticeBound  = time.Second           // longest a notice may take to be handed to the kernel, by a rank that is starved
 	verdictBound = time.Second           // longest the control channel may take to tell why the data channel has ended
 	dialVerdict  = 50 * time.Millisecond // the same while the peer has yet to dial it
 	leaveBound   = time.Second           // longest a leaving rank waits for the others to read what it has sent

@@ -15,16 +15,16 @@ import (
 // What a command line makes of the size of the worlds: NP, Min, Max, Elastic.
 func TestSize(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"-np 4", "{4 0 0 false}"},
-		{"-H localhost:2,127.0.0.1:3", "{5 0 0 false}"},
-		{"-H localhost:2,127.0.0.1:3 -np 4", "{4 0 0 false}"},
-		{"-np 4 --min-np 2", "{4 2 0 true}"},
-		{"-np 4 --max-np 8", "{4 0 8 true}"},
-		{"-np 4 --host-discovery-script x", "{4 0 0 true}"},
-		{"-np 4 --min-np 2 --max-np 8 --host-discovery-script x", "{4 2 8 true}"},
-		{"-np 4 --discovery-plugin x", "{4 0 0 true}"},
-		{"-H localhost:4 --min-np 1 --max-np 2", "{2 1 2 true}"},
-		{"-H localhost --slots 3", "{3 0 0 false}"},
+		{"-np 4", "{4 0 0 0 false}"},
+		{"-H localhost:2,127.0.0.1:3", "{5 0 0 0 false}"},
+		{"-H localhost:2,127.0.0.1:3 -np 4", "{4 0 0 0 false}"},
+		{"-np 4 --min-np 2", "{4 2 0 0 true}"},
+		{"-np 4 --max-np 8", "{4 0 8 0 true}"},
+		{"-np 4 --host-discovery-script x", "{4 0 0 0 true}"},
+		{"-np 4 --min-np 2 --max-np 8 --host-discovery-script x", "{4 2 8 0 true}"},
+		{"-np 4 --discovery-plugin x", "{4 0 0 0 true}"},
+		{"-H localhost:4 --min-np 1 --max-np 2", "{2 1 2 0 true}"},
+		{"-H localhost --slots 3", "{3 0 0 0 false}"},
 
 		{"-H localhost:2 --min-np 3", "--min-np is 3, more than the 2 slots of --hosts"},
 		{"-np 3 -H localhost:2", "driver: not enough slots in time: 3 are needed (-np), and the hosts given have 2"},

@@ -129,12 +129,16 @@ func TestWorkerAskedToLeave(t *testing.T) {
 func TestLastAskedToLeave(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
-		Flags:   flags("-np", "1", "--min-np", "1", "--max-np", "1"),
-		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
+		Flags:   flags("-np", "1", "--min-np", "1", "--max-np", "2"),
+		Stages:  []Stage{{Hosts: on(hostA, 1)}, {After: "asked", Hosts: on(hostA, 1, hostB, 1)}},
 		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
 	})
 	first := world(t, r, 0, 1)
 	ask(t, first.Slots[0].PID)
+	awaitOutput(t, r, func(text string) bool { return strings.Contains(text, "alone has the job's state") })
+	if err := os.WriteFile(filepath.Join(r.Dir, "asked"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	both := world(t, r, first.Generation, 2)
 	last := world(t, r, both.Generation, 1)
 	if last.Slots[0].Host != hostB {
