@@ -48,6 +48,7 @@ demo: build ## train on real digits while hosts come, die and go; ARGS go to the
 PURE = GOFLAGS= CGO_ENABLED=0
 
 check: export GOFLAGS := $(GOFLAGS) -race
+check: SHORT = -short
 check: deps fmt vet staticcheck fresh examples test frameworks pure arm64 resumes commits proved ## all that a change must pass; brings what it needs
 
 deps: ## bring what the checks need: Debian packages (as root) and Go modules
@@ -106,9 +107,9 @@ demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), und
 # The tests of hosts in network namespaces are among the others where these can be made: a container without the capability
 # SYS_ADMIN cannot. Jobs of processes come first, since they wait for most of their time.
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
-test: ## run the tests under the race detector; ARGS go to go test
+test: ## run the tests under the race detector, with more rounds than make check does; ARGS go to go test
 	@echo "== go test -race"
-	$(GO) test -race -vet=off -timeout 30m -p 3 $(NETNS) $(ARGS) ./internal/e2e/... ./...
+	$(GO) test -race -vet=off -timeout 30m -p 3 $(SHORT) $(NETNS) $(ARGS) ./internal/e2e/... ./...
 
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \
