@@ -144,6 +144,14 @@ func TestLastAskedToLeave(t *testing.T) {
 	if last.Slots[0].Host != hostB {
 		t.Errorf("rank 0 is at last %+v", last.Slots[0])
 	}
+	// Between the end of its training and that of its process, SIGTERM would kill it.
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		return slices.ContainsFunc(events, func(e Event) bool {
+			return e.Name == "worker_exited" && e.PID == first.Slots[0].PID
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
 	ask(t, r.PID)
 	res := finish(t, r, 143, 100000)
 	inOrder(t, res, "left", "stopped")
