@@ -98,7 +98,7 @@ frameworks: ## check and test the modules of frameworks; ARGS go to go test
 	@echo "== frameworks"
 	@lint=$$(GOFLAGS= $(GO) tool -n staticcheck) && export GOFLAGS="$$GOFLAGS $(UNCHECKED)" && for dir in $(FRAMEWORKS); do \
 		$(GO) -C $$dir vet -tags training ./... && (cd $$dir && $$lint -tags training ./...) && \
-		$(GO) -C $$dir test -race -vet=off -timeout 30m $(ARGS) ./... || exit 1; \
+		$(GO) -C $$dir test -race -vet=off -timeout 30m $(SHORT) $(ARGS) ./... || exit 1; \
 	done
 
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes

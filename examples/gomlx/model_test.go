@@ -76,6 +76,9 @@ func TestConvolve(t *testing.T) {
 
 // TestTrainAlone runs a whole training as a world of one.
 func TestTrainAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestDeath trains as well")
+	}
 	set, heldOut := stripes(200, 1), stripes(50, 2)
 	trainer, err := newTrainer(options{epochs: 3, batch: 16, commitEvery: 3, reportEvery: 5, rate: 0.003, decay: 0.9, seed: 1})
 	if err != nil {

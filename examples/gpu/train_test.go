@@ -62,6 +62,7 @@ func TestTrainUnderFailure(t *testing.T) {
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator),
 		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/examples/gpu")
+	build.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
