@@ -26,6 +26,7 @@ type job struct {
 	replicas         int // of what each worker alone has
 	respawn, flaky   []bool
 	acts             []act
+	comesLate        bool // whether a worker is added once the first is done
 
 	procs sync.WaitGroup
 
@@ -102,6 +103,23 @@ func (j *job) errorf(format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.errs = append(j.errs, fmt.Sprintf(format, args...))
+}
+
+// run does the job to its end.
+func (j *job) run(t rapid.TB) {
+	j.waiting, j.ledger, j.ends = make(map[*proc]seatWait), make(map[uint64]uint64), make(map[string]int)
+	j.mu.Lock()
+	for range j.start {
+		j.spawn()
+	}
+	j.mu.Unlock()
+	j.procs.Wait()
+	for _, err := range j.errs {
+		t.Error(err)
+	}
+	if j.ends["done"] == 0 {
+		t.Errorf("nobody finished: %v", j.ends)
+	}
 }
 
 // spawn starts a worker. The caller holds mu.
@@ -444,6 +462,9 @@ func (s *seat) report(_ context.Context, r rendezvous.Report, generation, commit
 	if generation != j.world.Generation {
 		return nil
 	}
+	if j.comesLate && !j.finished {
+		j.spawn()
+	}
 	j.finished, j.best = true, commits
 	for p, wait := range j.waiting {
 		wait.answer <- seatAnswer{err: rendezvous.ErrFinished}
@@ -496,29 +517,35 @@ func TestWholeJob(t *testing.T) {
 					who:  rapid.IntRange(0, 5).Draw(t, "who"),
 				}
 			}), 0, 6).Draw(t, "acts"),
-			waiting: make(map[*proc]seatWait), ledger: make(map[uint64]uint64), ends: make(map[string]int),
 		}
 		slices.SortStableFunc(j.acts, func(a, b act) int { return a.step - b.step })
-		j.mu.Lock()
-		for range j.start {
-			j.spawn()
-		}
-		j.mu.Unlock()
-		j.procs.Wait()
-		for _, err := range j.errs {
-			t.Error(err)
-		}
-		if j.ends["done"] == 0 {
-			t.Errorf("nobody finished: %v", j.ends)
-		}
+		j.run(t)
 		for how, n := range j.ends {
 			ends[how] += n
 		}
 	})
-	for _, how := range []string{"done", "killed", "removed", "late", "left", "survived deaths"} {
-		if ends[how] == 0 {
-			t.Errorf("no worker was %s: the jobs are too dull", how)
-		}
-	}
 	t.Log(ends)
+}
+
+// Each end that a worker or a shard can come to is the end of one in a job that is made for it, whatever the random jobs do.
+func TestEachEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		job  *job
+		ends []string
+	}{
+		"death":      {&job{lives: []int{40}}, []string{"killed", "survived deaths", "left"}},
+		"removal":    {&job{acts: []act{{step: 4, what: "remove", who: 1}}}, []string{"removed", "handed over", "left"}},
+		"late comer": {&job{comesLate: true}, []string{"late"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := test.job
+			j.epochs, j.n, j.every, j.start, j.replicas = 3, 60, 1, 3, 1
+			j.run(t)
+			for _, how := range test.ends {
+				if j.ends[how] == 0 {
+					t.Errorf("nothing was %s: %v", how, j.ends)
+				}
+			}
+		})
+	}
 }
