@@ -126,8 +126,9 @@ commits: # a short chaos-commits
 	@$(PURE) $(GO) run ./internal/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
 
 proved: # a short prove
-	@echo "== random programs of collectives"
+	@echo "== random programs of collectives, and jobs in trouble"
 	@$(PURE) $(GO) run ./internal/prove/collectives -for 1m -seed 1
+	@$(PURE) $(GO) run ./internal/prove/jobs -small -for 1m -seed 1
 
 pure:
 	@echo "== build without cgo"

@@ -27,6 +27,7 @@ type heed struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	asked  atomic.Pointer[time.Time] // when; nil: not yet
+	told   atomic.Bool               // the driver has heard of it
 }
 
 // heed begins to. It returns nil where nobody could be told, or the program ignores SIGTERM.
@@ -59,12 +60,24 @@ func (h *heed) end() {
 const staysAfter = 2 * time.Second
 
 // stays tells whether the worker was asked to leave and has not left for a while. A nil heed was not asked.
-func (h *heed) stays() bool {
+func (h *heed) stays() bool { return h.askedFor(staysAfter) }
+
+// aloneAfter is how long a driver without a connection has to come back before a worker that was
+// asked to leave counts as one that nobody can send away.
+const aloneAfter = time.Second
+
+// alone tells whether the worker was asked to leave and has no driver that could send it away. A
+// nil heed was not asked.
+func (h *heed) alone() bool {
+	return h.askedFor(aloneAfter) && !h.told.Load() && !h.worker.meeting.reachable()
+}
+
+func (h *heed) askedFor(d time.Duration) bool {
 	if h == nil {
 		return false
 	}
 	asked := h.asked.Load()
-	return asked != nil && time.Since(*asked) >= staysAfter
+	return asked != nil && time.Since(*asked) >= d
 }
 
 // leave is end for a worker that was sent away.
@@ -121,6 +134,7 @@ func (h *heed) tell() {
 		return
 	}
 	err := w.meeting.report(h.ctx, rendezvous.Draining, w.Generation(), 0)
+	h.told.Store(err == nil)
 	if err != nil && h.ctx.Err() == nil {
 		w.log.Warnf("this worker was asked to leave, and the driver could not be told: %v", err)
 	}

@@ -143,6 +143,8 @@ func (d *driven) beat(ctx context.Context, b rendezvous.Beat) error { return d.c
 
 func (d *driven) stallWarning() time.Duration { return d.warning }
 
+func (d *driven) reachable() bool { return d.client.Connected() }
+
 func (d *driven) latest() notify.Update { return d.service.Latest() }
 
 func (d *driven) loss() (notify.Loss, <-chan struct{}) { return d.service.Loss() }

@@ -97,6 +97,9 @@ func (s *State) writeImage(held *image.Image) error {
 
 // tellLast tells the driver, if it can be reached.
 func (s *State) tellLast(r rendezvous.Report) {
+	if s.worker.deserted {
+		return
+	}
 	ctx, stop := context.WithTimeout(context.Background(), sayBound)
 	defer stop()
 	if err := s.worker.meeting.report(ctx, r, s.worker.Generation(), s.commits); err != nil {

@@ -77,6 +77,7 @@ type seated struct {
 	update notify.Update
 }
 
+func (s *seated) reachable() bool       { return true }
 func (s *seated) latest() notify.Update { return s.update }
 
 // world puts members into a new world, on hosts, and synchronises them.

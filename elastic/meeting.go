@@ -11,7 +11,7 @@ import (
 )
 
 // meeting is how a worker comes to be in a world: the driver's, or one of its own. Its methods are called by one
-// goroutine at a time, except report, latest and loss.
+// goroutine at a time, except report, reachable, latest and loss.
 type meeting interface {
 	// join blocks until there is a world newer than j.After with this worker in it. The addresses of j are the meeting's
 	// to fill in. It fails with rendezvous.ErrRemoved or ErrFinished where there will be none.
@@ -20,6 +20,8 @@ type meeting interface {
 	connect(ctx context.Context, w rendezvous.World) (*collective.Group, error)
 	// report tells the driver something that it could only guess otherwise.
 	report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error
+	// reachable tells whether the driver is connected; it does not block.
+	reachable() bool
 	// latest returns the newest notification; it does not block.
 	latest() notify.Update
 	// loss returns which world the driver knows to be lost, and a channel that is closed when it says more; it does not
@@ -49,6 +51,7 @@ func (solo) connect(context.Context, rendezvous.World) (*collective.Group, error
 }
 
 func (solo) report(context.Context, rendezvous.Report, uint64, uint64) error { return nil }
+func (solo) reachable() bool                                                 { return true }
 func (solo) latest() notify.Update                                           { return notify.Update{} }
 func (solo) loss() (notify.Loss, <-chan struct{})                            { return notify.Loss{}, nil }
 func (solo) close() error                                                    { return nil }

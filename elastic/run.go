@@ -53,6 +53,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 		s.ctx = context.Background()
 	}()
 	heeding := s.worker.heed()
+	s.heeding = heeding
 	if s.checkpoints != nil {
 		s.checkpoints.hurry = heeding.stays
 	}
@@ -191,6 +192,9 @@ func (r *runner) reset(cause error) error {
 	// The driver answers when all have come, and hears of this rank while it says goodbye to its peers.
 	left := r.worker.place.Load().leaveAside(aborted)
 	defer left()
+	if r.worker.deserted {
+		return r.worker.goAlone(r.worker.Rank() == 0)
+	}
 	err := r.worker.enter(r.ctx, left, rendezvous.Joining{
 		After:      r.worker.Generation(),
 		Commits:    r.state.commits,

@@ -72,6 +72,7 @@ func (m *script) report(_ context.Context, r rendezvous.Report, generation, comm
 	return nil
 }
 
+func (m *script) reachable() bool                      { return true }
 func (m *script) latest() notify.Update                { return m.update }
 func (m *script) loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
 

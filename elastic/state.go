@@ -8,6 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
@@ -57,6 +58,8 @@ type State struct {
 	copying *image.Pending // begun by a commit and not settled yet; nil otherwise
 	lost    error          // why the save that was settled last is none; nobody has been told yet
 	torn    bool           // parts of other packages may have kept something newer than the last save
+
+	heeding *heed // of the Run under way; nil: none
 
 	watch *watch // of the memory of parts that are Watched; nil: none
 	blind bool   // there is to be none
@@ -219,8 +222,11 @@ func (s *State) agree() error {
 	// Only now has every rank come this far: the driver takes it for a step that the whole world has done.
 	s.worker.committed(s.commits)
 	s.agreed = true
-	if err := s.gather(s.ctx, s.locals.wanted); err != nil {
+	if err := s.gather(s.ctx, s.locals.wanted || s.worker.deserted && s.checkpoints != nil); err != nil {
 		return err
+	}
+	if s.worker.deserted {
+		return updated(plan.Removed)
 	}
 	s.offer()
 	err = s.leave(change, false)
@@ -255,7 +261,13 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	p := s.worker.place.Load()
 	// The largest number wins, so whichever rank has heard of a change, all of them act on it, and on the same one.
 	latest := s.worker.meeting.latest()
-	s.word[0] = latest.Seq<<changeBits | uint64(latest.Change)&changeMask
+	if latest.Seq <= p.world.Seq { // ranks that know of no change say the same, but for staysBit
+		latest = notify.Update{Seq: p.world.Seq}
+	}
+	s.word[0] = (latest.Seq<<changeBits | uint64(latest.Change)&changeMask) << 1
+	if !commit || !s.heeding.alone() {
+		s.word[0] |= staysBit
+	}
 	word := s.word[:1]
 	if commit && s.audit != nil {
 		word = s.word[:]
@@ -264,15 +276,19 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	if err := collective.AllReduce(s.ctx, p.group, word, collective.Max); err != nil {
 		return 0, err
 	}
-	if s.word[0]>>changeBits <= p.world.Seq {
-		return 0, nil // this world takes account of it
+	agreed := s.word[0] >> 1
+	if agreed>>changeBits <= p.world.Seq { // this world takes account of it
+		s.worker.deserted = s.word[0]&staysBit == 0
+		return 0, nil
 	}
-	return plan.Change(s.word[0] & changeMask), nil
+	return plan.Change(agreed & changeMask), nil
 }
 
 const (
 	changeBits = 2
 	changeMask = 1<<changeBits - 1
+	// staysBit is said by a rank that has not been asked to leave, or whose driver is there.
+	staysBit = 1
 )
 
 // Save keeps a private copy of every part for Restore; it does not count as a commit. Where it fails the last copies of

@@ -34,6 +34,7 @@ func (m *still) connect(context.Context, rendezvous.World) (*collective.Group, e
 	return m.group, nil
 }
 
+func (m *still) reachable() bool       { return true }
 func (m *still) latest() notify.Update { return m.update }
 
 // stillWorld returns the workers of a world of n that stays as it is, with the given root.

@@ -61,6 +61,7 @@ type Worker struct {
 	heeding      *heed  // of a Run after which the driver may still send SIGTERM
 	late         bool   // it has been in no world yet, and Run enters the first
 	last         bool   // no world follows, and of all ranks this one writes the last checkpoint; Run's goroutine alone uses it
+	deserted     bool   // as the last commit found, all ranks were asked to leave and have no driver; Run's goroutine alone uses it
 	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
 
 	mu       sync.Mutex
@@ -258,6 +259,15 @@ func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 		return world, fmt.Errorf("elastic: join: a world of %d with rank %d and root %d", world.Size(), world.Rank, world.SyncRoot)
 	}
 	return world, nil
+}
+
+// goAlone is join where all ranks were asked to leave and no driver is there to send them away. last
+// tells whether this rank writes the last checkpoint.
+func (w *Worker) goAlone(last bool) error {
+	w.log.Warn("all workers were asked to leave and no driver is there: the job ends here")
+	w.last = last
+	w.setOver()
+	return ErrRemoved
 }
 
 // sayWaiting logs that a new world is waited for, when it takes long, until the function it returns is called.

@@ -97,6 +97,9 @@ type Beat struct {
 // ErrNotConnected is returned by Client.Beat where there is no connection now.
 var ErrNotConnected = errors.New("rendezvous: the driver is not connected")
 
+// Connected tells whether there is a connection to the driver now. It does not block.
+func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
+
 // Beat tells the driver what the worker does, once: unlike the other calls it is not repeated, and lasts a second at most.
 // Where there is no connection it begins to make one, and returns ErrNotConnected at once.
 func (c *Client) Beat(ctx context.Context, b Beat) error {

@@ -92,3 +92,31 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 		})
 	}
 }
+
+// TestStopWithoutADriver: the newest commit is on the disk also where nobody is left to say who
+// writes it.
+func TestStopWithoutADriver(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "kept")
+	r := start(t, Job{
+		Flags:   []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1)},
+		Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all", "-checkpoints", folder},
+	})
+	world(t, r, 0, 3)
+	awaitStep(t, r, 5)
+	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-r.Ended()
+	if out, err := hvdrun(r, "stop"); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if left := r.AwaitGone(); len(left) > 0 {
+		t.Errorf("there are still %q", left)
+	}
+	res, err := r.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest(t, res, folder)
+}

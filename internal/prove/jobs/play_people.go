@@ -255,8 +255,8 @@ func playList(ctx context.Context, t *trial) error {
 	}
 	var wait time.Duration
 	switch t.How {
-	case "none works":
-		j.wanted, wait = []int{3}, limit+slack
+	case "none works": // 1: every slot has failed before the time is over
+		j.wanted, wait = []int{1, 3}, limit+slack
 	case "interrupted":
 		if err := rest(ctx, time.Second+t.After); err != nil {
 			return err
