@@ -52,7 +52,7 @@ type wire struct {
 	both [2][]byte
 	mute bool // frames are dropped: the group ends, or the peer needs them no more
 
-	in      frameReader
+	in      *frameReader
 	pending early     // a frame that nobody has asked for yet
 	waiting bool      // there is one
 	target  *incoming // whose frame is under way
@@ -89,14 +89,13 @@ func (w *wire) sending() bool {
 func (p *tcpPath) takeOver() {
 	here := 1
 	for _, l := range p.links {
-		if l == nil {
+		if l == nil || !l.near {
 			continue
 		}
 		if l.data.sealed() {
 			return // then all are
 		}
-		l.data.SetReadDeadline(time.Unix(1, 0))
-		<-l.heardOut
+		l.hearOut()
 		if sameHost(l.data) {
 			here++
 		}
@@ -127,16 +126,34 @@ func (p *tcpPath) takeOverLocked() (err error) {
 		for i := range w.more {
 			w.more[i].fd = -1
 		}
-		if w.fd, err = l.data.drive(); err != nil {
-			return err
+		if !l.near {
+			continue
 		}
-		for i, c := range l.more {
-			if w.more[i].fd, err = c.drive(); err != nil {
-				return err
-			}
+		if err = l.drive(); err != nil {
+			return err
 		}
 	}
 	p.driven = true
+	return nil
+}
+
+// hearOut has nobody read the data channel any more.
+func (l *link) hearOut() {
+	l.data.SetReadDeadline(time.Unix(1, 0))
+	<-l.heardOut
+}
+
+// drive has operations drive a link, to which nobody listens any more. The caller holds p.mu.
+func (l *link) drive() (err error) {
+	w := &l.wire
+	if w.fd, err = l.data.drive(); err != nil {
+		return err
+	}
+	for i, c := range l.more {
+		if w.more[i].fd, err = c.drive(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -272,7 +289,7 @@ func (p *tcpPath) patience() time.Duration {
 func (l *link) overhear(err error) {
 	p := l.path
 	p.mu.Lock()
-	if p.released || !p.driven || p.driving { // then somebody reads
+	if p.released || !p.driven || p.driving || l.wire.fd < 0 { // then somebody reads
 		p.mu.Unlock()
 		return
 	}
@@ -297,7 +314,7 @@ func (l *link) overhear(err error) {
 
 // advance moves what can be moved on the links where the operation needs it, or on all of them.
 func (p *tcpPath) advance(all bool) bool {
-	moved := false
+	moved := p.anew.Load() && p.takeFresh()
 	for _, l := range p.links {
 		if l == nil || l.wire.fd < 0 {
 			continue
@@ -371,16 +388,16 @@ func (p *tcpPath) watch(fd int, events int16) {
 
 // carry takes a frame of the operation under way and writes at once what the kernel takes of it.
 func (l *link) carry(o *outgoing) {
-	if l.wire.mute || l.wire.fd < 0 {
+	w := &l.wire
+	if w.mute || w.fd < 0 && l.near {
 		o.done.Store(true) // the end of the group is told otherwise
 		return
 	}
-	w := &l.wire
 	o.shares = w.shares(len(o.data))
-	idle := w.queue.len() == 0
+	idle := w.queue.len() == 0 && w.fd >= 0
 	w.queue.push(o)
 	for i := range o.shares - 1 {
-		idle = idle || w.more[i].queue.len() == 0
+		idle = idle || w.more[i].queue.len() == 0 && w.fd >= 0
 		w.more[i].queue.push(o)
 	}
 	if idle {
@@ -560,7 +577,7 @@ func (l *link) broken(err error) bool {
 
 // fill reads some of the payload of the frame under way.
 func (w *wire) fill() (int, error) {
-	if f := &w.in; f.lo < f.hi {
+	if f := w.in; f.lo < f.hi {
 		n := copy(w.into, f.buf[f.lo:f.hi])
 		f.lo += n
 		return n, nil
@@ -574,7 +591,7 @@ func (w *wire) fill() (int, error) {
 
 // head reads the header of the next frame; ok where it is there, and the frame is dealt with or under way.
 func (l *link) head() (n int, ok bool, err error) {
-	f := &l.wire.in
+	f := l.wire.in
 	if need := f.missing(); need > 0 {
 		f.hi = copy(f.buf[:], f.buf[f.lo:f.hi])
 		f.lo = 0

@@ -95,12 +95,13 @@ type Endpoint struct {
 	current  *family        // of the newest generation that Connect was called for
 	rooms    map[door]*room // where connections wait for groups that this rank has not come to yet
 	waiting  int
-	inbound  map[net.Conn]struct{} // accepted and not handed over
-	unproven []net.Conn            // those of them that have proven nothing, oldest first
-	visits   int                   // those of them that are visits
-	dialOnce func() error          // instead of a dial, in tests; nil: as ever
-	largest  int                   // ranks of the largest generation that Connect was called for
-	forced   int                   // what bound returns, in tests
+	inbound  map[net.Conn]struct{}         // accepted and not handed over
+	unproven []net.Conn                    // those of them that have proven nothing, oldest first
+	visits   int                           // those of them that are visits
+	dialOnce func() error                  // instead of a dial, in tests; nil: as ever
+	largest  int                           // ranks of the largest generation that Connect was called for
+	forced   int                           // what bound returns, in tests
+	mesh     func(distance, size int) bool // as that of family, in tests
 }
 
 // door tells the groups apart that a worker takes part in.
@@ -251,7 +252,8 @@ func (e *Endpoint) Kill() {
 
 var errKilled = errors.New("collective: this worker has been killed")
 
-// Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank.
+// Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank, or,
+// of more than 32 ranks, to those with which it meets in most operations: the others are connected when an operation needs them.
 // Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
 // most until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s and 0.1 s more for each
 // rank. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
@@ -264,7 +266,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(p.Generation, n)
 	f.hosts, f.apart, f.log, f.timeline, f.backend = p.Hosts, e.apart, e.log, e.timeline, e.backend
 	f.tuning = e.tuning
-	f.algorithm, f.connections = e.algorithm, e.connections
+	f.algorithm, f.connections, f.mesh = e.algorithm, e.connections, e.mesh
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
 	return f.connect(ctx, lane{rank: p.Rank, size: n})
 }
@@ -277,21 +279,18 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 	if g.size > 1 {
 		g.path, g.tcp = path, path
 	}
+	path.dials.reach = func(ctx context.Context, peer, channel int) {
+		e.reach(ctx, g, path, peer, channel, addrs[g.original(peer)])
+	}
 	if err := e.begin(g); err != nil {
 		return nil, err
 	}
 	f.catchUp(g)
 	dialCtx, stop := context.WithCancel(ctx)
 	var dialing sync.WaitGroup
-	slots := make(chan struct{}, maxDialing)
 	for d := 1; d < g.size; d++ { // each rank another one first
-		peer := (g.rank + d) % g.size
-		for _, channel := range path.dialled(peer) {
-			dialing.Go(func() {
-				slots <- struct{}{}
-				defer func() { <-slots }()
-				e.reach(dialCtx, g, path, peer, channel, addrs[g.original(peer)])
-			})
+		if peer := (g.rank + d) % g.size; path.links[peer].near {
+			path.dial(dialCtx, peer, dialing.Go)
 		}
 	}
 	if g.size > 1 {
@@ -320,7 +319,7 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 // connectIdle is the longest that Connect goes without any new connection among so many ranks.
 func connectIdle(size int) time.Duration { return connectBound + time.Duration(size)*connectEach }
 
-// awaitPeers blocks until there is a connection to every rank, or fails the group: when ctx ends, or, where that has no deadline,
+// awaitPeers blocks until there is a connection to every near rank, or fails the group: when ctx ends, or, where that has no deadline,
 // when there has been no new connection for connectIdle.
 func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
 	var idle <-chan time.Time
@@ -734,5 +733,6 @@ func (g *Group) welcome(h identity.Hello) (path *tcpPath, claimed bool, err erro
 	if !path.claim(h.From, h.Channel) {
 		return nil, false, fmt.Errorf("rank %d is connected already (%w)", h.From, identity.ErrLater)
 	}
+	path.want(h.From)
 	return path, true, nil
 }

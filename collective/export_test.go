@@ -129,3 +129,13 @@ func Squeeze(t testing.TB, groups []*Group, from, to int) {
 		}
 	}
 }
+
+// Sparse has the groups that endpoints connect from now on have the least of near links: the ring.
+func Sparse(endpoints []*Endpoint) {
+	for _, e := range endpoints {
+		e.mesh = func(distance, size int) bool { return distance == 1 || distance == size-1 }
+	}
+}
+
+// Connected is the number of ranks that g is connected to.
+func Connected(g *Group) int { return len(g.tcp.connected()) }

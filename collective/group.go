@@ -436,8 +436,16 @@ func (c *call) post(from int, step uint32, buf []byte) *incoming {
 	c.inUsed++
 	r.buf, r.step = buf, step
 	r.done.Store(false)
+	c.expect(from)
 	c.g.boxes[from].post(r)
 	return r
+}
+
+// expect has a rank connected that is waited for, so that its death is noticed.
+func (c *call) expect(from int) {
+	if c.g.tcp != nil {
+		c.g.tcp.want(from)
+	}
 }
 
 // receive posts and waits.
@@ -447,6 +455,7 @@ func (c *call) receive(from int, step uint32, buf []byte) error {
 
 // peek waits for the header of the next frame of a rank, without taking the frame.
 func (c *call) peek(from int) (header, error) {
+	c.expect(from)
 	for {
 		if h, ok := c.g.boxes[from].peek(); ok {
 			return h, nil

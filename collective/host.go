@@ -25,7 +25,10 @@ var (
 	errStopped = errors.New("a rank of this host has ended the group, and did not say why")
 
 	errNotWanted = errors.New("shared memory is turned off")
+	errNotShared = errors.New("there is none to share")
 )
+
+const noMemory = "collective: no shared memory with the other ranks of this host, sockets instead"
 
 // host is the ranks of a group that share memory, seen from one of them.
 type host struct {
@@ -83,7 +86,7 @@ func (g *Group) share(ctx context.Context) error {
 				return c.lost()
 			}
 		}
-		return c.doublingOver(c.everybody(), met)
+		return c.spread(met)
 	})
 	together := func(ranks []int) bool {
 		return len(ranks) > 1 && !slices.ContainsFunc(ranks, func(r int) bool { return met[r] == 0 })
@@ -96,7 +99,12 @@ func (g *Group) share(ctx context.Context) error {
 		return err
 	}
 	if refused != nil && !errors.Is(refused, errNotWanted) {
-		g.family.log.WithError(refused).Warn("collective: no shared memory with the other ranks of this host, sockets instead")
+		log := g.family.log.WithError(refused)
+		if errors.Is(refused, errNotShared) { // whose first rank has said why
+			log.Debug(noMemory)
+		} else {
+			log.Warn(noMemory)
+		}
 	}
 	if h.member != nil {
 		g.host.Store(h)
@@ -115,11 +123,19 @@ func (g *Group) share(ctx context.Context) error {
 	return nil
 }
 
-// meet makes or opens the host's segment and joins it. The first rank makes it.
+// meet makes or opens the host's segment and joins it. The first rank makes it, and the others pass on where it is.
 func (h *host) meet(c *call) (err error) {
 	var segment *shm.Segment
 	invitation := make([]byte, invitationSize)
-	if h.ranks[0] == c.g.rank {
+	me := slices.Index(h.ranks, c.g.rank)
+	parent, children := tree(me, len(h.ranks), 0)
+	pass := func() error {
+		for _, child := range children {
+			c.send(h.ranks[child], 0, invitation)
+		}
+		return c.flush()
+	}
+	if parent < 0 {
 		if c.g.family.apart {
 			err = errNotWanted
 		} else if segment, err = shm.Create(len(h.ranks)); err == nil {
@@ -127,15 +143,15 @@ func (h *host) meet(c *call) (err error) {
 			invitation[0] = byte(len(text))
 			copy(invitation[1:], text)
 		}
-		for _, r := range h.ranks[1:] {
-			c.send(r, 0, invitation)
-		}
-		if failed := c.flush(); failed != nil && err == nil {
+		if failed := pass(); failed != nil && err == nil {
 			segment.Close()
 			return failed
 		}
 	} else {
-		if err = c.receive(h.ranks[0], 0, invitation); err != nil {
+		if err = c.receive(h.ranks[parent], 0, invitation); err != nil {
+			return err
+		}
+		if err = pass(); err != nil {
 			return err
 		}
 		n := int(invitation[0])
@@ -143,14 +159,14 @@ func (h *host) meet(c *call) (err error) {
 		case c.g.family.apart:
 			return errNotWanted
 		case n == 0 || n >= invitationSize:
-			return fmt.Errorf("rank %d has none to share", h.ranks[0])
+			return fmt.Errorf("rank %d: %w", h.ranks[0], errNotShared)
 		}
 		segment, err = shm.Open(invitation[1:1+n], len(h.ranks))
 	}
 	if err != nil {
 		return err
 	}
-	member, err := segment.Join(slices.Index(h.ranks, c.g.rank), h.lost)
+	member, err := segment.Join(me, h.lost)
 	if err != nil {
 		return err
 	}

@@ -72,8 +72,9 @@ type family struct {
 	algorithm  Algorithm                            // of AllReduce
 	segment    int                                  // most bytes of a frame, for tests; 0: as is best
 
-	connections int                  // of the data channel of ranks of different hosts
-	rouse       func(g, lane *Group) // starts the engines of the other ranks of g; nil: they start as they are reached
+	connections int                           // of the data channel of ranks of different hosts
+	mesh        func(distance, size int) bool // what near tells, in tests; nil: as ever
+	rouse       func(g, lane *Group)          // starts the engines of the other ranks of g; nil: they start as they are reached
 	tuning      tuning
 
 	mu      sync.Mutex

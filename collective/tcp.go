@@ -1,12 +1,12 @@
 package collective
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Two connections join each pair of ranks. The data channel carries operations, the control channel notices, goodbyes and
+// Two connections join a pair of ranks: all pairs of few ranks, of many those that mesh.go names, and any other pair once an
+// operation needs it. The data channel carries operations, the control channel notices, goodbyes and
 // acknowledgements: it is always being read and never full, so a notice reaches a rank whatever the data channel is in the
 // middle of, and the end of a peer is noticed while nothing else is read from it.
 const (
@@ -41,10 +42,12 @@ type tcpPath struct {
 
 	stop     chan struct{} // closed by leave and release: readers no longer wait for requests
 	stopOnce sync.Once
-	complete chan struct{} // closed when every channel of every link is there
+	complete chan struct{} // closed when every channel of every near link is there
+	dials    dials         // of far links
 
 	mu       sync.Mutex // guards what follows, and the conns of the links
-	missing  int        // connections
+	missing  int        // connections of near links
+	fresh    []*link    // far ones that are complete, and that no operation drives yet
 	ended    bool       // the group has ended: connections that come now are told so
 	released bool
 	running  sync.WaitGroup // all goroutines of the links
@@ -53,6 +56,7 @@ type tcpPath struct {
 	alarm    int            // eventfd that wakes it from its sleep; −1: none
 
 	sleeping atomic.Bool
+	anew     atomic.Bool   // there are fresh links
 	crowded  bool          // more ranks than cores are on this host
 	polls    []unix.PollFd // of the operation under way
 	left     atomic.Int32  // peers that have said goodbye
@@ -92,8 +96,11 @@ func sameHost(c *conn) bool {
 type link struct {
 	path    *tcpPath
 	rank    int
+	near    bool         // it is complete before the group is handed out; others are far
+	wanted  atomic.Bool  // a far one is needed, so it is being connected or complete
+	lacking int          // its connections that have yet to come
 	strands int          // connections of the data channel
-	claimed map[int]bool // by channel
+	claimed map[int]bool // by channel; nil: none
 	data    *conn
 	more    []*conn // of the data channel, by channel from firstStrand
 	control *conn
@@ -117,15 +124,21 @@ type link struct {
 
 func newTCPPath(g *Group) *tcpPath {
 	p := &tcpPath{g: g, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}), alarm: -1}
+	p.dials.slots = make(chan struct{}, maxDialing)
+	p.dials.ctx, p.dials.stop = context.WithCancel(context.Background())
 	for i := range p.links {
 		if i != g.rank {
-			l := &link{path: p, rank: i, strands: g.family.strands(g.original(g.rank), g.original(i)), claimed: map[int]bool{},
+			l := &link{path: p, rank: i, strands: g.family.strands(g.original(g.rank), g.original(i)),
 				acked: make(chan struct{}), heardOut: make(chan struct{})}
 			l.more = make([]*conn, l.strands-1)
 			l.out.kick = make(chan struct{}, 1)
 			l.wire.fd = -1
+			l.lacking = 1 + l.strands
+			if l.near = g.family.near((i-g.rank+g.size)%g.size, g.size); l.near {
+				l.wanted.Store(true)
+				p.missing += l.lacking
+			}
 			p.links[i] = l
-			p.missing += 1 + l.strands
 		}
 	}
 	return p
@@ -171,6 +184,9 @@ func (p *tcpPath) claim(from, channel int) bool {
 	defer p.mu.Unlock()
 	l := p.links[from]
 	was := l.claimed[channel]
+	if l.claimed == nil {
+		l.claimed = map[int]bool{}
+	}
 	l.claimed[channel] = true
 	return !was
 }
@@ -195,12 +211,12 @@ func (p *tcpPath) install(peer, channel int, c *conn) {
 		l.more[channel-firstStrand] = c
 	} else if channel == dataChannel && c.sealed() {
 		l.data = c
-		l.out.link, l.out.conn = l, c
-		p.running.Add(2)
-		go func() { defer p.running.Done(); l.readData() }()
-		go func() { defer p.running.Done(); l.out.run() }()
+		if l.near {
+			l.serve()
+		}
 	} else if channel == dataChannel {
 		l.data = c
+		l.wire.in = &frameReader{r: c}
 		p.running.Add(1)
 		go func() { defer p.running.Done(); l.listen() }()
 	} else {
@@ -213,13 +229,40 @@ func (p *tcpPath) install(peer, channel int, c *conn) {
 		p.running.Add(1)
 		go func() { defer p.running.Done(); l.readControl() }()
 	}
-	p.missing--
-	last := p.missing == 0
+	last := p.arrived(l)
 	p.mu.Unlock()
 	if last {
 		p.takeOver()
 		close(p.complete)
 	}
+}
+
+// arrived notes that one connection more of a link is there, and tells whether it is the last one that the group needs. The
+// caller holds p.mu.
+func (p *tcpPath) arrived(l *link) bool {
+	l.lacking--
+	if l.near {
+		p.missing--
+		return p.missing == 0
+	}
+	switch {
+	case l.lacking > 0:
+	case l.data.sealed():
+		l.serve()
+	default:
+		p.fresh = append(p.fresh, l)
+		p.anew.Store(true)
+		p.rouse()
+	}
+	return false
+}
+
+// serve starts the goroutines of an encrypted data channel. The caller holds p.mu. That of a far link waits for the control
+// channel, so that no operation can be finished before this rank can say goodbye.
+func (l *link) serve() {
+	l.out.link, l.out.conn = l, l.data
+	l.path.running.Go(l.readData)
+	l.path.running.Go(l.out.run)
 }
 
 // farewell tells the other end of a connection that has come too late why the group has ended, and closes it.
@@ -242,13 +285,13 @@ func (p *tcpPath) lacking() int {
 	return p.missing
 }
 
-// absent lists the ranks to which a channel is missing.
+// absent lists the ranks to which a channel is missing that the group needs.
 func (p *tcpPath) absent() []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var ranks []int
 	for i, l := range p.links {
-		if l != nil && (l.data == nil || l.control == nil || slices.Contains(l.more, nil)) {
+		if l != nil && l.near && l.lacking > 0 {
 			ranks = append(ranks, i)
 		}
 	}
@@ -256,6 +299,7 @@ func (p *tcpPath) absent() []int {
 }
 
 func (p *tcpPath) send(to int, o *outgoing) {
+	p.want(to)
 	if p.driven {
 		p.links[to].carry(o)
 	} else {
@@ -300,8 +344,9 @@ func (l *link) tell(frame []byte) {
 
 func (p *tcpPath) release() {
 	p.stopOnce.Do(func() { close(p.stop) })
+	p.dials.stop()
 	p.mu.Lock()
-	p.ended, p.released = true, true
+	p.ended, p.released, p.fresh = true, true, nil
 	var conns []*conn
 	for _, l := range p.links {
 		if l != nil {
@@ -332,17 +377,13 @@ func (p *tcpPath) quiesce() { p.running.Wait() }
 
 func (p *tcpPath) leave() {
 	goodbye := (&header{kind: goodbyeFrame, generation: p.g.generation, seq: p.g.finished.Load()}).append(nil)
-	for _, l := range p.links {
-		if l != nil {
-			l.tell(goodbye)
-		}
+	connected := p.connected()
+	for _, l := range connected {
+		l.tell(goodbye)
 	}
 	bound := time.NewTimer(leaveBound)
 	defer bound.Stop()
-	for _, l := range p.links {
-		if l == nil {
-			continue
-		}
+	for _, l := range connected {
 		select {
 		case <-l.acked:
 		case <-p.g.failed:
@@ -385,8 +426,7 @@ func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
 // latest when operations take the channel over, and keeps for them what it has read.
 func (l *link) listen() {
 	defer close(l.heardOut)
-	f := &l.wire.in
-	f.r = l.data
+	f := l.wire.in
 	for {
 		if need := f.missing(); need > 0 {
 			n, err := l.data.Read(f.buf[f.hi:])

@@ -15,6 +15,26 @@ func (c *call) agree() error {
 	return nil
 }
 
+// spread combines data of all ranks by an operation that may take what a rank has twice, such as Max. It meets the ranks that agree
+// meets, and no others.
+func (c *call) spread(data []byte) error {
+	n, rank := c.g.size, c.g.rank
+	combine, in := c.desc.combiner(), make([]byte, len(data))
+	step := uint32(1)
+	for distance := 1; distance < n; distance *= 2 {
+		c.send((rank+distance)%n, step, data)
+		if err := c.receive((rank-distance+n)%n, step, in); err != nil {
+			return err
+		}
+		if err := c.flush(); err != nil { // data is sent no more
+			return err
+		}
+		combine(data, data, in)
+		step++
+	}
+	return nil
+}
+
 const treeStep = 64 // first step of the data of a broadcast, after those of the agreement
 
 // tree gives this rank's place in the binomial tree of a broadcast: its parent, −1 for the root, and its children, those
