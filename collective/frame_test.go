@@ -117,7 +117,7 @@ func FuzzDriven(f *testing.F) {
 		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
 		p := newTCPPath(g)
 		l := p.links[1]
-		l.wire.fd = fds[0]
+		l.wire.fd, l.wire.in = fds[0], new(frameReader)
 		defer unix.Close(fds[0])
 		r := &incoming{buf: make([]byte, 5)}
 		g.boxes[1].enter(1, h.call)
