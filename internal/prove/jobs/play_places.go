@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -222,6 +223,9 @@ func playLinks(ctx context.Context, t *trial) error {
 		if err := t.background(ctx, j, h, words); err != nil {
 			return err
 		}
+		if err := t.said(ctx, h, "gossip at"); err != nil {
+			return err
+		}
 	}
 	at := slices.Index(j.flags, "-H")
 	j.flags = append(slices.Delete(j.flags, at, at+2), "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "prove",
@@ -314,4 +318,17 @@ func (t *trial) background(ctx context.Context, j *job, name string, words []str
 		return nil
 	})
 	return ctx.Err()
+}
+
+// said waits until the process that background has started has printed the text.
+func (t *trial) said(ctx context.Context, name, text string) error {
+	for {
+		out, err := os.ReadFile(filepath.Join(t.dir, name+".output"))
+		if err != nil || bytes.Contains(out, []byte(text)) {
+			return err
+		}
+		if err := rest(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("%s does not print %q: %w", name, text, err)
+		}
+	}
 }
