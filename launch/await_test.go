@@ -39,7 +39,7 @@ func TestUnkillable(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		begin := time.Now()
-		if !p.await(ctx, Spec{Grace: time.Second}, k, dump) || p.hasEnded() {
+		if !p.await(ctx, Spec{Grace: time.Second}, k, nil, dump) || p.hasEnded() {
 			t.Error("it counts as ended")
 		}
 		if took := time.Since(begin); took != time.Second+killPatience {
@@ -66,7 +66,7 @@ func TestDumping(t *testing.T) {
 			if took := time.Since(begin); took != dumpLook {
 				t.Errorf("it was told of after %v", took)
 			}
-		}}, k, dump)
+		}}, k, nil, dump)
 		if told != 1 {
 			t.Errorf("it was told of %d times", told)
 		}
@@ -81,7 +81,7 @@ func TestDumping(t *testing.T) {
 		hurry := make(chan struct{})
 		close(hurry)
 		begin := time.Now()
-		p.await(ctx, Spec{Grace: time.Hour, Hurry: hurry}, k, dump)
+		p.await(ctx, Spec{Grace: time.Hour, Hurry: hurry}, k, nil, dump)
 		if took := time.Since(begin); took != killPatience {
 			t.Errorf("who is in a hurry waits %v", took)
 		}

@@ -12,15 +12,25 @@ import (
 )
 
 // guardScript waits for the end of its input and kills whoever carries the entry $1, until two looks in a row find nobody:
-// one look can miss a process that is just being started.
+// one look can miss a process that is just being started. Where the input ends without a line, its writer has died: then all
+// cgroups whose paths begin with $2 are emptied too.
 const guardScript = `
-while read -r _; do :; done
+told=
+while read -r line; do told=$line; done
+[ -z "$told" ] || set -- "$1" ""
+if [ -n "$2" ]; then
+	for c in "$2"*; do [ ! -d "$c" ] || echo 1 >"$c/cgroup.kill"; done
+fi 2>/dev/null
+leave() {
+	[ -z "$2" ] || rmdir "$2"* 2>/dev/null
+	exit "$1"
+}
 quiet=0 look=0
 while :; do
 	found=$(grep -lszxF -e "$1" /proc/[0-9]*/environ)
 	if [ -z "$found" ]; then
 		quiet=$((quiet + 1))
-		[ "$quiet" -lt 2 ] || exit 0
+		[ "$quiet" -lt 2 ] || leave 0 "$2"
 	else
 		quiet=0
 		for f in $found; do
@@ -29,7 +39,7 @@ while :; do
 		done
 	fi
 	look=$((look + 1))
-	[ "$look" -lt 200 ] || exit 1
+	[ "$look" -lt 200 ] || leave 1 "$2"
 	sleep 0.01
 done
 `
@@ -41,7 +51,7 @@ var markPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 type Guard struct {
 	mark  string
 	shell *exec.Cmd
-	pipe  io.Closer
+	pipe  io.WriteCloser
 	close func() error
 }
 
@@ -61,7 +71,7 @@ func StartGuardOf(variable, value string) (*Guard, error) {
 	if _, err := exec.LookPath("grep"); err != nil {
 		return nil, fmt.Errorf("launch: guard: %w", err)
 	}
-	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", "-c", guardScript, "hvdrun-guard", mark)}
+	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", "-c", guardScript, "hvdrun-guard", mark, cgroupPrefix())}
 	g.shell.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	g.shell.Dir = "/"
 	g.shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -82,6 +92,7 @@ func StartGuardOf(variable, value string) (*Guard, error) {
 func (g *Guard) Close() error { return g.close() }
 
 func (g *Guard) finish() error {
+	_, _ = io.WriteString(g.pipe, "close\n") // fails where the guard itself is gone
 	_ = g.pipe.Close()
 	err := g.shell.Wait()
 	relatives.reaped(g.shell.Process.Pid)

@@ -23,11 +23,21 @@ import (
 
 const patience = 2 * time.Minute
 
+// unmarked is a worker whose child has left the session, has no environment, and does not obey.
+const unmarked = `exec 9>"$1"; (env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM HUP; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
+	exec sleep 1000`
+
 // guarded are workers of all sorts: plain, with a child, and with one that left the session and does not obey.
 var guarded = []string{
 	`exec 9>"$1"; echo ready >&9; exec sleep 1000`,
 	`exec 9>"$1"; trap "" TERM; sh -c 'sleep 1000; true' & echo ready >&9; wait`,
 	`exec 9>"$1"; setsid sh -c 'trap "" TERM HUP; echo ready >&9; while :; do sleep 1; done' & wait`,
+}
+
+func init() {
+	if launch.HasCgroups() {
+		guarded = append(guarded, unmarked)
+	}
 }
 
 // playDriver is a driver that somebody will kill: it runs workers, and prints the guard's id.

@@ -17,7 +17,8 @@ import (
 // Local runs workers on this machine. The zero value is ready.
 //
 // A worker leads a process group of its own and is killed by the kernel when the driver dies. Its children are not, which
-// is what Guard is for. After an exit that nobody asked for, children that left the process group are sought only where
+// is what Guard is for. Where cgroups of version 2 can be made, a worker has one of its own, and all that is in it ends with
+// the worker. Elsewhere, after an exit that nobody asked for, children that left the process group are sought only where
 // they keep the output open; that search reads all of /proc and would delay the news of the exit.
 type Local struct{}
 
@@ -36,7 +37,16 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err != nil {
 		return startError(s, err)
 	}
-	p, err := fork(path, s, out.child)
+	g := newCgroup()
+	defer func() { g.remove() }()
+	p, err := fork(path, s, out.child, g)
+	if err != nil && g != nil { // it may be the cgroup that the kernel refuses
+		if p, err = fork(path, s, out.child, nil); err == nil {
+			noCgroups.Store(true)
+			g.remove()
+			g = nil
+		}
+	}
 	out.closeChild()
 	if err != nil {
 		out.closeOurs()
@@ -50,7 +60,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	defer k.release()
 	dump := watchDump(p.pid, s.CoreLimit)
 	defer dump.close()
-	stopped := p.await(ctx, s, k, dump)
+	stopped := p.await(ctx, s, k, g, dump)
 	if !p.hasEnded() {
 		p.abandon()
 		end := newUnkillable(p.pid)
@@ -63,6 +73,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	p.signalGroup(syscall.SIGKILL)
 	status := p.reap()
 	k.root = 0
+	g.empty()
 	if stopped || adopting.Load() && len(relatives.strays()) > 0 {
 		k.kill()
 	}
@@ -85,7 +96,7 @@ type process struct {
 
 // fork starts the child from a thread that stays until the child is reaped: the kernel sends the parent-death signal when
 // the thread that forked ends, not the process.
-func fork(path string, s Spec, files []uintptr) (*process, error) {
+func fork(path string, s Spec, files []uintptr, g *cgroup) (*process, error) {
 	p := &process{
 		dead:   make(chan struct{}),
 		mayEnd: make(chan struct{}),
@@ -97,6 +108,7 @@ func fork(path string, s Spec, files []uintptr) (*process, error) {
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
 	}
+	g.enter(attr.Sys)
 	forked := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -154,7 +166,7 @@ func (p *process) hasEnded() bool {
 
 // await blocks until the child has ended, or SIGKILL has not ended it in time. It ends the child once ctx has ended, and says
 // whether it had to.
-func (p *process) await(ctx context.Context, s Spec, k *kin, dump *dumpWatch) (stopped bool) {
+func (p *process) await(ctx context.Context, s Spec, k *kin, g *cgroup, dump *dumpWatch) (stopped bool) {
 	if p.alone(ctx, s, dump) {
 		return false
 	}
@@ -173,7 +185,9 @@ func (p *process) await(ctx context.Context, s Spec, k *kin, dump *dumpWatch) (s
 			return true
 		}
 	}
-	k.freeze(time.Now().Add(killBound))
+	if g.kill() != nil {
+		k.freeze(time.Now().Add(killBound))
+	}
 	p.signalGroup(syscall.SIGKILL)
 	p.within(killPatience, nil)
 	return true

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +22,28 @@ import (
 
 func TestLocal(t *testing.T) {
 	launchtest.Run(t, func(*testing.T) launch.Launcher { return launch.Local{} })
+}
+
+// TestStrayBesideAnOlderWorker: what a worker leaves behind ends with it, also where nothing tells whose it is.
+func TestStrayBesideAnOlderWorker(t *testing.T) {
+	if !launch.HasCgroups() {
+		t.Skip("cgroups of version 2 cannot be made here")
+	}
+	pipe, await, gone := heldPipe(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var older sync.WaitGroup
+	older.Go(func() { runWorkers(ctx, []string{`exec sleep 1000`}, "run_"+rand.Text(), pipe) })
+	runWorkers(t.Context(), []string{`exec 9>"$1"
+		trap 'exit 3' USR1
+		(env -i W=$$ /usr/bin/setsid /bin/sh -c 'echo ready >&9; kill -USR1 "$W"; exec /bin/sleep 1000' >/dev/null 2>&1 &)
+		while :; do sleep 0.01; done`}, "run_"+rand.Text(), pipe)
+	await(1)
+	gone()
+	cancel()
+	older.Wait()
+	if left, err := launch.Cgroups(); err != nil || len(left) > 0 {
+		t.Errorf("cgroups are left: %q, %v", left, err)
+	}
 }
 
 func TestExitErrorText(t *testing.T) {
