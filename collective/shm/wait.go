@@ -11,8 +11,6 @@ import (
 )
 
 const (
-	spins        = 100_000 // looks at a word, of about a nanosecond each, while every member has a core
-	fewSpins     = 500
 	tryAll       = 64  // of so many waits one spins as long as it may
 	betweenMoves = 512 // waits from one change of core to the next
 	yields       = 20
