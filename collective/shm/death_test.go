@@ -174,6 +174,32 @@ func TestDeath(t *testing.T) {
 	}
 }
 
+// TestDeathUnwatched: members that do not watch the one that dies notice it all the same, and those too that wait for nothing.
+func TestDeathUnwatched(t *testing.T) {
+	defer func(was int) { fewWatched = was }(fewWatched)
+	fewWatched = 0
+	t.Setenv("SHM_TEST_WATCHED", "0")
+	const n = 9
+	if slices.Contains(watched(2, n), n-1) || len(watched(2, n)) != 6 {
+		t.Fatalf("member 2 of %d watches %v", n, watched(2, n))
+	}
+	for _, size := range []int{4, 1 << 20} {
+		within(t, 2*time.Minute, func() { kill(t, n, size, 1, 8, 2) })
+	}
+	lost := make(chan int, n)
+	c := perform(t, "mortal", n, func(i int) { lost <- i }, "SHM_TEST_BYTES=4", "SHM_TEST_RESIDENT=1", "SHM_TEST_ALL=0")
+	defer c.stop()
+	if err := c.member.AllReduce(background, Desc{1}, aligned(4), &sumOfFloats); err != nil {
+		t.Error(err)
+	}
+	if err := c.processes[2].Process.Kill(); err != nil { // member 3
+		t.Fatal(err)
+	}
+	if i := <-lost; i != 3 {
+		t.Errorf("lost %d, not 3", i)
+	}
+}
+
 // TestFirstDeath: whoever lives names the one that has died first, also after more have, and is told of that one first.
 func TestFirstDeath(t *testing.T) {
 	for range 3 {

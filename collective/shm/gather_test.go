@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 )
 
 func TestBroadcast(t *testing.T) {
@@ -158,5 +159,30 @@ func TestPlaceFails(t *testing.T) {
 			}
 		}
 		leave(t, members)
+	}
+}
+
+// TestManyMembers: more than can watch each other, with the usual layout, in all that is small and once through the slots.
+func TestManyMembers(t *testing.T) {
+	const n = 130
+	members := gathering(t, n, nil)
+	defer leave(t, members)
+	for _, floats := range []int{1, 1000, 8192} {
+		eachMust(t, members, func(m *Member) error {
+			data := aligned(4 * floats)
+			f := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(data))), floats)
+			for i := range f {
+				f[i] = float32(m.index)
+			}
+			if err := m.AllReduce(background, Desc{1}, data, &sumOfFloats); err != nil {
+				return err
+			}
+			for i, got := range f {
+				if got != n*(n-1)/2 {
+					return fmt.Errorf("element %d is %v", i, got)
+				}
+			}
+			return m.Broadcast(background, Desc{2}, data, n-1)
+		})
 	}
 }

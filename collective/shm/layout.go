@@ -7,10 +7,10 @@ import (
 )
 
 const (
-	// MaxMembers is the most that a segment can have: the tripwire waits on a word of each with one system call.
-	MaxMembers = 120
+	// MaxMembers is the most that a segment can have.
+	MaxMembers = 512
 
-	magic    = 0x6876647368610001 // with the version of this layout
+	magic    = 0x6876647368610002 // with the version of this layout
 	page     = 4096
 	hugePage = 2 << 20
 	line     = 64
@@ -18,8 +18,9 @@ const (
 	payload  = 40 // bytes of data in a cell
 	slots    = 2  // in and out slots of a member, used in turn
 
-	maxBank = 64 << 10 // most bytes that are exchanged at once
-	maxSlot = 4 << 20  // most bytes of an in slot or an out slot
+	maxBank = 64 << 10  // most bytes that are exchanged at once
+	maxSlot = 4 << 20   // most bytes of an in slot or an out slot
+	maxIn   = 512 << 20 // most bytes of all in slots of one turn
 )
 
 // cell is one line: a member that sees seq sees all the rest with it.
@@ -80,7 +81,7 @@ type layout struct {
 // newLayout chooses the sizes.
 func newLayout(members int) layout {
 	l := layout{members: members, bank: 16 << 10, out: 256 << 10}
-	for l.out > line && l.out*members > maxSlot {
+	for l.out > line && (l.out*members > maxSlot || l.out*members*members > maxIn) {
 		l.out /= 2
 	}
 	l.in = l.out * members

@@ -57,9 +57,11 @@ type Member struct {
 	index, members int
 	areas          []area // by member
 	own            area
+	watched        []int // members whose deaths this one sees, and that see its own
 	wire           tripwire
 
 	crowded bool   // more members than cores
+	patient int    // by which a sleep is longer, see sleep
 	relaxed bool   // see publish
 	times   *Times // see Watch
 	phase   Phase  // under way
@@ -111,7 +113,7 @@ func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 	if lost == nil {
 		lost = func(int) {}
 	}
-	m := &Member{Segment: s, index: index, members: n, crowded: true, spin: spins,
+	m := &Member{Segment: s, index: index, members: n, watched: watched(index, n), crowded: true, patient: 1, spin: spins,
 		areas: make([]area, n), lengths: make([]int, n), src: make([][]byte, n), dst: make([][]byte, n)}
 	for i := range m.areas {
 		m.areas[i] = s.layout.areaOf(s.memory, i)
@@ -256,6 +258,7 @@ func (m *Member) meet() {
 		relaxed = relaxed && atomic.LoadUint32(&m.areas[i].relaxed) != 0
 	}
 	m.crowded = m.members > union.count()
+	m.patient = max(1, m.members/(crowdOfNaps*max(1, union.count())))
 	m.relaxed = relaxed && !m.crowded
 	m.round = min(m.layout.out, roomyRound)
 	if m.crowded {

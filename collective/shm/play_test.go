@@ -94,6 +94,9 @@ func play(role string) int {
 }
 
 func enter() (*Member, error) {
+	if _, is := os.LookupEnv("SHM_TEST_WATCHED"); is {
+		fewWatched = number("SHM_TEST_WATCHED")
+	}
 	invitation, err := hex.DecodeString(os.Getenv("SHM_TEST_INVITATION"))
 	if err != nil {
 		return nil, err

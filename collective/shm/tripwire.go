@@ -15,6 +15,8 @@ import (
 // takes down the memory of the process: it marks each word with futexDied and wakes one waiter. Therefore each watching
 // member has a word of its own, and however large the dead process was, the others know within a fraction of a millisecond.
 //
+// Of many members each is watched by a few, which tell the others by a word of the header: who died first.
+//
 // See the kernel's Documentation/locking/robust-futex-ABI.rst.
 
 // robustHead is struct robust_list_head.
@@ -39,6 +41,22 @@ type tripwire struct {
 	stop uint32
 	done chan struct{}
 	seen [MaxMembers]bool // deaths that were told
+}
+
+// fewWatched is up to how many members each watches all others: the kernel waits for one of 128 words at most. Tests set it.
+var fewWatched = 120
+
+// watched are the members that one watches: all others or, of many, those at a distance of a power of two on the ring.
+func watched(index, members int) []int {
+	var all []int
+	for i := range members {
+		there := (i - index + members) % members
+		back := members - there
+		if there > 0 && (members <= fewWatched || there&(there-1) == 0 || back&(back-1) == 0) {
+			all = append(all, i)
+		}
+	}
+	return all
 }
 
 // start returns when the others would notice this process's death.
@@ -83,7 +101,7 @@ func (t *tripwire) arm() error {
 	own := t.m.own
 	own.robust.offset = unsafe.Offsetof(wire{}.word)
 	next := &own.robust.next
-	for i := range t.m.members {
+	for _, i := range t.m.watched {
 		*next = uintptr(unsafe.Pointer(&own.wires[i]))
 		next = &own.wires[i].next
 	}
@@ -97,7 +115,7 @@ func (t *tripwire) arm() error {
 
 // set writes all words, and wakes the others so that they wait on the new value.
 func (t *tripwire) set(value uint32) {
-	for i := range t.m.members {
+	for _, i := range t.m.watched {
 		word := &t.m.own.wires[i].word
 		atomic.StoreUint32(word, value)
 		futexWakeAll(word)
@@ -106,12 +124,19 @@ func (t *tripwire) set(value uint32) {
 
 // watch waits for deaths until it is stopped.
 func (t *tripwire) watch() {
-	words := make([]awaited, 1, t.m.members)
+	words := make([]awaited, 1, 2+len(t.m.watched))
 	words[0].set(&t.stop, 0, futexPrivate)
 	for atomic.LoadUint32(&t.stop) == 0 {
 		words = words[:1]
-		for i := range t.m.members {
-			if i == t.m.index || t.seen[i] {
+		if first, is := t.m.firstDead(); is {
+			t.m.abort()
+			t.tell(first)
+		} else if atomic.LoadUint32(&t.m.header.first) == 0 {
+			words = words[:2]
+			words[1].set(&t.m.header.first, 0, 0)
+		}
+		for _, i := range t.m.watched {
+			if t.seen[i] {
 				continue
 			}
 			word := t.m.wireOf(i)
@@ -157,9 +182,12 @@ func (m *Member) Dead() (index int, is bool) {
 // firstDead tells of whoever has learned of a death first and lived on, since that one may die next.
 func (m *Member) firstDead() (index int, is bool) {
 	first := &m.header.first
-	for i := 0; i < m.members && atomic.LoadUint32(first) == 0; i++ {
-		if i != m.index && atomic.LoadUint32(m.wireOf(i))&futexDied != 0 {
-			atomic.CompareAndSwapUint32(first, 0, uint32(i)+1)
+	for _, i := range m.watched {
+		if atomic.LoadUint32(first) != 0 {
+			break
+		}
+		if atomic.LoadUint32(m.wireOf(i))&futexDied != 0 && atomic.CompareAndSwapUint32(first, 0, uint32(i)+1) {
+			futexWakeAll(first)
 		}
 	}
 	i := int(atomic.LoadUint32(first)) - 1

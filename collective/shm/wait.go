@@ -15,7 +15,8 @@ const (
 	betweenMoves = 512 // waits from one change of core to the next
 	yields       = 20
 	crowdYields  = 16                   // few, so that those who work can be moved to the cores of those who sleep
-	napWithDone  = 2 * time.Millisecond // how late the end of a context may be seen
+	napWithDone  = 2 * time.Millisecond // how late the end of a context may be seen, among few members …
+	crowdOfNaps  = 8                    // … for each core; among more, so much later that they do not wake for nothing but that
 	napForEver   = time.Second
 )
 
@@ -152,7 +153,7 @@ func (m *Member) spread() {
 		return
 	}
 	atomic.StoreUint32(&m.own.core, uint32(here)+1)
-	var on [len(all) * 64]uint8 // members by core
+	var on [len(all) * 64]uint16 // members by core
 	for i := range m.areas {
 		core := atomic.LoadUint32(&m.areas[i].core)
 		if core == 0 || int(core) > len(on) || int(core) == here+1 && i > m.index {
@@ -193,7 +194,7 @@ func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64) 
 	}
 	nap := napForEver
 	if ctx.Done() != nil {
-		nap = napWithDone
+		nap = napWithDone * time.Duration(m.patient)
 	}
 	var words [3]awaited
 	for {
