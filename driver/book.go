@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -37,19 +38,25 @@ type book struct {
 	ids  []string // given since the last note
 	log  logrus.FieldLogger
 
-	// What could not be written waits in memory, and the file says so.
-	late  [][]byte
-	size  int              // bytes in late
+	// bound is the size of the journal from which on it is written anew, with a snapshot in place
+	// of all records.
+	bound int64
+	// What could not be written is in the next snapshot, and the file says that it lacks it.
 	since time.Time        // zero: all is written
 	why   error            // the last try failed, or nothing is tried any more (j is nil)
-	retry <-chan time.Time // tells when to try again; nil: never
+	told  bool             // the log says so
+	retry <-chan time.Time // tells when to try again; nil: at once
 }
 
 const (
 	// rewrite is the pause between two tries to write the journal.
 	rewrite = time.Second
-	// maxLate is the most bytes of records that wait for room.
-	maxLate = 64 << 20
+	// journalSize is the least bound, growth how many times the size of its snapshot the journal
+	// may be before the next.
+	journalSize = 1 << 20
+	growth      = 4
+	// slack is room for the records of a moment in which there is no time for a snapshot.
+	slack = 64 << 10
 )
 
 // newID names a worker.
@@ -65,9 +72,27 @@ func (b *book) begin(cfg Config, job jobRecord) error {
 	if err != nil {
 		return err
 	}
-	b.j, b.path = j, cfg.Journal
+	b.take(j, cfg.Journal)
 	b.write(job, true)
 	return nil
+}
+
+// take makes the journal the book's, and has room kept for it. On a file system that keeps none, or
+// has none, the journal is as good, until the disk is full.
+func (b *book) take(j *journal.Journal, path string) {
+	b.j, b.path = j, path
+	b.setBound()
+}
+
+// setBound goes by what the journal holds now, which is hardly more than a snapshot.
+func (b *book) setBound() {
+	b.bound = max(journalSize, growth*b.j.Size())
+	if err := b.j.Reserve(b.bound + slack); err != nil {
+		b.log.WithError(err).Debug("the job could not be resumed if its driver died while the disk is full")
+		if room := b.j.Room() - slack; room > 2*b.j.Size() {
+			b.bound = min(b.bound, room)
+		}
+	}
 }
 
 // note writes down what the machine was fed, before its actions are performed. A world, and the end of the job, wait until
@@ -90,76 +115,70 @@ func (b *book) note(now time.Time, ev event, actions []action) {
 
 // write adds a record. Where the journal cannot be written, as on a disk that is full, the job goes on from memory.
 func (b *book) write(record any, sync bool) {
+	if !b.since.IsZero() {
+		return // the next snapshot holds it
+	}
 	text, err := json.Marshal(record)
 	if err != nil {
 		b.giveUp(err)
 		return
 	}
-	if !b.since.IsZero() {
-		b.keep(text)
+	if err = b.j.Append(text); err == nil && sync {
+		err = b.j.Sync()
+	}
+	if err == nil {
 		return
 	}
-	if err := b.j.Append(text); err != nil {
-		b.keep(text)
-		b.fail(err)
-	} else if sync {
-		if err := b.j.Sync(); err != nil {
-			b.fail(err)
-		}
-	}
-}
-
-// keep has a record wait for room.
-func (b *book) keep(text []byte) {
-	b.late = append(b.late, text)
-	if b.size += len(text); b.size > maxLate {
-		b.giveUp(fmt.Errorf("%d records wait for room", len(b.late)))
-	}
-}
-
-// fail notes that the journal lacks records, in the file too: no driver goes on with what it holds.
-func (b *book) fail(err error) {
-	if merr := b.j.SetBehind(true); merr != nil {
+	// No driver may go on with what the file holds.
+	if merr := b.j.SetBehind(); merr != nil {
 		b.giveUp(errors.Join(err, merr))
 		return
 	}
-	b.since, b.why, b.retry = time.Now(), err, time.After(rewrite)
-	b.log.WithError(err).Error("the journal cannot be written: the job goes on, but could not be resumed until it can be")
+	b.since, b.why, b.retry = time.Now(), err, nil
 }
 
-// catchUp tries to write what waits.
-func (b *book) catchUp() {
+// due tells whether the journal is to be written anew now; quiet: there is nothing else to do.
+func (b *book) due(quiet bool) bool {
+	switch {
+	case b.j == nil:
+		return false
+	case !b.since.IsZero():
+		return b.retry == nil
+	case quiet:
+		return b.j.Size() > b.bound/4*3
+	}
+	return b.j.Size() > b.bound
+}
+
+// renew writes the journal anew: the records stand for all that was written, or could not be.
+func (b *book) renew(records [][]byte) {
 	b.retry = nil
-	if b.since.IsZero() || b.j == nil {
-		return
-	}
-	err := b.j.Mend()
-	for err == nil && len(b.late) > 0 {
-		if err = b.j.Append(b.late[0]); err == nil {
-			b.size -= len(b.late[0])
-			b.late = b.late[1:]
+	err := b.j.Replace(slices.Values(records))
+	switch {
+	case err == nil:
+		if b.told {
+			b.log.Warnf("the journal holds everything again, after %v", time.Since(b.since).Round(time.Millisecond))
 		}
-	}
-	// All records are on the disk before the file says so.
-	for _, step := range []func() error{b.j.Sync, func() error { return b.j.SetBehind(false) }, b.j.Sync} {
-		if err == nil {
-			err = step()
+		b.since, b.why, b.told = time.Time{}, nil, false
+		b.setBound()
+	case b.since.IsZero():
+		b.bound = 2 * b.j.Size()
+		b.log.WithError(err).Warn("the journal cannot be written anew, and grows")
+	default:
+		if !b.told {
+			b.log.WithError(b.why).Error("the journal cannot be written: the job goes on, but could not be resumed until it can be")
 		}
+		b.told, b.why, b.retry = true, err, time.After(rewrite)
 	}
-	if err != nil {
-		b.why, b.retry = err, time.After(rewrite)
-		return
-	}
-	b.log.Warnf("the journal holds everything again, after %v", time.Since(b.since).Round(time.Millisecond))
-	b.late, b.size, b.since, b.why = nil, 0, time.Time{}, nil
 }
 
 // giveUp removes a journal that cannot be of use any more.
 func (b *book) giveUp(err error) {
-	b.log.WithError(errors.Join(err, os.Remove(b.path))).
+	b.log.WithError(errors.Join(err, journal.Remove(b.path))).
 		Error("the journal is given up: the job goes on, but could not be resumed")
-	b.since, b.why, b.late, b.retry = time.Now(), err, nil, nil
-	b.close()
+	b.since, b.why, b.retry = time.Now(), err, nil
+	_ = b.j.Close() // nobody reads it
+	b.j = nil
 }
 
 // state tells a person what is wrong with the journal; "" is nothing.
@@ -173,14 +192,58 @@ func (b *book) state() string {
 	return fmt.Sprintf("not written for %v: %v", time.Since(b.since).Round(time.Second), b.why)
 }
 
-func (b *book) close() {
-	if b.j != nil && !b.since.IsZero() && len(b.late) > 0 {
-		b.catchUp() // the last try
+// close lets go of the journal, and where the job has ended of the room for more.
+func (b *book) close(ended bool) {
+	if b.j == nil {
+		return
 	}
-	if b.j != nil {
-		_ = b.j.Close() // everything that matters is on the disk
-		b.j = nil
+	if ended {
+		_ = b.j.Release() // everything that matters is on the disk
 	}
+	_ = b.j.Close()
+	b.j = nil
+}
+
+// tidy writes the journal anew where that is due.
+func (l *loop) tidy() {
+	if !l.book.due(len(l.events) == 0 && l.m.resetFrom.IsZero()) {
+		return
+	}
+	if records, err := l.records(); err != nil {
+		l.book.giveUp(err)
+	} else {
+		l.book.renew(records)
+	}
+}
+
+// records are those of a journal from which another driver would make what this one is.
+func (l *loop) records() ([][]byte, error) {
+	s := &saved{Machine: l.m.save()}
+	var err error
+	if s.Recent, err = l.recent.texts(); err != nil {
+		return nil, err
+	}
+	if l.cfg.Mark != nil {
+		s.Mark = l.cfg.Mark()
+	}
+	job := l.job
+	job.Listen = l.listen.String()
+	records := make([][]byte, 2)
+	for i, r := range []any{job, record{Time: l.m.last.UnixNano(), Kind: kindSnapshot, Snapshot: s}} {
+		if records[i], err = json.Marshal(r); err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
+}
+
+// closeBook writes down, at the last moment, what could not be before.
+func (l *loop) closeBook() {
+	if l.book.j != nil && !l.book.since.IsZero() {
+		l.book.retry = nil
+		l.tidy()
+	}
+	l.book.close(l.m.finished)
 }
 
 // Resume goes on with a job whose driver has died: cfg.Journal is its journal, and whatever else cfg holds is what that
@@ -188,16 +251,7 @@ func (b *book) close() {
 // have kept, are taken over. Otherwise it is as Run. Besides, it returns journal.ErrLocked where the driver lives, ErrFinished
 // where the job has ended, and other errors where the journal cannot be understood.
 func Resume(ctx context.Context, cfg Config) error {
-	if cfg.Replayed == nil {
-		cfg.Replayed = func(Event) {}
-	}
-	var before recent
-	p := &replay{acted: func(a action) {
-		if e, ok := a.(emitEvent); ok {
-			before.add(e.event)
-			cfg.Replayed(e.event)
-		}
-	}}
+	p := &replay{told: cfg.Replayed, marked: cfg.Marked}
 	j, run, err := journal.Open(cfg.Journal, p.next)
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
@@ -206,7 +260,7 @@ func Resume(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return errors.Join(err, j.Close())
 	}
-	l.book.j, l.book.path, l.recent = j, cfg.Journal, before
+	l.book.take(j, cfg.Journal)
 	if l.cfg.Output == nil {
 		l.cfg.Output = &launch.Output{Stdout: os.Stdout, Stderr: os.Stderr}
 		defer l.cfg.Output.Close()
@@ -228,7 +282,7 @@ func takeOver(cfg Config, run string, p *replay) (*loop, error) {
 		return nil, err
 	}
 	l := newLoop(cfg)
-	l.after, l.clock = p.job, newClock(p.m.last)
+	l.job, l.resumes, l.clock, l.recent = *p.job, true, newClock(p.m.last), p.recent
 	p.m.newID = l.book.newID
 	l.m = p.m
 	return l, nil

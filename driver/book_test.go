@@ -146,7 +146,8 @@ func TestLoopIsResumed(t *testing.T) {
 			told = append(told, e.Name)
 		})
 		l := newLoop(cfg)
-		if err := l.book.begin(cfg, jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}); err != nil {
+		l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
 		first := k.drive(t, ctx, l)
@@ -173,11 +174,7 @@ func TestLoopIsResumed(t *testing.T) {
 		}
 		<-time.After(time.Minute)
 		var replayed, later []EventName
-		p := &replay{acted: func(a action) {
-			if e, ok := a.(emitEvent); ok {
-				replayed = append(replayed, e.event.Name)
-			}
-		}}
+		p := &replay{told: func(e Event) { replayed = append(replayed, e.Name) }}
 		cfg.Events = func(e Event) { later = append(later, e.Name) }
 		j, run, err := journal.Open(cfg.Journal, p.next)
 		if err != nil {
@@ -187,7 +184,7 @@ func TestLoopIsResumed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.book.j = j
+		l.book.take(j, cfg.Journal)
 		second := k.drive(t, t.Context(), l)
 		if len(second.published) != 1 || second.published[0].Generation != 1 || second.published[0].Size() != 2 {
 			t.Fatalf("published %v, want world 1 again", second.published)
@@ -212,7 +209,7 @@ func TestLoopIsResumed(t *testing.T) {
 		if later[0] != Resumed || later[len(later)-1] != JobDone || len(k.workers) != 0 {
 			t.Errorf("the second driver tells %v, and leaves %d workers", later, len(k.workers))
 		}
-		l.book.close()
+		l.closeBook()
 		if err := Resume(t.Context(), cfg); !errors.Is(err, ErrFinished) {
 			t.Errorf("a job that has ended: %v", err)
 		}
@@ -229,7 +226,8 @@ func TestJournalFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := k.config(t, func(Event) {})
 		l := newLoop(cfg)
-		if err := l.book.begin(cfg, jobRecord{Version: recordVersion, Size: cfg.Size}); err != nil {
+		l.job = jobRecord{Version: recordVersion, Size: cfg.Size}
+		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
 		var said strings.Builder
@@ -253,23 +251,94 @@ func TestJournalFails(t *testing.T) {
 	})
 }
 
-// The disk is full for a moment: the job goes on, says so, nobody may go on with the file meanwhile, and when there is room
-// again it holds everything.
-func TestJournalFullDisk(t *testing.T) {
+// fullDisk returns a folder on a disk of its own, and what takes its last byte.
+func fullDisk(t *testing.T, size string) (disk string, fill func(t *testing.T) (ballast string)) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a file system that is filled")
 	}
-	disk := t.TempDir()
-	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"); err != nil {
+	disk = t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size="+size); err != nil {
 		t.Skipf("no tmpfs can be mounted here: %v", err)
 	}
-	defer unix.Unmount(disk, unix.MNT_DETACH)
+	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	return disk, func(t *testing.T) string {
+		ballast := filepath.Join(disk, "ballast")
+		f, err := os.Create(ballast)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for size := 64 << 10; size > 0; {
+			if _, err := f.Write(make([]byte, size)); err != nil {
+				size /= 2
+			}
+		}
+		return ballast
+	}
+}
+
+// The journal has room of its own: whatever happens while the disk is full, another driver could go
+// on at any moment.
+func TestJournalHasRoom(t *testing.T) {
+	disk, fill := fullDisk(t, "4m")
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
 		cfg := k.config(t, func(Event) {})
 		cfg.Journal = filepath.Join(disk, "journal")
 		l := newLoop(cfg)
-		if err := l.book.begin(cfg, jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}); err != nil {
+		l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		if err := l.book.begin(cfg, l.job); err != nil {
+			t.Fatal(err)
+		}
+		fill(t)
+		j := k.drive(t, t.Context(), l)
+		why := strings.Repeat("the disk is full, ", 1000)
+		for i := range 200 {
+			j.post(sourceStale{fmt.Errorf("%s%d", why, i), 0})
+			if i == 100 {
+				j.joined(k, t, "a:0", 0)
+				j.joined(k, t, "a:1", 0)
+			}
+			synctest.Wait()
+			if i%10 != 9 {
+				continue
+			}
+			if about, err := Inspect(cfg.Journal); err != nil || i > 100 && about.Workers != 2 || i > 100 && about.Generation != 1 {
+				t.Fatalf("after %d events: %+v, %v", i, about, err)
+			}
+		}
+		if size := l.book.j.Size(); size > 2*journalSize {
+			t.Errorf("the journal has %d bytes", size)
+		}
+		for _, slot := range []string{"a:0", "a:1"} {
+			k.in(t, slot).exit <- nil
+		}
+		if err := <-j.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+		l.closeBook()
+		if about, err := Inspect(cfg.Journal); err != nil || !about.Finished {
+			t.Errorf("at the end: %+v, %v", about, err)
+		}
+		if left, err := os.ReadDir(disk); err != nil || len(left) != 2 { // the ballast too
+			t.Errorf("%d files are left, %v", len(left), err)
+		}
+	})
+}
+
+// The disk is full for a moment: the job goes on, says so, nobody may go on with the file
+// meanwhile, and when there is room again it holds everything. There is no room that could be kept
+// for it.
+func TestJournalFullDisk(t *testing.T) {
+	disk, fill := fullDisk(t, "64k")
+	k := &kept{workers: map[string]*keptWorker{}}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := k.config(t, func(Event) {})
+		cfg.Journal = filepath.Join(disk, "journal")
+		l := newLoop(cfg)
+		l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
 		state := func() string {
@@ -283,15 +352,7 @@ func TestJournalFullDisk(t *testing.T) {
 		var said strings.Builder
 		l.book.log.(*logrus.Logger).SetOutput(&said)
 		l.book.log.(*logrus.Logger).SetLevel(logrus.ErrorLevel)
-		ballast := filepath.Join(disk, "ballast")
-		for size := 64 << 10; size > 0; size /= 2 { // to the last byte
-			f, err := os.OpenFile(ballast, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f.Write(make([]byte, size))
-			f.Close()
-		}
+		ballast := fill(t)
 		j := k.drive(t, t.Context(), l)
 		for i := range 200 { // more than is left of the last page
 			j.post(sourceStale{fmt.Errorf("the disk is full, %d", i), 0})
@@ -323,7 +384,7 @@ func TestJournalFullDisk(t *testing.T) {
 		if err := <-j.result; err != nil {
 			t.Errorf("the job ended with %v", err)
 		}
-		l.book.close()
+		l.closeBook()
 		if about, err := Inspect(cfg.Journal); err != nil || !about.Finished {
 			t.Errorf("at the end: %+v, %v", about, err)
 		}

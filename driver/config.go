@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -68,7 +69,13 @@ type Config struct {
 
 	// Events is called with everything that happened to the job, in order, from one goroutine. Nil: nobody listens.
 	Events func(Event)
-	// Replayed is called by Resume, before Events is, with each event of the drivers before. Nil: nobody listens.
+	// Mark is called between two calls of Events, when the journal is about to forget the events
+	// until then, and returns what Marked needs to know of them, as JSON. Nil: nothing.
+	Mark func() json.RawMessage
+	// Marked is called by Resume with what Mark has returned last, if it was called; after it, and
+	// before Events, Replayed is called with each event of the drivers before, since that mark.
+	// Nil: nobody listens.
+	Marked   func(json.RawMessage)
 	Replayed func(Event)
 	// Control is the path, of any length, of a unix socket at which the job's user may ask how the job is doing and give
 	// commands, with a control.Client; it must be in a folder that only that user may enter. Empty: there is none.

@@ -43,7 +43,9 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	ask := func() {
 		s = l.m.status(l.clock.now(), l.stalls)
 		s.Journal = l.book.state()
-		taken <- l.recent.tell(&s)
+		var err error
+		s.Events, err = l.recent.texts()
+		taken <- err
 	}
 	select {
 	case l.asks <- ask:
@@ -55,7 +57,7 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	if err := <-taken; err != nil {
 		return nil, err
 	}
-	s.Job, s.Driver, s.Begun = l.cfg.RunID, os.Getpid(), l.begun
+	s.Job, s.Driver, s.Begun = l.cfg.RunID, os.Getpid(), time.Unix(0, l.job.Begun).UTC()
 	return json.Marshal(s)
 }
 
@@ -103,12 +105,7 @@ func InspectStatus(path string) (control.Status, error) {
 		return control.Status{}, fmt.Errorf("driver: %w", err)
 	}
 	defer f.Close()
-	var events recent
-	p := &replay{acted: func(a action) {
-		if e, ok := a.(emitEvent); ok {
-			events.add(e.event)
-		}
-	}}
+	p := &replay{}
 	run, _, err := journal.Read(f, p.next)
 	switch {
 	case err != nil:
@@ -118,5 +115,6 @@ func InspectStatus(path string) (control.Status, error) {
 	}
 	s := p.m.status(p.m.last, nil)
 	s.Job, s.Begun = run, time.Unix(0, p.job.Begun).UTC()
-	return s, events.tell(&s)
+	s.Events, err = p.recent.texts()
+	return s, err
 }

@@ -81,13 +81,16 @@ func (e Exit) String() string {
 
 func (e Exit) clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil }
 
+// statuses are those of the errors that have one of their own.
+var statuses = []struct {
+	err    error
+	status int
+}{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}, {ErrCheckpoint, 7}}
+
 // Status returns the exit status that stands for an error of Run: 0 for nil, 128+n for StopSignal n, 1 for an error that has
 // none of its own.
 func Status(err error) int {
-	for _, s := range []struct {
-		err    error
-		status int
-	}{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}, {ErrCheckpoint, 7}} {
+	for _, s := range statuses {
 		if errors.Is(err, s.err) {
 			return s.status
 		}

@@ -58,7 +58,11 @@ func TestStories(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := tell(t, string(want))
+			got := tell(t, string(want), false)
+			// The driver may be another after each step, whose machine was made of a snapshot.
+			if again := tell(t, string(want), true); again != got {
+				t.Errorf("%s: a machine made of a snapshot does something else:\n%s", file, diff(got, again))
+			}
 			if got == string(want) {
 				return
 			}
@@ -73,11 +77,12 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// tell runs a story's commands and returns the story as it happens now.
-func tell(t *testing.T, text string) string {
+// tell runs a story's commands and returns the story as it happens now, if saved with a new machine
+// for each step.
+func tell(t *testing.T, text string, saved bool) string {
 	t.Helper()
 	var out strings.Builder
-	s := &story{t: t, now: time.Unix(0, 0).UTC(), out: &out, starts: map[plan.SlotID]int{}}
+	s := &story{t: t, saved: saved, now: time.Unix(0, 0).UTC(), out: &out, starts: map[plan.SlotID]int{}}
 	for n, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		if strings.HasPrefix(line, "  ") {
 			continue
@@ -99,6 +104,7 @@ func tell(t *testing.T, text string) string {
 type story struct {
 	t      *testing.T
 	m      *machine
+	saved  bool // each step is another machine's
 	now    time.Time
 	out    *strings.Builder
 	starts map[plan.SlotID]int
@@ -437,6 +443,11 @@ func (s *story) pass(d time.Duration) {
 }
 
 func (s *story) step(ev event) {
+	if s.saved {
+		made := again(s.t, s.m)
+		sameState(s.t, s.m, made, "before %T", ev)
+		s.m = made
+	}
 	for _, a := range s.m.step(s.now, ev) {
 		if line := s.describe(a); line != "" {
 			fmt.Fprintf(s.out, "  %s\n", line)

@@ -61,18 +61,17 @@ type loop struct {
 	clock   clock
 	book    book
 	outputs outputs
-	after   *jobRecord    // of the driver that this one takes over from; nil: of none
+	job     jobRecord
+	resumes bool          // the job of a driver before this one
 	keeper  launch.Keeper // the launcher, where it is one
 	events  chan posted
 	asks    chan func()   // carried out by the loop
 	ended   chan struct{} // closed when nobody takes events any more
 	recent  recent
-	begun   time.Time // of the job
 	stalls  *stalls
 
 	credentials *identity.Authority
 	listen      netip.AddrPort // of the rendezvous
-	masterPort  int
 
 	meet meeting
 	push pusher
@@ -144,16 +143,15 @@ func (l *loop) open() (net.Listener, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		router.Listening(int(l.listen.Port()))
 	}
-	if l.after != nil {
-		l.masterPort, l.begun = l.after.MasterPort, time.Unix(0, l.after.Begun).UTC()
+	if l.resumes {
 		return lis, nil
 	}
-	l.begun = l.clock.now()
-	if l.masterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
-		err = l.book.begin(l.cfg, jobRecord{
-			Version: recordVersion, Begun: l.begun.UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
-			Timeouts: l.cfg.Timeouts, Listen: l.listen.String(), MasterPort: l.masterPort,
-		})
+	l.job = jobRecord{
+		Version: recordVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
+		Timeouts: l.cfg.Timeouts, Listen: l.listen.String(),
+	}
+	if l.job.MasterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
+		err = l.book.begin(l.cfg, l.job)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
@@ -164,8 +162,8 @@ func (l *loop) open() (net.Listener, error) {
 // listenForWorkers listens where the driver before this one did, if there was one and that is still free, so that its
 // workers find this one.
 func (l *loop) listenForWorkers() (net.Listener, error) {
-	if l.after != nil {
-		if lis, err := net.Listen("tcp", l.after.Listen); err == nil {
+	if l.resumes {
+		if lis, err := net.Listen("tcp", l.job.Listen); err == nil {
 			return lis, nil
 		}
 	}
@@ -183,7 +181,7 @@ func (l *loop) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer l.book.close()
+	defer l.closeBook()
 	if l.keeper != nil && l.cfg.Journal != "" {
 		if err := l.outputs.open(l.cfg); err != nil {
 			return errors.Join(err, lis.Close())
@@ -233,7 +231,7 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 		switch {
 		case !errors.As(err, &first) || ctx.Err() != nil:
 			return
-		case l.after == nil:
+		case !l.resumes:
 			l.post(sourceFailed{first.Err})
 			return
 		}
@@ -255,7 +253,7 @@ func (l *loop) run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	interrupt := ctx.Done()
-	if l.after != nil {
+	if l.resumes {
 		if l.keeper != nil {
 			l.keeper.Adopt(l.m.incarnations())
 		}
@@ -269,7 +267,8 @@ func (l *loop) run(ctx context.Context) error {
 		select {
 		case in = <-l.events:
 		case <-l.book.retry:
-			l.book.catchUp()
+			l.book.retry = nil
+			l.tidy()
 			continue
 		case ask := <-l.asks:
 			ask()
@@ -331,6 +330,7 @@ func (l *loop) feed(in posted) *finishJob {
 		l.stalls.forget(e.id)
 		delete(l.procs, e.id)
 	}
+	l.tidy()
 	return nil
 }
 
@@ -499,7 +499,7 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 		DriverAddr:  l.listen.String(), // agents put theirs in its place
 		Credentials: credentials.Encode(),
 		Restarts:    a.resets, MaxRestarts: l.maxResets(),
-		MasterAddr: masterAddr, MasterPort: l.masterPort,
+		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 		TimelineFilename: l.cfg.TimelineFilename,
 		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.Timeouts.StallWarning,

@@ -217,10 +217,12 @@ func newMachine(cfg Config, newID func(plan.SlotID) string) *machine {
 		size: cfg.Size, blame: cfg.Blame, wait: cfg.Timeouts, newID: newID,
 		byID: make(map[string]*worker), bySlot: make(map[plan.SlotID]*worker),
 		failures: make(map[plan.SlotID]int), ran: make(map[plan.SlotID]bool),
-		hosts: discovery.NewHosts(discovery.HostsConfig{
-			CooldownMin: cfg.Blame.CooldownMin, CooldownMax: cfg.Blame.CooldownMax, Forever: cfg.Blame.forever(),
-		}),
+		hosts: discovery.NewHosts(hostsConfig(cfg.Blame)),
 	}
+}
+
+func hostsConfig(b Blame) discovery.HostsConfig {
+	return discovery.HostsConfig{CooldownMin: b.CooldownMin, CooldownMax: b.CooldownMax, Forever: b.forever()}
 }
 
 // step takes note of what happened and returns what to do about it, in order.
@@ -440,7 +442,9 @@ func (m *machine) departed(now time.Time, w *worker, x Exit) {
 	how := ""
 	if x.clean() {
 		m.went = true
-		m.ran[w.slot] = m.joined.IsZero()
+		if delete(m.ran, w.slot); m.joined.IsZero() {
+			m.ran[w.slot] = true
+		}
 	} else {
 		how = ", it " + x.String()
 		if m.bad == nil { // nobody is to blame, but if nobody is left it was no success either

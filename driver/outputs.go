@@ -1,12 +1,13 @@
 package driver
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -23,10 +24,11 @@ type outputs struct {
 	path, run string
 	log       logrus.FieldLogger
 
-	mu  sync.Mutex
-	j   *journal.Journal
-	at  map[string]outputNote // by worker
-	old int64                 // size of the file when it was last written anew
+	mu     sync.Mutex
+	j      *journal.Journal
+	at     map[string]outputNote // by worker
+	bound  int64                 // size from which on the file is written anew
+	failed time.Time             // when it could last not be written; zero: it holds everything
 }
 
 // outputNote is a record: so many bytes of a worker's output have been passed on, save what its last lines, without their
@@ -56,15 +58,23 @@ func (o *outputs) open(cfg Config) error {
 	case err != nil && !errors.Is(err, journal.ErrLocked):
 		o.log.WithError(err).Warn("it cannot be read what output was passed on: some may be repeated")
 		clear(o.at)
-		if err = os.Remove(o.path); err == nil {
+		if err = journal.Remove(o.path); err == nil {
 			o.j, err = journal.Create(o.path, o.run)
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
-	o.old = o.j.Size()
+	o.setBound()
 	return nil
+}
+
+// setBound goes by what counts, which is hardly less than the file holds now.
+func (o *outputs) setBound() {
+	o.bound = outputsSize + 2*o.j.Size()
+	if err := o.j.Reserve(o.bound + slack); err != nil {
+		o.log.WithError(err).Debug("output may be repeated by a driver that resumes the job, if the disk is full")
+	}
 }
 
 func (o *outputs) take(n outputNote) {
@@ -89,58 +99,65 @@ func (o *outputs) note(n outputNote) {
 	if o.j == nil {
 		return
 	}
+	o.take(n.clone())
+	if !o.failed.IsZero() {
+		if time.Since(o.failed) >= rewrite {
+			o.renew()
+		}
+		return
+	}
 	b, err := json.Marshal(n)
 	if err == nil {
 		err = o.j.Append(b)
 	}
-	n.Out, n.Err = append([]byte(nil), n.Out...), append([]byte(nil), n.Err...)
-	o.take(n)
-	if err == nil && o.j.Size() > 2*o.old+outputsSize {
-		err = o.renew()
+	if err != nil || o.j.Size() > o.bound {
+		o.renew()
 	}
-	if err != nil {
+}
+
+func (n outputNote) clone() outputNote {
+	n.Out, n.Err = bytes.Clone(n.Out), bytes.Clone(n.Err)
+	return n
+}
+
+// renew writes the file anew, with what counts; the lock is held.
+func (o *outputs) renew() {
+	err := o.j.Replace(func(yield func([]byte) bool) {
+		for _, n := range o.at {
+			b, err := json.Marshal(n)
+			if err != nil {
+				panic(fmt.Sprintf("driver: %v", err)) // numbers and bytes can be written
+			}
+			if !yield(b) {
+				return
+			}
+		}
+	})
+	switch {
+	case err == nil && !o.failed.IsZero():
+		o.log.Info("it is written down again what output was passed on")
+		fallthrough
+	case err == nil:
+		o.failed = time.Time{}
+		o.setBound()
+	case o.failed.IsZero():
 		o.log.WithError(err).Warn("it cannot be written down what output was passed on: a driver that resumes the job may repeat some")
-		o.shut()
+		fallthrough
+	default:
+		o.failed = time.Now()
 	}
-}
-
-// renew writes the file anew; the lock is held.
-func (o *outputs) renew() error {
-	next := o.path + ".new"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	j, err := journal.Create(next, o.run)
-	if err != nil {
-		return err
-	}
-	for _, n := range o.at {
-		b, err := json.Marshal(n)
-		if err == nil {
-			err = j.Append(b)
-		}
-		if err != nil {
-			return errors.Join(err, j.Close())
-		}
-	}
-	o.shut()
-	o.j, o.old = j, j.Size()
-	return os.Rename(next, o.path)
-}
-
-func (o *outputs) shut() {
-	_ = o.j.Close() // what was written is with the system
-	o.j = nil
 }
 
 // close takes no notes any more, and forgets it all where the job has ended.
 func (o *outputs) close(ended bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.j != nil {
-		o.shut()
+	if o.j == nil {
+		return
 	}
+	_ = o.j.Close() // what was written is with the system
+	o.j = nil
 	if ended {
-		_ = os.Remove(o.path) // it may have been given up before
+		_ = journal.Remove(o.path) // nobody needs it
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // recordVersion is that of what a job's journal holds: the fields below, and what the machine makes of them. A journal of
 // another version is refused.
-const recordVersion = 3
+const recordVersion = 4
 
 // jobRecord is the first record of a job's journal: what the machine was made with, and what a driver that takes over must
 // have in common with the one before it.
@@ -29,8 +29,9 @@ type jobRecord struct {
 	MasterPort int      `json:"master_port"`
 }
 
-// record is each further one: an event, when the machine was stepped with it, and the names that it gave to the workers it
-// started then.
+// record is each further one: an event, when the machine was stepped with it, and the names that it
+// gave to the workers it started then. The first of them may be a snapshot instead, which stands
+// for all that were before it.
 type record struct {
 	Time int64    `json:"t"` // nanoseconds since 1970
 	Kind string   `json:"event"`
@@ -51,6 +52,14 @@ type record struct {
 	Unkillable bool                `json:"unkillable,omitempty"`
 	Command    *control.Command    `json:"command,omitempty"`
 	What       string              `json:"what,omitempty"`
+	Snapshot   *saved              `json:"snapshot,omitempty"`
+}
+
+// saved is the job between two steps: the machine, and what else is made of a journal.
+type saved struct {
+	Machine snapshot          `json:"machine"`
+	Recent  []json.RawMessage `json:"recent,omitempty"`
+	Mark    json.RawMessage   `json:"mark,omitempty"` // Config.Mark
 }
 
 // The kinds of records.
@@ -72,6 +81,7 @@ const (
 	kindDeadline    = "deadline"
 	kindCommanded   = "commanded"
 	kindResumed     = "resumed"
+	kindSnapshot    = "snapshot"
 )
 
 // newRecord returns what is written of an event. Of errors it keeps the text.
@@ -184,10 +194,14 @@ func (r *record) event() (event, error) {
 type replay struct {
 	job    *jobRecord // nil: not read yet
 	m      *machine
+	recent recent
+	fed    bool     // the machine has been fed something
 	ids    []string // that are still to be given
 	lacked bool     // the machine asked for more than were written down
-	// acted, if not nil, is given all that the machine asks for.
-	acted func(action)
+	// marked and told, if not nil, are given the mark of the snapshot, if there is one, and each
+	// event after it.
+	marked func(json.RawMessage)
+	told   func(Event)
 }
 
 // errDiverged: the machine does not do with the events what the machine that wrote them did.
@@ -202,18 +216,51 @@ func (p *replay) next(payload []byte) error {
 	if err := decode(payload, &r); err != nil {
 		return err
 	}
-	ev, err := r.event()
+	var err error
+	if r.Kind == kindSnapshot {
+		err = p.restore(r.Snapshot)
+	} else {
+		err = p.step(&r)
+	}
+	p.fed = true
 	if err != nil {
 		return fmt.Errorf("driver: the journal: %w", err)
 	}
+	return nil
+}
+
+func (p *replay) step(r *record) error {
+	ev, err := r.event()
+	if err != nil {
+		return err
+	}
 	p.ids = r.IDs
 	for _, a := range p.m.step(time.Unix(0, r.Time).UTC(), ev) {
-		if p.acted != nil {
-			p.acted(a)
+		if e, ok := a.(emitEvent); ok {
+			p.recent.add(e.event)
+			if p.told != nil {
+				p.told(e.event)
+			}
 		}
 	}
 	if p.lacked || len(p.ids) > 0 {
-		return fmt.Errorf("driver: the journal: %w", errDiverged)
+		return errDiverged
+	}
+	return nil
+}
+
+func (p *replay) restore(s *saved) error {
+	if p.fed || s == nil {
+		return errors.New("a snapshot that makes no sense")
+	}
+	for _, e := range s.Recent {
+		p.recent.add(e)
+	}
+	if p.marked != nil && s.Mark != nil {
+		p.marked(s.Mark)
+	}
+	if err := p.m.load(s.Machine); err != nil {
+		return fmt.Errorf("its snapshot: %w", err)
 	}
 	return nil
 }

@@ -264,27 +264,28 @@ func (m *machine) namesOf(is func(*worker) bool) string {
 	return strings.Join(names, " ")
 }
 
-// recent holds the last events.
-type recent []Event
+// recent holds the last events, each an Event or the text of one.
+type recent []json.Marshaler
 
 // keptEvents is how many events a status tells.
 const keptEvents = 20
 
-func (r *recent) add(e Event) {
+func (r *recent) add(e json.Marshaler) {
 	if len(*r) == keptEvents {
 		*r = append((*r)[:0], (*r)[1:]...)
 	}
 	*r = append(*r, e)
 }
 
-// tell puts the events into a status.
-func (r recent) tell(s *control.Status) error {
-	for _, e := range r {
+// texts returns them as they stand in an events file.
+func (r recent) texts() ([]json.RawMessage, error) {
+	all := make([]json.RawMessage, len(r))
+	for i, e := range r {
 		text, err := json.Marshal(e)
 		if err != nil {
-			return fmt.Errorf("driver: %w", err)
+			return nil, fmt.Errorf("driver: %w", err)
 		}
-		s.Events = append(s.Events, text)
+		all[i] = text
 	}
-	return nil
+	return all, nil
 }

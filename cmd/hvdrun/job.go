@@ -145,10 +145,12 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		launcher.Orphan = 0 // there is nothing to wait for
 	} else {
 		cfg.Journal, cfg.Control, cfg.Stop = j.dir.journal(), j.dir.controlPath(), p.stop
+		cfg.Mark = events.mark
 		launcher.Keep, launcher.Begun, launcher.Known = true, j.dir.begun, j.known
 	}
 	if j.resumed {
-		run, cfg.Replayed = driver.Resume, events.replay(j.dir.about.EventsFrom)
+		run = driver.Resume
+		cfg.Marked, cfg.Replayed = events.replay(j.dir.about.EventsFrom)
 	} else {
 		err = prepare(ctx, launcher, j.fixed, j.size, log)
 	}
@@ -234,8 +236,11 @@ type eventFile struct {
 	log    logrus.FieldLogger
 	lines  queue
 	failed atomic.Bool
-	missed atomic.Pointer[missedEvents] // nil: none
-	behind []byte                       // of what was missed; only the queue's writer has it
+	told   int64 // bytes of events since the job began; the driver's
+
+	mu     sync.Mutex
+	missed *missedEvents // nil: none, or behind holds them
+	behind []byte        // of what was missed
 }
 
 func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
@@ -266,6 +271,7 @@ func (f *eventFile) write(e driver.Event) {
 		f.fail(err)
 		return
 	}
+	f.told += int64(len(line) + 1)
 	_, _ = f.lines.Write(append(line, '\n')) // never fails
 }
 
@@ -281,12 +287,20 @@ type eventWriter eventFile
 
 // Write appends what a driver before has missed, and text.
 func (f *eventWriter) Write(text []byte) (int, error) {
-	if m := f.missed.Swap(nil); m != nil {
-		f.behind = m.take(f.log)
+	f.mu.Lock()
+	m := f.missed
+	f.mu.Unlock()
+	if m != nil {
+		behind := m.take(f.log)
+		f.mu.Lock()
+		f.missed, f.behind = nil, behind
+		f.mu.Unlock()
 	}
-	for len(f.behind) > 0 {
+	for len(f.behind) > 0 { // nobody else changes it
 		n, err := f.file.Write(f.behind)
+		f.mu.Lock()
 		f.behind = f.behind[n:]
+		f.mu.Unlock()
 		if err != nil {
 			return 0, err
 		}

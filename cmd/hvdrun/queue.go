@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 )
@@ -34,6 +35,7 @@ type queue struct {
 
 	mu     sync.Mutex
 	text   []byte
+	now    []byte // what the writer has been given, some of which it may have taken
 	lost   int
 	passed uint64        // calls of Write that have returned
 	idle   chan struct{} // closed when all is written; nil: it is
@@ -59,6 +61,13 @@ func (q *queue) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// waiting returns what may not have been written yet.
+func (q *queue) waiting() []byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Concat(q.now, q.text)
+}
+
 // onDropped sets dropped.
 func (q *queue) onDropped(dropped func(lines int) []byte) {
 	q.mu.Lock()
@@ -71,7 +80,7 @@ func (q *queue) run(idle chan struct{}) {
 	for {
 		q.mu.Lock()
 		text := q.text
-		q.text = nil
+		q.text, q.now = nil, nil
 		if lost := q.lost; lost > 0 && q.dropped != nil && len(text) < q.most/2 {
 			text = append(text, q.dropped(lost)...)
 			q.lost = 0
@@ -82,12 +91,14 @@ func (q *queue) run(idle chan struct{}) {
 			q.mu.Unlock()
 			return
 		}
+		q.now = text
 		q.mu.Unlock()
 		last := q.isEnding()
 		n, err := q.to.Write(text)
 		q.mu.Lock()
 		q.passed++
 		again := err != nil && q.failed != nil
+		q.now = nil
 		if again {
 			q.text = append(text[n:len(text):len(text)], q.text...)
 		}

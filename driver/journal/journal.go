@@ -1,27 +1,36 @@
 // Package journal is a file to which one process appends records, so that another can read after its death what it had
 // written down.
 //
-// A record that Append has taken outlives the process, whatever kills it; one that was followed by Sync outlives the
-// machine. Of a record whose writing was cut off nothing is read, and the next writer cuts it away. The format:
+// A record that Append has taken outlives the process, whatever kills it; one that was followed by
+// Sync outlives the machine. Of a record whose writing was cut off nothing is read. Replace puts
+// others in the place of all records, at once, and Reserve has room kept for that and for what is
+// appended then. The format:
 //
-//	"hvdrunJ" version      8 bytes, the version is 1
+//	"hvdrunJ" version      8 bytes, the version is 2
+//	salt   uint32          another number in each file, and after each Replace
 //	record                 the run id
 //	record …               what Append was given
 //
 // where a record is
 //
-//	length uint32          little endian, of the payload
-//	sum    uint32          CRC-32C of length and payload
+//	length uint32          little endian, of the payload, not 0
+//	sum    uint32          CRC-32C of salt, length and payload
 //	payload
+//
+// What follows the last record are bytes that the salt tells from records: zeros, or what the file
+// held before a Replace. A file of version 1, which has no salt, is read and appended to as well.
 package journal
 
 import (
 	"bufio"
+	"cmp"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -29,15 +38,18 @@ import (
 )
 
 const (
-	magic = "hvdrunJ\x01"
-	// behind is the magic of a journal that lacks records.
-	behind = "hvdrunJ\x81"
+	magic = "hvdrunJ\x02"
+	first = "hvdrunJ\x01" // of version 1
+	// isBehind, in the version, says that the journal lacks records.
+	isBehind = 0x80
 	// frame is how many bytes stand before a payload.
 	frame = 8
 	// MaxRecord is the most bytes of a payload.
 	MaxRecord = 16 << 20
 	// maxRun is the most bytes of a run id.
 	maxRun = 255
+	// spare is the end of the name of the file that takes the journal's place next.
+	spare = ".spare"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -65,10 +77,16 @@ func (e *CorruptError) Error() string {
 
 // Journal is a file that is open for appending. It is for one goroutine.
 type Journal struct {
-	file   *os.File
-	end    int64 // of the last whole record
-	buf    []byte
-	broken error
+	path, run string
+	file      *os.File
+	seed      uint32 // of the sums
+	end       int64  // of the last whole record
+	room      int64  // that the file has by Reserve
+	buf       []byte
+	broken    error
+
+	next     *os.File // takes the journal's place in Replace; nil: it is to be made
+	nextRoom int64
 }
 
 // Create makes a journal at a path where nothing is, with mode 0600, locks it, and has it on the disk when it returns. The
@@ -81,14 +99,12 @@ func Create(path, run string) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{file: f}
+	j := &Journal{path: path, run: run, file: f}
 	err = lock(f)
 	if err == nil {
-		_, err = f.WriteString(magic)
-		j.end = int64(len(magic))
-	}
-	if err == nil {
-		err = j.Append([]byte(run))
+		head, seed := newHead(run)
+		_, err = f.Write(head)
+		j.seed, j.end = seed, int64(len(head))
 	}
 	if err == nil {
 		err = errors.Join(j.Sync(), syncDir(filepath.Dir(path)))
@@ -99,35 +115,53 @@ func Create(path, run string) (*Journal, error) {
 	return j, nil
 }
 
-// Open locks the journal at the path, hands all its records to visit as Read does, cuts away what is torn at its end, and
-// returns it ready for appending, with its run id. Its errors are those of Read, and ErrLocked.
+// newHead returns what a file begins with, and the seed of the sums in it.
+func newHead(run string) (head []byte, seed uint32) {
+	salt := make([]byte, 4)
+	rand.Read(salt) // never fails: crypto/rand ends the program where there is no randomness
+	seed = seedOf(salt)
+	return appendRecord(append([]byte(magic), salt...), []byte(run), seed), seed
+}
+
+func seedOf(salt []byte) uint32 { return crc32.Checksum(salt, castagnoli) }
+
+// Open locks the journal at the path, hands all its records to visit as Read does, and returns it
+// ready for appending, with its run id. Its errors are those of Read, and ErrLocked.
 func Open(path string, visit func(payload []byte) error) (*Journal, string, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, "", fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{file: f}
-	run, err := j.begin(visit)
-	if err != nil {
-		return nil, "", errors.Join(err, f.Close())
+	j := &Journal{path: path, file: f}
+	if err := j.begin(visit); err != nil {
+		return nil, "", errors.Join(err, j.Close())
 	}
-	return j, run, nil
+	return j, j.run, nil
 }
 
-func (j *Journal) begin(visit func([]byte) error) (run string, err error) {
+func (j *Journal) begin(visit func([]byte) error) error {
 	if err := lock(j.file); err != nil {
-		return "", err
+		return err
 	}
-	if run, j.end, err = Read(j.file, visit); err != nil {
-		return "", err
+	s, err := read(j.file, visit)
+	if err != nil {
+		return err
 	}
-	if err := j.file.Truncate(j.end); err != nil {
-		return "", fmt.Errorf("journal: cutting its torn end: %w", err)
+	if is, err := sameFile(j.file, j.path); err != nil || !is {
+		return errors.Join(err, ErrLocked) // whoever has it open has put another in its place
 	}
-	if _, err := j.file.Seek(j.end, io.SeekStart); err != nil {
-		return "", fmt.Errorf("journal: %w", err)
+	j.run, j.end, j.seed = s.run, s.end, s.seed
+	j.next, err = os.OpenFile(j.path+spare, os.O_RDWR, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		j.next = nil
+	case err == nil:
+		err = lock(j.next)
 	}
-	return run, nil
+	if err != nil && j.next != nil {
+		return fmt.Errorf("journal: %s: %w", j.path+spare, err)
+	}
+	return j.Mend()
 }
 
 // lock takes the lock of the file, which ends with the process.
@@ -162,7 +196,7 @@ func (j *Journal) Append(payload []byte) error {
 	if len(payload) == 0 || len(payload) > MaxRecord {
 		return fmt.Errorf("journal: a record of %d bytes", len(payload))
 	}
-	b := appendRecord(j.buf[:0], payload)
+	b := appendRecord(j.buf[:0], payload, j.seed)
 	j.buf = b[:0]
 	if _, err := j.file.Write(b); err != nil {
 		j.broken = fmt.Errorf("journal: %w", err)
@@ -173,10 +207,10 @@ func (j *Journal) Append(payload []byte) error {
 }
 
 // appendRecord appends a record of the payload to b.
-func appendRecord(b, payload []byte) []byte {
+func appendRecord(b, payload []byte, seed uint32) []byte {
 	at := len(b)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
-	b = binary.LittleEndian.AppendUint32(b, sum(b[at:], payload))
+	b = binary.LittleEndian.AppendUint32(b, sum(seed, b[at:], payload))
 	return append(b, payload...)
 }
 
@@ -192,73 +226,128 @@ func (j *Journal) Sync() error {
 }
 
 // Mend makes a journal that has failed take records again, after the last that was written whole.
+// It takes no room.
 func (j *Journal) Mend() error {
-	if err := j.file.Truncate(j.end); err != nil {
-		return fmt.Errorf("journal: %w", err)
+	fi, err := j.file.Stat()
+	if err == nil {
+		_, err = j.file.Seek(j.end, io.SeekStart)
 	}
-	if _, err := j.file.Seek(j.end, io.SeekStart); err != nil {
+	var zeros [64 << 10]byte
+	for at := j.end; err == nil && at < fi.Size(); at += int64(len(zeros)) {
+		_, err = j.file.WriteAt(zeros[:min(fi.Size()-at, int64(len(zeros)))], at)
+	}
+	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	j.broken = nil
 	return nil
 }
 
-// SetBehind says whether the journal lacks records: then Read and Open return ErrBehind. It takes no room.
-func (j *Journal) SetBehind(is bool) error {
-	text := magic
-	if is {
-		text = behind
+// SetBehind says that the journal lacks records, until Replace: Read and Open return ErrBehind. It
+// takes no room.
+func (j *Journal) SetBehind() error {
+	var version [1]byte
+	at := int64(len(magic) - 1)
+	_, err := j.file.ReadAt(version[:], at)
+	if err == nil {
+		version[0] |= isBehind
+		_, err = j.file.WriteAt(version[:], at)
 	}
-	if _, err := j.file.WriteAt([]byte(text), 0); err != nil {
+	if err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil
 }
 
-// Size is how many bytes the journal has.
+// Size is how many bytes the journal has, without what Reserve keeps.
 func (j *Journal) Size() int64 { return j.end }
 
-// Close lets go of the lock and the file.
-func (j *Journal) Close() error { return j.file.Close() }
+// Close lets go of the lock and the files.
+func (j *Journal) Close() error {
+	err := j.file.Close()
+	if j.next != nil {
+		err = errors.Join(err, j.next.Close())
+	}
+	return err
+}
 
-// Read hands the records of a journal to visit, in order, and returns its run id and where its last whole record ends:
-// what follows is the torn end of one. The payload is the visitor's until it returns. An error of visit ends it; besides, it
-// returns ErrFormat, *CorruptError, and what r does. It takes no more memory than twice the largest record it meets.
+// Remove removes the journal at the path.
+func Remove(path string) error {
+	err := os.Remove(path + spare)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(os.Remove(path), err)
+}
+
+// Read hands the records of a journal to visit, in order, and returns its run id and where its last
+// whole record ends: what follows is the torn end of one, or nothing. The payload is the visitor's
+// until it returns. An error of visit ends it; besides, it returns ErrFormat, ErrBehind,
+// *CorruptError, and what r does. It takes no more memory than twice the largest record it meets.
 func Read(r io.Reader, visit func(payload []byte) error) (run string, end int64, err error) {
+	s, err := read(r, visit)
+	if err != nil {
+		return "", 0, err
+	}
+	return s.run, s.end, nil
+}
+
+func read(r io.Reader, visit func(payload []byte) error) (*reader, error) {
 	s := &reader{r: bufio.NewReaderSize(r, 64<<10)}
-	head := make([]byte, len(magic))
-	if _, err := io.ReadFull(s.r, head); err != nil && !isEnd(err) {
-		return "", 0, fmt.Errorf("journal: %w", err)
+	if err := s.head(); err != nil {
+		return nil, err
 	}
-	switch string(head) {
-	case magic:
-	case behind:
-		return "", 0, ErrBehind
-	default:
-		return "", 0, ErrFormat
-	}
-	s.end = int64(len(magic))
 	name, err := s.next()
 	if err == io.EOF || err == nil && len(name) > maxRun {
-		return "", 0, ErrFormat
+		return nil, ErrFormat
 	}
-	for run = string(name); err == nil; {
+	for s.run = string(name); err == nil; {
 		var payload []byte
 		if payload, err = s.next(); err == nil {
 			err = visit(payload)
 		}
 	}
 	if err != io.EOF {
-		return "", 0, err
+		return nil, err
 	}
-	return run, s.end, nil
+	return s, nil
 }
 
 // reader reads record by record.
 type reader struct {
-	r   *bufio.Reader
-	end int64 // of the last whole record
-	buf []byte
+	r    *bufio.Reader
+	run  string
+	seed uint32 // of the sums
+	end  int64  // of the last whole record
+	buf  []byte
+}
+
+// head reads what stands before the records.
+func (s *reader) head() error {
+	head := make([]byte, len(magic)+4)
+	n, err := io.ReadFull(s.r, head[:len(magic)])
+	if err != nil && !isEnd(err) {
+		return fmt.Errorf("journal: %w", err)
+	}
+	last := len(magic) - 1
+	if n > last && head[last]&isBehind != 0 {
+		if head[last] &^= isBehind; string(head[:n]) == magic || string(head[:n]) == first {
+			return ErrBehind
+		}
+		return ErrFormat
+	}
+	switch string(head[:n]) {
+	case first:
+	case magic:
+		if _, err := io.ReadFull(s.r, head[n:]); err != nil {
+			return cmp.Or(failure(err), ErrFormat)
+		}
+		s.seed, n = seedOf(head[n:]), len(head)
+	default:
+		return ErrFormat
+	}
+	s.end = int64(n)
+	return nil
 }
 
 // next returns the next record, io.EOF where there is no whole one any more, and *CorruptError where a damaged one has
@@ -302,7 +391,7 @@ func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 		}
 		left -= n
 	}
-	whole = binary.LittleEndian.Uint32(head[4:]) == sum(head[:4], s.buf)
+	whole = binary.LittleEndian.Uint32(head[4:]) == sum(s.seed, head[:4], s.buf)
 	return s.buf, frame + int64(length), whole, nil
 }
 
@@ -316,8 +405,8 @@ func failure(err error) error {
 
 func isEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
 
-func sum(length, payload []byte) uint32 {
-	return crc32.Update(crc32.Checksum(length, castagnoli), castagnoli, payload)
+func sum(seed uint32, length, payload []byte) uint32 {
+	return crc32.Update(crc32.Update(seed, castagnoli, length), castagnoli, payload)
 }
 
 // syncDir has the entries of a folder on the disk.

@@ -30,7 +30,7 @@ func written(t testing.TB, records ...string) string {
 	return path
 }
 
-func read(b []byte) (records []string, end int64, err error) {
+func readAll(b []byte) (records []string, end int64, err error) {
 	_, end, err = Read(bytes.NewReader(b), func(p []byte) error {
 		records = append(records, string(p))
 		return nil
@@ -52,14 +52,14 @@ var some = []string{"one", strings.Repeat("two ", 1000), "3", strings.Repeat("\x
 // Wherever the file is cut, what is read are the records that are whole, and the next writer goes on behind them.
 func TestCutAnywhere(t *testing.T) {
 	b := content(t, written(t, some...))
-	head := int64(len(magic) + frame + len("run"))
+	head := int64(len(magic) + 4 + frame + len("run"))
 	ends := []int64{head}
 	for _, r := range some {
 		ends = append(ends, ends[len(ends)-1]+frame+int64(len(r)))
 	}
 	path := filepath.Join(t.TempDir(), "cut")
 	for cut := int64(0); cut <= int64(len(b)); cut++ {
-		records, end, err := read(b[:cut])
+		records, end, err := readAll(b[:cut])
 		if cut < head {
 			if !errors.Is(err, ErrFormat) {
 				t.Fatalf("cut at %d: %v", cut, err)
@@ -86,7 +86,7 @@ func TestCutAnywhere(t *testing.T) {
 		if err := errors.Join(j.Append([]byte("more")), j.Sync(), j.Close()); err != nil {
 			t.Fatal(err)
 		}
-		records, _, err = read(content(t, path))
+		records, _, err = readAll(content(t, path))
 		if want := append(slices.Clone(some[:n]), "more"); err != nil || !slices.Equal(records, want) {
 			t.Fatalf("cut at %d and gone on: %q, %v", cut, records, err)
 		}
@@ -96,11 +96,11 @@ func TestCutAnywhere(t *testing.T) {
 // No changed bit is taken for what was written.
 func TestAnyFlippedBit(t *testing.T) {
 	b := content(t, written(t, "one", "two", "three"))
-	whole, _, _ := read(b)
+	whole, _, _ := readAll(b)
 	for bit := range len(b) * 8 {
 		bad := slices.Clone(b)
 		bad[bit/8] ^= 1 << (bit % 8)
-		records, _, err := read(bad)
+		records, _, err := readAll(bad)
 		if len(records) > len(whole) || !slices.Equal(records, whole[:len(records)]) || err == nil && len(records) == len(whole) {
 			// The run id is covered by its own sum, the magic by comparison.
 			t.Fatalf("bit %d: %q, %v", bit, records, err)
@@ -111,7 +111,7 @@ func TestAnyFlippedBit(t *testing.T) {
 func TestDamageInTheMiddle(t *testing.T) {
 	b := content(t, written(t, "one", "two", "three"))
 	b[bytes.Index(b, []byte("two"))] = 'T'
-	_, _, err := read(b)
+	_, _, err := readAll(b)
 	var corrupt *CorruptError
 	if !errors.As(err, &corrupt) || corrupt.Offset != int64(bytes.Index(b, []byte("Two"))-frame) {
 		t.Errorf("got %v", err)
@@ -182,7 +182,7 @@ func TestHugeLength(t *testing.T) {
 	b = append(b, "12345"...)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if _, _, err := read(b); err != nil {
+	if _, _, err := readAll(b); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
@@ -197,6 +197,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(content(f, written(f, some...)))
 	f.Add(content(f, written(f, "one", "two"))[:40])
 	f.Add([]byte(magic))
+	f.Add(appendRecord(appendRecord([]byte(first), []byte("run"), 0), []byte("one"), 0))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var records [][]byte
 		run, end, err := Read(bytes.NewReader(b), func(p []byte) error {
@@ -209,9 +210,14 @@ func FuzzRead(f *testing.F) {
 		if run == "" || end > int64(len(b)) {
 			t.Fatalf("run %q, %d bytes of %d", run, end, len(b))
 		}
-		again := appendRecord([]byte(magic), []byte(run))
+		head, seed := slices.Clone(b[:len(first)]), uint32(0)
+		if string(head) == magic {
+			head = slices.Clone(b[:len(magic)+4])
+			seed = seedOf(head[len(magic):])
+		}
+		again := appendRecord(head, []byte(run), seed)
 		for _, r := range records {
-			again = appendRecord(again, r)
+			again = appendRecord(again, r, seed)
 		}
 		if !bytes.Equal(again, b[:end]) {
 			t.Fatalf("%d records make\n%q, read from\n%q", len(records), again, b[:end])

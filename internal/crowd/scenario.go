@@ -21,6 +21,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -93,6 +94,17 @@ func (sc scenario) run(ctx context.Context) (s sample, err error) {
 	return s, errors.Join(err, listened)
 }
 
+// journalSize returns how many KiB a journal holds.
+func journalSize(path string) (float64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	_, end, err := journal.Read(f, func([]byte) error { return nil })
+	return float64(end) / (1 << 10), err
+}
+
 // play runs the driver and measures it.
 func (st *stage) play(ctx context.Context) (s sample, err error) {
 	st.source.set(hosts(st.Workers))
@@ -102,9 +114,7 @@ func (st *stage) play(ctx context.Context) (s sample, err error) {
 	go func() { ended <- driver.Run(run, st.config()) }()
 	if err = st.acts(ctx, &s, began, cpu); err == nil {
 		s.Lines = float64(st.lines.Load())
-		if info, ierr := os.Stat(st.journal); ierr == nil {
-			s.Journal = float64(info.Size()) / (1 << 10)
-		}
+		s.Journal, err = journalSize(st.journal)
 	}
 	stopped := time.Now()
 	stop(errStop)

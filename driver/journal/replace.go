@@ -1,0 +1,151 @@
+package journal
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Replace puts the records in the place of all that the journal holds, and has them on the disk
+// when it returns. A reader, and whoever opens the journal after the death of this process or of
+// the machine, finds all that it held or all that it holds now. After an error it is as before,
+// save where the disk itself fails: then the journal takes nothing any more.
+//
+// Where there is room by Reserve it takes none.
+func (j *Journal) Replace(records iter.Seq[[]byte]) error {
+	if err := j.openNext(); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	end, seed, err := j.write(records)
+	if err != nil {
+		return fmt.Errorf("journal: writing it anew: %w", err)
+	}
+	if err := j.swap(); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	j.end, j.seed, j.broken = end, seed, nil
+	_, err = j.file.Seek(end, io.SeekStart)
+	if err = errors.Join(err, syncDir(filepath.Dir(j.path))); err != nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+	}
+	return j.broken
+}
+
+// write puts the records into the next file, over whatever that holds.
+func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err error) {
+	head, seed := newHead(j.run)
+	w := bufio.NewWriterSize(io.NewOffsetWriter(j.next, 0), 256<<10)
+	_, _ = w.Write(head) // Flush tells
+	end = int64(len(head))
+	for payload := range records {
+		if len(payload) == 0 || len(payload) > MaxRecord {
+			return 0, 0, fmt.Errorf("a record of %d bytes", len(payload))
+		}
+		j.buf = appendRecord(j.buf[:0], payload, seed)
+		_, _ = w.Write(j.buf)
+		end += int64(len(j.buf))
+	}
+	if err := w.Flush(); err != nil {
+		return 0, 0, err
+	}
+	return end, seed, unix.Fdatasync(int(j.next.Fd()))
+}
+
+// swap gives the next file the journal's name, and where the file system can do both at once the
+// journal's file that of the next, which so keeps its room.
+func (j *Journal) swap() error {
+	err := unix.Renameat2(unix.AT_FDCWD, j.path+spare, unix.AT_FDCWD, j.path, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) {
+		if err := os.Rename(j.path+spare, j.path); err != nil {
+			return err
+		}
+		_ = j.file.Close() // it has no name any more
+		j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, nil, 0
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, j.file, j.room
+	return nil
+}
+
+// openNext has the next file open and locked.
+func (j *Journal) openNext() error {
+	if j.next != nil {
+		return nil
+	}
+	f, err := os.OpenFile(j.path+spare, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := lock(f); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	j.next = f
+	return nil
+}
+
+// Reserve has the system keep room for a journal of so many bytes, and for one that takes its
+// place. Then neither Append, up to that size, nor Replace fails because the disk is full, where
+// the file system writes in place.
+func (j *Journal) Reserve(bytes int64) error {
+	err := j.openNext()
+	if err == nil {
+		err = reserve(j.file, &j.room, max(bytes, j.end))
+	}
+	if err == nil {
+		err = reserve(j.next, &j.nextRoom, bytes)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: keeping room: %w", err)
+	}
+	return nil
+}
+
+func reserve(f *os.File, room *int64, bytes int64) error {
+	if *room >= bytes {
+		return nil
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); err != nil {
+		return errors.Join(err, f.Truncate(fi.Size())) // some of it may have been got
+	}
+	*room = bytes
+	return nil
+}
+
+// Room is what Reserve has kept.
+func (j *Journal) Room() int64 { return min(j.room, j.nextRoom) }
+
+// Release gives back what Reserve has kept. The journal takes nothing any more.
+func (j *Journal) Release() error {
+	j.broken = errors.New("journal: it was released")
+	err := j.file.Truncate(j.end)
+	if j.next != nil {
+		err = errors.Join(err, os.Remove(j.path+spare))
+	}
+	return err
+}
+
+// sameFile tells whether the file is the one of that name.
+func sameFile(f *os.File, path string) (bool, error) {
+	open, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	named, err := os.Stat(path)
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(open, named), nil
+}
