@@ -36,7 +36,16 @@ type Handle struct {
 	gaveUp  error          // the context's; guarded by engine.mu
 	ending  sync.WaitGroup // until done
 	done    atomic.Bool
+	refusal error // why the request is refused
 	err     error
+}
+
+// refuse has the engine tell the others that this rank refuses the operation. Where all refuse the same it ends with the
+// reason on each, and the group goes on.
+func (h *Handle) refuse(reason error) {
+	h.refusal, h.request.refused = reason, true
+	h.request.prescale, h.request.postscale = 1, 1 // one that is not a number is not equal to itself
+	h.data = nil
 }
 
 // request is what a rank wants to have done with the tensor of a name. It must be equal on all ranks.
@@ -48,6 +57,7 @@ type request struct {
 	prescale    float64
 	postscale   float64
 	elsewhere   bool // than in memory
+	refused     bool // by the rank itself: its arguments make no sense
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to the operation; after an
@@ -124,15 +134,17 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 	}
 	h := &Handle{name: name, data: bytesOf(data), request: request{dtype: typeOf[T](), op: op, compression: o.Compression,
 		count: uint64(len(data)), prescale: scale(o.Prescale), postscale: scale(o.Postscale)}}
+	h.err = checkName(name)
+	err := op.check(h.request.dtype)
 	switch {
-	case checkName(name) != nil:
-		h.err = checkName(name)
-	case op.check(h.request.dtype) != nil:
-		h.err = op.check(h.request.dtype)
+	case err != nil:
 	case math.IsNaN(o.Prescale) || math.IsNaN(o.Postscale):
-		h.err = errors.New("a scale is not a number")
+		err = errors.New("a scale is not a number")
 	default:
-		h.err = o.Compression.check(h.request.dtype, op)
+		err = o.Compression.check(h.request.dtype, op)
+	}
+	if err != nil {
+		h.refuse(err)
 	}
 	return h
 }
@@ -150,6 +162,9 @@ func (r *request) call() descriptor {
 		root: int32(r.compression) | int32(r.scales())<<8}
 	if r.elsewhere {
 		d.root |= elsewhereBit
+	}
+	if r.refused {
+		d.algorithm |= refusedCall
 	}
 	return d
 }

@@ -36,13 +36,15 @@ func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhe
 	handles := make([]*Handle, len(vectors))
 	for i, v := range vectors {
 		h := &Handle{name: v.Name, work: v.Work, request: request{dtype: v.Type, op: op, count: uint64(v.Count), prescale: 1, postscale: 1, elsewhere: true}}
+		h.err = checkName(v.Name)
 		switch {
 		case v.Type == 0 || v.Type >= kernel.Types || v.Count < 0 || v.Count > math.MaxInt/v.Type.Size():
-			h.err = fmt.Errorf("there are no %d elements of %v", v.Count, v.Type)
+			h.request.dtype, h.request.count = kernel.Uint8, 0
+			h.refuse(fmt.Errorf("there are no %d elements of %v", v.Count, v.Type))
 		case op == Adasum:
-			h.err = fmt.Errorf("%v is for vectors in memory", op)
-		default:
-			h.err = errors.Join(checkName(v.Name), op.check(v.Type))
+			h.refuse(fmt.Errorf("%v is for vectors in memory", op))
+		case op.check(v.Type) != nil:
+			h.refuse(op.check(v.Type))
 		}
 		handles[i] = h
 	}

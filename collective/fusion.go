@@ -20,20 +20,26 @@ type statement struct {
 }
 
 const (
-	saysTensor = 't' // length of the name u8 · name · type u8 · operation u8 · compression u8 · elsewhere u8 · count · scales, 8 bytes each
+	saysTensor = 't' // length of the name u8 · name · type u8 · operation u8 · compression u8 · flags u8 · count · scales, 8 bytes each
 	saysJoin   = 'j'
 	wordsSize  = 4 + 3*8
+
+	elsewhereFlag = 1
+	refusedFlag   = 2
 )
 
 func (h *Handle) state(b []byte) []byte {
 	r := &h.request
 	b = append(b, saysTensor, byte(len(h.name)))
 	b = append(b, h.name...)
-	elsewhere := byte(0)
+	flags := byte(0)
 	if r.elsewhere {
-		elsewhere = 1
+		flags |= elsewhereFlag
 	}
-	b = append(b, byte(r.dtype), byte(r.op), byte(r.compression), elsewhere)
+	if r.refused {
+		flags |= refusedFlag
+	}
+	b = append(b, byte(r.dtype), byte(r.op), byte(r.compression), flags)
 	b = binary.NativeEndian.AppendUint64(b, r.count)
 	b = binary.NativeEndian.AppendUint64(b, math.Float64bits(r.prescale))
 	return binary.NativeEndian.AppendUint64(b, math.Float64bits(r.postscale))
@@ -52,20 +58,32 @@ func parseStatements(b []byte, rank int) (all []statement, join bool, err error)
 		s := statement{rank: rank, name: string(b[2 : 2+int(b[1])])}
 		b = b[2+int(b[1]):]
 		s.request = request{dtype: kernel.Type(b[0]), op: Op(b[1]), compression: Compression(b[2]),
-			elsewhere: b[3] == 1,
+			elsewhere: b[3]&elsewhereFlag != 0,
+			refused:   b[3]&refusedFlag != 0,
 			count:     binary.NativeEndian.Uint64(b[4:]),
 			prescale:  math.Float64frombits(binary.NativeEndian.Uint64(b[12:])),
 			postscale: math.Float64frombits(binary.NativeEndian.Uint64(b[20:]))}
-		r := &s.request
-		if s.name == "" || r.dtype == 0 || r.dtype >= kernel.Types || r.op.check(r.dtype) != nil || r.compression.check(r.dtype, r.op) != nil ||
-			r.count > uint64(math.MaxInt/r.dtype.Size()) || r.prescale != r.prescale || r.postscale != r.postscale ||
-			b[3] > 1 || r.elsewhere && (r.op == Adasum || r.compression != CompressNone || r.prescale != 1 || r.postscale != 1) {
+		if s.name == "" || b[3] > elsewhereFlag|refusedFlag || !s.request.sound() {
 			return nil, false, errInvalid
 		}
 		all = append(all, s)
 		b = b[wordsSize:]
 	}
 	return all, join, nil
+}
+
+// sound tells whether a request that another rank has sent can be dealt with.
+func (r *request) sound() bool {
+	switch {
+	case r.dtype == 0, r.dtype >= kernel.Types, r.count > uint64(math.MaxInt/r.dtype.Size()),
+		r.prescale != r.prescale, r.postscale != r.postscale:
+		return false
+	case r.refused:
+		return true
+	case r.elsewhere && (r.op == Adasum || r.compression != CompressNone || r.prescale != 1 || r.postscale != 1):
+		return false
+	}
+	return r.op.check(r.dtype) == nil && r.compression.check(r.dtype, r.op) == nil
 }
 
 // exchange tells all ranks what each has to say, and draws the same conclusions from it on all of them.
@@ -232,6 +250,10 @@ func (e *engine) execute() error {
 			continue
 		}
 		r := &e.table[id].request
+		if r.refused {
+			e.refuse(&e.table[id])
+			continue
+		}
 		bytes := int(r.count) * r.wire().Size()
 		at := -1
 		for i := used - 1; i >= 0 && at < 0; i-- {
@@ -257,6 +279,17 @@ func (e *engine) execute() error {
 		}
 	}
 	return nil
+}
+
+// refuse ends an operation that all ranks refuse in the same way.
+func (e *engine) refuse(t *entry) {
+	h := t.mine
+	if h == nil {
+		return // this rank has joined
+	}
+	t.mine = nil
+	e.pending--
+	e.complete(h, fmt.Errorf("collective: AllReduceAsync: %w", h.refusal))
 }
 
 // reduce does the operations of one bucket.

@@ -652,7 +652,15 @@ func testRefused(t *testing.T, newGroups NewGroups) {
 			return err
 		}
 	}
+	background := func(op collective.Op, o collective.AsyncOptions) call {
+		return func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduceAsyncWith(ctx, g, "x", make([]float32, 100), op, o).Wait()
+		}
+	}
 	for i, test := range []struct{ valid, refused call }{
+		{background(collective.Sum, collective.AsyncOptions{}), background(77, collective.AsyncOptions{})},
+		{background(collective.Sum, collective.AsyncOptions{}), background(collective.Sum, collective.AsyncOptions{Compression: 99})},
+		{background(collective.Sum, collective.AsyncOptions{}), background(collective.Sum, collective.AsyncOptions{Prescale: math.NaN()})},
 		{compressed(collective.CompressNone), compressed(99)},
 		{compressed(collective.CompressFloat16), compressed(99)},
 		{reduced(collective.Sum), compressed(3)},
