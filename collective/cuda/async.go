@@ -63,8 +63,10 @@ func GroupedAllReduce[T collective.Element](ctx context.Context, g *collective.G
 func submit[T collective.Element](ctx context.Context, g *collective.Group, names []string, tensors []*Slice[T], op collective.Op, o Options) []*Handle {
 	handles := make([]*Handle, len(tensors))
 	all := make([]collective.Elsewhere, 0, len(tensors))
-	err := refuse(g, op)
-	if err == nil {
+	var err error
+	if g == nil {
+		err = errNoGroup
+	} else { // the group's engine refuses what is no operation, on all ranks
 		for i, s := range tensors {
 			v := &submission{device: s.device, kind: typeOf[T](), op: op, address: s.address, n: s.n}
 			if err = v.begin(o); err != nil {

@@ -41,8 +41,8 @@ func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s
 
 // AllReduceWith is AllReduce with options.
 func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op, o Options) error {
-	if err := refuse(g, op); err != nil {
-		return err
+	if g == nil {
+		return errNoGroup
 	}
 	return s.device.together(g, func() error {
 		ready, err := o.event()
@@ -56,7 +56,8 @@ func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Grou
 
 // allReduce combines n elements at an address of each rank once the event has come to pass, if there is one.
 func (d *Device) allReduce(ctx context.Context, g *collective.Group, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
-	if err := sameLength(ctx, d, g, n); err != nil || n == 0 {
+	c := call{what: allReduce, kind: t, op: op, n: n, invalid: refuse(op)}
+	if err := d.agree(ctx, g, c); err != nil || n == 0 {
 		return err
 	}
 	if g.Size() == 1 {
@@ -75,11 +76,15 @@ func (d *Device) allReduce(ctx context.Context, g *collective.Group, t kernel.Ty
 // Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an error the slice is undefined. Where memory is opened
 // to others each rank copies root's, device to device.
 func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], root int) error {
-	if g == nil || root < 0 || root >= g.Size() {
-		return fmt.Errorf("cuda: Broadcast: there is no rank %d among %d", root, g.Size())
+	if g == nil {
+		return errNoGroup
 	}
 	return s.device.together(g, func() error {
-		if err := sameLength(ctx, s.device, g, s.n); err != nil || s.n == 0 {
+		c := call{what: broadcast, kind: typeOf[T](), root: root, n: s.n}
+		if root < 0 || root >= g.Size() {
+			c.invalid = fmt.Errorf("cuda: Broadcast: there is no rank %d among %d", root, g.Size())
+		}
+		if err := s.device.agree(ctx, g, c); err != nil || s.n == 0 {
 			return err
 		}
 		b, err := s.device.backend(ctx, g)
@@ -130,13 +135,14 @@ func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s
 // ReduceScatter combines the slices of all ranks, element by element, and returns this rank's part of the result on its device, which the
 // caller frees; the slice stays as it is. Lengths must be equal; the parts are those of [collective.ReduceScatter].
 func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) (*Slice[T], error) {
-	if err := refuse(g, op); err != nil {
-		return nil, err
+	if g == nil {
+		return nil, errNoGroup
 	}
 	var part *Slice[T]
 	d := s.device
 	err := d.together(g, func() error {
-		if err := sameLength(ctx, s.device, g, s.n); err != nil {
+		c := call{what: reduceScatter, kind: typeOf[T](), op: op, n: s.n, invalid: refuse(op)}
+		if err := d.agree(ctx, g, c); err != nil {
 			return err
 		}
 		lo, hi := kernel.Split(s.n, g.Size(), g.Rank())
@@ -177,26 +183,56 @@ func (d *Device) together(g *collective.Group, f func() error) error {
 func common(err error) bool {
 	var mismatch *collective.MismatchError
 	var backend *BackendError
-	return errors.As(err, &mismatch) || errors.As(err, &backend) || errors.Is(err, collective.ErrAborted) || errors.Is(err, errUnequal) ||
+	return errors.As(err, &mismatch) || errors.As(err, &backend) || errors.Is(err, collective.ErrAborted) || errors.Is(err, errUnequal) || errors.Is(err, errRefused) ||
 		errors.Is(err, collective.ErrBusy) || errors.Is(err, collective.ErrClosed)
 }
 
-// refuse is the error of what no rank can have meant; all ranks find it by themselves.
-func refuse(g *collective.Group, op collective.Op) error {
-	switch {
-	case g == nil:
-		return errors.New("cuda: no group")
-	case combination(op) == "":
+var errNoGroup = errors.New("cuda: no group")
+
+// refuse is the error of an operation that there is not.
+func refuse(op collective.Op) error {
+	if combination(op) == "" {
 		return fmt.Errorf("cuda: %v is no operation on device memory", op)
 	}
 	return nil
 }
 
-var errUnequal = errors.New("cuda: the ranks' slices have different lengths")
+// call is what a rank is about to do. All ranks must be about to do the same.
+type call struct {
+	what    action
+	kind    kernel.Type
+	op      collective.Op
+	root    int
+	n       int   // elements
+	invalid error // why this rank refuses it
+}
 
-// sameLength makes sure that all ranks are about to do equally many pieces, in the same way.
-func sameLength(ctx context.Context, d *Device, g *collective.Group, n int) error {
-	bounds := [3]int64{int64(n), -int64(n), d.pending(g)}
+type action uint8
+
+const (
+	allReduce action = iota + 1
+	broadcast
+	reduceScatter
+)
+
+// word is the call without its length, in 57 bits. One that is refused is like no valid one.
+func (c call) word() int64 {
+	w := int64(uint32(c.root))<<24 | int64(c.op)<<16 | int64(c.kind)<<8 | int64(c.what)
+	if c.invalid != nil {
+		w |= 1 << 56
+	}
+	return w
+}
+
+var (
+	errUnequal = errors.New("cuda: the ranks' slices have different lengths")
+	errRefused = errors.New("cuda: the ranks' calls differ, or are refused")
+)
+
+// agree makes sure that all ranks are about to do the same, of one length, in the same way.
+func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
+	w := c.word()
+	bounds := [5]int64{int64(c.n), -int64(c.n), d.pending(g), w, -w}
 	if err := collective.AllReduce(ctx, g, bounds[:], collective.Max); err != nil {
 		return err
 	}
@@ -205,8 +241,24 @@ func sameLength(ctx context.Context, d *Device, g *collective.Group, n int) erro
 			return err
 		}
 	}
-	if bounds[0] != -bounds[1] {
+	switch {
+	case c.invalid != nil:
+		return fmt.Errorf("%w: %w", errRefused, c.invalid)
+	case bounds[3] != -bounds[4]:
+		return fmt.Errorf("%w: another rank's is not this rank's %v", errRefused, c)
+	case bounds[0] != -bounds[1]:
 		return fmt.Errorf("%w: from %d to %d elements", errUnequal, -bounds[1], bounds[0])
 	}
 	return nil
+}
+
+// String is the call as errors tell it.
+func (c call) String() string {
+	switch c.what {
+	case allReduce:
+		return fmt.Sprintf("AllReduce of %d %v (%v)", c.n, c.kind, c.op)
+	case broadcast:
+		return fmt.Sprintf("Broadcast of %d %v from rank %d", c.n, c.kind, c.root)
+	}
+	return fmt.Sprintf("ReduceScatter of %d %v (%v)", c.n, c.kind, c.op)
 }

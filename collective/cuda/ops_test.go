@@ -276,7 +276,8 @@ func TestOthers(t *testing.T) {
 	})
 }
 
-// TestRefused: what all ranks do wrong together leaves the group as it was.
+// TestRefused: what all ranks do wrong together, and what fits no call of the others, is an error on all of them and leaves the
+// group as it was.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	for what, f := range map[string]func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error{
@@ -292,6 +293,22 @@ func TestRefused(t *testing.T) {
 		},
 		"a root": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
 			return Broadcast(ctx, g, s, 2)
+		},
+		"Adasum on one rank": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
+			return AllReduce(ctx, g, s, []collective.Op{collective.Sum, collective.Adasum}[rank])
+		},
+		"two operations": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
+			return AllReduce(ctx, g, s, []collective.Op{collective.Sum, collective.Max}[rank])
+		},
+		"parts on one rank": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
+			if rank == 0 {
+				return AllReduce(ctx, g, s, collective.Sum)
+			}
+			_, err := ReduceScatter(ctx, g, s, collective.Sum)
+			return err
+		},
+		"a root on one rank": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
+			return Broadcast(ctx, g, s, 2*rank)
 		},
 		"no group": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
 			return AllReduceAsync(ctx, nil, "s", s, collective.Sum, Options{}).Wait()
