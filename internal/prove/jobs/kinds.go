@@ -56,7 +56,8 @@ var kinds = []kind{
 		s.After = time.Duration(100+d.IntN(1500)) * time.Millisecond
 	}, playCheckpoint},
 	{"disk", "the disk of the job's folder, the events, the output or the checkpoints is full for a moment", isRoot, func(d *rand.Rand, turn int, s *setup) {
-		s.How, s.Times = []string{"job", "events", "output", "checkpoints", "checkpoints to the end"}[turn%5], 4+d.IntN(5) // the journal has room in its last page
+		s.How = []string{"job", "events", "output", "checkpoints", "checkpoints to the end", "job without room"}[turn%6]
+		s.Times = 4 + d.IntN(5) // the journal has room in its last page
 		s.Workers = max(4, s.Workers)
 	}, playDisk},
 	{"pid 1", "hvdrun is PID 1 of a container", isRoot, nil, playInit},

@@ -226,8 +226,10 @@ func playDisk(ctx context.Context, t *trial) error {
 	}
 	path, bytes, checkpoints := filepath.Join(t.dir, "full"), int64(1<<20), strings.HasPrefix(t.How, "checkpoints")
 	switch {
-	case t.How == "job":
-		j.env[0] = "XDG_STATE_HOME=" + path
+	case strings.HasPrefix(t.How, "job"):
+		if j.env[0] = "XDG_STATE_HOME=" + path; t.How == "job" {
+			bytes = 8 << 20 // there is room for the journal to keep some
+		}
 	case t.How == "events":
 		j.events = filepath.Join(path, "events")
 	case t.How == "output":
@@ -253,6 +255,11 @@ func playDisk(ctx context.Context, t *trial) error {
 	if err := t.dieAndTell(ctx, j, t.Times); err != nil {
 		return fmt.Errorf("while the disk is full: %w", err)
 	}
+	if t.How == "job" {
+		if err := errors.Join(j.resume(ctx, 0), t.dieAndTell(ctx, j, 1)); err != nil {
+			return fmt.Errorf("hvdrun was killed while the disk is full: %w", err)
+		}
+	}
 	j.wanted = []int{128 + int(syscall.SIGTERM)}
 	if t.How == "checkpoints to the end" {
 		j.wanted = []int{7}
@@ -273,7 +280,7 @@ func playDisk(ctx context.Context, t *trial) error {
 
 // room is what happens once there is some again.
 func (t *trial) room(ctx context.Context, j *job) error {
-	if err := t.dieAndTell(ctx, j, 1); err != nil || t.How != "job" || t.Seed%2 != 0 {
+	if err := t.dieAndTell(ctx, j, 1); err != nil || !strings.HasPrefix(t.How, "job") || t.Seed%2 != 0 {
 		return err
 	}
 	if err := rest(ctx, 3*time.Second); err != nil { // the journal is written anew

@@ -58,7 +58,7 @@ func TestLargeComesSoon(t *testing.T) {
 		fmt.Fprintf(&text, "%s %s\n", s.Kind, s)
 	}
 	for _, want := range []string{"crowd workers=300", "crowd workers=150", "crowd workers=64", "state=2GiB", "listed=10000", "print=",
-		"how=job", "how=checkpoints to the end", "how=events", "how=output", "how=checkpoints", "how=missing", "how=unwritable", "how=empty", "how=replaced",
+		"how=job", "how=job without room", "how=checkpoints to the end", "how=events", "how=output", "how=checkpoints", "how=missing", "how=unwritable", "how=empty", "how=replaced",
 		"how=resume", "how=stop", "how=damaged", "how=orphans"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("none of the first six turns has %s", want)
