@@ -97,8 +97,12 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
 	}
 	err = again.drive(ctx, &s, j)
-	if errors.Is(err, journal.ErrLocked) {
+	switch {
+	case errors.Is(err, journal.ErrLocked):
 		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
+	case errors.Is(err, journal.ErrBehind):
+		return runError{fmt.Errorf("job %s cannot be resumed: its hvdrun died while it could not write to %s; "+
+			"`hvdrun stop %[1]s` ends its workers", d.about.RunID, d.journal())}
 	}
 	return err
 }
