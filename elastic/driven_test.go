@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -372,6 +374,21 @@ func TestDeathBeforeConnect(t *testing.T) {
 	}
 	d.lost("c")
 	procs.Wait()
+}
+
+// One worker, the lowest that is not said to be dead, says in the job's log why a world could not be entered.
+func TestSayUnconnected(t *testing.T) {
+	for rank, want := range []logrus.Level{logrus.DebugLevel, logrus.WarnLevel, logrus.DebugLevel} {
+		log, hook := logtest.NewNullLogger()
+		log.SetLevel(logrus.DebugLevel)
+		w := &Worker{log: log}
+		world := rendezvous.World{World: plan.World{Generation: 4, Slots: make([]plan.Slot, 3)}, Rank: rank}
+		w.sayUnconnected(world, &collective.AbortedError{Generation: 4, Dead: []int{0}, Cause: errors.New("refused")})
+		said, err := hook.LastEntry().String()
+		if err != nil || hook.LastEntry().Level != want || !strings.Contains(said, "refused") || !strings.Contains(said, "generation=4") {
+			t.Errorf("rank %d: %s %v", rank, said, err)
+		}
+	}
 }
 
 func TestInitByTheEnvironment(t *testing.T) {

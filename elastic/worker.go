@@ -178,8 +178,26 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		w.sayUnconnected(world, err)
 		j.After, j.Cause = world.Generation, err.Error()
 	}
+}
+
+// sayUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not said to be dead, so that the log of
+// the job has it once, and at debug level on the others.
+func (w *Worker) sayUnconnected(world rendezvous.World, err error) {
+	level, speaker := logrus.DebugLevel, 0
+	var aborted *collective.AbortedError
+	if errors.As(err, &aborted) {
+		for slices.Contains(aborted.Dead, speaker) {
+			speaker++
+		}
+	}
+	if world.Rank == speaker {
+		level = logrus.WarnLevel
+	}
+	w.log.WithError(err).WithFields(logrus.Fields{"generation": world.Generation, "size": world.Size()}).
+		Log(level, "elastic: no connection to all workers of the world; waiting for the next one")
 }
 
 // connect connects to a world that join returned. As soon as the driver knows of a rank there that is dead, it gives up, or
