@@ -31,7 +31,9 @@ var kinds = []kind{
 	}, playCore},
 	{"crowd", "64, 150 and 300 workers on one machine meet and train", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.Workers, s.Hosts, s.State = []int{150, 16, 300, 64}[turn%4], 1+d.IntN(8), 1<<10<<d.IntN(6)
-		s.Steps, s.Times = 10, d.IntN(2)
+		if s.Steps, s.Times = 10, d.IntN(2); s.Times > 0 {
+			s.Steps = 0
+		}
 	}, playCrowd},
 	{"stopped", "a worker, an agent or hvdrun is stopped by SIGSTOP", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.How, s.Times = pick(d, "worker", "worker for a moment", "agent", "hvdrun"), 1

@@ -104,13 +104,13 @@ func playCore(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// playCrowd has many workers meet, and perhaps one of them killed.
+// playCrowd has many workers meet and train, to the end or until one of them is killed and the others have gone on.
 func playCrowd(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {
 		return err
 	}
-	j.flags = append(j.flags, "--start-timeout", "120s", "--join-timeout", "60s")
+	j.flags = append(j.flags, "--start-timeout", "120s")
 	if err := j.start(); err != nil {
 		return err
 	}
@@ -125,9 +125,13 @@ func playCrowd(ctx context.Context, t *trial) error {
 	if j.exits > 0 {
 		return fmt.Errorf("%d workers have ended before the third step", j.exits)
 	}
-	if t.Times > 0 && !j.over() {
-		members := j.members()
-		j.strike(members[t.dice.IntN(len(members))], syscall.SIGKILL) // the job may be about to end
+	if t.Times > 0 {
+		members, generation := j.members(), j.world
+		pid := members[t.dice.IntN(len(members))]
+		if !j.strike(pid, syscall.SIGKILL) {
+			return fmt.Errorf("worker %d has ended before it was killed", pid)
+		}
+		return errors.Join(j.gone(ctx, noticed, pid), j.later(ctx, generation), j.stop(ctx))
 	}
 	return j.end(ctx)
 }
