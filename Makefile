@@ -29,6 +29,9 @@ UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 # The headers of NVML declare much as deprecated, and the C compiler would say so in each build.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
+# A program under the race detector otherwise sleeps for a second before it exits.
+export GORACE ?= atexit_sleep_ms=10
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits proved pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check clean
 
@@ -44,7 +47,8 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-# Compiling is most of the time of check, so all of it is compiled twice only: for the race detector, and without cgo.
+# Compiling is most of the time of check, so all of it is compiled twice only: for the race detector, and without cgo, which is
+# also the way of programs that check itself needs.
 PURE = GOFLAGS= CGO_ENABLED=0
 
 check: export GOFLAGS := $(GOFLAGS) -race
@@ -77,12 +81,12 @@ vet:
 
 staticcheck:
 	@echo "== staticcheck (its first build takes half a minute)"
-	@lint=$$(GOFLAGS= $(GO) tool -n staticcheck) && $$lint ./...
+	@lint=$$($(PURE) $(GO) tool -n staticcheck) && $$lint ./...
 
 fresh:
 	@echo "== the vector code is what its generator writes"
-	@$(GO) -C $(VECTOR) vet .
-	@$(GO) -C $(VECTOR) test .
+	@$(PURE) $(GO) -C $(VECTOR) vet .
+	@$(PURE) $(GO) -C $(VECTOR) test .
 
 # They repeat what this module needs.
 examples:
@@ -96,7 +100,7 @@ tidy-examples: ## bring the modules of examples and frameworks in step with this
 
 frameworks: ## check and test the modules of frameworks; ARGS go to go test
 	@echo "== frameworks"
-	@lint=$$(GOFLAGS= $(GO) tool -n staticcheck) && export GOFLAGS="$$GOFLAGS $(UNCHECKED)" && for dir in $(FRAMEWORKS); do \
+	@lint=$$($(PURE) $(GO) tool -n staticcheck) && export GOFLAGS="$$GOFLAGS $(UNCHECKED)" && for dir in $(FRAMEWORKS); do \
 		$(GO) -C $$dir vet -tags training ./... && (cd $$dir && $$lint -tags training ./...) && \
 		$(GO) -C $$dir test -race -vet=off -timeout 30m $(SHORT) $(ARGS) ./... || exit 1; \
 	done
@@ -130,13 +134,13 @@ proved: # a short prove
 	@$(PURE) $(GO) run ./internal/prove/collectives -for 1m -seed 1
 	@$(PURE) $(GO) run ./internal/prove/jobs -small -for 1m -seed 1
 
-pure:
+pure: # all packages are compiled, and no program is linked
 	@echo "== build without cgo"
-	@$(PURE) $(GO) build ./...
+	@$(PURE) $(GO) list -export ./... >/dev/null
 
-arm64: # a short cross: what differs
+arm64: # a short cross: what differs; what it needs is compiled without being optimized
 	@echo "== vet for arm64"
-	@$(PURE) GOARCH=arm64 $(GO) vet ./collective/kernel ./collective/shm ./collective
+	@$(PURE) GOARCH=arm64 $(GO) vet -gcflags='all=-N -l' ./collective/kernel ./collective/shm
 
 cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"
