@@ -15,7 +15,7 @@ import (
 )
 
 func TestAsyncSevered(t *testing.T) {
-	collectivetest.CheckAsyncDeath(t, 30, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
+	collectivetest.CheckAsyncDeath(t, collectivetest.Rounds(30), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
 // TestStallWarning: a tensor that some ranks do not submit is named, with these ranks, by the first rank.

@@ -43,9 +43,9 @@ func TestSparse(t *testing.T) {
 // TestSparseSevered: a rank whose connections end without a word, at random moments, is named by all the others, also by those
 // that are not connected to it.
 func TestSparseSevered(t *testing.T) {
-	collectivetest.CheckDeath(t, 30, sparse(t, collective.Config{}, 7).connect, collective.Sever)
-	collectivetest.CheckDeath(t, 10, sparse(t, collective.Config{Encrypt: true}, 7).connect, collective.Sever)
-	collectivetest.CheckSubsetDeath(t, 10, sparse(t, collective.Config{}, 7).connect, collective.Sever)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(30), sparse(t, collective.Config{}, 7).connect, collective.Sever)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{Encrypt: true}, 7).connect, collective.Sever)
+	collectivetest.CheckSubsetDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{}, 7).connect, collective.Sever)
 }
 
 // TestManyRanks: of many ranks few pairs are connected, until an operation needs all of them.

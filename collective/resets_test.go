@@ -7,10 +7,11 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestThousandResets: of a thousand worlds, through sockets and through shared memory, nothing stays in a worker: no memory,
-// no open file, no goroutine.
+// TestThousandResets: of a thousand worlds, or fewer with -short, through sockets and through shared memory, nothing stays in
+// a worker: no memory, no open file, no goroutine.
 func TestThousandResets(t *testing.T) {
 	for name, hosts := range map[string]string{"sockets": "", "shared": "aa"} {
 		t.Run(name, func(t *testing.T) {
@@ -23,7 +24,7 @@ func TestThousandResets(t *testing.T) {
 			}
 			pass(50) // what is kept for later worlds is there now
 			before := held(t)
-			pass(1000)
+			pass(collectivetest.Rounds(1000))
 			after := held(t)
 			const slack = 20 // a goroutine or two may be about to end
 			if after.files > before.files+slack || after.goroutines > before.goroutines+slack || after.bytes > before.bytes+1<<20 {

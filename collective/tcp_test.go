@@ -22,16 +22,16 @@ import (
 
 // TestSevered: a rank whose connections end without a word, at random moments, is named by all the others.
 func TestSevered(t *testing.T) {
-	collectivetest.CheckDeath(t, 60, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(60), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
 // TestSubsetSevered: the same with groups of a generation that work at the same time.
 func TestSubsetSevered(t *testing.T) {
-	collectivetest.CheckSubsetDeath(t, 30, newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
+	collectivetest.CheckSubsetDeath(t, collectivetest.Rounds(30), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
 func TestStrandsSevered(t *testing.T) {
-	collectivetest.CheckDeath(t, 20, newWorkers(t, collective.Config{Connections: 4}, 5).connect, collective.Sever)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(20), newWorkers(t, collective.Config{Connections: 4}, 5).connect, collective.Sever)
 }
 
 // TestStrandSevered: a rank to which one of several connections is lost is named, in an operation that needs it.
@@ -64,7 +64,7 @@ func TestConnectionsUnequal(t *testing.T) {
 }
 
 func TestSeveredEncrypted(t *testing.T) {
-	collectivetest.CheckDeath(t, 10, newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(10), newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
 }
 
 // TestConnectDead: where nobody listens at a peer's address, every rank is told at once, without waiting for any bound.

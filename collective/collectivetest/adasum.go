@@ -12,7 +12,7 @@ import (
 
 // testAdasum compares with the formula, in float64 over all ranks' vectors, and checks that all ranks have the same bits.
 func testAdasum(t *testing.T, newGroups NewGroups) {
-	for n := 1; n <= 8; n++ {
+	for _, n := range sizes([]int{1, 2, 3, 4, 5, 6, 7, 8}, 2, 5, 8) {
 		groups := newGroups(t, n)
 		lengths := []int{0, 1, 513}
 		if n == 5 {

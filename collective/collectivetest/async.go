@@ -99,7 +99,7 @@ func step(ctx context.Context, g *collective.Group, set []tensor, r *rand.Rand) 
 
 // testAsyncOrders: every rank submits the same tensors in its own order, over several steps.
 func testAsyncOrders(t *testing.T, newGroups NewGroups) {
-	for _, n := range []int{1, 2, 3, 4, 5, 8} {
+	for _, n := range sizes([]int{1, 2, 3, 4, 5, 8}, 1, 5, 8) {
 		groups := newGroups(t, n)
 		set := tensors(n)
 		must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
@@ -535,7 +535,7 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 func CheckFusedBits(t *testing.T, ways ...NewGroups) {
 	t.Helper()
 	lengths := []int{1, 3, 500, 2049, 20_011, 100_003, 1<<18 + 5}
-	for _, n := range []int{2, 3, 4, 8} {
+	for _, n := range sizes([]int{2, 3, 4, 8}, 3, 8) {
 		inputs, want := make([][][]float32, n), make([][]float32, len(lengths))
 		for rank := range inputs {
 			r := rand.New(rand.NewPCG(uint64(rank), 5))

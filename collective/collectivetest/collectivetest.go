@@ -114,7 +114,7 @@ func closeAll(t *testing.T, groups []*collective.Group) {
 var ops = []collective.Op{collective.Sum, collective.Average, collective.Min, collective.Max, collective.Product}
 
 func testOps(t *testing.T, newGroups NewGroups) {
-	for _, n := range []int{1, 2, 3, 4, 5, 8} {
+	for _, n := range sizes([]int{1, 2, 3, 4, 5, 8}, 1, 5, 8) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			groups := newGroups(t, n)
 			defer closeAll(t, groups)
@@ -164,6 +164,9 @@ func checkType[T collective.Element](t *testing.T, groups []*collective.Group, l
 			}
 		}
 		checkBroadcast[T](t, groups, length)
+		if testing.Short() && length > 100_000 {
+			continue
+		}
 		checkGather[T](t, groups, length)
 		checkAllToAll[T](t, groups, length)
 	}
@@ -414,7 +417,7 @@ func testLarge(t *testing.T, newGroups NewGroups) {
 
 // testBits: results of inexact arithmetic, NaNs of every kind and signed zeros are equal in every bit on every rank.
 func testBits(t *testing.T, newGroups NewGroups) {
-	for _, n := range []int{2, 3, 5, 8} {
+	for _, n := range sizes([]int{2, 3, 5, 8}, 3, 8) {
 		groups := newGroups(t, n)
 		for _, length := range []int{1, 700, 9_001} {
 			for _, op := range append(ops, collective.Adasum) {
@@ -995,10 +998,28 @@ func testLeaks(t *testing.T, newGroups NewGroups) {
 // repeat shortens loops for -short, and under the race detector, where each turn takes ten times as long.
 func repeat(n int) int {
 	switch {
+	case testing.Short():
+		return Rounds(n)
 	case short():
 		return (n + 3) / 4
 	case Raced:
 		return (n + 1) / 2
 	}
 	return n
+}
+
+// Rounds is n, or an eighth of it with -short.
+func Rounds(n int) int {
+	if testing.Short() {
+		return (n + 7) / 8
+	}
+	return n
+}
+
+// sizes are those of all groups that a test makes, or only some with -short.
+func sizes(all []int, some ...int) []int {
+	if testing.Short() {
+		return some
+	}
+	return all
 }

@@ -13,7 +13,7 @@ import (
 
 // RunReductions runs the part of the kit that algorithms can fail: that of AllReduce and of what ends it.
 func RunReductions(t *testing.T, newGroups NewGroups) {
-	for _, n := range []int{1, 2, 3, 4, 6, 8} {
+	for _, n := range sizes([]int{1, 2, 3, 4, 6, 8}, 1, 3, 8) {
 		groups := newGroups(t, n)
 		for _, length := range []int{0, 1, n - 1, n, 8*n - 1, 8 * n, 700, 2049, 20_000} {
 			checkReduce[uint8](t, groups, length, collective.Sum)
@@ -56,7 +56,7 @@ func checkReductionDeath(t *testing.T, newGroups NewGroups, seed uint64) {
 // of a reduction in the order of the ranks.
 func CheckSameBits(t *testing.T, ordered bool, ways ...NewGroups) {
 	t.Helper()
-	for _, n := range []int{2, 3, 4, 8} {
+	for _, n := range sizes([]int{2, 3, 4, 8}, 3, 8) {
 		for _, length := range []int{1, n, 100, 3000, 20_000} {
 			want := make([]float32, length)
 			inputs := make([][]float32, n)

@@ -84,7 +84,11 @@ func TestGenerations(t *testing.T) {
 				w.node.unseen = oneHost
 				meet := meetings(t, n, oneHost)
 				var used []uint64
-				for generation := range 13 {
+				rounds := 13
+				if testing.Short() {
+					rounds = 7
+				}
+				for generation := range rounds {
 					w.groups = meet()
 					errs := w.each(func(rank int, d *Device, g *collective.Group) error {
 						s, err := Alloc[float32](d, 500+generation)

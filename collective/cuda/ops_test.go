@@ -65,10 +65,14 @@ func (w *world) must(t *testing.T, f func(rank int, d *Device, g *collective.Gro
 
 var configs = map[string]Config{"direct": {}, "hosts": {Backend: BackendHosts}, "staged": {Backend: BackendStaging}}
 
-// eachWay runs a test over either way, several sizes, and one or two devices.
+// eachWay runs a test over either way, several sizes, and one or two devices; over fewer of these with -short.
 func eachWay(t *testing.T, f func(t *testing.T, w *world, n int)) {
+	sizes := []struct{ n, devices int }{{1, 1}, {3, 2}, {2, 1}, {4, 1}}
+	if testing.Short() {
+		sizes = sizes[:2]
+	}
 	for name, config := range configs {
-		for _, c := range []struct{ n, devices int }{{1, 1}, {2, 1}, {3, 2}, {4, 1}} {
+		for _, c := range sizes {
 			t.Run(fmt.Sprintf("%s/%d on %d", name, c.n, c.devices), func(t *testing.T) {
 				f(t, newWorld(t, c.n, c.devices, config), c.n)
 			})
