@@ -71,6 +71,7 @@ type worker struct {
 	pid             int           // 0: not started yet
 	doomed          bool          // to be killed as soon as it is
 	hurry           chan struct{} // closed then: the launcher gives it no more grace
+	more            chan struct{} // of capacity 1: it gives the whole grace anew
 	evicted         bool          // the agent itself has asked it to end
 	grace           time.Duration
 	cancel          context.CancelCauseFunc
@@ -356,7 +357,8 @@ func (s *session) start(m *wire.Start) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
-		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), grace: time.Duration(m.GetGraceMs()) * time.Millisecond,
+		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1),
+		grace: time.Duration(m.GetGraceMs()) * time.Millisecond,
 		id:    plan.SlotID{Host: s.st.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
 		spool: spool{dir: s.st.spoolDir, most: s.st.spoolSize},
 	}
@@ -370,7 +372,7 @@ func (s *session) start(m *wire.Start) error {
 	}
 	spec := launch.Spec{
 		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
-		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, Dying: w.dying,
+		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, More: w.more, Dying: w.dying,
 		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,
 	}
 	for _, word := range m.GetCommand() {
@@ -397,8 +399,14 @@ func (s *session) stop(m *wire.Stop) {
 		return
 	}
 	w.cancel(errors.New("its driver stopped it"))
-	if m.GetNow() {
+	switch {
+	case m.GetNow():
 		w.kill()
+	case m.GetMore():
+		select {
+		case w.more <- struct{}{}:
+		default: // one is on its way
+		}
 	}
 }
 

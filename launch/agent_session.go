@@ -83,6 +83,7 @@ type agentWorker struct {
 	saidStop  int
 	saidTaken uint64
 	everSaid  bool // on any stream
+	more      bool // grace, which is to be said
 
 	queue   []*agentEvent // bounded by how far the agent goes ahead of taken
 	ended   func(error)   // Spec.Ended; nil once it was called
@@ -152,8 +153,8 @@ func (s *agentSession) run(ctx context.Context, spec Spec, started func(pid int)
 	}
 	defer s.remove(w)
 	defer context.AfterFunc(ctx, func() { s.stop(w, 1) })()
-	if spec.Hurry != nil {
-		defer s.hurry(ctx, w, spec.Hurry)()
+	if spec.Hurry != nil || spec.More != nil {
+		defer s.hurry(ctx, w, spec)()
 	}
 	outs := [2]io.Writer{spec.Stdout, spec.Stderr}
 	for {
@@ -203,19 +204,28 @@ func (w *agentWorker) tellEnd(s *agentSession, e *agentEvent) {
 	w.ended = nil
 }
 
-// hurry ends a worker's grace, once ctx has ended, when somebody is in a hurry; release waits for that to be over.
-func (s *agentSession) hurry(ctx context.Context, w *agentWorker, hurry <-chan struct{}) (release func()) {
+// hurry ends a worker's grace, once ctx has ended, when somebody is in a hurry, and has it begin
+// anew when it is to; release waits for that to be over.
+func (s *agentSession) hurry(ctx context.Context, w *agentWorker, spec Spec) (release func()) {
 	done := make(chan struct{})
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		for _, c := range []<-chan struct{}{ctx.Done(), hurry} {
+		select {
+		case <-ctx.Done():
+		case <-done:
+			return
+		}
+		for {
 			select {
-			case <-c:
+			case <-spec.Hurry:
+				s.stop(w, 2)
+				return
+			case <-spec.More:
+				s.extend(w)
 			case <-done:
 				return
 			}
 		}
-		s.stop(w, 2)
 	})
 	return func() {
 		close(done)
@@ -360,6 +370,14 @@ func (s *agentSession) stop(w *agentWorker, how int) {
 	w.stop = max(w.stop, how)
 	poke(s.wake)
 	poke(w.wake) // it may be taken back
+}
+
+// extend has the worker's grace begin anew.
+func (s *agentSession) extend(w *agentWorker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.more = true
+	poke(s.wake)
 }
 
 func (s *agentSession) killAll() {
@@ -673,6 +691,10 @@ func (s *agentSession) due(beat bool) (messages []*wire.ToAgent, finished bool) 
 			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
 				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
 			}})
+		}
+		if w.more && w.saidStop == 1 {
+			w.more = false
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
 		}
 		if w.taken-w.saidTaken >= takeEvery || beat && w.taken > w.saidTaken {
 			w.saidTaken = w.taken

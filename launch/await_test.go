@@ -46,6 +46,22 @@ func TestUnkillable(t *testing.T) {
 			t.Errorf("it was waited for %v", took)
 		}
 	})
+	synctest.Test(t, func(t *testing.T) {
+		p, k, dump := stuck(t, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin, more := time.Now(), make(chan struct{})
+		go func() {
+			for range 3 { // the grace begins anew each time
+				<-time.After(50 * time.Second)
+				more <- struct{}{}
+			}
+		}()
+		p.await(ctx, Spec{Grace: time.Minute, More: more}, k, nil, dump)
+		if took := time.Since(begin); took != 210*time.Second+killPatience {
+			t.Errorf("with more time it was waited for %v", took)
+		}
+	})
 	err := error(newUnkillable(os.Getpid()))
 	var exit *ExitError
 	if !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {

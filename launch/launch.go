@@ -49,8 +49,9 @@ type Spec struct {
 	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good as dead but may be there for
 	// long, because it dumps its core; what completes a sentence. Run returns when it has ended.
 	Dying func(what string)
-	// Hurry, if not nil, ends the grace when it is closed.
-	Hurry <-chan struct{}
+	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
+	// begin anew with each value.
+	Hurry, More <-chan struct{}
 	// Resumed says that a driver before this one has started the process, for a Keeper. Where nobody knows of it, it is not
 	// started, but lost. Command, Env and Dir are not looked at.
 	Resumed bool

@@ -176,12 +176,12 @@ func (p *process) await(ctx context.Context, s Spec, k *kin, g *cgroup, dump *du
 		}
 		p.signalGroup(syscall.SIGTERM)
 		p.signalGroup(syscall.SIGCONT) // a stopped process cannot obey
-		if p.within(s.Grace, s.Hurry) {
+		if p.within(s.Grace, s.Hurry, s.More) {
 			return true
 		}
 	}
 	for bound := time.Now().Add(dumpBound); dump.dumping() && !closed(s.Hurry) && time.Now().Before(bound); {
-		if p.within(dumpLook, s.Hurry) { // somebody wants the core file, whole
+		if p.within(dumpLook, s.Hurry, nil) { // somebody wants the core file, whole
 			return true
 		}
 	}
@@ -189,7 +189,7 @@ func (p *process) await(ctx context.Context, s Spec, k *kin, g *cgroup, dump *du
 		k.freeze(time.Now().Add(killBound))
 	}
 	p.signalGroup(syscall.SIGKILL)
-	p.within(killPatience, nil)
+	p.within(killPatience, nil, nil)
 	return true
 }
 
@@ -213,17 +213,23 @@ func (p *process) alone(ctx context.Context, s Spec, dump *dumpWatch) bool {
 	}
 }
 
-// within tells whether the child ends before the time is over, or somebody is in a hurry.
-func (p *process) within(d time.Duration, hurry <-chan struct{}) bool {
+// within tells whether the child ends before the time is over, which begins anew with each value of
+// more, or somebody is in a hurry.
+func (p *process) within(d time.Duration, hurry, more <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	select {
-	case <-p.dead:
-		return true
-	case <-timer.C:
-	case <-hurry:
+	for {
+		select {
+		case <-p.dead:
+			return true
+		case <-more:
+			timer.Reset(d)
+			continue
+		case <-timer.C:
+		case <-hurry:
+		}
+		return false
 	}
-	return false
 }
 
 func closed(c <-chan struct{}) bool {

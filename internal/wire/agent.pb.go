@@ -379,7 +379,9 @@ type Stop struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Without grace, also where it is being stopped already.
-	Now           bool `protobuf:"varint,2,opt,name=now,proto3" json:"now,omitempty"`
+	Now bool `protobuf:"varint,2,opt,name=now,proto3" json:"now,omitempty"`
+	// With the whole grace from now on, where it is being stopped with one already.
+	More          bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -424,6 +426,13 @@ func (x *Stop) GetIncarnation() string {
 func (x *Stop) GetNow() bool {
 	if x != nil {
 		return x.Now
+	}
+	return false
+}
+
+func (x *Stop) GetMore() bool {
+	if x != nil {
+		return x.More
 	}
 	return false
 }
@@ -1395,10 +1404,11 @@ const file_agent_proto_rawDesc = "" +
 	"\tdirectory\x18\x05 \x01(\fR\tdirectory\x12\x19\n" +
 	"\bgrace_ms\x18\x06 \x01(\rR\agraceMs\x12\x1d\n" +
 	"\n" +
-	"core_limit\x18\a \x01(\x04R\tcoreLimit\":\n" +
+	"core_limit\x18\a \x01(\x04R\tcoreLimit\"N\n" +
 	"\x04Stop\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
-	"\x03now\x18\x02 \x01(\bR\x03now\"?\n" +
+	"\x03now\x18\x02 \x01(\bR\x03now\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"?\n" +
 	"\x05Taken\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x1c\n" +

@@ -748,7 +748,9 @@ type BeatRequest struct {
 	// How far it has come in the groups of the generation.
 	Lanes []*Lane `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	// The number of its last commit in that generation; 0 for none.
-	Commits       uint64 `protobuf:"varint,5,opt,name=commits,proto3" json:"commits,omitempty"`
+	Commits uint64 `protobuf:"varint,5,opt,name=commits,proto3" json:"commits,omitempty"`
+	// How many bytes of the job's last checkpoint are on the disk, where it is writing that.
+	Written       uint64 `protobuf:"varint,6,opt,name=written,proto3" json:"written,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -814,6 +816,13 @@ func (x *BeatRequest) GetLanes() []*Lane {
 func (x *BeatRequest) GetCommits() uint64 {
 	if x != nil {
 		return x.Commits
+	}
+	return 0
+}
+
+func (x *BeatRequest) GetWritten() uint64 {
+	if x != nil {
+		return x.Written
 	}
 	return 0
 }
@@ -977,7 +986,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\"\r\n" +
-	"\vReportReply\"\xc3\x01\n" +
+	"\vReportReply\"\xdd\x01\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -985,7 +994,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05phase\x18\x02 \x01(\x0e2\x10.hvdrun.v1.PhaseR\x05phase\x12+\n" +
 	"\x11quiet_nanoseconds\x18\x03 \x01(\x04R\x10quietNanoseconds\x12%\n" +
 	"\x05lanes\x18\x04 \x03(\v2\x0f.hvdrun.v1.LaneR\x05lanes\x12\x18\n" +
-	"\acommits\x18\x05 \x01(\x04R\acommits\"\x84\x01\n" +
+	"\acommits\x18\x05 \x01(\x04R\acommits\x12\x18\n" +
+	"\awritten\x18\x06 \x01(\x04R\awritten\"\x84\x01\n" +
 	"\x04Lane\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\x04R\toperation\x12\x18\n" +

@@ -61,6 +61,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"NoCore", noCore},
 		{"CoreLimit", withCore},
 		{"HurryEndsTheGrace", hurry},
+		{"MoreTime", more},
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
@@ -464,6 +465,40 @@ func hurry(t *testing.T, l launch.Launcher) {
 	}
 	cancel()
 	close(quick)
+	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+// more: a process that is given its grace anew, again and again, is not killed before that ends.
+func more(t *testing.T, l launch.Launcher) {
+	s := script(`trap '' TERM; while :; do echo a line; sleep 0.1; done`)
+	out, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	defer ours.Close()
+	const grace = time.Second
+	again := make(chan struct{}, 1)
+	s.Grace, s.More, s.Stdout = grace, again, ours
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx, s, nil); ours.Close() }()
+	buf := make([]byte, 100)
+	if _, err := out.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for begin := time.Now(); time.Since(begin) < 3*grace; {
+		if _, err := out.Read(buf); err != nil {
+			t.Fatalf("it was killed after %v: %v", time.Since(begin), <-ended)
+		}
+		select {
+		case again <- struct{}{}:
+		default:
+		}
+	}
+	go io.Copy(io.Discard, out) // until its end
 	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
 }
 
