@@ -32,8 +32,9 @@ const (
 // locks; who looks at it twice and finds it the same knows that nothing has changed.
 type doing struct {
 	word    atomic.Uint64
-	entered func(rendezvous.Phase) // nil: nobody listens
-	commits atomic.Uint64          // number of the last commit in the world that Worker.entering tells; 0: none
+	entered func(rendezvous.Phase)        // nil: nobody listens
+	commits atomic.Uint64                 // number of the last commit in the world that Worker.entering tells; 0: none
+	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint that are on the disk; nil: it does not write that
 }
 
 // enter begins a phase.
@@ -187,6 +188,9 @@ func (p *pulse) progress() []collective.Progress {
 func (p *pulse) beat() rendezvous.Beat {
 	b := rendezvous.Beat{Generation: p.worker.entering.Load(), Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
 	b.Commits = p.worker.doing.commits.Load() // after the generation
+	if last := p.worker.doing.last.Load(); last != nil {
+		b.Written = last.Load()
+	}
 	for id, l := range p.lanes {
 		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})
 	}

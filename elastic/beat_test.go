@@ -6,6 +6,7 @@ import (
 	"io"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,6 +111,14 @@ func TestBeats(t *testing.T) {
 		}
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+		var disk atomic.Uint64
+		w.doing.last.Store(&disk)
+		disk.Store(4711)
+		m.heard()
+		<-time.After(2 * time.Second)
+		if b := m.last(t); b.Written != 4711 {
+			t.Errorf("%d bytes of the last checkpoint were told", b.Written)
 		}
 		if err := w.Close(); err != nil {
 			t.Error(err)

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -28,11 +29,12 @@ import (
 //
 // When Run returns, the last commit is on the disk: where training has come to its end, where the
 // job is stopped, by Ctrl-C or otherwise, and where it comes to an end because too few are left.
-// One rank writes it, and the driver says which; that may take as long as --drain-timeout, and
-// SIGTERM does not disturb it. A rank that goes while others go on writes none; rank 0 does, where
-// it leaves by an error of its own. A worker that was asked to leave, and stays because it alone
-// has the state, pauses no longer between two. Where the last cannot be written, Run returns a
-// *[CheckpointError], and hvdrun ends with status 7.
+// One rank writes it, and the driver says which; that may take as long as it likes, while bytes
+// reach the disk within each --drain-timeout, and SIGTERM does not disturb it. A rank that goes
+// while others go on writes none; rank 0 does, where it leaves by an error of its own. A worker
+// that was asked to leave, and stays because it alone has the state, pauses no longer between two.
+// Where the last cannot be written, Run returns a *[CheckpointError], and hvdrun ends with status
+// 7.
 //
 // One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds it locked by another ends, with
 // an error that is a *checkpoint.LockedError on that rank; one that comes to it later, on another host, writes none and says so.
@@ -49,6 +51,7 @@ type Checkpoints struct {
 	Interval time.Duration
 
 	writing sync.WaitGroup
+	bytes   atomic.Uint64 // that are on the disk, of all that were written
 	mu      sync.Mutex
 	busy    bool
 	began   time.Time
@@ -328,7 +331,8 @@ func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet
 	if err := c.acquire(s.worker.job); err != nil {
 		return err
 	}
-	if err := checkpoint.Write(c.Dir, about, tensors, pieces); err != nil {
+	told := func(bytes int64) { c.bytes.Add(uint64(bytes)) }
+	if err := checkpoint.WriteTelling(c.Dir, about, tensors, pieces, told); err != nil {
 		return err
 	}
 	if err := checkpoint.Prune(c.Dir, c.keep()); err != nil {

@@ -67,6 +67,8 @@ func (s *State) writeLast(lost error) error {
 		return nil
 	}
 	s.worker.doing.enter(rendezvous.Saving)
+	s.worker.doing.last.Store(&c.bytes)
+	defer s.worker.doing.last.Store(nil)
 	s.tellLast(rendezvous.Writing) // also where one is being written: this process may be killed meanwhile
 	c.writing.Wait()
 	var err error

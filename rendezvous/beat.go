@@ -92,6 +92,8 @@ type Beat struct {
 	Lanes []Lane
 	// Commits is the number of its last commit in the generation; 0 for none.
 	Commits uint64
+	// Written is how many bytes of the job's last checkpoint are on the disk, while it writes that.
+	Written uint64
 }
 
 // ErrNotConnected is returned by Client.Beat where there is no connection now.
@@ -122,7 +124,7 @@ func (c *Client) Beat(ctx context.Context, b Beat) error {
 func (b Beat) toWire() *wire.BeatRequest {
 	req := &wire.BeatRequest{
 		Generation: b.Generation, Phase: wire.Phase(b.Phase), QuietNanoseconds: uint64(max(0, b.Quiet)),
-		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits,
+		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits, Written: b.Written,
 	}
 	for i := range req.Lanes {
 		l := &b.Lanes[i]
@@ -137,7 +139,7 @@ func (b Beat) toWire() *wire.BeatRequest {
 func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 	b := Beat{
 		Generation: req.GetGeneration(), Phase: Phase(req.GetPhase()), Quiet: time.Duration(req.GetQuietNanoseconds()),
-		Commits: req.GetCommits(),
+		Commits: req.GetCommits(), Written: req.GetWritten(),
 	}
 	switch n := len(req.GetLanes()); {
 	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_FETCHING:

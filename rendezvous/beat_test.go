@@ -50,6 +50,7 @@ func TestBeat(t *testing.T) {
 	c := j.client("a")
 	for _, b := range []Beat{
 		{Phase: Joins},
+		{Generation: 4, Phase: Saving, Commits: 17, Written: 1 << 40},
 		{Generation: 4, Phase: Training, Quiet: 3 * time.Second, Lanes: []Lane{
 			{Operation: 17, Waiting: true, For: 2 * time.Second, What: "AllReduce"},
 			{ID: math.MaxUint64, Operation: math.MaxUint64, For: math.MaxInt64, What: "gradient α"},

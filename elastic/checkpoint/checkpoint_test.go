@@ -31,6 +31,31 @@ func sampleBytes() [][]byte {
 }
 
 // pieces returns the sample's.
+// What is written is told as it reaches the disk, part by part.
+func TestWriteTelling(t *testing.T) {
+	const size = 5*settleEvery + 1000
+	var s image.Store
+	p := s.Begin(1, []image.Source{{Bytes: bytes.Repeat([]byte("x"), size), Given: true}})
+	p.Copy()
+	p.Seal()
+	dir, parts, all := t.TempDir(), 0, int64(0)
+	about := About{Commits: 1, Parts: []Part{{Name: "x", Kind: "bytes"}}}
+	err := WriteTelling(dir, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Pieces(), func(n int64) {
+		parts, all = parts+1, all+n
+	})
+	if err != nil || parts != 4 || all != 4*settleEvery {
+		t.Errorf("%d bytes were told of %d, in %d parts, %v", all, size, parts, err)
+	}
+	f, err := Open(Path(dir, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Check(f.About.Parts[0]); err != nil {
+		t.Error(err)
+	}
+}
+
 func pieces() []image.Piece {
 	var s image.Store
 	var sources []image.Source

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
@@ -51,7 +53,13 @@ func List(dir string) ([]uint64, error) {
 // Write writes a checkpoint into the folder, which it makes. It takes its name when all of it is on the disk: whenever the program
 // or the machine dies, and whatever fails, what was there before is whole, and files that have not come to an end are removed by
 // a later Write. It blocks as long as the disk takes.
-func Write(dir string, about About, tensors [][]Tensor, pieces []image.Piece) (err error) {
+func Write(dir string, about About, tensors [][]Tensor, pieces []image.Piece) error {
+	return WriteTelling(dir, about, tensors, pieces, func(int64) {})
+}
+
+// WriteTelling is Write, and tells how many more bytes have reached the disk, now and then and by
+// the calling goroutine.
+func WriteTelling(dir string, about About, tensors [][]Tensor, pieces []image.Piece, told func(bytes int64)) (err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
@@ -72,7 +80,7 @@ func Write(dir string, about About, tensors [][]Tensor, pieces []image.Piece) (e
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return err
 	}
-	if err := Encode(f, about, tensors, pieces); err != nil {
+	if err := Encode(&settling{f: f, told: told}, about, tensors, pieces); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -82,6 +90,42 @@ func Write(dir string, about About, tensors [][]Tensor, pieces []image.Piece) (e
 		return err
 	}
 	return errors.Join(f.Close(), syncDir(dir))
+}
+
+// settleEvery is how many bytes go to the disk together.
+const settleEvery = 8 << 20
+
+// settling is a file of which the system begins to write each part to the disk when it is whole,
+// and waits for the part before: so a slow disk can be told from one that does nothing.
+type settling struct {
+	f                 *os.File
+	end, begun, there int64 // what is written, on its way to the disk, and on it
+	told              func(bytes int64)
+}
+
+func (s *settling) Write(b []byte) (n int, err error) {
+	for len(b) > 0 && err == nil {
+		var k int
+		k, err = s.f.Write(b[:min(int64(len(b)), s.begun+settleEvery-s.end)])
+		b, n, s.end = b[k:], n+k, s.end+int64(k)
+		if s.end-s.begun == settleEvery {
+			s.settle()
+		}
+	}
+	return n, err
+}
+
+// settle has the last part go on its way. What it cannot do, Sync does in the end, which tells of
+// errors too.
+func (s *settling) settle() {
+	fd := int(s.f.Fd())
+	_ = unix.SyncFileRange(fd, s.begun, s.end-s.begun, unix.SYNC_FILE_RANGE_WRITE)
+	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	if s.begun > s.there {
+		_ = unix.SyncFileRange(fd, s.there, s.begun-s.there, all)
+		s.told(s.begun - s.there)
+	}
+	s.there, s.begun = s.begun, s.end
 }
 
 func syncDir(dir string) error {
