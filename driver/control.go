@@ -95,7 +95,7 @@ func (l *controlled) stopJob(now bool) (string, error) {
 	if now {
 		return "the workers are killed", nil
 	}
-	return fmt.Sprintf("the workers are being stopped, within %v", l.cfg.Timeouts.Drain), nil
+	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil
 }
 
 // InspectStatus tells from its journal how a job that has no driver was doing; Inspect tells whether it has one.

@@ -33,6 +33,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
 //	wait 5s                    time passes; deadlines in between come due
+//	writes a:0                 more of its last checkpoint is on the disk
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
 //	stuck                      and have for too long
 //	stirred a:0 · hung a:0 WORDS
@@ -143,6 +144,12 @@ func (s *story) command(words []string) error {
 		s.pass(d)
 	case "stuck":
 		s.step(worldStuck{s.m.world.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
+	case "writes":
+		w, err := s.worker(args[0])
+		if err != nil {
+			return err
+		}
+		s.step(workerWrites{w.id})
 	case "stalled", "stirred", "hung", "dying":
 		return s.stall(words[0], args)
 	case "discovery-failed":
@@ -469,6 +476,8 @@ func (s *story) describe(a action) string {
 		return fmt.Sprintf("start %s as rank %d of %d", a.id, a.slot.Rank, a.trial.size)
 	case stopWorker:
 		return "stop " + a.id
+	case giveTime:
+		return "give more time to " + a.id
 	case forgetWorker:
 		return "forget " + a.id
 	case publishWorld:

@@ -75,6 +75,26 @@ func (m *machine) writing(now time.Time, w *worker, commits uint64) {
 	}
 }
 
+// writesOn gives a worker that writes a last checkpoint the time for more: no bound that the driver
+// sets to its end passes while bytes reach the disk.
+func (m *machine) writesOn(now time.Time, e workerWrites) {
+	w := m.find(e.id)
+	if w == nil || w.writes == 0 {
+		return
+	}
+	if w.wroteAt = now; w.phase == stopping {
+		m.do(giveTime{w.id})
+	}
+}
+
+// graceFrom is when the time began that the worker has to end, where that was asked for then.
+func (w *worker) graceFrom(asked time.Time) time.Time {
+	if w.wroteAt.After(asked) {
+		return w.wroteAt
+	}
+	return asked
+}
+
 // inWorld tells whether the worker is a member of the current world that has not left it.
 func (w *worker) inWorld() bool { return w.phase == training && !w.left }
 
@@ -100,7 +120,7 @@ func (m *machine) stopsWriting(w *worker) {
 	}
 	why := "ended while it wrote it"
 	if w.phase == stopping {
-		why += fmt.Sprintf(": where %v are too short for that, set --drain-timeout", m.wait.Drain)
+		why += fmt.Sprintf(": no more of it reached the disk for %v (--drain-timeout), or it was killed", m.wait.Drain)
 	}
 	m.missing(w, w.writes, why)
 }

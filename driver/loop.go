@@ -100,6 +100,7 @@ type process struct {
 	rank    atomic.Int64 // as its output is labelled
 	over    atomic.Bool  // its end was posted before its output was written
 	stop    context.CancelFunc
+	more    chan struct{} // of capacity 1: its grace begins anew
 }
 
 // posted is an event on its way to the loop.
@@ -340,6 +341,13 @@ func (l *loop) perform(a action) {
 		l.start(a)
 	case stopWorker:
 		l.procs[a.id].stop()
+	case giveTime:
+		if p := l.procs[a.id]; p != nil {
+			select {
+			case p.more <- struct{}{}:
+			default: // that is on its way
+			}
+		}
 	case forgetWorker:
 		l.push.Forget(a.id)
 		l.stalls.forget(a.id)
@@ -415,7 +423,7 @@ func (l *loop) start(a startWorker) {
 		subject: identity.Subject{
 			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.slot.Host, Index: a.slot.Index, Incarnation: a.id,
 		},
-		stop: stop,
+		stop: stop, more: make(chan struct{}, 1),
 	}
 	p.rank.Store(int64(a.slot.Rank))
 	l.procs[a.id] = p
@@ -465,6 +473,7 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process, ended f
 		Stdout:      stdout,
 		Stderr:      stderr,
 		Grace:       l.cfg.Timeouts.Drain,
+		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,
 		Dying:       func(what string) { l.postNoted(workerDying{a.id, what}) },
 		Resumed:     a.forked,
@@ -574,7 +583,9 @@ func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, 
 
 // Beaten is called by the rendezvous with what a worker does. The machine hears of it only where it holds up others.
 func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
-	l.stalls.hear(l.clock.now(), from.Incarnation, b)
+	if l.stalls.hear(l.clock.now(), from.Incarnation, b) {
+		l.post(workerWrites{from.Incarnation})
+	}
 }
 
 // freePort returns a TCP port that nobody listens on now, for commands that make their own rendezvous at MASTER_PORT.

@@ -233,6 +233,39 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 	})
 }
 
+// A worker whose last checkpoint grows has its grace anew, a few times in each.
+func TestLoopGivesTimeToWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		j := newJob(t, ctx, Config{Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: Size{NP: 1, Elastic: true}})
+		j.joins(t, 0, "a:0")
+		w := j.worker(t, "a:0")
+		from := identity.Subject{Incarnation: w.spec.Incarnation}
+		cancel()
+		synctest.Wait()
+		j.Reported(from, rendezvous.Writing, 1, 7)
+		grew := func(written uint64) int {
+			j.Beaten(from, rendezvous.Beat{Generation: 1, Phase: rendezvous.Saving, Written: written})
+			synctest.Wait()
+			select {
+			case <-w.spec.More:
+				return 1
+			default:
+				return 0
+			}
+		}
+		if grew(0) != 0 || grew(1) != 1 || grew(2) != 0 {
+			t.Error("it was not given time once")
+		}
+		j.stalls.grace = time.Millisecond
+		<-time.After(100 * time.Millisecond)
+		if grew(2) != 1 || grew(2) != 0 {
+			t.Error("what has grown later was not looked at once")
+		}
+		<-j.result
+	})
+}
+
 func TestLoopKeepsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()

@@ -116,12 +116,13 @@ type worker struct {
 	start  startWorker
 	reason string // why it was stopped, where that is a failure of its own
 
-	comes     bool   // a join of it waits, though it is being stopped
-	answered  bool   // its join was answered because the job ends
-	last      bool   // so that it writes the last checkpoint
-	left      bool   // its world by itself, though it is a process still: it writes a checkpoint
-	writes    uint64 // the commit of the last checkpoint that it writes now; 0: none
-	unwritten bool   // it could not write its last checkpoint, which its exit may say
+	comes     bool      // a join of it waits, though it is being stopped
+	answered  bool      // its join was answered because the job ends
+	last      bool      // so that it writes the last checkpoint
+	left      bool      // its world by itself, though it is a process still: it writes a checkpoint
+	writes    uint64    // the commit of the last checkpoint that it writes now; 0: none
+	wroteAt   time.Time // when more of that was last seen on the disk
+	unwritten bool      // it could not write its last checkpoint, which its exit may say
 
 	stalledFrom time.Time // when it was named for holding up the others
 	doneFrom    time.Time // when it reported done
@@ -157,6 +158,8 @@ type (
 		id   string
 		exit Exit
 	}
+	// workerWrites: more of the last checkpoint that it writes is on the disk.
+	workerWrites   struct{ id string }
 	interrupted    struct{ cause error }
 	deadlinePassed struct{}
 	resumed        struct{} // by another driver, after the death of the one that was fed so far
@@ -182,6 +185,7 @@ type (
 		first                string // the host of rank 0
 	}
 	stopWorker   struct{ id string }
+	giveTime     struct{ id string } // a worker that is being stopped has its whole grace anew
 	publishWorld struct {
 		world   plan.World
 		members []*worker // by rank
@@ -248,6 +252,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 		m.workerJoined(now, e)
 	case workerReport:
 		m.reported(now, e)
+	case workerWrites:
+		m.writesOn(now, e)
 	case workerEnded:
 		m.ended(now, e)
 	case interrupted:

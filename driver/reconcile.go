@@ -229,9 +229,9 @@ func trialFor(host string, w plan.World) trialWorld {
 func (m *machine) releaseUnwanted(now time.Time) {
 	for _, w := range m.workers {
 		switch {
-		case w.phase == leaving && !now.Before(w.since.Add(m.wait.Drain)):
+		case w.phase == leaving && !now.Before(w.graceFrom(w.since).Add(m.wait.Drain)):
 			m.stop(now, w, "")
-		case w.phase == training && w.left && !now.Before(w.since.Add(m.wait.Drain)):
+		case w.phase == training && w.left && !now.Before(w.graceFrom(w.since).Add(m.wait.Drain)):
 			m.stop(now, w, "")
 		case w.wanted:
 		case w.phase == starting:
@@ -406,7 +406,7 @@ func (m *machine) spreadLoss(now time.Time) {
 func (m *machine) finish(now time.Time) {
 	m.remindOfExit(now)
 	for _, w := range m.workers {
-		late := !now.Before(m.doneFrom.Add(m.wait.Finish))
+		late := !now.Before(w.graceFrom(m.doneFrom).Add(m.wait.Finish))
 		switch {
 		case w.lingers() && !now.Before(w.doneFrom.Add(m.wait.Exit)):
 			m.log(logrus.WarnLevel, "%s has not exited %v after it reported done (--exit-timeout), stopping it", w, m.wait.Exit)
@@ -590,9 +590,9 @@ func (m *machine) deadline() (time.Time, bool) {
 		trains = trains || w.inWorld()
 		switch {
 		case (w.phase == leaving || w.phase == training && w.left) && !done:
-			at(w.since.Add(m.wait.Drain))
+			at(w.graceFrom(w.since).Add(m.wait.Drain))
 		case w.phase != stopping && done && !w.done:
-			at(m.doneFrom.Add(m.wait.Finish))
+			at(w.graceFrom(m.doneFrom).Add(m.wait.Finish))
 		case w.lingers() && w.reminded:
 			at(w.doneFrom.Add(m.wait.Exit))
 		case w.lingers():

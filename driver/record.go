@@ -71,6 +71,7 @@ const (
 	kindJoined      = "joined"
 	kindReport      = "report"
 	kindEnded       = "ended"
+	kindWrites      = "writes"
 	kindInterrupted = "interrupted"
 	kindStalled     = "stalled"
 	kindStirred     = "stall_ended"
@@ -100,6 +101,8 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Worker, r.Join = kindJoined, e.id, &e.join
 	case workerReport:
 		r.Kind, r.Worker, r.Report, r.Generation, r.Commits = kindReport, e.id, e.report, e.generation, e.commits
+	case workerWrites:
+		r.Kind, r.Worker = kindWrites, e.id
 	case workerEnded:
 		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.id, e.exit.Code, int(e.exit.Signal)
 		r.Evicted, r.Unkillable = e.exit.Evicted, e.exit.Unkillable
@@ -154,6 +157,8 @@ func (r *record) event() (event, error) {
 		return workerJoined{r.Worker, *r.Join}, nil
 	case kindReport:
 		return workerReport{r.Worker, r.Report, r.Generation, r.Commits}, nil
+	case kindWrites:
+		return workerWrites{r.Worker}, nil
 	case kindEnded:
 		exit := Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable}
 		if r.Error != "" {

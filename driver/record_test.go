@@ -55,6 +55,7 @@ var all = []event{
 	commanded{control.Command{Verb: control.Scale, MinNP: new(1), MaxNP: new(0)}},
 	commanded{control.Command{Verb: control.Readmit, Host: "a", Slot: new(3)}},
 	resumed{},
+	workerWrites{"w1"},
 	workerDying{"w1", "was killed by signal 6 (aborted) and dumps its core"},
 }
 

@@ -24,6 +24,9 @@ func (m *machine) resume(now time.Time) {
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
 		w.since, w.begun = w.since.Add(away), w.begun.Add(away)
+		if !w.wroteAt.IsZero() {
+			w.wroteAt = w.wroteAt.Add(away)
+		}
 		if w.done {
 			w.doneFrom = w.doneFrom.Add(away)
 		}

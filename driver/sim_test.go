@@ -191,6 +191,7 @@ func (s *sim) take(a action) {
 	case stopWorker:
 		p := s.proc(a.id)
 		p.stopped = true
+	case giveTime:
 	case forgetWorker:
 		s.procs = slices.DeleteFunc(s.procs, func(p *simProc) bool { return p.id == a.id })
 	case dismissWorker:

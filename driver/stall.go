@@ -23,6 +23,7 @@ const (
 // goroutines.
 type stalls struct {
 	warning, limit time.Duration // 0: never
+	grace          time.Duration // of workers that are to end
 
 	mu      sync.Mutex
 	workers map[string]*beating // that are known to the loop, by incarnation
@@ -36,6 +37,9 @@ type beating struct {
 	beat  rendezvous.Beat // the zero Beat: nothing yet
 	at    time.Time
 	looks int // since then
+
+	written   uint64    // beat.Written, at its most
+	writtenAt time.Time // when that was last told to the machine
 }
 
 // seat is a member of the current world.
@@ -63,7 +67,9 @@ const (
 )
 
 func newStalls(t Timeouts) *stalls {
-	return &stalls{warning: max(0, t.StallWarning), limit: max(0, t.Stall), workers: map[string]*beating{}}
+	return &stalls{
+		warning: max(0, t.StallWarning), limit: max(0, t.Stall), grace: t.Drain, workers: map[string]*beating{},
+	}
 }
 
 // pause is that between two looks.
@@ -90,13 +96,21 @@ func (s *stalls) forget(id string) {
 	delete(s.workers, id)
 }
 
-// hear takes note of a beat.
-func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) {
+// hear takes note of a beat. It tells whether the machine is to hear that the worker has written
+// more of its last checkpoint: a few times in each grace.
+func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w := s.workers[id]; w != nil {
-		w.beat, w.at, w.looks = b, now, 0
+	w := s.workers[id]
+	if w == nil {
+		return false
 	}
+	w.beat, w.at, w.looks = b, now, 0
+	if b.Written <= w.written || now.Before(w.writtenAt.Add(s.grace/4)) {
+		return false
+	}
+	w.written, w.writtenAt = b.Written, now
+	return true
 }
 
 // enter makes a world current, whose members are told by rank.

@@ -203,7 +203,7 @@ func (m *machine) waits(now time.Time) []control.Wait {
 				starts = by
 			}
 		case leaving, stopping:
-			if by = w.since.Add(m.wait.Drain); ends.IsZero() || by.Before(ends) {
+			if by = w.graceFrom(w.since).Add(m.wait.Drain); ends.IsZero() || by.Before(ends) {
 				ends = by
 			}
 		}

@@ -22,14 +22,16 @@ func (m *machine) giveUpStopped(now time.Time) {
 		}
 	}
 	for _, w := range late {
-		exit := Exit{Code: 137, Unkillable: true, Err: fmt.Errorf("process %d has not ended %v after it was told to", w.pid, now.Sub(w.since))}
+		exit := Exit{Code: 137, Unkillable: true, Err: fmt.Errorf("process %d has not ended %v after it was told to", w.pid, now.Sub(w.graceFrom(w.since)))}
 		m.ended(now, workerEnded{w.id, exit})
 		m.do(forgetWorker{w.id})
 	}
 }
 
 // endsBy is until when a worker that is being stopped is waited for.
-func (m *machine) endsBy(w *worker) time.Time { return w.since.Add(m.wait.Drain + killGrace) }
+func (m *machine) endsBy(w *worker) time.Time {
+	return w.graceFrom(w.since).Add(m.wait.Drain + killGrace)
+}
 
 // giveUpSlot names a process that could not be killed. Its slot rests, however the worker came to be stopped.
 func (m *machine) giveUpSlot(now time.Time, w *worker, x Exit) {

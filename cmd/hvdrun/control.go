@@ -34,7 +34,8 @@ func (p *program) stopCommand() *cobra.Command {
 		Use:   "stop [JOB] [--now]",
 		Short: "Stop a job",
 		Long: `stop does what SIGTERM to the job's hvdrun does: workers in training leave at a step boundary, all others get SIGTERM,
-and those that are there still after --drain-timeout are killed. That hvdrun exits with 143; stop does not wait for it.
+and those that are there still after --drain-timeout, and do not write the last checkpoint, are killed. That hvdrun exits
+with 143; stop does not wait for it.
 
 Where the job's hvdrun is gone, or its journal is damaged, stop has the agents that the job has started end the workers and
 themselves, waits for that and says how many there were. Such a job cannot be resumed any more.

@@ -209,7 +209,8 @@ func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func()
 			if errors.Is(context.Cause(ctx), stopSignal{Signal: syscall.SIGPIPE}) {
 				level = logrus.InfoLevel // as silent as others that the end of a pipe ends
 			}
-			log.Logf(level, "%v: stopping the workers, %v at most; again to kill them", context.Cause(ctx), grace)
+			log.Logf(level, "%v: stopping the workers, %v at most, or as long as a last checkpoint grows; again to kill them",
+				context.Cause(ctx), grace)
 		case <-done:
 			return
 		}

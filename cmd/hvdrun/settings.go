@@ -179,7 +179,7 @@ var table = slices.Concat(
 			usage: "longest that a running worker may take to come to the next world",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Join })},
 		{name: "drain-timeout", arg: "D", def: "30s",
-			usage: "grace for a worker that is asked to end",
+			usage: "grace for a worker that is asked to end; it begins anew while a last checkpoint grows",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Drain })},
 		{name: "finish-timeout", arg: "D", def: "30s",
 			usage: "grace for the other workers once one is done",
