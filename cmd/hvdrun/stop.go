@@ -73,7 +73,7 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 		return runError{fmt.Errorf("job %s: what its agents are reached with cannot be read, they end its workers after --orphan-timeout: %w",
 			d.about.RunID, err)}
 	case err != nil:
-		logrus.New().WithError(err).Warn("some agents may be unknown")
+		p.logger(&settings{logLevel: logrus.WarnLevel}).WithError(err).Warn("some agents may be unknown")
 	}
 	latest := make(map[string]launch.KnownAgent) // of two on one host the later counts
 	for _, k := range known {
