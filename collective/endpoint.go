@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -89,6 +90,7 @@ type Endpoint struct {
 	addrs       []string
 	tuning      tuning
 	closed      chan struct{}
+	made        atomic.Uint64  // see Connections
 	running     sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
 	mu       sync.Mutex
@@ -205,6 +207,10 @@ func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 
 // Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new slice.
 func (e *Endpoint) Addrs() []string { return slices.Clone(e.addrs) }
+
+// Connections is how many connections to other ranks there have been so far, of all generations: while Connect is under way, a
+// sign of how it gets on. Any goroutine may call it.
+func (e *Endpoint) Connections() uint64 { return e.made.Load() }
 
 // Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a Connect under way fails.
 func (e *Endpoint) Close() error {
@@ -388,6 +394,7 @@ func (e *Endpoint) reach(ctx context.Context, g *Group, path *tcpPath, peer, cha
 	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: channel, Lane: g.lane}
 	c, err := e.dial(ctx, addrs, h, stagger, path.lacking)
 	if err == nil {
+		e.made.Add(1)
 		path.install(peer, channel, c)
 	} else if ctx.Err() == nil {
 		g.fail(gone(err, peer))
@@ -655,6 +662,7 @@ func (e *Endpoint) prove(raw net.Conn) {
 	e.mu.Unlock()
 	if err == nil {
 		raw.SetDeadline(time.Time{})
+		e.made.Add(1)
 		path.install(h.From, h.Channel, c)
 		return
 	}

@@ -37,6 +37,7 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
 //	stuck                      and have for too long
 //	stirred a:0 · hung a:0 WORDS
+//	moved a:0 1s               so long ago it was on its way to the next world
 //	discovery-failed first|later
 //	interrupt
 //	drain a:0                  a person asks for it, of a slot or a whole host, as are
@@ -150,7 +151,7 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.step(workerWrites{w.id})
-	case "stalled", "stirred", "hung", "dying":
+	case "stalled", "stirred", "hung", "dying", "moved":
 		return s.stall(words[0], args)
 	case "discovery-failed":
 		if args[0] == "first" {
@@ -197,6 +198,12 @@ func (s *story) stall(kind string, args []string) error {
 		s.step(workerHung{w.id, generation, what})
 	case "dying":
 		s.step(workerDying{w.id, what})
+	case "moved":
+		ago, err := time.ParseDuration(what)
+		if err != nil {
+			return err
+		}
+		s.step(workerMoved{w.id, generation, ago})
 	}
 	return nil
 }

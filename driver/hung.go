@@ -27,6 +27,13 @@ type (
 		generation uint64
 		what       string
 	}
+	// workerMoved: one that has not come to the next world was on its way there so long ago: it has connected to another one, or
+	// has begun to join.
+	workerMoved struct {
+		id         string
+		generation uint64
+		ago        time.Duration
+	}
 	// workerDying: it is as good as dead, as is told in words, though its process is still there.
 	workerDying struct{ id, what string }
 	// worldJammed: all wait, and for nobody.
@@ -72,6 +79,22 @@ func (m *machine) stirred(now time.Time, w *worker) {
 	w.stalledFrom = time.Time{}
 	m.emit(now, StallEnded, append(w.fields(), Field{"generation", w.generation}, Field{"seconds", held.Seconds()})...)
 	m.log(logrus.WarnLevel, "%s goes on, %v after it was named", w, round(held))
+}
+
+// moved notes when a worker has last been seen on its way to the next world.
+func (m *machine) moved(now time.Time, e workerMoved) {
+	w, at := m.member(e.id, e.generation), now.Add(-e.ago)
+	if w != nil && !m.resetFrom.IsZero() && at.After(w.movedFrom) {
+		w.movedFrom = at
+	}
+}
+
+// joinBy is until when a member must have come to the next world.
+func (m *machine) joinBy(w *worker) time.Time {
+	if w.movedFrom.After(m.resetFrom) {
+		return w.movedFrom.Add(m.wait.Join)
+	}
+	return m.resetFrom.Add(m.wait.Join)
 }
 
 // hung stops a worker that the others have waited for too long, and tells them at once that it is lost: it may be long
@@ -198,6 +221,9 @@ func (m *machine) remindOfExit(now time.Time) {
 
 // remind says who is late, with what is known of each, in one line.
 func (l *loop) remind(a remind) {
+	if a.limit != "" {
+		l.stalls.await(l.clock.now(), a.late)
+	}
 	names := make([]string, 0, mostNamed+1)
 	for _, w := range a.late[:min(len(a.late), mostNamed)] {
 		name := w.String()

@@ -125,6 +125,7 @@ type worker struct {
 	unwritten bool      // it could not write its last checkpoint, which its exit may say
 
 	stalledFrom time.Time // when it was named for holding up the others
+	movedFrom   time.Time // when it was seen last on its way to the next world
 	doneFrom    time.Time // when it reported done
 	reminded    bool      // the log has named it for not exiting since
 }
@@ -264,6 +265,8 @@ func (m *machine) step(now time.Time, ev event) []action {
 		m.stirred(now, m.member(e.id, e.generation))
 	case workerHung:
 		m.hung(now, e)
+	case workerMoved:
+		m.moved(now, e)
 	case workerDying:
 		m.dying(now, e)
 	case worldJammed:

@@ -527,7 +527,7 @@ func (m *machine) checkDeadlines(now time.Time) {
 				m.stop(now, w, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
 			}
 		case training:
-			if !w.left && !m.resetFrom.IsZero() && !now.Before(m.resetFrom.Add(m.wait.Join)) {
+			if !w.left && !m.resetFrom.IsZero() && !now.Before(m.joinBy(w)) {
 				m.stop(now, w, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
 			}
 		}
@@ -587,7 +587,12 @@ func (m *machine) deadline() (time.Time, bool) {
 	}
 	trains := false
 	for _, w := range m.workers {
-		trains = trains || w.inWorld()
+		if w.inWorld() {
+			trains = true
+			if !done && !m.resetFrom.IsZero() {
+				at(m.joinBy(w))
+			}
+		}
 		switch {
 		case (w.phase == leaving || w.phase == training && w.left) && !done:
 			at(w.graceFrom(w.since).Add(m.wait.Drain))
@@ -602,9 +607,6 @@ func (m *machine) deadline() (time.Time, bool) {
 				at(by)
 			}
 		}
-	}
-	if trains && !done && !m.resetFrom.IsZero() {
-		at(m.resetFrom.Add(m.wait.Join))
 	}
 	if !done {
 		m.rampDeadline(at)

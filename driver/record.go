@@ -76,6 +76,7 @@ const (
 	kindStalled     = "stalled"
 	kindStirred     = "stall_ended"
 	kindHung        = "hung"
+	kindMoved       = "moved"
 	kindJammed      = "jammed"
 	kindStuck       = "stuck"
 	kindDying       = "dying"
@@ -121,6 +122,8 @@ func newRecord(now time.Time, ev event, ids []string) record {
 		r.Kind, r.Worker, r.Generation = kindStirred, e.id, e.generation
 	case workerHung:
 		r.Kind, r.Worker, r.Generation, r.What = kindHung, e.id, e.generation, e.what
+	case workerMoved:
+		r.Kind, r.Worker, r.Generation, r.Age = kindMoved, e.id, e.generation, int64(e.ago)
 	case worldJammed:
 		r.Kind, r.Generation, r.What = kindJammed, e.generation, e.what
 	case worldStuck:
@@ -176,6 +179,8 @@ func (r *record) event() (event, error) {
 		return workerStirred{r.Worker, r.Generation}, nil
 	case kindHung:
 		return workerHung{r.Worker, r.Generation, r.What}, nil
+	case kindMoved:
+		return workerMoved{r.Worker, r.Generation, time.Duration(r.Age)}, nil
 	case kindJammed:
 		return worldJammed{r.Generation, r.What}, nil
 	case kindStuck:

@@ -57,6 +57,7 @@ var all = []event{
 	resumed{},
 	workerWrites{"w1"},
 	workerDying{"w1", "was killed by signal 6 (aborted) and dumps its core"},
+	workerMoved{"w1", 4, 700 * time.Millisecond},
 }
 
 // TestRecordFormat: what is written of each kind of event is what an earlier build of this version wrote.

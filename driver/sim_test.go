@@ -345,7 +345,9 @@ func (s *sim) trouble() {
 // stall is what is found out about workers that hold up others, in time or too late.
 func (s *sim) stall(p *simProc) {
 	generation := s.latest.world.Generation - uint64(min(s.rnd.IntN(4)/3, int(s.latest.world.Generation)))
-	switch s.rnd.IntN(5) {
+	switch s.rnd.IntN(6) {
+	case 5:
+		s.step(workerMoved{p.id, generation, time.Duration(s.rnd.IntN(3)) * time.Second})
 	case 4:
 		s.step(worldStuck{generation, "all wait"})
 	case 0:

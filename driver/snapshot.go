@@ -102,6 +102,7 @@ type savedWorker struct {
 	Unwritten  bool      `json:"unwritten,omitempty"`
 
 	StalledFrom time.Time `json:"stalled_from,omitzero"`
+	MovedFrom   time.Time `json:"moved_from,omitzero"`
 	DoneFrom    time.Time `json:"done_from,omitzero"`
 	Reminded    bool      `json:"reminded,omitempty"`
 }
@@ -268,7 +269,7 @@ func (w *worker) save() savedWorker {
 		Since: w.since, Begun: w.begun, Generation: w.generation, Rank: w.rank, Phase: w.phase, Holds: w.holds, Done: w.done,
 		Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays, Comes: w.comes, Answered: w.answered, Last: w.last,
 		Left: w.left, Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
-		StalledFrom: w.stalledFrom, DoneFrom: w.doneFrom, Reminded: w.reminded,
+		StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded,
 	}
 }
 
@@ -282,7 +283,7 @@ func (s *savedWorker) load() *worker {
 		since: s.Since, begun: s.Begun, generation: s.Generation, rank: s.Rank, phase: s.Phase, holds: s.Holds, done: s.Done,
 		wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays, comes: s.Comes, answered: s.Answered, last: s.Last,
 		left: s.Left, writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten,
-		stalledFrom: s.StalledFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
+		stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 	// itself has stood still, nobody was silent.
 	silentLooks = 10
 	mostNamed   = 8 // ranks that a line names
+	leastMove   = time.Second
 )
 
 // stalls finds the workers that hold up the others, from what all of them say of themselves: rank r holds up its world where
@@ -30,6 +31,8 @@ type stalls struct {
 	world   []*seat             // the current one, by rank
 	number  uint64              // its generation
 	jam     jam                 // of that world
+
+	late map[string]time.Time // who is waited for in the next world: when they were seen on their way there, or named
 }
 
 // beating is a worker and what it has said last.
@@ -120,7 +123,7 @@ func (s *stalls) enter(generation uint64, members []*worker) {
 	if generation == s.number {
 		return
 	}
-	s.number, s.jam = generation, jamNone
+	s.number, s.jam, s.late = generation, jamNone, nil
 	s.world = make([]*seat, len(members))
 	for r, w := range members {
 		s.world[r] = &seat{id: w.id}
@@ -137,8 +140,9 @@ func (s *stalls) look(now time.Time) (changes []event) {
 	for _, w := range s.workers {
 		w.looks++
 	}
+	changes = s.moves(now)
 	if s.warning == 0 && s.limit == 0 {
-		return nil
+		return changes
 	}
 	holds := s.holds()
 	for r, seat := range s.world {
@@ -157,6 +161,31 @@ func (s *stalls) look(now time.Time) (changes []event) {
 	}
 	if len(holds) == 0 {
 		changes = append(changes, s.jammed()...)
+	}
+	return changes
+}
+
+// await has look find when workers move that have been named for not coming to the next world.
+func (s *stalls) await(now time.Time, late []*worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late = map[string]time.Time{}
+	for _, w := range late {
+		s.late[w.id] = now
+	}
+}
+
+// moves finds who of them has connected to another worker meanwhile, or has begun to join: each once in leastMove at most.
+func (s *stalls) moves(now time.Time) (changes []event) {
+	for id, seen := range s.late {
+		w := s.workers[id]
+		if w == nil || w.beat.Generation != s.number || w.beat.Phase != rendezvous.Connecting && w.beat.Phase != rendezvous.Joins {
+			continue
+		}
+		if at := w.at.Add(-w.beat.Quiet); at.Sub(seen) >= leastMove {
+			s.late[id] = at
+			changes = append(changes, workerMoved{id, s.number, now.Sub(at)})
+		}
 	}
 	return changes
 }

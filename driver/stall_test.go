@@ -84,6 +84,40 @@ func (j *jobOfBeats) expectOnly(t *testing.T, d time.Duration, want ...string) {
 
 const look = 250 * time.Millisecond
 
+// TestMoves: of workers that have been named for not coming to the next world it is found when they were on their way there.
+func TestMoves(t *testing.T) {
+	j := newJobOfBeats(3)
+	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting}
+	old := connects
+	old.Generation = 3
+	moved := func(beats ...rendezvous.Beat) (found []event) {
+		j.beats(beats...)
+		j.now = j.now.Add(look)
+		return j.look(j.now)
+	}
+	if found := moved(connects, connects, connects); len(found) > 0 {
+		t.Errorf("nobody is late: %v", found)
+	}
+	j.await(j.now, []*worker{{id: "w0"}, {id: "w1"}, {id: "w2"}})
+	j.now = j.now.Add(2 * time.Second)
+	if found := moved(connects, old, out(3, 0)); len(found) != 1 || found[0] != event(workerMoved{"w0", 4, look}) {
+		t.Errorf("one connects: %v", found)
+	}
+	if found := moved(rendezvous.Beat{}, rendezvous.Beat{}, rendezvous.Beat{}); len(found) > 0 {
+		t.Errorf("it was told already: %v", found)
+	}
+	j.now = j.now.Add(2 * time.Second)
+	connects.Quiet = time.Minute
+	if found := moved(connects, connects); len(found) > 0 {
+		t.Errorf("nothing has moved: %v", found)
+	}
+	j.enter(5, nil)
+	connects.Quiet = 0
+	if found := moved(connects, connects); len(found) > 0 {
+		t.Errorf("all have come: %v", found)
+	}
+}
+
 // TestStalls: who is named for whom the others wait, by what all say in one moment.
 func TestStalls(t *testing.T) {
 	const s = time.Second

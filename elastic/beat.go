@@ -17,6 +17,8 @@ type beater interface {
 	meeting
 	// beat tells it, once, if that is possible now.
 	beat(ctx context.Context, b rendezvous.Beat) error
+	// connections is how many connections to other ranks there have been so far.
+	connections() uint64
 	// stallWarning is how long a worker may wait for others before that is told at once. Zero: as is usual; negative: never.
 	stallWarning() time.Duration
 }
@@ -62,6 +64,7 @@ type pulse struct {
 	warning      time.Duration // 0: never
 
 	last  uint64 // the doing's word, as of the last look
+	made  uint64 // connections, likewise
 	quiet time.Duration
 	lanes map[uint64]*laneSeen
 	told  bool // that the worker waits too long
@@ -143,6 +146,11 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 	}
 	for _, l := range p.lanes {
 		l.seen = false
+	}
+	if made := p.to.connections(); made != p.made {
+		if p.made = made; rendezvous.Phase(p.last) == rendezvous.Connecting {
+			p.quiet = 0
+		}
 	}
 	for _, now := range p.progress() {
 		l := p.lanes[now.Lane]

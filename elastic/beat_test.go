@@ -23,6 +23,7 @@ type listener struct {
 	warning time.Duration
 	follow  func(other *collective.Group) // what the other rank does in each world
 	others  sync.WaitGroup
+	made    atomic.Uint64 // connections
 
 	mu    sync.Mutex
 	deaf  error // of each beat
@@ -51,6 +52,8 @@ func (m *listener) connect(context.Context, rendezvous.World) (*collective.Group
 	}
 	return m.groups[0], nil
 }
+
+func (m *listener) connections() uint64 { return m.made.Load() }
 
 func (m *listener) stallWarning() time.Duration { return m.warning }
 
@@ -130,6 +133,30 @@ func TestBeats(t *testing.T) {
 		}
 		m.groups[1].Close()
 	})
+}
+
+// TestConnectionsAreProgress: a worker that connects is quiet from its last connection on.
+func TestConnectionsAreProgress(t *testing.T) {
+	m := &listener{script: newScript()}
+	w := &Worker{meeting: m}
+	p := newPulse(w, m)
+	for _, step := range []struct {
+		phase rendezvous.Phase
+		made  uint64
+		want  time.Duration
+	}{
+		{rendezvous.Connecting, 0, 0}, {0, 0, time.Second}, {0, 0, 2 * time.Second}, {0, 3, 0}, {0, 0, time.Second},
+		{rendezvous.Training, 0, 0}, {0, 1, time.Second},
+	} {
+		if step.phase != 0 {
+			w.doing.enter(step.phase)
+		}
+		m.made.Add(step.made)
+		p.look(time.Second)
+		if quiet := p.beat().Quiet; quiet != step.want {
+			t.Errorf("%+v: quiet for %v", step, quiet)
+		}
+	}
 }
 
 // TestBeatsTellPhases: what a worker does is told by its phase, and how long it has done so.

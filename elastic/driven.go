@@ -141,6 +141,8 @@ func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, co
 
 func (d *driven) beat(ctx context.Context, b rendezvous.Beat) error { return d.client.Beat(ctx, b) }
 
+func (d *driven) connections() uint64 { return d.endpoint.Connections() }
+
 func (d *driven) stallWarning() time.Duration { return d.warning }
 
 func (d *driven) reachable() bool { return d.client.Connected() }

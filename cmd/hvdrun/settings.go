@@ -176,7 +176,7 @@ var table = slices.Concat(
 			usage: "longest from a worker's start until it joins",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Start })},
 		{name: "join-timeout", arg: "D", def: "30s",
-			usage: "longest that a running worker may take to come to the next world",
+			usage: "longest that a running worker may take to come to the next world without being seen on its way",
 			set:   duration(func(s *settings) *time.Duration { return &s.timeouts.Join })},
 		{name: "drain-timeout", arg: "D", def: "30s",
 			usage: "grace for a worker that is asked to end; it begins anew while a last checkpoint grows",
