@@ -208,8 +208,8 @@ func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 // Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new slice.
 func (e *Endpoint) Addrs() []string { return slices.Clone(e.addrs) }
 
-// Connections is how many connections to other ranks there have been so far, of all generations: while Connect is under way, a
-// sign of how it gets on. Any goroutine may call it.
+// Connections is how many connections to other ranks there have been so far, of all generations:
+// while Connect is under way, a sign of how it gets on. Any goroutine may call it.
 func (e *Endpoint) Connections() uint64 { return e.made.Load() }
 
 // Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a Connect under way fails.
@@ -258,12 +258,14 @@ func (e *Endpoint) Kill() {
 
 var errKilled = errors.New("collective: this worker has been killed")
 
-// Connect connects the ranks of a generation and returns this rank's group, once there is a connection to every other rank, or,
-// of more than 32 ranks, to those with which it meets in most operations: the others are connected when an operation needs them.
-// Generations must rise from call to call; what is left of older ones is refused from now on. It blocks until then, at
-// most until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s and 0.1 s more for each
-// rank. Ranks of one host then meet in shared memory, where they can. It fails with an [*AbortedError] that names the ranks that
-// could not be reached: at once where nobody listens at a peer's addresses, which means that its process is dead.
+// Connect connects the ranks of a generation and returns this rank's group, once there is a
+// connection to every other rank, or, of more than 32 ranks, to those with which it meets in most
+// operations: the others are connected when an operation needs them. Generations must rise from
+// call to call; what is left of older ones is refused from now on. It blocks until then, at most
+// until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s and 0.1 s
+// more for each rank. Ranks of one host then meet in shared memory, where they can. It fails with
+// an [*AbortedError] that names the ranks that could not be reached: at once where nobody listens
+// at a peer's addresses, which means that its process is dead.
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
 	if p.Rank < 0 || p.Rank >= n {
@@ -325,8 +327,8 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 // connectIdle is the longest that Connect goes without any new connection among so many ranks.
 func connectIdle(size int) time.Duration { return connectBound + time.Duration(size)*connectEach }
 
-// awaitPeers blocks until there is a connection to every near rank, or fails the group: when ctx ends, or, where that has no deadline,
-// when there has been no new connection for connectIdle.
+// awaitPeers blocks until there is a connection to every near rank, or fails the group: when ctx
+// ends, or, where that has no deadline, when there has been no new connection for connectIdle.
 func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
 	var idle <-chan time.Time
 	if _, bounded := ctx.Deadline(); !bounded {

@@ -123,7 +123,8 @@ func (g *Group) share(ctx context.Context) error {
 	return nil
 }
 
-// meet makes or opens the host's segment and joins it. The first rank makes it, and the others pass on where it is.
+// meet makes or opens the host's segment and joins it. The first rank makes it, and the others pass
+// on where it is.
 func (h *host) meet(c *call) (err error) {
 	var segment *shm.Segment
 	invitation := make([]byte, invitationSize)

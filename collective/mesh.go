@@ -5,20 +5,25 @@ import (
 	"fmt"
 )
 
-// Of more than fullMesh ranks only some pairs are connected before the group is handed out: those whose distance on the ring of
-// all ranks is a power of two, in either direction. These are the near links. A rank of 300 has 18 of them instead of 299. They
-// are the pairs of dissemination, of binomial trees and, where the number of ranks is a power of two, of doubling and halving.
-// The other pairs, the far ones, are connected when an operation sends to the other rank or waits for it.
+// Of more than fullMesh ranks only some pairs are connected before the group is handed out: those
+// whose distance on the ring of all ranks is a power of two, in either direction. These are the
+// near links. A rank of 300 has 18 of them instead of 299. They are the pairs of dissemination, of
+// binomial trees and, where the number of ranks is a power of two, of doubling and halving. The
+// other pairs, the far ones, are connected when an operation sends to the other rank or waits for
+// it.
 //
 // A far link is like any other when it is complete. What does not go over it before then:
 //
-//   - A notice. Who hears of the end of the group tells all those that it is connected to, so everybody hears of it after
-//     log2(n) such steps at most. A rank that fails without a word is noticed by its near ranks, and by who waits for it.
-//   - A goodbye. An operation that would need a rank that has left fails on its near ranks as they call it, which tell the
-//     others. What a rank has sent to another one has gone over a link that is complete.
+//   - A notice. Who hears of the end of the group tells all those that it is connected to, so
+//     everybody hears of it after log2(n) such steps at most. A rank that fails without a word is
+//     noticed by its near ranks, and by who waits for it.
+//   - A goodbye. An operation that would need a rank that has left fails on its near ranks as they
+//     call it, which tell the others. What a rank has sent to another one has gone over a link that
+//     is complete.
 const fullMesh = 32
 
-// near tells whether two ranks at this distance on the ring of so many are connected before the group is handed out.
+// near tells whether two ranks at this distance on the ring of so many are connected before the
+// group is handed out.
 func (f *family) near(distance, size int) bool {
 	if f.mesh != nil {
 		return f.mesh(distance, size)
@@ -50,8 +55,8 @@ func (p *tcpPath) dial(ctx context.Context, peer int, run func(func())) {
 	}
 }
 
-// want has the link to a peer connected, unless it is or is being so. It does not block. The peer wants the link too as soon as
-// it is reached, and dials the channels that are its own to dial.
+// want has the link to a peer connected, unless it is or is being so. It does not block. The peer
+// wants the link too as soon as it is reached, and dials the channels that are its own to dial.
 func (p *tcpPath) want(peer int) {
 	l := p.links[peer]
 	if l.wanted.Load() {
@@ -65,8 +70,8 @@ func (p *tcpPath) want(peer int) {
 	p.dial(p.dials.ctx, peer, p.running.Go)
 }
 
-// takeFresh has operations drive the far links that have become complete, and reports whether there were any. It belongs to the
-// operation under way.
+// takeFresh has operations drive the far links that have become complete, and reports whether there
+// were any. It belongs to the operation under way.
 func (p *tcpPath) takeFresh() bool {
 	p.mu.Lock()
 	fresh := p.fresh

@@ -40,8 +40,8 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// TestSparseSevered: a rank whose connections end without a word, at random moments, is named by all the others, also by those
-// that are not connected to it.
+// TestSparseSevered: a rank whose connections end without a word, at random moments, is named by
+// all the others, also by those that are not connected to it.
 func TestSparseSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(30), sparse(t, collective.Config{}, 7).connect, collective.Sever)
 	collectivetest.CheckDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{Encrypt: true}, 7).connect, collective.Sever)

@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Two connections join a pair of ranks: all pairs of few ranks, of many those that mesh.go names, and any other pair once an
-// operation needs it. The data channel carries operations, the control channel notices, goodbyes and
-// acknowledgements: it is always being read and never full, so a notice reaches a rank whatever the data channel is in the
-// middle of, and the end of a peer is noticed while nothing else is read from it.
+// Two connections join a pair of ranks: all pairs of few ranks, of many those that mesh.go names,
+// and any other pair once an operation needs it. The data channel carries operations, the control
+// channel notices, goodbyes and acknowledgements: it is always being read and never full, so a
+// notice reaches a rank whatever the data channel is in the middle of, and the end of a peer is
+// noticed while nothing else is read from it.
 const (
 	dataChannel    = 0 // dialled by the higher rank
 	controlChannel = 1 // dialled by the lower rank, so that both of a pair notice when the other one is not there
@@ -237,8 +238,8 @@ func (p *tcpPath) install(peer, channel int, c *conn) {
 	}
 }
 
-// arrived notes that one connection more of a link is there, and tells whether it is the last one that the group needs. The
-// caller holds p.mu.
+// arrived notes that one connection more of a link is there, and tells whether it is the last one
+// that the group needs. The caller holds p.mu.
 func (p *tcpPath) arrived(l *link) bool {
 	l.lacking--
 	if l.near {
@@ -257,8 +258,9 @@ func (p *tcpPath) arrived(l *link) bool {
 	return false
 }
 
-// serve starts the goroutines of an encrypted data channel. The caller holds p.mu. That of a far link waits for the control
-// channel, so that no operation can be finished before this rank can say goodbye.
+// serve starts the goroutines of an encrypted data channel. The caller holds p.mu. That of a far
+// link waits for the control channel, so that no operation can be finished before this rank can say
+// goodbye.
 func (l *link) serve() {
 	l.out.link, l.out.conn = l, l.data
 	l.path.running.Go(l.readData)

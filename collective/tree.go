@@ -15,8 +15,8 @@ func (c *call) agree() error {
 	return nil
 }
 
-// spread combines data of all ranks by an operation that may take what a rank has twice, such as Max. It meets the ranks that agree
-// meets, and no others.
+// spread combines data of all ranks by an operation that may take what a rank has twice, such as
+// Max. It meets the ranks that agree meets, and no others.
 func (c *call) spread(data []byte) error {
 	n, rank := c.g.size, c.g.rank
 	combine, in := c.desc.combiner(), make([]byte, len(data))

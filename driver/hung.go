@@ -27,8 +27,8 @@ type (
 		generation uint64
 		what       string
 	}
-	// workerMoved: one that has not come to the next world was on its way there so long ago: it has connected to another one, or
-	// has begun to join.
+	// workerMoved: one that has not come to the next world was on its way there so long ago: it has
+	// connected to another one, or has begun to join.
 	workerMoved struct {
 		id         string
 		generation uint64

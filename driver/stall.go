@@ -32,7 +32,8 @@ type stalls struct {
 	number  uint64              // its generation
 	jam     jam                 // of that world
 
-	late map[string]time.Time // who is waited for in the next world: when they were seen on their way there, or named
+	// late is who is waited for in the next world, and when they were named, or seen on their way.
+	late map[string]time.Time
 }
 
 // beating is a worker and what it has said last.
@@ -175,7 +176,8 @@ func (s *stalls) await(now time.Time, late []*worker) {
 	}
 }
 
-// moves finds who of them has connected to another worker meanwhile, or has begun to join: each once in leastMove at most.
+// moves finds who of them has connected to another worker meanwhile, or has begun to join: each
+// once in leastMove at most.
 func (s *stalls) moves(now time.Time) (changes []event) {
 	for id, seen := range s.late {
 		w := s.workers[id]

@@ -84,7 +84,8 @@ func (j *jobOfBeats) expectOnly(t *testing.T, d time.Duration, want ...string) {
 
 const look = 250 * time.Millisecond
 
-// TestMoves: of workers that have been named for not coming to the next world it is found when they were on their way there.
+// TestMoves: of workers that have been named for not coming to the next world it is found when they
+// were on their way there.
 func TestMoves(t *testing.T) {
 	j := newJobOfBeats(3)
 	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting}

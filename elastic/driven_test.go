@@ -376,7 +376,8 @@ func TestDeathBeforeConnect(t *testing.T) {
 	procs.Wait()
 }
 
-// One worker, the lowest that is not said to be dead, says in the job's log why a world could not be entered.
+// One worker, the lowest that is not said to be dead, says in the job's log why a world could not
+// be entered.
 func TestSayUnconnected(t *testing.T) {
 	for rank, want := range []logrus.Level{logrus.DebugLevel, logrus.WarnLevel, logrus.DebugLevel} {
 		log, hook := logtest.NewNullLogger()

@@ -183,8 +183,8 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 	}
 }
 
-// sayUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not said to be dead, so that the log of
-// the job has it once, and at debug level on the others.
+// sayUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
+// said to be dead, so that the log of the job has it once, and at debug level on the others.
 func (w *Worker) sayUnconnected(world rendezvous.World, err error) {
 	level, speaker := logrus.DebugLevel, 0
 	var aborted *collective.AbortedError

@@ -174,7 +174,8 @@ func TestDeath(t *testing.T) {
 	}
 }
 
-// TestDeathUnwatched: members that do not watch the one that dies notice it all the same, and those too that wait for nothing.
+// TestDeathUnwatched: members that do not watch the one that dies notice it all the same, and those
+// too that wait for nothing.
 func TestDeathUnwatched(t *testing.T) {
 	defer func(was int) { fewWatched = was }(fewWatched)
 	fewWatched = 0

@@ -162,7 +162,8 @@ func TestPlaceFails(t *testing.T) {
 	}
 }
 
-// TestManyMembers: more than can watch each other, with the usual layout, in all that is small and once through the slots.
+// TestManyMembers: more than can watch each other, with the usual layout, in all that is small and
+// once through the slots.
 func TestManyMembers(t *testing.T) {
 	const n = 130
 	members := gathering(t, n, nil)

@@ -258,6 +258,7 @@ func (m *Member) meet() {
 		relaxed = relaxed && atomic.LoadUint32(&m.areas[i].relaxed) != 0
 	}
 	m.crowded = m.members > union.count()
+	// However many members sleep, few wake each millisecond only to look at their contexts.
 	m.patient = max(1, m.members/(crowdOfNaps*max(1, union.count())))
 	m.relaxed = relaxed && !m.crowded
 	m.round = min(m.layout.out, roomyRound)

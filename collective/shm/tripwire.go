@@ -10,12 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tripwire tells the members when one of them dies. Each member has a thread that owns a word for each of the others
-// and has listed them with the kernel as robust futexes. The kernel looks through that list when the thread ends, before it
-// takes down the memory of the process: it marks each word with futexDied and wakes one waiter. Therefore each watching
-// member has a word of its own, and however large the dead process was, the others know within a fraction of a millisecond.
+// The tripwire tells the members when one of them dies. Each member has a thread that owns a word
+// for each of the others and has listed them with the kernel as robust futexes. The kernel looks
+// through that list when the thread ends, before it takes down the memory of the process: it marks
+// each word with futexDied and wakes one waiter. Therefore each watching member has a word of its
+// own, and however large the dead process was, the others know within a fraction of a millisecond.
 //
-// Of many members each is watched by a few, which tell the others by a word of the header: who died first.
+// Of many members each is watched by a few, which tell the others by a word of the header: who died
+// first.
 //
 // See the kernel's Documentation/locking/robust-futex-ABI.rst.
 
@@ -43,10 +45,12 @@ type tripwire struct {
 	seen [MaxMembers]bool // deaths that were told
 }
 
-// fewWatched is up to how many members each watches all others: the kernel waits for one of 128 words at most. Tests set it.
+// fewWatched is up to how many members each watches all others: the kernel waits for one of 128
+// words at most. Tests set it.
 var fewWatched = 120
 
-// watched are the members that one watches: all others or, of many, those at a distance of a power of two on the ring.
+// watched are the members that one watches: all others or, of many, those at a distance of a power
+// of two on the ring.
 func watched(index, members int) []int {
 	var all []int
 	for i := range members {

@@ -15,8 +15,8 @@ const (
 	betweenMoves = 512 // waits from one change of core to the next
 	yields       = 20
 	crowdYields  = 16                   // few, so that those who work can be moved to the cores of those who sleep
-	napWithDone  = 2 * time.Millisecond // how late the end of a context may be seen, among few members …
-	crowdOfNaps  = 8                    // … for each core; among more, so much later that they do not wake for nothing but that
+	napWithDone  = 2 * time.Millisecond // how late a few members may see the end of a context
+	crowdOfNaps  = 8                    // so many for each core; more of them see it later, see meet
 	napForEver   = time.Second
 )
 

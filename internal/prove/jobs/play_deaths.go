@@ -104,7 +104,8 @@ func playCore(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// playCrowd has many workers meet and train, to the end or until one of them is killed and the others have gone on.
+// playCrowd has many workers meet and train, to the end or until one of them is killed and the
+// others have gone on.
 func playCrowd(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {
