@@ -153,7 +153,7 @@ func (b *book) due(quiet bool) bool {
 // renew writes the journal anew: the records stand for all that was written, or could not be.
 func (b *book) renew(records [][]byte) {
 	b.retry = nil
-	err := b.j.Replace(slices.Values(records))
+	err := b.j.Replace(slices.Values(records), true)
 	switch {
 	case err == nil:
 		if b.told {

@@ -132,7 +132,7 @@ func (o *outputs) renew() {
 				return
 			}
 		}
-	})
+	}, false)
 	switch {
 	case err == nil && !o.failed.IsZero():
 		o.log.Info("it is written down again what output was passed on")

@@ -12,17 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Replace puts the records in the place of all that the journal holds, and has them on the disk
-// when it returns. A reader, and whoever opens the journal after the death of this process or of
-// the machine, finds all that it held or all that it holds now. After an error it is as before,
-// save where the disk itself fails: then the journal takes nothing any more.
+// Replace puts the records in the place of all that the journal holds: a reader, and whoever opens
+// the journal after the death of this process, finds all that it held or all that it holds now.
+// With sync that outlives the machine too, and is on the disk when Replace returns. After an error
+// the journal is as before, save where the disk itself fails: then it takes nothing any more.
 //
 // Where there is room by Reserve it takes none.
-func (j *Journal) Replace(records iter.Seq[[]byte]) error {
+func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
 	if err := j.openNext(); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	end, seed, err := j.write(records)
+	if err == nil && sync {
+		err = unix.Fdatasync(int(j.next.Fd()))
+	}
 	if err != nil {
 		return fmt.Errorf("journal: writing it anew: %w", err)
 	}
@@ -30,8 +33,10 @@ func (j *Journal) Replace(records iter.Seq[[]byte]) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	j.end, j.seed, j.broken = end, seed, nil
-	_, err = j.file.Seek(end, io.SeekStart)
-	if err = errors.Join(err, syncDir(filepath.Dir(j.path))); err != nil {
+	if _, err = j.file.Seek(end, io.SeekStart); err == nil && sync {
+		err = syncDir(filepath.Dir(j.path))
+	}
+	if err != nil {
 		j.broken = fmt.Errorf("journal: %w", err)
 	}
 	return j.broken
@@ -51,10 +56,7 @@ func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err e
 		_, _ = w.Write(j.buf)
 		end += int64(len(j.buf))
 	}
-	if err := w.Flush(); err != nil {
-		return 0, 0, err
-	}
-	return end, seed, unix.Fdatasync(int(j.next.Fd()))
+	return end, seed, w.Flush()
 }
 
 // swap gives the next file the journal's name, and where the file system can do both at once the

@@ -50,7 +50,7 @@ func TestReplaceAtRandom(t *testing.T) {
 				for range rnd.IntN(4) {
 					want = append(want, record())
 				}
-				err = j.Replace(payloads(want))
+				err = j.Replace(payloads(want), rnd.IntN(4) == 0)
 			case 1:
 				err = j.Reserve(int64(1+rnd.IntN(3)) * 1000)
 			case 2: // its process dies within a record, and within the next Replace
@@ -105,11 +105,11 @@ func TestReplaceMends(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, bad := range []string{"", strings.Repeat("x", MaxRecord+1)} {
-		if err := j.Replace(payloads([]string{bad})); err == nil {
+		if err := j.Replace(payloads([]string{bad}), true); err == nil {
 			t.Errorf("a record of %d bytes passes", len(bad))
 		}
 	}
-	if err := j.Replace(payloads([]string{"all"})); err != nil {
+	if err := j.Replace(payloads([]string{"all"}), true); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.Append([]byte("two")); err != nil {
@@ -137,7 +137,7 @@ func TestVersion1(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(t, path, []string{"one", "two"})
-	if err := j.Replace(payloads([]string{"all"})); err != nil {
+	if err := j.Replace(payloads([]string{"all"}), true); err != nil {
 		t.Fatal(err)
 	}
 	holds(t, path, []string{"all"})
@@ -173,7 +173,7 @@ func TestReserve(t *testing.T) {
 	fill(t, filepath.Join(disk, "ballast"))
 	for n := range 20 {
 		want := []string{fmt.Sprint(n)}
-		if err := j.Replace(payloads(want)); err != nil {
+		if err := j.Replace(payloads(want), true); err != nil {
 			t.Fatal(err)
 		}
 		for j.Size() < room-2000 {
@@ -196,7 +196,7 @@ func TestReserve(t *testing.T) {
 		}
 	}
 	big := strings.Repeat("x", 2*room)
-	if err := j.Replace(payloads([]string{big})); !errors.Is(err, unix.ENOSPC) {
+	if err := j.Replace(payloads([]string{big}), true); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("more than there is room for: %v", err)
 	}
 	if err := j.Append([]byte("more")); err != nil {
