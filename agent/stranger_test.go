@@ -251,6 +251,25 @@ func allocated() uint64 {
 // Strangers who open connections and say nothing keep no driver out.
 func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	h := newHost(t, 1)
+	// A machine that is busy may take as long as a handshake may: then nothing is known, and they come again.
+	for try := 1; !pushOut(t, h); try++ {
+		if try == 10 {
+			t.Fatalf("of %d strangers those that came first are let wait", 3*unproven)
+		}
+	}
+	s, _ := script(t, 0, "exit 9")
+	var exit *launch.ExitError
+	err := agents(t, driverOf(t, "among"), h.addr, 10*time.Second).Run(t.Context(), s, nil)
+	if !errors.As(err, &exit) || exit.Code != 9 {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
+// pushOut has strangers connect who say nothing, and tells whether those that came first are pushed out at once, before a
+// handshake's time is over.
+func pushOut(t *testing.T, h *host) bool {
+	t.Helper()
+	begun := time.Now()
 	var conns []net.Conn
 	for range 3 * unproven {
 		c, err := net.Dial("tcp", h.addr)
@@ -260,19 +279,13 @@ func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 		defer c.Close()
 		conns = append(conns, c)
 	}
-	// Those that came first are pushed out at once, before a handshake's time is over.
 	for _, c := range conns[:unproven] {
-		c.SetReadDeadline(time.Now().Add(3 * time.Second))
-		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+		c.SetReadDeadline(begun.Add(patience))
+		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 			t.Fatalf("a stranger among %d is let wait: %v", len(conns), err)
 		}
 	}
-	s, _ := script(t, 0, "exit 9")
-	var exit *launch.ExitError
-	err := agents(t, driverOf(t, "among"), h.addr, 10*time.Second).Run(t.Context(), s, nil)
-	if !errors.As(err, &exit) || exit.Code != 9 {
-		t.Errorf("Run returned %v", err)
-	}
+	return time.Since(begun) < 4*time.Second // a handshake may take 5
 }
 
 func isTimeout(err error) bool {
