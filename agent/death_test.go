@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
@@ -73,7 +72,7 @@ func stewardProcess(t *testing.T, addr string) (*exec.Cmd, string) {
 // is another, and serves the driver anew.
 func TestAgentKilled(t *testing.T) {
 	cmd, addr := stewardProcess(t, "127.0.0.1:0")
-	l := agents(t, driverOf(t, "killed"), addr, 10*time.Second)
+	l := agents(t, driverOf(t, "killed"), addr, longLease)
 	s, pipe := script(t, 0, sleeper)
 	r := start(t, l, s)
 	r.awaitOutput("ready")

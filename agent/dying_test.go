@@ -24,7 +24,7 @@ func TestDyingAndUnkillable(t *testing.T) {
 	h := newHost(t, 1)
 	w := wedged{make(chan struct{})}
 	h.launcher = w
-	l := agents(t, driverOf(t, "wedged"), h.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "wedged"), h.addr, longLease)
 	s, _ := script(t, 0, "")
 	what := ""
 	s.Dying = func(text string) { what = text; close(w.told) }

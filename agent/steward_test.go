@@ -29,6 +29,9 @@ import (
 // patience is how long something that must happen is waited for.
 const patience = 2 * time.Minute
 
+// longLease ends in no test, however long a busy machine keeps a driver from renewing it.
+const longLease = time.Minute
+
 // testKey is the cluster's: of this process and those that it starts alone, for others may run the same tests beside.
 var testKey = []byte(cmp.Or(os.Getenv("AGENT_TEST_KEY"), (rand.Text() + rand.Text())[:identity.ClusterKeyLen]))
 
@@ -126,7 +129,7 @@ func (a anySlot) Run(ctx context.Context, s launch.Spec, started func(int)) erro
 func TestKit(t *testing.T) {
 	launchtest.Run(t, func(t *testing.T) launch.Launcher {
 		h := newHost(t, 16)
-		return newAnySlot(agents(t, driverOf(t, "kit"), h.addr, 10*time.Second), 16)
+		return newAnySlot(agents(t, driverOf(t, "kit"), h.addr, longLease), 16)
 	})
 }
 
@@ -371,7 +374,7 @@ func TestCutStreamsLoseNothing(t *testing.T) {
 	h := newHost(t, 2)
 	c := newCable(t, h.addr)
 	c.budget = 150_000
-	l := agents(t, driverOf(t, "cut"), c.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "cut"), c.addr, longLease)
 	var wg sync.WaitGroup
 	for i := range 2 {
 		wg.Go(func() {
@@ -408,7 +411,7 @@ func TestStopAcrossACut(t *testing.T) {
 	c := newCable(t, h.addr)
 	s, pipe := script(t, 0, sleeper)
 	s.Grace = time.Hour
-	r := start(t, agents(t, driverOf(t, "stop"), c.addr, 10*time.Second), s)
+	r := start(t, agents(t, driverOf(t, "stop"), c.addr, longLease), s)
 	r.awaitOutput("ready")
 	c.setSilent(true)
 	r.cancel()
@@ -505,8 +508,8 @@ func TestGoneHostIsLostAtOnce(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	h := newHost(t, 2)
-	first := agents(t, driverOf(t, "first"), h.addr, 10*time.Second)
-	second := agents(t, driverOf(t, "second"), h.addr, 10*time.Second)
+	first := agents(t, driverOf(t, "first"), h.addr, longLease)
+	second := agents(t, driverOf(t, "second"), h.addr, longLease)
 	s, pipe := script(t, 1, sleeper)
 	r := start(t, first, s)
 	r.awaitOutput("ready")
@@ -533,7 +536,7 @@ func TestSlots(t *testing.T) {
 // A device that fails costs the worker in its slot, and nobody else.
 func TestBadSlot(t *testing.T) {
 	h := newHost(t, 2)
-	l := agents(t, driverOf(t, "bad"), h.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "bad"), h.addr, longLease)
 	var workers [2]*running
 	var pipes [2]*os.File
 	for i := range workers {
@@ -565,7 +568,7 @@ func TestBadSlot(t *testing.T) {
 // Kill ends those that were given time.
 func TestKillCutsGraceShort(t *testing.T) {
 	h := newHost(t, 1)
-	l := agents(t, driverOf(t, "kill"), h.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "kill"), h.addr, longLease)
 	s, pipe := script(t, 0, `exec 9>"$1"; trap 'echo no' TERM; echo ready; while :; do sleep 0.01; done`)
 	s.Grace = time.Hour
 	r := start(t, l, s)
@@ -586,11 +589,11 @@ func TestAnotherSessionOfTheRun(t *testing.T) {
 	c := newCable(t, h.addr)
 	s, pipe := script(t, 0, `exec 9>"$1"; trap '' TERM; echo ready; while :; do sleep 1; done`)
 	s.Grace = time.Hour
-	r := start(t, agents(t, driverOf(t, "run"), c.addr, 10*time.Second), s)
+	r := start(t, agents(t, driverOf(t, "run"), c.addr, longLease), s)
 	r.awaitOutput("ready")
 	next, _ := script(t, 0, "exit 5")
 	next.Incarnation = "next"
-	err := agents(t, driverOf(t, "run"), h.addr, 10*time.Second).Run(t.Context(), next, nil)
+	err := agents(t, driverOf(t, "run"), h.addr, longLease).Run(t.Context(), next, nil)
 	var exit *launch.ExitError
 	if !errors.As(err, &exit) || exit.Code != 5 {
 		t.Errorf("Run returned %v", err)
@@ -604,7 +607,7 @@ func TestAnotherSessionOfTheRun(t *testing.T) {
 // A worker that prints what nobody takes is held back, and what it has printed is there when somebody does.
 func TestOutputIsHeldBack(t *testing.T) {
 	h := newHost(t, 2)
-	l := agents(t, driverOf(t, "full"), h.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "full"), h.addr, longLease)
 	const size = 3 << 20
 	s, _ := script(t, 0, fmt.Sprintf("head -c %d /dev/zero", size))
 	block := &blocked{open: make(chan struct{}), first: make(chan struct{})}

@@ -259,7 +259,7 @@ func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	}
 	s, _ := script(t, 0, "exit 9")
 	var exit *launch.ExitError
-	err := agents(t, driverOf(t, "among"), h.addr, 10*time.Second).Run(t.Context(), s, nil)
+	err := agents(t, driverOf(t, "among"), h.addr, longLease).Run(t.Context(), s, nil)
 	if !errors.As(err, &exit) || exit.Code != 9 {
 		t.Errorf("Run returned %v", err)
 	}

@@ -48,7 +48,7 @@ func mortal(t *testing.T, h *host, run string) (driver *launch.Agents, die func(
 	driver = agents(t, driverOf(t, run), c.addr, 2*time.Second)
 	driver.Orphan, driver.Keep = time.Hour, true
 	return driver, func() { c.sever(); h.unattached(t) }, func(adopted ...string) *launch.Agents {
-		l := agents(t, driverOf(t, run), h.addr, 10*time.Second)
+		l := agents(t, driverOf(t, run), h.addr, longLease)
 		l.Keep = true
 		l.Adopt(adopted)
 		return l
@@ -240,7 +240,7 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	}
 	c.sever()
 	h.unattached(t)
-	l := agents(t, driverOf(t, "broken"), h.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "broken"), h.addr, longLease)
 	l.Adopt([]string{s.Incarnation, other.Incarnation})
 	for code, spec := range map[int]launch.Spec{3: s, 4: other} {
 		spec.Resumed = true
@@ -253,7 +253,7 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 // A driver that begins to listen when there is a session already is found by the workers that it starts then.
 func TestListeningLate(t *testing.T) {
 	h := newHost(t, 1)
-	l := agents(t, driverOf(t, "late"), h.addr, 10*time.Second)
+	l := agents(t, driverOf(t, "late"), h.addr, longLease)
 	s, _ := script(t, 0, `echo "at $HVD_DRIVER_ADDR."`)
 	for i, port := range []int{0, 4711} {
 		l.Listening(port)
