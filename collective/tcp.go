@@ -28,11 +28,10 @@ const (
 )
 
 const (
-	sealedRecord = 16 << 10              // what goes into one record of TLS with its header
-	noticeBound  = time.Second           // longest a notice may take to be handed to the kernel, by a rank that is starved
-	verdictBound = time.Second           // longest the control channel may take to tell why the data channel has ended
-	dialVerdict  = 50 * time.Millisecond // the same while the peer has yet to dial it
-	leaveBound   = time.Second           // longest a leaving rank waits for the others to read what it has sent
+	sealedRecord = 16 << 10    // what goes into one record of TLS with its header
+	noticeBound  = time.Second // longest a notice may take to be handed to the kernel, by a rank that is starved
+	verdictBound = time.Second // longest the control channel may take to come, and to tell why the data channel has ended
+	leaveBound   = time.Second // longest a leaving rank waits for the others to read what it has sent
 )
 
 // tcpPath is the transport of a group whose ranks are processes. Encrypted data channels have a reader and a writer
@@ -567,7 +566,7 @@ func (l *link) awaitVerdict(err error) {
 	l.mu.Lock()
 	silent := l.silent != nil
 	if !over && !silent && c == nil && l.rank < l.path.g.rank && l.verdict == nil {
-		l.verdict = time.AfterFunc(dialVerdict, func() { l.lost(err) }) // the peer's dial must come at once, or never
+		l.verdict = time.AfterFunc(verdictBound, func() { l.lost(err) }) // longer than a starved peer takes to dial
 	}
 	l.mu.Unlock()
 	switch {
@@ -635,7 +634,7 @@ func (l *link) judge(err error) {
 	if unsaid {
 		l.silent = err
 		if l.verdict == nil {
-			l.verdict = time.AfterFunc(dialVerdict, func() { l.overhear(err) })
+			l.verdict = time.AfterFunc(verdictBound, func() { l.overhear(err) })
 		}
 	}
 	l.mu.Unlock()
