@@ -285,9 +285,9 @@ func TestFailures(t *testing.T) {
 			Worker: func(ctx context.Context) error { return broken }}, broken, []string{"exited with code 1", "worker a:"}},
 		{"no Init", elastictest.Config{Hosts: two, Driver: driver.Config{Size: driver.Size{NP: 2}},
 			Worker: func(ctx context.Context) error { return nil }}, nil, []string{"has not called elastic.Init"}},
-		{"the limit", elastictest.Config{Hosts: two, Worker: hangs, Limit: 3 * time.Second,
+		{"the limit", elastictest.Config{Hosts: two, Worker: hangs, Limit: 8 * time.Second,
 			Driver: driver.Config{Timeouts: driver.Timeouts{Drain: 50 * time.Millisecond}}},
-			nil, []string{"limit of 3s", "a:0 is rank 0, training", "a:1 is rank 1"}},
+			nil, []string{"limit of 8s", "a:0 is rank 0, training", "a:1 is rank 1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := elastictest.Start(c.cfg).Wait()
