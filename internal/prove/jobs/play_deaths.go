@@ -49,7 +49,8 @@ func (j *job) noticed(faults int) error {
 			continue // the worker of that slot never came to that step: it was not there
 		}
 		at := slices.IndexFunc(j.happened, func(e e2e.Event) bool {
-			return e.Name == "worker_exited" && e.Cause == "failed" && e.Time.After(fi.ModTime())
+			known := e.Name == "worker_exited" && e.Cause == "failed" || e.Name == "excluded" // before its core is written
+			return known && e.Time.After(fi.ModTime())
 		})
 		if at < 0 {
 			return fmt.Errorf("no event tells of the death of fault %d", i)
