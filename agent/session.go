@@ -131,8 +131,8 @@ func (s *session) live() {
 	}
 }
 
-// checkLease ends a session whose lease has run out, and returns when to look again: so soon that workers which come meanwhile
-// have their grace within the lease too.
+// checkLease ends a session whose lease has run out, and returns when to look again: so soon that
+// workers which come meanwhile have their grace within the lease too.
 func (s *session) checkLease() time.Duration {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()

@@ -251,7 +251,8 @@ func allocated() uint64 {
 // Strangers who open connections and say nothing keep no driver out.
 func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	h := newHost(t, 1)
-	// A machine that is busy may take as long as a handshake may: then nothing is known, and they come again.
+	// A machine that is busy may take as long as a handshake may: then nothing is known, and they
+	// come again.
 	for try := 1; !pushOut(t, h); try++ {
 		if try == 10 {
 			t.Fatalf("of %d strangers those that came first are let wait", 3*unproven)
@@ -265,8 +266,8 @@ func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// pushOut has strangers connect who say nothing, and tells whether those that came first are pushed out at once, before a
-// handshake's time is over.
+// pushOut has strangers connect who say nothing, and tells whether those that came first are pushed
+// out at once, before a handshake's time is over.
 func pushOut(t *testing.T, h *host) bool {
 	t.Helper()
 	begun := time.Now()

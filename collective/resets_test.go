@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestThousandResets: of a thousand worlds, or fewer with -short, through sockets and through shared memory, nothing stays in
-// a worker: no memory, no open file, no goroutine.
+// TestThousandResets: of a thousand worlds, or fewer with -short, through sockets and through
+// shared memory, nothing stays in a worker: no memory, no open file, no goroutine.
 func TestThousandResets(t *testing.T) {
 	for name, hosts := range map[string]string{"sockets": "", "shared": "aa"} {
 		t.Run(name, func(t *testing.T) {

@@ -413,7 +413,8 @@ func TestFrozenEnd(t *testing.T) {
 	}
 }
 
-// TestExitOf: a process that cannot be killed is told from one that SIGKILL has ended, though both count as killed.
+// TestExitOf: a process that cannot be killed is told from one that SIGKILL has ended, though both
+// count as killed.
 func TestExitOf(t *testing.T) {
 	stuck := &launch.UnkillableError{PID: 7, After: 10 * time.Second}
 	if e := exitOf(stuck); !e.Unkillable || e.Code != 137 || e.Err == nil {

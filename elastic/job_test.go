@@ -528,7 +528,8 @@ func TestWholeJob(t *testing.T) {
 	t.Log(ends)
 }
 
-// Each end that a worker or a shard can come to is the end of one in a job that is made for it, whatever the random jobs do.
+// Each end that a worker or a shard can come to is the end of one in a job that is made for it,
+// whatever the random jobs do.
 func TestEachEnd(t *testing.T) {
 	for name, test := range map[string]struct {
 		job  *job

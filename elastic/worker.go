@@ -279,8 +279,8 @@ func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 	return world, nil
 }
 
-// goAlone is join where all ranks were asked to leave and no driver is there to send them away. last
-// tells whether this rank writes the last checkpoint.
+// goAlone is join where all ranks were asked to leave and no driver is there to send them away.
+// last tells whether this rank writes the last checkpoint.
 func (w *Worker) goAlone(last bool) error {
 	w.log.Warn("all workers were asked to leave and no driver is there: the job ends here")
 	w.last = last

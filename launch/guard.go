@@ -11,9 +11,10 @@ import (
 	"syscall"
 )
 
-// guardScript waits for the end of its input and kills whoever carries the entry $1, until two looks in a row find nobody:
-// one look can miss a process that is just being started. Where the input ends without a line, its writer has died: then all
-// cgroups whose paths begin with $2 are emptied too.
+// guardScript waits for the end of its input and kills whoever carries the entry $1, until two
+// looks in a row find nobody: one look can miss a process that is just being started. Where the
+// input ends without a line, its writer has died: then all cgroups whose paths begin with $2 are
+// emptied too.
 const guardScript = `
 told=
 while read -r line; do told=$line; done

@@ -24,7 +24,8 @@ func TestLocal(t *testing.T) {
 	launchtest.Run(t, func(*testing.T) launch.Launcher { return launch.Local{} })
 }
 
-// TestStrayBesideAnOlderWorker: what a worker leaves behind ends with it, also where nothing tells whose it is.
+// TestStrayBesideAnOlderWorker: what a worker leaves behind ends with it, also where nothing tells
+// whose it is.
 func TestStrayBesideAnOlderWorker(t *testing.T) {
 	if !launch.HasCgroups() {
 		t.Skip("cgroups of version 2 cannot be made here")

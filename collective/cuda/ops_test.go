@@ -65,7 +65,8 @@ func (w *world) must(t *testing.T, f func(rank int, d *Device, g *collective.Gro
 
 var configs = map[string]Config{"direct": {}, "hosts": {Backend: BackendHosts}, "staged": {Backend: BackendStaging}}
 
-// eachWay runs a test over either way, several sizes, and one or two devices; over fewer of these with -short.
+// eachWay runs a test over either way, several sizes, and one or two devices; over fewer of these
+// with -short.
 func eachWay(t *testing.T, f func(t *testing.T, w *world, n int)) {
 	sizes := []struct{ n, devices int }{{1, 1}, {3, 2}, {2, 1}, {4, 1}}
 	if testing.Short() {
@@ -280,8 +281,8 @@ func TestOthers(t *testing.T) {
 	})
 }
 
-// TestRefused: what all ranks do wrong together, and what fits no call of the others, is an error on all of them and leaves the
-// group as it was.
+// TestRefused: what all ranks do wrong together, and what fits no call of the others, is an error
+// on all of them and leaves the group as it was.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	for what, f := range map[string]func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error{

@@ -45,7 +45,8 @@ func TestAnySchedule(t *testing.T) {
 		}
 	}
 	t.Log(total)
-	// These come with commits, which each job makes. Whether a worker is removed before its job ends is a race: see TestHosts.
+	// These come with commits, which each job makes. Whether a worker is removed before its job
+	// ends is a race: see TestHosts.
 	if *schedules >= 12 && min(total["died"], total["add"], total["drain"]+total["remove"]) == 0 {
 		t.Errorf("%d schedules have no death, no newcomer or no departure: %v", *schedules, total)
 	}

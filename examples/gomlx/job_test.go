@@ -28,7 +28,8 @@ var programs = sync.OnceValues(func() (string, error) {
 		{Dir: "../..", Args: []string{"go", "build", "-o", dir + "/hvdrun", "./cmd/hvdrun"}},
 		{Dir: ".", Args: []string{"go", "build", "-o", dir + "/fashion", "."}},
 	} {
-		// Training under the race detector, where GOFLAGS ask for that, takes ten times as long and finds nothing of ours.
+		// Training under the race detector, where GOFLAGS ask for that, takes ten times as long and
+		// finds nothing of ours.
 		build.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
 		if build.Path, err = exec.LookPath("go"); err != nil {
 			return dir, err

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Loopback returns the address at which processes of this machine reach each other: 127.0.0.1, or ::1 where no
-// interface has that.
+// Loopback returns the address at which processes of this machine reach each other: 127.0.0.1, or
+// ::1 where no interface has that.
 func Loopback() netip.Addr {
 	v4 := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	lis, err := net.Listen("tcp4", netip.AddrPortFrom(v4, 0).String())
