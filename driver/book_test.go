@@ -242,13 +242,28 @@ func TestJournalFails(t *testing.T) {
 		if _, err := os.Stat(cfg.Journal); !errors.Is(err, os.ErrNotExist) || !strings.Contains(said.String(), "could not be resumed") {
 			t.Errorf("the journal: %v; the log: %q", err, said.String())
 		}
-		for _, slot := range []string{"a:0", "a:1"} {
-			k.in(t, slot).exit <- nil
-		}
-		if err := <-j.result; err != nil {
-			t.Errorf("the job ended with %v", err)
-		}
+		k.finish(t, j)
 	})
+}
+
+// finish has the job's workers in the slots a:0 and a:1 end well, and the job with them.
+func (k *kept) finish(t *testing.T, j *job) {
+	t.Helper()
+	for _, slot := range []string{"a:0", "a:1"} {
+		k.in(t, slot).exit <- nil
+	}
+	if err := <-j.result; err != nil {
+		t.Errorf("the job ended with %v", err)
+	}
+}
+
+// finished closes the book of a job that has ended, and checks that its journal says so.
+func finished(t *testing.T, l *loop) {
+	t.Helper()
+	l.closeBook()
+	if about, err := Inspect(l.cfg.Journal); err != nil || !about.Finished {
+		t.Errorf("at the end: %+v, %v", about, err)
+	}
 }
 
 // fullDisk returns a folder on a disk of its own, and what takes its last byte.
@@ -311,16 +326,8 @@ func TestJournalHasRoom(t *testing.T) {
 		if size := l.book.j.Size(); size > 2*journalSize {
 			t.Errorf("the journal has %d bytes", size)
 		}
-		for _, slot := range []string{"a:0", "a:1"} {
-			k.in(t, slot).exit <- nil
-		}
-		if err := <-j.result; err != nil {
-			t.Errorf("the job ended with %v", err)
-		}
-		l.closeBook()
-		if about, err := Inspect(cfg.Journal); err != nil || !about.Finished {
-			t.Errorf("at the end: %+v, %v", about, err)
-		}
+		k.finish(t, j)
+		finished(t, l)
 		if left, err := os.ReadDir(disk); err != nil || len(left) != 2 { // the ballast too
 			t.Errorf("%d files are left, %v", len(left), err)
 		}
@@ -378,15 +385,7 @@ func TestJournalFullDisk(t *testing.T) {
 		if about, err := Inspect(cfg.Journal); err != nil || about.Generation != 1 || about.Workers != 2 {
 			t.Errorf("with room: %+v, %v", about, err)
 		}
-		for _, slot := range []string{"a:0", "a:1"} {
-			k.in(t, slot).exit <- nil
-		}
-		if err := <-j.result; err != nil {
-			t.Errorf("the job ended with %v", err)
-		}
-		l.closeBook()
-		if about, err := Inspect(cfg.Journal); err != nil || !about.Finished {
-			t.Errorf("at the end: %+v, %v", about, err)
-		}
+		k.finish(t, j)
+		finished(t, l)
 	})
 }
