@@ -32,6 +32,11 @@ func keyOf(host string, slot *int) holdKey {
 	return holdKey{host, *slot}
 }
 
+// compare puts hosts by name, and what is of the whole host before what is of its slots.
+func (k holdKey) compare(other holdKey) int {
+	return cmp.Or(cmp.Compare(k.host, other.host), cmp.Compare(k.slot, other.slot))
+}
+
 func (k holdKey) index() *int {
 	if k.slot < 0 {
 		return nil

@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -42,14 +41,8 @@ func (h *Hosts) State() HostsState {
 	for _, hold := range h.holds {
 		s.Holds = append(s.Holds, hold)
 	}
-	slices.SortFunc(s.Records, func(a, b HostRecord) int {
-		x, y := keyOf(a.Host, a.Slot), keyOf(b.Host, b.Slot)
-		return cmp.Or(cmp.Compare(x.host, y.host), cmp.Compare(x.slot, y.slot))
-	})
-	slices.SortFunc(s.Holds, func(a, b Hold) int {
-		x, y := keyOf(a.Host, a.Slot), keyOf(b.Host, b.Slot)
-		return cmp.Or(cmp.Compare(x.host, y.host), cmp.Compare(x.slot, y.slot))
-	})
+	slices.SortFunc(s.Records, func(a, b HostRecord) int { return keyOf(a.Host, a.Slot).compare(keyOf(b.Host, b.Slot)) })
+	slices.SortFunc(s.Holds, func(a, b Hold) int { return keyOf(a.Host, a.Slot).compare(keyOf(b.Host, b.Slot)) })
 	return s
 }
 
