@@ -3,7 +3,6 @@ package launch
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
@@ -48,9 +47,7 @@ var cgroupPrefix = sync.OnceValue(func() string {
 		return ""
 	}
 	sweepCgroups(parent, time.Now().Add(-time.Minute))
-	id := make([]byte, 8)
-	rand.Read(id)
-	prefix := filepath.Join(parent, cgroupName+hex.EncodeToString(id))
+	prefix := filepath.Join(parent, cgroupName+rand.Text())
 	if err := os.Mkdir(prefix, 0o755); err != nil {
 		return ""
 	}
@@ -106,9 +103,7 @@ func newCgroup() *cgroup {
 	if prefix == "" || noCgroups.Load() {
 		return nil
 	}
-	id := make([]byte, 8)
-	rand.Read(id)
-	g := &cgroup{path: prefix + hex.EncodeToString(id)}
+	g := &cgroup{path: prefix + rand.Text()}
 	if err := os.Mkdir(g.path, 0o755); err != nil {
 		return nil
 	}
