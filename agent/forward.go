@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// dialTimeout bounds the way to a driver.
-const dialTimeout = 5 * time.Second
+// dialTimeout bounds the way to a driver. An agent with many workers may be starved by them.
+const dialTimeout = 20 * time.Second
 
 // forwarder carries the connections of a session's workers to the driver, wherever that is now. What they say to each
 // other is theirs: TLS goes from end to end.

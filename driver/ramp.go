@@ -9,12 +9,13 @@ import (
 
 // Workers that start all at once keep each other from starting: a few hundred of them on one machine load it so much that none
 // joins in time, and a driver that tries ten thousand hosts at once needs the memory for all. So they start by and by. A
-// worker holds its place in the ramp from its start until it has joined, has ended, or has run for rampHold: a plain command
-// never joins.
+// worker holds its place in the ramp from its start until it has joined, has ended, or has run for as long as rampHold says: a plain
+// command never joins.
 const (
-	defaultStarts = 32              // of one host at a time
-	rampOfAll     = 512             // of the job
-	rampHold      = 5 * time.Second // longest that one counts for its host
+	defaultStarts = 32               // of one host at a time
+	rampOfAll     = 512              // of the job
+	plainHold     = 5 * time.Second  // longest that one counts for its host while nobody has joined
+	joiningHold   = 15 * time.Second // longest once one has: then the others may be expected to join
 )
 
 // ramp is how many more workers may start now.
@@ -28,11 +29,12 @@ type ramp struct {
 // room counts the workers that start now.
 func (m *machine) room(now time.Time) ramp {
 	r := ramp{all: rampOfAll, each: cmp.Or(m.size.Starts, defaultStarts), hosts: map[string]int{}}
+	hold := m.rampHold()
 	for _, w := range m.workers {
 		if w.generation != 0 || w.phase == waiting {
 			continue
 		}
-		held := w.begun.Add(rampHold)
+		held := w.begun.Add(hold)
 		if w.phase == starting && now.Before(held) {
 			r.hosts[w.slot.Host]++
 			if r.next.IsZero() || held.Before(r.next) {
@@ -44,6 +46,14 @@ func (m *machine) room(now time.Time) ramp {
 		r.all--
 	}
 	return r
+}
+
+// rampHold is the longest that a worker which starts counts for its host.
+func (m *machine) rampHold() time.Duration {
+	if m.size.Elastic && !m.joined.IsZero() {
+		return joiningHold
+	}
+	return plainHold
 }
 
 // take takes a place for a worker of the host, if there is one.

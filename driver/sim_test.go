@@ -139,7 +139,7 @@ func (s *sim) step(ev event) {
 func (s *sim) checkRamp() {
 	starts := map[string]int{}
 	for _, w := range s.m.workers {
-		if w.phase == starting && s.now.Before(w.begun.Add(rampHold)) {
+		if w.phase == starting && s.now.Before(w.begun.Add(plainHold)) {
 			if starts[w.slot.Host]++; starts[w.slot.Host] > s.m.size.Starts {
 				s.t.Errorf("%d workers of %s start at a time", starts[w.slot.Host], w.slot.Host)
 			}

@@ -24,11 +24,16 @@ const MaxMessage = 1 << 20
 const (
 	// maxReply bounds what a client takes from a server it has verified: the world of thousands of workers.
 	maxReply = 16 << 20
-	// handshakeTimeout bounds how long a stranger can hold a connection, and how long a try to connect lasts.
-	handshakeTimeout = 5 * time.Second
-	// A peer whose machine has gone without a word is noticed after the sum of these two.
+	// dialTimeout bounds how long the kernel of the other machine may take to answer.
+	dialTimeout = 5 * time.Second
+	// handshakeTimeout bounds how long a stranger can hold a connection, and how long a try to connect lasts. Hundreds of
+	// processes that share a processor need many seconds, and each try that is given up costs as much as the first one.
+	handshakeTimeout = 20 * time.Second
+	// A peer whose machine has gone without a word is noticed by the kernel after pingAfter and lostAfter. A process that
+	// does not answer, though its machine does, has answerAfter: it may be starved.
 	pingAfter   = 10 * time.Second
-	pingTimeout = 5 * time.Second
+	lostAfter   = 5 * time.Second
+	answerAfter = 30 * time.Second
 	// farewell is how long a server that stops lets its last answers travel.
 	farewell = 250 * time.Millisecond
 	// readBuffer is what a connection that says nothing holds on to, in bytes: a driver has two for each worker.
@@ -72,7 +77,7 @@ func serve(
 		grpc.MaxConcurrentStreams(streams),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: answerAfter}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 		grpc.ForceServerCodecV2(newSharing()),
@@ -80,7 +85,7 @@ func serve(
 	)
 	register(gs)
 	served := make(chan error, 1)
-	go func() { served <- gs.Serve(ln) }()
+	go func() { served <- gs.Serve(watched{ln}) }()
 	var failed error
 	select {
 	case failed = <-served:
@@ -200,8 +205,16 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxPause},
 			MinConnectTimeout: handshakeTimeout,
 		}),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			dialer := net.Dialer{Timeout: dialTimeout, KeepAliveConfig: kernelPings}
+			conn, err := dialer.DialContext(ctx, "tcp", addr)
+			if err != nil {
+				return nil, err
+			}
+			return watch(conn), nil
+		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: pingAfter, Timeout: pingTimeout, PermitWithoutStream: true,
+			Time: pingAfter, Timeout: answerAfter, PermitWithoutStream: true,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithReadBufferSize(readBuffer),
