@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hvdrun/hvdrun/elastic/internal/life"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -97,12 +98,47 @@ func TestAskedToLeave(t *testing.T) {
 // A worker may be sent away long after it was asked to leave, when it listens no more.
 func TestSentAwayLongAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &heed{worker: &Worker{over: true}, caught: make(chan os.Signal, 1), done: make(chan struct{}), cancel: func() {}}
+		h := newHeed(&Worker{over: true})
 		h.wg.Go(h.watch)
 		h.caught <- syscall.SIGTERM
 		<-time.After(2 * sameRequest)
 		h.leave()
 	})
+}
+
+// A worker that goes on after a request takes the next SIGTERM for a request too, and not for one
+// to end at once. One that may still leave does not.
+func TestStaysAndIsAskedAgain(t *testing.T) {
+	for name, commits := range map[string]time.Duration{"soon": sameRequest * 3 / 4, "later": 5 * sameRequest} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { askedAgain(t, commits) }) })
+	}
+}
+
+func askedAgain(t *testing.T, after time.Duration) {
+	l := new(life.Life)
+	w := start(t, newScript())
+	w.driven, w.life = true, l
+	h := w.heed()
+	defer func() {
+		h.end()
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for range 3 {
+		if !l.Terminate() {
+			t.Fatal("SIGTERM ended the worker at once")
+		}
+		<-time.After(after)
+		if heeds := l.Terminate(); heeds != (after < sameRequest) {
+			t.Errorf("before a commit: SIGTERM is heeded: %t", heeds)
+		}
+		h.goesOn()
+		<-time.After(2 * sameRequest)
+		if !h.stays() {
+			t.Error("it does not count as one that stays")
+		}
+	}
 }
 
 // A worker that is alone leaves SIGTERM alone, and so does one whose program ignores it.

@@ -278,7 +278,9 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	}
 	agreed := s.word[0] >> 1
 	if agreed>>changeBits <= p.world.Seq { // this world takes account of it
-		s.worker.deserted = s.word[0]&staysBit == 0
+		if s.worker.deserted = s.word[0]&staysBit == 0; commit && !s.worker.deserted {
+			s.heeding.goesOn()
+		}
 		return 0, nil
 	}
 	return plan.Change(agreed & changeMask), nil

@@ -61,13 +61,22 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 			world(t, r, first.Generation, 1)
 			ask(t, r.PID)
 		}, false, 143},
+		"the last asked before": {func(t *testing.T, r *Running, first Event) {
+			for _, s := range first.Slots {
+				ask(t, s.PID)
+			}
+			world(t, r, first.Generation, 1)
+			awaitStep(t, r, 600) // more than a second later
+			ask(t, r.PID)
+		}, false, 143},
 		"no folder": {func(t *testing.T, r *Running, _ Event) { ask(t, r.PID) }, true, 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			folder := filepath.Join(t.TempDir(), "kept")
 			r := start(t, Job{
-				Flags:   []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1)},
+				Flags: []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1),
+					"--blacklist-cooldown-range", "600,600"}, // whoever is the last stays
 				Trainee: []string{"-steps", "100000", "-step-time", "2ms", "-log-all", "-checkpoints", folder},
 			})
 			first := world(t, r, 0, 3)
