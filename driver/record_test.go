@@ -146,7 +146,7 @@ func TestReplayRefuses(t *testing.T) {
 // TestReplayFromEveryCut: wherever the journal of a job is cut, between records and within them, the machine that is made
 // of it is the one that had written so much, in every field.
 func TestReplayFromEveryCut(t *testing.T) {
-	for seed := range uint64(12) {
+	for seed := range rounds(12) {
 		s := newSim(t, seed)
 		dumps := []string{"", dump(s.m)} // by the number of records
 		s.stepped = func() { dumps = append(dumps, dump(s.m)) }

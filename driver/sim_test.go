@@ -20,7 +20,7 @@ import (
 // depart at random, the driver dies and is resumed, and every promise that does not depend on the story is checked after each event. Then the trouble
 // ends, and the job must come to its end by itself.
 func TestRandomJobs(t *testing.T) {
-	for seed := range uint64(400) {
+	for seed := range rounds(400) {
 		s := newSim(t, seed)
 		for range 120 {
 			s.trouble()
@@ -30,6 +30,14 @@ func TestRandomJobs(t *testing.T) {
 			t.Fatalf("seed %d:\n%s", seed, s.tail())
 		}
 	}
+}
+
+// rounds is how many of so many are enough for make check.
+func rounds(n uint64) uint64 {
+	if testing.Short() {
+		return n / 4
+	}
+	return n
 }
 
 // sim is a cluster whose workers follow the protocol, as far as they are let.

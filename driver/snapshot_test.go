@@ -168,7 +168,7 @@ func (f *filler) fill(v reflect.Value) {
 // TestSnapshotAtEveryStep: a machine that is made of a snapshot is the one that it was taken of,
 // and does with all that follows the same.
 func TestSnapshotAtEveryStep(t *testing.T) {
-	for seed := range uint64(16) {
+	for seed := range rounds(16) {
 		s := newSim(t, seed)
 		var twins []*machine // made at some steps, and fed the rest
 		dice := rand.New(rand.NewPCG(seed, 9))

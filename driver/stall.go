@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// silentLooks is how many looks a worker may be silent; it beats in each fourth. It is counted in looks: where the driver
-	// itself has stood still, nobody was silent.
+	// silentLooks is how many looks a worker of a small world may be silent; it beats in each fourth. It is counted in looks:
+	// where the driver itself has stood still, nobody was silent.
 	silentLooks = 10
 	mostNamed   = 8 // ranks that a line names
 	leastMove   = time.Second
@@ -30,6 +30,7 @@ type stalls struct {
 	workers map[string]*beating // that are known to the loop, by incarnation
 	world   []*seat             // the current one, by rank
 	number  uint64              // its generation
+	before  int                 // size of the world before it, to whose spacing workers keep that connect
 	jam     jam                 // of that world
 
 	// late is who is waited for in the next world, and when they were named, or seen on their way.
@@ -125,6 +126,7 @@ func (s *stalls) enter(generation uint64, members []*worker) {
 		return
 	}
 	s.number, s.jam, s.late = generation, jamNone, nil
+	s.before = len(s.world)
 	s.world = make([]*seat, len(members))
 	for r, w := range members {
 		s.world[r] = &seat{id: w.id}
@@ -203,10 +205,15 @@ func (s *stalls) patience() time.Duration {
 // fresh returns what the member says of the current world, if it says something.
 func (s *stalls) fresh(seat *seat) *rendezvous.Beat {
 	w := s.workers[seat.id]
-	if w == nil || w.looks > silentLooks || w.beat.Phase == 0 || w.beat.Generation != s.number {
+	if w == nil || s.silent(w) || w.beat.Phase == 0 || w.beat.Generation != s.number {
 		return nil
 	}
 	return &w.beat
+}
+
+// silent tells whether a worker has said nothing for longer than it should.
+func (s *stalls) silent(w *beating) bool {
+	return w.looks > silentLooks*rendezvous.BeatSpacing(max(len(s.world), s.before))
 }
 
 // holds finds who holds up an operation, and which, by rank.
@@ -279,7 +286,7 @@ func (s *stalls) place(seat *seat, wait *hold) standing {
 	if w == nil {
 		return isThere // its end is on its way to the machine
 	}
-	if w.beat.Phase == 0 && w.looks <= silentLooks {
+	if w.beat.Phase == 0 && !s.silent(w) {
 		return isThere // a driver that took over has not heard it yet
 	}
 	lane := w.lane(wait.lane, s.number)
@@ -386,7 +393,7 @@ func (s *stalls) does(now time.Time, id string) string {
 		doing = fmt.Sprintf("%s, after %s", doing, operation(last.What, 0, last.Operation))
 	}
 	ago := now.Sub(w.at)
-	if w.looks > silentLooks {
+	if s.silent(w) {
 		return fmt.Sprintf("silent for %v, was %s", round(ago), doing)
 	}
 	if quiet += ago; quiet >= time.Second {

@@ -84,6 +84,32 @@ func (j *jobOfBeats) expectOnly(t *testing.T, d time.Duration, want ...string) {
 
 const look = 250 * time.Millisecond
 
+// TestManyBeatMoreRarely: of a few workers one that says nothing for 3 s is silent, of 300 one that
+// says nothing for 8 s.
+func TestManyBeatMoreRarely(t *testing.T) {
+	for size, silent := range map[int]time.Duration{3: 3 * time.Second, 300: 8 * time.Second} {
+		j := newJobOfBeats(size)
+		all := make([]rendezvous.Beat, size)
+		for r := range all {
+			all[r] = in(7, 6*time.Second)
+		}
+		j.beats(all...)
+		all[1] = rendezvous.Beat{} // it was stopped in the operation
+		var named time.Duration
+		for passed := look; named == 0 && passed < time.Minute; passed += look {
+			for _, found := range j.pass(look) {
+				if strings.HasPrefix(found, "stalled w1: silent for") {
+					named = passed
+				}
+			}
+			j.beats(all...)
+		}
+		if named > silent || named < silent-time.Second {
+			t.Errorf("one of %d is named after %v, not %v", size, named, silent)
+		}
+	}
+}
+
 // TestMoves: of workers that have been named for not coming to the next world it is found when they
 // were on their way there.
 func TestMoves(t *testing.T) {

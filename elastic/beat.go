@@ -54,13 +54,13 @@ func (d *doing) enter(p rendezvous.Phase) {
 
 func (d *doing) phase() rendezvous.Phase { return rendezvous.Phase(d.word.Load()) }
 
-// pulse looks at what its worker does, again and again, and tells the driver: about once a second, and at once where the
-// worker has begun to wait too long.
+// pulse looks at what its worker does, again and again, and tells the driver: about once a second, more rarely in a large
+// world, and at once where the worker has begun to wait too long.
 type pulse struct {
 	worker *Worker
 	to     beater
 
-	every, pause time.Duration // between two beats, and between two looks
+	every, pause time.Duration // between two beats, and between two looks, in a world of few
 	warning      time.Duration // 0: never
 
 	last  uint64 // the doing's word, as of the last look
@@ -110,17 +110,22 @@ func newPulse(w *Worker, to beater) *pulse {
 
 // run beats until ctx ends. While the driver does not answer, a beat delays the next look, and nothing else.
 func (p *pulse) run(ctx context.Context) {
-	ticker := time.NewTicker(p.pause)
+	spacing := p.spacing()
+	ticker := time.NewTicker(spacing * p.pause)
 	defer ticker.Stop()
 	looked := time.Now()
 	var told time.Time
 	for {
 		now := time.Now()
+		if was := spacing; p.spacing() != was {
+			spacing = p.spacing()
+			ticker.Reset(spacing * p.pause)
+		}
 		// A process that was stopped has not waited for the others: they have waited for it.
-		waits := p.look(min(now.Sub(looked), 2*beatEvery))
+		waits := p.look(min(now.Sub(looked), 2*spacing*beatEvery))
 		looked = now
 		long := p.warning > 0 && waits >= p.warning
-		if long && !p.told || now.Sub(told) >= p.every-p.pause/2 {
+		if long && !p.told || now.Sub(told) >= spacing*(p.every-p.pause/2) {
 			err := p.to.beat(ctx, p.beat())
 			if err == nil {
 				p.told = long
@@ -136,6 +141,15 @@ func (p *pulse) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// spacing is that of the beats in the worker's world.
+func (p *pulse) spacing() time.Duration {
+	size := 1
+	if place := p.worker.place.Load(); place != nil {
+		size = place.world.Size()
+	}
+	return time.Duration(rendezvous.BeatSpacing(size))
 }
 
 // look finds out what has changed since the last look, which is so long ago, and returns the longest wait.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -312,6 +313,40 @@ func TestBeatsWithoutDriver(t *testing.T) {
 			t.Error(err)
 		}
 		m.groups[1].Close()
+	})
+}
+
+// TestBeatsOfManyWorkers: in a world of 300 each beats every third second, and at once where it
+// waits too long.
+func TestBeatsOfManyWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &listener{script: newScript()}
+		w := start(t, m)
+		wide := *w.place.Load()
+		wide.world.Slots = append(wide.world.Slots, make([]plan.Slot, 298)...)
+		w.place.Store(&wide)
+		<-time.After(2 * time.Second)
+		m.heard()
+		<-time.After(30 * time.Second)
+		if n := len(m.heard()); n < 9 || n > 11 {
+			t.Errorf("%d beats in 30 s", n)
+		}
+		began := time.Now()
+		waiting := make(chan error)
+		go func() { waiting <- collective.Barrier(t.Context(), m.groups[0]) }()
+		<-time.After(usualWarning + time.Second)
+		synctest.Wait()
+		told := slices.ContainsFunc(m.heard(), func(b timedBeat) bool {
+			return b.at.Sub(began) >= usualWarning && len(b.Lanes) == 1 && b.Lanes[0].For >= usualWarning-time.Second
+		})
+		if !told {
+			t.Error("nobody hears of a wait")
+		}
+		m.groups[1].Close()
+		<-waiting
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

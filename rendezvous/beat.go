@@ -81,7 +81,12 @@ type Lane struct {
 	What string
 }
 
-// Beat is what a worker says of itself about once a second.
+// BeatSpacing is by how much rarer the workers of a world of this size beat than once a second, so
+// that the driver hears about a hundred of them a second at most: 1 for up to a hundred workers.
+func BeatSpacing(size int) int { return max(1, (size+99)/100) }
+
+// Beat is what a worker says of itself about once a second, in a world of more than a hundred
+// workers more rarely: see [BeatSpacing].
 type Beat struct {
 	// Generation is that of the world that it is in, or has left last.
 	Generation uint64
