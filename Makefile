@@ -129,10 +129,11 @@ commits: # a short chaos-commits
 	@echo "== jobs whose workers are killed in commits"
 	@$(PURE) $(GO) run ./internal/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
 
-proved: # a short prove
+proved: # a short prove, of both at a time
 	@echo "== random programs of collectives, and jobs in trouble"
-	@$(PURE) $(GO) run ./internal/prove/collectives -for 1m -seed 1
-	@$(PURE) $(GO) run ./internal/prove/jobs -small -for 1m -seed 1
+	@$(PURE) $(GO) run ./internal/prove/jobs -small -for 1m -seed 1 & jobs=$$!; \
+	$(PURE) $(GO) run ./internal/prove/collectives -for 1m -seed 1; collectives=$$?; \
+	wait $$jobs && exit $$collectives
 
 pure: # all packages are compiled, and no program is linked
 	@echo "== build without cgo"

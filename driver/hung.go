@@ -67,7 +67,22 @@ func (m *machine) stalled(now time.Time, e workerStalled) {
 	}
 	w.stalledFrom = now
 	m.emit(now, Stalled, append(w.fields(), Field{"generation", e.generation}, Field{"what", e.what})...)
-	m.log(logrus.WarnLevel, "%s holds up the job: %s", w, e.what)
+	switch n := m.holdUp(); {
+	case n <= mostNamed:
+		m.log(logrus.WarnLevel, "%s holds up the job: %s", w, e.what)
+	case n == mostNamed+1:
+		m.log(logrus.WarnLevel, "more than %d workers hold up the job; hvdrun status tells what each does", mostNamed)
+	}
+}
+
+// holdUp is how many workers hold up the job.
+func (m *machine) holdUp() (n int) {
+	for _, w := range m.workers {
+		if !w.stalledFrom.IsZero() {
+			n++
+		}
+	}
+	return n
 }
 
 // stirred notes that a worker holds up nobody any more: it goes on, or has come to a reset.
@@ -75,10 +90,12 @@ func (m *machine) stirred(now time.Time, w *worker) {
 	if w == nil || w.stalledFrom.IsZero() {
 		return
 	}
-	held := now.Sub(w.stalledFrom)
+	held, few := now.Sub(w.stalledFrom), m.holdUp() <= mostNamed
 	w.stalledFrom = time.Time{}
 	m.emit(now, StallEnded, append(w.fields(), Field{"generation", w.generation}, Field{"seconds", held.Seconds()})...)
-	m.log(logrus.WarnLevel, "%s goes on, %v after it was named", w, round(held))
+	if few {
+		m.log(logrus.WarnLevel, "%s goes on, %v after it was named", w, round(held))
+	}
 }
 
 // moved notes when a worker has last been seen on its way to the next world.
