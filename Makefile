@@ -51,7 +51,11 @@ demo: build ## train on real digits while hosts come, die and go; ARGS go to the
 # also the way of programs that check itself needs.
 PURE = GOFLAGS= CGO_ENABLED=0
 
-check: export GOFLAGS := $(GOFLAGS) -race
+# Compilers collect their garbage less often, as long as that takes little memory.
+QUICK = GOGC=400 GOMEMLIMIT=2GiB
+
+# Nobody debugs what check compiles.
+check: export GOFLAGS := $(GOFLAGS) -race -gcflags=all=-dwarf=false -ldflags=-w
 check: SHORT = -short
 check: deps fmt vet staticcheck fresh examples test frameworks pure arm64 resumes commits proved ## all that a change must pass; brings what it needs
 
@@ -77,11 +81,11 @@ fmt:
 
 vet:
 	@echo "== go vet"
-	@$(GO) vet ./...
+	@$(QUICK) $(GO) vet ./...
 
 staticcheck:
 	@echo "== staticcheck (its first build takes half a minute)"
-	@lint=$$($(PURE) $(GO) tool -n staticcheck) && $$lint ./...
+	@export $(QUICK); lint=$$($(PURE) $(GO) tool -n staticcheck) && $$lint ./...
 
 fresh:
 	@echo "== the vector code is what its generator writes"
@@ -137,11 +141,11 @@ proved: # a short prove, of both at a time
 
 pure: # all packages are compiled, and no program is linked
 	@echo "== build without cgo"
-	@$(PURE) $(GO) list -export ./... >/dev/null
+	@$(PURE) $(QUICK) $(GO) list -export ./... >/dev/null
 
 arm64: # a short cross: what differs; what it needs is compiled without being optimized
 	@echo "== vet for arm64"
-	@$(PURE) GOARCH=arm64 $(GO) vet -gcflags='all=-N -l' ./collective/kernel ./collective/shm
+	@$(PURE) $(QUICK) GOARCH=arm64 $(GO) vet -gcflags='all=-N -l' ./collective/kernel ./collective/shm
 
 cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"
