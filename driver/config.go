@@ -95,8 +95,8 @@ type Size struct {
 	Min int
 	// Max is the most workers. 0: no bound.
 	Max int
-	// Starts is how many workers of one host may start at a time: one counts until it has joined, for 5 s,
-	// or for 15 s once another one has joined. 0: 32.
+	// Starts is how many workers of one host may start at a time: one counts until it has joined,
+	// for 5 s, or for 15 s once another one has joined. 0: 32.
 	Starts int `json:",omitempty"`
 	// Elastic lets the world change. Otherwise the job has NP workers, and the failure of one ends it.
 	Elastic bool

@@ -7,9 +7,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Workers that start all at once keep each other from starting: a few hundred of them on one machine load it so much that none
-// joins in time, and a driver that tries ten thousand hosts at once needs the memory for all. So they start by and by. A
-// worker holds its place in the ramp from its start until it has joined, has ended, or has run for as long as rampHold says: a plain
+// Workers that start all at once keep each other from starting: a few hundred of them on one
+// machine load it so much that none joins in time, and a driver that tries ten thousand hosts at
+// once needs the memory for all. So they start by and by. A worker holds its place in the ramp from
+// its start until it has joined, has ended, or has run for as long as rampHold says: a plain
 // command never joins.
 const (
 	defaultStarts = 32               // of one host at a time
@@ -50,11 +51,14 @@ func (m *machine) room(now time.Time) ramp {
 
 // rampHold is the longest that a worker which starts counts for its host.
 func (m *machine) rampHold() time.Duration {
-	if m.size.Elastic && !m.joined.IsZero() {
+	if m.joins() {
 		return joiningHold
 	}
 	return plainHold
 }
+
+// joins tells whether the job's command is known to join.
+func (m *machine) joins() bool { return m.size.Elastic && !m.joined.IsZero() }
 
 // take takes a place for a worker of the host, if there is one.
 func (r *ramp) take(host string) bool {
@@ -72,7 +76,7 @@ func (m *machine) mayStart(id plan.SlotID) bool {
 	if m.bySlot[id] != nil {
 		return false
 	}
-	return !m.ran[id] || m.size.Elastic && !m.joined.IsZero()
+	return !m.ran[id] || m.joins()
 }
 
 // newcomers tells whether a world waits for workers that start, or are about to. Those in slots that have failed before, and

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// silentLooks is how many looks a worker of a small world may be silent; it beats in each fourth. It is counted in looks:
-	// where the driver itself has stood still, nobody was silent.
+	// silentLooks is how many looks a worker of a small world may be silent; it beats in each
+	// fourth. It is counted in looks: where the driver itself has stood still, nobody was silent.
 	silentLooks = 10
 	mostNamed   = 8 // ranks that a line names
 	leastMove   = time.Second

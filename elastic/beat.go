@@ -54,8 +54,8 @@ func (d *doing) enter(p rendezvous.Phase) {
 
 func (d *doing) phase() rendezvous.Phase { return rendezvous.Phase(d.word.Load()) }
 
-// pulse looks at what its worker does, again and again, and tells the driver: about once a second, more rarely in a large
-// world, and at once where the worker has begun to wait too long.
+// pulse looks at what its worker does, again and again, and tells the driver: about once a second,
+// more rarely in a large world, and at once where the worker has begun to wait too long.
 type pulse struct {
 	worker *Worker
 	to     beater
@@ -117,8 +117,8 @@ func (p *pulse) run(ctx context.Context) {
 	var told time.Time
 	for {
 		now := time.Now()
-		if was := spacing; p.spacing() != was {
-			spacing = p.spacing()
+		if is := p.spacing(); is != spacing {
+			spacing = is
 			ticker.Reset(spacing * p.pause)
 		}
 		// A process that was stopped has not waited for the others: they have waited for it.

@@ -81,8 +81,8 @@ func (h *heed) alone() bool {
 	return h != nil && passed(&h.asked, aloneAfter) && h.told.Load() == nil && !h.worker.meeting.reachable()
 }
 
-// goesOn notes a commit after which the worker stays in its world. A nil heed was not asked.
-func (h *heed) goesOn() {
+// committed notes a commit after which the worker stays in its world. A nil heed was not asked.
+func (h *heed) committed() {
 	if h == nil || !passed(&h.told, keptAfter) {
 		return
 	}

@@ -133,7 +133,7 @@ func askedAgain(t *testing.T, after time.Duration) {
 		if heeds := l.Terminate(); heeds != (after < sameRequest) {
 			t.Errorf("before a commit: SIGTERM is heeded: %t", heeds)
 		}
-		h.goesOn()
+		h.committed()
 		<-time.After(2 * sameRequest)
 		if !h.stays() {
 			t.Error("it does not count as one that stays")

@@ -35,7 +35,9 @@ var (
 //
 // While Run trains for a driver, the process's first SIGTERM is a request to leave: the driver is told, Run returns ErrRemoved
 // after a step at which all ranks have agreed on that, and SIGTERMs later than a second after it do what they did
-// before. Where the worker stays, because it alone has the state, the next SIGTERM is such a request too. So it is until a second after Close where Run has returned ErrRemoved or ErrFinished. A program's own signal.Notify is not disturbed.
+// before. Where the worker stays, because it alone has the state, the next SIGTERM is such a request
+// too. So it is until a second after Close where Run has returned ErrRemoved or ErrFinished. A
+// program's own signal.Notify is not disturbed.
 //
 // A failure at the very end, when train had returned nil here already, can mean that train is called once more, with the
 // state of the last commit. A worker runs once: not again after a Run that returned nil, and one at a time.

@@ -279,7 +279,7 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	agreed := s.word[0] >> 1
 	if agreed>>changeBits <= p.world.Seq { // this world takes account of it
 		if s.worker.deserted = s.word[0]&staysBit == 0; commit && !s.worker.deserted {
-			s.heeding.goesOn()
+			s.heeding.committed()
 		}
 		return 0, nil
 	}

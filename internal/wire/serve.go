@@ -26,11 +26,13 @@ const (
 	maxReply = 16 << 20
 	// dialTimeout bounds how long the kernel of the other machine may take to answer.
 	dialTimeout = 5 * time.Second
-	// handshakeTimeout bounds how long a stranger can hold a connection, and how long a try to connect lasts. Hundreds of
-	// processes that share a processor need many seconds, and each try that is given up costs as much as the first one.
+	// handshakeTimeout bounds how long a stranger can hold a connection, and how long a try to
+	// connect lasts. Hundreds of processes that share a processor need many seconds, and each try
+	// that is given up costs as much as the first one.
 	handshakeTimeout = 20 * time.Second
-	// A peer whose machine has gone without a word is noticed by the kernel after pingAfter and lostAfter. A process that
-	// does not answer, though its machine does, has answerAfter: it may be starved.
+	// A peer whose machine has gone without a word is noticed by the kernel after pingAfter and
+	// lostAfter. A process that does not answer, though its machine does, has answerAfter: it may
+	// be starved.
 	pingAfter   = 10 * time.Second
 	lostAfter   = 5 * time.Second
 	answerAfter = 30 * time.Second
@@ -85,7 +87,7 @@ func serve(
 	)
 	register(gs)
 	served := make(chan error, 1)
-	go func() { served <- gs.Serve(watched{ln}) }()
+	go func() { served <- gs.Serve(watching{ln}) }()
 	var failed error
 	select {
 	case failed = <-served:
@@ -206,7 +208,7 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 			MinConnectTimeout: handshakeTimeout,
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			dialer := net.Dialer{Timeout: dialTimeout, KeepAliveConfig: kernelPings}
+			dialer := net.Dialer{Timeout: dialTimeout}
 			conn, err := dialer.DialContext(ctx, "tcp", addr)
 			if err != nil {
 				return nil, err

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"net"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,40 +11,45 @@ import (
 // is starved, or computes, cannot be taken for a machine that has gone.
 var kernelPings = net.KeepAliveConfig{Enable: true, Idle: pingAfter, Interval: time.Second, Count: int(lostAfter / time.Second)}
 
-// watched is a connection whose end lostAfter bounds. It hides its socket from gRPC, which would
-// bound it by the time that a process has to answer.
-type watchedConn struct{ net.Conn }
-
-// watch has what is sent on a connection acknowledged within lostAfter, or the connection ended.
-func watch(conn net.Conn) net.Conn {
+// Watch has the kernel end a TCP connection whose other machine has gone: where what is sent is not
+// acknowledged for 5 s, or, while nothing is sent, after 15 s. Of another connection it does
+// nothing.
+func Watch(conn net.Conn) {
 	socket, ok := conn.(*net.TCPConn)
 	if !ok {
-		return conn
+		return
 	}
+	// What fails here is said by the next read, or leaves gRPC's own pings.
+	_ = socket.SetKeepAliveConfig(kernelPings)
 	raw, err := socket.SyscallConn()
 	if err != nil {
-		return conn // it is closed
+		return
 	}
-	set := func(fd uintptr) {
-		// Where this fails, the pings of kernel and gRPC remain.
-		_ = syscall.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(lostAfter.Milliseconds()))
-	}
-	if raw.Control(set) != nil {
-		return conn
-	}
-	return watchedConn{conn}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(lostAfter.Milliseconds()))
+	})
 }
 
-// watched is a listener that watches the connections it accepts.
-type watched struct{ net.Listener }
+// watched is a connection that is watched. It hides its socket from gRPC, which would give the
+// kernel of the other machine as long to answer as a process has.
+type watched struct{ net.Conn }
 
-func (l watched) Accept() (net.Conn, error) {
+// watch is Watch, and hides the socket.
+func watch(conn net.Conn) net.Conn {
+	Watch(conn)
+	if _, ok := conn.(*net.TCPConn); ok {
+		return watched{conn}
+	}
+	return conn // whose socket tells who the peer is
+}
+
+// watching is a listener that watches the connections it accepts.
+type watching struct{ net.Listener }
+
+func (l watching) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
-	}
-	if socket, ok := conn.(*net.TCPConn); ok {
-		_ = socket.SetKeepAliveConfig(kernelPings) // of a connection that has ended already
 	}
 	return watch(conn), nil
 }
