@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
 // dialTimeout bounds the way to a driver. An agent with many workers may be starved by them.
@@ -113,6 +115,7 @@ func (f *forwarder) carry(worker net.Conn) {
 		return // the worker tries again
 	}
 	defer driver.Close()
+	wire.Watch(driver) // the worker's kernel sees this host alone
 	if !f.keep(to, worker, driver) {
 		return
 	}

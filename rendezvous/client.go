@@ -17,7 +17,9 @@ import (
 )
 
 const (
-	defaultPatience = 30 * time.Second
+	// defaultPatience is less than --start-timeout is by default, so that a worker says why it has
+	// not joined.
+	defaultPatience = 25 * time.Second
 	// defaultAbsence is as long as agents ever keep the workers of a driver that is gone: they know when it is enough.
 	defaultAbsence = 7 * 24 * time.Hour
 	// maxPause bounds the pause between two tries to connect: a driver that is back is found soon.
@@ -36,7 +38,7 @@ type ClientConfig struct {
 	Addr string
 	// Credentials are the worker's.
 	Credentials *identity.Credentials
-	// Patience is how long the driver may be out of reach before a call gives up. Zero: 30 s.
+	// Patience is how long the driver may be out of reach before a call gives up. Zero: 25 s.
 	Patience time.Duration
 	// Absence is the same once the driver has been reached: another may take over from one that has died. Zero: Patience
 	// where that is given, else a week.
