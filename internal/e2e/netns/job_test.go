@@ -120,11 +120,15 @@ func (j *job) world(hosts ...string) e2e.Event {
 	return last
 }
 
-// exited waits for the end of a host's worker.
-func (j *job) exited(host string) e2e.Event {
+// exited waits for the end of a host's worker since then. It may come before or after the others'
+// first commit without that worker, so what is awaited next is sought from where it was.
+func (j *job) exited(host string, since time.Time) e2e.Event {
 	j.t.Helper()
+	seen := j.seen
+	defer func() { j.seen = seen }()
+	j.seen = 0
 	return j.await("the end of the worker on "+host, func(e e2e.Event) bool {
-		return e.Name == "worker_exited" && e.Host == host
+		return e.Name == "worker_exited" && e.Host == host && e.Time.After(since)
 	})
 }
 
@@ -164,7 +168,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	since = time.Now()
 	n.cable("c", "down")
 	found = j.hosts("a", "b").Time.Sub(since)
-	exit := j.exited("c")
+	exit := j.exited("c", since)
 	left := j.world("a", "b")
 	t.Logf("a host is cut off: off the list after %v, its worker lost after %v, the next world after %v",
 		found, exit.Time.Sub(since), left.Time.Sub(since))
@@ -191,7 +195,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	if moved.Generation != back.Generation+1 {
 		t.Errorf("generation %d follows %d: the driver's being cut off has cost a reset", moved.Generation, back.Generation)
 	}
-	if exit := j.exited("b"); exit.Cause != "left" || exit.Code != 0 {
+	if exit := j.exited("b", since); exit.Cause != "left" || exit.Code != 0 {
 		t.Errorf("the worker of the host that leaves: %+v", exit)
 	}
 	gone := j.hosts("a", "c").Time.Sub(since)

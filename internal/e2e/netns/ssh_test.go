@@ -93,7 +93,7 @@ func TestLinkOfASSHHost(t *testing.T) {
 
 	since = time.Now()
 	n.cable("b", "down")
-	exit := j.exited("b")
+	exit := j.exited("b", since)
 	left := j.world("a")
 	t.Logf("a host is cut off: its worker lost after %v, the next world after %v", exit.Time.Sub(since), left.Time.Sub(since))
 	old := fmt.Sprintf("/proc/%d", exit.PID)
