@@ -66,8 +66,10 @@ type pulse struct {
 	last  uint64 // the doing's word, as of the last look
 	made  uint64 // connections, likewise
 	quiet time.Duration
-	lanes map[uint64]*laneSeen
-	told  bool // that the worker waits too long
+
+	generation uint64 // of the world that lanes are of
+	lanes      map[uint64]*laneSeen
+	told       bool // that the worker waits too long
 }
 
 // laneSeen is what the last look found of a lane.
@@ -166,7 +168,12 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 			p.quiet = 0
 		}
 	}
-	for _, now := range p.progress() {
+	generation, found := p.progress()
+	if generation != p.generation { // the lanes and operations of each world are numbered from the beginning
+		p.generation = generation
+		clear(p.lanes)
+	}
+	for _, now := range found {
 		l := p.lanes[now.Lane]
 		switch {
 		case l == nil:
@@ -191,25 +198,29 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 	return longest
 }
 
-// progress is how far the worker has come in its world.
-func (p *pulse) progress() []collective.Progress {
+// progress is how far the worker has come in its world, and the generation of that.
+func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
+	generation = p.worker.entering.Load()
 	switch phase := rendezvous.Phase(p.last); {
 	case phase == rendezvous.Joins:
-		return nil // the world has been left
+		return generation, nil // the world has been left
 	case phase == rendezvous.Connecting:
-		return []collective.Progress{{Waiting: true, What: "connecting"}}
+		return generation, []collective.Progress{{Waiting: true, What: "connecting"}}
 	}
 	place := p.worker.place.Load()
 	if place == nil {
-		return nil
+		return generation, nil
 	}
-	return place.group.Progress()
+	return place.world.Generation, place.group.Progress()
 }
 
 // beat is what the last look has found. Of many lanes those count where the worker has waited longest.
 func (p *pulse) beat() rendezvous.Beat {
-	b := rendezvous.Beat{Generation: p.worker.entering.Load(), Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
-	b.Commits = p.worker.doing.commits.Load() // after the generation
+	b := rendezvous.Beat{Generation: p.generation, Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
+	// A worker that enters a world sets its commits to 0, then its generation.
+	if commits := p.worker.doing.commits.Load(); p.worker.entering.Load() == b.Generation {
+		b.Commits = commits
+	}
 	if last := p.worker.doing.last.Load(); last != nil {
 		b.Written = last.Load()
 	}

@@ -271,6 +271,45 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	groups[0].Close()
 }
 
+// TestWaitsBeginAnewInEachWorld: an operation of a new world is not taken for the one of the same
+// number that the worker waited in when the world before ended, and what the last look found is
+// told of the world in which it was found.
+func TestWaitsBeginAnewInEachWorld(t *testing.T) {
+	m := &listener{script: newScript()}
+	w := &Worker{meeting: m}
+	p := newPulse(w, m)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	enter := func(generation uint64) {
+		groups := collective.Local(2)
+		t.Cleanup(func() { groups[0].Close() })
+		t.Cleanup(func() { groups[1].Close() })
+		w.entering.Store(generation)
+		w.place.Store(&place{world: rendezvous.World{World: plan.World{Generation: generation}}, group: groups[0]})
+		w.doing.enter(rendezvous.Training)
+		waiting.Go(func() { collective.Barrier(context.Background(), groups[0]) })
+		for !groups[0].Progress()[0].Waiting {
+		}
+		m.groups = groups
+	}
+	enter(1)
+	for range 5 {
+		p.look(time.Second)
+	}
+	m.groups[1].Abort(nil)
+	enter(2)
+	if b := p.beat(); b.Generation != 1 || b.Lanes[0].For != 4*time.Second {
+		t.Errorf("before the next look: %+v", b)
+	}
+	if longest := p.look(time.Second); longest != 0 {
+		t.Errorf("the new world waits for %v", longest)
+	}
+	if b := p.beat(); b.Generation != 2 || b.Lanes[0].Operation != 1 || b.Lanes[0].For != 0 {
+		t.Errorf("after it: %+v", b)
+	}
+	m.groups[1].Abort(nil)
+}
+
 // TestBeatsOfManyGroups: a beat has room for the group of all, and those where the worker has waited longest.
 func TestBeatsOfManyGroups(t *testing.T) {
 	w := &Worker{}
