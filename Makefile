@@ -136,10 +136,10 @@ commits: # a short chaos-commits
 # The proving grounds run for a minute by the clock, however many cases they do in it. What takes
 # about as long runs at the same time.
 minute:
-	@$(MAKE) --no-print-directory -j3 prove-jobs prove-collectives meanwhile SHORT=$(SHORT)
+	@$(MAKE) --no-print-directory -j4 prove-jobs prove-collectives frameworks meanwhile SHORT=$(SHORT)
 
 meanwhile:
-	@$(MAKE) --no-print-directory -j1 frameworks fresh pure arm64 resumes commits SHORT=$(SHORT)
+	@$(MAKE) --no-print-directory -j1 fresh pure arm64 resumes commits
 
 prove-jobs: # a short prove of jobs
 	@echo "== jobs in trouble"
