@@ -26,46 +26,50 @@ const module = "github.com/hvdrun/hvdrun"
 // maxLines is the longest that a function may be, tests apart.
 const maxLines = 80
 
-// rooms says what the packages of a folder, and of those below it that have no line of their own, may import of ours:
-// other rooms with such folders below them. A room may always import from itself; all stands for every room but the
-// commands.
-var rooms = map[string]string{
-	"plan":               "",
-	"internal/identity":  "",
-	"internal/wire":      "plan",
-	"discovery":          "plan",
-	"discovery/gossip":   "discovery plan internal/wire internal/identity",
-	"discovery/plugin":   "discovery plan internal/wire internal/identity",
-	"launch":             "plan internal/wire internal/identity",
-	"rendezvous":         "plan internal/wire internal/identity",
-	"notify":             "plan internal/wire internal/identity",
-	"collective":         "collective/kernel collective/shm plan internal/identity",
-	"collective/cuda":    "collective collective/kernel",
-	"collective/kernel":  "",
-	"collective/shm":     "collective/kernel",
-	"gpu":                "",
-	"driver":             "driver/control plan discovery launch rendezvous notify internal/identity",
-	"driver/control":     "plan internal/wire",
-	"agent":              "plan discovery/gossip launch internal/wire internal/identity",
-	"elastic":            "plan collective rendezvous notify internal/identity elastic/image elastic/fetch elastic/checkpoint",
-	"elastic/checkpoint": "elastic/image",
-	"elastic/fetch":      "elastic/image",
-	"elastic/gradient":   "collective collective/kernel",
-	"elastic/image":      "",
-	"tasks":              "plan rendezvous internal/wire",
-	"plugins":            "plan discovery discovery/plugin",
-	"cmd":                "all",
-	"examples":           "elastic elastic/gradient collective collective/cuda tasks plan",
-	"bench":              "",
-	"internal/bench":     "bench elastic collective",
-	"internal/chaos":     "all",
-	"internal/crowd":     "all",
-	"internal/gpucheck":  "all",
-	"internal/prove":     "all",
-	"internal/recovery":  "all",
-	"internal/trainee":   "elastic collective plan",
-	"internal/e2e":       "all",
+// rooms says what the packages of a folder, and of those below it that have no line of their own, may
+// import of ours: other rooms with such folders below them. It is the table of ARCHITECTURE.md. A
+// room may always import from itself; all stands for every room but the commands.
+var rooms = table()
+
+// table reads the rooms from lines as "| `a`, `b/*` | what for | c, d |".
+func table() map[string]string {
+	text, err := os.ReadFile("ARCHITECTURE.md")
+	if err != nil {
+		panic(err)
+	}
+	rooms := map[string]string{}
+	_, part, _ := strings.Cut(string(text), "\n| room |")
+	part, _, _ = strings.Cut(part, "\n\n")
+	for line := range strings.Lines(part) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != 3 || !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		imports := strings.ReplaceAll(strings.TrimSpace(cells[2]), ",", "")
+		if imports == "nothing" {
+			imports = ""
+		}
+		for room := range strings.SplitSeq(cells[0], ",") {
+			rooms[strings.TrimSuffix(strings.Trim(strings.TrimSpace(room), "`"), "/*")] = imports
+		}
+	}
+	return rooms
 }
+
+// TestTableIsRead: each import that the table allows is a room of it.
+func TestTableIsRead(t *testing.T) {
+	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/fetch"] != "elastic/image" {
+		t.Fatalf("read as %v", rooms)
+	}
+	for room, imports := range rooms {
+		for _, name := range strings.Fields(imports) {
+			if _, is := rooms[name]; !is && name != "all" {
+				t.Errorf("%s may import %s, which is no room", room, name)
+			}
+		}
+	}
+}
+
 
 // heavy are modules that a training program must not link.
 var heavy = []string{
@@ -159,6 +163,9 @@ func TestImportTableRefuses(t *testing.T) {
 		{"plan", "internal/identity", false},
 		{"driver", "elastic", false},
 		{"driver", "internal/wire", false},
+		{"driver", "driver/decide", true},
+		{"driver/decide", "driver", false},
+		{"driver/decide", "rendezvous", false},
 		{"driver", "discovery", true},
 		{"driver", "discovery/gossip", false},
 		{"discovery", "discovery/gossip", false},
@@ -181,6 +188,80 @@ func TestImportTableRefuses(t *testing.T) {
 			t.Errorf("%s importing %s: %v", c.from, c.to, err)
 		}
 	}
+}
+
+// impure is what a package that only decides must not use: what acts, what waits, and what tells
+// another thing at each call.
+var impure = []string{
+	"net", "os", "sync", "sync/atomic", "context", "math/rand", "math/rand/v2", "crypto/rand",
+	"github.com/sirupsen/logrus",
+}
+
+// clocks are the functions of package time that look at a clock, or wait.
+var clocks = []string{
+	"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick",
+}
+
+// TestDecisionsArePure: what decides is a function of what it is told.
+func TestDecisionsArePure(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() || !under(s.dir(), "driver/decide") && !under(s.dir(), "driver/job") {
+			continue
+		}
+		for _, found := range impurities(s.file) {
+			t.Errorf("%s: %s", s.where(found.at), found.what)
+		}
+	}
+}
+
+func TestImpuritiesAreFound(t *testing.T) {
+	const text = `package p
+import ("os"; "net/netip"; "time")
+func f(c chan int) (time.Time, netip.Addr) { go f(c); c <- 1; select {}; _ = os.Args; return time.Now(), netip.Addr{} }`
+	file, err := parser.ParseFile(token.NewFileSet(), "p.go", text, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, i := range impurities(file) {
+		found = append(found, i.what)
+	}
+	want := []string{"imports os", "starts a goroutine", "uses a channel", "waits", "calls time.Now"}
+	if !slices.Equal(found, want) {
+		t.Errorf("found %q, want %q", found, want)
+	}
+}
+
+type impurity struct {
+	at   ast.Node
+	what string
+}
+
+func impurities(file *ast.File) (found []impurity) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		what := ""
+		switch n := n.(type) {
+		case *ast.ImportSpec:
+			if path := strings.Trim(n.Path.Value, `"`); slices.Contains(impure, path) {
+				what = "imports " + path
+			}
+		case *ast.GoStmt:
+			what = "starts a goroutine"
+		case *ast.SendStmt:
+			what = "uses a channel"
+		case *ast.SelectStmt:
+			what = "waits"
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(clocks, n.Sel.Name) {
+				what = "calls time." + n.Sel.Name
+			}
+		}
+		if what != "" {
+			found = append(found, impurity{n, what})
+		}
+		return true
+	})
+	return found
 }
 
 func TestTrainingProgramsAreLight(t *testing.T) {

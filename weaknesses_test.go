@@ -56,7 +56,7 @@ func checkShown(t *testing.T, cell string) (n int) {
 			kind = word
 		case kind == "story", kind == "stories":
 			n++
-			exists(t, filepath.Join("driver", "testdata", name+".txt"), "")
+			exists(t, filepath.Join("driver", "decide", "testdata", name+".txt"), "")
 		case kind == "script":
 			n++
 			exists(t, filepath.Join("cmd", "hvdrun", "testdata", "script", name+".txt"), "")

@@ -5,11 +5,10 @@
 // Watcher, listens), checks every list, and hands on each that differs from the last. It decides what a failure means:
 // the first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the last list stays.
 //
-// The driver feeds the lists to Hosts, which remembers what the lists alone do not say: how old each host is, since old
-// hosts keep low ranks, and which slots and hosts have failed and stay out for a time. What Hosts calls available is what
-// plan.Assign makes a world of.
+// The driver decides what the lists mean: how old each host is, and which slots and hosts stay out
+// because they have failed (driver/decide).
 //
-//	sh -c discover.sh → Script → Poll → the driver's loop → Hosts.Update → Hosts.Available → plan.Assign
+//	sh -c discover.sh → Script → Poll → the driver's loop → decide.Machine
 //
 // Package promise holds what every Discoverer promises, package discoverytest the same as tests. README.md is for those who
 // write one.

@@ -190,3 +190,5 @@ func rename(hosts list) list {
 	}
 	return renamed
 }
+
+var someName = rapid.SampledFrom([]string{"a", "b", "c", "d"})

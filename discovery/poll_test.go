@@ -390,3 +390,14 @@ func TestPollAsksWhatCannotPush(t *testing.T) {
 type watchFunc func(ctx context.Context, found func(list)) error
 
 func (f watchFunc) Watch(ctx context.Context, found func(list)) error { return f(ctx, found) }
+
+type list = []plan.Host
+
+// hostList is what "a:2,b:1" says.
+func hostList(text string) list {
+	hosts, err := plan.ParseHostList(text, -1)
+	if err != nil {
+		panic(err)
+	}
+	return hosts
+}

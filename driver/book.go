@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -67,7 +68,7 @@ func (b *book) newID(plan.SlotID) string {
 }
 
 // begin makes the journal of a new job.
-func (b *book) begin(cfg Config, job jobRecord) error {
+func (b *book) begin(cfg Config, job decide.JobRecord) error {
 	j, err := journal.Create(cfg.Journal, cfg.RunID)
 	if err != nil {
 		return err
@@ -97,7 +98,7 @@ func (b *book) setBound() {
 
 // note writes down what the machine was fed, before its actions are performed. A world, and the end of the job, wait until
 // it is on the disk: a machine that breaks down must not have told of what it forgets.
-func (b *book) note(now time.Time, ev event, actions []action) {
+func (b *book) note(now time.Time, in decide.Input, actions []decide.Action) {
 	ids := b.ids
 	b.ids = nil
 	if b.j == nil {
@@ -106,11 +107,11 @@ func (b *book) note(now time.Time, ev event, actions []action) {
 	sync := false
 	for _, a := range actions {
 		switch a.(type) {
-		case publishWorld, finishJob:
+		case decide.PublishWorld, decide.FinishJob:
 			sync = true
 		}
 	}
-	b.write(newRecord(now, ev, ids), sync)
+	b.write(decide.NewRecord(now, in, ids), sync)
 }
 
 // write adds a record. Where the journal cannot be written, as on a disk that is full, the job goes on from memory.
@@ -206,7 +207,7 @@ func (b *book) close(ended bool) {
 
 // tidy writes the journal anew where that is due.
 func (l *loop) tidy() {
-	if !l.book.due(len(l.events) == 0 && l.m.resetFrom.IsZero()) {
+	if !l.book.due(len(l.events) == 0 && !l.m.Resetting()) {
 		return
 	}
 	if records, err := l.records(); err != nil {
@@ -218,23 +219,13 @@ func (l *loop) tidy() {
 
 // records are those of a journal from which another driver would make what this one is.
 func (l *loop) records() ([][]byte, error) {
-	s := &saved{Machine: l.m.save()}
-	var err error
-	if s.Recent, err = l.recent.texts(); err != nil {
-		return nil, err
-	}
+	var mark json.RawMessage
 	if l.cfg.Mark != nil {
-		s.Mark = l.cfg.Mark()
+		mark = l.cfg.Mark()
 	}
-	job := l.job
-	job.Listen = l.listen.String()
-	records := make([][]byte, 2)
-	for i, r := range []any{job, record{Time: l.m.last.UnixNano(), Kind: kindSnapshot, Snapshot: s}} {
-		if records[i], err = json.Marshal(r); err != nil {
-			return nil, err
-		}
-	}
-	return records, nil
+	first := l.job
+	first.Listen = l.listen.String()
+	return l.m.Records(first, l.recent, mark)
 }
 
 // closeBook writes down, at the last moment, what could not be before.
@@ -243,7 +234,7 @@ func (l *loop) closeBook() {
 		l.book.retry = nil
 		l.tidy()
 	}
-	l.book.close(l.m.finished)
+	l.book.close(finished(l.m))
 }
 
 // Resume goes on with a job whose driver has died: cfg.Journal is its journal, and whatever else cfg holds is what that
@@ -251,8 +242,8 @@ func (l *loop) closeBook() {
 // have kept, are taken over. Otherwise it is as Run. Besides, it returns journal.ErrLocked where the driver lives, ErrFinished
 // where the job has ended, and other errors where the journal cannot be understood.
 func Resume(ctx context.Context, cfg Config) error {
-	p := &replay{told: cfg.Replayed, marked: cfg.Marked}
-	j, run, err := journal.Open(cfg.Journal, p.next)
+	p := &decide.Replay{Told: cfg.Replayed, Marked: cfg.Marked}
+	j, run, err := journal.Open(cfg.Journal, p.Next)
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
@@ -269,22 +260,22 @@ func Resume(ctx context.Context, cfg Config) error {
 }
 
 // takeOver makes a loop around a machine that has been fed a journal.
-func takeOver(cfg Config, run string, p *replay) (*loop, error) {
+func takeOver(cfg Config, run string, p *decide.Replay) (*loop, error) {
 	switch {
-	case p.job == nil:
+	case p.Job == nil:
 		return nil, errors.New("driver: the journal holds nothing: its driver died before it began")
-	case p.m.finished:
+	case finished(p.Machine):
 		return nil, ErrFinished
 	}
-	cfg.RunID, cfg.Size, cfg.Blame, cfg.Timeouts = run, p.job.Size, p.job.Blame, p.job.Timeouts
+	cfg.RunID, cfg.Size, cfg.Blame, cfg.Timeouts = run, p.Job.Size, p.Job.Blame, p.Job.Timeouts
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	l := newLoop(cfg)
-	l.job, l.resumes, l.clock, l.recent = *p.job, true, newClock(p.m.last), p.recent
-	p.m.newID = l.book.newID
-	l.m = p.m
+	l.job, l.resumes, l.clock, l.recent = *p.Job, true, newClock(p.Machine.Last()), p.Recent
+	p.Machine.NameBy(l.book.newID)
+	l.m = p.Machine
 	return l, nil
 }
 
@@ -310,19 +301,19 @@ func Inspect(path string) (Job, error) {
 		return Job{}, fmt.Errorf("driver: %w", err)
 	}
 	defer f.Close()
-	p := &replay{}
+	p := &decide.Replay{}
 	job := Job{}
 	if job.Running, err = journal.Locked(path); err != nil {
 		return job, fmt.Errorf("driver: %w", err)
 	}
-	if job.RunID, _, err = journal.Read(f, p.next); err != nil {
+	if job.RunID, _, err = journal.Read(f, p.Next); err != nil {
 		return job, fmt.Errorf("driver: %w", err)
 	}
-	if p.job == nil {
+	if p.Job == nil {
 		return job, errors.New("driver: the journal holds nothing yet")
 	}
-	job.Begun, job.Last = time.Unix(0, p.job.Begun), p.m.last
-	job.Finished, job.Result = p.m.finished, p.m.result
-	job.Generation, job.Size, job.Workers = p.m.world.Generation, p.m.world.Size(), len(p.m.workers)
+	job.Begun, job.Last = time.Unix(0, p.Job.Begun), p.Machine.Last()
+	job.Finished, job.Result = p.Machine.Finished()
+	job.Generation, job.Size, job.Workers = p.Machine.World().Generation, p.Machine.World().Size(), len(p.Machine.Incarnations())
 	return job, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
@@ -103,8 +104,8 @@ func (k *kept) in(t *testing.T, slot string) *keptWorker {
 }
 
 // drive runs a loop whose workers are k's.
-func (k *kept) drive(t *testing.T, ctx context.Context, l *loop) *job {
-	j := &job{result: make(chan error, 1)}
+func (k *kept) drive(t *testing.T, ctx context.Context, l *loop) *testJob {
+	j := &testJob{result: make(chan error, 1)}
 	j.begin(t, ctx, l)
 	return j
 }
@@ -124,7 +125,7 @@ func (k *kept) config(t *testing.T, events func(Event)) Config {
 	return cfg
 }
 
-func (j *job) joined(k *kept, t *testing.T, slot string, after uint64) {
+func (j *testJob) joined(k *kept, t *testing.T, slot string, after uint64) {
 	t.Helper()
 	j.Joined(identity.Subject{Incarnation: k.in(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
 	synctest.Wait()
@@ -146,7 +147,7 @@ func TestLoopIsResumed(t *testing.T) {
 			told = append(told, e.Name)
 		})
 		l := newLoop(cfg)
-		l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
 		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
@@ -174,9 +175,9 @@ func TestLoopIsResumed(t *testing.T) {
 		}
 		<-time.After(time.Minute)
 		var replayed, later []EventName
-		p := &replay{told: func(e Event) { replayed = append(replayed, e.Name) }}
+		p := &decide.Replay{Told: func(e Event) { replayed = append(replayed, e.Name) }}
 		cfg.Events = func(e Event) { later = append(later, e.Name) }
-		j, run, err := journal.Open(cfg.Journal, p.next)
+		j, run, err := journal.Open(cfg.Journal, p.Next)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +227,7 @@ func TestJournalFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := k.config(t, func(Event) {})
 		l := newLoop(cfg)
-		l.job = jobRecord{Version: recordVersion, Size: cfg.Size}
+		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size}
 		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +248,7 @@ func TestJournalFails(t *testing.T) {
 }
 
 // finish has the job's workers in the slots a:0 and a:1 end well, and the job with them.
-func (k *kept) finish(t *testing.T, j *job) {
+func (k *kept) finish(t *testing.T, j *testJob) {
 	t.Helper()
 	for _, slot := range []string{"a:0", "a:1"} {
 		k.in(t, slot).exit <- nil
@@ -258,7 +259,7 @@ func (k *kept) finish(t *testing.T, j *job) {
 }
 
 // finished closes the book of a job that has ended, and checks that its journal says so.
-func finished(t *testing.T, l *loop) {
+func hasFinished(t *testing.T, l *loop) {
 	t.Helper()
 	l.closeBook()
 	if about, err := Inspect(l.cfg.Journal); err != nil || !about.Finished {
@@ -302,7 +303,7 @@ func TestJournalHasRoom(t *testing.T) {
 		cfg := k.config(t, func(Event) {})
 		cfg.Journal = filepath.Join(disk, "journal")
 		l := newLoop(cfg)
-		l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
 		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +311,7 @@ func TestJournalHasRoom(t *testing.T) {
 		j := k.drive(t, t.Context(), l)
 		why := strings.Repeat("the disk is full, ", 1000)
 		for i := range 200 {
-			j.post(sourceStale{fmt.Errorf("%s%d", why, i), 0})
+			j.post(decide.SourceStale{Err: fmt.Errorf("%s%d", why, i)})
 			if i == 100 {
 				j.joined(k, t, "a:0", 0)
 				j.joined(k, t, "a:1", 0)
@@ -327,7 +328,7 @@ func TestJournalHasRoom(t *testing.T) {
 			t.Errorf("the journal has %d bytes", size)
 		}
 		k.finish(t, j)
-		finished(t, l)
+		hasFinished(t, l)
 		if left, err := os.ReadDir(disk); err != nil || len(left) != 2 { // the ballast too
 			t.Errorf("%d files are left, %v", len(left), err)
 		}
@@ -344,7 +345,7 @@ func TestJournalFullDisk(t *testing.T) {
 		cfg := k.config(t, func(Event) {})
 		cfg.Journal = filepath.Join(disk, "journal")
 		l := newLoop(cfg)
-		l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
 		if err := l.book.begin(cfg, l.job); err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +363,7 @@ func TestJournalFullDisk(t *testing.T) {
 		ballast := fill(t)
 		j := k.drive(t, t.Context(), l)
 		for i := range 200 { // more than is left of the last page
-			j.post(sourceStale{fmt.Errorf("the disk is full, %d", i), 0})
+			j.post(decide.SourceStale{Err: fmt.Errorf("the disk is full, %d", i)})
 		}
 		j.joined(k, t, "a:0", 0)
 		j.joined(k, t, "a:1", 0)
@@ -386,6 +387,6 @@ func TestJournalFullDisk(t *testing.T) {
 			t.Errorf("with room: %+v, %v", about, err)
 		}
 		k.finish(t, j)
-		finished(t, l)
+		hasFinished(t, l)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/journal"
 )
 
@@ -41,10 +42,10 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s control.Status
 	taken := make(chan error, 1)
 	ask := func() {
-		s = l.m.status(l.clock.now(), l.stalls)
+		s = l.m.Status(l.clock.now(), l.stalls)
 		s.Journal = l.book.state()
 		var err error
-		s.Events, err = l.recent.texts()
+		s.Events, err = l.recent.Texts()
 		taken <- err
 	}
 	select {
@@ -66,9 +67,9 @@ func (l *controlled) Command(ctx context.Context, c control.Command) (string, er
 	if c.Verb == control.Stop {
 		return l.stopJob(c.Now)
 	}
-	answer := make(chan answerAsked, 1)
+	answer := make(chan decide.Answer, 1)
 	select {
-	case l.events <- posted{event: commanded{c}, answer: answer}:
+	case l.events <- posted{input: decide.Commanded{Command: c}, answer: answer}:
 	case <-l.ended:
 		return "", errEnded
 	case <-ctx.Done():
@@ -76,12 +77,12 @@ func (l *controlled) Command(ctx context.Context, c control.Command) (string, er
 	}
 	select {
 	case a := <-answer:
-		return a.done, a.refused
+		return a.Done, a.Refused
 	case <-l.ended:
 	}
 	select {
 	case a := <-answer: // the loop's last
-		return a.done, a.refused
+		return a.Done, a.Refused
 	default:
 		return "", errEnded
 	}
@@ -89,7 +90,7 @@ func (l *controlled) Command(ctx context.Context, c control.Command) (string, er
 
 func (l *controlled) stopJob(now bool) (string, error) {
 	if l.cfg.Stop == nil {
-		return "", refuse("the program that runs the job does not stop it on command")
+		return "", &control.RefusedError{Reason: "the program that runs the job does not stop it on command"}
 	}
 	l.cfg.Stop(now)
 	if now {
@@ -105,16 +106,16 @@ func InspectStatus(path string) (control.Status, error) {
 		return control.Status{}, fmt.Errorf("driver: %w", err)
 	}
 	defer f.Close()
-	p := &replay{}
-	run, _, err := journal.Read(f, p.next)
+	p := &decide.Replay{}
+	run, _, err := journal.Read(f, p.Next)
 	switch {
 	case err != nil:
 		return control.Status{}, fmt.Errorf("driver: %w", err)
-	case p.job == nil:
+	case p.Job == nil:
 		return control.Status{}, errors.New("driver: the journal holds nothing yet")
 	}
-	s := p.m.status(p.m.last, nil)
-	s.Job, s.Begun = run, time.Unix(0, p.job.Begun).UTC()
-	s.Events, err = p.recent.texts()
+	s := p.Machine.Status(p.Machine.Last(), nil)
+	s.Job, s.Begun = run, time.Unix(0, p.Job.Begun).UTC()
+	s.Events, err = p.Recent.Texts()
 	return s, err
 }

@@ -15,9 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sirupsen/logrus"
-
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
@@ -57,17 +56,17 @@ func (l *loop) guarded(ctx context.Context) error {
 // posted as an event, and only the goroutine in run touches the machine.
 type loop struct {
 	cfg     Config
-	m       *machine
+	m       *decide.Machine
 	clock   clock
 	book    book
 	outputs outputs
-	job     jobRecord
+	job     decide.JobRecord
 	resumes bool          // the job of a driver before this one
 	keeper  launch.Keeper // the launcher, where it is one
 	events  chan posted
 	asks    chan func()   // carried out by the loop
 	ended   chan struct{} // closed when nobody takes events any more
-	recent  recent
+	recent  decide.Recent
 	stalls  *stalls
 
 	credentials *identity.Authority
@@ -105,10 +104,10 @@ type process struct {
 
 // posted is an event on its way to the loop.
 type posted struct {
-	event event
+	input decide.Input
 	noted chan<- struct{} // closed when the event cannot be lost any more; nil: nobody waits for that
 	// answer takes, without delay, what is answered to a command; nil: it is none.
-	answer chan<- answerAsked
+	answer chan<- decide.Answer
 }
 
 func newLoop(cfg Config) *loop {
@@ -123,7 +122,7 @@ func newLoop(cfg Config) *loop {
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
 	l.book.log = cfg.Log
-	l.m = newMachine(cfg, l.book.newID)
+	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.book.newID)
 	return l
 }
 
@@ -147,8 +146,8 @@ func (l *loop) open() (net.Listener, error) {
 	if l.resumes {
 		return lis, nil
 	}
-	l.job = jobRecord{
-		Version: recordVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
+	l.job = decide.JobRecord{
+		Version: decide.JournalVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
 		Timeouts: l.cfg.Timeouts, Listen: l.listen.String(),
 	}
 	if l.job.MasterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
@@ -187,7 +186,7 @@ func (l *loop) serve(ctx context.Context) error {
 		if err := l.outputs.open(l.cfg); err != nil {
 			return errors.Join(err, lis.Close())
 		}
-		defer func() { l.outputs.close(l.m.finished) }()
+		defer func() { l.outputs.close(finished(l.m)) }()
 	}
 	own, err := l.credentials.Issue(identity.Subject{RunID: l.cfg.RunID, Role: identity.Driver})
 	if err != nil {
@@ -203,15 +202,15 @@ func (l *loop) serve(ctx context.Context) error {
 	defer cancel()
 	l.wg.Go(func() {
 		if err := server.Serve(side, lis); err != nil && side.Err() == nil {
-			l.post(interrupted{fmt.Errorf("driver: serving the rendezvous: %w", err)})
+			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: serving the rendezvous: %w", err)})
 		}
 	})
 	l.wg.Go(func() {
 		if err := push.Run(side); err != nil && side.Err() == nil {
-			l.post(interrupted{fmt.Errorf("driver: notifying workers: %w", err)})
+			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: notifying workers: %w", err)})
 		}
 	})
-	known := l.m.hosts.Listed() // by the driver before
+	known := l.m.Hosts() // by the driver before
 	l.wg.Go(func() { l.discover(side, known) })
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
 	defer l.serveControl(side)()
@@ -224,20 +223,20 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 		Source:   l.cfg.Source,
 		Interval: l.cfg.Timeouts.DiscoveryInterval, RemovalAfter: l.cfg.RemovalAfter, Known: known,
 		Log:    l.cfg.Log,
-		Failed: func(err error, age time.Duration) { l.post(sourceStale{err, age}) },
+		Failed: func(err error, age time.Duration) { l.post(decide.SourceStale{Err: err, Age: age}) },
 	}
 	for {
-		err := poll.Run(ctx, func(hosts []plan.Host) { l.post(hostsFound{slices.Clone(hosts)}) })
+		err := poll.Run(ctx, func(hosts []plan.Host) { l.post(decide.HostsFound{Hosts: slices.Clone(hosts)}) })
 		var first *discovery.FirstError
 		switch {
 		case !errors.As(err, &first) || ctx.Err() != nil:
 			return
 		case !l.resumes:
-			l.post(sourceFailed{first.Err})
+			l.post(decide.SourceFailed{Err: first.Err})
 			return
 		}
 		// Hosts are known from before.
-		l.post(sourceStale{first.Err, 0})
+		l.post(decide.SourceStale{Err: first.Err})
 		pause := time.NewTimer(l.cfg.Timeouts.DiscoveryInterval)
 		select {
 		case <-pause.C:
@@ -256,10 +255,10 @@ func (l *loop) run(ctx context.Context) error {
 	interrupt := ctx.Done()
 	if l.resumes {
 		if l.keeper != nil {
-			l.keeper.Adopt(l.m.incarnations())
+			l.keeper.Adopt(l.m.Incarnations())
 		}
-		if end := l.feed(posted{event: resumed{}}); end != nil {
-			return end.err
+		if end := l.feed(posted{input: decide.Resumed{}}); end != nil {
+			return end.Err
 		}
 		l.wind(timer)
 	}
@@ -279,13 +278,13 @@ func (l *loop) run(ctx context.Context) error {
 				l.wind(timer) // what has happened by now comes first: it may be what was waited for
 				continue
 			}
-			in.event = deadlinePassed{}
+			in.input = decide.DeadlinePassed{}
 		case <-interrupt:
 			interrupt = nil
-			in.event = interrupted{context.Cause(ctx)}
+			in.input = decide.Interrupted{Cause: context.Cause(ctx)}
 		}
 		if end := l.feed(in); end != nil {
-			return end.err
+			return end.Err
 		}
 		l.wind(timer)
 	}
@@ -293,7 +292,7 @@ func (l *loop) run(ctx context.Context) error {
 
 // wind sets the timer to the machine's next deadline.
 func (l *loop) wind(timer *time.Timer) {
-	if at, ok := l.m.deadline(); ok {
+	if at, ok := l.m.Deadline(); ok {
 		timer.Reset(at.Sub(l.clock.now()))
 	} else {
 		timer.Stop()
@@ -302,104 +301,126 @@ func (l *loop) wind(timer *time.Timer) {
 
 // feed steps the machine, writes down what it was fed, and then carries out what it wants done. It returns the end of the
 // job when that has come.
-func (l *loop) feed(in posted) *finishJob {
+func (l *loop) feed(in posted) *decide.FinishJob {
 	now := l.clock.now()
-	actions := l.m.step(now, in.event)
-	l.book.note(now, in.event, actions)
+	actions := l.m.Step(now, in.input)
+	l.book.note(now, in.input, actions)
 	if in.noted != nil {
 		close(in.noted)
 	}
-	if e, ok := in.event.(workerEnded); ok && l.keeper != nil {
-		l.keeper.Settle(e.id)
-		l.outputs.note(outputNote{Worker: e.id, Ended: true})
+	if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
+		l.keeper.Settle(e.ID)
+		l.outputs.note(outputNote{Worker: e.ID, Ended: true})
 	}
 	for _, a := range actions {
 		switch a := a.(type) {
-		case finishJob:
+		case decide.FinishJob:
 			return &a
-		case answerAsked:
-			if a.refused == nil {
-				l.cfg.Log.Info("as asked: " + a.done)
+		case decide.Answer:
+			if a.Refused == nil {
+				l.cfg.Log.Info("as asked: " + a.Done)
 			}
 			in.answer <- a
 		default:
 			l.perform(a)
 		}
 	}
-	if e, ok := in.event.(workerEnded); ok {
-		l.push.Forget(e.id)
-		l.stalls.forget(e.id)
-		delete(l.procs, e.id)
+	if e, ok := in.input.(decide.WorkerEnded); ok {
+		l.push.Forget(e.ID)
+		l.stalls.forget(e.ID)
+		delete(l.procs, e.ID)
 	}
 	l.tidy()
 	return nil
 }
 
-func (l *loop) perform(a action) {
+func (l *loop) perform(a decide.Action) {
 	switch a := a.(type) {
-	case startWorker:
+	case decide.StartWorker:
 		l.start(a)
-	case stopWorker:
-		l.procs[a.id].stop()
-	case giveTime:
-		if p := l.procs[a.id]; p != nil {
+	case decide.StopWorker:
+		l.procs[a.ID].stop()
+	case decide.GiveTime:
+		if p := l.procs[a.ID]; p != nil {
 			select {
 			case p.more <- struct{}{}:
 			default: // that is on its way
 			}
 		}
-	case forgetWorker:
-		l.push.Forget(a.id)
-		l.stalls.forget(a.id)
-	case publishWorld:
+	case decide.ForgetWorker:
+		l.push.Forget(a.ID)
+		l.stalls.forget(a.ID)
+	case decide.PublishWorld:
 		l.publish(a)
-	case dismissWorker:
-		l.meet.Dismiss(a.id, a.why)
-	case notifyWorkers:
-		l.push.Push(l.targets(a.members), notify.Update{Seq: a.seq, Change: a.change, Generation: a.generation})
-	case tellLoss:
-		l.push.PushLoss(l.targets(a.members), a.loss)
-	case emitEvent:
-		l.recent.add(a.event)
-		l.cfg.Events(a.event)
-	case logLine:
+	case decide.DismissWorker:
+		l.meet.Dismiss(a.ID, dismissals[a.Why])
+	case decide.NotifyWorkers:
+		l.push.Push(l.targets(a.Members), notify.Update{Seq: a.Seq, Change: a.Change, Generation: a.Generation})
+	case decide.TellLoss:
+		l.push.PushLoss(l.targets(a.Members), notify.Loss{Generation: a.Generation, Ranks: a.Ranks})
+	case decide.EmitEvent:
+		l.recent.Add(a.Event)
+		l.cfg.Events(a.Event)
+	case decide.LogLine:
 		l.log(a)
-	case remind:
+	case decide.Remind:
 		l.remind(a)
 	default:
 		panic(fmt.Sprintf("driver: unknown action %T", a))
 	}
 }
 
-func (l *loop) targets(members []*worker) []notify.Target {
+// dismissals are what workers are told.
+var dismissals = map[decide.Dismissal]error{
+	decide.DismissRemoved:  rendezvous.ErrRemoved,
+	decide.DismissLast:     rendezvous.ErrLast,
+	decide.DismissFinished: rendezvous.ErrFinished,
+}
+
+// ids names the workers.
+func ids(workers []*decide.Worker) []string {
+	names := make([]string, len(workers))
+	for i, w := range workers {
+		names[i] = w.ID()
+	}
+	return names
+}
+
+// finished tells whether the machine's job has come to its end.
+func finished(m *decide.Machine) bool {
+	is, _ := m.Finished()
+	return is
+}
+
+func (l *loop) targets(members []*decide.Worker) []notify.Target {
 	targets := make([]notify.Target, len(members))
 	for i, w := range members {
-		targets[i] = notify.Target{Subject: l.procs[w.id].subject, Addr: w.join.NotifyAddr}
+		targets[i] = notify.Target{Subject: l.procs[w.ID()].subject, Addr: w.NotifyAddr()}
 	}
 	return targets
 }
 
-func (l *loop) log(a logLine) {
-	switch a.level {
-	case logrus.DebugLevel:
-		l.cfg.Log.Debug(a.text)
-	case logrus.InfoLevel:
-		l.cfg.Log.Info(a.text)
+func (l *loop) log(a decide.LogLine) {
+	switch a.Level {
+	case decide.Debug:
+		l.cfg.Log.Debug(a.Text)
+	case decide.Info:
+		l.cfg.Log.Info(a.Text)
 	default:
-		l.cfg.Log.Warn(a.text)
+		l.cfg.Log.Warn(a.Text)
 	}
 }
 
-func (l *loop) publish(a publishWorld) {
-	members := make([]rendezvous.Member, len(a.members))
-	for r, w := range a.members {
-		if p := l.procs[w.id]; p != nil { // else it has ended, under the driver before this one
+func (l *loop) publish(a decide.PublishWorld) {
+	members := make([]rendezvous.Member, len(a.Members))
+	for r, w := range a.Members {
+		if p := l.procs[w.ID()]; p != nil { // else it has ended, under the driver before this one
 			p.rank.Store(int64(r))
 		}
-		members[r] = rendezvous.Member{Incarnation: w.id, DataAddrs: w.join.DataAddrs}
+		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs()}
 	}
-	l.stalls.enter(a.world.Generation, a.members)
-	l.meet.Publish(a.world, members, a.root, a.seq)
+	l.stalls.enter(a.World.Generation, ids(a.Members))
+	l.meet.Publish(a.World, members, a.Root, a.Seq)
 }
 
 // finishOutput waits until what workers have printed is written, or nobody takes it any more.
@@ -417,24 +438,24 @@ const lastWords = 500 * time.Millisecond
 
 // start runs a worker in goroutines of its own, which post its start and its end. The end comes after its output is written,
 // unless those take their time who read that.
-func (l *loop) start(a startWorker) {
+func (l *loop) start(a decide.StartWorker) {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{
 		subject: identity.Subject{
-			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.slot.Host, Index: a.slot.Index, Incarnation: a.id,
+			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.Slot.Host, Index: a.Slot.Index, Incarnation: a.ID,
 		},
 		stop: stop, more: make(chan struct{}, 1),
 	}
-	p.rank.Store(int64(a.slot.Rank))
-	l.procs[a.id] = p
-	l.stalls.expect(a.id)
+	p.rank.Store(int64(a.Slot.Rank))
+	l.procs[a.ID] = p
+	l.stalls.expect(a.ID)
 	l.wg.Go(func() {
 		ended, all := make(chan Exit, 1), make(chan Exit, 1)
 		l.output.Go(func() {
 			defer stop()
 			all <- l.runWorker(ctx, a, p, func(err error) { ended <- exitOf(err) })
 			if p.over.Load() {
-				l.outputs.note(outputNote{Worker: a.id, Ended: true}) // again, after what was noted since
+				l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again, after what was noted since
 			}
 		})
 		var exit Exit
@@ -447,26 +468,26 @@ func (l *loop) start(a startWorker) {
 			case exit = <-all:
 			case <-late.C:
 				p.over.Store(true)
-				l.cfg.Log.Debugf("%v has ended; what it printed is still being written", a.slot.SlotID)
+				l.cfg.Log.Debugf("%v has ended; what it printed is still being written", a.Slot.SlotID)
 			}
 		}
-		l.post(workerEnded{a.id, exit})
+		l.post(decide.WorkerEnded{ID: a.ID, Exit: exit})
 	})
 }
 
 // runWorker runs a worker until its output is written; ended is told of its end before that.
-func (l *loop) runWorker(ctx context.Context, a startWorker, p *process, ended func(error)) Exit {
+func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, ended func(error)) Exit {
 	env, err := l.environ(a, p)
 	if err != nil {
 		return Exit{Err: err}
 	}
 	stdout, stderr := l.cfg.Output.Worker(func() int { return int(p.rank.Load()) })
-	before := l.outputs.of(a.id)
+	before := l.outputs.of(a.ID)
 	stdout.Hold(before.Out)
 	stderr.Hold(before.Err)
 	err = l.cfg.Launcher.Run(ctx, launch.Spec{
-		Incarnation: a.id,
-		Slot:        a.slot.SlotID,
+		Incarnation: a.ID,
+		Slot:        a.Slot.SlotID,
 		Command:     l.cfg.Command,
 		Env:         env,
 		Dir:         l.cfg.Dir,
@@ -475,23 +496,23 @@ func (l *loop) runWorker(ctx context.Context, a startWorker, p *process, ended f
 		Grace:       l.cfg.Timeouts.Drain,
 		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,
-		Dying:       func(what string) { l.postNoted(workerDying{a.id, what}) },
-		Resumed:     a.forked,
+		Dying:       func(what string) { l.postNoted(decide.WorkerDying{ID: a.ID, What: what}) },
+		Resumed:     a.Forked,
 		Passed: func(bytes uint64) {
-			l.outputs.note(outputNote{Worker: a.id, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
+			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
 		},
 		PassedBefore: before.Bytes,
 		Ended:        ended,
-	}, func(pid int) { l.postNoted(workerForked{a.id, pid}) })
+	}, func(pid int) { l.postNoted(decide.WorkerForked{ID: a.ID, PID: pid}) })
 	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
-		l.cfg.Log.Warnf("the output of %v was cut: %v", a.slot.SlotID, cerr)
+		l.cfg.Log.Warnf("the output of %v was cut: %v", a.Slot.SlotID, cerr)
 	}
 	return exitOf(err)
 }
 
 // environ returns the environment of a worker that is to be started; that of one which was is its own.
-func (l *loop) environ(a startWorker, p *process) ([]string, error) {
-	if a.forked {
+func (l *loop) environ(a decide.StartWorker, p *process) ([]string, error) {
+	if a.Forked {
 		return nil, nil
 	}
 	credentials, err := l.credentials.Issue(p.subject)
@@ -503,11 +524,11 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 		return nil, err
 	}
 	env := plan.Worker{
-		RunID: l.cfg.RunID, Incarnation: a.id, Elastic: l.cfg.Size.Elastic,
-		Slot: a.slot, Size: a.trial.size, GroupRank: a.trial.groupRank, GroupSize: a.trial.groupSize,
+		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
+		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
 		DriverAddr:  l.listen.String(), // agents put theirs in its place
 		Credentials: credentials.Encode(),
-		Restarts:    a.resets, MaxRestarts: l.maxResets(),
+		Restarts:    a.Resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
 		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
 		TimelineFilename: l.cfg.TimelineFilename,
@@ -519,11 +540,11 @@ func (l *loop) environ(a startWorker, p *process) ([]string, error) {
 }
 
 // masterAddr returns where workers that know each other by MASTER_ADDR meet.
-func (l *loop) masterAddr(a startWorker) (string, error) {
+func (l *loop) masterAddr(a decide.StartWorker) (string, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		return router.HostAddr(a.trial.first)
+		return router.HostAddr(a.Trial.First)
 	}
-	return a.trial.first, nil
+	return a.Trial.First, nil
 }
 
 // maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.
@@ -550,18 +571,18 @@ func exitOf(err error) Exit {
 }
 
 // post hands an event to the loop; after the loop's end it is dropped.
-func (l *loop) post(ev event) {
+func (l *loop) post(in decide.Input) {
 	select {
-	case l.events <- posted{event: ev}:
+	case l.events <- posted{input: in}:
 	case <-l.ended:
 	}
 }
 
 // postNoted does too, and blocks until the event is written down: whoever told of it need not tell another driver.
-func (l *loop) postNoted(ev event) {
+func (l *loop) postNoted(in decide.Input) {
 	noted := make(chan struct{})
 	select {
-	case l.events <- posted{event: ev, noted: noted}:
+	case l.events <- posted{input: in, noted: noted}:
 	case <-l.ended:
 		return
 	}
@@ -573,18 +594,24 @@ func (l *loop) postNoted(ev event) {
 
 // Joined is called by the rendezvous when a worker waits for a world.
 func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
-	l.post(workerJoined{from.Incarnation, j})
+	l.post(decide.WorkerJoined{ID: from.Incarnation, Join: decide.Join(j)})
 }
 
 // Reported is called by the rendezvous with what a worker has to say.
 func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
-	l.postNoted(workerReport{from.Incarnation, r, generation, commits})
+	if backend := r.Backend(); backend != "" {
+		l.postNoted(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend})
+		return
+	}
+	l.postNoted(decide.WorkerReported{
+		ID: from.Incarnation, Report: decide.Report(r), Generation: generation, Commits: commits,
+	})
 }
 
 // Beaten is called by the rendezvous with what a worker does. The machine hears of it only where it holds up others.
 func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
 	if l.stalls.hear(l.clock.now(), from.Incarnation, b) {
-		l.post(workerWrites{from.Incarnation})
+		l.post(decide.WorkerWrites{ID: from.Incarnation})
 	}
 }
 

@@ -24,8 +24,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// job is a loop whose workers, rendezvous and notifications are the test's; it runs in a synctest bubble.
-type job struct {
+// testJob is a loop whose workers, rendezvous and notifications are the test's; it runs in a synctest bubble.
+type testJob struct {
 	*loop
 	mu        sync.Mutex
 	running   map[string]*fakeWorker // by "host:slot"
@@ -45,7 +45,7 @@ type fakeWorker struct {
 }
 
 // Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked to.
-func (j *job) Run(ctx context.Context, s launch.Spec, started func(int)) error {
+func (j *testJob) Run(ctx context.Context, s launch.Spec, started func(int)) error {
 	w := &fakeWorker{spec: s, exit: make(chan error, 1), says: make(chan string, 1)}
 	j.mu.Lock()
 	j.running[s.Slot.String()] = w
@@ -80,35 +80,35 @@ func (j *job) Run(ctx context.Context, s launch.Spec, started func(int)) error {
 	}
 }
 
-func (j *job) Publish(w plan.World, _ []rendezvous.Member, _ int, _ uint64) {
+func (j *testJob) Publish(w plan.World, _ []rendezvous.Member, _ int, _ uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.published = append(j.published, w)
 }
 
-func (j *job) Dismiss(id string, _ error) {
+func (j *testJob) Dismiss(id string, _ error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.dismissed = append(j.dismissed, id)
 }
 
-func (j *job) Push(_ []notify.Target, u notify.Update) {
+func (j *testJob) Push(_ []notify.Target, u notify.Update) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pushed = append(j.pushed, u)
 }
 
-func (j *job) PushLoss(_ []notify.Target, l notify.Loss) {
+func (j *testJob) PushLoss(_ []notify.Target, l notify.Loss) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.losses = append(j.losses, l)
 }
 
-func (j *job) Forget(string) {}
+func (j *testJob) Forget(string) {}
 
-func newJob(t *testing.T, ctx context.Context, cfg Config) *job {
+func newJob(t *testing.T, ctx context.Context, cfg Config) *testJob {
 	t.Helper()
-	j := &job{running: map[string]*fakeWorker{}, result: make(chan error, 1)}
+	j := &testJob{running: map[string]*fakeWorker{}, result: make(chan error, 1)}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	cfg.Command, cfg.RunID, cfg.Launcher, cfg.Log = []string{"train"}, "loop", j, log
@@ -125,7 +125,7 @@ func newJob(t *testing.T, ctx context.Context, cfg Config) *job {
 }
 
 // begin runs the loop.
-func (j *job) begin(t *testing.T, ctx context.Context, l *loop) {
+func (j *testJob) begin(t *testing.T, ctx context.Context, l *loop) {
 	t.Helper()
 	j.loop = l
 	j.loop.meet, j.loop.push = j, j
@@ -145,7 +145,7 @@ func (j *job) begin(t *testing.T, ctx context.Context, l *loop) {
 	synctest.Wait()
 }
 
-func (j *job) worker(t *testing.T, slot string) *fakeWorker {
+func (j *testJob) worker(t *testing.T, slot string) *fakeWorker {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -156,7 +156,7 @@ func (j *job) worker(t *testing.T, slot string) *fakeWorker {
 	return w
 }
 
-func (j *job) joins(t *testing.T, after uint64, slots ...string) {
+func (j *testJob) joins(t *testing.T, after uint64, slots ...string) {
 	t.Helper()
 	for _, slot := range slots {
 		j.Joined(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
@@ -338,7 +338,7 @@ func (f *frozen) Write(b []byte) (int, error) {
 }
 
 // frozenJob is a job on a:0 to a:2 whose output nobody reads; a:1 has printed a line.
-func frozenJob(t *testing.T, ctx context.Context) (*job, *frozen) {
+func frozenJob(t *testing.T, ctx context.Context) (*testJob, *frozen) {
 	f := &frozen{thawed: make(chan struct{})}
 	j := newJob(t, ctx, Config{
 		Source: discovery.Fixed{{Name: "a", Slots: 3}}, Size: Size{NP: 3, Min: 1, Elastic: true},
@@ -424,3 +424,8 @@ func TestExitOf(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 }
+
+// noSource stands where a config needs a source that nobody asks.
+type noSource struct{}
+
+func (noSource) Discover(context.Context) ([]plan.Host, error) { return nil, nil }

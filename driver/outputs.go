@@ -48,7 +48,7 @@ func (o *outputs) open(cfg Config) error {
 	var err error
 	o.j, _, err = journal.Open(o.path, func(b []byte) error {
 		var n outputNote
-		err := decode(b, &n)
+		err := json.Unmarshal(b, &n)
 		o.take(n)
 		return err
 	})

@@ -11,9 +11,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/plan"
-	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // BenchmarkResume measures how long another driver takes to make the machine of a job of eight
@@ -27,13 +27,13 @@ func BenchmarkResume(b *testing.B) {
 				b.Fatal(err)
 			}
 			for b.Loop() {
-				p := &replay{}
-				j, _, err := journal.Open(path, p.next)
+				p := &decide.Replay{}
+				j, _, err := journal.Open(path, p.Next)
 				if err != nil {
 					b.Fatal(err)
 				}
-				if len(p.m.workers) < 7 {
-					b.Fatalf("%d workers", len(p.m.workers))
+				if len(p.Machine.Incarnations()) < 7 {
+					b.Fatalf("%d workers", len(p.Machine.Incarnations()))
 				}
 				j.Close()
 			}
@@ -54,45 +54,54 @@ func longJob(b *testing.B, events int) string {
 		b.Fatal(err)
 	}
 	l := newLoop(cfg)
-	l.job = jobRecord{Version: recordVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+	l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
 	if err := l.book.begin(cfg, l.job); err != nil {
 		b.Fatal(err)
 	}
 	now, n := time.Unix(0, 0).UTC(), 0
-	step := func(ev event) {
+	var alive []string // incarnations, in order of start
+	generation := uint64(0)
+	step := func(in decide.Input) {
 		if n++; n > events {
 			return
 		}
-		actions := l.m.step(now, ev)
-		r := newRecord(now, ev, l.book.ids)
+		actions := l.m.Step(now, in)
+		r := decide.NewRecord(now, in, l.book.ids)
 		l.book.ids = nil
 		l.book.write(r, false)
 		for _, a := range actions {
-			if e, ok := a.(emitEvent); ok {
-				l.recent.add(e.event)
+			switch a := a.(type) {
+			case decide.EmitEvent:
+				l.recent.Add(a.Event)
+			case decide.StartWorker:
+				alive = append(alive, a.ID)
+			case decide.PublishWorld:
+				generation = a.World.Generation
 			}
 		}
 		l.tidy()
 	}
-	step(hostsFound{[]plan.Host{{Name: "node-with-a-name-1", Slots: 4}, {Name: "node-with-a-name-2", Slots: 4}}})
+	step(decide.HostsFound{Hosts: []plan.Host{{Name: "node-with-a-name-1", Slots: 4}, {Name: "node-with-a-name-2", Slots: 4}}})
+	forked := 0
 	for commits := uint64(0); n < events; commits++ {
-		for _, w := range l.m.workers {
-			if w.phase == starting {
-				step(workerForked{w.id, 4711})
-			}
+		for _, id := range alive[forked:] {
+			step(decide.WorkerForked{ID: id, PID: 4711})
 		}
-		for _, w := range l.m.workers {
-			step(workerJoined{w.id, rendezvous.Joining{
-				After: w.generation, Commits: commits, HoldsState: commits > 0,
+		after := generation
+		for _, id := range alive {
+			step(decide.WorkerJoined{ID: id, Join: decide.Join{
+				After: after, Commits: commits, HoldsState: commits > 0,
 				DataAddrs: []string{"10.0.0.1:40001", "192.168.0.1:40001"}, NotifyAddr: "10.0.0.1:40002",
 			}})
 		}
-		w := l.m.workers[0]
-		step(workerReport{w.id, rendezvous.Committed, w.generation, commits + 1})
+		step(decide.WorkerReported{ID: alive[0], Report: decide.ReportCommitted, Generation: generation, Commits: commits + 1})
 		now = now.Add(time.Hour) // all exclusions have decayed
-		step(workerEnded{l.m.workers[len(l.m.workers)-1].id, Exit{Code: 137, Signal: syscall.SIGKILL}})
+		last := alive[len(alive)-1]
+		alive = alive[:len(alive)-1]
+		forked = len(alive)
+		step(decide.WorkerEnded{ID: last, Exit: Exit{Code: 137, Signal: syscall.SIGKILL}})
 		now = now.Add(2 * time.Second)
-		step(deadlinePassed{})
+		step(decide.DeadlinePassed{})
 	}
 	l.book.close(true)
 	return cfg.Journal

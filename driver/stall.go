@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -14,7 +15,6 @@ const (
 	// silentLooks is how many looks a worker of a small world may be silent; it beats in each
 	// fourth. It is counted in looks: where the driver itself has stood still, nobody was silent.
 	silentLooks = 10
-	mostNamed   = 8 // ranks that a line names
 	leastMove   = time.Second
 )
 
@@ -119,7 +119,7 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 }
 
 // enter makes a world current, whose members are told by rank.
-func (s *stalls) enter(generation uint64, members []*worker) {
+func (s *stalls) enter(generation uint64, members []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if generation == s.number {
@@ -128,16 +128,16 @@ func (s *stalls) enter(generation uint64, members []*worker) {
 	s.number, s.jam, s.late = generation, jamNone, nil
 	s.before = len(s.world)
 	s.world = make([]*seat, len(members))
-	for r, w := range members {
-		s.world[r] = &seat{id: w.id}
-		if b := s.workers[w.id]; b != nil {
+	for r, id := range members {
+		s.world[r] = &seat{id: id}
+		if b := s.workers[id]; b != nil {
 			b.looks = 0 // it has joined: that is a sign of life too
 		}
 	}
 }
 
 // look is called once in each pause, and returns what has changed.
-func (s *stalls) look(now time.Time) (changes []event) {
+func (s *stalls) look(now time.Time) (changes []decide.Input) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.workers {
@@ -153,12 +153,14 @@ func (s *stalls) look(now time.Time) (changes []event) {
 		case seat.ended:
 		case h != nil && s.limit > 0 && h.long >= s.limit:
 			seat.ended = true
-			changes = append(changes, workerHung{seat.id, s.number, s.accuse(now, seat, h)})
+			changes = append(changes, decide.WorkerHung{ID: seat.id, Generation: s.number, What: s.accuse(now, seat, h)})
 		case h != nil && seat.held == nil && s.warning > 0:
-			changes = append(changes, workerStalled{seat.id, s.number, s.accuse(now, seat, h) + s.threat(h)})
+			changes = append(changes, decide.WorkerStalled{
+				ID: seat.id, Generation: s.number, What: s.accuse(now, seat, h) + s.threat(h),
+			})
 			seat.held = h
 		case h == nil && seat.held != nil && s.through(seat):
-			changes = append(changes, workerStirred{seat.id, s.number})
+			changes = append(changes, decide.WorkerStirred{ID: seat.id, Generation: s.number})
 			seat.held = nil
 		}
 	}
@@ -169,18 +171,18 @@ func (s *stalls) look(now time.Time) (changes []event) {
 }
 
 // await has look find when workers move that have been named for not coming to the next world.
-func (s *stalls) await(now time.Time, late []*worker) {
+func (s *stalls) await(now time.Time, late []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.late = map[string]time.Time{}
-	for _, w := range late {
-		s.late[w.id] = now
+	for _, id := range late {
+		s.late[id] = now
 	}
 }
 
 // moves finds who of them has connected to another worker meanwhile, or has begun to join: each
 // once in leastMove at most.
-func (s *stalls) moves(now time.Time) (changes []event) {
+func (s *stalls) moves(now time.Time) (changes []decide.Input) {
 	for id, seen := range s.late {
 		w := s.workers[id]
 		if w == nil || w.beat.Generation != s.number || w.beat.Phase != rendezvous.Connecting && w.beat.Phase != rendezvous.Joins {
@@ -188,7 +190,7 @@ func (s *stalls) moves(now time.Time) (changes []event) {
 		}
 		if at := w.at.Add(-w.beat.Quiet); at.Sub(seen) >= leastMove {
 			s.late[id] = at
-			changes = append(changes, workerMoved{id, s.number, now.Sub(at)})
+			changes = append(changes, decide.WorkerMoved{ID: id, Generation: s.number, Ago: now.Sub(at)})
 		}
 	}
 	return changes
@@ -341,7 +343,7 @@ func (s *stalls) accuse(now time.Time, seat *seat, h *hold) string {
 	if len(h.waiting) == 1 {
 		verb = "waits"
 	}
-	return fmt.Sprintf("%s; %s %s for it in %s for %v", s.does(now, seat.id), ranks(h.waiting), verb, named(h), round(h.long))
+	return fmt.Sprintf("%s; %s %s for it in %s for %v", s.does(now, seat.id), ranks(h.waiting), verb, named(h), decide.Round(h.long))
 }
 
 // threat says when the member will be stopped.
@@ -349,11 +351,11 @@ func (s *stalls) threat(h *hold) string {
 	if s.limit == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", round(s.limit-h.long))
+	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", decide.Round(s.limit-h.long))
 }
 
-// what tells what a worker does, as far as is known; empty: nothing is.
-func (s *stalls) what(now time.Time, id string) string {
+// What tells what a worker does, as far as is known; empty: nothing is.
+func (s *stalls) What(now time.Time, id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.workers[id]; w == nil || w.beat.Phase == 0 {
@@ -362,8 +364,8 @@ func (s *stalls) what(now time.Time, id string) string {
 	return s.does(now, id)
 }
 
-// commits returns the number of the worker's last commit in that generation, as far as it has told; 0: it has not.
-func (s *stalls) commits(id string, generation uint64) uint64 {
+// Commits returns the number of the worker's last commit in that generation, as far as it has told; 0: it has not.
+func (s *stalls) Commits(id string, generation uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.workers[id]; w != nil && w.beat.Generation == generation {
@@ -394,10 +396,10 @@ func (s *stalls) does(now time.Time, id string) string {
 	}
 	ago := now.Sub(w.at)
 	if s.silent(w) {
-		return fmt.Sprintf("silent for %v, was %s", round(ago), doing)
+		return fmt.Sprintf("silent for %v, was %s", decide.Round(ago), doing)
 	}
 	if quiet += ago; quiet >= time.Second {
-		return fmt.Sprintf("%s for %v", doing, round(quiet))
+		return fmt.Sprintf("%s for %v", doing, decide.Round(quiet))
 	}
 	return doing
 }
@@ -422,19 +424,11 @@ func ranks(all []int) string {
 	}
 	var b strings.Builder
 	b.WriteString("ranks")
-	for _, r := range all[:min(len(all), mostNamed)] {
+	for _, r := range all[:min(len(all), decide.MostNamed)] {
 		fmt.Fprintf(&b, " %d", r)
 	}
-	if more := len(all) - mostNamed; more > 0 {
+	if more := len(all) - decide.MostNamed; more > 0 {
 		fmt.Fprintf(&b, " and %d more", more)
 	}
 	return b.String()
-}
-
-// round makes a time readable.
-func round(d time.Duration) time.Duration {
-	if d < 10*time.Second {
-		return d.Round(100 * time.Millisecond)
-	}
-	return d.Round(time.Second)
 }

@@ -6,8 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/discovery"
-	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -19,11 +18,11 @@ type jobOfBeats struct {
 
 // newJobOfBeats is a world of generation 4, of workers w0, w1, …, who are named after 5 s and stopped after 120 s.
 func newJobOfBeats(n int) *jobOfBeats {
-	j := &jobOfBeats{stalls: newStalls(Timeouts{}.withDefaults()), now: time.Unix(1_700_000_000, 0)}
-	members := make([]*worker, n)
+	j := &jobOfBeats{stalls: newStalls(Timeouts{}.WithDefaults()), now: time.Unix(1_700_000_000, 0)}
+	members := make([]string, n)
 	for r := range members {
-		members[r] = &worker{id: fmt.Sprint("w", r), slot: plan.SlotID{Host: "h", Index: r}, rank: r}
-		j.expect(members[r].id)
+		members[r] = fmt.Sprint("w", r)
+		j.expect(members[r])
 	}
 	j.enter(4, members)
 	return j
@@ -56,16 +55,16 @@ func (j *jobOfBeats) pass(d time.Duration) (found []string) {
 		j.now = j.now.Add(j.pause())
 		for _, ev := range j.look(j.now) {
 			switch e := ev.(type) {
-			case workerStalled:
-				found = append(found, "stalled "+e.id+": "+e.what)
-			case workerStirred:
-				found = append(found, "stirred "+e.id)
-			case workerHung:
-				found = append(found, "hung "+e.id+": "+e.what)
-			case worldJammed:
-				found = append(found, "jammed: "+e.what)
-			case worldStuck:
-				found = append(found, "stuck: "+e.what)
+			case decide.WorkerStalled:
+				found = append(found, "stalled "+e.ID+": "+e.What)
+			case decide.WorkerStirred:
+				found = append(found, "stirred "+e.ID)
+			case decide.WorkerHung:
+				found = append(found, "hung "+e.ID+": "+e.What)
+			case decide.WorldJammed:
+				found = append(found, "jammed: "+e.What)
+			case decide.WorldStuck:
+				found = append(found, "stuck: "+e.What)
 			}
 		}
 	}
@@ -117,7 +116,7 @@ func TestMoves(t *testing.T) {
 	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting}
 	old := connects
 	old.Generation = 3
-	moved := func(beats ...rendezvous.Beat) (found []event) {
+	moved := func(beats ...rendezvous.Beat) (found []decide.Input) {
 		j.beats(beats...)
 		j.now = j.now.Add(look)
 		return j.look(j.now)
@@ -125,9 +124,9 @@ func TestMoves(t *testing.T) {
 	if found := moved(connects, connects, connects); len(found) > 0 {
 		t.Errorf("nobody is late: %v", found)
 	}
-	j.await(j.now, []*worker{{id: "w0"}, {id: "w1"}, {id: "w2"}})
+	j.await(j.now, []string{"w0", "w1", "w2"})
 	j.now = j.now.Add(2 * time.Second)
-	if found := moved(connects, old, out(3, 0)); len(found) != 1 || found[0] != event(workerMoved{"w0", 4, look}) {
+	if found := moved(connects, old, out(3, 0)); len(found) != 1 || found[0] != decide.Input(decide.WorkerMoved{ID: "w0", Generation: 4, Ago: look}) {
 		t.Errorf("one connects: %v", found)
 	}
 	if found := moved(rendezvous.Beat{}, rendezvous.Beat{}, rendezvous.Beat{}); len(found) > 0 {
@@ -253,12 +252,12 @@ func TestWorldsForgetStalls(t *testing.T) {
 	j.expectOnly(t, look, "stalled w1")
 	j.enter(4, nil) // again, by a driver that has resumed
 	j.expectOnly(t, s)
-	j.enter(5, []*worker{{id: "w0"}, {id: "w2"}})
+	j.enter(5, []string{"w0", "w2"})
 	j.beats(in(18, 6*s), out(17, 6*s)) // of before
 	j.expectOnly(t, s)
 	j.forget("w1")
 	j.hear(j.now, "w1", in(18, s))
-	if what := j.what(j.now, "w1"); what != "" {
+	if what := j.What(j.now, "w1"); what != "" {
 		t.Errorf("one who has ended does %q", what)
 	}
 	if len(j.workers) != 1 {
@@ -323,20 +322,5 @@ func BenchmarkStalls(b *testing.B) {
 			w.looks = 0
 		}
 		j.look(j.now)
-	}
-}
-
-// TestCommitsOfBeats: a status has the newest number that a worker has told of its world, and none of another.
-func TestCommitsOfBeats(t *testing.T) {
-	s := newStalls(Timeouts{})
-	s.expect("w")
-	s.hear(time.Unix(1, 0), "w", rendezvous.Beat{Generation: 3, Phase: rendezvous.Training, Commits: 7})
-	m := &machine{hosts: discovery.NewHosts(discovery.HostsConfig{}), world: plan.World{Generation: 3}, commits: 5}
-	w := &worker{id: "w", generation: 3, phase: training}
-	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
-		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start
-		if got := *m.slotStatus(time.Unix(2, 0), w.slot, w, s).Commits; got != c.want {
-			t.Errorf("%+v: %d", c, got)
-		}
 	}
 }

@@ -76,7 +76,7 @@ func answer(ctx context.Context, err error) error {
 	s := status.Convert(err)
 	switch {
 	case s.Code() == codes.FailedPrecondition, s.Code() == codes.InvalidArgument:
-		return &RefusedError{s.Message()}
+		return &RefusedError{Reason: s.Message()}
 	case s.Code() == codes.DeadlineExceeded && ctx.Err() != nil:
 		return fmt.Errorf("%w within %v", ErrNoDriver, patience)
 	case s.Code() == codes.Canceled && ctx.Err() != nil:

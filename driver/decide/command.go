@@ -1,0 +1,240 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+func refuse(format string, args ...any) error {
+	return &job.RefusedError{Reason: fmt.Sprintf(format, args...)}
+}
+
+// obey carries out a command, as far as it is not reconcile that does, or refuses it.
+func (m *Machine) obey(now time.Time, c job.Command) {
+	done, err := m.carryOut(now, c)
+	m.do(Answer{done, err})
+}
+
+func (m *Machine) carryOut(now time.Time, c job.Command) (string, error) {
+	switch {
+	case m.decided:
+		return "", refuse("the job is coming to its end: its workers are being stopped")
+	case !m.doneFrom.IsZero():
+		return "", refuse("the job is coming to its end: training is done")
+	case !m.size.Elastic:
+		return "", refuse("the job is not elastic: it has the same %d workers from its beginning to its end", m.size.NP)
+	}
+	switch c.Verb {
+	case job.Drain:
+		return m.drain(now, c)
+	case job.Exclude:
+		return m.keepOut(now, c)
+	case job.Readmit:
+		return m.readmit(now, c)
+	case job.Scale:
+		return m.scale(now, c)
+	}
+	return "", refuse("a job cannot %s", c.Verb)
+}
+
+// place is what the command is about, as a person names it.
+func place(c job.Command) string { return placeName(c.Host, c.Slot) }
+
+func covers(c job.Command, id plan.SlotID) bool {
+	return id.Host == c.Host && (c.Slot == nil || *c.Slot == id.Index)
+}
+
+// lookUp refuses a command about a host or slot that neither discovery lists nor a worker has.
+func (m *Machine) lookUp(c job.Command) error {
+	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return covers(c, w.slot) }) {
+		return nil
+	}
+	const most = 12
+	var names []string
+	for _, h := range m.hosts.Listed() {
+		switch {
+		case h.Name != c.Host:
+			names = append(names, h.Name)
+		case c.Slot == nil || *c.Slot < h.Slots:
+			return nil
+		case h.Slots == 0:
+			return refuse("host %s has no slots", h.Name)
+		default:
+			return refuse("host %s has no slot %d, but 0 to %d", h.Name, *c.Slot, h.Slots-1)
+		}
+	}
+	if len(names) == 0 {
+		return refuse("there is no host %s, and no other", c.Host)
+	}
+	if n := len(names); n > most {
+		names = append(names[:most], fmt.Sprintf("and %d others", n-most))
+	}
+	return refuse("there is no host %s, but %s", c.Host, strings.Join(names, " "))
+}
+
+// drain keeps a slot or host from having workers, so that those there are leave as if it were not listed any more.
+func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
+	if err := m.lookUp(c); err != nil {
+		return "", err
+	}
+	if hold, is := m.held(now, c); is && hold.WhileListed {
+		return place(c) + " is drained already", nil
+	} else if is {
+		return "", refuse("%s is excluded already", place(c))
+	}
+	left, loses := 0, false
+	for _, id := range m.withoutAsked(m.hosts.Available(now)) {
+		if covers(c, id) {
+			loses = true
+		} else {
+			left++
+		}
+	}
+	if m.started && loses && left < m.size.Min {
+		return "", refuse("without %s the job has %d of the %d slots it needs at least (--min-np): find others first, or ask for fewer with scale",
+			place(c), left, m.size.Min)
+	}
+	m.hosts.Hold(hold{Host: c.Host, Slot: c.Slot, WhileListed: true})
+	m.emit(now, job.DrainAsked, field("host", c.Host), field("slot", c.Slot))
+	leave := 0
+	for _, w := range m.workers {
+		if covers(c, w.slot) && w.live() {
+			leave++
+		}
+	}
+	switch leave {
+	case 0:
+		return place(c) + " is drained; no worker was there", nil
+	case 1:
+		return place(c) + " is drained: its worker leaves at the next commit", nil
+	}
+	return fmt.Sprintf("%s is drained: its %d workers leave at the next commit", place(c), leave), nil
+}
+
+// held returns the hold on what the command is about, or on the whole host.
+func (m *Machine) held(now time.Time, c job.Command) (hold, bool) {
+	if c.Slot == nil {
+		return m.hosts.HostHeld(now, c.Host)
+	}
+	return m.hosts.Held(now, plan.SlotID{Host: c.Host, Index: *c.Slot})
+}
+
+// keepOut excludes a slot or host: what runs there is stopped at once.
+func (m *Machine) keepOut(now time.Time, c job.Command) (string, error) {
+	if err := m.lookUp(c); err != nil {
+		return "", err
+	}
+	able, stops := false, 0
+	for _, w := range m.workers {
+		switch {
+		case covers(c, w.slot) && w.phase != stopping:
+			stops++
+		case !covers(c, w.slot):
+			able = able || w.live() && (w.holds || w.phase == training)
+		}
+	}
+	if m.progress && !able && stops > 0 {
+		return "", refuse("no worker elsewhere has the job's state, which would be lost with %s", place(c))
+	}
+	hold, until, how := hold{Host: c.Host, Slot: c.Slot}, any(nil), "until it is readmitted"
+	if c.For > 0 {
+		hold.Until = now.Add(c.For)
+		until, how = hold.Until.UTC(), fmt.Sprintf("for %v", c.For)
+	}
+	m.hosts.Hold(hold)
+	m.emit(now, job.Excluded, field("host", c.Host), field("slot", c.Slot), field("until", until))
+	for _, w := range slices.Clone(m.workers) {
+		if !covers(c, w.slot) || w.phase == stopping {
+			continue
+		}
+		m.stop(now, w, "")
+		if w.generation != 0 && w.generation == m.world.Generation {
+			m.lose(now, w)
+			m.beginReset(now)
+		}
+	}
+	done := fmt.Sprintf("%s is excluded %s", place(c), how)
+	if stops > 0 {
+		done += "; workers that are stopped: " + fmt.Sprint(stops)
+	}
+	return done, nil
+}
+
+// lose notes that a member of the current world takes part in nothing any more, whatever its process does.
+func (m *Machine) lose(now time.Time, w *Worker) {
+	if slices.Contains(m.dead, w.rank) {
+		return
+	}
+	m.dead = append(m.dead, w.rank)
+	m.deadFrom = now
+}
+
+// readmit ends drains and exclusions, also those for failures, and forgets the failures.
+func (m *Machine) readmit(now time.Time, c job.Command) (string, error) {
+	if c.Slot != nil {
+		id := plan.SlotID{Host: c.Host, Index: *c.Slot}
+		x, excluded := m.hosts.Excluded(now, id)
+		hold, held := m.hosts.Held(now, id)
+		if excluded && x.Slot == nil || held && hold.Slot == nil {
+			return "", refuse("host %s is out as a whole: readmit %s", c.Host, c.Host)
+		}
+	}
+	ended := m.hosts.Readmit(now, c.Host, c.Slot)
+	if len(ended) == 0 {
+		if err := m.lookUp(c); err != nil {
+			return "", err
+		}
+	}
+	for id := range m.failures {
+		if covers(c, id) {
+			delete(m.failures, id)
+		}
+	}
+	for _, x := range ended {
+		m.emit(now, job.Returned, field("host", x.Host), field("slot", x.Slot))
+	}
+	if len(ended) == 0 {
+		return place(c) + " was not out; its failures are forgotten", nil
+	}
+	return place(c) + " may be used again", nil
+}
+
+// scale changes the bounds of the job's size.
+func (m *Machine) scale(now time.Time, c job.Command) (string, error) {
+	next := m.size
+	if c.MinNP != nil {
+		next.Min = *c.MinNP
+	}
+	if c.MaxNP != nil {
+		next.Max = *c.MaxNP
+	}
+	if next.Max != 0 && next.Max < next.Min {
+		return "", refuse("the fewest workers (%d) would exceed the most (%d)", next.Min, next.Max)
+	}
+	// What is needed for the first start stays within the bounds.
+	next.NP = max(next.NP, next.Min)
+	if next.Max != 0 {
+		next.NP = min(next.NP, next.Max)
+	}
+	was := m.size
+	m.size = next
+	most := any(nil)
+	if next.Max != 0 {
+		most = next.Max
+	}
+	m.emit(now, job.Scaled, field("min_np", next.Min), field("max_np", most))
+	return fmt.Sprintf("%s, before %s", bounds(next), bounds(was)), nil
+}
+
+// bounds are a size in words.
+func bounds(s job.Size) string {
+	if s.Max == 0 {
+		return fmt.Sprintf("%d or more workers", s.Min)
+	}
+	return fmt.Sprintf("%d to %d workers", s.Min, s.Max)
+}

@@ -1,0 +1,615 @@
+package decide
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+var update = flag.Bool("update", false, "rewrite the stories in testdata with what the machine does now")
+
+// TestStories runs every story of testdata: its commands (lines at the margin) are given to a machine, and what the
+// machine does must be the indented lines that follow each. Stories are read best from top to bottom:
+//
+//	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
+//	hosts a:2 b:2!             what discovery lists; one with ! is draining
+//	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
+//	                           with "late", for one newer than that before their last
+//	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
+//	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
+//	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
+//	wait 5s                    time passes; deadlines in between come due
+//	writes a:0                 more of its last checkpoint is on the disk
+//	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
+//	stuck                      and have for too long
+//	stirred a:0 · hung a:0 WORDS
+//	moved a:0 1s               so long ago it was on its way to the next world
+//	discovery-failed first|later
+//	interrupt
+//	drain a:0                  a person asks for it, of a slot or a whole host, as are
+//	exclude a 10s              (without a time: until it is readmitted)
+//	readmit a
+//	scale min=1 max=4          (max=0: no bound)
+//	status                     and asks how it is going
+//	resume 20s                 the driver dies, and so much later another goes on
+//
+// A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0 in a command, which
+// means the one that lives.
+func TestStories(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no stories: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := tell(t, string(want), false)
+			// The driver may be another after each step, whose machine was made of a snapshot.
+			if again := tell(t, string(want), true); again != got {
+				t.Errorf("%s: a machine made of a snapshot does something else:\n%s", file, diff(got, again))
+			}
+			if got == string(want) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Errorf("%s: the machine does something else (-update rewrites the story):\n%s", file, diff(string(want), got))
+		})
+	}
+}
+
+// tell runs a story's commands and returns the story as it happens now, if saved with a new machine
+// for each step.
+func tell(t *testing.T, text string, saved bool) string {
+	t.Helper()
+	var out strings.Builder
+	s := &story{t: t, saved: saved, now: time.Unix(0, 0).UTC(), out: &out, starts: map[plan.SlotID]int{}}
+	for n, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+		if strings.HasPrefix(line, "  ") {
+			continue
+		}
+		out.WriteString(line + "\n")
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if err := s.command(strings.Fields(line)); err != nil {
+			t.Fatalf("line %d: %q: %v", n+1, line, err)
+		}
+		if s.m != nil {
+			checkInvariants(t, s.m)
+		}
+	}
+	return out.String()
+}
+
+type story struct {
+	t      *testing.T
+	m      *Machine
+	saved  bool // each step is another machine's
+	now    time.Time
+	out    *strings.Builder
+	starts map[plan.SlotID]int
+	latest uint64 // generation
+}
+
+func (s *story) command(words []string) error {
+	args := words[1:]
+	if words[0] == "config" {
+		return s.config(args)
+	}
+	if s.m == nil {
+		return errors.New("a story begins with config")
+	}
+	switch words[0] {
+	case "hosts":
+		hosts, err := plan.ParseHosts(strings.ReplaceAll(strings.Join(args, "\n"), "!", ""), 1)
+		if err != nil {
+			return err
+		}
+		for i, arg := range args {
+			hosts[i].Draining = strings.HasSuffix(arg, "!")
+		}
+		s.step(HostsFound{hosts})
+	case "join":
+		return s.join(args)
+	case "exit":
+		return s.exit(args)
+	case "report":
+		return s.report(args)
+	case "wait":
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		s.pass(d)
+	case "stuck":
+		s.step(WorldStuck{s.m.world.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
+	case "writes":
+		w, err := s.worker(args[0])
+		if err != nil {
+			return err
+		}
+		s.step(WorkerWrites{w.id})
+	case "stalled", "stirred", "hung", "dying", "moved":
+		return s.stall(words[0], args)
+	case "discovery-failed":
+		if args[0] == "first" {
+			s.step(SourceFailed{errors.New("no such script")})
+		} else {
+			s.step(SourceStale{errors.New("exit status 1"), 3 * time.Second})
+		}
+	case "resume":
+		d, err := time.ParseDuration(args[0])
+		if err != nil {
+			return err
+		}
+		s.now = s.now.Add(d)
+		s.step(Resumed{})
+	case "interrupt":
+		s.step(Interrupted{job.StopSignal{Signal: syscall.SIGINT}})
+	case "status":
+		s.status()
+	case "drain", "exclude", "readmit", "scale":
+		return s.ask(words[0], args)
+	default:
+		return errors.New("no such command")
+	}
+	return nil
+}
+
+func (s *story) stall(kind string, args []string) error {
+	generation := s.m.world.Generation
+	if len(args) == 0 {
+		s.step(WorldJammed{generation, "all have been in AllReduce for 5s"})
+		return nil
+	}
+	w, err := s.worker(args[0])
+	if err != nil {
+		return err
+	}
+	what := strings.Join(args[1:], " ")
+	switch kind {
+	case "stalled":
+		s.step(WorkerStalled{w.id, generation, what})
+	case "stirred":
+		s.step(WorkerStirred{w.id, generation})
+	case "hung":
+		s.step(WorkerHung{w.id, generation, what})
+	case "dying":
+		s.step(WorkerDying{w.id, what})
+	case "moved":
+		ago, err := time.ParseDuration(what)
+		if err != nil {
+			return err
+		}
+		s.step(WorkerMoved{w.id, generation, ago})
+	}
+	return nil
+}
+
+func (s *story) config(args []string) error {
+	cfg := Config{Size: job.Size{Elastic: true}}
+	for _, arg := range args {
+		key, value, _ := strings.Cut(arg, "=")
+		n, _ := strconv.Atoi(value)
+		d, _ := time.ParseDuration(value)
+		switch key {
+		case "np":
+			cfg.Size.NP = n
+		case "min":
+			cfg.Size.Min = n
+		case "max":
+			cfg.Size.Max = n
+		case "starts":
+			cfg.Size.Starts = n
+		case "static":
+			cfg.Size.Elastic = false
+		case "limit":
+			cfg.Blame.ResetLimit = &n
+		case "window":
+			cfg.Blame.ResetWindow = d
+		case "policy":
+			if value == "host" {
+				cfg.Blame.Policy = job.BlameHost
+			}
+		case "cooldown":
+			lo, hi, _ := strings.Cut(value, ",")
+			cfg.Blame.CooldownMin, _ = time.ParseDuration(lo)
+			cfg.Blame.CooldownMax, _ = time.ParseDuration(hi)
+		case "start":
+			cfg.Timeouts.Start = d
+		case "join":
+			cfg.Timeouts.Join = d
+		case "elastic":
+			cfg.Timeouts.Elastic = d
+		case "exit":
+			cfg.Timeouts.Exit = d
+		default:
+			return fmt.Errorf("config has no %q", key)
+		}
+	}
+	cfg, err := withDefaults(cfg)
+	if err != nil {
+		return err
+	}
+	s.m = New(cfg, func(id plan.SlotID) string {
+		s.starts[id]++
+		if n := s.starts[id]; n > 1 {
+			return fmt.Sprintf("%v#%d", id, n)
+		}
+		return id.String()
+	})
+	return nil
+}
+
+func (s *story) join(args []string) error {
+	var commits uint64
+	late := false
+	var workers []string
+	for _, arg := range args {
+		if v, ok := strings.CutPrefix(arg, "commits="); ok {
+			n, err := strconv.ParseUint(v, 10, 64)
+			if err != nil {
+				return err
+			}
+			commits = n
+		} else if arg == "late" {
+			late = true
+		} else {
+			workers = append(workers, arg)
+		}
+	}
+	for _, name := range workers {
+		w, err := s.worker(name)
+		if err != nil {
+			return err
+		}
+		after := w.generation
+		if late {
+			after--
+		}
+		s.step(WorkerJoined{w.id, Join{
+			After: after, Commits: commits, HoldsState: commits > 0,
+			DataAddrs: []string{"data"}, NotifyAddr: "notify",
+		}})
+	}
+	return nil
+}
+
+func (s *story) exit(args []string) error {
+	w, err := s.worker(args[0])
+	if err != nil {
+		return err
+	}
+	var exit job.Exit
+	key, value, _ := strings.Cut(args[1], "=")
+	n, _ := strconv.Atoi(value)
+	switch key {
+	case "ok":
+	case "code":
+		exit.Code = n
+	case "signal":
+		exit.Signal, exit.Code = syscall.Signal(n), 128+n
+	case "evicted": // by its agent
+		exit = job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}
+	case "unkillable":
+		exit = job.Exit{Code: 137, Err: errors.New("process 100 is in state D"), Unkillable: true}
+	case "refused": // by its agent
+		exit = job.Exit{Code: 127, Err: errors.New("the host is draining"), Evicted: true}
+	case "unstartable":
+		exit = job.Exit{Code: 127, Err: errors.New("no such file")}
+	default:
+		return errors.New("exit needs ok, code=, signal= or unstartable")
+	}
+	s.step(WorkerEnded{w.id, exit})
+	return nil
+}
+
+func (s *story) report(args []string) error {
+	w, err := s.worker(args[0])
+	if err != nil {
+		return err
+	}
+	kinds := map[string]Report{
+		"done": ReportDone, "leaving": ReportLeaving, "committed": ReportCommitted,
+		"draining": ReportDraining, "fetching": ReportFetching,
+		"writing": ReportWriting, "written": ReportWritten, "unwritten": ReportNotWritten,
+	}
+	r := WorkerReported{ID: w.id, Report: kinds[args[1]], Generation: w.generation}
+	if args[1] == "over" && len(args) > 2 {
+		told := BackendTold{w.id, w.generation, args[2]}
+		if len(args) > 3 {
+			told.Generation--
+		}
+		s.step(told)
+		return nil
+	} else if len(args) > 2 {
+		if r.Commits, err = strconv.ParseUint(strings.TrimPrefix(args[2], "commits="), 10, 64); err != nil {
+			return err
+		}
+	}
+	s.step(r)
+	return nil
+}
+
+// status tells what a person is told.
+func (s *story) status() {
+	st := s.m.Status(s.now, nil)
+	clock := func(t time.Time) string { return t.Format(time.TimeOnly) }
+	fmt.Fprintf(s.out, "  %s since %s, generation %d of %d, resets: %d\n", st.State, clock(st.Since), st.Generation, st.Size, st.Resets)
+	for _, h := range st.Hosts {
+		for _, slot := range h.Slots {
+			fmt.Fprintf(s.out, "  %s:%d %s", h.Host, slot.Slot, slot.State)
+			if slot.Rank != nil {
+				fmt.Fprintf(s.out, " rank %d", *slot.Rank)
+			}
+			if slot.Commits != nil {
+				fmt.Fprintf(s.out, " commits %d", *slot.Commits)
+			}
+			if slot.Out != "" && slot.Out != slot.State {
+				fmt.Fprintf(s.out, ", then %s", slot.Out)
+			}
+			if slot.Until != nil {
+				fmt.Fprintf(s.out, " until %s", clock(*slot.Until))
+			}
+			if slot.Failures > 0 {
+				fmt.Fprintf(s.out, ", failures: %d", slot.Failures)
+			}
+			if slot.What != "" {
+				fmt.Fprintf(s.out, " (%s)", slot.What)
+			}
+			if !h.Listed {
+				fmt.Fprint(s.out, ", not listed")
+			}
+			if h.Draining {
+				fmt.Fprint(s.out, ", draining")
+			}
+			fmt.Fprintln(s.out)
+		}
+	}
+	for _, w := range st.Waits {
+		fmt.Fprintf(s.out, "  waits until %s for %s\n", clock(w.Until), w.For)
+	}
+	if st.Message != "" {
+		fmt.Fprintf(s.out, "  says %s\n", st.Message)
+	}
+}
+
+// ask gives a person's command.
+func (s *story) ask(verb string, args []string) error {
+	c := job.Command{Verb: job.Verb(verb)}
+	for i, arg := range args {
+		key, value, _ := strings.Cut(arg, "=")
+		n, err := strconv.Atoi(value)
+		switch {
+		case key == "min":
+			c.MinNP = &n
+		case key == "max":
+			c.MaxNP = &n
+		case i == 1:
+			c.For, err = time.ParseDuration(arg)
+		default:
+			host, slot, whole := strings.Cut(arg, ":")
+			err = nil
+			if c.Host = host; whole {
+				n, err = strconv.Atoi(slot)
+				c.Slot = &n
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.Check(); err != nil {
+		return err
+	}
+	s.step(Commanded{c})
+	return nil
+}
+
+// worker finds the living worker of a slot, or the one of exactly that name.
+func (s *story) worker(name string) (*Worker, error) {
+	for _, w := range s.m.workers {
+		if w.id == name || w.slot.String() == name {
+			return w, nil
+		}
+	}
+	return nil, fmt.Errorf("no worker %s is there", name)
+}
+
+// pass lets time go by, stopping at each deadline of the machine.
+func (s *story) pass(d time.Duration) {
+	end := s.now.Add(d)
+	for range 1000 {
+		at, ok := s.m.Deadline()
+		if !ok || at.After(end) {
+			s.now = end
+			return
+		}
+		if at.After(s.now) {
+			s.now = at
+		}
+		s.step(DeadlinePassed{})
+	}
+	s.t.Fatalf("a deadline at %v is never dealt with", s.now)
+}
+
+func (s *story) step(in Input) {
+	if s.saved {
+		made := again(s.t, s.m)
+		sameState(s.t, s.m, made, "before %T", in)
+		s.m = made
+	}
+	for _, a := range s.m.Step(s.now, in) {
+		if line := s.describe(a); line != "" {
+			fmt.Fprintf(s.out, "  %s\n", line)
+		}
+	}
+}
+
+func (s *story) describe(a Action) string {
+	switch a := a.(type) {
+	case StartWorker:
+		switch {
+		case a.Forked:
+			return "take over " + a.ID
+		case a.Again:
+			return "start again, or take over " + a.ID
+		}
+		// Forking succeeds at once in stories.
+		s.m.find(a.ID).pid = 100
+		return fmt.Sprintf("start %s as rank %d of %d", a.ID, a.Slot.Rank, a.Trial.Size)
+	case StopWorker:
+		return "stop " + a.ID
+	case GiveTime:
+		return "give more time to " + a.ID
+	case ForgetWorker:
+		return "forget " + a.ID
+	case PublishWorld:
+		if a.World.Generation > s.latest && a.World.Size() < s.m.size.Min {
+			s.t.Errorf("a world of %d was published, the fewest are %d", a.World.Size(), s.m.size.Min)
+		}
+		s.latest = a.World.Generation
+		names := make([]string, len(a.Members))
+		for i, w := range a.Members {
+			names[i] = w.id
+		}
+		return fmt.Sprintf("publish world %d: %s (root %d, seq %d)",
+			a.World.Generation, strings.Join(names, " "), a.Root, a.Seq)
+	case DismissWorker:
+		return fmt.Sprintf("dismiss %s: %v", a.ID, a.Why)
+	case NotifyWorkers:
+		names := make([]string, len(a.Members))
+		for i, w := range a.Members {
+			names[i] = w.id
+		}
+		return fmt.Sprintf("notify %d %v: %s", a.Seq, a.Change, strings.Join(names, " "))
+	case TellLoss:
+		names := make([]string, len(a.Members))
+		for i, w := range a.Members {
+			names[i] = w.id
+		}
+		if len(a.Ranks) == 0 {
+			return fmt.Sprintf("tell that generation %d is given up: %s", a.Generation, strings.Join(names, " "))
+		}
+		return fmt.Sprintf("tell that of generation %d ranks %v are dead: %s", a.Generation, a.Ranks, strings.Join(names, " "))
+	case LogLine:
+		if a.Level == Debug {
+			return ""
+		}
+		return "log " + a.Text
+	case Answer:
+		if a.Refused != nil {
+			return "refuse: " + a.Refused.Error()
+		}
+		return "answer: " + a.Done
+	case Remind:
+		names := make([]string, len(a.Late))
+		for i, w := range a.Late {
+			names[i] = w.id
+		}
+		if a.Limit == "" {
+			return fmt.Sprintf("remind that %s is to %s", strings.Join(names, " "), a.To)
+		}
+		return fmt.Sprintf("remind that %s has %v to %s", strings.Join(names, " "), a.Left, a.To)
+	case FinishJob:
+		if a.Err == nil {
+			return "finish"
+		}
+		return fmt.Sprintf("finish with status %d: %v", job.ExitStatus(a.Err), a.Err)
+	case EmitEvent:
+		return s.describeEvent(a.Event)
+	}
+	return fmt.Sprintf("%T", a)
+}
+
+// describeEvent tells the events that say what no action says.
+func (s *story) describeEvent(e job.Event) string {
+	field := func(key string) any {
+		for _, f := range e.Fields {
+			if f.Key == key {
+				return f.Value
+			}
+		}
+		return nil
+	}
+	switch e.Name {
+	case job.WorkerExited:
+		return fmt.Sprintf("event worker_exited %s:%v: %v", field("host"), field("slot"), field("cause"))
+	case job.Reset:
+		return fmt.Sprintf("event reset %v", field("count"))
+	case job.Stalled:
+		return fmt.Sprintf("event stalled %v:%v", field("host"), field("slot"))
+	case job.StallEnded:
+		return fmt.Sprintf("event stall_ended %v:%v", field("host"), field("slot"))
+	case job.DiscoveryFailed:
+		return fmt.Sprintf("event discovery_failed: %v", field("error"))
+	case job.Backend:
+		return fmt.Sprintf("event backend %v of generation %v, size %v", field("backend"), field("generation"), field("size"))
+	case job.Scaled:
+		return fmt.Sprintf("event scaled to %v…%v", field("min_np"), field("max_np"))
+	}
+	return ""
+}
+
+// checkInvariants holds after every event of every story.
+func checkInvariants(t *testing.T, m *Machine) {
+	t.Helper()
+	seen := map[plan.SlotID]bool{}
+	for _, w := range m.workers {
+		if seen[w.slot] {
+			t.Errorf("two workers live in %v", w.slot)
+		}
+		seen[w.slot] = true
+		if w.phase == training && w.generation != m.world.Generation {
+			t.Errorf("%s trains in generation %d, the world is %d", w.id, w.generation, m.world.Generation)
+		}
+	}
+}
+
+func diff(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range max(len(w), len(g)) {
+		var a, b string
+		if i < len(w) {
+			a = w[i]
+		}
+		if i < len(g) {
+			b = g[i]
+		}
+		if a != b {
+			lo := max(0, i-3)
+			return fmt.Sprintf("first difference at line %d\nwant:\n%s\ngot:\n%s", i+1,
+				strings.Join(w[min(lo, len(w)):min(i+4, len(w))], "\n"), strings.Join(g[min(lo, len(g)):min(i+4, len(g))], "\n"))
+		}
+	}
+	return ""
+}
+
+// withDefaults returns the config with its zero fields filled.
+func withDefaults(cfg Config) (Config, error) {
+	var err error
+	if cfg.Size, err = cfg.Size.WithDefaults(); err != nil {
+		return cfg, err
+	}
+	cfg.Blame, err = cfg.Blame.WithDefaults()
+	cfg.Timeouts = cfg.Timeouts.WithDefaults()
+	return cfg, err
+}

@@ -1,0 +1,70 @@
+package decide
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// What is restored is what was saved, through JSON too. The types are named here with all their
+// fields: whoever adds one has to save it.
+func TestStateAndBack(t *testing.T) {
+	for _, c := range []struct {
+		of     any
+		fields []string
+	}{
+		{hostTable{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are made anew
+		{penalty{}, []string{"out", "until", "doublings"}},
+		{hold{}, []string{"Host", "Slot", "Until", "WhileListed"}},
+		{plan.Host{}, []string{"Name", "Slots", "Draining"}},
+	} {
+		var fields []string
+		for f := range reflect.TypeOf(c.of).Fields() {
+			fields = append(fields, f.Name)
+		}
+		if !slices.Equal(fields, c.fields) {
+			t.Errorf("%T has the fields %v: save them in hostsState", c.of, fields)
+		}
+	}
+	cfg := cooldown(1, 60)
+	h := newHosts(cfg)
+	h.Update(at(0), hostList("a:2,b:2,c:1,d:3"))
+	h.ExcludeSlot(at(1), id("a", 0))
+	h.ExcludeSlot(at(1), id("b", 0))
+	h.ExcludeSlot(at(2), id("b", 1))
+	h.ExcludeHost(at(3), "c")
+	h.Hold(hold{Host: "d", Slot: new(2), Until: at(90).UTC()})
+	h.Hold(hold{Host: "e", WhileListed: true})
+	b, err := json.Marshal(h.State())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s hostsState
+	if err := json.Unmarshal(b, &s); err != nil {
+		t.Fatal(err)
+	}
+	back, err := restoreHosts(cfg, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back.cfg != h.cfg || !slices.Equal(back.listed, h.listed) || back.Changes() == 0 ||
+		!maps.EqualFunc(back.slots, h.slots, samePenalty) || !maps.EqualFunc(back.hosts, h.hosts, samePenalty) ||
+		!reflect.DeepEqual(back.holds, h.holds) {
+		t.Errorf("restored\n%+v\nof\n%+v", back.State(), h.State())
+	}
+	for _, bad := range []hostsState{
+		{Listed: list{{Name: "a", Slots: -1}}}, {Records: []hostRecord{{Host: "a", Doublings: -1}}}, {Records: []hostRecord{{Host: "a", Slot: new(-1)}}},
+	} {
+		if _, err := restoreHosts(cfg, bad); err == nil {
+			t.Errorf("%+v passes", bad)
+		}
+	}
+}
+
+func samePenalty(a, b *penalty) bool {
+	return a.out == b.out && a.until.Equal(b.until) && a.doublings == b.doublings
+}

@@ -1,0 +1,204 @@
+package decide
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// MostNamed is how many workers, or ranks, a line names.
+const MostNamed = 8
+
+// Round makes a time readable.
+func Round(d time.Duration) time.Duration {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond)
+	}
+	return d.Round(time.Second)
+}
+
+// member returns a worker that trains in the current world while that is of interest; nil: it does not.
+func (m *Machine) member(id string, generation uint64) *Worker {
+	w := m.find(id)
+	if w == nil || w.phase != training || generation != m.world.Generation || m.decided || !m.doneFrom.IsZero() {
+		return nil
+	}
+	return w
+}
+
+func (m *Machine) stalled(now time.Time, e WorkerStalled) {
+	w := m.member(e.ID, e.Generation)
+	if w == nil || !w.stalledFrom.IsZero() {
+		return
+	}
+	w.stalledFrom = now
+	m.emit(now, job.Stalled, append(w.fields(), field("generation", e.Generation), field("what", e.What))...)
+	switch n := m.holdUp(); {
+	case n <= MostNamed:
+		m.log(Warn, "%s holds up the job: %s", w, e.What)
+	case n == MostNamed+1:
+		m.log(Warn, "more than %d workers hold up the job; hvdrun status tells what each does", MostNamed)
+	}
+}
+
+// holdUp is how many workers hold up the job.
+func (m *Machine) holdUp() (n int) {
+	for _, w := range m.workers {
+		if !w.stalledFrom.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// stirred notes that a worker holds up nobody any more: it goes on, or has come to a reset.
+func (m *Machine) stirred(now time.Time, w *Worker) {
+	if w == nil || w.stalledFrom.IsZero() {
+		return
+	}
+	held, few := now.Sub(w.stalledFrom), m.holdUp() <= MostNamed
+	w.stalledFrom = time.Time{}
+	m.emit(now, job.StallEnded, append(w.fields(), field("generation", w.generation), field("seconds", held.Seconds()))...)
+	if few {
+		m.log(Warn, "%s goes on, %v after it was named", w, Round(held))
+	}
+}
+
+// moved notes when a worker has last been seen on its way to the next world.
+func (m *Machine) moved(now time.Time, e WorkerMoved) {
+	w, at := m.member(e.ID, e.Generation), now.Add(-e.Ago)
+	if w != nil && !m.resetFrom.IsZero() && at.After(w.movedFrom) {
+		w.movedFrom = at
+	}
+}
+
+// joinBy is until when a member must have come to the next world.
+func (m *Machine) joinBy(w *Worker) time.Time {
+	if w.movedFrom.After(m.resetFrom) {
+		return w.movedFrom.Add(m.wait.Join)
+	}
+	return m.resetFrom.Add(m.wait.Join)
+}
+
+// hung stops a worker that the others have waited for too long, and tells them at once that it is lost: it may be long
+// before its process ends.
+func (m *Machine) hung(now time.Time, e WorkerHung) {
+	w := m.member(e.ID, e.Generation)
+	if w == nil {
+		return
+	}
+	m.stop(now, w, "held up the job: "+e.What)
+	m.lose(now, w)
+	m.deadFrom = now.Add(-lossAfter)
+}
+
+// dying gives a worker up before its process has ended, which can take as long as writing its memory to a core file.
+func (m *Machine) dying(now time.Time, e WorkerDying) {
+	w := m.find(e.ID)
+	if w == nil || w.done || w.phase == stopping {
+		return
+	}
+	member := m.member(e.ID, w.generation) != nil
+	m.stop(now, w, e.What)
+	if member {
+		m.lose(now, w)
+		m.deadFrom = now.Add(-lossAfter)
+	}
+}
+
+func (m *Machine) jammed(now time.Time, e WorldJammed) {
+	if e.Generation != m.world.Generation || !m.resetFrom.IsZero() || m.decided || !m.doneFrom.IsZero() {
+		return
+	}
+	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
+	m.log(Warn, "%s", e.What)
+}
+
+// String names the worker for a person: by rank, slot and process.
+func (w *Worker) String() string { return fmt.Sprintf("rank %d (%s, pid %d)", w.rank, w.slot, w.pid) }
+
+func (w *Worker) fields() []job.Field {
+	return []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid), field("rank", w.rank)}
+}
+
+// remindAfter is how long the driver waits in silence for members to come to the next world.
+func (m *Machine) remindAfter() time.Duration {
+	if warning := m.wait.StallWarning; warning > 0 && warning < m.wait.Join {
+		return warning
+	}
+	return m.wait.Join / 2
+}
+
+// remindOf asks for a reminder of the workers of whom that is true.
+func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.Duration) {
+	r := Remind{To: to, Limit: limit, Left: left}
+	for _, w := range m.workers {
+		if late(w) {
+			r.Late = append(r.Late, w)
+		}
+	}
+	if len(r.Late) > 0 {
+		m.do(r)
+	}
+}
+
+// remindWhenDue reminds of members that have not come to the next world, or have found no commit at which to leave this one.
+func (m *Machine) remindWhenDue(now time.Time) {
+	if at, ok := m.remindAt(); !ok || now.Before(at) {
+		return
+	}
+	m.reminded = true
+	if m.resetFrom.IsZero() {
+		m.remindOf(func(w *Worker) bool { return w.phase == training && !w.wanted }, "leave at a commit", "", 0)
+		return
+	}
+	left := m.resetFrom.Add(m.wait.Join).Sub(now)
+	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
+}
+
+// remindAt returns when that is.
+func (m *Machine) remindAt() (time.Time, bool) {
+	switch {
+	case m.reminded || m.decided || !m.doneFrom.IsZero():
+	case !m.resetFrom.IsZero():
+		return m.resetFrom.Add(m.remindAfter()), true
+	case !m.removeFrom.IsZero():
+		return m.removeFrom.Add(m.remindAfter()), true
+	}
+	return time.Time{}, false
+}
+
+// remindOfEnd reminds, once, of workers that do not end when the job does.
+func (m *Machine) remindOfEnd(now time.Time) {
+	if m.endFrom.IsZero() {
+		m.endFrom, m.reminded = now, false
+	}
+	if at, ok := m.remindOfEndAt(); !ok || now.Before(at) {
+		return
+	}
+	m.reminded = true
+	m.remindOf(func(w *Worker) bool { return w.phase == stopping }, "end", "--drain-timeout", m.endFrom.Add(m.wait.Drain).Sub(now))
+}
+
+func (m *Machine) remindOfEndAt() (time.Time, bool) {
+	return m.endFrom.Add(min(m.remindAfter(), m.wait.Drain/2)), !m.endFrom.IsZero() && !m.reminded
+}
+
+// lingers: it has reported done, and its process is still there.
+func (w *Worker) lingers() bool { return w.done && w.phase != stopping }
+
+// remindOfExit reminds, once of each, of workers that have reported done and do not exit.
+func (m *Machine) remindOfExit(now time.Time) {
+	var late []*Worker
+	left := m.wait.Exit
+	for _, w := range m.workers {
+		if w.lingers() && !w.reminded && !now.Before(w.doneFrom.Add(m.wait.Exit/2)) {
+			w.reminded = true
+			late, left = append(late, w), min(left, w.doneFrom.Add(m.wait.Exit).Sub(now))
+		}
+	}
+	if len(late) > 0 {
+		m.do(Remind{late, "exit after they reported done", "--exit-timeout", left})
+	}
+}

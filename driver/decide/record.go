@@ -1,0 +1,341 @@
+package decide
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// JournalVersion is that of what a job's journal holds: the fields below, and what the machine makes
+// of them. A journal of another version is refused.
+const JournalVersion = 5
+
+// JobRecord is the first record of a job's journal: what the machine was made with, and what a driver that takes over must
+// have in common with the one before it.
+type JobRecord struct {
+	Version    int          `json:"version"`
+	Begun      int64        `json:"begun"` // nanoseconds since 1970
+	Size       job.Size     `json:"size"`
+	Blame      job.Blame    `json:"blame"`
+	Timeouts   job.Timeouts `json:"timeouts"`
+	Listen     string       `json:"listen"` // address and port of the rendezvous
+	MasterPort int          `json:"master_port"`
+}
+
+// Record is each further one: an input, when the machine was stepped with it, and the names of the
+// workers that it started then. The first of them may be a snapshot instead, which stands for all
+// that were before it.
+type Record struct {
+	Time int64    `json:"t"` // nanoseconds since 1970
+	Kind string   `json:"event"`
+	IDs  []string `json:"ids,omitempty"`
+
+	Hosts      []plan.Host  `json:"hosts,omitempty"`
+	Error      string       `json:"error,omitempty"`
+	Age        int64        `json:"age,omitempty"` // nanoseconds
+	Worker     string       `json:"worker,omitempty"`
+	PID        int          `json:"pid,omitempty"`
+	Join       *Join        `json:"join,omitempty"`
+	Report     Report       `json:"report,omitempty"`
+	Generation uint64       `json:"generation,omitempty"`
+	Commits    uint64       `json:"commits,omitempty"`
+	Code       int          `json:"code,omitempty"`
+	Signal     int          `json:"signal,omitempty"` // that has ended a worker, or the job
+	Evicted    bool         `json:"evicted,omitempty"`
+	Unkillable bool         `json:"unkillable,omitempty"`
+	Command    *job.Command `json:"command,omitempty"`
+	What       string       `json:"what,omitempty"`
+	Snapshot   *saved       `json:"snapshot,omitempty"`
+}
+
+// saved is the job between two steps: the machine, and what else is made of a journal.
+type saved struct {
+	Machine snapshot          `json:"machine"`
+	Recent  []json.RawMessage `json:"recent,omitempty"`
+	Mark    json.RawMessage   `json:"mark,omitempty"` // the driver's Config.Mark
+}
+
+// The kinds of records.
+const (
+	kindHosts       = "hosts"
+	kindFailed      = "discovery_failed_first"
+	kindStale       = "discovery_failed"
+	kindForked      = "forked"
+	kindJoined      = "joined"
+	kindReport      = "report"
+	kindBackend     = "backend"
+	kindEnded       = "ended"
+	kindWrites      = "writes"
+	kindInterrupted = "interrupted"
+	kindStalled     = "stalled"
+	kindStirred     = "stall_ended"
+	kindHung        = "hung"
+	kindMoved       = "moved"
+	kindJammed      = "jammed"
+	kindStuck       = "stuck"
+	kindDying       = "dying"
+	kindDeadline    = "deadline"
+	kindCommanded   = "commanded"
+	kindResumed     = "resumed"
+	kindSnapshot    = "snapshot"
+)
+
+// NewRecord returns what is written of an input, with the names that the machine has given to
+// workers meanwhile. Of errors it keeps the text.
+func NewRecord(now time.Time, in Input, ids []string) Record {
+	r := Record{Time: now.UnixNano(), IDs: ids}
+	switch e := in.(type) {
+	case HostsFound:
+		r.Kind, r.Hosts = kindHosts, e.Hosts
+	case SourceFailed:
+		r.Kind, r.Error = kindFailed, e.Err.Error()
+	case SourceStale:
+		r.Kind, r.Error, r.Age = kindStale, e.Err.Error(), int64(e.Age)
+	case WorkerForked:
+		r.Kind, r.Worker, r.PID = kindForked, e.ID, e.PID
+	case WorkerJoined:
+		r.Kind, r.Worker, r.Join = kindJoined, e.ID, &e.Join
+	case WorkerReported:
+		r.Kind, r.Worker, r.Report, r.Generation, r.Commits = kindReport, e.ID, e.Report, e.Generation, e.Commits
+	case BackendTold:
+		r.Kind, r.Worker, r.Generation, r.What = kindBackend, e.ID, e.Generation, e.Backend
+	case WorkerWrites:
+		r.Kind, r.Worker = kindWrites, e.ID
+	case WorkerEnded:
+		r.Kind, r.Worker, r.Code, r.Signal = kindEnded, e.ID, e.Exit.Code, int(e.Exit.Signal)
+		r.Evicted, r.Unkillable = e.Exit.Evicted, e.Exit.Unkillable
+		if e.Exit.Err != nil {
+			r.Error = e.Exit.Err.Error()
+		}
+	case Interrupted:
+		r.Kind, r.Error = kindInterrupted, e.Cause.Error()
+		var stopped job.StopSignal
+		if errors.As(e.Cause, &stopped) {
+			r.Signal = int(stopped.Signal)
+		}
+	case WorkerStalled:
+		r.Kind, r.Worker, r.Generation, r.What = kindStalled, e.ID, e.Generation, e.What
+	case WorkerStirred:
+		r.Kind, r.Worker, r.Generation = kindStirred, e.ID, e.Generation
+	case WorkerHung:
+		r.Kind, r.Worker, r.Generation, r.What = kindHung, e.ID, e.Generation, e.What
+	case WorkerMoved:
+		r.Kind, r.Worker, r.Generation, r.Age = kindMoved, e.ID, e.Generation, int64(e.Ago)
+	case WorldJammed:
+		r.Kind, r.Generation, r.What = kindJammed, e.Generation, e.What
+	case WorldStuck:
+		r.Kind, r.Generation, r.What = kindStuck, e.Generation, e.What
+	case WorkerDying:
+		r.Kind, r.Worker, r.What = kindDying, e.ID, e.What
+	case DeadlinePassed:
+		r.Kind = kindDeadline
+	case Commanded:
+		r.Kind, r.Command = kindCommanded, &e.Command
+	case Resumed:
+		r.Kind = kindResumed
+	default:
+		panic(fmt.Sprintf("driver: unknown input %T", in))
+	}
+	return r
+}
+
+// input returns what NewRecord was given.
+func (r *Record) input() (Input, error) {
+	switch r.Kind {
+	case kindHosts:
+		return HostsFound{r.Hosts}, plan.CheckHosts(r.Hosts)
+	case kindFailed:
+		return SourceFailed{errors.New(r.Error)}, nil
+	case kindStale:
+		return SourceStale{errors.New(r.Error), time.Duration(r.Age)}, nil
+	case kindForked:
+		return WorkerForked{r.Worker, r.PID}, nil
+	case kindJoined:
+		if r.Join == nil {
+			return nil, errors.New("a join that says nothing")
+		}
+		return WorkerJoined{r.Worker, *r.Join}, nil
+	case kindReport:
+		return WorkerReported{r.Worker, r.Report, r.Generation, r.Commits}, nil
+	case kindBackend:
+		return BackendTold{r.Worker, r.Generation, r.What}, nil
+	case kindWrites:
+		return WorkerWrites{r.Worker}, nil
+	case kindEnded:
+		exit := job.Exit{Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable}
+		if r.Error != "" {
+			exit.Err = errors.New(r.Error)
+		}
+		return WorkerEnded{r.Worker, exit}, nil
+	case kindInterrupted:
+		if r.Signal != 0 {
+			return Interrupted{job.StopSignal{Signal: syscall.Signal(r.Signal)}}, nil
+		}
+		return Interrupted{errors.New(r.Error)}, nil
+	case kindStalled:
+		return WorkerStalled{r.Worker, r.Generation, r.What}, nil
+	case kindStirred:
+		return WorkerStirred{r.Worker, r.Generation}, nil
+	case kindHung:
+		return WorkerHung{r.Worker, r.Generation, r.What}, nil
+	case kindMoved:
+		return WorkerMoved{r.Worker, r.Generation, time.Duration(r.Age)}, nil
+	case kindJammed:
+		return WorldJammed{r.Generation, r.What}, nil
+	case kindStuck:
+		return WorldStuck{r.Generation, r.What}, nil
+	case kindDying:
+		return WorkerDying{r.Worker, r.What}, nil
+	case kindDeadline:
+		return DeadlinePassed{}, nil
+	case kindCommanded:
+		if r.Command == nil {
+			return nil, errors.New("a command that asks for nothing")
+		}
+		return Commanded{*r.Command}, r.Command.Check()
+	case kindResumed:
+		return Resumed{}, nil
+	}
+	return nil, fmt.Errorf("an event of the unknown kind %q", r.Kind)
+}
+
+// Replay makes a machine and feeds it what a journal holds, record by record. The zero Replay is
+// ready.
+type Replay struct {
+	// Job is the journal's first record; nil: it was not read yet.
+	Job *JobRecord
+	// Machine is what the records so far have made.
+	Machine *Machine
+	// Recent are the last events.
+	Recent Recent
+	// Marked and Told, if not nil, are given the mark of the snapshot, if there is one, and each
+	// event after it.
+	Marked func(json.RawMessage)
+	Told   func(job.Event)
+
+	fed    bool     // the machine has been fed something
+	ids    []string // that are still to be given
+	lacked bool     // the machine asked for more than were written down
+}
+
+// errDiverged: the machine does not do with the events what the machine that wrote them did.
+var errDiverged = errors.New("this version of hvdrun would have decided otherwise: resume the job with the version that began it")
+
+// Next takes the next record.
+func (p *Replay) Next(payload []byte) error {
+	if p.Job == nil {
+		return p.begin(payload)
+	}
+	var r Record
+	if err := decode(payload, &r); err != nil {
+		return err
+	}
+	var err error
+	if r.Kind == kindSnapshot {
+		err = p.restore(r.Snapshot)
+	} else {
+		err = p.step(&r)
+	}
+	p.fed = true
+	if err != nil {
+		return fmt.Errorf("driver: the journal: %w", err)
+	}
+	return nil
+}
+
+func (p *Replay) step(r *Record) error {
+	in, err := r.input()
+	if err != nil {
+		return err
+	}
+	p.ids = r.IDs
+	for _, a := range p.Machine.Step(time.Unix(0, r.Time).UTC(), in) {
+		if e, ok := a.(EmitEvent); ok {
+			p.Recent.Add(e.Event)
+			if p.Told != nil {
+				p.Told(e.Event)
+			}
+		}
+	}
+	if p.lacked || len(p.ids) > 0 {
+		return errDiverged
+	}
+	return nil
+}
+
+func (p *Replay) restore(s *saved) error {
+	if p.fed || s == nil {
+		return errors.New("a snapshot that makes no sense")
+	}
+	for _, e := range s.Recent {
+		p.Recent.Add(e)
+	}
+	if p.Marked != nil && s.Mark != nil {
+		p.Marked(s.Mark)
+	}
+	if err := p.Machine.load(s.Machine); err != nil {
+		return fmt.Errorf("its snapshot: %w", err)
+	}
+	return nil
+}
+
+func (p *Replay) begin(payload []byte) error {
+	var first JobRecord
+	var version struct{ Version int }
+	if err := json.Unmarshal(payload, &version); err != nil || version.Version != JournalVersion {
+		return fmt.Errorf("driver: the journal is of version %d; this program knows version %d", version.Version, JournalVersion)
+	}
+	if err := decode(payload, &first); err != nil {
+		return err
+	}
+	if _, err := first.Size.WithDefaults(); err != nil {
+		return fmt.Errorf("driver: the journal: %w", err)
+	}
+	if _, err := first.Blame.WithDefaults(); err != nil {
+		return fmt.Errorf("driver: the journal: %w", err)
+	}
+	p.Job = &first
+	p.Machine = New(Config{Size: first.Size, Blame: first.Blame, Timeouts: first.Timeouts}, func(plan.SlotID) string {
+		if len(p.ids) == 0 {
+			p.lacked = true
+			return ""
+		}
+		id := p.ids[0]
+		p.ids = p.ids[1:]
+		return id
+	})
+	return nil
+}
+
+// decode reads a record that must hold what v has, and nothing else.
+func decode(payload []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(payload))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("driver: the journal: %w", err)
+	}
+	return nil
+}
+
+// Records are those of a journal from which another driver would make what this one is: the machine,
+// the last events, and the driver's mark.
+func (m *Machine) Records(first JobRecord, recent Recent, mark json.RawMessage) ([][]byte, error) {
+	s := &saved{Machine: m.save(), Mark: mark}
+	var err error
+	if s.Recent, err = recent.Texts(); err != nil {
+		return nil, err
+	}
+	records := make([][]byte, 2)
+	for i, r := range []any{first, Record{Time: m.last.UnixNano(), Kind: kindSnapshot, Snapshot: s}} {
+		if records[i], err = json.Marshal(r); err != nil {
+			return nil, err
+		}
+	}
+	return records, nil
+}

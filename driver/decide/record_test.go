@@ -1,0 +1,291 @@
+package decide
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// all is one event of each kind.
+var all = []Input{
+	HostsFound{[]plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 1, Draining: true}}},
+	HostsFound{},
+	SourceFailed{errors.New("no such script")},
+	SourceStale{errors.New("exit status 1"), 3 * time.Second},
+	WorkerForked{"w1", 4711},
+	WorkerJoined{"w1", Join{
+		After: 3, Commits: 17, HoldsState: true, DataAddrs: []string{"10.0.0.1:7", "[::1]:7"}, NotifyAddr: "10.0.0.1:8",
+		Cause: "connection reset: \"é\"",
+	}},
+	WorkerJoined{"w2", Join{}},
+	WorkerReported{"w1", ReportDone, 4, 0},
+	WorkerReported{"w1", ReportLeaving, 4, 0},
+	WorkerReported{"w1", ReportCommitted, 4, 18},
+	WorkerReported{"w1", ReportDraining, 4, 18},
+	WorkerEnded{"w1", job.Exit{}},
+	WorkerEnded{"w1", job.Exit{Code: 7}},
+	WorkerEnded{"w1", job.Exit{Code: 137, Signal: syscall.SIGKILL}},
+	WorkerEnded{"w1", job.Exit{Code: 127, Err: errors.New("no such file")}},
+	WorkerEnded{"w1", job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}},
+	WorkerEnded{"w1", job.Exit{Code: 137, Err: errors.New("process 7 is still there"), Unkillable: true}},
+	Interrupted{job.StopSignal{Signal: syscall.SIGTERM}},
+	Interrupted{errors.New("driver: serving the rendezvous: no such luck")},
+	WorkerStalled{"w1", 4, "silent for 5s"},
+	WorkerStirred{"w1", 4},
+	WorkerHung{"w1", 4, "silent for 2m0s"},
+	WorldJammed{4, "all 2 ranks"},
+	WorldStuck{4, "ranks 0 1 in AllReduce"},
+	DeadlinePassed{},
+	Commanded{job.Command{Verb: job.Drain, Host: "a"}},
+	Commanded{job.Command{Verb: job.Exclude, Host: "fe80::1", Slot: new(0), For: 90 * time.Second}},
+	Commanded{job.Command{Verb: job.Scale, MinNP: new(1), MaxNP: new(0)}},
+	Commanded{job.Command{Verb: job.Readmit, Host: "a", Slot: new(3)}},
+	Resumed{},
+	WorkerWrites{"w1"},
+	WorkerDying{"w1", "was killed by signal 6 (aborted) and dumps its core"},
+	WorkerMoved{"w1", 4, 700 * time.Millisecond},
+	BackendTold{"w1", 4, "ipc+hosts"},
+}
+
+// TestRecordFormat: what is written of each kind of event is what an earlier build of this version wrote.
+func TestRecordFormat(t *testing.T) {
+	limit := 3
+	var got bytes.Buffer
+	enc := json.NewEncoder(&got)
+	first := JobRecord{
+		Version: JournalVersion, Begun: 1_700_000_000_000_000_000,
+		Size:   job.Size{NP: 4, Min: 2, Max: 8, Elastic: true},
+		Blame:  job.Blame{Policy: job.BlameHost, CooldownMin: time.Second, CooldownMax: time.Minute, ResetLimit: &limit},
+		Listen: "127.0.0.1:4000", MasterPort: 4001,
+	}
+	first.Timeouts = first.Timeouts.WithDefaults()
+	if err := enc.Encode(first); err != nil {
+		t.Fatal(err)
+	}
+	for i, in := range all {
+		if err := enc.Encode(NewRecord(time.Unix(1_700_000_000, int64(i)), in, []string{"x", "y"}[:i%3%2])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join("testdata", "journal", fmt.Sprintf("v%d.jsonl", JournalVersion))
+	if *update {
+		if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != string(want) {
+		t.Errorf("the format has changed, and with it must JournalVersion:\n%s", diff(string(want), got.String()))
+	}
+	lines := bytes.Split(bytes.TrimSpace(want), []byte("\n"))
+	var back JobRecord
+	if err := decode(lines[0], &back); err != nil || !reflect.DeepEqual(back, first) {
+		t.Errorf("%+v was read for %+v, %v", back, first, err)
+	}
+	for i, in := range all {
+		var r Record
+		if err := decode(lines[i+1], &r); err != nil {
+			t.Fatal(err)
+		}
+		back, err := r.input()
+		if err != nil || dump(&back) != dump(&in) || r.Time != time.Unix(1_700_000_000, int64(i)).UnixNano() {
+			t.Errorf("%#v was read for %#v, %v", back, in, err)
+		}
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	first, err := json.Marshal(JobRecord{Version: JournalVersion, Size: job.Size{NP: 1, Min: 1, Elastic: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ records, says string }{
+		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 5"},
+		"garbage":           {`garbage`, "of version 0"},
+		"an unknown event":  {string(first) + "\n" + `{"t":1,"event":"flood"}`, `unknown kind "flood"`},
+		"an unknown field":  {string(first) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, "colour"},
+		"bad hosts":         {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":-1}]}`, "slots"},
+		"a start too few":   {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":1}]}`, "decided otherwise"},
+		"a start too many":  {string(first) + "\n" + `{"t":1,"event":"hosts","ids":["x"]}`, "decided otherwise"},
+		"a join of nothing": {string(first) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "says nothing"},
+		"no command":        {string(first) + "\n" + `{"t":1,"event":"commanded"}`, "asks for nothing"},
+		"no snapshot":       {string(first) + "\n" + `{"t":1,"event":"snapshot"}`, "snapshot"},
+		"a late snapshot":   {string(first) + "\n" + `{"t":1,"event":"deadline"}` + "\n" + `{"t":1,"event":"snapshot","snapshot":{}}`, "snapshot"},
+		"a bad snapshot":    {string(first) + "\n" + `{"t":1,"event":"snapshot","snapshot":{"machine":{"size":{"NP":1},"members":["x"]}}}`, "the world makes no sense"},
+		"a bad command":     {string(first) + "\n" + `{"t":1,"event":"commanded","command":{"verb":"scale","min_np":0}}`, "at least one"},
+	} {
+		p := &Replay{}
+		var err error
+		for line := range strings.SplitSeq(c.records, "\n") {
+			if err = p.Next([]byte(line)); err != nil {
+				break
+			}
+		}
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got %v, want %q", name, err, c.says)
+		}
+	}
+}
+
+// TestReplayFromEveryCut: wherever the journal of a job is cut, between records and within them, the machine that is made
+// of it is the one that had written so much, in every field.
+func TestReplayFromEveryCut(t *testing.T) {
+	for seed := range rounds(12) {
+		s := newSim(t, seed)
+		dumps := []string{"", dump(s.m)} // by the number of records
+		s.stepped = func() { dumps = append(dumps, dump(s.m)) }
+		for range 60 {
+			s.trouble()
+		}
+		s.calm()
+		path := filepath.Join(t.TempDir(), "journal")
+		j, err := journal.Create(path, "sim")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends := []int64{j.Size()}
+		for _, r := range s.log {
+			if err := j.Append(r); err != nil {
+				t.Fatal(err)
+			}
+			ends = append(ends, j.Size())
+		}
+		j.Close()
+		whole, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, end := range ends {
+			within := end
+			if n+1 < len(ends) {
+				within += 1 + s.rnd.Int64N(ends[n+1]-end-1)
+			}
+			for _, cut := range []int64{end, within} {
+				p := &Replay{}
+				if _, _, err := journal.Read(bytes.NewReader(whole[:cut]), p.Next); err != nil {
+					t.Fatalf("seed %d, cut at %d: %v", seed, cut, err)
+				}
+				if n == 0 {
+					continue // no machine yet
+				}
+				if got := dump(p.Machine); got != dumps[n] {
+					t.Fatalf("seed %d, %d records of %d: the machine is another\n%s", seed, n, len(s.log),
+						diff(strings.ReplaceAll(dumps[n], " ", "\n"), strings.ReplaceAll(got, " ", "\n")))
+				}
+			}
+		}
+	}
+}
+
+// FuzzReplay: whatever a journal's records say, it is refused or makes a machine.
+func FuzzReplay(f *testing.F) {
+	for seed := range uint64(3) {
+		s := newSim(&testing.T{}, seed)
+		for range 40 {
+			s.trouble()
+		}
+		f.Add(bytes.Join(s.log, []byte("\n")))
+		records, err := s.m.Records(s.job, nil, nil)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(bytes.Join(append(records, []byte(`{"t":1,"event":"deadline"}`)), []byte("\n")))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p := &Replay{}
+		for line := range bytes.SplitSeq(text, []byte("\n")) {
+			if p.Next(line) != nil {
+				return
+			}
+		}
+	})
+}
+
+// dump writes down a value with all that it holds, in the same words for the same content. Errors are told by their text,
+// functions not at all; there is no difference between no slice and an empty one.
+func dump(v any) string {
+	var b strings.Builder
+	dumpTo(&b, reflect.ValueOf(v).Elem(), func(reflect.Type, string) bool { return false })
+	return b.String()
+}
+
+// dumpTo does so but for the fields that are to be skipped.
+func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, field string) bool) {
+	if v.CanAddr() {
+		v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem() // fields that are not exported too
+	}
+	if v.CanInterface() {
+		switch x := v.Interface().(type) {
+		case time.Time:
+			fmt.Fprint(b, x.UnixNano())
+			return
+		case error:
+			if x != nil && v.Kind() == reflect.Interface {
+				fmt.Fprintf(b, "error(%q,%d)", x.Error(), job.ExitStatus(x))
+				return
+			}
+		}
+	}
+	switch v.Kind() {
+	case reflect.Func:
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			b.WriteString("nil")
+			return
+		}
+		e := v.Elem()
+		if v.Kind() == reflect.Interface { // to be addressable
+			p := reflect.New(e.Type())
+			p.Elem().Set(e)
+			e = p.Elem()
+			b.WriteString(e.Type().String())
+		}
+		dumpTo(b, e, skip)
+	case reflect.Struct:
+		b.WriteString("{ ")
+		for i := range v.NumField() {
+			if skip(v.Type(), v.Type().Field(i).Name) {
+				continue
+			}
+			b.WriteString(v.Type().Field(i).Name + ":")
+			dumpTo(b, v.Field(i), skip)
+			b.WriteString(" ")
+		}
+		b.WriteString("}")
+	case reflect.Slice:
+		b.WriteString("[ ")
+		for i := range v.Len() {
+			dumpTo(b, v.Index(i), skip)
+			b.WriteString(" ")
+		}
+		b.WriteString("]")
+	case reflect.Map:
+		entries := map[string]string{}
+		for it := v.MapRange(); it.Next(); {
+			p := reflect.New(it.Value().Type())
+			p.Elem().Set(it.Value())
+			var e strings.Builder
+			dumpTo(&e, p.Elem(), skip)
+			entries[fmt.Sprint(it.Key().Interface())] = e.String()
+		}
+		fmt.Fprint(b, entries) // in order of keys
+	default:
+		fmt.Fprintf(b, "%#v", v.Interface())
+	}
+}

@@ -1,0 +1,497 @@
+package decide
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// TestRandomJobs plays the outside world against the machine: hosts come and go, workers die, hang, refuse to start and
+// depart at random, the driver dies and is resumed, and every promise that does not depend on the story is checked after each event. Then the trouble
+// ends, and the job must come to its end by itself.
+func TestRandomJobs(t *testing.T) {
+	for seed := range rounds(400) {
+		s := newSim(t, seed)
+		for range 120 {
+			s.trouble()
+		}
+		s.calm()
+		if t.Failed() {
+			t.Fatalf("seed %d:\n%s", seed, s.tail())
+		}
+	}
+}
+
+// rounds is how many of so many are enough for make check.
+func rounds(n uint64) uint64 {
+	if testing.Short() {
+		return n / 4
+	}
+	return n
+}
+
+// sim is a cluster whose workers follow the protocol, as far as they are let.
+type sim struct {
+	t     *testing.T
+	rnd   *rand.Rand
+	m     *Machine
+	now   time.Time
+	hosts []plan.Host
+	ages  map[string]int // when each listed host was first seen
+
+	procs  []*simProc
+	latest simWorld
+	seq    uint64
+	ended  bool
+	result error
+	trace  []string
+
+	// The driver's journal, and whether what it wrote down last is lost because it dies before it does it.
+	job      JobRecord
+	log      [][]byte
+	minted   []string
+	dies     bool
+	resuming bool
+	// stepped, if not nil, is called after each step.
+	stepped func()
+}
+
+type simProc struct {
+	id         string
+	slot       plan.SlotID
+	joined     bool   // a join of it waits
+	generation uint64 // of the world it is in
+	commits    uint64
+	holds      bool
+	stopped    bool // has been sent SIGTERM
+	dismissed  bool
+	hung       bool
+}
+
+type simWorld struct {
+	world   plan.World
+	members []string
+}
+
+func newSim(t *testing.T, seed uint64) *sim {
+	s := &sim{t: t, rnd: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(0, 0), ages: map[string]int{}}
+	np := 1 + s.rnd.IntN(4)
+	size := job.Size{NP: np, Min: 1 + s.rnd.IntN(np), Elastic: true}
+	if s.rnd.IntN(2) == 0 {
+		size.Max = np + s.rnd.IntN(3)
+	}
+	if s.rnd.IntN(2) == 0 {
+		size.Starts = 1 + s.rnd.IntN(2)
+	}
+	cfg, err := withDefaults(Config{Size: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.rnd.IntN(4) == 0 {
+		cfg.Blame = job.Blame{Policy: job.BlameHost, CooldownMin: time.Second, CooldownMax: 60 * time.Second}
+	}
+	s.job = JobRecord{Version: JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+	s.write(s.job)
+	s.m = New(cfg, s.newID)
+	return s
+}
+
+func (s *sim) newID(id plan.SlotID) string {
+	name := fmt.Sprintf("%v#%d", id, len(s.log)*100+len(s.minted))
+	s.minted = append(s.minted, name)
+	return name
+}
+
+func (s *sim) write(record any) {
+	b, err := json.Marshal(record)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.log = append(s.log, b)
+}
+
+func (s *sim) step(in Input) {
+	if s.ended {
+		return
+	}
+	s.trace = append(s.trace, fmt.Sprintf("%v %T %+v", s.now.Unix(), in, in))
+	defer s.checkRamp()
+	s.minted = nil
+	actions := s.m.Step(s.now, in)
+	s.write(NewRecord(s.now, in, s.minted))
+	if s.stepped != nil {
+		s.stepped()
+	}
+	if s.dies {
+		s.dies = false
+		s.resume()
+		return
+	}
+	for _, a := range actions {
+		s.trace = append(s.trace, fmt.Sprintf("    %T %+v", a, a))
+		s.take(a)
+	}
+}
+
+// checkRamp: of each host, no more workers start at a time than may.
+func (s *sim) checkRamp() {
+	starts := map[string]int{}
+	for _, w := range s.m.workers {
+		if w.phase == starting && s.now.Before(w.begun.Add(plainHold)) {
+			if starts[w.slot.Host]++; starts[w.slot.Host] > s.m.size.Starts {
+				s.t.Errorf("%d workers of %s start at a time", starts[w.slot.Host], w.slot.Host)
+			}
+		}
+	}
+}
+
+// resume puts another machine in the place of one that is dead, made of what that has written down.
+func (s *sim) resume() {
+	p := &Replay{}
+	for _, b := range s.log {
+		if err := p.Next(b); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.m = p.Machine
+	s.m.newID = s.newID
+	if s.m.finished {
+		s.ended, s.result = true, s.m.result
+		return
+	}
+	s.now = s.now.Add(time.Duration(s.rnd.IntN(60_000)) * time.Millisecond)
+	s.resuming = true
+	s.step(Resumed{})
+	s.resuming = false
+	for _, p := range slices.Clone(s.procs) {
+		if p.joined {
+			s.join(p) // its call had broken
+		}
+	}
+}
+
+// take carries out an action, and checks what must hold when it is asked for.
+func (s *sim) take(a Action) {
+	switch a := a.(type) {
+	case StartWorker:
+		if a.Again && s.proc(a.ID) != nil {
+			return
+		}
+		for _, p := range s.procs {
+			if p.slot == a.Slot.SlotID {
+				s.t.Errorf("%s is started while %s has its slot", a.ID, p.id)
+			}
+		}
+		if !s.m.doneFrom.IsZero() {
+			s.t.Errorf("%s is started after training was done", a.ID)
+		}
+		s.procs = append(s.procs, &simProc{id: a.ID, slot: a.Slot.SlotID})
+	case StopWorker:
+		p := s.proc(a.ID)
+		p.stopped = true
+	case GiveTime:
+	case ForgetWorker:
+		s.procs = slices.DeleteFunc(s.procs, func(p *simProc) bool { return p.id == a.ID })
+	case DismissWorker:
+		if p := s.proc(a.ID); s.resuming && p.dismissed {
+			return
+		} else if !p.joined {
+			s.t.Errorf("%s is dismissed and waits for nothing", a.ID)
+		} else {
+			p.joined, p.dismissed = false, true
+		}
+	case PublishWorld:
+		if !s.resuming || a.World.Generation > s.latest.world.Generation {
+			s.published(a)
+		}
+	case NotifyWorkers:
+		if a.Seq <= s.seq && !(s.resuming && a.Seq == s.seq) {
+			s.t.Errorf("seq %d follows %d", a.Seq, s.seq)
+		}
+		s.seq = a.Seq
+	case TellLoss:
+		for _, r := range a.Ranks {
+			p := s.proc(s.latest.members[r])
+			if a.Generation != s.latest.world.Generation || p != nil && !p.stopped {
+				s.t.Errorf("rank %d of generation %d lives and is told to be dead", r, a.Generation)
+			}
+		}
+	case FinishJob:
+		if len(s.procs) > 0 {
+			s.t.Errorf("the job ended with %d processes alive", len(s.procs))
+		}
+		s.ended, s.result = true, a.Err
+	}
+}
+
+func (s *sim) published(a PublishWorld) {
+	if a.World.Generation != s.latest.world.Generation+1 {
+		s.t.Errorf("generation %d follows %d", a.World.Generation, s.latest.world.Generation)
+	}
+	if n := a.World.Size(); n < s.m.size.Min || (s.m.size.Max > 0 && n > s.m.size.Max) {
+		s.t.Errorf("a world of %d, want %d to %d", n, s.m.size.Min, s.m.size.Max)
+	}
+	if !slices.IsSortedFunc(a.World.Slots, func(x, y plan.Slot) int { return x.Rank - y.Rank }) {
+		s.t.Error("ranks are out of order")
+	}
+	root := s.proc(a.Members[a.Root].id)
+	for r, w := range a.Members {
+		p := s.proc(w.id)
+		if p == nil || !p.joined {
+			s.t.Errorf("%s is in world %d and had not asked for it", w.id, a.World.Generation)
+			continue
+		}
+		if p.slot != a.World.Slots[r].SlotID {
+			s.t.Errorf("rank %d is %v, its worker runs in %v", r, a.World.Slots[r].SlotID, p.slot)
+		}
+		if p.holds && (!root.holds || p.commits > root.commits) {
+			s.t.Errorf("the root has %d commits (%v), %s has %d", root.commits, root.holds, p.id, p.commits)
+		}
+	}
+	for _, w := range a.Members {
+		p := s.proc(w.id)
+		p.joined, p.generation = false, a.World.Generation
+		if s.rnd.IntN(8) > 0 { // most syncs succeed
+			p.commits, p.holds = root.commits, root.holds || p.holds
+		}
+	}
+	s.latest = simWorld{world: a.World}
+	for _, w := range a.Members {
+		s.latest.members = append(s.latest.members, w.id)
+	}
+	s.checkAge(a.World)
+}
+
+// checkAge: older hosts keep lower ranks, unless a host is no longer listed.
+func (s *sim) checkAge(w plan.World) {
+	last := -1
+	for _, slot := range w.Slots {
+		at := slices.IndexFunc(s.m.hosts.Listed(), func(h plan.Host) bool { return h.Name == slot.Host })
+		if at >= 0 && at < last {
+			s.t.Errorf("rank %d is on an older host than the rank before", slot.Rank)
+		}
+		last = max(last, at)
+	}
+}
+
+func (s *sim) proc(id string) *simProc {
+	for _, p := range s.procs {
+		if p.id == id {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s *sim) end(p *simProc, x job.Exit) {
+	s.procs = slices.DeleteFunc(s.procs, func(o *simProc) bool { return o == p })
+	s.step(WorkerEnded{p.id, x})
+}
+
+func (s *sim) join(p *simProc) {
+	p.joined = true
+	s.step(WorkerJoined{p.id, Join{After: p.generation, Commits: p.commits, HoldsState: p.holds}})
+}
+
+// trouble is one random thing that happens.
+func (s *sim) trouble() {
+	if s.ended {
+		return
+	}
+	if s.rnd.IntN(40) == 0 {
+		s.dies = true // at the next event
+	}
+	if s.rnd.IntN(12) == 0 || len(s.hosts) == 0 {
+		s.hosts = nil
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if s.rnd.IntN(3) > 0 {
+				s.hosts = append(s.hosts, plan.Host{Name: name, Slots: s.rnd.IntN(4)})
+			}
+		}
+		s.step(HostsFound{slices.Clone(s.hosts)})
+		return
+	}
+	if s.rnd.IntN(25) == 0 {
+		s.command()
+		return
+	}
+	if len(s.procs) == 0 || s.rnd.IntN(5) == 0 {
+		s.pass(time.Duration(s.rnd.IntN(3000)) * time.Millisecond)
+		return
+	}
+	p := s.procs[s.rnd.IntN(len(s.procs))]
+	switch n := s.rnd.IntN(100); {
+	case n < 4:
+		s.end(p, job.Exit{Code: 137, Signal: syscall.SIGKILL})
+	case n < 6:
+		s.end(p, job.Exit{Code: 1})
+	case n < 7 && len(s.procs) > 1:
+		s.end(p, job.Exit{})
+	case n < 8:
+		p.hung = true
+	case n < 11 && p.generation > 0:
+		s.step(WorkerReported{p.id, ReportDraining, p.generation, p.commits})
+	case n < 12:
+		s.end(p, job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true})
+	case n < 15:
+		s.stall(p)
+	default:
+		s.behave(p)
+	}
+}
+
+// stall is what is found out about workers that hold up others, in time or too late.
+func (s *sim) stall(p *simProc) {
+	generation := s.latest.world.Generation - uint64(min(s.rnd.IntN(4)/3, int(s.latest.world.Generation)))
+	switch s.rnd.IntN(6) {
+	case 5:
+		s.step(WorkerMoved{p.id, generation, time.Duration(s.rnd.IntN(3)) * time.Second})
+	case 4:
+		s.step(WorldStuck{generation, "all wait"})
+	case 0:
+		s.step(WorkerStalled{p.id, generation, "in its own code"})
+	case 1:
+		s.step(WorkerStirred{p.id, generation})
+	case 2:
+		p.hung = true
+		s.step(WorkerHung{p.id, generation, "in its own code"})
+	case 3:
+		s.step(WorldJammed{generation, "all wait"})
+	}
+}
+
+// command is a person's, which may make no sense.
+func (s *sim) command() {
+	c := job.Command{
+		Verb: []job.Verb{job.Drain, job.Exclude, job.Readmit, job.Readmit, job.Scale}[s.rnd.IntN(5)],
+		Host: []string{"a", "b", "c", "d", "f"}[s.rnd.IntN(5)],
+	}
+	if s.rnd.IntN(2) == 0 {
+		c.Slot = new(s.rnd.IntN(4))
+	}
+	if c.Verb == job.Exclude && s.rnd.IntN(2) == 0 {
+		c.For = time.Duration(1+s.rnd.IntN(20_000)) * time.Millisecond
+	}
+	if c.Verb == job.Scale {
+		c.MinNP, c.MaxNP = new(1+s.rnd.IntN(4)), new(s.rnd.IntN(6))
+	}
+	s.step(Commanded{c})
+}
+
+// behave lets a worker do the next thing that its program would.
+func (s *sim) behave(p *simProc) {
+	switch {
+	case p.hung && !p.stopped:
+	case p.dismissed:
+		s.end(p, job.Exit{})
+	case p.stopped && (p.generation == 0 || s.rnd.IntN(2) == 0):
+		s.end(p, job.Exit{Code: 143, Signal: syscall.SIGTERM})
+	case p.joined:
+	case p.generation == 0:
+		s.join(p)
+	case p.generation == s.latest.world.Generation && s.complete() && s.rnd.IntN(3) > 0:
+		// A commit needs everybody; afterwards all have it.
+		for _, id := range s.latest.members {
+			q := s.proc(id)
+			q.commits, q.holds = q.commits+1, true
+		}
+		s.step(WorkerReported{p.id, ReportCommitted, p.generation, p.commits})
+	default:
+		s.join(p) // a failed operation, or an update it was told of
+	}
+}
+
+// complete tells whether all members of the latest world live and train.
+func (s *sim) complete() bool {
+	return !slices.ContainsFunc(s.latest.members, func(id string) bool {
+		p := s.proc(id)
+		return p == nil || p.joined || p.stopped || p.hung || p.generation != s.latest.world.Generation
+	})
+}
+
+func (s *sim) pass(d time.Duration) {
+	end := s.now.Add(d)
+	for n := 0; !s.ended; n++ {
+		at, ok := s.m.Deadline()
+		if !ok || at.After(end) {
+			break
+		}
+		if n > 1000 {
+			s.t.Errorf("a deadline at %v is never dealt with", at)
+			break
+		}
+		if at.After(s.now) {
+			s.now = at
+		}
+		s.step(DeadlinePassed{})
+	}
+	if end.After(s.now) { // a driver that takes over comes later
+		s.now = end
+	}
+}
+
+// calm ends the trouble: enough hosts stay, everybody does what they should, and the job must end well, unless its state
+// or all its workers are already gone.
+func (s *sim) calm() {
+	s.hosts = []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}, {Name: "e", Slots: 4}}
+	s.step(HostsFound{slices.Clone(s.hosts)})
+	for _, p := range s.procs {
+		p.hung = false
+	}
+	for range 4000 {
+		if s.ended {
+			break
+		}
+		// In calm, workers come to a new world only when they must.
+		busy := false
+		for _, p := range slices.Clone(s.procs) {
+			switch {
+			case s.ended || p.joined:
+			case p.stopped, p.dismissed, p.generation == 0:
+				s.behave(p)
+				busy = true
+			case !s.complete() || s.m.announced != 0:
+				s.join(p)
+				busy = true
+			}
+		}
+		if !busy && !s.ended && len(s.latest.members) > 0 && s.complete() && s.m.resetFrom.IsZero() && !s.m.any(starting) {
+			for _, id := range slices.Clone(s.latest.members) {
+				s.step(WorkerReported{id, ReportDone, s.latest.world.Generation, 0})
+			}
+			for _, id := range slices.Clone(s.latest.members) {
+				if p := s.proc(id); p != nil {
+					s.end(p, job.Exit{})
+				}
+			}
+		} else if !busy {
+			s.pass(time.Second)
+		}
+	}
+	var worker *job.WorkerError
+	switch {
+	case !s.ended:
+		s.t.Errorf("the job does not end")
+	case s.result == nil, errors.Is(s.result, job.ErrStateLost), errors.As(s.result, &worker),
+		strings.Contains(s.result.Error(), "waited for each other"):
+	default:
+		s.t.Errorf("the job ended with %v", s.result)
+	}
+}
+
+func (s *sim) tail() string {
+	out := ""
+	for _, line := range s.trace[max(0, len(s.trace)-60):] {
+		out += line + "\n"
+	}
+	return out
+}

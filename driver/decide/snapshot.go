@@ -1,0 +1,384 @@
+package decide
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// snapshot is all that a machine is, between two steps, as a journal holds it in place of the
+// records that led there.
+type snapshot struct {
+	Last  time.Time  `json:"last"` // when the machine was last stepped
+	Size  job.Size   `json:"size"`
+	Hosts hostsState `json:"hosts"`
+	Wants []slotRun  `json:"wants,omitempty"`
+	Fixed []slotRun  `json:"fixed,omitempty"`
+
+	Workers []savedWorker `json:"workers,omitempty"`
+	Gone    []savedWorker `json:"gone,omitempty"` // members of the current world that have ended
+	World   plan.World    `json:"world"`
+	Members []string      `json:"members,omitempty"` // of the world, by rank
+	Root    int           `json:"root,omitempty"`
+	RootSeq uint64        `json:"root_seq,omitempty"` // as the world was published
+	Seq     uint64        `json:"seq,omitempty"`
+
+	Started    bool        `json:"started,omitempty"`
+	Queued     int         `json:"queued,omitempty"`
+	NewsFrom   time.Time   `json:"news_from,omitzero"`
+	Unready    bool        `json:"unready,omitempty"`
+	Ran        []savedSlot `json:"ran,omitempty"`
+	Joined     time.Time   `json:"joined,omitzero"`
+	Progress   bool        `json:"progress,omitempty"`
+	Committed  bool        `json:"committed,omitempty"`
+	Backends   []string    `json:"backends,omitempty"`
+	Announced  plan.Change `json:"announced,omitempty"`
+	Short      bool        `json:"short,omitempty"`
+	ShortFrom  time.Time   `json:"short_from,omitzero"`
+	ResetFrom  time.Time   `json:"reset_from,omitzero"`
+	Reminded   bool        `json:"reminded,omitempty"`
+	RemoveFrom time.Time   `json:"remove_from,omitzero"`
+	Dead       []int       `json:"dead,omitempty"`
+	Told       int         `json:"told,omitempty"`
+	DeadFrom   time.Time   `json:"dead_from,omitzero"`
+	Given      bool        `json:"given,omitempty"`
+	Stucks     int         `json:"stucks,omitempty"`
+	Resets     int         `json:"resets,omitempty"`
+	ResetsAt   []time.Time `json:"resets_at,omitempty"`
+	Failures   []savedSlot `json:"failures,omitempty"`
+	Commits    uint64      `json:"commits,omitempty"`
+
+	DoneFrom time.Time   `json:"done_from,omitzero"`
+	DoneExit bool        `json:"done_exit,omitempty"`
+	Bad      *savedError `json:"bad,omitempty"`
+	Went     bool        `json:"went,omitempty"`
+	Late     *savedError `json:"late,omitempty"`
+
+	Decided bool        `json:"decided,omitempty"`
+	Result  *savedError `json:"result,omitempty"`
+	EndFrom time.Time   `json:"end_from,omitzero"`
+
+	Writes    uint64          `json:"writes,omitempty"`
+	Wrote     uint64          `json:"wrote,omitempty"`
+	Unwritten *savedUnwritten `json:"unwritten,omitempty"`
+	Finished  bool            `json:"finished,omitempty"`
+
+	State     job.State `json:"state,omitempty"`
+	StateFrom time.Time `json:"state_from,omitzero"`
+}
+
+type savedWorker struct {
+	ID    string     `json:"id"`
+	PID   int        `json:"pid,omitempty"`
+	Start savedStart `json:"start"`
+	Join  Join       `json:"join"`
+
+	Since      time.Time `json:"since,omitzero"`
+	Begun      time.Time `json:"begun,omitzero"`
+	Generation uint64    `json:"generation,omitempty"`
+	Rank       int       `json:"rank,omitempty"`
+	Phase      phase     `json:"phase,omitempty"`
+	Holds      bool      `json:"holds,omitempty"`
+	Done       bool      `json:"done,omitempty"`
+	Wanted     bool      `json:"wanted,omitempty"`
+	Removed    bool      `json:"removed,omitempty"`
+	Asked      bool      `json:"asked,omitempty"`
+	Stays      bool      `json:"stays,omitempty"`
+	Reason     string    `json:"reason,omitempty"`
+	Comes      bool      `json:"comes,omitempty"`
+	Answered   bool      `json:"answered,omitempty"`
+	Last       bool      `json:"last,omitempty"`
+	Left       bool      `json:"left,omitempty"`
+	Writes     uint64    `json:"writes,omitempty"`
+	WroteAt    time.Time `json:"wrote_at,omitzero"`
+	Unwritten  bool      `json:"unwritten,omitempty"`
+
+	StalledFrom time.Time `json:"stalled_from,omitzero"`
+	MovedFrom   time.Time `json:"moved_from,omitzero"`
+	DoneFrom    time.Time `json:"done_from,omitzero"`
+	Reminded    bool      `json:"reminded,omitempty"`
+}
+
+// savedStart is how a worker was started.
+type savedStart struct {
+	Slot      plan.Slot `json:"slot"`
+	Size      int       `json:"size,omitempty"` // of the trial world, as are the next three
+	GroupRank int       `json:"group_rank,omitempty"`
+	GroupSize int       `json:"group_size,omitempty"`
+	First     string    `json:"first,omitempty"`
+	Resets    int       `json:"resets,omitempty"`
+	Again     bool      `json:"again,omitempty"`
+	Forked    bool      `json:"forked,omitempty"`
+}
+
+type (
+	// slotRun is slots of a host that follow each other: there may be a hundred thousand.
+	slotRun struct {
+		Host string `json:"host"`
+		From int    `json:"from,omitempty"`
+		N    int    `json:"n"`
+	}
+	// savedSlot is a slot, and how often there was something about it.
+	savedSlot struct {
+		Host string `json:"host"`
+		Slot int    `json:"slot,omitempty"`
+		N    int    `json:"n,omitempty"`
+	}
+	savedUnwritten struct {
+		Worker  string `json:"worker"`
+		Commits uint64 `json:"commits,omitempty"`
+	}
+	// savedError is an error, as far as the machine and its job's exit status look at it.
+	savedError struct {
+		Text   string       `json:"text,omitempty"`
+		Status int          `json:"status,omitempty"` // that it has as one of the package's errors
+		Signal int          `json:"signal,omitempty"` // that has ended the job
+		Worker *savedFailed `json:"worker,omitempty"`
+	}
+	// savedFailed is a *WorkerError.
+	savedFailed struct {
+		Host       string `json:"host"`
+		Slot       int    `json:"slot,omitempty"`
+		Rank       int    `json:"rank,omitempty"`
+		Reason     string `json:"reason,omitempty"`
+		Code       int    `json:"code,omitempty"`
+		Signal     int    `json:"signal,omitempty"`
+		Error      string `json:"error,omitempty"`
+		Evicted    bool   `json:"evicted,omitempty"`
+		Unkillable bool   `json:"unkillable,omitempty"`
+	}
+)
+
+// save returns what the machine is now.
+func (m *Machine) save() snapshot {
+	s := snapshot{
+		Last: m.last, Size: m.size, Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed),
+		World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Seq: m.seq,
+		Started: m.started, Queued: m.queued, NewsFrom: m.newsFrom, Unready: m.unready, Joined: m.joined, Progress: m.progress,
+		Committed: m.committed, Backends: m.backends, Announced: m.announced, Short: m.short, ShortFrom: m.shortFrom,
+		ResetFrom: m.resetFrom, Reminded: m.reminded, RemoveFrom: m.removeFrom, Dead: m.dead, Told: m.told, DeadFrom: m.deadFrom,
+		Given: m.given, Stucks: m.stucks, Resets: m.resets, ResetsAt: m.resetsAt, Commits: m.commits,
+		DoneFrom: m.doneFrom, DoneExit: m.doneExit, Bad: saveFailed(m.bad), Went: m.went, Late: saveFailed(m.late),
+		Decided: m.decided, Result: saveError(m.result), EndFrom: m.endFrom,
+		Writes: m.writes, Wrote: m.wrote, Finished: m.finished, State: m.state, StateFrom: m.stateFrom,
+	}
+	for _, w := range m.workers {
+		s.Workers = append(s.Workers, w.save())
+	}
+	for _, w := range m.published.Members {
+		if s.Members = append(s.Members, w.id); m.find(w.id) == nil {
+			s.Gone = append(s.Gone, w.save())
+		}
+	}
+	if m.unwritten != nil {
+		s.Unwritten = &savedUnwritten{m.unwritten.worker, m.unwritten.commits}
+	}
+	for id := range m.ran {
+		s.Ran = append(s.Ran, savedSlot{Host: id.Host, Slot: id.Index})
+	}
+	for id, n := range m.failures {
+		s.Failures = append(s.Failures, savedSlot{id.Host, id.Index, n})
+	}
+	for _, slots := range [][]savedSlot{s.Ran, s.Failures} {
+		slices.SortFunc(slots, func(a, b savedSlot) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Slot, b.Slot)) })
+	}
+	return s
+}
+
+// load makes a machine that has just been made what another was. The snapshot is the machine's
+// then.
+func (m *Machine) load(s snapshot) (err error) {
+	m.last, m.size = s.Last, s.Size
+	if _, err := s.Size.WithDefaults(); err != nil {
+		return err
+	}
+	m.seq, m.world = s.Seq, s.World
+	m.started, m.queued, m.newsFrom, m.unready, m.joined, m.progress = s.Started, s.Queued, s.NewsFrom, s.Unready, s.Joined, s.Progress
+	m.committed, m.backends, m.announced, m.short, m.shortFrom = s.Committed, s.Backends, s.Announced, s.Short, s.ShortFrom
+	m.resetFrom, m.reminded, m.removeFrom, m.dead, m.told, m.deadFrom = s.ResetFrom, s.Reminded, s.RemoveFrom, s.Dead, s.Told, s.DeadFrom
+	m.given, m.stucks, m.resets, m.resetsAt, m.commits = s.Given, s.Stucks, s.Resets, s.ResetsAt, s.Commits
+	m.doneFrom, m.doneExit, m.bad, m.went, m.late = s.DoneFrom, s.DoneExit, s.Bad.failed(), s.Went, s.Late.failed()
+	m.decided, m.result, m.endFrom = s.Decided, s.Result.load(), s.EndFrom
+	m.writes, m.wrote, m.finished, m.state, m.stateFrom = s.Writes, s.Wrote, s.Finished, s.State, s.StateFrom
+	if s.Unwritten != nil {
+		m.unwritten = &unwritten{s.Unwritten.Worker, s.Unwritten.Commits}
+	}
+	for _, x := range s.Ran {
+		m.ran[plan.SlotID{Host: x.Host, Index: x.Slot}] = true
+	}
+	for _, x := range s.Failures {
+		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
+	}
+	if m.hosts, err = restoreHosts(hostsConfig(m.blame), s.Hosts); err != nil {
+		return err
+	}
+	if m.wants, err = loadRuns(s.Wants); err != nil {
+		return err
+	}
+	if m.fixed, err = loadRuns(s.Fixed); err != nil {
+		return err
+	}
+	return m.loadWorkers(s)
+}
+
+// loadWorkers is the part of load about the workers and the world.
+func (m *Machine) loadWorkers(s snapshot) error {
+	gone := make(map[string]*Worker, len(s.Gone))
+	for _, x := range s.Gone {
+		gone[x.ID] = x.load()
+	}
+	for _, x := range s.Workers {
+		w := x.load()
+		if m.find(w.id) != nil || m.in(w.slot) != nil || gone[w.id] != nil || w.phase > stopping {
+			return fmt.Errorf("worker %s makes no sense", w.id)
+		}
+		m.add(w)
+	}
+	if len(s.Members) != len(s.World.Slots) || s.World.Generation > 0 && (s.Root < 0 || s.Root >= len(s.Members)) {
+		return errors.New("the world makes no sense")
+	}
+	m.published = PublishWorld{World: s.World, Root: s.Root, Seq: s.RootSeq}
+	for _, id := range s.Members {
+		w := m.find(id)
+		if w == nil {
+			w = gone[id]
+		}
+		if w == nil {
+			return fmt.Errorf("there is no worker %s", id)
+		}
+		m.published.Members = append(m.published.Members, w)
+	}
+	return nil
+}
+
+func (w *Worker) save() savedWorker {
+	return savedWorker{
+		ID: w.id, PID: w.pid, Join: w.join, Reason: w.reason,
+		Start: savedStart{
+			Slot: w.start.Slot, Size: w.start.Trial.Size, GroupRank: w.start.Trial.GroupRank, GroupSize: w.start.Trial.GroupSize,
+			First: w.start.Trial.First, Resets: w.start.Resets, Again: w.start.Again, Forked: w.start.Forked,
+		},
+		Since: w.since, Begun: w.begun, Generation: w.generation, Rank: w.rank, Phase: w.phase, Holds: w.holds, Done: w.done,
+		Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays, Comes: w.comes, Answered: w.answered, Last: w.last,
+		Left: w.left, Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
+		StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded,
+	}
+}
+
+func (s *savedWorker) load() *Worker {
+	return &Worker{
+		id: s.ID, slot: s.Start.Slot.SlotID, pid: s.PID, join: s.Join, reason: s.Reason,
+		start: StartWorker{
+			ID: s.ID, Slot: s.Start.Slot, Resets: s.Start.Resets, Again: s.Start.Again, Forked: s.Start.Forked,
+			Trial: TrialWorld{s.Start.Size, s.Start.GroupRank, s.Start.GroupSize, s.Start.First},
+		},
+		since: s.Since, begun: s.Begun, generation: s.Generation, rank: s.Rank, phase: s.Phase, holds: s.Holds, done: s.Done,
+		wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays, comes: s.Comes, answered: s.Answered, last: s.Last,
+		left: s.Left, writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten,
+		stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
+	}
+}
+
+func saveRuns(ids []plan.SlotID) (runs []slotRun) {
+	for _, id := range ids {
+		if n := len(runs) - 1; n >= 0 && runs[n].Host == id.Host && runs[n].From+runs[n].N == id.Index {
+			runs[n].N++
+		} else {
+			runs = append(runs, slotRun{id.Host, id.Index, 1})
+		}
+	}
+	return runs
+}
+
+func loadRuns(runs []slotRun) (ids []plan.SlotID, err error) {
+	for _, r := range runs {
+		if r.From < 0 || r.N < 0 || r.From+r.N > plan.MaxSlots {
+			return nil, fmt.Errorf("host %s has no slots %d to %d", r.Host, r.From, r.From+r.N-1)
+		}
+		for i := range r.N {
+			ids = append(ids, plan.SlotID{Host: r.Host, Index: r.From + i})
+		}
+	}
+	return ids, nil
+}
+
+// storedError stands for one of the package's errors that was wrapped.
+type storedError struct {
+	text string
+	is   []error
+}
+
+func (e *storedError) Error() string   { return e.text }
+func (e *storedError) Unwrap() []error { return e.is }
+
+func saveError(err error) *savedError {
+	if err == nil {
+		return nil
+	}
+	var failed *job.WorkerError
+	if errors.As(err, &failed) && failed == err {
+		return saveFailed(failed)
+	}
+	s := &savedError{Text: err.Error()}
+	if status := job.ExitStatus(err); job.Sentinel(status) != nil {
+		s.Status = status
+	}
+	var stopped job.StopSignal
+	if errors.As(err, &stopped) {
+		s.Signal = int(stopped.Signal)
+	}
+	return s
+}
+
+func (s *savedError) load() error {
+	switch {
+	case s == nil:
+		return nil
+	case s.Worker != nil:
+		return s.failed()
+	}
+	e := &storedError{text: s.Text}
+	if known := job.Sentinel(s.Status); known != nil {
+		e.is = append(e.is, known)
+	}
+	if s.Signal != 0 {
+		e.is = append(e.is, job.StopSignal{Signal: syscall.Signal(s.Signal)})
+	}
+	return e
+}
+
+func saveFailed(e *job.WorkerError) *savedError {
+	if e == nil {
+		return nil
+	}
+	f := &savedFailed{
+		Host: e.Slot.Host, Slot: e.Slot.Index, Rank: e.Rank, Reason: e.Reason,
+		Code: e.Exit.Code, Signal: int(e.Exit.Signal), Evicted: e.Exit.Evicted, Unkillable: e.Exit.Unkillable,
+	}
+	if e.Exit.Err != nil {
+		f.Error = e.Exit.Err.Error()
+	}
+	return &savedError{Worker: f}
+}
+
+// failed returns the *WorkerError that was saved, nil where there was none.
+func (s *savedError) failed() *job.WorkerError {
+	if s == nil || s.Worker == nil {
+		return nil
+	}
+	f := s.Worker
+	e := &job.WorkerError{
+		Slot: plan.SlotID{Host: f.Host, Index: f.Slot}, Rank: f.Rank, Reason: f.Reason,
+		Exit: job.Exit{Code: f.Code, Signal: syscall.Signal(f.Signal), Evicted: f.Evicted, Unkillable: f.Unkillable},
+	}
+	if f.Error != "" {
+		e.Exit.Err = errors.New(f.Error)
+	}
+	return e
+}

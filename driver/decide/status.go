@@ -1,0 +1,273 @@
+package decide
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// noteState notes since when the job has done what it does now.
+func (m *Machine) noteState(now time.Time) {
+	if s := m.doing(); s != m.state {
+		m.state, m.stateFrom = s, now
+	}
+}
+
+func (m *Machine) doing() job.State {
+	switch {
+	case m.finished && m.result == nil:
+		return job.Done
+	case m.finished:
+		return job.Failed
+	case m.decided:
+		return job.Stopping
+	case !m.doneFrom.IsZero():
+		return job.Finishing
+	case !m.started, !m.shortFrom.IsZero():
+		return job.Waiting
+	case m.world.Generation == 0:
+		return job.Starting
+	case !m.resetFrom.IsZero():
+		return job.Resetting
+	}
+	return job.Running
+}
+
+// forgetFailures drops the counts of hosts that are gone, so that ever new names do not pile up.
+func (m *Machine) forgetFailures() {
+	if len(m.failures) == 0 {
+		return
+	}
+	listed := make(map[string]bool)
+	for _, h := range m.hosts.Listed() {
+		listed[h.Name] = true
+	}
+	for id := range m.failures {
+		if !listed[id.Host] {
+			delete(m.failures, id)
+		}
+	}
+}
+
+// Beats is what workers tell of themselves while they train.
+type Beats interface {
+	// What tells in words what a worker does; empty: nothing is known.
+	What(now time.Time, id string) string
+	// Commits is the number of a worker's last commit in a generation; 0: nothing is known.
+	Commits(id string, generation uint64) uint64
+}
+
+// Status tells how the job is doing, without its name, its driver and its events. Beats are what the workers have said
+// of themselves; nil: nobody has heard.
+func (m *Machine) Status(now time.Time, beats Beats) job.Status {
+	s := job.Status{
+		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
+		Generation: m.world.Generation, Size: m.world.Size(),
+		NP: m.size.NP, MinNP: m.size.Min, MaxNP: m.size.Max, Elastic: m.size.Elastic, Resets: m.resets,
+		Hosts: []job.Host{}, Waits: []job.Wait{}, Events: []json.RawMessage{},
+	}
+	if m.state == "" { // nothing has happened yet
+		s.State = job.Waiting
+	}
+	if m.result != nil {
+		s.Message = strings.TrimPrefix(m.result.Error(), "driver: ")
+	}
+	in := maps.Clone(m.bySlot)
+	at := make(map[string]int)
+	for _, h := range m.hosts.Listed() {
+		at[h.Name] = len(s.Hosts)
+		host := job.Host{Host: h.Name, Listed: true, Draining: h.Draining, Slots: make([]job.Slot, h.Slots)}
+		for i := range h.Slots {
+			id := plan.SlotID{Host: h.Name, Index: i}
+			host.Slots[i] = m.slotStatus(now, id, in[id], beats)
+			delete(in, id)
+		}
+		s.Hosts = append(s.Hosts, host)
+	}
+	for _, w := range m.workers { // those that are in no slot of the list
+		if in[w.slot] == nil {
+			continue
+		}
+		i, ok := at[w.slot.Host]
+		if !ok {
+			i = len(s.Hosts)
+			at[w.slot.Host] = i
+			s.Hosts = append(s.Hosts, job.Host{Host: w.slot.Host})
+		}
+		s.Hosts[i].Slots = append(s.Hosts[i].Slots, m.slotStatus(now, w.slot, w, beats))
+	}
+	if !m.finished {
+		s.Waits = append(s.Waits, m.waits(now)...)
+	}
+	return s
+}
+
+func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Beats) job.Slot {
+	s := job.Slot{Slot: id.Index, State: job.SlotFree, Failures: m.failures[id]}
+	until := func(t time.Time) {
+		if !t.IsZero() {
+			s.Until = new(t.UTC())
+		}
+	}
+	if hold, is := m.hosts.Held(now, id); is {
+		s.Out = job.SlotHeld
+		if hold.WhileListed {
+			s.Out = job.SlotDrained
+		} else if !hold.Until.IsZero() {
+			s.Out = job.SlotExcluded
+		}
+		until(hold.Until)
+	} else if x, is := m.hosts.Excluded(now, id); is {
+		s.Out = job.SlotExcluded
+		until(x.Until)
+	}
+	if s.Out != "" {
+		s.State = s.Out
+	}
+	if w == nil {
+		return s
+	}
+	s.PID = w.pid
+	if w.phase == waiting || w.generation != 0 { // else it never said anything
+		s.Commits = new(w.join.Commits)
+	}
+	if w.generation != 0 && w.generation == m.world.Generation {
+		s.Rank = new(w.rank)
+		if w.phase == training {
+			*s.Commits = max(w.join.Commits, m.commits)
+			if beats != nil {
+				*s.Commits = max(*s.Commits, beats.Commits(w.id, w.generation))
+			}
+		}
+	}
+	s.State = slotStates[w.phase]
+	s.What = m.whatOf(w)
+	if beats != nil && w.phase == training && !w.done {
+		if does := beats.What(now, w.id); s.What == "" {
+			s.What = does
+		} else if does != "" {
+			s.What += ", " + does
+		}
+	}
+	return s
+}
+
+var slotStates = [...]job.SlotState{
+	starting: job.SlotStarting, waiting: job.SlotReady, training: job.SlotTraining,
+	leaving: job.SlotLeaving, stopping: job.SlotStopping,
+}
+
+// whatOf is what the machine knows of what a worker does that is not in the name of its phase.
+func (m *Machine) whatOf(w *Worker) string {
+	switch {
+	case w.done:
+		return "is done"
+	case w.phase == stopping:
+		return w.reason
+	case w.asked:
+		return "was asked to leave"
+	case w.phase == training && !m.resetFrom.IsZero():
+		return fmt.Sprintf("has not left generation %d", w.generation)
+	case w.phase == waiting && w.generation == 0:
+		return "stands at the door"
+	}
+	return ""
+}
+
+// waits are those that have an end, the next first.
+func (m *Machine) waits(now time.Time) []job.Wait {
+	var all []job.Wait
+	add := func(until time.Time, format string, args ...any) {
+		all = append(all, job.Wait{For: fmt.Sprintf(format, args...), Until: until.UTC()})
+	}
+	done := !m.doneFrom.IsZero()
+	switch {
+	case m.decided:
+	case done:
+		m.finishWaits(add)
+	case !m.shortFrom.IsZero():
+		need, have := m.size.NP, len(m.hosts.Available(now))
+		if m.started {
+			need = m.size.Min
+		}
+		add(m.shortFrom.Add(m.wait.Elastic), "%d slots, %d there", need, have)
+	}
+	if !m.resetFrom.IsZero() && m.any(training) && !m.decided && !done {
+		add(m.resetFrom.Add(m.wait.Join), "%s to come to the next world", m.someNames(training))
+	}
+	var starts, ends time.Time
+	for _, w := range m.workers {
+		var by time.Time
+		limited := true
+		switch w.phase {
+		case starting:
+			if by, limited = m.startBy(w); limited && (starts.IsZero() || by.Before(starts)) {
+				starts = by
+			}
+		case leaving, stopping:
+			if by = w.graceFrom(w.since).Add(m.wait.Drain); ends.IsZero() || by.Before(ends) {
+				ends = by
+			}
+		}
+	}
+	if m.queued > 0 && !m.decided && !done {
+		add(m.newsFrom.Add(m.wait.Start), "%d more slots, whose workers start by and by", m.queued)
+	}
+	if !starts.IsZero() {
+		add(starts, "%s to join", m.someNames(starting))
+	}
+	if !ends.IsZero() {
+		add(ends, "%s to end", m.someNames(leaving, stopping))
+	}
+	slices.SortStableFunc(all, func(a, b job.Wait) int { return a.Until.Compare(b.Until) })
+	return all
+}
+
+// finishWaits are those of a job whose training is done.
+func (m *Machine) finishWaits(add func(until time.Time, format string, args ...any)) {
+	var first time.Time
+	others := false
+	for _, w := range m.workers {
+		switch {
+		case !w.lingers():
+			others = others || w.phase != stopping
+		case first.IsZero() || w.doneFrom.Before(first):
+			first = w.doneFrom
+		}
+	}
+	if others {
+		add(m.doneFrom.Add(m.wait.Finish), "the others to be done")
+	}
+	if !first.IsZero() {
+		add(first.Add(m.wait.Exit), "%s, which reported done, to exit", m.namesOf((*Worker).lingers))
+	}
+}
+
+// someNames lists the slots whose workers are in one of the phases, or the first of them where there are many.
+func (m *Machine) someNames(phases ...phase) string {
+	return m.namesOf(func(w *Worker) bool { return slices.Contains(phases, w.phase) })
+}
+
+func (m *Machine) namesOf(is func(*Worker) bool) string {
+	const most = 8
+	var names []string
+	n := 0
+	for _, w := range m.workers {
+		if !is(w) {
+			continue
+		}
+		if n++; n <= most {
+			names = append(names, w.slot.String())
+		}
+	}
+	if n > most {
+		names = append(names, fmt.Sprintf("and %d others", n-most))
+	}
+	return strings.Join(names, " ")
+}

@@ -1,0 +1,33 @@
+package decide
+
+import (
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// told are the commits that all workers have told of generation 3.
+type told uint64
+
+func (told) What(time.Time, string) string { return "" }
+
+func (n told) Commits(_ string, generation uint64) uint64 {
+	if generation == 3 {
+		return uint64(n)
+	}
+	return 0
+}
+
+// TestCommitsOfBeats: a status has the newest number that a worker has told of its world, and none
+// of another.
+func TestCommitsOfBeats(t *testing.T) {
+	m := &Machine{hosts: newHosts(cooldowns{}), world: plan.World{Generation: 3}, commits: 5}
+	w := &Worker{id: "w", generation: 3, phase: training}
+	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
+		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start
+		if got := *m.slotStatus(time.Unix(2, 0), w.slot, w, told(7)).Commits; got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}

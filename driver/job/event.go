@@ -1,0 +1,77 @@
+package job
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Event is one thing that happened to the job, as the events file tells it: Name and what of the other fields belongs to
+// that name (they are pointers or empty where they do not). It marshals to one JSON object.
+type Event struct {
+	Time time.Time
+	Name EventName
+	// Fields are the event's own, in the order in which they are written.
+	Fields []Field
+}
+
+// Field is one key and its value, which must be something encoding/json can write.
+type Field struct {
+	Key   string
+	Value any
+}
+
+// EventName is the "event" of an object in the events file.
+type EventName string
+
+// The events that a job's events file can hold.
+const (
+	HostsFound      EventName = "hosts_found"      // hosts
+	DiscoveryFailed EventName = "discovery_failed" // error
+	WorkerStarted   EventName = "worker_started"   // host, slot, pid
+	WorkerReady     EventName = "worker_ready"     // host, slot
+	Draining        EventName = "draining"         // host, slot, pid, rank: a worker was asked to leave, by whoever runs its host
+	WorldPublished  EventName = "world_published"  // generation, size, slots
+	HostsUpdated    EventName = "hosts_updated"    // seq, change
+	FirstCommit     EventName = "first_commit"     // generation, commits: the first commit of a world
+	Backend         EventName = "backend"          // generation, backend (nccl, ipc, ipc+hosts, staging), size: how a world's GPUs compute together, each once
+	WorkerExited    EventName = "worker_exited"    // host, slot, pid, rank, code, signal, cause
+	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
+	Returned        EventName = "returned"         // host, slot or null
+	Reset           EventName = "reset"            // count
+	DrainAsked      EventName = "drain_asked"      // host, slot or null: by a person
+	Stalled         EventName = "stalled"          // host, slot, pid, rank, generation, what; host null: nobody is missing
+	StallEnded      EventName = "stall_ended"      // host, slot, pid, rank, generation, seconds
+	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
+	Resumed         EventName = "resumed"          // another driver has taken over from one that died
+	JobDone         EventName = "job_done"         // status, message
+)
+
+// PublishedSlot is an element of a WorldPublished event's slots.
+type PublishedSlot struct {
+	Rank int    `json:"rank"`
+	Host string `json:"host"`
+	Slot int    `json:"slot"`
+	PID  int    `json:"pid"`
+}
+
+// FoundHost is an element of a HostsFound event's hosts.
+type FoundHost struct {
+	Host  string `json:"host"`
+	Slots int    `json:"slots"`
+	// Draining: its workers shall leave at the next step boundary.
+	Draining bool `json:"draining,omitempty"`
+}
+
+// MarshalJSON writes the event as one object: time (RFC 3339 with nanoseconds), event, then its fields in order.
+func (e Event) MarshalJSON() ([]byte, error) {
+	b := []byte(`{"time":"` + e.Time.UTC().Format("2006-01-02T15:04:05.000000000Z07:00") + `","event":"` + string(e.Name) + `"`)
+	for _, f := range e.Fields {
+		v, err := json.Marshal(f.Value)
+		if err != nil {
+			return nil, err
+		}
+		b = append(b, `,"`+f.Key+`":`...)
+		b = append(b, v...)
+	}
+	return append(b, '}'), nil
+}

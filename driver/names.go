@@ -1,0 +1,67 @@
+package driver
+
+import (
+	"errors"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// The values of a job, under the names that those know who embed the driver.
+type (
+	Size          = job.Size
+	FailurePolicy = job.FailurePolicy
+	Blame         = job.Blame
+	Timeouts      = job.Timeouts
+	Event         = job.Event
+	Field         = job.Field
+	EventName     = job.EventName
+	PublishedSlot = job.PublishedSlot
+	FoundHost     = job.FoundHost
+	StopSignal    = job.StopSignal
+	WorkerError   = job.WorkerError
+	Exit          = job.Exit
+)
+
+// What failures exclude: see [job.FailurePolicy].
+const (
+	BlameSlot = job.BlameSlot
+	BlameHost = job.BlameHost
+)
+
+// The events that a job's events file can hold.
+const (
+	HostsFound      = job.HostsFound
+	DiscoveryFailed = job.DiscoveryFailed
+	WorkerStarted   = job.WorkerStarted
+	WorkerReady     = job.WorkerReady
+	Draining        = job.Draining
+	WorldPublished  = job.WorldPublished
+	HostsUpdated    = job.HostsUpdated
+	FirstCommit     = job.FirstCommit
+	Backend         = job.Backend
+	WorkerExited    = job.WorkerExited
+	Excluded        = job.Excluded
+	Returned        = job.Returned
+	Reset           = job.Reset
+	DrainAsked      = job.DrainAsked
+	Stalled         = job.Stalled
+	StallEnded      = job.StallEnded
+	Scaled          = job.Scaled
+	Resumed         = job.Resumed
+	JobDone         = job.JobDone
+)
+
+// Errors that Run returns, wrapped with what led to them.
+var (
+	ErrNotEnoughSlots = job.ErrNotEnoughSlots
+	ErrResetLimit     = job.ErrResetLimit
+	ErrStateLost      = job.ErrStateLost
+	ErrDiscovery      = job.ErrDiscovery
+	ErrCheckpoint     = job.ErrCheckpoint
+	// ErrFinished is returned by Resume where the job has come to its end.
+	ErrFinished = errors.New("driver: the job has ended")
+)
+
+// Status returns the exit status that stands for an error of Run: 0 for nil, 128+n for StopSignal n, 1 for an error that has
+// none of its own.
+func Status(err error) int { return job.ExitStatus(err) }
