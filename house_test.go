@@ -70,7 +70,6 @@ func TestTableIsRead(t *testing.T) {
 	}
 }
 
-
 // heavy are modules that a training program must not link.
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",

@@ -9,72 +9,110 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// machine decides. It has no goroutine, lock, clock, socket or process: an event changes the facts it keeps, reconcile
-// compares them with what is wanted, and what is to be done about the difference comes out as actions.
+// Machine decides. It has no goroutine, lock, clock, socket or process: an input changes the facts it
+// keeps, reconcile compares them with what is wanted, and what is to be done about the difference
+// comes out as actions. Its fields stand together by how long they live.
 type Machine struct {
+	limits
+	fleet
+	history
+	generation
+	ending
+	shown
+	newID func(plan.SlotID) string
+	out   []Action
+}
+
+// limits are what the job was given; a person may change the size.
+type limits struct {
 	size  job.Size
 	blame job.Blame
 	wait  job.Timeouts
-	newID func(plan.SlotID) string
+}
 
+// fleet is the hosts and workers there are now.
+type fleet struct {
 	hosts   *hostTable
 	workers []*Worker // every process that has not exited, in order of start
 	byID    map[string]*Worker
 	bySlot  map[plan.SlotID]*Worker // a slot has one worker at a time
+	fixed   []plan.SlotID           // the slots of a job that is not elastic
 	wants   []plan.SlotID           // as of the last step; replaced, never changed
 	free    []plan.SlotID           // the available ones, as of freeAt; replaced, never changed
-	freeAt  uint64                  // Hosts.Changes
-	holder  *Worker                 // stays though its slot is not wanted, as of the last step: it alone has the state; nil: none does
-	world   plan.World
-	seq     uint64
+	freeAt  uint64                  // hostTable.Changes
+	// holder stays though its slot is not wanted, as of the last step: it alone has the state. Nil:
+	// nobody does.
+	holder *Worker
+	queued int // wanted slots whose workers have no place in the ramp yet, as of the last step
+}
 
-	started    bool                 // the first start has happened
-	queued     int                  // wanted slots whose workers have no place in the ramp yet, as of the last step
-	newsFrom   time.Time            // when a worker that starts has last joined, or the first of them has started
-	unready    bool                 // some worker has failed before it joined, since the last world
-	ran        map[plan.SlotID]bool // where a worker that must not be started again has run
-	fixed      []plan.SlotID        // the slots of a job that is not elastic
-	joined     time.Time            // when the first worker of the job joined
-	progress   bool                 // some worker has committed
-	committed  bool                 // some worker has committed in this generation
-	backends   []string             // that members of this generation have told of
-	announced  plan.Change          // what the members of this generation were told last
-	short      bool                 // a world could not be formed for want of workers
-	shortFrom  time.Time            // since when slots are waited for
-	resetFrom  time.Time            // when the first member left the current world
-	reminded   bool                 // the log has named those who have not, or those who are to leave and do not
-	removeFrom time.Time            // since when members are to leave at a commit
-	dead       []int                // ranks of the current world whose processes have died, or do not count any more
-	told       int                  // how many of them the members were told of
-	deadFrom   time.Time            // when the last died that they were not told of, or one of them came since
-	given      bool                 // the current world was given up, because all waited
-	stucks     int                  // worlds in a row that were, with no commit between them
-	resets     int
-	resetsAt   []time.Time         // those that count for the limit, where it has a window
-	failures   map[plan.SlotID]int // of workers that failed in slots of listed hosts
-	commits    uint64              // that the members of the current world had, at its beginning or at their first
+// history is what is remembered as long as the job runs.
+type history struct {
+	seq      uint64               // of the last notification
+	started  bool                 // the first start has happened
+	joined   time.Time            // when the first worker of the job joined
+	newsFrom time.Time            // when a worker that starts has last joined, or the first of them has started
+	ran      map[plan.SlotID]bool // where a worker that must not be started again has run
+	failures map[plan.SlotID]int  // of workers that failed in slots of listed hosts
+	progress bool                 // some worker has committed
+	stucks   int                  // worlds in a row that were given up because all waited, with no commit between them
+	resets   int
+	resetsAt []time.Time // those that count for the limit, where it has a window
+	wrote    uint64      // the newest commit that a worker has written as a last checkpoint
+}
 
+// generation is the current world and the way to the next: publish begins another one.
+type generation struct {
+	world     plan.World
+	published PublishWorld // as the world was
+	commits   uint64       // that its members had, at its beginning or at their first
+	committed bool         // some worker has committed in it
+	backends  []string     // that its members have told of
+	announced plan.Change  // what its members were told last
+	loss
+	way
+}
+
+// loss is what of the current world is lost.
+type loss struct {
+	dead     []int     // ranks whose processes have died, or do not count any more
+	told     int       // how many of them the members were told of
+	deadFrom time.Time // when the last died that they were not told of, or one of them came since
+	given    bool      // the world was given up, because all waited
+	// unwritten is a last checkpoint that is missing; nil: none is.
+	unwritten *unwritten
+}
+
+// way is what has happened on the way to the next world.
+type way struct {
+	removeFrom time.Time        // since when members are to leave at a commit
+	resetFrom  time.Time        // when the first member left the world
+	shortFrom  time.Time        // since when slots are waited for
+	short      bool             // a world could not be formed for want of workers
+	reminded   bool             // the log has named those who are late, at a reset or at the end
+	unready    bool             // some worker has failed before it joined
+	bad        *job.WorkerError // the first failure
+	went       bool             // a worker has exited with 0 of its own accord
+}
+
+// ending is the way to the job's end.
+type ending struct {
 	doneFrom time.Time        // when the first worker reported done
 	doneExit bool             // a worker that reported done has exited with 0
-	bad      *job.WorkerError // the first failure since the last world was published
-	went     bool             // a worker has exited with 0 of its own accord since then
 	late     *job.WorkerError // the first failure after done
 
-	decided bool // the job's result is known, workers are being stopped
-	result  error
-	endFrom time.Time // when the workers were stopped
+	decided  bool // the job's result is known, workers are being stopped
+	result   error
+	endFrom  time.Time // when the workers were stopped
+	writes   uint64    // the newest commit that a worker was told to write last; 0: none
+	finished bool
+}
 
-	writes    uint64     // the newest commit that a worker was told to write last; 0: none
-	wrote     uint64     // the newest commit that a worker has written last
-	unwritten *unwritten // the last checkpoint, where it is missing
-	finished  bool
-
+// shown is what a status tells of the machine itself.
+type shown struct {
 	last      time.Time // of the last step
 	state     job.State
 	stateFrom time.Time
-	published PublishWorld // as the current world was
-
-	out []Action
 }
 
 // phase is where a worker is in its life.
@@ -136,10 +174,13 @@ type Config struct {
 // New returns a machine that nothing has happened to. NewID names each worker that it starts.
 func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 	return &Machine{
-		size: cfg.Size, blame: cfg.Blame, wait: cfg.Timeouts, newID: newID,
-		byID: make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
-		failures: make(map[plan.SlotID]int), ran: make(map[plan.SlotID]bool),
-		hosts: newHosts(hostsConfig(cfg.Blame)),
+		limits: limits{cfg.Size, cfg.Blame, cfg.Timeouts},
+		fleet: fleet{
+			hosts: newHosts(hostsConfig(cfg.Blame)),
+			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
+		},
+		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int)},
+		newID:   newID,
 	}
 }
 

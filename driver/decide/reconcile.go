@@ -297,25 +297,20 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 	if err != nil {
 		panic(fmt.Sprintf("driver: assigning ranks: %v", err))
 	}
-	m.world = plan.World{Generation: m.world.Generation + 1, Slots: slots}
-	m.backends = nil
-	m.announced, m.committed, m.short, m.bad = 0, false, false, nil
-	m.went, m.reminded, m.given, m.unready = false, false, false, false
-	m.unwritten = nil // the job goes on, and writes others
-	m.dead, m.told, m.deadFrom = nil, 0, time.Time{}
-	m.shortFrom, m.resetFrom, m.removeFrom = time.Time{}, time.Time{}, time.Time{}
+	world := plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	root := 0
 	published := make([]job.PublishedSlot, len(members))
 	for r, w := range members {
 		if better(w, members[root]) {
 			root = r
 		}
-		w.generation, w.rank = m.world.Generation, r
+		w.generation, w.rank = world.Generation, r
 		m.enter(now, w, training)
 		published[r] = job.PublishedSlot{Rank: r, Host: w.slot.Host, Slot: w.slot.Index, PID: w.pid}
 	}
-	m.commits = members[root].join.Commits
-	m.published = PublishWorld{m.world, members, root, m.seq}
+	m.generation = generation{
+		world: world, published: PublishWorld{world, members, root, m.seq}, commits: members[root].join.Commits,
+	}
 	m.do(m.published)
 	m.emit(now, job.WorldPublished, field("generation", m.world.Generation), field("size", len(members)),
 		field("root", root), field("slots", published))

@@ -23,9 +23,9 @@ import (
 var notSaved = map[string]string{
 	"Machine.newID":     "it is the driver's",
 	"Machine.out":       "it has been returned",
-	"Machine.free":      "the next step asks the hosts",
-	"Machine.freeAt":    "as free",
-	"Machine.holder":    "the next step finds it before it looks at it",
+	"fleet.free":        "the next step asks the hosts",
+	"fleet.freeAt":      "as free",
+	"fleet.holder":      "the next step finds it before it looks at it",
 	"hostTable.changes": "as free",
 	"hostTable.next":    "it is what was found at the last change",
 }
@@ -73,9 +73,13 @@ func TestSnapshotHasEveryField(t *testing.T) {
 	empty := New(Config{Size: job.Size{NP: 1, Min: 1, Elastic: true}}, nil)
 	sameState(t, empty, again(t, empty), "new")
 	// What tells states apart sees each field.
-	for field := range reflect.TypeFor[Machine]().Fields() {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Machine]()) {
 		other, v := full(), reflect.Value{}
-		if v = reflect.ValueOf(other).Elem().FieldByIndex(field.Index); notSaved["Machine."+field.Name] != "" {
+		owner := reflect.TypeFor[Machine]()
+		for _, i := range field.Index[:len(field.Index)-1] {
+			owner = owner.Field(i).Type
+		}
+		if v = reflect.ValueOf(other).Elem().FieldByIndex(field.Index); field.Anonymous || notSaved[owner.Name()+"."+field.Name] != "" {
 			continue
 		}
 		if v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem(); v.IsZero() {

@@ -3,8 +3,6 @@ package decide
 import (
 	"testing"
 	"time"
-
-	"github.com/hvdrun/hvdrun/plan"
 )
 
 // told are the commits that all workers have told of generation 3.
@@ -22,7 +20,8 @@ func (n told) Commits(_ string, generation uint64) uint64 {
 // TestCommitsOfBeats: a status has the newest number that a worker has told of its world, and none
 // of another.
 func TestCommitsOfBeats(t *testing.T) {
-	m := &Machine{hosts: newHosts(cooldowns{}), world: plan.World{Generation: 3}, commits: 5}
+	m := &Machine{}
+	m.hosts = newHosts(cooldowns{})
 	w := &Worker{id: "w", generation: 3, phase: training}
 	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
 		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start
