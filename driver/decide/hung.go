@@ -143,11 +143,9 @@ func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.
 	}
 }
 
-// remindWhenDue reminds of members that have not come to the next world, or have found no commit at which to leave this one.
-func (m *Machine) remindWhenDue(now time.Time) {
-	if at, ok := m.remindAt(); !ok || now.Before(at) {
-		return
-	}
+// remindOfReset reminds of members that have not come to the next world, or have found no commit at
+// which to leave this one.
+func (m *Machine) remindOfReset(now time.Time) {
 	m.reminded = true
 	if m.resetFrom.IsZero() {
 		m.remindOf(func(w *Worker) bool { return w.phase == training && !w.wanted }, "leave at a commit", "", 0)
@@ -155,34 +153,6 @@ func (m *Machine) remindWhenDue(now time.Time) {
 	}
 	left := m.resetFrom.Add(m.wait.Join).Sub(now)
 	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
-}
-
-// remindAt returns when that is.
-func (m *Machine) remindAt() (time.Time, bool) {
-	switch {
-	case m.reminded || m.decided || !m.doneFrom.IsZero():
-	case !m.resetFrom.IsZero():
-		return m.resetFrom.Add(m.remindAfter()), true
-	case !m.removeFrom.IsZero():
-		return m.removeFrom.Add(m.remindAfter()), true
-	}
-	return time.Time{}, false
-}
-
-// remindOfEnd reminds, once, of workers that do not end when the job does.
-func (m *Machine) remindOfEnd(now time.Time) {
-	if m.endFrom.IsZero() {
-		m.endFrom, m.reminded = now, false
-	}
-	if at, ok := m.remindOfEndAt(); !ok || now.Before(at) {
-		return
-	}
-	m.reminded = true
-	m.remindOf(func(w *Worker) bool { return w.phase == stopping }, "end", "--drain-timeout", m.endFrom.Add(m.wait.Drain).Sub(now))
-}
-
-func (m *Machine) remindOfEndAt() (time.Time, bool) {
-	return m.endFrom.Add(min(m.remindAfter(), m.wait.Drain/2)), !m.endFrom.IsZero() && !m.reminded
 }
 
 // lingers: it has reported done, and its process is still there.

@@ -96,20 +96,3 @@ func (m *Machine) newcomers(now time.Time) bool {
 	}
 	return false
 }
-
-// rampDeadline calls at with the times at which the answers of this file change by themselves.
-func (m *Machine) rampDeadline(at func(time.Time)) {
-	later := func(t time.Time) {
-		if t.After(m.last) {
-			at(t)
-		}
-	}
-	if m.queued > 0 {
-		if r := m.room(m.last); !r.next.IsZero() {
-			later(r.next)
-		}
-	}
-	if m.size.Elastic && !m.newsFrom.IsZero() && (m.queued > 0 || m.any(starting)) {
-		later(m.newsFrom.Add(m.wait.Start))
-	}
-}

@@ -16,11 +16,10 @@ func (m *Machine) reconcile(now time.Time) {
 		m.emit(now, job.Returned, field("host", x.Host), field("slot", x.Slot))
 		m.log(Info, "%s may be used again", excludedName(x))
 	}
+	m.endWaits(now)
 	if !m.decided && m.doneFrom.IsZero() {
-		m.checkDeadlines(now)
 		m.checkAlive(now)
 	}
-	m.giveUpStopped(now)
 	switch {
 	case m.decided:
 		m.windDown(now)
@@ -33,7 +32,6 @@ func (m *Machine) reconcile(now time.Time) {
 		m.releaseUnwanted(now)
 		m.form(now, wanted)
 		m.announce(now)
-		m.spreadLoss(now)
 		if m.decided { // a world that cannot be formed may have ended the job
 			m.windDown(now)
 		}
@@ -226,10 +224,6 @@ func trialFor(host string, w plan.World) TrialWorld {
 func (m *Machine) releaseUnwanted(now time.Time) {
 	for _, w := range m.workers {
 		switch {
-		case w.phase == leaving && !now.Before(w.graceFrom(w.since).Add(m.wait.Drain)):
-			m.stop(now, w, "")
-		case w.phase == training && w.left && !now.Before(w.graceFrom(w.since).Add(m.wait.Drain)):
-			m.stop(now, w, "")
 		case w.wanted:
 		case w.phase == starting:
 			m.stop(now, w, "")
@@ -377,10 +371,7 @@ const lossAfter = 20 * time.Millisecond
 
 // spreadLoss tells the members that still train in the current world which of its ranks are dead: nothing that they do
 // together can come to its end any more. One that exited with 0 is not among the dead, it has said goodbye itself.
-func (m *Machine) spreadLoss(now time.Time) {
-	if len(m.dead) == m.told || now.Before(m.deadFrom.Add(lossAfter)) {
-		return
-	}
+func (m *Machine) spreadLoss() {
 	var members []*Worker
 	for _, w := range m.workers {
 		if w.phase == training {
@@ -396,20 +387,11 @@ func (m *Machine) spreadLoss(now time.Time) {
 // finish lets the others come to their end once one worker is done with training. What a worker does after its own
 // training, such as saving a model, has a bound of its own.
 func (m *Machine) finish(now time.Time) {
-	m.remindOfExit(now)
 	for _, w := range m.workers {
-		late := !now.Before(w.graceFrom(m.doneFrom).Add(m.wait.Finish))
-		switch {
-		case w.lingers() && !now.Before(w.doneFrom.Add(m.wait.Exit)):
-			m.log(Warn, "%s has not exited %v after it reported done (--exit-timeout), stopping it", w, m.wait.Exit)
-			m.stop(now, w, "")
-		case w.phase == waiting:
+		switch w.phase {
+		case waiting:
 			m.dismiss(now, w, DismissFinished)
-		case w.phase == starting, late && w.phase == leaving:
-			m.stop(now, w, "")
-		case late && w.phase == training && !w.done:
-			m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it",
-				w.slot, w.rank, m.wait.Finish)
+		case starting:
 			m.stop(now, w, "")
 		}
 	}
@@ -422,6 +404,16 @@ func (m *Machine) finish(now time.Time) {
 	}
 }
 
+// stopUndone stops a worker that was to be done after the first one.
+func (m *Machine) stopUndone(now time.Time, w *Worker) {
+	if w.phase == training {
+		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.rank, m.wait.Finish)
+	}
+	if w.phase == training || w.phase == leaving {
+		m.stop(now, w, "")
+	}
+}
+
 // windDown stops every worker, and ends the job when the last is gone.
 func (m *Machine) windDown(now time.Time) {
 	m.sendHome()
@@ -431,7 +423,9 @@ func (m *Machine) windDown(now time.Time) {
 	for _, w := range m.workers {
 		m.stop(now, w, "")
 	}
-	m.remindOfEnd(now)
+	if m.endFrom.IsZero() {
+		m.endFrom, m.reminded = now, false
+	}
 	if len(m.workers) > 0 || m.finished {
 		return
 	}
@@ -505,27 +499,6 @@ func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	return w.since.Add(m.wait.Start), true
 }
 
-// checkDeadlines acts on waits that have lasted too long.
-func (m *Machine) checkDeadlines(now time.Time) {
-	if !m.shortFrom.IsZero() && !now.Before(m.shortFrom.Add(m.wait.Elastic)) {
-		m.decide(now, m.notEnough(now))
-		return
-	}
-	m.remindWhenDue(now)
-	for _, w := range m.workers {
-		switch w.phase {
-		case starting:
-			if by, limited := m.startBy(w); limited && !now.Before(by) {
-				m.stop(now, w, fmt.Sprintf("did not join within %v of its start", m.wait.Start))
-			}
-		case training:
-			if !w.left && !m.resetFrom.IsZero() && !now.Before(m.joinBy(w)) {
-				m.stop(now, w, fmt.Sprintf("did not come to the next world within %v", m.wait.Join))
-			}
-		}
-	}
-}
-
 // notEnough is why the job ends when the elastic timeout has passed.
 func (m *Machine) notEnough(now time.Time) error {
 	need, there := m.size.Min, len(m.hosts.Available(now))
@@ -543,68 +516,4 @@ func (m *Machine) notEnough(now time.Time) error {
 			job.ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.bad.What())
 	}
 	return fmt.Errorf("%w: %d needed, %d there after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
-}
-
-// deadline returns when the machine must be stepped again even if nothing happens.
-func (m *Machine) Deadline() (time.Time, bool) {
-	var next time.Time
-	at := func(t time.Time) {
-		if next.IsZero() || t.Before(next) {
-			next = t
-		}
-	}
-	for _, w := range m.workers {
-		if w.phase == stopping {
-			at(m.endsBy(w))
-		}
-	}
-	switch {
-	case m.finished:
-		return time.Time{}, false
-	case m.decided:
-		if t, ok := m.remindOfEndAt(); ok {
-			at(t)
-		}
-		return next, !next.IsZero()
-	}
-	if t, ok := m.hosts.NextReturn(); ok {
-		at(t)
-	}
-	done := !m.doneFrom.IsZero()
-	if !m.shortFrom.IsZero() && !done {
-		at(m.shortFrom.Add(m.wait.Elastic))
-	}
-	if !m.deadFrom.IsZero() && !done {
-		at(m.deadFrom.Add(lossAfter))
-	}
-	trains := false
-	for _, w := range m.workers {
-		if w.inWorld() {
-			trains = true
-			if !done && !m.resetFrom.IsZero() {
-				at(m.joinBy(w))
-			}
-		}
-		switch {
-		case (w.phase == leaving || w.phase == training && w.left) && !done:
-			at(w.graceFrom(w.since).Add(m.wait.Drain))
-		case w.phase != stopping && done && !w.done:
-			at(w.graceFrom(m.doneFrom).Add(m.wait.Finish))
-		case w.lingers() && w.reminded:
-			at(w.doneFrom.Add(m.wait.Exit))
-		case w.lingers():
-			at(w.doneFrom.Add(m.wait.Exit / 2))
-		case w.phase == starting:
-			if by, ok := m.startBy(w); ok {
-				at(by)
-			}
-		}
-	}
-	if !done {
-		m.rampDeadline(at)
-	}
-	if t, ok := m.remindAt(); ok && trains {
-		at(t)
-	}
-	return next, !next.IsZero()
 }

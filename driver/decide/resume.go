@@ -12,22 +12,13 @@ import (
 // blame for the driver's absence. Exclusions end when they would have ended.
 func (m *Machine) resume(now time.Time) {
 	away := now.Sub(m.last)
-	for _, t := range []*time.Time{&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom, &m.newsFrom} {
-		if !t.IsZero() {
-			*t = t.Add(away)
-		}
+	for _, t := range m.clocks() {
+		*t = t.Add(away)
 	}
 	m.emit(now, job.Resumed)
 	m.log(Info, "resumed in generation %d with %d workers, %v after the last event",
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
-		w.since, w.begun = w.since.Add(away), w.begun.Add(away)
-		if !w.wroteAt.IsZero() {
-			w.wroteAt = w.wroteAt.Add(away)
-		}
-		if w.done {
-			w.doneFrom = w.doneFrom.Add(away)
-		}
 		w.stalledFrom = time.Time{} // whoever still holds up the others is found, and named, anew
 		again := w.start
 		again.Again, again.Forked = true, w.pid != 0

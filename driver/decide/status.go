@@ -103,7 +103,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		s.Hosts[i].Slots = append(s.Hosts[i].Slots, m.slotStatus(now, w.slot, w, beats))
 	}
 	if !m.finished {
-		s.Waits = append(s.Waits, m.waits(now)...)
+		s.Waits = append(s.Waits, m.shownWaits(now)...)
 	}
 	return s
 }
@@ -178,75 +178,6 @@ func (m *Machine) whatOf(w *Worker) string {
 		return "stands at the door"
 	}
 	return ""
-}
-
-// waits are those that have an end, the next first.
-func (m *Machine) waits(now time.Time) []job.Wait {
-	var all []job.Wait
-	add := func(until time.Time, format string, args ...any) {
-		all = append(all, job.Wait{For: fmt.Sprintf(format, args...), Until: until.UTC()})
-	}
-	done := !m.doneFrom.IsZero()
-	switch {
-	case m.decided:
-	case done:
-		m.finishWaits(add)
-	case !m.shortFrom.IsZero():
-		need, have := m.size.NP, len(m.hosts.Available(now))
-		if m.started {
-			need = m.size.Min
-		}
-		add(m.shortFrom.Add(m.wait.Elastic), "%d slots, %d there", need, have)
-	}
-	if !m.resetFrom.IsZero() && m.any(training) && !m.decided && !done {
-		add(m.resetFrom.Add(m.wait.Join), "%s to come to the next world", m.someNames(training))
-	}
-	var starts, ends time.Time
-	for _, w := range m.workers {
-		var by time.Time
-		limited := true
-		switch w.phase {
-		case starting:
-			if by, limited = m.startBy(w); limited && (starts.IsZero() || by.Before(starts)) {
-				starts = by
-			}
-		case leaving, stopping:
-			if by = w.graceFrom(w.since).Add(m.wait.Drain); ends.IsZero() || by.Before(ends) {
-				ends = by
-			}
-		}
-	}
-	if m.queued > 0 && !m.decided && !done {
-		add(m.newsFrom.Add(m.wait.Start), "%d more slots, whose workers start by and by", m.queued)
-	}
-	if !starts.IsZero() {
-		add(starts, "%s to join", m.someNames(starting))
-	}
-	if !ends.IsZero() {
-		add(ends, "%s to end", m.someNames(leaving, stopping))
-	}
-	slices.SortStableFunc(all, func(a, b job.Wait) int { return a.Until.Compare(b.Until) })
-	return all
-}
-
-// finishWaits are those of a job whose training is done.
-func (m *Machine) finishWaits(add func(until time.Time, format string, args ...any)) {
-	var first time.Time
-	others := false
-	for _, w := range m.workers {
-		switch {
-		case !w.lingers():
-			others = others || w.phase != stopping
-		case first.IsZero() || w.doneFrom.Before(first):
-			first = w.doneFrom
-		}
-	}
-	if others {
-		add(m.doneFrom.Add(m.wait.Finish), "the others to be done")
-	}
-	if !first.IsZero() {
-		add(first.Add(m.wait.Exit), "%s, which reported done, to exit", m.namesOf((*Worker).lingers))
-	}
 }
 
 // someNames lists the slots whose workers are in one of the phases, or the first of them where there are many.

@@ -13,19 +13,13 @@ import (
 // killGrace is how long after the drain timeout, when it has been killed, a worker may still be there. Launchers give up before.
 const killGrace = 30 * time.Second
 
-// giveUpStopped takes workers off the books that do not end though they were killed, and of which the launcher says nothing.
-func (m *Machine) giveUpStopped(now time.Time) {
-	var late []*Worker
-	for _, w := range m.workers {
-		if w.phase == stopping && !now.Before(m.endsBy(w)) {
-			late = append(late, w)
-		}
-	}
-	for _, w := range late {
-		exit := job.Exit{Code: 137, Unkillable: true, Err: fmt.Errorf("process %d has not ended %v after it was told to", w.pid, now.Sub(w.graceFrom(w.since)))}
-		m.ended(now, WorkerEnded{w.id, exit})
-		m.do(ForgetWorker{w.id})
-	}
+// giveUpProcess takes a worker off the books that does not end though it was killed, and of which the
+// launcher says nothing.
+func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
+	exit := job.Exit{Code: 137, Unkillable: true,
+		Err: fmt.Errorf("process %d has not ended %v after it was told to", w.pid, now.Sub(w.graceFrom(w.since)))}
+	m.ended(now, WorkerEnded{w.id, exit})
+	m.do(ForgetWorker{w.id})
 }
 
 // endsBy is until when a worker that is being stopped is waited for.

@@ -1,0 +1,95 @@
+package decide
+
+import (
+	"testing"
+	"time"
+)
+
+// waitKey tells one wait from another.
+type waitKey struct {
+	kind waitKind
+	id   string
+}
+
+func waitsOf(m *Machine) map[waitKey]time.Time {
+	all := map[waitKey]time.Time{}
+	m.waits(func(w wait) {
+		key := waitKey{kind: w.kind}
+		if w.who != nil {
+			key.id = w.who.id
+		}
+		all[key] = w.until
+	})
+	return all
+}
+
+// TestWaitsHaveEnds: in every state that random jobs come to, something is waited for with an end, or
+// the world trains, or the job is over.
+func TestWaitsHaveEnds(t *testing.T) {
+	seen := map[waitKind]bool{}
+	for seed := range rounds(200) {
+		s := newSim(t, seed)
+		s.stepped = func() {
+			waits := waitsOf(s.m)
+			for key := range waits {
+				seen[key.kind] = true
+			}
+			delete(waits, waitKey{kind: forReturn}) // of a host that may not come back
+			trains := s.m.any(training) && s.m.resetFrom.IsZero() && s.m.doneFrom.IsZero() && !s.m.decided
+			if len(waits) == 0 && !trains && !s.m.finished {
+				t.Errorf("seed %d: the job is %s, and nothing has an end:\n%s", seed, s.m.doing(), s.tail())
+			}
+		}
+		for range 120 {
+			s.trouble()
+		}
+		s.calm()
+		if t.Failed() {
+			return
+		}
+	}
+	for kind := forSlots; kind <= forProcess; kind++ {
+		if !seen[kind] {
+			t.Errorf("no job waits for kind %d", kind)
+		}
+	}
+}
+
+// TestResumeShiftsWaits: the driver's absence takes nothing from any wait.
+func TestResumeShiftsWaits(t *testing.T) {
+	const away = 20 * time.Second
+	compared := map[waitKind]bool{}
+	for seed := range rounds(60) {
+		s := newSim(t, seed)
+		n := 0
+		s.stepped = func() {
+			if n++; n%5 != 0 || s.m.finished {
+				return
+			}
+			before, next := waitsOf(s.m), again(t, s.m)
+			next.Step(next.last.Add(away), Resumed{})
+			for key, until := range waitsOf(next) {
+				was, is := before[key]
+				switch key.kind {
+				case forReturn: // exclusions end when they would have ended
+				case forLoss: // it is told anew, to all
+				default:
+					if is && !until.Equal(was.Add(away)) {
+						t.Errorf("seed %d: %v ended at %v, and ends at %v", seed, key, was, until)
+					}
+					compared[key.kind] = compared[key.kind] || is
+				}
+			}
+		}
+		for range 100 {
+			s.trouble()
+		}
+		s.calm()
+		if t.Failed() {
+			return
+		}
+	}
+	if len(compared) < 7 {
+		t.Errorf("only the kinds %v were compared", compared)
+	}
+}
