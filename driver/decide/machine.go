@@ -44,6 +44,9 @@ type fleet struct {
 	// nobody does.
 	holder *Worker
 	queued int // wanted slots whose workers have no place in the ramp yet, as of the last step
+	// rampUntil is when the next worker that starts does not count for its host any more, as of the
+	// last step; zero: no slot waits for that.
+	rampUntil time.Time
 }
 
 // history is what is remembered as long as the job runs.

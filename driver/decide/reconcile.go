@@ -176,16 +176,21 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			taken++
 		}
 	}
+	m.rampUntil = time.Time{}
 	if m.queued = len(wanted) - taken; m.queued == 0 {
 		return
 	}
-	if room := m.room(now); room.all > 0 {
-		m.startIn(now, wanted, room)
+	room := m.room(now)
+	if room.all > 0 {
+		m.startIn(now, wanted, &room)
+	}
+	if m.queued > 0 {
+		m.rampUntil = room.next
 	}
 }
 
 // startIn starts workers in the slots that lack one, as many as there is room for, and counts those for which there is none.
-func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room ramp) {
+func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // no number of slots is too few for 0
@@ -206,6 +211,9 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room ramp) {
 		w := &Worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now, begun: now, wanted: true}
 		if !m.size.Elastic {
 			m.ran[s.SlotID] = true
+		}
+		if room.next.IsZero() {
+			room.next = now.Add(m.rampHold())
 		}
 		w.start = StartWorker{ID: w.id, Slot: s, Trial: trialFor(s.Host, trial), Resets: m.resets}
 		m.add(w)

@@ -25,6 +25,7 @@ var notSaved = map[string]string{
 	"Machine.out":       "it has been returned",
 	"fleet.free":        "the next step asks the hosts",
 	"fleet.freeAt":      "as free",
+	"fleet.rampUntil":   "the next step finds it",
 	"fleet.holder":      "the next step finds it before it looks at it",
 	"hostTable.changes": "as free",
 	"hostTable.next":    "it is what was found at the last change",

@@ -104,10 +104,8 @@ func (m *Machine) lateFrom() time.Time {
 // waitsForStarts are those at whose end nothing is done but what each step does. When that was, they
 // are over.
 func (m *Machine) waitsForStarts(each func(wait), starts bool) {
-	if m.queued > 0 {
-		if next := m.room(m.last).next; next.After(m.last) {
-			each(wait{kind: forRamp, until: next})
-		}
+	if m.rampUntil.After(m.last) {
+		each(wait{kind: forRamp, until: m.rampUntil})
 	}
 	if m.newsFrom.IsZero() || m.queued == 0 && !(starts && m.size.Elastic) {
 		return
