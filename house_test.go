@@ -1,5 +1,5 @@
-// Package hvdrun_test keeps the house in order: which room may import which, what every package must have, and what none
-// may hold.
+// Package hvdrun_test keeps the house in order: which room may import which, what every package
+// must have, and what none may hold.
 package hvdrun_test
 
 import (
@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const module = "github.com/hvdrun/hvdrun"
@@ -26,9 +27,9 @@ const module = "github.com/hvdrun/hvdrun"
 // maxLines is the longest that a function may be, tests apart.
 const maxLines = 80
 
-// rooms says what the packages of a folder, and of those below it that have no line of their own, may
-// import of ours: other rooms with such folders below them. It is the table of ARCHITECTURE.md. A
-// room may always import from itself; all stands for every room but the commands.
+// rooms says what the packages of a folder, and of those below it that have no line of their own,
+// may import of ours: other rooms with such folders below them. It is the table of ARCHITECTURE.md.
+// A room may always import from itself; all stands for every room but the commands.
 var rooms = table()
 
 // table reads the rooms from lines as "| `a`, `b/*` | what for | c, d |".
@@ -96,7 +97,8 @@ func ours(importPath string) string {
 	return rest
 }
 
-// isKit tells whether a package is for tests only: its folder ends in test, as discovery/discoverytest.
+// isKit tells whether a package is for tests only: its folder ends in test, as
+// discovery/discoverytest.
 func isKit(path string) bool { return strings.HasSuffix(path, "test") }
 
 func under(path, room string) bool { return path == room || strings.HasPrefix(path, room+"/") }
@@ -299,6 +301,7 @@ func list(t *testing.T, args ...string) []pkg {
 // source is a parsed file that people wrote.
 type source struct {
 	path string
+	text string
 	fset *token.FileSet
 	file *ast.File
 }
@@ -339,12 +342,16 @@ func sources(t *testing.T) []source {
 			return
 		}
 		fset := token.NewFileSet()
-		file, err := parser.ParseFile(fset, path, nil, parser.ParseComments)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := parser.ParseFile(fset, path, text, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !ast.IsGenerated(file) {
-			all = append(all, source{path, fset, file})
+			all = append(all, source{path, string(text), fset, file})
 		}
 	})
 	if len(all) == 0 {
@@ -372,6 +379,38 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
+// maxColumns is the longest that a line of a comment may be, with tabs of four columns. Code and
+// tables within comments, and comments behind code, are as long as they need.
+const maxColumns = 100
+
+func TestCommentsAreNarrow(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, group := range s.file.Comments {
+			for _, c := range group.List {
+				p := s.fset.Position(c.Pos())
+				if n := columns(c.Text, p.Column-1); n > maxColumns && s.alone(c) {
+					t.Errorf("%s:%d: a comment of %d columns, %d at most", s.path, p.Line, n, maxColumns)
+				}
+			}
+		}
+	}
+}
+
+// columns is how wide a line of prose is that so many tabs indent; 0: it is no prose.
+func columns(text string, tabs int) int {
+	if !strings.HasPrefix(text, "// ") {
+		return 0
+	}
+	return 4*tabs + utf8.RuneCountInString(text)
+}
+
+// alone tells whether no code stands before the comment.
+func (s source) alone(c *ast.Comment) bool {
+	p := s.fset.Position(c.Pos())
+	line := s.text[p.Offset-(p.Column-1) : p.Offset]
+	return strings.Trim(line, "\t") == ""
+}
+
 func TestPackageNames(t *testing.T) {
 	for _, s := range sources(t) {
 		switch name := s.file.Name.Name; name {
@@ -394,8 +433,8 @@ func TestExportedNamesAreDocumented(t *testing.T) {
 	}
 }
 
-// undocumented returns the exported names that the declaration leaves without a comment. A comment on a group is one for
-// all of it. Methods that only fulfil an interface everybody knows need none.
+// undocumented returns the exported names that the declaration leaves without a comment. A comment
+// on a group is one for all of it. Methods that only fulfil an interface everybody knows need none.
 func undocumented(decl ast.Decl) (names []string) {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
@@ -455,7 +494,8 @@ func TestFunctionsAreShort(t *testing.T) {
 	}
 }
 
-// TestForbiddenCalls: a library does not end its program, and a test does not guess how long something takes.
+// TestForbiddenCalls: a library does not end its program, and a test does not guess how long
+// something takes.
 func TestForbiddenCalls(t *testing.T) {
 	ends := regexp.MustCompile(`^(os\.Exit|(log|logrus|l|logger)\.(Fatal|Panic)(f|ln)?|syscall\.Exit)$`)
 	for _, s := range sources(t) {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestWeaknesses: ARCHITECTURE.md answers each of the 29 weaknesses and 19 pains, and what it names is there.
+// TestWeaknesses: ARCHITECTURE.md answers each of the 29 weaknesses and 19 pains, and what it names
+// is there.
 func TestWeaknesses(t *testing.T) {
 	text, err := os.ReadFile("ARCHITECTURE.md")
 	if err != nil {
@@ -44,7 +45,8 @@ func TestWeaknesses(t *testing.T) {
 
 var quoted = regexp.MustCompile("`[^`]+`|;|stor(?:y|ies)|script|\\*not yet\\*")
 
-// checkShown looks for what a cell names: tests of a package, stories, scripts, targets of make. It returns their number.
+// checkShown looks for what a cell names: tests of a package, stories, scripts, targets of make. It
+// returns their number.
 func checkShown(t *testing.T, cell string) (n int) {
 	kind, folder := "", ""
 	for _, word := range quoted.FindAllString(cell, -1) {

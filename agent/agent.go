@@ -1,5 +1,5 @@
-// Package agent is one host's steward: it says in the cluster's gossip which host this is and how many slots it has, and
-// starts, watches and stops workers for drivers that have the cluster's key.
+// Package agent is one host's steward: it says in the cluster's gossip which host this is and how
+// many slots it has, and starts, watches and stops workers for drivers that have the cluster's key.
 //
 //	gossip ←── Meta: name, slots, start, bad slots, draining, launch address
 //	driver ──→ steward ─┬→ session of run 1 ─┬→ worker in slot 0 (launch.Local)
@@ -7,10 +7,11 @@
 //	   session, or the  └→ session of run 2 ──→ worker in slot 2
 //	   next after it broke
 //
-// A session belongs to a run. What happens in it is numbered and kept until the driver has heard it, so that a stream that
-// broke can be followed by another and nothing is lost or told twice. A driver beats; when none has come for the session's
-// lease, its workers are ended. They lead process groups of their own, and a guard kills what is left of a session when the
-// agent itself is gone.
+// A session belongs to a run. What happens in it is numbered and kept until the driver has heard
+// it, so that a stream that broke can be followed by another and nothing is lost or told twice. A
+// driver beats; when none has come for the session's lease, its workers are ended. They lead
+// process groups of their own, and a guard kills what is left of a session when the agent itself is
+// gone.
 package agent
 
 import (
@@ -33,7 +34,8 @@ import (
 const (
 	// DefaultDrain is how long an agent that is asked to stop waits for its workers to leave.
 	DefaultDrain = 30 * time.Second
-	// goodbye bounds each part of the end that depends on others: workers' last grace, drivers' hearing of it, gossip.
+	// goodbye bounds each part of the end that depends on others: workers' last grace, drivers'
+	// hearing of it, gossip.
 	goodbye = 5 * time.Second
 )
 
@@ -43,8 +45,9 @@ type Config struct {
 	Name string
 	// Slots is how many workers there is room for. 0: one.
 	Slots int
-	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the indices of those that
-	// have failed, in ascending order, whenever they change. Their workers are killed, and no others started there.
+	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the
+	// indices of those that have failed, in ascending order, whenever they change. Their workers
+	// are killed, and no others started there.
 	Health func(ctx context.Context, bad func(slots []int)) error
 	// Launcher starts the workers on this host. Nil: launch.Local.
 	Launcher launch.Launcher
@@ -52,8 +55,9 @@ type Config struct {
 	// Key is the cluster's, of identity.ClusterKeyLen bytes, and Label its name.
 	Key   []byte
 	Label string
-	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under which others reach this
-	// host where that is another, and Join are members of the cluster that may be there already.
+	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under
+	// which others reach this host where that is another, and Join are members of the cluster that
+	// may be there already.
 	Bind, Advertise string
 	Join            []string
 	// LaunchPort is where drivers come to. 0: any that is free.
@@ -96,11 +100,11 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it says that the host is draining,
-// starts nothing any more, gives drivers and workers the time of Drain, ends what is left, waits a few seconds for drivers to
-// have heard of it, says good-bye, and returns nil.
-// Seeds that do not answer are tried again and again; one that refuses the key or the label is an error. When Run returns,
-// no process and no goroutine of it is left.
+// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it says
+// that the host is draining, starts nothing any more, gives drivers and workers the time of Drain,
+// ends what is left, waits a few seconds for drivers to have heard of it, says good-bye, and
+// returns nil. Seeds that do not answer are tried again and again; one that refuses the key or the
+// label is an error. When Run returns, no process and no goroutine of it is left.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -227,7 +231,8 @@ func (a *agent) drain() {
 	a.tell()
 }
 
-// evict ends the workers, with the grace that each has, and kills those that are left after the limit.
+// evict ends the workers, with the grace that each has, and kills those that are left after the
+// limit.
 func (a *agent) evict(limit time.Duration) {
 	a.steward.stop(false)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -237,7 +242,8 @@ func (a *agent) evict(limit time.Duration) {
 	}
 }
 
-// tell lets drivers hear how their workers have ended, before they learn that there is no agent any more.
+// tell lets drivers hear how their workers have ended, before they learn that there is no agent any
+// more.
 func (a *agent) tell() {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
 	defer cancel()
@@ -246,7 +252,8 @@ func (a *agent) tell() {
 	}
 }
 
-// await blocks until nothing is left of what count counts; false where ctx ended before, or somebody is in a hurry.
+// await blocks until nothing is left of what count counts; false where ctx ended before, or
+// somebody is in a hurry.
 func (a *agent) await(ctx context.Context, count func() (left int, change <-chan struct{})) bool {
 	for {
 		left, change := count()

@@ -14,7 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// playSteward is a steward in a process of its own: it prints its address, and serves until its stdin is closed.
+// playSteward is a steward in a process of its own: it prints its address, and serves until its
+// stdin is closed.
 func playSteward() {
 	ln, err := net.Listen("tcp", os.Getenv("AGENT_TEST_STEWARD"))
 	if err != nil {
@@ -68,8 +69,8 @@ func stewardProcess(t *testing.T, addr string) (*exec.Cmd, string) {
 	return cmd, strings.TrimSpace(line)
 }
 
-// An agent that is killed leaves nobody, not even those that have left the worker's group; one that is started in its place
-// is another, and serves the driver anew.
+// An agent that is killed leaves nobody, not even those that have left the worker's group; one that
+// is started in its place is another, and serves the driver anew.
 func TestAgentKilled(t *testing.T) {
 	cmd, addr := stewardProcess(t, "127.0.0.1:0")
 	l := agents(t, driverOf(t, "killed"), addr, longLease)

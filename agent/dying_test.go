@@ -19,7 +19,8 @@ func (w wedged) Run(_ context.Context, s launch.Spec, started func(int)) error {
 	return &launch.UnkillableError{PID: 1 << 30, After: 10 * time.Second, State: "D"}
 }
 
-// A driver hears of a worker that is as good as dead while its process is still there, and of one that cannot be killed.
+// A driver hears of a worker that is as good as dead while its process is still there, and of one
+// that cannot be killed.
 func TestDyingAndUnkillable(t *testing.T) {
 	h := newHost(t, 1)
 	w := wedged{make(chan struct{})}

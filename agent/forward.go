@@ -17,8 +17,8 @@ import (
 // dialTimeout bounds the way to a driver. An agent with many workers may be starved by them.
 const dialTimeout = 20 * time.Second
 
-// forwarder carries the connections of a session's workers to the driver, wherever that is now. What they say to each
-// other is theirs: TLS goes from end to end.
+// forwarder carries the connections of a session's workers to the driver, wherever that is now.
+// What they say to each other is theirs: TLS goes from end to end.
 type forwarder struct {
 	ln     net.Listener
 	log    logrus.FieldLogger
@@ -131,7 +131,8 @@ func (f *forwarder) carry(worker net.Conn) {
 	wg.Wait()
 }
 
-// complain says, once, that the driver cannot be reached from here, though it has reached this host.
+// complain says, once, that the driver cannot be reached from here, though it has reached this
+// host.
 func (f *forwarder) complain(to netip.AddrPort, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -164,7 +165,8 @@ func (f *forwarder) forget(conns ...net.Conn) {
 	}
 }
 
-// towards sends workers' connections to the driver whose stream joins those addresses; the lock is held.
+// towards sends workers' connections to the driver whose stream joins those addresses; the lock is
+// held.
 func (s *session) towards(near, far netip.Addr, port uint32) error {
 	if port == 0 || port > 65535 || !near.IsValid() || !far.IsValid() {
 		return nil

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// reachTimeout bounds the search for the way to another agent, maxTargets how many are asked for at a time.
+	// reachTimeout bounds the search for the way to another agent, maxTargets how many are asked
+	// for at a time.
 	reachTimeout = 5 * time.Second
 	maxTargets   = 256
 	maxAddresses = 64

@@ -27,12 +27,14 @@ type JobConfig struct {
 	Health   func(ctx context.Context, bad func(slots []int)) error
 	Launcher launch.Launcher
 	Hurry    <-chan struct{}
-	// Log takes the agent's messages. They are passed on to the driver as well. Nil: a log that prints nothing.
+	// Log takes the agent's messages. They are passed on to the driver as well. Nil: a log that
+	// prints nothing.
 	Log *logrus.Logger
 }
 
-// RunJob is the agent of one job: it says where it is, serves the job's driver, and blocks until that has ended the job's
-// session, has not come or is silent for too long, or ctx ends. In the end nothing of it is left.
+// RunJob is the agent of one job: it says where it is, serves the job's driver, and blocks until
+// that has ended the job's session, has not come or is silent for too long, or ctx ends. In the end
+// nothing of it is left.
 func RunJob(ctx context.Context, cfg JobConfig) error {
 	creds, err := identity.Decode(cfg.Hello.Credentials)
 	if err != nil {

@@ -70,7 +70,8 @@ func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) 
 	}
 }
 
-// jobAgents returns a launcher that starts its agents, and its starter. Agents that are left end with the test.
+// jobAgents returns a launcher that starts its agents, and its starter. Agents that are left end
+// with the test.
 func jobAgents(t *testing.T, change func(*launch.Agents, *inside)) (*launch.Agents, *inside) {
 	t.Helper()
 	authority, err := identity.NewAuthority("r")
@@ -193,8 +194,9 @@ func TestJobAgentWithoutDriver(t *testing.T) {
 	}
 }
 
-// A driver that cannot reach an agent for the lease gives its workers up; as soon as the way is free again they are killed,
-// whatever grace they have, and long before the agent itself would have lost its patience.
+// A driver that cannot reach an agent for the lease gives its workers up; as soon as the way is
+// free again they are killed, whatever grace they have, and long before the agent itself would have
+// lost its patience.
 func TestFence(t *testing.T) {
 	var c *cable
 	l, in := jobAgents(t, func(l *launch.Agents, in *inside) {
@@ -270,8 +272,8 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// When the driver is elsewhere, connections to where it was are broken, and new ones lead to where it is. Where there is
-// none, a connection is closed.
+// When the driver is elsewhere, connections to where it was are broken, and new ones lead to where
+// it is. Where there is none, a connection is closed.
 func TestForwarderAims(t *testing.T) {
 	log, hook := logtest.NewNullLogger()
 	f, err := newForwarder(netip.MustParseAddr("127.0.0.1"), log)

@@ -68,7 +68,8 @@ func (c *cluster) await(is func([]plan.Host) bool) {
 	}
 }
 
-// run runs an agent of the cluster; the function that it returns asks it to stop, and waits for that.
+// run runs an agent of the cluster; the function that it returns asks it to stop, and waits for
+// that.
 func (c *cluster) run(cfg Config) (stop func() error) {
 	cfg.Key, cfg.Label, cfg.Bind, cfg.Join, cfg.Log = testKey, "blue", "127.0.0.1:0", []string{c.seed}, quiet()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -102,7 +103,8 @@ func listed(host plan.Host) func([]plan.Host) bool {
 	return func(hosts []plan.Host) bool { return slices.Contains(hosts, host) }
 }
 
-// An agent is found by gossip, runs a worker for a driver, and when it is asked to stop, says so and lets the worker leave.
+// An agent is found by gossip, runs a worker for a driver, and when it is asked to stop, says so
+// and lets the worker leave.
 func TestRun(t *testing.T) {
 	c := newCluster(t)
 	begin := time.Now()
@@ -163,7 +165,8 @@ func TestRun(t *testing.T) {
 	c.await(func(hosts []plan.Host) bool { return len(hosts) == 0 })
 }
 
-// Workers that do not leave in time are ended, and those that do not obey either are killed; the driver hears of both.
+// Workers that do not leave in time are ended, and those that do not obey either are killed; the
+// driver hears of both.
 func TestDrainTimeout(t *testing.T) {
 	c := newCluster(t)
 	stop := c.run(Config{Name: "a", Slots: 2, Drain: 50 * time.Millisecond})
@@ -191,7 +194,8 @@ func TestDrainTimeout(t *testing.T) {
 	gone(t, pipe1)
 }
 
-// The cluster does not hear that the host is gone before the driver has heard how its workers have ended.
+// The cluster does not hear that the host is gone before the driver has heard how its workers have
+// ended.
 func TestDriverHearsBeforeTheClusterDoes(t *testing.T) {
 	c := newCluster(t)
 	stop := c.run(Config{Name: "a", Slots: 1})

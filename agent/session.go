@@ -18,12 +18,13 @@ import (
 )
 
 const (
-	// window is how many bytes of a worker's output may be on their way to the driver; after that the worker waits.
+	// window is how many bytes of a worker's output may be on their way to the driver; after that
+	// the worker waits.
 	window = 256 << 10
 	// chunk bounds the output in one event.
 	chunk = 32 << 10
-	// lastWords is how much more may be of a worker that has ended: what was in its pipes. So its end, which comes behind its
-	// output, does not wait for those who read that.
+	// lastWords is how much more may be of a worker that has ended: what was in its pipes. So its
+	// end, which comes behind its output, does not wait for those who read that.
 	lastWords = 1 << 20
 	// sessionVariable marks, in their environment, the processes of a session.
 	sessionVariable = "HVD_SESSION"
@@ -36,8 +37,8 @@ var (
 	errShutdown  = errors.New("the agent stops")
 )
 
-// session is what the agent does for one driver. It outlives the streams that carry it. All its fields that change are
-// guarded by the steward's lock.
+// session is what the agent does for one driver. It outlives the streams that carry it. All its
+// fields that change are guarded by the steward's lock.
 type session struct {
 	st    *steward
 	id    string // raw bytes
@@ -148,8 +149,8 @@ func (s *session) checkLease() time.Duration {
 	return s.lease
 }
 
-// lead is how long before the end of the lease workers are asked to end, so that they are gone by then: as long as the longest
-// grace, and no more than half of the lease.
+// lead is how long before the end of the lease workers are asked to end, so that they are gone by
+// then: as long as the longest grace, and no more than half of the lease.
 func (s *session) lead() time.Duration {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
@@ -185,7 +186,8 @@ func (s *session) alive() (n int) {
 	return n
 }
 
-// end begins the end of the session; the lock is held. Output that nobody waits for any more is thrown away.
+// end begins the end of the session; the lock is held. Output that nobody waits for any more is
+// thrown away.
 func (s *session) end(why error) {
 	if s.why != nil {
 		return
@@ -225,7 +227,8 @@ func (s *session) attach(l *link, heard uint64) {
 	}
 }
 
-// detach notes that the stream is broken, unless another has taken its place: what workers print is spooled from now on.
+// detach notes that the stream is broken, unless another has taken its place: what workers print is
+// spooled from now on.
 func (s *session) detach(l *link) {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
@@ -250,8 +253,8 @@ func (s *session) hear(heard uint64) {
 	}
 }
 
-// handOver returns what a driver must know that takes the session over, and the number of the last event that the one
-// before has heard; the lock is held.
+// handOver returns what a driver must know that takes the session over, and the number of the last
+// event that the one before has heard; the lock is held.
 func (s *session) handOver() (heard uint64, a *wire.Attached) {
 	heard = s.last - uint64(len(s.events))
 	a = &wire.Attached{Session: []byte(s.id), First: heard + 1}
@@ -276,8 +279,8 @@ func (s *session) emit(e *wire.FromAgent) uint64 {
 	return s.last
 }
 
-// pending returns what there is to send on the link: the beats to return, and so few events that what the driver says is
-// not kept waiting for long.
+// pending returns what there is to send on the link: the beats to return, and so few events that
+// what the driver says is not kept waiting for long.
 func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat) {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
@@ -302,8 +305,8 @@ func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat
 	return events, beats
 }
 
-// heed does what the driver says on the link, and nothing where the session is over or has another link. An error is of a
-// driver that does not know the protocol.
+// heed does what the driver says on the link, and nothing where the session is over or has another
+// link. An error is of a driver that does not know the protocol.
 func (s *session) heed(l *link, m *wire.ToAgent) error {
 	s.st.mu.Lock()
 	defer s.st.mu.Unlock()
@@ -410,7 +413,8 @@ func (s *session) stop(m *wire.Stop) {
 	}
 }
 
-// kill ends the worker's process group, as soon as there is one; the launcher sees to what that leaves.
+// kill ends the worker's process group, as soon as there is one; the launcher sees to what that
+// leaves.
 func (w *worker) kill() {
 	if !w.doomed {
 		w.doomed = true
@@ -500,8 +504,8 @@ type output struct {
 	stream uint32
 }
 
-// Write makes events of the text. Where too much of the worker's output is on its way it blocks, unless there is no driver:
-// then the text is spooled.
+// Write makes events of the text. Where too much of the worker's output is on its way it blocks,
+// unless there is no driver: then the text is spooled.
 func (o output) Write(text []byte) (int, error) {
 	s := o.w.s
 	s.st.mu.Lock()
@@ -530,8 +534,8 @@ func (o output) Write(text []byte) (int, error) {
 	return written, nil
 }
 
-// unspool makes events of what was spooled of the worker's output, as far as there is room for them, and of its end when
-// that is all; the lock is held.
+// unspool makes events of what was spooled of the worker's output, as far as there is room for
+// them, and of its end when that is all; the lock is held.
 func (s *session) unspool(w *worker) {
 	for !w.spool.empty() && w.room() > 0 {
 		stream, text, missing, err := w.spool.take()
@@ -559,8 +563,8 @@ func (s *session) tellExit(w *worker) {
 	}
 }
 
-// append adds the text to the last event where that has not been sent: a worker that prints letter by letter makes no
-// crowd of events. The lock is held.
+// append adds the text to the last event where that has not been sent: a worker that prints letter
+// by letter makes no crowd of events. The lock is held.
 func (o output) append(text []byte) {
 	s := o.w.s
 	o.w.produced += uint64(len(text))

@@ -8,7 +8,8 @@ import (
 )
 
 const (
-	// spoolSize bounds the output of a worker that is kept for a driver that is not there, in bytes.
+	// spoolSize bounds the output of a worker that is kept for a driver that is not there, in
+	// bytes.
 	spoolSize = 64 << 20
 	// segmentSize is how much of that is in one file, and thrown away at a time.
 	segmentSize = 4 << 20
@@ -16,9 +17,9 @@ const (
 	spoolFrame = 5
 )
 
-// spool keeps the output of a worker in files that have no name any more: nothing of it is left when the agent is gone,
-// whatever ended it, and nobody else can read it. Where there is more than its bound, the oldest goes. The zero spool is
-// empty, and has the bound 0.
+// spool keeps the output of a worker in files that have no name any more: nothing of it is left
+// when the agent is gone, whatever ended it, and nobody else can read it. Where there is more than
+// its bound, the oldest goes. The zero spool is empty, and has the bound 0.
 type spool struct {
 	dir      string // "": the system's for temporary files
 	most     int64
@@ -71,7 +72,8 @@ func (s *spool) drop() {
 	s.segments = s.segments[1:]
 }
 
-// take returns the oldest text and its stream, or how many bytes are missing before it; no text and 0 where it is empty.
+// take returns the oldest text and its stream, or how many bytes are missing before it; no text and
+// 0 where it is empty.
 func (s *spool) take() (stream uint32, text []byte, missing int64, err error) {
 	if missing, s.missing = s.missing, 0; missing > 0 {
 		return 0, nil, missing, nil
@@ -108,7 +110,8 @@ func (s *spool) close() {
 	s.missing = 0
 }
 
-// unnamed makes a file that has no name, and that nobody but this user could have opened before it lost it.
+// unnamed makes a file that has no name, and that nobody but this user could have opened before it
+// lost it.
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "hvdrun-output-") // of mode 0600
 	if err != nil {

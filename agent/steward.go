@@ -30,14 +30,16 @@ const (
 	unproven = 64
 )
 
-// steward serves the drivers that come to one host: it keeps their sessions, and who is in which slot.
+// steward serves the drivers that come to one host: it keeps their sessions, and who is in which
+// slot.
 type steward struct {
 	host     string
 	slots    int
 	launcher launch.Launcher
 	guard    func(session string) (io.Closer, error)
 	log      logrus.FieldLogger
-	// Where output is kept for a driver that is not there, and how many bytes of it for each worker.
+	// Where output is kept for a driver that is not there, and how many bytes of it for each
+	// worker.
 	spoolDir  string
 	spoolSize int64
 
@@ -70,8 +72,8 @@ func startGuard(session string) (io.Closer, error) {
 	return g, nil
 }
 
-// serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it returns when nothing
-// is left of them.
+// serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it
+// returns when nothing is left of them.
 func (st *steward) serve(ctx context.Context, ln net.Listener, creds *identity.Credentials) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{st: st}) }
 	release := func() { st.close(errShutdown) }
@@ -101,7 +103,8 @@ func (st *steward) drain() {
 	st.drained = errors.New("the host is draining")
 }
 
-// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers hear of it, and of whose doing it was.
+// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers hear of it,
+// and of whose doing it was.
 func (st *steward) stop(kill bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -114,7 +117,8 @@ func (st *steward) stop(kill bool) {
 	}
 }
 
-// setBad kills the workers of slots whose devices have failed, which counts as their failure, and starts none there.
+// setBad kills the workers of slots whose devices have failed, which counts as their failure, and
+// starts none there.
 func (st *steward) setBad(slots []int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -134,7 +138,8 @@ func (st *steward) changed() {
 	st.news = make(chan struct{})
 }
 
-// busy returns the number of slots that are taken and of sessions, and a channel that is closed when it changes.
+// busy returns the number of slots that are taken and of sessions, and a channel that is closed
+// when it changes.
 func (st *steward) busy() (slots, sessions int, change <-chan struct{}) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -147,8 +152,8 @@ func (st *steward) occupied() (slots int, change <-chan struct{}) {
 	return slots, change
 }
 
-// untold returns how much there is that drivers have not heard yet and may still hear, and a channel that is closed when
-// it is less.
+// untold returns how much there is that drivers have not heard yet and may still hear, and a
+// channel that is closed when it is less.
 func (st *steward) untold() (n int, change <-chan struct{}) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -270,7 +275,8 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	if err != nil {
 		return err
 	}
-	// Recv ends when this handler has returned, so the goroutine that receives is waited for by the steward.
+	// Recv ends when this handler has returned, so the goroutine that receives is waited for by the
+	// steward.
 	said, failed, stop := make(chan *wire.ToAgent), make(chan error, 1), make(chan struct{})
 	defer close(stop)
 	v.st.wg.Go(func() { failed <- receive(stream, said, stop) })
@@ -315,7 +321,8 @@ func receive(
 	}
 }
 
-// carry sends and receives until the stream breaks, another takes its place, or the session is over.
+// carry sends and receives until the stream breaks, another takes its place, or the session is
+// over.
 func (s *session) carry(
 	l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said <-chan *wire.ToAgent, failed <-chan error,
 ) error {

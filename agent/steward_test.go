@@ -32,7 +32,8 @@ const patience = 2 * time.Minute
 // longLease ends in no test, however long a busy machine keeps a driver from renewing it.
 const longLease = time.Minute
 
-// testKey is the cluster's: of this process and those that it starts alone, for others may run the same tests beside.
+// testKey is the cluster's: of this process and those that it starts alone, for others may run the
+// same tests beside.
 var testKey = []byte(cmp.Or(os.Getenv("AGENT_TEST_KEY"), (rand.Text() + rand.Text())[:identity.ClusterKeyLen]))
 
 func TestMain(m *testing.M) {
@@ -133,7 +134,8 @@ func TestKit(t *testing.T) {
 	})
 }
 
-// script returns what runs a shell script in slot i of host a; $1 is a pipe that its processes may hold open.
+// script returns what runs a shell script in slot i of host a; $1 is a pipe that its processes may
+// hold open.
 func script(t *testing.T, i int, text string) (launch.Spec, *os.File) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "held")
@@ -369,7 +371,8 @@ func (c *cable) setSilent(silent bool) {
 	c.woken.Broadcast()
 }
 
-// A stream that breaks again and again costs not one byte, neither of those that were sent nor of those that were not.
+// A stream that breaks again and again costs not one byte, neither of those that were sent nor of
+// those that were not.
 func TestCutStreamsLoseNothing(t *testing.T) {
 	h := newHost(t, 2)
 	c := newCable(t, h.addr)
@@ -424,7 +427,8 @@ func TestStopAcrossACut(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A driver that is silent loses its workers, with all that they have started; their slots are free then.
+// A driver that is silent loses its workers, with all that they have started; their slots are free
+// then.
 func TestLeaseRunsOut(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -583,7 +587,8 @@ func TestKillCutsGraceShort(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A driver that begins another session of its run has given up the last: its workers are killed, and it is let in.
+// A driver that begins another session of its run has given up the last: its workers are killed,
+// and it is let in.
 func TestAnotherSessionOfTheRun(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -604,7 +609,8 @@ func TestAnotherSessionOfTheRun(t *testing.T) {
 	}
 }
 
-// A worker that prints what nobody takes is held back, and what it has printed is there when somebody does.
+// A worker that prints what nobody takes is held back, and what it has printed is there when
+// somebody does.
 func TestOutputIsHeldBack(t *testing.T) {
 	h := newHost(t, 2)
 	l := agents(t, driverOf(t, "full"), h.addr, longLease)

@@ -103,7 +103,8 @@ func (c *tap) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A driver's own words, said again by somebody else, open nothing: neither its hello nor all that came after.
+// A driver's own words, said again by somebody else, open nothing: neither its hello nor all that
+// came after.
 func TestReplayIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	raw, err := net.Dial("tcp", h.addr)
@@ -143,7 +144,8 @@ func TestReplayIsRefused(t *testing.T) {
 		if errors.Is(err, context.DeadlineExceeded) {
 			t.Error("the agent goes on listening")
 		}
-		// A server's first flight is all that anybody can have of it, and holds nothing but what is sealed.
+		// A server's first flight is all that anybody can have of it, and holds nothing but what is
+		// sealed.
 		if len(answer) > 4096 {
 			t.Errorf("%d bytes were answered", len(answer))
 		}
@@ -210,7 +212,8 @@ func (p *peer) await(is func(http2.Frame) bool) http2.Frame {
 	}
 }
 
-// A driver of the cluster that announces a message of 1 GiB is refused before there is memory for it.
+// A driver of the cluster that announces a message of 1 GiB is refused before there is memory for
+// it.
 func TestHugeMessageIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	raw, err := net.Dial("tcp", h.addr)

@@ -42,7 +42,8 @@ func (h *host) unattached(t *testing.T) {
 	}
 }
 
-// mortal is a driver that will be cut off from the agent, as if it had died, and an heir that takes over from it.
+// mortal is a driver that will be cut off from the agent, as if it had died, and an heir that takes
+// over from it.
 func mortal(t *testing.T, h *host, run string) (driver *launch.Agents, die func(), heir func(adopted ...string) *launch.Agents) {
 	c := newCable(t, h.addr)
 	driver = agents(t, driverOf(t, run), c.addr, 2*time.Second)
@@ -55,8 +56,8 @@ func mortal(t *testing.T, h *host, run string) (driver *launch.Agents, die func(
 	}
 }
 
-// A driver that takes over from a dead one has the same workers: those that live, and the ends of those that have ended
-// since, or whose ends the dead one had not written down.
+// A driver that takes over from a dead one has the same workers: those that live, and the ends of
+// those that have ended since, or whose ends the dead one had not written down.
 func TestTakeOver(t *testing.T) {
 	h := newHost(t, 8)
 	driver, die, heir := mortal(t, h, "over")
@@ -115,7 +116,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// A worker prints more than anybody takes while there is no driver, and is not kept waiting; the next driver has it all.
+// A worker prints more than anybody takes while there is no driver, and is not kept waiting; the
+// next driver has it all.
 func TestOutputWithoutDriver(t *testing.T) {
 	h := newHost(t, 1)
 	driver, die, heir := mortal(t, h, "silent")
@@ -250,7 +252,8 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	}
 }
 
-// A driver that begins to listen when there is a session already is found by the workers that it starts then.
+// A driver that begins to listen when there is a session already is found by the workers that it
+// starts then.
 func TestListeningLate(t *testing.T) {
 	h := newHost(t, 1)
 	l := agents(t, driverOf(t, "late"), h.addr, longLease)

@@ -6,11 +6,13 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// adaptive is the sums over two vectors that their adaptive sum needs. Each is kept in two halves, of the elements at even and
-// at odd places, for speed; that order is fixed, so that it gives the same bits wherever it is computed.
+// adaptive is the sums over two vectors that their adaptive sum needs. Each is kept in two halves,
+// of the elements at even and at odd places, for speed; that order is fixed, so that it gives the
+// same bits wherever it is computed.
 type adaptive struct{ ab, aa, bb [2]float64 }
 
-// adaptiveOf adds the elements of two vectors, or of further parts of them. All parts but the last have an even length.
+// adaptiveOf adds the elements of two vectors, or of further parts of them. All parts but the last
+// have an even length.
 func adaptiveOf[T float32 | float64](s *adaptive, a, b []T) {
 	ab0, aa0, bb0, ab1, aa1, bb1 := s.ab[0], s.aa[0], s.bb[0], s.ab[1], s.aa[1], s.bb[1]
 	b = b[:len(a)]
@@ -32,8 +34,9 @@ func adaptiveOf[T float32 | float64](s *adaptive, a, b []T) {
 	s.ab, s.aa, s.bb = [2]float64{ab0, ab1}, [2]float64{aa0, aa1}, [2]float64{bb0, bb1}
 }
 
-// shares are what of each vector goes into the sum: half of both where they point the same way and are of one length, all of both
-// where they are orthogonal. Of a vector of zeros it does not matter.
+// shares are what of each vector goes into the sum: half of both where they point the same way and
+// are of one length, all of both where they are orthogonal. Of a vector of zeros it does not
+// matter.
 func (s *adaptive) shares() (ofA, ofB float64) {
 	ab, aa, bb := s.ab[0]+s.ab[1], s.aa[0]+s.aa[1], s.bb[0]+s.bb[1]
 	ofA, ofB = 1, 1
@@ -58,7 +61,8 @@ const (
 	adasumWork  = 8 * adasumBlock // bytes that adasum works in
 )
 
-// adasum sets dst to the adaptive sum of a and b, which have the same length; dst may be one of them.
+// adasum sets dst to the adaptive sum of a and b, which have the same length; dst may be one of
+// them.
 func adasum(t kernel.Type, dst, a, b, work []byte) {
 	var s adaptive
 	switch t {

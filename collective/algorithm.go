@@ -5,32 +5,35 @@ import (
 	"strings"
 )
 
-// Algorithm is how an AllReduce is computed between processes that share no memory. Forcing one is for measuring and for debugging; every rank of a group must have
-// the same, otherwise its AllReduces fail with a [*MismatchError].
+// Algorithm is how an AllReduce is computed between processes that share no memory. Forcing one is
+// for measuring and for debugging; every rank of a group must have the same, otherwise its
+// AllReduces fail with a [*MismatchError].
 type Algorithm uint8
 
 const (
 	// Auto picks the fastest for the number of ranks and of bytes, and nothing else.
 	Auto Algorithm = iota
-	// Strict gives the same bits whatever the transport, the sizes of segments and the place of an element in the data:
-	// each element is combined in the order of the ranks. Between processes it is Direct.
+	// Strict gives the same bits whatever the transport, the sizes of segments and the place of an
+	// element in the data: each element is combined in the order of the ranks. Between processes it
+	// is Direct.
 	Strict
 	// Doubling is recursive doubling: log2(n) exchanges of all the data.
 	Doubling
-	// Rabenseifner halves recursively and gathers back: 2·log2(n) exchanges, with as few bytes as a ring. Where the number
-	// of ranks is no power of two it is Ring.
+	// Rabenseifner halves recursively and gathers back: 2·log2(n) exchanges, with as few bytes as a
+	// ring. Where the number of ranks is no power of two it is Ring.
 	Rabenseifner
 	// Ring is the pipelined ring: 2·(n−1) steps, between neighbours alone.
 	Ring
-	// Direct sends each part to its owner, who combines them in the order of the ranks, and the results to everybody: as few
-	// bytes as a ring, between all pairs.
+	// Direct sends each part to its owner, who combines them in the order of the ranks, and the
+	// results to everybody: as few bytes as a ring, between all pairs.
 	Direct
 	algorithms
 )
 
 var algorithmNames = [algorithms]string{"auto", "strict", "doubling", "rabenseifner", "ring", "direct"}
 
-// Algorithm is the one that AllReduces of the generation were forced to by [Config]; Auto for a nil Group.
+// Algorithm is the one that AllReduces of the generation were forced to by [Config]; Auto for a nil
+// Group.
 func (g *Group) Algorithm() Algorithm {
 	if g == nil {
 		return Auto
@@ -59,7 +62,8 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 	return Auto, fmt.Errorf("collective: %q is no algorithm: there are %s", name, strings.Join(algorithmNames[:], ", "))
 }
 
-// shares reports whether the algorithm may run in the memory that the ranks of a host share: the others are for sockets.
+// shares reports whether the algorithm may run in the memory that the ranks of a host share: the
+// others are for sockets.
 func (a Algorithm) shares() bool { return a == Auto || a == Strict }
 
 const (
@@ -70,7 +74,8 @@ const (
 	oneShot      = 8 << 10  // up to here Direct sends everything to everybody
 )
 
-// over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner, Ring or Direct.
+// over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner,
+// Ring or Direct.
 func (a Algorithm) over(n, bytes int) Algorithm {
 	power := n&(n-1) == 0
 	switch a {
@@ -107,7 +112,8 @@ const (
 	perPart      = 2 // segments into which a part is cut where that makes none too small
 )
 
-// segmentFor is the size of the segments of an AllReduce whose parts have so many bytes. It holds whole elements.
+// segmentFor is the size of the segments of an AllReduce whose parts have so many bytes. It holds
+// whole elements.
 func segmentFor(part int) int {
 	return max(smallSegment, min(segment, part/perPart/widest*widest))
 }

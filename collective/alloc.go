@@ -8,10 +8,11 @@ import (
 	"github.com/hvdrun/hvdrun/collective/shm"
 )
 
-// Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an AllReduce of such slices on every
-// rank copies nothing in or out, from 4 MiB on (less on hosts of more than 16 ranks); what is smaller stays in the caches, and is
-// faster copied. They outlive groups, and are not collected as garbage: [Free] gives them back. Where
-// the system has no such memory the slice is an ordinary one, which all operations take as well.
+// Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an
+// AllReduce of such slices on every rank copies nothing in or out, from 4 MiB on (less on hosts of
+// more than 16 ranks); what is smaller stays in the caches, and is faster copied. They outlive
+// groups, and are not collected as garbage: [Free] gives them back. Where the system has no such
+// memory the slice is an ordinary one, which all operations take as well.
 func Alloc[T Element](n int) ([]T, error) {
 	size := typeOf[T]().Size()
 	if n < 0 || n > math.MaxInt/size {
@@ -30,8 +31,8 @@ func Alloc[T Element](n int) ([]T, error) {
 	return elements[T](b), nil
 }
 
-// Free gives back what [Alloc] has returned; data begins where that did. Nobody may use it afterwards. Ordinary slices are left
-// to the garbage collector.
+// Free gives back what [Alloc] has returned; data begins where that did. Nobody may use it
+// afterwards. Ordinary slices are left to the garbage collector.
 func Free[T Element](data []T) {
 	if b := bytesOf(data); shm.Owns(b) {
 		shm.Free(b)

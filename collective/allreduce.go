@@ -57,7 +57,8 @@ func (c *call) allReduce(data []byte) error {
 	return c.allReduceOver(c.everybody(), data)
 }
 
-// allReduceOver reduces data among a team; all its ranks call it at the same place of the operation.
+// allReduceOver reduces data among a team; all its ranks call it at the same place of the
+// operation.
 func (c *call) allReduceOver(t team, data []byte) error {
 	if c.desc.reduce == Adasum {
 		return c.doublingOver(t, data)
@@ -101,8 +102,8 @@ func (c *call) take(peer int, step uint32, data []byte) error {
 
 const unsent = -1
 
-// takeIn receives what a peer has sent with sendAll and combines data with it. Where data itself is being sent, first is the
-// number of the first send.
+// takeIn receives what a peer has sent with sendAll and combines data with it. Where data itself is
+// being sent, first is the number of the first send.
 func (c *call) takeIn(peer int, step uint32, data []byte, first int) error {
 	if c.desc.reduce == Adasum {
 		return c.takeAdasum(peer, step, data, first)
@@ -135,9 +136,10 @@ func (c *call) takeIn(peer int, step uint32, data []byte, first int) error {
 
 const unfolding = 100 // step in which the ranks of a fold that stand aside get the result
 
-// doublingOver is recursive doubling: in each step a rank exchanges all it has with one at twice the distance. Where the
-// number of ranks is no power of two, the first few fold in pairs before and unfold after. Both partners combine lower
-// ranks first, so that their results are equal in every bit.
+// doublingOver is recursive doubling: in each step a rank exchanges all it has with one at twice
+// the distance. Where the number of ranks is no power of two, the first few fold in pairs before
+// and unfold after. Both partners combine lower ranks first, so that their results are equal in
+// every bit.
 func (c *call) doublingOver(t team, data []byte) error {
 	power := 1
 	for power*2 <= t.size {
@@ -179,8 +181,9 @@ func (c *call) doublingOver(t team, data []byte) error {
 	return nil
 }
 
-// halvingOver is Rabenseifner's algorithm for a power of two of ranks: each step exchanges half of what a rank still answers
-// for with one at half the distance, until it has the result of its own part; the parts come together the same way back.
+// halvingOver is Rabenseifner's algorithm for a power of two of ranks: each step exchanges half of
+// what a rank still answers for with one at half the distance, until it has the result of its own
+// part; the parts come together the same way back.
 func (c *call) halvingOver(t team, data []byte) error {
 	size := c.desc.dtype.Size()
 	span := func(place, parts int) []byte { // the parts of which place has one, aligned
@@ -213,9 +216,10 @@ func (c *call) halvingOver(t team, data []byte) error {
 	return nil
 }
 
-// ring is the pipelined ring. The data is cut into one part per rank and each part into segments. In the first n−1 rounds a
-// part goes around and every rank combines its own with it; the last of them owns the result and divides it for an average;
-// in the other n−1 rounds the result goes around. A segment is passed on as soon as it is reduced, not when its part is.
+// ring is the pipelined ring. The data is cut into one part per rank and each part into segments.
+// In the first n−1 rounds a part goes around and every rank combines its own with it; the last of
+// them owns the result and divides it for an average; in the other n−1 rounds the result goes
+// around. A segment is passed on as soon as it is reduced, not when its part is.
 type ring struct {
 	*call
 	team
@@ -270,8 +274,8 @@ func (c *call) ringOver(t team, data []byte) error {
 	return nil
 }
 
-// chunk is what this rank sends in a round, and has received in the round before: its own part first, then those of the
-// ranks to its left.
+// chunk is what this rank sends in a round, and has received in the round before: its own part
+// first, then those of the ranks to its left.
 func (r *ring) chunk(round int) []byte {
 	return r.part(r.call, r.data, ((r.me-round)%r.size+r.size)%r.size)
 }
@@ -284,9 +288,10 @@ func (r *ring) skip(at cursor) cursor {
 	return at
 }
 
-// postUpTo posts receives ahead of the one at position done, and that one itself in any case. A result comes into the memory
-// from which this rank's part was sent, so that send must be complete: it waits for it only where nothing else can go on,
-// since the peer's own progress may depend on what is posted here.
+// postUpTo posts receives ahead of the one at position done, and that one itself in any case. A
+// result comes into the memory from which this rank's part was sent, so that send must be complete:
+// it waits for it only where nothing else can go on, since the peer's own progress may depend on
+// what is posted here.
 func (r *ring) postUpTo(done, each int) error {
 	if r.position == 0 {
 		r.at = r.skip(cursor{1, 0})
@@ -312,8 +317,9 @@ func (r *ring) postUpTo(done, each int) error {
 	return nil
 }
 
-// directOver sends every part to its owner, who combines them in the order of the ranks and sends the result to everybody, each
-// segment as soon as it is there. What is small goes to everybody at once instead, and everybody does the same.
+// directOver sends every part to its owner, who combines them in the order of the ranks and sends
+// the result to everybody, each segment as soon as it is there. What is small goes to everybody at
+// once instead, and everybody does the same.
 func (c *call) directOver(t team, data []byte) error {
 	if len(data) <= oneShot {
 		first := c.outUsed

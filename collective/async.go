@@ -48,7 +48,8 @@ func (h *Handle) refuse(reason error) {
 	h.data = nil
 }
 
-// request is what a rank wants to have done with the tensor of a name. It must be equal on all ranks.
+// request is what a rank wants to have done with the tensor of a name. It must be equal on all
+// ranks.
 type request struct {
 	dtype       kernel.Type
 	op          Op
@@ -60,8 +61,9 @@ type request struct {
 	refused     bool // by the rank itself: its arguments make no sense
 }
 
-// Wait blocks until the operation has ended and returns its error. Until then the data belongs to the operation; after an
-// error it is undefined. What waits is not held back to be fused with what comes later.
+// Wait blocks until the operation has ended and returns its error. Until then the data belongs to
+// the operation; after an error it is undefined. What waits is not held back to be fused with what
+// comes later.
 func (h *Handle) Wait() error {
 	if !h.done.Load() && h.engine != nil {
 		h.engine.hurry()
@@ -76,15 +78,16 @@ func (h *Handle) Wait() error {
 // Done reports whether Wait would return at once.
 func (h *Handle) Done() bool { return h.done.Load() }
 
-// AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done when every rank has called it
-// with the same name. Ranks may do so in different orders, beside any other operation of the group. Tensors that are due at the
-// same time are reduced together; that changes no bit of a result, because every element is combined in the order of the
-// ranks, as [Strict] does. Those of [Adasum] are reduced one by one.
+// AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done
+// when every rank has called it with the same name. Ranks may do so in different orders, beside any
+// other operation of the group. Tensors that are due at the same time are reduced together; that
+// changes no bit of a result, because every element is combined in the order of the ranks, as
+// [Strict] does. Those of [Adasum] are reduced one by one.
 //
-// A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same ones in every step are the
-// fastest. A call with other arguments than those of another rank under the same name is a [*MismatchError] on every rank.
-// What goes wrong is told by the handle, in the same way as by AllReduce. The end of ctx before the operation is done ends
-// the group.
+// A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same
+// ones in every step are the fastest. A call with other arguments than those of another rank under
+// the same name is a [*MismatchError] on every rank. What goes wrong is told by the handle, in the
+// same way as by AllReduce. The end of ctx before the operation is done ends the group.
 func AllReduceAsync[T Element](ctx context.Context, g *Group, name string, data []T, op Op) *Handle {
 	return AllReduceAsyncWith(ctx, g, name, data, op, AsyncOptions{})
 }
@@ -95,8 +98,9 @@ func AllReduceAsyncWith[T Element](ctx context.Context, g *Group, name string, d
 	return g.submit(ctx, h)[0]
 }
 
-// GroupedAllReduce is AllReduce of several slices at once, which are done together: as one where they fit the fusion
-// threshold. The name stands for all of them, as in [AllReduceAsync]. It blocks until all are done.
+// GroupedAllReduce is AllReduce of several slices at once, which are done together: as one where
+// they fit the fusion threshold. The name stands for all of them, as in [AllReduceAsync]. It blocks
+// until all are done.
 func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, tensors [][]T, op Op) error {
 	handles := make([]*Handle, len(tensors))
 	for i, data := range tensors {
@@ -111,11 +115,12 @@ func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, ten
 	return first
 }
 
-// Join says that this rank has no more data. From here on it contributes nothing to asynchronous operations, of which it
-// need not know: the others do them among themselves, averages are those of the contributors. Join first waits for the
-// operations that this rank has under way, and blocks until every rank has joined; it returns the rank that was the
-// last, the highest of several at the same time. After it the group is as before. Operations that are not asynchronous
-// need every rank as ever.
+// Join says that this rank has no more data. From here on it contributes nothing to asynchronous
+// operations, of which it need not know: the others do them among themselves, averages are those of
+// the contributors. Join first waits for the operations that this rank has under way, and blocks
+// until every rank has joined; it returns the rank that was the last, the highest of several at the
+// same time. After it the group is as before. Operations that are not asynchronous need every rank
+// as ever.
 func Join(ctx context.Context, g *Group) (last int, err error) {
 	h := &Handle{name: joinName}
 	err = g.submit(ctx, h)[0].Wait()
@@ -184,7 +189,8 @@ func (r *request) scales() uint16 {
 	return max(1, uint16(x^x>>16^x>>32^x>>48))
 }
 
-// submit hands operations to the group's engine, all at once, and returns them. Those that cannot be are done, with an error.
+// submit hands operations to the group's engine, all at once, and returns them. Those that cannot
+// be are done, with an error.
 func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	var invalid error
 	for _, h := range handles {
@@ -227,7 +233,8 @@ func (h *Handle) finish(err error) {
 // asyncLane is the kind of the lane of a group's engine.
 const asyncLane = 'a'
 
-// engine returns the group's engine, which starts with the first asynchronous operation of any rank.
+// engine returns the group's engine, which starts with the first asynchronous operation of any
+// rank.
 func (g *Group) engine() (*engine, error) {
 	g.asyncMu.Lock()
 	defer g.asyncMu.Unlock()
@@ -245,7 +252,8 @@ func (g *Group) engine() (*engine, error) {
 	return g.async, nil
 }
 
-// stopEngine ends the engine, if there is one, and waits for it. The group is closing or has failed.
+// stopEngine ends the engine, if there is one, and waits for it. The group is closing or has
+// failed.
 func (g *Group) stopEngine() {
 	g.asyncMu.Lock()
 	e := g.async
@@ -255,8 +263,8 @@ func (g *Group) stopEngine() {
 	}
 }
 
-// nudge tells other ranks that this one begins a cycle of its engine. Each passes it on as it begins the cycle itself, so that
-// all are told after log2(n) steps.
+// nudge tells other ranks that this one begins a cycle of its engine. Each passes it on as it
+// begins the cycle itself, so that all are told after log2(n) steps.
 func (g *Group) nudge(cycle uint64) {
 	for distance := 1; distance < g.size; distance *= 2 {
 		g.path.nudge((g.rank+distance)%g.size, cycle)

@@ -7,9 +7,10 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TellBackend is called on every rank by a package that combines what is in memory of devices, when the ranks of the group have chosen by what
-// means, or that they go by another from now on. Of the ranks of a generation, all together, rank 0 writes each name and reason to its log once, and tells
-// [Config].Backend of each name once. It does not block.
+// TellBackend is called on every rank by a package that combines what is in memory of devices, when
+// the ranks of the group have chosen by what means, or that they go by another from now on. Of the
+// ranks of a generation, all together, rank 0 writes each name and reason to its log once, and
+// tells [Config].Backend of each name once. It does not block.
 func (g *Group) TellBackend(name, why string) {
 	f := g.family
 	if g.rank != 0 || g.size != f.size {

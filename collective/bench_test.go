@@ -34,7 +34,8 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
-// BenchmarkConnections has the kernel pace each connection, as networks do that bound what one of them gets; 0 is unbounded.
+// BenchmarkConnections has the kernel pace each connection, as networks do that bound what one of
+// them gets; 0 is unbounded.
 func BenchmarkConnections(b *testing.B) {
 	const gbit = 1e9 / 8
 	for _, rate := range []int{0, gbit, 2 * gbit} {
@@ -123,7 +124,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// BenchmarkConnect is one generation: all ranks of one process connect, and leave again outside the measured time.
+// BenchmarkConnect is one generation: all ranks of one process connect, and leave again outside the
+// measured time.
 func BenchmarkConnect(b *testing.B) {
 	for _, cfg := range []collective.Config{{}, {Encrypt: true}} {
 		for _, n := range []int{2, 4, 8} {

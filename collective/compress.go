@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// Compression is the form in which float32s go from rank to rank, and in which they are combined. Half the bytes cost
-// precision: every rank's data is rounded, and every partial result.
+// Compression is the form in which float32s go from rank to rank, and in which they are combined.
+// Half the bytes cost precision: every rank's data is rounded, and every partial result.
 type Compression uint8
 
 const (

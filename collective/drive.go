@@ -10,10 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The data channels of a group that is not encrypted belong to the operation under way: its own goroutine writes and reads
-// them, without blocking, whenever it has to wait. No other goroutine stands between the kernel and the buffers of
-// an operation, and once it has returned nobody touches them. Between operations nobody reads: the control channels tell
-// what happens to the group.
+// The data channels of a group that is not encrypted belong to the operation under way: its own
+// goroutine writes and reads them, without blocking, whenever it has to wait. No other goroutine
+// stands between the kernel and the buffers of an operation, and once it has returned nobody
+// touches them. Between operations nobody reads: the control channels tell what happens to the
+// group.
 
 const (
 	spinBound      = 100 * time.Microsecond // how long a wait looks again and again before it sleeps
@@ -27,8 +28,9 @@ const (
 // leastStriped is the size from which on several connections share a frame.
 const leastStriped = 64 << 10
 
-// strand is one connection of a data channel. The first one has the headers, all small frames and the first share of each large
-// one; a further one has its share of each large frame, without a header, in the order of the frames.
+// strand is one connection of a data channel. The first one has the headers, all small frames and
+// the first share of each large one; a further one has its share of each large frame, without a
+// header, in the order of the frames.
 type strand struct {
 	fd    int // −1 while there is none: under TLS, before the group is complete and after its end
 	queue fifo[*outgoing]
@@ -84,8 +86,9 @@ func (w *wire) sending() bool {
 	return waits
 }
 
-// takeOver hands the data channels to the operations, once the group is complete: no connection can fail to come any more,
-// so nothing but notices has to be read while no operation is under way, and those come over the control channels.
+// takeOver hands the data channels to the operations, once the group is complete: no connection can
+// fail to come any more, so nothing but notices has to be read while no operation is under way, and
+// those come over the control channels.
 func (p *tcpPath) takeOver() {
 	here := 1
 	for _, l := range p.links {
@@ -207,7 +210,8 @@ func (p *tcpPath) finish() {
 	p.mu.Unlock()
 }
 
-// shutWires ends all movement on the wires, so that an operation that sleeps wakes up. The caller holds p.mu.
+// shutWires ends all movement on the wires, so that an operation that sleeps wakes up. The caller
+// holds p.mu.
 func (p *tcpPath) shutWires() {
 	p.fds(func(fd *int) { unix.Shutdown(*fd, unix.SHUT_RDWR) }) // an error means that it has ended by itself
 	p.alert()
@@ -216,7 +220,8 @@ func (p *tcpPath) shutWires() {
 	}
 }
 
-// closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is under way.
+// closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is
+// under way.
 func (p *tcpPath) closeWires() {
 	p.fds(func(fd *int) {
 		unix.Close(*fd)
@@ -245,8 +250,8 @@ func (p *tcpPath) alert() {
 	}
 }
 
-// pause moves frames until there is something for the operation to look at. It looks again and again for a moment, since what
-// it waits for is mostly on its way, and then sleeps between looks.
+// pause moves frames until there is something for the operation to look at. It looks again and
+// again for a moment, since what it waits for is mostly on its way, and then sleeps between looks.
 func (p *tcpPath) pause(c *call) error {
 	var until time.Time
 	slept := false
@@ -284,8 +289,9 @@ func (p *tcpPath) patience() time.Duration {
 	return spinBound
 }
 
-// overhear judges a peer whose control channel has ended without a word. Why, it may have said on the data channel, which nobody
-// reads between operations; who waits in another group of the generation must be told too.
+// overhear judges a peer whose control channel has ended without a word. Why, it may have said on
+// the data channel, which nobody reads between operations; who waits in another group of the
+// generation must be told too.
 func (l *link) overhear(err error) {
 	p := l.path
 	p.mu.Lock()
@@ -535,7 +541,8 @@ func (r *incoming) arrived() {
 	}
 }
 
-// pullMore reads what a further strand has of frames whose headers have come, and reports whether that was anything.
+// pullMore reads what a further strand has of frames whose headers have come, and reports whether
+// that was anything.
 func (l *link) pullMore(i int) (moved bool) {
 	f := &l.wire.more[i]
 	for f.due.len() > 0 {
@@ -589,7 +596,8 @@ func (w *wire) fill() (int, error) {
 	return max(n, 0), err
 }
 
-// head reads the header of the next frame; ok where it is there, and the frame is dealt with or under way.
+// head reads the header of the next frame; ok where it is there, and the frame is dealt with or
+// under way.
 func (l *link) head() (n int, ok bool, err error) {
 	f := l.wire.in
 	if need := f.missing(); need > 0 {

@@ -10,7 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// Elsewhere is a vector that lies elsewhere than in the memory of this process, on a device for example.
+// Elsewhere is a vector that lies elsewhere than in the memory of this process, on a device for
+// example.
 type Elsewhere struct {
 	Name  string // as in [AllReduceAsync]
 	Type  kernel.Type
@@ -18,20 +19,25 @@ type Elsewhere struct {
 	Work  Work
 }
 
-// Work does an operation on a vector that lies elsewhere. Its methods are called by the group's engine, one at a time.
+// Work does an operation on a vector that lies elsewhere. Its methods are called by the group's
+// engine, one at a time.
 type Work interface {
-	// Reduce combines vectors, of which the receiver's is the first, in place with those of the other ranks. They have one type and one
-	// operation, are in the same order on every rank, and fit the fusion threshold, or it is one alone. All ranks call
-	// Reduce at the same time, so it may use lane, a group of the same ranks, for operations of its own; it must not close or
-	// abort it. An error, which is the handles', ends the group, and so does the end of the group end ctx.
+	// Reduce combines vectors, of which the receiver's is the first, in place with those of the
+	// other ranks. They have one type and one operation, are in the same order on every rank, and
+	// fit the fusion threshold, or it is one alone. All ranks call Reduce at the same time, so it
+	// may use lane, a group of the same ranks, for operations of its own; it must not close or
+	// abort it. An error, which is the handles', ends the group, and so does the end of the group
+	// end ctx.
 	Reduce(ctx context.Context, lane *Group, bucket []Work) error
 	// Ended is called once, when the operation has ended, before Wait returns.
 	Ended(err error)
 }
 
-// AllReduceElsewhere is [AllReduceAsync] of vectors that lie elsewhere, submitted all at once, as [GroupedAllReduce] does. Everything that holds for
-// the names, the order, the fusion and the failures of that holds for them, but for this: [Adasum] is refused, and so is, by the
-// end of the group, a rank that has joined. Where a rank's own Work has failed its handles have that error and no other.
+// AllReduceElsewhere is [AllReduceAsync] of vectors that lie elsewhere, submitted all at once, as
+// [GroupedAllReduce] does. Everything that holds for the names, the order, the fusion and the
+// failures of that holds for them, but for this: [Adasum] is refused, and so is, by the end of the
+// group, a rank that has joined. Where a rank's own Work has failed its handles have that error and
+// no other.
 func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhere) []*Handle {
 	handles := make([]*Handle, len(vectors))
 	for i, v := range vectors {

@@ -52,8 +52,8 @@ func (f *far) as(name string) collective.Elsewhere {
 	return collective.Elsewhere{Name: name, Type: kernel.Int32, Count: len(f.data), Work: f}
 }
 
-// TestElsewhere: vectors that lie elsewhere, submitted in different orders beside others that do not, are reduced in the same
-// buckets everywhere, in which those that are small are together.
+// TestElsewhere: vectors that lie elsewhere, submitted in different orders beside others that do
+// not, are reduced in the same buckets everywhere, in which those that are small are together.
 func TestElsewhere(t *testing.T) {
 	for _, hosts := range []string{"aaaa", ""} {
 		w := newWorkers(t, collective.Config{FusionThreshold: 1000}, 4)
@@ -103,7 +103,8 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestElsewhereFails: what ends such operations ends them everywhere, and whoever it began with has its own error.
+// TestElsewhereFails: what ends such operations ends them everywhere, and whoever it began with has
+// its own error.
 func TestElsewhereFails(t *testing.T) {
 	broken := errors.New("broken")
 	for what, f := range map[string]func(ctx context.Context, g *collective.Group, v *far) error{

@@ -39,9 +39,10 @@ const (
 	lastBackoff  = 250 * time.Millisecond
 )
 
-// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where nothing waits to be
-// acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also ends the connection to a peer that is well
-// and does not read for so long: one that computes, and whose receive window is full.
+// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where
+// nothing waits to be acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also
+// ends the connection to a peer that is well and does not read for so long: one that computes, and
+// whose receive window is full.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
 // MaxConnections is the most of Config.Connections.
@@ -55,18 +56,20 @@ type Config struct {
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Algorithm   Algorithm             // of AllReduce; every rank must agree
-	// Connections share the large frames between two ranks of different hosts: more than one where the network bounds each of
-	// them. Up to MaxConnections; 0 is 1, and with Encrypt there is 1. Every rank must agree.
+	// Connections share the large frames between two ranks of different hosts: more than one where
+	// the network bounds each of them. Up to MaxConnections; 0 is 1, and with Encrypt there is 1.
+	// Every rank must agree.
 	Connections int
 	Log         logrus.FieldLogger // nil: nothing is logged
 	Timeline    Timeline           // told of every operation; nil: nobody listens
 
-	// Backend is told on rank 0 by what means package cuda combines what is in memory of devices: of each name once in a
-	// generation. It must not block. Nil: nobody listens.
+	// Backend is told on rank 0 by what means package cuda combines what is in memory of devices:
+	// of each name once in a generation. It must not block. Nil: nobody listens.
 	Backend func(generation uint64, name string)
 
-	// Visited is called with each connection that another worker's Visit has opened, in a goroutine of its own. It is closed when
-	// Visited returns, and when the endpoint is closed, which waits for that. Nil: there are none.
+	// Visited is called with each connection that another worker's Visit has opened, in a goroutine
+	// of its own. It is closed when Visited returns, and when the endpoint is closed, which waits
+	// for that. Nil: there are none.
 	Visited func(net.Conn)
 
 	// Of asynchronous operations:
@@ -75,7 +78,8 @@ type Config struct {
 	StallWarning    time.Duration // after which one that some ranks have not called is logged; 0: 5 s; negative: never
 }
 
-// Endpoint is where the other workers of the job reach this one. It lives as long as the worker, over all generations.
+// Endpoint is where the other workers of the job reach this one. It lives as long as the worker,
+// over all generations.
 type Endpoint struct {
 	credentials *identity.Credentials
 	encrypt     bool
@@ -164,8 +168,9 @@ func Listen(cfg Config) (*Endpoint, error) {
 	return e, nil
 }
 
-// candidates are the addresses under which a listener may be reached: its own, or where it listens on all of them those of
-// the interfaces; loopback ones only where there is nothing else or an interface was named.
+// candidates are the addresses under which a listener may be reached: its own, or where it listens
+// on all of them those of the interfaces; loopback ones only where there is nothing else or an
+// interface was named.
 func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 	if !at.IP.IsUnspecified() {
 		return []string{at.String()}, nil
@@ -205,14 +210,16 @@ func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 	return found, nil
 }
 
-// Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new slice.
+// Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new
+// slice.
 func (e *Endpoint) Addrs() []string { return slices.Clone(e.addrs) }
 
 // Connections is how many connections to other ranks there have been so far, of all generations:
 // while Connect is under way, a sign of how it gets on. Any goroutine may call it.
 func (e *Endpoint) Connections() uint64 { return e.made.Load() }
 
-// Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a Connect under way fails.
+// Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a
+// Connect under way fails.
 func (e *Endpoint) Close() error {
 	e.mu.Lock()
 	err := e.shut()
@@ -239,10 +246,11 @@ func (e *Endpoint) shut() error {
 	return err
 }
 
-// Kill ends the endpoint and its groups as the death of this process would: connections end without a word. An operation
-// of these groups, under way or later, does not return, but ends its goroutine as runtime.Goexit does. It is for workers
-// that are goroutines (package elastic/elastictest), which share no memory. It may be called from any goroutine, and does not
-// wait for any; Close does.
+// Kill ends the endpoint and its groups as the death of this process would: connections end without
+// a word. An operation of these groups, under way or later, does not return, but ends its goroutine
+// as runtime.Goexit does. It is for workers that are goroutines (package elastic/elastictest),
+// which share no memory. It may be called from any goroutine, and does not wait for any; Close
+// does.
 func (e *Endpoint) Kill() {
 	e.mu.Lock()
 	f := e.current
@@ -355,7 +363,8 @@ func (e *Endpoint) awaitPeers(ctx context.Context, g *Group, path *tcpPath) {
 	}
 }
 
-// begin opens the door to g, for those too that wait there. The group of all ranks makes its generation the current one.
+// begin opens the door to g, for those too that wait there. The group of all ranks makes its
+// generation the current one.
 func (e *Endpoint) begin(g *Group) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -410,9 +419,9 @@ var (
 	errLater   = errors.New("collective: not yet") // says the peer
 )
 
-// hopeful tells whether an attempt that has failed may go better the next time. Where the peer says so itself, the attempts end
-// with their context: it already has a connection in the place of this one, which is broken and which it has yet to give up,
-// or it has not come to the group.
+// hopeful tells whether an attempt that has failed may go better the next time. Where the peer says
+// so itself, the attempts end with their context: it already has a connection in the place of this
+// one, which is broken and which it has yet to give up, or it has not come to the group.
 func hopeful(err error, attempt int) bool {
 	switch {
 	case errors.Is(err, errLater):
@@ -423,8 +432,9 @@ func hopeful(err error, attempt int) bool {
 	return errors.Is(err, errNoWay) && attempt < wayAttempts
 }
 
-// dial dials until it goes well, or there is no hope. A time out alone is no reason to give up where the peer is of this host, nor
-// while other connections of the group come, of which lacking tells how many do not: then what is slow is this host.
+// dial dials until it goes well, or there is no hope. A time out alone is no reason to give up
+// where the peer is of this host, nor while other connections of the group come, of which lacking
+// tells how many do not: then what is slow is this host.
 func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration, lacking func() int) (*conn, error) {
 	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
@@ -453,8 +463,9 @@ func loopback(addrs []string) bool {
 	})
 }
 
-// dialAll tries all addresses at once, or each of them so much later than the one before or when that has failed, and returns the
-// connection that is proven first. The acceptor agrees to one alone, so that no second one can be meant by it.
+// dialAll tries all addresses at once, or each of them so much later than the one before or when
+// that has failed, and returns the connection that is proven first. The acceptor agrees to one
+// alone, so that no second one can be meant by it.
 func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration) (*conn, error) {
 	switch len(addrs) {
 	case 0:
@@ -583,8 +594,9 @@ func (e *Endpoint) accept() {
 	}
 }
 
-// bound is how many of the connections that this rank accepts there may be in some state: at least few of them, and room for
-// all the connections of the largest world so far twice. The caller holds mu.
+// bound is how many of the connections that this rank accepts there may be in some state: at least
+// few of them, and room for all the connections of the largest world so far twice. The caller holds
+// mu.
 func (e *Endpoint) bound(few int) int {
 	if e.forced > 0 {
 		return e.forced
@@ -592,8 +604,8 @@ func (e *Endpoint) bound(few int) int {
 	return max(few, 2*e.largest) * (e.connections + 1) / 2
 }
 
-// admit books an accepted connection. Strangers who say nothing cannot keep others out: the oldest gives way that has not
-// proven anything.
+// admit books an accepted connection. Strangers who say nothing cannot keep others out: the oldest
+// gives way that has not proven anything.
 func (e *Endpoint) admit(raw net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -612,8 +624,8 @@ func (e *Endpoint) admit(raw net.Conn) bool {
 	return true
 }
 
-// proven takes a connection from those that may have to give way. It reports false for one that has: nothing can be claimed
-// for that.
+// proven takes a connection from those that may have to give way. It reports false for one that
+// has: nothing can be claimed for that.
 func (e *Endpoint) proven(raw net.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -675,8 +687,9 @@ func (e *Endpoint) prove(raw net.Conn) {
 	e.log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
 }
 
-// welcome decides on a connection whose dialer is proven. One for a group to which this rank has not come waits until it does.
-// That includes those for a generation that has failed here already: their dialers are told so by its other groups.
+// welcome decides on a connection whose dialer is proven. One for a group to which this rank has
+// not come waits until it does. That includes those for a generation that has failed here already:
+// their dialers are told so by its other groups.
 func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err error) {
 	timer := time.NewTimer(waitBound)
 	defer timer.Stop()
@@ -728,8 +741,8 @@ func (e *Endpoint) welcome(h identity.Hello) (path *tcpPath, claimed bool, err e
 	}
 }
 
-// welcome checks that a connection is the one of its kind that is due. Where the group has ended already, the dialer is let
-// in to be told why.
+// welcome checks that a connection is the one of its kind that is due. Where the group has ended
+// already, the dialer is let in to be told why.
 func (g *Group) welcome(h identity.Hello) (path *tcpPath, claimed bool, err error) {
 	path = g.path.(*tcpPath)
 	due := h.From < g.size && h.From != g.rank && h.To == g.rank && path.due(h.From, h.Channel)

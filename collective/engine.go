@@ -10,17 +10,19 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// The engine does the asynchronous operations of a group on one rank, in cycles that all ranks go through together, over a
-// group of its own. Cycle after cycle:
+// The engine does the asynchronous operations of a group on one rank, in cycles that all ranks go
+// through together, over a group of its own. Cycle after cycle:
 //
 //  1. Every rank says which of the names that all know it has submitted. What all have is ready.
-//  2. A rank that has something to say about names says so first: a name that is new, or is used otherwise than the last
-//     time, and that the rank has joined. All hear it in the same order, so that the numbers of names are the same everywhere.
+//  2. A rank that has something to say about names says so first: a name that is new, or is used
+//     otherwise than the last time, and that the rank has joined. All hear it in the same order, so
+//     that the numbers of names are the same everywhere.
 //  3. What is ready is reduced, in the order of the numbers, in buckets of tensors of one kind.
 //
-// A rank begins a cycle when it has submitted something, and nudges the others, who join in whatever they have to say.
-// After the cycle the ranks know all there is to know; the next one begins when there is news. So nobody asks in vain and
-// idle ranks are still. See Horovod's response cache for the same idea, with cycles by the clock.
+// A rank begins a cycle when it has submitted something, and nudges the others, who join in
+// whatever they have to say. After the cycle the ranks know all there is to know; the next one
+// begins when there is news. So nobody asks in vain and idle ranks are still. See Horovod's
+// response cache for the same idea, with cycles by the clock.
 type engine struct {
 	g      *Group
 	tuning tuning
@@ -353,7 +355,8 @@ func (e *engine) hold(id int, h *Handle) {
 // asked is what the ranks want besides.
 type asked struct{ news, stall bool }
 
-// vote finds what all ranks have submitted: the smallest vote of all decides. The first two places are for wishes.
+// vote finds what all ranks have submitted: the smallest vote of all decides. The first two places
+// are for wishes.
 func (e *engine) vote(news bool) (asked, error) {
 	e.votes = append(e.votes[:0], 1, 1)
 	if news {
@@ -374,7 +377,8 @@ func (e *engine) vote(news bool) (asked, error) {
 	return asked{news: e.votes[0] == 0, stall: e.votes[1] == 0}, err
 }
 
-// forget drops all names, on all ranks in the same cycle, so that names which are not used again do not pile up.
+// forget drops all names, on all ranks in the same cycle, so that names which are not used again do
+// not pile up.
 func (e *engine) forget() {
 	for i := range e.table {
 		if h := e.table[i].mine; h != nil {

@@ -70,8 +70,8 @@ func (b *block) finish() error {
 	return nil
 }
 
-// exchange sends part(j) to every rank j and returns what they have sent, by rank; nil for this one. Every pair of ranks
-// talks directly: the same bytes as a ring, in one step.
+// exchange sends part(j) to every rank j and returns what they have sent, by rank; nil for this
+// one. Every pair of ranks talks directly: the same bytes as a ring, in one step.
 func (c *call) exchange(part func(to int) []byte) ([][]byte, error) {
 	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.Size()
 	longest := 0
@@ -107,8 +107,9 @@ func (c *call) exchange(part func(to int) []byte) ([][]byte, error) {
 	return all, nil
 }
 
-// reduceScatter puts this rank's part of the reduced data into result. Every rank sends each part to its owner, who combines
-// them in the order of the ranks, segment by segment; data is not changed.
+// reduceScatter puts this rank's part of the reduced data into result. Every rank sends each part
+// to its owner, who combines them in the order of the ranks, segment by segment; data is not
+// changed.
 func (c *call) reduceScatter(data, result []byte) error {
 	t := c.everybody()
 	for i := range c.frames(len(t.part(c, data, 0))) { // the first part is a longest one
@@ -122,9 +123,10 @@ func (c *call) reduceScatter(data, result []byte) error {
 	return c.combineFrom(t, t.part(c, data, t.me), result, unsent, nil)
 }
 
-// combineFrom receives what every other rank of a team has sent in step 0 and combines it with own, in the order of the ranks,
-// into result, which may be own. Where own itself is being sent, in as many pieces to everybody, first is the number of
-// the first send. Each segment is handed to done, if there is one, when it is complete.
+// combineFrom receives what every other rank of a team has sent in step 0 and combines it with own,
+// in the order of the ranks, into result, which may be own. Where own itself is being sent, in as
+// many pieces to everybody, first is the number of the first send. Each segment is handed to done,
+// if there is one, when it is complete.
 func (c *call) combineFrom(t team, own, result []byte, first int, done func(part []byte)) error {
 	ahead := 2 // segments posted, of every rank
 	if t.size > 16 {
@@ -158,8 +160,8 @@ func (c *call) combineFrom(t team, own, result []byte, first int, done func(part
 	return nil
 }
 
-// combineAll combines one segment of all ranks, in their order. Until own has been used, which result may be, results go to the
-// first rank's slot.
+// combineAll combines one segment of all ranks, in their order. Until own has been used, which
+// result may be, results go to the first rank's slot.
 func (c *call) combineAll(t team, result, own []byte, posted []*incoming) error {
 	combine := c.desc.combiner()
 	var before []byte

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sever cuts all connections of a group's family as the death of its process does: nothing more is said to anybody.
+// Sever cuts all connections of a group's family as the death of its process does: nothing more is
+// said to anybody.
 func Sever(g *Group) {
 	g.family.mu.Lock()
 	n := g.outward(gone(errSevered, g.rank))
@@ -47,7 +48,8 @@ func Waiting(e *Endpoint) int {
 	return e.waiting
 }
 
-// Force has the groups of a world run one algorithm, with segments of at most so many bytes; 0: as is best.
+// Force has the groups of a world run one algorithm, with segments of at most so many bytes; 0: as
+// is best.
 func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	for _, g := range groups {
 		g.family.algorithm, g.family.segment = a, segment
@@ -83,14 +85,16 @@ func SeverStrand(g *Group, peer, strand int) {
 	unix.Shutdown(g.tcp.links[peer].wire.more[strand].fd, unix.SHUT_RDWR)
 }
 
-// Narrow has e take no more than so many connections that have yet to prove themselves, or that wait for a group.
+// Narrow has e take no more than so many connections that have yet to prove themselves, or that
+// wait for a group.
 func Narrow(e *Endpoint, most int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.forced = most
 }
 
-// Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that is there, until free is called.
+// Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that
+// is there, until free is called.
 func Occupy(e *Endpoint, from, channel int) (free func()) {
 	for {
 		e.mu.Lock()
@@ -108,7 +112,8 @@ func Occupy(e *Endpoint, from, channel int) (free func()) {
 	}
 }
 
-// Squeeze has the kernel keep no more than a few dozen kilobytes of what one rank sends to another, on the way.
+// Squeeze has the kernel keep no more than a few dozen kilobytes of what one rank sends to another,
+// on the way.
 func Squeeze(t testing.TB, groups []*Group, from, to int) {
 	t.Helper()
 	for _, end := range []struct{ rank, peer, option int }{{from, to, unix.SO_SNDBUF}, {to, from, unix.SO_RCVBUF}} {

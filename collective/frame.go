@@ -11,8 +11,9 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// The frames between two ranks. Every frame begins with a header of fixed size, in the byte order of the machine:
-// ranks of different orders could not understand each other's elements anyway, and the magic number tells.
+// The frames between two ranks. Every frame begins with a header of fixed size, in the byte order
+// of the machine: ranks of different orders could not understand each other's elements anyway, and
+// the magic number tells.
 //
 //	0 magic u32 · 4 kind u8 · 5 descriptor: op u8, type u8, reduction u8, algorithm u8, root i32, count u64 ·
 //	21 zero · 24 step u32 · 28 length u32 · 32 generation u64 · 40 sequence u64
@@ -184,8 +185,8 @@ func parseHeader(b []byte) (header, error) {
 	return h, nil
 }
 
-// frameReader reads frames from a stream. Headers and small payloads share reads; the rest of a large payload goes
-// directly to where it belongs.
+// frameReader reads frames from a stream. Headers and small payloads share reads; the rest of a
+// large payload goes directly to where it belongs.
 type frameReader struct {
 	r      io.Reader
 	buf    [8 << 10]byte

@@ -66,7 +66,8 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// FuzzFrames: whatever a peer sends ends the group at worst. It neither panics nor takes memory for what has not arrived.
+// FuzzFrames: whatever a peer sends ends the group at worst. It neither panics nor takes memory for
+// what has not arrived.
 func FuzzFrames(f *testing.F) {
 	h := header{kind: dataFrame, length: 5, generation: 1, seq: 1, call: descriptor{action: barrier}}
 	n := gone(io.EOF, 1)

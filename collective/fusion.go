@@ -86,7 +86,8 @@ func (r *request) sound() bool {
 	return r.op.check(r.dtype) == nil && r.compression.check(r.dtype, r.op) == nil
 }
 
-// exchange tells all ranks what each has to say, and draws the same conclusions from it on all of them.
+// exchange tells all ranks what each has to say, and draws the same conclusions from it on all of
+// them.
 func (e *engine) exchange(join bool) error {
 	own := e.statement[:0]
 	for _, h := range e.unsaid {
@@ -131,8 +132,8 @@ func (e *engine) exchange(join bool) error {
 	return nil
 }
 
-// define makes what a rank has said the meaning of a name. It must not contradict what another rank has said before, or what
-// this rank has submitted.
+// define makes what a rank has said the meaning of a name. It must not contradict what another rank
+// has said before, or what this rank has submitted.
 func (e *engine) define(s *statement, before []statement) error {
 	if len(before) > 0 && before[len(before)-1].name == s.name {
 		if other := before[len(before)-1]; other.request != s.request {
@@ -215,7 +216,8 @@ type bucket struct {
 	full        bool
 }
 
-// large is the size in bytes from which on a tensor is reduced where it lies: to copy it to others and back costs more than they save.
+// large is the size in bytes from which on a tensor is reduced where it lies: to copy it to others
+// and back costs more than they save.
 const large = 1 << 20
 
 // lone tells whether a tensor, of so many bytes on the wire, has a bucket of its own.
@@ -239,7 +241,8 @@ func (r *request) wire() kernel.Type {
 	return r.dtype
 }
 
-// execute reduces what the last vote has found ready. Buckets follow from the vote and the table alone.
+// execute reduces what the last vote has found ready. Buckets follow from the vote and the table
+// alone.
 func (e *engine) execute() error {
 	if e.contribute == 0 {
 		return nil
@@ -340,7 +343,8 @@ func (e *engine) record(h *Handle) {
 	}
 }
 
-// alone is the memory of the one tensor of a bucket that is reduced where it lies; nil where it is not so.
+// alone is the memory of the one tensor of a bucket that is reduced where it lies; nil where it is
+// not so.
 func (e *engine) alone(b *bucket) []byte {
 	t := &e.table[b.ids[0]]
 	if len(b.ids) > 1 || t.mine == nil || b.compression != CompressNone {
@@ -352,8 +356,8 @@ func (e *engine) alone(b *bucket) []byte {
 	return t.mine.data
 }
 
-// copyIn gathers the tensors of a bucket as they go to the others. For what this rank does not contribute there are elements
-// that change nothing.
+// copyIn gathers the tensors of a bucket as they go to the others. For what this rank does not
+// contribute there are elements that change nothing.
 func (e *engine) copyIn(b *bucket) []byte {
 	all := e.buffer(b.bytes)
 	rest := all
@@ -377,8 +381,8 @@ func (e *engine) copyIn(b *bucket) []byte {
 	return all
 }
 
-// buffer returns n bytes for a bucket, whose contents are those of an earlier one. Where all ranks share memory they lie in what
-// others can read, so that the reduction copies nothing.
+// buffer returns n bytes for a bucket, whose contents are those of an earlier one. Where all ranks
+// share memory they lie in what others can read, so that the reduction copies nothing.
 func (e *engine) buffer(n int) []byte {
 	if n > cap(e.fused) {
 		size := max(n, min(2*cap(e.fused), e.fusion))

@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// FuzzStatements: what a rank says of its tensors is refused, or says the same when it is said again, and none is larger
-// than memory can be.
+// FuzzStatements: what a rank says of its tensors is refused, or says the same when it is said
+// again, and none is larger than memory can be.
 func FuzzStatements(f *testing.F) {
 	h := &Handle{name: "grad", request: request{dtype: kernel.Float32, op: Sum, count: 7, prescale: 1, postscale: 0.5}}
 	one := h.state(nil)

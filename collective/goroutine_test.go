@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TestKill: a worker that is a goroutine and is killed, in the middle of whatever, is named by all the others, and nothing
-// of the group returns to it any more.
+// TestKill: a worker that is a goroutine and is killed, in the middle of whatever, is named by all
+// the others, and nothing of the group returns to it any more.
 func TestKill(t *testing.T) {
 	for _, cfg := range []collective.Config{{}, {Encrypt: true}} {
 		for round := range 10 {

@@ -15,8 +15,9 @@ import (
 
 const lingers = 200 // yields
 
-// transport moves frames from one rank of a group to the others, and delivers what they send to the group's inboxes.
-// Frames to one rank arrive in the order of their sends. It learns of the loss of a peer by itself and calls fail.
+// transport moves frames from one rank of a group to the others, and delivers what they send to the
+// group's inboxes. Frames to one rank arrive in the order of their sends. It learns of the loss of
+// a peer by itself and calls fail.
 type transport interface {
 	// send starts to move a frame to another rank. It does not block.
 	send(to int, o *outgoing)
@@ -26,15 +27,17 @@ type transport interface {
 	release()
 	// quiesce blocks, after release, until nothing touches a buffer of a request any more.
 	quiesce()
-	// leave tells every rank that this one sends no more operations, and blocks until all that it has sent is read or a
-	// bound has passed.
+	// leave tells every rank that this one sends no more operations, and blocks until all that it
+	// has sent is read or a bound has passed.
 	leave()
-	// nudge tells another rank that the group's engine begins a cycle. It does not block for long, and an error does no harm.
+	// nudge tells another rank that the group's engine begins a cycle. It does not block for long,
+	// and an error does no harm.
 	nudge(to int, cycle uint64)
 }
 
-// Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations are the functions of this
-// package; they and its methods on a nil Group return errors or zero values, Rank −1.
+// Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations
+// are the functions of this package; they and its methods on a nil Group return errors or zero
+// values, Rank −1.
 type Group struct {
 	rank, size int
 	generation uint64
@@ -104,8 +107,9 @@ func (g *Group) Generation() uint64 {
 	return g.generation
 }
 
-// Lane tells the group from the others of its generation. It is the same on all its ranks, and for a group that is made in the same way in
-// another generation; 0 for that of all ranks, and for a nil Group.
+// Lane tells the group from the others of its generation. It is the same on all its ranks, and for
+// a group that is made in the same way in another generation; 0 for that of all ranks, and for a
+// nil Group.
 func (g *Group) Lane() uint64 {
 	if g == nil {
 		return 0
@@ -113,8 +117,9 @@ func (g *Group) Lane() uint64 {
 	return g.lane
 }
 
-// Failed returns a channel that is closed once the group has failed, also while none of its operations is under way: then every
-// later one returns an error. It is for those who wait for something else that needs the other ranks. That of a nil Group is never closed.
+// Failed returns a channel that is closed once the group has failed, also while none of its
+// operations is under way: then every later one returns an error. It is for those who wait for
+// something else that needs the other ranks. That of a nil Group is never closed.
 func (g *Group) Failed() <-chan struct{} {
 	if g == nil {
 		return nil
@@ -122,10 +127,12 @@ func (g *Group) Failed() <-chan struct{} {
 	return g.failed
 }
 
-// Close leaves the group. Ranks that are still in an operation that this one has finished can finish it; operations that
-// would need this rank afterwards fail on every rank with an [*AbortedError] that names it. Close waits until the others
-// have read all that this rank has sent, for a second at most. During an operation of this rank it acts as [Group.Abort].
-// Subsets that were made from the group are closed with it. Asynchronous operations under way count as one. It always returns nil. A second call does nothing.
+// Close leaves the group. Ranks that are still in an operation that this one has finished can
+// finish it; operations that would need this rank afterwards fail on every rank with an
+// [*AbortedError] that names it. Close waits until the others have read all that this rank has
+// sent, for a second at most. During an operation of this rank it acts as [Group.Abort]. Subsets
+// that were made from the group are closed with it. Asynchronous operations under way count as one.
+// It always returns nil. A second call does nothing.
 func (g *Group) Close() error {
 	if g == nil || !g.closing.CompareAndSwap(false, true) {
 		return nil
@@ -144,10 +151,11 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// Abort ends the group at once on every rank, and with it all other groups of the generation: the operations under way and
-// all later ones return an [*AbortedError] that names this rank, or, where cause is an AbortedError itself, those that
-// cause names. It may be called from any goroutine and returns when the goroutines of the group and of its subsets have
-// ended. Close is not needed after it.
+// Abort ends the group at once on every rank, and with it all other groups of the generation: the
+// operations under way and all later ones return an [*AbortedError] that names this rank, or, where
+// cause is an AbortedError itself, those that cause names. It may be called from any goroutine and
+// returns when the goroutines of the group and of its subsets have ended. Close is not needed after
+// it.
 func (g *Group) Abort(cause error) {
 	if g == nil {
 		return
@@ -173,12 +181,13 @@ func (g *Group) giveUp() {
 	g.host.Load().close()
 }
 
-// fail ends the group and all other groups of the generation, and tells every rank why. The first reason stays. The notice
-// names ranks as the group numbers them.
+// fail ends the group and all other groups of the generation, and tells every rank why. The first
+// reason stays. The notice names ranks as the group numbers them.
 func (g *Group) fail(n notice) { g.failAs(g.outward(n)) }
 
-// failAs is fail with a notice that names ranks as the group of all ranks numbers them, as all do that go to others: a rank
-// that is not in this group may be in other groups of those who hear of it.
+// failAs is fail with a notice that names ranks as the group of all ranks numbers them, as all do
+// that go to others: a rank that is not in this group may be in other groups of those who hear of
+// it.
 func (g *Group) failAs(n notice) {
 	inside := g.inward(n)
 	g.mu.Lock()
@@ -218,8 +227,8 @@ func (g *Group) poke() {
 	}
 }
 
-// survive ends the calling goroutine where its worker is one and has been killed. The engine's own does not call it, for it
-// has operations to end.
+// survive ends the calling goroutine where its worker is one and has been killed. The engine's own
+// does not call it, for it has operations to end.
 func (g *Group) survive() {
 	if g != nil && g.family.dead.Load() {
 		runtime.Goexit()
@@ -235,8 +244,8 @@ func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(
 	return err
 }
 
-// operate does so. With invalid arguments the ranks still agree that all of them have called it so, since the others
-// would wait for ever otherwise.
+// operate does so. With invalid arguments the ranks still agree that all of them have called it so,
+// since the others would wait for ever otherwise.
 func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
 	d = d.judged(invalid)
 	if err := g.enter(d.action); err != nil {
@@ -270,8 +279,8 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	return err
 }
 
-// judged is the call as the others are told of it: one that is refused on this rank fits no valid one, nor one that another rank
-// refuses with other arguments as far as the descriptor tells.
+// judged is the call as the others are told of it: one that is refused on this rank fits no valid
+// one, nor one that another rank refuses with other arguments as far as the descriptor tells.
 func (a descriptor) judged(invalid error) descriptor {
 	if invalid != nil {
 		a.algorithm |= refusedCall
@@ -284,7 +293,8 @@ func (a descriptor) refuse(invalid error) error {
 	return fmt.Errorf("collective: %s: %w", actionNames[a.action], invalid)
 }
 
-// enter begins an operation, or returns why there cannot be one. The caller makes the group free again.
+// enter begins an operation, or returns why there cannot be one. The caller makes the group free
+// again.
 func (g *Group) enter(a action) error {
 	if g == nil {
 		return errNoGroup
@@ -314,8 +324,9 @@ func (g *Group) lost() error {
 	return g.err()
 }
 
-// linger waits for some microseconds until all have been told, without giving up this thread: where a death is the reason, the
-// tripwire is about to be done, and another thread would have to find a core.
+// linger waits for some microseconds until all have been told, without giving up this thread: where
+// a death is the reason, the tripwire is about to be done, and another thread would have to find a
+// core.
 func (g *Group) linger() {
 	for range lingers {
 		select {
@@ -372,7 +383,8 @@ func (c *call) begin(ctx context.Context, d descriptor) error {
 	return nil
 }
 
-// end makes sure that nothing touches the caller's buffers after an error, and drops references to them.
+// end makes sure that nothing touches the caller's buffers after an error, and drops references to
+// them.
 func (c *call) end(err error) error {
 	if err != nil && c.g.path != nil {
 		c.g.path.release()
@@ -501,7 +513,8 @@ func (c *call) pause() error {
 	}
 }
 
-// scratch returns n bytes for partial results, aligned for every element type. They are valid until the next call of it.
+// scratch returns n bytes for partial results, aligned for every element type. They are valid until
+// the next call of it.
 func (c *call) scratch(n int) []byte {
 	if cap(c.buffer) < n {
 		c.buffer = make([]byte, n)

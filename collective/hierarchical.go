@@ -10,10 +10,11 @@ const throughOne = 8 << 10 // up to here one rank of each host goes between them
 // tiered tells whether an AllReduce runs within hosts and between them apart.
 func (g *Group) tiered(op Op) bool { return g.hosts != nil && g.algorithm() == Auto && op != Adasum }
 
-// hierarchical reduces within each host in its shared memory, then between the hosts, then hands the result out within each
-// host. Between hosts goes what one rank has, not what all have: the data is cut into as many parts as the smallest host has
-// ranks, and each part has an owner on every host, so that the owners of all parts work at the same time. What is small
-// goes through one owner. See NVIDIA's and Open MPI's 2-D and HAN allreduce for the same shape.
+// hierarchical reduces within each host in its shared memory, then between the hosts, then hands
+// the result out within each host. Between hosts goes what one rank has, not what all have: the
+// data is cut into as many parts as the smallest host has ranks, and each part has an owner on
+// every host, so that the owners of all parts work at the same time. What is small goes through one
+// owner. See NVIDIA's and Open MPI's 2-D and HAN allreduce for the same shape.
 func (c *call) hierarchical(data []byte) error {
 	size := c.desc.dtype.Size()
 	owners := len(c.g.hosts[0])

@@ -10,8 +10,9 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestUnsentFrames: no rank waits in shared memory for one that waits, over a rank of another host, for what it has not sent yet.
-// The ranks that are ahead on their hosts send to those that are behind through next to no buffers.
+// TestUnsentFrames: no rank waits in shared memory for one that waits, over a rank of another host,
+// for what it has not sent yet. The ranks that are ahead on their hosts send to those that are
+// behind through next to no buffers.
 func TestUnsentFrames(t *testing.T) {
 	for _, test := range []struct {
 		hosts string

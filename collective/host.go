@@ -33,9 +33,9 @@ const noMemory = "collective: no shared memory with the other ranks of this host
 // host is the ranks of a group that share memory, seen from one of them.
 type host struct {
 	g *Group
-	// member sends what is left of the operation before it waits for others in memory: frames move only while the operation
-	// drives the sockets. Otherwise a rank of another host may wait for those frames, and the rank that is waited for here
-	// for that one.
+	// member sends what is left of the operation before it waits for others in memory: frames move
+	// only while the operation drives the sockets. Otherwise a rank of another host may wait for
+	// those frames, and the rank that is waited for here for that one.
 	member *shm.Guarded
 	ranks  []int // of the group, by member
 
@@ -45,8 +45,9 @@ type host struct {
 	reductions [kernel.Types][ops]shm.Reduction // those that have been used
 }
 
-// hosts finds which ranks of a group are on which host. names are the hosts of all ranks of the generation; a rank whose host
-// is not known is alone. Each list is ascending, the lists are in the order of their first ranks.
+// hosts finds which ranks of a group are on which host. names are the hosts of all ranks of the
+// generation; a rank whose host is not known is alone. Each list is ascending, the lists are in the
+// order of their first ranks.
 func hosts(g *Group, names []string) [][]int {
 	var all [][]int
 	at := map[string]int{}
@@ -66,8 +67,9 @@ func hosts(g *Group, names []string) [][]int {
 	return all
 }
 
-// share has the ranks of each host meet in shared memory. It is an operation of all ranks, the first one of a group. Where a
-// host's ranks cannot meet, all of them, they go on without; every rank learns which hosts can.
+// share has the ranks of each host meet in shared memory. It is an operation of all ranks, the
+// first one of a group. Where a host's ranks cannot meet, all of them, they go on without; every
+// rank learns which hosts can.
 func (g *Group) share(ctx context.Context) error {
 	all := hosts(g, g.family.hosts)
 	if len(all) == g.size || len(all) == 0 {
@@ -188,7 +190,8 @@ func (h *host) left(rank int) {
 // whole tells whether the group has no ranks on other hosts.
 func (h *host) whole() bool { return len(h.ranks) == h.g.size }
 
-// close gives the memory up, once the operation under way has ended: the group has failed or is being closed.
+// close gives the memory up, once the operation under way has ended: the group has failed or is
+// being closed.
 func (h *host) close() {
 	if h == nil {
 		return
@@ -201,7 +204,8 @@ func (h *host) close() {
 	}
 }
 
-// within runs body in the memory of the ranks of this host, when all that this rank has sent before has been taken.
+// within runs body in the memory of the ranks of this host, when all that this rank has sent before
+// has been taken.
 func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, shm.Desc) error) error {
 	h.use.Lock()
 	defer h.use.Unlock()
@@ -218,7 +222,8 @@ func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, 
 	return nil
 }
 
-// arrive begins an operation that goes on over sockets: the ranks of this host compare their calls first.
+// arrive begins an operation that goes on over sockets: the ranks of this host compare their calls
+// first.
 func (h *host) arrive(ctx context.Context, d descriptor) error {
 	return h.within(ctx, d, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 }
@@ -266,8 +271,9 @@ func (h *host) watch() time.Time {
 	return begins
 }
 
-// recordPhases tells the timeline of an operation that has begun then and ends now, and of its phases. Large data goes
-// through the memory in many rounds: the phases are told one behind the other, each with the time that it took in all rounds.
+// recordPhases tells the timeline of an operation that has begun then and ends now, and of its
+// phases. Large data goes through the memory in many rounds: the phases are told one behind the
+// other, each with the time that it took in all rounds.
 func (h *host) recordPhases(d descriptor, begun time.Time) {
 	ends := time.Now()
 	h.g.record(d, begun)
@@ -308,7 +314,8 @@ func (h *host) allToAll(ctx context.Context, d descriptor, invalid error, parts 
 	})
 }
 
-// mostGathered is how many bytes are believed to come from one rank: it has them in the memory of this machine.
+// mostGathered is how many bytes are believed to come from one rank: it has them in the memory of
+// this machine.
 var mostGathered = sync.OnceValue(func() int {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -335,8 +342,8 @@ func (h *host) place(d descriptor, make func(rank, elements int) []byte) func([]
 	}
 }
 
-// reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is to be done with the result
-// yet.
+// reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is
+// to be done with the result yet.
 func (h *host) reduction(t kernel.Type, op Op) *shm.Reduction {
 	r := &h.reductions[t][op]
 	if r.Combine == nil {

@@ -19,7 +19,8 @@ var (
 	errShut    = errors.New("collective: inbox shut")
 )
 
-// incoming is a request for the next frame from a peer. The buffer belongs to the transport until done.
+// incoming is a request for the next frame from a peer. The buffer belongs to the transport until
+// done.
 type incoming struct {
 	buf    []byte
 	step   uint32
@@ -50,8 +51,9 @@ type early struct {
 	want   *incoming // TCP: who has asked meanwhile; the reader still has to fill it
 }
 
-// inbox receives the frames of one peer for one group. Frames of a peer keep their order and so do requests, so the next
-// frame belongs to the oldest request. The transport delivers, the operation of the group posts.
+// inbox receives the frames of one peer for one group. Frames of a peer keep their order and so do
+// requests, so the next frame belongs to the oldest request. The transport delivers, the operation
+// of the group posts.
 type inbox struct {
 	g    *Group
 	from int
@@ -70,7 +72,8 @@ type inbox struct {
 	free   [][]byte
 }
 
-// check reports what is wrong with a frame, as the notice that ends the group. The caller holds b.mu.
+// check reports what is wrong with a frame, as the notice that ends the group. The caller holds
+// b.mu.
 func (b *inbox) check(h *header) (notice, bool) {
 	switch {
 	case h.generation != b.g.generation:
@@ -92,7 +95,8 @@ func (b *inbox) fits(h *header, r *incoming) (notice, bool) {
 	return notice{}, true
 }
 
-// enter begins an operation: from here on frames are compared with call, those that are already here first.
+// enter begins an operation: from here on frames are compared with call, those that are already
+// here first.
 func (b *inbox) enter(seq uint64, call descriptor) (notice, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -170,8 +174,8 @@ func (b *inbox) peek() (header, bool) {
 	return header{}, false
 }
 
-// deliver takes a frame whose bytes are in this process. It does not block: what nobody has asked for and is not small
-// stays with its sender until somebody asks.
+// deliver takes a frame whose bytes are in this process. It does not block: what nobody has asked
+// for and is not small stays with its sender until somebody asks.
 func (b *inbox) deliver(o *outgoing) {
 	b.mu.Lock()
 	n, ok := b.deliverLocked(o)
@@ -209,8 +213,9 @@ func (b *inbox) deliverLocked(o *outgoing) (notice, bool) {
 	return notice{}, true
 }
 
-// place says where the payload of a frame must go that a reader has before it; the reader then fills it and calls placed.
-// It blocks while nobody has asked for a frame that is too large to keep, until stop. One reader per inbox.
+// place says where the payload of a frame must go that a reader has before it; the reader then
+// fills it and calls placed. It blocks while nobody has asked for a frame that is too large to
+// keep, until stop. One reader per inbox.
 func (b *inbox) place(h *header, stop <-chan struct{}) ([]byte, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
@@ -286,8 +291,8 @@ func (b *inbox) hungry() bool {
 	return b.asked || b.posted.len() > 0 || b.early.len() > 0 && b.early.at(0).want != nil
 }
 
-// announce takes the header of a frame whose payload the operation itself will read, and returns the request for it. Where
-// there is none yet, e stands for the frame until wanted says so.
+// announce takes the header of a frame whose payload the operation itself will read, and returns
+// the request for it. Where there is none yet, e stands for the frame until wanted says so.
 func (b *inbox) announce(h *header, e *early) (*incoming, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
@@ -323,7 +328,8 @@ func (b *inbox) wanted(e *early) *incoming {
 	return e.want
 }
 
-// end says that the peer leaves after the operation of number last. Every operation needs every rank.
+// end says that the peer leaves after the operation of number last. Every operation needs every
+// rank.
 func (b *inbox) end(last uint64) {
 	b.mu.Lock()
 	b.last = last
@@ -335,7 +341,8 @@ func (b *inbox) end(last uint64) {
 	}
 }
 
-// done reports whether a rank that has finished so many operations has finished all of which the peer was part.
+// done reports whether a rank that has finished so many operations has finished all of which the
+// peer was part.
 func (b *inbox) done(finished uint64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -52,7 +52,8 @@ type ending struct {
 	At   int64 // when, in nanoseconds of Unix time
 }
 
-// worker is such a process. It prints its address, reads those of all, works until an operation fails, and prints the ending.
+// worker is such a process. It prints its address, reads those of all, works until an operation
+// fails, and prints the ending.
 func worker(text string) error {
 	var o order
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -96,7 +97,8 @@ func worker(text string) error {
 	return err
 }
 
-// suffer starts the processes, kills one after a while, and returns how long each of the others took to know of it.
+// suffer starts the processes, kills one after a while, and returns how long each of the others
+// took to know of it.
 func suffer(tb testing.TB, p plight, victim int, after time.Duration) (took []time.Duration) {
 	tb.Helper()
 	cmds, outs, ins := make([]*exec.Cmd, p.Ranks), make([]*bufio.Scanner, p.Ranks), make([]io.Writer, p.Ranks)
@@ -157,7 +159,8 @@ func suffer(tb testing.TB, p plight, victim int, after time.Duration) (took []ti
 	return took
 }
 
-// TestKilledProcess: of four processes one is killed by SIGKILL in the middle of its work; the others name it.
+// TestKilledProcess: of four processes one is killed by SIGKILL in the middle of its work; the
+// others name it.
 func TestKilledProcess(t *testing.T) {
 	for _, p := range []plight{
 		{Ranks: 4, Floats: 100_000},
@@ -173,7 +176,8 @@ func TestKilledProcess(t *testing.T) {
 	}
 }
 
-// BenchmarkKilled is the time from SIGKILL of a process to the error of the operation in each of the others.
+// BenchmarkKilled is the time from SIGKILL of a process to the error of the operation in each of
+// the others.
 func BenchmarkKilled(b *testing.B) {
 	for _, p := range []plight{
 		{Ranks: 3, Floats: 1, Hosts: "aaa"},

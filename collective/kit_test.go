@@ -33,7 +33,8 @@ func TestStrands(t *testing.T) {
 	})
 }
 
-// TestAlgorithms runs what they can fail of the kit for every algorithm, over both transports, with segments of some sizes.
+// TestAlgorithms runs what they can fail of the kit for every algorithm, over both transports, with
+// segments of some sizes.
 func TestAlgorithms(t *testing.T) {
 	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
 		t.Run(a.String(), func(t *testing.T) {
@@ -48,8 +49,8 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
-// TestSameBits: segments and transports do not change the bits of any algorithm that is forced, and what is strict gives those
-// of the order of the ranks.
+// TestSameBits: segments and transports do not change the bits of any algorithm that is forced, and
+// what is strict gives those of the order of the ranks.
 func TestSameBits(t *testing.T) {
 	for a := collective.Strict; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
 		t.Run(a.String(), func(t *testing.T) {
@@ -180,7 +181,8 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	return groups
 }
 
-// TestFusedBits: what is reduced together has the bits of what is reduced alone, whatever lies between the ranks.
+// TestFusedBits: what is reduced together has the bits of what is reduced alone, whatever lies
+// between the ranks.
 func TestFusedBits(t *testing.T) {
 	ways := []collectivetest.NewGroups{func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }}
 	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab"} {

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// Local returns the n connected groups of one process, by rank, generation 0; each is used by a goroutine of its own. They
-// start no goroutines but those of asynchronous operations. An n below 1 gives none.
+// Local returns the n connected groups of one process, by rank, generation 0; each is used by a
+// goroutine of its own. They start no goroutines but those of asynchronous operations. An n below 1
+// gives none.
 func Local(n int) []*Group {
 	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
 	for i := range w.families {
@@ -63,7 +64,8 @@ func (w *localWorld) connect(l lane) *Group {
 	return all.groups[l.rank] // it may have failed: its first operation says so
 }
 
-// rouse starts the engines of all ranks of g, whose lane is there. Those that have closed g leave it.
+// rouse starts the engines of all ranks of g, whose lane is there. Those that have closed g leave
+// it.
 func (w *localWorld) rouse(g, lane *Group) {
 	for i := range g.size {
 		f := w.families[g.original(i)]
@@ -79,7 +81,8 @@ func (w *localWorld) rouse(g, lane *Group) {
 	}
 }
 
-// localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of whichever comes second.
+// localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of
+// whichever comes second.
 type localPath struct {
 	world []*Group
 	rank  int
@@ -97,8 +100,8 @@ func (p *localPath) flood(n *notice) {
 
 func (p *localPath) release() {}
 
-// quiesce takes back the requests of both kinds: those for frames, and the frames that wait where they were sent. After a
-// leave there are none, and what has been kept for slower ranks must stay.
+// quiesce takes back the requests of both kinds: those for frames, and the frames that wait where
+// they were sent. After a leave there are none, and what has been kept for slower ranks must stay.
 func (p *localPath) quiesce() {
 	if p.world[p.rank].err() == nil {
 		return

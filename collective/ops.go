@@ -10,13 +10,14 @@ import (
 	"github.com/hvdrun/hvdrun/collective/shm"
 )
 
-// Each operation is called by every rank of the group with the same arguments, except for the data. It blocks until the
-// result is complete on this rank. The end of ctx on one rank ends the group for all: that rank returns the error of its
-// context, the others an *AbortedError that names it.
+// Each operation is called by every rank of the group with the same arguments, except for the data.
+// It blocks until the result is complete on this rank. The end of ctx on one rank ends the group
+// for all: that rank returns the error of its context, the others an *AbortedError that names it.
 
-// AllReduce combines data of all ranks, element by element, and puts the result into data on every rank. Lengths must be
-// equal. Between hosts it runs recursive doubling where there is little data, Rabenseifner's algorithm or a pipelined ring
-// where there is more ([Algorithm]). [Adasum] always runs recursive doubling over sockets.
+// AllReduce combines data of all ranks, element by element, and puts the result into data on every
+// rank. Lengths must be equal. Between hosts it runs recursive doubling where there is little data,
+// Rabenseifner's algorithm or a pipelined ring where there is more ([Algorithm]). [Adasum] always
+// runs recursive doubling over sockets.
 func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
 	return g.allReduce(ctx, typeOf[T](), op, bytesOf(data))
 }
@@ -61,9 +62,9 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 	return result(all, err)
 }
 
-// ReduceScatter combines data of all ranks, element by element, and returns this rank's part of the result; data stays as it
-// is. Lengths must be equal. The parts are consecutive and as even as can be: of count elements rank r gets count/n, the
-// first count%n ranks one more.
+// ReduceScatter combines data of all ranks, element by element, and returns this rank's part of the
+// result; data stays as it is. Lengths must be equal. The parts are consecutive and as even as can
+// be: of count elements rank r gets count/n, the first count%n ranks one more.
 func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
 	d := descriptor{action: reduceScatter, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
 	var part []T
@@ -82,8 +83,8 @@ func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([
 	return result(part, err)
 }
 
-// AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as copies. There must be one
-// part per rank; their lengths may differ, in both directions.
+// AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as
+// copies. There must be one part per rank; their lengths may differ, in both directions.
 func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, error) {
 	d := descriptor{action: allToAll, dtype: typeOf[T](), root: clampRoot(len(parts))}
 	var invalid error
@@ -118,9 +119,9 @@ func Barrier(ctx context.Context, g *Group) error {
 	return g.run(ctx, descriptor{action: barrier}, nil, (*call).agree)
 }
 
-// BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the root's data counts. Memory
-// is taken as the bytes arrive, whatever length was announced; where all ranks are on one host, at once, and no more
-// than that machine has.
+// BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
+// root's data counts. Memory is taken as the bytes arrive, whatever length was announced; where all
+// ranks are on one host, at once, and no more than that machine has.
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
 	d := descriptor{action: broadcastBytes, dtype: kernel.Uint8, root: clampRoot(root)}
 	var all []byte

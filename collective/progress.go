@@ -7,21 +7,24 @@ import (
 
 // Progress is how far a rank has come in one of the groups of a generation.
 type Progress struct {
-	// Lane tells the group, as in [Span]. Asynchronous operations have two lanes more: one on which their tensors are
-	// counted, and one on which the ranks work on them together.
+	// Lane tells the group, as in [Span]. Asynchronous operations have two lanes more: one on which
+	// their tensors are counted, and one on which the ranks work on them together.
 	Lane uint64
-	// Operation counts the operations of the lane that this rank has entered, or the tensors that it has submitted since all
-	// ranks joined last. Operations of one number are the same on all ranks.
+	// Operation counts the operations of the lane that this rank has entered, or the tensors that
+	// it has submitted since all ranks joined last. Operations of one number are the same on all
+	// ranks.
 	Operation uint64
 	// Waiting: the last operation has not ended, or of the tensors some have not.
 	Waiting bool
-	// What is the name of the last operation, as AllReduce; of tensors that of the oldest under way. Empty: there was none.
+	// What is the name of the last operation, as AllReduce; of tensors that of the oldest under
+	// way. Empty: there was none.
 	What string
 }
 
-// Progress tells how far this rank has come in the groups of its generation: that of all ranks first, the others in the order
-// of their lanes. It may be called at any time by any goroutine, does not block for long and costs operations nothing. A rank
-// that waits, and has the same number when it is asked again, has waited in between.
+// Progress tells how far this rank has come in the groups of its generation: that of all ranks
+// first, the others in the order of their lanes. It may be called at any time by any goroutine,
+// does not block for long and costs operations nothing. A rank that waits, and has the same number
+// when it is asked again, has waited in between.
 func (g *Group) Progress() []Progress {
 	if g == nil {
 		return nil
@@ -53,8 +56,8 @@ func (g *Group) Progress() []Progress {
 	return all
 }
 
-// What an operation begins and ends with is one word, so that Progress costs it nothing: the number of operations that this
-// rank has entered, whether the last is under way, and its action.
+// What an operation begins and ends with is one word, so that Progress costs it nothing: the number
+// of operations that this rank has entered, whether the last is under way, and its action.
 const (
 	actionMask = 1<<7 - 1
 	underWay   = 1 << 7

@@ -9,7 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// TestSlowDial: a dial that times out goes on while the peer is of this host or other connections come, and ends where none do.
+// TestSlowDial: a dial that times out goes on while the peer is of this host or other connections
+// come, and ends where none do.
 func TestSlowDial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {

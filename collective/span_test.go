@@ -74,7 +74,8 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-// The timeline is told of each phase of an asynchronous operation, under its tensor's name, one after the other.
+// The timeline is told of each phase of an asynchronous operation, under its tensor's name, one
+// after the other.
 func TestTimelineOfTensors(t *testing.T) {
 	var told spans
 	groups := newWorkers(t, collective.Config{Timeline: &told}, 2).connect(t, 2)

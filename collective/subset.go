@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// lane is a group that is to be made among ranks of a generation. Its id is derived from that of its parent, so that its
-// ranks need not agree on one; 0 is the group of all ranks.
+// lane is a group that is to be made among ranks of a generation. Its id is derived from that of
+// its parent, so that its ranks need not agree on one; 0 is the group of all ranks.
 type lane struct {
 	id         uint64
 	rank, size int
@@ -25,7 +25,8 @@ type lane struct {
 	strict     bool  // every AllReduce is Strict
 }
 
-// laneID names child k of a group. Ids come from a hash: that two in one generation are equal will not happen, and is refused.
+// laneID names child k of a group. Ids come from a hash: that two in one generation are equal will
+// not happen, and is refused.
 func laneID(parent uint64, kind byte, k uint64) uint64 {
 	b := binary.BigEndian.AppendUint64(nil, parent)
 	b = binary.BigEndian.AppendUint64(append(b, kind), k)
@@ -116,8 +117,8 @@ func (f *family) catchUp(g *Group) {
 	}
 }
 
-// remove forgets a group that is closed. The one of all ranks stays: connections to it are refused for as long as its
-// generation lasts.
+// remove forgets a group that is closed. The one of all ranks stays: connections to it are refused
+// for as long as its generation lasts.
 func (f *family) remove(g *Group) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,7 +145,8 @@ func (f *family) spread(from *Group, n notice) {
 	}
 }
 
-// demand starts the engine whose lane another rank wants to connect. Where that rank's group is closed here, it is told so.
+// demand starts the engine whose lane another rank wants to connect. Where that rank's group is
+// closed here, it is told so.
 func (f *family) demand(lane uint64) error {
 	f.mu.Lock()
 	var of *Group
@@ -214,20 +216,23 @@ func (g *Group) inward(n notice) notice {
 
 var errOutside = errors.New("a rank outside this group is gone")
 
-// Subset makes a group of some of the ranks of g, with connections of its own, so that operations on the two never wait for
-// each other. It is an operation of g: every rank calls it, with the same list, and gets the new group if it is in the
-// list, nil otherwise. Ranks of the new group are places in the list. A list that is empty, names a rank twice or one
-// that there is not is an error on every rank and leaves g usable; lists that differ are a [*MismatchError].
+// Subset makes a group of some of the ranks of g, with connections of its own, so that operations
+// on the two never wait for each other. It is an operation of g: every rank calls it, with the same
+// list, and gets the new group if it is in the list, nil otherwise. Ranks of the new group are
+// places in the list. A list that is empty, names a rank twice or one that there is not is an error
+// on every rank and leaves g usable; lists that differ are a [*MismatchError].
 //
-// The groups of a generation fail together: what ends one of them with an error ends them all, in each of them with the
-// ranks as it numbers them. To close a subset leaves g as it is; to close g closes its subsets. Subset blocks until the
-// new group is connected, and bounds that as [Endpoint.Connect] does.
+// The groups of a generation fail together: what ends one of them with an error ends them all, in
+// each of them with the ranks as it numbers them. To close a subset leaves g as it is; to close g
+// closes its subsets. Subset blocks until the new group is connected, and bounds that as
+// [Endpoint.Connect] does.
 func (g *Group) Subset(ctx context.Context, ranks []int) (*Group, error) {
 	return g.Partition(ctx, [][]int{ranks})
 }
 
-// Partition makes several subsets at a time, of which no two have a rank in common, and returns the one that this rank is in; nil if
-// it is in none. What is said of [Group.Subset] holds for it, with all the lists in the place of one.
+// Partition makes several subsets at a time, of which no two have a rank in common, and returns the
+// one that this rank is in; nil if it is in none. What is said of [Group.Subset] holds for it, with
+// all the lists in the place of one.
 func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 	all := slices.Concat(lists...)
 	lengths := make([]int, len(lists))

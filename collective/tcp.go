@@ -34,8 +34,8 @@ const (
 	leaveBound   = time.Second // longest a leaving rank waits for the others to read what it has sent
 )
 
-// tcpPath is the transport of a group whose ranks are processes. Encrypted data channels have a reader and a writer
-// goroutine each; others are driven by the operations themselves (drive.go).
+// tcpPath is the transport of a group whose ranks are processes. Encrypted data channels have a
+// reader and a writer goroutine each; others are driven by the operations themselves (drive.go).
 type tcpPath struct {
 	g     *Group
 	links []*link // by rank; nil for the own one
@@ -144,8 +144,8 @@ func newTCPPath(g *Group) *tcpPath {
 	return p
 }
 
-// strands is how many connections the data channel of two ranks of the generation has: one where nothing but this host's
-// memory lies between them.
+// strands is how many connections the data channel of two ranks of the generation has: one where
+// nothing but this host's memory lies between them.
 func (f *family) strands(a, b int) int {
 	if f.sameHost(a, b) {
 		return 1
@@ -197,8 +197,8 @@ func (p *tcpPath) unclaim(from, channel int) {
 	p.links[from].claimed[channel] = false
 }
 
-// install gives a link its connection and starts its goroutines. If the group has ended meanwhile, the peer is told why
-// instead.
+// install gives a link its connection and starts its goroutines. If the group has ended meanwhile,
+// the peer is told why instead.
 func (p *tcpPath) install(peer, channel int, c *conn) {
 	p.mu.Lock()
 	if p.ended {
@@ -266,7 +266,8 @@ func (l *link) serve() {
 	l.path.running.Go(l.out.run)
 }
 
-// farewell tells the other end of a connection that has come too late why the group has ended, and closes it.
+// farewell tells the other end of a connection that has come too late why the group has ended, and
+// closes it.
 func (g *Group) farewell(c *conn) {
 	g.mu.Lock()
 	n := g.notice
@@ -325,8 +326,8 @@ func (p *tcpPath) nudge(to int, cycle uint64) {
 	p.links[to].tell(h.append(make([]byte, 0, headerSize)))
 }
 
-// tell writes a frame to the control channel. What goes wrong there its reader notices too. While there is none yet, no
-// operation can have begun, and the data channel does.
+// tell writes a frame to the control channel. What goes wrong there its reader notices too. While
+// there is none yet, no operation can have begun, and the data channel does.
 func (l *link) tell(frame []byte) {
 	l.path.mu.Lock()
 	c := l.control
@@ -395,7 +396,8 @@ func (p *tcpPath) leave() {
 	}
 }
 
-// concluded is the end of an operation that went well: what peers have sent before they left may be read now.
+// concluded is the end of an operation that went well: what peers have sent before they left may be
+// read now.
 func (p *tcpPath) concluded() {
 	if p.left.Load() == 0 {
 		return
@@ -407,8 +409,8 @@ func (p *tcpPath) concluded() {
 	}
 }
 
-// acknowledge tells a peer that has left that this rank has finished all operations of which the peer was part, and so has
-// read all that it sent.
+// acknowledge tells a peer that has left that this rank has finished all operations of which the
+// peer was part, and so has read all that it sent.
 func (l *link) acknowledge() {
 	l.mu.Lock()
 	owed := l.owed && l.path.g.boxes[l.rank].done(l.path.g.finished.Load())
@@ -423,8 +425,9 @@ func (l *link) lost(err error) { l.path.g.fail(gone(err, l.rank)) }
 
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
 
-// listen reads the data channel while the group is not complete: a peer whose Connect fails may say so there. It ends at the
-// latest when operations take the channel over, and keeps for them what it has read.
+// listen reads the data channel while the group is not complete: a peer whose Connect fails may say
+// so there. It ends at the latest when operations take the channel over, and keeps for them what it
+// has read.
 func (l *link) listen() {
 	defer close(l.heardOut)
 	f := l.wire.in
@@ -461,8 +464,8 @@ func (l *link) listen() {
 	}
 }
 
-// readData delivers the frames of operations of an encrypted channel. When they end it does not judge why: the control
-// channel knows.
+// readData delivers the frames of operations of an encrypted channel. When they end it does not
+// judge why: the control channel knows.
 func (l *link) readData() {
 	f := &frameReader{r: l.data}
 	err := l.deliverAll(f)
@@ -508,7 +511,8 @@ func (p *tcpPath) over() bool {
 	return p.released
 }
 
-// begin notes that the peer's side of the link is complete. If its control channel had ended already, the peer is gone.
+// begin notes that the peer's side of the link is complete. If its control channel had ended
+// already, the peer is gone.
 func (l *link) begin() bool {
 	l.mu.Lock()
 	l.began = true
@@ -534,8 +538,9 @@ func (l *link) notice(f *frameReader, h *header) error {
 	return errShut
 }
 
-// ended: nothing more comes over the data channel. That is right after a goodbye. Otherwise the peer is gone, or has ended
-// the group because of another rank and said so on the control channel, which therefore has the first word.
+// ended: nothing more comes over the data channel. That is right after a goodbye. Otherwise the
+// peer is gone, or has ended the group because of another rank and said so on the control channel,
+// which therefore has the first word.
 func (l *link) ended(err error) {
 	l.mu.Lock()
 	l.ending = err
@@ -546,7 +551,8 @@ func (l *link) ended(err error) {
 	}
 }
 
-// unwritable: a peer that has said goodbye needs no more frames; if the operation needs the peer, it fails as it receives.
+// unwritable: a peer that has said goodbye needs no more frames; if the operation needs the peer,
+// it fails as it receives.
 func (l *link) unwritable(err error) {
 	l.mu.Lock()
 	if l.suspect = err; l.goodbye {
@@ -576,7 +582,8 @@ func (l *link) awaitVerdict(err error) {
 	case c != nil:
 		c.SetReadDeadline(time.Now().Add(verdictBound))
 	}
-	// Otherwise this rank is dialling the control channel, which ends with a notice, a refusal or a connection.
+	// Otherwise this rank is dialling the control channel, which ends with a notice, a refusal or a
+	// connection.
 }
 
 // readControl hears what the peer says about the group, and its end.
@@ -622,8 +629,9 @@ func (l *link) heard(f *frameReader, h *header) error {
 	return nil
 }
 
-// judge says what the end of the control channel means. A lower rank whose Connect fails may break off its dial of this
-// channel without a word, but then says why on the data channel, on which nothing else has come.
+// judge says what the end of the control channel means. A lower rank whose Connect fails may break
+// off its dial of this channel without a word, but then says why on the data channel, on which
+// nothing else has come.
 func (l *link) judge(err error) {
 	l.mu.Lock()
 	goodbye, data := l.goodbye, l.ending
@@ -650,8 +658,8 @@ func (l *link) judge(err error) {
 	}
 }
 
-// sender is the sending side of an encrypted data channel: its goroutine writes, so that an operation never waits for a peer
-// to read.
+// sender is the sending side of an encrypted data channel: its goroutine writes, so that an
+// operation never waits for a peer to read.
 type sender struct {
 	link *link
 	conn *conn

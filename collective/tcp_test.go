@@ -20,7 +20,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// TestSevered: a rank whose connections end without a word, at random moments, is named by all the others.
+// TestSevered: a rank whose connections end without a word, at random moments, is named by all the
+// others.
 func TestSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(60), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
@@ -34,7 +35,8 @@ func TestStrandsSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(20), newWorkers(t, collective.Config{Connections: 4}, 5).connect, collective.Sever)
 }
 
-// TestStrandSevered: a rank to which one of several connections is lost is named, in an operation that needs it.
+// TestStrandSevered: a rank to which one of several connections is lost is named, in an operation
+// that needs it.
 func TestStrandSevered(t *testing.T) {
 	groups := newWorkers(t, collective.Config{Connections: 3}, 2).connect(t, 2)
 	collective.SeverStrand(groups[0], 1, 1)
@@ -67,7 +69,8 @@ func TestSeveredEncrypted(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(10), newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
 }
 
-// TestConnectDead: where nobody listens at a peer's address, every rank is told at once, without waiting for any bound.
+// TestConnectDead: where nobody listens at a peer's address, every rank is told at once, without
+// waiting for any bound.
 func TestConnectDead(t *testing.T) {
 	for dead := range 3 {
 		w := newWorkers(t, collective.Config{}, 3)
@@ -85,8 +88,8 @@ func TestConnectDead(t *testing.T) {
 	}
 }
 
-// TestConnectAbsent: a rank that is alive but does not come is named when the context ends, and its connections of that
-// generation are refused later.
+// TestConnectAbsent: a rank that is alive but does not come is named when the context ends, and its
+// connections of that generation are refused later.
 func TestConnectAbsent(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 3)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -172,7 +175,8 @@ func waiting(t *testing.T, e *collective.Endpoint) {
 	}
 }
 
-// TestOlderGeneration: what is left of an older generation is refused, and Connect itself goes only forward.
+// TestOlderGeneration: what is left of an older generation is refused, and Connect itself goes only
+// forward.
 func TestOlderGeneration(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 2)
 	for rank, err := range w.try(7, 0, 1) {
@@ -198,8 +202,8 @@ func TestOlderGeneration(t *testing.T) {
 	}
 }
 
-// TestStrangers: connections that prove nothing, are of another job, or claim what is not due disturb no group; there may be
-// any number of them.
+// TestStrangers: connections that prove nothing, are of another job, or claim what is not due
+// disturb no group; there may be any number of them.
 func TestStrangers(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 2)
 	foreign, err := identity.NewAuthority("test")
@@ -262,7 +266,8 @@ func TestNarrowDoor(t *testing.T) {
 	}
 }
 
-// TestPlaceTaken: a rank in whose place another connection stands comes again until the place is free.
+// TestPlaceTaken: a rank in whose place another connection stands comes again until the place is
+// free.
 func TestPlaceTaken(t *testing.T) {
 	refused := make(chan struct{}, 100)
 	log := logrus.New()
@@ -303,8 +308,8 @@ func (h hook) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// TestCandidates: of many addresses, those that work, those that nobody answers and those of other workers, one connection
-// per channel comes out.
+// TestCandidates: of many addresses, those that work, those that nobody answers and those of other
+// workers, one connection per channel comes out.
 func TestCandidates(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 4)
 	gone := newWorkers(t, collective.Config{}, 1)
@@ -356,8 +361,8 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// TestDeathWhileConnecting: whoever dies at a random moment while the ranks connect is named by every other one, by Connect
-// or by the first operation.
+// TestDeathWhileConnecting: whoever dies at a random moment while the ranks connect is named by
+// every other one, by Connect or by the first operation.
 func TestDeathWhileConnecting(t *testing.T) {
 	for seed := range 60 {
 		r := rand.New(rand.NewPCG(uint64(seed), 3))

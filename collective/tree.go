@@ -1,7 +1,8 @@
 package collective
 
-// agree returns once every rank has called the operation that this one has: a dissemination barrier, in which a rank that
-// returns has heard from all the others, directly or through ranks that found every call before them equal to theirs.
+// agree returns once every rank has called the operation that this one has: a dissemination
+// barrier, in which a rank that returns has heard from all the others, directly or through ranks
+// that found every call before them equal to theirs.
 func (c *call) agree() error {
 	n, rank := c.g.size, c.g.rank
 	step := uint32(0)
@@ -37,8 +38,8 @@ func (c *call) spread(data []byte) error {
 
 const treeStep = 64 // first step of the data of a broadcast, after those of the agreement
 
-// tree gives this rank's place in the binomial tree of a broadcast: its parent, −1 for the root, and its children, those
-// with the most ranks behind them first.
+// tree gives this rank's place in the binomial tree of a broadcast: its parent, −1 for the root,
+// and its children, those with the most ranks behind them first.
 func tree(rank, size, root int) (parent int, children []int) {
 	place := (rank - root + size) % size
 	parent = -1
@@ -57,8 +58,8 @@ func tree(rank, size, root int) (parent int, children []int) {
 	return parent, children
 }
 
-// broadcast sends data down the tree, each segment as soon as it has arrived. The ranks agree on the call first, so that a
-// mismatch reaches the root too, which hears from nobody otherwise.
+// broadcast sends data down the tree, each segment as soon as it has arrived. The ranks agree on
+// the call first, so that a mismatch reaches the root too, which hears from nobody otherwise.
 func (c *call) broadcast(data []byte) error {
 	if err := c.agree(); err != nil {
 		return err

@@ -13,9 +13,10 @@ var visit = identity.Hello{Channel: visitChannel}
 
 var errVisited = errors.New("collective: a visit has ended")
 
-// Visit connects to another worker of the job, which need not be in a world with this one, at the first of its addresses
-// that answers. Both ends have proven that they are of the job, and where tensors are encrypted so is this. The other's
-// Config.Visited has the other end. The caller closes the connection; the endpoint does not.
+// Visit connects to another worker of the job, which need not be in a world with this one, at the
+// first of its addresses that answers. Both ends have proven that they are of the job, and where
+// tensors are encrypted so is this. The other's Config.Visited has the other end. The caller closes
+// the connection; the endpoint does not.
 func (e *Endpoint) Visit(ctx context.Context, addrs []string) (net.Conn, error) {
 	c, err := e.dial(ctx, addrs, visit, 0, func() int { return 0 })
 	if err != nil {

@@ -38,7 +38,8 @@ func said(conn net.Conn, text string) error {
 	return nil
 }
 
-// TestVisit: workers of one job reach each other without a world, and the end of the one that is visited ends visits.
+// TestVisit: workers of one job reach each other without a world, and the end of the one that is
+// visited ends visits.
 func TestVisit(t *testing.T) {
 	for _, encrypt := range []bool{false, true} {
 		host, guest := visitable(t, encrypt, 0, echo), visitable(t, encrypt, 1, nil)
@@ -59,7 +60,8 @@ func TestVisit(t *testing.T) {
 	}
 }
 
-// TestVisitRefused: strangers are refused, and so is who comes to one that takes no visits, or has enough of them.
+// TestVisitRefused: strangers are refused, and so is who comes to one that takes no visits, or has
+// enough of them.
 func TestVisitRefused(t *testing.T) {
 	host, shy := visitable(t, false, 0, echo), visitable(t, false, 1, nil)
 	authority, err := identity.NewAuthority("another")

@@ -1,17 +1,19 @@
 // Package discovery answers which hosts there are.
 //
-// A host list comes from a Discoverer: Script runs a command and parses what it prints, Fixed knows its hosts already,
-// other packages ask a cloud or a cluster; Merge makes one of several. Poll turns the Discoverer into a stream: it asks again and again (or, of a
-// Watcher, listens), checks every list, and hands on each that differs from the last. It decides what a failure means:
-// the first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the last list stays.
+// A host list comes from a Discoverer: Script runs a command and parses what it prints, Fixed knows
+// its hosts already, other packages ask a cloud or a cluster; Merge makes one of several. Poll
+// turns the Discoverer into a stream: it asks again and again (or, of a Watcher, listens), checks
+// every list, and hands on each that differs from the last. It decides what a failure means: the
+// first is fatal, since a job that never saw its hosts has nothing to run on; after a later one the
+// last list stays.
 //
 // The driver decides what the lists mean: how old each host is, and which slots and hosts stay out
 // because they have failed (driver/decide).
 //
 //	sh -c discover.sh → Script → Poll → the driver's loop → decide.Machine
 //
-// Package promise holds what every Discoverer promises, package discoverytest the same as tests. README.md is for those who
-// write one.
+// Package promise holds what every Discoverer promises, package discoverytest the same as tests.
+// README.md is for those who write one.
 package discovery
 
 import (
@@ -21,30 +23,36 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Discoverer says which hosts there are now. A good one keeps these promises, which discoverytest checks:
+// Discoverer says which hosts there are now. A good one keeps these promises, which discoverytest
+// checks:
 //
-//   - A list is whole. Where only a part can be found, it returns an error: a host that is missing from a list is gone,
-//     and its workers are stopped. An empty list is legal and says that there is no host.
-//   - Hosts that are still there keep their order from call to call. Among hosts that appear in one list, those that
-//     stand first are older, and get the lower ranks.
+//   - A list is whole. Where only a part can be found, it returns an error: a host that is missing
+//     from a list is gone, and its workers are stopped. An empty list is legal and says that there
+//     is no host.
+//   - Hosts that are still there keep their order from call to call. Among hosts that appear in one
+//     list, those that stand first are older, and get the lower ranks.
 //   - Each host stands in the list once, and the list passes plan.CheckHosts.
-//   - Discover returns soon after ctx has ended, with an error or a whole list, and leaves nothing running. It bounds its
-//     own time: whoever asks waits for the answer, and will not ask again before.
+//   - Discover returns soon after ctx has ended, with an error or a whole list, and leaves nothing
+//     running. It bounds its own time: whoever asks waits for the answer, and will not ask again
+//     before.
 //   - The list is the caller's, who may change it.
 //   - Discover may be called by several goroutines at once.
 type Discoverer interface {
 	Discover(ctx context.Context) ([]plan.Host, error)
 }
 
-// Watcher is what a Discoverer may be besides: one that need not be asked, since it is told when hosts change.
+// Watcher is what a Discoverer may be besides: one that need not be asked, since it is told when
+// hosts change.
 //
-// Watch calls found with the whole list as soon as it is known, and again whenever it has changed, never twice at once and
-// not after it has returned; the list is found's. It blocks until ctx ends or it can watch no longer, and says why. It is
-// called again after a failure, and then starts with the whole list once more. What Discoverer promises of lists and of
-// the end of ctx holds here too. One that finds out only then that it cannot push returns ErrNoWatch and is asked instead.
+// Watch calls found with the whole list as soon as it is known, and again whenever it has changed,
+// never twice at once and not after it has returned; the list is found's. It blocks until ctx ends
+// or it can watch no longer, and says why. It is called again after a failure, and then starts with
+// the whole list once more. What Discoverer promises of lists and of the end of ctx holds here too.
+// One that finds out only then that it cannot push returns ErrNoWatch and is asked instead.
 type Watcher interface {
 	Watch(ctx context.Context, found func([]plan.Host)) error
 }
 
-// ErrNoWatch is returned by a Watch that cannot push, such as that of a plugin which does not implement it.
+// ErrNoWatch is returned by a Watch that cannot push, such as that of a plugin which does not
+// implement it.
 var ErrNoWatch = errors.New("discovery: the source cannot push")

@@ -36,19 +36,22 @@ type Merged struct {
 // Merge makes one source of several by these rules:
 //
 //   - A host is listed as long as any source lists it.
-//   - Its slots are those that the first of these sources says, in the order of sources. It is draining if any of them
-//     says so. A source that does not list it has no say.
-//   - Hosts that stay listed keep their order, whichever source lists them. New ones follow: those of the first source
-//     first, and in its order, then those of the second that it has not named, and so on.
-//   - The first discovery of every source must succeed. A source that fails later keeps its own last list, while the
-//     others go on.
+//   - Its slots are those that the first of these sources says, in the order of sources. It is
+//     draining if any of them says so. A source that does not list it has no say.
+//   - Hosts that stay listed keep their order, whichever source lists them. New ones follow: those
+//     of the first source first, and in its order, then those of the second that it has not named,
+//     and so on.
+//   - The first discovery of every source must succeed. A source that fails later keeps its own
+//     last list, while the others go on.
 //   - Each source is watched if it can push, and polled otherwise; what one says counts at once.
 //
-// A Poll lends its Interval, RemovalAfter, Failed and Log to each source: a failure is told with the source's name before it, and with
-// the age of that source's list. Without one, sources are polled every second and failures go to the standard log.
+// A Poll lends its Interval, RemovalAfter, Failed and Log to each source: a failure is told with
+// the source's name before it, and with the age of that source's list. Without one, sources are
+// polled every second and failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
-// Discover asks all sources at once. Where one fails there is no whole list, but an error that names it.
+// Discover asks all sources at once. Where one fails there is no whole list, but an error that
+// names it.
 func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	lists, errs := make([][]plan.Host, len(m.sources)), make([]error, len(m.sources))
 	var all sync.WaitGroup
@@ -71,8 +74,8 @@ func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	return m.merge(lists), nil
 }
 
-// Watch calls found when every source has given its first list, and then with each change. It ends with ctx, or with the
-// failure of a source's first discovery.
+// Watch calls found when every source has given its first list, and then with each change. It ends
+// with ctx, or with the failure of a source's first discovery.
 func (m *Merged) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return m.watch(ctx, &Poll{}, found)
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// twin merges lists as the documentation says it, host by host: it keeps when each was first listed, and sorts.
+// twin merges lists as the documentation says it, host by host: it keeps when each was first
+// listed, and sorts.
 type twin struct {
 	round int
 	since map[string][3]int // round, source, place in its list

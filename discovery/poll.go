@@ -17,18 +17,22 @@ const defaultInterval = time.Second
 
 // Poll turns a Discoverer into a stream of host lists. It is used for one Run.
 type Poll struct {
-	// Source is asked again and again; one that is a Watcher is watched instead, unless its Watch returns ErrNoWatch.
+	// Source is asked again and again; one that is a Watcher is watched instead, unless its Watch
+	// returns ErrNoWatch.
 	Source Discoverer
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
-	// RemovalAfter is from how many lists in a row a host must be missing before it counts as gone, and an empty list counts for
-	// all hosts together: it takes two of them at least. A list of a Watcher counts once when it is pushed, and once more for each
-	// Interval in which the source pushes nothing else; each source of a Merged counts its own. 0: 1.
+	// RemovalAfter is from how many lists in a row a host must be missing before it counts as gone,
+	// and an empty list counts for all hosts together: it takes two of them at least. A list of a
+	// Watcher counts once when it is pushed, and once more for each Interval in which the source
+	// pushes nothing else; each source of a Merged counts its own. 0: 1.
 	RemovalAfter int
-	// Known are the hosts of which an earlier Run has told; the first list is compared with them. Nil: none.
+	// Known are the hosts of which an earlier Run has told; the first list is compared with them.
+	// Nil: none.
 	Known []plan.Host
-	// Failed is called with each failure after the first list, and how long ago the source last stood by its list. It is
-	// called from one goroutine at a time and must not block for long. Nil: nobody listens.
+	// Failed is called with each failure after the first list, and how long ago the source last
+	// stood by its list. It is called from one goroutine at a time and must not block for long.
+	// Nil: nobody listens.
 	Failed func(err error, age time.Duration)
 	// Log takes failures and recoveries. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -50,13 +54,15 @@ var (
 	errWatchEnded = errors.New("discovery: the source has stopped watching")
 )
 
-// Run asks the source until ctx ends, and then returns ctx's cause. It calls found with the first list, which may be
-// empty, and with every list that differs from the last one, be it only in its order. found owns the list, is called by
-// one goroutine at a time and not after Run has returned; the next question waits for it.
+// Run asks the source until ctx ends, and then returns ctx's cause. It calls found with the first
+// list, which may be empty, and with every list that differs from the last one, be it only in its
+// order. found owns the list, is called by one goroutine at a time and not after Run has returned;
+// the next question waits for it.
 //
-// A failure before the first list is returned at once, as a *FirstError. One that comes later is logged and given to
-// Failed, the last list stays, and the source is asked again after Interval. A list that plan.CheckHosts refuses is a
-// failure. Run waits for the source, and so ends as promptly as that does.
+// A failure before the first list is returned at once, as a *FirstError. One that comes later is
+// logged and given to Failed, the last list stays, and the source is asked again after Interval. A
+// list that plan.CheckHosts refuses is a failure. Run waits for the source, and so ends as promptly
+// as that does.
 func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	interval := p.Interval
 	if interval <= 0 {
@@ -119,8 +125,9 @@ func (p *Poll) discover(ctx context.Context, k *keeper) error {
 	return k.take(hosts)
 }
 
-// watch listens until the source can watch no longer, or says what cannot be. A list that is to be seen again before it counts
-// is taken as said again by a source that says nothing else for the interval.
+// watch listens until the source can watch no longer, or says what cannot be. A list that is to be
+// seen again before it counts is taken as said again by a source that says nothing else for the
+// interval.
 func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(context.Context, func([]plan.Host)) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -24,7 +24,8 @@ type answer struct {
 	err   error
 }
 
-// asked answers one question after the other, the last answer again and again, and notes when it was asked.
+// asked answers one question after the other, the last answer again and again, and notes when it
+// was asked.
 type asked struct {
 	answers []answer
 	took    time.Duration // for each answer
@@ -252,7 +253,8 @@ type discoverFunc func(context.Context) (list, error)
 
 func (f discoverFunc) Discover(ctx context.Context) ([]plan.Host, error) { return f(ctx) }
 
-// pushed is a Watcher: each session pushes its lists, one a second, and ends with its error, or else with its context.
+// pushed is a Watcher: each session pushes its lists, one a second, and ends with its error, or
+// else with its context.
 type pushed struct {
 	sessions []session
 	found    []func(list) // of all sessions

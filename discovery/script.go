@@ -23,33 +23,37 @@ const (
 	maxScriptOutput      = 1 << 20
 	maxStderrLine        = 4 << 10
 
-	// drainGrace is how long the pipes of a script that has ended may stay open. Its own processes are gone by then; only
-	// one that left the group can hold them.
+	// drainGrace is how long the pipes of a script that has ended may stay open. Its own processes
+	// are gone by then; only one that left the group can hold them.
 	drainGrace = time.Second
 )
 
-// Script is a Discoverer that runs a command and parses what it prints, a host a line as plan.ParseHosts has it.
+// Script is a Discoverer that runs a command and parses what it prints, a host a line as
+// plan.ParseHosts has it.
 //
-// The shell runs the command in a process group of its own, with the environment and directory of this process and
-// nothing on its stdin. What it has printed when the shell ends is the list, if the exit status is 0; whatever is left of
-// the group is killed then. So it is where the command takes longer than Timeout, prints more than 1 MiB or ctx ends, and
-// where this process dies the shell dies with it. Lines on stderr go to the log.
+// The shell runs the command in a process group of its own, with the environment and directory of
+// this process and nothing on its stdin. What it has printed when the shell ends is the list, if
+// the exit status is 0; whatever is left of the group is killed then. So it is where the command
+// takes longer than Timeout, prints more than 1 MiB or ctx ends, and where this process dies the
+// shell dies with it. Lines on stderr go to the log.
 type Script struct {
 	// Command is given to sh -c.
 	Command string
-	// Env is added to this process's environment. A driver that gives its plan.EnvRunID leaves none of the command's
-	// processes behind, however it ends.
+	// Env is added to this process's environment. A driver that gives its plan.EnvRunID leaves none
+	// of the command's processes behind, however it ends.
 	Env []string
 	// DefaultSlots is what a line without slots has. 0: one.
 	DefaultSlots int
 	// Timeout bounds one run. 0: 30 s.
 	Timeout time.Duration
-	// Log takes what the command prints to stderr, a message a line; long lines are cut. Nil: logrus.StandardLogger().
+	// Log takes what the command prints to stderr, a message a line; long lines are cut. Nil:
+	// logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Discover runs the command once and blocks until it and its process group have ended. An error names the exit status and
-// the last line of stderr, or the line that could not be parsed (*plan.ParseError).
+// Discover runs the command once and blocks until it and its process group have ended. An error
+// names the exit status and the last line of stderr, or the line that could not be parsed
+// (*plan.ParseError).
 func (s Script) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.Command == "" {
 		return nil, errors.New("discovery: there is no script to run")
@@ -153,10 +157,12 @@ func (s Script) logLines(stderr io.Reader) (last string) {
 	}
 }
 
-// runGroup runs cmd, whose files are pipes' ends that it closes, in a process group, and returns when that is gone: killed
-// when ctx ends, or when its leader has ended and left others behind. The error reads on after "script".
+// runGroup runs cmd, whose files are pipes' ends that it closes, in a process group, and returns
+// when that is gone: killed when ctx ends, or when its leader has ended and left others behind. The
+// error reads on after "script".
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
-	// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here as long as the script runs.
+	// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here as
+	// long as the script runs.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -176,7 +182,8 @@ func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	if stopped {
 		<-killed
 	}
-	// The leader has ended but is not reaped, so that the group's number cannot belong to anybody else yet.
+	// The leader has ended but is not reaped, so that the group's number cannot belong to anybody
+	// else yet.
 	kill()
 	err = cmd.Wait()
 	switch {

@@ -181,13 +181,14 @@ func openUp(t *testing.T, fifo string) io.Reader {
 	return r
 }
 
-// stubborn is a script with a child that ignores SIGTERM, as its parent does. Both hold the FIFO open for writing until
-// they are gone; the child says first that it is up.
+// stubborn is a script with a child that ignores SIGTERM, as its parent does. Both hold the FIFO
+// open for writing until they are gone; the child says first that it is up.
 func stubborn(fifo string) (command string) {
 	return `trap '' TERM; exec 3>` + fifo + `; (echo up >&3; sleep 1000; :) & wait; echo a:1`
 }
 
-// expectGone reads what the script has to say, and the end that comes when all its processes are gone.
+// expectGone reads what the script has to say, and the end that comes when all its processes are
+// gone.
 func expectGone(t *testing.T, r io.Reader) {
 	t.Helper()
 	rest, err := io.ReadAll(r)

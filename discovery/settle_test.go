@@ -11,8 +11,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TestPollRemovals: an empty list removes nobody before it is seen twice in a row, and a host goes when it was missing from
-// as many lists as is asked.
+// TestPollRemovals: an empty list removes nobody before it is seen twice in a row, and a host goes
+// when it was missing from as many lists as is asked.
 func TestPollRemovals(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -45,7 +45,8 @@ func TestPollRemovals(t *testing.T) {
 	}
 }
 
-// TestPollRemovalsOfWatchers: a source that pushes changes alone says by its silence that its list stands, once an interval.
+// TestPollRemovalsOfWatchers: a source that pushes changes alone says by its silence that its list
+// stands, once an interval.
 func TestPollRemovalsOfWatchers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -72,7 +73,8 @@ func TestPollRemovalsOfWatchers(t *testing.T) {
 	}
 }
 
-// TestPollRemovalWhileAWatchFails: while nobody knows what the source would say, its list is not confirmed.
+// TestPollRemovalWhileAWatchFails: while nobody knows what the source would say, its list is not
+// confirmed.
 func TestPollRemovalWhileAWatchFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := &pushed{sessions: []session{{lists: []string{"a:1", ""}, err: errDown}, {lists: []string{"a:1"}}}}

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// clock is what the machine goes by: the time of day at its start, and as much later as a steady clock says. It does not go
-// back, and tells nothing that could not be written down.
+// clock is what the machine goes by: the time of day at its start, and as much later as a steady
+// clock says. It does not go back, and tells nothing that could not be written down.
 type clock struct {
 	start time.Time
 	wall  int64
@@ -96,8 +96,9 @@ func (b *book) setBound() {
 	}
 }
 
-// note writes down what the machine was fed, before its actions are performed. A world, and the end of the job, wait until
-// it is on the disk: a machine that breaks down must not have told of what it forgets.
+// note writes down what the machine was fed, before its actions are performed. A world, and the end
+// of the job, wait until it is on the disk: a machine that breaks down must not have told of what
+// it forgets.
 func (b *book) note(now time.Time, in decide.Input, actions []decide.Action) {
 	ids := b.ids
 	b.ids = nil
@@ -114,7 +115,8 @@ func (b *book) note(now time.Time, in decide.Input, actions []decide.Action) {
 	b.write(decide.NewRecord(now, in, ids), sync)
 }
 
-// write adds a record. Where the journal cannot be written, as on a disk that is full, the job goes on from memory.
+// write adds a record. Where the journal cannot be written, as on a disk that is full, the job goes
+// on from memory.
 func (b *book) write(record any, sync bool) {
 	if !b.since.IsZero() {
 		return // the next snapshot holds it
@@ -237,10 +239,11 @@ func (l *loop) closeBook() {
 	l.book.close(finished(l.m))
 }
 
-// Resume goes on with a job whose driver has died: cfg.Journal is its journal, and whatever else cfg holds is what that
-// driver was given, except that Size, Blame and Timeouts are taken from the journal, and RunID too. Its workers, which agents
-// have kept, are taken over. Otherwise it is as Run. Besides, it returns journal.ErrLocked where the driver lives, ErrFinished
-// where the job has ended, and other errors where the journal cannot be understood.
+// Resume goes on with a job whose driver has died: cfg.Journal is its journal, and whatever else
+// cfg holds is what that driver was given, except that Size, Blame and Timeouts are taken from the
+// journal, and RunID too. Its workers, which agents have kept, are taken over. Otherwise it is as
+// Run. Besides, it returns journal.ErrLocked where the driver lives, ErrFinished where the job has
+// ended, and other errors where the journal cannot be understood.
 func Resume(ctx context.Context, cfg Config) error {
 	p := &decide.Replay{Told: cfg.Replayed, Marked: cfg.Marked}
 	j, run, err := journal.Open(cfg.Journal, p.Next)
@@ -289,7 +292,8 @@ type Job struct {
 	// Finished: the job has come to its end, with Result (nil: done).
 	Finished bool
 	Result   error
-	// Generation is that of the last world, Size its size, Workers how many processes live, as far as the journal knows.
+	// Generation is that of the last world, Size its size, Workers how many processes live, as far
+	// as the journal knows.
 	Generation    uint64
 	Size, Workers int
 }

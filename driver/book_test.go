@@ -131,8 +131,9 @@ func (j *testJob) joined(k *kept, t *testing.T, slot string, after uint64) {
 	synctest.Wait()
 }
 
-// A driver dies after it has written down a worker's death, and before it has done anything about it. Another goes on: it
-// takes the other worker over, publishes what was published, and forms the next world.
+// A driver dies after it has written down a worker's death, and before it has done anything about
+// it. Another goes on: it takes the other worker over, publishes what was published, and forms the
+// next world.
 func TestLoopIsResumed(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {

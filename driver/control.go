@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/journal"
 )
 
-// serveControl answers at the job's socket until ctx ends; the function it returns removes the socket. A job that cannot be
-// controlled goes on.
+// serveControl answers at the job's socket until ctx ends; the function it returns removes the
+// socket. A job that cannot be controlled goes on.
 func (l *loop) serveControl(ctx context.Context) func() {
 	if l.cfg.Control == "" {
 		return func() {}
@@ -99,7 +99,8 @@ func (l *controlled) stopJob(now bool) (string, error) {
 	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil
 }
 
-// InspectStatus tells from its journal how a job that has no driver was doing; Inspect tells whether it has one.
+// InspectStatus tells from its journal how a job that has no driver was doing; Inspect tells
+// whether it has one.
 func InspectStatus(path string) (control.Status, error) {
 	f, err := os.Open(path)
 	if err != nil {

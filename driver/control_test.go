@@ -16,7 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 )
 
-// TestControlledJob: a job that waits for slots is asked how it is, told to do with fewer, and stopped, all at its socket.
+// TestControlledJob: a job that waits for slots is asked how it is, told to do with fewer, and
+// stopped, all at its socket.
 func TestControlledJob(t *testing.T) {
 	dir := t.TempDir()
 	log := logrus.New()

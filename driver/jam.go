@@ -9,7 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// longest returns the operation that a member has waited in longest, nil where it waits in none or says nothing.
+// longest returns the operation that a member has waited in longest, nil where it waits in none or
+// says nothing.
 func (s *stalls) longest(seat *seat) (in *rendezvous.Lane) {
 	if b := s.fresh(seat); b != nil {
 		for i := range b.Lanes {
@@ -21,7 +22,8 @@ func (s *stalls) longest(seat *seat) (in *rendezvous.Lane) {
 	return in
 }
 
-// jammed tells, once when the warning is due and once at the limit, that all ranks wait and nobody is missing.
+// jammed tells, once when the warning is due and once at the limit, that all ranks wait and nobody
+// is missing.
 func (s *stalls) jammed() []decide.Input {
 	if len(s.world) < 2 {
 		return nil
@@ -60,8 +62,8 @@ type stuckIn struct {
 	what            string
 }
 
-// whoIsWhere names the operation that each rank waits in: "ranks 0 1 in AllReduce (operation 7) for 2m0s; rank 2 in …". Groups
-// of some ranks have no names, so they are counted.
+// whoIsWhere names the operation that each rank waits in: "ranks 0 1 in AllReduce (operation 7) for
+// 2m0s; rank 2 in …". Groups of some ranks have no names, so they are counted.
 func whoIsWhere(all []*rendezvous.Lane) string {
 	in, long := map[stuckIn][]int{}, map[stuckIn]time.Duration{}
 	var order []stuckIn

@@ -24,10 +24,11 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// Run runs a job to its end and blocks meanwhile. It returns nil when the job is done, and otherwise one of the package's
-// errors, wrapped, a *WorkerError, or what made it impossible to begin. When ctx ends, the workers are stopped, with
-// Timeouts.Drain between SIGTERM and SIGKILL, and the context's cause is returned. When Run returns, no process and no
-// goroutine of the job is left.
+// Run runs a job to its end and blocks meanwhile. It returns nil when the job is done, and
+// otherwise one of the package's errors, wrapped, a *WorkerError, or what made it impossible to
+// begin. When ctx ends, the workers are stopped, with Timeouts.Drain between SIGTERM and SIGKILL,
+// and the context's cause is returned. When Run returns, no process and no goroutine of the job is
+// left.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -52,8 +53,8 @@ func (l *loop) guarded(ctx context.Context) error {
 	return errors.Join(l.serve(ctx), guard.Close())
 }
 
-// loop carries events to the machine and its actions out into the world. Nothing calls into it: whatever happens is
-// posted as an event, and only the goroutine in run touches the machine.
+// loop carries events to the machine and its actions out into the world. Nothing calls into it:
+// whatever happens is posted as an event, and only the goroutine in run touches the machine.
 type loop struct {
 	cfg     Config
 	m       *decide.Machine
@@ -159,8 +160,8 @@ func (l *loop) open() (net.Listener, error) {
 	return lis, nil
 }
 
-// listenForWorkers listens where the driver before this one did, if there was one and that is still free, so that its
-// workers find this one.
+// listenForWorkers listens where the driver before this one did, if there was one and that is still
+// free, so that its workers find this one.
 func (l *loop) listenForWorkers() (net.Listener, error) {
 	if l.resumes {
 		if lis, err := net.Listen("tcp", l.job.Listen); err == nil {
@@ -217,7 +218,8 @@ func (l *loop) serve(ctx context.Context) error {
 	return l.run(ctx)
 }
 
-// discover posts what the source of hosts says until ctx ends. Known are the hosts of which a driver before this one was told.
+// discover posts what the source of hosts says until ctx ends. Known are the hosts of which a
+// driver before this one was told.
 func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	poll := &discovery.Poll{
 		Source:   l.cfg.Source,
@@ -299,8 +301,8 @@ func (l *loop) wind(timer *time.Timer) {
 	}
 }
 
-// feed steps the machine, writes down what it was fed, and then carries out what it wants done. It returns the end of the
-// job when that has come.
+// feed steps the machine, writes down what it was fed, and then carries out what it wants done. It
+// returns the end of the job when that has come.
 func (l *loop) feed(in posted) *decide.FinishJob {
 	now := l.clock.now()
 	actions := l.m.Step(now, in.input)
@@ -436,8 +438,8 @@ func (l *loop) finishOutput() {
 // lastWords is how long the end of a worker waits for its last output to be written before it.
 const lastWords = 500 * time.Millisecond
 
-// start runs a worker in goroutines of its own, which post its start and its end. The end comes after its output is written,
-// unless those take their time who read that.
+// start runs a worker in goroutines of its own, which post its start and its end. The end comes
+// after its output is written, unless those take their time who read that.
 func (l *loop) start(a decide.StartWorker) {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{
@@ -510,7 +512,8 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 	return exitOf(err)
 }
 
-// environ returns the environment of a worker that is to be started; that of one which was is its own.
+// environ returns the environment of a worker that is to be started; that of one which was is its
+// own.
 func (l *loop) environ(a decide.StartWorker, p *process) ([]string, error) {
 	if a.Forked {
 		return nil, nil
@@ -578,7 +581,8 @@ func (l *loop) post(in decide.Input) {
 	}
 }
 
-// postNoted does too, and blocks until the event is written down: whoever told of it need not tell another driver.
+// postNoted does too, and blocks until the event is written down: whoever told of it need not tell
+// another driver.
 func (l *loop) postNoted(in decide.Input) {
 	noted := make(chan struct{})
 	select {
@@ -608,14 +612,16 @@ func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, 
 	})
 }
 
-// Beaten is called by the rendezvous with what a worker does. The machine hears of it only where it holds up others.
+// Beaten is called by the rendezvous with what a worker does. The machine hears of it only where it
+// holds up others.
 func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
 	if l.stalls.hear(l.clock.now(), from.Incarnation, b) {
 		l.post(decide.WorkerWrites{ID: from.Incarnation})
 	}
 }
 
-// freePort returns a TCP port that nobody listens on now, for commands that make their own rendezvous at MASTER_PORT.
+// freePort returns a TCP port that nobody listens on now, for commands that make their own
+// rendezvous at MASTER_PORT.
 func freePort() (int, error) {
 	lis, err := net.Listen("tcp", ":0")
 	if err != nil {

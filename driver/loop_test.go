@@ -24,7 +24,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// testJob is a loop whose workers, rendezvous and notifications are the test's; it runs in a synctest bubble.
+// testJob is a loop whose workers, rendezvous and notifications are the test's; it runs in a
+// synctest bubble.
 type testJob struct {
 	*loop
 	mu        sync.Mutex
@@ -44,7 +45,8 @@ type fakeWorker struct {
 	says chan string // what it prints before anything else happens to it
 }
 
-// Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked to.
+// Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked
+// to.
 func (j *testJob) Run(ctx context.Context, s launch.Spec, started func(int)) error {
 	w := &fakeWorker{spec: s, exit: make(chan error, 1), says: make(chan string, 1)}
 	j.mu.Lock()
@@ -350,7 +352,8 @@ func frozenJob(t *testing.T, ctx context.Context) (*testJob, *frozen) {
 	return j, f
 }
 
-// Nobody reads the output: a death is heard of all the same, and the job goes on. Nothing is lost where somebody reads again.
+// Nobody reads the output: a death is heard of all the same, and the job goes on. Nothing is lost
+// where somebody reads again.
 func TestFrozenOutput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j, f := frozenJob(t, context.Background())
@@ -387,7 +390,8 @@ func TestFrozenOutput(t *testing.T) {
 	})
 }
 
-// Nobody reads the output at the end of a job either: it ends after a bounded time, at once where a person is in a hurry.
+// Nobody reads the output at the end of a job either: it ends after a bounded time, at once where a
+// person is in a hurry.
 func TestFrozenEnd(t *testing.T) {
 	for _, hurry := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

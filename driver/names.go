@@ -62,6 +62,6 @@ var (
 	ErrFinished = errors.New("driver: the job has ended")
 )
 
-// Status returns the exit status that stands for an error of Run: 0 for nil, 128+n for StopSignal n, 1 for an error that has
-// none of its own.
+// Status returns the exit status that stands for an error of Run: 0 for nil, 128+n for StopSignal
+// n, 1 for an error that has none of its own.
 func Status(err error) int { return job.ExitStatus(err) }

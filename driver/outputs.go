@@ -17,9 +17,9 @@ import (
 // outputsSize is from how many bytes on the file is written anew, with what counts in it.
 const outputsSize = 1 << 20
 
-// outputs is where it is written down how much of each worker's output has been passed on, so that another driver neither
-// repeats nor leaves out a line. It is a journal beside the job's. The zero value keeps nothing. Its methods may be called by
-// several goroutines.
+// outputs is where it is written down how much of each worker's output has been passed on, so that
+// another driver neither repeats nor leaves out a line. It is a journal beside the job's. The zero
+// value keeps nothing. Its methods may be called by several goroutines.
 type outputs struct {
 	path, run string
 	log       logrus.FieldLogger
@@ -31,8 +31,8 @@ type outputs struct {
 	failed time.Time             // when it could last not be written; zero: it holds everything
 }
 
-// outputNote is a record: so many bytes of a worker's output have been passed on, save what its last lines, without their
-// ends, hold.
+// outputNote is a record: so many bytes of a worker's output have been passed on, save what its
+// last lines, without their ends, hold.
 type outputNote struct {
 	Worker string `json:"worker"`
 	Bytes  uint64 `json:"bytes,omitempty"`

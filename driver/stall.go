@@ -18,10 +18,10 @@ const (
 	leastMove   = time.Second
 )
 
-// stalls finds the workers that hold up the others, from what all of them say of themselves: rank r holds up its world where
-// others have waited for long in an operation that r has not entered, and r either says that it does something else or says
-// nothing any more. What changes about that comes out as events for the machine. Its methods may be called by several
-// goroutines.
+// stalls finds the workers that hold up the others, from what all of them say of themselves: rank r
+// holds up its world where others have waited for long in an operation that r has not entered, and
+// r either says that it does something else or says nothing any more. What changes about that comes
+// out as events for the machine. Its methods may be called by several goroutines.
 type stalls struct {
 	warning, limit time.Duration // 0: never
 	grace          time.Duration // of workers that are to end
@@ -320,14 +320,16 @@ func (w *beating) lane(id, generation uint64) *rendezvous.Lane {
 	return nil
 }
 
-// waitsItself: whoever has waited for a while has others to wait for, and they are the ones who are to be found.
+// waitsItself: whoever has waited for a while has others to wait for, and they are the ones who are
+// to be found.
 func waitsItself(b *rendezvous.Beat, patience time.Duration) bool {
 	return slices.ContainsFunc(b.Lanes, func(l rendezvous.Lane) bool {
 		return l.Waiting && l.For >= min(time.Second, patience/2)
 	})
 }
 
-// through tells whether the member has come to the operation that it held up, or waits for others now.
+// through tells whether the member has come to the operation that it held up, or waits for others
+// now.
 func (s *stalls) through(seat *seat) bool {
 	b := s.fresh(seat)
 	if b == nil {
@@ -364,7 +366,8 @@ func (s *stalls) What(now time.Time, id string) string {
 	return s.does(now, id)
 }
 
-// Commits returns the number of the worker's last commit in that generation, as far as it has told; 0: it has not.
+// Commits returns the number of the worker's last commit in that generation, as far as it has told;
+// 0: it has not.
 func (s *stalls) Commits(id string, generation uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -406,7 +409,8 @@ func (s *stalls) does(now time.Time, id string) string {
 
 func named(h *hold) string { return operation(h.what, h.lane, h.operation) }
 
-// operation names one: those of the group of all ranks by their numbers too, and not the connecting, which is none.
+// operation names one: those of the group of all ranks by their numbers too, and not the
+// connecting, which is none.
 func operation(what string, lane, number uint64) string {
 	switch {
 	case lane == 0 && number > 0:

@@ -16,7 +16,8 @@ type jobOfBeats struct {
 	now time.Time
 }
 
-// newJobOfBeats is a world of generation 4, of workers w0, w1, …, who are named after 5 s and stopped after 120 s.
+// newJobOfBeats is a world of generation 4, of workers w0, w1, …, who are named after 5 s and
+// stopped after 120 s.
 func newJobOfBeats(n int) *jobOfBeats {
 	j := &jobOfBeats{stalls: newStalls(Timeouts{}.WithDefaults()), now: time.Unix(1_700_000_000, 0)}
 	members := make([]string, n)
@@ -198,7 +199,8 @@ func TestStalls(t *testing.T) {
 	}
 }
 
-// TestSilence: a process that is stopped says nothing any more, wherever it was when it was stopped.
+// TestSilence: a process that is stopped says nothing any more, wherever it was when it was
+// stopped.
 func TestSilence(t *testing.T) {
 	const s = time.Second
 	for name, last := range map[string]rendezvous.Beat{
@@ -244,7 +246,8 @@ func TestStirs(t *testing.T) {
 	j.expectOnly(t, look, "stalled w0")
 }
 
-// TestWorldsForgetStalls: what was held up in one world is of no interest in the next, nor is whoever has ended.
+// TestWorldsForgetStalls: what was held up in one world is of no interest in the next, nor is
+// whoever has ended.
 func TestWorldsForgetStalls(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)

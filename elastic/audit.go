@@ -4,11 +4,13 @@ import (
 	"context"
 )
 
-// auditAside is the size of the tensors, in bytes, from which on their checksums are computed while training goes on.
+// auditAside is the size of the tensors, in bytes, from which on their checksums are computed while
+// training goes on.
 const auditAside = 4 << 20
 
-// audit is the comparison of what a sync has left on the ranks. The checksums are computed in the background, and the first
-// commit to which all ranks come with theirs compares them. Where there is another sync before that, its own takes the place of this one.
+// audit is the comparison of what a sync has left on the ranks. The checksums are computed in the
+// background, and the first commit to which all ranks come with theirs compares them. Where there
+// is another sync before that, its own takes the place of this one.
 type audit struct {
 	root int // whose state the sync was to make everybody's
 	done chan struct{}
@@ -45,7 +47,8 @@ func (s *State) beginAudit(ctx context.Context, root int) error {
 	return nil
 }
 
-// say puts into three words what is to be reduced: whether this rank is not ready yet, and what it has found.
+// say puts into three words what is to be reduced: whether this rank is not ready yet, and what it
+// has found.
 func (a *audit) say(word []uint64) {
 	a.word = word
 	select {

@@ -19,7 +19,8 @@ type beater interface {
 	beat(ctx context.Context, b rendezvous.Beat) error
 	// connections is how many connections to other ranks there have been so far.
 	connections() uint64
-	// stallWarning is how long a worker may wait for others before that is told at once. Zero: as is usual; negative: never.
+	// stallWarning is how long a worker may wait for others before that is told at once. Zero: as
+	// is usual; negative: never.
 	stallWarning() time.Duration
 }
 
@@ -30,8 +31,9 @@ const (
 	usualWarning = 5 * time.Second
 )
 
-// doing is what the worker does, in one word: a phase, and above it how often there was another. It is free of clocks and
-// locks; who looks at it twice and finds it the same knows that nothing has changed.
+// doing is what the worker does, in one word: a phase, and above it how often there was another. It
+// is free of clocks and locks; who looks at it twice and finds it the same knows that nothing has
+// changed.
 type doing struct {
 	word    atomic.Uint64
 	entered func(rendezvous.Phase)        // nil: nobody listens
@@ -79,7 +81,8 @@ type laneSeen struct {
 	seen  bool          // by the look under way
 }
 
-// startPulse tells the driver what the worker does, until the function that it returns is called, which waits for that.
+// startPulse tells the driver what the worker does, until the function that it returns is called,
+// which waits for that.
 func (w *Worker) startPulse() (stop func()) {
 	to, ok := w.meeting.(beater)
 	if !ok {
@@ -110,7 +113,8 @@ func newPulse(w *Worker, to beater) *pulse {
 	return p
 }
 
-// run beats until ctx ends. While the driver does not answer, a beat delays the next look, and nothing else.
+// run beats until ctx ends. While the driver does not answer, a beat delays the next look, and
+// nothing else.
 func (p *pulse) run(ctx context.Context) {
 	spacing := p.spacing()
 	ticker := time.NewTicker(spacing * p.pause)
@@ -154,7 +158,8 @@ func (p *pulse) spacing() time.Duration {
 	return time.Duration(rendezvous.BeatSpacing(size))
 }
 
-// look finds out what has changed since the last look, which is so long ago, and returns the longest wait.
+// look finds out what has changed since the last look, which is so long ago, and returns the
+// longest wait.
 func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 	p.quiet += passed
 	if word := p.worker.doing.word.Load(); word != p.last {
@@ -214,7 +219,8 @@ func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
 	return place.world.Generation, place.group.Progress()
 }
 
-// beat is what the last look has found. Of many lanes those count where the worker has waited longest.
+// beat is what the last look has found. Of many lanes those count where the worker has waited
+// longest.
 func (p *pulse) beat() rendezvous.Beat {
 	b := rendezvous.Beat{Generation: p.generation, Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
 	// A worker that enters a world sets its commits to 0, then its generation.

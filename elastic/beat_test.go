@@ -86,7 +86,8 @@ func (m *listener) last(t *testing.T) rendezvous.Beat {
 	return heard[len(heard)-1].Beat
 }
 
-// TestBeats: a worker beats once a second, at once where it has begun to wait too long, and not after Close.
+// TestBeats: a worker beats once a second, at once where it has begun to wait too long, and not
+// after Close.
 func TestBeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript()}
@@ -310,7 +311,8 @@ func TestWaitsBeginAnewInEachWorld(t *testing.T) {
 	m.groups[1].Abort(nil)
 }
 
-// TestBeatsOfManyGroups: a beat has room for the group of all, and those where the worker has waited longest.
+// TestBeatsOfManyGroups: a beat has room for the group of all, and those where the worker has
+// waited longest.
 func TestBeatsOfManyGroups(t *testing.T) {
 	w := &Worker{}
 	p := newPulse(w, &listener{script: newScript()})
@@ -328,7 +330,8 @@ func TestBeatsOfManyGroups(t *testing.T) {
 	}
 }
 
-// TestBeatsWithoutDriver: a driver that is away is not called, one that does not answer no more often than one that does.
+// TestBeatsWithoutDriver: a driver that is away is not called, one that does not answer no more
+// often than one that does.
 func TestBeatsWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript(), warning: 2 * time.Second, deaf: context.DeadlineExceeded}

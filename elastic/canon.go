@@ -11,9 +11,9 @@ import (
 	"slices"
 )
 
-// appendCanonical appends bytes of v that are the same in every process where the values are the same to gob. What gob itself
-// writes is not: maps come in any order, and types are numbered in the order in which a process has met them. v is
-// addressable.
+// appendCanonical appends bytes of v that are the same in every process where the values are the
+// same to gob. What gob itself writes is not: maps come in any order, and types are numbered in the
+// order in which a process has met them. v is addressable.
 func appendCanonical(b []byte, v reflect.Value) ([]byte, error) {
 	if own, ok, err := marshalled(v); ok || err != nil {
 		return append(binary.AppendUvarint(b, uint64(len(own))), own...), err
@@ -47,7 +47,8 @@ func appendCanonical(b []byte, v reflect.Value) ([]byte, error) {
 	return b, nil // gob carries neither channels nor functions
 }
 
-// marshalled returns v in the words of its own methods, those that gob would call, and whether it has any.
+// marshalled returns v in the words of its own methods, those that gob would call, and whether it
+// has any.
 func marshalled(v reflect.Value) ([]byte, bool, error) {
 	if v.Kind() == reflect.Pointer && v.IsNil() || v.Kind() == reflect.Interface {
 		return nil, false, nil

@@ -18,8 +18,8 @@ type census struct {
 	removed    int
 }
 
-// enrol checks on entry into training that a worker's shard is of the state that it is in, and that no shard is missing in the
-// world that need not be lost. The caller holds mu.
+// enrol checks on entry into training that a worker's shard is of the state that it is in, and that
+// no shard is missing in the world that need not be lost. The caller holds mu.
 func (p *proc) enrol() {
 	j := p.job
 	fail := func(format string, args ...any) {
@@ -28,7 +28,8 @@ func (p *proc) enrol() {
 		j.mu.Lock()
 	}
 	generation := p.worker.Generation()
-	// What a newcomer takes may have waited for it: then it is of the step in which its worker went.
+	// What a newcomer takes may have waited for it: then it is of the step in which its worker
+	// went.
 	waited := p.seen.Place != p.shard.Place && (j.counted == nil || j.counted.generation != generation-1 || slices.Contains(j.counted.strays, p.shard.Place))
 	waited = waited || p.seen == p.shard && p.seenSteps == p.record.Steps // and still is
 	now := mix(p.record.H, uint64(p.shard.Place))

@@ -18,14 +18,15 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// Checkpoints has a State write commits to disk, from which another job goes on. It is given to NewState among the parts;
-// [Checkpoint] makes one.
+// Checkpoints has a State write commits to disk, from which another job goes on. It is given to
+// NewState among the parts; [Checkpoint] makes one.
 //
-// Rank 0 writes, in the background: training does not wait, and a disk that is full or slow costs a line in the log and memory for
-// what changes meanwhile. It writes only commits that all ranks have made, and when Run has brought training to its end, the
-// last one. The format is that of package elastic/checkpoint, and safetensors to other tools. What [Local] parts hold on other ranks is
-// sent to rank 0 within the commit that is to be written, and stays in its memory until it is; the job that goes on from it deals
-// the pieces out as if all ranks had been replaced.
+// Rank 0 writes, in the background: training does not wait, and a disk that is full or slow costs a
+// line in the log and memory for what changes meanwhile. It writes only commits that all ranks have
+// made, and when Run has brought training to its end, the last one. The format is that of package
+// elastic/checkpoint, and safetensors to other tools. What [Local] parts hold on other ranks is
+// sent to rank 0 within the commit that is to be written, and stays in its memory until it is; the
+// job that goes on from it deals the pieces out as if all ranks had been replaced.
 //
 // When Run returns, the last commit is on the disk: where training has come to its end, where the
 // job is stopped, by Ctrl-C or otherwise, and where it comes to an end because too few are left.
@@ -36,18 +37,22 @@ import (
 // Where the last cannot be written, Run returns a *[CheckpointError], and hvdrun ends with status
 // 7.
 //
-// One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds it locked by another ends, with
-// an error that is a *checkpoint.LockedError on that rank; one that comes to it later, on another host, writes none and says so.
+// One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds
+// it locked by another ends, with an error that is a *checkpoint.LockedError on that rank; one that
+// comes to it later, on another host, writes none and says so.
 //
-// Where a job starts from nothing, the first sync looks for checkpoints on all ranks: the newest one that is whole is read by
-// the rank that has it, and what is in it is the state, the number of its commit included. Damaged ones are set aside, and the log
-// says what was found. One that does not fit the program's state ends Run: nothing is overwritten by a job that begins anew.
+// Where a job starts from nothing, the first sync looks for checkpoints on all ranks: the newest
+// one that is whole is read by the rank that has it, and what is in it is the state, the number of
+// its commit included. Damaged ones are set aside, and the log says what was found. One that does
+// not fit the program's state ends Run: nothing is overwritten by a job that begins anew.
 type Checkpoints struct {
-	// Dir is the folder, on this rank's host or on a file system that all share. It is made where it is missing.
+	// Dir is the folder, on this rank's host or on a file system that all share. It is made where
+	// it is missing.
 	Dir string
 	// Keep is how many are kept, the newest. 0: 3.
 	Keep int
-	// Interval is the least time between two. 0: 30 seconds; negative: the next is begun when one has been written.
+	// Interval is the least time between two. 0: 30 seconds; negative: the next is begun when one
+	// has been written.
 	Interval time.Duration
 
 	writing sync.WaitGroup
@@ -82,7 +87,8 @@ func (e *CheckpointError) Error() string {
 // Unwrap returns the reason.
 func (e *CheckpointError) Unwrap() error { return e.Err }
 
-// Checkpoint returns Checkpoints in a folder, the last three and two a minute. Its fields may be changed until NewState has it.
+// Checkpoint returns Checkpoints in a folder, the last three and two a minute. Its fields may be
+// changed until NewState has it.
 func Checkpoint(dir string) *Checkpoints { return &Checkpoints{Dir: dir} }
 
 // What follows makes it a Part that holds nothing.
@@ -160,7 +166,8 @@ func (c *Checkpoints) end(commits uint64, err error) {
 	c.failed, c.written = 0, commits
 }
 
-// acquire locks the folder, unless it is locked already. It must be called before each checkpoint, and release after the last.
+// acquire locks the folder, unless it is locked already. It must be called before each checkpoint,
+// and release after the last.
 func (c *Checkpoints) acquire(job string) error {
 	c.locking.Lock()
 	defer c.locking.Unlock()
@@ -341,8 +348,8 @@ func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet
 	return nil
 }
 
-// resume returns the root of a sync. Where the world's has no state yet it is the rank with the newest whole checkpoint, which
-// it has read; the world's own where there is none.
+// resume returns the root of a sync. Where the world's has no state yet it is the rank with the
+// newest whole checkpoint, which it has read; the world's own where there is none.
 func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int, error) {
 	c := s.checkpoints
 	if c == nil {
@@ -414,8 +421,8 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 	}
 }
 
-// claim has rank 0 lock the folder. Where another job has it the error is every rank's; what else can be wrong with it costs
-// checkpoints, and that is said when one is written.
+// claim has rank 0 lock the folder. Where another job has it the error is every rank's; what else
+// can be wrong with it costs checkpoints, and that is said when one is written.
 func (s *State) claim(ctx context.Context, g *collective.Group) error {
 	taken := []uint8{0}
 	var locked *checkpoint.LockedError
@@ -432,7 +439,8 @@ func (s *State) claim(ctx context.Context, g *collective.Group) error {
 	return errors.New("elastic: another job writes into rank 0's folder of checkpoints")
 }
 
-// untilAllKnow waits for those who are to hear what ends this rank before they hear that it is gone.
+// untilAllKnow waits for those who are to hear what ends this rank before they hear that it is
+// gone.
 func untilAllKnow(ctx context.Context, g *collective.Group) {
 	_ = collective.Barrier(ctx, g) // who is in it knows
 }
@@ -481,7 +489,8 @@ func (s *State) load(commits uint64) error {
 	return nil
 }
 
-// read returns what is in a checkpoint of this state, all of it checked; of Local parts, of which it is no rank's, all pieces.
+// read returns what is in a checkpoint of this state, all of it checked; of Local parts, of which
+// it is no rank's, all pieces.
 func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 	f, err := checkpoint.Open(path)
 	if err != nil {

@@ -65,7 +65,8 @@ func (m *trained) advance() {
 	m.sampler.Next()
 }
 
-// job trains ranks that begin from nothing for some steps, with checkpoints in folders, one for each rank.
+// job trains ranks that begin from nothing for some steps, with checkpoints in folders, one for
+// each rank.
 func durableJob(t *testing.T, log *logs, steps int, dirs ...string) ([]*trained, []error) {
 	t.Helper()
 	all := make([]*trained, len(dirs))
@@ -107,7 +108,8 @@ func ok(t *testing.T, errs []error) {
 	}
 }
 
-// Jobs that begin from nothing go on from the newest whole checkpoint, whichever rank has it, on all ranks.
+// Jobs that begin from nothing go on from the newest whole checkpoint, whichever rank has it, on
+// all ranks.
 func TestCheckpoints(t *testing.T) {
 	shared, other := t.TempDir(), t.TempDir()
 	log := &logs{}
@@ -171,7 +173,8 @@ func TestCheckpointsThatAreDamaged(t *testing.T) {
 	}
 }
 
-// A disk that cannot be written to costs a line in the log while training goes on, and is an error at its end.
+// A disk that cannot be written to costs a line in the log while training goes on, and is an error
+// at its end.
 func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -251,8 +254,8 @@ func (m told) report(_ context.Context, r rendezvous.Report, _, _ uint64) error 
 	return nil
 }
 
-// The driver knows that the last checkpoint is not there yet also where an earlier one is being written
-// still: a worker that is killed then has not ended well.
+// The driver knows that the last checkpoint is not there yet also where an earlier one is being
+// written still: a worker that is killed then has not ended well.
 func TestLastCheckpointBehindAnother(t *testing.T) {
 	m := told{solo{}, make(chan rendezvous.Report, 10)}
 	w, err := newWorker(t.Context(), m)
@@ -324,8 +327,8 @@ func TestCheckpointsAreDue(t *testing.T) {
 	}
 }
 
-// Two jobs at the same time in one folder: the second ends before it has done anything; so it does on all its ranks. When the
-// first is through, it goes on from there.
+// Two jobs at the same time in one folder: the second ends before it has done anything; so it does
+// on all its ranks. When the first is through, it goes on from there.
 func TestTwoJobsInOneFolder(t *testing.T) {
 	dir := t.TempDir()
 	run := func(job string, train func(*State, *int) error) []error {
@@ -364,7 +367,8 @@ func TestTwoJobsInOneFolder(t *testing.T) {
 	}
 }
 
-// A job that is under way when it finds the folder locked goes on without checkpoints, which is an error at its end.
+// A job that is under way when it finds the folder locked goes on without checkpoints, which is an
+// error at its end.
 func TestFolderLockedLater(t *testing.T) {
 	dir, log := t.TempDir(), &logs{}
 	w := stillWorld(t, 1, 0)[0]

@@ -26,12 +26,13 @@ func (h holding) equal(o holding) bool {
 	return h.large == o.large && h.small == o.small && h.at == o.at && maps.Equal(h.tags, o.tags) && h.pos == o.pos && h.user == o.user
 }
 
-// Whatever is saved, committed, given up or restored, and whichever part fails to be saved: the live state is what it was
-// made last, all of it, and a restore brings back one save, all of it.
+// Whatever is saved, committed, given up or restored, and whichever part fails to be saved: the
+// live state is what it was made last, all of it, and a restore brings back one save, all of it.
 func TestStateIsOneState(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	rapid.Check(t, func(t *rapid.T) {
-		// A tensor of several chunks, of which only some change, and a small one; values, a sampler, a user's part.
+		// A tensor of several chunks, of which only some change, and a small one; values, a
+		// sampler, a user's part.
 		large, small, at, tags := make([]int64, 2*image.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
 		bad := any(0)
 		sampler, user := NewSampler(1000, SamplerOptions{}), &userPart{}
@@ -114,7 +115,8 @@ func TestStateIsOneState(t *testing.T) {
 	})
 }
 
-// A failure between CommitAsync and Settle goes back to that commit; counters may have gone on meanwhile.
+// A failure between CommitAsync and Settle goes back to that commit; counters may have gone on
+// meanwhile.
 func TestCommitAsync(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	weights, step := make([]float32, 3*image.ChunkSize/4), 0
@@ -217,8 +219,8 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-// What a commit of 256 MB blocks for beside a plain copy of what has changed, and beside what it costs the step before it: the same part of
-// the state in each step, or another in turn.
+// What a commit of 256 MB blocks for beside a plain copy of what has changed, and beside what it
+// costs the step before it: the same part of the state in each step, or another in turn.
 func BenchmarkChanges(b *testing.B) {
 	const size = 256 << 20
 	for _, c := range []struct {
@@ -253,7 +255,8 @@ func BenchmarkChanges(b *testing.B) {
 					if c.inTurn {
 						at += c.bytes / 4
 					}
-					// Both the copy and the commit follow writes; the first after a commit are those that have a price.
+					// Both the copy and the commit follow writes; the first after a commit are
+					// those that have a price.
 					write := func() {
 						change(func(t, _ []float32) {
 							for i := 0; i < len(t); i += 16 {
@@ -288,8 +291,9 @@ func BenchmarkChanges(b *testing.B) {
 	}
 }
 
-// A loop on one processor whose forward and backward pass takes twice as long as a copy of its state: without commits, with Commit, with
-// CommitAsync, and with a plain copy by a goroutine instead, in alternation. Each measured step has the copy of the one before beside it.
+// A loop on one processor whose forward and backward pass takes twice as long as a copy of its
+// state: without commits, with Commit, with CommitAsync, and with a plain copy by a goroutine
+// instead, in alternation. Each measured step has the copy of the one before beside it.
 func BenchmarkLoop(b *testing.B) {
 	s, all := benchState(b, 256<<20)
 	plain := make([][]float32, len(all))

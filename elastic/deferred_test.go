@@ -45,8 +45,8 @@ func (p *deferredPart) Sync(ctx context.Context, g *collective.Group, root int) 
 	return collective.Broadcast(ctx, g, p.live, root)
 }
 
-// Commit leaves what is deferred to the background. Until it has come the commit before is the one to go back to; where it does not
-// come that stays so, for all parts, and the next call says why.
+// Commit leaves what is deferred to the background. Until it has come the commit before is the one
+// to go back to; where it does not come that stays so, for all parts, and the next call says why.
 func TestDeferred(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	weights, step := []int32{0, 0}, 0

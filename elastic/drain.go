@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// sameRequest is for how long after a SIGTERM others stand for the same request: whoever ends all processes of a job at
-// once, as systemd does, has them come here from several sides.
+// sameRequest is for how long after a SIGTERM others stand for the same request: whoever ends all
+// processes of a job at once, as systemd does, has them come here from several sides.
 const sameRequest = time.Second
 
 // keptAfter is how long after the driver has heard of a request a commit tells that the worker is
@@ -65,10 +65,12 @@ func (h *heed) end() {
 	h.wg.Wait()
 }
 
-// staysAfter is how long a worker that was asked to leave has before it counts as one that stays: mostly it goes with the next commit.
+// staysAfter is how long a worker that was asked to leave has before it counts as one that stays:
+// mostly it goes with the next commit.
 const staysAfter = 2 * time.Second
 
-// stays tells whether the worker was asked to leave and has not left for a while. A nil heed was not asked.
+// stays tells whether the worker was asked to leave and has not left for a while. A nil heed was
+// not asked.
 func (h *heed) stays() bool { return h != nil && passed(&h.first, staysAfter) }
 
 // aloneAfter is how long a driver without a connection has to come back before a worker that was

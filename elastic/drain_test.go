@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// leave answers a worker that says that it was asked to leave, as a driver does: it tells the members, and dismisses it.
+// leave answers a worker that says that it was asked to leave, as a driver does: it tells the
+// members, and dismisses it.
 func (d *door) leave(incarnation string, generation uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -32,8 +33,9 @@ func (d *door) heard(r report) bool {
 	return slices.Contains(d.reports, r)
 }
 
-// TestAskedToLeave: SIGTERM makes a worker in Run leave at a commit, and others at the same time are the same request. The
-// program gets its signals all the same. Outside of Run nobody hears of them.
+// TestAskedToLeave: SIGTERM makes a worker in Run leave at a commit, and others at the same time
+// are the same request. The program gets its signals all the same. Outside of Run nobody hears of
+// them.
 func TestAskedToLeave(t *testing.T) {
 	d := openDoor(t, "a")
 	own := make(chan os.Signal, 10) // also keeps this process alive

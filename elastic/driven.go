@@ -38,7 +38,8 @@ type driven struct {
 	served      error
 }
 
-// newDriven opens the worker's two doors, one for notifications and one for its peers, and no more: join makes them known.
+// newDriven opens the worker's two doors, one for notifications and one for its peers, and no more:
+// join makes them known.
 func newDriven(env plan.Worker) (_ *driven, err error) {
 	creds, err := identity.Decode(env.Credentials)
 	if err != nil {
@@ -94,8 +95,8 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	return d, nil
 }
 
-// addressTowards returns the address that this machine has in the driver's eyes. It sends nothing: the kernel only picks
-// the route.
+// addressTowards returns the address that this machine has in the driver's eyes. It sends nothing:
+// the kernel only picks the route.
 func addressTowards(driver string) (netip.Addr, error) {
 	conn, err := net.Dial("udp", driver)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// door is as much of a driver as real connections need: it publishes a world whenever all it wants have joined, and
-// pushes an update when somebody comes who is new.
+// door is as much of a driver as real connections need: it publishes a world whenever all it wants
+// have joined, and pushes an update when somebody comes who is new.
 type door struct {
 	t         *testing.T
 	authority *identity.Authority
@@ -256,8 +256,8 @@ func (d *door) tell(generation uint64, ranks ...int) {
 	d.pusher.PushLoss(all, notify.Loss{Generation: generation, Ranks: ranks})
 }
 
-// A peer falls silent, and its connections stay: the operation that waits for it ends when the driver says that it is
-// dead.
+// A peer falls silent, and its connections stay: the operation that waits for it ends when the
+// driver says that it is dead.
 func TestLossIsTold(t *testing.T) {
 	d := openDoor(t, "a", "b")
 	workers := make([]*Worker, 2)
@@ -292,8 +292,8 @@ func TestLossIsTold(t *testing.T) {
 	}
 }
 
-// What the driver says of a world that is being connected ends that, and harms none that comes after it: often one worker
-// hears of it only in the next.
+// What the driver says of a world that is being connected ends that, and harms none that comes
+// after it: often one worker hears of it only in the next.
 func TestLossWhileConnecting(t *testing.T) {
 	d := openDoor(t, "a", "b", "c")
 	silent, err := newDriven(d.env("c", 2))

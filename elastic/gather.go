@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// gather brings all pieces of the last commit to rank 0, for a checkpoint, where one is wanted; all ranks must want the same. Without Local
-// parts it does nothing.
+// gather brings all pieces of the last commit to rank 0, for a checkpoint, where one is wanted; all
+// ranks must want the same. Without Local parts it does nothing.
 func (s *State) gather(ctx context.Context, wanted bool) error {
 	l := &s.locals
 	l.gathered = nil
@@ -53,12 +53,14 @@ func (s *State) gather(ctx context.Context, wanted bool) error {
 	return nil
 }
 
-// complete tells whether this rank has all that a checkpoint of the last commit needs of Local parts.
+// complete tells whether this rank has all that a checkpoint of the last commit needs of Local
+// parts.
 func (l *locals) complete() bool {
 	return len(l.parts) == 0 || l.gathered != nil && l.gathered.id == l.current
 }
 
-// whole returns all ranks' pieces of the save that the state goes back to; nil where some are not here, or there are no parts.
+// whole returns all ranks' pieces of the save that the state goes back to; nil where some are not
+// here, or there are no parts.
 func (l *locals) whole() *pieceSet {
 	if len(l.parts) == 0 {
 		return nil
@@ -88,7 +90,8 @@ func (l *locals) index(p localPart) int {
 	return -1
 }
 
-// durable returns what a checkpoint has of part i: a tensor for each rank, and after them one for each stray.
+// durable returns what a checkpoint has of part i: a tensor for each rank, and after them one for
+// each stray.
 func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor, []image.Piece) {
 	var tensors []checkpoint.Tensor
 	var sources []image.Source

@@ -5,7 +5,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// killable is a meeting that can end as by the death of its process: without a word, and without blocking.
+// killable is a meeting that can end as by the death of its process: without a word, and without
+// blocking.
 type killable interface{ kill() }
 
 // kill ends all that others see of this worker. What close waits for comes to its end.
@@ -30,7 +31,8 @@ func (w *Worker) appear() {
 	}, func() { w.closing.Do(func() { w.closeErr = w.close() }) })
 }
 
-// reach tells the worker's life, if it has one, where it is. It does not return where the life is over.
+// reach tells the worker's life, if it has one, where it is. It does not return where the life is
+// over.
 func (w *Worker) reach(p rendezvous.Phase, committed bool) {
 	if w.life == nil {
 		return

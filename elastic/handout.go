@@ -62,7 +62,8 @@ func gatherAnnouncements(ctx context.Context, g *collective.Group, mine announce
 	return all, nil
 }
 
-// handout is what becomes of the bundles of a set in a new world. It depends on what all ranks have announced alone.
+// handout is what becomes of the bundles of a set in a new world. It depends on what all ranks have
+// announced alone.
 type handout struct {
 	same    bool  // the new world's ranks are the set's, and each has its own pieces
 	takes   []int // by new rank: the number of the bundle that becomes its own; -1: none
@@ -71,8 +72,8 @@ type handout struct {
 	holding []map[int]bool
 }
 
-// handOut decides it: who was in the set's world keeps its own; the others take, in their order, what is left of those who are gone,
-// and of strays, in that of their numbers.
+// handOut decides it: who was in the set's world keeps its own; the others take, in their order,
+// what is left of those who are gone, and of strays, in that of their numbers.
 func handOut(set *announcedSet, all []announcement) handout {
 	total := set.Size + len(set.Strays)
 	h := handout{same: len(all) == set.Size, takes: make([]int, len(all)), gives: make([]int, total), holding: make([]map[int]bool, len(all))}
@@ -134,8 +135,9 @@ func (h *handout) needs(r, number, size int, shared bool) need {
 	return need{number, h.takes[r] == number || i >= 0 && i%len(h.takes) == r, shared && !h.same && number < size}
 }
 
-// shareOut gives every rank's Local parts their values in a new world: of the save that the root goes back to, its own pieces or those
-// of one who is gone. It returns what the save of the sync, [State.keep], is to begin with. Without Local parts it does nothing.
+// shareOut gives every rank's Local parts their values in a new world: of the save that the root
+// goes back to, its own pieces or those of one who is gone. It returns what the save of the sync,
+// [State.keep], is to begin with. Without Local parts it does nothing.
 func (s *State) shareOut(ctx context.Context, g *collective.Group, root int) error {
 	l := &s.locals
 	l.sync = nil

@@ -10,9 +10,10 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// Tensors is a Part of several slices, as a network's layers or an optimizer's moments are held in Go: each is what
-// [Tensor] says of one, and they are saved and restored together. Their number, lengths and type must be the same on every rank, and none
-// must be replaced by another. In a checkpoint they are named name.0, name.1 and so on.
+// Tensors is a Part of several slices, as a network's layers or an optimizer's moments are held in
+// Go: each is what [Tensor] says of one, and they are saved and restored together. Their number,
+// lengths and type must be the same on every rank, and none must be replaced by another. In a
+// checkpoint they are named name.0, name.1 and so on.
 func Tensors[T collective.Element](name string, data [][]T) Part {
 	return &tensors[T]{label: name, live: data}
 }
@@ -114,17 +115,20 @@ func (t *tensors[T]) tensors(name string) []checkpoint.Tensor {
 
 func (t *tensors[T]) text([]image.Piece) string { return "" }
 
-// Marshaler is what can write itself down and read itself back: the random sources [math/rand/v2.PCG] and [math/rand/v2.ChaCha8],
-// for example, and whatever of a user's own has two such methods.
+// Marshaler is what can write itself down and read itself back: the random sources
+// [math/rand/v2.PCG] and [math/rand/v2.ChaCha8], for example, and whatever of a user's own has two
+// such methods.
 type Marshaler interface {
 	encoding.BinaryMarshaler
 	encoding.BinaryUnmarshaler
 }
 
-// Binary is a Part whose live value is v, written down and read back by its own methods; v stays the same object. MarshalBinary is called
-// in each save, and must give the same bytes for the same value on all ranks. The name must be unique within a State.
+// Binary is a Part whose live value is v, written down and read back by its own methods; v stays
+// the same object. MarshalBinary is called in each save, and must give the same bytes for the same
+// value on all ranks. The name must be unique within a State.
 //
-// After a sync all ranks hold the root's value: a random source that each rank draws from differently is a [Local] part.
+// After a sync all ranks hold the root's value: a random source that each rank draws from
+// differently is a [Local] part.
 func Binary(name string, v Marshaler) Part { return &binaryPart{label: name, live: v} }
 
 type binaryPart struct {

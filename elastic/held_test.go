@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Slices of slices and random sources are saved, restored, synchronised, compared and read back from disk like all else.
+// Slices of slices and random sources are saved, restored, synchronised, compared and read back
+// from disk like all else.
 func TestPartsOfGoPrograms(t *testing.T) {
 	for _, size := range []int{3, 5000} { // small ones travel together, large ones by themselves
 		dir := t.TempDir()

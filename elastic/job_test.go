@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// job is a driver and its workers in one process: a worker is a goroutine, its death a panic that no one in this package
-// recovers from, upon which the peers' group aborts.
+// job is a driver and its workers in one process: a worker is a goroutine, its death a panic that
+// no one in this package recovers from, upon which the peers' group aborts.
 type job struct {
 	epochs, n, every int  // of the training; every so many steps it commits
 	setEpoch         bool // whether it calls SetEpoch
@@ -495,8 +495,9 @@ func (m *mortal) Save() error                                        { m.p.mayDi
 func (m *mortal) Restore() error                                     { m.p.mayDie(); return nil }
 func (m *mortal) Sync(context.Context, *collective.Group, int) error { m.p.mayDie(); return nil }
 
-// Whatever dies, comes, goes or fails to connect, and whenever: the ranks' states are one state, which is never a mix nor
-// a newcomer's, has the highest commit of the survivors, and contains every batch once.
+// Whatever dies, comes, goes or fails to connect, and whenever: the ranks' states are one state,
+// which is never a mix nor a newcomer's, has the highest commit of the survivors, and contains
+// every batch once.
 func TestWholeJob(t *testing.T) {
 	ends := make(map[string]int)
 	rapid.Check(t, func(t *rapid.T) {

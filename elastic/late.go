@@ -19,11 +19,12 @@ import (
 // InitOption changes what Init does.
 type InitOption struct{ name string }
 
-// Late has the worker enter its first world in Run, and not in Init. The others stop for it only then, so what the program does
-// between Init and Run, as loading data and making its model, costs them nothing. Where they train already, Run first fetches their newest
-// commit of tensors that are large, more than 16 KiB, while they go on; the sync of the new world then sends only what has changed
-// since. All ranks of a job may give it. From the process's start to Run there is as much time as --start-timeout says (30 s), and a fetch
-// has that anew as long as bytes arrive.
+// Late has the worker enter its first world in Run, and not in Init. The others stop for it only
+// then, so what the program does between Init and Run, as loading data and making its model, costs
+// them nothing. Where they train already, Run first fetches their newest commit of tensors that are
+// large, more than 16 KiB, while they go on; the sync of the new world then sends only what has
+// changed since. All ranks of a job may give it. From the process's start to Run there is as much
+// time as --start-timeout says (30 s), and a fetch has that anew as long as bytes arrive.
 //
 // Before Run such a worker has Rank −1, Size 0 and a nil Group; its Host and Slot are known.
 var Late = InitOption{"late"}
@@ -62,7 +63,8 @@ func (r *runner) arrive() error {
 	return nil
 }
 
-// fetch makes the parts in memory those of the others' newest commit, if there is one. Whatever goes wrong, the sync brings all.
+// fetch makes the parts in memory those of the others' newest commit, if there is one. Whatever
+// goes wrong, the sync brings all.
 func (r *runner) fetch() error {
 	s, w := r.state, r.worker
 	from, ok := w.meeting.(supplier)
@@ -109,8 +111,8 @@ func (w *Worker) sayFetching() {
 	w.reports.Go(func() { _ = w.meeting.report(w.reportCtx, rendezvous.Fetching, 0, 0) })
 }
 
-// adopt takes what has just been saved for another's save: a sync compares it with the root's. What that and the first
-// commit will ask of it is computed now, when nobody waits.
+// adopt takes what has just been saved for another's save: a sync compares it with the root's. What
+// that and the first commit will ask of it is computed now, when nobody waits.
 func (s *State) adopt() {
 	s.mark, s.clean = imageID{Count: fetchedCount}, true
 	for _, p := range s.inMemoryOf(s.saved.Last()) {

@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// A late worker without a driver is in no world before Run, and in one of its own there; what it has made before works alone.
+// A late worker without a driver is in no world before Run, and in one of its own there; what it
+// has made before works alone.
 func TestLateAlone(t *testing.T) {
 	t.Setenv(plan.EnvDriverAddr, "")
 	w, err := Init(t.Context(), Late)

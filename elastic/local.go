@@ -12,22 +12,27 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// Local is a Part whose live value *v is another on every rank: a shard of the data, a random source, a position of its own. It is
-// anything that encoding/gob can encode, as with [Value]; a slice of numbers is carried as it lies in memory. The name must be
-// unique within a State, and all ranks have the same Local parts. What a rank has at a commit is its piece.
+// Local is a Part whose live value *v is another on every rank: a shard of the data, a random
+// source, a position of its own. It is anything that encoding/gob can encode, as with [Value]; a
+// slice of numbers is carried as it lies in memory. The name must be unique within a State, and all
+// ranks have the same Local parts. What a rank has at a commit is its piece.
 //
-// Before a commit counts, each rank gives its pieces to as many others as --commit-replicas says, of other hosts first, and
-// when the hosts change to all others, so that ranks which leave in good order leave nothing behind. A piece is lost only
-// where a rank dies together with all those that keep its pieces, and then a warning names part and rank. (One that is asked to leave at
-// the very moment when another dies leaves as if it had died: nobody meets it at a commit any more.)
+// Before a commit counts, each rank gives its pieces to as many others as --commit-replicas says,
+// of other hosts first, and when the hosts change to all others, so that ranks which leave in good
+// order leave nothing behind. A piece is lost only where a rank dies together with all those that
+// keep its pieces, and then a warning names part and rank. (One that is asked to leave at the very
+// moment when another dies leaves as if it had died: nobody meets it at a commit any more.)
 //
-// In the sync of a new world every rank that was in the last one goes on with its own piece, of the commit that all go back to. The
-// pieces of those that are gone, in the order of their ranks, are taken by the newcomers, in the order of theirs; what nobody
-// takes is kept, and offered to newcomers again in later worlds, after those of ranks that have gone since. A newcomer for whom there
-// is none begins with what *v was at NewState. [Redistribute] puts a function of the user's in place of all that.
+// In the sync of a new world every rank that was in the last one goes on with its own piece, of the
+// commit that all go back to. The pieces of those that are gone, in the order of their ranks, are
+// taken by the newcomers, in the order of theirs; what nobody takes is kept, and offered to
+// newcomers again in later worlds, after those of ranks that have gone since. A newcomer for whom
+// there is none begins with what *v was at NewState. [Redistribute] puts a function of the user's
+// in place of all that.
 //
-// Local parts are neither in digests nor compared. What an OnReset function changes of them is overwritten on all ranks. With Local
-// parts a commit costs one reduction of eight bytes more, and sends the chunks of 1 MiB of pieces that have changed to each of those who keep them.
+// Local parts are neither in digests nor compared. What an OnReset function changes of them is
+// overwritten on all ranks. With Local parts a commit costs one reduction of eight bytes more, and
+// sends the chunks of 1 MiB of pieces that have changed to each of those who keep them.
 func Local[T any](name string, v *T, options ...LocalOption[T]) Part {
 	l := &local[T]{value: Value(name, v).(*value[T]), flat: isFlat(reflect.TypeFor[T]())}
 	for _, o := range options {
@@ -48,10 +53,12 @@ type Piece[T any] struct {
 	Lost bool
 }
 
-// Redistribute has f make the live value of a Local part wherever the ranks of a new world are not those of the last one: it gets
-// the pieces of all ranks of the world that made the commit, in their order, and this rank's place in the new world. It is
-// called on every rank, newcomers included, while the state is synchronised, and what it returns must depend on its arguments
-// alone: it may be called again for the same commit, where the sync fails. The pieces are its own. An error ends Run.
+// Redistribute has f make the live value of a Local part wherever the ranks of a new world are not
+// those of the last one: it gets the pieces of all ranks of the world that made the commit, in
+// their order, and this rank's place in the new world. It is called on every rank, newcomers
+// included, while the state is synchronised, and what it returns must depend on its arguments
+// alone: it may be called again for the same commit, where the sync fails. The pieces are its own.
+// An error ends Run.
 //
 // All ranks hold all pieces for the time of the call.
 func Redistribute[T any](f func(pieces []Piece[T], rank, size int) (T, error)) LocalOption[T] {
@@ -70,14 +77,15 @@ type local[T any] struct {
 // localPart is a local of any type.
 type localPart interface {
 	own
-	// write writes the live value down, for the save that follows as well, and returns it. Nobody writes to the bytes
-	// afterwards; they are those of the last time where nothing has changed.
+	// write writes the live value down, for the save that follows as well, and returns it. Nobody
+	// writes to the bytes afterwards; they are those of the last time where nothing has changed.
 	write() ([]byte, error)
 	// forget has the next save write the live value down itself.
 	forget()
 	// read makes the live value that of a piece.
 	read(*piece) error
-	// shared tells whether there is a function that makes the live value of all pieces, which deal calls; nil is a lost one.
+	// shared tells whether there is a function that makes the live value of all pieces, which deal
+	// calls; nil is a lost one.
 	shared() bool
 	// tensor is how a piece is found in a checkpoint.
 	tensor(name string) checkpoint.Tensor

@@ -135,7 +135,8 @@ func hostsNamed(names string) []string {
 	return all
 }
 
-// A piece whose rank dies is taken by the newcomer; what nobody takes waits for one, world after world.
+// A piece whose rank dies is taken by the newcomer; what nobody takes waits for one, world after
+// world.
 func TestLocalPieces(t *testing.T) {
 	c := newCrew(t)
 	m := []*member{c.member(1), c.member(1), c.member(1), c.member(1)}
@@ -156,8 +157,8 @@ func TestLocalPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Rank 0 dies, and rank 2, on another host: their pieces are with 2 and 0 of the old world… so one of them is lost.
-	// Here only rank 1 and rank 2 die, whose keepers are 3 and 0.
+	// Rank 0 dies, and rank 2, on another host: their pieces are with 2 and 0 of the old world… so
+	// one of them is lost. Here only rank 1 and rank 2 die, whose keepers are 3 and 0.
 	c.world(0, hostsNamed("ab"), m[0], m[3])
 	m[0].is(t, 10, 1)
 	m[3].is(t, 13, 1)
@@ -195,7 +196,8 @@ func TestLocalPieces(t *testing.T) {
 	}
 }
 
-// Without replicas the pieces of who dies are lost, which is said once; newcomers go on with their own.
+// Without replicas the pieces of who dies are lost, which is said once; newcomers go on with their
+// own.
 func TestLocalPiecesLost(t *testing.T) {
 	c := newCrew(t)
 	m := []*member{c.member(0), c.member(0), c.member(0)}
@@ -219,7 +221,8 @@ func TestLocalPiecesLost(t *testing.T) {
 	}
 }
 
-// Who leaves in good order leaves its pieces to the others, also without replicas, and from a check as from a commit.
+// Who leaves in good order leaves its pieces to the others, also without replicas, and from a check
+// as from a commit.
 func TestLocalPiecesHandedOver(t *testing.T) {
 	for _, check := range []bool{false, true} {
 		c := newCrew(t)
@@ -257,7 +260,8 @@ func TestLocalPiecesHandedOver(t *testing.T) {
 	}
 }
 
-// Whoever is the root after a commit that only some have counted, every rank has its piece of that very commit.
+// Whoever is the root after a commit that only some have counted, every rank has its piece of that
+// very commit.
 func TestLocalPiecesOfTornCommit(t *testing.T) {
 	for torn := range 3 {
 		for root := range 2 {
@@ -271,7 +275,8 @@ func TestLocalPiecesOfTornCommit(t *testing.T) {
 			for i := range m {
 				m[i].set(10+i, 1)
 			}
-			// Rank 2 dies in the agreement; ranks below torn have counted the commit, others have only come through the barrier.
+			// Rank 2 dies in the agreement; ranks below torn have counted the commit, others have
+			// only come through the barrier.
 			errorsOf(3, func(r int) error {
 				s := m[r].state
 				if err := s.replicate(); err != nil {
@@ -419,7 +424,8 @@ func TestHandOverBounded(t *testing.T) {
 	}
 }
 
-// What is cut or changed anywhere is refused, without a panic and without more memory than the message has.
+// What is cut or changed anywhere is refused, without a panic and without more memory than the
+// message has.
 func FuzzPieces(f *testing.F) {
 	l := &locals{parts: make([]localPart, 2)}
 	id, before := saveID{3, 7}, saveID{3, 6}
@@ -466,7 +472,8 @@ func FuzzPieces(f *testing.F) {
 	}
 }
 
-// A type of the user's that cannot be written down fails the commit on that rank before anybody has anything.
+// A type of the user's that cannot be written down fails the commit on that rank before anybody has
+// anything.
 func TestLocalRefuses(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	bad := any(func() {})
@@ -482,8 +489,9 @@ func TestLocalRefuses(t *testing.T) {
 	}
 }
 
-// What a commit costs of a state that is 1 KiB, or 64 MiB, on each of two ranks alone, over sockets: without Local parts, with 0 copies and with
-// one, where everything changes and where nothing or one chunk does.
+// What a commit costs of a state that is 1 KiB, or 64 MiB, on each of two ranks alone, over
+// sockets: without Local parts, with 0 copies and with one, where everything changes and where
+// nothing or one chunk does.
 func BenchmarkLocalCommit(b *testing.B) {
 	for _, size := range []int{1 << 10, 64 << 20} {
 		for _, c := range []struct {

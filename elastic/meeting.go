@@ -10,11 +10,12 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// meeting is how a worker comes to be in a world: the driver's, or one of its own. Its methods are called by one
-// goroutine at a time, except report, reachable, latest and loss.
+// meeting is how a worker comes to be in a world: the driver's, or one of its own. Its methods are
+// called by one goroutine at a time, except report, reachable, latest and loss.
 type meeting interface {
-	// join blocks until there is a world newer than j.After with this worker in it. The addresses of j are the meeting's
-	// to fill in. It fails with rendezvous.ErrRemoved or ErrFinished where there will be none.
+	// join blocks until there is a world newer than j.After with this worker in it. The addresses
+	// of j are the meeting's to fill in. It fails with rendezvous.ErrRemoved or ErrFinished where
+	// there will be none.
 	join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error)
 	// connect connects to the ranks of a world that join returned. The caller closes the group.
 	connect(ctx context.Context, w rendezvous.World) (*collective.Group, error)
@@ -24,8 +25,8 @@ type meeting interface {
 	reachable() bool
 	// latest returns the newest notification; it does not block.
 	latest() notify.Update
-	// loss returns which world the driver knows to be lost, and a channel that is closed when it says more; it does not
-	// block.
+	// loss returns which world the driver knows to be lost, and a channel that is closed when it
+	// says more; it does not block.
 	loss() (notify.Loss, <-chan struct{})
 	// close ends everything that the meeting started, and waits for it.
 	close() error

@@ -13,43 +13,47 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// Part is one piece of a State: something that can be kept, gone back to, and made the same on every rank.
+// Part is one piece of a State: something that can be kept, gone back to, and made the same on
+// every rank.
 //
 // Parts are used by one goroutine at a time.
 type Part interface {
-	// Save keeps a private copy of the live value in place of the last one. Where it fails, the last one must stay.
+	// Save keeps a private copy of the live value in place of the last one. Where it fails, the
+	// last one must stay.
 	Save() error
 	// Restore makes the live value that of the last Save.
 	Restore() error
-	// Sync makes the live value of every rank that of root. It is collective, and may leave the live value half
-	// overwritten where it fails: a Restore follows.
+	// Sync makes the live value of every rank that of root. It is collective, and may leave the
+	// live value half overwritten where it fails: a Restore follows.
 	Sync(ctx context.Context, g *collective.Group, root int) error
 }
 
-// Imaged is what a Part of another package may be besides, in order to be in digests and checkpoints as the parts of this
-// package are.
+// Imaged is what a Part of another package may be besides, in order to be in digests and
+// checkpoints as the parts of this package are.
 type Imaged interface {
 	Part
-	// Image returns what the last Save has kept: bytes that are the same where the values are, on any rank. It is called
-	// after every Save of the State; nobody writes to the bytes afterwards.
+	// Image returns what the last Save has kept: bytes that are the same where the values are, on
+	// any rank. It is called after every Save of the State; nobody writes to the bytes afterwards.
 	Image() ([]byte, error)
 	// SetImage makes the live value that of an image.
 	SetImage([]byte) error
 }
 
-// Deferred is what an Imaged part may be besides, where a copy takes long and the live value can be given free at once: its Save
-// returns before the copy is whole.
+// Deferred is what an Imaged part may be besides, where a copy takes long and the live value can be
+// given free at once: its Save returns before the copy is whole.
 type Deferred interface {
 	Imaged
-	// Pending returns what blocks until the last Save is whole, and then gives what it has kept. It is called by a goroutine
-	// of the State, at most once for each Save, while nothing else is done with the part. An error says that the Save has failed after all: Restore and Image
-	// are then of the one before.
+	// Pending returns what blocks until the last Save is whole, and then gives what it has kept. It
+	// is called by a goroutine of the State, at most once for each Save, while nothing else is done
+	// with the part. An error says that the Save has failed after all: Restore and Image are then
+	// of the one before.
 	Pending() func() ([]byte, error)
 }
 
-// Exposed is what a part may be besides, to whose live value other ranks may write, as those that have memory of a device open do in
-// its collectives. What they had begun of an operation that was aborted may end after this rank's Restore. So Run calls Restore once
-// more when every member of the next world has left that operation, before the OnReset functions.
+// Exposed is what a part may be besides, to whose live value other ranks may write, as those that
+// have memory of a device open do in its collectives. What they had begun of an operation that was
+// aborted may end after this rank's Restore. So Run calls Restore once more when every member of
+// the next world has left that operation, before the OnReset functions.
 type Exposed interface {
 	Part
 	// Exposed tells whether others may have written to the live value since the world began.
@@ -58,20 +62,24 @@ type Exposed interface {
 
 // kept is a part that is in images.
 type kept interface {
-	// sources appends what the live value is in an image; always as many pieces. It fails before anything is kept.
+	// sources appends what the live value is in an image; always as many pieces. It fails before
+	// anything is kept.
 	sources([]image.Source) ([]image.Source, error)
-	// restore makes the live value that of the pieces, of which the first are those that sources appends.
+	// restore makes the live value that of the pieces, of which the first are those that sources
+	// appends.
 	restore([]image.Piece) error
-	// sums returns the checksums of these pieces, which are the same in all processes where the values are.
+	// sums returns the checksums of these pieces, which are the same in all processes where the
+	// values are.
 	sums([]image.Piece) ([]uint32, error)
 }
 
-// own is a Part of this package. A State does not call its Save and Restore, but keeps what it holds in an image together
-// with all others, so that either all of them are saved or none.
+// own is a Part of this package. A State does not call its Save and Restore, but keeps what it
+// holds in an image together with all others, so that either all of them are saved or none.
 type own interface {
 	Part
 	kept
-	// self is the part itself. It tells it from a user's type that embeds it, whose own methods must be called.
+	// self is the part itself. It tells it from a user's type that embeds it, whose own methods
+	// must be called.
 	self() Part
 	// name is unique within a State; empty for a part without one.
 	name() string
@@ -93,7 +101,8 @@ func (f foreign) sources(to []image.Source) ([]image.Source, error) {
 func (f foreign) restore(pieces []image.Piece) error          { return f.SetImage(pieces[0].Bytes()) }
 func (f foreign) sums(pieces []image.Piece) ([]uint32, error) { return pieces[0].Sums(), nil }
 
-// carried is a part that may be small enough to travel with others in the one message that begins a sync.
+// carried is a part that may be small enough to travel with others in the one message that begins a
+// sync.
 type carried interface {
 	own
 	// travels tells whether it is; all ranks agree where their layouts do.
@@ -164,9 +173,11 @@ func (a *alone) restore(o own) error {
 // carriedTensor is the size in bytes up to which a tensor travels with others.
 const carriedTensor = 16 << 10
 
-// Tensor is a Part whose live value is data, broadcast in place. For the last commit it keeps a copy of data, and while the next
-// is made copies of the chunks of 1 MiB that have changed. The name must be unique within a State. The slice must not be
-// replaced by another; its length and type must be the same on every rank. What has changed is found by reading all of data; see [Watched].
+// Tensor is a Part whose live value is data, broadcast in place. For the last commit it keeps a
+// copy of data, and while the next is made copies of the chunks of 1 MiB that have changed. The
+// name must be unique within a State. The slice must not be replaced by another; its length and
+// type must be the same on every rank. What has changed is found by reading all of data; see
+// [Watched].
 func Tensor[T collective.Element](name string, data []T) Part {
 	return &tensor[T]{label: name, live: data}
 }
@@ -224,10 +235,11 @@ func memoryOf[T collective.Element](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
 }
 
-// Value is a Part whose live value is *v, which may be anything that encoding/gob can encode; as with gob, unexported
-// fields are not carried. A Restore or Sync gives *v a fresh value: maps and slices of the old one are neither merged
-// into nor written to. The name must be unique within a State. For digests a value is compared field by field, and a type
-// that has a GobEncode or MarshalBinary must give the same bytes for the same value.
+// Value is a Part whose live value is *v, which may be anything that encoding/gob can encode; as
+// with gob, unexported fields are not carried. A Restore or Sync gives *v a fresh value: maps and
+// slices of the old one are neither merged into nor written to. The name must be unique within a
+// State. For digests a value is compared field by field, and a type that has a GobEncode or
+// MarshalBinary must give the same bytes for the same value.
 func Value[T any](name string, v *T) Part {
 	t := reflect.TypeFor[T]()
 	return &value[T]{label: name, live: v, plain: isNumber(t.Kind()) && reflect.PointerTo(t).NumMethod() == 0}

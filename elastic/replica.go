@@ -15,19 +15,24 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// Pieces of Local parts cannot be had from the root, so a commit of a state that has any goes like this. Each rank
+// Pieces of Local parts cannot be had from the root, so a commit of a state that has any goes like
+// this. Each rank
 //
 //  1. writes its pieces down and gives them to the ranks that keep them,
 //  2. meets the others in a barrier,
 //  3. saves everything and counts the commit,
-//  4. meets the others in the agreement on host updates, and only then gives up the pieces of the commit before.
+//  4. meets the others in the agreement on host updates, and only then gives up the pieces of the
+//     commit before.
 //
-// Who has counted a commit has passed the barrier, so all ranks have made it and all who keep pieces have them, whether they have
-// counted it themselves or not; and who has given up the one before has passed the agreement, so all have counted this one. Whoever is the
-// root of the next sync, all living ranks therefore still have, of the very commit that it goes back to, their own pieces
-// and those that they keep for others. A sync ends with the same steps: what it has made is a save like a commit.
+// Who has counted a commit has passed the barrier, so all ranks have made it and all who keep
+// pieces have them, whether they have counted it themselves or not; and who has given up the one
+// before has passed the agreement, so all have counted this one. Whoever is the root of the next
+// sync, all living ranks therefore still have, of the very commit that it goes back to, their own
+// pieces and those that they keep for others. A sync ends with the same steps: what it has made is
+// a save like a commit.
 //
-// Saves are not known by the number of their commit, which a sync gives to a save of another world, but by the world and a count in it.
+// Saves are not known by the number of their commit, which a sync gives to a save of another world,
+// but by the world and a count in it.
 
 // saveID names what all ranks of a world have saved together. The zero value is none.
 type saveID struct{ Generation, Save uint64 }
@@ -97,8 +102,9 @@ type origin struct {
 
 func (o origin) String() string { return fmt.Sprintf("%d of generation %d", o.Rank, o.Generation) }
 
-// pieceSet is what this rank has of a save: bundles by number. Those of the ranks of its world have the ranks' numbers; after them come the
-// strays, which ranks of earlier worlds have left and nobody has taken.
+// pieceSet is what this rank has of a save: bundles by number. Those of the ranks of its world have
+// the ranks' numbers; after them come the strays, which ranks of earlier worlds have left and
+// nobody has taken.
 type pieceSet struct {
 	id     saveID
 	size   int // of the world
@@ -163,9 +169,10 @@ func (l *locals) next(w rendezvous.World) saveID {
 	return l.last
 }
 
-// keepers returns the other ranks, given all ranks' hosts, in the order in which they keep what one rank has: of each other host the rank with
-// the same place there as this one has on its own, beginning with the host after its own; then of each the one after that, and so on; and at last the
-// others of its own host. It returns as many as it is asked for, or all.
+// keepers returns the other ranks, given all ranks' hosts, in the order in which they keep what one
+// rank has: of each other host the rank with the same place there as this one has on its own,
+// beginning with the host after its own; then of each the one after that, and so on; and at last
+// the others of its own host. It returns as many as it is asked for, or all.
 func keepers(hosts []string, rank, count int) []int {
 	var order []string
 	on := make(map[string][]int)
@@ -220,8 +227,8 @@ type base struct {
 	holds  func(rank int, number int) bool // whether a rank has a bundle of the base
 }
 
-// spread gives the bundles that this rank is responsible for to the ranks that are to keep them, takes those that it is to keep
-// itself, and returns when all ranks have done so.
+// spread gives the bundles that this rank is responsible for to the ranks that are to keep them,
+// takes those that it is to keep itself, and returns when all ranks have done so.
 func (l *locals) spread(ctx context.Context, p *place, set *pieceSet, to []int, b base) error {
 	parts := make([][]byte, set.size)
 	made := make(map[string][]byte) // messages, by what they refer to
@@ -267,7 +274,8 @@ func (l *locals) spread(ctx context.Context, p *place, set *pieceSet, to []int, 
 	return nil
 }
 
-// replicate does the first two steps of a save in the world that the worker is in. Without Local parts it does nothing.
+// replicate does the first two steps of a save in the world that the worker is in. Without Local
+// parts it does nothing.
 func (s *State) replicate() error {
 	if s.err != nil || len(s.locals.parts) == 0 {
 		return s.err
@@ -333,8 +341,9 @@ func (l *locals) astray() {
 // handOverLimit bounds what a rank takes from ranks that may leave, in bytes.
 const handOverLimit = 1 << 30
 
-// leave returns what a commit, or a check, has to say about a change of the hosts. Before the ranks part, they give the pieces
-// that the last save has to those who have none yet, as nobody knows who will be in the next world.
+// leave returns what a commit, or a check, has to say about a change of the hosts. Before the ranks
+// part, they give the pieces that the last save has to those who have none yet, as nobody knows who
+// will be in the next world.
 func (s *State) leave(change plan.Change, live bool) error {
 	l := &s.locals
 	if change == 0 || len(l.parts) == 0 {
@@ -401,10 +410,11 @@ func holders(size, replicas int, sum, most uint64) int {
 	return min(max(replicas, 1, int(handOverLimit/max(most, 1))), size-1)
 }
 
-// A message holds bundles: the id of their save and that of the save whose bundles they refer to, four numbers of 64 bits, little-endian;
-// how many there are; and of each its number, and one more than the number of the bundle that it refers to, or 0. Of each part follow one more
-// than the size, or 0 where it is absent; the chunks' checksums, of 32 bits; a byte for each chunk, 1 where it is that of the
-// bundle referred to; and the other chunks. Numbers are varints.
+// A message holds bundles: the id of their save and that of the save whose bundles they refer to,
+// four numbers of 64 bits, little-endian; how many there are; and of each its number, and one more
+// than the number of the bundle that it refers to, or 0. Of each part follow one more than the
+// size, or 0 where it is absent; the chunks' checksums, of 32 bits; a byte for each chunk, 1 where
+// it is that of the bundle referred to; and the other chunks. Numbers are varints.
 
 func appendHead(m []byte, id, base saveID, bundles int) []byte {
 	for _, n := range []uint64{id.Generation, id.Save, base.Generation, base.Save} {
@@ -413,7 +423,8 @@ func appendHead(m []byte, id, base saveID, bundles int) []byte {
 	return binary.AppendUvarint(m, uint64(bundles))
 }
 
-// appendBundle appends a bundle; before is the number of the one to which its changes are, negative where all of it is to be sent.
+// appendBundle appends a bundle; before is the number of the one to which its changes are, negative
+// where all of it is to be sent.
 func appendBundle(m []byte, number, before int, b bundle) []byte {
 	room := 2 * binary.MaxVarintLen64
 	for _, p := range b {
@@ -497,7 +508,8 @@ func (p *parser) number() int {
 
 func (p *parser) id() saveID { return saveID{p.word(), p.word()} }
 
-// parse returns the bundles of a message, which must be of a save; bases may be nil. All of it is checked. The bundles may use the message's memory.
+// parse returns the bundles of a message, which must be of a save; bases may be nil. All of it is
+// checked. The bundles may use the message's memory.
 func (l *locals) parse(m []byte, id saveID, bases *pieceSet) (map[int]bundle, error) {
 	p := &parser{b: m}
 	if of := p.id(); of != id && !p.bad {

@@ -15,32 +15,34 @@ var (
 	errLeftBefore = errors.New("elastic: an earlier Run has failed")
 )
 
-// Run trains from world to world. It makes the state that of the sync root, calls train, and does so again in the next
-// world whenever train returns
+// Run trains from world to world. It makes the state that of the sync root, calls train, and does
+// so again in the next world whenever train returns
 //
 //   - a *HostsUpdatedError: the live state goes on;
 //   - an error that is collective.ErrAborted: every rank goes back to its last commit first.
 //
-// From the Commit that has returned a *HostsUpdatedError until train returns, tensors must not be written to: what they hold
-// then is taken to be what was committed, and ranks that made the commit are not sent it. OnReset functions may write to them,
-// which costs a look at the whole state.
+// From the Commit that has returned a *HostsUpdatedError until train returns, tensors must not be
+// written to: what they hold then is taken to be what was committed, and ranks that made the commit
+// are not sent it. OnReset functions may write to them, which costs a look at the whole state.
 //
-// With [Checkpoint] among the parts, Run returns when the last commit is on the disk. Where it could
-// not be written, what Run returns is also a *CheckpointError; see [Checkpoints].
+// With [Checkpoint] among the parts, Run returns when the last commit is on the disk. Where it
+// could not be written, what Run returns is also a *CheckpointError; see [Checkpoints].
 //
-// Wrapped errors count. What fails on the way into a new world is tried again in the next one. Run returns nil when train
-// has returned nil on all ranks, and with it the job is done. Otherwise it returns ErrRemoved, ErrFinished, ctx's error
-// when ctx has ended, an error of the driver's (it cannot be reached), or any other error of train or of an OnReset
-// function as it is; the peers then see this rank gone.
+// Wrapped errors count. What fails on the way into a new world is tried again in the next one. Run
+// returns nil when train has returned nil on all ranks, and with it the job is done. Otherwise it
+// returns ErrRemoved, ErrFinished, ctx's error when ctx has ended, an error of the driver's (it
+// cannot be reached), or any other error of train or of an OnReset function as it is; the peers
+// then see this rank gone.
 //
-// While Run trains for a driver, the process's first SIGTERM is a request to leave: the driver is told, Run returns ErrRemoved
-// after a step at which all ranks have agreed on that, and SIGTERMs later than a second after it do what they did
-// before. Where the worker stays, because it alone has the state, the next SIGTERM is such a request
-// too. So it is until a second after Close where Run has returned ErrRemoved or ErrFinished. A
-// program's own signal.Notify is not disturbed.
+// While Run trains for a driver, the process's first SIGTERM is a request to leave: the driver is
+// told, Run returns ErrRemoved after a step at which all ranks have agreed on that, and SIGTERMs
+// later than a second after it do what they did before. Where the worker stays, because it alone
+// has the state, the next SIGTERM is such a request too. So it is until a second after Close where
+// Run has returned ErrRemoved or ErrFinished. A program's own signal.Notify is not disturbed.
 //
-// A failure at the very end, when train had returned nil here already, can mean that train is called once more, with the
-// state of the last commit. A worker runs once: not again after a Run that returned nil, and one at a time.
+// A failure at the very end, when train had returned nil here already, can mean that train is
+// called once more, with the state of the last commit. A worker runs once: not again after a Run
+// that returned nil, and one at a time.
 func Run(ctx context.Context, s *State, train func(context.Context) error) (err error) {
 	if s.err != nil {
 		return s.err
@@ -89,7 +91,8 @@ type runner struct {
 	worker *Worker
 	train  func(context.Context) error
 
-	// trained: train has returned nil here, but it is not known whether on all ranks. The live state is kept until then.
+	// trained: train has returned nil here, but it is not known whether on all ranks. The live
+	// state is kept until then.
 	trained bool
 }
 
@@ -120,8 +123,8 @@ func goesOn(err error) bool {
 	return errors.Is(err, collective.ErrAborted) || errors.As(err, &updated)
 }
 
-// begin keeps the initial values and makes them the root's, in the world that the worker is in. Where an earlier Run has
-// left that world, it goes to another.
+// begin keeps the initial values and makes them the root's, in the world that the worker is in.
+// Where an earlier Run has left that world, it goes to another.
 func (r *runner) begin() error {
 	if err := r.state.Save(); err != nil {
 		return err
@@ -150,7 +153,8 @@ func (r *runner) sync() error {
 	return nil
 }
 
-// rollBack restores the last commit and returns err, unless that fails too: then no state is left to go on with.
+// rollBack restores the last commit and returns err, unless that fails too: then no state is left
+// to go on with.
 func (r *runner) rollBack(err error) error {
 	if restoreErr := r.state.Restore(); restoreErr != nil {
 		return fmt.Errorf("%w (after: %v)", restoreErr, err)
@@ -191,7 +195,8 @@ func (r *runner) reset(cause error) error {
 	if errors.Is(cause, collective.ErrAborted) {
 		aborted = cause
 	}
-	// The driver answers when all have come, and hears of this rank while it says goodbye to its peers.
+	// The driver answers when all have come, and hears of this rank while it says goodbye to its
+	// peers.
 	left := r.worker.place.Load().leaveAside(aborted)
 	defer left()
 	if r.worker.deserted {

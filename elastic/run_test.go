@@ -159,7 +159,8 @@ func TestInitDismissed(t *testing.T) {
 	}
 }
 
-// A life: lost peers roll back to the last commit, a change of hosts keeps what is live, and the driver hears what it must.
+// A life: lost peers roll back to the last commit, a change of hosts keeps what is live, and the
+// driver hears what it must.
 func TestRunGoesOn(t *testing.T) {
 	m := newScript()
 	m.joins = []error{nil, nil, nil, nil, nil}
@@ -203,7 +204,8 @@ func TestRunGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 10; rolled back to 10; three commits, rolled back to 13 twice over (resets 2 and 3); live 23 kept; 24 at the end.
+	// 10; rolled back to 10; three commits, rolled back to 13 twice over (resets 2 and 3); live 23
+	// kept; 24 at the end.
 	if want := []int{10, 10, 13, 23}; !slices.Equal(began, want) || step != 24 || s.Commits() != 4 || resets != 4 {
 		t.Errorf("training began at %v, want %v; step %d, commit %d, %d resets", began, want, step, s.Commits(), resets)
 	}

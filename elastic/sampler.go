@@ -13,22 +13,25 @@ import (
 
 // SamplerOptions says how a Sampler goes through its indices. All ranks must give the same.
 type SamplerOptions struct {
-	// Shuffle gives every epoch an order of its own, drawn from Seed and the epoch alone. Otherwise it is 0, 1, 2, ….
+	// Shuffle gives every epoch an order of its own, drawn from Seed and the epoch alone. Otherwise
+	// it is 0, 1, 2, ….
 	Shuffle bool
 	Seed    int64
 	// Batch is the number of indices that one rank takes in one round. 0 or less: 1.
 	Batch int
 }
 
-// Sampler divides the indices 0 to n-1 of a data set among the ranks, batch by batch, and knows how far the job as a
-// whole has come. It is a Part of the State; what is not committed counts as not delivered.
+// Sampler divides the indices 0 to n-1 of a data set among the ranks, batch by batch, and knows how
+// far the job as a whole has come. It is a Part of the State; what is not committed counts as not
+// delivered.
 //
-// Its whole position is one integer that every rank advances by the same amount in the same round, so a resize needs no
-// bookkeeping: the indices from the position on are divided anew. Every rank must call Next equally often.
+// Its whole position is one integer that every rank advances by the same amount in the same round,
+// so a resize needs no bookkeeping: the indices from the position on are divided anew. Every rank
+// must call Next equally often.
 //
-// Over an epoch every index is delivered once, whatever resets come between commits. Every rank gets equally many
-// indices in a round; where the last round cannot be divided evenly, at most size-1 indices of the epoch's beginning are
-// delivered again to fill it.
+// Over an epoch every index is delivered once, whatever resets come between commits. Every rank
+// gets equally many indices in a round; where the last round cannot be divided evenly, at most
+// size-1 indices of the epoch's beginning are delivered again to fill it.
 //
 // A Sampler is used by one goroutine at a time. Until NewState gets it, it is rank 0 of 1.
 type Sampler struct {
@@ -56,8 +59,8 @@ func NewSampler(n int, opts SamplerOptions) *Sampler {
 	return &Sampler{n: max(n, 0), opts: opts, size: 1}
 }
 
-// SetEpoch goes to the beginning of epoch e. In epoch e already, it keeps the position: a training loop calls it at the
-// top of every epoch, also when it has been restored in the middle of one.
+// SetEpoch goes to the beginning of epoch e. In epoch e already, it keeps the position: a training
+// loop calls it at the top of every epoch, also when it has been restored in the middle of one.
 func (s *Sampler) SetEpoch(e int) {
 	if e != s.live.epoch {
 		s.live = samplerState{epoch: e}
@@ -71,9 +74,9 @@ func (s *Sampler) Epoch() int { return s.live.epoch }
 // Position returns how many indices of the epoch all ranks together have been given.
 func (s *Sampler) Position() int { return s.live.pos }
 
-// Next returns this rank's next batch of indices, of Batch or, in the last round of an epoch, of fewer; the slice is the
-// caller's. All ranks get equally many. It returns false once at the end of an epoch; where the next call is made
-// without a SetEpoch, the epoch begins again.
+// Next returns this rank's next batch of indices, of Batch or, in the last round of an epoch, of
+// fewer; the slice is the caller's. All ranks get equally many. It returns false once at the end of
+// an epoch; where the next call is made without a SetEpoch, the epoch begins again.
 func (s *Sampler) Next() ([]int, bool) {
 	if s.live.over {
 		s.live.pos, s.live.over = 0, false
@@ -93,7 +96,8 @@ func (s *Sampler) Next() ([]int, bool) {
 	return batch, true
 }
 
-// Len returns how many indices this rank is still to be given in this epoch, if the world stays as it is.
+// Len returns how many indices this rank is still to be given in this epoch, if the world stays as
+// it is.
 func (s *Sampler) Len() int { return (s.n - s.live.pos + s.size - 1) / s.size }
 
 // each returns what a rank gets in the next round: 0 at the end of the epoch.

@@ -190,7 +190,8 @@ func TestSamplerLastRound(t *testing.T) {
 	}
 }
 
-// A loop that calls SetEpoch at its top neither repeats nor skips data, wherever it is taken up again.
+// A loop that calls SetEpoch at its top neither repeats nor skips data, wherever it is taken up
+// again.
 func TestSamplerSetEpoch(t *testing.T) {
 	s := NewSampler(4, SamplerOptions{Batch: 2})
 	next := func(want ...int) {

@@ -12,14 +12,16 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// ScalingRule says how a learning rate follows the number of workers, and with it of examples in a step.
+// ScalingRule says how a learning rate follows the number of workers, and with it of examples in a
+// step.
 type ScalingRule uint8
 
 const (
-	// Linear multiplies the rate by the number of workers, as is usual for stochastic gradient descent (Goyal et al.,
-	// "Accurate, Large Minibatch SGD", 2017).
+	// Linear multiplies the rate by the number of workers, as is usual for stochastic gradient
+	// descent (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
 	Linear ScalingRule = iota
-	// Sqrt multiplies it by the square root of their number, as is usual for Adam and its relatives.
+	// Sqrt multiplies it by the square root of their number, as is usual for Adam and its
+	// relatives.
 	Sqrt
 	scalingRules
 )
@@ -32,27 +34,29 @@ func (r ScalingRule) String() string {
 	return fmt.Sprintf("rule(%d)", uint8(r))
 }
 
-// ScalingOptions say how a learning rate follows the size of the world. The zero value multiplies it by the number of workers,
-// at once. All ranks must give the same.
+// ScalingOptions say how a learning rate follows the size of the world. The zero value multiplies
+// it by the number of workers, at once. All ranks must give the same.
 type ScalingOptions struct {
 	Rule ScalingRule
 	// Of is the number of workers for which the factor is 1. 0: one.
 	Of int
-	// Warmup is how many steps a rise takes, in equal parts: that from 1 when training begins, and those when workers have come.
-	// 0: none. Where workers have gone the factor falls at once, since a step has fewer examples from there on.
+	// Warmup is how many steps a rise takes, in equal parts: that from 1 when training begins, and
+	// those when workers have come. 0: none. Where workers have gone the factor falls at once,
+	// since a step has fewer examples from there on.
 	Warmup int
 }
 
-// Scaling is the factor by which a program multiplies its learning rate so that it fits the number of workers. It is a Part of the
-// State, from which it learns that number in each world; no OnReset function is needed:
+// Scaling is the factor by which a program multiplies its learning rate so that it fits the number
+// of workers. It is a Part of the State, from which it learns that number in each world; no OnReset
+// function is needed:
 //
 //	scaling := elastic.NewScaling(elastic.ScalingOptions{Warmup: 200})
 //	state := elastic.NewState(w, …, scaling)
 //	…
 //	rate := base * scaling.Next() // once a step
 //
-// All ranks get the same factors; what is not committed counts as not done. A job that goes on from a checkpoint goes on with
-// its factor. A Scaling is used by one goroutine at a time.
+// All ranks get the same factors; what is not committed counts as not done. A job that goes on from
+// a checkpoint goes on with its factor. A Scaling is used by one goroutine at a time.
 type Scaling struct {
 	opts ScalingOptions
 	size int // of the world
@@ -60,14 +64,16 @@ type Scaling struct {
 	kept alone
 }
 
-// scalingState is what a Scaling commits: the rise, or the fall, to the factor of a number of workers.
+// scalingState is what a Scaling commits: the rise, or the fall, to the factor of a number of
+// workers.
 type scalingState struct {
 	size int     // workers; 0: no step has been made yet
 	from float64 // the factor before
 	step int     // of the rise, made
 }
 
-// NewScaling returns a Scaling at the beginning of training. Until NewState gets it, it is that of one worker.
+// NewScaling returns a Scaling at the beginning of training. Until NewState gets it, it is that of
+// one worker.
 func NewScaling(o ScalingOptions) *Scaling {
 	o.Of, o.Warmup = max(o.Of, 1), max(o.Warmup, 0)
 	return &Scaling{opts: o, size: 1}

@@ -46,7 +46,8 @@ func TestScaling(t *testing.T) {
 	}
 }
 
-// The factor goes on with the root's on all ranks, and back to the last commit with the rest of the state.
+// The factor goes on with the root's on all ranks, and back to the last commit with the rest of the
+// state.
 func TestScalingInState(t *testing.T) {
 	workers := stillWorld(t, 3, 1)
 	onAll(t, 3, func(r int) error {

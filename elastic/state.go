@@ -13,15 +13,16 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// HostsUpdatedError says that the hosts of the job have changed and a new world is due. All ranks get it from the same
-// Commit or CheckHostUpdates. The training function returns it as it is, or wrapped.
+// HostsUpdatedError says that the hosts of the job have changed and a new world is due. All ranks
+// get it from the same Commit or CheckHostUpdates. The training function returns it as it is, or
+// wrapped.
 type HostsUpdatedError struct{ Change plan.Change }
 
 // Error names the change.
 func (e *HostsUpdatedError) Error() string { return "elastic: hosts updated: " + e.Change.String() }
 
-// State is what training carries from step to step and from world to world: parts that are committed, rolled back and
-// synchronised together. One goroutine at a time uses it.
+// State is what training carries from step to step and from world to world: parts that are
+// committed, rolled back and synchronised together. One goroutine at a time uses it.
 type State struct {
 	worker *Worker
 	parts  []Part
@@ -65,11 +66,12 @@ type State struct {
 	blind bool   // there is to be none
 }
 
-// NewState returns the state of w that consists of parts, and starts nothing. A nil worker, a nil part and two parts of one
-// name are errors of whatever is done with the state: of Run, Sync, Commit and the rest.
+// NewState returns the state of w that consists of parts, and starts nothing. A nil worker, a nil
+// part and two parts of one name are errors of whatever is done with the state: of Run, Sync,
+// Commit and the rest.
 //
-// A part of another package should keep its last save when its Save fails; the State can make its saves atomic only for
-// the parts of this package and those that are [Imaged].
+// A part of another package should keep its last save when its Save fails; the State can make its
+// saves atomic only for the parts of this package and those that are [Imaged].
 func NewState(w *Worker, parts ...Part) *State {
 	s := &State{worker: w, ctx: context.Background()}
 	for _, p := range parts {
@@ -115,18 +117,20 @@ func NewState(w *Worker, parts ...Part) *State {
 	return s
 }
 
-// OnReset adds a function that every reset calls, in the new world and before its sync, after those added before. What it
-// changes of the state is overwritten by the sync on every rank but the root. An error that is collective.ErrAborted
-// leads to another reset; any other ends Run.
+// OnReset adds a function that every reset calls, in the new world and before its sync, after those
+// added before. What it changes of the state is overwritten by the sync on every rank but the root.
+// An error that is collective.ErrAborted leads to another reset; any other ends Run.
 func (s *State) OnReset(f func() error) { s.onReset = append(s.onReset, f) }
 
 // Commits is the number of the last commit; 0 before the first. A sync makes it the root's.
 func (s *State) Commits() uint64 { return s.commits }
 
-// Commit saves the state, so that a failure costs only what was done since, and then does CheckHostUpdates. When it returns,
-// everything has been copied, and the state may be changed again: of tensors only what differs from the last commit, with all
-// processors where that is much. It is collective: every rank calls it equally often. The training function returns its
-// errors as they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has begun goes on in the background.
+// Commit saves the state, so that a failure costs only what was done since, and then does
+// CheckHostUpdates. When it returns, everything has been copied, and the state may be changed
+// again: of tensors only what differs from the last commit, with all processors where that is much.
+// It is collective: every rank calls it equally often. The training function returns its errors as
+// they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has begun goes on
+// in the background.
 func (s *State) Commit() error {
 	if err := s.replicate(); err != nil {
 		return err
@@ -144,11 +148,13 @@ func (s *State) Commit() error {
 	return s.agree()
 }
 
-// CommitAsync is Commit for large states: tensors are copied while training goes on, by half of the processors, and must not
-// be written to until Settle has returned. A loop calls it after the optimizer's step and Settle before the next, with the
-// forward and the backward pass, which only read them, in between. All other parts have been saved when it returns: counters
-// may go on. A failure before Settle goes back to this commit, not to the one before. Every method of the state that
-// saves, restores or synchronises settles first, so a forgotten Settle is an error only if a tensor is written to.
+// CommitAsync is Commit for large states: tensors are copied while training goes on, by half of the
+// processors, and must not be written to until Settle has returned. A loop calls it after the
+// optimizer's step and Settle before the next, with the forward and the backward pass, which only
+// read them, in between. All other parts have been saved when it returns: counters may go on. A
+// failure before Settle goes back to this commit, not to the one before. Every method of the state
+// that saves, restores or synchronises settles first, so a forgotten Settle is an error only if a
+// tensor is written to.
 func (s *State) CommitAsync() error {
 	if err := s.replicate(); err != nil {
 		return err
@@ -162,11 +168,11 @@ func (s *State) CommitAsync() error {
 	return s.agree()
 }
 
-// Settle blocks until what CommitAsync has begun is done: the tensors may be written to again. It is not collective, and
-// returns at once where nothing is under way.
+// Settle blocks until what CommitAsync has begun is done: the tensors may be written to again. It
+// is not collective, and returns at once where nothing is under way.
 //
-// Where the save of a [Deferred] part has failed there is no such commit. Of that, whichever method saves, restores, compares or
-// synchronises next returns the error.
+// Where the save of a [Deferred] part has failed there is no such commit. Of that, whichever method
+// saves, restores, compares or synchronises next returns the error.
 func (s *State) Settle() {
 	p := s.copying
 	if p == nil {
@@ -198,7 +204,8 @@ func (s *State) settled() error {
 	return err
 }
 
-// agree counts a commit and checks for updates. Where the ranks' states are to be compared it does that too.
+// agree counts a commit and checks for updates. Where the ranks' states are to be compared it does
+// that too.
 func (s *State) agree() error {
 	s.commits++
 	s.agreed = false
@@ -219,7 +226,8 @@ func (s *State) agree() error {
 			return err
 		}
 	}
-	// Only now has every rank come this far: the driver takes it for a step that the whole world has done.
+	// Only now has every rank come this far: the driver takes it for a step that the whole world
+	// has done.
 	s.worker.committed(s.commits)
 	s.agreed = true
 	if err := s.gather(s.ctx, s.locals.wanted || s.worker.deserted && s.checkpoints != nil); err != nil {
@@ -234,8 +242,9 @@ func (s *State) agree() error {
 	return err
 }
 
-// CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, where the hosts of the job have changed.
-// It is collective, one reduction of eight bytes. Other errors are those of the collective.
+// CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, where the hosts of
+// the job have changed. It is collective, one reduction of eight bytes. Other errors are those of
+// the collective.
 func (s *State) CheckHostUpdates() error {
 	if s.err != nil {
 		return s.err
@@ -255,11 +264,12 @@ func updated(c plan.Change) error {
 	return &HostsUpdatedError{Change: c}
 }
 
-// agreeOnUpdates returns how the hosts differ from this world; all ranks get the same. In a commit after which an audit is due it
-// carries that too.
+// agreeOnUpdates returns how the hosts differ from this world; all ranks get the same. In a commit
+// after which an audit is due it carries that too.
 func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	p := s.worker.place.Load()
-	// The largest number wins, so whichever rank has heard of a change, all of them act on it, and on the same one.
+	// The largest number wins, so whichever rank has heard of a change, all of them act on it, and
+	// on the same one.
 	latest := s.worker.meeting.latest()
 	if latest.Seq <= p.world.Seq { // ranks that know of no change say the same, but for staysBit
 		latest = notify.Update{Seq: p.world.Seq}
@@ -293,10 +303,10 @@ const (
 	staysBit = 1
 )
 
-// Save keeps a private copy of every part for Restore; it does not count as a commit. Where it fails the last copies of
-// this package's parts stay, all of them. It is not collective.
-// What Local parts hold is kept by others only of commits and syncs: who goes back to a Save of its own, as a root too, has all ranks
-// go on with what they hold themselves.
+// Save keeps a private copy of every part for Restore; it does not count as a commit. Where it
+// fails the last copies of this package's parts stay, all of them. It is not collective. What Local
+// parts hold is kept by others only of commits and syncs: who goes back to a Save of its own, as a
+// root too, has all ranks go on with what they hold themselves.
 func (s *State) Save() error {
 	s.locals.astray()
 	return s.save(s.commits)
@@ -378,15 +388,17 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 	return s.saved.Begin(number, s.sources), nil
 }
 
-// place notes where part i begins in images. It is always the same, and a checkpoint that is being written reads it.
+// place notes where part i begins in images. It is always the same, and a checkpoint that is being
+// written reads it.
 func (s *State) place(i int) {
 	if s.first[i] != len(s.sources) {
 		s.first[i] = len(s.sources)
 	}
 }
 
-// Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is not collective. Where what a commit
-// has left to the background has failed, it takes them back to the one before, and returns that error.
+// Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is
+// not collective. Where what a commit has left to the background has failed, it takes them back to
+// the one before, and returns that error.
 func (s *State) Restore() error {
 	return s.restore(func(Part) bool { return true })
 }

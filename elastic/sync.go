@@ -12,12 +12,14 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// imageID names what all ranks of a world have saved together, in one commit or sync. The zero value is none: what one rank has
-// saved by itself. Ranks whose saved states have the same name hold the same, as far as their training gives the same on all ranks; that
-// it did is what comparisons are for.
+// imageID names what all ranks of a world have saved together, in one commit or sync. The zero
+// value is none: what one rank has saved by itself. Ranks whose saved states have the same name
+// hold the same, as far as their training gives the same on all ranks; that it did is what
+// comparisons are for.
 type imageID struct{ Generation, Count uint64 }
 
-// nextMark names the next save of this world. It counts those that fail, too: all ranks call Commit and Sync equally often.
+// nextMark names the next save of this world. It counts those that fail, too: all ranks call Commit
+// and Sync equally often.
 func (s *State) nextMark() imageID {
 	if g := s.worker.Generation(); s.given.Generation != g {
 		s.given = imageID{Generation: g}
@@ -26,7 +28,8 @@ func (s *State) nextMark() imageID {
 	return s.given
 }
 
-// parted says that train has returned err: nothing has changed since the last commit where that said that the hosts have.
+// parted says that train has returned err: nothing has changed since the last commit where that
+// said that the hosts have.
 func (s *State) parted(err error) {
 	var updated *HostsUpdatedError
 	s.clean = errors.As(err, &updated) && updated == s.promised
@@ -49,8 +52,8 @@ func (s *State) isSaved(same func(*image.Piece, []byte) bool) bool {
 	return true
 }
 
-// intact returns the name of the live state, if it is a saved one. A program that writes to tensors when it must not is
-// mostly found out: the beginnings of all chunks are compared.
+// intact returns the name of the live state, if it is a saved one. A program that writes to tensors
+// when it must not is mostly found out: the beginnings of all chunks are compared.
 func (s *State) intact() imageID {
 	if s.clean && s.mark != (imageID{}) && s.isSaved((*image.Piece).Resembles) {
 		return s.mark
@@ -58,12 +61,13 @@ func (s *State) intact() imageID {
 	return imageID{}
 }
 
-// Sync makes the live state of every rank that of the world's sync root, the number of its last commit included, and
-// saves it. It is collective; Run does it at the beginning and after every reset. Where it fails the live state may be
-// half the root's: Restore takes it back.
+// Sync makes the live state of every rank that of the world's sync root, the number of its last
+// commit included, and saves it. It is collective; Run does it at the beginning and after every
+// reset. Where it fails the live state may be half the root's: Restore takes it back.
 //
-// Of tensors it sends what a rank does not have. In Run, where the root's are what it committed last, that is nothing to those that
-// have made the commit as well, and to those that have made another the chunks of 1 MiB whose checksums differ.
+// Of tensors it sends what a rank does not have. In Run, where the root's are what it committed
+// last, that is nothing to those that have made the commit as well, and to those that have made
+// another the chunks of 1 MiB whose checksums differ.
 func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
@@ -109,7 +113,8 @@ func (s *State) Sync(ctx context.Context) error {
 	return s.beginAudit(ctx, root)
 }
 
-// opening is the root's first message of a sync. What is small travels in it, which saves a broadcast for each.
+// opening is the root's first message of a sync. What is small travels in it, which saves a
+// broadcast for each.
 type opening struct {
 	Commits uint64
 	Mark    imageID  // of the root's live state, where that is what it has saved
@@ -117,7 +122,8 @@ type opening struct {
 	Carried [][]byte // of every carried part, encoded; of others empty
 }
 
-// syncOpening broadcasts the opening, puts the carried parts in their places and returns the root's.
+// syncOpening broadcasts the opening, puts the carried parts in their places and returns the
+// root's.
 func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) (opening, error) {
 	mine := opening{Commits: s.commits, Layout: make([]string, len(s.parts)), Carried: make([][]byte, len(s.parts))}
 	for i, p := range s.parts {
@@ -174,10 +180,12 @@ type run struct {
 	changed []bool
 }
 
-// longestRun is how many chunks are sent in one message: who has them already takes them into memory of that size.
+// longestRun is how many chunks are sent in one message: who has them already takes them into
+// memory of that size.
 const longestRun = 8
 
-// syncDifference makes the parts in memory those of the root, whose live state is the save of that name.
+// syncDifference makes the parts in memory those of the root, whose live state is the save of that
+// name.
 func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID) error {
 	if s.synced = s.noChunks(); s.synced == nil {
 		return nil
@@ -257,7 +265,8 @@ func (s *State) noChunks() (all [][][]bool) {
 	return all
 }
 
-// lacked returns which chunks of the parts in memory, in their order, some rank lacks; nil where it is all of them.
+// lacked returns which chunks of the parts in memory, in their order, some rank lacks; nil where it
+// is all of them.
 func (s *State) lacked(ctx context.Context, g *collective.Group, root int, other, all bool) ([]uint8, error) {
 	if all {
 		return nil, nil

@@ -104,8 +104,9 @@ func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step
 	check("saved")
 }
 
-// Whatever the ranks have when they come to a new world, after a sync all of them have what the root has: ranks that have
-// made its last commit, that have made another, that have none; that have written to their state since, or not.
+// Whatever the ranks have when they come to a new world, after a sync all of them have what the
+// root has: ranks that have made its last commit, that have made another, that have none; that have
+// written to their state since, or not.
 func TestSyncOfWhatDiffers(t *testing.T) {
 	const n, chunks = 3, 2
 	rapid.Check(t, func(t *rapid.T) {
@@ -185,8 +186,8 @@ func committed(t *testing.T, v verification, do func(r *ring)) *ring {
 	return r
 }
 
-// Who has made the root's commit is sent nothing: where training has made its state another all the same, the first commit
-// after the sync that finds all ranks ready says so, or heals it.
+// Who has made the root's commit is sent nothing: where training has made its state another all the
+// same, the first commit after the sync that finds all ranks ready says so, or heals it.
 func TestNothingIsSentToWhoHasIt(t *testing.T) {
 	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
 		r := committed(t, v, func(r *ring) { r.large[2][4*image.ChunkSize+100] = 9 })
@@ -257,8 +258,9 @@ func TestParted(t *testing.T) {
 	}
 }
 
-// BenchmarkSync is how long two ranks stand still for a sync, by the size of a tensor: where both have the root's last commit, where
-// the other has the one before, of which a tenth is another, where it has none, and where the root has gone on since its commit.
+// BenchmarkSync is how long two ranks stand still for a sync, by the size of a tensor: where both
+// have the root's last commit, where the other has the one before, of which a tenth is another,
+// where it has none, and where the root has gone on since its commit.
 func BenchmarkSync(b *testing.B) {
 	for _, mb := range []int{1, 100, 1000} {
 		for _, name := range []string{"both have it", "a tenth differs", "one is new", "not committed"} {

@@ -17,13 +17,15 @@ import (
 type Divergence struct {
 	// Part names the part.
 	Part string
-	// Chunk numbers the chunk: of tensors those of 1 MiB. -1 stands for the whole part, where it is not equally long on all ranks.
+	// Chunk numbers the chunk: of tensors those of 1 MiB. -1 stands for the whole part, where it is
+	// not equally long on all ranks.
 	Chunk int
 	// Ranks are those that differ from most; of equally many, from the lowest rank.
 	Ranks []int
 }
 
-// DivergedError says that ranks which must hold the same state do not, and where. All ranks get the same.
+// DivergedError says that ranks which must hold the same state do not, and where. All ranks get the
+// same.
 type DivergedError struct{ Where []Divergence }
 
 // Error names the first few chunks.
@@ -55,9 +57,10 @@ type verification struct {
 
 func (v verification) due(commits uint64) bool { return v.every > 0 && commits%uint64(v.every) == 0 }
 
-// Digest returns a number for the bits that the last Save, Commit or Sync has kept, of all parts of this package and of parts
-// that are [Imaged], but not of [Local] ones. Ranks that hold the same have the same digest; those that do not have another, but for one chance in
-// 2^32 for each chunk of 1 MiB. It reads the whole state where it has changed, and is not collective.
+// Digest returns a number for the bits that the last Save, Commit or Sync has kept, of all parts of
+// this package and of parts that are [Imaged], but not of [Local] ones. Ranks that hold the same
+// have the same digest; those that do not have another, but for one chance in 2^32 for each chunk
+// of 1 MiB. It reads the whole state where it has changed, and is not collective.
 func (s *State) Digest() (uint64, error) {
 	if s.err != nil {
 		return 0, s.err
@@ -90,11 +93,13 @@ func (s *State) sayLeftOut() {
 	}
 }
 
-// travelled is a part of which a sync carries bytes that say the same in every process, but that need not be the same there.
+// travelled is a part of which a sync carries bytes that say the same in every process, but that
+// need not be the same there.
 type travelled interface{ onlyCarried() bool }
 
-// sums returns the checksums of the chunks of each part that is in images; none of others. Right after a sync there is no need
-// to ask for those of parts that have travelled in its opening, which has a checksum of its own.
+// sums returns the checksums of the chunks of each part that is in images; none of others. Right
+// after a sync there is no need to ask for those of parts that have travelled in its opening, which
+// has a checksum of its own.
 func (s *State) sums(synced bool) ([][]uint32, error) {
 	last := s.saved.Last()
 	if last == nil {
@@ -141,9 +146,10 @@ func sumsOf(b []byte) []uint32 {
 	return sums
 }
 
-// Verify compares what all ranks have saved last. Where they differ it returns a *DivergedError, and nothing has changed; the
-// cost is that of [State.Digest] and of one reduction of 16 bytes. It is collective. Parts that have no image are not
-// compared. With --verify-state N the state does the same after each N commits, and heals where it was asked to.
+// Verify compares what all ranks have saved last. Where they differ it returns a *DivergedError,
+// and nothing has changed; the cost is that of [State.Digest] and of one reduction of 16 bytes. It
+// is collective. Parts that have no image are not compared. With --verify-state N the state does
+// the same after each N commits, and heals where it was asked to.
 func (s *State) Verify(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
@@ -162,8 +168,9 @@ func (s *State) Verify(ctx context.Context) error {
 	return err
 }
 
-// verify compares the ranks' saved states, and where they differ heals them or returns a *DivergedError. After a
-// sync the truth is the root's; root is negative otherwise, and the truth is that of most ranks.
+// verify compares the ranks' saved states, and where they differ heals them or returns a
+// *DivergedError. After a sync the truth is the root's; root is negative otherwise, and the truth
+// is that of most ranks.
 func (s *State) verify(ctx context.Context, root int) error {
 	g, synced := s.worker.Group(), root >= 0
 	diverged, digests, err := s.compare(ctx, g, synced)
@@ -208,7 +215,8 @@ func (s *State) compare(ctx context.Context, g *collective.Group, synced bool) (
 	return s.locate(ctx, g, sums)
 }
 
-// locate is the rest of compare, where the ranks' checksums are known to differ: by part first, and by chunk then.
+// locate is the rest of compare, where the ranks' checksums are known to differ: by part first, and
+// by chunk then.
 func (s *State) locate(ctx context.Context, g *collective.Group, sums [][]uint32) (*DivergedError, []uint64, error) {
 	mine := digestOf(sums)
 	parts := []uint64{mine}
@@ -262,7 +270,8 @@ func differing(part string, of [][]uint32) (where []Divergence) {
 	return where
 }
 
-// common returns a rank whose value is that of the most ranks, of equals the lowest, and how many have it.
+// common returns a rank whose value is that of the most ranks, of equals the lowest, and how many
+// have it.
 func common(values []uint64) (rank, count int) {
 	for r, v := range values {
 		n := 0

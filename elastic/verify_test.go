@@ -73,7 +73,8 @@ var corruptions = []struct {
 	{`part 4 (*elastic.Sampler), chunk 0, ranks `, func(c *copies, r int) { c.samples[r].Next() }},
 }
 
-// A flipped bit in one worker is found at the next comparison: part, chunk and rank are named on all ranks.
+// A flipped bit in one worker is found at the next comparison: part, chunk and rank are named on
+// all ranks.
 func TestVerifyStops(t *testing.T) {
 	for _, corruption := range corruptions {
 		for rank := range 3 {
@@ -162,7 +163,8 @@ func (d *damaged) Sync(ctx context.Context, g *collective.Group, root int) error
 	return err
 }
 
-// A sync that leaves the ranks with different bits is not believed. What is healed is the root's, whoever is in the majority.
+// A sync that leaves the ranks with different bits is not believed. What is healed is the root's,
+// whoever is in the majority.
 func TestVerifyAfterSync(t *testing.T) {
 	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
 		for _, bad := range [][]int{{2}, {0, 2}} {
@@ -237,7 +239,8 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
-// Parts that nobody can compare are named once, when a job begins that compares or when somebody asks.
+// Parts that nobody can compare are named once, when a job begins that compares or when somebody
+// asks.
 func TestPartsThatAreLeftOut(t *testing.T) {
 	const want = `leave out part 1 (*elastic.userPart), part 3 (*elastic.userPart): not elastic.Imaged`
 	for name, c := range map[string]struct {

@@ -9,20 +9,26 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/written"
 )
 
-// Watched has commits ask the system which memory of p, a [Tensor] or [Tensors], has been written to since the last one, rather than read
-// all of it. It returns p. It is for large tensors of which a step changes a part, as embeddings: a commit then costs what copying the
-// changed chunks of 1 MiB costs. The price is about 0.8 µs for the first write to each page of 4 KiB after a commit; of chunks of which every
-// step changes much therefore only a sample is watched, now and then, and they are compared.
+// Watched has commits ask the system which memory of p, a [Tensor] or [Tensors], has been written
+// to since the last one, rather than read all of it. It returns p. It is for large tensors of which
+// a step changes a part, as embeddings: a commit then costs what copying the changed chunks of 1
+// MiB costs. The price is about 0.8 µs for the first write to each page of 4 KiB after a commit; of
+// chunks of which every step changes much therefore only a sample is watched, now and then, and
+// they are compared.
 //
-// Who asks for it promises that nothing writes to the tensors past the page tables of the process: no device, and not the kernel, to
-// memory that was pinned for it (cudaHostRegister, RDMA, io_uring's fixed buffers). The system does not tell who has pinned memory, so this
-// cannot be found out, and is not the default. All else is seen: other goroutines and threads, cgo, system calls, debuggers. A
-// broken promise is found where live memory is compared with what is saved nevertheless: in [State.Digest], [State.Verify], and in the commits after
-// which --verify-state compares the ranks; it is an [UnseenWriteError].
+// Who asks for it promises that nothing writes to the tensors past the page tables of the process:
+// no device, and not the kernel, to memory that was pinned for it (cudaHostRegister, RDMA,
+// io_uring's fixed buffers). The system does not tell who has pinned memory, so this cannot be
+// found out, and is not the default. All else is seen: other goroutines and threads, cgo, system
+// calls, debuggers. A broken promise is found where live memory is compared with what is saved
+// nevertheless: in [State.Digest], [State.Verify], and in the commits after which --verify-state
+// compares the ranks; it is an [UnseenWriteError].
 //
-// Where the system cannot tell (before Linux 6.7, or a sandbox does not let it), of memory that others write to as well (that of collective.Alloc,
-// files), of memory that another State watches, and of other parts Watched changes nothing: what is written to is found by comparison. The
-// log says so at debug level. The watch begins with the first commit, and ends with Run or when the state is garbage.
+// Where the system cannot tell (before Linux 6.7, or a sandbox does not let it), of memory that
+// others write to as well (that of collective.Alloc, files), of memory that another State watches,
+// and of other parts Watched changes nothing: what is written to is found by comparison. The log
+// says so at debug level. The watch begins with the first commit, and ends with Run or when the
+// state is garbage.
 func Watched(p Part) Part {
 	if w, ok := p.(interface{ setWatched() }); ok && asOwn(p) != nil {
 		w.setWatched()
@@ -36,9 +42,10 @@ type watchable struct{ watched bool }
 func (w *watchable) setWatched()     { w.watched = true }
 func (w *watchable) isWatched() bool { return w.watched }
 
-// UnseenWriteError says that memory of a part that is [Watched] was written to, and the system has not seen it: commits since then lack
-// the change. The state watches nothing any more, and its next commit is right; with --heal-state the log alone says it, and the commit that
-// has found it is right.
+// UnseenWriteError says that memory of a part that is [Watched] was written to, and the system has
+// not seen it: commits since then lack the change. The state watches nothing any more, and its next
+// commit is right; with --heal-state the log alone says it, and the commit that has found it is
+// right.
 type UnseenWriteError struct {
 	// Part names the part.
 	Part string
@@ -51,7 +58,8 @@ func (e *UnseenWriteError) Error() string {
 	return fmt.Sprintf("elastic: %s, chunk %d, was written to without the system's knowing, as by a device to pinned memory: it must not be Watched", e.Part, e.Chunk)
 }
 
-// watch is a state's watch over memory. Of each source it knows which chunks may differ from the last image.
+// watch is a state's watch over memory. Of each source it knows which chunks may differ from the
+// last image.
 type watch struct {
 	watcher *written.Watcher
 	cleanup runtime.Cleanup
@@ -120,7 +128,8 @@ func (s *State) endWatch() {
 	}
 }
 
-// askWatch tells the sources what has changed since the last image, which the next image is then made of. It may be asked for proof.
+// askWatch tells the sources what has changed since the last image, which the next image is then
+// made of. It may be asked for proof.
 func (s *State) askWatch(prove bool) error {
 	if !s.scan() {
 		return nil
@@ -144,7 +153,8 @@ func (s *State) askWatch(prove bool) error {
 	return nil
 }
 
-// keepWatch has the watch start from what was saved last. A save that failed leaves it as it was: what it was to copy has still changed.
+// keepWatch has the watch start from what was saved last. A save that failed leaves it as it was:
+// what it was to copy has still changed.
 func (s *State) keepWatch() {
 	if s.watch == nil {
 		return
@@ -224,8 +234,8 @@ func (p *watchedPiece) note(b []byte, before *image.Piece) {
 	}
 }
 
-// proven compares what the watch takes for unchanged with the last image. If it is not, the watch ends, and it is an error or
-// a line in the log.
+// proven compares what the watch takes for unchanged with the last image. If it is not, the watch
+// ends, and it is an error or a line in the log.
 func (s *State) proven() error {
 	last := s.saved.Last()
 	if last == nil {

@@ -122,8 +122,9 @@ func (r *shadowed) write(t *rapid.T, i, at int, with []byte, way string) {
 	copy(r.live[i][at:], with)
 }
 
-// Over any schedule of writes, commits of both kinds, saves, restores, syncs and comparisons, the state is what it must be: what was written is
-// in the next commit, whether the system told of it or not.
+// Over any schedule of writes, commits of both kinds, saves, restores, syncs and comparisons, the
+// state is what it must be: what was written is in the next commit, whether the system told of it
+// or not.
 func TestWatchedIsTheState(t *testing.T) {
 	needWatch(t)
 	workers := stillWorld(t, 2, 1)
@@ -226,7 +227,8 @@ func TestWatchedIsTheState(t *testing.T) {
 	})
 }
 
-// lose has the watch over a state's first part miss what has been written, as if it had gone past the page tables.
+// lose has the watch over a state's first part miss what has been written, as if it had gone past
+// the page tables.
 func lose(t *testing.T, s *State) {
 	t.Helper()
 	m := s.watch.pieces[0].memory
@@ -339,7 +341,8 @@ func TestNotWatched(t *testing.T) {
 	}
 }
 
-// A slice that is replaced in spite of all is found in the next commit, and watched; memory that was mapped anew ends the watch.
+// A slice that is replaced in spite of all is found in the next commit, and watched; memory that
+// was mapped anew ends the watch.
 func TestWatchedMemoryIsReplaced(t *testing.T) {
 	needWatch(t)
 	w := stillWorld(t, 1, 0)[0]

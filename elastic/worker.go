@@ -18,11 +18,12 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// ErrRemoved is returned by Init and Run where this worker has no place in the new world. The process should exit 0.
+// ErrRemoved is returned by Init and Run where this worker has no place in the new world. The
+// process should exit 0.
 var ErrRemoved = errors.New("elastic: this worker has no place in the new world")
 
-// ErrFinished is returned by Init and Run where the job is done but this worker's own training is not: it came late. The
-// state of this process is not the job's last. The process should exit 0.
+// ErrFinished is returned by Init and Run where the job is done but this worker's own training is
+// not: it came late. The state of this process is not the job's last. The process should exit 0.
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
 var (
@@ -33,12 +34,13 @@ var (
 const (
 	// closeGrace bounds what Close still says to the driver.
 	closeGrace = 2 * time.Second
-	// patience is the wait for a new world that is first worth a line in the log; the next comes after twice as long.
+	// patience is the wait for a new world that is first worth a line in the log; the next comes
+	// after twice as long.
 	patience = 5 * time.Second
 )
 
-// Worker is this process's part in the job. Its methods may be called by several goroutines, and tell the world that Run
-// has entered last; before the first Run, that of Init.
+// Worker is this process's part in the job. Its methods may be called by several goroutines, and
+// tell the world that Run has entered last; before the first Run, that of Init.
 type Worker struct {
 	meeting meeting
 	driven  bool   // by a driver, rather than alone
@@ -91,17 +93,18 @@ func (p *place) leave(why error) error {
 	return err
 }
 
-// leaveAside is leave in the background, until the function that it returns has returned. Peers that
-// do not say goodbye change nothing: the group is left.
+// leaveAside is leave in the background, until the function that it returns has returned. Peers
+// that do not say goodbye change nothing: the group is left.
 func (p *place) leaveAside(why error) (left func()) {
 	var leaving sync.WaitGroup
 	leaving.Go(func() { _ = p.leave(why) })
 	return leaving.Wait
 }
 
-// Init joins the job that started this process and blocks until there is a world with this worker in it, or ctx ends.
-// With [Late] it leaves that to Run. A process that hvdrun did not start becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's,
-// and those of an environment or a driver that cannot be used. The caller closes the worker.
+// Init joins the job that started this process and blocks until there is a world with this worker
+// in it, or ctx ends. With [Late] it leaves that to Run. A process that hvdrun did not start
+// becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's, and those of
+// an environment or a driver that cannot be used. The caller closes the worker.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	late := slices.Contains(options, Late)
 	lookup := os.LookupEnv
@@ -160,7 +163,8 @@ func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
 	return w, nil
 }
 
-// enter joins the next world and, once left has returned, connects to it. Where the connections fail it joins again, as the peers do.
+// enter joins the next world and, once left has returned, connects to it. Where the connections
+// fail it joins again, as the peers do.
 func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
 	for {
 		world, err := w.join(ctx, j)
@@ -200,8 +204,9 @@ func (w *Worker) sayUnconnected(world rendezvous.World, err error) {
 		Log(level, "elastic: no connection to all workers of the world; waiting for the next one")
 }
 
-// connect connects to a world that join returned. As soon as the driver knows of a rank there that is dead, it gives up, or
-// the group is aborted: peers whose host was cut off say nothing themselves for a long time.
+// connect connects to a world that join returned. As soon as the driver knows of a rank there that
+// is dead, it gives up, or the group is aborted: peers whose host was cut off say nothing
+// themselves for a long time.
 func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, error) {
 	w.doing.commits.Store(0)
 	w.entering.Store(world.Generation)
@@ -236,7 +241,8 @@ func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, e
 	return &place{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
 }
 
-// awaitLoss blocks until the driver says that ranks of the generation are dead, or that it was given up; nil when ctx ends first.
+// awaitLoss blocks until the driver says that ranks of the generation are dead, or that it was
+// given up; nil when ctx ends first.
 func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 	for {
 		loss, more := w.meeting.loss()
@@ -288,7 +294,8 @@ func (w *Worker) goAlone(last bool) error {
 	return ErrRemoved
 }
 
-// sayWaiting logs that a new world is waited for, when it takes long, until the function it returns is called.
+// sayWaiting logs that a new world is waited for, when it takes long, until the function it returns
+// is called.
 func (w *Worker) sayWaiting() (stop func()) {
 	began, done := time.Now(), make(chan struct{})
 	var saying sync.WaitGroup
@@ -308,7 +315,8 @@ func (w *Worker) sayWaiting() (stop func()) {
 	}
 }
 
-// committed tells the driver of the first commit in a generation, and beats tell of the others; training does not wait for it.
+// committed tells the driver of the first commit in a generation, and beats tell of the others;
+// training does not wait for it.
 func (w *Worker) committed(commits uint64) {
 	generation := w.Generation()
 	w.reach(w.doing.phase(), true)
@@ -368,10 +376,11 @@ func (w *Worker) setOver() {
 	w.over = true
 }
 
-// Close leaves the job: it closes the connections so that peers still in the last operation can finish it, and, where no
-// Run has brought training to its end, tells the driver that this worker leaves. It waits for all that the worker has
-// started, and for the driver no longer than about two seconds. Closing again returns the same. Close must not be called
-// during Run; end Run's context instead.
+// Close leaves the job: it closes the connections so that peers still in the last operation can
+// finish it, and, where no Run has brought training to its end, tells the driver that this worker
+// leaves. It waits for all that the worker has started, and for the driver no longer than about two
+// seconds. Closing again returns the same. Close must not be called during Run; end Run's context
+// instead.
 func (w *Worker) Close() error {
 	w.closing.Do(func() { w.closeErr = w.close() })
 	w.life.Survive()
@@ -403,7 +412,8 @@ func (w *Worker) close() error {
 	return errors.Join(err, w.meeting.close())
 }
 
-// Rank is this worker's place in the world, from 0; −1 where it has been in none, before the first Run of a Late one.
+// Rank is this worker's place in the world, from 0; −1 where it has been in none, before the first
+// Run of a Late one.
 func (w *Worker) Rank() int { return w.place.Load().slot.Rank }
 
 // Size is the number of workers in the world; 0 where it has been in none.
@@ -415,21 +425,24 @@ func (w *Worker) LocalRank() int { return w.place.Load().slot.LocalRank }
 // LocalSize is the number of workers on this worker's host.
 func (w *Worker) LocalSize() int { return w.place.Load().slot.LocalSize }
 
-// CrossRank is the place of this worker's host among those with a worker of the same local rank, from 0.
+// CrossRank is the place of this worker's host among those with a worker of the same local rank,
+// from 0.
 func (w *Worker) CrossRank() int { return w.place.Load().slot.CrossRank }
 
 // CrossSize is the number of hosts with a worker of the same local rank.
 func (w *Worker) CrossSize() int { return w.place.Load().slot.CrossSize }
 
-// Slot is the index of this worker's slot on its host, from 0. It names the device and stays the same in every world.
+// Slot is the index of this worker's slot on its host, from 0. It names the device and stays the
+// same in every world.
 func (w *Worker) Slot() int { return w.place.Load().slot.Index }
 
-// Host is this worker's host by the name that discovery gave it; of a process that hvdrun did not start, the system's.
+// Host is this worker's host by the name that discovery gave it; of a process that hvdrun did not
+// start, the system's.
 func (w *Worker) Host() string { return w.place.Load().slot.Host }
 
 // Generation is the number of the world. It grows with every reset, not always by one.
 func (w *Worker) Generation() uint64 { return w.place.Load().world.Generation }
 
-// Group is the connected ranks of the world. Each reset makes another, so ask for it where it is used; the worker closes
-// it.
+// Group is the connected ranks of the world. Each reset makes another, so ask for it where it is
+// used; the worker closes it.
 func (w *Worker) Group() *collective.Group { return w.place.Load().group }

@@ -1,10 +1,11 @@
 // Package gpu tells which NVIDIA GPUs this machine has, and when one of them fails.
 //
-// A device is what one worker uses: a whole GPU, or a MIG instance of a GPU that is cut into some. Devices are numbered as
-// the driver has them, a GPU's instances in its place; a device's number is the index of the slot that it is for.
+// A device is what one worker uses: a whole GPU, or a MIG instance of a GPU that is cut into some.
+// Devices are numbered as the driver has them, a GPU's instances in its place; a device's number is
+// the index of the slot that it is for.
 //
-// All is by NVML, the driver's own library, which is loaded when it is first needed. Where there is none, or where the
-// program was built without cgo, there are no GPUs: ErrNoGPU says why.
+// All is by NVML, the driver's own library, which is loaded when it is first needed. Where there is
+// none, or where the program was built without cgo, there are no GPUs: ErrNoGPU says why.
 package gpu
 
 import (
@@ -40,15 +41,17 @@ type Device struct {
 	Temperature int
 	// ECC counts the whole GPU's memory errors since the driver was loaded. Nil: not counted.
 	ECC *ECC
-	// Fault says why the device cannot be used, such as "GPU is lost"; empty where nothing is known against it.
+	// Fault says why the device cannot be used, such as "GPU is lost"; empty where nothing is known
+	// against it.
 	Fault string
 }
 
-// Instance is a MIG instance, by the numbers of its GPU instance and of its compute instance in that.
+// Instance is a MIG instance, by the numbers of its GPU instance and of its compute instance in
+// that.
 type Instance struct{ GPU, Compute int }
 
-// Process is a process that computes on a device. Memory is what it uses there, in bytes. In a container, PID may be that
-// of the machine.
+// Process is a process that computes on a device. Memory is what it uses there, in bytes. In a
+// container, PID may be that of the machine.
 type Process struct {
 	PID    int
 	Memory uint64
@@ -69,9 +72,9 @@ func (d Device) String() string {
 	return name
 }
 
-// VisibleEnv returns the environment that shows a worker the device of its slot alone: CUDA_VISIBLE_DEVICES with its UUID,
-// or its number where it has none. Slots beyond the devices share them in turn. Without devices there is nothing to show,
-// and it returns nil.
+// VisibleEnv returns the environment that shows a worker the device of its slot alone:
+// CUDA_VISIBLE_DEVICES with its UUID, or its number where it has none. Slots beyond the devices
+// share them in turn. Without devices there is nothing to show, and it returns nil.
 func VisibleEnv(devices []Device, slot int) []string {
 	if len(devices) == 0 || slot < 0 {
 		return nil
@@ -80,9 +83,10 @@ func VisibleEnv(devices []Device, slot int) []string {
 	return []string{"CUDA_VISIBLE_DEVICES=" + cmp.Or(d.UUID, strconv.Itoa(d.GPU))}
 }
 
-// Visible returns those devices that a CUDA program sees where CUDA_VISIBLE_DEVICES has that value, in its order and
-// numbered anew: numbers of GPUs, or beginnings of UUIDs, up to the first that is none. The numbers are nvidia-smi's, which
-// are CUDA's where CUDA_DEVICE_ORDER=PCI_BUS_ID or all GPUs are alike.
+// Visible returns those devices that a CUDA program sees where CUDA_VISIBLE_DEVICES has that value,
+// in its order and numbered anew: numbers of GPUs, or beginnings of UUIDs, up to the first that is
+// none. The numbers are nvidia-smi's, which are CUDA's where CUDA_DEVICE_ORDER=PCI_BUS_ID or all
+// GPUs are alike.
 func Visible(devices []Device, value string) []Device {
 	visible := []Device{}
 	for item := range strings.SplitSeq(value, ",") {
@@ -114,14 +118,14 @@ const (
 	Lost                 // the GPU does not answer any more
 )
 
-// Event is something that went wrong with a device. What happens to a GPU is told of each of its MIG instances, unless it
-// is about one of them.
+// Event is something that went wrong with a device. What happens to a GPU is told of each of its
+// MIG instances, unless it is about one of them.
 type Event struct {
 	Device Device
 	Kind   Kind
 	XID    uint64 // the number, for Kind XID
-	// Critical: the device cannot be relied upon until it, or the machine, is reset. Other events are errors of programs,
-	// or pass.
+	// Critical: the device cannot be relied upon until it, or the machine, is reset. Other events
+	// are errors of programs, or pass.
 	Critical bool
 }
 
@@ -140,7 +144,8 @@ func (e Event) String() string {
 	return e.Device.String() + ": " + what
 }
 
-// criticalXIDs are the errors after which a GPU has to be reset or replaced, of NVIDIA's list of them.
+// criticalXIDs are the errors after which a GPU has to be reset or replaced, of NVIDIA's list of
+// them.
 var criticalXIDs = map[uint64]string{
 	46:  "the GPU has stopped processing",
 	48:  "memory error of two bits",
@@ -170,8 +175,8 @@ var otherXIDs = map[uint64]string{
 	109: "a program's context switch took too long",
 }
 
-// Health remembers which slots' devices have failed. The zero value knows of none. Its methods may be called by several
-// goroutines at once.
+// Health remembers which slots' devices have failed. The zero value knows of none. Its methods may
+// be called by several goroutines at once.
 type Health struct {
 	mu  sync.Mutex
 	bad map[int]Event

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// waitTime is how long one wait for events lasts, and so how long Watch may go on after its context has ended.
+	// waitTime is how long one wait for events lasts, and so how long Watch may go on after its
+	// context has ended.
 	waitTime = 500 * time.Millisecond
 	// lookTime is how often a GPU that says nothing is asked whether it is there.
 	lookTime = 2 * time.Second
@@ -25,14 +26,15 @@ const (
 // driver is this machine's NVML.
 var driver = &library{nvml: nvml.New()}
 
-// Inventory returns the devices of this machine. It blocks as long as the driver takes, which can be seconds where it is not
-// kept loaded. A device that the driver knows and that cannot be used is listed with its Fault. The error is ErrNoGPU,
-// wrapped, where there is no driver or no device.
+// Inventory returns the devices of this machine. It blocks as long as the driver takes, which can
+// be seconds where it is not kept loaded. A device that the driver knows and that cannot be used is
+// listed with its Fault. The error is ErrNoGPU, wrapped, where there is no driver or no device.
 func Inventory() ([]Device, error) { return driver.inventory() }
 
-// Watch calls found with whatever goes wrong with a device, from one goroutine at a time, until ctx ends, and then returns
-// ctx's cause half a second later at most. A device that is lost is told once. It returns ErrNoGPU, wrapped, where there is
-// nothing to watch, or what keeps it from watching.
+// Watch calls found with whatever goes wrong with a device, from one goroutine at a time, until ctx
+// ends, and then returns ctx's cause half a second later at most. A device that is lost is told
+// once. It returns ErrNoGPU, wrapped, where there is nothing to watch, or what keeps it from
+// watching.
 func Watch(ctx context.Context, found func(Event)) error { return driver.watch(ctx, found) }
 
 // library is NVML, loaded as long as somebody uses it.
@@ -149,7 +151,8 @@ func (l *library) devices(handle nvml.Device, number int) []Device {
 	return instances
 }
 
-// has tells whether the driver is new enough for a function; calling one that it has not would end this process.
+// has tells whether the driver is new enough for a function; calling one that it has not would end
+// this process.
 func (l *library) has(symbol string) bool { return l.nvml.Extensions().LookupSymbol(symbol) == nil }
 
 func describe(handle nvml.Device, number int) Device {
@@ -222,7 +225,8 @@ func (w *watcher) run(ctx context.Context) error {
 			w.tell(b.devices, Lost, 0)
 			continue
 		}
-		// Not all GPUs know all kinds of events; that of one that knows none shows when it is asked.
+		// Not all GPUs know all kinds of events; that of one that knows none shows when it is
+		// asked.
 		types, _ := b.handle.GetSupportedEventTypes()
 		types &= nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError
 		if types != 0 && b.handle.RegisterEvents(types, w.set) == nvml.SUCCESS {

@@ -12,7 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzAgentEvents: whatever an agent says, each event counts once, in order, and those of unknown workers do nothing.
+// FuzzAgentEvents: whatever an agent says, each event counts once, in order, and those of unknown
+// workers do nothing.
 func FuzzAgentEvents(f *testing.F) {
 	words := func(events ...*wire.FromAgent) (all []byte) {
 		for i, e := range events {

@@ -29,7 +29,8 @@ const (
 	attachTimeout = 2 * time.Second
 	// attachPatience is the same for an agent whose process is known to be there.
 	attachPatience = 30 * time.Second
-	// takeEvery and hearEvery are after how many bytes of output, and how many events, the agent is told at once.
+	// takeEvery and hearEvery are after how many bytes of output, and how many events, the agent is
+	// told at once.
 	takeEvery = 64 << 10
 	hearEvery = 64
 	// missedBeats is how many beats without an answer make a stream one that is broken.
@@ -40,13 +41,15 @@ const (
 	stdoutStream = 1
 )
 
-// errStale tells Run that its session ended before it could say anything, and that another may do better.
+// errStale tells Run that its session ended before it could say anything, and that another may do
+// better.
 var errStale = errors.New("launch: the session is over")
 
 // errMoved ends a stream whose other end must learn where the driver listens.
 var errMoved = errors.New("launch: the driver listens elsewhere")
 
-// agentSession is the driver's side of what the agent of one host does for it. It outlives the streams that carry it.
+// agentSession is the driver's side of what the agent of one host does for it. It outlives the
+// streams that carry it.
 type agentSession struct {
 	a *Agents
 	place
@@ -71,7 +74,8 @@ type agentSession struct {
 	wake     chan struct{}           // of capacity 1: there may be something to say
 }
 
-// agentWorker is one worker and what must be said of it: what is wanted, and what this stream's other end has been told.
+// agentWorker is one worker and what must be said of it: what is wanted, and what this stream's
+// other end has been told.
 type agentWorker struct {
 	spec  Spec
 	start *wire.Start
@@ -132,7 +136,8 @@ func (s *agentSession) done(e *agentEvent) {
 	}
 }
 
-// settled is the number of the last event that the agent may forget, with all before it; the lock is held.
+// settled is the number of the last event that the agent may forget, with all before it; the lock
+// is held.
 func (s *agentSession) settled() uint64 { return s.heard - uint64(len(s.open)) }
 
 func poke(c chan struct{}) {
@@ -233,8 +238,9 @@ func (s *agentSession) hurry(ctx context.Context, w *agentWorker, spec Spec) (re
 	}
 }
 
-// passOn passes on text before which there were so many bytes of output. Each line is told of by itself: a driver that is
-// killed, and another that goes on where the last word of it was, repeat no more than the line between the two.
+// passOn passes on text before which there were so many bytes of output. Each line is told of by
+// itself: a driver that is killed, and another that goes on where the last word of it was, repeat
+// no more than the line between the two.
 func passOn(spec Spec, w *io.Writer, text []byte, at uint64) {
 	old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
 	at, text = at+old, text[old:]
@@ -353,7 +359,8 @@ func (s *agentSession) remove(w *agentWorker) {
 	poke(s.wake) // the agent may forget it too
 }
 
-// withdraw takes back a worker that shall end before the agent has been told of it, and tells whether it could.
+// withdraw takes back a worker that shall end before the agent has been told of it, and tells
+// whether it could.
 func (s *agentSession) withdraw(ctx context.Context, w *agentWorker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -396,7 +403,8 @@ func (s *agentSession) finish() {
 	poke(s.wake)
 }
 
-// take returns what has come for the worker, how many bytes of output came before, and why nothing more will come.
+// take returns what has come for the worker, how many bytes of output came before, and why nothing
+// more will come.
 func (s *agentSession) take(w *agentWorker) (events []*agentEvent, at uint64, lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -405,7 +413,8 @@ func (s *agentSession) take(w *agentWorker) (events []*agentEvent, at uint64, lo
 	return events, w.taken, w.lost
 }
 
-// passed notes that so many bytes of output more have been passed on, and returns how many that makes.
+// passed notes that so many bytes of output more have been passed on, and returns how many that
+// makes.
 func (s *agentSession) passed(w *agentWorker, n int) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -416,9 +425,9 @@ func (s *agentSession) passed(w *agentWorker, n int) uint64 {
 	return w.taken
 }
 
-// serve keeps the session up, over as many streams as it takes, until it is finished or lost. One that is lost is ended at
-// the agent as soon as that can be reached, or with it where it is a child of this process: what an agent has started does
-// not outlive it.
+// serve keeps the session up, over as many streams as it takes, until it is finished or lost. One
+// that is lost is ended at the agent as soon as that can be reached, or with it where it is a child
+// of this process: what an agent has started does not outlive it.
 func (s *agentSession) serve(ctx context.Context) {
 	var reason error // of the last try that was not cut short
 	for {
@@ -448,7 +457,8 @@ func (s *agentSession) serve(ctx context.Context) {
 	}
 }
 
-// fence tells the agent that its workers have been given up, so that it kills them, or finds out that it is gone.
+// fence tells the agent that its workers have been given up, so that it kills them, or finds out
+// that it is gone.
 func (s *agentSession) fence(ctx context.Context) {
 	s.mu.Lock()
 	s.finished, s.fenced = true, true
@@ -486,8 +496,8 @@ func (s *agentSession) isFenced() bool {
 	return s.fenced
 }
 
-// hopeless returns why there is no use in another stream, after err has ended the last, and whether the agent itself has
-// said so.
+// hopeless returns why there is no use in another stream, after err has ended the last, and whether
+// the agent itself has said so.
 func (s *agentSession) hopeless(err error) (why error, over bool) {
 	s.mu.Lock()
 	silent := time.Since(s.contact)
@@ -505,7 +515,8 @@ func (s *agentSession) hopeless(err error) (why error, over bool) {
 	return s.gone(), false
 }
 
-// gone returns an error where others know that the agent is not there any more, or that another is in its place.
+// gone returns an error where others know that the agent is not there any more, or that another is
+// in its place.
 func (s *agentSession) gone() error {
 	if err := s.there(); err != nil {
 		return fmt.Errorf("it is silent, and %w", err)
@@ -532,8 +543,8 @@ func (s *agentSession) lose(why error) {
 	}
 }
 
-// stream attaches to the session by a connection of its own, for the last one may be dead, and carries it until something
-// breaks; nil after a good end.
+// stream attaches to the session by a connection of its own, for the last one may be dead, and
+// carries it until something breaks; nil after a good end.
 func (s *agentSession) stream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -569,8 +580,8 @@ func (s *agentSession) stream(ctx context.Context) error {
 	return err
 }
 
-// attachLimit is how long a try to attach may take: no longer than the agent is waited for. Where only the end of its
-// process is an end, another try would find it no faster.
+// attachLimit is how long a try to attach may take: no longer than the agent is waited for. Where
+// only the end of its process is an end, another try would find it no faster.
 func (s *agentSession) attachLimit() time.Duration {
 	if s.vital != nil {
 		return attachPatience
@@ -608,8 +619,8 @@ func (s *agentSession) heardFrom(answer *wire.Attached) {
 	}
 }
 
-// talk says what there is to say, and beats, until the stream is broken. It receives from broken, once, where it returns
-// nil; then the agent has closed the stream because the session was to end.
+// talk says what there is to say, and beats, until the stream is broken. It receives from broken,
+// once, where it returns nil; then the agent has closed the stream because the session was to end.
 func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent], broken chan error) error {
 	look := time.NewTicker(s.lookEvery())
 	defer look.Stop()
@@ -650,8 +661,9 @@ func (s *agentSession) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.F
 	}
 }
 
-// silent returns an error where the stream may be open, but nothing comes of it. It counts its calls and not the time: of
-// a machine so busy that this process did not run for long, what the agent has said waits to be read.
+// silent returns an error where the stream may be open, but nothing comes of it. It counts its
+// calls and not the time: of a machine so busy that this process did not run for long, what the
+// agent has said waits to be read.
 func (s *agentSession) silent() error {
 	s.mu.Lock()
 	s.looks++

@@ -15,7 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// DefaultLease is how long an agent may be silent before its workers count as lost, unless Agents.Lease says otherwise.
+// DefaultLease is how long an agent may be silent before its workers count as lost, unless
+// Agents.Lease says otherwise.
 const DefaultLease = 10 * time.Second
 
 // Leases outside these bounds, and drivers that want their workers kept for longer, are refused.
@@ -25,23 +26,27 @@ const (
 	MaxOrphan = 7 * 24 * time.Hour
 )
 
-// Router is a Launcher whose workers reach the driver by way of their agents, and may run on other machines.
+// Router is a Launcher whose workers reach the driver by way of their agents, and may run on other
+// machines.
 type Router interface {
 	Launcher
 	// ListenAddr returns where the driver has to listen for its workers, as net.Listen takes it.
 	ListenAddr() string
 	// Listening tells the port at which the driver does. It is called before the first Run.
 	Listening(port int)
-	// HostAddr returns an address, or a name, at which the job's other hosts reach the host. It may block.
+	// HostAddr returns an address, or a name, at which the job's other hosts reach the host. It may
+	// block.
 	HostAddr(host string) (string, error)
 }
 
-// Agents starts workers through the agents of their hosts: there is one session with each agent, shared by all workers
-// on it. Where a cluster has no agent on a host, one is started for this job alone. Its methods may be called by many
-// goroutines. Nothing is started before the first Run; Close must be called.
+// Agents starts workers through the agents of their hosts: there is one session with each agent,
+// shared by all workers on it. Where a cluster has no agent on a host, one is started for this job
+// alone. Its methods may be called by many goroutines. Nothing is started before the first Run;
+// Close must be called.
 type Agents struct {
-	// Find returns where the cluster's agent of a host listens, host:port, and whether there is one now. It is called
-	// often, also to see whether an agent that is silent is known to be gone, and must not block. Nil: there is no cluster.
+	// Find returns where the cluster's agent of a host listens, host:port, and whether there is one
+	// now. It is called often, also to see whether an agent that is silent is known to be gone, and
+	// must not block. Nil: there is no cluster.
 	Find func(host string) (addr string, ok bool)
 	// Credentials are the driver's in the cluster of the agents that Find finds.
 	Credentials *identity.Credentials
@@ -54,21 +59,25 @@ type Agents struct {
 	Hello AgentHello
 	// Parallel is how many job agents are started at a time. Zero: 16.
 	Parallel int
-	// LocalOnly says that all hosts are this machine, and always will be: nobody else needs to reach anything.
+	// LocalOnly says that all hosts are this machine, and always will be: nobody else needs to
+	// reach anything.
 	LocalOnly bool
 
-	// Lease is how long the driver and an agent may be out of each other's reach: after that the workers count as killed
-	// here. Zero: DefaultLease. They exchange beats ten times as often, but no rarer than each second.
+	// Lease is how long the driver and an agent may be out of each other's reach: after that the
+	// workers count as killed here. Zero: DefaultLease. They exchange beats ten times as often, but
+	// no rarer than each second.
 	Lease time.Duration
-	// Orphan is how long an agent keeps the workers of a driver that is silent; it bounds Lease. Zero: Lease.
+	// Orphan is how long an agent keeps the workers of a driver that is silent; it bounds Lease.
+	// Zero: Lease.
 	Orphan time.Duration
-	// Keep says that Settle will be called for every worker that has ended: until then its agent keeps it for another
-	// driver.
+	// Keep says that Settle will be called for every worker that has ended: until then its agent
+	// keeps it for another driver.
 	Keep bool
-	// Begun, if not nil, is called with each job agent, one at a time, before anything is started on it. An error makes the agent one that
-	// could not be started.
+	// Begun, if not nil, is called with each job agent, one at a time, before anything is started
+	// on it. An error makes the agent one that could not be started.
 	Begun func(KnownAgent) error
-	// Known are the job agents that drivers before this one have begun; of two on one host the later counts.
+	// Known are the job agents that drivers before this one have begun; of two on one host the
+	// later counts.
 	Known []KnownAgent
 	// Log takes what becomes of the sessions. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -99,8 +108,9 @@ type Agents struct {
 
 var _ Router = (*Agents)(nil)
 
-// LostError is the end of a worker whose agent cannot be reached any more: nobody knows how it has ended, or will, and it
-// counts as killed. It is also an *ExitError of SIGKILL. Its text has no package prefix: it completes a sentence.
+// LostError is the end of a worker whose agent cannot be reached any more: nobody knows how it has
+// ended, or will, and it counts as killed. It is also an *ExitError of SIGKILL. Its text has no
+// package prefix: it completes a sentence.
 type LostError struct {
 	// Host is the worker's, Addr where its agent listened.
 	Host, Addr string
@@ -118,9 +128,9 @@ func (e *LostError) Unwrap() []error {
 	return []error{exitOfSignal(9), e.Err}
 }
 
-// Run implements Launcher. Besides, it returns *LostError, and start errors that are a *HostError. Where an agent of the
-// cluster cannot be reached it tries for the time of a lease. An empty Dir is the driver's working directory, which must
-// exist on the host as well.
+// Run implements Launcher. Besides, it returns *LostError, and start errors that are a *HostError.
+// Where an agent of the cluster cannot be reached it tries for the time of a lease. An empty Dir is
+// the driver's working directory, which must exist on the host as well.
 func (a *Agents) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return startError(s, err)
@@ -144,8 +154,9 @@ func (a *Agents) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	}
 }
 
-// Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or failed. It returns the
-// errors, most of them *HostError, by host. Run does the same for its host, but its worker is waited for meanwhile.
+// Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
+// failed. It returns the errors, most of them *HostError, by host. Run does the same for its host,
+// but its worker is waited for meanwhile.
 func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
 	var mu sync.Mutex
 	failed := make(map[string]error)
@@ -203,8 +214,8 @@ func (a *Agents) prepare() error {
 	return nil
 }
 
-// session returns that with the agent of the host, which it begins, and the agent before it, where there is none, unless it
-// should be there. It blocks until there is an agent.
+// session returns that with the agent of the host, which it begins, and the agent before it, where
+// there is none, unless it should be there. It blocks until there is an agent.
 func (a *Agents) session(ctx context.Context, host string, there bool) (*agentSession, error) {
 	if a.Find != nil {
 		if addr, ok := a.Find(host); ok {
@@ -252,7 +263,8 @@ func (a *Agents) sessionAt(p place) (*agentSession, error) {
 	return s, nil
 }
 
-// forget makes the next worker of the host begin another session, with another job agent if it was one's.
+// forget makes the next worker of the host begin another session, with another job agent if it was
+// one's.
 func (a *Agents) forget(s *agentSession) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -264,7 +276,8 @@ func (a *Agents) forget(s *agentSession) {
 	}
 }
 
-// Kill kills all workers that run on agents now, without the grace that they may have been given. It does not block.
+// Kill kills all workers that run on agents now, without the grace that they may have been given.
+// It does not block.
 func (a *Agents) Kill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -273,9 +286,9 @@ func (a *Agents) Kill() {
 	}
 }
 
-// Close ends the sessions and waits until agents have heard of it, for 2 seconds at most; agents that have not end what is
-// left when they have waited for the driver long enough. Job agents of this machine have ended when it returns. All calls
-// of Run must have returned.
+// Close ends the sessions and waits until agents have heard of it, for 2 seconds at most; agents
+// that have not end what is left when they have waited for the driver long enough. Job agents of
+// this machine have ended when it returns. All calls of Run must have returned.
 func (a *Agents) Close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -329,7 +342,8 @@ func (a *Agents) Listening(port int) {
 	}
 }
 
-// HostAddr implements Router: where the host's agent was reached, and the name itself where all is on this machine.
+// HostAddr implements Router: where the host's agent was reached, and the name itself where all is
+// on this machine.
 func (a *Agents) HostAddr(host string) (string, error) {
 	if a.LocalOnly {
 		return host, nil
@@ -345,7 +359,8 @@ func (a *Agents) HostAddr(host string) (string, error) {
 	return name, nil
 }
 
-// outwardAddr returns an address of this machine that others may reach, where it has one: IPv4 before IPv6.
+// outwardAddr returns an address of this machine that others may reach, where it has one: IPv4
+// before IPv6.
 func outwardAddr() netip.Addr {
 	best := identity.Loopback()
 	for _, addr := range OwnAddrs() {

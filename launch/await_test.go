@@ -69,8 +69,8 @@ func TestUnkillable(t *testing.T) {
 	}
 }
 
-// A worker that dumps its core is told of once, at the first look, long before its process ends; a stop leaves it the time
-// to write, but not without a bound.
+// A worker that dumps its core is told of once, at the first look, long before its process ends; a
+// stop leaves it the time to write, but not without a bound.
 func TestDumping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, k, dump := stuck(t, true)

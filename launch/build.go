@@ -18,8 +18,8 @@ type build struct {
 
 func (b *build) name() string { return "hvdrun-" + b.sum }
 
-// ownBuild is the program of this process, read when it is first asked for. The file is that which was started, even where
-// another has taken its name since.
+// ownBuild is the program of this process, read when it is first asked for. The file is that which
+// was started, even where another has taken its name since.
 type ownBuild struct {
 	once  sync.Once
 	build build

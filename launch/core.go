@@ -14,11 +14,13 @@ import (
 )
 
 const (
-	// UnlimitedCore as a Spec's CoreLimit bounds core files no more than the launcher's own hard limit does.
+	// UnlimitedCore as a Spec's CoreLimit bounds core files no more than the launcher's own hard
+	// limit does.
 	UnlimitedCore = ^uint64(0)
 
-	// dumpLook and rareLook are the pauses between two looks whether a worker dumps its core: where that is to be expected, and
-	// where only one that has raised its own limit can. They grow with the number of workers, by lookEach for each.
+	// dumpLook and rareLook are the pauses between two looks whether a worker dumps its core: where
+	// that is to be expected, and where only one that has raised its own limit can. They grow with
+	// the number of workers, by lookEach for each.
 	dumpLook = 150 * time.Millisecond
 	rareLook = 2 * time.Second
 	lookEach = 3 * time.Millisecond
@@ -32,7 +34,8 @@ var coreLimit sync.Mutex
 // watched counts the workers that are looked at.
 var watched atomic.Int64
 
-// forkWithCore forks a worker with its limit of core files. Its hard limit is this process's: it may raise the limit itself.
+// forkWithCore forks a worker with its limit of core files. Its hard limit is this process's: it
+// may raise the limit itself.
 func forkWithCore(path string, s Spec, attr *syscall.ProcAttr) (int, error) {
 	coreLimit.Lock()
 	defer coreLimit.Unlock()
@@ -48,8 +51,8 @@ func forkWithCore(path string, s Spec, attr *syscall.ProcAttr) (int, error) {
 	return syscall.ForkExec(path, s.Command, attr)
 }
 
-// dumpWatch looks whether a process dumps its core. While it does, which takes as long as writing its memory, its connections stay
-// open and nobody else can know that it is dead.
+// dumpWatch looks whether a process dumps its core. While it does, which takes as long as writing
+// its memory, its connections stay open and nobody else can know that it is dead.
 type dumpWatch struct {
 	pid    int
 	pause  time.Duration
@@ -67,7 +70,8 @@ func watchDump(pid int, limit uint64) *dumpWatch {
 	return w
 }
 
-// piped tells whether the kernel gives core files to a program: then no limit but 1 keeps it from that.
+// piped tells whether the kernel gives core files to a program: then no limit but 1 keeps it from
+// that.
 func piped() bool {
 	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
 	return err == nil && bytes.HasPrefix(pattern, []byte("|"))

@@ -19,9 +19,10 @@ import (
 // adopting: this process becomes the parent of whoever its descendants leave behind.
 var adopting atomic.Bool
 
-// Adopt makes this process the one that inherits the processes its descendants leave behind (PR_SET_CHILD_SUBREAPER), for
-// as long as it lives. From then on Local finds everything that a worker started among its own descendants: nothing of it outlives the
-// worker, whatever session and environment it has. The process should run Reap as well. It starts nothing.
+// Adopt makes this process the one that inherits the processes its descendants leave behind
+// (PR_SET_CHILD_SUBREAPER), for as long as it lives. From then on Local finds everything that a
+// worker started among its own descendants: nothing of it outlives the worker, whatever session and
+// environment it has. The process should run Reap as well. It starts nothing.
 func Adopt() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl", err)
@@ -70,8 +71,8 @@ func (f *family) reaped(pid int) {
 	delete(f.own, pid)
 }
 
-// strays returns the children that this process has not started, the dead among them too. Those of forks under way may be
-// its own, and are left out.
+// strays returns the children that this process has not started, the dead among them too. Those of
+// forks under way may be its own, and are left out.
 func (f *family) strays() (pids []int) {
 	self := os.Getpid()
 	children, err := adopted(self)
@@ -127,8 +128,8 @@ func childrenOf(pid, thread int) (children []int, err error) {
 	return children, nil
 }
 
-// descendants returns the parents of the living processes below the roots, and of the roots; false where the kernel
-// does not tell who is whose child.
+// descendants returns the parents of the living processes below the roots, and of the roots; false
+// where the kernel does not tell who is whose child.
 func descendants(roots []int) (parents map[int]int, ok bool) {
 	parents = make(map[int]int)
 	for len(roots) > 0 {
@@ -167,9 +168,9 @@ func ticks() uint64 {
 	return uint64(now.Nano()) / (uint64(time.Second) / perSecond)
 }
 
-// Reap takes note of the end of processes that this one has inherited, so that none stays defunct, and blocks until ctx ends. It
-// leaves an end to whoever waits for it for that long: a process that this one has started without the help of this
-// package is not told from an inherited one.
+// Reap takes note of the end of processes that this one has inherited, so that none stays defunct,
+// and blocks until ctx ends. It leaves an end to whoever waits for it for that long: a process that
+// this one has started without the help of this package is not told from an inherited one.
 func Reap(ctx context.Context, patience time.Duration) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
@@ -192,8 +193,8 @@ func Reap(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// reapNow reaps the inherited dead that have been seen before, and returns when the first of the others was. Without a map
-// it reaps them all.
+// reapNow reaps the inherited dead that have been seen before, and returns when the first of the
+// others was. Without a map it reaps them all.
 func reapNow(seen map[int]time.Time, before time.Time) (first time.Time) {
 	strays := relatives.strays()
 	for pid := range seen {

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// An inherited process that ends is taken note of; one that this process has started itself is left to whoever waits for it.
+// An inherited process that ends is taken note of; one that this process has started itself is left
+// to whoever waits for it.
 func TestReap(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

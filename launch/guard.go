@@ -47,8 +47,9 @@ done
 
 var markPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// Guard kills everything that carries HVD_RUN_ID=<id>, or another mark, in its environment once the process that started
-// it is gone, however it went: a small shell, in a session of its own, that reads from a pipe held by that process alone.
+// Guard kills everything that carries HVD_RUN_ID=<id>, or another mark, in its environment once the
+// process that started it is gone, however it went: a small shell, in a session of its own, that
+// reads from a pipe held by that process alone.
 type Guard struct {
 	mark  string
 	shell *exec.Cmd
@@ -56,8 +57,8 @@ type Guard struct {
 	close func() error
 }
 
-// StartGuard starts the guard of a run, whose id is made of letters, digits, "_" and "-". It needs /bin/sh and grep. The
-// caller must call Close, and must not carry the mark of the run itself.
+// StartGuard starts the guard of a run, whose id is made of letters, digits, "_" and "-". It needs
+// /bin/sh and grep. The caller must call Close, and must not carry the mark of the run itself.
 func StartGuard(runID string) (*Guard, error) { return StartGuardOf(runVariable, runID) }
 
 // StartGuardOf is StartGuard for those who carry another variable than HVD_RUN_ID with that value.
@@ -88,8 +89,9 @@ func StartGuardOf(variable, value string) (*Guard, error) {
 	return g, nil
 }
 
-// Close lets the guard do its work now and blocks until it is done: some 20 ms where nothing is left, and a few seconds
-// at most. It returns an error where something could not be killed. Later calls return the same.
+// Close lets the guard do its work now and blocks until it is done: some 20 ms where nothing is
+// left, and a few seconds at most. It returns an error where something could not be killed. Later
+// calls return the same.
 func (g *Guard) Close() error { return g.close() }
 
 func (g *Guard) finish() error {

@@ -27,7 +27,8 @@ const patience = 2 * time.Minute
 const unmarked = `exec 9>"$1"; (env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM HUP; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
 	exec sleep 1000`
 
-// guarded are workers of all sorts: plain, with a child, and with one that left the session and does not obey.
+// guarded are workers of all sorts: plain, with a child, and with one that left the session and
+// does not obey.
 var guarded = []string{
 	`exec 9>"$1"; echo ready >&9; exec sleep 1000`,
 	`exec 9>"$1"; trap "" TERM; sh -c 'sleep 1000; true' & echo ready >&9; wait`,
@@ -72,7 +73,8 @@ func runWorkers(ctx context.Context, scripts []string, runID, pipe string) {
 	wg.Wait()
 }
 
-// heldPipe makes a named pipe; await reads n "ready" lines from it, gone waits until nobody holds it.
+// heldPipe makes a named pipe; await reads n "ready" lines from it, gone waits until nobody holds
+// it.
 func heldPipe(t *testing.T) (path string, await func(n int), gone func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "held")
@@ -156,7 +158,8 @@ func TestGuardAfterDriverIsKilled(t *testing.T) {
 	}
 }
 
-// EXE-04: the parent is SIGKILLed while the child sleeps. Without a guard the kernel sees to the worker itself.
+// EXE-04: the parent is SIGKILLed while the child sleeps. Without a guard the kernel sees to the
+// worker itself.
 func TestEXE04_WorkerDiesWithDriver(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
 	driver, _ := startDriver(t, "plain", "run_"+rand.Text(), pipe)

@@ -21,7 +21,8 @@ const (
 	readyMark = "hvdrun-agent-ready "
 )
 
-// AgentHello tells a job agent what it is: one line of JSON on its standard input. It holds a secret.
+// AgentHello tells a job agent what it is: one line of JSON on its standard input. It holds a
+// secret.
 type AgentHello struct {
 	Version int
 	// RunID is the job's, Host the name that the job has for the host.
@@ -63,8 +64,8 @@ type AgentReady struct {
 
 // Starter starts the agent of a job on a host.
 type Starter interface {
-	// Start blocks until the agent has answered, or has failed to. When ctx ends before, nothing of it is left that does
-	// not end by itself. Its methods may be called by many goroutines.
+	// Start blocks until the agent has answered, or has failed to. When ctx ends before, nothing of
+	// it is left that does not end by itself. Its methods may be called by many goroutines.
 	Start(ctx context.Context, host string, hello AgentHello) (AgentReady, error)
 }
 

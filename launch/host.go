@@ -11,20 +11,22 @@ import (
 )
 
 const (
-	// resolveTimeout bounds the search for a host's addresses, and resolveAll that for those of many hosts.
+	// resolveTimeout bounds the search for a host's addresses, and resolveAll that for those of
+	// many hosts.
 	resolveTimeout = 2 * time.Second
 	resolveAll     = 10 * time.Second
 	// resolvers is how many names are resolved at a time.
 	resolvers = 64
 )
 
-// IsLocal tells whether a host's name or address stands for this machine: localhost, loopback addresses, its own name,
-// and whatever resolves to one of its addresses. A name that cannot be resolved within 2 seconds does not; IsLocal blocks
-// so long at most and asks anew each time.
+// IsLocal tells whether a host's name or address stands for this machine: localhost, loopback
+// addresses, its own name, and whatever resolves to one of its addresses. A name that cannot be
+// resolved within 2 seconds does not; IsLocal blocks so long at most and asks anew each time.
 func IsLocal(host string) bool { return newOwn().has(context.Background(), host) }
 
-// LocalHosts tells of each of the hosts what IsLocal does. It resolves the names side by side, and blocks for 10 seconds at
-// most: names that are not resolved by then are not this machine's. When ctx ends it returns its cause at once.
+// LocalHosts tells of each of the hosts what IsLocal does. It resolves the names side by side, and
+// blocks for 10 seconds at most: names that are not resolved by then are not this machine's. When
+// ctx ends it returns its cause at once.
 func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 	local := make([]bool, len(hosts))
 	bounded, cancel := context.WithTimeout(ctx, resolveAll)
@@ -36,8 +38,8 @@ func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 	return local, nil
 }
 
-// AllLocal tells whether there are hosts and all are this machine, as LocalHosts does. It returns as soon as one is not, and
-// false where ctx ends.
+// AllLocal tells whether there are hosts and all are this machine, as LocalHosts does. It returns
+// as soon as one is not, and false where ctx ends.
 func AllLocal(ctx context.Context, hosts []string) bool {
 	ctx, cancel := context.WithTimeout(ctx, resolveAll)
 	defer cancel()

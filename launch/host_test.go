@@ -29,7 +29,8 @@ func TestIsLocal(t *testing.T) {
 			t.Errorf("%q is this machine", host)
 		}
 	}
-	// 192.0.2.0/24 and 2001:db8::/32 are for documentation, .invalid never resolves (RFC 5737, 3849, 6761).
+	// 192.0.2.0/24 and 2001:db8::/32 are for documentation, .invalid never resolves (RFC 5737,
+	// 3849, 6761).
 	for _, host := range []string{"", ".", "192.0.2.1", "2001:db8::1", "no-such-host.invalid", "not a name", "127.0.0.1:22"} {
 		if launch.IsLocal(host) {
 			t.Errorf("%q is not this machine", host)

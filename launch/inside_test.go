@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Without a root nobody is kin: in /proc, 0 stands for parents that cannot be seen, and pid 1 is among their children.
+// Without a root nobody is kin: in /proc, 0 stands for parents that cannot be seen, and pid 1 is
+// among their children.
 func TestKinOfNobody(t *testing.T) {
 	k := newKin("", 0)
 	defer k.release()
@@ -91,7 +92,8 @@ func TestEmptyEnvironmentIsClear(t *testing.T) {
 	}
 }
 
-// The time to wait is over before we have read anything, as where our own reader is slow, and the other end stays open.
+// The time to wait is over before we have read anything, as where our own reader is slow, and the
+// other end stays open.
 func TestLastWordsAreReadAfterTheBound(t *testing.T) {
 	var out strings.Builder
 	p, err := newPipes(&out, nil)

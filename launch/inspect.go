@@ -29,8 +29,8 @@ type Inspection struct {
 	GPUError string
 }
 
-// Inspect asks the agent of the host, which it starts where there is none, what the host is like. Its errors are *HostError
-// where the agent could not be started.
+// Inspect asks the agent of the host, which it starts where there is none, what the host is like.
+// Its errors are *HostError where the agent could not be started.
 func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {
@@ -60,8 +60,8 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	return in, err
 }
 
-// Reachable asks the agent of the host whether it reaches those of others. It returns, for each of the others, why not, or
-// an empty text.
+// Reachable asks the agent of the host whether it reaches those of others. It returns, for each of
+// the others, why not, or an empty text.
 func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection) (failures []string, err error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {

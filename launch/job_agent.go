@@ -75,7 +75,8 @@ func knownAgent(k KnownAgent) *jobAgent {
 	return j
 }
 
-// jobAgent returns the host's, which it starts where there is none, unless it should be there, and blocks until it is.
+// jobAgent returns the host's, which it starts where there is none, unless it should be there, and
+// blocks until it is.
 func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAgent, error) {
 	a.mu.Lock()
 	if err := a.prepare(); err != nil {
@@ -182,8 +183,9 @@ func (j *jobAgent) candidates(localOnly bool) []string {
 	return at.Endpoints()
 }
 
-// Reach connects to all the addresses (host:port) at the same time, and returns the first behind which there is the agent
-// of the host. It says nothing to it. The error names each address and what came of it.
+// Reach connects to all the addresses (host:port) at the same time, and returns the first behind
+// which there is the agent of the host. It says nothing to it. The error names each address and
+// what came of it.
 func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs []string) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	type result struct {

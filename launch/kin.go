@@ -11,16 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killBound is how long processes that were sent SIGKILL are waited for: one that hangs in the kernel never ends.
+// killBound is how long processes that were sent SIGKILL are waited for: one that hangs in the
+// kernel never ends.
 const killBound = 2 * time.Second
 
 // execPause is between two looks at a process that is in the middle of becoming another program.
 const execPause = time.Millisecond
 
-// kin finds and kills what a process started: its descendants, and whoever carries its mark in the environment.
+// kin finds and kills what a process started: its descendants, and whoever carries its mark in the
+// environment.
 //
-// Processes are held by descriptors. One is opened first and what it stands for is looked at after, so that an id that
-// changed hands is noticed; a descriptor never changes hands.
+// Processes are held by descriptors. One is opened first and what it stands for is looked at after,
+// so that an id that changed hands is noticed; a descriptor never changes hands.
 type kin struct {
 	mark string      // NAME=value; empty: none
 	root int         // a process that has not been reaped; 0: none
@@ -57,7 +59,8 @@ func (k *kin) kill() {
 	}
 }
 
-// freeze stops all kin: who is stopped starts nobody who would then have lost the parent to be found by.
+// freeze stops all kin: who is stopped starts nobody who would then have lost the parent to be
+// found by.
 func (k *kin) freeze(deadline time.Time) {
 	k.await(time.Now())
 	for {
@@ -78,7 +81,8 @@ func (k *kin) signal(sig syscall.Signal) {
 	}
 }
 
-// await blocks until all held processes have ended or the deadline has passed, and lets go of the dead.
+// await blocks until all held processes have ended or the deadline has passed, and lets go of the
+// dead.
 func (k *kin) await(deadline time.Time) {
 	for len(k.held) > 0 {
 		pids := make([]int, 0, len(k.held))
@@ -105,8 +109,8 @@ func (k *kin) await(deadline time.Time) {
 	}
 }
 
-// find holds kin that are not held yet and returns how many these were, and whether there may be more: it is not clear what
-// a process carries while it becomes another program.
+// find holds kin that are not held yet and returns how many these were, and whether there may be
+// more: it is not clear what a process carries while it becomes another program.
 func (k *kin) find() (found int, unclear bool) {
 	parents := k.around()
 	before := len(k.held)
@@ -136,7 +140,8 @@ func (k *kin) find() (found int, unclear bool) {
 	return len(k.held) - before, unclear
 }
 
-// around returns the parents of those among whom kin are sought: where this process inherits all of them, its descendants.
+// around returns the parents of those among whom kin are sought: where this process inherits all of
+// them, its descendants.
 func (k *kin) around() map[int]int {
 	if !adopting.Load() {
 		return processes()
@@ -154,8 +159,8 @@ func (k *kin) around() map[int]int {
 	return processes()
 }
 
-// claim holds those that this process has inherited and that carry no mark of any worker, where nobody who lives can have
-// started them.
+// claim holds those that this process has inherited and that carry no mark of any worker, where
+// nobody who lives can have started them.
 func (k *kin) claim(parents map[int]int) {
 	if !adopting.Load() || k.mark == "" || k.root != 0 {
 		return
@@ -173,7 +178,8 @@ func (k *kin) claim(parents map[int]int) {
 	}
 }
 
-// hold opens the process and keeps it if it is kin still. It returns whether the process is held now and was not before.
+// hold opens the process and keeps it if it is kin still. It returns whether the process is held
+// now and was not before.
 func (k *kin) hold(pid int, isKin func() bool) bool {
 	if _, ok := k.held[pid]; ok || pid == os.Getpid() || pid <= 1 {
 		return false
@@ -190,11 +196,12 @@ func (k *kin) hold(pid int, isKin func() bool) bool {
 	return true
 }
 
-// isRoot is false for id 0, which stands in /proc for parents outside the container and for the kernel.
+// isRoot is false for id 0, which stands in /proc for parents outside the container and for the
+// kernel.
 func (k *kin) isRoot(pid int) bool { return pid != 0 && pid == k.root }
 
-// isParent tells whether pid is a child of parent and that id is still the kinsman's: the root's, or a held one's that
-// has not been reaped.
+// isParent tells whether pid is a child of parent and that id is still the kinsman's: the root's,
+// or a held one's that has not been reaped.
 func (k *kin) isParent(parent, pid int) bool {
 	if now, ok := parentOf(pid); !ok || now != parent {
 		return false
@@ -236,8 +243,8 @@ func parentOf(pid int) (int, bool) {
 	return parent, err == nil
 }
 
-// carries tells whether the environment with which a process was started has that entry, or that it is unclear, because the
-// process is becoming another program or has just done so.
+// carries tells whether the environment with which a process was started has that entry, or that it
+// is unclear, because the process is becoming another program or has just done so.
 func carries(pid int, entry string) (its, unclear bool) {
 	proc := "/proc/" + strconv.Itoa(pid)
 	environ, err := os.ReadFile(proc + "/environ")
@@ -251,9 +258,9 @@ func carries(pid int, entry string) (its, unclear bool) {
 	return bytes.HasPrefix(environ, []byte(entry)) || bytes.Contains(environ, []byte("\x00"+entry)), false
 }
 
-// startedWithout tells whether a process whose environment read as empty was started with an empty one, or is a thread of
-// the kernel, or dead. During an exec there is a program without an environment's addresses yet, and after it the addresses
-// of one that was not there before.
+// startedWithout tells whether a process whose environment read as empty was started with an empty
+// one, or is a thread of the kernel, or dead. During an exec there is a program without an
+// environment's addresses yet, and after it the addresses of one that was not there before.
 func startedWithout(proc string) bool {
 	stat, err := os.ReadFile(proc + "/stat")
 	if err != nil {

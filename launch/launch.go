@@ -1,9 +1,10 @@
-// Package launch runs one worker: it starts the process, carries its output, stops it with everything it started, and
-// tells how it ended.
+// Package launch runs one worker: it starts the process, carries its output, stops it with
+// everything it started, and tells how it ended.
 //
-// Local does so on this machine, Agents on other hosts through their agents; all ways to start a worker implement Launcher
-// and pass the kit in launch/launchtest. Output joins the lines of all workers, Guard sees that nobody outlives the driver, and IsLocal tells
-// which hosts need no remote start. The package needs Linux 5.3 or newer (process descriptors).
+// Local does so on this machine, Agents on other hosts through their agents; all ways to start a
+// worker implement Launcher and pass the kit in launch/launchtest. Output joins the lines of all
+// workers, Guard sees that nobody outlives the driver, and IsLocal tells which hosts need no remote
+// start. The package needs Linux 5.3 or newer (process descriptors).
 package launch
 
 import (
@@ -17,8 +18,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// The variables by which the processes of a run and of one worker are known from the outside. The worker's environment
-// (package plan) sets them; they are read here in the environments of other processes.
+// The variables by which the processes of a run and of one worker are known from the outside. The
+// worker's environment (package plan) sets them; they are read here in the environments of other
+// processes.
 const (
 	runVariable         = "HVD_RUN_ID"
 	incarnationVariable = "HVD_INCARNATION"
@@ -26,61 +28,73 @@ const (
 
 // Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
 type Spec struct {
-	// Incarnation names this one life of the worker. Env must hold it as HVD_INCARNATION: by that, children that left
-	// the process group are found when the worker is stopped. Empty: they are found only by their parents.
+	// Incarnation names this one life of the worker. Env must hold it as HVD_INCARNATION: by that,
+	// children that left the process group are found when the worker is stopped. Empty: they are
+	// found only by their parents.
 	Incarnation string
 	// Slot is where the worker runs.
 	Slot plan.SlotID
-	// Command is the program and its arguments. A program without a slash is looked for in the PATH of Env, and
-	// then in Dir.
+	// Command is the program and its arguments. A program without a slash is looked for in the PATH
+	// of Env, and then in Dir.
 	Command []string
-	// Env is the whole environment as NAME=value; of two entries of one name the later counts. Nothing is added.
+	// Env is the whole environment as NAME=value; of two entries of one name the later counts.
+	// Nothing is added.
 	Env []string
 	// Dir is the working directory; empty is that of the driver.
 	Dir string
-	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one goroutine at a time,
-	// but both at the same time. Run waits for a Write that blocks. After a Write that fails the rest is thrown away.
+	// Stdout and Stderr receive the output as it comes; nil throws it away. Each is written by one
+	// goroutine at a time, but both at the same time. Run waits for a Write that blocks. After a
+	// Write that fails the rest is thrown away.
 	Stdout, Stderr io.Writer
-	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less: SIGKILL at once.
+	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less:
+	// SIGKILL at once.
 	Grace time.Duration
-	// CoreLimit bounds, in bytes, the core file that the process leaves when it crashes, and is never more than the launcher's own
-	// hard limit. 0: there is none; UnlimitedCore: no bound but that.
+	// CoreLimit bounds, in bytes, the core file that the process leaves when it crashes, and is
+	// never more than the launcher's own hard limit. 0: there is none; UnlimitedCore: no bound but
+	// that.
 	CoreLimit uint64
-	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good as dead but may be there for
-	// long, because it dumps its core; what completes a sentence. Run returns when it has ended.
+	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good
+	// as dead but may be there for long, because it dumps its core; what completes a sentence. Run
+	// returns when it has ended.
 	Dying func(what string)
 	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
 	// begin anew with each value.
 	Hurry, More <-chan struct{}
-	// Resumed says that a driver before this one has started the process, for a Keeper. Where nobody knows of it, it is not
-	// started, but lost. Command, Env and Dir are not looked at.
+	// Resumed says that a driver before this one has started the process, for a Keeper. Where
+	// nobody knows of it, it is not started, but lost. Command, Env and Dir are not looked at.
 	Resumed bool
-	// Passed, if not nil, is told by a Keeper how many bytes of output have been written to Stdout and Stderr together, after
-	// each line and from the goroutine that has written it. PassedBefore is what it was told last for the process, under a driver before this
-	// one: what that wrote is not written again.
+	// Passed, if not nil, is told by a Keeper how many bytes of output have been written to Stdout
+	// and Stderr together, after each line and from the goroutine that has written it. PassedBefore
+	// is what it was told last for the process, under a driver before this one: what that wrote is
+	// not written again.
 	Passed       func(bytes uint64)
 	PassedBefore uint64
-	// Ended, if not nil, is called at most once when the process has ended and its output may still be on its way, with
-	// what Run will return. It does not block, and may be called from any goroutine. Run may return without calling it.
+	// Ended, if not nil, is called at most once when the process has ended and its output may still
+	// be on its way, with what Run will return. It does not block, and may be called from any
+	// goroutine. Run may return without calling it.
 	Ended func(err error)
 }
 
 // Launcher starts workers. Its methods may be called by many goroutines.
 type Launcher interface {
-	// Run starts the process and blocks until it has ended, what was left of its process group has been killed, and
-	// its output has been drained. started, if not nil, is called once with the process's id, by the calling goroutine,
-	// as soon as the process runs. The standard input of the process is empty.
+	// Run starts the process and blocks until it has ended, what was left of its process group has
+	// been killed, and its output has been drained. started, if not nil, is called once with the
+	// process's id, by the calling goroutine, as soon as the process runs. The standard input of
+	// the process is empty.
 	//
-	// When ctx ends, the process group gets SIGTERM and, after s.Grace or as soon as the process has ended, everything
-	// that the process started is killed: its group, its descendants, and whoever carries its incarnation.
+	// When ctx ends, the process group gets SIGTERM and, after s.Grace or as soon as the process
+	// has ended, everything that the process started is killed: its group, its descendants, and
+	// whoever carries its incarnation.
 	//
-	// Run returns nil where the process exited with 0, *ExitError where it ended in another way, be it because ctx ended
-	// or not, and *StartError where there never was a process, for instance because ctx had ended already. A process that
-	// is still there 10 seconds after it was sent SIGKILL is waited for no longer: *UnkillableError.
+	// Run returns nil where the process exited with 0, *ExitError where it ended in another way, be
+	// it because ctx ended or not, and *StartError where there never was a process, for instance
+	// because ctx had ended already. A process that is still there 10 seconds after it was sent
+	// SIGKILL is waited for no longer: *UnkillableError.
 	Run(ctx context.Context, s Spec, started func(pid int)) error
 }
 
-// ExitError is the end of a process other than exit 0. Its text has no package prefix: it completes a sentence.
+// ExitError is the end of a process other than exit 0. Its text has no package prefix: it completes
+// a sentence.
 type ExitError struct {
 	// Code is the exit code, or 128+Signal as shells have it.
 	Code int

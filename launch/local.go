@@ -86,8 +86,9 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	return end
 }
 
-// process is a child that the goroutine of Run owns. It alone sends signals, and only before it calls reap: until then
-// the dead child keeps its id and the group's, so that no signal can meet a stranger who got the id next.
+// process is a child that the goroutine of Run owns. It alone sends signals, and only before it
+// calls reap: until then the dead child keeps its id and the group's, so that no signal can meet a
+// stranger who got the id next.
 type process struct {
 	pid    int
 	dead   chan struct{} // closed when the child has ended
@@ -95,8 +96,8 @@ type process struct {
 	status chan syscall.WaitStatus
 }
 
-// fork starts the child from a thread that stays until the child is reaped: the kernel sends the parent-death signal when
-// the thread that forked ends, not the process.
+// fork starts the child from a thread that stays until the child is reaped: the kernel sends the
+// parent-death signal when the thread that forked ends, not the process.
 func fork(path string, s Spec, files []uintptr, g *cgroup) (*process, error) {
 	p := &process{
 		dead:   make(chan struct{}),
@@ -133,7 +134,8 @@ func fork(path string, s Spec, files []uintptr, g *cgroup) (*process, error) {
 	return p, nil
 }
 
-// wait blocks in the kernel until the child has ended, and again until Run has no more signals to send.
+// wait blocks in the kernel until the child has ended, and again until Run has no more signals to
+// send.
 func (p *process) wait() (ws syscall.WaitStatus) {
 	for unix.Waitid(unix.P_PID, p.pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 		continue
@@ -153,7 +155,8 @@ func (p *process) reap() syscall.WaitStatus {
 	return <-p.status
 }
 
-// abandon leaves a child to itself that cannot be killed. Its end is taken note of whenever it comes.
+// abandon leaves a child to itself that cannot be killed. Its end is taken note of whenever it
+// comes.
 func (p *process) abandon() { close(p.mayEnd) }
 
 func (p *process) hasEnded() bool {
@@ -165,8 +168,8 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// await blocks until the child has ended, or SIGKILL has not ended it in time. It ends the child once ctx has ended, and says
-// whether it had to.
+// await blocks until the child has ended, or SIGKILL has not ended it in time. It ends the child
+// once ctx has ended, and says whether it had to.
 func (p *process) await(ctx context.Context, s Spec, k *kin, g *cgroup, dump *dumpWatch) (stopped bool) {
 	if p.alone(ctx, s, dump) {
 		return false
@@ -249,8 +252,8 @@ func (p *process) signalGroup(sig syscall.Signal) {
 	}
 }
 
-// lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it, as mpirun does, in the working
-// directory.
+// lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it,
+// as mpirun does, in the working directory.
 func lookUp(s Spec) (string, error) {
 	if len(s.Command) == 0 || s.Command[0] == "" {
 		return "", errors.New("no command")

@@ -90,7 +90,8 @@ func TestStartErrorText(t *testing.T) {
 	}
 }
 
-// A program is looked for as the worker's own shell would: in its PATH, and where that is relative, in its directory.
+// A program is looked for as the worker's own shell would: in its PATH, and where that is relative,
+// in its directory.
 func TestLocalLooksInPathOfWorker(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "tools"), 0o755); err != nil {
@@ -109,7 +110,8 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 	}
 }
 
-// Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep the guard asleep.
+// Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep
+// the guard asleep.
 func TestLocalInheritsNothing(t *testing.T) {
 	guard, err := launch.StartGuard("inherit_" + rand.Text())
 	if err != nil {
@@ -123,8 +125,8 @@ func TestLocalInheritsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What this test itself was given without close-on-exec is passed on. The shell opens the lowest free one to list the
-	// directory.
+	// What this test itself was given without close-on-exec is passed on. The shell opens the
+	// lowest free one to list the directory.
 	given := func(fd int) bool {
 		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 		return err == nil && flags&unix.FD_CLOEXEC == 0
@@ -144,8 +146,8 @@ func TestLocalInheritsNothing(t *testing.T) {
 	}
 }
 
-// A daemon without mark, group or parent keeps the output open and talks on: it cannot be found, but Run returns, and the
-// daemon learns from the broken pipe.
+// A daemon without mark, group or parent keeps the output open and talks on: it cannot be found,
+// but Run returns, and the daemon learns from the broken pipe.
 func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	pipe, await, gone := heldPipe(t)
 	out := new(strings.Builder)
@@ -173,7 +175,8 @@ func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	gone()
 }
 
-// BenchmarkLocalExit measures from the death of a process, whose child holds the output, to the return of Run.
+// BenchmarkLocalExit measures from the death of a process, whose child holds the output, to the
+// return of Run.
 func BenchmarkLocalExit(b *testing.B) {
 	var total time.Duration
 	for b.Loop() {

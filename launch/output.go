@@ -19,20 +19,24 @@ import (
 // maxPiece is the most text of one line that is held back until the line ends.
 const maxPiece = 64 << 10
 
-// Output joins the lines of all workers into one stdout and one stderr and, if asked to, into files by rank. The fields
-// are set before first use and not changed after; the zero value throws everything away. It must not be copied.
+// Output joins the lines of all workers into one stdout and one stderr and, if asked to, into files
+// by rank. The fields are set before first use and not changed after; the zero value throws
+// everything away. It must not be copied.
 //
-// A line reaches its destination by a single Write, prefixed "[rank]<stdout>:" or "[rank]<stderr>:". "\r" and "\n" end a
-// line and are kept; "\r\n" is one end. The last text of a worker is written without a newline if it has none, and of a
-// line longer than 64 KiB pieces are written, cut between characters, with the prefix in front of the first. Where another
-// worker's line comes after such an unfinished one, a newline is put between them, and what follows of the interrupted
-// line gets the prefix again. Bytes that are not UTF-8 pass unchanged.
+// A line reaches its destination by a single Write, prefixed "[rank]<stdout>:" or
+// "[rank]<stderr>:". "\r" and "\n" end a line and are kept; "\r\n" is one end. The last text of a
+// worker is written without a newline if it has none, and of a line longer than 64 KiB pieces are
+// written, cut between characters, with the prefix in front of the first. Where another worker's
+// line comes after such an unfinished one, a newline is put between them, and what follows of the
+// interrupted line gets the prefix again. Bytes that are not UTF-8 pass unchanged.
 type Output struct {
 	// Stdout and Stderr are where lines go; nil is nowhere. They may be the same.
 	Stdout, Stderr io.Writer
-	// Dir, if not empty, receives a second copy: Dir/rank.N/stdout and stderr are appended to, and made when needed.
+	// Dir, if not empty, receives a second copy: Dir/rank.N/stdout and stderr are appended to, and
+	// made when needed.
 	Dir string
-	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01 2020[1]<stdout>:".
+	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01
+	// 2020[1]<stdout>:".
 	Timestamps bool
 	// Now tells the time; nil is time.Now.
 	Now func() time.Time
@@ -54,7 +58,8 @@ type Output struct {
 	over    chan struct{} // closed by Finish where it gives up; nil: nobody has asked for it
 }
 
-// stream is one destination and how what was last written to it ended. Who has put something into turn may write.
+// stream is one destination and how what was last written to it ended. Who has put something into
+// turn may write.
 type stream struct {
 	turn chan struct{} // of capacity 1
 	path string        // of a file that is opened when it is first written to
@@ -73,15 +78,17 @@ const (
 	unfinished
 )
 
-// Worker returns the two ends that take the output of one worker. rank tells its present rank and is called each time a
-// line ends, without locks held; where rank is nil, or returns less than 0, the text passes unchanged and goes to no file.
-// The caller closes both ends when the worker has ended.
+// Worker returns the two ends that take the output of one worker. rank tells its present rank and
+// is called each time a line ends, without locks held; where rank is nil, or returns less than 0,
+// the text passes unchanged and goes to no file. The caller closes both ends when the worker has
+// ended.
 func (o *Output) Worker(rank func() int) (stdout, stderr *LineWriter) {
 	return &LineWriter{output: o, tag: "stdout", rank: rank}, &LineWriter{output: o, tag: "stderr", rank: rank}
 }
 
-// Close closes the files, not Stdout and Stderr, and returns the first failure to open or write anything. Lines that come
-// later go to no file. It waits for lines that are being written, unless Finish has given them up.
+// Close closes the files, not Stdout and Stderr, and returns the first failure to open or write
+// anything. Lines that come later go to no file. It waits for lines that are being written, unless
+// Finish has given them up.
 func (o *Output) Close() error {
 	over := o.signal(&o.over)
 	o.mu.Lock()
@@ -120,9 +127,10 @@ const (
 	hurriedPatience = 200 * time.Millisecond
 )
 
-// Finish blocks until done is closed, as it is when all workers' ends are. Where nothing has been passed on for the time of
-// Patience before that, it gives up: what has not been written is thrown away, calls of Write that wait return, and one
-// that is blocked by its destination is left alone. It is called once.
+// Finish blocks until done is closed, as it is when all workers' ends are. Where nothing has been
+// passed on for the time of Patience before that, it gives up: what has not been written is thrown
+// away, calls of Write that wait return, and one that is blocked by its destination is left alone.
+// It is called once.
 func (o *Output) Finish(done <-chan struct{}) {
 	hurried, over := o.signal(&o.hurried), o.signal(&o.over)
 	patience := o.Patience
@@ -152,7 +160,8 @@ func (o *Output) Finish(done <-chan struct{}) {
 	}
 }
 
-// Hurry makes Finish, which may be called already, wait for a moment only. It may be called by any goroutine.
+// Hurry makes Finish, which may be called already, wait for a moment only. It may be called by any
+// goroutine.
 func (o *Output) Hurry() {
 	hurried := o.signal(&o.hurried)
 	o.mu.Lock()
@@ -184,7 +193,8 @@ func (s *stream) take(over <-chan struct{}) bool {
 	}
 }
 
-// LineWriter takes the output of one worker as it comes and passes it on line by line. It is for one goroutine at a time.
+// LineWriter takes the output of one worker as it comes and passes it on line by line. It is for
+// one goroutine at a time.
 type LineWriter struct {
 	output *Output
 	tag    string // stdout or stderr
@@ -192,7 +202,8 @@ type LineWriter struct {
 	held   []byte // begins a line, or goes on with one that is too long
 }
 
-// Write takes a part of the output, whatever its ends. It never fails: Output.Close tells what could not be written.
+// Write takes a part of the output, whatever its ends. It never fails: Output.Close tells what
+// could not be written.
 func (w *LineWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
@@ -208,10 +219,12 @@ func (w *LineWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Held returns what has come since the last end of a line and was not passed on. It is the writer's own.
+// Held returns what has come since the last end of a line and was not passed on. It is the writer's
+// own.
 func (w *LineWriter) Held() []byte { return w.held }
 
-// Hold begins with what another writer has held of the same output. It is called before the first Write.
+// Hold begins with what another writer has held of the same output. It is called before the first
+// Write.
 func (w *LineWriter) Hold(text []byte) { w.held = append(w.held[:0], text...) }
 
 // Close passes on what has come since the last end of a line.
@@ -246,7 +259,8 @@ func lineEnd(p []byte) int {
 	return i + 1
 }
 
-// boundary returns the last place up to limit where a character begins; limit itself in what is not UTF-8.
+// boundary returns the last place up to limit where a character begins; limit itself in what is not
+// UTF-8.
 func boundary(text []byte, limit int) int {
 	for i := limit; i > limit-utf8.UTFMax; i-- {
 		if utf8.RuneStart(text[i]) {

@@ -27,8 +27,8 @@ func (k *killedDriver) Write(p []byte) (int, error) {
 	return k.Buffer.Write(p)
 }
 
-// TestNoLineIsLostWithTheDriver: wherever a driver dies while it passes on output, the next one leaves nothing out, and
-// repeats at most the line that was written and not told of.
+// TestNoLineIsLostWithTheDriver: wherever a driver dies while it passes on output, the next one
+// leaves nothing out, and repeats at most the line that was written and not told of.
 func TestNoLineIsLostWithTheDriver(t *testing.T) {
 	const text = "one\ntwo\r\nthree\nfo" // the rest of the fourth comes later
 	const rest = "ur\nfive\n\nsix"

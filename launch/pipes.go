@@ -11,11 +11,13 @@ import (
 )
 
 const (
-	// drainFirst is how long the output of a dead process may stay open before its holders are sought and killed.
+	// drainFirst is how long the output of a dead process may stay open before its holders are
+	// sought and killed.
 	drainFirst = 20 * time.Millisecond
 	// drainBound is how long after that it is still waited for.
 	drainBound = 200 * time.Millisecond
-	// pipeSize is what a pipe can hold at most by default: what may still be in it when nobody waits any longer.
+	// pipeSize is what a pipe can hold at most by default: what may still be in it when nobody
+	// waits any longer.
 	pipeSize = 64 << 10
 )
 
@@ -84,7 +86,8 @@ func (p *pipes) start() {
 	}()
 }
 
-// drain blocks until all output has been written, or until whoever keeps the pipes open has outlived sweep and the bound.
+// drain blocks until all output has been written, or until whoever keeps the pipes open has
+// outlived sweep and the bound.
 func (p *pipes) drain(sweep func()) {
 	if p.within(drainFirst) {
 		return
@@ -96,7 +99,8 @@ func (p *pipes) drain(sweep func()) {
 	p.abandon()
 }
 
-// abandon takes what is in the pipes of a process that may write no more, and blocks until that has been written.
+// abandon takes what is in the pipes of a process that may write no more, and blocks until that has
+// been written.
 func (p *pipes) abandon() {
 	for _, c := range p.copiers {
 		_ = c.from.SetReadDeadline(time.Now()) // fails only where that copier has ended
@@ -140,7 +144,8 @@ func (c *copier) write(text []byte) {
 	}
 }
 
-// rest takes what is in the pipe and waits for nothing: a slow reader of ours must not cost the last words of a worker.
+// rest takes what is in the pipe and waits for nothing: a slow reader of ours must not cost the
+// last words of a worker.
 func (c *copier) rest() {
 	_ = c.from.SetReadDeadline(time.Time{})
 	raw, err := c.from.SyscallConn()

@@ -25,8 +25,8 @@ func names(n int) (hosts []string) {
 	return hosts
 }
 
-// A hundred names of a name service that does not answer are not waited for one after the other, and ten thousand not for
-// longer than the bound; who does not want to wait does not.
+// A hundred names of a name service that does not answer are not waited for one after the other,
+// and ten thousand not for longer than the bound; who does not want to wait does not.
 func TestNamesAreResolvedSideBySide(t *testing.T) {
 	for _, c := range []struct {
 		names int

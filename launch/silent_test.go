@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// A process that did not run for an hour finds a stream no more silent than it was: what the agent has said meanwhile is
-// read before anybody is given up.
+// A process that did not run for an hour finds a stream no more silent than it was: what the agent
+// has said meanwhile is read before anybody is given up.
 func TestSilenceIsCountedInLooks(t *testing.T) {
 	known := errors.New("the host is gone")
 	s := newAgentSession(

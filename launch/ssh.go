@@ -32,8 +32,9 @@ const (
 	failedMark = "hvdrun-failed "
 )
 
-// startScript runs the program $1 of the cache, of $2 bytes, or says that it is not there and what machine this is. Like
-// all that the remote user's shell, whichever that is, has to pass on, it is one line without single quotes.
+// startScript runs the program $1 of the cache, of $2 bytes, or says that it is not there and what
+// machine this is. Like all that the remote user's shell, whichever that is, has to pass on, it is
+// one line without single quotes.
 const startScript = `f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
 	`if [ -x "$f" ] && [ "$(wc -c <"$f")" -eq "$2" ]; then exec "$f" agent --job; fi; ` +
 	`echo "` + lacksMark + `$(uname -s) $(uname -m)"`
@@ -41,8 +42,8 @@ const startScript = `f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
 // installedScript runs the program $1, which a person has installed.
 const installedScript = `exec "$1" agent --job`
 
-// copyScript puts what comes on stdin into the cache as $1, if it has the checksum $2. Programs that nobody has brought for
-// a month go.
+// copyScript puts what comes on stdin into the cache as $1, if it has the checksum $2. Programs
+// that nobody has brought for a month go.
 const copyScript = `umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
 	`mkdir -p "$d" || { echo "` + failedMark + `directory"; exit; }; ` +
 	`t="$d/.$1.$$"; trap "rm -f \"$t\"" EXIT; trap "exit 1" HUP INT TERM; ` +
@@ -53,16 +54,18 @@ const copyScript = `umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
 	`[ -x "$d/$1" ] || { echo "nothing can be run in $d" >&2; echo "` + failedMark + `directory"; exit; }; ` +
 	`find "$d" -type f -name "hvdrun-*" -mtime +30 -exec rm -f {} + ; echo "` + copiedMark + `"`
 
-// SSH starts job agents on other machines by the system's ssh, so that its configuration, its agent and its known hosts
-// hold. It never asks a person anything. The agents outlive the connection, which ends when they have answered. The zero
-// value is ready; the fields must not change once it is used.
+// SSH starts job agents on other machines by the system's ssh, so that its configuration, its agent
+// and its known hosts hold. It never asks a person anything. The agents outlive the connection,
+// which ends when they have answered. The zero value is ready; the fields must not change once it
+// is used.
 type SSH struct {
 	// Command is what stands in place of ssh, with its first arguments. Empty: ssh.
 	Command []string
 	// Port and IdentityFile are ssh's -p and -i. 0 and empty: what ssh takes.
 	Port         int
 	IdentityFile string
-	// Hvdrun is the program on the hosts. Empty: the very program of this process, which is brought where it is missing.
+	// Hvdrun is the program on the hosts. Empty: the very program of this process, which is brought
+	// where it is missing.
 	Hvdrun string
 	// ConnectTimeout bounds the connection to a host. 0: 10 s.
 	ConnectTimeout time.Duration
@@ -216,7 +219,8 @@ func (s *SSH) hostName(ctx context.Context, host string) string {
 	return plain
 }
 
-// run runs a script on the host and returns the line by which it answers, which may come before its end.
+// run runs a script on the host and returns the line by which it answers, which may come before its
+// end.
 func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.Reader, script string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer came within %v", limit))
 	defer cancel()
@@ -263,7 +267,8 @@ func failedAnswer(host, answer string, stderr *tail) error {
 	return &HostError{host, Stage(strings.TrimSpace(stage)), errors.New(why)}
 }
 
-// readAnswer returns the first line that is an answer. What shells print besides is noise, of which the last line is kept.
+// readAnswer returns the first line that is an answer. What shells print besides is noise, of which
+// the last line is kept.
 func readAnswer(r io.Reader) (answer, noise string, err error) {
 	lines := bufio.NewReaderSize(io.LimitReader(r, maxNoise), maxHello)
 	for {

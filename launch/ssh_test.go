@@ -87,7 +87,8 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// remote is a command in place of ssh: it runs the last of its arguments by a shell here, as on a host with that home.
+// remote is a command in place of ssh: it runs the last of its arguments by a shell here, as on a
+// host with that home.
 func remote(t *testing.T, text string) *SSH {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ssh")
@@ -151,7 +152,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// FuzzReadHello: whatever comes on an agent's standard input is a hello that can be used, or refused.
+// FuzzReadHello: whatever comes on an agent's standard input is a hello that can be used, or
+// refused.
 func FuzzReadHello(f *testing.F) {
 	line, err := AgentHello{RunID: "r", Host: "a", Credentials: "secret", Patience: time.Minute}.line()
 	if err != nil {

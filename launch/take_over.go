@@ -29,8 +29,8 @@ type legacy struct {
 // expects tells whether somebody will ask for the worker.
 func (l *legacy) expects(incarnation string) bool { return l.awaits[incarnation] }
 
-// Adopt implements Keeper. It attaches to the sessions of all agents that are Known, so that they learn where the driver is
-// now, and end with the job.
+// Adopt implements Keeper. It attaches to the sessions of all agents that are Known, so that they
+// learn where the driver is now, and end with the job.
 func (a *Agents) Adopt(incarnations []string) {
 	a.mu.Lock()
 	a.adopted = make(map[string]bool, len(incarnations))
@@ -65,7 +65,8 @@ type keptEnd struct {
 	event   *agentEvent
 }
 
-// keep takes note of the end of a worker for which Settle will be called; the session's lock is held.
+// keep takes note of the end of a worker for which Settle will be called; the session's lock is
+// held.
 func (a *Agents) keep(s *agentSession, incarnation string, e *agentEvent) {
 	if !a.Keep {
 		return
@@ -78,7 +79,8 @@ func (a *Agents) keep(s *agentSession, incarnation string, e *agentEvent) {
 	a.ends[incarnation] = keptEnd{s, e}
 }
 
-// inherit makes the first session with the host one that takes over from the driver before; the lock is held.
+// inherit makes the first session with the host one that takes over from the driver before; the
+// lock is held.
 func (a *Agents) inherit(s *agentSession) {
 	if a.adopted == nil || a.inherited[s.host] {
 		return
@@ -106,7 +108,8 @@ func (s *agentSession) takenOver(answer *wire.Attached) {
 	}
 }
 
-// claim gives a worker what there is of it from before; the lock is held. One that should be there and is not is lost.
+// claim gives a worker what there is of it from before; the lock is held. One that should be there
+// and is not is lost.
 func (s *agentSession) claim(w *agentWorker) {
 	inc := w.start.GetIncarnation()
 	if s.legacy != nil {

@@ -9,8 +9,9 @@ import (
 // killPatience is how long a process that was sent SIGKILL is waited for.
 const killPatience = 10 * time.Second
 
-// UnkillableError says that a worker's process is still there though it was sent SIGKILL, and that nobody waits for it any
-// longer: it hangs in the kernel. It is also an *ExitError of SIGKILL. Its text has no package prefix: it completes a sentence.
+// UnkillableError says that a worker's process is still there though it was sent SIGKILL, and that
+// nobody waits for it any longer: it hangs in the kernel. It is also an *ExitError of SIGKILL. Its
+// text has no package prefix: it completes a sentence.
 type UnkillableError struct {
 	// PID is the process, on the worker's host.
 	PID int

@@ -11,14 +11,16 @@ import (
 	"time"
 )
 
-// patientLeases is how many leases an agent of this machine may leave unanswered what it was asked, as long as its process
-// is there: processes that share two processors with hundreds of others run rarely.
+// patientLeases is how many leases an agent of this machine may leave unanswered what it was asked,
+// as long as its process is there: processes that share two processors with hundreds of others run
+// rarely.
 const patientLeases = 12
 
 // errNoAnswer says that an agent of this machine lives, and has done nothing of what it was asked.
 var errNoAnswer = errors.New("its process is there, and does nothing of what it was asked")
 
-// vital is what the kernel of this machine tells of an agent's process. Nobody counts as dead by a clock whom it calls alive.
+// vital is what the kernel of this machine tells of an agent's process. Nobody counts as dead by a
+// clock whom it calls alive.
 type vital struct {
 	pid   int
 	birth uint64          // in ticks after boot, by which a later process with the number is told apart; 0: it was not known
@@ -79,9 +81,10 @@ func born(pid int) (birth uint64, state byte, err error) {
 	return birth, fields[0][0], err
 }
 
-// quiet is silent for an agent of this machine, after so many looks without a word of it. The connection to it cannot be
-// cut without either end's hearing of it, so only the end of the process breaks the stream. One that is
-// stopped is continued where something is wanted of it; one that does nothing of that for very long is given up.
+// quiet is silent for an agent of this machine, after so many looks without a word of it. The
+// connection to it cannot be cut without either end's hearing of it, so only the end of the process
+// breaks the stream. One that is stopped is continued where something is wanted of it; one that
+// does nothing of that for very long is given up.
 func (s *agentSession) quiet(looks int, since time.Duration) error {
 	if err := s.gone(); err != nil {
 		return err

@@ -44,8 +44,9 @@ func awaitStop(t *testing.T, v *vital, want bool) {
 	}
 }
 
-// An agent of this machine is alive as long as its process is, however long it is silent, and stopped or not. It is continued
-// where something is wanted of it, and given up where it does nothing of that.
+// An agent of this machine is alive as long as its process is, however long it is silent, and
+// stopped or not. It is continued where something is wanted of it, and given up where it does
+// nothing of that.
 func TestSilenceOfALivingProcess(t *testing.T) {
 	v, wait := child(t)
 	log := logrus.New()
@@ -86,7 +87,8 @@ func TestSilenceOfALivingProcess(t *testing.T) {
 	}
 }
 
-// A process that was another driver's child is known by its birth: a later one with its number is none.
+// A process that was another driver's child is known by its birth: a later one with its number is
+// none.
 func TestVitalOfAnothersChild(t *testing.T) {
 	v, wait := child(t)
 	other := &vital{pid: v.pid}

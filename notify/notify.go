@@ -1,8 +1,9 @@
-// Package notify tells workers that the hosts have changed, and who of their world is dead: a service in every worker
-// that keeps the latest word, and the driver's side that brings it there.
+// Package notify tells workers that the hosts have changed, and who of their world is dead: a
+// service in every worker that keeps the latest word, and the driver's side that brings it there.
 //
-// It is level-triggered. What counts is the update with the highest sequence number, and the loss of the latest
-// generation; one that was overtaken is never missed, and one that comes twice does nothing.
+// It is level-triggered. What counts is the update with the highest sequence number, and the loss
+// of the latest generation; one that was overtaken is never missed, and one that comes twice does
+// nothing.
 package notify
 
 import (
@@ -25,8 +26,8 @@ import (
 type Update struct {
 	// Seq grows with every update of a job.
 	Seq uint64
-	// Change is how the hosts that are wanted now differ from the world. None: an earlier update is overtaken, and the
-	// world may stay as it is.
+	// Change is how the hosts that are wanted now differ from the world. None: an earlier update is
+	// overtaken, and the world may stay as it is.
 	Change plan.Change
 	// Generation is the world's.
 	Generation uint64
@@ -36,13 +37,13 @@ type Update struct {
 type Loss struct {
 	// Generation is the world's.
 	Generation uint64
-	// Ranks are those of its ranks whose processes are known to be dead; nobody changes the slice. None: the driver has given
-	// the world up, since all of its ranks waited for each other.
+	// Ranks are those of its ranks whose processes are known to be dead; nobody changes the slice.
+	// None: the driver has given the world up, since all of its ranks waited for each other.
 	Ranks []int
 }
 
-// overtakes tells whether l is to be known where old is known already: it is of a later world, or names more dead of the
-// same.
+// overtakes tells whether l is to be known where old is known already: it is of a later world, or
+// names more dead of the same.
 func (l Loss) overtakes(old Loss) bool {
 	if l.Generation != old.Generation {
 		return l.Generation > old.Generation
@@ -65,8 +66,9 @@ func NewService(c *identity.Credentials) *Service {
 	return &Service{credentials: c, lost: make(chan struct{})}
 }
 
-// Serve takes updates on ln, which it closes, from the driver of the job and from nobody else, until ctx ends; it is
-// called once. It returns when all handlers have: nil after the end of ctx, or an error when ln fails.
+// Serve takes updates on ln, which it closes, from the driver of the job and from nobody else,
+// until ctx ends; it is called once. It returns when all handlers have: nil after the end of ctx,
+// or an error when ln fails.
 func (s *Service) Serve(ctx context.Context, ln net.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterNotificationServer(r, handler{s: s}) }
 	if err := wire.Serve(ctx, ln, s.credentials.ServerTLS(identity.Driver), register, func() {}); err != nil {
@@ -75,8 +77,8 @@ func (s *Service) Serve(ctx context.Context, ln net.Listener) error {
 	return nil
 }
 
-// Latest returns the update with the highest number heard so far, the zero Update before any. It never blocks and is
-// cheap enough for every step of a training loop.
+// Latest returns the update with the highest number heard so far, the zero Update before any. It
+// never blocks and is cheap enough for every step of a training loop.
 func (s *Service) Latest() Update {
 	if u := s.latest.Load(); u != nil {
 		return *u
@@ -84,8 +86,8 @@ func (s *Service) Latest() Update {
 	return Update{}
 }
 
-// Loss returns the latest loss heard of, the zero Loss before any, and a channel that is closed when there is a later
-// one. It never blocks.
+// Loss returns the latest loss heard of, the zero Loss before any, and a channel that is closed
+// when there is a later one. It never blocks.
 func (s *Service) Loss() (Loss, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -426,7 +426,8 @@ func TestForgetStopsRetries(t *testing.T) {
 	if len(j.pusher.targets) != 0 {
 		t.Error("the target is not forgotten")
 	}
-	// A target that was forgotten before Run saw it is not told, and one that is pushed to again is.
+	// A target that was forgotten before Run saw it is not told, and one that is pushed to again
+	// is.
 	s, to := j.service("b", "127.0.0.1:0")
 	j.pusher.Push([]Target{to}, update(1))
 	j.pusher.Forget("b")
@@ -451,7 +452,8 @@ func TestTargetMoves(t *testing.T) {
 	}
 }
 
-// A target's address may have been taken over by another worker: it is not told what is not meant for it.
+// A target's address may have been taken over by another worker: it is not told what is not meant
+// for it.
 func TestAnotherWorkerAtTheAddress(t *testing.T) {
 	j := newJob(t)
 	j.impatient()

@@ -30,8 +30,8 @@ type PusherConfig struct {
 	Retry time.Duration
 	// Timeout bounds an attempt. Zero: 2 s.
 	Timeout time.Duration
-	// Acked is called from the target's goroutine when it has acknowledged an update or a loss, with the number of the
-	// latest update that it knows. Nil: nobody listens.
+	// Acked is called from the target's goroutine when it has acknowledged an update or a loss,
+	// with the number of the latest update that it knows. Nil: nobody listens.
 	Acked func(incarnation string, seq uint64)
 }
 
@@ -41,9 +41,9 @@ type Target struct {
 	Addr    string
 }
 
-// Pusher is the driver's side: it brings every target the latest update and the latest loss that are meant for it. Each target has a
-// goroutine and a connection of its own, so that one that hangs delays no other. Its methods may be called from several
-// goroutines at once.
+// Pusher is the driver's side: it brings every target the latest update and the latest loss that
+// are meant for it. Each target has a goroutine and a connection of its own, so that one that hangs
+// delays no other. Its methods may be called from several goroutines at once.
 type Pusher struct {
 	cfg  PusherConfig
 	wake chan struct{} // of capacity 1: there are targets to start
@@ -105,7 +105,8 @@ func NewPusher(cfg PusherConfig) *Pusher {
 	return &Pusher{cfg: cfg, wake: make(chan struct{}, 1), targets: make(map[string]*target)}
 }
 
-// Run pushes until ctx ends, and returns nil when the goroutines of all targets have ended. It is called once.
+// Run pushes until ctx ends, and returns nil when the goroutines of all targets have ended. It is
+// called once.
 func (p *Pusher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -125,10 +126,11 @@ func (p *Pusher) Run(ctx context.Context) error {
 	}
 }
 
-// Push sets what each of the targets must know. It is repeated for each until the target has acknowledged it, a later
-// Push for the target overtakes it, or the target is forgotten; other targets keep what they must know. An update whose
-// number is not higher than one that was pushed to a target already is ignored for it. A target whose address has
-// changed is a new one. Push never blocks; before Run it only takes note.
+// Push sets what each of the targets must know. It is repeated for each until the target has
+// acknowledged it, a later Push for the target overtakes it, or the target is forgotten; other
+// targets keep what they must know. An update whose number is not higher than one that was pushed
+// to a target already is ignored for it. A target whose address has changed is a new one. Push
+// never blocks; before Run it only takes note.
 func (p *Pusher) Push(targets []Target, u Update) {
 	p.set(targets, func(w *word) bool {
 		newer := u.Seq > w.update.Seq
@@ -139,9 +141,9 @@ func (p *Pusher) Push(targets []Target, u Update) {
 	})
 }
 
-// PushLoss sets which ranks of their world are dead, for each of the targets, and is otherwise like Push. A loss of an
-// earlier generation than one that was pushed to a target already is ignored for it, as is one of the same that names no
-// more ranks.
+// PushLoss sets which ranks of their world are dead, for each of the targets, and is otherwise like
+// Push. A loss of an earlier generation than one that was pushed to a target already is ignored for
+// it, as is one of the same that names no more ranks.
 func (p *Pusher) PushLoss(targets []Target, l Loss) {
 	p.set(targets, func(w *word) bool {
 		newer := l.overtakes(w.loss)
@@ -174,8 +176,8 @@ func (p *Pusher) set(targets []Target, change func(*word) bool) {
 	signal(p.wake)
 }
 
-// Forget ends all efforts for a target, whether Push was ever called for it or not. It does not wait for an attempt
-// under way, which is cut off.
+// Forget ends all efforts for a target, whether Push was ever called for it or not. It does not
+// wait for an attempt under way, which is cut off.
 func (p *Pusher) Forget(incarnation string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +197,8 @@ func (t *target) set(change func(*word) bool) {
 	}
 }
 
-// begin returns what the target must know now, and a context that ends after the timeout or when that is overtaken.
+// begin returns what the target must know now, and a context that ends after the timeout or when
+// that is overtaken.
 func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFunc, word) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -263,12 +266,13 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	}
 }
 
-// loud tells whether the so-manieth failure in a row is worth a line of the log: the second, the fourth, the eighth. Where a
-// thousand are told at once, a first attempt may well come too late.
+// loud tells whether the so-manieth failure in a row is worth a line of the log: the second, the
+// fourth, the eighth. Where a thousand are told at once, a first attempt may well come too late.
 func loud(failures int) bool { return failures > 1 && failures&(failures-1) == 0 }
 
-// attempt tells the target what it must know, if that is newer than the version that it has acknowledged. It waits for the
-// connection within its time, so that the word travels at the moment the service is there.
+// attempt tells the target what it must know, if that is newer than the version that it has
+// acknowledged. It waits for the connection within its time, so that the word travels at the moment
+// the service is there.
 func (p *Pusher) attempt(t *target, rpc wire.NotificationClient, acked uint64) (word, error) {
 	ctx, cancel, w := t.begin(p.cfg.Timeout)
 	defer cancel()

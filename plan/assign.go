@@ -17,12 +17,12 @@ func SlotIDs(hosts []Host) []SlotID {
 	return ids
 }
 
-// Assign gives ranks to slots in the order of ids, which are grouped by host, the oldest host first, so that old hosts
-// keep low ranks. At most max slots get one (0: all of them); fewer than min are ErrNotEnoughSlots, wrapped with the
-// numbers.
+// Assign gives ranks to slots in the order of ids, which are grouped by host, the oldest host
+// first, so that old hosts keep low ranks. At most max slots get one (0: all of them); fewer than
+// min are ErrNotEnoughSlots, wrapped with the numbers.
 //
-// An index may be missing where a slot is excluded: local ranks are dense, the index stays. An id that is given twice is
-// an error. The slots are the caller's.
+// An index may be missing where a slot is excluded: local ranks are dense, the index stays. An id
+// that is given twice is an error. The slots are the caller's.
 func Assign(ids []SlotID, min, max int) ([]Slot, error) {
 	if max > 0 && len(ids) > max {
 		ids = ids[:max]
@@ -40,8 +40,8 @@ func Assign(ids []SlotID, min, max int) ([]Slot, error) {
 	return slots, nil
 }
 
-// Place sets everything of the slots of a world but their ids, from which it follows: ranks are in their order. An id that
-// is there twice is an error.
+// Place sets everything of the slots of a world but their ids, from which it follows: ranks are in
+// their order. An id that is there twice is an error.
 func Place(slots []Slot) error {
 	hosts := make(map[string]*tally)
 	var cross []int // by local rank: hosts that have it so far, its cross size in the end
@@ -97,8 +97,9 @@ func unlike(slots []Slot) error {
 	return nil
 }
 
-// Group returns the place of a host among the hosts of the world and their number, as torchrun counts nodes: hosts are
-// numbered in the order of their lowest ranks. The rank is -1 where the world has no slot of that host.
+// Group returns the place of a host among the hosts of the world and their number, as torchrun
+// counts nodes: hosts are numbered in the order of their lowest ranks. The rank is -1 where the
+// world has no slot of that host.
 func (w World) Group(host string) (rank, size int) {
 	rank = -1
 	for _, s := range w.Slots {

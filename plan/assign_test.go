@@ -64,7 +64,8 @@ func TestAssignRefuses(t *testing.T) {
 	}
 }
 
-// literalAssign says what a rank is as the definitions say it, counting everything anew for every slot.
+// literalAssign says what a rank is as the definitions say it, counting everything anew for every
+// slot.
 func literalAssign(ids []plan.SlotID, most int) []plan.Slot {
 	if most > 0 {
 		ids = ids[:min(most, len(ids))]

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Worker is what the environment of a worker tells it: who it is, whom to ask for its world, and its place in the world
-// for which it was started, which later worlds do not change.
+// Worker is what the environment of a worker tells it: who it is, whom to ask for its world, and
+// its place in the world for which it was started, which later worlds do not change.
 type Worker struct {
 	// RunID names the job, Incarnation this process: a slot's next worker has another.
 	RunID, Incarnation string
 	// Slot is the worker's place, Size the number of ranks.
 	Slot Slot
 	Size int
-	// GroupRank and GroupSize are the place of the worker's host among the world's hosts and their number, as
-	// World.Group returns them. Where GroupSize is 0, CrossRank and CrossSize stand in, which are the same as long as
-	// every host has as many slots.
+	// GroupRank and GroupSize are the place of the worker's host among the world's hosts and their
+	// number, as World.Group returns them. Where GroupSize is 0, CrossRank and CrossSize stand in,
+	// which are the same as long as every host has as many slots.
 	GroupRank, GroupSize int
 	// Elastic says that the world may change.
 	Elastic bool
@@ -27,38 +27,44 @@ type Worker struct {
 	DriverAddr string
 	// Credentials are the worker's, encoded as one line of text. They are secret: never log them.
 	Credentials string
-	// MasterAddr and MasterPort are a place at which programs written for torchrun may meet. An empty MasterAddr leaves
-	// both out.
+	// MasterAddr and MasterPort are a place at which programs written for torchrun may meet. An
+	// empty MasterAddr leaves both out.
 	MasterAddr string
 	MasterPort int
 	// Restarts counts the job's resets at the worker's start, MaxRestarts bounds them.
 	Restarts, MaxRestarts int
 	// EncryptData asks for TLS on the connections that carry tensors.
 	EncryptData bool
-	// NetworkInterfaces names those whose addresses may be offered to peers; nil means all. No name holds a comma.
+	// NetworkInterfaces names those whose addresses may be offered to peers; nil means all. No name
+	// holds a comma.
 	NetworkInterfaces []string
-	// TimelineFilename is what the files are named after in which the worker writes down its operations; "" asks for none.
+	// TimelineFilename is what the files are named after in which the worker writes down its
+	// operations; "" asks for none.
 	TimelineFilename string
-	// FusionThreshold (in MiB), CycleTime and StallWarning tune asynchronous collectives. 0: as is usual; negative: not at
-	// all, no fusion, no delay, no warning.
+	// FusionThreshold (in MiB), CycleTime and StallWarning tune asynchronous collectives. 0: as is
+	// usual; negative: not at all, no fusion, no delay, no warning.
 	FusionThreshold         int
 	CycleTime, StallWarning time.Duration
-	// Connections share the large messages between two workers of different hosts. 0: as is usual, one.
+	// Connections share the large messages between two workers of different hosts. 0: as is usual,
+	// one.
 	Connections int
-	// VerifyState is after how many commits the ranks compare their states. 0: only after each sync; negative: not at all.
+	// VerifyState is after how many commits the ranks compare their states. 0: only after each
+	// sync; negative: not at all.
 	VerifyState int
-	// HealState says that ranks that differ are given the state of most others; training fails otherwise.
+	// HealState says that ranks that differ are given the state of most others; training fails
+	// otherwise.
 	HealState bool
 	// CommitReplicas is how many other ranks keep what a rank alone has of each commit.
 	CommitReplicas int
-	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable, Environ does not write it.
+	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable,
+	// Environ does not write it.
 	Algorithm string
 	// OnlySockets asks for no shared memory between the ranks of a host. It is the user's as well.
 	OnlySockets bool
 }
 
-// The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those of Horovod and of
-// torchrun, for programs that read them.
+// The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those
+// of Horovod and of torchrun, for programs that read them.
 const (
 	// MaxFusionThreshold is the largest, in MiB.
 	MaxFusionThreshold = 1 << 20
@@ -82,9 +88,10 @@ const (
 	EnvOnlySockets       = "HVD_ONLY_SOCKETS"
 )
 
-// Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the environment that it
-// inherits: all of them are always there, so that nothing is inherited from a job that started this one, save the master's
-// address where there is none. The list holds a secret.
+// Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the
+// environment that it inherits: all of them are always there, so that nothing is inherited from a
+// job that started this one, save the master's address where there is none. The list holds a
+// secret.
 func (w Worker) Environ() []string {
 	groupRank, groupSize := w.GroupRank, w.GroupSize
 	if groupSize == 0 {
@@ -138,8 +145,9 @@ func (w Worker) Environ() []string {
 	return env
 }
 
-// WorkerFromEnv reads back what Environ wrote; lookup is os.LookupEnv, or the like. It returns false where hvdrun did not
-// start this process: there is no HVD_DRIVER_ADDR, or an empty one. Errors name the variable.
+// WorkerFromEnv reads back what Environ wrote; lookup is os.LookupEnv, or the like. It returns
+// false where hvdrun did not start this process: there is no HVD_DRIVER_ADDR, or an empty one.
+// Errors name the variable.
 func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	if addr, _ := lookup(EnvDriverAddr); addr == "" {
 		return Worker{}, false, nil

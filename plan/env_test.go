@@ -170,7 +170,8 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	}
 }
 
-// FuzzWorkerFromEnv: what an environment says of a worker is refused, or makes a place that can be, and says the same again.
+// FuzzWorkerFromEnv: what an environment says of a worker is refused, or makes a place that can be,
+// and says the same again.
 func FuzzWorkerFromEnv(f *testing.F) {
 	f.Add(strings.Join(worker().Environ(), "\x00"))
 	f.Add("HVD_DRIVER_ADDR=a:1\x00HOROVOD_RANK=99999999999999999999")

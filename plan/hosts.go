@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxSlots is the most slots that one host may have. It is far above any machine; a larger number is a slip of the pen
-// and would cost the driver its memory.
+// MaxSlots is the most slots that one host may have. It is far above any machine; a larger number
+// is a slip of the pen and would cost the driver its memory.
 const MaxSlots = 1 << 16
 
 const (
@@ -22,7 +22,8 @@ const (
 type ParseError struct {
 	// Line is the number of the line, from 1; 0 where the error is about an item.
 	Line int
-	// Item is the number of the item in a comma separated list, from 1; 0 where the error is about a line.
+	// Item is the number of the item in a comma separated list, from 1; 0 where the error is about
+	// a line.
 	Item int
 	// Text is the line or item, shortened where it is long.
 	Text string
@@ -44,11 +45,12 @@ func (e *ParseError) Error() string {
 //	name            name:slots      name slots=n
 //	[v6]            [v6]:slots      v6
 //
-// A line may be blank, may end in CRLF, and may hold a comment, from a # at its beginning or after white space to its
-// end. A line without slots has defaultSlots; a negative defaultSlots says that there is no default, and makes such a
-// line an error. A host of 0 slots is known but takes no worker now. A host that is listed twice with the same slots
-// counts once, where it stood first; with different slots it is an error. A bare IPv6 address is accepted only where its
-// end cannot be meant as slots. An empty text is an empty list.
+// A line may be blank, may end in CRLF, and may hold a comment, from a # at its beginning or after
+// white space to its end. A line without slots has defaultSlots; a negative defaultSlots says that
+// there is no default, and makes such a line an error. A host of 0 slots is known but takes no
+// worker now. A host that is listed twice with the same slots counts once, where it stood first;
+// with different slots it is an error. A bare IPv6 address is accepted only where its end cannot be
+// meant as slots. An empty text is an empty list.
 //
 // Every error is a *ParseError. The list is the caller's.
 func ParseHosts(text string, defaultSlots int) ([]Host, error) {
@@ -68,8 +70,9 @@ func ParseHosts(text string, defaultSlots int) ([]Host, error) {
 	return b.hosts, nil
 }
 
-// ParseHostList reads the hosts of a command line: items separated by commas, each written as a line of ParseHosts is,
-// but without comments. An item must not be empty. Every error is a *ParseError that has the item's number.
+// ParseHostList reads the hosts of a command line: items separated by commas, each written as a
+// line of ParseHosts is, but without comments. An item must not be empty. Every error is a
+// *ParseError that has the item's number.
 func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "in item")
 	number := 0
@@ -86,8 +89,9 @@ func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	return b.hosts, nil
 }
 
-// CheckHosts returns what would be an error in a listing of these hosts: a name that no host has, slots out of bounds, a
-// host that is listed twice. Lists that were not parsed by this package pass here before they are believed.
+// CheckHosts returns what would be an error in a listing of these hosts: a name that no host has,
+// slots out of bounds, a host that is listed twice. Lists that were not parsed by this package pass
+// here before they are believed.
 func CheckHosts(hosts []Host) error {
 	b := newListing(-1, "as host")
 	for i, h := range hosts {
@@ -111,8 +115,8 @@ func CheckHosts(hosts []Host) error {
 	return nil
 }
 
-// withoutComment cuts a comment off. A # inside a word is no comment: the name will be refused, rather than half of it
-// be taken for a host.
+// withoutComment cuts a comment off. A # inside a word is no comment: the name will be refused,
+// rather than half of it be taken for a host.
 func withoutComment(line string) string {
 	for i := range len(line) {
 		if line[i] == '#' && (i == 0 || strings.ContainsRune(" \t\v\f\r", rune(line[i-1]))) {
@@ -248,7 +252,8 @@ func splitSlots(word string) (name, slots, reason string) {
 	return name, slots, ""
 }
 
-// nameFault says why no host can be called so. A name that begins with a dash would be an option to ssh.
+// nameFault says why no host can be called so. A name that begins with a dash would be an option to
+// ssh.
 func nameFault(name string) string {
 	switch {
 	case name == "":

@@ -44,8 +44,9 @@ const (
 	Fetches
 )
 
-// String says what the worker is doing: "joining", "connecting", "outside of elastic.Run", "synchronising its state",
-// "training", "saving its state", "in an OnReset function" or "fetching the state".
+// String says what the worker is doing: "joining", "connecting", "outside of elastic.Run",
+// "synchronising its state", "training", "saving its state", "in an OnReset function" or "fetching
+// the state".
 func (p Phase) String() string {
 	switch p {
 	case Joins:
@@ -68,11 +69,14 @@ func (p Phase) String() string {
 	return fmt.Sprintf("in phase %d", uint8(p))
 }
 
-// Lane is how far a worker has come in one of the groups of its world: collective.Progress, and since when.
+// Lane is how far a worker has come in one of the groups of its world: collective.Progress, and
+// since when.
 type Lane struct {
-	// ID tells the group; 0 is that of all ranks. While these connect, a worker waits there in operation 0.
+	// ID tells the group; 0 is that of all ranks. While these connect, a worker waits there in
+	// operation 0.
 	ID uint64
-	// Operation is the number of the last operation that it has entered, the same for the same operation on all ranks.
+	// Operation is the number of the last operation that it has entered, the same for the same
+	// operation on all ranks.
 	Operation uint64
 	Waiting   bool
 	// For is how long it has been at that operation, or after it, at least.
@@ -107,8 +111,9 @@ var ErrNotConnected = errors.New("rendezvous: the driver is not connected")
 // Connected tells whether there is a connection to the driver now. It does not block.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
-// Beat tells the driver what the worker does, once: unlike the other calls it is not repeated, and lasts a second at most.
-// Where there is no connection it begins to make one, and returns ErrNotConnected at once.
+// Beat tells the driver what the worker does, once: unlike the other calls it is not repeated, and
+// lasts a second at most. Where there is no connection it begins to make one, and returns
+// ErrNotConnected at once.
 func (c *Client) Beat(ctx context.Context, b Beat) error {
 	switch c.conn.GetState() {
 	case connectivity.Ready:

@@ -20,13 +20,15 @@ const (
 	// defaultPatience is less than --start-timeout is by default, so that a worker says why it has
 	// not joined.
 	defaultPatience = 25 * time.Second
-	// defaultAbsence is as long as agents ever keep the workers of a driver that is gone: they know when it is enough.
+	// defaultAbsence is as long as agents ever keep the workers of a driver that is gone: they know
+	// when it is enough.
 	defaultAbsence = 7 * 24 * time.Hour
 	// maxPause bounds the pause between two tries to connect: a driver that is back is found soon.
 	maxPause = 500 * time.Millisecond
 	// retryPause is between two calls of which the first reached a driver that did not answer it.
 	retryPause = 20 * time.Millisecond
-	// served is how long a call must have been with the driver for the patience to begin anew after it broke.
+	// served is how long a call must have been with the driver for the patience to begin anew after
+	// it broke.
 	served = time.Second
 	// lastTry is how long the try may take that ends the patience and says what is wrong.
 	lastTry = 100 * time.Millisecond
@@ -40,13 +42,13 @@ type ClientConfig struct {
 	Credentials *identity.Credentials
 	// Patience is how long the driver may be out of reach before a call gives up. Zero: 25 s.
 	Patience time.Duration
-	// Absence is the same once the driver has been reached: another may take over from one that has died. Zero: Patience
-	// where that is given, else a week.
+	// Absence is the same once the driver has been reached: another may take over from one that has
+	// died. Zero: Patience where that is given, else a week.
 	Absence time.Duration
 }
 
-// Client is a worker's connection to the driver. It stays open between calls. Its methods may be called from several
-// goroutines at once.
+// Client is a worker's connection to the driver. It stays open between calls. Its methods may be
+// called from several goroutines at once.
 type Client struct {
 	cfg   ClientConfig
 	conn  *grpc.ClientConn
@@ -80,9 +82,10 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 // Close breaks the connection and fails calls under way.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Join asks for a world newer than j.After with this worker in it, and blocks until there is one; it may take for ever.
-// It asks again when the connection breaks. Its errors are ErrRemoved, ErrLast and ErrFinished where the driver dismisses the
-// worker, an *UnreachableError, ErrSuperseded, the cause of ctx's end, or say why the driver refuses.
+// Join asks for a world newer than j.After with this worker in it, and blocks until there is one;
+// it may take for ever. It asks again when the connection breaks. Its errors are ErrRemoved,
+// ErrLast and ErrFinished where the driver dismisses the worker, an *UnreachableError,
+// ErrSuperseded, the cause of ctx's end, or say why the driver refuses.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	req := j.toWire()
 	if err := validate(req); err != nil {
@@ -112,8 +115,9 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	return placeFromWire(reply.GetWorld(), j.After)
 }
 
-// Look returns the newest world, in which this worker need not be: its Rank there means nothing, and a Generation of 0 says that
-// there is none yet. Its errors are those of Join, without dismissals.
+// Look returns the newest world, in which this worker need not be: its Rank there means nothing,
+// and a Generation of 0 says that there is none yet. Its errors are those of Join, without
+// dismissals.
 func (c *Client) Look(ctx context.Context) (World, error) {
 	var reply *wire.World
 	err := c.call(ctx, "look", func(ctx context.Context) (err error) {
@@ -130,8 +134,8 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 	return p.World()
 }
 
-// Report tells the driver of r and blocks until it has heard, perhaps twice. Its errors are those of Join, without
-// dismissals.
+// Report tells the driver of r and blocks until it has heard, perhaps twice. Its errors are those
+// of Join, without dismissals.
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {
 	for on, of := range reportsFromWire {
 		if of == r {
@@ -153,8 +157,8 @@ func (c *Client) patience() time.Duration {
 	return c.cfg.Patience
 }
 
-// call repeats do until the driver has answered it or has been out of reach for the patience. Every call here can be
-// repeated without harm.
+// call repeats do until the driver has answered it or has been out of reach for the patience. Every
+// call here can be repeated without harm.
 func (c *Client) call(ctx context.Context, what string, do func(context.Context) error) error {
 	since := time.Now() // when the driver was last known to be there, or the call began
 	for {
@@ -181,7 +185,8 @@ func (c *Client) call(ctx context.Context, what string, do func(context.Context)
 		}
 		switch status.Code(err) {
 		case codes.Unavailable, codes.Aborted:
-			// Aborted: an earlier try, still on its way when its connection broke, has come in after this one.
+			// Aborted: an earlier try, still on its way when its connection broke, has come in
+			// after this one.
 		default:
 			return fmt.Errorf("rendezvous: %s: %w", what, plain(err))
 		}
@@ -197,7 +202,8 @@ func (c *Client) call(ctx context.Context, what string, do func(context.Context)
 	}
 }
 
-// ready waits until there is a connection. It reports false at the deadline, when ctx ends, and for a closed client.
+// ready waits until there is a connection. It reports false at the deadline, when ctx ends, and for
+// a closed client.
 func (c *Client) ready(ctx context.Context, deadline time.Time) bool {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()

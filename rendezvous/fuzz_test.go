@@ -60,7 +60,8 @@ func FuzzPlace(f *testing.F) {
 	})
 }
 
-// FuzzMembers: the members of a world that a worker takes are as many as it was told of, each in a slot of its own.
+// FuzzMembers: the members of a world that a worker takes are as many as it was told of, each in a
+// slot of its own.
 func FuzzMembers(f *testing.F) {
 	f.Add(encoded(f, &wire.Members{
 		Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
@@ -121,7 +122,8 @@ func again(t *testing.T, w World, addrs [][]string) World {
 	return back
 }
 
-// FuzzBeat: what a worker says that it does has bounds and says the same when it is said again, or is refused.
+// FuzzBeat: what a worker says that it does has bounds and says the same when it is said again, or
+// is refused.
 func FuzzBeat(f *testing.F) {
 	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}}}
 	f.Add(encoded(f, b.toWire()))

@@ -1,9 +1,10 @@
-// Package rendezvous is where the workers of a job meet in a generation: the driver's server, which holds the published
-// world and the joins that wait for it, and the worker's client.
+// Package rendezvous is where the workers of a job meet in a generation: the driver's server, which
+// holds the published world and the joins that wait for it, and the worker's client.
 //
-// It is level-triggered: a join says which generation its worker has left, and is answered with the current world if that
-// is newer and the worker is in it. So an answer that was lost on the way is simply asked for again. Who joins is read
-// from the certificate of the connection and from nothing else.
+// It is level-triggered: a join says which generation its worker has left, and is answered with the
+// current world if that is newer and the worker is in it. So an answer that was lost on the way is
+// simply asked for again. Who joins is read from the certificate of the connection and from nothing
+// else.
 package rendezvous
 
 import (
@@ -21,8 +22,8 @@ import (
 var (
 	// ErrRemoved dismisses a worker that has no place in the new world.
 	ErrRemoved = errors.New("rendezvous: this worker has no place in the new world")
-	// ErrLast is ErrRemoved for a worker after which no world follows: of all ranks it is the one to write the job's last
-	// commit to disk.
+	// ErrLast is ErrRemoved for a worker after which no world follows: of all ranks it is the one
+	// to write the job's last commit to disk.
 	ErrLast = fmt.Errorf("%w, and writes the job's last checkpoint", ErrRemoved)
 	// ErrFinished dismisses a worker because the job's training is done.
 	ErrFinished = errors.New("rendezvous: the job is done")
@@ -30,8 +31,8 @@ var (
 	ErrSuperseded = errors.New("rendezvous: another join of this worker has taken the place of this one")
 )
 
-// UnreachableError is returned by the methods of Client where the driver could not be reached for as long as
-// ClientConfig.Patience.
+// UnreachableError is returned by the methods of Client where the driver could not be reached for
+// as long as ClientConfig.Patience.
 type UnreachableError struct {
 	Addr string
 	For  time.Duration
@@ -48,7 +49,8 @@ func (e *UnreachableError) Error() string {
 // Unwrap returns why the last try failed.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Joining is what a worker says when it joins. At most 64 data addresses, every address at most 256 bytes.
+// Joining is what a worker says when it joins. At most 64 data addresses, every address at most 256
+// bytes.
 type Joining struct {
 	// After is the generation that the worker has left; 0 for a worker that was in none.
 	After uint64
@@ -116,7 +118,8 @@ const (
 	OverIPC
 	OverIPCHosts
 	OverStaging
-	// Writing: it has left its world and writes a last checkpoint, of the commit that the report names.
+	// Writing: it has left its world and writes a last checkpoint, of the commit that the report
+	// names.
 	Writing
 	// Written: that checkpoint is on the disk.
 	Written
@@ -127,7 +130,8 @@ const (
 // overs are the names of backends.
 var overs = map[Report]string{OverNCCL: "nccl", OverIPC: "ipc", OverIPCHosts: "ipc+hosts", OverStaging: "staging"}
 
-// Over is the report that names a backend of devices' collectives; false where there is none of that name.
+// Over is the report that names a backend of devices' collectives; false where there is none of
+// that name.
 func Over(backend string) (Report, bool) {
 	for r, name := range overs {
 		if name == backend {
@@ -140,8 +144,8 @@ func Over(backend string) (Report, bool) {
 // Backend is the name that [Over] was given; empty for a report of something else.
 func (r Report) Backend() string { return overs[r] }
 
-// String returns "done", "leaving", "committed", "draining", "fetching", "writing", "written", "not written" or "over " and a
-// backend.
+// String returns "done", "leaving", "committed", "draining", "fetching", "writing", "written", "not
+// written" or "over " and a backend.
 func (r Report) String() string {
 	switch r {
 	case Writing:
@@ -192,7 +196,8 @@ func validate(req *wire.JoinRequest) error {
 	return nil
 }
 
-// clip returns the text as the wire takes it: valid, and of so many bytes at most, cut between two characters.
+// clip returns the text as the wire takes it: valid, and of so many bytes at most, cut between two
+// characters.
 func clip(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) > most {

@@ -228,8 +228,8 @@ func TestJoinWaitsForPublish(t *testing.T) {
 	j.world("b", two, 1, 1)
 }
 
-// A join that comes after its world was published, or comes again because the answer was lost, is answered alike and at
-// once, and the handler does not hear of it.
+// A join that comes after its world was published, or comes again because the answer was lost, is
+// answered alike and at once, and the handler does not hear of it.
 func TestJoinAfterPublish(t *testing.T) {
 	j := newJob(t)
 	j.publish(1, 0, 0, "a")
@@ -244,7 +244,8 @@ func TestGenerations(t *testing.T) {
 	a, b, c := j.client("a"), j.client("b"), j.client("c")
 	j.publish(1, 0, 0, "a", "b")
 	j.world("a", join(a, Joining{}), 1, 0)
-	// b has not fetched world 1 when world 2 comes: it gets the newest. c waits at the door: world 1 is not its own.
+	// b has not fetched world 1 when world 2 comes: it gets the newest. c waits at the door: world
+	// 1 is not its own.
 	wc := join(c, Joining{})
 	take(t, "joined", j.heard.joins)
 	wa := join(a, Joining{After: 1})
@@ -254,7 +255,8 @@ func TestGenerations(t *testing.T) {
 	j.world("a", wa, 2, 1)
 	j.world("b", join(b, Joining{}), 2, 0)
 	j.world("c", wc, 2, 2)
-	// A worker that is ahead of the published world waits for a newer one; one that is no member waits as well.
+	// A worker that is ahead of the published world waits for a newer one; one that is no member
+	// waits as well.
 	ahead := join(a, Joining{After: 3})
 	take(t, "joined", j.heard.joins)
 	j.publish(3, 0, 0, "a")
@@ -379,7 +381,8 @@ func TestClosedClient(t *testing.T) {
 	}
 }
 
-// The end of the server releases every join; clients then look for the driver and find the one that comes back.
+// The end of the server releases every join; clients then look for the driver and find the one that
+// comes back.
 func TestServerStopsAndReturns(t *testing.T) {
 	j := newJob(t)
 	const n = 5
@@ -778,8 +781,8 @@ func TestManyGenerations(t *testing.T) {
 }
 
 // BenchmarkPublish measures from Publish until four workers that waited have their world.
-// BenchmarkPublish is a world on its way to all that wait for it. Each of them is told of all: what is reported is the time
-// for one of them.
+// BenchmarkPublish is a world on its way to all that wait for it. Each of them is told of all: what
+// is reported is the time for one of them.
 func BenchmarkPublish(b *testing.B) {
 	for _, n := range []int{4, 100, 300, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmarkPublish(b, n) })
@@ -825,7 +828,8 @@ func benchmarkPublish(b *testing.B, n int) {
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "µs/worker")
 }
 
-// BenchmarkWorld is what a worker makes of an answer that tells it of a thousand, its addresses too.
+// BenchmarkWorld is what a worker makes of an answer that tells it of a thousand, its addresses
+// too.
 func BenchmarkWorld(b *testing.B) {
 	const n = 1000
 	ids, members := make([]plan.SlotID, n), make([]Member, n)

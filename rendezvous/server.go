@@ -18,12 +18,13 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Handler hears what the workers say. Its methods are called from the goroutines of the connections, several at a time,
-// and must not block for long; they may call the Server's methods.
+// Handler hears what the workers say. Its methods are called from the goroutines of the
+// connections, several at a time, and must not block for long; they may call the Server's methods.
 type Handler interface {
-	// Joined tells of a join that has to wait: one that no published world and no dismissal answers. A worker that repeats
-	// its join is heard again. A world that is published at the same moment may answer the join before it is heard here;
-	// j.After is below its generation then, and there is nothing to do.
+	// Joined tells of a join that has to wait: one that no published world and no dismissal
+	// answers. A worker that repeats its join is heard again. A world that is published at the same
+	// moment may answer the join before it is heard here; j.After is below its generation then, and
+	// there is nothing to do.
 	Joined(from identity.Subject, j Joining)
 	// Reported tells of a report; one that was repeated on the way is heard twice.
 	Reported(from identity.Subject, r Report, generation, commits uint64)
@@ -46,8 +47,8 @@ type ServerConfig struct {
 	Log logrus.FieldLogger
 }
 
-// Server is the driver's side: it knows the current world and the joins that wait. Its methods may be called from
-// several goroutines at once, before, during and after Serve.
+// Server is the driver's side: it knows the current world and the joins that wait. Its methods may
+// be called from several goroutines at once, before, during and after Serve.
 type Server struct {
 	cfg ServerConfig
 
@@ -58,7 +59,8 @@ type Server struct {
 	dismissed map[string]*wire.JoinReply
 }
 
-// published is the current world, in the form in which it is sent. It never changes, so that all replies share it.
+// published is the current world, in the form in which it is sent. It never changes, so that all
+// replies share it.
 type published struct {
 	generation uint64
 	root       uint32
@@ -86,9 +88,9 @@ func NewServer(cfg ServerConfig) *Server {
 	return &Server{cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply)}
 }
 
-// Serve answers workers of the job on ln, which it closes, until ctx ends; it is called once. Then every waiting join is
-// released (the clients see that the driver is unavailable), and Serve returns nil when all handlers have. It returns an
-// error when ln fails.
+// Serve answers workers of the job on ln, which it closes, until ctx ends; it is called once. Then
+// every waiting join is released (the clients see that the driver is unavailable), and Serve
+// returns nil when all handlers have. It returns an error when ln fails.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterRendezvousServer(r, service{s: s}) }
 	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release); err != nil {
@@ -109,10 +111,11 @@ func (s *Server) release() {
 	}
 }
 
-// Publish makes w the current world, with its members by rank, its sync root and the number of the last notification it
-// takes account of. The slots of w are as plan.Place makes them. It releases the joins of members that wait for a newer generation than theirs. It panics where
-// members and w differ in size or root is no rank of w; a world that is not newer than the current one is ignored.
-// It keeps none of its arguments and never blocks.
+// Publish makes w the current world, with its members by rank, its sync root and the number of the
+// last notification it takes account of. The slots of w are as plan.Place makes them. It releases
+// the joins of members that wait for a newer generation than theirs. It panics where members and w
+// differ in size or root is no rank of w; a world that is not newer than the current one is
+// ignored. It keeps none of its arguments and never blocks.
 func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
@@ -164,8 +167,9 @@ func (p *published) world(rank uint32) *wire.World {
 	}
 }
 
-// Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved, ErrLast or ErrFinished; it panics for
-// another error. The last dismissal of a worker counts, and no world is given to it any more. Dismiss never blocks.
+// Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved, ErrLast
+// or ErrFinished; it panics for another error. The last dismissal of a worker counts, and no world
+// is given to it any more. Dismiss never blocks.
 func (s *Server) Dismiss(incarnation string, why error) {
 	var d wire.Dismissal
 	switch {

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// maxMembers and maxAddresses bound what a worker makes of the bytes of a world, some of which stand for many.
+	// maxMembers and maxAddresses bound what a worker makes of the bytes of a world, some of which
+	// stand for many.
 	maxMembers   = 1 << 20
 	maxAddresses = 1 << 20
 	maxText      = 16 << 20 // bytes of all addresses
@@ -22,8 +23,8 @@ const (
 	lenPort      = len(":65535")
 )
 
-// membersToWire puts the members of a world into columns. Their local and cross ranks are not among them: plan.Place
-// makes them of the slots.
+// membersToWire puts the members of a world into columns. Their local and cross ranks are not among
+// them: plan.Place makes them of the slots.
 func membersToWire(w plan.World, members []Member) *wire.Members {
 	m := &wire.Members{Indices: make([]uint32, len(members)), AddressCounts: make([]uint32, len(members))}
 	numbers := make(map[string]uint32) // of starts
@@ -49,8 +50,8 @@ func membersToWire(w plan.World, members []Member) *wire.Members {
 	return m
 }
 
-// splitPort returns an address without its port, and that; one that does not end in a port as a number is written comes
-// back whole, with 0.
+// splitPort returns an address without its port, and that; one that does not end in a port as a
+// number is written comes back whole, with 0.
 func splitPort(addr string) (start string, port uint32) {
 	at := strings.LastIndexByte(addr, ':')
 	if at < 0 {
@@ -75,8 +76,8 @@ func placeFromWire(m *wire.World, after uint64) (Place, error) {
 	}, nil
 }
 
-// World reads who the members are. It takes some time: 0.2 ms for a thousand, with their addresses. The error says that the
-// driver's answer makes no sense.
+// World reads who the members are. It takes some time: 0.2 ms for a thousand, with their addresses.
+// The error says that the driver's answer makes no sense.
 func (p Place) World() (World, error) {
 	var m wire.Members
 	if err := proto.Unmarshal(p.members, &m); err != nil {
@@ -156,8 +157,8 @@ func checkAddrs(m *wire.Members) error {
 	return nil
 }
 
-// DataAddrs returns the addresses of each rank's data listener, the best first, as the driver has them: each call makes new
-// slices.
+// DataAddrs returns the addresses of each rank's data listener, the best first, as the driver has
+// them: each call makes new slices.
 func (w World) DataAddrs() [][]string {
 	m := w.columns
 	addrs := make([][]string, len(m.GetAddressCounts()))

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// agentTable is what only an agent can be told, in the order of the help. Like the settings of a job, each is a flag, a
-// variable (HVD_KEY_FILE) and a key of the file.
+// agentTable is what only an agent can be told, in the order of the help. Like the settings of a
+// job, each is a flag, a variable (HVD_KEY_FILE) and a key of the file.
 var agentTable = section("agent", []setting{
 	{name: "key-file", arg: "F",
 		usage: "file that holds the cluster's key, and that only its owner may read",

@@ -6,12 +6,13 @@ import (
 	"strings"
 )
 
-// arguments rewrites a command line as horovodrun's users write it into one that pflag reads as they mean it, because
-// pflag takes -np for a bundle of the one-letter flags n and p:
+// arguments rewrites a command line as horovodrun's users write it into one that pflag reads as
+// they mean it, because pflag takes -np for a bundle of the one-letter flags n and p:
 //
 //   - long flags may have one dash, underscores and their other names;
 //   - each comes out as --name=value, and the two words of --blacklist-cooldown-range as one;
-//   - the first word that is no flag begins the command, and -- is put before it, unless it is a subcommand.
+//   - the first word that is no flag begins the command, and -- is put before it, unless it is a
+//     subcommand.
 type arguments struct {
 	in, out     []string
 	subcommands []string
@@ -107,7 +108,8 @@ func (a *arguments) flag(word string) error {
 	return nil
 }
 
-// settingOfLetter returns the setting whose flag of one letter is written so: -p 22, -p=22 or -p22; nil where none is.
+// settingOfLetter returns the setting whose flag of one letter is written so: -p 22, -p=22 or -p22;
+// nil where none is.
 func settingOfLetter(body string) *setting {
 	for i := range table {
 		st := &table[i]

@@ -14,7 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// benchRank is the subcommand that hvdrun starts itself with, once for each rank. Its argument is a bench.Spec in JSON.
+// benchRank is the subcommand that hvdrun starts itself with, once for each rank. Its argument is a
+// bench.Spec in JSON.
 const benchRank = "__bench-rank"
 
 // algorithmVariable tells workers which algorithm to use.
@@ -145,8 +146,8 @@ func (b *benchFlags) measurement(ctx context.Context, s *settings) (m measuremen
 	return m, m.checkMemory()
 }
 
-// checkMemory refuses tensors for which the machine has no room: each rank has its own, a library keeps up to one of that
-// size besides, and results of some operations are another.
+// checkMemory refuses tensors for which the machine has no room: each rank has its own, a library
+// keeps up to one of that size besides, and results of some operations are another.
 func (m *measurement) checkMemory() error {
 	info, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -29,7 +29,8 @@ const benchGrace = 5 * time.Second
 // errNoRows says that the ranks ended well but without a row for each size.
 var errNoRows = errors.New("the ranks have not reported all sizes")
 
-// runBench measures and prints. Ranks and peers take turns, and who begins changes from round to round.
+// runBench measures and prints. Ranks and peers take turns, and who begins changes from round to
+// round.
 func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err error) {
 	files, err := m.openFiles()
 	if err != nil {
@@ -101,8 +102,8 @@ type benchRun struct {
 	failed   []string // peers that are not asked again
 }
 
-// benchLauncher starts processes on this machine, and knows their groups, for a person who does not want to wait for their
-// end.
+// benchLauncher starts processes on this machine, and knows their groups, for a person who does not
+// want to wait for their end.
 type benchLauncher struct {
 	mu     sync.Mutex
 	groups map[int]bool
@@ -134,7 +135,8 @@ func (l *benchLauncher) kill() {
 	}
 }
 
-// build makes the peers' programs and returns the names of all that can be measured. Those that cannot are told.
+// build makes the peers' programs and returns the names of all that can be measured. Those that
+// cannot are told.
 func (r *benchRun) build(ctx context.Context) []string {
 	names := []string{bench.Ours}
 	for _, peer := range r.m.peers {

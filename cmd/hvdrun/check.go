@@ -19,7 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// maxOffset is how far apart clocks may be: certificates are dated back by an hour, and logs are read side by side.
+// maxOffset is how far apart clocks may be: certificates are dated back by an hour, and logs are
+// read side by side.
 const maxOffset = time.Minute
 
 func (p *program) checkCommand() *cobra.Command {

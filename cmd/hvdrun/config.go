@@ -67,7 +67,8 @@ func (s *settings) possible() error {
 	return err
 }
 
-// configEntry is one setting as it is printed. Value is a string, a []string, a map[string]string, or nil where there is none.
+// configEntry is one setting as it is printed. Value is a string, a []string, a map[string]string,
+// or nil where there is none.
 type configEntry struct {
 	section, name string
 	Value         any    `json:"value"`
@@ -149,7 +150,8 @@ var (
 	secretURL  = regexp.MustCompile(`://[^/@\s]*:[^/@\s]*@`)
 )
 
-// isSecret tells whether a value is better not shown. The name of a file in which a secret lies is none.
+// isSecret tells whether a value is better not shown. The name of a file in which a secret lies is
+// none.
 func isSecret(name, value string) bool {
 	isFile := strings.HasSuffix(strings.ToLower(name), "file") || strings.HasSuffix(strings.ToLower(name), "path")
 	return secretURL.MatchString(value) || secretName.MatchString(name) && !isFile

@@ -166,7 +166,8 @@ func (p *program) placeCommand(ctx context.Context, args []string, c control.Com
 	return p.order(ctx, job, c)
 }
 
-// parsePlace reads HOST, HOST:SLOT, or such with an IPv6 address, which has brackets where a slot follows.
+// parsePlace reads HOST, HOST:SLOT, or such with an IPv6 address, which has brackets where a slot
+// follows.
 func parsePlace(text string) (host string, slot *int, err error) {
 	wrong := fmt.Errorf("%q is neither HOST nor HOST:SLOT", text)
 	host = text
@@ -216,8 +217,8 @@ func (p *program) orderOf(ctx context.Context, d *jobDir, c control.Command) err
 	return nil
 }
 
-// theJob returns the job that a person means, which is the only one that runs where nothing is said; where none runs, the
-// only one whose driver is gone.
+// theJob returns the job that a person means, which is the only one that runs where nothing is
+// said; where none runs, the only one whose driver is gone.
 func theJob(env []string, name string) (*jobDir, error) {
 	if name != "" {
 		return findJob(env, name)

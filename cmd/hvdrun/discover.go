@@ -62,13 +62,15 @@ type understoodHost struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
 	Local bool   `json:"local"`
-	// Agent: workers there are started by the host's agent, be it local or not. It is left out where it is false.
+	// Agent: workers there are started by the host's agent, be it local or not. It is left out
+	// where it is false.
 	Agent bool `json:"agent,omitempty"`
 	// Draining is left out where it is false.
 	Draining bool `json:"draining,omitempty"`
 }
 
-// understand tells what is known of the hosts. It resolves their names; where ctx ends meanwhile it returns its cause.
+// understand tells what is known of the hosts. It resolves their names; where ctx ends meanwhile it
+// returns its cause.
 func (s *settings) understand(ctx context.Context, hosts []plan.Host) (understood, error) {
 	local, err := launch.LocalHosts(ctx, hostNames(hosts))
 	if err != nil {

@@ -97,8 +97,8 @@ func TestFilesThatAreRefused(t *testing.T) {
 	}
 }
 
-// FuzzConfig: whatever a file holds, it is refused with its name and a line, or what `hvdrun config` makes of it says the
-// same again.
+// FuzzConfig: whatever a file holds, it is refused with its name and a line, or what `hvdrun
+// config` makes of it says the same again.
 func FuzzConfig(f *testing.F) {
 	f.Add("np: 4\njob:\n  min-np: 2\n  command: [./train, --epochs, \"3\"]\n  env: {A: b}\n")
 	f.Add("discovery:\n  discovery-config: {a: \"\\x7f: b\"}\n  discovery-plugin: x\nverbose: on\n")

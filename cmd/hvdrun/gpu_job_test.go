@@ -54,8 +54,8 @@ type agentCluster struct {
 	key  []byte
 }
 
-// run runs the agent of a host. Where it has devices, faults says what goes wrong with them. The function that it returns
-// asks the agent to stop, and waits for it.
+// run runs the agent of a host. Where it has devices, faults says what goes wrong with them. The
+// function that it returns asks the agent to stop, and waits for it.
 func (c agentCluster) run(name string, slots int, d *slotDevices, faults <-chan gpu.Event) (stop func()) {
 	cfg := agent.Config{Name: name, Slots: slots, Key: c.key, Bind: "127.0.0.1:0", Join: c.base.Join, Log: c.base.Log}
 	if d != nil {
@@ -115,9 +115,9 @@ func (j *jobEvents) await(name driver.EventName, words ...string) {
 	}
 }
 
-// TestJobLosesADevice: a device reports a critical XID. Its slot's worker is killed, no other is started there, all agents
-// know of it, and the job goes on without. Once the agent has been started anew, as it must be for a device to be reset,
-// the slot is back.
+// TestJobLosesADevice: a device reports a critical XID. Its slot's worker is killed, no other is
+// started there, all agents know of it, and the job goes on without. Once the agent has been
+// started anew, as it must be for a device to be reset, the slot is back.
 func TestJobLosesADevice(t *testing.T) {
 	log, _ := logtest.NewNullLogger()
 	c := agentCluster{t: t, key: bytes.Repeat([]byte{7}, identity.ClusterKeyLen)}

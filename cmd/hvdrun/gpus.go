@@ -16,7 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// localDevices returns the devices of this machine that a person has left visible, as they were when it was first asked.
+// localDevices returns the devices of this machine that a person has left visible, as they were
+// when it was first asked.
 var localDevices = sync.OnceValues(func() ([]gpu.Device, error) {
 	devices, err := gpu.Inventory()
 	value, narrowed := os.LookupEnv("CUDA_VISIBLE_DEVICES")
@@ -29,8 +30,8 @@ var localDevices = sync.OnceValues(func() ([]gpu.Device, error) {
 	return devices, nil
 })
 
-// gpus counts the GPUs of this machine: those that its driver has, or where that cannot be asked the files that stand for
-// them.
+// gpus counts the GPUs of this machine: those that its driver has, or where that cannot be asked
+// the files that stand for them.
 func gpus() int {
 	devices, err := localDevices()
 	if err == nil {
@@ -50,8 +51,8 @@ func gpus() int {
 	return n
 }
 
-// slotDevices are the devices of this machine's slots, by index, and what is known against them. A nil *slotDevices has
-// none, and no slot is bad.
+// slotDevices are the devices of this machine's slots, by index, and what is known against them. A
+// nil *slotDevices has none, and no slot is bad.
 type slotDevices struct {
 	devices []gpu.Device
 	health  gpu.Health
@@ -116,8 +117,8 @@ func (l boundLauncher) Run(ctx context.Context, s launch.Spec, started func(pid 
 	return l.Launcher.Run(ctx, s, started)
 }
 
-// agentDevices returns how an agent starts workers, and how it learns of slots whose devices have failed: where they are
-// bound to devices, or there is a slot for each.
+// agentDevices returns how an agent starts workers, and how it learns of slots whose devices have
+// failed: where they are bound to devices, or there is a slot for each.
 func (s *settings) agentDevices(log logrus.FieldLogger, slots int) (launch.Launcher,
 	func(context.Context, func([]int)) error, error) {
 	devices, err := localDevices()

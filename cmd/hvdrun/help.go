@@ -8,7 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flagsOfHelp is the part of cobra's template that lists the flags, sectionsOfHelp what takes its place.
+// flagsOfHelp is the part of cobra's template that lists the flags, sectionsOfHelp what takes its
+// place.
 const (
 	flagsOfHelp    = "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}"
 	sectionsOfHelp = "{{flagSections .LocalFlags | trimTrailingWhitespaces}}"
@@ -16,7 +17,8 @@ const (
 
 var addFlagSections = sync.OnceFunc(func() { cobra.AddTemplateFunc("flagSections", flagSections) })
 
-// groupFlags makes the help of the command, and of its subcommands, list the flags by the sections of the file.
+// groupFlags makes the help of the command, and of its subcommands, list the flags by the sections
+// of the file.
 func groupFlags(root *cobra.Command) {
 	addFlagSections()
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), flagsOfHelp, sectionsOfHelp, 1))

@@ -2,8 +2,8 @@ package main
 
 import "strings"
 
-// refused are flags of horovodrun that have no meaning here, with what to do instead. A name that ends in * stands for all
-// that begin with it.
+// refused are flags of horovodrun that have no meaning here, with what to do instead. A name that
+// ends in * stands for all that begin with it.
 var refused = []struct{ flags, advice string }{
 	{"gloo mpi jsrun", "there is one kind of connection between workers, and nothing to choose; leave it out"},
 	{"mpi-args binding-args", "no MPI is used; put options of the workers into the command, and variables into the environment"},
@@ -23,7 +23,8 @@ var refused = []struct{ flags, advice string }{
 	{"controller", "there is one kind of connection between workers, and nothing to choose; leave it out"},
 }
 
-// advice says what to do instead of giving the flag of horovodrun of that name, or "" where it is none of the refused.
+// advice says what to do instead of giving the flag of horovodrun of that name, or "" where it is
+// none of the refused.
 func advice(name string) string {
 	for _, r := range refused {
 		for flag := range strings.FieldsSeq(r.flags) {

@@ -29,14 +29,16 @@ type sourceKind struct {
 	open func(s *settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error)
 }
 
-// sourceKinds are all of them. Those that are given are merged, in this order (see discovery.Merge).
+// sourceKinds are all of them. Those that are given are merged, in this order (see
+// discovery.Merge).
 var sourceKinds = []sourceKind{
 	{"host-discovery-script", openScript},
 	{"discovery-plugin", openPlugin},
 	{"gossip-join", openGossip},
 }
 
-// openScript returns the script. What it starts for a job carries a mark, so that nothing of it outlives the job.
+// openScript returns the script. What it starts for a job carries a mark, so that nothing of it
+// outlives the job.
 func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	script := &discovery.Script{
 		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
@@ -67,7 +69,8 @@ func (s *settings) dynamic() (kinds []sourceKind) {
 	return kinds
 }
 
-// fixedHosts returns the hosts that the settings name, by themselves or in a file; nil where sources are asked.
+// fixedHosts returns the hosts that the settings name, by themselves or in a file; nil where
+// sources are asked.
 func (s *settings) fixedHosts() ([]plan.Host, error) {
 	var hosts []plan.Host
 	var err error
@@ -105,8 +108,8 @@ func (s *settings) fixedOrigin() string {
 	return s.origin("hosts")
 }
 
-// openSource returns what fixed, or else the sources that are given, make one of. close ends it; it is there without an
-// error.
+// openSource returns what fixed, or else the sources that are given, make one of. close ends it; it
+// is there without an error.
 func (s *settings) openSource(fixed []plan.Host, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
 	if fixed != nil {
 		return discovery.Fixed(fixed), func() {}, nil

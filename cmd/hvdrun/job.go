@@ -85,7 +85,8 @@ func (s *settings) checkCommand(program string) error {
 	return nil
 }
 
-// workerEnv is what workers inherit: the variables of the person, and before these those of the file.
+// workerEnv is what workers inherit: the variables of the person, and before these those of the
+// file.
 func (s *settings) workerEnv(env []string) []string {
 	env = slices.Clone(env)
 	for _, e := range s.env {
@@ -168,7 +169,8 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	return nil
 }
 
-// driverConfig is what the driver needs to know of the job, apart from its source, launcher, output and events.
+// driverConfig is what the driver needs to know of the job, apart from its source, launcher, output
+// and events.
 func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver.Config {
 	return driver.Config{
 		RunID:             s.runID,
@@ -194,8 +196,8 @@ func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver
 	}
 }
 
-// watchStop says what happens when the job is asked to stop, and kills the workers when it is asked again. The function it
-// returns ends the watch.
+// watchStop says what happens when the job is asked to stop, and kills the workers when it is asked
+// again. The function it returns ends the watch.
 func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func(), grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
@@ -261,8 +263,8 @@ func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
 	return f
 }
 
-// write appends the event soon, in the order of the calls; it does not wait for the file. What cannot be written is tried
-// again.
+// write appends the event soon, in the order of the calls; it does not wait for the file. What
+// cannot be written is tried again.
 func (f *eventFile) write(e driver.Event) {
 	if f == nil {
 		return

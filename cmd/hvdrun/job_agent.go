@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// runJobAgent is `hvdrun agent --job`: the agent of one job, which a driver has started. What it has to say before there is
-// a session goes to stdout, in one line; later, into the driver's log.
+// runJobAgent is `hvdrun agent --job`: the agent of one job, which a driver has started. What it
+// has to say before there is a session goes to stdout, in one line; later, into the driver's log.
 func (p *program) runJobAgent(ctx context.Context) error {
 	answered := false
 	err := p.serveJob(ctx, &answered)
@@ -71,14 +71,15 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 }
 
 const (
-	// agentReaps is how long an agent leaves inherited processes that have ended to others, who do not exist, and driverReaps
-	// a driver, whose children are not all started by the package launch.
+	// agentReaps is how long an agent leaves inherited processes that have ended to others, who do
+	// not exist, and driverReaps a driver, whose children are not all started by the package
+	// launch.
 	agentReaps  = 100 * time.Millisecond
 	driverReaps = 10 * time.Second
 )
 
-// inherit makes this process the parent of those that its descendants leave behind, and takes note of their ends until
-// release is called.
+// inherit makes this process the parent of those that its descendants leave behind, and takes note
+// of their ends until release is called.
 func inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
 	if err := launch.Adopt(); err != nil {
 		log.Warnf("what workers leave behind may outlive them: %v", err)
@@ -103,8 +104,8 @@ func facts() agent.Facts {
 	}}
 }
 
-// closeStreams lets go of the streams that this process was given: their other ends may be those of a driver that dies, or
-// of an ssh that waits for them to close.
+// closeStreams lets go of the streams that this process was given: their other ends may be those of
+// a driver that dies, or of an ssh that waits for them to close.
 func closeStreams() error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

@@ -20,13 +20,15 @@ import (
 )
 
 const (
-	// keepEnded is how long the folder of a job that has ended is kept, keepLost that of one whose driver is gone.
+	// keepEnded is how long the folder of a job that has ended is kept, keepLost that of one whose
+	// driver is gone.
 	keepEnded = 7 * 24 * time.Hour
 	keepLost  = 30 * 24 * time.Hour
 )
 
-// jobDir is the folder in which a job keeps what another driver must know to go on with it. Only its owner may enter it, and
-// only its owner may read what is in it. When the job has ended, no secret is left there.
+// jobDir is the folder in which a job keeps what another driver must know to go on with it. Only
+// its owner may enter it, and only its owner may read what is in it. When the job has ended, no
+// secret is left there.
 type jobDir struct {
 	path   string
 	about  jobFile
@@ -48,7 +50,8 @@ type jobFile struct {
 	Command []string  `json:"command"`
 	Env     []string  `json:"env,omitempty"`
 	Dir     string    `json:"dir"`
-	// Config is the text of the config file, for it may be changed while the job runs. It may hold secrets too.
+	// Config is the text of the config file, for it may be changed while the job runs. It may hold
+	// secrets too.
 	Config string `json:"config,omitempty"`
 	// EventsFrom is how long the events file was.
 	EventsFrom int64 `json:"events_from"`
@@ -59,8 +62,8 @@ type jobFile struct {
 
 const jobFileVersion = 1
 
-// stateDirs are where jobs may have their folders, best first: the state folder, and for whoever has none that can be used
-// the folder of the login, and last one of the user's own in temp.
+// stateDirs are where jobs may have their folders, best first: the state folder, and for whoever
+// has none that can be used the folder of the login, and last one of the user's own in temp.
 func stateDirs(env []string, temp string) (all []string) {
 	home, _ := lookup(env, "HOME")
 	if dir, _ := lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
@@ -92,8 +95,9 @@ func own(path string) error {
 	return private(path)
 }
 
-// usable returns why one of stateDirs cannot be used, where that is known before it is tried: those that are not below the
-// home folder must be below one that is the user's alone. That in temp is made where asked for.
+// usable returns why one of stateDirs cannot be used, where that is known before it is tried: those
+// that are not below the home folder must be below one that is the user's alone. That in temp is
+// made where asked for.
 func usable(env []string, all, temp string, create bool) error {
 	base := filepath.Dir(all)
 	if runtime, _ := lookup(env, "XDG_RUNTIME_DIR"); runtime != "" && filepath.Dir(base) == filepath.Clean(runtime) {
@@ -110,7 +114,8 @@ func usable(env []string, all, temp string, create bool) error {
 	return own(base)
 }
 
-// newJobDir makes the folder of a job that begins; nil where there can be none and nobody has asked for one.
+// newJobDir makes the folder of a job that begins; nil where there can be none and nobody has asked
+// for one.
 func (p *program) newJobDir(s *settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*jobDir, error) {
 	about := jobFile{
 		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env, Config: s.configText,
@@ -230,7 +235,8 @@ func readJobDir(path string) (*jobDir, error) {
 	return d, nil
 }
 
-// open makes the folder that of a driver that goes on with the job, and returns what the one before had.
+// open makes the folder that of a driver that goes on with the job, and returns what the one before
+// had.
 func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgent, err error) {
 	if err := private(d.path); err != nil {
 		return nil, nil, err
@@ -263,8 +269,8 @@ func (d *jobDir) begun(k launch.KnownAgent) error {
 	return nil
 }
 
-// end forgets the secrets of a job that has ended, and all of one that never began. One that has not ended, since its new
-// driver could not even begin, stays as it is.
+// end forgets the secrets of a job that has ended, and all of one that never began. One that has
+// not ended, since its new driver could not even begin, stays as it is.
 func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	err := d.agents.Close()
 	job, unread := d.inspect()
@@ -307,7 +313,8 @@ func prune(all string, now time.Time) {
 	}
 }
 
-// findJob returns the folder of the job that a person means: by its run id, by the beginning of that, or by its path.
+// findJob returns the folder of the job that a person means: by its run id, by the beginning of
+// that, or by its path.
 func findJob(env []string, name string) (*jobDir, error) {
 	if strings.ContainsRune(name, filepath.Separator) {
 		return readJobDir(name)
@@ -337,7 +344,8 @@ func findJob(env []string, name string) (*jobDir, error) {
 	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(found, " "))
 }
 
-// jobEntries returns the paths of all folders of jobs, those of one place in the order of their names, and the places.
+// jobEntries returns the paths of all folders of jobs, those of one place in the order of their
+// names, and the places.
 func jobEntries(env []string) (paths, places []string, err error) {
 	for i, all := range stateDirs(env, shared) {
 		if err := usable(env, all, shared, false); err != nil {
@@ -357,7 +365,8 @@ func jobEntries(env []string) (paths, places []string, err error) {
 	return paths, places, nil
 }
 
-// listJobs returns all folders of jobs, in the order of their names, and those that cannot be read as errors.
+// listJobs returns all folders of jobs, in the order of their names, and those that cannot be read
+// as errors.
 func listJobs(env []string) (dirs []*jobDir, bad []error, err error) {
 	entries, _, err := jobEntries(env)
 	if err != nil {

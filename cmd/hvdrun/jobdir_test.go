@@ -23,8 +23,8 @@ func TestStateDirs(t *testing.T) {
 	}
 }
 
-// A folder in a shared place is used where it is this user's alone: not through a link, not one that others may enter, and not
-// another user's.
+// A folder in a shared place is used where it is this user's alone: not through a link, not one
+// that others may enter, and not another user's.
 func TestOwnTemp(t *testing.T) {
 	temp := t.TempDir()
 	all := stateDirs(nil, temp)[0]

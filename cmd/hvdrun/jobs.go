@@ -70,7 +70,8 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 	return cmd
 }
 
-// sortJobs puts those first that run, and those after them that can be resumed; of each kind the oldest is first.
+// sortJobs puts those first that run, and those after them that can be resumed; of each kind the
+// oldest is first.
 func sortJobs(lines []jobLine) {
 	place := func(l jobLine) int {
 		if i := slices.Index([]jobState{jobRunning, jobResumable, jobBroken}, l.State); i >= 0 {

@@ -72,8 +72,9 @@ func hostNames(hosts []plan.Host) []string {
 	return names
 }
 
-// launcher returns what the workers are started by: the agents of an open cluster, and agents of this job alone on hosts
-// where the cluster, if there is one, has none. fixed are all hosts that there will ever be, if they are known.
+// launcher returns what the workers are started by: the agents of an open cluster, and agents of
+// this job alone on hosts where the cluster, if there is one, has none. fixed are all hosts that
+// there will ever be, if they are known.
 func (s *settings) launcher(ctx context.Context, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
 	a := &launch.Agents{
 		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
@@ -102,8 +103,9 @@ func (s *settings) launcher(ctx context.Context, authority *identity.Authority, 
 	return a, nil
 }
 
-// prepare starts the agents of hosts that will be there all the time before anything waits for a worker: bringing a program
-// there may take its time. It says in a line which hosts cannot be used; unless others may do, that ends the job.
+// prepare starts the agents of hosts that will be there all the time before anything waits for a
+// worker: bringing a program there may take its time. It says in a line which hosts cannot be used;
+// unless others may do, that ends the job.
 func prepare(ctx context.Context, a *launch.Agents, hosts []plan.Host, size driver.Size, log logrus.FieldLogger) error {
 	if a.LocalOnly {
 		return nil // they are ready when they are needed

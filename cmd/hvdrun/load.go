@@ -17,8 +17,8 @@ import (
 // origin is where the text of a setting came from, and the text.
 type origin struct{ name, text string }
 
-// flagText is a flag's value as it was written. It is read together with those of the environment and the file, so that
-// all three are understood, and refused, in the same words.
+// flagText is a flag's value as it was written. It is read together with those of the environment
+// and the file, so that all three are understood, and refused, in the same words.
 type flagText struct {
 	text    string
 	setting *setting
@@ -45,8 +45,8 @@ func (f *flagText) Type() string {
 	return f.setting.arg
 }
 
-// addFlags defines the flags of the table. With sourceOnly the others are taken too, but the help does not show them: then
-// the word discover can be put into the command line of a job.
+// addFlags defines the flags of the table. With sourceOnly the others are taken too, but the help
+// does not show them: then the word discover can be put into the command line of a job.
 func addFlags(fs *pflag.FlagSet, sourceOnly bool) {
 	fs.SortFlags = false
 	for i := range table {
@@ -78,7 +78,8 @@ func settingsOf(fs *pflag.FlagSet) (known []*setting) {
 	return known
 }
 
-// load merges flags, environment and file, the earlier before the later, for the settings of which fs has the flags.
+// load merges flags, environment and file, the earlier before the later, for the settings of which
+// fs has the flags.
 func load(fs *pflag.FlagSet, env []string) (settings, error) { return loadAgain(fs, env, "") }
 
 // loadAgain is load where the text of the file is known already; if it is empty the file is read.
@@ -131,7 +132,8 @@ func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
 	return s, s.contradictions()
 }
 
-// readConfig takes what only a file can say, and returns its settings, those that are for others included.
+// readConfig takes what only a file can say, and returns its settings, those that are for others
+// included.
 func (s *settings) readConfig(path, text string) (map[string]origin, error) {
 	if path == "" {
 		return nil, nil
@@ -194,8 +196,8 @@ func (s *settings) contradictions() error {
 	return s.checkGossip()
 }
 
-// workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside one they are not what a
-// person has set.
+// workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside
+// one they are not what a person has set.
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvTimelineFilename,
 	plan.EnvConnections, plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
 	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}

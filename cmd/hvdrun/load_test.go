@@ -16,7 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// loadArgs reads settings from a command line without a command, an environment, and the text of a file ("": none).
+// loadArgs reads settings from a command line without a command, an environment, and the text of a
+// file ("": none).
 func loadArgs(t *testing.T, args string, env []string, file string) (settings, error) {
 	t.Helper()
 	words, err := normalize(strings.Fields(args), nil)
@@ -59,7 +60,8 @@ func TestElasticFlags(t *testing.T) {
 	}
 }
 
-// Horovod's CLI-03, with settings that there are here: the place of --config-file among the flags does not matter.
+// Horovod's CLI-03, with settings that there are here: the place of --config-file among the flags
+// does not matter.
 func TestFlagBeforeVariableBeforeFileBeforeDefault(t *testing.T) {
 	const file = "min_np: 2\nstart-timeout: 32\njoin-timeout: 10\nelastic-timeout: 1500ms\n"
 	s, err := loadArgs(t, "--start-timeout 256", []string{"HVD_JOIN_TIMEOUT=20s", "HVD_START_TIMEOUT=7", "HVD_MAX_NP="}, file)
@@ -214,8 +216,8 @@ func TestRepeatedInterfacesAreJoined(t *testing.T) {
 	}
 }
 
-// Of the variables that a worker is given some bear the names of flags. hvdrun in a worker must not take them for a
-// person's.
+// Of the variables that a worker is given some bear the names of flags. hvdrun in a worker must not
+// take them for a person's.
 func TestInsideAWorker(t *testing.T) {
 	env := plan.Worker{RunID: "r", Incarnation: "i", DriverAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
 		EncryptData: true, NetworkInterfaces: []string{"lo"}, Connections: 2, FusionThreshold: 2, CycleTime: 3, StallWarning: 4,

@@ -15,7 +15,8 @@ const (
 	timeJSON = "2006-01-02T15:04:05.000000000Z07:00"
 )
 
-// textFormat writes an entry as one short line: time, level, message, fields in the order of their names.
+// textFormat writes an entry as one short line: time, level, message, fields in the order of their
+// names.
 type textFormat struct{}
 
 // Format returns the line.

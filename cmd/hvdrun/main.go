@@ -1,5 +1,5 @@
-// Command hvdrun runs a data-parallel training program on all slots of some hosts, and keeps it going while hosts come
-// and go.
+// Command hvdrun runs a data-parallel training program on all slots of some hosts, and keeps it
+// going while hosts come and go.
 //
 // Usage:
 //
@@ -13,8 +13,8 @@
 //	hvdrun config [flags] [-- command [args…]]
 //	hvdrun jobs | resume | status | stop | drain | exclude | readmit | scale [JOB] …
 //
-// `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for --min-np) and a key of
-// the YAML file that --config-file names.
+// `hvdrun help` lists the flags. Every one of them is also an environment variable (HVD_MIN_NP for
+// --min-np) and a key of the YAML file that --config-file names.
 package main
 
 import "os"

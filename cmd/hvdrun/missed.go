@@ -84,8 +84,8 @@ func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed f
 	return marked, replayed
 }
 
-// take returns what the file lacks, from within a line where that was torn. Where the file holds something else, as after
-// another job that wrote to it too, it is nothing.
+// take returns what the file lacks, from within a line where that was torn. Where the file holds
+// something else, as after another job that wrote to it too, it is nothing.
 func (m *missedEvents) take(log logrus.FieldLogger) []byte {
 	var held []byte
 	f, err := os.Open(m.path)

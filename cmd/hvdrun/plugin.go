@@ -15,7 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// setPluginSettings reads key=value, a line each. What stands after the first = is the value as it is.
+// setPluginSettings reads key=value, a line each. What stands after the first = is the value as it
+// is.
 func setPluginSettings(s *settings, text string) error {
 	s.pluginSettings = map[string]string{}
 	for line := range strings.SplitSeq(text, "\n") {
@@ -35,8 +36,8 @@ func setPluginSettings(s *settings, text string) error {
 	return nil
 }
 
-// openPlugin returns the plugin, which starts when it is asked first. A guard of its own, which outlives it and not this
-// process, ends what its process may have started.
+// openPlugin returns the plugin, which starts when it is asked first. A guard of its own, which
+// outlives it and not this process, ends what its process may have started.
 func openPlugin(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	path, err := exec.LookPath(s.plugin)
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The settings of a plugin come from flags, a variable or the file, and hold whatever a plugin understands.
+// The settings of a plugin come from flags, a variable or the file, and hold whatever a plugin
+// understands.
 func TestPluginSettings(t *testing.T) {
 	want := map[string]string{"hosts": "a:1,b:2", "selector": "app=train", "none": ""}
 	const variable = "HVD_DISCOVERY_CONFIG=hosts=a:1,b:2\nselector=app=train\nnone=\n"

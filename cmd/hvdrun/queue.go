@@ -10,27 +10,29 @@ import (
 )
 
 const (
-	// maxLog is how many bytes of the log may wait for a reader; lines beyond that are dropped and counted.
+	// maxLog is how many bytes of the log may wait for a reader; lines beyond that are dropped and
+	// counted.
 	maxLog = 1 << 20
 	// maxEvents is how many bytes of events may wait for their file.
 	maxEvents = 16 << 20
-	// flushPatience is how long the end of the program waits for a writer that takes nothing, hurriedFlush where a person
-	// has asked twice to stop.
+	// flushPatience is how long the end of the program waits for a writer that takes nothing,
+	// hurriedFlush where a person has asked twice to stop.
 	flushPatience = 5 * time.Second
 	hurriedFlush  = 200 * time.Millisecond
 	// retryPause is the pause between two writes of what cannot be written.
 	retryPause = time.Second
 )
 
-// queue keeps text for a writer that may block or fail for a while, so that those who write to the queue never wait. Its
-// methods may be called by many goroutines.
+// queue keeps text for a writer that may block or fail for a while, so that those who write to the
+// queue never wait. Its methods may be called by many goroutines.
 type queue struct {
 	to   io.Writer
 	most int
-	// dropped returns the text that stands for so many lines that found no room. Nil: nothing stands for them.
+	// dropped returns the text that stands for so many lines that found no room. Nil: nothing
+	// stands for them.
 	dropped func(lines int) []byte
-	// failed, if not nil, is told of each error of the writer, and what could not be written is tried again after a pause.
-	// Nil: it is lost.
+	// failed, if not nil, is told of each error of the writer, and what could not be written is
+	// tried again after a pause. Nil: it is lost.
 	failed func(error)
 
 	mu     sync.Mutex
@@ -139,7 +141,8 @@ func (q *queue) isEnding() bool {
 // errNotTaken says that a writer has not taken what was left.
 var errNotTaken = errors.New("it takes nothing")
 
-// flush blocks until all is written, or the writer has taken nothing for the patience, or has failed. It is the last call.
+// flush blocks until all is written, or the writer has taken nothing for the patience, or has
+// failed. It is the last call.
 func (q *queue) flush(patience time.Duration) error {
 	q.mu.Lock()
 	if q.ending != nil {

@@ -50,7 +50,8 @@ func (e runError) Unwrap() error { return e.error }
 // stopSignal is why what runs was stopped.
 type stopSignal = driver.StopSignal
 
-// run does what the arguments ask for and returns the exit status. It takes over the process's signals meanwhile.
+// run does what the arguments ask for and returns the exit status. It takes over the process's
+// signals meanwhile.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -106,10 +107,10 @@ func status(err error) int {
 	return statusUsage
 }
 
-// watchSignals ends the context with the first signal that asks to stop, and passes on that there was another; enough is
-// closed when there is yet another and nobody has heeded that. SIGHUP
-// stays ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error of a write, which
-// stops the workers, rather than this process's sudden end.
+// watchSignals ends the context with the first signal that asks to stop, and passes on that there
+// was another; enough is closed when there is yet another and nobody has heeded that. SIGHUP stays
+// ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error
+// of a write, which stops the workers, rather than this process's sudden end.
 func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, enough <-chan struct{}, release func()) {
 	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -143,7 +144,8 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry ch
 	}
 }
 
-// again passes on, without delay, that a person is impatient, and returns false where nobody has heeded it the last time.
+// again passes on, without delay, that a person is impatient, and returns false where nobody has
+// heeded it the last time.
 func again(hurry chan<- struct{}) bool {
 	select {
 	case hurry <- struct{}{}:
@@ -165,8 +167,8 @@ func samePlace(a, b io.Writer) bool {
 	return err1 == nil && err2 == nil && os.SameFile(fi, gi)
 }
 
-// stream is stdout or stderr: several goroutines may write, and when its reader has gone the job is stopped as if by the
-// signal that says so, and what is written later is lost.
+// stream is stdout or stderr: several goroutines may write, and when its reader has gone the job is
+// stopped as if by the signal that says so, and what is written later is lost.
 type stream struct {
 	mu     sync.Mutex
 	w      io.Writer

@@ -135,7 +135,8 @@ func (f *frozen) Write(b []byte) (int, error) {
 	return f.Builder.Write(b)
 }
 
-// Nobody reads the log: those who log do not wait, and are told of by a count; the end waits for a bounded time.
+// Nobody reads the log: those who log do not wait, and are told of by a count; the end waits for a
+// bounded time.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &frozen{thawed: make(chan struct{})}

@@ -56,7 +56,8 @@ type settings struct {
 	env     []string // NAME=value, for the workers
 	dir     string   // of the workers; absolute
 
-	// origins names, for each setting that was set, the flag, variable or line of a file that did, and texts what it said.
+	// origins names, for each setting that was set, the flag, variable or line of a file that did,
+	// and texts what it said.
 	origins, texts map[string]string
 	configText     string // of the file
 }
@@ -72,7 +73,8 @@ func (s *settings) origin(name string) string {
 	return flagName(name)
 }
 
-// setting is one thing that can be set: a flag, an environment variable and a key of the file, all of one name.
+// setting is one thing that can be set: a flag, an environment variable and a key of the file, all
+// of one name.
 type setting struct {
 	name    string
 	aliases []string
@@ -80,7 +82,8 @@ type setting struct {
 	arg     string // stands for the value in the help; "" for a switch
 	usage   string
 	section string // of the file
-	// def is the value where none is given, as text; where there is none, or not the same for all, unset says what is.
+	// def is the value where none is given, as text; where there is none, or not the same for all,
+	// unset says what is.
 	def, unset string
 	source     bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
 	list       bool // of values a,b,c; a file may have a list
@@ -283,7 +286,8 @@ func (st *setting) separator() string {
 	return ","
 }
 
-// canonical returns the name under which the table knows the flag or key: dashes for underscores, no alias.
+// canonical returns the name under which the table knows the flag or key: dashes for underscores,
+// no alias.
 func canonical(name string) string {
 	name = strings.ReplaceAll(name, "_", "-")
 	for i := range table {
@@ -356,7 +360,8 @@ func setCycleTime(s *settings, text string) error {
 	return nil
 }
 
-// durationOrNever is a duration of which 0 means that the end never comes, told to the driver by a negative one.
+// durationOrNever is a duration of which 0 means that the end never comes, told to the driver by a
+// negative one.
 func durationOrNever(field func(*settings) *time.Duration) func(*settings, string) error {
 	return func(s *settings, text string) (err error) {
 		if text == "0" || text == "0s" {

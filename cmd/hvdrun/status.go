@@ -64,8 +64,8 @@ line for each event; with --json, an object a line whenever something has change
 // driverLeaves is the pause between looks whether a driver whose job has ended is gone.
 const driverLeaves = 20 * time.Millisecond
 
-// status asks the driver, or the journal where there is none. A driver refuses only when its job has just ended; then it is gone in
-// a moment, and the journal has it all.
+// status asks the driver, or the journal where there is none. A driver refuses only when its job
+// has just ended; then it is gone in a moment, and the journal has it all.
 func (d *jobDir) status(ctx context.Context) (s control.Status, err error) {
 	for {
 		err = d.ask(ctx, func(driver *control.Client) (err error) {
@@ -327,7 +327,8 @@ func round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// eventLine is an event in words: its time, its name, and its fields but the list of all of a world's slots.
+// eventLine is an event in words: its time, its name, and its fields but the list of all of a
+// world's slots.
 func eventLine(raw json.RawMessage) string {
 	var b strings.Builder
 	dec := json.NewDecoder(bytes.NewReader(raw))

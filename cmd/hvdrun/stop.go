@@ -37,8 +37,8 @@ func (p *program) stopJob(ctx context.Context, name string, now bool) error {
 	return p.endWorkers(ctx, d, now)
 }
 
-// damagedJob returns the folder of a job whose job.json is not there or makes no sense, as far as it can be told from what
-// else is there; nil where that is nothing.
+// damagedJob returns the folder of a job whose job.json is not there or makes no sense, as far as
+// it can be told from what else is there; nil where that is nothing.
 func damagedJob(env []string, name string) *jobDir {
 	path := name
 	if !strings.ContainsRune(name, filepath.Separator) {
@@ -62,8 +62,8 @@ func damagedJob(env []string, name string) *jobDir {
 	return d
 }
 
-// endWorkers has the agents that the job's drivers have started end the workers and themselves. It looks at neither the
-// journal nor job.json, which may be damaged.
+// endWorkers has the agents that the job's drivers have started end the workers and themselves. It
+// looks at neither the journal nor job.json, which may be damaged.
 func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 	authority, known, err := d.open()
 	switch {

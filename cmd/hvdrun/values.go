@@ -59,7 +59,8 @@ func parseCount(text string, least int) (int, error) {
 	return n, nil
 }
 
-// parseBytes reads a number of bytes, with KiB, MiB, GiB or TiB behind it or nothing, or "unlimited", which is all that fits.
+// parseBytes reads a number of bytes, with KiB, MiB, GiB or TiB behind it or nothing, or
+// "unlimited", which is all that fits.
 func parseBytes(text string) (uint64, error) {
 	if strings.EqualFold(text, "unlimited") {
 		return math.MaxUint64, nil

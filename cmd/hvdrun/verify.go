@@ -122,8 +122,8 @@ func (v *verifier) check(name string, f func() error) {
 	}
 }
 
-// steady runs a check, and again if the hosts have really changed meanwhile: then the new list stands still for two
-// questions.
+// steady runs a check, and again if the hosts have really changed meanwhile: then the new list
+// stands still for two questions.
 func (v *verifier) steady(check func(discovery.Discoverer, []plan.Host) error) error {
 	for {
 		err := check(v.source, v.want)
@@ -139,8 +139,8 @@ func (v *verifier) steady(check func(discovery.Discoverer, []plan.Host) error) e
 	}
 }
 
-// plainlyOther tells that the lists do not only differ in their order, or in that one is a part of the other: those could
-// be the fault that is looked for.
+// plainlyOther tells that the lists do not only differ in their order, or in that one is a part of
+// the other: those could be the fault that is looked for.
 func plainlyOther(now, before []plan.Host) bool {
 	isPart := func(a, b []plan.Host) bool {
 		return !slices.ContainsFunc(a, func(h plan.Host) bool { return !slices.Contains(b, h) })

@@ -63,7 +63,8 @@ type watchPrinter struct {
 // change is what is different about a host, or about all of them.
 type change struct{ what, how string }
 
-// changes tells how a list differs from the one before, in the order of the lists; nothing where it does not.
+// changes tells how a list differs from the one before, in the order of the lists; nothing where it
+// does not.
 func changes(before, after []plan.Host) (all []change) {
 	for _, h := range after {
 		i := slices.IndexFunc(before, func(b plan.Host) bool { return b.Name == h.Name })

@@ -10,7 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// testAdasum compares with the formula, in float64 over all ranks' vectors, and checks that all ranks have the same bits.
+// testAdasum compares with the formula, in float64 over all ranks' vectors, and checks that all
+// ranks have the same bits.
 func testAdasum(t *testing.T, newGroups NewGroups) {
 	for _, n := range sizes([]int{1, 2, 3, 4, 5, 6, 7, 8}, 2, 5, 8) {
 		groups := newGroups(t, n)
@@ -34,8 +35,9 @@ func testAdasum(t *testing.T, newGroups NewGroups) {
 	testAdasumKinds(t, newGroups)
 }
 
-// checkAdasum reduces random vectors, one by one and in the background together with others; near bounds the difference
-// from the reference, in each of the log2(n) steps, as a part of the largest element.
+// checkAdasum reduces random vectors, one by one and in the background together with others; near
+// bounds the difference from the reference, in each of the log2(n) steps, as a part of the largest
+// element.
 func checkAdasum[T collective.Element](t *testing.T, groups []*collective.Group, length int, near float64,
 	from func(float64) T, to func(T) float64) {
 	t.Helper()
@@ -123,7 +125,8 @@ func adasumPair(a, b []float64) []float64 {
 	return sum
 }
 
-// testAdasumKinds: vectors of one direction are averaged, orthogonal ones added, and zeros change nothing.
+// testAdasumKinds: vectors of one direction are averaged, orthogonal ones added, and zeros change
+// nothing.
 func testAdasumKinds(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 4)
 	defer closeAll(t, groups)

@@ -145,8 +145,8 @@ func testAsyncBeside(t *testing.T, newGroups NewGroups) {
 	running.Wait()
 }
 
-// testAsyncNames: a name is free again once its operation is done, also for another shape; many names are forgotten; one that
-// is taken, empty or too long is refused.
+// testAsyncNames: a name is free again once its operation is done, also for another shape; many
+// names are forgotten; one that is taken, empty or too long is refused.
 func testAsyncNames(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)
@@ -354,7 +354,8 @@ func testJoin(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testAsyncMismatch: another length, type, operation or option under one name is told to every rank, with the name.
+// testAsyncMismatch: another length, type, operation or option under one name is told to every
+// rank, with the name.
 func testAsyncMismatch(t *testing.T, newGroups NewGroups) {
 	type start func(ctx context.Context, g *collective.Group) *collective.Handle
 	usual := func(ctx context.Context, g *collective.Group) *collective.Handle {
@@ -429,7 +430,8 @@ func CheckAsyncDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *
 	}
 }
 
-// testAsyncCancel: the end of the context of one operation ends the group; that operation returns the context's error.
+// testAsyncCancel: the end of the context of one operation ends the group; that operation returns
+// the context's error.
 func testAsyncCancel(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -453,8 +455,8 @@ func testAsyncCancel(t *testing.T, newGroups NewGroups) {
 	closeAll(t, groups)
 }
 
-// testAsyncClose: who closes after its last operation leaves in peace; an operation that needs it fails, and one of its own
-// that is under way as it closes too.
+// testAsyncClose: who closes after its last operation leaves in peace; an operation that needs it
+// fails, and one of its own that is under way as it closes too.
 func testAsyncClose(t *testing.T, newGroups NewGroups) {
 	for i := range repeat(20) {
 		groups := newGroups(t, 3)
@@ -530,8 +532,8 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// CheckFusedBits checks that tensors reduced together, and each alone, have the bits of a reduction in the order of the ranks,
-// in all ways of making groups.
+// CheckFusedBits checks that tensors reduced together, and each alone, have the bits of a reduction
+// in the order of the ranks, in all ways of making groups.
 func CheckFusedBits(t *testing.T, ways ...NewGroups) {
 	t.Helper()
 	lengths := []int{1, 3, 500, 2049, 20_011, 100_003, 1<<18 + 5}

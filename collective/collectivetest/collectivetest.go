@@ -49,15 +49,16 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
 
-// RunBrief is Run with fewer sizes and rounds, as with -short, for ways of making groups that differ little from another one.
-// Nothing else of the kit runs at the same time.
+// RunBrief is Run with fewer sizes and rounds, as with -short, for ways of making groups that
+// differ little from another one. Nothing else of the kit runs at the same time.
 func RunBrief(t *testing.T, newGroups NewGroups) {
 	brief.Store(true)
 	defer brief.Store(false)
 	Run(t, newGroups)
 }
 
-// RunAgain is Run for what another test runs with a difference that hardly matters here. Under the race detector it is brief.
+// RunAgain is Run for what another test runs with a difference that hardly matters here. Under the
+// race detector it is brief.
 func RunAgain(t *testing.T, newGroups NewGroups) {
 	if Raced {
 		RunBrief(t, newGroups)
@@ -78,7 +79,8 @@ var brief atomic.Bool
 
 func short() bool { return testing.Short() || brief.Load() }
 
-// Each runs f for every group at the same time and returns the errors by rank. It fails the test where f hangs.
+// Each runs f for every group at the same time and returns the errors by rank. It fails the test
+// where f hangs.
 func Each(t *testing.T, groups []*collective.Group, f func(ctx context.Context, g *collective.Group) error) []error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
@@ -176,7 +178,8 @@ func checkType[T collective.Element](t *testing.T, groups []*collective.Group, l
 // period is that of the inputs, so that inputs and references of any length cost little.
 const period = 10
 
-// value is element i of a rank: small whole numbers, of which every partial result is exact in every type.
+// value is element i of a rank: small whole numbers, of which every partial result is exact in
+// every type.
 func value(rank, i int, op collective.Op) int {
 	if op == collective.Product {
 		return 1 + (i+rank)%2
@@ -244,7 +247,8 @@ func expect[T collective.Element](n, length int, op collective.Op) []T {
 	})
 }
 
-// equal compares memory: the kit's numbers have one form each, and it is faster by far under the race detector.
+// equal compares memory: the kit's numbers have one form each, and it is faster by far under the
+// race detector.
 func equal[T collective.Element](a, b []T) bool {
 	raw := func(s []T) []byte {
 		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
@@ -415,7 +419,8 @@ func testLarge(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testBits: results of inexact arithmetic, NaNs of every kind and signed zeros are equal in every bit on every rank.
+// testBits: results of inexact arithmetic, NaNs of every kind and signed zeros are equal in every
+// bit on every rank.
 func testBits(t *testing.T, newGroups NewGroups) {
 	for _, n := range sizes([]int{2, 3, 5, 8}, 3, 8) {
 		groups := newGroups(t, n)
@@ -553,7 +558,8 @@ var calls = []struct {
 	{"Barrier", func(ctx context.Context, g *collective.Group) error { return collective.Barrier(ctx, g) }},
 }
 
-// testMismatch: every pair of calls that do not fit, one rank making the other call, is told to every rank, by name.
+// testMismatch: every pair of calls that do not fit, one rank making the other call, is told to
+// every rank, by name.
 func testMismatch(t *testing.T, newGroups NewGroups) {
 	for i, a := range calls {
 		for j, b := range calls {
@@ -597,7 +603,8 @@ func checkMismatch(t *testing.T, err error, rank int) {
 	}
 }
 
-// testRandomMismatch: whoever calls whatever, no rank hangs, and none succeeds unless all called the same.
+// testRandomMismatch: whoever calls whatever, no rank hangs, and none succeeds unless all called
+// the same.
 func testRandomMismatch(t *testing.T, newGroups NewGroups) {
 	for seed := range uint64(repeat(30)) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -626,7 +633,8 @@ func testRandomMismatch(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testRefused: a call that one rank refuses fits no valid one of the others, however alike they are.
+// testRefused: a call that one rank refuses fits no valid one of the others, however alike they
+// are.
 func testRefused(t *testing.T, newGroups NewGroups) {
 	compressed := func(c collective.Compression) call {
 		return func(ctx context.Context, g *collective.Group) error {
@@ -775,8 +783,8 @@ func testDeath(t *testing.T, newGroups NewGroups) {
 	CheckDeath(t, repeat(40), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
 
-// CheckDeath has kill end one rank of a group at random moments of a loop of all operations, for each seed, and checks that
-// every other rank gets an error that names it.
+// CheckDeath has kill end one rank of a group at random moments of a loop of all operations, for
+// each seed, and checks that every other rank gets an error that names it.
 func CheckDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *collective.Group)) {
 	t.Helper()
 	for seed := range uint64(seeds) {
@@ -798,8 +806,8 @@ type murder struct {
 	kill          func(g *collective.Group)
 }
 
-// check has all ranks do the same work again and again until it fails: on every rank because of the victim, and so does what
-// they do later.
+// check has all ranks do the same work again and again until it fails: on every rank because of the
+// victim, and so does what they do later.
 func (m *murder) check(work func(ctx context.Context, g *collective.Group) error, later func(g *collective.Group) error) {
 	t := m.t
 	t.Helper()
@@ -841,8 +849,8 @@ func checkAborted(t *testing.T, err error, dead int, where string) {
 	}
 }
 
-// testIdleDeath: a rank that is in no operation while another one dies is told at its next one, and one that waits while a
-// third is late is told at once.
+// testIdleDeath: a rank that is in no operation while another one dies is told at its next one, and
+// one that waits while a third is late is told at once.
 func testIdleDeath(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 4)
 	dead := make(chan struct{})
@@ -864,8 +872,8 @@ func testIdleDeath(t *testing.T, newGroups NewGroups) {
 	closeAll(t, groups)
 }
 
-// testLeave: who closes after an operation lets slower ranks finish it; operations that begin when all have finished it fail
-// with the leaver's name.
+// testLeave: who closes after an operation lets slower ranks finish it; operations that begin when
+// all have finished it fail with the leaver's name.
 func testLeave(t *testing.T, newGroups NewGroups) {
 	for seed := range repeat(10) {
 		n := 2 + seed%4
@@ -995,7 +1003,8 @@ func testLeaks(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// repeat shortens loops for -short, and under the race detector, where each turn takes ten times as long.
+// repeat shortens loops for -short, and under the race detector, where each turn takes ten times as
+// long.
 func repeat(n int) int {
 	switch {
 	case testing.Short():

@@ -61,7 +61,8 @@ func testSubsetOps(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testPartition: several subsets at a time compute apart; lists that have a rank in common, or are empty, are refused.
+// testPartition: several subsets at a time compute apart; lists that have a rank in common, or are
+// empty, are refused.
 func testPartition(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 5)
 	defer closeAll(t, groups)
@@ -93,7 +94,8 @@ func testPartition(t *testing.T, newGroups NewGroups) {
 	checkReduce[int64](t, groups, 10, collective.Sum)
 }
 
-// testSubsetApart: an operation of the group that waits for a rank does not hold up one of a subset, nor the other way.
+// testSubsetApart: an operation of the group that waits for a rank does not hold up one of a
+// subset, nor the other way.
 func testSubsetApart(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)
@@ -178,12 +180,14 @@ func testSubsetLists(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testSubsetAbort: a death at a random moment ends all groups of all ranks, in each with the victim's number there.
+// testSubsetAbort: a death at a random moment ends all groups of all ranks, in each with the
+// victim's number there.
 func testSubsetAbort(t *testing.T, newGroups NewGroups) {
 	CheckSubsetDeath(t, repeat(30), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
 
-// CheckSubsetDeath is CheckDeath for a group of five ranks and two subsets that work at the same time.
+// CheckSubsetDeath is CheckDeath for a group of five ranks and two subsets that work at the same
+// time.
 func CheckSubsetDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *collective.Group)) {
 	t.Helper()
 	lists := [][]int{{0, 1, 2, 3, 4}, {3, 1, 4}, {2, 0}}
@@ -262,8 +266,8 @@ func testSubsetCancel(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testSubsetClose: a closed subset leaves the group as it is; operations of the subset that need who has closed it fail, and
-// everything with them.
+// testSubsetClose: a closed subset leaves the group as it is; operations of the subset that need
+// who has closed it fail, and everything with them.
 func testSubsetClose(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)

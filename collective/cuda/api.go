@@ -15,8 +15,8 @@ const DefaultLibrary = "libcuda.so.1"
 // ipcHandle names an allocation to other processes: a CUipcMemHandle, which goes by value.
 type ipcHandle struct{ bytes [64]byte }
 
-// api is the driver: each function is the C function of the symbol, with its types. Handles are pointers of C (uintptr), addresses
-// on the device 64-bit numbers, host memory unsafe.Pointer.
+// api is the driver: each function is the C function of the symbol, with its types. Handles are
+// pointers of C (uintptr), addresses on the device 64-bit numbers, host memory unsafe.Pointer.
 type api struct {
 	init               func(flags uint32) result
 	driverGetVersion   func(version *int32) result
@@ -66,8 +66,8 @@ type api struct {
 	ipcCloseMemHandle func(address uint64) result
 }
 
-// symbol is a function of the driver by the name under which its library has it. Where a function was changed the name has
-// a number, and the one without is for programs of long ago.
+// symbol is a function of the driver by the name under which its library has it. Where a function
+// was changed the name has a number, and the one without is for programs of long ago.
 type symbol struct {
 	name string
 	call any // pointer to a field of api
@@ -99,7 +99,8 @@ func (a *api) symbols() []symbol {
 	}
 }
 
-// loaded are the drivers of this process by the path of the library. They are never unloaded: CUDA does not bear it.
+// loaded are the drivers of this process by the path of the library. They are never unloaded: CUDA
+// does not bear it.
 var loaded struct {
 	mu  sync.Mutex
 	api map[string]*api

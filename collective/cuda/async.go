@@ -16,8 +16,9 @@ type Handle struct {
 	err    error // why there is none
 }
 
-// Wait blocks until the operation has ended and returns its error. Until then the slice belongs to the operation; after an error it
-// is undefined. What waits is not held back to be fused with what comes later.
+// Wait blocks until the operation has ended and returns its error. Until then the slice belongs to
+// the operation; after an error it is undefined. What waits is not held back to be fused with what
+// comes later.
 func (h *Handle) Wait() error {
 	if h.under == nil {
 		return h.err
@@ -31,20 +32,24 @@ func (h *Handle) Wait() error {
 // Done reports whether Wait would return at once.
 func (h *Handle) Done() bool { return h.under == nil || h.under.Done() }
 
-// AllReduceAsync is [AllReduce] in the background, as [collective.AllReduceAsync] is of slices in memory: it returns at once, and the
-// operation is done when every rank has called it with the same name, ranks may do so in different orders, and slices
-// that are due at the same time are fused: copied, on the device, into one vector that is reduced. A name that some ranks do not submit is
-// told by the group's stall report. The operation begins when what is in the stream After at the time of the call has been
-// done. Of one group, slices under way at a time are on one device of this process. Close of the device waits for them.
+// AllReduceAsync is [AllReduce] in the background, as [collective.AllReduceAsync] is of slices in
+// memory: it returns at once, and the operation is done when every rank has called it with the same
+// name, ranks may do so in different orders, and slices that are due at the same time are fused:
+// copied, on the device, into one vector that is reduced. A name that some ranks do not submit is
+// told by the group's stall report. The operation begins when what is in the stream After at the
+// time of the call has been done. Of one group, slices under way at a time are on one device of
+// this process. Close of the device waits for them.
 //
-// Slices of 1 MiB or more are reduced where they lie. Others take memory of the device, up to the fusion threshold, until the next generation;
-// where a rank has none left, they are reduced one by one.
+// Slices of 1 MiB or more are reduced where they lie. Others take memory of the device, up to the
+// fusion threshold, until the next generation; where a rank has none left, they are reduced one by
+// one.
 func AllReduceAsync[T collective.Element](ctx context.Context, g *collective.Group, name string, s *Slice[T], op collective.Op, o Options) *Handle {
 	return submit(ctx, g, []string{name}, []*Slice[T]{s}, op, o)[0]
 }
 
-// GroupedAllReduce is AllReduce of several slices at once, which are fused where they fit the fusion threshold. The name stands for all of
-// them, as in [AllReduceAsync]. It blocks until all are done.
+// GroupedAllReduce is AllReduce of several slices at once, which are fused where they fit the
+// fusion threshold. The name stands for all of them, as in [AllReduceAsync]. It blocks until all
+// are done.
 func GroupedAllReduce[T collective.Element](ctx context.Context, g *collective.Group, name string, tensors []*Slice[T], op collective.Op, o Options) error {
 	names := make([]string, len(tensors))
 	for i := range names {

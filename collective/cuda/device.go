@@ -18,15 +18,18 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Config says which device to open, and how. The zero value is the first device of the machine's driver.
+// Config says which device to open, and how. The zero value is the first device of the machine's
+// driver.
 type Config struct {
 	Device  int    // its number in CUDA's order, from 0; a worker's is its slot
 	Library string // of the driver; DefaultLibrary if empty
-	// NCCL is the path of its library; empty: what HVD_NCCL_LIBRARY says in this process's environment, or else nccl.DefaultLibrary.
+	// NCCL is the path of its library; empty: what HVD_NCCL_LIBRARY says in this process's
+	// environment, or else nccl.DefaultLibrary.
 	NCCL string
-	// Backend is by what means collectives are done: BackendNCCL, BackendIPC, BackendHosts or BackendStaging. It holds for a group as soon as one rank wants
-	// it; where it cannot be, or another rank wants another, they return a *BackendError. Empty: what HVD_CUDA_BACKEND says in this process's environment, or
-	// else the best that all ranks can use.
+	// Backend is by what means collectives are done: BackendNCCL, BackendIPC, BackendHosts or
+	// BackendStaging. It holds for a group as soon as one rank wants it; where it cannot be, or
+	// another rank wants another, they return a *BackendError. Empty: what HVD_CUDA_BACKEND says in
+	// this process's environment, or else the best that all ranks can use.
 	Backend string
 
 	host string // for tests: where this process says it is; empty: on the host that it is on
@@ -62,7 +65,8 @@ const (
 // minMajor is the least compute capability that the kernels are written for.
 const minMajor = 7
 
-// Devices lists the devices of the machine's driver, or of the one in library if that is not empty. It opens none.
+// Devices lists the devices of the machine's driver, or of the one in library if that is not empty.
+// It opens none.
 func Devices(library string) ([]Info, error) {
 	a, err := load(library)
 	if err != nil {
@@ -162,8 +166,9 @@ type watched struct {
 	done  chan<- error // has room
 }
 
-// Open opens a device and starts its thread, which Close ends. It takes a reference to the device's primary context, and makes it if
-// nobody has. Opening a device of which another process has exclusive use fails.
+// Open opens a device and starts its thread, which Close ends. It takes a reference to the device's
+// primary context, and makes it if nobody has. Opening a device of which another process has
+// exclusive use fails.
 func Open(config Config) (*Device, error) {
 	a, err := load(config.Library)
 	if err != nil {
@@ -217,9 +222,10 @@ func (d *Device) Memory() (free, total uint64, err error) {
 	return free, total, err
 }
 
-// Close waits for asynchronous operations under way, gives back what the device's collectives have taken, and ends its thread. Slices,
-// streams and events of the device should have been given back before; they are of no use afterwards. It waits for what the
-// device is doing. A second call returns ErrClosed.
+// Close waits for asynchronous operations under way, gives back what the device's collectives have
+// taken, and ends its thread. Slices, streams and events of the device should have been given back
+// before; they are of no use afterwards. It waits for what the device is doing. A second call
+// returns ErrClosed.
 func (d *Device) Close() error {
 	err := ErrClosed
 	d.once.Do(func() {
@@ -269,7 +275,8 @@ func (d *Device) run(started chan<- error) {
 	}
 }
 
-// enter makes the device's context current on the calling thread, for ever, until leave gives back what holds it.
+// enter makes the device's context current on the calling thread, for ever, until leave gives back
+// what holds it.
 func (d *Device) enter() (leave func(), err error) {
 	var ctx uintptr
 	if err := d.api.check("cuDevicePrimaryCtxRetain", d.api.primaryCtxRetain(&ctx, d.device)); err != nil {
@@ -283,8 +290,9 @@ func (d *Device) enter() (leave func(), err error) {
 	return leave, nil
 }
 
-// How the thread looks after events: for as long as an exchange between ranks may take it does nothing else; then the
-// system wakes it after each nap, which is finer than Go's timers are; what takes longer than that is worth a timer.
+// How the thread looks after events: for as long as an exchange between ranks may take it does
+// nothing else; then the system wakes it after each nap, which is finer than Go's timers are; what
+// takes longer than that is worth a timer.
 const (
 	eager  = 100 * time.Microsecond
 	nap    = 20 * time.Microsecond

@@ -15,17 +15,20 @@ import (
 var (
 	// bankSize is how much of a vector that other processes cannot open is combined at a time.
 	bankSize = 64 << 20
-	// maxDoomed is how much memory that was freed is kept for those that have it open. Beyond that nothing more is opened to them.
+	// maxDoomed is how much memory that was freed is kept for those that have it open. Beyond that
+	// nothing more is opened to them.
 	maxDoomed = 64 << 20
 )
 
 const placeSize = 8 + len(ipcHandle{}.bytes)
 
-// direct is a group whose ranks, processes of one host, have each other's vectors open. Every rank combines its part of the vector, reading
-// those of all in the order of the ranks, and writes the result to all. An element is read and written by one rank alone, so it is
-// done in place, and a device that all share reads and writes each vector once.
+// direct is a group whose ranks, processes of one host, have each other's vectors open. Every rank
+// combines its part of the vector, reading those of all in the order of the ranks, and writes the
+// result to all. An element is read and written by one rank alone, so it is done in place, and a
+// device that all share reads and writes each vector once.
 //
-// Of memory that this process has not allocated nobody can tell when it is freed, so it is not opened to others: it goes through a bank.
+// Of memory that this process has not allocated nobody can tell when it is freed, so it is not
+// opened to others: it goes through a bank.
 type direct struct {
 	staged // what has no kernels
 	opens
@@ -57,7 +60,8 @@ func (w *direct) make() error {
 		a.check("cuEventCreate", a.eventCreate(&w.event, eventDisableTiming)))
 }
 
-// shut waits for what is under way and closes what others have allocated. A second call does nothing.
+// shut waits for what is under way and closes what others have allocated. A second call does
+// nothing.
 func (w *direct) shut() error {
 	var errs []error
 	if w.stream != 0 && w.event != 0 {
@@ -78,7 +82,8 @@ func (w *direct) shut() error {
 	return errors.Join(errs...)
 }
 
-// remains is the memory that others may have open and that nobody uses here. The caller holds device.mu.
+// remains is the memory that others may have open and that nobody uses here. The caller holds
+// device.mu.
 func (w *direct) remains() []uint64 {
 	all := w.doomed
 	w.doomed = nil
@@ -89,7 +94,8 @@ func (w *direct) remains() []uint64 {
 	return all
 }
 
-// keep tells whether others may have open what is to be freed. Then it is freed when the direct is closed. The caller holds device.mu.
+// keep tells whether others may have open what is to be freed. Then it is freed when the direct is
+// closed. The caller holds device.mu.
 func (w *direct) keep(address, bytes uint64) bool {
 	if _, there := w.exported[address]; !there {
 		return false
@@ -183,7 +189,8 @@ func (w *direct) allReduce(ctx context.Context, t kernel.Type, op collective.Op,
 	return nil
 }
 
-// combine has this rank's part of the vectors combined, and returns when all ranks have done theirs.
+// combine has this rank's part of the vectors combined, and returns when all ranks have done
+// theirs.
 func (w *direct) combine(ctx context.Context, t kernel.Type, op collective.Op, vectors []uint64, n int) error {
 	lo, hi := kernel.Split(n, w.group.Size(), w.group.Rank())
 	if lo < hi {
@@ -212,7 +219,8 @@ func (w *direct) exchange(ctx context.Context, address uint64) ([]place, error) 
 	return w.exchangeOf(ctx, address, slices.Repeat([]int{1}, w.group.Size()))
 }
 
-// exchangeOf is exchange where those ranks alone have a vector whose size is not 0. The others' is nowhere.
+// exchangeOf is exchange where those ranks alone have a vector whose size is not 0. The others' is
+// nowhere.
 func (w *direct) exchangeOf(ctx context.Context, address uint64, sizes []int) ([]place, error) {
 	var own place
 	var message []byte
@@ -265,7 +273,8 @@ func (w *direct) tell(address uint64) (place, []byte, error) {
 	return own, append(binary.LittleEndian.AppendUint64(nil, at), handle.bytes[:]...), nil
 }
 
-// export returns what others open in order to reach an address: the allocation that it lies in, or the bank.
+// export returns what others open in order to reach an address: the allocation that it lies in, or
+// the bank.
 func (w *direct) export(address uint64) (base uint64, handle ipcHandle, banked bool, err error) {
 	d := w.staged.device
 	err = d.do(func() error {

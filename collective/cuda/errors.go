@@ -6,12 +6,15 @@ import (
 )
 
 var (
-	// ErrUnavailable says that this process cannot use CUDA: there is no driver, one that lacks what is needed, or no device.
+	// ErrUnavailable says that this process cannot use CUDA: there is no driver, one that lacks
+	// what is needed, or no device.
 	ErrUnavailable = errors.New("cuda: not available")
-	// ErrOutOfMemory is, by errors.Is, what a device or the host says that has no memory left to give.
+	// ErrOutOfMemory is, by errors.Is, what a device or the host says that has no memory left to
+	// give.
 	ErrOutOfMemory = errors.New("cuda: out of memory")
-	// ErrSticky is, by errors.Is, an error after which the device's context is of no use any more: every later call
-	// fails as well, on every Device of this process that shares the context. Only a new process helps.
+	// ErrSticky is, by errors.Is, an error after which the device's context is of no use any more:
+	// every later call fails as well, on every Device of this process that shares the context. Only
+	// a new process helps.
 	ErrSticky = errors.New("cuda: the context is broken")
 	// ErrClosed is returned by what is called on a Device, or on something of it, after its Close.
 	ErrClosed = errors.New("cuda: the device is closed")
@@ -49,7 +52,8 @@ const (
 	notSupported      result = 801
 )
 
-// Error is what a call of the driver has answered. It may be that of work which was begun before: the driver tells it late.
+// Error is what a call of the driver has answered. It may be that of work which was begun before:
+// the driver tells it late.
 type Error struct {
 	Call string // such as "cuMemAlloc_v2"
 	Code int    // the CUresult

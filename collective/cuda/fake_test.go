@@ -61,8 +61,9 @@ func (n *node) blame(format string, args ...any) {
 	n.wrong = append(n.wrong, fmt.Sprintf(format, args...))
 }
 
-// take returns memory that holds whatever was there. The race detector cannot see that ranks wait for each other in memory
-// that they share, so where they do it must not see what else they share either.
+// take returns memory that holds whatever was there. The race detector cannot see that ranks wait
+// for each other in memory that they share, so where they do it must not see what else they share
+// either.
 func (n *node) take(bytes int) []byte {
 	memory := make([]byte, bytes)
 	if n.unseen {
@@ -118,8 +119,8 @@ func (n *node) process() *driver {
 		modules: map[uintptr]*ptxtest.Module{}, kernels: map[uintptr]*ptxtest.Kernel{}, threads: map[int]bool{}, calls: map[string]int{}}
 }
 
-// failCalls has calls of that name return r: of all that come from now on, most, after the first few. restore ends that, and
-// tells whether one has.
+// failCalls has calls of that name return r: of all that come from now on, most, after the first
+// few. restore ends that, and tells whether one has.
 func (f *driver) failCalls(call string, few, most int, r result) (restore func() (failed bool)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,7 +17,8 @@ type fusion struct {
 // leastBucket is what a bucket begins with, in bytes.
 const leastBucket = 1 << 20
 
-// reduceAll combines vectors of one type and operation with those of the other ranks, all of which do the same.
+// reduceAll combines vectors of one type and operation with those of the other ranks, all of which
+// do the same.
 func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*submission) error {
 	first, n := all[0], 0
 	for _, v := range all {
@@ -56,7 +57,8 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 	})
 }
 
-// gather copies vectors to a bucket, one behind the other, each once it is ready. It is called on the device's thread, as scatter is.
+// gather copies vectors to a bucket, one behind the other, each once it is ready. It is called on
+// the device's thread, as scatter is.
 func (s *staging) gather(bucket uint64, all []*submission) error {
 	a := s.device.api
 	for _, v := range all {
@@ -103,8 +105,8 @@ func (d *Device) fusion(lane *collective.Group) *fusion {
 	return f
 }
 
-// fit makes the bucket of a lane large enough, and tells whether all ranks could. They ask each other where it has to grow, which
-// is at the same time on all.
+// fit makes the bucket of a lane large enough, and tells whether all ranks could. They ask each
+// other where it has to grow, which is at the same time on all.
 func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, error) {
 	f := d.fusion(lane)
 	if n <= f.agreed {
@@ -138,7 +140,8 @@ func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, 
 	return true, nil
 }
 
-// forgetFusions returns the memory of buckets of generations before, which others may have open. The caller holds d.mu.
+// forgetFusions returns the memory of buckets of generations before, which others may have open.
+// The caller holds d.mu.
 func (d *Device) forgetFusions(generation uint64) (memory []uint64) {
 	for lane, f := range d.fusions {
 		if lane.Generation() >= generation {

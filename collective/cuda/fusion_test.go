@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// some are slices of growing lengths on a device, some of which begin at odd places, each filled with one number.
+// some are slices of growing lengths on a device, some of which begin at odd places, each filled
+// with one number.
 func some[T collective.Element](t *testing.T, d *Device, n int, number func(i int) T) []*Slice[T] {
 	all := make([]*Slice[T], n)
 	for i := range all {
@@ -26,7 +27,8 @@ func some[T collective.Element](t *testing.T, d *Device, n int, number func(i in
 	return all
 }
 
-// TestFusion: small slices, submitted in different orders, are reduced together; a large one and those of other types beside them.
+// TestFusion: small slices, submitted in different orders, are reduced together; a large one and
+// those of other types beside them.
 func TestFusion(t *testing.T) {
 	eachWay(t, func(t *testing.T, w *world, n int) {
 		const count = 16
@@ -136,7 +138,8 @@ func TestNoRoomToFuse(t *testing.T) {
 	}
 }
 
-// TestFusionFails: whichever call fails on one rank while slices are fused, it alone has that error, and the others are aborted.
+// TestFusionFails: whichever call fails on one rank while slices are fused, it alone has that
+// error, and the others are aborted.
 func TestFusionFails(t *testing.T) {
 	step := 1
 	if testing.Short() {

@@ -73,8 +73,8 @@ func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) f
 	}
 }
 
-// TestGenerations: of many worlds, left in order or broken off, nothing stays on the devices but what the last has taken, and
-// what others have open is not freed before they have closed it.
+// TestGenerations: of many worlds, left in order or broken off, nothing stays on the devices but
+// what the last has taken, and what others have open is not freed before they have closed it.
 func TestGenerations(t *testing.T) {
 	for name, config := range configs {
 		for _, oneHost := range []bool{true, false} {
@@ -139,7 +139,8 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// TestFreedWhileOpen: memory that others have open is kept, and what takes its place is opened anew.
+// TestFreedWhileOpen: memory that others have open is kept, and what takes its place is opened
+// anew.
 func TestFreedWhileOpen(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	w.node.limit = 1 << 31
@@ -184,7 +185,8 @@ func TestSomeWantStaging(t *testing.T) {
 	}
 }
 
-// TestOtherHost: a rank whose handles lead nowhere here, or to other memory, has all of them staged.
+// TestOtherHost: a rank whose handles lead nowhere here, or to other memory, has all of them
+// staged.
 func TestOtherHost(t *testing.T) {
 	elsewhere := newNode(t)
 	elsewhere.address += 1 << 40

@@ -9,14 +9,17 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// hosts is the backend of ranks on several hosts, those of each of which open each other's memory. A vector is cut into as many parts as
-// the host with most ranks has; on every host each part has an owner. The owner combines the vectors of its host by a kernel, in
-// the order of the ranks; the owners of a part on all hosts reduce what they have, through pinned memory; then each copies the result to
-// the vectors of its host. All owners do so at the same time, piece by piece. Over the bus of a device go 2/n of the
-// vector where its host has n ranks, and as many bytes to the network; staging has them go twice whole.
+// hosts is the backend of ranks on several hosts, those of each of which open each other's memory.
+// A vector is cut into as many parts as the host with most ranks has; on every host each part has
+// an owner. The owner combines the vectors of its host by a kernel, in the order of the ranks; the
+// owners of a part on all hosts reduce what they have, through pinned memory; then each copies the
+// result to the vectors of its host. All owners do so at the same time, piece by piece. Over the
+// bus of a device go 2/n of the vector where its host has n ranks, and as many bytes to the
+// network; staging has them go twice whole.
 //
-// Between hosts the result has the bits of the group's algorithm over the sums of the hosts; of asynchronous operations, those of the
-// strict order of the hosts, wherever in a bucket a vector lies. All ranks have the same, for a part is reduced by its owners alone.
+// Between hosts the result has the bits of the group's algorithm over the sums of the hosts; of
+// asynchronous operations, those of the strict order of the hosts, wherever in a bucket a vector
+// lies. All ranks have the same, for a part is reduced by its owners alone.
 type hosts struct {
 	staged // what has no kernels, and what is no AllReduce
 	local  *direct
@@ -140,7 +143,8 @@ func (w *hosts) inTwoLevels(ctx context.Context, t kernel.Type, op collective.Op
 	if !slices.ContainsFunc(vectors, func(v place) bool { return v.banked }) {
 		return w.combine(ctx, t, op, vectors, 0, w.pieces(t, 0, n))
 	}
-	// Ranks of other hosts do the same pieces in the same order, whether vectors of theirs are banked or not.
+	// Ranks of other hosts do the same pieces in the same order, whether vectors of theirs are
+	// banked or not.
 	mine := vectors[w.local.group.Rank()]
 	for at := 0; at < n; at += bankSize / t.Size() {
 		step, from := min(bankSize/t.Size(), n-at), address+uint64(at*t.Size())
@@ -172,7 +176,8 @@ func (w *hosts) through(ctx context.Context, to, from uint64, n int) error {
 	return w.local.settle(ctx)
 }
 
-// pieces are this rank's of the elements from lo to hi, in the order of all ranks: by place, then by part. A bank holds what is cut at a time.
+// pieces are this rank's of the elements from lo to hi, in the order of all ranks: by place, then
+// by part. A bank holds what is cut at a time.
 func (w *hosts) pieces(t kernel.Type, lo, hi int) []piece {
 	var all []piece
 	each := pieceSize / t.Size()
@@ -191,7 +196,8 @@ func (w *hosts) pieces(t kernel.Type, lo, hi int) []piece {
 	return all
 }
 
-// combine has this rank's pieces combined everywhere, and returns when all ranks of the host have theirs. Banks begin with the element first.
+// combine has this rank's pieces combined everywhere, and returns when all ranks of the host have
+// theirs. Banks begin with the element first.
 func (w *hosts) combine(ctx context.Context, t kernel.Type, op collective.Op, vectors []place, first int, all []piece) error {
 	size, me := t.Size(), w.local.group.Rank()
 	at := func(v place, p piece) uint64 {
@@ -240,7 +246,8 @@ func (w *hosts) combine(ctx context.Context, t kernel.Type, op collective.Op, ve
 	return collective.Barrier(ctx, w.local.group)
 }
 
-// travel makes a journey. Where it fails, work of it may still read and write what belongs to others, until shut.
+// travel makes a journey. Where it fails, work of it may still read and write what belongs to
+// others, until shut.
 func (w *hosts) travel(ctx context.Context, j journey) error {
 	d := w.device
 	if err := d.begin(); err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// newHostsWorld makes ranks on hosts that have nothing in common, with so many each. What goes at a time is little.
+// newHostsWorld makes ranks on hosts that have nothing in common, with so many each. What goes at a
+// time is little.
 func newHostsWorld(t *testing.T, counts []int, config Config) *world {
 	w := &world{}
 	piece, bank := pieceSize, bankSize
@@ -35,7 +36,8 @@ func newHostsWorld(t *testing.T, counts []int, config Config) *world {
 	return w
 }
 
-// TestHosts: within hosts memory is opened, between them each rank has its part; whatever number of ranks a host has.
+// TestHosts: within hosts memory is opened, between them each rank has its part; whatever number of
+// ranks a host has.
 func TestHosts(t *testing.T) {
 	for _, c := range []struct {
 		counts []int
@@ -64,7 +66,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHostsBanked: memory of somebody else on one host goes through a bank, bank by bank, beside what is open on another.
+// TestHostsBanked: memory of somebody else on one host goes through a bank, bank by bank, beside
+// what is open on another.
 func TestHostsBanked(t *testing.T) {
 	w := newHostsWorld(t, []int{2, 3}, Config{})
 	length := 2*bankSize/4 + 301
@@ -89,7 +92,8 @@ func TestHostsBanked(t *testing.T) {
 	})
 }
 
-// TestHostsBits: within a host the ranks are combined in their order, between hosts the sums of the hosts.
+// TestHostsBits: within a host the ranks are combined in their order, between hosts the sums of the
+// hosts.
 func TestHostsBits(t *testing.T) {
 	w := newHostsWorld(t, []int{3, 3}, Config{})
 	const length = 501

@@ -54,7 +54,8 @@ func over(t kernel.Type, count int, targets []uint64, sources ...uint64) *argume
 	return a
 }
 
-// blockSize is the number of threads of a block, and full how many blocks keep a multiprocessor busy.
+// blockSize is the number of threads of a block, and full how many blocks keep a multiprocessor
+// busy.
 const (
 	blockSize = 256
 	full      = 8
@@ -156,10 +157,11 @@ func combination(op collective.Op) string {
 	return ""
 }
 
-// Combine puts into the stream a kernel that sets dst[i] to a[i] combined with b[i], in every bit as the reductions of
-// package collective do. The three have equal lengths; dst may be a or b, and must not overlap them otherwise. Elements are float32,
-// float64, Float16, BFloat16, int32 or int64, the operation is Sum, Min, Max or Product. It does not wait for the kernel; the
-// first call for a type of element waits for the compiler.
+// Combine puts into the stream a kernel that sets dst[i] to a[i] combined with b[i], in every bit
+// as the reductions of package collective do. The three have equal lengths; dst may be a or b, and
+// must not overlap them otherwise. Elements are float32, float64, Float16, BFloat16, int32 or
+// int64, the operation is Sum, Min, Max or Product. It does not wait for the kernel; the first call
+// for a type of element waits for the compiler.
 func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective.Op) error {
 	t, name := typeOf[T](), combination(op)
 	switch {
@@ -176,9 +178,9 @@ func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective
 	return s.device.do(func() error { return s.device.launch(s.handle, name, t, args) })
 }
 
-// Scale puts into the stream a kernel that multiplies every element by a factor, which must not be NaN and is first rounded to the
-// type, or to float32 for halves; integers are multiplied in float64, truncated towards zero, and kept within their bounds. Types are
-// those of [Combine].
+// Scale puts into the stream a kernel that multiplies every element by a factor, which must not be
+// NaN and is first rounded to the type, or to float32 for halves; integers are multiplied in
+// float64, truncated towards zero, and kept within their bounds. Types are those of [Combine].
 func Scale[T collective.Element](s *Stream, v *Slice[T], factor float64) error {
 	t := typeOf[T]()
 	switch {

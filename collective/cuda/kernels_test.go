@@ -126,7 +126,8 @@ func reduce(typ kernel.Type, op collective.Op, vectors [][]byte) []byte {
 	return want
 }
 
-// TestSpecialValues: each special value with each other, and with random ones, has the bits of the processor's kernels.
+// TestSpecialValues: each special value with each other, and with random ones, has the bits of the
+// processor's kernels.
 func TestSpecialValues(t *testing.T) {
 	b := newBench(t, 3<<18)
 	eachKernel(t, func(t *testing.T, typ kernel.Type, op collective.Op) {
@@ -153,8 +154,8 @@ func TestSpecialValues(t *testing.T) {
 	})
 }
 
-// TestLengthsAndOffsets: every short length at every offset, over one to five vectors, which are all targets as well; nothing
-// beside them is touched.
+// TestLengthsAndOffsets: every short length at every offset, over one to five vectors, which are
+// all targets as well; nothing beside them is touched.
 func TestLengthsAndOffsets(t *testing.T) {
 	const room = 1 << 10
 	b := newBench(t, 5*room)
@@ -306,8 +307,8 @@ func TestCombineAndScale(t *testing.T) {
 	}
 }
 
-// TestOnDevice is what of all this a real device can show, where there is one: the kernels are compiled, and have the bits of the
-// processor's.
+// TestOnDevice is what of all this a real device can show, where there is one: the kernels are
+// compiled, and have the bits of the processor's.
 func TestOnDevice(t *testing.T) {
 	t.Run("fake", func(t *testing.T) { testOnDevice(t, open(t, newNode(t).process(), Config{}), []int{1, 17, 50}) })
 	t.Run("library", func(t *testing.T) {

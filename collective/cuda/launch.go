@@ -23,8 +23,9 @@ type parameter struct {
 	whole bool // an integer, and not merely bits
 }
 
-// Load has the driver compile a text of PTX, and returns when that is done. What the compiler finds wrong is in the error. The
-// driver keeps what it has compiled on the disk for the next time. [Module.Close] gives the module back.
+// Load has the driver compile a text of PTX, and returns when that is done. What the compiler finds
+// wrong is in the error. The driver keeps what it has compiled on the disk for the next time.
+// [Module.Close] gives the module back.
 func (d *Device) Load(ptx string) (*Module, error) {
 	m := &Module{device: d, entries: entries(ptx)}
 	err := d.do(func() (err error) {
@@ -37,7 +38,8 @@ func (d *Device) Load(ptx string) (*Module, error) {
 	return m, nil
 }
 
-// Close gives the module back. None of its kernels may be under way; none can be launched afterwards. A second call returns ErrClosed.
+// Close gives the module back. None of its kernels may be under way; none can be launched
+// afterwards. A second call returns ErrClosed.
 func (m *Module) Close() error {
 	return m.device.do(func() error {
 		if m.handle == 0 {
@@ -107,13 +109,15 @@ func (e *LaunchError) Error() string {
 	return fmt.Sprintf("cuda: kernel %s: argument %d: %s", e.Function, e.Argument, e.Reason)
 }
 
-// Launch puts the kernel into a stream of its device, and does not wait for it: what goes wrong there is told by a later call, such as
-// [Stream.Synchronize]. Arguments are a *[Slice] of any type, for its address, int32, uint32, int64, uint64, float32 and float64. They
-// must be as many as the kernel declares, each of the declared size, and no integer where a float is declared or the other way round;
-// otherwise the error is a *[LaunchError]. The caller keeps the slices until the kernel is done.
+// Launch puts the kernel into a stream of its device, and does not wait for it: what goes wrong
+// there is told by a later call, such as [Stream.Synchronize]. Arguments are a *[Slice] of any
+// type, for its address, int32, uint32, int64, uint64, float32 and float64. They must be as many as
+// the kernel declares, each of the declared size, and no integer where a float is declared or the
+// other way round; otherwise the error is a *[LaunchError]. The caller keeps the slices until the
+// kernel is done.
 //
-// A collective comes after the kernel if the stream is its [Options.After]; what is launched when the collective has returned comes
-// after it in any stream.
+// A collective comes after the kernel if the stream is its [Options.After]; what is launched when
+// the collective has returned comes after it in any stream.
 func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	d := f.module.device
 	values, err := f.arguments(args)
@@ -209,8 +213,9 @@ var scalars = map[string]parameter{
 	".u64": {size: 8, whole: true}, ".s64": {size: 8, whole: true}, ".b64": {size: 8}, ".f64": {size: 8, float: true},
 }
 
-// entries reads in a text of PTX what its kernels take. The driver copies each argument from where it is told to, as many and as large
-// as declared, whatever is there: nobody else looks whether a call fits. What is no PTX the compiler refuses.
+// entries reads in a text of PTX what its kernels take. The driver copies each argument from where
+// it is told to, as many and as large as declared, whatever is there: nobody else looks whether a
+// call fits. What is no PTX the compiler refuses.
 func entries(text string) map[string][]parameter {
 	all := map[string][]parameter{}
 	for _, part := range strings.Split(withoutComments(text), ".entry")[1:] {

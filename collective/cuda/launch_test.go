@@ -192,8 +192,8 @@ func TestLaunchRefuses(t *testing.T) {
 	}
 }
 
-// TestLaunchBeforeCollective: a collective after a stream finds what its kernels have written, and what is launched afterwards
-// finds the result.
+// TestLaunchBeforeCollective: a collective after a stream finds what its kernels have written, and
+// what is launched afterwards finds the result.
 func TestLaunchBeforeCollective(t *testing.T) {
 	for name, config := range configs {
 		t.Run(name, func(t *testing.T) {

@@ -18,8 +18,8 @@ type Slice[T collective.Element] struct {
 	owned   bool // by Alloc
 }
 
-// Alloc returns n zeros in the device's memory, aligned to 256 bytes, which [Slice.Free] gives back. Nothing collects them as
-// garbage. An n of 0 takes nothing.
+// Alloc returns n zeros in the device's memory, aligned to 256 bytes, which [Slice.Free] gives
+// back. Nothing collects them as garbage. An n of 0 takes nothing.
 func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, n: n, owned: true}
 	if n < 0 || n > math.MaxInt/s.size() {
@@ -41,8 +41,9 @@ func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 	return s, nil
 }
 
-// Wrap makes a Slice of n elements of memory that belongs to somebody else, such as another library: address is on the device,
-// in its primary context, and a multiple of an element's size. The owner keeps it as long as the Slice is used.
+// Wrap makes a Slice of n elements of memory that belongs to somebody else, such as another
+// library: address is on the device, in its primary context, and a multiple of an element's size.
+// The owner keeps it as long as the Slice is used.
 func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, address: address, n: n}
 	if n < 0 || uint64(n) > (math.MaxUint64-address)/uint64(s.size()) || n > 0 && address == 0 {
@@ -54,9 +55,9 @@ func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], er
 	return s, nil
 }
 
-// Free gives back what [Alloc] has returned; nobody may use it afterwards. Other slices are left alone. It waits for what the
-// device is doing. Memory that other processes have opened for a group's AllReduce is kept until that group's generation has
-// passed, or the device is closed.
+// Free gives back what [Alloc] has returned; nobody may use it afterwards. Other slices are left
+// alone. It waits for what the device is doing. Memory that other processes have opened for a
+// group's AllReduce is kept until that group's generation has passed, or the device is closed.
 func (s *Slice[T]) Free() error {
 	if !s.owned || s.address == 0 {
 		return nil
@@ -64,8 +65,8 @@ func (s *Slice[T]) Free() error {
 	return s.device.free(s.address)
 }
 
-// abandon frees what an operation that has failed was to return. Where the group is lost the device may be busy with it for ever, so
-// it is left to the next generation, or to Close.
+// abandon frees what an operation that has failed was to return. Where the group is lost the device
+// may be busy with it for ever, so it is left to the next generation, or to Close.
 func (s *Slice[T]) abandon(err error) error {
 	var refused *BackendError
 	if s.address == 0 || errors.As(err, &refused) {
@@ -107,7 +108,8 @@ func (s *Slice[T]) Address() uint64 { return s.address }
 // Device is the one that has the memory, nil for the zero value.
 func (s *Slice[T]) Device() *Device { return s.device }
 
-// Slice is the view of elements from to but without to. Bounds beyond the slice's panic, as with Go's.
+// Slice is the view of elements from to but without to. Bounds beyond the slice's panic, as with
+// Go's.
 func (s *Slice[T]) Slice(from, to int) *Slice[T] {
 	if from < 0 || to < from || to > s.n {
 		panic(fmt.Sprintf("cuda: slice bounds %d:%d of %d", from, to, s.n))
@@ -133,8 +135,8 @@ func (s *Slice[T]) Zero(ctx context.Context) error {
 	})
 }
 
-// CopyFrom sets the elements to those of src, which must be as many, and returns when that is done: src may be changed then. It goes
-// through pinned memory in pieces.
+// CopyFrom sets the elements to those of src, which must be as many, and returns when that is done:
+// src may be changed then. It goes through pinned memory in pieces.
 func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
 	if len(src) != s.n {
 		return fmt.Errorf("cuda: %d elements for a slice of %d", len(src), s.n)
@@ -154,8 +156,8 @@ func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 	})
 }
 
-// CopySlice sets the elements to those of src on the same device, which must be as many, and returns when that is done. The two do not
-// overlap.
+// CopySlice sets the elements to those of src on the same device, which must be as many, and
+// returns when that is done. The two do not overlap.
 func (s *Slice[T]) CopySlice(ctx context.Context, src *Slice[T]) error {
 	if src.n != s.n || src.device != s.device {
 		return fmt.Errorf("cuda: a copy of %d elements to %d of the same device", src.n, s.n)

@@ -78,8 +78,8 @@ func (o *ncclOffer) withdraw() {
 	}
 }
 
-// heir takes the communicator that the same group of the generation before has left, if it can be a parent. Those that nobody has taken in a
-// generation are closed.
+// heir takes the communicator that the same group of the generation before has left, if it can be a
+// parent. Those that nobody has taken in a generation are closed.
 func (d *Device) heir(g *collective.Group) *communicator {
 	d.mu.Lock()
 	var old *communicator
@@ -147,8 +147,8 @@ type formation struct {
 	abort   bool  // something may be under way in the parent
 }
 
-// arrange chooses the formation. A parent can be used whose ranks are still in their order, before all others; some of them may be gone, or others have
-// come, but not both.
+// arrange chooses the formation. A parent can be used whose ranks are still in their order, before
+// all others; some of them may be gone, or others have come, but not both.
 func arrange(all []record, lib *nccl.Library) formation {
 	first := all[0].NCCL.Parent
 	if first == nil {
@@ -206,8 +206,8 @@ func decodeBirth(text []byte) birth {
 	return b
 }
 
-// viaNCCL is a group whose ranks have, or are about to have, a communicator of NCCL. Until all have it, and for what NCCL cannot
-// do, there is the other backend.
+// viaNCCL is a group whose ranks have, or are about to have, a communicator of NCCL. Until all have
+// it, and for what NCCL cannot do, there is the other backend.
 type viaNCCL struct {
 	backend // that of the degraded steps
 	device  *Device
@@ -221,8 +221,9 @@ type viaNCCL struct {
 	done          chan struct{}
 }
 
-// newNCCL begins to make a communicator for ranks that have chosen NCCL; in the meantime there is the best of the other backends. It takes
-// the communicator that this rank has offered if that is its parent.
+// newNCCL begins to make a communicator for ranks that have chosen NCCL; in the meantime there is
+// the best of the other backends. It takes the communicator that this rank has offered if that is
+// its parent.
 func (d *Device) newNCCL(ctx context.Context, g *collective.Group, all []record, has *ncclOffer) (backend, error) {
 	others := slices.Clone(all)
 	for i := range others {
@@ -346,8 +347,8 @@ func (w *viaNCCL) name() string {
 	return w.backend.name()
 }
 
-// agree takes the highest of all ranks' states. All ranks learn it at the same operation: from that one on they go by NCCL, or do without
-// it for good.
+// agree takes the highest of all ranks' states. All ranks learn it at the same operation: from that
+// one on they go by NCCL, or do without it for good.
 func (w *viaNCCL) agree(ctx context.Context, worst int64) error {
 	switch {
 	case worst == commReady && !w.through.Load():
@@ -425,7 +426,8 @@ func (w *viaNCCL) broadcast(ctx context.Context, address uint64, n, root int) er
 	return w.run(ctx, nil, func(c *nccl.Comm) error { return c.Broadcast(address, address, n, nccl.Uint8, root, w.stream) })
 }
 
-// allGather is a broadcast of each rank, for sizes may differ and every copy has a place of its own.
+// allGather is a broadcast of each rank, for sizes may differ and every copy has a place of its
+// own.
 func (w *viaNCCL) allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error {
 	if !w.through.Load() {
 		return w.backend.allGather(ctx, own, into, sizes)
@@ -460,8 +462,8 @@ func (w *viaNCCL) reduceScatter(ctx context.Context, t kernel.Type, op collectiv
 	})
 }
 
-// run does an operation by NCCL. When it returns, the device is done with the memory, whatever has happened to the group, unless NCCL
-// does not come back.
+// run does an operation by NCCL. When it returns, the device is done with the memory, whatever has
+// happened to the group, unless NCCL does not come back.
 func (w *viaNCCL) run(ctx context.Context, ready *Event, begin func(*nccl.Comm) error) error {
 	w.using.Lock()
 	defer w.using.Unlock()
@@ -486,7 +488,8 @@ func (w *viaNCCL) run(ctx context.Context, ready *Event, begin func(*nccl.Comm) 
 	return w.blame(ctx, err)
 }
 
-// blame is what an operation returns that has failed with err: what the group says, if it has failed. NCCL may have noticed first.
+// blame is what an operation returns that has failed with err: what the group says, if it has
+// failed. NCCL may have noticed first.
 func (w *viaNCCL) blame(ctx context.Context, err error) error {
 	var met *nccl.Error
 	if errors.As(err, &met) {

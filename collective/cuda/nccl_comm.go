@@ -33,14 +33,16 @@ var (
 	errOutcast = errors.New("cuda: the communicator is not used any more")
 )
 
-// thread is one of the system's on which a device's context is current. It does one thing after the other.
+// thread is one of the system's on which a device's context is current. It does one thing after the
+// other.
 type thread struct {
 	work  chan func()
 	over  bool // the thread's: it ends
 	ended chan struct{}
 }
 
-// newThread starts a thread. It ends when something that it does sets over; Close of the device waits for that.
+// newThread starts a thread. It ends when something that it does sets over; Close of the device
+// waits for that.
 func (d *Device) newThread() (*thread, error) {
 	t := &thread{work: make(chan func()), ended: make(chan struct{})}
 	started := make(chan error, 1)
@@ -67,7 +69,8 @@ func (t *thread) run(d *Device, started chan<- error) {
 	}
 }
 
-// do has f done and returns its error, or the cause of ctx's end if that comes first; then f may still be done.
+// do has f done and returns its error, or the cause of ctx's end if that comes first; then f may
+// still be done.
 func (t *thread) do(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
@@ -85,7 +88,8 @@ func (t *thread) do(ctx context.Context, f func() error) error {
 	}
 }
 
-// communicator is NCCL's among the ranks of a group. All calls of NCCL that concern it are made by its thread.
+// communicator is NCCL's among the ranks of a group. All calls of NCCL that concern it are made by
+// its thread.
 type communicator struct {
 	device *Device
 	lib    *nccl.Library
@@ -168,8 +172,8 @@ func poll(ctx context.Context, comm *nccl.Comm) error {
 	}
 }
 
-// quench ends what is under way, so that the device leaves memory alone, and keeps the communicator as a parent where it can. Nothing begins
-// in it any more. It waits for a while at most.
+// quench ends what is under way, so that the device leaves memory alone, and keeps the communicator
+// as a parent where it can. Nothing begins in it any more. It waits for a while at most.
 func (c *communicator) quench(cause error) error {
 	c.cancel(cause)
 	c.state.Store(commFailed)
@@ -222,7 +226,8 @@ func (c *communicator) finish() error {
 	return comm.Abort()
 }
 
-// close ends the communicator and its thread. What takes longer than a while goes on in the background: Close of the device waits for it.
+// close ends the communicator and its thread. What takes longer than a while goes on in the
+// background: Close of the device waits for it.
 func (c *communicator) close() {
 	c.cancel(errOutcast)
 	c.state.CompareAndSwap(commForming, commFailed)
@@ -242,8 +247,9 @@ func (c *communicator) close() {
 	}
 }
 
-// perform has an operation begin in a stream, and returns when all before the event, recorded behind it, has come to pass; or when ctx
-// ends, or the communicator's. NCCL is asked now and then whether it has met something.
+// perform has an operation begin in a stream, and returns when all before the event, recorded
+// behind it, has come to pass; or when ctx ends, or the communicator's. NCCL is asked now and then
+// whether it has met something.
 func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin func(comm *nccl.Comm) error) error {
 	d := c.device
 	err := c.thread.do(ctx, func() error {

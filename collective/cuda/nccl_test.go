@@ -23,8 +23,9 @@ import (
 	"github.com/hvdrun/hvdrun/collective/cuda/nccl"
 )
 
-// ncclLibrary builds the NCCL of testdata beside a driver, and returns its path. Ranks may share the device. At the end nothing may be left in the
-// folder, of communicators or of device memory, and no library may have been called as none may be.
+// ncclLibrary builds the NCCL of testdata beside a driver, and returns its path. Ranks may share
+// the device. At the end nothing may be left in the folder, of communicators or of device memory,
+// and no library may have been called as none may be.
 func ncclLibrary(t *testing.T, driver string, flags ...string) string {
 	t.Helper()
 	folder := filepath.Dir(driver)
@@ -181,7 +182,8 @@ func (w *ncclWorld) settle(t *testing.T) {
 	}
 }
 
-// formed waits until a rank's communicator is there or has failed: its thread does nothing else until then.
+// formed waits until a rank's communicator is there or has failed: its thread does nothing else
+// until then.
 func (d *Device) formed(t *testing.T, g *collective.Group) {
 	for d.pending(g) == commForming {
 		d.viaNCCL(g).comm.thread.do(t.Context(), func() error { return nil })
@@ -237,8 +239,8 @@ func TestNCCL(t *testing.T) {
 	}
 }
 
-// TestNCCLAsync: asynchronous operations have a communicator of their own, beside the others of the ranks, and both are made from those
-// of the world before.
+// TestNCCLAsync: asynchronous operations have a communicator of their own, beside the others of the
+// ranks, and both are made from those of the world before.
 func TestNCCLAsync(t *testing.T) {
 	w := newNCCLWorld(t, 3, Config{})
 	made := filepath.Join(filepath.Dir(w.path), "made")
@@ -332,7 +334,8 @@ func others(t *testing.T, rank, n int, d *Device, g *collective.Group) error {
 	return nil
 }
 
-// TestDegraded: as long as one rank's communicator is not there all go by other means; then all change at the same operation.
+// TestDegraded: as long as one rank's communicator is not there all go by other means; then all
+// change at the same operation.
 func TestDegraded(t *testing.T) {
 	const n = 3
 	w := newNCCLWorld(t, n, Config{})
@@ -365,7 +368,8 @@ func TestDegraded(t *testing.T) {
 	}
 }
 
-// TestNoCommunicator: where one rank's communicator cannot be made all go on by other means, and say why. A new generation tries again.
+// TestNoCommunicator: where one rank's communicator cannot be made all go on by other means, and
+// say why. A new generation tries again.
 func TestNoCommunicator(t *testing.T) {
 	w := newNCCLWorld(t, 3, Config{})
 	fault(t, w.path, "init-fails 1")
@@ -401,7 +405,8 @@ func TestNoCommunicator(t *testing.T) {
 	}
 }
 
-// TestAbortHangs: a library that does not come back from ending a communicator holds nobody up but Close.
+// TestAbortHangs: a library that does not come back from ending a communicator holds nobody up but
+// Close.
 func TestAbortHangs(t *testing.T) {
 	defer func(was time.Duration) { endLimit = was }(endLimit)
 	defer func(was time.Duration) { closeLimit = was }(closeLimit)
@@ -433,8 +438,9 @@ func TestSlowCommunicator(t *testing.T) {
 	}
 }
 
-// TestLost: a rank is lost while an operation is under way on all devices, or before it; whichever functions the library has, the others are freed at once
-// and go by NCCL again in the next world, and the lost one in the one after that.
+// TestLost: a rank is lost while an operation is under way on all devices, or before it; whichever
+// functions the library has, the others are freed at once and go by NCCL again in the next world,
+// and the lost one in the one after that.
 func TestLost(t *testing.T) {
 	for version, made := range map[int][3][]string{ // by what the next two worlds are made where it hangs, where a survivor has met an error, and where nothing is under way
 		21403: {{"init", "init"}, {"init", "init"}, {"init", "init"}},
@@ -473,7 +479,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// lose makes a world of three go by NCCL and then lose a rank. What is wrong then, and afterwards, it is told.
+// lose makes a world of three go by NCCL and then lose a rank. What is wrong then, and afterwards,
+// it is told.
 func (w *ncclWorld) lose(t *testing.T, what, afterwards string) {
 	t.Helper()
 	w.enter(0, 1, 2)
@@ -617,7 +624,8 @@ func TestNoNCCL(t *testing.T) {
 	}
 }
 
-// TestNCCLGenerations: of a thousand worlds that grow, shrink and break off nothing stays, neither communicators nor device memory nor threads.
+// TestNCCLGenerations: of a thousand worlds that grow, shrink and break off nothing stays, neither
+// communicators nor device memory nor threads.
 func TestNCCLGenerations(t *testing.T) {
 	rounds := 1000
 	switch {
@@ -655,8 +663,8 @@ func TestNCCLGenerations(t *testing.T) {
 	}
 }
 
-// TestNCCLProcesses: processes that go by NCCL. One after the other is killed in the middle of an operation; the others are freed, and go by NCCL
-// in a world without it. Then one comes.
+// TestNCCLProcesses: processes that go by NCCL. One after the other is killed in the middle of an
+// operation; the others are freed, and go by NCCL in a world without it. Then one comes.
 func TestNCCLProcesses(t *testing.T) {
 	driver := cudatest.Library(t)
 	path := ncclLibrary(t, driver)

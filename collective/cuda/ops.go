@@ -12,8 +12,8 @@ import (
 
 // Options say how a collective on device memory is done. The zero value changes nothing.
 type Options struct {
-	// After is a stream of the device: what has been put into it before the call is done before the operation touches the
-	// slice. Nil: the slice is ready.
+	// After is a stream of the device: what has been put into it before the call is done before the
+	// operation touches the slice. Nil: the slice is ready.
 	After *Stream
 }
 
@@ -25,16 +25,19 @@ func (o Options) event() (*Event, error) {
 	return o.After.Record()
 }
 
-// Each operation is called by every rank of the group with the same arguments, except for the data, as those of package collective,
-// and in the same order with those. It blocks until the result is complete on this rank's device; what is put into any stream
-// afterwards finds it. What goes wrong on one rank's device ends the group for all: that rank returns the error, the others an
-// error that is [collective.ErrAborted].
+// Each operation is called by every rank of the group with the same arguments, except for the data,
+// as those of package collective, and in the same order with those. It blocks until the result is
+// complete on this rank's device; what is put into any stream afterwards finds it. What goes wrong
+// on one rank's device ends the group for all: that rank returns the error, the others an error
+// that is [collective.ErrAborted].
 
-// AllReduce combines the slices of all ranks, element by element, and puts the result into the slice on every rank. Lengths must
-// be equal. On one host it has the bits of [collective.AllReduce] under [collective.Strict]. With several hosts ([BackendHosts]) the ranks of each host are
-// combined in their order, and the results of the hosts in that of the group's algorithm; staged, all are in that. Under Strict the bits
-// are the same by all of these. By NCCL they are NCCL's, the same on all ranks but perhaps others in another world, and where operands are NaN its own. [collective.Adasum] is
-// refused. After an error the slice is undefined.
+// AllReduce combines the slices of all ranks, element by element, and puts the result into the
+// slice on every rank. Lengths must be equal. On one host it has the bits of [collective.AllReduce]
+// under [collective.Strict]. With several hosts ([BackendHosts]) the ranks of each host are
+// combined in their order, and the results of the hosts in that of the group's algorithm; staged,
+// all are in that. Under Strict the bits are the same by all of these. By NCCL they are NCCL's, the
+// same on all ranks but perhaps others in another world, and where operands are NaN its own.
+// [collective.Adasum] is refused. After an error the slice is undefined.
 func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) error {
 	return AllReduceWith(ctx, g, s, op, Options{})
 }
@@ -54,7 +57,8 @@ func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Grou
 	})
 }
 
-// allReduce combines n elements at an address of each rank once the event has come to pass, if there is one.
+// allReduce combines n elements at an address of each rank once the event has come to pass, if
+// there is one.
 func (d *Device) allReduce(ctx context.Context, g *collective.Group, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
 	c := call{what: allReduce, kind: t, op: op, n: n, invalid: refuse(op)}
 	if err := d.agree(ctx, g, c); err != nil || n == 0 {
@@ -73,8 +77,9 @@ func (d *Device) allReduce(ctx context.Context, g *collective.Group, t kernel.Ty
 	return b.allReduce(ctx, t, op, address, n, ready)
 }
 
-// Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an error the slice is undefined. Where memory is opened
-// to others each rank copies root's, device to device.
+// Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an
+// error the slice is undefined. Where memory is opened to others each rank copies root's, device to
+// device.
 func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], root int) error {
 	if g == nil {
 		return errNoGroup
@@ -95,8 +100,8 @@ func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s
 	})
 }
 
-// AllGather returns the slices of every rank, by rank, as copies on this rank's device, which the caller frees one by one. Lengths may
-// differ.
+// AllGather returns the slices of every rank, by rank, as copies on this rank's device, which the
+// caller frees one by one. Lengths may differ.
 func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T]) ([]*Slice[T], error) {
 	var all []*Slice[T]
 	d := s.device
@@ -132,8 +137,9 @@ func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s
 	return all, nil
 }
 
-// ReduceScatter combines the slices of all ranks, element by element, and returns this rank's part of the result on its device, which the
-// caller frees; the slice stays as it is. Lengths must be equal; the parts are those of [collective.ReduceScatter].
+// ReduceScatter combines the slices of all ranks, element by element, and returns this rank's part
+// of the result on its device, which the caller frees; the slice stays as it is. Lengths must be
+// equal; the parts are those of [collective.ReduceScatter].
 func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) (*Slice[T], error) {
 	if g == nil {
 		return nil, errNoGroup

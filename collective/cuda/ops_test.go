@@ -146,7 +146,8 @@ func TestAllReduce(t *testing.T) {
 	})
 }
 
-// TestAnyBits: over the direct way results have the bits of the strict order, NaNs and all, and the same on every rank.
+// TestAnyBits: over the direct way results have the bits of the strict order, NaNs and all, and the
+// same on every rank.
 func TestAnyBits(t *testing.T) {
 	const n, length = 4, 1001
 	w := newWorld(t, n, 2, Config{})
@@ -330,7 +331,8 @@ func TestRefused(t *testing.T) {
 	w.must(t, func(rank int, d *Device, g *collective.Group) error { return collective.Barrier(t.Context(), g) })
 }
 
-// TestFailureOnOneRank: whatever call fails on one rank, at whatever time, the others are done or aborted, and nothing is lost.
+// TestFailureOnOneRank: whatever call fails on one rank, at whatever time, the others are done or
+// aborted, and nothing is lost.
 func TestFailureOnOneRank(t *testing.T) {
 	for name, config := range configs {
 		calls := map[string]int{}
@@ -370,7 +372,8 @@ func TestFailureOnOneRank(t *testing.T) {
 	}
 }
 
-// TestHung: a device that does not go on keeps nobody from giving up, and what it still uses is not touched.
+// TestHung: a device that does not go on keeps nobody from giving up, and what it still uses is not
+// touched.
 func TestHung(t *testing.T) {
 	for name, config := range configs {
 		w := newWorld(t, 2, 1, config)

@@ -112,7 +112,8 @@ type meeting struct {
 	Rounds     int // 0: until something fails
 }
 
-// work is a process. It prints its address; in each world it says when it works, and how that ended.
+// work is a process. It prints its address; in each world it says when it works, and how that
+// ended.
 func work(text string) error {
 	var a assignment
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
@@ -250,13 +251,15 @@ type crew struct {
 	alive            []int    // processes by rank
 }
 
-// newCrew starts n processes, which end with the test. They fail where they do not come to go by the backend.
+// newCrew starts n processes, which end with the test. They fail where they do not come to go by
+// the backend.
 func newCrew(t *testing.T, library, backend string, n int) *crew {
 	t.Helper()
 	return newCrewOn(t, library, backend, slices.Repeat([]string{"a"}, n)...)
 }
 
-// newCrewOn is newCrew with processes that pretend to be on these hosts, of which no two can open each other's memory.
+// newCrewOn is newCrew with processes that pretend to be on these hosts, of which no two can open
+// each other's memory.
 func newCrewOn(t *testing.T, library, backend string, hosts ...string) *crew {
 	t.Helper()
 	authority, err := identity.NewAuthority("test")
@@ -364,8 +367,8 @@ func (c *crew) end(t *testing.T) {
 	}
 }
 
-// TestProcesses: four processes, of one host or of several, open each other's memory; each in turn is killed in the middle of its work, the
-// others are freed and meet again without it.
+// TestProcesses: four processes, of one host or of several, open each other's memory; each in turn
+// is killed in the middle of its work, the others are freed and meet again without it.
 func TestProcesses(t *testing.T) {
 	path := cudatest.Library(t)
 	for name, of := range map[string]struct {

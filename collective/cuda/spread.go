@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// broadcast has every rank copy root's bytes from where they are. A device that all share reads and writes n bytes for each rank but root.
+// broadcast has every rank copy root's bytes from where they are. A device that all share reads and
+// writes n bytes for each rank but root.
 func (w *direct) broadcast(ctx context.Context, address uint64, n, root int) error {
 	into, sizes := make([]uint64, w.group.Size()), make([]int, w.group.Size())
 	into[root], sizes[root] = address, n
@@ -24,8 +25,9 @@ func (w *direct) allGather(ctx context.Context, own uint64, into []uint64, sizes
 	return w.spread(ctx, own, into, sizes)
 }
 
-// spread copies the bytes of each other rank r, sizes[r] of them, to into[r]. This rank's are at own. It returns when all ranks have what they
-// are to have, and nobody reads what is here any more.
+// spread copies the bytes of each other rank r, sizes[r] of them, to into[r]. This rank's are at
+// own. It returns when all ranks have what they are to have, and nobody reads what is here any
+// more.
 func (w *direct) spread(ctx context.Context, own uint64, into []uint64, sizes []int) error {
 	me := w.group.Rank()
 	all, err := w.exchangeOf(ctx, own, sizes)
@@ -77,8 +79,8 @@ func (w *direct) spread(ctx context.Context, own uint64, into []uint64, sizes []
 	return nil
 }
 
-// reduceScatter has every rank combine its part of all vectors, in the order of the ranks. A device that all share reads each vector once and writes
-// the size of one.
+// reduceScatter has every rank combine its part of all vectors, in the order of the ranks. A device
+// that all share reads each vector once and writes the size of one.
 func (w *direct) reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error {
 	if !hasKernels(t) {
 		return w.staged.reduceScatter(ctx, t, op, address, n, into)
@@ -131,13 +133,15 @@ func (w *direct) reduceScatter(ctx context.Context, t kernel.Type, op collective
 	return nil
 }
 
-// within returns the elements of a rank's part of n that come in a step which takes so many of each part, from one on.
+// within returns the elements of a rank's part of n that come in a step which takes so many of each
+// part, from one on.
 func within(n, ranks, rank, from, each int) (lo, hi int) {
 	lo, hi = kernel.Split(n, ranks, rank)
 	return min(lo+from, hi), min(lo+from+each, hi)
 }
 
-// deposit copies to the bank what the step takes of this rank's vector: of each part at its place, each elements apart.
+// deposit copies to the bank what the step takes of this rank's vector: of each part at its place,
+// each elements apart.
 func (w *direct) deposit(ctx context.Context, bank, address uint64, n, size, from, each int) error {
 	ranks := w.group.Size()
 	for rank := range ranks {

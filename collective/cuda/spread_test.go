@@ -32,7 +32,8 @@ func foreign[T collective.Element](t *testing.T, d *Device, v []T) *Slice[T] {
 	return s
 }
 
-// TestSpread: bytes go from device to device, where no rank's, some ranks' and all ranks' vectors go through banks that are smaller than they are.
+// TestSpread: bytes go from device to device, where no rank's, some ranks' and all ranks' vectors
+// go through banks that are smaller than they are.
 func TestSpread(t *testing.T) {
 	defer func(n int) { bankSize = n }(bankSize)
 	bankSize = 1000
@@ -87,7 +88,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestParts: parts of a reduction have the bits of the strict order, through banks and without, and nothing goes over the host.
+// TestParts: parts of a reduction have the bits of the strict order, through banks and without, and
+// nothing goes over the host.
 func TestParts(t *testing.T) {
 	defer func(n int) { bankSize = n }(bankSize)
 	bankSize = 500
@@ -150,7 +152,8 @@ func partOf[T collective.Element](t *testing.T, w *world, rank int, banked bool,
 	return nil
 }
 
-// TestSpreadFails: whichever call fails on one rank, it has that error, the others are done or aborted, and nothing is lost.
+// TestSpreadFails: whichever call fails on one rank, it has that error, the others are done or
+// aborted, and nothing is lost.
 func TestSpreadFails(t *testing.T) {
 	defer func(n int) { bankSize = n }(bankSize)
 	bankSize = 1000

@@ -9,15 +9,16 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Pieces that are on their way at a time, and their size. While one is reduced by the group, the next comes from the device and
-// the last goes back.
+// Pieces that are on their way at a time, and their size. While one is reduced by the group, the
+// next comes from the device and the last goes back.
 const pieces = 3
 
 // pieceSize is a variable for tests, which have less to copy where it is small.
 var pieceSize = 4 << 20
 
-// staging is what vectors travel through between a device and the host: memory that the device reads and writes without the
-// processor's help, and a stream for each direction. It is used by one operation at a time.
+// staging is what vectors travel through between a device and the host: memory that the device
+// reads and writes without the processor's help, and a stream for each direction. It is used by one
+// operation at a time.
 type staging struct {
 	device *Device
 	memory []byte // of all pieces
@@ -154,7 +155,8 @@ func (d *Device) retire(s *staging) {
 	})
 }
 
-// calm waits until what failed operations have begun is done: it may write to what the next one writes to.
+// calm waits until what failed operations have begun is done: it may write to what the next one
+// writes to.
 func (d *Device) calm(ctx context.Context) error {
 	d.mu.Lock()
 	all := slices.Clone(d.retiring)
@@ -169,7 +171,8 @@ func (d *Device) calm(ctx context.Context) error {
 	return nil
 }
 
-// retire keeps a staging whose operation has failed for the next one, once the device has left it alone.
+// retire keeps a staging whose operation has failed for the next one, once the device has left it
+// alone.
 func (s *staging) retire() {
 	ctx := context.Background()
 	err := s.settle(ctx)
@@ -225,10 +228,11 @@ type journey struct {
 	count int               // pieces
 	down  func(i int) []leg // from the device; nil: nothing
 	up    func(i int) []leg // to the device; nil: nothing
-	// before and after put more into a stream, before a piece comes from the device and after it has gone back. They are called on
-	// the device's thread; nil: nothing.
+	// before and after put more into a stream, before a piece comes from the device and after it
+	// has gone back. They are called on the device's thread; nil: nothing.
 	before, after func(i int, stream uintptr) error
-	// step is called with each piece, in order, when it has come from the device; what it leaves there goes back.
+	// step is called with each piece, in order, when it has come from the device; what it leaves
+	// there goes back.
 	step func(i int, piece []byte) error
 }
 

@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// staged is the backend that every group can have: the group's operations on the processor, piece by piece.
+// staged is the backend that every group can have: the group's operations on the processor, piece
+// by piece.
 type staged struct {
 	device *Device
 	group  *collective.Group

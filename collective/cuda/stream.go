@@ -2,14 +2,16 @@ package cuda
 
 import "context"
 
-// Stream is a queue of work of a device, done in order. What is on different streams is done at the same time.
+// Stream is a queue of work of a device, done in order. What is on different streams is done at the
+// same time.
 type Stream struct {
 	device *Device
 	handle uintptr
 	owned  bool
 }
 
-// NewStream makes a stream, which [Stream.Close] gives back. It does not wait for the stream 0 of other libraries, nor they for it.
+// NewStream makes a stream, which [Stream.Close] gives back. It does not wait for the stream 0 of
+// other libraries, nor they for it.
 func (d *Device) NewStream() (*Stream, error) {
 	s := &Stream{device: d, owned: true}
 	if err := d.call("cuStreamCreate", func(a *api) result { return a.streamCreate(&s.handle, streamNonBlocking) }); err != nil {
@@ -18,8 +20,8 @@ func (d *Device) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// WrapStream makes a Stream of a CUstream that belongs to somebody else, 0 being the default stream. Its owner keeps it as
-// long as the Stream is used.
+// WrapStream makes a Stream of a CUstream that belongs to somebody else, 0 being the default
+// stream. Its owner keeps it as long as the Stream is used.
 func (d *Device) WrapStream(handle uintptr) *Stream { return &Stream{device: d, handle: handle} }
 
 // Handle is the CUstream.
@@ -33,13 +35,14 @@ func (s *Stream) Close() error {
 	return s.device.call("cuStreamDestroy_v2", func(a *api) result { return a.streamDestroy(s.handle) })
 }
 
-// Wait keeps what is put into the stream from now on from beginning before the event has come to pass. It does not block.
+// Wait keeps what is put into the stream from now on from beginning before the event has come to
+// pass. It does not block.
 func (s *Stream) Wait(e *Event) error {
 	return s.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(s.handle, e.handle, 0) })
 }
 
-// Synchronize blocks until all that is in the stream now has been done, or ctx has ended. An error of that work is
-// told here, or by any later call.
+// Synchronize blocks until all that is in the stream now has been done, or ctx has ended. An error
+// of that work is told here, or by any later call.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	e, err := s.Record()
 	if err != nil {
@@ -48,7 +51,8 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return e.Synchronize(ctx)
 }
 
-// Record puts a new event into the stream. [Event.Synchronize] gives it back, or else [Event.Close].
+// Record puts a new event into the stream. [Event.Synchronize] gives it back, or else
+// [Event.Close].
 func (s *Stream) Record() (*Event, error) {
 	e := &Event{device: s.device}
 	err := s.device.do(func() error {
@@ -83,7 +87,8 @@ func (e *Event) Done() (bool, error) {
 	return err == nil, err
 }
 
-// Synchronize blocks until the event has come to pass, or ctx has ended. In the first case it is given back.
+// Synchronize blocks until the event has come to pass, or ctx has ended. In the first case it is
+// given back.
 func (e *Event) Synchronize(ctx context.Context) error {
 	if err := e.device.await(ctx, e.handle); err != nil {
 		return err
@@ -91,8 +96,8 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return e.Close()
 }
 
-// Close gives the event back, whether it has come to pass or not. Nobody may use it afterwards. Of a nil
-// event there is nothing to give back.
+// Close gives the event back, whether it has come to pass or not. Nobody may use it afterwards. Of
+// a nil event there is nothing to give back.
 func (e *Event) Close() error {
 	if e == nil {
 		return nil

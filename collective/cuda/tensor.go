@@ -10,17 +10,19 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TensorOptions say how a part is saved. The zero value is right where nothing writes to the slice while its state is
-// committed, saved, restored or synchronised.
+// TensorOptions say how a part is saved. The zero value is right where nothing writes to the slice
+// while its state is committed, saved, restored or synchronised.
 type TensorOptions struct {
-	// Stream is the one that writes to the slice. Whatever is done with the part takes its turn in it: it sees what has been put into
-	// the stream before, and what is put there later sees what it has done. A save then returns at once.
+	// Stream is the one that writes to the slice. Whatever is done with the part takes its turn in
+	// it: it sees what has been put into the stream before, and what is put there later sees what
+	// it has done. A save then returns at once.
 	Stream *Stream
 	// NoSnapshot takes no memory of the device: a save copies to the host before it returns.
 	NoSnapshot bool
 }
 
-// Part is a slice on a device as a part of a training state: it is an elastic.Part and an elastic.Deferred.
+// Part is a slice on a device as a part of a training state: it is an elastic.Part and an
+// elastic.Deferred.
 type Part[T collective.Element] struct {
 	name    string
 	live    *Slice[T]
@@ -41,12 +43,15 @@ type saving struct {
 	told  atomic.Bool // of err, by Pending
 }
 
-// Tensor is the part whose live value is what live holds. A save takes a snapshot of it on the device, and returns; the snapshot is
-// copied to the host in the background, through pinned memory, into a buffer of its own where something has changed. Until it
-// is there the save before stays what it is, and the next save, Image and Restore wait for it; a failure is returned by
-// the first of these, or by Pending. The snapshot takes as much memory of the device as the slice, which [Part.Free] gives back; where there is none the copy
-// to the host is made before the save returns. A restore copies back from the snapshot, or else from the host; a sync
-// broadcasts from device to device. The slice's length must be the same on every rank. All but Save block until they are done.
+// Tensor is the part whose live value is what live holds. A save takes a snapshot of it on the
+// device, and returns; the snapshot is copied to the host in the background, through pinned memory,
+// into a buffer of its own where something has changed. Until it is there the save before stays
+// what it is, and the next save, Image and Restore wait for it; a failure is returned by the first
+// of these, or by Pending. The snapshot takes as much memory of the device as the slice, which
+// [Part.Free] gives back; where there is none the copy to the host is made before the save returns.
+// A restore copies back from the snapshot, or else from the host; a sync broadcasts from device to
+// device. The slice's length must be the same on every rank. All but Save block until they are
+// done.
 func Tensor[T collective.Element](name string, live *Slice[T]) *Part[T] {
 	return TensorWith(name, live, TensorOptions{})
 }
@@ -65,7 +70,8 @@ func (p *Part[T]) wrong(err error) error {
 	return err
 }
 
-// settle waits for a save that is under way, and makes it the last one. Of a failure that nobody has been told it returns the error.
+// settle waits for a save that is under way, and makes it the last one. Of a failure that nobody
+// has been told it returns the error.
 func (p *Part[T]) settle() error {
 	u := p.under
 	if u == nil {
@@ -157,7 +163,8 @@ func (p *Part[T]) snapshot(u *saving) error {
 	return nil
 }
 
-// copyOut returns what is at an address of the device, once what is in the streams of s has been done: the last image, if it is that.
+// copyOut returns what is at an address of the device, once what is in the streams of s has been
+// done: the last image, if it is that.
 func (p *Part[T]) copyOut(ctx context.Context, s *staging, address uint64) ([]byte, error) {
 	n := int(p.live.bytes())
 	last, fresh := p.image, []byte(nil)
@@ -191,7 +198,8 @@ func (p *Part[T]) after(s *staging) error {
 	return errors.Join(s.after(e), e.Close())
 }
 
-// release lets the live value be changed once the event arrived[0] of s has come to pass: it has the part's stream wait for it, or waits itself.
+// release lets the live value be changed once the event arrived[0] of s has come to pass: it has
+// the part's stream wait for it, or waits itself.
 func (p *Part[T]) release(s *staging) error {
 	d := p.live.device
 	if stream := p.options.Stream; stream != nil {
@@ -225,8 +233,8 @@ func (p *Part[T]) upload(b []byte) error {
 	})
 }
 
-// Restore makes the live value that of the last Save. Where that has failed in the background it is that of the one before, and the error
-// says so.
+// Restore makes the live value that of the last Save. Where that has failed in the background it is
+// that of the one before, and the error says so.
 func (p *Part[T]) Restore() error {
 	failure := p.settle()
 	if !p.saved {
@@ -246,7 +254,8 @@ func (p *Part[T]) Restore() error {
 	})))
 }
 
-// Exposed tells whether other ranks may write to the live value in collectives: they do wherever it does not go through this rank's host.
+// Exposed tells whether other ranks may write to the live value in collectives: they do wherever it
+// does not go through this rank's host.
 func (p *Part[T]) Exposed() bool {
 	d := p.live.device
 	d.mu.Lock()
@@ -281,7 +290,8 @@ func (p *Part[T]) Image() ([]byte, error) {
 	return p.image, nil
 }
 
-// Pending returns what blocks until the last Save is whole, and then gives what it has kept, or why it has failed.
+// Pending returns what blocks until the last Save is whole, and then gives what it has kept, or why
+// it has failed.
 func (p *Part[T]) Pending() func() ([]byte, error) {
 	u := p.under
 	if u == nil {
@@ -305,8 +315,9 @@ func (p *Part[T]) SetImage(b []byte) error {
 	return p.wrong(p.upload(b))
 }
 
-// Free gives back the memory of the device that snapshots take, once the last save is whole, and returns the error of that save if nobody has been told. The
-// part can still be used: its next Save takes memory again. Close of the device does it as well.
+// Free gives back the memory of the device that snapshots take, once the last save is whole, and
+// returns the error of that save if nobody has been told. The part can still be used: its next Save
+// takes memory again. Close of the device does it as well.
 func (p *Part[T]) Free() error {
 	return errors.Join(p.settle(), p.dropBank())
 }

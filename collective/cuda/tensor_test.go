@@ -89,8 +89,8 @@ func TestTensor(t *testing.T) {
 	}
 }
 
-// TestSnapshot: what is written to the slice once Save has returned is not in what it keeps; in a stream the turn is the stream's, and
-// Save waits for nothing.
+// TestSnapshot: what is written to the slice once Save has returned is not in what it keeps; in a
+// stream the turn is the stream's, and Save waits for nothing.
 func TestSnapshot(t *testing.T) {
 	n := newNode(t)
 	d := open(t, n.process(), Config{})
@@ -155,8 +155,8 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestSaveFails: whichever call fails, of a save or of what it has left to the background, somebody is told, once, and the save
-// before stays.
+// TestSaveFails: whichever call fails, of a save or of what it has left to the background, somebody
+// is told, once, and the save before stays.
 func TestSaveFails(t *testing.T) {
 	for _, call := range []string{"cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent",
 		"cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2"} {

@@ -36,30 +36,35 @@ const (
 	maxTrouble = 256     // bytes
 )
 
-// backend is how the ranks of a group combine what is in memory of their devices. All ranks of a group have the same one. It
-// is used by one operation at a time; keep and remains are called under device.mu.
+// backend is how the ranks of a group combine what is in memory of their devices. All ranks of a
+// group have the same one. It is used by one operation at a time; keep and remains are called under
+// device.mu.
 type backend interface {
 	// name is what logs and events call it.
 	name() string
-	// allReduce combines n elements at an address of each rank in place, once ready has come to pass; nil: they are ready.
+	// allReduce combines n elements at an address of each rank in place, once ready has come to
+	// pass; nil: they are ready.
 	allReduce(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error
 	// broadcast sets n bytes at an address of each rank to those of root.
 	broadcast(ctx context.Context, address uint64, n, root int) error
-	// allGather copies the bytes of each rank r, of which there are sizes[r], to into[r] on every rank; this rank's are at own.
+	// allGather copies the bytes of each rank r, of which there are sizes[r], to into[r] on every
+	// rank; this rank's are at own.
 	allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error
-	// reduceScatter combines n elements at an address of each rank and puts this rank's part of the result, as kernel.Split has
-	// it, to into.
+	// reduceScatter combines n elements at an address of each rank and puts this rank's part of the
+	// result, as kernel.Split has it, to into.
 	reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error
-	// shut waits for what is under way and closes what belongs to other processes. A second call does nothing.
+	// shut waits for what is under way and closes what belongs to other processes. A second call
+	// does nothing.
 	shut() error
 	// remains hands over the memory that others may have open and that nobody uses here.
 	remains() []uint64
-	// keep tells whether others may have open what is to be freed: it is theirs until it is in remains.
+	// keep tells whether others may have open what is to be freed: it is theirs until it is in
+	// remains.
 	keep(address, bytes uint64) bool
 }
 
-// BackendError says that a backend which a rank wants cannot be used by the group. All ranks have the same one; the group is left
-// as it was.
+// BackendError says that a backend which a rank wants cannot be used by the group. All ranks have
+// the same one; the group is left as it was.
 type BackendError struct {
 	Rank    int    // that wants it
 	Backend string // Config.Backend
@@ -71,8 +76,9 @@ func (e *BackendError) Error() string {
 	return fmt.Sprintf("cuda: rank %d wants the backend %s: %s", e.Rank, e.Backend, e.Reason)
 }
 
-// backend returns how a group's ranks reach each other's memory. They find out at the first call, together. What
-// was open in generations before is closed then; when all ranks have come that far, what they had open is freed.
+// backend returns how a group's ranks reach each other's memory. They find out at the first call,
+// together. What was open in generations before is closed then; when all ranks have come that far,
+// what they had open is freed.
 func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, error) {
 	d.mu.Lock()
 	b := d.backends[g]
@@ -198,8 +204,8 @@ func (d *Device) make(ctx context.Context, name, why string, g *collective.Group
 	return b, nil
 }
 
-// confer returns the records of all ranks. Where the choice depends on it, each has looked for what the others of its host have written
-// into some of their memory.
+// confer returns the records of all ranks. Where the choice depends on it, each has looked for what
+// the others of its host have written into some of their memory.
 func (d *Device) confer(ctx context.Context, g *collective.Group, probe *Slice[byte], seen *opens, lib *ncclRecord) ([]record, error) {
 	own := record{Host: d.config.host, Wish: d.config.Backend, Nonce: make([]byte, nonceSize), NCCL: lib}
 	if own.Host == "" {
@@ -265,7 +271,8 @@ func trouble(err error) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxTrouble)], "")
 }
 
-// choose finds the backend for ranks that have told this of themselves, and says why none of the better ones is taken.
+// choose finds the backend for ranks that have told this of themselves, and says why none of the
+// better ones is taken.
 func choose(all []record) (name, why string, err error) {
 	by := slices.IndexFunc(all, func(r record) bool { return r.Wish != "" })
 	if by >= 0 {
@@ -395,7 +402,8 @@ func (o *opens) forget() error {
 	})
 }
 
-// thisHost tells the systems apart that processes run on: in containers of one machine it is the same.
+// thisHost tells the systems apart that processes run on: in containers of one machine it is the
+// same.
 var thisHost = sync.OnceValue(func() string {
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		return strings.TrimSpace(string(id))

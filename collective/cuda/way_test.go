@@ -97,7 +97,8 @@ func TestBackendVariable(t *testing.T) {
 	}
 }
 
-// TestBackendIsTold: rank 0 tells of the choice once in a generation, whatever groups of its ranks there are.
+// TestBackendIsTold: rank 0 tells of the choice once in a generation, whatever groups of its ranks
+// there are.
 func TestBackendIsTold(t *testing.T) {
 	var mu sync.Mutex
 	var told []string
@@ -135,7 +136,8 @@ func TestBackendIsTold(t *testing.T) {
 	}
 }
 
-// TestBackendEvent: what the workers of a job choose is in the driver's events, also after one of them has died.
+// TestBackendEvent: what the workers of a job choose is in the driver's events, also after one of
+// them has died.
 func TestBackendEvent(t *testing.T) {
 	n := newNode(t)
 	var mu sync.Mutex

@@ -1,7 +1,8 @@
 package kernel
 
-// atOnce is how many bytes of its result go through one call of assembler code. The garbage collector cannot stop a goroutine inside
-// such a call, and until then stops nobody else's work either that wants to go on.
+// atOnce is how many bytes of its result go through one call of assembler code. The garbage
+// collector cannot stop a goroutine inside such a call, and until then stops nobody else's work
+// either that wants to go on.
 const atOnce = 128 << 10
 
 // inBlocks has all vector code of a table called for blocks.
@@ -64,7 +65,8 @@ func convertBlocks(f func(dst, src []byte), to, from int) func(dst, src []byte) 
 	}
 }
 
-// Copy is the built-in copy, in blocks, for what may be large: memory is copied in assembler code too. dst and src do not overlap.
+// Copy is the built-in copy, in blocks, for what may be large: memory is copied in assembler code
+// too. dst and src do not overlap.
 func Copy(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	for at := 0; at < n; {

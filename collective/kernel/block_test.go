@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestBlocks: no call of assembler code has more than a atOnce of result, and all blocks come, in their order, once.
+// TestBlocks: no call of assembler code has more than a atOnce of result, and all blocks come, in
+// their order, once.
 func TestBlocks(t *testing.T) {
 	var calls, longest int
 	note := func(n int) {

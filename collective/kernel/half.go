@@ -2,8 +2,8 @@ package kernel
 
 import "math"
 
-// ToFloat16 rounds to the nearest half-precision number, ties to even; what is too large becomes an infinity, NaN stays a
-// quiet NaN.
+// ToFloat16 rounds to the nearest half-precision number, ties to even; what is too large becomes an
+// infinity, NaN stays a quiet NaN.
 func ToFloat16(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign := uint16(b>>16) & 0x8000

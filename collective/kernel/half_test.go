@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestFloat16: every half is exact in float32 and comes back; between two neighbours the nearer one wins, and the even one
-// at the middle.
+// TestFloat16: every half is exact in float32 and comes back; between two neighbours the nearer one
+// wins, and the even one at the middle.
 func TestFloat16(t *testing.T) {
 	for i := range 1 << 16 {
 		h := uint16(i)

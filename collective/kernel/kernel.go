@@ -1,12 +1,14 @@
-// Package kernel is the arithmetic of collectives: element by element on raw memory, without an allocation, a lock or a
-// goroutine. Memory holds elements in the byte order of the machine; it needs no alignment.
+// Package kernel is the arithmetic of collectives: element by element on raw memory, without an
+// allocation, a lock or a goroutine. Memory holds elements in the byte order of the machine; it
+// needs no alignment.
 //
-// What a function computes is defined in Go, to the last bit, by its twin. On amd64 with AVX2 or AVX-512 vector code computes the
-// same; the build tag purego leaves it out. That code is written by internal/gen with the assembler library avo. It is a module
-// of its own, so that avo is no requirement of programs that import this package, nor of this module.
+// What a function computes is defined in Go, to the last bit, by its twin. On amd64 with AVX2 or
+// AVX-512 vector code computes the same; the build tag purego leaves it out. That code is written
+// by internal/gen with the assembler library avo. It is a module of its own, so that avo is no
+// requirement of programs that import this package, nor of this module.
 //
-// A result that is not a number is the same everywhere as well: the first operand that is none, as a quiet NaN, or the
-// negative NaN without payload if both are numbers.
+// A result that is not a number is the same everywhere as well: the first operand that is none, as
+// a quiet NaN, or the negative NaN without payload if both are numbers.
 package kernel
 
 import (
@@ -58,7 +60,8 @@ func (t Type) Size() int {
 // Op says how two elements are combined. The zero value is no operation.
 type Op uint8
 
-// The operations. Integers wrap around. In Min and Max −0 is smaller than +0, and a NaN on either side makes a NaN.
+// The operations. Integers wrap around. In Min and Max −0 is smaller than +0, and a NaN on either
+// side makes a NaN.
 const (
 	Sum Op = iota + 1
 	Min
@@ -79,9 +82,10 @@ type table struct {
 // unequal is called for slices that do not hold equally many elements.
 func unequal() { panic("kernel: slices of unequal lengths") }
 
-// Combine returns the function that sets dst[i] to a[i] combined with b[i], a being of the lower ranks; nil for what is no
-// type or operation. The slices have equal lengths and hold whole elements; dst may be a or b, and must not overlap them
-// otherwise. [Float16] and [BFloat16] are computed in float32 and rounded to nearest, ties to even.
+// Combine returns the function that sets dst[i] to a[i] combined with b[i], a being of the lower
+// ranks; nil for what is no type or operation. The slices have equal lengths and hold whole
+// elements; dst may be a or b, and must not overlap them otherwise. [Float16] and [BFloat16] are
+// computed in float32 and rounded to nearest, ties to even.
 func Combine(t Type, op Op) func(dst, a, b []byte) {
 	if t >= Types || op >= Ops {
 		return nil
@@ -89,8 +93,8 @@ func Combine(t Type, op Op) func(dst, a, b []byte) {
 	return chosen.combine[t][op]
 }
 
-// Divide returns the function that divides every element of b by n, which is at least 1; nil for what is no type. Integer
-// division truncates towards zero, and n need not fit the type.
+// Divide returns the function that divides every element of b by n, which is at least 1; nil for
+// what is no type. Integer division truncates towards zero, and n need not fit the type.
 func Divide(t Type) func(b []byte, n int) {
 	if t >= Types {
 		return nil
@@ -98,9 +102,10 @@ func Divide(t Type) func(b []byte, n int) {
 	return chosen.divide[t]
 }
 
-// Scale returns the function that multiplies every element of b by a factor, which is first rounded to the type, or to
-// float32 for [Float16] and [BFloat16]; nil for what is no type. Integers are multiplied in float64 and truncated towards
-// zero, what the type cannot hold becomes its lowest or highest value, and NaN becomes 0.
+// Scale returns the function that multiplies every element of b by a factor, which is first rounded
+// to the type, or to float32 for [Float16] and [BFloat16]; nil for what is no type. Integers are
+// multiplied in float64 and truncated towards zero, what the type cannot hold becomes its lowest or
+// highest value, and NaN becomes 0.
 func Scale(t Type) func(b []byte, factor float64) {
 	if t >= Types {
 		return nil
@@ -108,8 +113,9 @@ func Scale(t Type) func(b []byte, factor float64) {
 	return chosen.scale[t]
 }
 
-// Narrow returns the function that rounds the float32s of src to t, to nearest with ties to even; nil if t is neither [Float16]
-// nor [BFloat16]. dst and src hold equally many elements and do not overlap.
+// Narrow returns the function that rounds the float32s of src to t, to nearest with ties to even;
+// nil if t is neither [Float16] nor [BFloat16]. dst and src hold equally many elements and do not
+// overlap.
 func Narrow(t Type) func(dst, src []byte) {
 	if t >= Types {
 		return nil
@@ -125,7 +131,8 @@ func Widen(t Type) func(dst, src []byte) {
 	return chosen.widen[t]
 }
 
-// Split returns the bounds of part i of n of count elements: the first count%n parts have one element more.
+// Split returns the bounds of part i of n of count elements: the first count%n parts have one
+// element more.
 func Split(count, n, i int) (lo, hi int) {
 	each, more := count/n, count%n
 	lo = i*each + min(i, more)
@@ -136,7 +143,8 @@ func Split(count, n, i int) (lo, hi int) {
 	return lo, hi
 }
 
-// OfKind returns the type of numbers of a kind that Go has itself: an integer's or a float's of a fixed size.
+// OfKind returns the type of numbers of a kind that Go has itself: an integer's or a float's of a
+// fixed size.
 func OfKind(k reflect.Kind) Type {
 	switch k {
 	case reflect.Float32:

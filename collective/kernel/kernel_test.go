@@ -39,8 +39,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestFloatRules: which zero and which NaN results, in every implementation. Elements are repeated so that whole vectors
-// and what remains are tried.
+// TestFloatRules: which zero and which NaN results, in every implementation. Elements are repeated
+// so that whole vectors and what remains are tried.
 func TestFloatRules(t *testing.T) {
 	const (
 		inf, zero, one      = 0x7f800000, 0, 0x3f800000

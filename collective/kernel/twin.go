@@ -9,7 +9,8 @@ type element interface {
 	float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
 }
 
-// twin is the arithmetic in Go: the reference that vector code agrees with in every bit, and all there is without it.
+// twin is the arithmetic in Go: the reference that vector code agrees with in every bit, and all
+// there is without it.
 var twin = table{
 	combine: [Types][Ops]func(dst, a, b []byte){
 		Float32:  numeric[float32](),
@@ -84,8 +85,9 @@ func operands[T element](dst, a, b []byte) (d, x, y []T) {
 	return d, x, y
 }
 
-// nan is what two numbers make whose sum, product, minimum or maximum is not a number: the first that is none, as a quiet NaN, or else
-// the NaN that amd64 makes. Compilers may swap the sides of + and *, and machines differ.
+// nan is what two numbers make whose sum, product, minimum or maximum is not a number: the first
+// that is none, as a quiet NaN, or else the NaN that amd64 makes. Compilers may swap the sides of +
+// and *, and machines differ.
 //
 //go:noinline
 func nan[T element](x, y T) T {
@@ -264,7 +266,8 @@ func scaleFloats[T float32 | float64](d []T, factor T) {
 	}
 }
 
-// scaleIntegers leaves everything as it is when the factor is 1: not every 64-bit integer is a float64.
+// scaleIntegers leaves everything as it is when the factor is 1: not every 64-bit integer is a
+// float64.
 func scaleIntegers[T element](d []T, factor float64, lowest, highest T) {
 	if factor == 1 {
 		return

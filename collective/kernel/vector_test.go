@@ -172,7 +172,8 @@ func (g *guarded) first(n int) []byte { return g.memory[:n:n] }
 
 func (g *guarded) last(n int) []byte { return g.memory[len(g.memory)-n:] }
 
-// TestLengths: every short length, at either end of what may be touched, and dst being its own source.
+// TestLengths: every short length, at either end of what may be touched, and dst being its own
+// source.
 func TestLengths(t *testing.T) {
 	x, y, z := newGuarded(t), newGuarded(t), newGuarded(t)
 	eachCombine(t, func(t *testing.T, typ Type, op Op, table *table) {
@@ -269,8 +270,8 @@ func TestScaleAndDivide(t *testing.T) {
 	}
 }
 
-// TestConversions: every half; of float32s the special ones, random ones and those beside and between each two halves, or
-// all if so flagged.
+// TestConversions: every half; of float32s the special ones, random ones and those beside and
+// between each two halves, or all if so flagged.
 func TestConversions(t *testing.T) {
 	source, target := newGuarded(t), newGuarded(t)
 	for name, table := range vectors(t) {

@@ -15,8 +15,8 @@ import (
 // ErrNoArena says that this process has no memory that others could map: the system refuses it.
 var ErrNoArena = errors.New("shm: no memory that other processes could map")
 
-// arena is the memory of this process that others of the host can map: one memfd as large as the machine's memory.
-// Only pages that were written take any of it.
+// arena is the memory of this process that others of the host can map: one memfd as large as the
+// machine's memory. Only pages that were written take any of it.
 var arena struct {
 	mu     sync.Mutex
 	failed error
@@ -46,10 +46,11 @@ type arenaHeader struct {
 	nonce [16]byte
 }
 
-// Alloc returns n zero bytes, aligned for every element and to a page, in memory that the other processes of this host can
-// map. AllReduce of large data that all lies in such memory copies less. From 2 MiB on it has huge pages, if there are
-// any, and takes its memory at once. It is not collected as garbage: [Free]
-// gives it back. The error is [ErrNoArena] where the system refuses such memory.
+// Alloc returns n zero bytes, aligned for every element and to a page, in memory that the other
+// processes of this host can map. AllReduce of large data that all lies in such memory copies less.
+// From 2 MiB on it has huge pages, if there are any, and takes its memory at once. It is not
+// collected as garbage: [Free] gives it back. The error is [ErrNoArena] where the system refuses
+// such memory.
 func Alloc(n int) ([]byte, error) {
 	if n < 0 || n > math.MaxInt-page {
 		return nil, fmt.Errorf("shm: no %d bytes", n)
@@ -82,9 +83,9 @@ func Alloc(n int) ([]byte, error) {
 	return own.memory[from : from+uint64(n) : from+uint64(n)], nil
 }
 
-// enlarge makes huge pages of memory that begins at the place for one. Whatever the system's setting for shared memory is, it
-// makes them of pages when told to, of which one must be there. A processor finds its way in huge pages much faster. If there
-// are none to have, nothing is lost.
+// enlarge makes huge pages of memory that begins at the place for one. Whatever the system's
+// setting for shared memory is, it makes them of pages when told to, of which one must be there. A
+// processor finds its way in huge pages much faster. If there are none to have, nothing is lost.
 func enlarge(b []byte) {
 	b = b[:len(b)&^(hugePage-1)]
 	for i := 0; i < len(b); i += hugePage {
@@ -101,8 +102,8 @@ func Owns(b []byte) bool {
 	return ok
 }
 
-// Free gives back what [Alloc] has returned; b must begin where that did. Nobody may use it afterwards. It panics if b is
-// nothing of the kind.
+// Free gives back what [Alloc] has returned; b must begin where that did. Nobody may use it
+// afterwards. It panics if b is nothing of the kind.
 func Free(b []byte) {
 	arena.mu.Lock()
 	defer arena.mu.Unlock()

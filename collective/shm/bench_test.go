@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// BenchmarkAllReduce runs members as processes of their own, which sum float32 in place, back to back. A sample is one
-// operation, its time the largest over the members of end − start.
+// BenchmarkAllReduce runs members as processes of their own, which sum float32 in place, back to
+// back. A sample is one operation, its time the largest over the members of end − start.
 func BenchmarkAllReduce(b *testing.B) {
 	for _, n := range []int{2, 4} {
 		for _, size := range []int{4, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20} {

@@ -24,8 +24,8 @@ func now() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// loopUntilAborted calls operations that move data of this size, of all kinds or AllReduce alone, calls then in round some of
-// them, and returns when they were aborted.
+// loopUntilAborted calls operations that move data of this size, of all kinds or AllReduce alone,
+// calls then in round some of them, and returns when they were aborted.
 func loopUntilAborted(m *Member, data []byte, all bool, some int, then func()) (time.Duration, error) {
 	result, parts := aligned(len(data)), make([][]byte, m.members)
 	for i := range parts {
@@ -65,7 +65,8 @@ func (m *Member) allKinds(data, result, tensor []byte, parts [][]byte) error {
 		m.reduceTensor(tensor))
 }
 
-// reduceTensor checks the result, and overwrites the tensor at once after an abort, when others may still read it.
+// reduceTensor checks the result, and overwrites the tensor at once after an abort, when others may
+// still read it.
 func (m *Member) reduceTensor(tensor []byte) error {
 	floats := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(tensor))), len(tensor)/4)
 	for i := range floats {
@@ -84,7 +85,8 @@ func (m *Member) reduceTensor(tensor []byte) error {
 	return nil
 }
 
-// mortalRole takes part until it is killed or another member is. Then it says when it has learned that, and who was lost.
+// mortalRole takes part until it is killed or another member is. Then it says when it has learned
+// that, and who was lost.
 func mortalRole(m *Member) error {
 	resident, err := unix.Mmap(-1, 0, max(number("SHM_TEST_RESIDENT")<<20, page), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
@@ -103,8 +105,9 @@ func mortalRole(m *Member) error {
 // lostMembers is what the tripwire of this process's member, in a role, has told.
 var lostMembers = make(chan int, MaxMembers)
 
-// kill runs members that move bytes at a time, kills the one with the highest index, which has resident MiB of its own,
-// in the midst of operations, and returns how long each of the others took to notice.
+// kill runs members that move bytes at a time, kills the one with the highest index, which has
+// resident MiB of its own, in the midst of operations, and returns how long each of the others took
+// to notice.
 func kill(tb testing.TB, n, bytesMoved, all, resident, roundsBefore int) []time.Duration {
 	tb.Helper()
 	lost := make(chan int, n)
@@ -201,7 +204,8 @@ func TestDeathUnwatched(t *testing.T) {
 	}
 }
 
-// TestFirstDeath: whoever lives names the one that has died first, also after more have, and is told of that one first.
+// TestFirstDeath: whoever lives names the one that has died first, also after more have, and is
+// told of that one first.
 func TestFirstDeath(t *testing.T) {
 	for range 3 {
 		lost := make(chan int, 3)

@@ -6,10 +6,11 @@ import (
 	"fmt"
 )
 
-// Data that lies in the members' arenas needs no slots: all can read all of it where it is. Each member tells in its cell
-// where its data lies, and only if all do is that path taken.
+// Data that lies in the members' arenas needs no slots: all can read all of it where it is. Each
+// member tells in its cell where its data lies, and only if all do is that path taken.
 
-// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the caches, where tensors do not.
+// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the caches,
+// where tensors do not.
 const directLeast = 16
 
 // regions is what a member knows of the others' arenas.
@@ -37,7 +38,8 @@ func (m *Member) tell(c *cell, data []byte) {
 	binary.LittleEndian.PutUint64(c.data[:], at)
 }
 
-// direct says, after the arrival, whether all data lies in arenas that all can read. All members find the same.
+// direct says, after the arrival, whether all data lies in arenas that all can read. All members
+// find the same.
 func (m *Member) direct(ctx context.Context, d Desc, data []byte) (bool, error) {
 	for i := range m.areas {
 		if m.where(i) == 0 {
@@ -69,8 +71,8 @@ func (m *Member) direct(ctx context.Context, d Desc, data []byte) (bool, error) 
 // where is what a member has put into its cell by tell.
 func (m *Member) where(i int) uint64 { return binary.LittleEndian.Uint64(m.cellOf(i).data[:]) }
 
-// introduce maps the others' arenas and agrees with them whether everybody could, once and for all. It takes an arrival of
-// its own, and tells there again where data lies.
+// introduce maps the others' arenas and agrees with them whether everybody could, once and for all.
+// It takes an arrival of its own, and tells there again where data lies.
 func (m *Member) introduce(ctx context.Context, d Desc, data []byte) error {
 	m.regions.peers, m.regions.tensors = make([]*mapping, m.members), make([][]byte, m.members)
 	good := byte(1)
@@ -114,12 +116,13 @@ func (r *regions) close() {
 	}
 }
 
-// allReduceDirect has each member reduce its part straight from the others' data into its own, in rounds, while the others
-// copy from there what is finished. Nobody writes into the memory of another; this member returns when nobody reads its
-// own any more.
+// allReduceDirect has each member reduce its part straight from the others' data into its own, in
+// rounds, while the others copy from there what is finished. Nobody writes into the memory of
+// another; this member returns when nobody reads its own any more.
 //
-// A member that is aborted may return earlier, and its caller may then change the data under those who still read it. They
-// look for an abort after their last read, so none of them takes what it has read for a result.
+// A member that is aborted may return earlier, and its caller may then change the data under those
+// who still read it. They look for an abort after their last read, so none of them takes what it
+// has read for a result.
 func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction) error {
 	m.split(m.dst, data, r.Size, m.members)
 	last := m.roundsOf(len(m.dst[0]))
@@ -155,7 +158,8 @@ func (m *Member) reduceDirect(ctx context.Context, t int, r *Reduction) error {
 	return nil
 }
 
-// combineDirect reduces one block. All partial results but the last are kept elsewhere, since target is an operand too.
+// combineDirect reduces one block. All partial results but the last are kept elsewhere, since
+// target is an operand too.
 func (m *Member) combineDirect(target []byte, at int, r *Reduction) {
 	n := len(target)
 	sum := m.own.out[0][:n]

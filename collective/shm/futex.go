@@ -32,8 +32,8 @@ func (a *awaited) set(word *uint32, value uint32, flags uint32) {
 	a.value, a.address, a.flags = uint64(value), uint64(uintptr(unsafe.Pointer(word))), futexSize32|flags
 }
 
-// futexWaitAny blocks until one of the words is woken, has another value, or the time has passed (0: no end). The words
-// must stay where they are.
+// futexWaitAny blocks until one of the words is woken, has another value, or the time has passed
+// (0: no end). The words must stay where they are.
 func futexWaitAny(words []awaited, timeout time.Duration) unix.Errno {
 	var end *unix.Timespec
 	var ts unix.Timespec
@@ -71,16 +71,17 @@ func gettid() uintptr {
 
 func schedYield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// joinBarriers lets membarrierGlobal of other processes reach this one. In a process of several threads the kernel first waits
-// until every core has passed through it.
+// joinBarriers lets membarrierGlobal of other processes reach this one. In a process of several
+// threads the kernel first waits until every core has passed through it.
 var joinBarriers = sync.OnceValue(func() bool {
 	_, _, e := unix.Syscall(unix.SYS_MEMBARRIER, membarrierIn, 0, 0)
 	return e == 0
 })
 
-// Prepare does what makes a process's first Join long, some 20 ms, so that it is done before anybody waits for it.
+// Prepare does what makes a process's first Join long, some 20 ms, so that it is done before
+// anybody waits for it.
 func Prepare() { joinBarriers() }
 
-// membarrierGlobal makes every store that a running thread of a process that has called joinBarriers has executed before
-// it visible to this thread, and the other way round.
+// membarrierGlobal makes every store that a running thread of a process that has called
+// joinBarriers has executed before it visible to this thread, and the other way round.
 func membarrierGlobal() { unix.RawSyscall(unix.SYS_MEMBARRIER, membarrierAll, 0, 0) }

@@ -50,9 +50,10 @@ func (m *Member) pick(data, cell, bank []byte) {
 	}
 }
 
-// AllGather gives every member's own data to all. The lengths may differ: place, which is called on every member once all
-// lengths are known, returns for each other member a buffer of just that length; it must not keep lengths. Its error is
-// returned, and the caller aborts then, since the others do not know of it.
+// AllGather gives every member's own data to all. The lengths may differ: place, which is called on
+// every member once all lengths are known, returns for each other member a buffer of just that
+// length; it must not keep lengths. Its error is returned, and the caller aborts then, since the
+// others do not know of it.
 func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(lengths []int) ([][]byte, error)) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -119,11 +120,11 @@ func (m *Member) placed(place func(lengths []int) ([][]byte, error)) ([][]byte, 
 	return buffers, nil
 }
 
-// AllToAll gives parts[i] to member i; the own part stays where it is. Place is as in AllGather, for what the others give to
-// this member.
+// AllToAll gives parts[i] to member i; the own part stays where it is. Place is as in AllGather,
+// for what the others give to this member.
 //
-// Each member lays out the lengths of its parts in a bank, and the parts behind them if there is room. Otherwise they go
-// through its in slots, whose sections other members read.
+// Each member lays out the lengths of its parts in a bank, and the parts behind them if there is
+// room. Otherwise they go through its in slots, whose sections other members read.
 func (m *Member) AllToAll(ctx context.Context, d Desc, parts [][]byte, place func(lengths []int) ([][]byte, error)) error {
 	if len(parts) != m.members {
 		return fmt.Errorf("shm: %d parts for %d members", len(parts), m.members)
@@ -211,8 +212,9 @@ func (m *Member) partIn(bank []byte, i int) (int, bool) {
 	return found, true
 }
 
-// exchangeParts moves src through the own in slots, and the others' sections for this member to dst. What is said at
-// [Member.exchange] holds: the counter reduced says here that this member has read its sections of the others' slots.
+// exchangeParts moves src through the own in slots, and the others' sections for this member to
+// dst. What is said at [Member.exchange] holds: the counter reduced says here that this member has
+// read its sections of the others' slots.
 func (m *Member) exchangeParts(ctx context.Context, longest int) error {
 	last := m.roundsOf(longest)
 	err := m.give(ctx, 0)

@@ -1,14 +1,15 @@
 package shm
 
-// Guarded is a member whose operations, in which it waits for other members, are reached by Do alone. The other methods wait for
-// nobody, and may be called as those of [Member].
+// Guarded is a member whose operations, in which it waits for other members, are reached by Do
+// alone. The other methods wait for nobody, and may be called as those of [Member].
 type Guarded struct {
 	member *Member
 	before func() error
 }
 
-// Guard gives a member to a Guarded one, which runs before in front of every operation: what other members may need of this
-// one, besides the operation, in order to come to theirs. The member must not be used otherwise any more.
+// Guard gives a member to a Guarded one, which runs before in front of every operation: what other
+// members may need of this one, besides the operation, in order to come to theirs. The member must
+// not be used otherwise any more.
 func Guard(m *Member, before func() error) *Guarded { return &Guarded{m, before} }
 
 // BeforeError is an error of what Guard was given.
@@ -20,7 +21,8 @@ func (e *BeforeError) Error() string { return e.Err.Error() }
 // Unwrap returns Err.
 func (e *BeforeError) Unwrap() error { return e.Err }
 
-// Do runs operations of the member, in body. It returns their error, or a [*BeforeError], and then body has not run.
+// Do runs operations of the member, in body. It returns their error, or a [*BeforeError], and then
+// body has not run.
 func (g *Guarded) Do(d Desc, body func(*Member, Desc) error) error {
 	if err := g.before(); err != nil {
 		return &BeforeError{err}

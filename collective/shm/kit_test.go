@@ -163,7 +163,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// within fails the whole test program with all stacks if f takes too long, since a member that hangs cannot be stopped.
+// within fails the whole test program with all stacks if f takes too long, since a member that
+// hangs cannot be stopped.
 func within(tb testing.TB, limit time.Duration, f func()) {
 	tb.Helper()
 	timer := time.AfterFunc(limit, func() { panic(tb.Name() + " hangs") })

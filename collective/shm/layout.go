@@ -30,7 +30,8 @@ type cell struct {
 	seq  uint64
 }
 
-// header is the first page of a segment. All but abort and first is written before anybody else maps it.
+// header is the first page of a segment. All but abort and first is written before anybody else
+// maps it.
 type header struct {
 	magic   uint64
 	members uint64

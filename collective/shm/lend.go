@@ -8,13 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Time slices, in nanoseconds; heeded since Linux 6.12. They differ so that the threads can be told apart which have them.
+// Time slices, in nanoseconds; heeded since Linux 6.12. They differ so that the threads can be told
+// apart which have them.
 const (
 	wireSlice = 100_000 // of a tripwire's thread
 	userSlice = 101_000 // of a thread that waits for members, where these share cores
 )
 
-// withSlice gives a thread, 0 for this one, a time slice and returns what it had before; nil where it is left as it is.
+// withSlice gives a thread, 0 for this one, a time slice and returns what it had before; nil where
+// it is left as it is.
 func withSlice(thread int, slice uint64) *unix.SchedAttr {
 	usual, err := unix.SchedGetAttr(thread, 0)
 	if err != nil || usual.Policy != unix.SCHED_NORMAL || usual.Runtime == slice {
@@ -28,8 +30,8 @@ func withSlice(thread int, slice uint64) *unix.SchedAttr {
 	return usual
 }
 
-// borrowed is the threads of this process whose time slices are short for as long as there are members that share cores. They are
-// the program's, and get back what they had.
+// borrowed is the threads of this process whose time slices are short for as long as there are
+// members that share cores. They are the program's, and get back what they had.
 var borrowed threads
 
 type threads struct {
@@ -53,8 +55,9 @@ func (b *threads) borrow(first bool) {
 	}
 }
 
-// giveBack is the end of a member that has borrowed. With the last one the threads get back what they had, and so do those that they
-// have started, which inherit the slice. A thread that has been given something else meanwhile keeps that.
+// giveBack is the end of a member that has borrowed. With the last one the threads get back what
+// they had, and so do those that they have started, which inherit the slice. A thread that has been
+// given something else meanwhile keeps that.
 func (b *threads) giveBack() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -97,8 +100,8 @@ var ownAffinity = affinity{
 	set: func(s *unix.CPUSet) error { return unix.SchedSetaffinity(0, s) },
 }
 
-// move brings this thread to one of the cores, and leaves it free to run on all that were its own before. Where somebody else has
-// said meanwhile where it may run, that holds.
+// move brings this thread to one of the cores, and leaves it free to run on all that were its own
+// before. Where somebody else has said meanwhile where it may run, that holds.
 func (a affinity) move(to, all *unix.CPUSet) bool {
 	var now unix.CPUSet
 	if a.get(&now) != nil || now != *all || a.set(to) != nil {

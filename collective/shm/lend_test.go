@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSlicesGivenBack: the threads that have had short time slices get back what they had, those that they have started too, but
-// for one that has got something else meanwhile.
+// TestSlicesGivenBack: the threads that have had short time slices get back what they had, those
+// that they have started too, but for one that has got something else meanwhile.
 func TestSlicesGivenBack(t *testing.T) {
 	usual, err := unix.SchedGetAttr(0, 0)
 	if err != nil || usual.Policy != unix.SCHED_NORMAL {
@@ -69,7 +69,8 @@ func TestSlicesGivenBack(t *testing.T) {
 	}
 }
 
-// TestAffinityOfOthers: cores that somebody else gives a thread while it is moved are its own from then on.
+// TestAffinityOfOthers: cores that somebody else gives a thread while it is moved are its own from
+// then on.
 func TestAffinityOfOthers(t *testing.T) {
 	var before, to, others unix.CPUSet
 	before.Set(0)

@@ -13,13 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrAborted is returned by operations after a member has died or has called [Member.Abort]. The segment is of no more use.
+// ErrAborted is returned by operations after a member has died or has called [Member.Abort]. The
+// segment is of no more use.
 var ErrAborted = errors.New("shm: aborted")
 
 // errClosed is returned by operations after Close.
 var errClosed = errors.New("shm: the member has left")
 
-// MismatchError says that another member has called something else. Both get one; others may see either.
+// MismatchError says that another member has called something else. Both get one; others may see
+// either.
 type MismatchError struct {
 	Member int  // who has
 	Desc   Desc // what it has called
@@ -36,22 +38,24 @@ type LeftError struct{ Member int }
 // Error names the member.
 func (e *LeftError) Error() string { return fmt.Sprintf("shm: member %d has left", e.Member) }
 
-// Desc says what a member has called, in words of the caller's choice. It must tell everything in which the members' calls
-// have to be equal, the lengths of data and the reduction included.
+// Desc says what a member has called, in words of the caller's choice. It must tell everything in
+// which the members' calls have to be equal, the lengths of data and the reduction included.
 type Desc [2]uint64
 
 // Reduction says how data is combined.
 type Reduction struct {
-	// Size is that of an element, in bytes: 1, 2, 4 or 8. Data holds whole elements and is aligned for them.
+	// Size is that of an element, in bytes: 1, 2, 4 or 8. Data holds whole elements and is aligned
+	// for them.
 	Size int
-	// Combine sets dst[i] to a[i] combined with b[i], a being of lower members. dst may be a or b. The lengths are equal.
+	// Combine sets dst[i] to a[i] combined with b[i], a being of lower members. dst may be a or b.
+	// The lengths are equal.
 	Combine func(dst, a, b []byte)
 	// Finish, if not nil, is run once over each element of a finished reduction.
 	Finish func(b []byte)
 }
 
-// Member is this process's part in a segment, or one of them. Operations of one member must not overlap; Abort may be
-// called at any time.
+// Member is this process's part in a segment, or one of them. Operations of one member must not
+// overlap; Abort may be called at any time.
 type Member struct {
 	*Segment
 	index, members int
@@ -86,9 +90,10 @@ type Member struct {
 	closed bool
 }
 
-// Join makes this process the member with this index, 0 to the number of members − 1, which nobody else uses. It starts a
-// thread that calls lost, which may be nil, once for each member that dies, one after another; the members' operations have
-// been released then. Join does not wait for the other members. It fails where the kernel has no futex_waitv (before Linux
+// Join makes this process the member with this index, 0 to the number of members − 1, which nobody
+// else uses. It starts a thread that calls lost, which may be nil, once for each member that dies,
+// one after another; the members' operations have been released then. Join does not wait for the
+// other members. It fails where the kernel has no futex_waitv (before Linux
 // 5.16). The segment is closed by Close of the member or by Join's failure.
 func (s *Segment) Join(index int, lost func(index int)) (*Member, error) {
 	if !s.take() {
@@ -136,8 +141,8 @@ func (m *Member) Index() int { return m.index }
 // Members is how many there are.
 func (m *Member) Members() int { return m.members }
 
-// Abort makes the operations under way and all later ones of every member return [ErrAborted]. It may be called from any
-// goroutine and more than once; after Close it does nothing.
+// Abort makes the operations under way and all later ones of every member return [ErrAborted]. It
+// may be called from any goroutine and more than once; after Close it does nothing.
 func (m *Member) Abort() {
 	m.life.RLock()
 	defer m.life.RUnlock()
@@ -146,9 +151,9 @@ func (m *Member) Abort() {
 	}
 }
 
-// Gone says that another member has called Close, or will, and calls no more operations: those that need it, the one under way
-// too, return a [*LeftError]. What it has called before can still be finished. It may be called from any goroutine; after
-// Close it does nothing.
+// Gone says that another member has called Close, or will, and calls no more operations: those that
+// need it, the one under way too, return a [*LeftError]. What it has called before can still be
+// finished. It may be called from any goroutine; after Close it does nothing.
 func (m *Member) Gone(index int) {
 	m.life.RLock()
 	defer m.life.RUnlock()
@@ -160,8 +165,9 @@ func (m *Member) Gone(index int) {
 	futexWakePrivate(&m.told)
 }
 
-// Close leaves: that is no death to the others, and nobody who waits for this member is released by it, which is what Gone is
-// for. No operation of this member may be under way. It waits for the member's thread; from within lost it must not be called.
+// Close leaves: that is no death to the others, and nobody who waits for this member is released by
+// it, which is what Gone is for. No operation of this member may be under way. It waits for the
+// member's thread; from within lost it must not be called.
 func (m *Member) Close() error {
 	m.life.Lock()
 	was := m.closed
@@ -220,9 +226,9 @@ func (m *Member) begin(ctx context.Context) (*cell, error) {
 	return &m.own.cells[m.op%cells].cell, nil
 }
 
-// arrive publishes the cell and waits for all others'. When it returns, all members have called this operation, have done
-// with the one before, and have told what is in their cells, which stay as they are until this member has arrived
-// at three more.
+// arrive publishes the cell and waits for all others'. When it returns, all members have called
+// this operation, have done with the one before, and have told what is in their cells, which stay
+// as they are until this member has arrived at three more.
 func (m *Member) arrive(ctx context.Context, c *cell, d Desc) error {
 	c.desc = d
 	m.publish(&c.seq, m.op)

@@ -17,8 +17,8 @@ const (
 // Times are how long each phase has taken.
 type Times [phases]time.Duration
 
-// Watch adds the durations of phases to times from now on, which begins with CopyingIn; nil ends that and the last phase. No
-// operation may be under way.
+// Watch adds the durations of phases to times from now on, which begins with CopyingIn; nil ends
+// that and the last phase. No operation may be under way.
 func (m *Member) Watch(times *Times) {
 	m.in(CopyingIn)
 	m.times, m.phase, m.since = times, CopyingIn, time.Now()

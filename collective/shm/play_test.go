@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// Tests and benchmarks with real processes run this test program again, with a role in its environment.
+// Tests and benchmarks with real processes run this test program again, with a role in its
+// environment.
 
 // cast is the processes that play with this one.
 type cast struct {

@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// The bytes of each part that move in one round. Members that share a core share its caches too, and so take short ones.
+// The bytes of each part that move in one round. Members that share a core share its caches too,
+// and so take short ones.
 const (
 	roomyRound   = 256 << 10
 	crowdedRound = 32 << 10
@@ -72,8 +73,9 @@ func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byt
 	return nil
 }
 
-// allReduceBanks does the same with one bank of every member. Two banks taken in turn are enough: who writes one has seen all
-// members arrive at the operation before this one, after they had read the same bank in the one before that.
+// allReduceBanks does the same with one bank of every member. Two banks taken in turn are enough:
+// who writes one has seen all members arrive at the operation before this one, after they had read
+// the same bank in the one before that.
 func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byte, r *Reduction) error {
 	turn := m.op % 2
 	n := copy(m.own.banks[turn], data)
@@ -93,8 +95,9 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 	return nil
 }
 
-// Reduce is the first half of AllReduce among the first owners members, at least one: the part of the reduction that
-// [kernel.Split] gives each of them ends up at its place in that member's data. The rest of data is undefined.
+// Reduce is the first half of AllReduce among the first owners members, at least one: the part of
+// the reduction that [kernel.Split] gives each of them ends up at its place in that member's data.
+// The rest of data is undefined.
 func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r *Reduction) error {
 	if err := m.meetFor(ctx, d); err != nil {
 		return err
@@ -104,7 +107,8 @@ func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r 
 	return m.exchange(ctx, r, false)
 }
 
-// Gather is the second half: each of the first owners members gives its part of data, of elements of size bytes, to all.
+// Gather is the second half: each of the first owners members gives its part of data, of elements
+// of size bytes, to all.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
 	if err := m.meetFor(ctx, d); err != nil {
 		return err
@@ -113,8 +117,8 @@ func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners i
 	return m.exchange(ctx, nil, true)
 }
 
-// ReduceScatter puts this member's part of the reduction into result, which has just that length: part index of members
-// that [kernel.Split] gives. Data stays as it is.
+// ReduceScatter puts this member's part of the reduction into result, which has just that length:
+// part index of members that [kernel.Split] gives. Data stays as it is.
 func (m *Member) ReduceScatter(ctx context.Context, d Desc, data, result []byte, r *Reduction) error {
 	if err := m.meetFor(ctx, d); err != nil {
 		return err
@@ -144,27 +148,30 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 	}
 }
 
-// exchange moves data in rounds, of which each covers some bytes of every member's part, so that what is under way stays in
-// the caches. Three things are done in each round t:
+// exchange moves data in rounds, of which each covers some bytes of every member's part, so that
+// what is under way stays in the caches. Three things are done in each round t:
 //
 //	give     what other members own of src goes to this one's in slot; then its counter given is t+1
 //	reduce   the own part is combined from the own src and the others' in slots into dst and, if gather, back into these
 //	         slots; without a reduction, dst goes into the own out slot as it is; then the counter reduced is t+1
 //	take     if gather, the other parts go to dst, from the own in slot or, without a reduction, from their owners' out slots
 //
-// That results go back the way they came is worth a quarter of the time: what goes to and fro between two cores' caches is
-// half as much memory, and a core that has just read a line gets leave to write it sooner.
+// That results go back the way they came is worth a quarter of the time: what goes to and fro
+// between two cores' caches is half as much memory, and a core that has just read a line gets leave
+// to write it sooner.
 //
-// Their order is give 0, then give t+1, reduce t, take t for each t. Slots are used in turn, slot t%2 in round t, and are
-// free when they are used again:
+// Their order is give 0, then give t+1, reduce t, take t for each t. Slots are used in turn, slot
+// t%2 in round t, and are free when they are used again:
 //
-//   - Give t writes in slot t%2, which owners read and wrote in reduce t−2. This member has waited for their counters reduced
-//     to be t−1 or more: in take t−2, which read it too, or, without it, in give.
+//   - Give t writes in slot t%2, which owners read and wrote in reduce t−2. This member has waited
+//     for their counters reduced to be t−1 or more: in take t−2, which read it too, or, without it,
+//     in give.
 //   - Reduce t writes in slots t%2 of members that have given, so it has waited for them.
-//   - Reduce t writes out slot t%2, which others read in take t−2. It waits first until all counters given are t+1, and each
-//     member has set its own in give t, after take t−2.
+//   - Reduce t writes out slot t%2, which others read in take t−2. It waits first until all
+//     counters given are t+1, and each member has set its own in give t, after take t−2.
 //
-// Between operations the arrival of all members is the same guarantee. Counters go on from operation to operation.
+// Between operations the arrival of all members is the same guarantee. Counters go on from
+// operation to operation.
 func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error {
 	longest := 0
 	for i := range m.dst {
@@ -252,8 +259,9 @@ func (m *Member) reduce(ctx context.Context, t int, r *Reduction, gather bool) e
 	return nil
 }
 
-// combine reduces block by block, in the order of the members, in the slot of the first of the others, whose operand is the
-// first or the second, and copies each block to target, which may be the own operand, and, if back, to the other slots.
+// combine reduces block by block, in the order of the members, in the slot of the first of the
+// others, whose operand is the first or the second, and copies each block to target, which may be
+// the own operand, and, if back, to the other slots.
 func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	own := m.of(m.src[m.index], t)
 	if m.members == 1 {

@@ -12,7 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// TestReductions runs every reduction at every threshold, several operations without a pause between them.
+// TestReductions runs every reduction at every threshold, several operations without a pause
+// between them.
 func TestReductions(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -151,7 +152,8 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestGone: what a member that left has called before is finished, what it has not called fails for those who were told.
+// TestGone: what a member that left has called before is finished, what it has not called fails for
+// those who were told.
 func TestGone(t *testing.T) {
 	r := reductions(3)[0]
 	members := gathering(t, 3, small(3))

@@ -15,7 +15,8 @@ import (
 
 const invitationVersion = 1
 
-// invitation says where a segment is found. Its byte order is that of the host, which it does not leave.
+// invitation says where a segment is found. Its byte order is that of the host, which it does not
+// leave.
 type invitation struct {
 	pid, fd       uint64
 	device, inode uint64
@@ -128,7 +129,8 @@ func (m *mapping) mapIn(size int) error {
 	return nil
 }
 
-// mapHuge maps a file at an address that is a multiple of hugePage, so that its huge pages can be mapped whole.
+// mapHuge maps a file at an address that is a multiple of hugePage, so that its huge pages can be
+// mapped whole.
 func mapHuge(fd int, size uintptr) ([]byte, error) {
 	size = (size + page - 1) &^ (page - 1)
 	room := size + hugePage
@@ -159,8 +161,8 @@ func (m *mapping) close() {
 	}
 }
 
-// Segment is memory that the members of one host share, before this process has joined it. Either Join or Close must be
-// called, once.
+// Segment is memory that the members of one host share, before this process has joined it. Either
+// Join or Close must be called, once.
 type Segment struct {
 	*mapping
 	*header
@@ -170,7 +172,8 @@ type Segment struct {
 	used bool
 }
 
-// Create makes a segment for this number of members, 1 to [MaxMembers]. It fails where the system has no memfd.
+// Create makes a segment for this number of members, 1 to [MaxMembers]. It fails where the system
+// has no memfd.
 func Create(members int) (*Segment, error) {
 	return create(members, newLayout(members))
 }
@@ -191,8 +194,8 @@ func create(members int, l layout) (*Segment, error) {
 	return s, nil
 }
 
-// Open maps the segment that an invitation names. It fails where this process may not look into the one that made it:
-// another user's, or of another process namespace.
+// Open maps the segment that an invitation names. It fails where this process may not look into the
+// one that made it: another user's, or of another process namespace.
 func Open(invite []byte, members int) (*Segment, error) {
 	var v invitation
 	if err := v.decode(invite); err != nil {
@@ -233,8 +236,9 @@ func (s *Segment) verify(members int) error {
 	return nil
 }
 
-// Invitation tells other processes of this host where the segment is, in at most 128 bytes. It is no secret. It is valid
-// while the process that created the segment has it open, as Segment or Member.
+// Invitation tells other processes of this host where the segment is, in at most 128 bytes. It is
+// no secret. It is valid while the process that created the segment has it open, as Segment or
+// Member.
 func (s *Segment) Invitation() []byte { return s.invitation.encode() }
 
 // Close gives up a segment that this process has not joined.

@@ -28,8 +28,8 @@ type robustHead struct {
 	pending uintptr
 }
 
-// wire is struct robust_list with the futex of that entry. The word is 0 while nobody holds it, otherwise the holder's
-// thread with futexWaiters, which makes the kernel wake, or futexDied.
+// wire is struct robust_list with the futex of that entry. The word is 0 while nobody holds it,
+// otherwise the holder's thread with futexWaiters, which makes the kernel wake, or futexDied.
 type wire struct {
 	next uintptr
 	word uint32
@@ -71,7 +71,8 @@ func (t *tripwire) start() error {
 	return <-armed
 }
 
-// close returns when the thread has left the list and nothing calls lost any more. The others do not take it for a death.
+// close returns when the thread has left the list and nothing calls lost any more. The others do
+// not take it for a death.
 func (t *tripwire) close() {
 	atomic.StoreUint32(&t.stop, 1)
 	futexWakePrivate(&t.stop)
@@ -99,8 +100,8 @@ func (t *tripwire) run(armed chan<- error) {
 	} // otherwise the thread ends with this goroutine, and finds no word of its own in the list
 }
 
-// arm lists the words. It runs on the locked thread, whose list they are. A C library keeps its own robust mutexes in such a
-// list; none of those are taken on this thread meanwhile.
+// arm lists the words. It runs on the locked thread, whose list they are. A C library keeps its own
+// robust mutexes in such a list; none of those are taken on this thread meanwhile.
 func (t *tripwire) arm() error {
 	own := t.m.own
 	own.robust.offset = unsafe.Offsetof(wire{}.word)
@@ -171,9 +172,9 @@ func (t *tripwire) tell(i int) {
 // wireOf is the word by which member i's death is seen here.
 func (m *Member) wireOf(i int) *uint32 { return &m.areas[i].wires[m.index].word }
 
-// Dead returns the member that has died first, if one has: the same one to all members that live. It looks at the words directly:
-// who waits in an operation, or has just been aborted in one, need not wait for its tripwire thread to be scheduled. It may
-// be called while Abort may.
+// Dead returns the member that has died first, if one has: the same one to all members that live.
+// It looks at the words directly: who waits in an operation, or has just been aborted in one, need
+// not wait for its tripwire thread to be scheduled. It may be called while Abort may.
 func (m *Member) Dead() (index int, is bool) {
 	m.life.RLock()
 	defer m.life.RUnlock()
@@ -183,7 +184,8 @@ func (m *Member) Dead() (index int, is bool) {
 	return m.firstDead()
 }
 
-// firstDead tells of whoever has learned of a death first and lived on, since that one may die next.
+// firstDead tells of whoever has learned of a death first and lived on, since that one may die
+// next.
 func (m *Member) firstDead() (index int, is bool) {
 	first := &m.header.first
 	for _, i := range m.watched {
@@ -203,8 +205,9 @@ func (m *Member) dead() bool {
 	return is
 }
 
-// hurry asks for short time slices, so that this thread, which is awake for some microseconds at most, runs as soon as it
-// wakes, be that to die or to tell of a death, even where others keep the cores busy. It returns what was before.
+// hurry asks for short time slices, so that this thread, which is awake for some microseconds at
+// most, runs as soon as it wakes, be that to die or to tell of a death, even where others keep the
+// cores busy. It returns what was before.
 func hurry() *unix.SchedAttr { return withSlice(0, wireSlice) }
 
 func robustList() (uintptr, error) {

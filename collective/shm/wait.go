@@ -22,10 +22,11 @@ const (
 
 // publish stores a word of this member and wakes who sleeps until it has changed.
 //
-// A member that is about to sleep counts itself as a sleeper, makes sure that all see that, and only then looks at the word
-// for a last time. So either it sees the new value there or this one sees the sleeper here, provided that the store does
-// not linger in the store buffer while the sleepers are read. An atomic store does not, but it holds up this processor until
-// the others have given up the line. Where all members can, the sleeper empties the others' store buffers instead.
+// A member that is about to sleep counts itself as a sleeper, makes sure that all see that, and
+// only then looks at the word for a last time. So either it sees the new value there or this one
+// sees the sleeper here, provided that the store does not linger in the store buffer while the
+// sleepers are read. An atomic store does not, but it holds up this processor until the others have
+// given up the line. Where all members can, the sleeper empties the others' store buffers instead.
 func (m *Member) publish(word *uint64, value uint64) {
 	if m.relaxed {
 		storeRelease(word, value, m.next())
@@ -97,10 +98,11 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) 
 	return m.sleep(ctx, of, word, value)
 }
 
-// short gives this thread short time slices, where there are more members than cores. Since Linux 6.18 who yields forfeits what is
-// left of its slice, and stands behind for as long. Among members that all yield nobody notices, but when one of them
-// dies, taking down its memory occupies a core, and the others would wait for milliseconds before they learn of it. The thread has
-// its own slice back when the members of this process that share cores have left.
+// short gives this thread short time slices, where there are more members than cores. Since Linux
+// 6.18 who yields forfeits what is left of its slice, and stands behind for as long. Among members
+// that all yield nobody notices, but when one of them dies, taking down its memory occupies a core,
+// and the others would wait for milliseconds before they learn of it. The thread has its own slice
+// back when the members of this process that share cores have left.
 func (m *Member) short() {
 	if tid := gettid(); tid != m.thread {
 		borrowed.borrow(m.thread == 0)
@@ -108,9 +110,9 @@ func (m *Member) short() {
 	}
 }
 
-// budget is how often to look at a word before the core is given away. Programs beside this one may take a core, and two
-// members share another one then: who spins only keeps the other from its work. Where that is seen, the budget falls; it is
-// tried whole from time to time.
+// budget is how often to look at a word before the core is given away. Programs beside this one may
+// take a core, and two members share another one then: who spins only keeps the other from its
+// work. Where that is seen, the budget falls; it is tried whole from time to time.
 func (m *Member) budget() int {
 	m.waits++
 	if m.waits%tryAll == 0 {
@@ -119,9 +121,10 @@ func (m *Member) budget() int {
 	return m.spin
 }
 
-// apart moves this thread to another core where two members take turns on one. Left alone they stay there, also beside a core
-// that is free: neither of them is ready to run and kept waiting for long enough to be moved by the system. The higher
-// one moves, and not too often, since the other cores may be taken by others.
+// apart moves this thread to another core where two members take turns on one. Left alone they stay
+// there, also beside a core that is free: neither of them is ready to run and kept waiting for long
+// enough to be moved by the system. The higher one moves, and not too often, since the other cores
+// may be taken by others.
 func (m *Member) apart(of int) {
 	if m.index < of || m.waits-m.moved < betweenMoves {
 		return
@@ -139,9 +142,10 @@ func (m *Member) apart(of int) {
 	}
 }
 
-// spread moves this thread to another core, where there are more members than cores, if that has at least two members
-// fewer than this one. The system leaves them as they are, since they sleep and wake too often to be counted: four
-// members on two cores take half as long again when three of them are on one. Of those on a core the highest moves.
+// spread moves this thread to another core, where there are more members than cores, if that has at
+// least two members fewer than this one. The system leaves them as they are, since they sleep and
+// wake too often to be counted: four members on two cores take half as long again when three of
+// them are on one. Of those on a core the highest moves.
 func (m *Member) spread() {
 	if m.waits++; m.waits%betweenMoves != 0 {
 		return

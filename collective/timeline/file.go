@@ -31,7 +31,8 @@ type rankFile struct {
 	rows   map[string]int // their numbers, by tensor or lane; those in the file have their names there
 }
 
-// Path returns the name of the file of a rank, and the one to which that is moved when it has grown.
+// Path returns the name of the file of a rank, and the one to which that is moved when it has
+// grown.
 func Path(filename string, rank int) (path, old string) {
 	stem := strings.TrimSuffix(filename, ".json") + ".rank." + strconv.Itoa(rank)
 	return stem + ".json", stem + ".old.json"
@@ -55,7 +56,8 @@ func (f *rankFile) header() string {
 	return fmt.Sprintf(`{"name":"process_name","ph":"M","pid":%d,"args":{"name":"rank %[1]d","run":%s}},`, f.rank, appendString(nil, f.run))
 }
 
-// ofThisRun tells whether the file has been begun in this run: by this process, or another that had the rank before.
+// ofThisRun tells whether the file has been begun in this run: by this process, or another that had
+// the rank before.
 func (f *rankFile) ofThisRun() bool {
 	file, err := os.Open(f.path)
 	if err != nil {
@@ -84,7 +86,8 @@ func (f *rankFile) open(flags int) (err error) {
 
 func (f *rankFile) close() error { return errors.Join(f.flush(), f.file.Close()) }
 
-// flush writes what is buffered by one call, so that lines of two processes do not mix, and moves a file that has grown.
+// flush writes what is buffered by one call, so that lines of two processes do not mix, and moves a
+// file that has grown.
 func (f *rankFile) flush() error {
 	if len(f.buffer) == 0 {
 		return nil
@@ -104,8 +107,8 @@ func (f *rankFile) flush() error {
 	return f.open(0)
 }
 
-// row returns the number of the row of a lane or tensor, and names it in the file where that has not been done. Row 0 is
-// that of the group of all ranks.
+// row returns the number of the row of a lane or tensor, and names it in the file where that has
+// not been done. Row 0 is that of the group of all ranks.
 func (f *rankFile) row(s *collective.Span) int {
 	key := s.Tensor
 	if key == "" {

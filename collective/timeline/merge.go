@@ -52,7 +52,8 @@ type Merged struct {
 	Torn int
 }
 
-// Merge writes the events of the files as one trace, whose time begins at 0. Rows of the same rank come together.
+// Merge writes the events of the files as one trace, whose time begins at 0. Rows of the same rank
+// come together.
 func Merge(w io.Writer, files []string) (m Merged, err error) {
 	first := int64(math.MaxInt64)
 	for _, path := range files {
@@ -96,7 +97,8 @@ func Merge(w io.Writer, files []string) (m Merged, err error) {
 // event is one of a trace, its values as they were written.
 type event map[string]json.RawMessage
 
-// nanos returns when it was, exactly: as a float64 of microseconds since 1970 it would lose the nanoseconds.
+// nanos returns when it was, exactly: as a float64 of microseconds since 1970 it would lose the
+// nanoseconds.
 func (e event) nanos() (int64, bool) {
 	whole, rest, _ := bytes.Cut(e["ts"], []byte{'.'})
 	micros, err := strconv.ParseInt(string(whole), 10, 53)

@@ -1,8 +1,9 @@
-// Package timeline writes down what collective operations do, as a trace that Perfetto and chrome://tracing open.
+// Package timeline writes down what collective operations do, as a trace that Perfetto and
+// chrome://tracing open.
 //
-// Each rank has a file of its own, in Chrome's JSON array format, an event a line, without the array's end, so that a process
-// that dies leaves a valid file. Times are microseconds since 1970 by the clock of rank 0. Merge makes one file of those of
-// all ranks.
+// Each rank has a file of its own, in Chrome's JSON array format, an event a line, without the
+// array's end, so that a process that dies leaves a valid file. Times are microseconds since 1970
+// by the clock of rank 0. Merge makes one file of those of all ranks.
 package timeline
 
 import (
@@ -23,10 +24,11 @@ const (
 
 // Config configures a Recorder.
 type Config struct {
-	// Filename is what files are named after: rank 3 writes Filename.rank.3.json, without a .json that it ends in, and
-	// moves that to Filename.rank.3.old.json when it has grown.
+	// Filename is what files are named after: rank 3 writes Filename.rank.3.json, without a .json
+	// that it ends in, and moves that to Filename.rank.3.old.json when it has grown.
 	Filename string
-	// RunID names the job. Files of another one are written over, those of the same one are appended to.
+	// RunID names the job. Files of another one are written over, those of the same one are
+	// appended to.
 	RunID string
 	// MaxBytes bounds the files of a rank together. 0: 256 MiB.
 	MaxBytes int64
@@ -34,8 +36,9 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// Recorder is a collective.Timeline that writes to files. It never fails an operation and never waits for a disk: spans that
-// come faster than they are written are counted and lost, and once a file cannot be written nothing is any more.
+// Recorder is a collective.Timeline that writes to files. It never fails an operation and never
+// waits for a disk: spans that come faster than they are written are counted and lost, and once a
+// file cannot be written nothing is any more.
 type Recorder struct {
 	cfg   Config
 	begun time.Time // what all times are reckoned from, so that a clock that is set does not matter
@@ -83,8 +86,9 @@ func (r *Recorder) Span(s collective.Span) {
 	}
 }
 
-// Enter begins a world: the ranks of the group compare their clocks, and from now on spans are written to the file of this
-// rank. Every rank of the group must call it, before any other operation. Its errors are those of the group.
+// Enter begins a world: the ranks of the group compare their clocks, and from now on spans are
+// written to the file of this rank. Every rank of the group must call it, before any other
+// operation. Its errors are those of the group.
 func (r *Recorder) Enter(ctx context.Context, g *collective.Group) error {
 	r.flush() // to the file of the rank that this was
 	r.mute(true)
@@ -113,7 +117,8 @@ func (r *Recorder) Enter(ctx context.Context, g *collective.Group) error {
 	return nil
 }
 
-// Close writes what has not been written and closes the file. It returns nil: a failure to write has been logged.
+// Close writes what has not been written and closes the file. It returns nil: a failure to write
+// has been logged.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	again := r.closed

@@ -1,7 +1,8 @@
-// Package discoverytest holds what every discovery.Discoverer promises, as tests that each implementation runs.
+// Package discoverytest holds what every discovery.Discoverer promises, as tests that each
+// implementation runs.
 //
-// Run is for every one. RunDraining, RunFailing and RunChanging are for those whose source can be told to drain, to fail
-// and to change.
+// Run is for every one. RunDraining, RunFailing and RunChanging are for those whose source can be
+// told to drain, to fail and to change.
 package discoverytest
 
 import (
@@ -14,9 +15,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Run tests a Discoverer. newD makes one that must find these hosts, in this order, as long as the test lasts; it is called
-// with several lists, among them an empty one. A Discoverer that is a discovery.Watcher is tested as one, too, unless its
-// Watch returns discovery.ErrNoWatch.
+// Run tests a Discoverer. newD makes one that must find these hosts, in this order, as long as the
+// test lasts; it is called with several lists, among them an empty one. A Discoverer that is a
+// discovery.Watcher is tested as one, too, unless its Watch returns discovery.ErrNoWatch.
 func Run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Discoverer) {
 	for _, l := range lists() {
 		t.Run(l.name, func(t *testing.T) { run(t, newD, l.hosts) })
@@ -38,16 +39,16 @@ func run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Disc
 	}
 }
 
-// RunFailing tests that a Discoverer says so where it cannot find its hosts, or some of them. newD makes one of such a
-// source.
+// RunFailing tests that a Discoverer says so where it cannot find its hosts, or some of them. newD
+// makes one of such a source.
 func RunFailing(t *testing.T, newD func(t *testing.T) discovery.Discoverer) {
 	if err := promise.Fails(newD(t)); err != nil {
 		t.Error(err)
 	}
 }
 
-// RunChanging tests that a Discoverer follows its hosts. newD makes one that finds no host, and a function that makes its
-// source have these hosts, in this order, before it returns.
+// RunChanging tests that a Discoverer follows its hosts. newD makes one that finds no host, and a
+// function that makes its source have these hosts, in this order, before it returns.
 func RunChanging(t *testing.T, newD func(t *testing.T) (d discovery.Discoverer, set func([]plan.Host))) {
 	d, set := newD(t)
 	a, b, c := plan.Host{Name: "a", Slots: 1}, plan.Host{Name: "b", Slots: 2}, plan.Host{Name: "c", Slots: 3}

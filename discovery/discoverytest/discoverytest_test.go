@@ -58,7 +58,8 @@ func (f fakeWatcher) Watch(ctx context.Context, found func([]plan.Host)) error {
 
 var errBroken = errors.New("broken")
 
-// liars are Discoverers that break one promise or another about these two hosts; release lets go those that hang.
+// liars are Discoverers that break one promise or another about these two hosts; release lets go
+// those that hang.
 func liars(want []plan.Host, release chan struct{}) map[string]func() discovery.Discoverer {
 	return map[string]func() discovery.Discoverer{
 		"a part of the list": func() discovery.Discoverer { return discovery.Fixed(want[:1]) },

@@ -12,22 +12,24 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DefaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked for.
+// DefaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked
+// for.
 const DefaultPort = 7946
 
 // KeyLen is the length of a cluster's key in bytes.
 const KeyLen = 32
 
-// How a death is found. Every member probes another each probeInterval, in an order in which each has its turn: directly,
-// by UDP, and after probeTimeout through three others and by TCP. Who gives no sign until the interval is over is suspected;
-// everybody hears that within some gossipIntervals, the accused too, which contradicts if it can. The suspicion lasts
-// suspicionMult probe intervals, times the decimal logarithm of the number of members where that is above 1; who has not
-// contradicted by then is dead to the cluster, but may still come back, and stays on a Source's list until patience since the
-// suspicion is over (or leastGrace, where the suspicion took nearly that long). So an agent whose host stalls for less than
-// that is not lost.
+// How a death is found. Every member probes another each probeInterval, in an order in which each
+// has its turn: directly, by UDP, and after probeTimeout through three others and by TCP. Who gives
+// no sign until the interval is over is suspected; everybody hears that within some
+// gossipIntervals, the accused too, which contradicts if it can. The suspicion lasts suspicionMult
+// probe intervals, times the decimal logarithm of the number of members where that is above 1; who
+// has not contradicted by then is dead to the cluster, but may still come back, and stays on a
+// Source's list until patience since the suspicion is over (or leastGrace, where the suspicion took
+// nearly that long). So an agent whose host stalls for less than that is not lost.
 //
-// TestSimulation measures, on processors and a network that cost nothing, from an agent's being cut off to the list of an
-// observer without it, as median and worst of 5, 15, 10 and 5 crashes:
+// TestSimulation measures, on processors and a network that cost nothing, from an agent's being cut
+// off to the list of an observer without it, as median and worst of 5, 15, 10 and 5 crashes:
 //
 //	4 members 1.1 s, 1.6 s · 10: 1.2 s, 1.6 s · 100: 1.2 s, 1.5 s · 500: 1.2 s, 1.35 s
 //
@@ -48,12 +50,14 @@ const (
 const (
 	defaultRejoinInterval = 5 * time.Second
 	defaultDialTimeout    = 2 * time.Second
-	// fullStateInterval is the pause between full exchanges with a random member, which repair what gossip has missed.
-	// memberlist stretches it for clusters of more than 32, to five times that for 500.
+	// fullStateInterval is the pause between full exchanges with a random member, which repair what
+	// gossip has missed. memberlist stretches it for clusters of more than 32, to five times that
+	// for 500.
 	fullStateInterval = 2 * time.Second
 	// deadTime is for how long the dead are still spoken to, so that those who live can contradict.
 	deadTime = 30 * time.Second
-	// silence is how many probe intervals without any answer make a member think that it is cut off, not the others.
+	// silence is how many probe intervals without any answer make a member think that it is cut
+	// off, not the others.
 	silence = 5
 	// rivalTime is for how long Join waits for another agent of the same host to be found dead.
 	rivalTime = 5 * time.Second
@@ -65,20 +69,22 @@ const (
 type Config struct {
 	// Meta is what this member says of its host. Nil: it is an observer.
 	Meta *Meta
-	// BindAddr is the IP address and port to listen on, "10.0.0.1:7946". Empty: every address, DefaultPort for an agent,
-	// any port for an observer.
+	// BindAddr is the IP address and port to listen on, "10.0.0.1:7946". Empty: every address,
+	// DefaultPort for an agent, any port for an observer.
 	BindAddr string
-	// AdvertiseAddr is the IP address, or address and port, under which others reach this member. Empty: the address bound
-	// to; where that is every address, the one from which the first seed is reached, or else the first of this machine.
+	// AdvertiseAddr is the IP address, or address and port, under which others reach this member.
+	// Empty: the address bound to; where that is every address, the one from which the first seed
+	// is reached, or else the first of this machine.
 	AdvertiseAddr string
 	// Join are host:port of members that may be there already. None: this member is the first.
 	Join []string
-	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again. One that refuses this
-	// member's key or label is an error all the same.
+	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again.
+	// One that refuses this member's key or label is an error all the same.
 	KeepTrying bool
 	// Key is the cluster's key, of KeyLen bytes.
 	Key []byte
-	// Label names the cluster; members of another label are not heard. Up to 255 bytes, which are sent in clear.
+	// Label names the cluster; members of another label are not heard. Up to 255 bytes, which are
+	// sent in clear.
 	Label string
 
 	// ProbeInterval is the pause between two probes. 0: 150 ms.
@@ -89,14 +95,16 @@ type Config struct {
 	GossipInterval time.Duration
 	// Patience is how long a suspect stays listed. 0: 900 ms.
 	Patience time.Duration
-	// RejoinInterval is the pause between attempts at seeds, and at members that vanished, which do not answer. 0: 5 s.
+	// RejoinInterval is the pause between attempts at seeds, and at members that vanished, which do
+	// not answer. 0: 5 s.
 	RejoinInterval time.Duration
 	// DialTimeout bounds a connection's establishment, and each exchange over it. 0: 2 s.
 	DialTimeout time.Duration
 
 	// Transport replaces the network, for tests. It is closed with the member.
 	Transport memberlist.Transport
-	// Log takes what is worth knowing; memberlist's own messages at debug level. Nil: logrus.StandardLogger().
+	// Log takes what is worth knowing; memberlist's own messages at debug level. Nil:
+	// logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
@@ -138,8 +146,9 @@ func (c Config) withDefaults() (Config, error) {
 
 // library returns what memberlist is to do.
 //
-// Names of members are never used twice: memberlist would refuse a restarted agent of another address for a name that it
-// thinks alive, and would let it dispute its predecessor's last messages.
+// Names of members are never used twice: memberlist would refuse a restarted agent of another
+// address for a name that it thinks alive, and would let it dispute its predecessor's last
+// messages.
 func (c Config) library(name string) (*memberlist.Config, error) {
 	key, err := hkdf.Key(sha256.New, c.Key, []byte(c.Label), "hvdrun cluster v1 gossip", KeyLen)
 	if err != nil {

@@ -15,7 +15,8 @@ var (
 	ErrLabel = errors.New("it hung up without a word: its cluster has another label, or it is no member of any")
 )
 
-// refusals are what memberlist says where both ends do not agree. A member of another label hangs up before it answers.
+// refusals are what memberlist says where both ends do not agree. A member of another label hangs
+// up before it answers.
 var refusals = []struct {
 	text string
 	err  error
@@ -29,8 +30,8 @@ var refusals = []struct {
 	{"closed pipe", ErrLabel},
 }
 
-// A member at which more than a hundred knock at once hangs up on some of them, just as one of another label does. So who
-// is hung up on tries again so many times, after up to hangUpPause each.
+// A member at which more than a hundred knock at once hangs up on some of them, just as one of
+// another label does. So who is hung up on tries again so many times, after up to hangUpPause each.
 const (
 	hangUps     = 4
 	hangUpPause = 500 * time.Millisecond

@@ -14,8 +14,8 @@ var noise = []string{
 	"Was able to connect to", "Failed UDP ping",
 }
 
-// libraryLog takes memberlist's lines to the log, at debug level: they tell of single packets, while what matters shows
-// in the lists.
+// libraryLog takes memberlist's lines to the log, at debug level: they tell of single packets,
+// while what matters shows in the lists.
 type libraryLog struct{ log logrus.FieldLogger }
 
 func newLibraryLog(to logrus.FieldLogger) *log.Logger { return log.New(libraryLog{to}, "", 0) }

@@ -64,10 +64,11 @@ type Member struct {
 	left        bool
 }
 
-// Join makes a member and brings it into the cluster: through the first seed that answers, while the others are tried
-// too. It returns an error if none does, unless KeepTrying is set; one line names each seed, and what is wrong with it as
-// far as can be told: errors.Is tells ErrKey and ErrLabel. An agent whose host has an older one in the cluster waits for
-// some seconds, since that may just have died, and then fails with a *ConflictError.
+// Join makes a member and brings it into the cluster: through the first seed that answers, while
+// the others are tried too. It returns an error if none does, unless KeepTrying is set; one line
+// names each seed, and what is wrong with it as far as can be told: errors.Is tells ErrKey and
+// ErrLabel. An agent whose host has an older one in the cluster waits for some seconds, since that
+// may just have died, and then fails with a *ConflictError.
 //
 // The member runs until Close or Leave, not until ctx ends, which only bounds Join.
 func Join(ctx context.Context, cfg Config) (*Member, error) {
@@ -185,8 +186,9 @@ func (m *Member) Meta() (Meta, bool) {
 	return meta, true
 }
 
-// SetMeta says something else of the host, and blocks until that has been passed on or ctx ends; it is said either way.
-// Name, Start and Incarnation stay what they are. An observer has nothing to say.
+// SetMeta says something else of the host, and blocks until that has been passed on or ctx ends; it
+// is said either way. Name, Start and Incarnation stay what they are. An observer has nothing to
+// say.
 func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	m.mu.Lock()
 	if m.meta == nil {
@@ -206,8 +208,8 @@ func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	return m.speak(ctx, m.list.UpdateNode)
 }
 
-// speak calls a blocking method of memberlist that tells the cluster something. Once the member has left there is nothing
-// more to tell.
+// speak calls a blocking method of memberlist that tells the cluster something. Once the member has
+// left there is nothing more to tell.
 func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) error {
 	select {
 	case m.speaking <- struct{}{}:
@@ -243,9 +245,10 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	}
 }
 
-// Leave leaves in good order: it says that the host is draining, and sees to it that the observers know; says good-bye,
-// and closes the member. What of that cannot be done before ctx ends, or within some seconds, is left out, and the error
-// says so; the member is closed in any case. Workers should be gone before: SetMeta with Draining asks for that.
+// Leave leaves in good order: it says that the host is draining, and sees to it that the observers
+// know; says good-bye, and closes the member. What of that cannot be done before ctx ends, or
+// within some seconds, is left out, and the error says so; the member is closed in any case.
+// Workers should be gone before: SetMeta with Draining asks for that.
 func (m *Member) Leave(ctx context.Context) error {
 	var err error
 	if meta, ok := m.Meta(); ok {
@@ -300,9 +303,9 @@ func (m *Member) spawn(f func()) bool {
 	return true
 }
 
-// Close ends the member without a word to the others, to whom it is a crash, and waits for all that it has started, and
-// for its connections. Probes of memberlist that are under way end by themselves within two ProbeIntervals. It may be called
-// again.
+// Close ends the member without a word to the others, to whom it is a crash, and waits for all that
+// it has started, and for its connections. Probes of memberlist that are under way end by
+// themselves within two ProbeIntervals. It may be called again.
 func (m *Member) Close() error {
 	m.closing.Do(func() {
 		m.mu.Lock()
@@ -350,14 +353,15 @@ func (m *Member) alone() bool {
 	return true
 }
 
-// lostTime is for how long those that vanished are looked for; rejoinLost is at how many of them a turn.
+// lostTime is for how long those that vanished are looked for; rejoinLost is at how many of them a
+// turn.
 const (
 	lostTime   = time.Hour
 	rejoinLost = 3
 )
 
-// rejoin contacts the seeds that are no members now, and some of those that vanished: after a partition neither side
-// would look for the other.
+// rejoin contacts the seeds that are no members now, and some of those that vanished: after a
+// partition neither side would look for the other.
 func (m *Member) rejoin() {
 	m.mu.Lock()
 	if m.meta != nil { // an observer's are taken off by look, which may withhold that
@@ -449,7 +453,8 @@ func (m *Member) changes() <-chan struct{} {
 // silentTime is for how long an observer that hears nobody waits before it says so.
 const silentTime = 2 * time.Second
 
-// look returns what the member knows of the agents; silent: it has heard nobody for so long that it cannot say.
+// look returns what the member knows of the agents; silent: it has heard nobody for so long that it
+// cannot say.
 func (m *Member) look() (v view, silent bool) {
 	now := time.Now()
 	m.mu.Lock()
@@ -479,7 +484,8 @@ func (m *Member) grace() time.Duration { return m.roster.grace(m.cfg.ProbeInterv
 // sign notes that somebody lives.
 func (m *Member) sign() { m.heard.Store(time.Now().UnixNano()) }
 
-// delegate is what memberlist calls, mostly under its lock: it copies what it is given, and never blocks.
+// delegate is what memberlist calls, mostly under its lock: it copies what it is given, and never
+// blocks.
 type delegate struct{ m *Member }
 
 // NodeMeta returns what the member says of itself, which Encode has kept within the limit.
@@ -489,7 +495,8 @@ func (d *delegate) NodeMeta(int) []byte {
 	return d.m.encoded
 }
 
-// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for messages of our own, which there are not.
+// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for messages of our own, which
+// there are not.
 func (d *delegate) NotifyMsg([]byte) {}
 
 func (d *delegate) GetBroadcasts(int, int) [][]byte { return nil }

@@ -91,7 +91,8 @@ func bubble(t *testing.T, test func(t *testing.T, n *memNet)) {
 	})
 }
 
-// agentConfig is that of an agent on the loopback network, which started so many seconds after the first.
+// agentConfig is that of an agent on the loopback network, which started so many seconds after the
+// first.
 func agentConfig(name string, seconds int, seeds ...string) Config {
 	return calm(Config{Meta: &Meta{Name: name, Slots: 2, Start: began.Add(time.Duration(seconds) * time.Second), LaunchAddr: ":7947"},
 		BindAddr: "127.0.0.1:0", Join: seeds, Key: testKey, Label: "test", Log: quiet(), RejoinInterval: time.Second})
@@ -287,7 +288,8 @@ func TestLeaveWithoutTime(t *testing.T) {
 	}
 }
 
-// TestCrash: the bound that is documented is checked with much to spare, since the machine may be busy.
+// TestCrash: the bound that is documented is checked with much to spare, since the machine may be
+// busy.
 func TestCrash(t *testing.T) {
 	a := mustJoin(t, brisk(agentConfig("a", 0)))
 	mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))
@@ -387,7 +389,8 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// TestRestartElsewhere: the predecessor at another address is waited for until it is known to be dead.
+// TestRestartElsewhere: the predecessor at another address is waited for until it is known to be
+// dead.
 func TestRestartElsewhere(t *testing.T) {
 	a := mustJoin(t, brisk(agentConfig("a", 0)))
 	b := mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))

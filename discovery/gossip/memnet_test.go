@@ -9,8 +9,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// memNet is a network in memory. Unlike memberlist's MockNetwork it loses packets for those who do not listen, as UDP does,
-// and can cut members off.
+// memNet is a network in memory. Unlike memberlist's MockNetwork it loses packets for those who do
+// not listen, as UDP does, and can cut members off.
 type memNet struct {
 	mu    sync.Mutex
 	ports map[string]*memPort

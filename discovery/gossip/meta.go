@@ -32,10 +32,11 @@ type Meta struct {
 	Name string
 	// Slots is how many workers the host has room for, those of BadSlots among them.
 	Slots int
-	// Start is when the agent started, by the host's clock. Older hosts keep lower ranks. Zero: when it joined.
+	// Start is when the agent started, by the host's clock. Older hosts keep lower ranks. Zero:
+	// when it joined.
 	Start time.Time
-	// LaunchAddr is the host:port under which the agent starts workers. Without a host (":7947") it is the one under which
-	// the cluster knows the agent.
+	// LaunchAddr is the host:port under which the agent starts workers. Without a host (":7947") it
+	// is the one under which the cluster knows the agent.
 	LaunchAddr string
 	// Draining: the host is about to leave; its workers shall go at the next step boundary.
 	Draining bool
@@ -89,9 +90,10 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("gossip: an agent of version %d; this program knows those up to %d", e.Version, e.Known)
 }
 
-// Encode returns the Meta in at most MaxMeta bytes: the version, flags, the slots, the start in nanoseconds, the texts,
-// each after its length, and the bad slots after their number, each as its distance from the one before. A Meta that no
-// agent can say is an error, and so is one that is too long.
+// Encode returns the Meta in at most MaxMeta bytes: the version, flags, the slots, the start in
+// nanoseconds, the texts, each after its length, and the bad slots after their number, each as its
+// distance from the one before. A Meta that no agent can say is an error, and so is one that is too
+// long.
 func (m Meta) Encode() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err

@@ -33,7 +33,8 @@ func older(a, b *peer) int {
 // holder is the agent that a host name belongs to.
 type holder struct {
 	node string
-	// restarted is when it took over from another incarnation without a list in between that said so.
+	// restarted is when it took over from another incarnation without a list in between that said
+	// so.
 	restarted time.Time
 }
 
@@ -73,8 +74,8 @@ func (r *roster) away(now time.Time, node string) (lost *peer) {
 	return nil
 }
 
-// grace is for how long a dead member stays listed: what patience leaves after the suspicion that came before, which is
-// the longer the larger the cluster is.
+// grace is for how long a dead member stays listed: what patience leaves after the suspicion that
+// came before, which is the longer the larger the cluster is.
 func (r *roster) grace(probe, patience time.Duration) time.Duration {
 	scale := max(1, math.Log10(float64(len(r.peers)+1)))
 	return max(leastGrace, patience-time.Duration(suspicionMult*scale*float64(probe)))
@@ -100,8 +101,8 @@ type agent struct {
 
 type conflict struct{ kept, refused peer }
 
-// look takes those off whose time is over, decides whose each host is, and returns who is there. heard says whether this
-// member hears any other.
+// look takes those off whose time is over, decides whose each host is, and returns who is there.
+// heard says whether this member hears any other.
 func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	var v view
 	claims := map[string][]*peer{}
@@ -156,8 +157,9 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	return v
 }
 
-// decide returns whose the host is among those that claim it, oldest first: it stays with whom it is, until that one is
-// gone. One that is dead, or whose address has another agent, makes room at once.
+// decide returns whose the host is among those that claim it, oldest first: it stays with whom it
+// is, until that one is gone. One that is dead, or whose address has another agent, makes room at
+// once.
 func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
 	h := r.holders[name]
 	var current *peer
@@ -188,7 +190,8 @@ func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
 	return next
 }
 
-// rival returns an older agent of the same host at another address, or nil. A dead one is none once its time is over.
+// rival returns an older agent of the same host at another address, or nil. A dead one is none once
+// its time is over.
 func (r *roster) rival(now time.Time, grace time.Duration, node, addr string, me Meta) *peer {
 	for _, p := range r.peers {
 		if p.meta == nil || p.meta.Name != me.Name || p.addr == addr || p.over(now, grace) {

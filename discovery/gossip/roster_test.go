@@ -104,7 +104,8 @@ func TestRosterSilence(t *testing.T) {
 		t.Error("does not say that it knows nothing")
 	}
 	s.joins("b~1", "2", 2)
-	// This member was away, and hears the others one by one: those that it has not heard yet have time to be heard.
+	// This member was away, and hears the others one by one: those that it has not heard yet have
+	// time to be heard.
 	if v := s.sees(t, "a~1 b~1"); v.withheld {
 		t.Error("still says that it knows nothing")
 	}

@@ -23,9 +23,10 @@ const simRounds = 5
 // listedBound is the documented bound from a crash to the list without the host.
 const listedBound = 2 * time.Second
 
-// TestSimulation measures, in clusters of members in one process and over a network in memory, from a new agent's Join, or
-// an agent's crash, to the list of an observer, and to the last of all members. Time is that of the bubble: what is measured
-// is the protocol, on processors and a network that cost nothing.
+// TestSimulation measures, in clusters of members in one process and over a network in memory, from
+// a new agent's Join, or an agent's crash, to the list of an observer, and to the last of all
+// members. Time is that of the bubble: what is measured is the protocol, on processors and a
+// network that cost nothing.
 func TestSimulation(t *testing.T) {
 	var table strings.Builder
 	fmt.Fprintf(&table, "%8s %12s %28s %28s %28s %28s\n", "members", "all joined", "join → list", "join → everybody", "crash → list", "crash → everybody")
@@ -166,7 +167,8 @@ func (m *Member) agentsKnown() (n int) {
 	return n
 }
 
-// round lets an agent join, and another one be cut off: it says no good-bye, and does not refuse connections either.
+// round lets an agent join, and another one be cut off: it says no good-bye, and does not refuse
+// connections either.
 func (s *simulation) round() {
 	start := time.Now()
 	s.members = append(s.members, s.join())

@@ -20,16 +20,17 @@ var ErrSilent = errors.New("gossip: no member of the cluster is heard")
 const (
 	// coalesce is how long a change waits for others, as many agents come or go at once.
 	coalesce = 20 * time.Millisecond
-	// restartGap is for how long Discover leaves a host out that was restarted, so that who asks every now and then sees it
-	// gone. Watch leaves it out of one list.
+	// restartGap is for how long Discover leaves a host out that was restarted, so that who asks
+	// every now and then sees it gone. Watch leaves it out of one list.
 	restartGap = 3 * time.Second
 	// farewell bounds an observer's good-bye.
 	farewell = time.Second
 )
 
-// Source is a discovery.Discoverer and discovery.Watcher: the hosts of a cluster's agents, the oldest start first. Where
-// starts are equal, who was seen first is older, then the lesser name. It joins the cluster as an observer when it is first
-// asked, so that a cluster that cannot be joined is a failed discovery, and stays in it until Close.
+// Source is a discovery.Discoverer and discovery.Watcher: the hosts of a cluster's agents, the
+// oldest start first. Where starts are equal, who was seen first is older, then the lesser name. It
+// joins the cluster as an observer when it is first asked, so that a cluster that cannot be joined
+// is a failed discovery, and stays in it until Close.
 type Source struct {
 	cfg     Config
 	joining chan struct{} // holds one token
@@ -45,7 +46,8 @@ var (
 	_ discovery.Watcher    = (*Source)(nil)
 )
 
-// NewSource returns a Source of the cluster that cfg names; cfg.Meta is not used. It starts nothing.
+// NewSource returns a Source of the cluster that cfg names; cfg.Meta is not used. It starts
+// nothing.
 func NewSource(cfg Config) *Source {
 	cfg.Meta = nil
 	return &Source{cfg: cfg, joining: make(chan struct{}, 1), told: map[string]string{}}
@@ -80,7 +82,8 @@ func (s *Source) observe(ctx context.Context) (*Member, error) {
 	return m, nil
 }
 
-// Close leaves the cluster and waits for all that was started. A Watch that goes on ends with ErrClosed.
+// Close leaves the cluster and waits for all that was started. A Watch that goes on ends with
+// ErrClosed.
 func (s *Source) Close() error {
 	s.joining <- struct{}{}
 	defer func() { <-s.joining }()
@@ -99,7 +102,8 @@ func (s *Source) Close() error {
 	return nil
 }
 
-// Discover returns the hosts that are there now. It blocks while it joins the cluster. ErrSilent: they are not known.
+// Discover returns the hosts that are there now. It blocks while it joins the cluster. ErrSilent:
+// they are not known.
 func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	m, err := s.observe(ctx)
 	if err != nil {
@@ -118,8 +122,9 @@ func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch is discovery.Watcher's. A host whose agent has restarted is missing from one list, also where it restarted while
-// nobody watched. It returns ErrSilent when no member of the cluster has been heard for some seconds.
+// Watch is discovery.Watcher's. A host whose agent has restarted is missing from one list, also
+// where it restarted while nobody watched. It returns ErrSilent when no member of the cluster has
+// been heard for some seconds.
 func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	s.mu.Lock()
 	told := maps.Clone(s.told)
@@ -151,8 +156,9 @@ func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	})
 }
 
-// WatchAgents is Watch with all that agents say of themselves, bad slots among it: found gets the whole list, oldest
-// first, which it owns, and again whenever anything in it has changed. A restart shows as another Incarnation.
+// WatchAgents is Watch with all that agents say of themselves, bad slots among it: found gets the
+// whole list, oldest first, which it owns, and again whenever anything in it has changed. A restart
+// shows as another Incarnation.
 func (s *Source) WatchAgents(ctx context.Context, found func([]Meta)) error {
 	var last []Meta
 	first := true
@@ -203,8 +209,9 @@ func (s *Source) watch(ctx context.Context, look func([]agent)) error {
 	}
 }
 
-// Agent returns what the agent of a host says of itself, where to launch above all: LaunchAddr is complete. False: the
-// host is not listed. It does not block, and finds nobody before the first Discover or Watch.
+// Agent returns what the agent of a host says of itself, where to launch above all: LaunchAddr is
+// complete. False: the host is not listed. It does not block, and finds nobody before the first
+// Discover or Watch.
 func (s *Source) Agent(host string) (Meta, bool) {
 	s.mu.Lock()
 	m := s.member

@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// transport is the network, or what a test puts in its place, with what memberlist's own lacks: its dials end when it is
-// closed, so do its connections, and it waits for those who use them.
+// transport is the network, or what a test puts in its place, with what memberlist's own lacks: its
+// dials end when it is closed, so do its connections, and it waits for those who use them.
 type transport struct {
 	memberlist.Transport
 	dial    func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error)
@@ -185,8 +185,8 @@ func resolve(ctx context.Context, seed string) ([]string, error) {
 	return addrs, nil
 }
 
-// advertised returns the address under which others reach a member that is bound to every address: of the route to a
-// seed, or else of an interface.
+// advertised returns the address under which others reach a member that is bound to every address:
+// of the route to a seed, or else of an interface.
 func advertised(ctx context.Context, seeds []string) (string, error) {
 	for _, seed := range seeds {
 		addrs, err := resolve(ctx, seed)

@@ -1,16 +1,19 @@
-// Package plugin makes a discovery.Discoverer of a program of its own, and a program of a Discoverer.
+// Package plugin makes a discovery.Discoverer of a program of its own, and a program of a
+// Discoverer.
 //
-// A plugin is a binary that somebody else has built, and knows a cluster that this project does not. In Go it is a main
-// that calls Serve:
+// A plugin is a binary that somebody else has built, and knows a cluster that this project does
+// not. In Go it is a main that calls Serve:
 //
 //	func main() { plugin.Serve(&racks{}) }
 //
-// and in any language a program that keeps to internal/wire/discovery.proto, gRPC as github.com/hashicorp/go-plugin has
-// it: the two ends know each other by certificates made for this one run.
+// and in any language a program that keeps to internal/wire/discovery.proto, gRPC as
+// github.com/hashicorp/go-plugin has it: the two ends know each other by certificates made for this
+// one run.
 //
-// New makes a Discoverer and Watcher of such a binary. It starts the process when it is first asked, gives it its
-// settings, logs what it says, and starts it again when it has died or is stuck: to who asks, a death is a failure of the
-// question under way and no more. A host that the plugin pushes is found without waiting for a poll.
+// New makes a Discoverer and Watcher of such a binary. It starts the process when it is first
+// asked, gives it its settings, logs what it says, and starts it again when it has died or is
+// stuck: to who asks, a death is a failure of the question under way and no more. A host that the
+// plugin pushes is found without waiting for a poll.
 package plugin
 
 import (
@@ -22,11 +25,12 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 )
 
-// ProtocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built before could not be
-// understood any more.
+// ProtocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built
+// before could not be understood any more.
 const ProtocolVersion = 1
 
-// CookieName and CookieValue are in the environment of a program that is started as a plugin, and tell it so.
+// CookieName and CookieValue are in the environment of a program that is started as a plugin, and
+// tell it so.
 const (
 	CookieName  = "HVD_PLUGIN_COOKIE"
 	CookieValue = "hvdrun-discovery"
@@ -41,9 +45,10 @@ const (
 // handshake is what both ends know of each other before anything is said.
 var handshake = goplugin.HandshakeConfig{MagicCookieKey: CookieName, MagicCookieValue: CookieValue}
 
-// Configurer is what a Discoverer given to Serve may be besides: one that has settings. Configure is called once, before
-// anything else, with what stands in --discovery-config: an empty map where that is not given. It owns the map. Its error
-// ends the start of the plugin; a *SettingError names the key, as CheckSettings does for keys that are not known.
+// Configurer is what a Discoverer given to Serve may be besides: one that has settings. Configure
+// is called once, before anything else, with what stands in --discovery-config: an empty map where
+// that is not given. It owns the map. Its error ends the start of the plugin; a *SettingError names
+// the key, as CheckSettings does for keys that are not known.
 type Configurer interface {
 	Configure(settings map[string]string) error
 }
@@ -60,7 +65,8 @@ func (e *SettingError) Error() string { return fmt.Sprintf("setting %q: %v", e.K
 // Unwrap returns what is wrong with the value.
 func (e *SettingError) Unwrap() error { return e.Err }
 
-// CheckSettings returns a *SettingError for a setting whose key is none of the known ones, which it lists.
+// CheckSettings returns a *SettingError for a setting whose key is none of the known ones, which it
+// lists.
 func CheckSettings(settings map[string]string, known ...string) error {
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		if !slices.Contains(known, key) {

@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzHandshake: a first line of a plugin that go-plugin gets to see names a socket of this machine, and a certificate.
+// FuzzHandshake: a first line of a plugin that go-plugin gets to see names a socket of this
+// machine, and a certificate.
 func FuzzHandshake(f *testing.F) {
 	f.Add("1|1|unix|/tmp/plugin1|grpc|" + strings.Repeat("A", 600))
 	f.Add("1|1|tcp|127.0.0.1:9|grpc|" + strings.Repeat("A", 600))

@@ -10,8 +10,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// libraryLog is a log for go-plugin, whose messages are for those who look into plugins: what matters of them is told by
-// this package.
+// libraryLog is a log for go-plugin, whose messages are for those who look into plugins: what
+// matters of them is told by this package.
 func libraryLog(log logrus.FieldLogger) hclog.Logger {
 	l := hclog.NewInterceptLogger(&hclog.LoggerOptions{Level: hclog.Debug, Output: io.Discard})
 	l.RegisterSink(librarySink{log})
@@ -29,7 +29,8 @@ func (s librarySink) Accept(_ string, _ hclog.Level, message string, pairs ...an
 	s.log.WithFields(fields).Debug("discovery/plugin: go-plugin: " + message)
 }
 
-// logLine logs a line that a plugin has printed. One that hclog has written, as JSON, keeps its level and its fields.
+// logLine logs a line that a plugin has printed. One that hclog has written, as JSON, keeps its
+// level and its fields.
 func logLine(log logrus.FieldLogger, line string) {
 	var entry map[string]any
 	if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &entry) == nil {

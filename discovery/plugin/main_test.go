@@ -248,8 +248,8 @@ func (nothing) GRPCClient(context.Context, *goplugin.GRPCBroker, *grpc.ClientCon
 	return nil, nil
 }
 
-// raw is a plugin written without go-plugin, from what discovery.proto says: it cannot be asked to end, but ends with
-// SIGTERM, and has no settings.
+// raw is a plugin written without go-plugin, from what discovery.proto says: it cannot be asked to
+// end, but ends with SIGTERM, and has no settings.
 type raw struct {
 	wire.UnimplementedDiscoveryServer
 }

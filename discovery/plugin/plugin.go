@@ -23,39 +23,43 @@ import (
 const (
 	defaultStartTimeout = 10 * time.Second
 	defaultCallTimeout  = 30 * time.Second
-	// A plugin that has died is started again after minBackoff, which doubles up to maxBackoff while it dies before it has
-	// run for as long as that.
+	// A plugin that has died is started again after minBackoff, which doubles up to maxBackoff
+	// while it dies before it has run for as long as that.
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 10 * time.Second
-	// lastWords is how long a call that has lost its connection waits to learn how the process has ended.
+	// lastWords is how long a call that has lost its connection waits to learn how the process has
+	// ended.
 	lastWords = time.Second
 )
 
 // Config says which plugin to run.
 type Config struct {
-	// Path is the plugin's program: a name without a slash is looked up in PATH. Args are given to it.
+	// Path is the plugin's program: a name without a slash is looked up in PATH. Args are given to
+	// it.
 	Path string
 	Args []string
 	// Settings are given to the plugin before it is asked anything. They are not logged.
 	Settings map[string]string
 	// Env is added to the environment of this process, which the plugin gets.
 	Env []string
-	// StartTimeout bounds the time from the start of the process until it has taken its settings. 0: 10 s.
+	// StartTimeout bounds the time from the start of the process until it has taken its settings.
+	// 0: 10 s.
 	StartTimeout time.Duration
-	// CallTimeout bounds one answer of the plugin, the first list of a Watch among them: a plugin that needs longer is
-	// killed. 0: 30 s.
+	// CallTimeout bounds one answer of the plugin, the first list of a Watch among them: a plugin
+	// that needs longer is killed. 0: 30 s.
 	CallTimeout time.Duration
 	// Log takes what the plugin prints and what becomes of it. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
-	// Stray is called with each line that the plugin prints to its stdout after the handshake, where nothing belongs, from
-	// one goroutine of each process; the line is logged too. Nil: nobody cares.
+	// Stray is called with each line that the plugin prints to its stdout after the handshake,
+	// where nothing belongs, from one goroutine of each process; the line is logged too. Nil:
+	// nobody cares.
 	Stray func(line string)
 }
 
-// Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it is first needed, and
-// again when it is needed and has died: at once, or with growing pauses from 100 ms to 10 s where it does not live long. It
-// is killed when it does not answer in time, and by the kernel when this process dies. Its methods may be called by
-// several goroutines at once.
+// Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it
+// is first needed, and again when it is needed and has died: at once, or with growing pauses from
+// 100 ms to 10 s where it does not live long. It is killed when it does not answer in time, and by
+// the kernel when this process dies. Its methods may be called by several goroutines at once.
 type Plugin struct {
 	cfg  Config
 	name string
@@ -79,7 +83,8 @@ var (
 
 var errClosed = errors.New("it was closed")
 
-// New returns the plugin of the config, and starts nothing. The caller must call Close, once it has been used.
+// New returns the plugin of the config, and starts nothing. The caller must call Close, once it has
+// been used.
 func New(cfg Config) *Plugin {
 	if cfg.StartTimeout <= 0 {
 		cfg.StartTimeout = defaultStartTimeout
@@ -98,8 +103,9 @@ func New(cfg Config) *Plugin {
 	return p
 }
 
-// Close ends the plugin's process and waits for it: it is asked to end, then told to by SIGTERM, then killed, some two
-// seconds at most. Calls under way fail, and so do later ones. It returns nil.
+// Close ends the plugin's process and waits for it: it is asked to end, then told to by SIGTERM,
+// then killed, some two seconds at most. Calls under way fail, and so do later ones. It returns
+// nil.
 func (p *Plugin) Close() error {
 	p.mu.Lock()
 	p.closed = true
@@ -144,8 +150,9 @@ func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch listens to the plugin, which it starts if need be, until ctx ends or the plugin stops, dies or sends a list that
-// cannot be. It returns discovery.ErrNoWatch, wrapped, where the plugin cannot push.
+// Watch listens to the plugin, which it starts if need be, until ctx ends or the plugin stops, dies
+// or sends a list that cannot be. It returns discovery.ErrNoWatch, wrapped, where the plugin cannot
+// push.
 func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	s, err := p.session(ctx)
 	if err != nil {
@@ -175,8 +182,9 @@ func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return p.error(s.fault(ctx, call, err))
 }
 
-// call returns the context of a call: it ends with ctx, and where heard was not called in time. Neither deadline is known
-// to the plugin, whose end might act on it first and leave the question which one it was.
+// call returns the context of a call: it ends with ctx, and where heard was not called in time.
+// Neither deadline is known to the plugin, whose end might act on it first and leave the question
+// which one it was.
 func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), end func()) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, cancel)
@@ -217,7 +225,8 @@ func (p *Plugin) session(ctx context.Context) (*session, error) {
 	}
 }
 
-// failed notes that a session has ended which should not have, and returns the pause before the next.
+// failed notes that a session has ended which should not have, and returns the pause before the
+// next.
 func (p *Plugin) failed(ran time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -229,8 +238,8 @@ func (p *Plugin) failed(ran time.Duration) time.Duration {
 	return p.backoff
 }
 
-// fault says why a call has failed. Ctx is the caller's, call that of the call: where that alone has ended, the plugin was
-// too slow, and is killed.
+// fault says why a call has failed. Ctx is the caller's, call that of the call: where that alone
+// has ended, the plugin was too slow, and is killed.
 func (s *session) fault(ctx, call context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:

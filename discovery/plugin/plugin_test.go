@@ -379,7 +379,8 @@ func signalChildren(t *testing.T, sig syscall.Signal) {
 	}
 }
 
-// A plugin that is killed in mid-watch is a failure, the list stays, and the watch goes on with the next process.
+// A plugin that is killed in mid-watch is a failure, the list stays, and the watch goes on with the
+// next process.
 func TestKilledInMidWatch(t *testing.T) {
 	feed := newFifo(t)
 	p, hook := newPlugin(t, "good", map[string]string{"hosts": "a:1", "feed": feed})

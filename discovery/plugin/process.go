@@ -24,15 +24,15 @@ import (
 const (
 	// maxLine is the longest line of a plugin that is not cut.
 	maxLine = 4 << 10
-	// drainGrace is how long the pipes of a process that has ended may stay open. Its own processes are gone by then; only
-	// one that left the group can hold them.
+	// drainGrace is how long the pipes of a process that has ended may stay open. Its own processes
+	// are gone by then; only one that left the group can hold them.
 	drainGrace = time.Second
 	// keptLines are quoted in an error.
 	keptLines = 3
 )
 
-// process is a plugin's process, which go-plugin meets as a runner.Runner. It leads a process group, which ends with it,
-// and the kernel kills it when this process dies.
+// process is a plugin's process, which go-plugin meets as a runner.Runner. It leads a process
+// group, which ends with it, and the kernel kills it when this process dies.
 type process struct {
 	cfg          Config
 	log          logrus.FieldLogger
@@ -84,7 +84,8 @@ func (p *process) Start(context.Context) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	p.output.Go(func() {
-		// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here as long as the plugin runs.
+		// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here
+		// as long as the plugin runs.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -230,7 +231,8 @@ func (p *process) refuse(why error) {
 	p.refused = why
 }
 
-// startFault says why the process, which is gone, could not be started; err is what go-plugin or its answer say of that.
+// startFault says why the process, which is gone, could not be started; err is what go-plugin or
+// its answer say of that.
 func (p *process) startFault(err error) error {
 	p.mu.Lock()
 	started, refused, greeted := p.started, p.refused, p.greeted
@@ -301,7 +303,8 @@ func (p *process) Stderr() io.ReadCloser { return p.stderr }
 // Name implements runner.Runner.
 func (p *process) Name() string { return p.cfg.Path }
 
-// ID implements runner.Runner. It is never empty, since go-plugin would then leave its temporary folder.
+// ID implements runner.Runner. It is never empty, since go-plugin would then leave its temporary
+// folder.
 func (p *process) ID() string { return p.cfg.Path }
 
 // Diagnose implements runner.Runner.
@@ -330,7 +333,8 @@ func (e *VersionError) Error() string {
 // shortestCert is less than any certificate has in the handshake.
 const shortestCert = 100
 
-// checkHandshake says why the first line that a plugin has printed is none that go-plugin should see.
+// checkHandshake says why the first line that a plugin has printed is none that go-plugin should
+// see.
 func checkHandshake(line string) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 || fields[0] != "1" {

@@ -18,9 +18,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Serve makes this process a plugin that finds what d finds, and returns when hvdrun needs it no longer: main should then
-// return. A d that is a discovery.Watcher pushes its lists, one that is a Configurer gets its settings. A process that
-// hvdrun has not started is told what it is, and exits with 1.
+// Serve makes this process a plugin that finds what d finds, and returns when hvdrun needs it no
+// longer: main should then return. A d that is a discovery.Watcher pushes its lists, one that is a
+// Configurer gets its settings. A process that hvdrun has not started is told what it is, and exits
+// with 1.
 //
 // What is printed after the call, to stdout or stderr, goes to hvdrun's log line by line.
 func Serve(d discovery.Discoverer) {
@@ -32,7 +33,8 @@ func Serve(d discovery.Discoverer) {
 	})
 }
 
-// seam is both ends of the service for go-plugin: the served Discoverer in a plugin, the connection in hvdrun.
+// seam is both ends of the service for go-plugin: the served Discoverer in a plugin, the connection
+// in hvdrun.
 type seam struct {
 	goplugin.NetRPCUnsupportedPlugin
 	served discovery.Discoverer

@@ -23,18 +23,22 @@ import (
 )
 
 const (
-	// pingInterval is how often, at least, a plugin is asked whether it lives: one that is stopped would be silent for ever.
+	// pingInterval is how often, at least, a plugin is asked whether it lives: one that is stopped
+	// would be silent for ever.
 	pingInterval = 10 * time.Second
-	// shutdownGrace is what a plugin gets to end when it is asked to, terminateGrace when it gets SIGTERM.
+	// shutdownGrace is what a plugin gets to end when it is asked to, terminateGrace when it gets
+	// SIGTERM.
 	shutdownGrace  = 500 * time.Millisecond
 	terminateGrace = time.Second
-	// longestTemp is the longest folder for temporary files in which the path of a socket is short enough for the kernel.
+	// longestTemp is the longest folder for temporary files in which the path of a socket is short
+	// enough for the kernel.
 	longestTemp = 64
 	// shutdownMethod ends a plugin that go-plugin serves; the messages are empty.
 	shutdownMethod = "/plugin.GRPCController/Shutdown"
 )
 
-// session is one life of the plugin's process. Its goroutine, run, starts the process, looks after it and sees it end.
+// session is one life of the plugin's process. Its goroutine, run, starts the process, looks after
+// it and sees it end.
 type session struct {
 	plugin *Plugin
 	delay  time.Duration // before the start
@@ -103,13 +107,15 @@ func (s *session) pause() error {
 	return context.Cause(s.ctx)
 }
 
-// start starts the process, meets it and gives it its settings. Where that fails, nothing is left of it.
+// start starts the process, meets it and gives it its settings. Where that fails, nothing is left
+// of it.
 func (s *session) start() error {
 	p := s.plugin
 	ctx, cancel := context.WithTimeoutCause(s.ctx, p.cfg.StartTimeout, fmt.Errorf("it has not started in %v", p.cfg.StartTimeout))
 	defer cancel()
 	s.process = newProcess(p.cfg, p.log)
-	// Not all that go-plugin does before a plugin is up has a bound: killing the process ends everything.
+	// Not all that go-plugin does before a plugin is up has a bound: killing the process ends
+	// everything.
 	release := context.AfterFunc(ctx, s.process.kill)
 	err := s.meet(ctx)
 	stopped := !release()
@@ -201,7 +207,8 @@ func (s *session) attend() error {
 	}
 }
 
-// ping returns an error where the plugin is not there for anybody. Which answer it gives does not matter.
+// ping returns an error where the plugin is not there for anybody. Which answer it gives does not
+// matter.
 func (s *session) ping() error {
 	ctx, cancel := context.WithTimeout(s.ctx, s.plugin.cfg.CallTimeout)
 	defer cancel()

@@ -1,7 +1,8 @@
-// Package promise holds what every discovery.Discoverer promises, as checks that need nothing but the Discoverer.
+// Package promise holds what every discovery.Discoverer promises, as checks that need nothing but
+// the Discoverer.
 //
-// Package discoverytest runs them as tests of an implementation in Go, `hvdrun discover --verify` against anything that a
-// job can be given, whatever its language.
+// Package discoverytest runs them as tests of an implementation in Go, `hvdrun discover --verify`
+// against anything that a job can be given, whatever its language.
 package promise
 
 import (
@@ -18,8 +19,8 @@ import (
 )
 
 const (
-	// prompt is how soon a source must end with its context. It is no measure of speed: only of not waiting for something
-	// else, on a machine that is busy.
+	// prompt is how soon a source must end with its context. It is no measure of speed: only of not
+	// waiting for something else, on a machine that is busy.
 	prompt = 10 * time.Second
 	// patience is how long an answer may take.
 	patience = time.Minute
@@ -31,13 +32,15 @@ const (
 type Promise struct {
 	// Name says what, as the predicate of a sentence.
 	Name string
-	// Check returns how d breaks the promise, where want are the hosts there are, from before the call until after it. It
-	// blocks for up to some minutes with a source that answers nothing, and leaves nothing running but calls that d does
-	// not return from. It may be used by several goroutines.
+	// Check returns how d breaks the promise, where want are the hosts there are, from before the
+	// call until after it. It blocks for up to some minutes with a source that answers nothing, and
+	// leaves nothing running but calls that d does not return from. It may be used by several
+	// goroutines.
 	Check func(d discovery.Discoverer, want []plan.Host) error
 }
 
-// All returns the promises of discovery.Discoverer, and those of discovery.Watcher, which those keep that are none.
+// All returns the promises of discovery.Discoverer, and those of discovery.Watcher, which those
+// keep that are none.
 func All() []Promise {
 	return []Promise{
 		{"finds the whole list, in the same order every time", checkWhole},
@@ -89,8 +92,8 @@ func Fails(d discovery.Discoverer) error {
 	}
 }
 
-// Changes is Check of the promise that d follows its hosts: set makes them another list, each of which must be found then,
-// in this order.
+// Changes is Check of the promise that d follows its hosts: set makes them another list, each of
+// which must be found then, in this order.
 func Changes(d discovery.Discoverer, set func([]plan.Host), lists ...[]plan.Host) error {
 	w, ok := d.(discovery.Watcher)
 	var s *session
@@ -233,8 +236,8 @@ func together(n int, f func() error) error {
 	return errors.Join(errs...)
 }
 
-// within gives f so long, and a little more to notice that its context has ended; then it fails, and f goes on, since
-// nothing can stop it.
+// within gives f so long, and a little more to notice that its context has ended; then it fails,
+// and f goes on, since nothing can stop it.
 func within(bound time.Duration, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
@@ -257,7 +260,8 @@ type session struct {
 	err    error
 }
 
-// watch starts a session. hold, where it is not nil, is called with each list that was found, before found returns.
+// watch starts a session. hold, where it is not nil, is called with each list that was found,
+// before found returns.
 func watch(w discovery.Watcher, hold func()) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{
@@ -355,7 +359,8 @@ func watcher(d discovery.Discoverer) (discovery.Watcher, bool) {
 	return w, true
 }
 
-// checkWatch expects the whole list first, nothing else while nothing changes, and the end with the context; twice.
+// checkWatch expects the whole list first, nothing else while nothing changes, and the end with the
+// context; twice.
 func checkWatch(d discovery.Discoverer, want []plan.Host) error {
 	w, ok := watcher(d)
 	if !ok {
@@ -393,7 +398,8 @@ func (s *session) quiet(want []plan.Host) error {
 	}
 }
 
-// checkWatchCalls is slow to take a list, so that the next may come too early, and looks on after the end.
+// checkWatchCalls is slow to take a list, so that the next may come too early, and looks on after
+// the end.
 func checkWatchCalls(d discovery.Discoverer, want []plan.Host) error {
 	w, ok := watcher(d)
 	if !ok {

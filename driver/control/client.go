@@ -20,14 +20,15 @@ const patience = 10 * time.Second
 // ErrNoDriver is returned by a Client where nobody answers at the socket.
 var ErrNoDriver = errors.New("control: no driver answers")
 
-// Client talks to a driver. Its methods may be called by several goroutines at once; they block for 10 s at most.
+// Client talks to a driver. Its methods may be called by several goroutines at once; they block for
+// 10 s at most.
 type Client struct {
 	conn *grpc.ClientConn
 	stub wire.ControlClient
 }
 
-// Dial returns a client of the driver that serves the socket at a path of any length. It does no I/O; Close must be
-// called.
+// Dial returns a client of the driver that serves the socket at a path of any length. It does no
+// I/O; Close must be called.
 func Dial(path string) (*Client, error) {
 	conn, err := wire.NewLocalClient(path)
 	if err != nil {
@@ -54,7 +55,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// Command has the driver carry out a command, and returns what was done, in words. A refusal is a *RefusedError.
+// Command has the driver carry out a command, and returns what was done, in words. A refusal is a
+// *RefusedError.
 func (c *Client) Command(ctx context.Context, what Command) (done string, err error) {
 	if err := what.Check(); err != nil {
 		return "", err

@@ -1,5 +1,5 @@
-// Package control is how a person's program talks to the driver of a job: over a unix socket in the job's folder, which
-// only the job's user may open, it asks for the Status, and gives a Command.
+// Package control is how a person's program talks to the driver of a job: over a unix socket in the
+// job's folder, which only the job's user may open, it asks for the Status, and gives a Command.
 package control
 
 import (
@@ -11,11 +11,14 @@ import (
 // SocketName is the name of the socket in a job's folder.
 const SocketName = "control"
 
-// Handler is the driver's side. Its methods are called by several goroutines at once, and return soon after ctx has ended.
+// Handler is the driver's side. Its methods are called by several goroutines at once, and return
+// soon after ctx has ended.
 type Handler interface {
-	// Status returns how the job is doing, as JSON of a Status. A *RefusedError says that the job has ended.
+	// Status returns how the job is doing, as JSON of a Status. A *RefusedError says that the job
+	// has ended.
 	Status(ctx context.Context) ([]byte, error)
-	// Command carries out a command that has passed Check and returns, for a person, what was done. A refusal is a
+	// Command carries out a command that has passed Check and returns, for a person, what was done.
+	// A refusal is a
 	// *RefusedError.
 	Command(ctx context.Context, c Command) (done string, err error)
 }

@@ -88,7 +88,8 @@ func dial(t *testing.T, path string) *control.Client {
 	return c
 }
 
-// TestCommands: each arrives as it was given, and the answer comes back; the socket's path is longer than an address.
+// TestCommands: each arrives as it was given, and the answer comes back; the socket's path is
+// longer than an address.
 func TestCommands(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -150,8 +151,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestStaleSocket: a socket that a dead driver has left is nobody's, and another driver takes its place; what is no socket
-// stays.
+// TestStaleSocket: a socket that a dead driver has left is nobody's, and another driver takes its
+// place; what is no socket stays.
 func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), control.SocketName)
 	for range 2 {

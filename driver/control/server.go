@@ -13,11 +13,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// Listen makes the socket at a path of any length, with mode 0600, in the place of one that a dead driver has left. The
-// caller removes it when nobody listens any more.
+// Listen makes the socket at a path of any length, with mode 0600, in the place of one that a dead
+// driver has left. The caller removes it when nobody listens any more.
 func Listen(path string) (*net.UnixListener, error) { return wire.ListenLocal(path) }
 
-// Serve answers on ln until ctx ends, and closes it. Only processes of this process's user, and root's, are heard.
+// Serve answers on ln until ctx ends, and closes it. Only processes of this process's user, and
+// root's, are heard.
 func Serve(ctx context.Context, ln *net.UnixListener, h Handler) error {
 	return wire.ServeLocal(ctx, ln, func(r grpc.ServiceRegistrar) {
 		wire.RegisterControlServer(r, &server{h: h})

@@ -77,7 +77,8 @@ func (m *Machine) lookUp(c job.Command) error {
 	return refuse("there is no host %s, but %s", c.Host, strings.Join(names, " "))
 }
 
-// drain keeps a slot or host from having workers, so that those there are leave as if it were not listed any more.
+// drain keeps a slot or host from having workers, so that those there are leave as if it were not
+// listed any more.
 func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 	if err := m.lookUp(c); err != nil {
 		return "", err
@@ -165,7 +166,8 @@ func (m *Machine) keepOut(now time.Time, c job.Command) (string, error) {
 	return done, nil
 }
 
-// lose notes that a member of the current world takes part in nothing any more, whatever its process does.
+// lose notes that a member of the current world takes part in nothing any more, whatever its
+// process does.
 func (m *Machine) lose(now time.Time, w *Worker) {
 	if slices.Contains(m.dead, w.rank) {
 		return

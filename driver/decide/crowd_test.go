@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// BenchmarkCrowd has the machine form a world of n workers, grow it by a host, and lose a tenth of it: what is reported is
-// the time of one of its steps.
+// BenchmarkCrowd has the machine form a world of n workers, grow it by a host, and lose a tenth of
+// it: what is reported is the time of one of its steps.
 func BenchmarkCrowd(b *testing.B) {
 	for _, n := range []int{100, 300, 1000, 3000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {

@@ -1,5 +1,6 @@
 // Package decide holds the decisions of a job's driver. A Machine is told what has happened (Input)
-// and answers with what is to be done (Action); it has no goroutine, lock, clock, socket or process.
+// and answers with what is to be done (Action); it has no goroutine, lock, clock, socket or
+// process.
 //
 //   - machine.go: what each input changes
 //   - reconcile.go: what follows from the facts, whatever led there

@@ -8,12 +8,13 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// How workers leave without loss: one that was asked to, those of a host that drains, and all when the job is stopped. All
-// of them go at a step boundary: members are told that somebody is to be removed, so all ranks leave the world at the same
-// commit, and who is not wanted is dismissed when it joins.
+// How workers leave without loss: one that was asked to, those of a host that drains, and all when
+// the job is stopped. All of them go at a step boundary: members are told that somebody is to be
+// removed, so all ranks leave the world at the same commit, and who is not wanted is dismissed when
+// it joins.
 
-// draining notes that a worker was asked to leave, by whoever runs its host. Its slot is not wanted as long as it is there,
-// and rests when it is gone. It may say so more than once.
+// draining notes that a worker was asked to leave, by whoever runs its host. Its slot is not wanted
+// as long as it is there, and rests when it is gone. It may say so more than once.
 func (m *Machine) draining(now time.Time, w *Worker) {
 	if w.asked || !w.live() || w.done || m.decided || !m.doneFrom.IsZero() {
 		return
@@ -61,8 +62,8 @@ func (m *Machine) mustGo(now time.Time, w *Worker) bool {
 	})
 }
 
-// releaseAsked sends those away that must go while there is no world to be dismissed from, because too few have come for
-// one: perhaps it is their slots that are waited for.
+// releaseAsked sends those away that must go while there is no world to be dismissed from, because
+// too few have come for one: perhaps it is their slots that are waited for.
 func (m *Machine) releaseAsked(now time.Time) {
 	for _, w := range m.workers {
 		if w.phase == waiting && !w.wanted && m.mustGo(now, w) {
@@ -71,8 +72,8 @@ func (m *Machine) releaseAsked(now time.Time) {
 	}
 }
 
-// sendHome tells members that are about to be stopped that they have no place any more, so that they leave their world at
-// the same step. Their joins are answered by release then.
+// sendHome tells members that are about to be stopped that they have no place any more, so that
+// they leave their world at the same step. Their joins are answered by release then.
 func (m *Machine) sendHome() {
 	var members []*Worker
 	for _, w := range m.workers {
@@ -87,8 +88,8 @@ func (m *Machine) sendHome() {
 	}
 }
 
-// release answers the join of a worker that is being stopped: in training it takes SIGTERM for a request to leave, and
-// comes here to do so.
+// release answers the join of a worker that is being stopped: in training it takes SIGTERM for a
+// request to leave, and comes here to do so.
 func (m *Machine) release(w *Worker) {
 	why := w.whyGone()
 	if !m.doneFrom.IsZero() {

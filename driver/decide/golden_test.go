@@ -18,8 +18,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the stories in testdata with what the machine does now")
 
-// TestStories runs every story of testdata: its commands (lines at the margin) are given to a machine, and what the
-// machine does must be the indented lines that follow each. Stories are read best from top to bottom:
+// TestStories runs every story of testdata: its commands (lines at the margin) are given to a
+// machine, and what the machine does must be the indented lines that follow each. Stories are read
+// best from top to bottom:
 //
 //	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
@@ -43,8 +44,8 @@ var update = flag.Bool("update", false, "rewrite the stories in testdata with wh
 //	status                     and asks how it is going
 //	resume 20s                 the driver dies, and so much later another goes on
 //
-// A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0 in a command, which
-// means the one that lives.
+// A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0
+// in a command, which means the one that lives.
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {

@@ -8,7 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// hold says that a person keeps a slot, or a whole host, from taking workers, whatever is on its record.
+// hold says that a person keeps a slot, or a whole host, from taking workers, whatever is on its
+// record.
 type hold struct {
 	Host string
 	// Slot is the index of the slot; nil means the whole host, also slots that it gets later.
@@ -50,7 +51,8 @@ func (h *hostTable) Hold(hold hold) {
 	h.holds[keyOf(hold.Host, hold.Slot)] = hold
 }
 
-// Held returns the hold that keeps the slot out, that of its host before its own; false where none does.
+// Held returns the hold that keeps the slot out, that of its host before its own; false where none
+// does.
 func (h *hostTable) Held(now time.Time, id plan.SlotID) (hold, bool) {
 	for _, k := range []holdKey{{id.Host, -1}, {id.Host, id.Index}} {
 		if h.isHeld(k, now) {
@@ -66,8 +68,9 @@ func (h *hostTable) HostHeld(now time.Time, host string) (hold, bool) {
 	return h.holds[k], h.isHeld(k, now)
 }
 
-// Readmit ends all that keeps the slot out, or where slot is nil the host and all its slots, and forgets their failures. It
-// returns what has ended. A host that was out as a whole is the youngest from now on. A slot of such a host stays out.
+// Readmit ends all that keeps the slot out, or where slot is nil the host and all its slots, and
+// forgets their failures. It returns what has ended. A host that was out as a whole is the youngest
+// from now on. A slot of such a host stays out.
 func (h *hostTable) Readmit(now time.Time, host string, slot *int) []exclusion {
 	h.changes++
 	h.listed = h.orderAt(now) // before the books forget who has been out
@@ -105,8 +108,8 @@ func (h *hostTable) Readmit(now time.Time, host string, slot *int) []exclusion {
 	return ended
 }
 
-// Excluded returns the exclusion for failures that keeps the slot out, that of its host before its own; false where none
-// does.
+// Excluded returns the exclusion for failures that keeps the slot out, that of its host before its
+// own; false where none does.
 func (h *hostTable) Excluded(now time.Time, id plan.SlotID) (exclusion, bool) {
 	if r := h.hosts[id.Host]; h.isOut(r, now) {
 		return h.exclusion(id.Host, nil, r), true
@@ -132,8 +135,8 @@ func (h *hostTable) isHeld(k holdKey, now time.Time) bool {
 
 func (o hold) over(now time.Time) bool { return !o.Until.IsZero() && !now.Before(o.Until) }
 
-// expireHolds ends the holds whose time is up, and returns those of them that nothing else of the same slot or host
-// outlasts.
+// expireHolds ends the holds whose time is up, and returns those of them that nothing else of the
+// same slot or host outlasts.
 func (h *hostTable) expireHolds(now time.Time) []exclusion {
 	var ended []exclusion
 	for k, hold := range h.holds {
@@ -164,8 +167,8 @@ func (h *hostTable) dropHolds(listed map[string]plan.Host) {
 	}
 }
 
-// outAsWhole tells when the host, which has been out as a whole, may be used again, if that is known; it is zero where the
-// host has not been out, or still is with no end in sight.
+// outAsWhole tells when the host, which has been out as a whole, may be used again, if that is
+// known; it is zero where the host has not been out, or still is with no end in sight.
 func (h *hostTable) outAsWhole(name string) (until time.Time) {
 	if r := h.hosts[name]; r != nil && r.out && !h.cfg.Forever {
 		until = r.until

@@ -10,7 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestHolds is a table of what persons do, second by second, and which slots may have workers after it.
+// TestHolds is a table of what persons do, second by second, and which slots may have workers after
+// it.
 func TestHolds(t *testing.T) {
 	begin := time.Unix(0, 0)
 	forever := cooldowns{Forever: true}

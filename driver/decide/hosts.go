@@ -15,9 +15,9 @@ const (
 
 // cooldowns says for how long a failing slot or host stays out.
 //
-// The first failure costs CooldownMin, each further one double the time before, up to CooldownMax: 1, 2, 4, … with
-// nothing random about it. A slot that is back takes one doubling off its record for every CooldownMax in which it does
-// not fail.
+// The first failure costs CooldownMin, each further one double the time before, up to CooldownMax:
+// 1, 2, 4, … with nothing random about it. A slot that is back takes one doubling off its record
+// for every CooldownMax in which it does not fail.
 type cooldowns struct {
 	// CooldownMin is the time for which a first failure excludes. 0: 1 s.
 	CooldownMin time.Duration
@@ -27,15 +27,17 @@ type cooldowns struct {
 	Forever bool
 }
 
-// hostTable remembers of the hosts what one list does not say: how old they are, and which of them, or of their slots, are
-// excluded. It reads no clock and starts nothing: now is passed in, and must not go back. It is for one goroutine, and
-// owns nothing that it has returned. newHosts makes one.
+// hostTable remembers of the hosts what one list does not say: how old they are, and which of them,
+// or of their slots, are excluded. It reads no clock and starts nothing: now is passed in, and must
+// not go back. It is for one goroutine, and owns nothing that it has returned. newHosts makes one.
 //
-// Exclusions end by themselves: Available shows at any time what it will show once Expire has told who is back.
+// Exclusions end by themselves: Available shows at any time what it will show once Expire has told
+// who is back.
 type hostTable struct {
 	cfg    cooldowns
 	listed []plan.Host // oldest first
-	// The records of slots and hosts that have failed outlive their listing: a host that flaps does not start afresh.
+	// The records of slots and hosts that have failed outlive their listing: a host that flaps does
+	// not start afresh.
 	slots map[plan.SlotID]*penalty
 	hosts map[string]*penalty
 	holds map[holdKey]hold // by persons
@@ -81,9 +83,10 @@ func newHosts(cfg cooldowns) *hostTable {
 	return &hostTable{cfg: cfg, slots: map[plan.SlotID]*penalty{}, hosts: map[string]*penalty{}, holds: map[holdKey]hold{}}
 }
 
-// Update takes a new list, which has passed plan.CheckHosts, and says how its slots differ from those listed before,
-// excluded or not; those of a draining host count as gone. Hosts that stay keep their age, draining or not, whatever their
-// place in the list and however their slots change; new ones follow in the order of the list. A host that was gone is new.
+// Update takes a new list, which has passed plan.CheckHosts, and says how its slots differ from
+// those listed before, excluded or not; those of a draining host count as gone. Hosts that stay
+// keep their age, draining or not, whatever their place in the list and however their slots change;
+// new ones follow in the order of the list. A host that was gone is new.
 func (h *hostTable) Update(now time.Time, listed []plan.Host) plan.Change {
 	h.changes++
 	var change plan.Change
@@ -133,12 +136,14 @@ func usable(host plan.Host) int {
 // Listed returns the hosts of the last list, excluded, draining or neither, the oldest first.
 func (h *hostTable) Listed() []plan.Host { return slices.Clone(h.listed) }
 
-// Changes is another number whenever Available may show something else than before, provided that Expire has told who is
-// back: where there are many slots and seldom a change, the last answer will do.
+// Changes is another number whenever Available may show something else than before, provided that
+// Expire has told who is back: where there are many slots and seldom a change, the last answer will
+// do.
 func (h *hostTable) Changes() uint64 { return h.changes }
 
-// Available returns the slots that may have a worker: listed, of a host that is not draining, and neither excluded nor held at
-// that time; the oldest host first, by index within a host. It is what plan.Assign takes.
+// Available returns the slots that may have a worker: listed, of a host that is not draining, and
+// neither excluded nor held at that time; the oldest host first, by index within a host. It is what
+// plan.Assign takes.
 func (h *hostTable) Available(now time.Time) []plan.SlotID {
 	most := 0
 	for _, host := range h.listed {
@@ -159,9 +164,10 @@ func (h *hostTable) Available(now time.Time) []plan.SlotID {
 	return ids
 }
 
-// ExcludeSlot counts a failure of the slot and returns for how long it is out. Where that leaves a listed host of two or
-// more slots without any, the host is out as a whole, until the last of them returns; the exclusion is the host's then, and
-// takes the place of its slots'. A failure of what is out already counts for nothing, and returns the exclusion that stands.
+// ExcludeSlot counts a failure of the slot and returns for how long it is out. Where that leaves a
+// listed host of two or more slots without any, the host is out as a whole, until the last of them
+// returns; the exclusion is the host's then, and takes the place of its slots'. A failure of what
+// is out already counts for nothing, and returns the exclusion that stands.
 func (h *hostTable) ExcludeSlot(now time.Time, id plan.SlotID) exclusion {
 	h.changes++
 	if host := h.hosts[id.Host]; h.isOut(host, now) {
@@ -177,8 +183,8 @@ func (h *hostTable) ExcludeSlot(now time.Time, id plan.SlotID) exclusion {
 	return h.exclusion(id.Host, &id.Index, slot)
 }
 
-// RestSlot is ExcludeSlot for a slot that has not failed: it is out for as long as it was last, and the next failure finds it
-// as if this had not been.
+// RestSlot is ExcludeSlot for a slot that has not failed: it is out for as long as it was last, and
+// the next failure finds it as if this had not been.
 func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
 	if r := h.slots[id]; r != nil && !h.isOut(r, now) {
 		r.doublings = max(0, r.doublings-1)
@@ -186,8 +192,8 @@ func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
 	return h.ExcludeSlot(now, id)
 }
 
-// ExcludeHost counts a failure of the host and returns for how long it is out as a whole. A failure of one that is out
-// already counts for nothing, and returns the exclusion that stands.
+// ExcludeHost counts a failure of the host and returns for how long it is out as a whole. A failure
+// of one that is out already counts for nothing, and returns the exclusion that stands.
 func (h *hostTable) ExcludeHost(now time.Time, host string) exclusion {
 	h.changes++
 	r := penaltyOf(h.hosts, host)
@@ -197,9 +203,10 @@ func (h *hostTable) ExcludeHost(now time.Time, host string) exclusion {
 	return h.exclusion(host, nil, r)
 }
 
-// Expire returns the exclusions and holds that have ended by now, in the order of their ends, each of them once, and those
-// whose slot or host is out for another reason not at all. A host that was out as a whole is the youngest from now on. What they were excluded for stays on record, and decays. An exclusion of
-// what is listed no more ends like any other.
+// Expire returns the exclusions and holds that have ended by now, in the order of their ends, each
+// of them once, and those whose slot or host is out for another reason not at all. A host that was
+// out as a whole is the youngest from now on. What they were excluded for stays on record, and
+// decays. An exclusion of what is listed no more ends like any other.
 func (h *hostTable) Expire(now time.Time) []exclusion {
 	if next, ok := h.NextReturn(); !ok || now.Before(next) {
 		return nil
@@ -278,8 +285,8 @@ func (h *hostTable) doublings(r *penalty, now time.Time) int {
 	return max(0, r.doublings-int(quiet/h.cfg.CooldownMax))
 }
 
-// excludeEmptied excludes the host if it has two or more slots and none left, in place of its slots, and returns its
-// record then.
+// excludeEmptied excludes the host if it has two or more slots and none left, in place of its
+// slots, and returns its record then.
 func (h *hostTable) excludeEmptied(name string, now time.Time) *penalty {
 	i := slices.IndexFunc(h.listed, func(host plan.Host) bool { return host.Name == name })
 	if i < 0 || h.listed[i].Slots < 2 {
@@ -309,8 +316,8 @@ func (h *hostTable) isOut(r *penalty, now time.Time) bool {
 	return r != nil && r.out && (h.cfg.Forever || now.Before(r.until))
 }
 
-// orderAt returns the listed hosts by age at that time: those whose exclusion has ended are the youngest, in the order of
-// their returns.
+// orderAt returns the listed hosts by age at that time: those whose exclusion has ended are the
+// youngest, in the order of their returns.
 func (h *hostTable) orderAt(now time.Time) []plan.Host {
 	order := make([]plan.Host, 0, len(h.listed))
 	var returned []plan.Host
@@ -338,7 +345,8 @@ func (h *hostTable) exclusion(host string, slot *int, r *penalty) exclusion {
 	return e
 }
 
-// forget drops records that hold nothing any more, so that hosts that come and go under ever new names do not pile up.
+// forget drops records that hold nothing any more, so that hosts that come and go under ever new
+// names do not pile up.
 func (h *hostTable) forget(now time.Time) {
 	for name, r := range h.hosts {
 		if !r.out && h.doublings(r, now) == 0 {

@@ -399,7 +399,8 @@ func TestSnapshotsAreCopies(t *testing.T) {
 	}
 }
 
-// model is Hosts as its documentation says it: it keeps what has happened, and works out everything else from that.
+// model is Hosts as its documentation says it: it keeps what has happened, and works out everything
+// else from that.
 type model struct {
 	cfg    cooldowns
 	hosts  list                      // age order

@@ -18,7 +18,8 @@ func Round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// member returns a worker that trains in the current world while that is of interest; nil: it does not.
+// member returns a worker that trains in the current world while that is of interest; nil: it does
+// not.
 func (m *Machine) member(id string, generation uint64) *Worker {
 	w := m.find(id)
 	if w == nil || w.phase != training || generation != m.world.Generation || m.decided || !m.doneFrom.IsZero() {
@@ -81,8 +82,8 @@ func (m *Machine) joinBy(w *Worker) time.Time {
 	return m.resetFrom.Add(m.wait.Join)
 }
 
-// hung stops a worker that the others have waited for too long, and tells them at once that it is lost: it may be long
-// before its process ends.
+// hung stops a worker that the others have waited for too long, and tells them at once that it is
+// lost: it may be long before its process ends.
 func (m *Machine) hung(now time.Time, e WorkerHung) {
 	w := m.member(e.ID, e.Generation)
 	if w == nil {
@@ -93,7 +94,8 @@ func (m *Machine) hung(now time.Time, e WorkerHung) {
 	m.deadFrom = now.Add(-lossAfter)
 }
 
-// dying gives a worker up before its process has ended, which can take as long as writing its memory to a core file.
+// dying gives a worker up before its process has ended, which can take as long as writing its
+// memory to a core file.
 func (m *Machine) dying(now time.Time, e WorkerDying) {
 	w := m.find(e.ID)
 	if w == nil || w.done || w.phase == stopping {

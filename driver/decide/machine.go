@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Machine decides. It has no goroutine, lock, clock, socket or process: an input changes the facts it
-// keeps, reconcile compares them with what is wanted, and what is to be done about the difference
-// comes out as actions. Its fields stand together by how long they live.
+// Machine decides. It has no goroutine, lock, clock, socket or process: an input changes the facts
+// it keeps, reconcile compares them with what is wanted, and what is to be done about the
+// difference comes out as actions. Its fields stand together by how long they live.
 type Machine struct {
 	limits
 	fleet
@@ -131,7 +131,8 @@ const (
 
 // worker is one incarnation: the process in a slot, from its start to its exit.
 type Worker struct {
-	// What each step looks at comes first, for the sake of thousands of workers: 64 bytes are read at a time.
+	// What each step looks at comes first, for the sake of thousands of workers: 64 bytes are read
+	// at a time.
 	since      time.Time // when it entered the phase
 	begun      time.Time // when it was started
 	generation uint64    // of the last world it was in, 0 for none
@@ -256,8 +257,8 @@ func (m *Machine) forked(now time.Time, e WorkerForked) {
 	}
 }
 
-// workerJoined notes that a worker asks for a world newer than its last: it is ready. A repeated join counts once, one of
-// a worker that was told to go is too late.
+// workerJoined notes that a worker asks for a world newer than its last: it is ready. A repeated
+// join counts once, one of a worker that was told to go is too late.
 func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 	w := m.find(e.ID)
 	if w == nil {
@@ -317,7 +318,8 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 	case ReportLeaving:
 		m.log(Debug, "%s (rank %d) is about to leave", w.slot, w.rank)
 	case ReportDone:
-		// Only the current world can finish the job: a report of an older one is from before a reset.
+		// Only the current world can finish the job: a report of an older one is from before a
+		// reset.
 		if e.Generation == m.world.Generation && w.generation == e.Generation {
 			if !w.done {
 				w.done, w.doneFrom = true, now
@@ -334,7 +336,8 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 		m.committed, m.progress, m.commits = true, true, e.Commits
 		m.stucks = 0
 		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", e.Commits))
-		// A commit ends with a collective check, which every member came to with its sync behind it.
+		// A commit ends with a collective check, which every member came to with its sync behind
+		// it.
 		for _, w := range m.workers {
 			w.holds = w.holds || w.phase == training
 		}
@@ -413,8 +416,8 @@ func (m *Machine) cause(w *Worker, x job.Exit) exitCause {
 	return causeFailed
 }
 
-// departed deals with a worker that has left, was not done, and was not sent away by us. Its slot rests like one that
-// failed, since whoever ended the worker will not want the next one either.
+// departed deals with a worker that has left, was not done, and was not sent away by us. Its slot
+// rests like one that failed, since whoever ended the worker will not want the next one either.
 func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 	how := ""
 	if x.Clean() {
@@ -474,8 +477,9 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 }
 
-// failedLate deals with a failure after training was done everywhere. What a worker says by its exit code counts; a
-// signal is taken for a lost machine, which harms nothing any more as long as another worker ends well.
+// failedLate deals with a failure after training was done everywhere. What a worker says by its
+// exit code counts; a signal is taken for a lost machine, which harms nothing any more as long as
+// another worker ends well.
 func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 	if w.unwritten && err.Exit.Signal == 0 {
 		return // that is what it says, and more exactly

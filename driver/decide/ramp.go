@@ -70,8 +70,9 @@ func (r *ramp) take(host string) bool {
 	return true
 }
 
-// mayStart tells whether a slot that has no worker is to get one. A job that is not elastic starts one in each slot, once; and a
-// command that ended well is not run again as long as nobody knows whether the command ever joins.
+// mayStart tells whether a slot that has no worker is to get one. A job that is not elastic starts
+// one in each slot, once; and a command that ended well is not run again as long as nobody knows
+// whether the command ever joins.
 func (m *Machine) mayStart(id plan.SlotID) bool {
 	if m.bySlot[id] != nil {
 		return false
@@ -79,9 +80,10 @@ func (m *Machine) mayStart(id plan.SlotID) bool {
 	return !m.ran[id] || m.joins()
 }
 
-// newcomers tells whether a world waits for workers that start, or are about to. Those in slots that have failed before, and
-// those for which there is no place in the ramp yet, are waited for as long as one of them joins within the start timeout: there may be
-// thousands of slots of which none works.
+// newcomers tells whether a world waits for workers that start, or are about to. Those in slots
+// that have failed before, and those for which there is no place in the ramp yet, are waited for as
+// long as one of them joins within the start timeout: there may be thousands of slots of which none
+// works.
 func (m *Machine) newcomers(now time.Time) bool {
 	patient := !m.size.Elastic || now.Before(m.newsFrom.Add(m.wait.Start))
 	if m.queued > 0 && patient {

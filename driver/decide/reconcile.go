@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// reconcile compares the facts with what is wanted and asks for the difference. It looks at levels, never at the event
-// that led here, so that events may come in any order and more than once.
+// reconcile compares the facts with what is wanted and asks for the difference. It looks at levels,
+// never at the event that led here, so that events may come in any order and more than once.
 func (m *Machine) reconcile(now time.Time) {
 	for _, x := range m.hosts.Expire(now) {
 		m.emit(now, job.Returned, field("host", x.Host), field("slot", x.Slot))
@@ -38,8 +38,9 @@ func (m *Machine) reconcile(now time.Time) {
 	}
 }
 
-// wanted returns the slots that should have a worker now, oldest hosts first, and marks the workers that are in one. Where
-// there are a thousand workers there are steps for each of them, so what else a step does looks at marks and not at lists.
+// wanted returns the slots that should have a worker now, oldest hosts first, and marks the workers
+// that are in one. Where there are a thousand workers there are steps for each of them, so what
+// else a step does looks at marks and not at lists.
 func (m *Machine) wanted(now time.Time) []plan.SlotID {
 	if m.fixed != nil {
 		m.want(m.fixed)
@@ -55,13 +56,15 @@ func (m *Machine) wanted(now time.Time) []plan.SlotID {
 	m.want(free)
 	m.holder = m.lastHolder()
 	if w := m.holder; w != nil {
-		// Discovery does not want it any more, but it alone has the state: it stays until another has it too.
+		// Discovery does not want it any more, but it alone has the state: it stays until another
+		// has it too.
 		m.want(m.insertByAge(m.withRoomFor(m.wants), w.slot))
 	}
 	return m.wants
 }
 
-// withRoomFor returns the slots without the one that is missed least, where one more than them would exceed the bound.
+// withRoomFor returns the slots without the one that is missed least, where one more than them
+// would exceed the bound.
 func (m *Machine) withRoomFor(ids []plan.SlotID) []plan.SlotID {
 	if m.size.Max == 0 || len(ids) < m.size.Max {
 		return ids
@@ -69,8 +72,8 @@ func (m *Machine) withRoomFor(ids []plan.SlotID) []plan.SlotID {
 	return m.preferred(ids, m.size.Max-1)
 }
 
-// want makes ids the wanted slots. It looks at the workers of those alone that are between what both lists begin and end
-// with: where a thousand die, each death changes one.
+// want makes ids the wanted slots. It looks at the workers of those alone that are between what
+// both lists begin and end with: where a thousand die, each death changes one.
 func (m *Machine) want(ids []plan.SlotID) {
 	old, fresh := m.wants, ids
 	for len(old) > 0 && len(fresh) > 0 && old[0] == fresh[0] {
@@ -92,7 +95,8 @@ func (m *Machine) mark(ids []plan.SlotID, wanted bool) {
 	}
 }
 
-// insertByAge puts a slot behind those of its own host and of older ones; a host that is gone from the list is the oldest.
+// insertByAge puts a slot behind those of its own host and of older ones; a host that is gone from
+// the list is the oldest.
 func (m *Machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 	age := make(map[string]int) // from 1
 	for i, h := range m.hosts.Listed() {
@@ -105,8 +109,8 @@ func (m *Machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 	return slices.Insert(slices.Clip(ids), at, id)
 }
 
-// preferred returns that many of the slots at most: those whose workers train already, then those whose workers run at all,
-// since nobody is replaced for the sake of order.
+// preferred returns that many of the slots at most: those whose workers train already, then those
+// whose workers run at all, since nobody is replaced for the sake of order.
 func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	class := func(id plan.SlotID) int {
 		w := m.in(id)
@@ -139,8 +143,8 @@ func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	return chosen
 }
 
-// lastHolder returns a worker that has the job's state when no worker of a wanted slot has it; nil when one does, or when
-// there is nothing to hold.
+// lastHolder returns a worker that has the job's state when no worker of a wanted slot has it; nil
+// when one does, or when there is nothing to hold.
 func (m *Machine) lastHolder() *Worker {
 	var last *Worker
 	for _, w := range m.workers {
@@ -158,7 +162,8 @@ func (m *Machine) lastHolder() *Worker {
 	return last
 }
 
-// startMissing starts a worker in every wanted slot that has none, as far as the ramp lets it. Before the first start it waits for enough slots.
+// startMissing starts a worker in every wanted slot that has none, as far as the ramp lets it.
+// Before the first start it waits for enough slots.
 func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	if !m.started {
 		if len(wanted) < m.size.NP {
@@ -189,7 +194,8 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	}
 }
 
-// startIn starts workers in the slots that lack one, as many as there is room for, and counts those for which there is none.
+// startIn starts workers in the slots that lack one, as many as there is room for, and counts those
+// for which there is none.
 func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
@@ -227,8 +233,8 @@ func trialFor(host string, w plan.World) TrialWorld {
 	return t
 }
 
-// releaseUnwanted sends away workers that train nowhere and whose slots are not wanted any more. Members of the current
-// world learn it from announce, and go when the next world is published.
+// releaseUnwanted sends away workers that train nowhere and whose slots are not wanted any more.
+// Members of the current world learn it from announce, and go when the next world is published.
 func (m *Machine) releaseUnwanted(now time.Time) {
 	for _, w := range m.workers {
 		switch {
@@ -241,8 +247,8 @@ func (m *Machine) releaseUnwanted(now time.Time) {
 	}
 }
 
-// form publishes the next world once everybody who must come has come. The first world, and one for which too few had
-// come, also waits for those that are being started; any other goes without them.
+// form publishes the next world once everybody who must come has come. The first world, and one for
+// which too few had come, also waits for those that are being started; any other goes without them.
 func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	if !m.started || m.decided || slices.ContainsFunc(m.workers, (*Worker).inWorld) {
 		return
@@ -285,7 +291,8 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	m.publish(now, members)
 }
 
-// incomplete is why a job that is not elastic cannot go on: some workers ended well before the others were done.
+// incomplete is why a job that is not elastic cannot go on: some workers ended well before the
+// others were done.
 func (m *Machine) incomplete(n int) error {
 	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic", n, m.size.NP)
 }
@@ -334,8 +341,9 @@ func better(a, b *Worker) bool {
 	return a.holds && a.join.Commits > b.join.Commits
 }
 
-// announce tells the members of a running world how the wanted slots differ from it: removals at once, additions when
-// all that are being started stand at the door. A change that has gone away again is announced as none.
+// announce tells the members of a running world how the wanted slots differ from it: removals at
+// once, additions when all that are being started stand at the door. A change that has gone away
+// again is announced as none.
 func (m *Machine) announce(now time.Time) {
 	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
 		return
@@ -372,13 +380,15 @@ func (m *Machine) announce(now time.Time) {
 	m.do(NotifyWorkers{m.seq, change, m.world.Generation, members})
 }
 
-// lossAfter is how long members have to notice a death by themselves. The kernel of a process that died tells its peers
-// at once; only a host that was cut off takes its peers with it into the silence. As long as they die and come, one after
-// the other, nobody needs to be told: a thousand take longer than this.
+// lossAfter is how long members have to notice a death by themselves. The kernel of a process that
+// died tells its peers at once; only a host that was cut off takes its peers with it into the
+// silence. As long as they die and come, one after the other, nobody needs to be told: a thousand
+// take longer than this.
 const lossAfter = 20 * time.Millisecond
 
-// spreadLoss tells the members that still train in the current world which of its ranks are dead: nothing that they do
-// together can come to its end any more. One that exited with 0 is not among the dead, it has said goodbye itself.
+// spreadLoss tells the members that still train in the current world which of its ranks are dead:
+// nothing that they do together can come to its end any more. One that exited with 0 is not among
+// the dead, it has said goodbye itself.
 func (m *Machine) spreadLoss() {
 	var members []*Worker
 	for _, w := range m.workers {
@@ -392,8 +402,8 @@ func (m *Machine) spreadLoss() {
 	}
 }
 
-// finish lets the others come to their end once one worker is done with training. What a worker does after its own
-// training, such as saving a model, has a bound of its own.
+// finish lets the others come to their end once one worker is done with training. What a worker
+// does after its own training, such as saving a model, has a bound of its own.
 func (m *Machine) finish(now time.Time) {
 	for _, w := range m.workers {
 		switch w.phase {
@@ -466,7 +476,8 @@ func (m *Machine) checkAlive(now time.Time) {
 	case alive == 0 && m.bad != nil:
 		m.decide(now, m.bad)
 	case alive == 0 && m.went:
-		// Nobody said done, but nobody ever committed either: commands that know nothing of hvdrun end like this.
+		// Nobody said done, but nobody ever committed either: commands that know nothing of hvdrun
+		// end like this.
 		m.decide(now, nil)
 	}
 }
@@ -493,8 +504,8 @@ func (m *Machine) lackWorkers(now time.Time, have int) {
 	}
 }
 
-// startBy returns until when a worker that is being started must have joined. A job that is not elastic may run commands
-// that never join; only when one of its workers has, the others must too.
+// startBy returns until when a worker that is being started must have joined. A job that is not
+// elastic may run commands that never join; only when one of its workers has, the others must too.
 func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	switch {
 	case m.size.Elastic:

@@ -12,12 +12,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// JournalVersion is that of what a job's journal holds: the fields below, and what the machine makes
-// of them. A journal of another version is refused.
+// JournalVersion is that of what a job's journal holds: the fields below, and what the machine
+// makes of them. A journal of another version is refused.
 const JournalVersion = 5
 
-// JobRecord is the first record of a job's journal: what the machine was made with, and what a driver that takes over must
-// have in common with the one before it.
+// JobRecord is the first record of a job's journal: what the machine was made with, and what a
+// driver that takes over must have in common with the one before it.
 type JobRecord struct {
 	Version    int          `json:"version"`
 	Begun      int64        `json:"begun"` // nanoseconds since 1970
@@ -323,8 +323,8 @@ func decode(payload []byte, v any) error {
 	return nil
 }
 
-// Records are those of a journal from which another driver would make what this one is: the machine,
-// the last events, and the driver's mark.
+// Records are those of a journal from which another driver would make what this one is: the
+// machine, the last events, and the driver's mark.
 func (m *Machine) Records(first JobRecord, recent Recent, mark json.RawMessage) ([][]byte, error) {
 	s := &saved{Machine: m.save(), Mark: mark}
 	var err error

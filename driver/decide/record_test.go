@@ -60,7 +60,8 @@ var all = []Input{
 	BackendTold{"w1", 4, "ipc+hosts"},
 }
 
-// TestRecordFormat: what is written of each kind of event is what an earlier build of this version wrote.
+// TestRecordFormat: what is written of each kind of event is what an earlier build of this version
+// wrote.
 func TestRecordFormat(t *testing.T) {
 	limit := 3
 	var got bytes.Buffer
@@ -143,8 +144,8 @@ func TestReplayRefuses(t *testing.T) {
 	}
 }
 
-// TestReplayFromEveryCut: wherever the journal of a job is cut, between records and within them, the machine that is made
-// of it is the one that had written so much, in every field.
+// TestReplayFromEveryCut: wherever the journal of a job is cut, between records and within them,
+// the machine that is made of it is the one that had written so much, in every field.
 func TestReplayFromEveryCut(t *testing.T) {
 	for seed := range rounds(12) {
 		s := newSim(t, seed)
@@ -217,8 +218,9 @@ func FuzzReplay(f *testing.F) {
 	})
 }
 
-// dump writes down a value with all that it holds, in the same words for the same content. Errors are told by their text,
-// functions not at all; there is no difference between no slice and an empty one.
+// dump writes down a value with all that it holds, in the same words for the same content. Errors
+// are told by their text, functions not at all; there is no difference between no slice and an
+// empty one.
 func dump(v any) string {
 	var b strings.Builder
 	dumpTo(&b, reflect.ValueOf(v).Elem(), func(reflect.Type, string) bool { return false })

@@ -6,10 +6,11 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// resume begins the machine's life with another driver, which has been fed all that the one before it was, and has
-// performed none of the actions. What must be there is asked for again: the workers, the world, and what workers were told.
-// All of it may have been done, or may not. Waits go on from where they were when the machine was last stepped: nobody is to
-// blame for the driver's absence. Exclusions end when they would have ended.
+// resume begins the machine's life with another driver, which has been fed all that the one before
+// it was, and has performed none of the actions. What must be there is asked for again: the
+// workers, the world, and what workers were told. All of it may have been done, or may not. Waits
+// go on from where they were when the machine was last stepped: nobody is to blame for the driver's
+// absence. Exclusions end when they would have ended.
 func (m *Machine) resume(now time.Time) {
 	away := now.Sub(m.last)
 	for _, t := range m.clocks() {

@@ -15,9 +15,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestRandomJobs plays the outside world against the machine: hosts come and go, workers die, hang, refuse to start and
-// depart at random, the driver dies and is resumed, and every promise that does not depend on the story is checked after each event. Then the trouble
-// ends, and the job must come to its end by itself.
+// TestRandomJobs plays the outside world against the machine: hosts come and go, workers die, hang,
+// refuse to start and depart at random, the driver dies and is resumed, and every promise that does
+// not depend on the story is checked after each event. Then the trouble ends, and the job must come
+// to its end by itself.
 func TestRandomJobs(t *testing.T) {
 	for seed := range rounds(400) {
 		s := newSim(t, seed)
@@ -55,7 +56,8 @@ type sim struct {
 	result error
 	trace  []string
 
-	// The driver's journal, and whether what it wrote down last is lost because it dies before it does it.
+	// The driver's journal, and whether what it wrote down last is lost because it dies before it
+	// does it.
 	job      JobRecord
 	log      [][]byte
 	minted   []string
@@ -439,8 +441,8 @@ func (s *sim) pass(d time.Duration) {
 	}
 }
 
-// calm ends the trouble: enough hosts stay, everybody does what they should, and the job must end well, unless its state
-// or all its workers are already gone.
+// calm ends the trouble: enough hosts stay, everybody does what they should, and the job must end
+// well, unless its state or all its workers are already gone.
 func (s *sim) calm() {
 	s.hosts = []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}, {Name: "e", Slots: 4}}
 	s.step(HostsFound{slices.Clone(s.hosts)})

@@ -63,8 +63,8 @@ type Beats interface {
 	Commits(id string, generation uint64) uint64
 }
 
-// Status tells how the job is doing, without its name, its driver and its events. Beats are what the workers have said
-// of themselves; nil: nobody has heard.
+// Status tells how the job is doing, without its name, its driver and its events. Beats are what
+// the workers have said of themselves; nil: nobody has heard.
 func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 	s := job.Status{
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
@@ -180,7 +180,8 @@ func (m *Machine) whatOf(w *Worker) string {
 	return ""
 }
 
-// someNames lists the slots whose workers are in one of the phases, or the first of them where there are many.
+// someNames lists the slots whose workers are in one of the phases, or the first of them where
+// there are many.
 func (m *Machine) someNames(phases ...phase) string {
 	return m.namesOf(func(w *Worker) bool { return slices.Contains(phases, w.phase) })
 }

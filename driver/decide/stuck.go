@@ -7,12 +7,12 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// Where every rank of a world waits in an operation and none is missing, the program has its ranks wait for each other, or the
-// operation takes very long. Nobody is to blame then: the world as a whole is given up, and its workers go on from their
-// last commit in the next one.
+// Where every rank of a world waits in an operation and none is missing, the program has its ranks
+// wait for each other, or the operation takes very long. Nobody is to blame then: the world as a
+// whole is given up, and its workers go on from their last commit in the next one.
 
-// mostStuck is how many worlds in a row may get stuck without a commit between them before the job ends: a program that waits
-// at the same place each time would do so for ever.
+// mostStuck is how many worlds in a row may get stuck without a commit between them before the job
+// ends: a program that waits at the same place each time would do so for ever.
 const mostStuck = 3
 
 // stuck gives up a world in which all wait.
@@ -33,7 +33,8 @@ func (m *Machine) stuck(now time.Time, e WorldStuck) {
 	m.beginReset(now)
 }
 
-// tellGiven tells the members that still train in a world that was given up. A loss that names no dead says that.
+// tellGiven tells the members that still train in a world that was given up. A loss that names no
+// dead says that.
 func (m *Machine) tellGiven() {
 	var members []*Worker
 	for _, w := range m.workers {

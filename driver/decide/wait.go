@@ -101,8 +101,8 @@ func (m *Machine) lateFrom() time.Time {
 	return m.removeFrom
 }
 
-// waitsForStarts are those at whose end nothing is done but what each step does. When that was, they
-// are over.
+// waitsForStarts are those at whose end nothing is done but what each step does. When that was,
+// they are over.
 func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 	if m.rampUntil.After(m.last) {
 		each(wait{kind: forRamp, until: m.rampUntil})

@@ -23,8 +23,8 @@ func waitsOf(m *Machine) map[waitKey]time.Time {
 	return all
 }
 
-// TestWaitsHaveEnds: in every state that random jobs come to, something is waited for with an end, or
-// the world trains, or the job is over.
+// TestWaitsHaveEnds: in every state that random jobs come to, something is waited for with an end,
+// or the world trains, or the job is over.
 func TestWaitsHaveEnds(t *testing.T) {
 	seen := map[waitKind]bool{}
 	for seed := range rounds(200) {

@@ -22,7 +22,8 @@ const (
 // Command is what a person asks of a job.
 type Command struct {
 	Verb Verb `json:"verb"`
-	// Host is the host that Drain, Exclude and Readmit are about; Slot the index of its slot, nil for all of it.
+	// Host is the host that Drain, Exclude and Readmit are about; Slot the index of its slot, nil
+	// for all of it.
 	Host string `json:"host,omitempty"`
 	Slot *int   `json:"slot,omitempty"`
 	// For is how long Exclude lasts; 0: until Readmit.

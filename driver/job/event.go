@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Event is one thing that happened to the job, as the events file tells it: Name and what of the other fields belongs to
-// that name (they are pointers or empty where they do not). It marshals to one JSON object.
+// Event is one thing that happened to the job, as the events file tells it: Name and what of the
+// other fields belongs to that name (they are pointers or empty where they do not). It marshals to
+// one JSON object.
 type Event struct {
 	Time time.Time
 	Name EventName
@@ -62,7 +63,8 @@ type FoundHost struct {
 	Draining bool `json:"draining,omitempty"`
 }
 
-// MarshalJSON writes the event as one object: time (RFC 3339 with nanoseconds), event, then its fields in order.
+// MarshalJSON writes the event as one object: time (RFC 3339 with nanoseconds), event, then its
+// fields in order.
 func (e Event) MarshalJSON() ([]byte, error) {
 	b := []byte(`{"time":"` + e.Time.UTC().Format("2006-01-02T15:04:05.000000000Z07:00") + `","event":"` + string(e.Name) + `"`)
 	for _, f := range e.Fields {

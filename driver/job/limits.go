@@ -19,7 +19,8 @@ type Size struct {
 	// Starts is how many workers of one host may start at a time: one counts until it has joined,
 	// for 5 s, or for 15 s once another one has joined. 0: 32.
 	Starts int `json:",omitempty"`
-	// Elastic lets the world change. Otherwise the job has NP workers, and the failure of one ends it.
+	// Elastic lets the world change. Otherwise the job has NP workers, and the failure of one ends
+	// it.
 	Elastic bool
 }
 
@@ -27,17 +28,19 @@ type Size struct {
 type FailurePolicy uint8
 
 const (
-	// BlameSlot excludes the slot of the worker that failed, and its host only when all its slots are out.
+	// BlameSlot excludes the slot of the worker that failed, and its host only when all its slots
+	// are out.
 	BlameSlot FailurePolicy = iota
-	// BlameHost excludes the whole host at the first failure and stops its other workers, as Horovod does.
+	// BlameHost excludes the whole host at the first failure and stops its other workers, as
+	// Horovod does.
 	BlameHost
 )
 
 // Blame says what a failure costs.
 type Blame struct {
 	Policy FailurePolicy
-	// CooldownMin and CooldownMax bound the time for which an excluded slot or host stays out; it doubles from
-	// CooldownMin. Both 0: 1 s and 600 s for BlameSlot, for ever for BlameHost.
+	// CooldownMin and CooldownMax bound the time for which an excluded slot or host stays out; it
+	// doubles from CooldownMin. Both 0: 1 s and 600 s for BlameSlot, for ever for BlameHost.
 	CooldownMin, CooldownMax time.Duration
 	// ResetLimit is the most resets within any ResetWindow. Nil: no limit.
 	ResetLimit *int
@@ -55,7 +58,8 @@ type Timeouts struct {
 	Finish            time.Duration // 30 s: from the first worker's done to the last's
 	Exit              time.Duration // 5 min: from a worker's done to its exit
 
-	// How long a worker may hold up the others: until it is named, and until it is stopped. Negative: for ever.
+	// How long a worker may hold up the others: until it is named, and until it is stopped.
+	// Negative: for ever.
 	StallWarning time.Duration // 5 s
 	Stall        time.Duration // 120 s
 }

@@ -18,12 +18,13 @@ var (
 	ErrStateLost = errors.New("driver: state lost")
 	// ErrDiscovery: the first discovery failed.
 	ErrDiscovery = errors.New("driver: the first discovery failed")
-	// ErrCheckpoint: the job ended well, or was stopped, but its last checkpoint could not be written.
+	// ErrCheckpoint: the job ended well, or was stopped, but its last checkpoint could not be
+	// written.
 	ErrCheckpoint = errors.New("driver: the last checkpoint could not be written")
 )
 
-// StopSignal is why a job ends that a signal has ended, as the cause of a context: ExitStatus knows it, also where another
-// driver has to bring the job to its end.
+// StopSignal is why a job ends that a signal has ended, as the cause of a context: ExitStatus knows
+// it, also where another driver has to bring the job to its end.
 type StopSignal struct{ syscall.Signal }
 
 // Error returns "stopped by signal: terminated".
@@ -34,8 +35,8 @@ type WorkerError struct {
 	Slot plan.SlotID
 	Rank int
 	Exit Exit
-	// Reason is set where the driver stopped the worker because it did not do its part, or where the exit alone does
-	// not tell what was wrong.
+	// Reason is set where the driver stopped the worker because it did not do its part, or where
+	// the exit alone does not tell what was wrong.
 	Reason string
 }
 
@@ -59,7 +60,8 @@ type Exit struct {
 	Signal syscall.Signal
 	// Err is set where the process could not be started at all.
 	Err error
-	// Evicted: the agent of its host has ended it, or not started it, because the agent itself was asked to end.
+	// Evicted: the agent of its host has ended it, or not started it, because the agent itself was
+	// asked to end.
 	Evicted bool
 	// Unkillable: the process is still there, though it was killed. Err says more.
 	Unkillable bool
@@ -87,8 +89,8 @@ var statuses = []struct {
 	status int
 }{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}, {ErrCheckpoint, 7}}
 
-// ExitStatus returns the exit status that stands for the error with which a job ends: 0 for nil, 128+n for StopSignal n, 1 for an error that has
-// none of its own.
+// ExitStatus returns the exit status that stands for the error with which a job ends: 0 for nil,
+// 128+n for StopSignal n, 1 for an error that has none of its own.
 func ExitStatus(err error) int {
 	for _, s := range statuses {
 		if errors.Is(err, s.err) {

@@ -26,7 +26,8 @@ type Status struct {
 	Time time.Time `json:"time"`
 	// Driver is the driver's process id; 0 where there is none.
 	Driver int `json:"driver_pid"`
-	// State is the job's since Since. Where there is no driver it is that of the last event that was written down, at Last.
+	// State is the job's since Since. Where there is no driver it is that of the last event that
+	// was written down, at Last.
 	State State     `json:"state"`
 	Since time.Time `json:"since"`
 	Begun time.Time `json:"begun"`
@@ -38,7 +39,8 @@ type Status struct {
 	// Generation is that of the current world, 0 before the first, Size its size.
 	Generation uint64 `json:"generation"`
 	Size       int    `json:"size"`
-	// NP is the number of slots needed for the first start; MinNP and MaxNP bound the size. A MaxNP of 0 is no bound.
+	// NP is the number of slots needed for the first start; MinNP and MaxNP bound the size. A MaxNP
+	// of 0 is no bound.
 	NP      int  `json:"np"`
 	MinNP   int  `json:"min_np"`
 	MaxNP   int  `json:"max_np"`
@@ -81,8 +83,8 @@ const (
 type Slot struct {
 	Slot  int       `json:"slot"`
 	State SlotState `json:"state"`
-	// Out says of a slot that may have no worker why: excluded, drained or held; Until is when that ends, nil: not by
-	// itself. A worker may be there that has not gone yet.
+	// Out says of a slot that may have no worker why: excluded, drained or held; Until is when that
+	// ends, nil: not by itself. A worker may be there that has not gone yet.
 	Out   SlotState  `json:"out,omitempty"`
 	Until *time.Time `json:"until,omitempty"`
 	// Rank is the worker's in the current world, nil where it is in none.

@@ -1,5 +1,5 @@
-// Package journal is a file to which one process appends records, so that another can read after its death what it had
-// written down.
+// Package journal is a file to which one process appends records, so that another can read after
+// its death what it had written down.
 //
 // A record that Append has taken outlives the process, whatever kills it; one that was followed by
 // Sync outlives the machine. Of a record whose writing was cut off nothing is read. Replace puts
@@ -63,8 +63,8 @@ var (
 	ErrBehind = errors.New("journal: the last records could not be written")
 )
 
-// CorruptError says that a record is not what was written, and that there are others behind it: no torn end, but a damaged
-// file, of which nothing should be believed.
+// CorruptError says that a record is not what was written, and that there are others behind it: no
+// torn end, but a damaged file, of which nothing should be believed.
 type CorruptError struct {
 	// Offset is where the record begins.
 	Offset int64
@@ -89,8 +89,8 @@ type Journal struct {
 	nextRoom int64
 }
 
-// Create makes a journal at a path where nothing is, with mode 0600, locks it, and has it on the disk when it returns. The
-// run id has 1 to 255 bytes.
+// Create makes a journal at a path where nothing is, with mode 0600, locks it, and has it on the
+// disk when it returns. The run id has 1 to 255 bytes.
 func Create(path, run string) (*Journal, error) {
 	if run == "" || len(run) > maxRun {
 		return nil, fmt.Errorf("journal: a run id of %d bytes", len(run))
@@ -173,7 +173,8 @@ func lock(f *os.File) error {
 	return err
 }
 
-// Locked tells whether a process has the journal at the path open for writing now. It keeps nobody from doing so.
+// Locked tells whether a process has the journal at the path open for writing now. It keeps nobody
+// from doing so.
 func Locked(path string) (bool, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -187,8 +188,9 @@ func Locked(path string) (bool, error) {
 	return is.Type != unix.F_UNLCK, nil
 }
 
-// Append writes a record of 1 to MaxRecord bytes, in one call of the system; it keeps nothing of payload. After a failure
-// the journal takes nothing any more: a reader must not miss a record in the middle.
+// Append writes a record of 1 to MaxRecord bytes, in one call of the system; it keeps nothing of
+// payload. After a failure the journal takes nothing any more: a reader must not miss a record in
+// the middle.
 func (j *Journal) Append(payload []byte) error {
 	if j.broken != nil {
 		return j.broken
@@ -350,8 +352,8 @@ func (s *reader) head() error {
 	return nil
 }
 
-// next returns the next record, io.EOF where there is no whole one any more, and *CorruptError where a damaged one has
-// another behind it.
+// next returns the next record, io.EOF where there is no whole one any more, and *CorruptError
+// where a damaged one has another behind it.
 func (s *reader) next() ([]byte, error) {
 	payload, n, whole, err := s.record()
 	switch {
@@ -371,7 +373,8 @@ func (s *reader) next() ([]byte, error) {
 	return nil, io.EOF
 }
 
-// record reads what stands where a record should; n is 0 where its end is beyond that of the file, or nowhere.
+// record reads what stands where a record should; n is 0 where its end is beyond that of the file,
+// or nowhere.
 func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 	var head [frame]byte
 	if _, err := io.ReadFull(s.r, head[:]); err != nil {

@@ -49,7 +49,8 @@ func content(t testing.TB, path string) []byte {
 
 var some = []string{"one", strings.Repeat("two ", 1000), "3", strings.Repeat("\x00", 100)}
 
-// Wherever the file is cut, what is read are the records that are whole, and the next writer goes on behind them.
+// Wherever the file is cut, what is read are the records that are whole, and the next writer goes
+// on behind them.
 func TestCutAnywhere(t *testing.T) {
 	b := content(t, written(t, some...))
 	head := int64(len(magic) + 4 + frame + len("run"))
@@ -191,7 +192,8 @@ func TestHugeLength(t *testing.T) {
 	}
 }
 
-// FuzzRead: whatever is in the file, what is read can be written again, and makes the beginning of the same file.
+// FuzzRead: whatever is in the file, what is read can be written again, and makes the beginning of
+// the same file.
 func FuzzRead(f *testing.F) {
 	f.Add(content(f, written(f)))
 	f.Add(content(f, written(f, some...)))

@@ -1,21 +1,25 @@
 // Package checkpoint keeps commits in files that outlive the job.
 //
-// A checkpoint is a safetensors file, so that other tools read its tensors as they are: eight bytes with the length of the
-// header, little-endian; the header, JSON padded with spaces to a multiple of eight; the tensors' bytes, one after the other.
-// On top of that, version 1 of this package's format says:
+// A checkpoint is a safetensors file, so that other tools read its tensors as they are: eight bytes
+// with the length of the header, little-endian; the header, JSON padded with spaces to a multiple
+// of eight; the tensors' bytes, one after the other. On top of that, version 1 of this package's
+// format says:
 //
-//   - The header's "__metadata__" has one key "hvdrun": a JSON text with "version" (1), "commits" (the number of the commit),
-//     "time", "size" (ranks of the world) and "parts": of each part of the state its "name", its "kind" (what it must
-//     be in the program that reads it), a "text" for people where there is one, its "tensors" by name, and "sums": for each of these
-//     the CRC-32C of each chunk of 1 MiB, the last of which may be shorter.
-//   - What is no tensor to the program is one of type U8 (numbers: their own type, without a dimension): values in the encoding of
-//     encoding/gob, samplers as three varints, others as they see fit.
-//   - A part that is another on every rank has a tensor for each, "name.0" and so on, by rank, and after those of "size" ranks such as
-//     workers of earlier worlds have left.
-//   - The last tensor, "hvdrun.seal", is twelve bytes: "hvdrseal" and the CRC-32C of everything before the tensors.
+//   - The header's "__metadata__" has one key "hvdrun": a JSON text with "version" (1), "commits"
+//     (the number of the commit), "time", "size" (ranks of the world) and "parts": of each part of
+//     the state its "name", its "kind" (what it must be in the program that reads it), a "text" for
+//     people where there is one, its "tensors" by name, and "sums": for each of these the CRC-32C
+//     of each chunk of 1 MiB, the last of which may be shorter.
+//   - What is no tensor to the program is one of type U8 (numbers: their own type, without a
+//     dimension): values in the encoding of encoding/gob, samplers as three varints, others as they
+//     see fit.
+//   - A part that is another on every rank has a tensor for each, "name.0" and so on, by rank, and
+//     after those of "size" ranks such as workers of earlier worlds have left.
+//   - The last tensor, "hvdrun.seal", is twelve bytes: "hvdrseal" and the CRC-32C of everything
+//     before the tensors.
 //
-// A file that is cut anywhere, or of which any bit is another, is told from a whole one. Files take their name when all of them is
-// on the disk.
+// A file that is cut anywhere, or of which any bit is another, is told from a whole one. Files take
+// their name when all of them is on the disk.
 package checkpoint
 
 import (
@@ -97,8 +101,8 @@ type entry struct {
 var sizes = map[string]int{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
 	"I8": 1, "U8": 1, "BOOL": 1}
 
-// Encode writes a checkpoint to w. The tensors are those of all parts, in their order, and pieces their bytes; Tensors and Sums of the
-// parts are filled in.
+// Encode writes a checkpoint to w. The tensors are those of all parts, in their order, and pieces
+// their bytes; Tensors and Sums of the parts are filled in.
 func Encode(w io.Writer, about About, tensors [][]Tensor, pieces []image.Piece) error {
 	about.Version = Version
 	about.Parts = slices.Clone(about.Parts)
@@ -174,8 +178,9 @@ type File struct {
 	entries map[string]entry
 }
 
-// Open opens a checkpoint and checks all of it but the tensors' bytes. Errors are those of reading and ErrDamaged; of a version that
-// is not known, or a safetensors file of somebody else's, they say so. The caller closes the file.
+// Open opens a checkpoint and checks all of it but the tensors' bytes. Errors are those of reading
+// and ErrDamaged; of a version that is not known, or a safetensors file of somebody else's, they
+// say so. The caller closes the file.
 func Open(path string) (*File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -293,7 +298,8 @@ func (f *File) Len(p Part) (n int64) {
 	return n
 }
 
-// each reads tensor i of p chunk by chunk, and calls visit with those that are as they were written.
+// each reads tensor i of p chunk by chunk, and calls visit with those that are as they were
+// written.
 func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
 	e := f.entries[p.Tensors[i]]
 	n := int64(e.Offsets[1] - e.Offsets[0])

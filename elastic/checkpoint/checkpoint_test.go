@@ -293,8 +293,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A disk that is full, wherever: the error says so, nothing is left behind, and what was there before is whole. The limit on the
-// size of files is that of a process, so it is set in one of its own.
+// A disk that is full, wherever: the error says so, nothing is left behind, and what was there
+// before is whole. The limit on the size of files is that of a process, so it is set in one of its
+// own.
 func TestFullDisk(t *testing.T) {
 	const variable = "HVD_TEST_FULL_DISK"
 	if dir := os.Getenv(variable); dir != "" {
@@ -393,7 +394,8 @@ func full(t *testing.T) string {
 	return dir
 }
 
-// A file system of which every byte is taken, and then fewer: a checkpoint is whole or not there, and those before it are.
+// A file system of which every byte is taken, and then fewer: a checkpoint is whole or not there,
+// and those before it are.
 func TestFullFileSystem(t *testing.T) {
 	dir := full(t)
 	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {

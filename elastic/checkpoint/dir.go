@@ -29,7 +29,8 @@ func Path(dir string, commits uint64) string {
 	return filepath.Join(dir, fmt.Sprintf("%s%020d%s", prefix, commits, suffix))
 }
 
-// List returns the commits of which there are checkpoints in a folder, newest first; none where there is no folder.
+// List returns the commits of which there are checkpoints in a folder, newest first; none where
+// there is no folder.
 func List(dir string) ([]uint64, error) {
 	files, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,9 +51,10 @@ func List(dir string) ([]uint64, error) {
 	return all, nil
 }
 
-// Write writes a checkpoint into the folder, which it makes. It takes its name when all of it is on the disk: whenever the program
-// or the machine dies, and whatever fails, what was there before is whole, and files that have not come to an end are removed by
-// a later Write. It blocks as long as the disk takes.
+// Write writes a checkpoint into the folder, which it makes. It takes its name when all of it is on
+// the disk: whenever the program or the machine dies, and whatever fails, what was there before is
+// whole, and files that have not come to an end are removed by a later Write. It blocks as long as
+// the disk takes.
 func Write(dir string, about About, tensors [][]Tensor, pieces []image.Piece) error {
 	return WriteTelling(dir, about, tensors, pieces, func(int64) {})
 }
@@ -151,7 +153,8 @@ func sweep(dir string) {
 	}
 }
 
-// Prune removes the checkpoints of a folder but the newest ones, of which it keeps as many as it is told.
+// Prune removes the checkpoints of a folder but the newest ones, of which it keeps as many as it is
+// told.
 func Prune(dir string, keep int) error {
 	all, err := List(dir)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzOpen: whatever is in a file, it is refused, or what is read of it are bytes of its own, no more than it has. A header can be
-// sealed by anybody, and here is.
+// FuzzOpen: whatever is in a file, it is refused, or what is read of it are bytes of its own, no
+// more than it has. A header can be sealed by anybody, and here is.
 func FuzzOpen(f *testing.F) {
 	var b bytes.Buffer
 	if err := Encode(&b, sample, sampleTensors, pieces()); err != nil {

@@ -17,7 +17,8 @@ const maxOwner = 1 << 10
 
 // Owner says who writes into a folder.
 type Owner struct {
-	// Job is the same for all writers of one job, which follow each other; empty for a program that is alone.
+	// Job is the same for all writers of one job, which follow each other; empty for a program that
+	// is alone.
 	Job string
 	// Process shows people which process it is.
 	Process string
@@ -41,9 +42,10 @@ func (e *LockedError) Error() string {
 // Lock is the right to write into a folder. It ends with the process.
 type Lock struct{ file *os.File }
 
-// Acquire makes a job the only one that writes into a folder, which it makes. While another has it, it returns a *LockedError. While
-// another process of the same job has it, it returns nil and no error: one writer of a job follows the other, and the next try
-// may find it free. So it does where the file system has no locks. It does not block.
+// Acquire makes a job the only one that writes into a folder, which it makes. While another has it,
+// it returns a *LockedError. While another process of the same job has it, it returns nil and no
+// error: one writer of a job follows the other, and the next try may find it free. So it does where
+// the file system has no locks. It does not block.
 func Acquire(dir string, owner Owner) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)

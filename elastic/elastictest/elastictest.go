@@ -1,13 +1,15 @@
-// Package elastictest runs a whole elastic job in one process, so that a training loop can be tested under failure by go test.
+// Package elastictest runs a whole elastic job in one process, so that a training loop can be
+// tested under failure by go test.
 //
-// The driver, the rendezvous, the notifications and the connections between ranks are the real ones. Hosts are names, and
-// workers are goroutines: each executes a function which begins with [elastic.Init], as the main function of a program does. A
-// test adds, drains and removes hosts, kills workers at moments that it names, and waits for what comes of it; it never has
-// to sleep.
+// The driver, the rendezvous, the notifications and the connections between ranks are the real
+// ones. Hosts are names, and workers are goroutines: each executes a function which begins with
+// [elastic.Init], as the main function of a program does. A test adds, drains and removes hosts,
+// kills workers at moments that it names, and waits for what comes of it; it never has to sleep.
 //
-// A worker that is killed says no more to anybody: its connections end as those of a process do that gets SIGKILL, and
-// when its goroutine, or another of its own, is in package elastic or collective or comes there the next time, it ends, as by
-// [runtime.Goexit]. Its context ends too. Only what the function does by itself in between is more than a process would do.
+// A worker that is killed says no more to anybody: its connections end as those of a process do
+// that gets SIGKILL, and when its goroutine, or another of its own, is in package elastic or
+// collective or comes there the next time, it ends, as by [runtime.Goexit]. Its context ends too.
+// Only what the function does by itself in between is more than a process would do.
 package elastictest
 
 import (
@@ -30,25 +32,28 @@ import (
 
 // Config says what job to run. Worker and Hosts are needed.
 type Config struct {
-	// Worker is what every worker executes, on a goroutine of its own; the contexts of elastic.Init and elastic.Run must come
-	// from its own. It ends as a program would: nil, elastic.ErrRemoved and elastic.ErrFinished are exit status 0, any other
-	// error is a failure. Variables that must not be shared between workers are declared in it.
+	// Worker is what every worker executes, on a goroutine of its own; the contexts of elastic.Init
+	// and elastic.Run must come from its own. It ends as a program would: nil, elastic.ErrRemoved
+	// and elastic.ErrFinished are exit status 0, any other error is a failure. Variables that must
+	// not be shared between workers are declared in it.
 	Worker func(ctx context.Context) error
 	// Hosts are those that there are when the job begins.
 	Hosts []plan.Host
 
-	// Deaths are moments at which a worker is killed: each once in the life of the job, whoever has the rank then. A
-	// Generation of 0 and a Slot without a host stand for any.
+	// Deaths are moments at which a worker is killed: each once in the life of the job, whoever has
+	// the rank then. A Generation of 0 and a Slot without a host stand for any.
 	Deaths []Moment
-	// At is called whenever a worker has come to another moment, on that worker's goroutine, which waits for it; true kills the
-	// worker there. Workers call it at the same time. Nil: nobody asks.
+	// At is called whenever a worker has come to another moment, on that worker's goroutine, which
+	// waits for it; true kills the worker there. Workers call it at the same time. Nil: nobody
+	// asks.
 	At func(Moment) bool
 
 	// Limit is when the job is stopped, because it hangs. 0: a minute.
 	Limit time.Duration
-	// Driver is what else there is to say: Size, Blame, Timeouts, VerifyState, Log and so on. Command, Source, Launcher and
-	// Output are the job's own. Where Size is zero, the job is elastic, begins with all slots of Hosts, and goes on with one
-	// worker. Where Blame is zero, the slot of a worker that was killed rests for 10 ms, and at most a second. Where Log is nil,
+	// Driver is what else there is to say: Size, Blame, Timeouts, VerifyState, Log and so on.
+	// Command, Source, Launcher and Output are the job's own. Where Size is zero, the job is
+	// elastic, begins with all slots of Hosts, and goes on with one worker. Where Blame is zero,
+	// the slot of a worker that was killed rests for 10 ms, and at most a second. Where Log is nil,
 	// nothing is logged.
 	Driver driver.Config
 }
@@ -76,8 +81,8 @@ type Job struct {
 
 // Status is how a job is doing.
 type Status struct {
-	// World is the newest one; zero before the first. Its slots are in the order of their ranks; of their fields only Host,
-	// Index and Rank are set.
+	// World is the newest one; zero before the first. Its slots are in the order of their ranks; of
+	// their fields only Host, Index and Rank are set.
 	World plan.World
 	// Lost is how many workers of that world are over.
 	Lost int
@@ -85,11 +90,13 @@ type Status struct {
 	Commits int
 	// LastCommit is the number of the last commit of the job.
 	LastCommit uint64
-	// Started, Killed and Ended count workers: Ended all whose functions are over or that were killed.
+	// Started, Killed and Ended count workers: Ended all whose functions are over or that were
+	// killed.
 	Started, Killed, Ended int
 }
 
-// Start begins a job. The caller waits for its end, by Wait or Stop. Whatever is wrong with the config is what it ends with.
+// Start begins a job. The caller waits for its end, by Wait or Stop. Whatever is wrong with the
+// config is what it ends with.
 func Start(cfg Config) *Job {
 	ctx, stop := context.WithCancelCause(context.Background())
 	j := &Job{cfg: cfg, stop: stop, done: make(chan struct{}), deaths: slices.Clone(cfg.Deaths), procs: make(map[int]*process),
@@ -180,15 +187,16 @@ func (j *Job) awaitWorkers() error {
 	}
 }
 
-// Wait blocks until the job has ended and all goroutines of workers with it. It returns what driver.Run has returned, nil where
-// the job is done, and joined to it all errors of workers' functions that were failures, also those which the job has survived.
+// Wait blocks until the job has ended and all goroutines of workers with it. It returns what
+// driver.Run has returned, nil where the job is done, and joined to it all errors of workers'
+// functions that were failures, also those which the job has survived.
 func (j *Job) Wait() error {
 	<-j.done
 	return j.err
 }
 
-// Stop ends the job as SIGTERM ends hvdrun: members leave together at their next commit. It blocks as Wait does, and returns the
-// same, or nil where the job ended because of it.
+// Stop ends the job as SIGTERM ends hvdrun: members leave together at their next commit. It blocks
+// as Wait does, and returns the same, or nil where the job ended because of it.
 func (j *Job) Stop() error {
 	j.stop(driver.StopSignal{Signal: syscall.SIGTERM})
 	err := j.Wait()
@@ -198,7 +206,8 @@ func (j *Job) Stop() error {
 	return err
 }
 
-// Kill kills the worker that has the rank in the newest world, at once, as SIGKILL would. It reports whether there was one.
+// Kill kills the worker that has the rank in the newest world, at once, as SIGKILL would. It
+// reports whether there was one.
 func (j *Job) Kill(rank int) bool {
 	j.mu.Lock()
 	var p *process
@@ -209,8 +218,8 @@ func (j *Job) Kill(rank int) bool {
 	return p != nil && p.kill(syscall.SIGKILL)
 }
 
-// Die kills the worker to whose function ctx was given, or another context that comes from it, and ends the calling goroutine. It
-// panics where there is no such worker.
+// Die kills the worker to whose function ctx was given, or another context that comes from it, and
+// ends the calling goroutine. It panics where there is no such worker.
 func Die(ctx context.Context) {
 	p, ok := ctx.Value(processKey{}).(*process)
 	if !ok {
@@ -242,15 +251,17 @@ func (j *Job) DrainHost(name string) {
 	})
 }
 
-// RemoveHost takes a host away from those that discovery finds. Its workers are let leave at the next commit.
+// RemoveHost takes a host away from those that discovery finds. Its workers are let leave at the
+// next commit.
 func (j *Job) RemoveHost(name string) {
 	j.source.change(func(hosts []plan.Host) []plan.Host {
 		return slices.DeleteFunc(hosts, func(h plan.Host) bool { return h.Name == name })
 	})
 }
 
-// Await blocks until enough says so of the job's status. It is asked again when that has changed; of changes that follow each
-// other fast it may see the last alone. Await returns an error where the job ends before.
+// Await blocks until enough says so of the job's status. It is asked again when that has changed;
+// of changes that follow each other fast it may see the last alone. Await returns an error where
+// the job ends before.
 func (j *Job) Await(enough func(Status) bool) error {
 	for {
 		j.mu.Lock()
@@ -276,7 +287,8 @@ func (j *Job) Await(enough func(Status) bool) error {
 	}
 }
 
-// Size is for Await: the newest world has so many workers, which are all there, and has made a commit.
+// Size is for Await: the newest world has so many workers, which are all there, and has made a
+// commit.
 func Size(n int) func(Status) bool {
 	return func(s Status) bool { return s.World.Size() == n && s.Lost == 0 && s.Commits > 0 }
 }

@@ -146,7 +146,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// A worker dies at each of the moments that there are: the job goes on, no commit is lost, and the dead say nothing.
+// A worker dies at each of the moments that there are: the job goes on, no commit is lost, and the
+// dead say nothing.
 func TestDeaths(t *testing.T) {
 	grows := func(j *elastictest.Job) { j.AddHost("c", 1) }
 	for _, c := range []struct {

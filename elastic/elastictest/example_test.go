@@ -12,7 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// train is what the main function of a training program does: it adds up what all ranks contribute to 50 steps.
+// train is what the main function of a training program does: it adds up what all ranks contribute
+// to 50 steps.
 func train(ctx context.Context) (sum int64, err error) {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -37,8 +38,8 @@ func train(ctx context.Context) (sum int64, err error) {
 	return sum, err
 }
 
-// A job of two workers loses one in the middle of its tenth commit, gets another host, and comes to the end as if nothing
-// had happened.
+// A job of two workers loses one in the middle of its tenth commit, gets another host, and comes to
+// the end as if nothing had happened.
 func Example() {
 	var mu sync.Mutex
 	sums := make(map[int64]int)

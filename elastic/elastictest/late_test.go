@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. Half way it waits for a
-// world that is not of the first size.
+// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. Half way
+// it waits for a world that is not of the first size.
 func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	w, err := elastic.Init(ctx, elastic.Late)
 	if err != nil {
@@ -57,7 +57,8 @@ func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	})
 }
 
-// Workers that come late have the state before they join, whoever dies meanwhile, and nothing is lost.
+// Workers that come late have the state before they join, whoever dies meanwhile, and nothing is
+// lost.
 func TestLate(t *testing.T) {
 	const steps, first, newcomers = 30, 2, 2
 	for _, c := range []struct {

@@ -13,7 +13,8 @@ type Moment struct {
 	// Rank is the worker's, in the world that it has entered last; -1 before the first.
 	Rank  int
 	Phase Phase
-	// Commit is the number of the commit that the worker is in, or has begun last; a sync makes it the root's.
+	// Commit is the number of the commit that the worker is in, or has begun last; a sync makes it
+	// the root's.
 	Commit uint64
 	// Generation is that of the world.
 	Generation uint64
@@ -62,7 +63,8 @@ const (
 	// Leaving: elastic.Run is about to return.
 	Leaving
 
-	// Fetching: it was given elastic.Late, and fetches the others' newest commit before it joins; also where there is none yet.
+	// Fetching: it was given elastic.Late, and fetches the others' newest commit before it joins;
+	// also where there is none yet.
 	Fetching
 )
 
@@ -77,7 +79,8 @@ func (p Phase) String() string {
 	return fmt.Sprintf("phase %d", p)
 }
 
-// phaseOf tells what a worker begins that does now what m says, and did something else before; 0: nothing that has a name.
+// phaseOf tells what a worker begins that does now what m says, and did something else before; 0:
+// nothing that has a name.
 func phaseOf(before rendezvous.Phase, m life.Moment) Phase {
 	if m.Committed {
 		return Committed

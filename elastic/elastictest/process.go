@@ -28,12 +28,14 @@ type launcher struct {
 
 var _ launch.Router = launcher{}
 
-// ListenAddr, Listening and HostAddr make it a Router, whose workers need no guard against the death of the driver.
+// ListenAddr, Listening and HostAddr make it a Router, whose workers need no guard against the
+// death of the driver.
 func (launcher) ListenAddr() string                { return identity.ListenLoopback() }
 func (launcher) Listening(int)                     {}
 func (launcher) HostAddr(h string) (string, error) { return h, nil }
 
-// Run implements launch.Launcher. It returns when the worker is dead to others; its goroutine may end later.
+// Run implements launch.Launcher. It returns when the worker is dead to others; its goroutine may
+// end later.
 func (l launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
 	if ctx.Err() != nil {
 		return &launch.StartError{Command: s.Command[0], Err: ctx.Err()}

@@ -25,9 +25,9 @@ var (
 	firstSeed = flag.Uint64("first-seed", 1, "of the random jobs")
 )
 
-// Whatever happens when: the state of every rank is one that some rank has reached by taking steps, never a mix of two, and
-// the same on all ranks of a world; no step is lost whose commit has returned anywhere; every index of every epoch
-// is delivered once.
+// Whatever happens when: the state of every rank is one that some rank has reached by taking steps,
+// never a mix of two, and the same on all ranks of a world; no step is lost whose commit has
+// returned anywhere; every index of every epoch is delivered once.
 func TestAnySchedule(t *testing.T) {
 	total := make(map[string]int)
 	for i := range *schedules {
@@ -74,13 +74,15 @@ type schedule struct {
 	happened  map[string]int
 }
 
-// death comes at the so-many-th moment of a kind, or at the next of that kind where there is somebody to spare.
+// death comes at the so-many-th moment of a kind, or at the next of that kind where there is
+// somebody to spare.
 type death struct {
 	where string
 	after int
 }
 
-// places are where workers die, and among how many such moments one is drawn, in fours: those of steps are many.
+// places are where workers die, and among how many such moments one is drawn, in fours: those of
+// steps are many.
 var places = map[string]int{"joining": 1, "connecting": 1, "connected": 1, "resetting": 1, "mid-reset": 1, "syncing": 1, "mid-sync": 1, "synced": 1,
 	"mid-restore": 1, "training": 1, "between": 30, "saving": 30, "mid-save": 30, "saved": 30, "committed": 30, "leaving": 1, "fetching": 1}
 
@@ -161,7 +163,8 @@ func (s *schedule) at(m elastictest.Moment) bool {
 	return s.dies(m.Slot, m.Phase.String())
 }
 
-// dies tells whether the worker of a slot dies here: where it is time, and the state lives on in another. The caller holds mu.
+// dies tells whether the worker of a slot dies here: where it is time, and the state lives on in
+// another. The caller holds mu.
 func (s *schedule) dies(slot plan.SlotID, where string) bool {
 	s.moments[where]++
 	at := slices.IndexFunc(s.plan.deaths, func(d death) bool { return d.where == where && s.moments[where] > d.after })

@@ -16,8 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestAllWaitForEachOther: two ranks take two groups in different orders, so each waits in one for the other. The driver says who
-// is where, and sends them back to their last commit; the second time they do it right, and no worker is lost.
+// TestAllWaitForEachOther: two ranks take two groups in different orders, so each waits in one for
+// the other. The driver says who is where, and sends them back to their last commit; the second
+// time they do it right, and no worker is lost.
 func TestAllWaitForEachOther(t *testing.T) {
 	const steps, wrong = 6, 3
 	log, lines := logtest.NewNullLogger()

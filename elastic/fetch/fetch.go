@@ -1,9 +1,12 @@
-// Package fetch brings a commit from the workers that have it to one that comes late, while they go on training.
+// Package fetch brings a commit from the workers that have it to one that comes late, while they go
+// on training.
 //
-// A source answers over a connection on which both ends have proven that they are of the job. It is asked for its newest
-// commit's manifest, the lengths and checksums of all chunks of 1 MiB, and keeps that commit until it is asked for another, or
-// the connection ends; then for chunks. Take asks all sources for the manifest, has them give different chunks each, and checks
-// every one. What has changed when it is through is fetched again, until that is little or does not become less.
+// A source answers over a connection on which both ends have proven that they are of the job. It is
+// asked for its newest commit's manifest, the lengths and checksums of all chunks of 1 MiB, and
+// keeps that commit until it is asked for another, or the connection ends; then for chunks. Take
+// asks all sources for the manifest, has them give different chunks each, and checks every one.
+// What has changed when it is through is fetched again, until that is little or does not become
+// less.
 //
 // The package dials nobody and listens nowhere. All numbers on the wire are little-endian.
 package fetch
@@ -43,9 +46,9 @@ type Commit struct {
 	Release func()
 }
 
-// Serve answers one late worker's questions, until it closes the connection, is silent for half a minute, or asks what makes no
-// sense. newest returns the newest commit, or nil where there is none. The caller closes the connection, at any time where
-// it must end.
+// Serve answers one late worker's questions, until it closes the connection, is silent for half a
+// minute, or asks what makes no sense. newest returns the newest commit, or nil where there is
+// none. The caller closes the connection, at any time where it must end.
 func Serve(conn net.Conn, newest func() *Commit) error {
 	s := &source{conn: conn}
 	defer s.release()
@@ -166,7 +169,8 @@ var (
 	errLayout = errors.New("its state is another than this one's")
 )
 
-// readManifest reads the answer of a source, which must be of this layout and these lengths: nothing else is given memory.
+// readManifest reads the answer of a source, which must be of this layout and these lengths:
+// nothing else is given memory.
 func readManifest(r io.Reader, layout string, lengths []int) (manifest, error) {
 	var m manifest
 	var head [13]byte

@@ -212,7 +212,8 @@ func TestTakeFromTheUnsound(t *testing.T) {
 	}
 }
 
-// Of sources whose newest commits differ most are believed, and those that have no such state are left out.
+// Of sources whose newest commits differ most are believed, and those that have no such state are
+// left out.
 func TestTakeFromTheMost(t *testing.T) {
 	live := random(5 * image.ChunkSize)
 	odd := slices.Clone(live)
@@ -231,7 +232,8 @@ func TestTakeFromTheMost(t *testing.T) {
 	}
 }
 
-// What changes while it is fetched is fetched again, until it is little; what comes is always one commit.
+// What changes while it is fetched is fetched again, until it is little; what comes is always one
+// commit.
 func TestTakeWhatMoves(t *testing.T) {
 	const chunks = 27
 	live := random(chunks * image.ChunkSize)

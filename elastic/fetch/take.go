@@ -24,7 +24,8 @@ type Source func(context.Context) (net.Conn, error)
 
 // Options are what Take may be told besides. The zero value is of use.
 type Options struct {
-	// Progress is called as bytes arrive, with how many have come of how many of this round, by one goroutine at a time.
+	// Progress is called as bytes arrive, with how many have come of how many of this round, by one
+	// goroutine at a time.
 	Progress func(have, of int64)
 	// Rejected is called where a source cannot be used any more, by one goroutine at a time.
 	Rejected func(source int, err error)
@@ -39,9 +40,9 @@ type Taken struct {
 	Rounds int
 }
 
-// Take makes pieces those of the newest commit of the sources whose layout is the same, and blocks until they are, or ctx ends. Pieces
-// that are 0 bytes long are welcome. Where it fails they may hold parts of several commits. It closes the connections and waits for
-// all that it has started.
+// Take makes pieces those of the newest commit of the sources whose layout is the same, and blocks
+// until they are, or ctx ends. Pieces that are 0 bytes long are welcome. Where it fails they may
+// hold parts of several commits. It closes the connections and waits for all that it has started.
 func Take(ctx context.Context, sources []Source, layout string, pieces [][]byte, o Options) (Taken, error) {
 	if len(layout) > maxLayout || len(pieces) > maxPieces {
 		return Taken{}, errors.New("fetch: the state has too many parts")
@@ -200,7 +201,8 @@ func (t *taker) ask(p *peer) error {
 	return err
 }
 
-// newest returns the manifest of the newest commit, of several that differ the one that most have; nil where there is none.
+// newest returns the manifest of the newest commit, of several that differ the one that most have;
+// nil where there is none.
 func (t *taker) newest() *manifest {
 	var best *manifest
 	most := 0

@@ -1,7 +1,8 @@
 // Package gradient averages the gradients of data-parallel training while they are computed.
 //
-// An [Averager] has the memory of a model's gradients. A backward pass adds to it, from the last layer to the first, and says
-// which tensors are ready; what is ready goes to the other ranks, in buckets, while the pass works on the layers before:
+// An [Averager] has the memory of a model's gradients. A backward pass adds to it, from the last
+// layer to the first, and says which tensors are ready; what is ready goes to the other ranks, in
+// buckets, while the pass works on the layers before:
 //
 //	grads := gradient.NewAverager[float32](w, gradient.Options{}, len(w1), len(b1), len(w2), len(b2))
 //	defer grads.Close()
@@ -18,20 +19,21 @@
 //
 // # Several passes
 //
-// With [Options].Passes the gradients of so many passes are added up before they are averaged, for batches that do not fit into
-// memory at once; only then Pass returns true, and the optimizer makes its step. What passes have added up is in no state:
-// commit where Pass has returned true.
+// With [Options].Passes the gradients of so many passes are added up before they are averaged, for
+// batches that do not fit into memory at once; only then Pass returns true, and the optimizer makes
+// its step. What passes have added up is in no state: commit where Pass has returned true.
 //
 // # Uneven data
 //
-// A rank that has no more data calls [Averager.Join] in each step instead. It contributes nothing and gets what the others
-// average, so its weights go on with theirs, and commits stay collective. Join returns false when no rank has any data left,
-// in the same step on all.
+// A rank that has no more data calls [Averager.Join] in each step instead. It contributes nothing
+// and gets what the others average, so its weights go on with theirs, and commits stay collective.
+// Join returns false when no rank has any data left, in the same step on all.
 //
 // # Other worlds
 //
-// An averager lives as long as the program. In another world than that of its last call it begins anew: what was under way in
-// the old one is thrown away, as the steps are that [elastic.Run] takes back.
+// An averager lives as long as the program. In another world than that of its last call it begins
+// anew: what was under way in the old one is thrown away, as the steps are that [elastic.Run] takes
+// back.
 //
 // [elastic.Run]: https://pkg.go.dev/github.com/hvdrun/hvdrun/elastic#Run
 package gradient
@@ -55,24 +57,26 @@ type Float interface {
 // Worker says with whom to average; an *elastic.Worker does. Its group may be another in each call.
 type Worker interface{ Group() *collective.Group }
 
-// Options say how gradients are averaged. The zero value averages after each pass. All ranks must give the same.
+// Options say how gradients are averaged. The zero value averages after each pass. All ranks must
+// give the same.
 type Options struct {
 	// Name tells the averagers of a program apart. Empty: "gradient".
 	Name string
 	// Passes are the backward passes of a step. 0: 1.
 	Passes int
-	// Bucket is how many bytes are collected before they are sent: smaller ones begin earlier, larger ones cost less.
-	// 0: 4 MiB; negative: everything is sent as one.
+	// Bucket is how many bytes are collected before they are sent: smaller ones begin earlier,
+	// larger ones cost less. 0: 4 MiB; negative: everything is sent as one.
 	Bucket int
 	// Compression is the form in which float32s go from rank to rank.
 	Compression collective.Compression
 }
 
-// defaultBucket takes a few milliseconds on a network of 10 Gbit/s, which is what stays to be done after the backward pass.
+// defaultBucket takes a few milliseconds on a network of 10 Gbit/s, which is what stays to be done
+// after the backward pass.
 const defaultBucket = 4 << 20
 
-// Averager averages the gradients of one model. One goroutine at a time uses it, except that the parts of a backward pass
-// may call Ready from several.
+// Averager averages the gradients of one model. One goroutine at a time uses it, except that the
+// parts of a backward pass may call Ready from several.
 type Averager[T Float] struct {
 	worker  Worker
 	options Options
@@ -103,10 +107,11 @@ type bucket[T Float] struct {
 	handle  *collective.Handle
 }
 
-// NewAverager returns an averager of tensors of these lengths, in elements and in the order in which forward passes use them, and
-// starts nothing. The memory is taken at once. Ranks that share a host average it without copies; that memory is not
-// garbage-collected, so who drops an averager long before the program ends calls Close. What is wrong with the arguments is an error
-// of the first Pass.
+// NewAverager returns an averager of tensors of these lengths, in elements and in the order in
+// which forward passes use them, and starts nothing. The memory is taken at once. Ranks that share
+// a host average it without copies; that memory is not garbage-collected, so who drops an averager
+// long before the program ends calls Close. What is wrong with the arguments is an error of the
+// first Pass.
 func NewAverager[T Float](w Worker, o Options, lengths ...int) *Averager[T] {
 	if o.Name == "" {
 		o.Name = "gradient"
@@ -158,15 +163,16 @@ func (a *Averager[T]) cut() {
 	}
 }
 
-// Tensor returns the gradient of tensor i, always the same slice. It is zero when a step begins; backward passes add to it, and must
-// not once they have said that it is ready. After a Pass or Join that has returned true it is the average, until the next Pass.
+// Tensor returns the gradient of tensor i, always the same slice. It is zero when a step begins;
+// backward passes add to it, and must not once they have said that it is ready. After a Pass or
+// Join that has returned true it is the average, until the next Pass.
 func (a *Averager[T]) Tensor(i int) []T { return a.tensors[i] }
 
 // Len is the number of tensors.
 func (a *Averager[T]) Len() int { return len(a.tensors) }
 
-// Ready says that the backward pass under way adds nothing more to these tensors. It does not block. All ranks
-// may say so in orders of their own, or not at all.
+// Ready says that the backward pass under way adds nothing more to these tensors. It does not
+// block. All ranks may say so in orders of their own, or not at all.
 func (a *Averager[T]) Ready(tensors ...int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -185,13 +191,14 @@ func (a *Averager[T]) Ready(tensors ...int) {
 	}
 }
 
-// Pass makes one backward pass of a step: it calls backward, which adds to the tensors. In the last pass of the step it then waits for the
-// averages and returns true: each tensor is now the mean over all passes of all ranks. Before that it returns false and has not
-// talked to anybody. It is collective: all ranks make equally many steps, each of either as many passes as the options say, or a
-// Join.
+// Pass makes one backward pass of a step: it calls backward, which adds to the tensors. In the last
+// pass of the step it then waits for the averages and returns true: each tensor is now the mean
+// over all passes of all ranks. Before that it returns false and has not talked to anybody. It is
+// collective: all ranks make equally many steps, each of either as many passes as the options say,
+// or a Join.
 //
-// After an error, of backward or of the collective, the tensors may hold anything, and every later call returns one as well until the
-// worker is in another world.
+// After an error, of backward or of the collective, the tensors may hold anything, and every later
+// call returns one as well until the worker is in another world.
 func (a *Averager[T]) Pass(ctx context.Context, backward func() error) (averaged bool, err error) {
 	if err := a.enter(ctx); err != nil {
 		return false, err
@@ -212,9 +219,10 @@ func (a *Averager[T]) Pass(ctx context.Context, backward func() error) (averaged
 	return a.finish()
 }
 
-// Join is a step without data: the rank contributes nothing but what earlier passes of the step have added up, and gets the averages of
-// the others, as Pass does. It returns false when no rank had any data, which all ranks see in the same step: then all are through
-// and the tensors are zero. It blocks until every rank has come to the end of its step.
+// Join is a step without data: the rank contributes nothing but what earlier passes of the step
+// have added up, and gets the averages of the others, as Pass does. It returns false when no rank
+// had any data, which all ranks see in the same step: then all are through and the tensors are
+// zero. It blocks until every rank has come to the end of its step.
 func (a *Averager[T]) Join(ctx context.Context) (averaged bool, err error) {
 	if err := a.enter(ctx); err != nil {
 		return false, err
@@ -223,7 +231,8 @@ func (a *Averager[T]) Join(ctx context.Context) (averaged bool, err error) {
 	return a.finish()
 }
 
-// Close waits for what is under way, which must not be in a world that goes on, and gives the memory back.
+// Close waits for what is under way, which must not be in a world that goes on, and gives the
+// memory back.
 func (a *Averager[T]) Close() {
 	a.shut()
 	a.settle()

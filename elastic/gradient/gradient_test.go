@@ -23,7 +23,8 @@ type seat struct{ group *collective.Group }
 
 func (s *seat) Group() *collective.Group { return s.group }
 
-// connected makes groups of n ranks over TCP, or in shared memory where hosts says that some are on the same one.
+// connected makes groups of n ranks over TCP, or in shared memory where hosts says that some are on
+// the same one.
 func connected(tb testing.TB, hosts string) []*collective.Group {
 	tb.Helper()
 	a, err := identity.NewAuthority("test")
@@ -97,10 +98,12 @@ func element(rank, step, pass, tensor, i int) float64 {
 	return float64((rank*31+step*17+pass*13+tensor*7+i)%64) + 1
 }
 
-// lengths of the tensors in tests: empty ones, some that share a bucket of 64 bytes, and some that do not fit into one.
+// lengths of the tensors in tests: empty ones, some that share a bucket of 64 bytes, and some that
+// do not fit into one.
 var lengths = []int{3, 0, 17, 1, 1, 40, 0, 5}
 
-// backward adds the gradients of one pass, from last to first, and says in some order and at some time that they are ready, or not at all.
+// backward adds the gradients of one pass, from last to first, and says in some order and at some
+// time that they are ready, or not at all.
 func backward[T gradient.Float](k kind[T], a *gradient.Averager[T], rank, step, pass int, r *rand.Rand) func() error {
 	return func() error {
 		quiet := r.IntN(4) == 0
@@ -189,7 +192,8 @@ func TestAverages(t *testing.T) {
 	}
 }
 
-// Ranks have differently many batches, some end in the middle of a step, and all are through in the same step.
+// Ranks have differently many batches, some end in the middle of a step, and all are through in the
+// same step.
 func TestJoin(t *testing.T) {
 	for _, c := range []struct {
 		passes  int
@@ -246,7 +250,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A peer dies in a step, anywhere; in the next world everything begins anew, and nothing of the old one is in it.
+// A peer dies in a step, anywhere; in the next world everything begins anew, and nothing of the old
+// one is in it.
 func TestOtherWorld(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

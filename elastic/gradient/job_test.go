@@ -15,8 +15,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// job trains with an averager while workers die in their backward passes. The gradients of a step are the same on all ranks, and
-// their averages are exact, so that the weights at the end do not depend on who was there.
+// job trains with an averager while workers die in their backward passes. The gradients of a step
+// are the same on all ranks, and their averages are exact, so that the weights at the end do not
+// depend on who was there.
 type job struct {
 	steps  int
 	deaths []int // calls of a pass, of all workers together, from which on one dies

@@ -1,14 +1,16 @@
 // Package image keeps the bytes of commits.
 //
-// An [Image] is what the parts of a state held at one commit: pieces, each a list of chunks of 1 MiB. It never changes, so
-// whoever holds it reads one commit and never a mix of two. A [Store] makes images of live memory and keeps the newest. A
-// chunk whose bytes are those of the last image is shared with it and not written; the others go to memory that no image
-// uses any more. Where everything changes from commit to commit a store therefore comes to twice the size of the state, its
-// two banks, and where little changes to little more than once.
+// An [Image] is what the parts of a state held at one commit: pieces, each a list of chunks of 1
+// MiB. It never changes, so whoever holds it reads one commit and never a mix of two. A [Store]
+// makes images of live memory and keeps the newest. A chunk whose bytes are those of the last image
+// is shared with it and not written; the others go to memory that no image uses any more. Where
+// everything changes from commit to commit a store therefore comes to twice the size of the state,
+// its two banks, and where little changes to little more than once.
 //
-// A chunk that has changed at its beginning is copied at once, so that a state of which everything changes costs a copy and no
-// more. Of others the hash is compared, which reads only live memory: 64 bits, with a random seed in each process. Checksums
-// that other processes can compare are computed when something asks for them, once for each chunk, away from the training loop.
+// A chunk that has changed at its beginning is copied at once, so that a state of which everything
+// changes costs a copy and no more. Of others the hash is compared, which reads only live memory:
+// 64 bits, with a random seed in each process. Checksums that other processes can compare are
+// computed when something asks for them, once for each chunk, away from the training loop.
 //
 // The package knows neither files nor networks.
 package image
@@ -52,7 +54,8 @@ const glance = 4096
 
 var seed = maphash.MakeSeed()
 
-// same tells whether live is what c holds, and looks at one place first. Where it had to be hashed for that, the hash is returned as well.
+// same tells whether live is what c holds, and looks at one place first. Where it had to be hashed
+// for that, the hash is returned as well.
 func (c *chunk) same(live []byte, look int) (same bool, mark uint64, hashed bool) {
 	look = max(0, min(look, len(live)-glance))
 	end := min(look+glance, len(live))
@@ -81,7 +84,8 @@ func (c *chunk) checksum() uint32 {
 	return uint32(sum)
 }
 
-// Piece is one run of bytes of an image. Its methods may be called by several goroutines, as long as the image is held.
+// Piece is one run of bytes of an image. Its methods may be called by several goroutines, as long
+// as the image is held.
 type Piece struct {
 	size   int
 	chunks []*chunk
@@ -99,15 +103,16 @@ func (p *Piece) Chunk(i int) []byte { return p.chunks[i].data }
 // Sum returns the checksum of chunk i. It is computed at the first call.
 func (p *Piece) Sum(i int) uint32 { return p.chunks[i].checksum() }
 
-// Sums returns the checksums of all chunks, and computes those that are not known yet on all processors.
+// Sums returns the checksums of all chunks, and computes those that are not known yet on all
+// processors.
 func (p *Piece) Sums() []uint32 {
 	sums := make([]uint32, len(p.chunks))
 	share(len(p.chunks), workers(p.size), func(i int) { sums[i] = p.Sum(i) })
 	return sums
 }
 
-// Prepare computes now, on all processors, the checksums and what the next image's comparison with live bytes would compute. Only
-// the goroutine that begins images may call it.
+// Prepare computes now, on all processors, the checksums and what the next image's comparison with
+// live bytes would compute. Only the goroutine that begins images may call it.
 func (p *Piece) Prepare() {
 	share(len(p.chunks), workers(p.size), func(i int) {
 		c := p.chunks[i]
@@ -128,7 +133,8 @@ func (p *Piece) Bytes() []byte {
 	return b
 }
 
-// Same tells whether the piece holds b. It reads all of both, with all processors where they are large.
+// Same tells whether the piece holds b. It reads all of both, with all processors where they are
+// large.
 func (p *Piece) Same(b []byte) bool { return p.same(b, ChunkSize) }
 
 // Resembles is Same of the first 4 KiB of each chunk.
@@ -149,8 +155,8 @@ func (p *Piece) same(b []byte, each int) bool {
 	return !differ.Load()
 }
 
-// Differing returns the first of the chunks that among names which is not what b, as long as the piece, has there, or -1. It reads all of
-// them, with all processors where they are large.
+// Differing returns the first of the chunks that among names which is not what b, as long as the
+// piece, has there, or -1. It reads all of them, with all processors where they are large.
 func (p *Piece) Differing(b []byte, among func(chunk int) bool) int {
 	differ := make([]bool, len(p.chunks))
 	share(len(p.chunks), workers(p.size), func(i int) {
@@ -176,7 +182,8 @@ type Image struct {
 // Number is the commit's.
 func (m *Image) Number() uint64 { return m.number }
 
-// Pieces returns the pieces, in the order of the sources. They are valid as long as the image is held.
+// Pieces returns the pieces, in the order of the sources. They are valid as long as the image is
+// held.
 func (m *Image) Pieces() []Piece { return m.pieces }
 
 // Release gives back what [Store.Hold] has returned. It may be called by any goroutine, once.
@@ -189,20 +196,22 @@ func (m *Image) Release() {
 // Source is what one piece of an image is made of.
 type Source struct {
 	Bytes []byte
-	// Given says that nobody writes to Bytes any more: the image keeps them as they are. Otherwise they are copied.
+	// Given says that nobody writes to Bytes any more: the image keeps them as they are. Otherwise
+	// they are copied.
 	Given bool
-	// Changed, where it is not nil, says of each chunk whether it may differ from that of the last image: the others are not
-	// looked at. It is for bytes that are not Given.
+	// Changed, where it is not nil, says of each chunk whether it may differ from that of the last
+	// image: the others are not looked at. It is for bytes that are not Given.
 	Changed []bool
-	// Look, where it is not nil, says of each chunk where in it a change is most likely, in bytes from its beginning.
+	// Look, where it is not nil, says of each chunk where in it a change is most likely, in bytes
+	// from its beginning.
 	Look []int
-	// Later, where it is not nil, gives the bytes instead, which are Given: they are still on their way. It blocks until they are
-	// there, in a goroutine of the Pending's.
+	// Later, where it is not nil, gives the bytes instead, which are Given: they are still on their
+	// way. It blocks until they are there, in a goroutine of the Pending's.
 	Later func() ([]byte, error)
 }
 
-// Store makes images and keeps the newest. The zero value is an empty store. One goroutine at a time begins and seals; Hold
-// and Release may be called at any time.
+// Store makes images and keeps the newest. The zero value is an empty store. One goroutine at a
+// time begins and seals; Hold and Release may be called at any time.
 type Store struct {
 	mu      sync.Mutex
 	last    *Image
@@ -220,8 +229,8 @@ func (s *Store) Last() *Image {
 	return s.last
 }
 
-// Hold returns the newest image, or nil, and keeps it until its Release: commits that come meanwhile leave it alone, and
-// take more memory instead.
+// Hold returns the newest image, or nil, and keeps it until its Release: commits that come
+// meanwhile leave it alone, and take more memory instead.
 func (s *Store) Hold() *Image {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -301,8 +310,8 @@ type job struct {
 	chunk int
 }
 
-// Begin begins an image of the sources, which must not change from now until Copy or Wait has returned. There is one at a
-// time: it is sealed before the next begins.
+// Begin begins an image of the sources, which must not change from now until Copy or Wait has
+// returned. There is one at a time: it is sealed before the next begins.
 func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	p := &s.pending
 	bank := 0
@@ -424,8 +433,8 @@ func (p *Pending) fetch() {
 	}
 }
 
-// Copy copies what has changed, with all processors where it is large, and returns when that is done. What comes later comes in the
-// background.
+// Copy copies what has changed, with all processors where it is large, and returns when that is
+// done. What comes later comes in the background.
 func (p *Pending) Copy() {
 	p.start(workers(p.bytes) - 1)
 	p.copy()
@@ -435,7 +444,8 @@ func (p *Pending) Copy() {
 // Comes tells whether something comes later: Copy alone does not make the image whole.
 func (p *Pending) Comes() bool { return len(p.later) > 0 }
 
-// Start begins to copy in the background, with half of the processors; the other half is for training.
+// Start begins to copy in the background, with half of the processors; the other half is for
+// training.
 func (p *Pending) Start() { p.start((workers(p.bytes) + 1) / 2) }
 
 func (p *Pending) start(n int) {
@@ -445,8 +455,8 @@ func (p *Pending) start(n int) {
 	}
 }
 
-// Wait blocks until everything has been copied and has come. After an error there is nothing to seal, and the image is given up:
-// the one before stays the newest.
+// Wait blocks until everything has been copied and has come. After an error there is nothing to
+// seal, and the image is given up: the one before stays the newest.
 func (p *Pending) Wait() error {
 	p.running.Wait()
 	p.coming.Wait()
@@ -457,7 +467,8 @@ func (p *Pending) Wait() error {
 	return err
 }
 
-// Seal makes the image the store's newest, in one step, and gives up the one before. Everything has been copied.
+// Seal makes the image the store's newest, in one step, and gives up the one before. Everything has
+// been copied.
 func (p *Pending) Seal() {
 	s := p.store
 	s.mu.Lock()
@@ -475,7 +486,8 @@ func (p *Pending) Seal() {
 	p.end()
 }
 
-// end forgets what the pending image was made of, so that it is not kept from the garbage collector.
+// end forgets what the pending image was made of, so that it is not kept from the garbage
+// collector.
 func (p *Pending) end() {
 	p.image, p.base, p.err = nil, nil, nil
 	clear(p.jobs)

@@ -47,7 +47,8 @@ func holds(t interface{ Errorf(string, ...any) }, m *Image, number uint64, want 
 	}
 }
 
-// Every image that is held stays what the state was when it was made, whatever is committed after it.
+// Every image that is held stays what the state was when it was made, whatever is committed after
+// it.
 func TestImagesNeverChange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Store

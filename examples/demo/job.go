@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// observation is one thing seen of a running job: a line of its output, an event, or that it cannot be watched.
+// observation is one thing seen of a running job: a line of its output, an event, or that it cannot
+// be watched.
 type observation struct {
 	line  string
 	event *event
@@ -25,15 +26,16 @@ type job struct {
 	err  error              // how it ended, once done is closed
 }
 
-// startJob starts hvdrun and watches its output and, unless the path is "", its events file. Its caller receives from
-// seen and, at last, calls end.
+// startJob starts hvdrun and watches its output and, unless the path is "", its events file. Its
+// caller receives from seen and, at last, calls end.
 func startJob(ctx context.Context, eventsPath, hvdrun string, args ...string) (*job, error) {
 	ctx, stop := context.WithCancel(ctx)
 	seen, done := make(chan observation), make(chan struct{})
 	lines := &lineWriter{seen: seen, done: done}
 	cmd := exec.CommandContext(ctx, hvdrun, args...)
 	cmd.Stdout, cmd.Stderr = lines, lines
-	// A group of its own: Ctrl-C reaches the demo alone, which ends hvdrun in an orderly way, which ends its workers.
+	// A group of its own: Ctrl-C reaches the demo alone, which ends hvdrun in an orderly way, which
+	// ends its workers.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second

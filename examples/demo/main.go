@@ -1,9 +1,11 @@
-// Demo shows on one machine, in less than a minute, what hvdrun does. It trains the digits example once undisturbed, and
-// once while a host is added, a worker is killed and comes back, and the first host is removed; then it prints, from the
-// events file, how long each change took, and compares the results.
+// Demo shows on one machine, in less than a minute, what hvdrun does. It trains the digits example
+// once undisturbed, and once while a host is added, a worker is killed and comes back, and the
+// first host is removed; then it prints, from the events file, how long each change took, and
+// compares the results.
 //
-// It is run by make demo, which builds the two programs that it starts. Each change is made when training has come far
-// enough, not when some time has passed. The exit status is 1 if anything is not as it should be.
+// It is run by make demo, which builds the two programs that it starts. Each change is made when
+// training has come far enough, not when some time has passed. The exit status is 1 if anything is
+// not as it should be.
 package main
 
 import (
@@ -29,7 +31,8 @@ const (
 )
 
 func main() {
-	// hvdrun ends with the thread that started it, see startJob: this one, which lives as long as the demo.
+	// hvdrun ends with the thread that started it, see startJob: this one, which lives as long as
+	// the demo.
 	runtime.LockOSThread()
 	hvdrun := flag.String("hvdrun", "bin/hvdrun", "the launcher")
 	digits := flag.String("digits", "bin/digits", "the training program")

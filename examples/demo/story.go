@@ -87,7 +87,8 @@ func (t *teller) show(o observation) {
 	}
 }
 
-// stageTime is how long a stage may take before the demo gives up; the slowest takes some ten seconds.
+// stageTime is how long a stage may take before the demo gives up; the slowest takes some ten
+// seconds.
 const stageTime = 60 * time.Second
 
 // story is a job that is disturbed while it trains.
@@ -138,7 +139,8 @@ func (s *story) until(ctx context.Context, what string, holds func() bool) error
 	return nil
 }
 
-// tell disturbs the job, each time as soon as its progress shows that it has settled in the world before.
+// tell disturbs the job, each time as soon as its progress shows that it has settled in the world
+// before.
 func (s *story) tell(ctx context.Context) error {
 	if err := s.until(ctx, "two epochs with 2 workers", func() bool { return s.trained(2, 2) }); err != nil {
 		return err
@@ -164,7 +166,8 @@ func (s *story) tell(ctx context.Context) error {
 	return s.finish(ctx)
 }
 
-// kill ends the first worker of the second host, and follows the job until the slot has a worker again.
+// kill ends the first worker of the second host, and follows the job until the slot has a worker
+// again.
 func (s *story) kill(ctx context.Context) error {
 	i := slices.IndexFunc(s.world.Slots, func(p placed) bool { return p.Host == secondHost && p.Slot == 0 })
 	if i < 0 {
@@ -195,8 +198,8 @@ func (s *story) finish(ctx context.Context) error {
 	return err
 }
 
-// writeHosts makes the hosts file list two slots on each of the hosts, at one stroke: a script that reads it meanwhile
-// sees the old list or the new one.
+// writeHosts makes the hosts file list two slots on each of the hosts, at one stroke: a script that
+// reads it meanwhile sees the old list or the new one.
 func writeHosts(path string, hosts ...string) error {
 	var text string
 	for _, h := range hosts {

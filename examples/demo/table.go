@@ -14,9 +14,10 @@ type row struct {
 	generation uint64
 	size       int
 	cause      string
-	// toStep is the time from the cause to the first step that the generation completed. pause is the part of it in
-	// which nobody trained, or, precisely, the time from when the workers were told, or one of them died, to that
-	// step. They are 0 where there was none: a generation may end before a step, and before the first nobody trains.
+	// toStep is the time from the cause to the first step that the generation completed. pause is
+	// the part of it in which nobody trained, or, precisely, the time from when the workers were
+	// told, or one of them died, to that step. They are 0 where there was none: a generation may
+	// end before a step, and before the first nobody trains.
 	toStep, pause time.Duration
 }
 

@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// display shows how training goes, on rank 0: a bar on a terminal, a line for each epoch anywhere else.
+// display shows how training goes, on rank 0: a bar on a terminal, a line for each epoch anywhere
+// else.
 type display struct {
 	out      *os.File
 	bar      *progressbar.ProgressBar // nil: no terminal
@@ -33,8 +34,8 @@ func (d *display) step(w *elastic.Worker, at progress) {
 	if d.bar == nil || w.Rank() != 0 {
 		return
 	}
-	// The sampler repeats a few images to fill an epoch's last round, hence the bound. A bar that cannot be drawn is no
-	// reason to stop training.
+	// The sampler repeats a few images to fill an epoch's last round, hence the bound. A bar that
+	// cannot be drawn is no reason to stop training.
 	_ = d.bar.Set(min(at.Epoch*d.perEpoch+at.Images, (at.Epoch+1)*d.perEpoch))
 }
 

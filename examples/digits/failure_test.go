@@ -13,8 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestTrainUnderFailure trains while rank 0 dies in the middle of a commit, another worker in the middle of a sync, a host
-// comes and one is drained: in the end all have the same network, and it reads digits as well as any.
+// TestTrainUnderFailure trains while rank 0 dies in the middle of a commit, another worker in the
+// middle of a sync, a host comes and one is drained: in the end all have the same network, and it
+// reads digits as well as any.
 func TestTrainUnderFailure(t *testing.T) {
 	set, heldOut, err := dataset.Load()
 	if err != nil {

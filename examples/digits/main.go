@@ -4,8 +4,9 @@
 //	hvdrun -np 4 bin/digits
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh bin/digits
 //
-// It shows all that an elastic training program needs: the state that must survive is named once, gradients are averaged,
-// the learning rate follows the number of workers, and every step ends with a Commit. Workers may come, go and die meanwhile.
+// It shows all that an elastic training program needs: the state that must survive is named once,
+// gradients are averaged, the learning rate follows the number of workers, and every step ends with
+// a Commit. Workers may come, go and die meanwhile.
 package main
 
 import (
@@ -81,7 +82,8 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// progress is how far the training is; exported fields, because it is state that workers send each other.
+// progress is how far the training is; exported fields, because it is state that workers send each
+// other.
 type progress struct {
 	Epoch, Steps int     // Steps are counted over all epochs
 	Images       int     // of this epoch, on all workers
@@ -138,8 +140,8 @@ func newOptimizer(w gradient.Worker, m *model) *optimizer {
 	return &optimizer{model: m, velocity: make([]float32, n), grads: gradient.NewAverager[float32](w, gradient.Options{}, n, 1)}
 }
 
-// step descends along the mean gradient of the batches of all workers, and returns their mean loss. On an error the
-// parameters are as before.
+// step descends along the mean gradient of the batches of all workers, and returns their mean loss.
+// On an error the parameters are as before.
 func (o *optimizer) step(ctx context.Context, set *dataset.Images, batch []int, rate float32) (float64, error) {
 	grad, loss := o.grads.Tensor(0), o.grads.Tensor(1)
 	_, err := o.grads.Pass(ctx, func() error { loss[0] = o.model.gradient(grad, set, batch); return nil })

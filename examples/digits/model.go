@@ -9,10 +9,11 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, judged by softmax and
-// cross-entropy.
+// model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, judged by
+// softmax and cross-entropy.
 //
-// All its parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor holds the state.
+// All its parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor
+// holds the state.
 type model struct {
 	hidden int
 	params []float32 // w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10)
@@ -60,8 +61,8 @@ func (m *model) forward(image []float32) {
 	}
 }
 
-// gradient adds the gradient of the mean loss over the images of the batch to grad, which is laid out as the parameters are, and
-// returns that loss; both are zero for an empty batch.
+// gradient adds the gradient of the mean loss over the images of the batch to grad, which is laid
+// out as the parameters are, and returns that loss; both are zero for an empty batch.
 func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss float32) {
 	share := 1 / float32(len(batch))
 	for _, i := range batch {
@@ -72,7 +73,8 @@ func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss
 	return loss
 }
 
-// backward adds share × the gradient of one image, whose forward pass and softmax were just done, to grad.
+// backward adds share × the gradient of one image, whose forward pass and softmax were just done,
+// to grad.
 func (m *model) backward(grad, image []float32, label uint8, share float32) {
 	_, _, w2, _ := m.layers(m.params)
 	g1, gb1, g2, gb2 := m.layers(grad)
@@ -112,7 +114,8 @@ func (m *model) accuracy(set *dataset.Images) float64 {
 	return float64(right) / float64(set.Len())
 }
 
-// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes only if, they are.
+// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes
+// only if, they are.
 func (m *model) digest() uint64 {
 	h := fnv.New64a()
 	_ = binary.Write(h, binary.LittleEndian, m.params) // a hash takes everything
@@ -127,7 +130,8 @@ func descend(params, velocity, grad []float32, rate, momentum float32) {
 	}
 }
 
-// softmaxLoss turns logits into probabilities, in place, and returns the cross-entropy with the label.
+// softmaxLoss turns logits into probabilities, in place, and returns the cross-entropy with the
+// label.
 func softmaxLoss(logits *[dataset.Classes]float32, label uint8) float32 {
 	top := logits[0]
 	for _, l := range logits {

@@ -41,7 +41,8 @@ func TestGradient(t *testing.T) {
 			flat++
 		}
 	}
-	// Within h of a kink of ReLU the quotient is a mean of two slopes; nearly all parameters are far from one.
+	// Within h of a kink of ReLU the quotient is a mean of two slopes; nearly all parameters are
+	// far from one.
 	if wrong > len(m.params)/100 {
 		t.Errorf("%d of %d gradients are wrong", wrong, len(m.params))
 	}

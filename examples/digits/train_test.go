@@ -53,7 +53,8 @@ type member struct{ group *collective.Group }
 
 func (m member) Group() *collective.Group { return m.group }
 
-// TestStepTogether takes the same steps with three ranks and with one, whose batches are those of the three together.
+// TestStepTogether takes the same steps with three ranks and with one, whose batches are those of
+// the three together.
 func TestStepTogether(t *testing.T) {
 	set, _, err := dataset.Load()
 	if err != nil {

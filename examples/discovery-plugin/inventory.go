@@ -45,7 +45,8 @@ func (v *inventory) Configure(settings map[string]string) error {
 	return nil
 }
 
-// Discover returns the whole list, or an error: never a part of it, since hosts that are missing lose their workers.
+// Discover returns the whole list, or an error: never a part of it, since hosts that are missing
+// lose their workers.
 func (v *inventory) Discover(ctx context.Context) ([]plan.Host, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()

@@ -21,7 +21,8 @@ const (
 // debianData is where the Debian package dataset-fashion-mnist puts its files.
 const debianData = "/usr/share/datasets/fashion-mnist"
 
-// images is a set of labelled images. Image i has the pixels[i*pixels:(i+1)*pixels] of the slice, 0..255, and labels[i].
+// images is a set of labelled images. Image i has the pixels[i*pixels:(i+1)*pixels] of the slice,
+// 0..255, and labels[i].
 type images struct {
 	pixels []byte
 	labels []byte
@@ -29,7 +30,8 @@ type images struct {
 
 func (s *images) len() int { return len(s.labels) }
 
-// load returns the images to train on and those that are held out to judge the result, from the four files in dir.
+// load returns the images to train on and those that are held out to judge the result, from the
+// four files in dir.
 func load(dir string) (train, heldOut *images, err error) {
 	if train, err = loadImages(dir, "train"); err == nil {
 		heldOut, err = loadImages(dir, "t10k")

@@ -36,7 +36,8 @@ func writeGzip(t *testing.T, path string, data []byte) {
 	}
 }
 
-// stripes makes a data set that is learned in a few steps: class c is a bright stripe in noise, in row 2c+4.
+// stripes makes a data set that is learned in a few steps: class c is a bright stripe in noise, in
+// row 2c+4.
 func stripes(n int, seed uint64) *images {
 	random := rand.New(rand.NewPCG(seed, 0))
 	s := &images{pixels: make([]byte, n*pixels), labels: make([]byte, n)}

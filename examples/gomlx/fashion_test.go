@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// TestFashionMNIST trains on the whole data set, once undisturbed and once while workers die and hosts come and go.
+// TestFashionMNIST trains on the whole data set, once undisturbed and once while workers die and
+// hosts come and go.
 func TestFashionMNIST(t *testing.T) {
 	const limit = 30 * time.Minute
 	if _, err := os.Stat(debianData); errors.Is(err, fs.ErrNotExist) {

@@ -191,7 +191,8 @@ func (o *outcome) digest() string {
 	return ""
 }
 
-// TestDeath: a worker dies, and another takes its place before the others go on. It must be as if nothing had happened.
+// TestDeath: a worker dies, and another takes its place before the others go on. It must be as if
+// nothing had happened.
 func TestDeath(t *testing.T) {
 	data := write(t, stripes(320, 1), stripes(100, 2))
 	hvdrun := []string{"-np", "2", "--min-np", "2", "-H", "localhost:2"}

@@ -1,13 +1,13 @@
-// Fashion trains a convolutional network of the framework gomlx on the images of Fashion-MNIST, alone or with as many
-// workers as there are:
+// Fashion trains a convolutional network of the framework gomlx on the images of Fashion-MNIST,
+// alone or with as many workers as there are:
 //
 //	go run .
 //	hvdrun -np 2 ./fashion
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh ./fashion
 //
-// It shows how a program of a framework becomes elastic: gomlx.NewStep averages the gradients of all workers, and
-// gomlx.NewState makes the variables of the model and of the optimizer part of the state. Workers may come, go and die
-// meanwhile.
+// It shows how a program of a framework becomes elastic: gomlx.NewStep averages the gradients of
+// all workers, and gomlx.NewState makes the variables of the model and of the optimizer part of the
+// state. Workers may come, go and die meanwhile.
 package main
 
 import (
@@ -109,7 +109,8 @@ type trainer struct {
 	at        progress
 }
 
-// progress is how far the training is; exported fields, because it is state that workers send each other.
+// progress is how far the training is; exported fields, because it is state that workers send each
+// other.
 type progress struct{ Epoch, Steps int } // steps are counted over all epochs
 
 func newTrainer(o options) (*trainer, error) {
@@ -129,7 +130,8 @@ func newTrainer(o options) (*trainer, error) {
 	return t, nil
 }
 
-// scale sets the learning rate for the epoch and for so many workers. The optimizer's rate is a variable like others.
+// scale sets the learning rate for the epoch and for so many workers. The optimizer's rate is a
+// variable like others.
 func (t *trainer) scale(workers int) error {
 	rate := t.rate * math.Pow(t.decay, float64(t.at.Epoch)) * math.Sqrt(float64(workers))
 	v := t.store.GetVariable(model.JoinPath("/", optimizer.Scope, optimizer.ParamLearningRate))

@@ -12,8 +12,8 @@ import (
 	"github.com/gomlx/gomlx/ml/train/loss"
 )
 
-// network builds the graph of the logits (batch × 10) of images (batch × 28 × 28 × 1): two convolutions with stride 2, and
-// two dense layers.
+// network builds the graph of the logits (batch × 10) of images (batch × 28 × 28 × 1): two
+// convolutions with stride 2, and two dense layers.
 func network(scope *model.Scope, x *graph.Node) *graph.Node {
 	x = activation.Relu(convolve(scope.In("conv1"), x, 5, 2, 16))
 	x = activation.Relu(convolve(scope.In("conv2"), x, 3, 2, 32))
@@ -22,8 +22,9 @@ func network(scope *model.Scope, x *graph.Node) *graph.Node {
 	return layers.Dense(scope.In("dense2"), x, true, classes)
 }
 
-// convolve is a convolution with bias and without padding, as a product of matrices: each place's kernel×kernel
-// neighbourhood by the weights. gomlx's backend in pure Go does this some ten times faster than its layers.Convolution.
+// convolve is a convolution with bias and without padding, as a product of matrices: each place's
+// kernel×kernel neighbourhood by the weights. gomlx's backend in pure Go does this some ten times
+// faster than its layers.Convolution.
 func convolve(scope *model.Scope, x *graph.Node, kernel, stride, channels int) *graph.Node {
 	places := (x.Shape().Dimensions[1]-kernel)/stride + 1 // in a row
 	from := func(i int) graph.SliceAxisSpec {

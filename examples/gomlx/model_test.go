@@ -12,7 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// TestConvolve compares the convolution, and its gradients, with gomlx's own layer of the same weights.
+// TestConvolve compares the convolution, and its gradients, with gomlx's own layer of the same
+// weights.
 func TestConvolve(t *testing.T) {
 	const kernel, stride, in, out = 3, 2, 2, 4
 	backend, store := gobackend.GetBackend(), model.NewStore()

@@ -1,5 +1,6 @@
-// Gpu trains a small network on handwritten digits, as examples/digits does, on a GPU: the parameters are in its memory, the arithmetic is
-// our own kernels, and gradients are averaged from device to device. Several workers may share a card.
+// Gpu trains a small network on handwritten digits, as examples/digits does, on a GPU: the
+// parameters are in its memory, the arithmetic is our own kernels, and gradients are averaged from
+// device to device. Several workers may share a card.
 //
 //	bin/gpu
 //	hvdrun -np 2 bin/gpu
@@ -116,7 +117,8 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// progress is how far the training is; exported fields, because it is state that workers send each other.
+// progress is how far the training is; exported fields, because it is state that workers send each
+// other.
 type progress struct {
 	Epoch, Steps int     // Steps are counted over all epochs
 	Images       int     // of this epoch, on all workers

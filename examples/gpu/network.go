@@ -21,8 +21,8 @@ import (
 //go:embed kernels.ptx
 var kernels string
 
-// network is a perceptron of two layers on a device: 64 pixels → hidden units with ReLU → 10 logits, judged by softmax and
-// cross-entropy. All that it computes with is there.
+// network is a perceptron of two layers on a device: 64 pixels → hidden units with ReLU → 10
+// logits, judged by softmax and cross-entropy. All that it computes with is there.
 type network struct {
 	device *cuda.Device
 	stream *cuda.Stream // of all its kernels
@@ -32,8 +32,8 @@ type network struct {
 
 	hidden, room int // room: images of a batch at most
 
-	// All parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor holds the state: w1
-	// (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
+	// All parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor
+	// holds the state: w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
 	params, velocity *cuda.Slice[float32]
 	grad             *cuda.Slice[float32] // of the parameters, and the loss: it is averaged with them
 
@@ -52,7 +52,8 @@ type set struct {
 	n      int
 }
 
-// newNetwork returns a network with room for batches of so many images, and with He-initialized weights that depend on the seed alone.
+// newNetwork returns a network with room for batches of so many images, and with He-initialized
+// weights that depend on the seed alone.
 func newNetwork(ctx context.Context, d *cuda.Device, hidden, room int, seed uint64) (*network, error) {
 	m := &network{device: d, hidden: hidden, room: room}
 	if err := m.take(); err != nil {
@@ -141,8 +142,9 @@ func (m *network) launch(f *cuda.Function, threads int, args ...any) error {
 	return f.Launch(m.stream, cuda.Linear(threads), args...)
 }
 
-// forward has the logits of some images computed. It returns when the images' numbers are on the device, not when the logits are there.
-// What was in the stream before must be done: it reads the numbers.
+// forward has the logits of some images computed. It returns when the images' numbers are on the
+// device, not when the logits are there. What was in the stream before must be done: it reads the
+// numbers.
 func (m *network) forward(ctx context.Context, from *set, batch []int) error {
 	if len(batch) == 0 || len(batch) > m.room {
 		return fmt.Errorf("gpu: a batch of %d images, with room for %d", len(batch), m.room)
@@ -181,8 +183,8 @@ func (m *network) pass(ctx context.Context, from *set, batch []int) error {
 		m.launch(m.gradient, m.hidden*(dataset.Pixels+1), m.back, m.x, g1, gb1, hidden, pixels, n))
 }
 
-// step descends along the mean gradient of the batches of all ranks, and returns their mean loss. When it returns nil the device has done all of
-// it; on an error the parameters are as before.
+// step descends along the mean gradient of the batches of all ranks, and returns their mean loss.
+// When it returns nil the device has done all of it; on an error the parameters are as before.
 func (m *network) step(ctx context.Context, g *collective.Group, from *set, batch []int, rate, momentum float32) (float64, error) {
 	if err := m.pass(ctx, from, batch); err != nil {
 		return 0, err
@@ -225,7 +227,8 @@ func (m *network) accuracy(ctx context.Context, from *set) (float64, error) {
 	return float64(right) / float64(from.n), nil
 }
 
-// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes only if, they are.
+// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes
+// only if, they are.
 func (m *network) digest(ctx context.Context) (uint64, error) {
 	params := make([]float32, m.params.Len())
 	if err := m.params.CopyTo(ctx, params); err != nil {

@@ -141,7 +141,8 @@ func values(t *testing.T, s *cuda.Slice[float32]) []float32 {
 	return v
 }
 
-// TestPass: the gradients and the loss on the device are those of plain loops, and a step descends along them.
+// TestPass: the gradients and the loss on the device are those of plain loops, and a step descends
+// along them.
 func TestPass(t *testing.T) {
 	d := device(t)
 	for _, c := range []struct {

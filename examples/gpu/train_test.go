@@ -55,8 +55,8 @@ func TestTrainAlone(t *testing.T) {
 	}
 }
 
-// TestTrainUnderFailure: three workers on one device, one of which is killed, and returns; all end with the same network, which
-// reads digits.
+// TestTrainUnderFailure: three workers on one device, one of which is killed, and returns; all end
+// with the same network, which reads digits.
 func TestTrainUnderFailure(t *testing.T) {
 	library := cudatest.Library(t)
 	dir := t.TempDir()

@@ -1,4 +1,5 @@
-// Package kubernetes_test holds the manifests against each other, and against what the plugin asks for.
+// Package kubernetes_test holds the manifests against each other, and against what the plugin asks
+// for.
 package kubernetes_test
 
 import (
@@ -229,7 +230,8 @@ func TestPorts(t *testing.T) {
 	same(t, "the launch port", worker.Ports[i].ContainerPort, 7947)
 }
 
-// TestKey: both ends read the key of the Secret that the README makes, from files that nobody else may read.
+// TestKey: both ends read the key of the Secret that the README makes, from files that nobody else
+// may read.
 func TestKey(t *testing.T) {
 	all := manifests(t)
 	readme, err := os.ReadFile("README.md")

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Averager averages tensors over the ranks of a group. It keeps the memory in which they travel: a program uses the same
-// one for all its steps, one call at a time. The zero value is ready.
+// Averager averages tensors over the ranks of a group. It keeps the memory in which they travel: a
+// program uses the same one for all its steps, one call at a time. The zero value is ready.
 type Averager struct {
 	float32s  []float32
 	float64s  []float64
@@ -21,8 +21,9 @@ type Averager struct {
 	bfloat16s []collective.BFloat16
 }
 
-// Average makes each tensor the mean of those in its place on all ranks, with one reduction for all tensors of a type. The
-// types are Float32, Float64, Float16 and BFloat16. Where it fails the tensors may hold anything.
+// Average makes each tensor the mean of those in its place on all ranks, with one reduction for all
+// tensors of a type. The types are Float32, Float64, Float16 and BFloat16. Where it fails the
+// tensors may hold anything.
 func (a *Averager) Average(ctx context.Context, g *collective.Group, list ...*tensors.Tensor) error {
 	for i, t := range list {
 		switch t.DType() {
@@ -67,7 +68,8 @@ func average[T collective.Element](ctx context.Context, g *collective.Group, lis
 	return each(list, dtype, *buffer, func(room, tensor []byte) { copy(tensor, room) })
 }
 
-// each calls visit for the tensors of the type, with the bytes of each and those of its place in the buffer.
+// each calls visit for the tensors of the type, with the bytes of each and those of its place in
+// the buffer.
 func each[T collective.Element](list []*tensors.Tensor, dtype dtypes.DType, buffer []T, visit func(room, tensor []byte)) error {
 	rest := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(buffer))), len(buffer)*int(unsafe.Sizeof(buffer[0])))
 	for i, t := range list {

@@ -15,16 +15,19 @@ import (
 
 var _ elastic.Imaged = (*State)(nil)
 
-// head begins an image: the length of its JSON, in four bytes, and then the values of the variables, one after the other.
+// head begins an image: the length of its JSON, in four bytes, and then the values of the
+// variables, one after the other.
 type head struct {
 	// Order is that of the trainable variables' creation, by path.
 	Order []string
-	// Variables are those that have a value, by path: the rest of their order may differ from rank to rank.
+	// Variables are those that have a value, by path: the rest of their order may differ from rank
+	// to rank.
 	Variables []variable
 }
 
-// Image returns what the last save has kept, without variables that had no value then: it makes the variables part of digests, of
-// comparisons of the ranks' states and of elastic.Checkpoint's files. It takes memory for the values and copies them.
+// Image returns what the last save has kept, without variables that had no value then: it makes the
+// variables part of digests, of comparisons of the ranks' states and of elastic.Checkpoint's files.
+// It takes memory for the values and copies them.
 func (s *State) Image() ([]byte, error) {
 	if !s.hasSaved {
 		return nil, errors.New("gomlx: nothing has been saved yet")
@@ -62,8 +65,9 @@ func (s *State) Image() ([]byte, error) {
 	return b, nil
 }
 
-// SetImage gives the variables the values of an image, and creates those that are missing. One that has no value yet, there or here,
-// stays as it is. Where the image has another model's variables it returns an error and changes nothing.
+// SetImage gives the variables the values of an image, and creates those that are missing. One that
+// has no value yet, there or here, stays as it is. Where the image has another model's variables it
+// returns an error and changes nothing.
 func (s *State) SetImage(b []byte) error {
 	from, err := parse(b)
 	if err != nil {
@@ -83,7 +87,8 @@ func (s *State) SetImage(b []byte) error {
 	return s.assign(from)
 }
 
-// parse returns what is in an image, in an order in which it can be created. What it says of lengths is not checked.
+// parse returns what is in an image, in an order in which it can be created. What it says of
+// lengths is not checked.
 func parse(b []byte) (snapshot, error) {
 	if len(b) < 4 || uint64(len(b)-4) < uint64(binary.LittleEndian.Uint32(b)) {
 		return snapshot{}, errors.New("it is cut short")

@@ -24,8 +24,8 @@ func image(t *testing.T, s *State) []byte {
 	return b
 }
 
-// Images are the same where the values are, in whatever order the variables were created, and make the same state of any other that
-// fits, of an empty one too.
+// Images are the same where the values are, in whatever order the variables were created, and make
+// the same state of any other that fits, of an empty one too.
 func TestImage(t *testing.T) {
 	if _, err := NewState(model.NewStore()).Image(); err == nil {
 		t.Error("an image of what was never saved")

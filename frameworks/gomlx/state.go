@@ -1,8 +1,10 @@
-// Package gomlx makes training programs of the framework gomlx (github.com/gomlx/gomlx) elastic and data parallel.
+// Package gomlx makes training programs of the framework gomlx (github.com/gomlx/gomlx) elastic and
+// data parallel.
 //
-// A State is the part of an elastic.State that holds all variables of a model.Store: weights, the optimizer's moments and
-// step, learning rate, random state. A Step averages gradients over the ranks between the backward pass and their
-// application, and an Averager does that alone, for programs that have graphs of their own.
+// A State is the part of an elastic.State that holds all variables of a model.Store: weights, the
+// optimizer's moments and step, learning rate, random state. A Step averages gradients over the
+// ranks between the backward pass and their application, and an Averager does that alone, for
+// programs that have graphs of their own.
 //
 //	step, err := gomlx.NewStep(backend, store, optimizer.Adam().Done(), loss, shapeOfX, shapeOfY)
 //	state := elastic.NewState(w, gomlx.NewState(store), elastic.Value("step", &n), sampler)
@@ -42,18 +44,21 @@ import (
 
 var _ elastic.Part = (*State)(nil)
 
-// State is the variables of a store as a part of an elastic.State. It keeps two copies of their values in the host's
-// memory: that of the last save, and room for the next. The elastic.State keeps another, or two while a commit is made, by
-// which it compares the ranks, and writes checkpoints.
+// State is the variables of a store as a part of an elastic.State. It keeps two copies of their
+// values in the host's memory: that of the last save, and room for the next. The elastic.State
+// keeps another, or two while a commit is made, by which it compares the ranks, and writes
+// checkpoints.
 //
-// Variables may be created at any time, but those that a step creates (an optimizer's, mostly) must be there before the
-// first save, which elastic.Run makes when it begins: there is no going back to a time before them. NewStep creates them.
-// A worker that joins the job late needs none: a Sync creates what it lacks.
+// Variables may be created at any time, but those that a step creates (an optimizer's, mostly) must
+// be there before the first save, which elastic.Run makes when it begins: there is no going back to
+// a time before them. NewStep creates them. A worker that joins the job late needs none: a Sync
+// creates what it lacks.
 //
 // The zero value is of no use; NewState makes one.
 type State struct {
-	// Skip, where it is not nil, says which variables are left out: neither saved, nor restored, nor synchronised. It must
-	// be set before the first use, and say the same on every rank. Metrics that only one rank computes are such variables.
+	// Skip, where it is not nil, says which variables are left out: neither saved, nor restored,
+	// nor synchronised. It must be set before the first use, and say the same on every rank.
+	// Metrics that only one rank computes are such variables.
 	Skip func(*model.Variable) bool
 
 	store        *model.Store
@@ -71,7 +76,8 @@ type snapshot struct {
 	values    []byte // of all of them, one after the other
 }
 
-// variable is what is known of one besides its value; exported fields, because ranks send it each other.
+// variable is what is known of one besides its value; exported fields, because ranks send it each
+// other.
 type variable struct {
 	Path      string
 	DType     string
@@ -89,7 +95,8 @@ func (v variable) same(w variable) bool {
 
 func (v variable) String() string { return fmt.Sprintf("%q (%s %v)", v.Path, v.DType, v.Dims) }
 
-// live calls visit for every variable of the store that is not left out, in the order of their creation.
+// live calls visit for every variable of the store that is not left out, in the order of their
+// creation.
 func (s *State) live(visit func(*model.Variable) error) error {
 	for v := range s.store.IterVariables() {
 		if s.Skip != nil && s.Skip(v) {
@@ -146,9 +153,9 @@ func (s *State) Save() error {
 	return nil
 }
 
-// Restore gives every variable the value that it had at the last save. A variable that had none yet then, but an
-// initializer, is initialized anew when a graph next uses it. One that a Sync has created since is deleted; any other that
-// did not exist then is an error.
+// Restore gives every variable the value that it had at the last save. A variable that had none yet
+// then, but an initializer, is initialized anew when a graph next uses it. One that a Sync has
+// created since is deleted; any other that did not exist then is an error.
 func (s *State) Restore() error {
 	if !s.hasSaved {
 		return errors.New("gomlx: nothing has been saved yet that could be restored")
@@ -247,9 +254,10 @@ func (v variable) shape() (shapes.Shape, error) {
 	return shapes.Make(dtype, v.Dims...), nil
 }
 
-// Sync makes the variables of every rank those of root. What a rank lacks is created, so that a worker that comes to the
-// job late may do so with an empty store; a rank that has a variable of another shape, one that root does not have, or its
-// trainable ones in another order (which is the order of their gradients), gets an error and changes nothing.
+// Sync makes the variables of every rank those of root. What a rank lacks is created, so that a
+// worker that comes to the job late may do so with an empty store; a rank that has a variable of
+// another shape, one that root does not have, or its trainable ones in another order (which is the
+// order of their gradients), gets an error and changes nothing.
 func (s *State) Sync(ctx context.Context, g *collective.Group, root int) error {
 	var message []byte
 	if g.Rank() == root {
@@ -329,8 +337,8 @@ func (s *State) fits(from snapshot) error {
 	return nil
 }
 
-// Digest is a hash of all names, shapes and values: equal on two ranks if, and for all practical purposes only if, they
-// have the same variables with the same bits.
+// Digest is a hash of all names, shapes and values: equal on two ranks if, and for all practical
+// purposes only if, they have the same variables with the same bits.
 func (s *State) Digest() (uint64, error) {
 	if err := s.capture(&s.spare); err != nil {
 		return 0, err

@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// newStore returns a store with a variable for each value, all of them trainable but those whose name begins with '#'.
+// newStore returns a store with a variable for each value, all of them trainable but those whose
+// name begins with '#'.
 func newStore(t *testing.T, pairs ...any) *model.Store {
 	t.Helper()
 	store := model.NewStore()
@@ -169,7 +170,8 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// TestRestoreAfterAFailedSync: the sync of the variables succeeds, that of another part does not, so there is no save.
+// TestRestoreAfterAFailedSync: the sync of the variables succeeds, that of another part does not,
+// so there is no save.
 func TestRestoreAfterAFailedSync(t *testing.T) {
 	root, empty := NewState(newStore(t, "w", []float32{1}, "#step", int64(5))), NewState(model.NewStore())
 	must(t, empty.Save())

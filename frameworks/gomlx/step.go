@@ -16,16 +16,17 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Step is one step of data-parallel training: two graphs, one that computes loss and gradients, and one that applies
-// gradients, between which the gradients of all ranks are averaged on the host. One goroutine at a time uses it.
+// Step is one step of data-parallel training: two graphs, one that computes loss and gradients, and
+// one that applies gradients, between which the gradients of all ranks are averaged on the host.
+// One goroutine at a time uses it.
 type Step struct {
 	gradients, apply *model.Exec
 	averager         Averager
 	arguments        []any // of apply, kept for its memory
 }
 
-// Loss builds the graph of a loss, a scalar, of the inputs that are given to Run. It is the mean over the examples in them:
-// what ranks compute is averaged with equal weights.
+// Loss builds the graph of a loss, a scalar, of the inputs that are given to Run. It is the mean
+// over the examples in them: what ranks compute is averaged with equal weights.
 type Loss func(scope *model.Scope, inputs []*graph.Node) *graph.Node
 
 // updater is what an optimizer of gomlx can do besides optimizer.Interface; those of gomlx all can.
@@ -33,12 +34,13 @@ type updater interface {
 	UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.Node, lossType dtypes.DType)
 }
 
-// NewStep builds both graphs for inputs of these shapes, and with them creates and initializes all variables of the model
-// and of the optimizer in store. Run may be given inputs of other shapes as well; each new combination is compiled once.
+// NewStep builds both graphs for inputs of these shapes, and with them creates and initializes all
+// variables of the model and of the optimizer in store. Run may be given inputs of other shapes as
+// well; each new combination is compiled once.
 //
-// Every trainable variable that the loss depends on is trained. Variables that the loss's graph itself changes are each
-// rank's own affair: the random state changes alike on all ranks; means of batch normalization do not, and belong to those
-// that State.Skip names.
+// Every trainable variable that the loss depends on is trained. Variables that the loss's graph
+// itself changes are each rank's own affair: the random state changes alike on all ranks; means of
+// batch normalization do not, and belong to those that State.Skip names.
 func NewStep(backend compute.Backend, store *model.Store, opt optimizer.Interface, loss Loss, inputs ...shapes.Shape) (*Step, error) {
 	update, ok := opt.(updater)
 	if !ok {
@@ -92,9 +94,9 @@ func NewStep(backend compute.Backend, store *model.Store, opt optimizer.Interfac
 	return s, nil
 }
 
-// Run computes the gradients of this rank's inputs (tensors, or Go values that gomlx makes tensors of), averages them over
-// the group, applies them, and returns the mean of all ranks' losses. It is collective. Where it returns an error of the
-// collective, the gradients have not been applied.
+// Run computes the gradients of this rank's inputs (tensors, or Go values that gomlx makes tensors
+// of), averages them over the group, applies them, and returns the mean of all ranks' losses. It is
+// collective. Where it returns an error of the collective, the gradients have not been applied.
 func (s *Step) Run(ctx context.Context, g *collective.Group, inputs ...any) (float32, error) {
 	out, err := s.gradients.Call(inputs...)
 	if err != nil {

@@ -74,7 +74,8 @@ func together(t *testing.T, n int, f func(g *collective.Group)) {
 	running.Wait()
 }
 
-// TestStepTogether takes the same steps with three ranks and with one, whose examples are those of the three together.
+// TestStepTogether takes the same steps with three ranks and with one, whose examples are those of
+// the three together.
 func TestStepTogether(t *testing.T) {
 	for name, opt := range map[string]func() optimizer.Interface{
 		"adam": adam, "sgd": func() optimizer.Interface { return optimizer.StochasticGradientDescent().WithLearningRate(0.1) },
@@ -144,7 +145,8 @@ func TestStepThatAbortsAppliesNothing(t *testing.T) {
 	}
 }
 
-// TestJoiner: a worker comes when the others have made steps. It has no variables of an optimizer, or none at all.
+// TestJoiner: a worker comes when the others have made steps. It has no variables of an optimizer,
+// or none at all.
 func TestJoiner(t *testing.T) {
 	veteran := newTrainer(t, 1, adam())
 	old := NewState(veteran.store)

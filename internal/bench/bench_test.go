@@ -97,7 +97,8 @@ func ring(t *testing.T, n int, body func(g *collective.Group) error) {
 	}
 }
 
-// Every operation gives what is expected of it, with more ranks than elements too, and is measured at each size.
+// Every operation gives what is expected of it, with more ranks than elements too, and is measured
+// at each size.
 func TestMeasure(t *testing.T) {
 	for _, op := range Ops {
 		for _, n := range []int{1, 2, 3, 5} {

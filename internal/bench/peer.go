@@ -20,7 +20,8 @@ import (
 // Peer is another library that can be measured.
 type Peer struct {
 	Name string
-	// compiler makes program of source, with the library that is named; launcher is what else must be there.
+	// compiler makes program of source, with the library that is named; launcher is what else must
+	// be there.
 	compiler, source, library, launcher string
 	// packages are Debian's that have them.
 	packages string
@@ -40,7 +41,8 @@ func mpirun(more ...string) func(program, folder string, ranks int, plan []strin
 
 const openMPIPackages = "openmpi-bin libopenmpi-dev"
 
-// Peers are all that there are: Open MPI with the transports that it takes by itself, Open MPI over TCP alone, and Gloo.
+// Peers are all that there are: Open MPI with the transports that it takes by itself, Open MPI over
+// TCP alone, and Gloo.
 var Peers = []Peer{
 	{Name: "openmpi", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", packages: openMPIPackages, command: mpirun()},
 	{Name: "openmpi-tcp", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", packages: openMPIPackages,
@@ -71,8 +73,9 @@ func ParsePeers(text string) ([]Peer, error) {
 	return found, nil
 }
 
-// Prepare puts the peer's sources into a subfolder of its own, and returns the command that compiles them. Its error is one
-// line that says why the peer cannot be measured here, and what to install.
+// Prepare puts the peer's sources into a subfolder of its own, and returns the command that
+// compiles them. Its error is one line that says why the peer cannot be measured here, and what to
+// install.
 func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 	if slices.Contains(p.lacks, op) {
 		return nil, fmt.Errorf("there is no %s in it", op)
@@ -118,7 +121,8 @@ func firstError(out string) string {
 	return lines[0]
 }
 
-// Command is what measures as the spec says, once it is compiled. What it leaves in the folder is removed with it.
+// Command is what measures as the spec says, once it is compiled. What it leaves in the folder is
+// removed with it.
 func (p Peer) Command(folder string, ranks int, spec Spec) ([]string, error) {
 	meeting, err := os.MkdirTemp(filepath.Join(folder, p.Name), "meeting")
 	if err != nil {
@@ -153,7 +157,8 @@ func ReadPeer(out io.Reader, spec Spec) ([]Row, error) {
 	return rows, nil
 }
 
-// Patience is the longest that a peer may take for the whole spec: some of them hang rather than fail.
+// Patience is the longest that a peer may take for the whole spec: some of them hang rather than
+// fail.
 func (s Spec) Patience() time.Duration {
 	return time.Minute + time.Duration(len(s.Sizes))*(4*s.Time+30*time.Second)
 }

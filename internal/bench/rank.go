@@ -12,9 +12,9 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// Rank is the program of one rank: it joins the job that started it as any worker does, measures what the spec says, and on
-// rank 0 writes each row as a line of JSON as soon as it is there. It blocks until all ranks are done, ctx ends, or a rank
-// is lost, which is not recovered from.
+// Rank is the program of one rank: it joins the job that started it as any worker does, measures
+// what the spec says, and on rank 0 writes each row as a line of JSON as soon as it is there. It
+// blocks until all ranks are done, ctx ends, or a rank is lost, which is not recovered from.
 func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -38,7 +38,8 @@ type meter struct {
 	clock time.Time // since when time is counted: reading it that way costs half of time.Now
 }
 
-// turns is how often the operations of one size take turns, so that what else happens on the machine happens to all of them.
+// turns is how often the operations of one size take turns, so that what else happens on the
+// machine happens to all of them.
 const turns = 8
 
 // measure writes the rows of every size.
@@ -96,7 +97,8 @@ func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
 	return rows, nil
 }
 
-// trial makes an operation ready: it is known to be right, has run for a while, and has room for all its samples.
+// trial makes an operation ready: it is known to be right, has run for a while, and has room for
+// all its samples.
 func (m *meter) trial(op Op, size int) (*trial, error) {
 	data, err := m.tensor(op, size/4)
 	if err != nil {
@@ -144,8 +146,8 @@ func (m *meter) tensor(op Op, n int) ([]float32, error) {
 	return make([]float32, n), nil
 }
 
-// warmUp runs the operation for a twentieth of the time, and returns how many samples fit into all of it: the same number
-// on every rank.
+// warmUp runs the operation for a twentieth of the time, and returns how many samples fit into all
+// of it: the same number on every rank.
 func (m *meter) warmUp(t *trial) (int, error) {
 	for batch := 3; ; batch *= 2 {
 		begun := time.Since(m.clock)

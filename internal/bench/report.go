@@ -55,11 +55,11 @@ func (r *Report) row(peer string, op Op, bytes int) (Row, bool) {
 	return merged(found), true
 }
 
-// Roof returns the bandwidth that memory allows an all-reduce of these bytes, in GB/s, and that of the copies by all ranks
-// at once that it follows from. There is none unless Spec.Memory was set.
+// Roof returns the bandwidth that memory allows an all-reduce of these bytes, in GB/s, and that of
+// the copies by all ranks at once that it follows from. There is none unless Spec.Memory was set.
 //
-// Each rank of n must at least read its n-th part of all n tensors, write that, and copy the other parts of the result: 3 −
-// 1/n times the bytes in all, where a copy of a byte moves two.
+// Each rank of n must at least read its n-th part of all n tensors, write that, and copy the other
+// parts of the result: 3 − 1/n times the bytes in all, where a copy of a byte moves two.
 func (r *Report) Roof(bytes int) (roof, copied float64, ok bool) {
 	row, ok := r.row(Ours, CopyAll, bytes)
 	if !ok || row.Median == 0 {

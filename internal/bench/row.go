@@ -32,8 +32,8 @@ type Result struct {
 	Peer  string // whose it is
 }
 
-// Merged are the rows of all rounds for one peer, operation and size: the least, and the medians of the rounds' medians
-// and 99th percentiles. Samples are those of all rounds.
+// Merged are the rows of all rounds for one peer, operation and size: the least, and the medians of
+// the rounds' medians and 99th percentiles. Samples are those of all rounds.
 func merged(results []Result) Row {
 	row := results[0].Row
 	row.Samples = 0

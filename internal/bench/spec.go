@@ -1,8 +1,9 @@
-// Package bench measures collective operations: ours as any worker of a job sees them, and those of other libraries.
+// Package bench measures collective operations: ours as any worker of a job sees them, and those of
+// other libraries.
 //
-// One rule for all of them: float32 sums, in place where there is such a form, called by every rank back to back. A sample
-// is one operation, and its time the longest over the ranks, by each rank's monotonic clock. The result of an operation is
-// checked before it is timed.
+// One rule for all of them: float32 sums, in place where there is such a form, called by every rank
+// back to back. A sample is one operation, and its time the longest over the ranks, by each rank's
+// monotonic clock. The result of an operation is checked before it is timed.
 package bench
 
 import (
@@ -16,8 +17,8 @@ import (
 // Op is what is measured.
 type Op string
 
-// The operations. Copy is none, but what bounds them: a plain copy of memory, half of the bytes onto the other half, by
-// rank 0 alone (CopyAlone) or by all ranks at once (CopyAll).
+// The operations. Copy is none, but what bounds them: a plain copy of memory, half of the bytes
+// onto the other half, by rank 0 alone (CopyAlone) or by all ranks at once (CopyAll).
 const (
 	AllReduce     Op = "allreduce"
 	Broadcast     Op = "broadcast"
@@ -44,10 +45,11 @@ const (
 // Spec says what a rank is to measure.
 type Spec struct {
 	Op Op
-	// Sizes are bytes of float32: of the whole tensor, of which allgather, reducescatter and alltoall give or take a part
-	// by rank.
+	// Sizes are bytes of float32: of the whole tensor, of which allgather, reducescatter and
+	// alltoall give or take a part by rank.
 	Sizes []int
-	// Time is aimed at for the samples of one size: as many as fit in, at least 10 and at most 20,000.
+	// Time is aimed at for the samples of one size: as many as fit in, at least 10 and at most
+	// 20,000.
 	Time time.Duration
 	// Alloc takes tensors from memory that the ranks of a host share (collective.Alloc).
 	Alloc bool
@@ -60,7 +62,8 @@ var units = []struct {
 	bytes  int
 }{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1}}
 
-// ParseSizes reads a list as 4,64KiB,1MiB, and returns it sorted, without doubles. A size is a multiple of 4 bytes.
+// ParseSizes reads a list as 4,64KiB,1MiB, and returns it sorted, without doubles. A size is a
+// multiple of 4 bytes.
 func ParseSizes(text string) ([]int, error) {
 	var sizes []int
 	for word := range strings.SplitSeq(text, ",") {
@@ -94,7 +97,8 @@ func parseSize(word string) (int, error) {
 	panic("unreachable: the last unit is no suffix")
 }
 
-// SizeText returns the bytes as ParseSizes reads them, in the largest unit of which they are a multiple.
+// SizeText returns the bytes as ParseSizes reads them, in the largest unit of which they are a
+// multiple.
 func SizeText(n int) string {
 	for _, u := range units[:3] {
 		if n >= u.bytes && n%u.bytes == 0 {

@@ -73,8 +73,8 @@ func (c *chaos) check(res e2e.Result) error {
 	return errors.Join(errs...)
 }
 
-// checkResets checks that every reset leads to one world, and that none was without a cause: somebody's end, or news of
-// hosts.
+// checkResets checks that every reset leads to one world, and that none was without a cause:
+// somebody's end, or news of hosts.
 func checkResets(events []e2e.Event) error {
 	resets, worlds, cause := 0, 0, false
 	for _, e := range events {

@@ -17,7 +17,8 @@ import (
 // beyond is how far after the usual end of a commit a worker may be struck, as a share of its time.
 const beyond = 0.25
 
-// strikeCommits has workers killed at moments of a commit, until there were so many tries or the job is to be left in peace.
+// strikeCommits has workers killed at moments of a commit, until there were so many tries or the
+// job is to be left in peace.
 func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err error) {
 	for made < tries {
 		if err := k.look(); err != nil {
@@ -50,8 +51,8 @@ func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err er
 	return made, nil
 }
 
-// victims picks one or two members of the newest world, in which two or more train; one of these is spared. Rank 0 is
-// one of them every other time.
+// victims picks one or two members of the newest world, in which two or more train; one of these is
+// spared. Rank 0 is one of them every other time.
 func (k *killer) victims() []int {
 	var holders []int
 	for _, pid := range k.alive {
@@ -108,7 +109,8 @@ func (k *killer) awaitGone(ctx context.Context, pids []int) error {
 	})
 }
 
-// strikes are those of a run: how many there were, by what the worker did, and what became of the commit.
+// strikes are those of a run: how many there were, by what the worker did, and what became of the
+// commit.
 type strikes struct {
 	tries, zeros int
 	moments      map[diary.Moment]int

@@ -28,7 +28,8 @@ func (d *driverKiller) turn(k *killer) bool {
 	return float64(d.killed) < due && k.dice.IntN(3) > 0
 }
 
-// killDriver kills hvdrun, perhaps a worker while there is none, and perhaps the next one before it has control.
+// killDriver kills hvdrun, perhaps a worker while there is none, and perhaps the next one before it
+// has control.
 func (k *killer) killDriver(ctx context.Context) error {
 	k.endDriver()
 	before := len(k.kills)
@@ -71,8 +72,8 @@ func (k *killer) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// awaitControl blocks until the driver that was resumed then has said so, and has heard of the workers that were killed
-// while there was none.
+// awaitControl blocks until the driver that was resumed then has said so, and has heard of the
+// workers that were killed while there was none.
 func (k *killer) awaitControl(ctx context.Context, began time.Time, deaths []kill) error {
 	follower := diary.Follow[e2e.Event](k.job.EventsPath())
 	missing := make(map[int]bool)
@@ -112,8 +113,8 @@ func (k *killer) awaitControl(ctx context.Context, began time.Time, deaths []kil
 	}
 }
 
-// checkResumed checks that nobody has paid for the kills of hvdrun: all workers that ended before the job was done were
-// killed, and every resume was as fast as is asked.
+// checkResumed checks that nobody has paid for the kills of hvdrun: all workers that ended before
+// the job was done were killed, and every resume was as fast as is asked.
 func (k *killer) checkResumed(res e2e.Result) error {
 	var errs []error
 	started := make(map[int]int)
@@ -151,8 +152,8 @@ func (k *killer) checkResumed(res e2e.Result) error {
 
 var chatter = regexp.MustCompile(`(?m)^\[\d+\]<stdout>:chatter of (\d+): line (\d+)$`)
 
-// checkChatter checks that every line of every worker was passed on, and once, but for the last one before a kill, which the
-// driver was about to note.
+// checkChatter checks that every line of every worker was passed on, and once, but for the last one
+// before a kill, which the driver was about to note.
 func checkChatter(output string, kills int) error {
 	lines, repeated := make(map[string]int), make(map[string]int)
 	for _, m := range chatter.FindAllStringSubmatch(output, -1) {

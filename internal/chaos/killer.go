@@ -81,7 +81,8 @@ func (k *killer) run(ctx context.Context) error {
 	}
 }
 
-// next is the time until the next kill: now and then very short, so that it meets the recovery from the last.
+// next is the time until the next kill: now and then very short, so that it meets the recovery from
+// the last.
 func (k *killer) next() time.Duration {
 	if k.dice.IntN(3) == 0 {
 		return time.Duration(k.dice.ExpFloat64() * float64(10*time.Millisecond))
@@ -121,7 +122,8 @@ func (k *killer) look() error {
 	return nil
 }
 
-// strike kills one worker, or asks it to leave, if somebody with state is left then: a member of the newest world that has begun to train.
+// strike kills one worker, or asks it to leave, if somebody with state is left then: a member of
+// the newest world that has begun to train.
 func (k *killer) strike() {
 	var holders []int
 	for _, pid := range k.alive {
@@ -159,7 +161,8 @@ func (k *killer) strike() {
 	k.kills = append(k.kills, kill{at, pid, rank, k.generation})
 }
 
-// recoveries returns, for each kill of a member, the time until somebody completed a step in a later world.
+// recoveries returns, for each kill of a member, the time until somebody completed a step in a
+// later world.
 func recoveries(kills []kill, lines []diary.Line) e2e.Spread {
 	var s e2e.Spread
 	for _, k := range kills {

@@ -1,16 +1,18 @@
-// Command chaos runs the same job again and again while it kills random workers at random moments: rank 0, newcomers, two
-// at once, one in the middle of the recovery from another. Some are not killed but asked to leave. Jobs commit every step, or every second or third. Every run must
-// end as if nothing had happened.
+// Command chaos runs the same job again and again while it kills random workers at random moments:
+// rank 0, newcomers, two at once, one in the middle of the recovery from another. Some are not
+// killed but asked to leave. Jobs commit every step, or every second or third. Every run must end
+// as if nothing had happened.
 //
 //	go run ./internal/chaos -runs 200
 //
-// With -commits workers are killed at moments of a commit alone: while values are encoded, tensors copied, or the ranks agree
-// that all have made it, and just after that.
+// With -commits workers are killed at moments of a commit alone: while values are encoded, tensors
+// copied, or the ranks agree that all have made it, and just after that.
 //
-// After each run it checks that hvdrun has ended with status 0 and in time, that no process is left, that all workers of the
-// last world have the weights of an undisturbed run, to the bit, and that no committed step was lost, done again or left
-// out (see diary.Check: whoever enters a world is not behind any step whose Commit has returned nil anywhere before). The
-// files of a run that fails are kept.
+// After each run it checks that hvdrun has ended with status 0 and in time, that no process is
+// left, that all workers of the last world have the weights of an undisturbed run, to the bit, and
+// that no committed step was lost, done again or left out (see diary.Check: whoever enters a world
+// is not behind any step whose Commit has returned nil anywhere before). The files of a run that
+// fails are kept.
 package main
 
 import (

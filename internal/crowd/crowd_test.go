@@ -20,7 +20,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A small crowd goes the whole way: it forms a world, grows, shrinks, loses a tenth at once, and is stopped.
+// A small crowd goes the whole way: it forms a world, grows, shrinks, loses a tenth at once, and is
+// stopped.
 func TestSmallCrowd(t *testing.T) {
 	s, err := job(t.Context(), scenario{Workers: 50})
 	if err != nil {

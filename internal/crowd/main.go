@@ -2,11 +2,12 @@
 //
 //	go run ./internal/crowd -sizes 100,300,1000
 //
-// The driver is a real one, with a journal on the disk, in a process of its own. Its workers are goroutines of another
-// process: they have credentials, join by the rendezvous' client over TLS and run the notification service, but compute
-// nothing and are not connected to each other: all leave a world at once when each has heard of an update, or when some of
-// them die. Both processes are on this machine, so the times are those of all workers' part too; what the driver's process
-// took of memory and processor is told apart.
+// The driver is a real one, with a journal on the disk, in a process of its own. Its workers are
+// goroutines of another process: they have credentials, join by the rendezvous' client over TLS and
+// run the notification service, but compute nothing and are not connected to each other: all leave
+// a world at once when each has heard of an update, or when some of them die. Both processes are on
+// this machine, so the times are those of all workers' part too; what the driver's process took of
+// memory and processor is told apart.
 package main
 
 import (
@@ -66,8 +67,8 @@ func play(ctx context.Context, role string) error {
 		}
 		return json.NewEncoder(os.Stdout).Encode(s)
 	case roleWorkers:
-		// A worker has a process of its own, whose garbage is that of one. All in one process would be looked through together,
-		// again and again, and take the processor from the driver.
+		// A worker has a process of its own, whose garbage is that of one. All in one process would
+		// be looked through together, again and again, and take the processor from the driver.
 		debug.SetGCPercent(-1)
 		debug.SetMemoryLimit(workersMemory)
 		return serveWorkers(ctx, os.Stdin, os.Stdout)

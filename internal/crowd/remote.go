@@ -29,8 +29,8 @@ type order struct {
 type news struct {
 	Forked, Ended string // an incarnation
 	Signal        syscall.Signal
-	// World is the generation of a world that all its members have got; Heard the number of an update that all have heard
-	// of. At is when, in nanoseconds since 1970.
+	// World is the generation of a world that all its members have got; Heard the number of an
+	// update that all have heard of. At is when, in nanoseconds since 1970.
 	World uint64
 	Size  int
 	Heard uint64

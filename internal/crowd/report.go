@@ -58,7 +58,8 @@ func median(samples []sample) (m sample) {
 	return m
 }
 
-// exponent returns k where a quantity grows with the k-th power of the number of workers: 1 is in proportion.
+// exponent returns k where a quantity grows with the k-th power of the number of workers: 1 is in
+// proportion.
 func exponent(fewer, more int, v, w float64) float64 {
 	return math.Log(w/v) / math.Log(float64(more)/float64(fewer))
 }

@@ -26,8 +26,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses a tenth of them at
-// once, and is stopped.
+// scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses
+// a tenth of them at once, and is stopped.
 type scenario struct {
 	Workers int
 	Profile string
@@ -195,8 +195,8 @@ func (st *stage) acts(ctx context.Context, s *sample, began time.Time, cpu time.
 	return nil
 }
 
-// change changes the list of hosts, and returns how long it took from the driver's decision to notify the workers until
-// the last had heard. Then it waits for the world that comes of it.
+// change changes the list of hosts, and returns how long it took from the driver's decision to
+// notify the workers until the last had heard. Then it waits for the world that comes of it.
 func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms float64, err error) {
 	st.source.set(to)
 	told, err := st.await(ctx, driver.HostsUpdated, generation-1)

@@ -261,7 +261,8 @@ func (c *crowd) watch(ctx context.Context) {
 	}
 }
 
-// heard returns the number of the latest update of the current world that all its members know; 0 for none.
+// heard returns the number of the latest update of the current world that all its members know; 0
+// for none.
 func (c *crowd) heard() (seq uint64) {
 	if c.world == nil || len(c.world.members) < c.world.size {
 		return 0

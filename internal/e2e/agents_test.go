@@ -24,7 +24,8 @@ func parent(t *testing.T, pid int) int {
 	return ppid
 }
 
-// inTwoHosts is a job in full training, and its world; await returns the next of that size, once it has committed.
+// inTwoHosts is a job in full training, and its world; await returns the next of that size, once it
+// has committed.
 func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size int) Event) {
 	t.Helper()
 	r = start(t, Job{
@@ -53,8 +54,8 @@ func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size in
 	}
 }
 
-// TestAgentLost: an agent that is killed costs its host's workers and nobody else. Another takes its place, and nothing is
-// left of the one before.
+// TestAgentLost: an agent that is killed costs its host's workers and nobody else. Another takes
+// its place, and nothing is left of the one before.
 func TestAgentLost(t *testing.T) {
 	t.Parallel()
 	r, await := inTwoHosts(t)
@@ -89,8 +90,8 @@ func TestAgentLost(t *testing.T) {
 	}
 }
 
-// TestAgentStopped: an agent of this machine that is stopped for longer than --agent-timeout is alive, and so are its workers.
-// It is continued when they shall end.
+// TestAgentStopped: an agent of this machine that is stopped for longer than --agent-timeout is
+// alive, and so are its workers. It is continued when they shall end.
 func TestAgentStopped(t *testing.T) {
 	t.Parallel()
 	r, await := inTwoHosts(t)

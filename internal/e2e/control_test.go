@@ -77,8 +77,8 @@ func refused(t *testing.T, r *Running, status int, words string, args ...string)
 	}
 }
 
-// awaitWorld blocks until a world of so many workers has been published after generation after, and has committed; it
-// returns its generation.
+// awaitWorld blocks until a world of so many workers has been published after generation after, and
+// has committed; it returns its generation.
 func awaitWorld(t *testing.T, r *Running, after uint64, size int) (generation uint64) {
 	t.Helper()
 	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
@@ -122,7 +122,8 @@ func end(t *testing.T, r *Running) Result {
 	return finish(t, r, 128+15, controlledSteps)
 }
 
-// TestDrain: a slot and then a host are drained, and readmitted: nobody fails, no operation does, the others train on.
+// TestDrain: a slot and then a host are drained, and readmitted: nobody fails, no operation does,
+// the others train on.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
@@ -165,7 +166,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestExclude: the worker of a slot is stopped at once, and the slot comes back by itself; a host does when it is readmitted.
+// TestExclude: the worker of a slot is stopped at once, and the slot comes back by itself; a host
+// does when it is readmitted.
 func TestExclude(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
@@ -225,8 +227,8 @@ func TestScale(t *testing.T) {
 	end(t, r)
 }
 
-// TestControlOfAnotherDriver: what was asked of a driver holds with the next; in between nobody takes commands, and the
-// status is what was written down last. The job's folder has a long name.
+// TestControlOfAnotherDriver: what was asked of a driver holds with the next; in between nobody
+// takes commands, and the status is what was written down last. The job's folder has a long name.
 func TestControlOfAnotherDriver(t *testing.T) {
 	t.Parallel()
 	long := filepath.Join(t.TempDir(), strings.Repeat("long-", 20), strings.Repeat("name-", 20))
@@ -339,7 +341,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestCommandsOfStrangers: the folder keeps others out, and so does the socket, whoever opens the folder.
+// TestCommandsOfStrangers: the folder keeps others out, and so does the socket, whoever opens the
+// folder.
 func TestCommandsOfStrangers(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -352,8 +355,8 @@ func TestCommandsOfStrangers(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := controlled(t, "--job-dir", filepath.Join(dir, "job"))
 	program := filepath.Join(dir, "hvdrun")
-	// Another process writes the copy: what this one has open for writing, children that other tests start at that moment have too,
-	// and then it cannot be run.
+	// Another process writes the copy: what this one has open for writing, children that other
+	// tests start at that moment have too, and then it cannot be run.
 	if out, err := exec.Command("cp", binaries.Hvdrun, program).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

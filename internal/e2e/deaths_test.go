@@ -199,7 +199,8 @@ func TestReturnIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestHostLostAndAddedWithinASecond: its worker dies, discovery drops it at the same time and names it again at once.
+// TestHostLostAndAddedWithinASecond: its worker dies, discovery drops it at the same time and names
+// it again at once.
 func TestHostLostAndAddedWithinASecond(t *testing.T) {
 	run(t, Job{
 		Flags: flags("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0.2,0.2"),
@@ -248,7 +249,8 @@ func TestResetLimit(t *testing.T) {
 	t.Run("2", func(t *testing.T) { run(t, job("2"), worlds) })
 }
 
-// TestDeathInTheMiddle: a worker dies in a sync, a save, a roll back, a reset. Whoever is left has a whole state.
+// TestDeathInTheMiddle: a worker dies in a sync, a save, a roll back, a reset. Whoever is left has
+// a whole state.
 func TestDeathInTheMiddle(t *testing.T) {
 	grows := []Stage{{Hosts: on(hostA, 2)}, {Step: 5, Hosts: on(hostA, 2, hostB, 1)}}
 	before := diary.World{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0}
@@ -281,7 +283,8 @@ func TestDeathInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestFailureRollsBackToTheCommit: what was done since the last commit is done again, in the world that comes.
+// TestFailureRollsBackToTheCommit: what was done since the last commit is done again, in the world
+// that comes.
 func TestFailureRollsBackToTheCommit(t *testing.T) {
 	t.Parallel()
 	res := finish(t, start(t, Job{
@@ -309,8 +312,8 @@ func TestFailureRollsBackToTheCommit(t *testing.T) {
 	}
 }
 
-// TestDeathInSave: whether the step that was being saved is done again depends on who had come how far, but it is there
-// once in the end.
+// TestDeathInSave: whether the step that was being saved is done again depends on who had come how
+// far, but it is there once in the end.
 func TestDeathInSave(t *testing.T) {
 	for who, after := range map[string]diary.World{
 		"localhost:0": {From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:1", First: 1},
@@ -333,7 +336,8 @@ func TestDeathInSave(t *testing.T) {
 	}
 }
 
-// TestLastWithStateDiesInSync: the newcomer has nothing to go on with, and says so rather than beginning anew.
+// TestLastWithStateDiesInSync: the newcomer has nothing to go on with, and says so rather than
+// beginning anew.
 func TestLastWithStateDiesInSync(t *testing.T) {
 	t.Parallel()
 	finish(t, start(t, Job{

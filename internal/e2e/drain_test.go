@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// Workers that are asked to leave, and jobs that are stopped, in the middle of training: they leave at a step boundary, and
-// no operation fails.
+// Workers that are asked to leave, and jobs that are stopped, in the middle of training: they leave
+// at a step boundary, and no operation fails.
 
 // world waits for one of so many, later than a generation, in which a step was committed.
 func world(t *testing.T, r *Running, after uint64, size int) (found Event) {
@@ -49,7 +49,8 @@ func ask(t *testing.T, pids ...int) {
 	}
 }
 
-// inOrder checks that no operation failed and that every worker that had begun exited with 0, of such causes only.
+// inOrder checks that no operation failed and that every worker that had begun exited with 0, of
+// such causes only.
 func inOrder(t *testing.T, res Result, causes ...string) {
 	t.Helper()
 	for _, l := range res.Lines {
@@ -78,7 +79,8 @@ func awaitOutput(t *testing.T, r *Running, enough func(text string) bool) {
 	}
 }
 
-// TestWorkerAskedToLeave: one worker, or all those of a host, get SIGTERM; they leave, their slots rest, and others come.
+// TestWorkerAskedToLeave: one worker, or all those of a host, get SIGTERM; they leave, their slots
+// rest, and others come.
 func TestWorkerAskedToLeave(t *testing.T) {
 	for name, ranks := range map[string][]int{"one": {1}, "rank 0": {0}, "a host": {0, 1}} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +97,8 @@ func TestWorkerAskedToLeave(t *testing.T) {
 			few := world(t, r, first.Generation, 3-len(ranks))
 			again := world(t, r, few.Generation, 3)
 			for _, is := range few.Slots {
-				// Where a worker joined before its start was told, the first world has no PID of it.
+				// Where a worker joined before its start was told, the first world has no PID of
+				// it.
 				stayed := false
 				for _, was := range first.Slots {
 					same := was.Host == is.Host && was.Slot == is.Slot && (was.PID == is.PID || was.PID == 0)
@@ -154,7 +157,8 @@ func TestLastAskedToLeave(t *testing.T) {
 	says(t, res, "alone has the job's state: it stays until another has it")
 }
 
-// TestAskedTwice: a worker in the middle of a long step goes at once when it is asked again, and nobody is blamed.
+// TestAskedTwice: a worker in the middle of a long step goes at once when it is asked again, and
+// nobody is blamed.
 func TestAskedTwice(t *testing.T) {
 	t.Parallel()
 	const steps = 2000
@@ -182,8 +186,9 @@ func TestAskedTwice(t *testing.T) {
 	}
 }
 
-// TestStoppedInAStep: a job that is stopped ends with the step that it is in, whatever the grace is, also when its driver is
-// killed while it stops the workers, and another has to bring that to its end.
+// TestStoppedInAStep: a job that is stopped ends with the step that it is in, whatever the grace
+// is, also when its driver is killed while it stops the workers, and another has to bring that to
+// its end.
 func TestStoppedInAStep(t *testing.T) {
 	for name, killed := range map[string]bool{"by one driver": false, "by two": true} {
 		t.Run(name, func(t *testing.T) {
@@ -229,7 +234,8 @@ func TestStoppedTwice(t *testing.T) {
 	}
 }
 
-// TestStaticAskedToLeave: a job that is not elastic cannot go on without one of its workers, and says whose end it was.
+// TestStaticAskedToLeave: a job that is not elastic cannot go on without one of its workers, and
+// says whose end it was.
 func TestStaticAskedToLeave(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -243,7 +249,8 @@ func TestStaticAskedToLeave(t *testing.T) {
 	says(t, res, "host localhost slot 1 rank 1 was asked to leave, and the job is not elastic")
 }
 
-// TestJobAgentAskedToLeave: SIGTERM to the agent of a job sends its workers away, and the next agent starts others.
+// TestJobAgentAskedToLeave: SIGTERM to the agent of a job sends its workers away, and the next
+// agent starts others.
 func TestJobAgentAskedToLeave(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -264,8 +271,8 @@ func TestJobAgentAskedToLeave(t *testing.T) {
 	inOrder(t, res, "left", "stopped")
 }
 
-// TestAgentAskedBeforeTheStart: workers that are not in training yet, or know nothing of it, are ended by their agent, and
-// are not blamed for that.
+// TestAgentAskedBeforeTheStart: workers that are not in training yet, or know nothing of it, are
+// ended by their agent, and are not blamed for that.
 func TestAgentAskedBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{

@@ -79,7 +79,8 @@ func endless(t *testing.T, more ...string) *Running {
 	return r
 }
 
-// TestDriverKilled: the workers of a driver that does not come back end when their agents have waited for it long enough.
+// TestDriverKilled: the workers of a driver that does not come back end when their agents have
+// waited for it long enough.
 func TestDriverKilled(t *testing.T) {
 	t.Parallel()
 	r := endless(t, "--orphan-timeout", "2s")
@@ -95,8 +96,8 @@ func TestDriverKilled(t *testing.T) {
 	}
 }
 
-// TestInterrupted is Ctrl-C in a terminal, which is meant for the whole process group of hvdrun, and a signal to hvdrun
-// alone.
+// TestInterrupted is Ctrl-C in a terminal, which is meant for the whole process group of hvdrun,
+// and a signal to hvdrun alone.
 func TestInterrupted(t *testing.T) {
 	for name, test := range map[string]struct {
 		signal syscall.Signal

@@ -49,7 +49,8 @@ func TestHostsReplacedOneByOne(t *testing.T) {
 	})
 }
 
-// TestAllHostsReplacedAtOnce: the oldest worker stays until another has the state, though its host is gone.
+// TestAllHostsReplacedAtOnce: the oldest worker stays until another has the state, though its host
+// is gone.
 func TestAllHostsReplacedAtOnce(t *testing.T) {
 	run(t, Job{
 		Flags: flags("-np", "1", "--min-np", "1"),
@@ -121,7 +122,8 @@ func TestScaleDown(t *testing.T) {
 	})
 }
 
-// TestGracefulResetKeepsLiveState: the change is heard of between two commits, and nothing is done again.
+// TestGracefulResetKeepsLiveState: the change is heard of between two commits, and nothing is done
+// again.
 func TestGracefulResetKeepsLiveState(t *testing.T) {
 	res := run(t, Job{
 		Flags: flags("-np", "1", "--min-np", "1"),
@@ -141,7 +143,8 @@ func TestGracefulResetKeepsLiveState(t *testing.T) {
 	}
 }
 
-// TestHostGoneAndBackWithinASecond: its worker is sent away, and the one that comes for it is new and the youngest.
+// TestHostGoneAndBackWithinASecond: its worker is sent away, and the one that comes for it is new
+// and the youngest.
 func TestHostGoneAndBackWithinASecond(t *testing.T) {
 	run(t, Job{
 		Flags: flags("-np", "2", "--min-np", "1"),

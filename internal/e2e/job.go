@@ -38,22 +38,24 @@ type Job struct {
 	Dir string
 	// Flags are hvdrun's. The discovery script and the events file are added.
 	Flags []string
-	// Stages are what the discovery script prints. None: there is no script. When the script is run again after it has
-	// printed stage N (0 is the first), so that hvdrun has taken note of it, it makes a file polled.N; when it first prints
-	// it, a file shown.N that holds the time in nanoseconds since 1970.
+	// Stages are what the discovery script prints. None: there is no script. When the script is run
+	// again after it has printed stage N (0 is the first), so that hvdrun has taken note of it, it
+	// makes a file polled.N; when it first prints it, a file shown.N that holds the time in
+	// nanoseconds since 1970.
 	Stages []Stage
 	// Trainee are the flags of the workers. The diary and the job's folder are added.
 	Trainee []string
 	// Command is run in place of the trainee, where it is not empty.
 	Command []string
-	// Still is how long nothing may move, neither a step nor an event, before all processes are made to dump their stacks and
-	// are killed. 0: [Patience]. How long the job takes in all has no limit.
+	// Still is how long nothing may move, neither a step nor an event, before all processes are
+	// made to dump their stacks and are killed. 0: [Patience]. How long the job takes in all has no
+	// limit.
 	Still time.Duration
 }
 
-// Stage is a time in the life of a discovery script. It begins when training has taken Step steps, the stage before it has
-// been printed in Polls runs, the file After, where there is a name, exists in the job's folder, and the events tell of
-// Exits workers that have ended.
+// Stage is a time in the life of a discovery script. It begins when training has taken Step steps,
+// the stage before it has been printed in Polls runs, the file After, where there is a name, exists
+// in the job's folder, and the events tell of Exits workers that have ended.
 type Stage struct {
 	Step, Polls int
 	After       string
@@ -234,7 +236,8 @@ func (r *Running) watch() {
 		last = now
 	}
 	r.hung = true
-	// Go programs dump their stacks at SIGQUIT. The workers go first, since it is hvdrun that passes on what they print.
+	// Go programs dump their stacks at SIGQUIT. The workers go first, since it is hvdrun that
+	// passes on what they print.
 	for _, pid := range Processes(r.Mark) {
 		if pid != r.PID {
 			_ = syscall.Kill(pid, syscall.SIGQUIT)
@@ -274,7 +277,8 @@ type Result struct {
 	// Lines are the diary, Events the events file.
 	Lines  []diary.Line
 	Events []Event
-	// Left are the processes of the job that were there after hvdrun's end, with their command lines. They were killed.
+	// Left are the processes of the job that were there after hvdrun's end, with their command
+	// lines. They were killed.
 	Left []string
 }
 
@@ -307,7 +311,8 @@ func (r *Running) Wait() (Result, error) {
 	return res, nil
 }
 
-// awaitFarAgents waits for those agents whose end hvdrun cannot wait for: on other machines, which are this one too.
+// awaitFarAgents waits for those agents whose end hvdrun cannot wait for: on other machines, which
+// are this one too.
 func (r *Running) awaitFarAgents() {
 	if !slices.Contains(r.Flags, "--ssh-command") {
 		return
@@ -340,7 +345,8 @@ func (r *Running) Remaining() []string {
 	return left
 }
 
-// AwaitGone blocks until nothing is left of the job, or for [Patience], and returns what is left then. It kills nobody.
+// AwaitGone blocks until nothing is left of the job, or for [Patience], and returns what is left
+// then. It kills nobody.
 func (r *Running) AwaitGone() (left []string) {
 	Poll(func() bool {
 		left = nil
@@ -352,8 +358,8 @@ func (r *Running) AwaitGone() (left []string) {
 	return left
 }
 
-// marks are by what the job's processes are known: our entry in the environment, or the run's id in it or in the arguments,
-// as the guard has it.
+// marks are by what the job's processes are known: our entry in the environment, or the run's id in
+// it or in the arguments, as the guard has it.
 func (r *Running) marks() []string {
 	marks := []string{r.Mark}
 	lines, _ := diary.Follow[diary.Line](r.DiaryPath()).Next()
@@ -363,7 +369,8 @@ func (r *Running) marks() []string {
 	return marks
 }
 
-// AwaitLines blocks until enough says so of the diary; an error tells that the job has ended before, or that ctx has.
+// AwaitLines blocks until enough says so of the diary; an error tells that the job has ended
+// before, or that ctx has.
 func (r *Running) AwaitLines(ctx context.Context, enough func([]diary.Line) bool) error {
 	return await(ctx, r, r.DiaryPath(), enough)
 }

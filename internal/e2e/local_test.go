@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// What each worker alone has outlives it: by a copy where it is killed, by what it hands over where it leaves. It waits for a newcomer.
+// What each worker alone has outlives it: by a copy where it is killed, by what it hands over where
+// it leaves. It waits for a newcomer.
 func TestLocalStateOutlivesItsWorker(t *testing.T) {
 	for name, test := range map[string]struct {
 		flags   []string

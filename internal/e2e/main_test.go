@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// flags are hvdrun's in all jobs: a lively discovery, and a failed slot stays out unless a test says otherwise.
+// flags are hvdrun's in all jobs: a lively discovery, and a failed slot stays out unless a test
+// says otherwise.
 func flags(more ...string) []string {
 	return append([]string{"--discovery-interval", "20ms", "--blacklist-cooldown-range", "100,100", "--log-level", "debug"}, more...)
 }
@@ -100,8 +101,9 @@ func finish(t *testing.T, r *Running, status, steps int) Result {
 	return res
 }
 
-// run runs a job to its end, which must be a good one, and checks every step that rank 0 has written down, the number of
-// resets, and that all of the last world's workers come to the end with the same weights, the right ones.
+// run runs a job to its end, which must be a good one, and checks every step that rank 0 has
+// written down, the number of resets, and that all of the last world's workers come to the end with
+// the same weights, the right ones.
 func run(t *testing.T, j Job, worlds []diary.World) Result {
 	t.Helper()
 	t.Parallel()

@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// outside copies examples/discovery-plugin to where another team would have it: a folder of its own, with nothing but a
-// replace that says where this module is.
+// outside copies examples/discovery-plugin to where another team would have it: a folder of its
+// own, with nothing but a replace that says where this module is.
 func outside(t *testing.T, dir string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -86,8 +86,8 @@ func list(t *testing.T, path string, hosts ...any) {
 	}
 }
 
-// TestPluginKilled: a plugin from outside is killed in mid-job, which costs a line in the log. Its next process pushes a
-// host, without a poll to wait for.
+// TestPluginKilled: a plugin from outside is killed in mid-job, which costs a line in the log. Its
+// next process pushes a host, without a poll to wait for.
 func TestPluginKilled(t *testing.T) {
 	t.Parallel()
 	program := buildOutside(t)
@@ -167,8 +167,9 @@ func TestPluginDiesWithDriver(t *testing.T) {
 	}
 }
 
-// TestPush: what a plugin pushes is known to all workers long before the next poll would be; how long it takes from the
-// change of the plugin's file until every worker's Commit has returned it, a step of 1 ms among that, is logged.
+// TestPush: what a plugin pushes is known to all workers long before the next poll would be; how
+// long it takes from the change of the plugin's file until every worker's Commit has returned it, a
+// step of 1 ms among that, is logged.
 func TestPush(t *testing.T) {
 	t.Parallel()
 	const rounds, poll = 3, 10 * time.Minute
@@ -180,7 +181,8 @@ func TestPush(t *testing.T) {
 			"--discovery-config", "inventory=" + machines, "--discovery-config", "every=1ms"},
 		Trainee: []string{"-steps", "1000000", "-step-time", "1ms", "-log-all"},
 	})
-	// of returns the lines that all of a generation's workers have written, or nil where some are missing.
+	// of returns the lines that all of a generation's workers have written, or nil where some are
+	// missing.
 	of := func(lines []diary.Line, generation uint64, size int, is func(diary.Line) bool) (found []diary.Line) {
 		for _, l := range lines {
 			if l.Generation == generation && is(l) {
@@ -196,7 +198,8 @@ func TestPush(t *testing.T) {
 	updated := func(l diary.Line) bool { return l.Outcome == diary.Updated }
 	var took []time.Duration
 	generation := uint64(0) // of the last world that was waited for
-	// next waits for a newer world of so many. Slots whose old workers are slow to go may come in a world later than others.
+	// next waits for a newer world of so many. Slots whose old workers are slow to go may come in a
+	// world later than others.
 	next := func(size int) uint64 {
 		t.Helper()
 		if err := r.AwaitLines(t.Context(), func(lines []diary.Line) bool {

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Processes returns the living processes that have one of the entries in their environment or among their arguments.
+// Processes returns the living processes that have one of the entries in their environment or among
+// their arguments.
 func Processes(entries ...string) []int {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	var pids []int

@@ -45,8 +45,8 @@ func resume(t *testing.T, r *Running) *Running {
 	return next
 }
 
-// TestResume: the workers train on while there is no driver, and do not notice the next one: one world from the first step
-// to the last, and one line of each event.
+// TestResume: the workers train on while there is no driver, and do not notice the next one: one
+// world from the first step to the last, and one line of each event.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	const steps = 100
@@ -109,7 +109,8 @@ func awaitGrowth(t *testing.T, r *Running, step int) {
 	}
 }
 
-// TestResumeFindsDeaths: a worker that dies while there is no driver is found, and another started in its place.
+// TestResumeFindsDeaths: a worker that dies while there is no driver is found, and another started
+// in its place.
 func TestResumeFindsDeaths(t *testing.T) {
 	t.Parallel()
 	const steps = 40
@@ -140,8 +141,8 @@ func TestResumeFindsDeaths(t *testing.T) {
 	}
 }
 
-// TestResumeFindsDeadAgent: an agent that dies while there is no driver takes its workers with it. The next driver finds
-// that soon, and starts another.
+// TestResumeFindsDeadAgent: an agent that dies while there is no driver takes its workers with it.
+// The next driver finds that soon, and starts another.
 func TestResumeFindsDeadAgent(t *testing.T) {
 	t.Parallel()
 	const steps = 40
@@ -162,7 +163,8 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 		t.Fatal("there is no agent")
 	}
 	r = resume(t, r)
-	// Nothing may wait for the time that an agent is given to answer, which is longer than that of a test.
+	// Nothing may wait for the time that an agent is given to answer, which is longer than that of
+	// a test.
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 		return Count(events, "worker_exited") >= 2 && Count(events, "worker_started") >= 6
 	}); err != nil {
@@ -181,7 +183,8 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 	}
 }
 
-// TestJobFolder: what is secret of a job is in files that only its owner may read, and is gone when the job has ended.
+// TestJobFolder: what is secret of a job is in files that only its owner may read, and is gone when
+// the job has ended.
 func TestJobFolder(t *testing.T) {
 	t.Parallel()
 	r := endless(t)

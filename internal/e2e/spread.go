@@ -11,8 +11,8 @@ import (
 // Spread is how long things took, in any order.
 type Spread []time.Duration
 
-// Quantile returns the smallest of the durations that is not exceeded by a share q of them: 0 the least, 1 the most, 0.5
-// the median. Of none it is 0.
+// Quantile returns the smallest of the durations that is not exceeded by a share q of them: 0 the
+// least, 1 the most, 0.5 the median. Of none it is 0.
 func (s Spread) Quantile(q float64) time.Duration {
 	if len(s) == 0 {
 		return 0

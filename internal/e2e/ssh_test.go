@@ -15,7 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// Jobs on hosts that are reached through ssh: names of this machine that only ssh's configuration knows.
+// Jobs on hosts that are reached through ssh: names of this machine that only ssh's configuration
+// knows.
 
 // server starts an ssh server that ends with the test.
 func server(t *testing.T) *SSHD {
@@ -53,8 +54,9 @@ func cached(t *testing.T, s *SSHD) []string {
 	return files
 }
 
-// TestSSH: two hosts that nobody has prepared, and this machine. The program is brought to them, once; a host comes later;
-// a worker there is killed and its slot comes back; and in the end nothing is left anywhere.
+// TestSSH: two hosts that nobody has prepared, and this machine. The program is brought to them,
+// once; a host comes later; a worker there is killed and its slot comes back; and in the end
+// nothing is left anywhere.
 func TestSSH(t *testing.T) {
 	s := server(t)
 	command := client(t, Host{Name: "far-a", Server: s}, Host{Name: "far-b", Server: s})
@@ -81,8 +83,8 @@ func TestSSH(t *testing.T) {
 	}
 }
 
-// TestSSHShowsNoSecret: while a job runs, no argument of any of its processes, on either side, holds a secret, and the
-// environment of its ssh and its agents none either.
+// TestSSHShowsNoSecret: while a job runs, no argument of any of its processes, on either side,
+// holds a secret, and the environment of its ssh and its agents none either.
 func TestSSHShowsNoSecret(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -135,7 +137,8 @@ func TestSSHShowsNoSecret(t *testing.T) {
 	}
 }
 
-// TestSSHSays: why a host could not be used stands in one line that names the host and what has failed.
+// TestSSHSays: why a host could not be used stands in one line that names the host and what has
+// failed.
 func TestSSHSays(t *testing.T) {
 	s := server(t)
 	file := filepath.Join(t.TempDir(), "file")
@@ -229,7 +232,8 @@ func TestSSHDriverKilled(t *testing.T) {
 	}
 }
 
-// TestCheck: the table tells of hosts that can be used, and a line each of what is wrong with others.
+// TestCheck: the table tells of hosts that can be used, and a line each of what is wrong with
+// others.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	s := server(t)

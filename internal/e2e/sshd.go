@@ -15,7 +15,8 @@ import (
 
 // SSHD is an ssh server of this user, and all that a client needs for it.
 type SSHD struct {
-	// Dir holds the keys, the configurations, and the server's log. Cache is what its users have for a cache directory.
+	// Dir holds the keys, the configurations, and the server's log. Cache is what its users have
+	// for a cache directory.
 	Dir, Cache string
 	// Port is the server's.
 	Port int
@@ -28,8 +29,9 @@ type SSHD struct {
 // sshdPath is where Debian has it.
 const sshdPath = "/usr/sbin/sshd"
 
-// StartSSHD starts a server in the folder, which must be empty, at the address, by the command words that come before
-// its own, such as those that enter a network namespace. Stop must be called.
+// StartSSHD starts a server in the folder, which must be empty, at the address, by the command
+// words that come before its own, such as those that enter a network namespace. Stop must be
+// called.
 func StartSSHD(ctx context.Context, dir, addr string, before ...string) (*SSHD, error) {
 	s := &SSHD{Dir: dir, Cache: filepath.Join(dir, "cache"), addr: addr, done: make(chan error, 1)}
 	for _, name := range []string{"host", "user", "other"} {
@@ -115,13 +117,15 @@ func (s *SSHD) Stop() {
 
 // Host is one that the client's configuration tells of.
 type Host struct {
-	// Name is the one that the job has for it, Server where it is. More are lines of the configuration.
+	// Name is the one that the job has for it, Server where it is. More are lines of the
+	// configuration.
 	Name   string
 	Server *SSHD
 	More   []string
 }
 
-// Client writes a configuration for ssh and its known hosts into a folder, and returns the words that make ssh take them.
+// Client writes a configuration for ssh and its known hosts into a folder, and returns the words
+// that make ssh take them.
 func Client(dir string, hosts ...Host) (string, error) {
 	var config, known strings.Builder
 	for _, h := range hosts {

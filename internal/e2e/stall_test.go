@@ -23,8 +23,8 @@ func stalling(more ...string) []string {
 	return flags(append([]string{"--stall-warning", "1s", "--stall-timeout", "4s", "--drain-timeout", "1s", "--join-timeout", "20s"}, more...)...)
 }
 
-// TestHung: a worker that does not come to where the others are is named in time, then stopped and replaced, and the others
-// go on from the last commit before its process has ended.
+// TestHung: a worker that does not come to where the others are is named in time, then stopped and
+// replaced, and the others go on from the last commit before its process has ended.
 func TestHung(t *testing.T) {
 	for name, test := range map[string]struct {
 		hosts string
@@ -44,7 +44,8 @@ func TestHung(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			where, _, _ := strings.Cut(test.exit, "@")
-			// A process that hangs is given all the time that there is: the others must not wait for it.
+			// A process that hangs is given all the time that there is: the others must not wait
+			// for it.
 			hangs, more := strings.Contains(test.exit, ":hang"), []string(nil)
 			if hangs {
 				more = []string{"--drain-timeout", "10m"}
@@ -96,8 +97,9 @@ func TestHungIsReplaced(t *testing.T) {
 	}
 }
 
-// goesOnWithout checks that the second world, of two workers, goes on where the first one, of three, has ended, and takes
-// training to that step. A worker that is woken on its way out may have done a step with the others.
+// goesOnWithout checks that the second world, of two workers, goes on where the first one, of
+// three, has ended, and takes training to that step. A worker that is woken on its way out may have
+// done a step with the others.
 func goesOnWithout(t *testing.T, res Result, to int) {
 	t.Helper()
 	last := 0
@@ -126,7 +128,8 @@ func TestHungEndsTheJob(t *testing.T) {
 	says(t, res, "host localhost slot 1 rank 1 held up the job: silent for ")
 }
 
-// TestStallEnds: whoever was stopped for a while, and by somebody else, goes on where it was, and nothing else happens.
+// TestStallEnds: whoever was stopped for a while, and by somebody else, goes on where it was, and
+// nothing else happens.
 func TestStallEnds(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -164,7 +167,8 @@ func TestStallEnds(t *testing.T) {
 	says(t, res, " goes on, ")
 }
 
-// TestHungWhileDriverDies: a worker is stopped, and hvdrun killed. The next one finds it, though it never speaks to it.
+// TestHungWhileDriverDies: a worker is stopped, and hvdrun killed. The next one finds it, though it
+// never speaks to it.
 func TestHungWhileDriverDies(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -208,11 +212,12 @@ func stalls(res Result, where string) []Event {
 	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.where() != where })
 }
 
-// waitedFor is how long somebody had waited, by the clock of who did, when a line named the one that was waited for.
+// waitedFor is how long somebody had waited, by the clock of who did, when a line named the one
+// that was waited for.
 var waitedFor = regexp.MustCompile(` for it in .* for ([0-9][^ ;]*)`)
 
-// inTime checks that the first fault of the job was not named before the warning was due. How long after depends on what else
-// the machine does, and is logged.
+// inTime checks that the first fault of the job was not named before the warning was due. How long
+// after depends on what else the machine does, and is logged.
 func inTime(t *testing.T, r *Running, named Event) {
 	t.Helper()
 	fault, err := os.Stat(filepath.Join(r.Dir, "fault.0"))

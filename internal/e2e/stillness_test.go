@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestStillness: a job that moves is never hung, however slowly; time in which nobody looked does not count.
+// TestStillness: a job that moves is never hung, however slowly; time in which nobody looked does
+// not count.
 func TestStillness(t *testing.T) {
 	s := stillness{limit: time.Second}
 	for n := range int64(100) {

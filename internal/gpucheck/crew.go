@@ -20,7 +20,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// duty is what a rank of a crew has to do. It comes on standard input, as the credentials may not be seen by others.
+// duty is what a rank of a crew has to do. It comes on standard input, as the credentials may not
+// be seen by others.
 type duty struct {
 	Credentials string
 	Rank, Size  int
@@ -38,7 +39,8 @@ type answer struct {
 	Growth  int64 // bytes
 }
 
-// crew runs a task in as many processes, which meet without a driver, and returns what each has to say.
+// crew runs a task in as many processes, which meet without a driver, and returns what each has to
+// say.
 func crew(ctx context.Context, o *options, n int, task, backend string, env ...string) ([]answer, error) {
 	authority, err := identity.NewAuthority("gpucheck")
 	if err != nil {
@@ -136,7 +138,8 @@ type seat struct {
 	over string // the backend of the newest world
 }
 
-// asRank is a rank: it prints its address, reads everybody's, does its task and prints what it has to say.
+// asRank is a rank: it prints its address, reads everybody's, does its task and prints what it has
+// to say.
 func asRank(ctx context.Context) error {
 	s := &seat{}
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)

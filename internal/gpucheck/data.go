@@ -12,15 +12,16 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// reductions are the operations on device memory, and how collective/kernel combines two elements for each.
+// reductions are the operations on device memory, and how collective/kernel combines two elements
+// for each.
 var reductions = []struct {
 	op  collective.Op
 	two kernel.Op
 }{{collective.Sum, kernel.Sum}, {collective.Min, kernel.Min}, {collective.Max, kernel.Max},
 	{collective.Product, kernel.Product}, {collective.Average, kernel.Sum}}
 
-// fill makes n elements of any bits, of which about half are at the edges: exponents and fractions of zeros and ones, subnormal numbers,
-// infinities, what is not a number.
+// fill makes n elements of any bits, of which about half are at the edges: exponents and fractions
+// of zeros and ones, subnormal numbers, infinities, what is not a number.
 func fill(r *rand.Rand, t kernel.Type, n int) []byte {
 	exponent := map[kernel.Type]int{kernel.Float32: 8, kernel.Float64: 11, kernel.Float16: 5, kernel.BFloat16: 8}[t]
 	width := t.Size() * 8
@@ -42,7 +43,8 @@ func fill(r *rand.Rand, t kernel.Type, n int) []byte {
 	return b
 }
 
-// exact makes n small numbers, whose sums and products over some ranks every type holds exactly, in any order.
+// exact makes n small numbers, whose sums and products over some ranks every type holds exactly, in
+// any order.
 func exact(r *rand.Rand, t kernel.Type, n int) []byte {
 	b := make([]byte, 0, n*t.Size())
 	for range n {

@@ -99,7 +99,8 @@ type lab struct {
 	count  int // elements
 }
 
-// checkKernels compares what kernels give, and what they leave alone, with collective/kernel, bit by bit.
+// checkKernels compares what kernels give, and what they leave alone, with collective/kernel, bit
+// by bit.
 func checkKernels(ctx context.Context, o *options) (all []figure, err error) {
 	l := &lab{ctx: ctx, dice: rand.New(rand.NewPCG(1, 2)), quick: o.Quick}
 	if l.device, err = cuda.Open(cuda.Config{Library: o.Driver}); err != nil {

@@ -48,7 +48,8 @@ func vectorBytes(o *options) int {
 	return 4 << 20
 }
 
-// generations is the task: worlds in which the ranks combine a new vector; every third is broken off by one of them.
+// generations is the task: worlds in which the ranks combine a new vector; every third is broken
+// off by one of them.
 func (s *seat) generations(ctx context.Context, a *answer) error {
 	var before uint64
 	count := worlds(&s.Options)
@@ -71,7 +72,8 @@ func (s *seat) generations(ctx context.Context, a *answer) error {
 	return nil
 }
 
-// world is one generation. It returns how much of the device's memory is free at its end, when all ranks have come as far.
+// world is one generation. It returns how much of the device's memory is free at its end, when all
+// ranks have come as far.
 func (s *seat) world(ctx context.Context, generation uint64, broken bool) (free uint64, err error) {
 	g, err := s.meet(ctx, generation)
 	if err != nil {

@@ -25,7 +25,8 @@ import (
 const programVariable = "GPUCHECK_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
-	// A check that is for the tests alone: it never ends, nor does what it has started, in a session of its own.
+	// A check that is for the tests alone: it never ends, nor does what it has started, in a
+	// session of its own.
 	checks = append(checks, check{"hang", 3 * time.Second, func(ctx context.Context, _ *options) ([]figure, error) {
 		cmd := exec.Command("sleep", "1000")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -41,7 +42,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program is a run of gpucheck, whose processes can be found by the library's folder in their environment.
+// program is a run of gpucheck, whose processes can be found by the library's folder in their
+// environment.
 func program(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), programVariable+"=1")
@@ -164,7 +166,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestTorch: the program is run, and what it prints is read; over a module that stands in for PyTorch.
+// TestTorch: the program is run, and what it prints is read; over a module that stands in for
+// PyTorch.
 func TestTorch(t *testing.T) {
 	python, err := exec.LookPath("/usr/bin/python3")
 	if err != nil {
@@ -227,7 +230,8 @@ func TestWhereNCCLIs(t *testing.T) {
 	}
 }
 
-// TestJudgements: the slowest rank counts, targets are those of the card's own copy, and small sizes are not judged.
+// TestJudgements: the slowest rank counts, targets are those of the card's own copy, and small
+// sizes are not judged.
 func TestJudgements(t *testing.T) {
 	answers := []answer{{Speeds: []speed{{4 << 10, 50e-6, 70e-6}, {256 << 20, 1e-3, 1}}},
 		{Speeds: []speed{{4 << 10, 59e-6, 60e-6}, {256 << 20, 2 << 20 / 1e9, 1}}}}

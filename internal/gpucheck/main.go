@@ -1,12 +1,14 @@
-// Command gpucheck tries on a machine with GPUs all that the tests can only try on fakes of a driver, and measures it.
+// Command gpucheck tries on a machine with GPUs all that the tests can only try on fakes of a
+// driver, and measures it.
 //
 //	make gpu-check
 //	bin/gpu-check/gpucheck -json out.json
 //
-// It needs the driver, and beside its own binary those of hvdrun and of examples/gpu; neither Go nor a network. Each check is a process of
-// its own, which is killed with all that it has started when its time is up, or at the end of gpucheck. A figure with a target is met or missed;
-// a check fails if something is wrong, not if something is slow. Exit status: 0 all checks have passed or were skipped; 1 one has failed, or
-// there is no GPU; 2 bad flags; 130 interrupted.
+// It needs the driver, and beside its own binary those of hvdrun and of examples/gpu; neither Go
+// nor a network. Each check is a process of its own, which is killed with all that it has started
+// when its time is up, or at the end of gpucheck. A figure with a target is met or missed; a check
+// fails if something is wrong, not if something is slow. Exit status: 0 all checks have passed or
+// were skipped; 1 one has failed, or there is no GPU; 2 bad flags; 130 interrupted.
 package main
 
 import (

@@ -14,7 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/kernel"
 )
 
-// ranks is the check of so many ranks on one device, over one backend: that results are right, and how long they take.
+// ranks is the check of so many ranks on one device, over one backend: that results are right, and
+// how long they take.
 func ranks(n int, backend string) func(context.Context, *options) ([]figure, error) {
 	return func(ctx context.Context, o *options) ([]figure, error) {
 		var env []string
@@ -104,7 +105,8 @@ func (s *seat) exchange(ctx context.Context, a *answer) error {
 	return err
 }
 
-// settle waits until the backend that is asked for is the one in use: NCCL's communicators take their time.
+// settle waits until the backend that is asked for is the one in use: NCCL's communicators take
+// their time.
 func (s *seat) settle(ctx context.Context, g *collective.Group) error {
 	v, err := cuda.Alloc[float32](s.device, 1000)
 	if err != nil {
@@ -139,7 +141,8 @@ func (s *seat) settle(ctx context.Context, g *collective.Group) error {
 	}
 }
 
-// results compares what the collectives give for elements of a type with what the ranks' vectors should.
+// results compares what the collectives give for elements of a type with what the ranks' vectors
+// should.
 func results[T collective.Element](ctx context.Context, s *seat, g *collective.Group, t kernel.Type) error {
 	some := fill
 	if s.Backend == cuda.BackendNCCL { // the order of its sums is its own

@@ -131,8 +131,9 @@ type kill struct {
 
 const workers = 4
 
-// kills is the check that has a job of four workers on one device, under the real driver, and kills one after the other in the middle of an
-// operation. The time is that from the kill to the end of the last survivor's first operation in a later world.
+// kills is the check that has a job of four workers on one device, under the real driver, and kills
+// one after the other in the middle of an operation. The time is that from the kill to the end of
+// the last survivor's first operation in a later world.
 func kills(backend string) func(context.Context, *options) ([]figure, error) {
 	return func(ctx context.Context, o *options) ([]figure, error) {
 		dir, err := os.MkdirTemp(o.Temp, "kills")
@@ -231,7 +232,8 @@ func (w *watch) count(pid int, generation uint64) int {
 	return w.done[place{pid, generation}]
 }
 
-// settled waits for a world after a generation, of at least so many workers, that has done some operations, and picks one of its workers.
+// settled waits for a world after a generation, of at least so many workers, that has done some
+// operations, and picks one of its workers.
 func (w *watch) settled(ctx context.Context, workers int, after uint64) (kill, error) {
 	var k kill
 	err := w.job.AwaitEvents(ctx, func(events []e2e.Event) bool {
@@ -260,7 +262,8 @@ func (w *watch) settled(ctx context.Context, workers int, after uint64) (kill, e
 	return k, nil
 }
 
-// struck kills at a moment in which the victim has begun an operation and not ended it, as far as can be seen from outside.
+// struck kills at a moment in which the victim has begun an operation and not ended it, as far as
+// can be seen from outside.
 func struck(ctx context.Context, dir string, k *kill) error {
 	f := diary.Follow[note](diaryPath(dir, k.pid))
 	for {

@@ -60,7 +60,8 @@ func checkTorch(ctx context.Context, o *options) ([]figure, error) {
 	return append(all, speedFigures(o, m.Ranks, cuda.BackendNCCL, []answer{{Speeds: m.Speeds}})...), nil
 }
 
-// whereNCCL prints where Python packages have put NCCL, which is nowhere that the system's linker looks.
+// whereNCCL prints where Python packages have put NCCL, which is nowhere that the system's linker
+// looks.
 const whereNCCL = `import importlib.util, os
 s = importlib.util.find_spec("nvidia.nccl")
 for p in s.submodule_search_locations if s else []:
@@ -70,8 +71,8 @@ for p in s.submodule_search_locations if s else []:
         break
 `
 
-// ncclOf returns the library to use: the one that is named, else the one that the system's linker finds, else that of Python's packages. Empty:
-// there is none.
+// ncclOf returns the library to use: the one that is named, else the one that the system's linker
+// finds, else that of Python's packages. Empty: there is none.
 func ncclOf(ctx context.Context, o *options) string {
 	if o.NCCL != "" || os.Getenv("HVD_NCCL_LIBRARY") != "" {
 		return o.NCCL

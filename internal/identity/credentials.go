@@ -21,18 +21,21 @@ import (
 const (
 	// backdate lets certificates pass on hosts whose clocks are behind the driver's.
 	backdate = time.Hour
-	// lifetime is longer than any job: what ends the certificates is that the authority's key is forgotten.
+	// lifetime is longer than any job: what ends the certificates is that the authority's key is
+	// forgotten.
 	lifetime = 10 * 365 * 24 * time.Hour
 
 	keyLen = 32
-	// maxEncoded bounds what Decode looks at. Credentials with the longest names take less than half of it.
+	// maxEncoded bounds what Decode looks at. Credentials with the longest names take less than
+	// half of it.
 	maxEncoded      = 16 << 10
 	encodingVersion = 1
 )
 
-// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory of the driver, and where
-// that writes down what Encode returns; a cluster's comes of the key that all its members have. It may be used from several goroutines at once, and prints as
-// nothing but its run id.
+// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory
+// of the driver, and where that writes down what Encode returns; a cluster's comes of the key that
+// all its members have. It may be used from several goroutines at once, and prints as nothing but
+// its run id.
 type Authority struct{ *authority }
 
 type authority struct {
@@ -83,8 +86,9 @@ func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error
 	return nil
 }
 
-// Issue makes a key and a certificate for s. An empty RunID of s stands for the authority's; another one is an error. A
-// cluster's authority issues for agents, without a RunID, and for the driver of any run; a job's for its own agents.
+// Issue makes a key and a certificate for s. An empty RunID of s stands for the authority's;
+// another one is an error. A cluster's authority issues for agents, without a RunID, and for the
+// driver of any run; a job's for its own agents.
 func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if s.RunID == "" {
 		s.RunID = a.runID
@@ -108,7 +112,8 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity: key: %w", err)
 	}
-	// Every party is a client here and a server there; its role, not the extended usage, tells it apart.
+	// Every party is a client here and a server there; its role, not the extended usage, tells it
+	// apart.
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:          newSerial(),
@@ -136,12 +141,14 @@ func newSerial() *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-// Credentials let one party prove that it belongs to a job and who in it it is. They are secret: no form of printing
-// them but Encode shows more than their subject. They may be used from several goroutines at once.
+// Credentials let one party prove that it belongs to a job and who in it it is. They are secret: no
+// form of printing them but Encode shows more than their subject. They may be used from several
+// goroutines at once.
 type Credentials struct{ *secrets }
 
-// secrets stand behind a pointer, and the keys behind one more: package fmt calls no method of an unexported field, and
-// follows one pointer when the verb does not suit it, but never two. So it shows an address at most.
+// secrets stand behind a pointer, and the keys behind one more: package fmt calls no method of an
+// unexported field, and follows one pointer when the verb does not suit it, but never two. So it
+// shows an address at most.
 type secrets struct {
 	subject Subject
 	ca      *x509.Certificate
@@ -205,8 +212,8 @@ func (a Authority) Format(f fmt.State, _ rune) {
 	fmt.Fprintf(f, "authority(%s, redacted)", of)
 }
 
-// Encode returns the credentials as one line of text without blanks, for an environment variable. It is the one thing
-// here that shows the secrets: never put it into an argument list or a log.
+// Encode returns the credentials as one line of text without blanks, for an environment variable.
+// It is the one thing here that shows the secrets: never put it into an argument list or a log.
 func (c *Credentials) Encode() string {
 	key, err := c.key.Bytes()
 	if err != nil {

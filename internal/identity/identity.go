@@ -1,11 +1,11 @@
-// Package identity says who is who in a job: a certificate authority that is born and dies with the job, the
-// credentials it gives to the driver and to every worker, mutual TLS 1.3 for control connections, and a keyed proof for
-// connections that carry tensors. Between a driver and the agents of a cluster, who have a key in common, ForCluster makes
-// the same authority at both ends.
+// Package identity says who is who in a job: a certificate authority that is born and dies with the
+// job, the credentials it gives to the driver and to every worker, mutual TLS 1.3 for control
+// connections, and a keyed proof for connections that carry tensors. Between a driver and the
+// agents of a cluster, who have a key in common, ForCluster makes the same authority at both ends.
 //
-// Nobody outside the job holds a certificate of its authority or its key, so a stranger is refused before it has said
-// anything that is listened to. Who a peer is (role, host, slot, incarnation) stands in its certificate, signed, and is
-// never taken from a message.
+// Nobody outside the job holds a certificate of its authority or its key, so a stranger is refused
+// before it has said anything that is listened to. Who a peer is (role, host, slot, incarnation)
+// stands in its certificate, signed, and is never taken from a message.
 package identity
 
 import (
@@ -27,8 +27,8 @@ const (
 	Agent  Role = "agent"
 )
 
-// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation; an agent has a host, and
-// a cluster's belongs to no run.
+// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation; an
+// agent has a host, and a cluster's belongs to no run.
 type Subject struct {
 	RunID string
 	Role  Role
@@ -71,8 +71,9 @@ func (s Subject) validate() error {
 	return nil
 }
 
-// uri is the subject as it stands in a certificate: hvdrun:///RUNID/ROLE?host=…&incarnation=…&index=…. The run id is
-// a part of the path because the host of a URI could not hold every name.
+// uri is the subject as it stands in a certificate:
+// hvdrun:///RUNID/ROLE?host=…&incarnation=…&index=…. The run id is a part of the path because the
+// host of a URI could not hold every name.
 func (s Subject) uri() (*url.URL, error) {
 	q := url.Values{"host": {s.Host}, "index": {strconv.Itoa(s.Index)}, "incarnation": {s.Incarnation}}
 	return url.Parse("hvdrun:///" + url.PathEscape(s.RunID) + "/" + url.PathEscape(string(s.Role)) + "?" + q.Encode())
@@ -98,12 +99,12 @@ func parseURI(u *url.URL) (Subject, error) {
 	return s, nil
 }
 
-// serverName is the DNS name in every certificate of the role. It is fixed, whatever host the party runs on, so that
-// ordinary verification of a server's name also verifies its role.
+// serverName is the DNS name in every certificate of the role. It is fixed, whatever host the party
+// runs on, so that ordinary verification of a server's name also verifies its role.
 func serverName(r Role) string { return string(r) + ".hvdrun.internal" }
 
-// SubjectOf returns who is at the other end of a connection that one of the configurations of this package has
-// verified; an error where nobody was verified.
+// SubjectOf returns who is at the other end of a connection that one of the configurations of this
+// package has verified; an error where nobody was verified.
 func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 	if len(cs.PeerCertificates) == 0 || len(cs.VerifiedChains) == 0 {
 		return Subject{}, errors.New("identity: the peer has shown no verified certificate")
@@ -115,8 +116,9 @@ func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 	return parseURI(leaf.URIs[0])
 }
 
-// ServerTLS returns a new configuration for a server whose clients must show a certificate of this job and of the role
-// want. TLS 1.3 only; no session is ever resumed, so that every connection shows its certificate.
+// ServerTLS returns a new configuration for a server whose clients must show a certificate of this
+// job and of the role want. TLS 1.3 only; no session is ever resumed, so that every connection
+// shows its certificate.
 func (c *Credentials) ServerTLS(want Role) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.ClientAuth = tls.RequireAndVerifyClientCert
@@ -125,9 +127,10 @@ func (c *Credentials) ServerTLS(want Role) *tls.Config {
 	return cfg
 }
 
-// ClientTLS returns a new configuration for a client whose server must show a certificate of this job (or cluster) and of
-// the role of want; where want names an incarnation, it must be that of want's host and index too, and where it names the
-// host of an agent, that host's. TLS 1.3 only, without resumption.
+// ClientTLS returns a new configuration for a client whose server must show a certificate of this
+// job (or cluster) and of the role of want; where want names an incarnation, it must be that of
+// want's host and index too, and where it names the host of an agent, that host's. TLS 1.3 only,
+// without resumption.
 func (c *Credentials) ClientTLS(want Subject) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.RootCAs = c.pool
@@ -147,7 +150,8 @@ func (c *Credentials) baseTLS() *tls.Config {
 	}
 }
 
-// verifier checks what the chain to the authority does not say: run, role and, where asked for, the very process.
+// verifier checks what the chain to the authority does not say: run, role and, where asked for, the
+// very process.
 func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 	if want.RunID == "" {
 		want.RunID = c.subject.RunID
@@ -158,8 +162,8 @@ func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 		if err != nil {
 			return err
 		}
-		// An agent without a run serves all: between it and a driver only the cluster, which has its own authority, is to
-		// be the same.
+		// An agent without a run serves all: between it and a driver only the cluster, which has
+		// its own authority, is to be the same.
 		anyRun := runID == "" || got.RunID == "" && got.Role == Agent
 		if !anyRun && (got.RunID != runID || got.RunID != want.RunID) {
 			return errors.New("identity: the peer is of another job")

@@ -214,7 +214,8 @@ func handshake(t *testing.T, server, client *tls.Config) (s, c tls.ConnectionSta
 	}
 	defer conn.Close()
 	tc := tls.Client(conn, client)
-	// A server of TLS 1.3 judges the client after the client's handshake is over: only a byte read shows it.
+	// A server of TLS 1.3 judges the client after the client's handshake is over: only a byte read
+	// shows it.
 	if _, clientErr = tc.Read(make([]byte, 1)); clientErr == nil {
 		c = tc.ConnectionState()
 	}
@@ -256,7 +257,8 @@ func TestTLSRefuses(t *testing.T) {
 	one := issue(t, a, Subject{Role: Worker, Host: "h", Index: 1, Incarnation: "one"})
 	twin := newAuthority(t, "r") // another job that calls itself the same
 	strangerDriver, strangerWorker := issue(t, twin, Subject{Role: Driver}), issue(t, twin, Subject{Role: Worker})
-	// Certificates of the right authority with another run id: no Issue makes them, but they must not pass either.
+	// Certificates of the right authority with another run id: no Issue makes them, but they must
+	// not pass either.
 	forged := *a.authority
 	forged.runID = "other"
 	otherRun := issue(t, &Authority{&forged}, Subject{Role: Worker})

@@ -13,9 +13,10 @@ import (
 // keepVersion is that of what Authority.Encode writes.
 const keepVersion = 1
 
-// Encode returns the authority of a job as one line of text without blanks, from which DecodeAuthority makes the same. Who
-// has it can issue credentials for anybody in the job: it belongs into a file that only its owner may read, and nowhere else.
-// The authority of a cluster comes of the cluster's key, and is an error.
+// Encode returns the authority of a job as one line of text without blanks, from which
+// DecodeAuthority makes the same. Who has it can issue credentials for anybody in the job: it
+// belongs into a file that only its owner may read, and nowhere else. The authority of a cluster
+// comes of the cluster's key, and is an error.
 func (a *Authority) Encode() (string, error) {
 	key, ok := a.key.(*ecdsa.PrivateKey)
 	if !ok || a.runID == "" {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The authority that was written down is the same one: who has credentials of either is known to the other.
+// The authority that was written down is the same one: who has credentials of either is known to
+// the other.
 func TestAuthorityIsKept(t *testing.T) {
 	a := newAuthority(t, "run with blanks/and ünicode")
 	text, err := a.Encode()

@@ -20,9 +20,10 @@ import (
 //	dialer → acceptor   claim:     magic, generation, lane, from, to, channel, nonce D, MAC("dialer", transcript)
 //	acceptor → dialer   verdict:   accepted, refused or later, reason, MAC("acceptor", transcript, verdict)
 //
-// The transcript holds the run id, the claim, both nonces and, under TLS, the exporter value of the connection. Fresh
-// nonces of both ends make a replay fail, the two labels a reflection, the exporter a relay between two TLS connections.
-// Every message has a fixed size, so that nobody unproven makes the other end allocate or wait for more.
+// The transcript holds the run id, the claim, both nonces and, under TLS, the exporter value of the
+// connection. Fresh nonces of both ends make a replay fail, the two labels a reflection, the
+// exporter a relay between two TLS connections. Every message has a fixed size, so that nobody
+// unproven makes the other end allocate or wait for more.
 const (
 	nonceLen  = 32
 	reasonLen = 126
@@ -42,9 +43,9 @@ const (
 	later    = 3 // refused for now
 )
 
-// Hello is what the dialer of a data connection claims: it is rank From of a group of the generation and wants rank To.
-// Lane tells the groups of a generation apart, Channel several connections of the same two ranks of a group. Ranks and
-// channel are from 0 to 2^31-1.
+// Hello is what the dialer of a data connection claims: it is rank From of a group of the
+// generation and wants rank To. Lane tells the groups of a generation apart, Channel several
+// connections of the same two ranks of a group. Ranks and channel are from 0 to 2^31-1.
 type Hello struct {
 	Generation uint64
 	From, To   int
@@ -52,11 +53,12 @@ type Hello struct {
 	Lane       uint64
 }
 
-// ErrUnproven is what the errors of ProveDial and ProveAccept are (errors.Is) where the other end has spoken, but has
-// not shown that it holds the job's key and means this connection.
+// ErrUnproven is what the errors of ProveDial and ProveAccept are (errors.Is) where the other end
+// has spoken, but has not shown that it holds the job's key and means this connection.
 var ErrUnproven = errors.New("the peer has not proven that it is of this job")
 
-// RefusedError is returned by ProveDial where an acceptor that is of the job does not want the connection.
+// RefusedError is returned by ProveDial where an acceptor that is of the job does not want the
+// connection.
 type RefusedError struct {
 	// Reason is the acceptor's, in at most 126 bytes.
 	Reason string
@@ -64,16 +66,18 @@ type RefusedError struct {
 	Later bool
 }
 
-// ErrLater is what the error of a check of ProveAccept is (errors.Is) where the dialer's RefusedError is to say Later.
+// ErrLater is what the error of a check of ProveAccept is (errors.Is) where the dialer's
+// RefusedError is to say Later.
 var ErrLater = errors.New("try again later")
 
 // Error returns "identity: refused: " and the reason.
 func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
 
-// ProveDial proves to the acceptor at the other end of conn that the caller holds the job's key and means h, and has the
-// acceptor prove the same. It returns nil when both are proven and the acceptor agrees, a *RefusedError when it does not,
-// an error that is ErrUnproven, or one of the connection. It blocks as conn does: the caller sets deadlines, and closes
-// conn after an error. Nothing is read beyond the proof.
+// ProveDial proves to the acceptor at the other end of conn that the caller holds the job's key and
+// means h, and has the acceptor prove the same. It returns nil when both are proven and the
+// acceptor agrees, a *RefusedError when it does not, an error that is ErrUnproven, or one of the
+// connection. It blocks as conn does: the caller sets deadlines, and closes conn after an error.
+// Nothing is read beyond the proof.
 func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	for _, n := range [...]int{h.From, h.To, h.Channel} {
 		if n < 0 || n > math.MaxInt32 {
@@ -115,11 +119,11 @@ func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)]), Later: said[0] == later}
 }
 
-// ProveAccept is the other side of ProveDial. It calls check (nil: everything is welcome) once the dialer is proven and
-// before anything but a nonce has been sent; an error of check is told to the dialer, shortened to 126 bytes, and
-// returned. The Hello is returned with every error that comes after the dialer's proof, and is zero with any before.
-// A dialer that proves nothing gets no answer. It blocks as conn does: the caller sets deadlines, and closes conn after
-// an error.
+// ProveAccept is the other side of ProveDial. It calls check (nil: everything is welcome) once the
+// dialer is proven and before anything but a nonce has been sent; an error of check is told to the
+// dialer, shortened to 126 bytes, and returned. The Hello is returned with every error that comes
+// after the dialer's proof, and is zero with any before. A dialer that proves nothing gets no
+// answer. It blocks as conn does: the caller sets deadlines, and closes conn after an error.
 func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello, error) {
 	binding, err := exporter(conn)
 	if err != nil {
@@ -186,7 +190,8 @@ type transcript struct {
 	binding          []byte
 }
 
-// mac covers the transcript in a form in which no two transcripts look alike: what varies in length follows its length.
+// mac covers the transcript in a form in which no two transcripts look alike: what varies in length
+// follows its length.
 func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
 	b := make([]byte, 0, 512)
 	for _, part := range [...]string{label, c.subject.RunID, string(t.binding), string(said)} {
@@ -201,7 +206,8 @@ func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
 	return m.Sum(nil)
 }
 
-// exporter returns what ties a proof to the one TLS connection it is made on; nil for a connection without TLS.
+// exporter returns what ties a proof to the one TLS connection it is made on; nil for a connection
+// without TLS.
 func exporter(conn net.Conn) ([]byte, error) {
 	t, ok := conn.(*tls.Conn)
 	if !ok {

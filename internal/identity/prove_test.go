@@ -14,7 +14,8 @@ import (
 
 var hello = Hello{Generation: 3, From: 2, To: 1, Channel: 4, Lane: 5}
 
-// pair returns both ends of a connection over loopback, with deadlines that no test should come near.
+// pair returns both ends of a connection over loopback, with deadlines that no test should come
+// near.
 func pair(t testing.TB) (dialer, acceptor net.Conn) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -232,7 +233,8 @@ func relay(t *testing.T, c *Credentials, tamper func([]byte)) (o outcome, dialEr
 	return o, <-done
 }
 
-// Every bit of a claim counts: other generation, other ranks, other channel, other nonce, other proof.
+// Every bit of a claim counts: other generation, other ranks, other channel, other nonce, other
+// proof.
 func TestTamperedClaimFails(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for i := range claimLen {
@@ -243,7 +245,8 @@ func TestTamperedClaimFails(t *testing.T) {
 	}
 }
 
-// A claim that was made for one connection between two ranks is not good for another that differs in any number.
+// A claim that was made for one connection between two ranks is not good for another that differs
+// in any number.
 func TestHelloIsBound(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for _, h := range []Hello{{4, 2, 1, 4, 5}, {3, 0, 1, 4, 5}, {3, 2, 0, 4, 5}, {3, 2, 1, 5, 5}, {3, 1, 2, 4, 5}, {3, 2, 1, 4, 0}} {
@@ -290,7 +293,8 @@ func TestProofUnderTLS(t *testing.T) {
 	}
 }
 
-// One who sits between two TLS connections and passes the proof on is found out, though every byte of it is genuine.
+// One who sits between two TLS connections and passes the proof on is found out, though every byte
+// of it is genuine.
 func TestProofIsBoundToTheTLSConnection(t *testing.T) {
 	_, c := jobOf(t, "r")
 	d, da := pair(t)

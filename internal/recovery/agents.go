@@ -38,7 +38,8 @@ func (a *agent) stop() error {
 	return nil
 }
 
-// arriveSome runs a job over a cluster of agents; n times another agent starts, with room for one worker, and leaves again.
+// arriveSome runs a job over a cluster of agents; n times another agent starts, with room for one
+// worker, and leaves again.
 func (b *bench) arriveSome(ctx context.Context, n int) (_ []sample, err error) {
 	key := filepath.Join(b.dir, "key")
 	if out, err := exec.CommandContext(ctx, b.binaries.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {

@@ -19,9 +19,11 @@ import (
 const (
 	// warmth is how many steps a world takes before it is disturbed.
 	warmth = 20
-	// quiet is how long nobody looks at the job after a disturbance, so that looking costs it nothing.
+	// quiet is how long nobody looks at the job after a disturbance, so that looking costs it
+	// nothing.
 	quiet = 100 * time.Millisecond
-	// rest is how long a dead worker's slot stays out: until the recovery from its death is well over.
+	// rest is how long a dead worker's slot stays out: until the recovery from its death is well
+	// over.
 	rest = "0.2,0.2"
 )
 

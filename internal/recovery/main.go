@@ -1,17 +1,21 @@
-// Command recovery measures how long training stands still when a worker is killed, and when workers are added.
+// Command recovery measures how long training stands still when a worker is killed, and when
+// workers are added.
 //
 //	go run ./internal/recovery -kills 200 -joins 40
 //
-// A death: the clock is read right before kill(2) of one of the workers; the recovery has ended when every survivor has
-// completed a step in a later world. The dead worker's slot returns, and the next one is killed some time later.
+// A death: the clock is read right before kill(2) of one of the workers; the recovery has ended
+// when every survivor has completed a step in a later world. The dead worker's slot returns, and
+// the next one is killed some time later.
 //
-// Growth: the clock is read by the discovery script right before it first prints a second host, with as many slots as the
-// first. The total ends with the first step in the larger world. The pause is the longest time between two steps of one of
-// the old workers from there to then, less a median step; a first step may take longer than those before for other reasons, so
-// the time is told too that they were not in their training function.
+// Growth: the clock is read by the discovery script right before it first prints a second host,
+// with as many slots as the first. The total ends with the first step in the larger world. The
+// pause is the longest time between two steps of one of the old workers from there to then, less a
+// median step; a first step may take longer than those before for other reasons, so the time is
+// told too that they were not in their training function.
 //
-// An arrival: the clock is read right before another `hvdrun agent` is started in the cluster over which the job runs. All
-// have heard when Commit has returned a HostsUpdatedError in every worker, with a new one standing at the door.
+// An arrival: the clock is read right before another `hvdrun agent` is started in the cluster over
+// which the job runs. All have heard when Commit has returned a HostsUpdatedError in every worker,
+// with a new one standing at the door.
 package main
 
 import (

@@ -58,8 +58,8 @@ func (s *sample) observe(events []e2e.Event) {
 	}
 }
 
-// next returns when the last of the workers in the first world after the disturbance entered it and completed a step, and
-// when the first of them did.
+// next returns when the last of the workers in the first world after the disturbance entered it and
+// completed a step, and when the first of them did.
 func (s *sample) next(lines []diary.Line) (entered, stepped, firstStep time.Duration) {
 	generation := uint64(0)
 	ranks := make(map[int]bool)

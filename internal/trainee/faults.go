@@ -44,8 +44,8 @@ var errLeave = errors.New("as scheduled")
 //	hang     nothing more happens there
 //	stop     SIGSTOP
 //
-// Each fault happens once in the life of the job, whichever process it meets; with "!" at its end, every time. Faults of
-// the same point wait for each other, so that they happen at the same time.
+// Each fault happens once in the life of the job, whichever process it meets; with "!" at its end,
+// every time. Faults of the same point wait for each other, so that they happen at the same time.
 type fault struct {
 	number int
 	where  string

@@ -1,5 +1,6 @@
-// Command trainee is a training program for tests and measurements: an elastic one as a user would write it, whose steps
-// are such that any that is lost or done twice shows, and which dies, waits and writes down what it does as its flags say.
+// Command trainee is a training program for tests and measurements: an elastic one as a user would
+// write it, whose steps are such that any that is lost or done twice shows, and which dies, waits
+// and writes down what it does as its flags say.
 //
 //	trainee -log FILE -dir DIR -steps 20 -exit localhost:1@step=5:kill -hold 5,10
 //

@@ -16,10 +16,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// strikes let others have this process killed at a moment of a commit. Where the folder holds a file strike.PID, SIGKILL comes
-// during the next commit: after a share of the time that one usually takes, or of the shortest that one has taken, which knows of
-// no wait for other ranks. The file has that share and, for the latter, the word shortest. What the process was doing then is
-// added to the file strikes.
+// strikes let others have this process killed at a moment of a commit. Where the folder holds a
+// file strike.PID, SIGKILL comes during the next commit: after a share of the time that one usually
+// takes, or of the shortest that one has taken, which knows of no wait for other ranks. The file
+// has that share and, for the latter, the word shortest. What the process was doing then is added
+// to the file strikes.
 type strikes struct {
 	dir   string // empty: nobody strikes
 	usual time.Duration

@@ -64,8 +64,8 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	if s.struck {
 		t.strikes.dir = s.dir
 	}
-	// A sync passes through the trap after the progress and before the weights: a worker that dies in it leaves its peers
-	// with half a state.
+	// A sync passes through the trap after the progress and before the weights: a worker that dies
+	// in it leaves its peers with half a state.
 	parts := []elastic.Part{elastic.Value("progress", &t.at)}
 	if s.checkpoints != "" {
 		parts = append(parts, &elastic.Checkpoints{Dir: s.checkpoints, Interval: s.pause})
@@ -122,7 +122,8 @@ func (t *training) train(ctx context.Context) error {
 	}
 }
 
-// checkOwn tells whether what this worker alone has is of the same step as the rest. It need not be where it has waited for this worker.
+// checkOwn tells whether what this worker alone has is of the same step as the rest. It need not be
+// where it has waited for this worker.
 func (t *training) checkOwn() error {
 	switch {
 	case t.held != t.own.Place:
@@ -145,7 +146,8 @@ func (t *training) step(ctx context.Context) error {
 	if t.set.stepTime > 0 {
 		time.Sleep(t.set.stepTime) // stands for computing
 	}
-	// Live state that belongs to no step goes into the collective, so that a failure there takes a roll back.
+	// Live state that belongs to no step goes into the collective, so that a failure there takes a
+	// roll back.
 	next := t.at.Step + 1
 	t.at.Step, t.at.Chain = next, diary.Chain(t.at.Chain, next)
 	t.own.Step = next

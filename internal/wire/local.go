@@ -19,8 +19,8 @@ import (
 // localUnproven bounds the connections to a local socket that are being let in.
 const localUnproven = 16
 
-// ServeLocal is Serve on a unix socket, for processes of this process's user and of root alone: the system tells whose the
-// other end is before a byte of it is read.
+// ServeLocal is Serve on a unix socket, for processes of this process's user and of root alone: the
+// system tells whose the other end is before a byte of it is read.
 func ServeLocal(ctx context.Context, ln *net.UnixListener, register func(grpc.ServiceRegistrar), release func()) error {
 	return serve(ctx, ln, sameUser{insecure.NewCredentials()}, localUnproven, register, release)
 }
@@ -68,8 +68,9 @@ func checkUser(conn net.Conn) error {
 // maxSocketPath is the longest path that a unix socket's address holds.
 const maxSocketPath = 107
 
-// ListenLocal listens on a unix socket at the path, of any length, with mode 0600, in the place of one that is there: the
-// caller knows that nobody listens on that. Closing the listener leaves the file.
+// ListenLocal listens on a unix socket at the path, of any length, with mode 0600, in the place of
+// one that is there: the caller knows that nobody listens on that. Closing the listener leaves the
+// file.
 func ListenLocal(path string) (*net.UnixListener, error) {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode().Type() == os.ModeSocket {
 		if err := os.Remove(path); err != nil {
@@ -92,8 +93,8 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// NewLocalClient returns a connection to who serves the unix socket at the path, of any length. It does no I/O until the
-// first call.
+// NewLocalClient returns a connection to who serves the unix socket at the path, of any length. It
+// does no I/O until the first call.
 func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///local",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -115,7 +116,8 @@ func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	)
 }
 
-// withShortPath calls use with a path that an address holds: the one given, or one by way of its open folder.
+// withShortPath calls use with a path that an address holds: the one given, or one by way of its
+// open folder.
 func withShortPath(path string, use func(short string) error) error {
 	if len(path) <= maxSocketPath {
 		return use(path)

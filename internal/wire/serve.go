@@ -22,7 +22,8 @@ import (
 const MaxMessage = 1 << 20
 
 const (
-	// maxReply bounds what a client takes from a server it has verified: the world of thousands of workers.
+	// maxReply bounds what a client takes from a server it has verified: the world of thousands of
+	// workers.
 	maxReply = 16 << 20
 	// dialTimeout bounds how long the kernel of the other machine may take to answer.
 	dialTimeout = 5 * time.Second
@@ -38,28 +39,30 @@ const (
 	answerAfter = 30 * time.Second
 	// farewell is how long a server that stops lets its last answers travel.
 	farewell = 250 * time.Millisecond
-	// readBuffer is what a connection that says nothing holds on to, in bytes: a driver has two for each worker.
+	// readBuffer is what a connection that says nothing holds on to, in bytes: a driver has two for
+	// each worker.
 	readBuffer = 4 << 10
 	// streams bounds what one client can ask at a time; nobody here needs more than three.
 	streams = 16
 )
 
-// What there is to say about connections is said by the packages that make them, in their callers' logs.
+// What there is to say about connections is said by the packages that make them, in their callers'
+// logs.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// Serve runs a gRPC server on ln, which it closes, until ctx ends. Only those who pass the demands of tlsConf reach a
-// handler. Register is called once, to add the services. When ctx ends, release is called: it must have every waiting
-// handler answer soon. Serve returns when all handlers have returned and all connections are closed: nil after the end
-// of ctx, else why the listener failed.
+// Serve runs a gRPC server on ln, which it closes, until ctx ends. Only those who pass the demands
+// of tlsConf reach a handler. Register is called once, to add the services. When ctx ends, release
+// is called: it must have every waiting handler answer soon. Serve returns when all handlers have
+// returned and all connections are closed: nil after the end of ctx, else why the listener failed.
 func Serve(
 	ctx context.Context, ln net.Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
 ) error {
 	return ServeGuarded(ctx, ln, tlsConf, 0, register, release)
 }
 
-// ServeGuarded is Serve for a server that strangers can reach: at most so many connections (0: any number) are in a
-// handshake at a time. One more pushes out the oldest: a handshake that is meant takes milliseconds, and those that
-// strangers hold open cannot keep it out.
+// ServeGuarded is Serve for a server that strangers can reach: at most so many connections (0: any
+// number) are in a handshake at a time. One more pushes out the oldest: a handshake that is meant
+// takes milliseconds, and those that strangers hold open cannot keep it out.
 func ServeGuarded(
 	ctx context.Context, ln net.Listener, tlsConf *tls.Config, unproven int,
 	register func(grpc.ServiceRegistrar), release func(),
@@ -114,7 +117,8 @@ func serve(
 	return failed
 }
 
-// door knows the connections whose handshake is under way: a server that stops would wait for strangers among them.
+// door knows the connections whose handshake is under way: a server that stops would wait for
+// strangers among them.
 type door struct {
 	credentials.TransportCredentials
 	most int // 0: no bound
@@ -169,7 +173,8 @@ func (d *door) shut() {
 	}
 }
 
-// PeerTLS returns the TLS state of the connection that the call of a handler came on; false where it has none.
+// PeerTLS returns the TLS state of the connection that the call of a handler came on; false where
+// it has none.
 func PeerTLS(ctx context.Context) (tls.ConnectionState, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -179,8 +184,8 @@ func PeerTLS(ctx context.Context) (tls.ConnectionState, bool) {
 	return info.State, ok
 }
 
-// PeerAddrs returns the addresses of both ends of the connection that the call of a handler came on, as this end has them.
-// They are the zero Addr where they are not known.
+// PeerAddrs returns the addresses of both ends of the connection that the call of a handler came
+// on, as this end has them. They are the zero Addr where they are not known.
 func PeerAddrs(ctx context.Context) (local, remote netip.Addr) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -197,9 +202,9 @@ func addrOf(a net.Addr) netip.Addr {
 	return tcp.AddrPort().Addr().Unmap()
 }
 
-// NewClient returns a connection to addr (host:port) whose other end must pass the demands of tlsConf. It does no I/O
-// until the first call or Connect; then it stays open until Close, and when it breaks it is made anew by the next call,
-// with pauses from 50 ms that grow to maxPause.
+// NewClient returns a connection to addr (host:port) whose other end must pass the demands of
+// tlsConf. It does no I/O until the first call or Connect; then it stays open until Close, and when
+// it breaks it is made anew by the next call, with pauses from 50 ms that grow to maxPause.
 func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(tlsConf)),

@@ -8,8 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// sharing is the codec of servers. A thousand workers are each told of a thousand: the members of a world, which are
-// encoded once, are not copied into the answers, so nobody may change their bytes any more.
+// sharing is the codec of servers. A thousand workers are each told of a thousand: the members of a
+// world, which are encoded once, are not copied into the answers, so nobody may change their bytes
+// any more.
 type sharing struct{ encoding.CodecV2 }
 
 func newSharing() encoding.CodecV2 { return sharing{encoding.GetCodecV2("proto")} }

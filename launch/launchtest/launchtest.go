@@ -1,8 +1,8 @@
-// Package launchtest is the kit that every launch.Launcher passes: what the driver relies on, whatever way a worker is
-// started.
+// Package launchtest is the kit that every launch.Launcher passes: what the driver relies on,
+// whatever way a worker is started.
 //
-// It starts small shell scripts and needs sh, setsid and sleep where the launcher runs them, which must share the file
-// system of the test.
+// It starts small shell scripts and needs sh, setsid and sleep where the launcher runs them, which
+// must share the file system of the test.
 package launchtest
 
 import (
@@ -262,7 +262,8 @@ type running struct {
 	ended  chan error
 }
 
-// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and waits for n of them.
+// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and
+// waits for n of them.
 func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text string) *running {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "held")
@@ -361,7 +362,8 @@ func exitKillsGroup(t *testing.T, l launch.Launcher) {
 	r.gone()
 }
 
-// A child that left the group holds the output open. The worker exits when it is told that the child is there.
+// A child that left the group holds the output open. The worker exits when it is told that the
+// child is there.
 func exitFreesOutput(t *testing.T, l launch.Launcher) {
 	r := start(t, l, 0, 1, `
 		trap 'exit 7' USR1
@@ -401,7 +403,8 @@ func stopKillsOrphan(t *testing.T, l launch.Launcher) {
 	r.gone()
 }
 
-// The same of one that becomes another program again and again: there are moments at which its environment is empty.
+// The same of one that becomes another program again and again: there are moments at which its
+// environment is empty.
 func stopKillsRestless(t *testing.T, l launch.Launcher) {
 	r := start(t, l, time.Hour, 2, `
 		export AGAIN='exec sh -c "$AGAIN"'

@@ -40,8 +40,8 @@ func (c *config) serverList() ([]string, error) {
 	return servers, nil
 }
 
-// exchange asks one server after the other until one answers, that there is nothing being an answer too. The error names
-// what each server did.
+// exchange asks one server after the other until one answers, that there is nothing being an answer
+// too. The error names what each server did.
 func exchange(ctx context.Context, servers []string, name string, qtype uint16, timeout time.Duration) (*dns.Msg, error) {
 	var faults []string
 	for range rounds {
@@ -67,8 +67,8 @@ var (
 	errStrange  = errors.New("it answers another question")
 )
 
-// askServer asks one server: by UDP with EDNS, without EDNS where the server does not know that, by TCP where the answer
-// is too long for UDP.
+// askServer asks one server: by UDP with EDNS, without EDNS where the server does not know that, by
+// TCP where the answer is too long for UDP.
 func askServer(ctx context.Context, server, name string, qtype uint16, timeout time.Duration) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
 	defer cancel()
@@ -134,7 +134,8 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// isReply refuses an answer to a question that was not asked. A server that does not understand may repeat none.
+// isReply refuses an answer to a question that was not asked. A server that does not understand may
+// repeat none.
 func isReply(q, reply *dns.Msg) error {
 	switch {
 	case !reply.Response:

@@ -15,7 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// lookup asks for all records of a name that count. A name without any is an error, unless that is allowed.
+// lookup asks for all records of a name that count. A name without any is an error, unless that is
+// allowed.
 func (c *config) lookup(ctx context.Context, servers []string, name string) (part, error) {
 	types := []uint16{dns.TypeA, dns.TypeAAAA}
 	switch {
@@ -90,8 +91,8 @@ func (c *config) addresses(name string, records []dns.RR) []plan.Host {
 	return hosts
 }
 
-// services makes hosts of the targets of SRV records, in the order of priority and name. A target that stands there
-// several times, as with several ports, is one host.
+// services makes hosts of the targets of SRV records, in the order of priority and name. A target
+// that stands there several times, as with several ports, is one host.
 func (c *config) services(records []dns.RR) ([]plan.Host, error) {
 	var srvs []*dns.SRV
 	for _, rr := range records {
@@ -112,7 +113,8 @@ func (c *config) services(records []dns.RR) ([]plan.Host, error) {
 	return merge(nil, hosts)
 }
 
-// hostName returns a name as hosts are called: in small letters, whatever the server wrote, without the last dot.
+// hostName returns a name as hosts are called: in small letters, whatever the server wrote, without
+// the last dot.
 func hostName(fqdn string) string { return strings.TrimSuffix(dns.CanonicalName(fqdn), ".") }
 
 // answer is all that is known of a name and type.
@@ -146,8 +148,8 @@ func resolve(ctx context.Context, servers []string, name string, qtype uint16, t
 	return answer{}, fmt.Errorf("dns: %s: more than %d aliases, one of the other", name, maxAliases)
 }
 
-// chase follows the aliases in an answer, and returns the records at their end, the name there, and the least time to
-// live of all on the way.
+// chase follows the aliases in an answer, and returns the records at their end, the name there, and
+// the least time to live of all on the way.
 func chase(rrs []dns.RR, name string, qtype uint16) (records []dns.RR, end string, ttl uint32) {
 	ttl = 1<<32 - 1
 	end = dns.CanonicalName(name)

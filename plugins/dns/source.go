@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// maxTime is the longest that all questions together may take; less than what hvdrun waits for an answer of a plugin.
+// maxTime is the longest that all questions together may take; less than what hvdrun waits for an
+// answer of a plugin.
 const maxTime = 25 * time.Second
 
 // source is the Discoverer and Watcher. Configure comes first.
@@ -108,8 +109,8 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, err
 }
 
-// Watch asks whenever the first of the answers is no longer valid, and finds every list that differs from the last. It
-// returns the first error.
+// Watch asks whenever the first of the answers is no longer valid, and finds every list that
+// differs from the last. It returns the first error.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	c := s.cfg.Load()
 	if c == nil {
@@ -206,8 +207,8 @@ func merge(all, more []plan.Host) ([]plan.Host, error) {
 	return all, nil
 }
 
-// inOrder puts hosts that were there before first, in their old order, and remembers the new one: the priority of a
-// record may change, but hosts do not grow younger or older by it.
+// inOrder puts hosts that were there before first, in their old order, and remembers the new one:
+// the priority of a record may change, but hosts do not grow younger or older by it.
 func (s *source) inOrder(hosts []plan.Host) []plan.Host {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -347,7 +347,8 @@ func TestEndsWithContext(t *testing.T) {
 	}
 }
 
-// watched runs Watch in virtual time, against a real server. Each step changes what the server says at a moment.
+// watched runs Watch in virtual time, against a real server. Each step changes what the server says
+// at a moment.
 func watched(t *testing.T, s *source, length time.Duration, steps map[time.Duration]func()) (lists []string, result error) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

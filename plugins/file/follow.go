@@ -24,8 +24,8 @@ type step struct {
 	mark stamp  // of the entry itself; zero where it is not there. Only dev and ino count.
 }
 
-// trail returns the entries that decide what an absolute path means: its own, and those of the links on the way. It ends
-// with the first that is not there.
+// trail returns the entries that decide what an absolute path means: its own, and those of the
+// links on the way. It ends with the first that is not there.
 func trail(path string) (steps []step) {
 	left := strings.Split(path, "/")
 	at := "/"
@@ -64,8 +64,8 @@ func trail(path string) (steps []step) {
 	return steps
 }
 
-// follower watches all that decides what the files say: their content, and each directory in which a rename, or a link
-// that is made anew, could put other files in their place.
+// follower watches all that decides what the files say: their content, and each directory in which
+// a rename, or a link that is made anew, could put other files in their place.
 type follower struct {
 	c     *config
 	w     *fsnotify.Watcher
@@ -80,7 +80,8 @@ func (f *follower) close() {
 	}
 }
 
-// follow sees to it that what the path means now is watched. What changes afterwards, wait hears of.
+// follow sees to it that what the path means now is watched. What changes afterwards, wait hears
+// of.
 func (f *follower) follow() error {
 	for range 10 { // it may go on changing; the next event comes anyhow
 		steps, dir := f.survey()
@@ -88,7 +89,8 @@ func (f *follower) follow() error {
 			return nil
 		}
 		f.close()
-		// A new watcher rather than changed watches: the old ones may be of directories that have gone elsewhere.
+		// A new watcher rather than changed watches: the old ones may be of directories that have
+		// gone elsewhere.
 		w, err := fsnotify.NewWatcher()
 		if err != nil {
 			return fmt.Errorf("file: inotify: %w: %w", err, discovery.ErrNoWatch)
@@ -101,8 +103,8 @@ func (f *follower) follow() error {
 	return nil
 }
 
-// holds tells whether all watches are still there. What was removed has lost its own, and what came in its place may
-// look the same: file systems use the numbers of inodes again.
+// holds tells whether all watches are still there. What was removed has lost its own, and what came
+// in its place may look the same: file systems use the numbers of inodes again.
 func (f *follower) holds() bool {
 	list := map[string]bool{}
 	for _, path := range f.w.WatchList() {
@@ -140,8 +142,9 @@ func (f *follower) survey() (steps []step, dir string) {
 	return steps, dir
 }
 
-// watchAll adds the watches: of the directory of each step, and of the last steps themselves, since a file may be changed
-// through another name of it. A directory that may not be watched is left to rescan.
+// watchAll adds the watches: of the directory of each step, and of the last steps themselves, since
+// a file may be changed through another name of it. A directory that may not be watched is left to
+// rescan.
 func (f *follower) watchAll() error {
 	watched := map[string]bool{}
 	add := func(path string) error {
@@ -176,7 +179,8 @@ func (f *follower) watchAll() error {
 	return nil
 }
 
-// wait blocks until something may have changed, or that time has passed; 0 is for ever. The error is that of ctx.
+// wait blocks until something may have changed, or that time has passed; 0 is for ever. The error
+// is that of ctx.
 func (f *follower) wait(ctx context.Context, d time.Duration) error {
 	var late <-chan time.Time
 	if d > 0 {

@@ -1,4 +1,5 @@
-// Command file is a discovery plugin whose hosts stand in a file, or in the files of a directory, which it watches.
+// Command file is a discovery plugin whose hosts stand in a file, or in the files of a directory,
+// which it watches.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

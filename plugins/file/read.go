@@ -21,8 +21,9 @@ const (
 	// busyLimit is how long Discover and Watch wait for somebody who is writing.
 	busyLimit = 5 * time.Second
 
-	// quiet is how old the last change of a file must be where only its time says that it is finished, and young how new
-	// a change may look before that is asked; in between lies what clocks of file servers may be off.
+	// quiet is how old the last change of a file must be where only its time says that it is
+	// finished, and young how new a change may look before that is asked; in between lies what
+	// clocks of file servers may be off.
 	quiet = 100 * time.Millisecond
 	young = 2 * time.Second
 )
@@ -85,7 +86,8 @@ func (c *config) read(ctx context.Context) (listing, error) {
 	}
 }
 
-// snapshot reads all files. The error is errBusy where they changed meanwhile, or are open for writing.
+// snapshot reads all files. The error is errBusy where they changed meanwhile, or are open for
+// writing.
 func (c *config) snapshot() (*snapshot, error) {
 	names, err := c.files()
 	if err != nil {
@@ -145,7 +147,8 @@ func (c *config) files() ([]string, error) {
 	return names, nil
 }
 
-// wants tells whether a file of that name in the directory lists hosts. Hidden files and editors' backups do not.
+// wants tells whether a file of that name in the directory lists hosts. Hidden files and editors'
+// backups do not.
 func (c *config) wants(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") || strings.HasSuffix(name, "~") {
 		return false
@@ -206,8 +209,9 @@ const (
 	leaseRefused                   // somebody has it open for writing
 )
 
-// readLease tries for a read lease, the one way to learn whether somebody on this machine is in the middle of writing a
-// file. Only its owner and root may; SIGIO, which tells the holder that somebody waits, is ignored by the Go runtime.
+// readLease tries for a read lease, the one way to learn whether somebody on this machine is in the
+// middle of writing a file. Only its owner and root may; SIGIO, which tells the holder that
+// somebody waits, is ignored by the Go runtime.
 func readLease(f *os.File) leaseState {
 	switch _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); {
 	case err == nil:

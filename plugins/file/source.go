@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
 
-// debounce is how long after the first sign of a change the files are read: editors and scripts do several things at once.
+// debounce is how long after the first sign of a change the files are read: editors and scripts do
+// several things at once.
 const debounce = 20 * time.Millisecond
 
 // source is the Discoverer and Watcher. Configure comes first.
@@ -65,8 +66,8 @@ func (s *source) Configure(values map[string]string) error {
 
 var errNotConfigured = errors.New("file: no settings yet")
 
-// Discover reads the files once. Where they cannot be parsed it reads them again a little later, since somebody may be
-// writing them line by line.
+// Discover reads the files once. Where they cannot be parsed it reads them again a little later,
+// since somebody may be writing them line by line.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	c := s.cfg.Load()
 	if c == nil {
@@ -83,8 +84,8 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return l.hosts, err
 }
 
-// Watch finds the list and every one that differs from the last. It returns an error where the files have been missing or
-// faulty for longer than a change takes.
+// Watch finds the list and every one that differs from the last. It returns an error where the
+// files have been missing or faulty for longer than a change takes.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	c := s.cfg.Load()
 	if c == nil {
@@ -137,7 +138,8 @@ func (l listing) lacks(files []string) bool {
 	return slices.ContainsFunc(files, func(name string) bool { return !slices.Contains(l.files, name) })
 }
 
-// merge makes one list of the files' lists. A host may stand in several files if its slots are the same everywhere.
+// merge makes one list of the files' lists. A host may stand in several files if its slots are the
+// same everywhere.
 func merge(names []string, texts []string, defaultSlots int) ([]plan.Host, error) {
 	var all []plan.Host
 	first := map[string]int{} // host → index in all

@@ -232,7 +232,8 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
-// A file that is open for writing is not read before it is closed: nobody knows what is still to come.
+// A file that is open for writing is not read before it is closed: nobody knows what is still to
+// come.
 func TestHalfWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	write(t, path, "a:1\nb:1\n")
@@ -507,7 +508,8 @@ func TestWatchDirectory(t *testing.T) {
 	}
 }
 
-// A file that leaves a directory for a moment, as it does under some editors, takes no hosts with it.
+// A file that leaves a directory for a moment, as it does under some editors, takes no hosts with
+// it.
 func TestWatchDirectoryEditor(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "1"), filepath.Join(dir, "2")

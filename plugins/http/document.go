@@ -15,8 +15,9 @@ const maxDocument = 1 << 20
 
 var errTooLong = fmt.Errorf("the document is longer than %d bytes", maxDocument)
 
-// decode reads a document as the README has it: {"hosts": […]}, or the list alone. Fields that it does not know are left
-// alone, those that it knows must be right. Errors repeat no more of the document than the names of hosts.
+// decode reads a document as the README has it: {"hosts": […]}, or the list alone. Fields that it
+// does not know are left alone, those that it knows must be right. Errors repeat no more of the
+// document than the names of hosts.
 func decode(document []byte, defaultSlots int) ([]plan.Host, error) {
 	list := bytes.TrimSpace(document)
 	if kindOf(list) == "an object" {

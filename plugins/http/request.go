@@ -62,7 +62,8 @@ func (c *config) get(ctx context.Context, header http.Header) (*http.Response, e
 	return resp, nil
 }
 
-// fault makes an error that names the URL without its query, and the reason why ctx ended where it did.
+// fault makes an error that names the URL without its query, and the reason why ctx ended where it
+// did.
 func (c *config) fault(ctx context.Context, err error) error {
 	var wrapped *url.Error // has the whole URL, or that of a redirection
 	if errors.As(err, &wrapped) {
@@ -74,8 +75,8 @@ func (c *config) fault(ctx context.Context, err error) error {
 	return fmt.Errorf("http: %s: %w", c.shown, err)
 }
 
-// badStatus reads away what a server says besides, so that the connection can be used again. It is not repeated: nobody
-// knows what stands in it.
+// badStatus reads away what a server says besides, so that the connection can be used again. It is
+// not repeated: nobody knows what stands in it.
 func (c *config) badStatus(ctx context.Context, resp *http.Response) error {
 	io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	text := fmt.Sprintf("status %d (%s)", resp.StatusCode, http.StatusText(resp.StatusCode))
@@ -85,8 +86,8 @@ func (c *config) badStatus(ctx context.Context, resp *http.Response) error {
 	return c.fault(ctx, errors.New(text))
 }
 
-// checkRedirect lets a redirection lead anywhere, but never from https to http, and nowhere else than to the same server
-// where there is anything to prove who we are.
+// checkRedirect lets a redirection lead anywhere, but never from https to http, and nowhere else
+// than to the same server where there is anything to prove who we are.
 func (c *config) checkRedirect(req *http.Request, via []*http.Request) error {
 	from := via[len(via)-1].URL
 	switch {

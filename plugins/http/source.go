@@ -84,7 +84,8 @@ func (s *source) Configure(values map[string]string) error {
 	return nil
 }
 
-// readURL leaves a URL of some kind in any case. Its faults do not repeat it: there may be a secret in it.
+// readURL leaves a URL of some kind in any case. Its faults do not repeat it: there may be a secret
+// in it.
 func (c *config) readURL(r *settings.Reader) {
 	c.url = &url.URL{}
 	text := r.Required("url")
@@ -121,8 +122,8 @@ func isLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// readTLS reads the certificates. Those of the client are read again for each connection, since they are short-lived in
-// many places.
+// readTLS reads the certificates. Those of the client are read again for each connection, since
+// they are short-lived in many places.
 func (c *config) readTLS(r *settings.Reader) *tls.Config {
 	caFile, name := r.Text("ca_file", ""), r.Text("server_name", "")
 	trust := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name}
@@ -161,8 +162,8 @@ func (c *config) readTLS(r *settings.Reader) *tls.Config {
 	return trust
 }
 
-// transport speaks HTTP/1.1: one request at a time needs no more, and where a server refuses a certificate, HTTP/2 loses
-// the reason.
+// transport speaks HTTP/1.1: one request at a time needs no more, and where a server refuses a
+// certificate, HTTP/2 loses the reason.
 func (s *source) transport(c *config, trust *tls.Config) *http.Transport {
 	dial := s.dial
 	if dial == nil {
@@ -201,8 +202,9 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return first, nil
 }
 
-// Watch asks again and again, or follows the stream, and finds every list that differs from the last. It returns the
-// first error. A stream that has given a document may end, or be silent for long: it is then asked for once more.
+// Watch asks again and again, or follows the stream, and finds every list that differs from the
+// last. It returns the first error. A stream that has given a document may end, or be silent for
+// long: it is then asked for once more.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	c := s.cfg.Load()
 	if c == nil {

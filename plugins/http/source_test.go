@@ -59,7 +59,8 @@ func configured(t *testing.T, values ...string) *source {
 	return s
 }
 
-// server answers with what a test says. It ends before what its handlers wait for, which is their request's context.
+// server answers with what a test says. It ends before what its handlers wait for, which is their
+// request's context.
 func server(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	srv := httptest.NewServer(h)
@@ -452,7 +453,8 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, errors.New("nobody listens")
 }
 
-// watched runs Watch in virtual time against that handler, and returns the lists with their times, and the error.
+// watched runs Watch in virtual time against that handler, and returns the lists with their times,
+// and the error.
 func watched(t *testing.T, length time.Duration, h http.HandlerFunc, values ...string) (lists []string, result error) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

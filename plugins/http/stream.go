@@ -19,8 +19,8 @@ var (
 	errSilent = errors.New("the stream is silent")
 )
 
-// follow opens the stream and calls news with the list of each document, until news wants no more. It returns nil where
-// the stream ends, or is silent for long, after at least one document.
+// follow opens the stream and calls news with the list of each document, until news wants no more.
+// It returns nil where the stream ends, or is silent for long, after at least one document.
 func (c *config) follow(ctx context.Context, news func([]plan.Host) bool) error {
 	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -77,9 +77,9 @@ func (c *config) silence(ctx context.Context, err error) error {
 	return err
 }
 
-// split calls document with each document of a stream: the data of an event of type message or hosts, or else a line. It
-// calls alive with each line, those of no meaning as well, and returns the first error of document, or that of reading;
-// nil at the end.
+// split calls document with each document of a stream: the data of an event of type message or
+// hosts, or else a line. It calls alive with each line, those of no meaning as well, and returns
+// the first error of document, or that of reading; nil at the end.
 func split(r io.Reader, events bool, alive func(), document func([]byte) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 4<<10), maxDocument+16) // an event's line begins with a word
@@ -120,7 +120,8 @@ type event struct {
 	any  bool // there was data
 }
 
-// take takes a line and tells whether the event is whole and has hosts. One that is whole and has none begins anew.
+// take takes a line and tells whether the event is whole and has hosts. One that is whole and has
+// none begins anew.
 func (e *event) take(line []byte) (whole bool, err error) {
 	if len(line) == 0 {
 		if e.any && (e.kind == "" || e.kind == "message" || e.kind == "hosts") {

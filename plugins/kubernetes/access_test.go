@@ -130,7 +130,8 @@ func TestKubeconfigRefuses(t *testing.T) {
 	}
 }
 
-// TestClientCertificate asks a server that knows its clients by certificates, and takes a new one when it is in the file.
+// TestClientCertificate asks a server that knows its clients by certificates, and takes a new one
+// when it is in the file.
 func TestClientCertificate(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))

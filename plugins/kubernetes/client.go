@@ -157,8 +157,9 @@ type podList struct {
 	Items []*pod `json:"items"`
 }
 
-// list returns all pods by name, and the version of the list, from which a watch goes on. It reads page after page; where
-// the server forgets the list between two of them it begins again, and then asks for all at once.
+// list returns all pods by name, and the version of the list, from which a watch goes on. It reads
+// page after page; where the server forgets the list between two of them it begins again, and then
+// asks for all at once.
 func (c *client) list(ctx context.Context) (pods map[string]*pod, version string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.timeout, fmt.Errorf("no whole list in %v", c.cfg.timeout))
 	defer cancel()
@@ -198,8 +199,8 @@ func (c *client) pages(ctx context.Context, pageSize int) (pods map[string]*pod,
 	return nil, "", fmt.Errorf("kubernetes: a list of more than %d pages", maxPages)
 }
 
-// page reads one page whole. Anything but a list of pods is an error: an empty object, as something between here and the
-// server might send, is not an empty list.
+// page reads one page whole. Anything but a list of pods is an error: an empty object, as something
+// between here and the server might send, is not an empty list.
 func (c *client) page(ctx context.Context, query url.Values) (*podList, error) {
 	response, err := c.get(ctx, query)
 	if err != nil {
@@ -242,9 +243,9 @@ type event struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// watch reads events from a version on, and calls apply with each (a pod is nil where it says only the version) until the
-// stream ends, which it does from time to time. more tells that another event is there already. A stream that ends between
-// two events ends without an error.
+// watch reads events from a version on, and calls apply with each (a pod is nil where it says only
+// the version) until the stream ends, which it does from time to time. more tells that another
+// event is there already. A stream that ends between two events ends without an error.
 func (c *client) watch(ctx context.Context, version string, apply func(kind string, p *pod, version string, more bool) error) error {
 	// Servers must not all be asked again at the same time.
 	length := c.cfg.watchTimeout - time.Duration(rand.Int64N(int64(c.cfg.watchTimeout)/4+1))

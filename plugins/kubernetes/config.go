@@ -51,8 +51,8 @@ func readConfig(values map[string]string) (config, error) {
 	return c, s.Err()
 }
 
-// access finds the way to the API server: the kubeconfig that is set; else, in a pod, its service account; else the
-// kubeconfig that kubectl would take.
+// access finds the way to the API server: the kubeconfig that is set; else, in a pod, its service
+// account; else the kubeconfig that kubectl would take.
 func (c *config) access(dir string, lookup func(string) (string, bool)) (*access, error) {
 	path := c.kubeconfig
 	if path == "" {

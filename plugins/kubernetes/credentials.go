@@ -29,7 +29,8 @@ type access struct {
 // noToken is for those who have a client certificate, or nothing.
 func noToken() (string, error) { return "", nil }
 
-// tokenFile returns the token as it is in the file now: Kubernetes replaces it long before it expires.
+// tokenFile returns the token as it is in the file now: Kubernetes replaces it long before it
+// expires.
 func tokenFile(path string) func() (string, error) {
 	return func() (string, error) {
 		text, err := os.ReadFile(path)
@@ -89,7 +90,8 @@ func poolOf(pem []byte, what string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// kubeconfig is what is understood of such a file. What would change who asks, or whom, and is not understood, is refused.
+// kubeconfig is what is understood of such a file. What would change who asks, or whom, and is not
+// understood, is refused.
 type kubeconfig struct {
 	CurrentContext string `yaml:"current-context"`
 	Contexts       []struct {
@@ -281,7 +283,8 @@ func clientCertificate(u userConfig, dir string) (*tls.Certificate, error) {
 	return &cert, nil
 }
 
-// content returns what a file of the kubeconfig holds, or the data that stand in its place; nil where neither is given.
+// content returns what a file of the kubeconfig holds, or the data that stand in its place; nil
+// where neither is given.
 func content(path, data, dir string) ([]byte, error) {
 	switch {
 	case data != "":

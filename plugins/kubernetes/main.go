@@ -1,4 +1,5 @@
-// Command kubernetes is a discovery plugin whose hosts are pods. It asks the API server by plain HTTPS: list, then watch.
+// Command kubernetes is a discovery plugin whose hosts are pods. It asks the API server by plain
+// HTTPS: list, then watch.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

@@ -71,8 +71,8 @@ func (p *pod) ready() bool {
 	return false
 }
 
-// over tells that the container that workers would run in (or, where none is named, every one) has ended, though the pod
-// is still there.
+// over tells that the container that workers would run in (or, where none is named, every one) has
+// ended, though the pod is still there.
 func (p *pod) over(container string) bool {
 	some := false
 	for _, s := range p.Status.ContainerStatuses {
@@ -87,10 +87,11 @@ func (p *pod) over(container string) bool {
 	return some
 }
 
-// hostsOf returns the hosts that the pods are, the oldest first, and what is wrong with some of them, by name.
+// hostsOf returns the hosts that the pods are, the oldest first, and what is wrong with some of
+// them, by name.
 //
-// A pod that is running and Ready is a host. One that is terminating is a host that is draining, as long as it runs, Ready
-// or not. A pod whose slots cannot be read has none.
+// A pod that is running and Ready is a host. One that is terminating is a host that is draining, as
+// long as it runs, Ready or not. A pod whose slots cannot be read has none.
 func (c *config) hostsOf(pods map[string]*pod) (hosts []plan.Host, faults map[string]string, err error) {
 	sorted := make([]*pod, 0, len(pods))
 	for _, p := range pods {
@@ -144,7 +145,8 @@ func (c *config) nameOf(p *pod) string {
 	return p.Status.PodIP
 }
 
-// slotsOf returns how many slots the pod has: those of its annotation, else its limit of GPUs, else the default.
+// slotsOf returns how many slots the pod has: those of its annotation, else its limit of GPUs, else
+// the default.
 func (c *config) slotsOf(p *pod) (int, error) {
 	if text, given := p.Metadata.Annotations[slotsAnnotation]; given {
 		n, err := count(text)

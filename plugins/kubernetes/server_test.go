@@ -25,8 +25,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// apiServer behaves as Kubernetes' does where pods of one namespace are concerned: versions, pages of one consistent list,
-// watches that go on from any version which is not forgotten yet, bookmarks, tokens.
+// apiServer behaves as Kubernetes' does where pods of one namespace are concerned: versions, pages
+// of one consistent list, watches that go on from any version which is not forgotten yet,
+// bookmarks, tokens.
 type apiServer struct {
 	*httptest.Server
 	t *testing.T

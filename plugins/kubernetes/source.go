@@ -20,11 +20,14 @@ import (
 
 const (
 	backoffMin = 200 * time.Millisecond
-	// backoffMax and the default timeout of a list are together less than hvdrun waits for an answer (--discovery-timeout).
+	// backoffMax and the default timeout of a list are together less than hvdrun waits for an
+	// answer (--discovery-timeout).
 	backoffMax = 10 * time.Second
-	// maxDrops is how often in a row a watch may break, with nothing heard in between, before that is a failure.
+	// maxDrops is how often in a row a watch may break, with nothing heard in between, before that
+	// is a failure.
 	maxDrops = 3
-	// shortWatch is what a watch lasts at least, unless it says something: one that is ended at once is refused in truth.
+	// shortWatch is what a watch lasts at least, unless it says something: one that is ended at
+	// once is refused in truth.
 	shortWatch = time.Second
 )
 
@@ -102,8 +105,9 @@ func (s *source) hosts(pods map[string]*pod) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch lists the pods and then hears of every change, until ctx ends or the API server cannot be asked. A watch that
-// breaks goes on where it was. One that follows a failure waits first, the longer the more there were in a row.
+// Watch lists the pods and then hears of every change, until ctx ends or the API server cannot be
+// asked. A watch that breaks goes on where it was. One that follows a failure waits first, the
+// longer the more there were in a row.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	if s.client == nil {
 		return errNotConfigured
@@ -185,8 +189,9 @@ func permanent(err error) bool {
 	return errors.As(err, &r) && r.code < 500 && r.code != http.StatusTooManyRequests && r.code != http.StatusRequestTimeout
 }
 
-// backoff returns how long to wait after so many failures in a row: it doubles up to a bound, and is random in its upper
-// half, so that not all clients of a server that comes back ask at once. A server may ask for more.
+// backoff returns how long to wait after so many failures in a row: it doubles up to a bound, and
+// is random in its upper half, so that not all clients of a server that comes back ask at once. A
+// server may ask for more.
 func backoff(failures int, err error) time.Duration {
 	d := backoffMax
 	if failures < 10 {
@@ -213,7 +218,8 @@ type view struct {
 	broken   error // what publish returned
 }
 
-// apply takes an event. Where more is there to be read it is not told yet: many pods often change at once.
+// apply takes an event. Where more is there to be read it is not told yet: many pods often change
+// at once.
 func (v *view) apply(kind string, p *pod, version string, more bool) error {
 	if !v.progress {
 		v.source.recovered()

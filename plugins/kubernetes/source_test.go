@@ -327,7 +327,8 @@ func TestTokensAreReplaced(t *testing.T) {
 	}
 }
 
-// TestATokenReplacedMeanwhile has the server refuse a token that is replaced while the request is under way.
+// TestATokenReplacedMeanwhile has the server refuse a token that is replaced while the request is
+// under way.
 func TestATokenReplacedMeanwhile(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))

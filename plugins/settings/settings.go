@@ -1,5 +1,5 @@
-// Package settings reads what --discovery-config gives to a plugin: words for a Configure that refuses what it does not
-// know, so that a slip of the pen is an error and not a default.
+// Package settings reads what --discovery-config gives to a plugin: words for a Configure that
+// refuses what it does not know, so that a slip of the pen is an error and not a default.
 //
 //	s := settings.Read("file", values)
 //	path := s.Required("path")
@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Reader reads the settings of one plugin. Each method reads one setting, and by doing so makes it known; what is wrong
-// is kept for Err. It is for one goroutine.
+// Reader reads the settings of one plugin. Each method reads one setting, and by doing so makes it
+// known; what is wrong is kept for Err. It is for one goroutine.
 type Reader struct {
 	plugin string
 	values map[string]string
@@ -28,13 +28,14 @@ type Reader struct {
 	faults []error
 }
 
-// Read returns a Reader of these values, which it does not change. Errors begin with the name of the plugin.
+// Read returns a Reader of these values, which it does not change. Errors begin with the name of
+// the plugin.
 func Read(plugin string, values map[string]string) *Reader {
 	return &Reader{plugin: plugin, values: values}
 }
 
-// Err returns what is wrong with the settings: all values that could not be read, and all keys that no method asked for,
-// with a list of those that one did. It is called last.
+// Err returns what is wrong with the settings: all values that could not be read, and all keys that
+// no method asked for, with a list of those that one did. It is called last.
 func (r *Reader) Err() error {
 	faults := slices.Clone(r.faults)
 	for _, key := range slices.Sorted(maps.Keys(r.values)) {
@@ -47,7 +48,8 @@ func (r *Reader) Err() error {
 	return errors.Join(faults...)
 }
 
-// Fault adds a fault of the setting key, for values that only the plugin can judge. The fault must not repeat secrets.
+// Fault adds a fault of the setting key, for values that only the plugin can judge. The fault must
+// not repeat secrets.
 func (r *Reader) Fault(key, format string, args ...any) {
 	r.faults = append(r.faults, fmt.Errorf("%s: setting %s: %w", r.plugin, key, fmt.Errorf(format, args...)))
 }
@@ -83,8 +85,8 @@ func (r *Reader) Required(key string) string {
 	return value
 }
 
-// List reads texts separated by commas, with the white space around them cut off. An empty one is a fault; where the
-// setting is not given, the list is nil.
+// List reads texts separated by commas, with the white space around them cut off. An empty one is a
+// fault; where the setting is not given, the list is nil.
 func (r *Reader) List(key string) (items []string) {
 	value := r.Text(key, "")
 	if value == "" {

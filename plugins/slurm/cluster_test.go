@@ -30,8 +30,9 @@ import (
 // patience is how long the daemons may take for one thing. It is no measure of speed.
 const patience = 2 * time.Minute
 
-// cluster is a real Slurm on this machine: a controller and some nodes n1, n2 …, each of them a slurmd with two GPUs, which
-// are other devices in truth. All of it lives in a folder and in processes of this test, whoever runs it.
+// cluster is a real Slurm on this machine: a controller and some nodes n1, n2 …, each of them a
+// slurmd with two GPUs, which are other devices in truth. All of it lives in a folder and in
+// processes of this test, whoever runs it.
 type cluster struct {
 	t       *testing.T
 	dir     string
@@ -73,7 +74,8 @@ func startCluster(t *testing.T, nodes int) *cluster {
 	return c
 }
 
-// awaitIdle waits until all nodes are up and have nothing to do, so that who asks for them gets them at once.
+// awaitIdle waits until all nodes are up and have nothing to do, so that who asks for them gets
+// them at once.
 func (c *cluster) awaitIdle() {
 	c.t.Helper()
 	c.await("all nodes to be idle", func() bool {
@@ -144,7 +146,8 @@ GresTypes=gpu
 	}
 }
 
-// freePorts returns ports that nobody listens on, and that nobody gets who asks the kernel for any: those are higher.
+// freePorts returns ports that nobody listens on, and that nobody gets who asks the kernel for any:
+// those are higher.
 func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
 	for range 1000 {
@@ -302,7 +305,8 @@ func newReal(t *testing.T, values map[string]string, lookup func(string) (string
 	return s, &logged
 }
 
-// TestRealSlurm asks a Slurm that is no fake. It takes some seconds, most of them for the daemons to start.
+// TestRealSlurm asks a Slurm that is no fake. It takes some seconds, most of them for the daemons
+// to start.
 func TestRealSlurm(t *testing.T) {
 	c := startCluster(t, 3)
 	t.Run("life of a job", func(t *testing.T) { testRealLife(t, c) })
@@ -312,7 +316,8 @@ func TestRealSlurm(t *testing.T) {
 	t.Run("hostlist", func(t *testing.T) { testRealHostlist(t, c) })
 }
 
-// testRealLife watches a job from its start to its end, while an administrator drains, loses and takes away its nodes.
+// testRealLife watches a job from its start to its end, while an administrator drains, loses and
+// takes away its nodes.
 func testRealLife(t *testing.T, c *cluster) {
 	id := c.allocate("--no-kill", "-N3", "--gres=gpu:2")
 	s, logged := newReal(t, map[string]string{"job_id": id, "interval": "50ms"}, env())
@@ -365,7 +370,8 @@ func testRealLife(t *testing.T, c *cluster) {
 	c.awaitIdle()
 }
 
-// testRealInside uses the environment that Slurm gives to a job's programs, where the tasks are not spread evenly.
+// testRealInside uses the environment that Slurm gives to a job's programs, where the tasks are not
+// spread evenly.
 func testRealInside(t *testing.T, c *cluster) {
 	out := c.do("salloc", "-N2", "-n7", "--nodelist=n[1-2]", "sh", "-c", "env; scontrol show job -d $SLURM_JOB_ID")
 	var pairs []string

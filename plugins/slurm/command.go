@@ -28,8 +28,8 @@ type commands struct {
 	dir string
 }
 
-// run returns what the command has printed to stdout when it ended with status 0. It is killed, with all that it has
-// started, when ctx ends. An error has the last line of its stderr.
+// run returns what the command has printed to stdout when it ended with status 0. It is killed,
+// with all that it has started, when ctx ends. An error has the last line of its stderr.
 func (c commands) run(ctx context.Context, name string, args ...string) (string, error) {
 	if ctx.Err() != nil {
 		return "", fmt.Errorf("slurm: %s: %w", name, context.Cause(ctx))
@@ -62,8 +62,8 @@ func (c commands) run(ctx context.Context, name string, args ...string) (string,
 	return stdout.kept.String(), nil
 }
 
-// environ is this process's environment without what would change what the commands print. SQUEUE_PARTITION and its kin
-// hide jobs.
+// environ is this process's environment without what would change what the commands print.
+// SQUEUE_PARTITION and its kin hide jobs.
 func environ() []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "SQUEUE_") || strings.HasPrefix(v, "SCONTROL_")

@@ -8,16 +8,18 @@ import (
 )
 
 const (
-	// maxNodes is the most names that a list may stand for: far above any cluster, and what Slurm allows a single range.
+	// maxNodes is the most names that a list may stand for: far above any cluster, and what Slurm
+	// allows a single range.
 	maxNodes = 1 << 16
 	// maxDigits bounds a number of a range, so that it fits an int and its padding costs nothing.
 	maxDigits = 9
 )
 
-// expandHostlist returns the names that Slurm's short form stands for, in its order: n[1-3,7],gpu-[01-04] are n1 n2 n3 n7
-// gpu-01 gpu-02 gpu-03 gpu-04. A number has at least as many digits as the first of its range was written with. A name may
-// have several brackets, of which the last counts fastest, and text behind them. What Slurm would not write is an error,
-// rather than a guess: empty names, reversed ranges, brackets without their end.
+// expandHostlist returns the names that Slurm's short form stands for, in its order:
+// n[1-3,7],gpu-[01-04] are n1 n2 n3 n7 gpu-01 gpu-02 gpu-03 gpu-04. A number has at least as many
+// digits as the first of its range was written with. A name may have several brackets, of which the
+// last counts fastest, and text behind them. What Slurm would not write is an error, rather than a
+// guess: empty names, reversed ranges, brackets without their end.
 func expandHostlist(list string) ([]string, error) {
 	var names []string
 	for _, item := range splitOutside(list) {
@@ -128,7 +130,8 @@ func number(digits string) (int, error) {
 	return strconv.Atoi(digits)
 }
 
-// expandCounts returns the numbers that Slurm's short form of a list stands for, one a node: 4(x3),2 are 4 4 4 2.
+// expandCounts returns the numbers that Slurm's short form of a list stands for, one a node:
+// 4(x3),2 are 4 4 4 2.
 func expandCounts(list string) ([]int, error) {
 	var counts []int
 	for item := range strings.SplitSeq(list, ",") {

@@ -40,9 +40,9 @@ type job struct {
 	cpus         map[string]int
 }
 
-// parseJob finds the job of that id in what scontrol show job -d prints: records with blank lines between them, one for
-// each task of an array and each component of a heterogeneous job. Lines are recognised by how they begin, since values
-// may hold anything: the name of a job is a user's.
+// parseJob finds the job of that id in what scontrol show job -d prints: records with blank lines
+// between them, one for each task of an array and each component of a heterogeneous job. Lines are
+// recognised by how they begin, since values may hold anything: the name of a job is a user's.
 func parseJob(text, id, gres string) (job, error) {
 	for record := range strings.SplitSeq(text, "\n\n") {
 		if strings.HasPrefix(record, "JobId="+id+" ") {
@@ -103,7 +103,8 @@ func countOf(text string) (int, error) {
 	return number(low)
 }
 
-// detail reads what nodes of the job have of it: Nodes=n[1-3] CPU_IDs=0-3 Mem=0 GRES=gpu:2(IDX:0-1).
+// detail reads what nodes of the job have of it: Nodes=n[1-3] CPU_IDs=0-3 Mem=0
+// GRES=gpu:2(IDX:0-1).
 func (j *job) detail(line, gres string) error {
 	list, _ := field(line, "Nodes")
 	nodes, err := expandHostlist(list)
@@ -159,8 +160,8 @@ func countIDs(ids string) (int, error) {
 	return n, nil
 }
 
-// countGres returns how many of a resource there are in gpu:a100:2(IDX:0,3),gpu:h100:1(IDX:4),mps:100. A resource without
-// a number is one of it.
+// countGres returns how many of a resource there are in
+// gpu:a100:2(IDX:0,3),gpu:h100:1(IDX:4),mps:100. A resource without a number is one of it.
 func countGres(list, name string) (int, error) {
 	total := 0
 	for item := range splitGres(list) {
@@ -205,7 +206,8 @@ func splitGres(list string) func(yield func(string) bool) {
 	}
 }
 
-// field returns the value of the first key=value in the line that has this key, up to the next blank.
+// field returns the value of the first key=value in the line that has this key, up to the next
+// blank.
 func field(line, key string) (value string, found bool) {
 	rest := line
 	if !strings.HasPrefix(rest, key+"=") {

@@ -22,8 +22,8 @@ type node struct {
 	health               health
 }
 
-// parseNodes reads a line a node, by name. What users and administrators may write, as Reason, stands behind all that is
-// read here, and so cannot be taken for it.
+// parseNodes reads a line a node, by name. What users and administrators may write, as Reason,
+// stands behind all that is read here, and so cannot be taken for it.
 func parseNodes(text string) (map[string]node, error) {
 	nodes := map[string]node{}
 	for line := range strings.Lines(text) {
@@ -56,8 +56,8 @@ var (
 
 // judge reads a state as MIXED+DRAIN+NOT_RESPONDING: one base, and flags.
 //
-// The flag COMPLETING is not looked at: it says that some job on the node is ending, which on a shared node may be another
-// than this one. Whether this one is, its own state tells.
+// The flag COMPLETING is not looked at: it says that some job on the node is ending, which on a
+// shared node may be another than this one. Whether this one is, its own state tells.
 func judge(state string) (health, error) {
 	text := state
 	var flags []string

@@ -24,7 +24,8 @@ type config struct {
 	interval    time.Duration
 }
 
-// readConfig checks all settings. Without job_id and job_name the job is the one that this process runs in.
+// readConfig checks all settings. Without job_id and job_name the job is the one that this process
+// runs in.
 func readConfig(values map[string]string, lookup func(string) (string, bool)) (config, error) {
 	s := settings.Read("slurm", values)
 	c := config{
@@ -72,8 +73,8 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	return c, s.Err()
 }
 
-// tasksPerNode returns what Slurm told this process of the tasks on each node of its job, where it is that job; nil where
-// it has told nothing.
+// tasksPerNode returns what Slurm told this process of the tasks on each node of its job, where it
+// is that job; nil where it has told nothing.
 func tasksPerNode(jobID string, lookup func(string) (string, bool)) (map[string]int, error) {
 	if id, _ := lookup("SLURM_JOB_ID"); id != jobID {
 		return nil, nil

@@ -17,11 +17,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// source finds the nodes of Slurm jobs. newSource makes one, and Configure must be called before it is asked.
+// source finds the nodes of Slurm jobs. newSource makes one, and Configure must be called before it
+// is asked.
 //
-// It asks scontrol, three questions at most a time for one job: which nodes the job has and what it has there, and in
-// which states these are. It pushes, so that the pace is its own and not that of a driver, which asks every second: the
-// controller of a large cluster has other things to do.
+// It asks scontrol, three questions at most a time for one job: which nodes the job has and what it
+// has there, and in which states these are. It pushes, so that the pace is its own and not that of
+// a driver, which asks every second: the controller of a large cluster has other things to do.
 type source struct {
 	cfg    config
 	run    func(ctx context.Context, program string, args ...string) (string, error)
@@ -35,8 +36,8 @@ type source struct {
 // memory is what the source remembers of a job that it has found alive.
 type memory struct {
 	ended bool
-	// tasksPerNode is 1 for a job that was seen with a task a node. Slurm does not count anew when a node fails and the
-	// job goes on without it.
+	// tasksPerNode is 1 for a job that was seen with a task a node. Slurm does not count anew when
+	// a node fails and the job goes on without it.
 	tasksPerNode int
 }
 
@@ -55,11 +56,13 @@ func (s *source) Configure(values map[string]string) error {
 	return nil
 }
 
-// Discover asks once. The list is in the order in which the jobs have started, and within one in Slurm's order. A node
-// that two of the jobs have is one host with the slots of both, and is draining where it is for both.
+// Discover asks once. The list is in the order in which the jobs have started, and within one in
+// Slurm's order. A node that two of the jobs have is one host with the slots of both, and is
+// draining where it is for both.
 //
-// A job that has not started has no hosts, and one that has ended since it was first seen has none any more: that is an
-// answer, not a failure, and is logged. A job that was never seen alive and has ended, or is not known, is an error.
+// A job that has not started has no hosts, and one that has ended since it was first seen has none
+// any more: that is an answer, not a failure, and is logged. A job that was never seen alive and
+// has ended, or is not known, is an error.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.run == nil {
 		return nil, errors.New("slurm: not configured")

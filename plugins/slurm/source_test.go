@@ -34,7 +34,8 @@ func env(pairs ...string) func(string) (string, bool) {
 	}
 }
 
-// fake is a Slurm that knows what a test tells it. Zero fields mean a job 7 that runs on n1, n2 … with the GPUs given.
+// fake is a Slurm that knows what a test tells it. Zero fields mean a job 7 that runs on n1, n2 …
+// with the GPUs given.
 type fake struct {
 	mu    sync.Mutex
 	job   func(id string) (string, error) // what scontrol show job prints
@@ -135,8 +136,8 @@ func text(hosts []plan.Host) string {
 	return strings.Join(words, " ")
 }
 
-// set makes job 7 have these hosts, by their addresses. The nodes are new each time, so that who has just asked for the job
-// finds those that it had.
+// set makes job 7 have these hosts, by their addresses. The nodes are new each time, so that who
+// has just asked for the job finds those that it had.
 func (f *fake) set(hosts []plan.Host) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

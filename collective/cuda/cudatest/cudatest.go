@@ -1,6 +1,7 @@
-// Package cudatest builds a driver's library for tests of programs that use package cuda where there is no GPU: it has the driver's
-// functions, device memory that processes open from each other, and runs kernels on the processor. Nothing in it takes as long as on a
-// device, and what is put into a stream is done at once.
+// Package cudatest builds a driver's library for tests of programs that use package cuda where
+// there is no GPU: it has the driver's functions, device memory that processes open from each
+// other, and runs kernels on the processor. Nothing in it takes as long as on a device, and what is
+// put into a stream is done at once.
 package cudatest
 
 import (
@@ -12,9 +13,9 @@ import (
 	"testing"
 )
 
-// Library builds the library, to be given as cuda.Config.Library, and sets the environment that it needs; processes that are to share
-// a device inherit both. Flags are for the C compiler: -DWRONG=1 makes sums of float32 wrong by a bit. Without a C compiler the test
-// is skipped.
+// Library builds the library, to be given as cuda.Config.Library, and sets the environment that it
+// needs; processes that are to share a device inherit both. Flags are for the C compiler: -DWRONG=1
+// makes sums of float32 wrong by a bit. Without a C compiler the test is skipped.
 func Library(t testing.TB, flags ...string) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -22,15 +23,15 @@ func Library(t testing.TB, flags ...string) string {
 	return build(t, folder, "libfakecuda.so.1", "fakecuda.c", flags)
 }
 
-// NCCL builds a library that stands in for NCCL over a driver of [Library], to be given as cuda.Config.NCCL. Its ranks, of which several may
-// be on one device, meet in the driver's folder.
+// NCCL builds a library that stands in for NCCL over a driver of [Library], to be given as
+// cuda.Config.NCCL. Its ranks, of which several may be on one device, meet in the driver's folder.
 func NCCL(t testing.TB, driver string, flags ...string) string {
 	t.Helper()
 	return build(t, filepath.Dir(driver), "libfakenccl.so.2", "fakenccl.c", flags)
 }
 
-// Assemble has NVIDIA's own assembler, ptxas of CUDA's toolkit, read a text of PTX for several generations of devices. Without it in PATH the
-// test is skipped.
+// Assemble has NVIDIA's own assembler, ptxas of CUDA's toolkit, read a text of PTX for several
+// generations of devices. Without it in PATH the test is skipped.
 func Assemble(t testing.TB, ptx string) {
 	t.Helper()
 	ptxas, err := exec.LookPath("ptxas")

@@ -1,6 +1,7 @@
-// Package nccl calls NVIDIA's collective communications library, which it loads at run time, without cgo. It is the plain binding:
-// what a call does, when it may be made and on which thread stands in NCCL's manual; package cuda keeps to it. Every communicator is
-// nonblocking: a call that begins something returns at once, and [Comm.Poll] tells when that is done.
+// Package nccl calls NVIDIA's collective communications library, which it loads at run time,
+// without cgo. It is the plain binding: what a call does, when it may be made and on which thread
+// stands in NCCL's manual; package cuda keeps to it. Every communicator is nonblocking: a call that
+// begins something returns at once, and [Comm.Poll] tells when that is done.
 package nccl
 
 import (
@@ -16,7 +17,8 @@ import (
 // DefaultLibrary is NCCL's name where the system's linker finds it.
 const DefaultLibrary = "libnccl.so.2"
 
-// Oldest is the first version with nonblocking communicators and configurations that later versions accept.
+// Oldest is the first version with nonblocking communicators and configurations that later versions
+// accept.
 const Oldest Version = 21400
 
 // ErrUnavailable says that there is no library, or none that can be used.
@@ -37,7 +39,8 @@ func (v Version) String() string {
 // ID names a communicator that is to be made: one rank makes it and tells the others.
 type ID struct{ Bytes [128]byte }
 
-// config is an ncclConfig_t as version 2.14 has it. Later versions take what a program of that time would give them.
+// config is an ncclConfig_t as version 2.14 has it. Later versions take what a program of that time
+// would give them.
 type config struct {
 	size     uint64
 	magic    uint32
@@ -50,7 +53,8 @@ func nonblocking() *config {
 	return &config{size: uint64(unsafe.Sizeof(config{})), magic: 0xcafebeef, version: uint32(Oldest), blocking: 0}
 }
 
-// api is the library: each function is the C function of the symbol, with its types. What may be nil is not in every version.
+// api is the library: each function is the C function of the symbol, with its types. What may be
+// nil is not in every version.
 type api struct {
 	getVersion     func(version *int32) result
 	getUniqueID    func(id *ID) result
@@ -112,8 +116,9 @@ var loaded struct {
 	all map[string]*Library
 }
 
-// Load returns the library at a path, or under a name that the system's linker looks for; [DefaultLibrary] if it is empty. A
-// failure is tried again by the next call; it is [ErrUnavailable], and names what an unusable library lacks.
+// Load returns the library at a path, or under a name that the system's linker looks for;
+// [DefaultLibrary] if it is empty. A failure is tried again by the next call; it is
+// [ErrUnavailable], and names what an unusable library lacks.
 func Load(path string) (*Library, error) {
 	if path == "" {
 		path = DefaultLibrary
@@ -189,7 +194,8 @@ func (l *Library) CanRevoke() bool { return l.revoke != nil }
 // CanGrow tells whether there are [Comm.GrowID], [Comm.Grow] and [Library.Join].
 func (l *Library) CanGrow() bool { return l.growID != nil && l.grow != nil }
 
-// NewID names a new communicator. The process stays reachable for the others until they have made it.
+// NewID names a new communicator. The process stays reachable for the others until they have made
+// it.
 func (l *Library) NewID() (ID, error) {
 	id := new(ID)
 	err := l.check("ncclGetUniqueId", l.getUniqueID(id), 0)

@@ -310,7 +310,8 @@ func TestElastic(t *testing.T) {
 	})
 }
 
-// TestErrors: what goes wrong bears NCCL's names and words, and a communicator that met it can be aborted in whatever state it is.
+// TestErrors: what goes wrong bears NCCL's names and words, and a communicator that met it can be
+// aborted in whatever state it is.
 func TestErrors(t *testing.T) {
 	path := fake(t)
 	lib, err := Load(path)

@@ -199,7 +199,8 @@ func roundHalf(f float64) uint16 {
 	return sign | uint16((exponent+14)<<10+int(steps)-1024)
 }
 
-// towardsZero is f as an integer of so many bits and a sign; beyond them, and for what is no number, whatever this device likes.
+// towardsZero is f as an integer of so many bits and a sign; beyond them, and for what is no
+// number, whatever this device likes.
 func towardsZero(f float64, bits int) int64 {
 	if limit := math.Ldexp(1, bits); f != f || f >= limit || f < -limit {
 		return 0x5555

@@ -1,9 +1,11 @@
-// Package ptxtest runs kernels written in PTX on the processor, thread after thread: as much of the language as the kernels of
-// package cuda are written in, and nothing else. It is strict where a compiler is: operands have the width that the instruction
-// says, registers and labels exist, memory is aligned. Where devices are free to choose, as with the bits of a NaN,
-// it gives what no kernel should count on.
+// Package ptxtest runs kernels written in PTX on the processor, thread after thread: as much of the
+// language as the kernels of package cuda are written in, and nothing else. It is strict where a
+// compiler is: operands have the width that the instruction says, registers and labels exist,
+// memory is aligned. Where devices are free to choose, as with the bits of a NaN, it gives what no
+// kernel should count on.
 //
-// It shows what kernels compute and which memory they touch. It knows nothing of warps, caches and shared memory, nor of time.
+// It shows what kernels compute and which memory they touch. It knows nothing of warps, caches and
+// shared memory, nor of time.
 package ptxtest
 
 import (

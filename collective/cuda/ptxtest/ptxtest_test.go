@@ -169,7 +169,8 @@ func TestApproximations(t *testing.T) {
 	}
 }
 
-// TestHalves: conversions of half-precision numbers, which are written anew here, agree with those of collective/kernel.
+// TestHalves: conversions of half-precision numbers, which are written anew here, agree with those
+// of collective/kernel.
 func TestHalves(t *testing.T) {
 	for h := range 1 << 16 {
 		want, got := kernel.FromFloat16(uint16(h)), widenHalf(uint16(h))

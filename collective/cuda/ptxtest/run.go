@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Memory is the device's. Span returns n bytes of it, which the kernel reads and writes, or nil where they are not all allocated.
+// Memory is the device's. Span returns n bytes of it, which the kernel reads and writes, or nil
+// where they are not all allocated.
 type Memory interface {
 	Span(address uint64, n int) []byte
 }
@@ -39,7 +40,8 @@ type thread struct {
 	special map[string]uint64
 }
 
-// Run performs the kernel with so many blocks of so many threads, one after the other. Param is its parameter.
+// Run performs the kernel with so many blocks of so many threads, one after the other. Param is its
+// parameter.
 func (k *Kernel) Run(memory Memory, param []byte, blocks, threads int) error {
 	if len(param) != k.Param {
 		return fmt.Errorf("ptxtest: %s takes %d bytes, not %d", k.Name, k.Param, len(param))

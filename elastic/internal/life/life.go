@@ -1,5 +1,6 @@
-// Package life is that of a worker which is no process but a goroutine: its environment, its signals and its death. Contexts
-// carry it, so that a program's own functions can be such workers as they are.
+// Package life is that of a worker which is no process but a goroutine: its environment, its
+// signals and its death. Contexts carry it, so that a program's own functions can be such workers
+// as they are.
 package life
 
 import (
@@ -24,13 +25,15 @@ type Moment struct {
 	Generation uint64
 }
 
-// Life is a worker's. Its methods may be called by many goroutines; those on a nil Life, which is a process's, do nothing.
+// Life is a worker's. Its methods may be called by many goroutines; those on a nil Life, which is a
+// process's, do nothing.
 type Life struct {
 	// Lookup is its environment, as os.LookupEnv is a process's.
 	Lookup func(name string) (string, bool)
 	// Log takes what it logs.
 	Log logrus.FieldLogger
-	// Reached is called on the worker's goroutine wherever it comes to. It may block, and Kill the worker.
+	// Reached is called on the worker's goroutine wherever it comes to. It may block, and Kill the
+	// worker.
 	Reached func(Moment)
 
 	mu      sync.Mutex
@@ -52,7 +55,8 @@ func From(ctx context.Context) *Life {
 	return l
 }
 
-// Enter says that the worker can be seen from now on, how that ends, and how its remains are waited for.
+// Enter says that the worker can be seen from now on, how that ends, and how its remains are waited
+// for.
 func (l *Life) Enter(cut, clean func()) {
 	if l == nil {
 		return

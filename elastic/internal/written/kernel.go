@@ -105,7 +105,8 @@ func (k *kernel) unregister(p span) {
 	_ = ioctl(k.faults, ioctlUnregister, unsafe.Pointer(&r))
 }
 
-// scan calls found for the pages that have been written to since they were protected, in runs, and protects them anew where it shall.
+// scan calls found for the pages that have been written to since they were protected, in runs, and
+// protects them anew where it shall.
 func (k *kernel) scan(p span, protect bool, found func(span)) error {
 	var pin runtime.Pinner
 	defer pin.Unpin()
@@ -141,7 +142,8 @@ func ioctl(fd int, request uintptr, argument unsafe.Pointer) error {
 	return nil
 }
 
-// private returns the memory of this process that it alone can write to and that is no file's, in the order of addresses.
+// private returns the memory of this process that it alone can write to and that is no file's, in
+// the order of addresses.
 func private() ([]span, error) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {

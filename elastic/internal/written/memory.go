@@ -2,9 +2,10 @@ package written
 
 import "unsafe"
 
-// A chunk of which much is written between two scans gains nothing from being watched, since it will be looked at anyway, and costs a
-// fault for each page. So one that was such twice in a row rests: it counts as written to, and none of its pages is
-// protected. After some scans a sample of them is, for one; if much of that is written to as well, it rests again, twice as long.
+// A chunk of which much is written between two scans gains nothing from being watched, since it
+// will be looked at anyway, and costs a fault for each page. So one that was such twice in a row
+// rests: it counts as written to, and none of its pages is protected. After some scans a sample of
+// them is, for one; if much of that is written to as well, it rests again, twice as long.
 const (
 	muchOf   = 4  // more than one page in so many is much
 	sampleOf = 16 // one page in so many is in a sample
@@ -48,27 +49,32 @@ func (m *Memory) Is(b []byte) bool {
 	return unsafe.SliceData(b) == unsafe.SliceData(m.bytes) && len(b) == len(m.bytes)
 }
 
-// Edges are how many bytes at the beginning and at the end are not watched, as they share a page with other memory: less than a page each.
+// Edges are how many bytes at the beginning and at the end are not watched, as they share a page
+// with other memory: less than a page each.
 func (m *Memory) Edges() (head, tail int) {
 	return int(m.pages.from - m.base), int(m.base + uintptr(len(m.bytes)) - m.pages.to)
 }
 
-// Changed tells whether chunk i may have been written to between when it was kept and the last Scan.
+// Changed tells whether chunk i may have been written to between when it was kept and the last
+// Scan.
 func (m *Memory) Changed(i int) bool { return m.chunks[i].changed }
 
 // Look is where in chunk i, in bytes from its beginning, a write is most likely to be found.
 func (m *Memory) Look(i int) int { return m.chunks[i].look }
 
-// Keep says that what chunk i held at any time since the last Scan is known to the caller: it has changed when it is written to after that Scan.
+// Keep says that what chunk i held at any time since the last Scan is known to the caller: it has
+// changed when it is written to after that Scan.
 func (m *Memory) Keep(i int) { m.chunks[i].changed = false }
 
-// Scan takes note of what has been written to, and sees what will be. Every write after it counts as one after it; one that is made while it
-// goes on may count as one before. An error says that the memory is not watched any more, and nothing is known of it.
+// Scan takes note of what has been written to, and sees what will be. Every write after it counts
+// as one after it; one that is made while it goes on may count as one before. An error says that
+// the memory is not watched any more, and nothing is known of it.
 func (m *Memory) Scan() error {
 	for i := range m.chunks {
 		m.chunks[i].written = 0
 	}
-	// What is read first decides what is protected then; a chunk that has not been written to is protected still.
+	// What is read first decides what is protected then; a chunk that has not been written to is
+	// protected still.
 	if err := m.scan(false, func(c *state) mode { return c.mode }); err != nil {
 		return err
 	}

@@ -196,7 +196,8 @@ func (m *model) changed(i int) bool {
 	return m.memory.Changed(i)
 }
 
-// Whatever is written by whom and where: what does not count as written to is what it was when it was kept.
+// Whatever is written by whom and where: what does not count as written to is what it was when it
+// was kept.
 func TestEveryWriteIsSeen(t *testing.T) {
 	w := need(t)
 	ways := writers(t)
@@ -265,7 +266,8 @@ func TestEveryWriteIsSeen(t *testing.T) {
 	}
 }
 
-// What nobody writes to does not count as written to, and of what is written to only the chunk does.
+// What nobody writes to does not count as written to, and of what is written to only the chunk
+// does.
 func TestQuietMemoryIsQuiet(t *testing.T) {
 	w := need(t)
 	const chunk = 256 << 10
@@ -328,7 +330,8 @@ func TestQuietMemoryIsQuiet(t *testing.T) {
 	}
 }
 
-// Goroutines that write to the same pages, beside the memory, neither hide a write nor are hindered.
+// Goroutines that write to the same pages, beside the memory, neither hide a write nor are
+// hindered.
 func TestNeighbours(t *testing.T) {
 	w := need(t)
 	all := make([]byte, 1<<20)
@@ -467,7 +470,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Memory that went and was made anew at the same place is not what was registered, and a scan says so.
+// Memory that went and was made anew at the same place is not what was registered, and a scan says
+// so.
 func TestReplacedMemory(t *testing.T) {
 	w := need(t)
 	b := mapped(t, 1<<20, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, unix.MADV_NORMAL)

@@ -1,4 +1,5 @@
-// Package dataset is 1,797 images of handwritten digits, for examples that learn to read them. README.md of examples/digits says whence.
+// Package dataset is 1,797 images of handwritten digits, for examples that learn to read them.
+// README.md of examples/digits says whence.
 package dataset
 
 import (
@@ -25,7 +26,8 @@ const (
 //go:embed digits.csv.gz
 var digitsCSV []byte
 
-// Images is a set of labelled images. Image i has the Pixels[i*64:(i+1)*64] of the slice, each 0..1, and Labels[i].
+// Images is a set of labelled images. Image i has the Pixels[i*64:(i+1)*64] of the slice, each
+// 0..1, and Labels[i].
 type Images struct {
 	Pixels []float32
 	Labels []uint8
@@ -43,8 +45,8 @@ func (s *Images) Add(image []float32, label uint8) {
 	s.Labels = append(s.Labels, label)
 }
 
-// Load returns the images to train on and those that are held out to judge the result: every fifth of the data
-// set, the same ones in every worker and every run.
+// Load returns the images to train on and those that are held out to judge the result: every fifth
+// of the data set, the same ones in every worker and every run.
 func Load() (train, heldOut *Images, err error) {
 	z, err := gzip.NewReader(bytes.NewReader(digitsCSV))
 	if err != nil {

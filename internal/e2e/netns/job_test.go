@@ -24,7 +24,8 @@ type job struct {
 	ended bool
 }
 
-// run starts a job whose driver is on the host "driver": an endless one, that ends with [job.end] or is killed.
+// run starts a job whose driver is on the host "driver": an endless one, that ends with [job.end]
+// or is killed.
 func (n *network) run(flags ...string) *job {
 	n.t.Helper()
 	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainee: binaries.Trainee}
@@ -65,7 +66,8 @@ func (j *job) end() {
 	}
 }
 
-// await blocks until an event that is not over yet is as wanted, and returns it; it and those before are over then.
+// await blocks until an event that is not over yet is as wanted, and returns it; it and those
+// before are over then.
 func (j *job) await(what string, is func(e2e.Event) bool) e2e.Event {
 	j.t.Helper()
 	ctx, cancel := context.WithTimeout(j.t.Context(), 2*e2e.Patience)
@@ -102,8 +104,8 @@ func (j *job) hosts(names ...string) e2e.Event {
 	})
 }
 
-// world waits for a world of these hosts, one slot of each, in order of rank, in which there is a commit: one that could
-// not be connected does not count.
+// world waits for a world of these hosts, one slot of each, in order of rank, in which there is a
+// commit: one that could not be connected does not count.
 func (j *job) world(hosts ...string) e2e.Event {
 	j.t.Helper()
 	var last e2e.Event
@@ -132,8 +134,9 @@ func (j *job) exited(host string, since time.Time) e2e.Event {
 	})
 }
 
-// TestHostsComeAndGo: three agents and a driver, each on a host of its own. One host is cut off; it comes back; the
-// driver's own is, for a moment, which costs nothing; one leaves in good order, and comes back too.
+// TestHostsComeAndGo: three agents and a driver, each on a host of its own. One host is cut off; it
+// comes back; the driver's own is, for a moment, which costs nothing; one leaves in good order, and
+// comes back too.
 func TestHostsComeAndGo(t *testing.T) {
 	n := newNetwork(t)
 	key := filepath.Join(t.TempDir(), "key")

@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// network is namespaces on one bridge, which is in a namespace too, so that nothing of the machine's own is touched.
+// network is namespaces on one bridge, which is in a namespace too, so that nothing of the
+// machine's own is touched.
 type network struct {
 	t      *testing.T
 	prefix string

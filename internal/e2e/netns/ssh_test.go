@@ -58,9 +58,10 @@ func (j *job) exits() (n int) {
 	return n
 }
 
-// TestLinkOfASSHHost: the link of a host that was reached through ssh is slow, cut for a second, and cut for longer than
-// the driver waits. The first two cost time alone; the last costs its worker, and nobody else; and when the host is back,
-// what was left there of the old worker ends, and a new one joins.
+// TestLinkOfASSHHost: the link of a host that was reached through ssh is slow, cut for a second,
+// and cut for longer than the driver waits. The first two cost time alone; the last costs its
+// worker, and nobody else; and when the host is back, what was left there of the old worker ends,
+// and a new one joins.
 func TestLinkOfASSHHost(t *testing.T) {
 	n := newNetwork(t)
 	addrs := map[string]string{}

@@ -13,8 +13,8 @@ const module = "github.com/hvdrun/hvdrun/"
 var standing = []string{"(*Endpoint).accept", "(*link).readControl", "(*tripwire).run", "(*actor).watch",
 	"(*engine).await engine.go"}
 
-// stacks are the other goroutines of a dump that are in package collective or in a step, one a line,
-// innermost calls first.
+// stacks are the other goroutines of a dump that are in package collective or in a step, one a
+// line, innermost calls first.
 func stacks(dump string) string {
 	var b strings.Builder
 	for block := range strings.SplitSeq(dump, "\n\n") {

@@ -115,7 +115,8 @@ func processorTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// wantedTime is how long the threads of this process ran or waited for a processor; 0 where the kernel does not tell.
+// wantedTime is how long the threads of this process ran or waited for a processor; 0 where the
+// kernel does not tell.
 func wantedTime() (sum time.Duration) {
 	files, _ := filepath.Glob("/proc/self/task/*/schedstat")
 	for _, name := range files {

@@ -23,15 +23,18 @@ import (
 )
 
 const (
-	// quiet is how long a job may show nothing new, neither a step nor an event nor a byte of output, before it counts as hung.
+	// quiet is how long a job may show nothing new, neither a step nor an event nor a byte of
+	// output, before it counts as hung.
 	quiet = 60 * time.Second
 	// barren is how long it may show anything but a step while steps are waited for.
 	barren = 150 * time.Second
-	// patience is how long a job without an end may go on making steps while something else is waited for.
+	// patience is how long a job without an end may go on making steps while something else is
+	// waited for.
 	patience = 120 * time.Second
 	// answer is the longest that a command may take.
 	answer = 30 * time.Second
-	// lingering is how long a process may be there after the end of hvdrun: the kernel takes a moment to free much memory.
+	// lingering is how long a process may be there after the end of hvdrun: the kernel takes a
+	// moment to free much memory.
 	lingering = 10 * time.Second
 )
 
@@ -297,7 +300,8 @@ func (j *job) later(ctx context.Context, generation uint64) error {
 // count tells how many events of a name there were.
 func (j *job) count(name string) int { return e2e.Count(j.happened, name) }
 
-// gone waits until hvdrun has told of the ends of these workers, and returns how long that took. More than limit is an error.
+// gone waits until hvdrun has told of the ends of these workers, and returns how long that took.
+// More than limit is an error.
 func (j *job) gone(ctx context.Context, limit time.Duration, pids ...int) error {
 	began := time.Now()
 	err := j.until(ctx, fmt.Sprintf("the ends of workers %v", pids), func() bool {
@@ -429,7 +433,8 @@ func (j *job) runID() string {
 	return ""
 }
 
-// left waits until no process of the job is there or the time is up, and returns those that are there then.
+// left waits until no process of the job is there or the time is up, and returns those that are
+// there then.
 func (j *job) left(ctx context.Context, limit time.Duration) []string {
 	end := time.Now().Add(limit)
 	for {
@@ -465,8 +470,9 @@ func (j *job) kill() {
 	}
 }
 
-// stacks writes what the job's processes are doing to a file of the case's folder: the kernel's word first, then Go programs
-// dump their stacks to hvdrun's output. The workers go first, since it is hvdrun that passes on what they print.
+// stacks writes what the job's processes are doing to a file of the case's folder: the kernel's
+// word first, then Go programs dump their stacks to hvdrun's output. The workers go first, since it
+// is hvdrun that passes on what they print.
 func (j *job) stacks() {
 	f, err := os.Create(filepath.Join(j.dir, "processes"))
 	if err != nil {

@@ -1,5 +1,6 @@
-// Command jobs proves whole jobs at real size: it makes cases from seeds, each a job of real processes to which something
-// happens, and checks after each what must always hold. [kinds] lists the kinds of cases.
+// Command jobs proves whole jobs at real size: it makes cases from seeds, each a job of real
+// processes to which something happens, and checks after each what must always hold. [kinds] lists
+// the kinds of cases.
 //
 //	go run ./internal/prove/jobs -for 30m             cases of as many seeds as fit in that time
 //	go run ./internal/prove/jobs -for 5m -seed 17     those of the seeds 17, 18 …
@@ -7,15 +8,17 @@
 //	go run ./internal/prove/jobs -for 5m -kind disk   those of a kind
 //	go run ./internal/prove/jobs -for 1m -small       cheap ones
 //
-// A case follows from its seed alone, but for the moments at which processes happen to run. After each, these must hold: the job has
-// ended with the right status, or has gone on making steps; nobody hangs, where time counts from the last step, event or byte of output; no
-// commit is lost and no step left out (see diary.Check); of the job's processes none is left, nor of those that they have
-// started; every command has answered.
+// A case follows from its seed alone, but for the moments at which processes happen to run. After
+// each, these must hold: the job has ended with the right status, or has gone on making steps;
+// nobody hangs, where time counts from the last step, event or byte of output; no commit is lost
+// and no step left out (see diary.Check); of the job's processes none is left, nor of those that
+// they have started; every command has answered.
 //
-// What needs root, namespaces or cgroups is left out where there is none. A case that fails is told with its seed, the end of its
-// log and its events, and the command that repeats it; its files are kept, with the stacks of its processes. The program goes on
-// with the next, and exits with 1 in the end. At SIGINT or SIGTERM it ends all that it has started, and gives back what it has
-// of the machine: mounts are in a namespace of its own.
+// What needs root, namespaces or cgroups is left out where there is none. A case that fails is told
+// with its seed, the end of its log and its events, and the command that repeats it; its files are
+// kept, with the stacks of its processes. The program goes on with the next, and exits with 1 in
+// the end. At SIGINT or SIGTERM it ends all that it has started, and gives back what it has of the
+// machine: mounts are in a namespace of its own.
 package main
 
 import (

@@ -28,8 +28,8 @@ func (p *place) close() error {
 // disk is a small file system of its own.
 type disk struct{ path string }
 
-// disk mounts one of so many bytes on a folder, which is made. When it is given back, its files are copied to a folder beside it
-// where keep says so.
+// disk mounts one of so many bytes on a folder, which is made. When it is given back, its files are
+// copied to a folder beside it where keep says so.
 func (p *place) disk(path string, bytes int64, keep func() bool) (*disk, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, err
@@ -105,7 +105,8 @@ func (p *place) cgroup(controller, name string, settings map[string]string) (str
 	return path, nil
 }
 
-// freeze puts processes where no signal reaches them, SIGKILL included, until the place is given back or thaw is called.
+// freeze puts processes where no signal reaches them, SIGKILL included, until the place is given
+// back or thaw is called.
 func (p *place) freeze(name string, pids ...int) (thaw func() error, err error) {
 	path, err := p.cgroup(freezerCgroups, name, nil)
 	if err != nil {

@@ -138,7 +138,8 @@ func playCrowd(ctx context.Context, t *trial) error {
 	return j.end(ctx)
 }
 
-// playStopped stops a process by SIGSTOP: a worker for good, or for a moment what the others can wait for.
+// playStopped stops a process by SIGSTOP: a worker for good, or for a moment what the others can
+// wait for.
 func playStopped(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.begin(ctx, "--stall-warning", "1s", "--stall-timeout", "4s", "--drain-timeout", "2s", "--agent-timeout", "2s")
@@ -190,7 +191,8 @@ func playStopped(ctx context.Context, t *trial) error {
 	return j.stop(ctx)
 }
 
-// playFrozen puts a worker where SIGKILL does not reach it. The others go on without it, and the job ends without it.
+// playFrozen puts a worker where SIGKILL does not reach it. The others go on without it, and the
+// job ends without it.
 func playFrozen(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.begin(ctx, "--stall-warning", "1s", "--stall-timeout", "3s", "--drain-timeout", "2s")

@@ -19,7 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/trainee/diary"
 )
 
-// memoryOfDriver is the most that hvdrun may take of memory, in bytes, whatever workers print and lists hold.
+// memoryOfDriver is the most that hvdrun may take of memory, in bytes, whatever workers print and
+// lists hold.
 const memoryOfDriver = 200 << 20
 
 // playPrint has workers print much, and counts it.
@@ -209,7 +210,8 @@ func (t *trial) goesOn(ctx context.Context, before *job, folder string) error {
 	}
 	next.again(2)
 	next.trainee = append(next.trainee, "-checkpoints", folder)
-	// The diary of both is checked as that of one job: what was committed in the first is not done again in the second.
+	// The diary of both is checked as that of one job: what was committed in the first is not done
+	// again in the second.
 	next.before = before.lines
 	if err := next.start(); err != nil {
 		return err

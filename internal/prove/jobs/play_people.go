@@ -25,7 +25,8 @@ func playInterrupt(ctx context.Context, t *trial) error {
 	if t.How == "stubborn" {
 		j.trainee = append(j.trainee, "-stubborn")
 	}
-	// Before that it has not taken note of signals: the system's default is its end then, and it has started nothing.
+	// Before that it has not taken note of signals: the system's default is its end then, and it
+	// has started nothing.
 	if err := j.start(); err != nil {
 		return err
 	}

@@ -152,7 +152,8 @@ func playSix(ctx context.Context, t *trial) error {
 	return j.end(ctx)
 }
 
-// playStrays has workers that leave processes behind, of which only an argument tells to whom they belong.
+// playStrays has workers that leave processes behind, of which only an argument tells to whom they
+// belong.
 func playStrays(ctx context.Context, t *trial) error {
 	if t.How != "done" {
 		t.Steps = 0
@@ -196,7 +197,8 @@ func playDone(ctx context.Context, t *trial) error {
 	return j.end(ctx)
 }
 
-// playLinks has a cluster of three agents, each in a network namespace, and cuts off one, for a time, or the driver's host.
+// playLinks has a cluster of three agents, each in a network namespace, and cuts off one, for a
+// time, or the driver's host.
 func playLinks(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	n, err := t.network()
@@ -297,7 +299,8 @@ func (j *job) endAmong(ctx context.Context) error {
 	return errors.Join(j.look(), j.checkDiary())
 }
 
-// background starts a process of the job that goes on beside hvdrun; kill ends it. What it prints is in a file of its name.
+// background starts a process of the job that goes on beside hvdrun; kill ends it. What it prints
+// is in a file of its name.
 func (t *trial) background(ctx context.Context, j *job, name string, words []string) error {
 	out, err := os.Create(filepath.Join(t.dir, name+".output"))
 	if err != nil {

@@ -55,8 +55,8 @@ func size(n int64) string {
 }
 
 const (
-	// memoryBound is what the states of a case's workers may take in all, in bytes. A worker has its state twice: as it is, and
-	// as it was committed.
+	// memoryBound is what the states of a case's workers may take in all, in bytes. A worker has
+	// its state twice: as it is, and as it was committed.
 	memoryBound = 10 << 30
 	// What is more than this is not a small case.
 	smallWorkers, smallState, smallPrint, smallListed = 16, 16 << 20, 4, 200
@@ -70,8 +70,8 @@ func (s setup) small() bool {
 	return s.Workers <= smallWorkers && s.State <= smallState && s.Print <= smallPrint && s.Listed <= smallListed
 }
 
-// draw makes the case of a seed. Kinds come in turn, so that as many seeds in a row as there are kinds have each once; what is
-// large grows with the turn, for the dice might never throw it.
+// draw makes the case of a seed. Kinds come in turn, so that as many seeds in a row as there are
+// kinds have each once; what is large grows with the turn, for the dice might never throw it.
 func draw(seed uint64) (setup, kind) {
 	k := kinds[seed%uint64(len(kinds))]
 	d := rand.New(rand.NewPCG(seed, 0x6a6f6273))

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestSeedsDetermine: a seed is one case, and as many seeds in a row as there are kinds have each of them.
+// TestSeedsDetermine: a seed is one case, and as many seeds in a row as there are kinds have each
+// of them.
 func TestSeedsDetermine(t *testing.T) {
 	for first := range uint64(50) {
 		had := make(map[string]bool)
@@ -50,7 +51,8 @@ func TestCasesHaveBounds(t *testing.T) {
 	}
 }
 
-// TestLargeComesSoon: what takes much is not left to dice: within six turns, which is less than half an hour, there is each size.
+// TestLargeComesSoon: what takes much is not left to dice: within six turns, which is less than
+// half an hour, there is each size.
 func TestLargeComesSoon(t *testing.T) {
 	var text strings.Builder
 	for seed := range uint64(6 * len(kinds)) {

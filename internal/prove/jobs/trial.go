@@ -37,7 +37,8 @@ func (t *trial) note(format string, args ...any) { t.notes += "; " + fmt.Sprintf
 // has tells whether hvdrun has a flag.
 func (t *trial) has(flag string) bool { return strings.Contains(t.help, flag+" ") }
 
-// try runs the case and returns what is wrong. Nothing of it is left then but the files of one that fails.
+// try runs the case and returns what is wrong. Nothing of it is left then but the files of one that
+// fails.
 func (t *trial) try(ctx context.Context, k kind) error {
 	t.dice = rand.New(rand.NewPCG(t.Seed, 0x74727921))
 	if err := os.Mkdir(t.dir, 0o777); err != nil {
@@ -104,8 +105,8 @@ func (j *job) full(ctx context.Context, generation uint64) error {
 	})
 }
 
-// kills ends so many members of the newest world by SIGKILL, and waits until the others train on. Somebody with the state is
-// spared.
+// kills ends so many members of the newest world by SIGKILL, and waits until the others train on.
+// Somebody with the state is spared.
 func (t *trial) kills(ctx context.Context, j *job, n int) error {
 	for range n {
 		err := j.until(ctx, "a world of two that train", func() bool { return len(j.holders()) > 1 && j.world == j.published })
@@ -127,8 +128,8 @@ func (t *trial) kills(ctx context.Context, j *job, n int) error {
 	return nil
 }
 
-// strike sends a signal to a worker, by the PID that it has for itself, which in a PID namespace is another. It tells whether there
-// was such a process of the job.
+// strike sends a signal to a worker, by the PID that it has for itself, which in a PID namespace is
+// another. It tells whether there was such a process of the job.
 func (j *job) strike(pid int, s syscall.Signal) bool {
 	for _, outer := range j.processes(j.programs.Trainee) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", outer)) // gone: none
@@ -141,7 +142,8 @@ func (j *job) strike(pid int, s syscall.Signal) bool {
 	return false
 }
 
-// noticed is the longest from a death to hvdrun's word of it. It takes some milliseconds where the machine has nothing else to do.
+// noticed is the longest from a death to hvdrun's word of it. It takes some milliseconds where the
+// machine has nothing else to do.
 const noticed = 10 * time.Second
 
 // processes are those of the job whose command line begins with a program and words.

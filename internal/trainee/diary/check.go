@@ -7,14 +7,17 @@ import (
 	"sync"
 )
 
-// Check reads the lines of a whole job, of rank 0 alone or of all ranks, and returns the first thing in them that must
-// not be:
+// Check reads the lines of a whole job, of rank 0 alone or of all ranks, and returns the first
+// thing in them that must not be:
 //
-//   - Within a world, all enter at the same step, and each takes one step after the other from there.
-//   - No committed step is lost or done again: who enters a later world is not behind any step whose Commit has returned
-//     nil, or a *HostsUpdatedError, anywhere. The first world begins before the first step.
-//   - No step is left out: a later world begins at most one step beyond the last one seen in those before. That one may
-//     have been saved by a rank that lost its peers before anybody's Commit returned.
+//   - Within a world, all enter at the same step, and each takes one step after the other from
+//     there.
+//   - No committed step is lost or done again: who enters a later world is not behind any step
+//     whose Commit has returned nil, or a *HostsUpdatedError, anywhere. The first world begins
+//     before the first step.
+//   - No step is left out: a later world begins at most one step beyond the last one seen in those
+//     before. That one may have been saved by a rank that lost its peers before anybody's Commit
+//     returned.
 //   - The chain is the one that belongs to the step.
 //   - A rank of a world is one process, and all say the same of the world's size.
 //   - Whoever reaches the end has done all steps, and has the weights that belong to them.
@@ -90,7 +93,8 @@ func (w *world) add(l Line) error {
 	at, entered := w.at[l.PID]
 	switch l.Event {
 	case Enter:
-		// A world can be entered again only where a collective aborted, and then it is never used again.
+		// A world can be entered again only where a collective aborted, and then it is never used
+		// again.
 		if entered {
 			return fmt.Errorf("the process was in this world already, at step %d", at)
 		}
@@ -123,8 +127,8 @@ type World struct {
 	First      int    // its rank in its first world
 }
 
-// CheckWorlds compares every step that a rank 0 wrote down with the worlds. All steps of the worlds must be there and no
-// others; those that were committed once, and after their commit no more.
+// CheckWorlds compares every step that a rank 0 wrote down with the worlds. All steps of the worlds
+// must be there and no others; those that were committed once, and after their commit no more.
 func CheckWorlds(lines []Line, worlds []World) error {
 	done := make(map[int]bool)
 	for i, l := range lines {

@@ -1,8 +1,9 @@
-// Package diary is what the test program trainee writes down of its training, and what must stand there.
+// Package diary is what the test program trainee writes down of its training, and what must stand
+// there.
 //
-// Its training is such that every step that is lost, repeated or put together from two shows: the state after a step is a
-// function of the number of steps alone, of any other history it is another, and all arithmetic is exact, whatever the
-// number of workers.
+// Its training is such that every step that is lost, repeated or put together from two shows: the
+// state after a step is a function of the number of steps alone, of any other history it is
+// another, and all arithmetic is exact, whatever the number of workers.
 package diary
 
 import (
@@ -15,12 +16,12 @@ import (
 // modulus keeps weights small enough to be exact as float32.
 const modulus = 4093
 
-// Size is how many weights there are unless a job asks for others: so many that they do not come with the first message of
-// a sync, but after it.
+// Size is how many weights there are unless a job asks for others: so many that they do not come
+// with the first message of a sync, but after it.
 const Size = 5000
 
-// Share fills data with what a rank adds to a step. Over all ranks of a world, the shares of a step sum to that step's
-// Total, whatever the size.
+// Share fills data with what a rank adds to a step. Over all ranks of a world, the shares of a step
+// sum to that step's Total, whatever the size.
 func Share(data []float32, step, rank, size int) {
 	for i := range data {
 		if rank > 0 {
@@ -45,7 +46,8 @@ func IsTotal(data []float32, step int) bool {
 	return true
 }
 
-// Begin does the half of a step that needs no peers. A worker that is stopped here has weights that belong to no step.
+// Begin does the half of a step that needs no peers. A worker that is stopped here has weights that
+// belong to no step.
 func Begin(weights []float32) {
 	for i, w := range weights {
 		weights[i] = float32(3 * int(w) % modulus)

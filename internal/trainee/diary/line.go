@@ -43,7 +43,8 @@ const (
 // Outcome is what Commit returned after a step.
 type Outcome string
 
-// The outcomes: nothing, since it was not called; nil; a *HostsUpdatedError; an error that is collective.ErrAborted.
+// The outcomes: nothing, since it was not called; nil; a *HostsUpdatedError; an error that is
+// collective.ErrAborted.
 const (
 	None    Outcome = "none"
 	OK      Outcome = "ok"
@@ -51,8 +52,9 @@ const (
 	Aborted Outcome = "aborted"
 )
 
-// Append adds the line to f, which must have been opened with O_APPEND, in one write. A line end goes before it too: a
-// process that was killed in the middle of its write may have left a torn line.
+// Append adds the line to f, which must have been opened with O_APPEND, in one write. A line end
+// goes before it too: a process that was killed in the middle of its write may have left a torn
+// line.
 func (l Line) Append(f io.Writer) error {
 	b, err := json.Marshal(l)
 	if err != nil {
@@ -74,8 +76,8 @@ type Follower[T any] struct {
 // Follow returns a follower of the file, which need not exist yet.
 func Follow[T any](path string) *Follower[T] { return &Follower[T]{path: path} }
 
-// Next returns the complete lines that have been added since the last call. It does not wait for any. Torn lines, which
-// do not come to the end of their object, are passed over.
+// Next returns the complete lines that have been added since the last call. It does not wait for
+// any. Torn lines, which do not come to the end of their object, are passed over.
 func (f *Follower[T]) Next() ([]T, error) {
 	file, err := os.Open(f.path)
 	if os.IsNotExist(err) {

@@ -1,8 +1,9 @@
-// Command gen writes the kernels of package cuda: one file of PTX for each type of element. PTX is the text that the driver
-// compiles for the device it has; this text is of version 7.0 for compute capability 7.0, which all later devices run.
+// Command gen writes the kernels of package cuda: one file of PTX for each type of element. PTX is
+// the text that the driver compiles for the device it has; this text is of version 7.0 for compute
+// capability 7.0, which all later devices run.
 //
-// Each kernel combines vectors from up to 16 places, in their order, and stores the result in up to 16 places. Its one
-// parameter is a structure:
+// Each kernel combines vectors from up to 16 places, in their order, and stores the result in up to
+// 16 places. Its one parameter is a structure:
 //
 //	  0  the addresses of the sources   16 × u64
 //	128  the addresses of the targets   16 × u64
@@ -14,9 +15,10 @@
 //	288  elements of head and tail      u64
 //	296  a number                       64 bits: what to divide or multiply by
 //
-// The arithmetic is that of collective/kernel in every bit. Rounding is said with each instruction, which keeps the
-// compiler from fusing a product and a sum, and subnormal numbers stay what they are. What a device makes of a NaN differs
-// from what a processor does, so it is said too: the first operand that is none, made quiet, or else the negative NaN without payload.
+// The arithmetic is that of collective/kernel in every bit. Rounding is said with each instruction,
+// which keeps the compiler from fusing a product and a sum, and subnormal numbers stay what they
+// are. What a device makes of a NaN differs from what a processor does, so it is said too: the
+// first operand that is none, made quiet, or else the negative NaN without payload.
 package main
 
 import (
@@ -148,7 +150,8 @@ func (w *writer) kernel(op operation) {
 	fmt.Fprintf(w.out, "\n%s}\n", w.body.String())
 }
 
-// combine writes what is done at an offset of all places: a vector has several lanes, an element is one.
+// combine writes what is done at an offset of all places: a vector has several lanes, an element is
+// one.
 func (w *writer) combine(op operation, label, offset string, lanes int) {
 	at := w.to("d", "ld.param.u64", "[%%base]")
 	sum := w.load(at, offset, lanes)

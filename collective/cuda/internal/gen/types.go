@@ -53,7 +53,8 @@ func widenBrain(w *writer, a string) string {
 	return w.to("r", "shl.b32", "%s, 16", wide)
 }
 
-// narrowBrain rounds to nearest, ties to even, in integers: devices before compute capability 8.0 have no instruction for it.
+// narrowBrain rounds to nearest, ties to even, in integers: devices before compute capability 8.0
+// have no instruction for it.
 func narrowBrain(w *writer, a string) string {
 	odd := w.to("r", "shr.u32", "%s, 16", a)
 	odd = w.to("r", "and.b32", "%s, 1", odd)
@@ -153,7 +154,8 @@ func (t kind) constant(w *writer, bits string) string {
 	return w.to(t.class, "mov."+t.bits, "%s", bits)
 }
 
-// extreme is the smaller or larger of two elements. Of two zeros the signs are joined; other equals are the same bits.
+// extreme is the smaller or larger of two elements. Of two zeros the signs are joined; other equals
+// are the same bits.
 func (t kind) extreme(w *writer, a, b, compare, join string) string {
 	x, y := t.widened(w, a), t.widened(w, b)
 	before := w.to("p", "setp."+compare+"."+t.compute, "%s, %s", x, y)
@@ -213,7 +215,8 @@ func (t kind) truncated(w *writer, a string) string {
 	return w.to(t.class, "div."+t.compute, "%s, %s", a, by)
 }
 
-// saturated multiplies in float64 and truncates towards zero: what the type cannot hold becomes its bound, a NaN 0.
+// saturated multiplies in float64 and truncates towards zero: what the type cannot hold becomes its
+// bound, a NaN 0.
 func (t kind) saturated(w *writer, a string) string {
 	lowest, highest, low, high := "0xc1e0000000000000", "0x41dfffffffc00000", "0x80000000", "0x7fffffff"
 	if t.compute == "s64" {

@@ -68,8 +68,9 @@ var doubles = floats{
 	blend:   func(w *writer) func(mask, b, a, dst Op) { return w.VBLENDVPD },
 }
 
-// extreme is the minimum or maximum. The instruction returns its second source where both are zeros or one is NaN: both
-// orders joined bit by bit make −0 the minimum and +0 the maximum, and the sum is the NaN that is wanted.
+// extreme is the minimum or maximum. The instruction returns its second source where both are zeros
+// or one is NaN: both orders joined bit by bit make −0 the minimum and +0 the maximum, and the sum
+// is the NaN that is wanted.
 func (f floats) extreme(pick, join instruction) binary {
 	return func(w *writer) func(a, b vec) vec {
 		return func(a, b vec) vec {
@@ -149,7 +150,8 @@ func (w *writer) xor(b, a, r vec) {
 	}
 }
 
-// widenFloat16 and narrowFloat16 convert between half a vector of halves and a vector of float32s. A signalling NaN becomes quiet.
+// widenFloat16 and narrowFloat16 convert between half a vector of halves and a vector of float32s.
+// A signalling NaN becomes quiet.
 func (w *writer) widenFloat16(h vec) vec {
 	r := w.vec()
 	w.VCVTPH2PS(h, r)
@@ -201,7 +203,8 @@ func widenExactly(w *writer) func(a vec) vec {
 	}
 }
 
-// bfloat is what the computation with bfloat16 needs: the even elements of a vector are moved up, the odd ones have their place.
+// bfloat is what the computation with bfloat16 needs: the even elements of a vector are moved up,
+// the odd ones have their place.
 type bfloat struct {
 	w                *writer
 	high, almost, lo vec
@@ -218,7 +221,8 @@ func (f bfloat) split(a vec) (even, odd vec) {
 	return even, odd
 }
 
-// round makes the upper half of each element the nearest bfloat16, ties to even; a NaN stays as it is.
+// round makes the upper half of each element the nearest bfloat16, ties to even; a NaN stays as it
+// is.
 func (f bfloat) round(v vec) {
 	w := f.w
 	more := w.vec()
@@ -340,7 +344,8 @@ func productInt64(w *writer) func(a, b vec) vec {
 	}
 }
 
-// extreme64 compares, since AVX2 has no minimum or maximum of 64-bit integers, and no unsigned comparison.
+// extreme64 compares, since AVX2 has no minimum or maximum of 64-bit integers, and no unsigned
+// comparison.
 func extreme64(wide instruction, signed, least bool) binary {
 	return func(w *writer) func(a, b vec) vec {
 		if w.wide {

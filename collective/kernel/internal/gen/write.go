@@ -10,7 +10,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// kernel is a function to write: it sets each element of its first slice from the elements at the same place of others.
+// kernel is a function to write: it sets each element of its first slice from the elements at the
+// same place of others.
 type kernel struct {
 	name      string
 	signature string
@@ -20,7 +21,8 @@ type kernel struct {
 	srcSize   int
 	half      bool // a vector is full of float32s of which the smaller side in memory has two bytes each
 	unroll    int
-	// body emits what is the same for all vectors, as constants, and returns what emits the computation of one.
+	// body emits what is the same for all vectors, as constants, and returns what emits the
+	// computation of one.
 	body func(w *writer) func(src []reg.VecVirtual) reg.VecVirtual
 }
 
@@ -128,7 +130,8 @@ func (w *writer) write(k kernel) {
 	}
 }
 
-// vectors emits a loop that takes some vectors at once while there are as many, then goes on to the next part.
+// vectors emits a loop that takes some vectors at once while there are as many, then goes on to the
+// next part.
 func (w *writer) vectors(name, next string, l loop, lanes, unroll int) {
 	w.Label(name)
 	w.CMPQ(l.left, U32(lanes*unroll))
