@@ -33,7 +33,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check clean
+.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check look clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -205,6 +205,9 @@ gpu-check: ## check and measure collectives on this machine's GPU, with programs
 		echo "there is no Go here, and no bin/gpu-check: bring that folder from where make gpu-programs was run" >&2; exit 1; \
 	fi
 	@bin/gpu-check/gpucheck -json bin/gpu-check/gpu-check.json $(ARGS)
+
+look: ## print the widest structs, the longest functions, the largest files and packages, and names exported for nobody; ARGS go to the program
+	@$(GO) run ./internal/look $(ARGS) .
 
 clean: ## remove what build made
 	rm -rf bin

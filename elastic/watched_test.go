@@ -362,7 +362,15 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 	}
 	commit()
 	commit()
-	many[0] = make([]byte, 2*image.ChunkSize)
+	// The heap may hand out what a State that is garbage watches still.
+	mapped := func() []byte {
+		b, err := unix.Mmap(-1, 0, 2*image.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	many[0] = mapped()
 	many[0][image.ChunkSize+9] = 5
 	commit()
 	if s.watch.pieces[0].memory == nil {
@@ -370,15 +378,12 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 	}
 	many[0][9] = 6
 	commit()
-	fresh, err := unix.Mmap(-1, 0, 2*image.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fresh := mapped()
 	many[0] = fresh
 	commit()
 	fresh[1] = 1
 	commit()
-	_, err = unix.MmapPtr(-1, 0, unsafe.Pointer(&fresh[0]), uintptr(len(fresh)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(&fresh[0]), uintptr(len(fresh)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED)
 	if err != nil {
 		t.Fatal(err)
 	}

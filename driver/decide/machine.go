@@ -145,13 +145,23 @@ type Worker struct {
 	asked      bool // to leave, by others than this driver
 	stays      bool // all the same, and the log says why
 
-	id     string
-	slot   plan.SlotID
-	pid    int
-	join   Join
-	start  StartWorker
-	reason string // why it was stopped, where that is a failure of its own
+	identity
+	departure
+	lateness
+}
 
+// identity is who a worker is, and what it last said of itself.
+type identity struct {
+	id    string
+	slot  plan.SlotID
+	pid   int
+	join  Join
+	start StartWorker
+}
+
+// departure is what is known of a worker's end before it comes.
+type departure struct {
+	reason    string    // why it was stopped, where that is a failure of its own
 	comes     bool      // a join of it waits, though it is being stopped
 	answered  bool      // its join was answered because the job ends
 	last      bool      // so that it writes the last checkpoint
@@ -159,7 +169,10 @@ type Worker struct {
 	writes    uint64    // the commit of the last checkpoint that it writes now; 0: none
 	wroteAt   time.Time // when more of that was last seen on the disk
 	unwritten bool      // it could not write its last checkpoint, which its exit may say
+}
 
+// lateness is how others wait for a worker.
+type lateness struct {
 	stalledFrom time.Time // when it was named for holding up the others
 	movedFrom   time.Time // when it was seen last on its way to the next world
 	doneFrom    time.Time // when it reported done

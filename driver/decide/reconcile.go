@@ -214,7 +214,10 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
 			m.queued++
 			continue
 		}
-		w := &Worker{id: m.newID(s.SlotID), slot: s.SlotID, rank: s.Rank, since: now, begun: now, wanted: true}
+		w := &Worker{
+			identity: identity{id: m.newID(s.SlotID), slot: s.SlotID},
+			rank:     s.Rank, since: now, begun: now, wanted: true,
+		}
 		if !m.size.Elastic {
 			m.ran[s.SlotID] = true
 		}

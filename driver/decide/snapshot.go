@@ -13,64 +13,82 @@ import (
 )
 
 // snapshot is all that a machine is, between two steps, as a journal holds it in place of the
-// records that led there.
+// records that led there: one JSON object, whose parts are those of Machine.
 type snapshot struct {
-	Last  time.Time  `json:"last"` // when the machine was last stepped
-	Size  job.Size   `json:"size"`
-	Hosts hostsState `json:"hosts"`
-	Wants []slotRun  `json:"wants,omitempty"`
-	Fixed []slotRun  `json:"fixed,omitempty"`
-
-	Workers []savedWorker `json:"workers,omitempty"`
-	Gone    []savedWorker `json:"gone,omitempty"` // members of the current world that have ended
-	World   plan.World    `json:"world"`
-	Members []string      `json:"members,omitempty"` // of the world, by rank
-	Root    int           `json:"root,omitempty"`
-	RootSeq uint64        `json:"root_seq,omitempty"` // as the world was published
-	Seq     uint64        `json:"seq,omitempty"`
-
-	Started    bool        `json:"started,omitempty"`
-	Queued     int         `json:"queued,omitempty"`
-	NewsFrom   time.Time   `json:"news_from,omitzero"`
-	Unready    bool        `json:"unready,omitempty"`
-	Ran        []savedSlot `json:"ran,omitempty"`
-	Joined     time.Time   `json:"joined,omitzero"`
-	Progress   bool        `json:"progress,omitempty"`
-	Committed  bool        `json:"committed,omitempty"`
-	Backends   []string    `json:"backends,omitempty"`
-	Announced  plan.Change `json:"announced,omitempty"`
-	Short      bool        `json:"short,omitempty"`
-	ShortFrom  time.Time   `json:"short_from,omitzero"`
-	ResetFrom  time.Time   `json:"reset_from,omitzero"`
-	Reminded   bool        `json:"reminded,omitempty"`
-	RemoveFrom time.Time   `json:"remove_from,omitzero"`
-	Dead       []int       `json:"dead,omitempty"`
-	Told       int         `json:"told,omitempty"`
-	DeadFrom   time.Time   `json:"dead_from,omitzero"`
-	Given      bool        `json:"given,omitempty"`
-	Stucks     int         `json:"stucks,omitempty"`
-	Resets     int         `json:"resets,omitempty"`
-	ResetsAt   []time.Time `json:"resets_at,omitempty"`
-	Failures   []savedSlot `json:"failures,omitempty"`
-	Commits    uint64      `json:"commits,omitempty"`
-
-	DoneFrom time.Time   `json:"done_from,omitzero"`
-	DoneExit bool        `json:"done_exit,omitempty"`
-	Bad      *savedError `json:"bad,omitempty"`
-	Went     bool        `json:"went,omitempty"`
-	Late     *savedError `json:"late,omitempty"`
-
-	Decided bool        `json:"decided,omitempty"`
-	Result  *savedError `json:"result,omitempty"`
-	EndFrom time.Time   `json:"end_from,omitzero"`
-
-	Writes    uint64          `json:"writes,omitempty"`
-	Wrote     uint64          `json:"wrote,omitempty"`
-	Unwritten *savedUnwritten `json:"unwritten,omitempty"`
-	Finished  bool            `json:"finished,omitempty"`
-
+	Last      time.Time `json:"last"` // when the machine was last stepped
 	State     job.State `json:"state,omitempty"`
 	StateFrom time.Time `json:"state_from,omitzero"`
+	Size      job.Size  `json:"size"`
+	savedFleet
+	savedHistory
+	savedGeneration
+	savedEnding
+}
+
+type savedFleet struct {
+	Hosts   hostsState    `json:"hosts"`
+	Wants   []slotRun     `json:"wants,omitempty"`
+	Fixed   []slotRun     `json:"fixed,omitempty"`
+	Queued  int           `json:"queued,omitempty"`
+	Workers []savedWorker `json:"workers,omitempty"`
+}
+
+type savedHistory struct {
+	Seq      uint64      `json:"seq,omitempty"`
+	Started  bool        `json:"started,omitempty"`
+	Joined   time.Time   `json:"joined,omitzero"`
+	NewsFrom time.Time   `json:"news_from,omitzero"`
+	Ran      []savedSlot `json:"ran,omitempty"`
+	Failures []savedSlot `json:"failures,omitempty"`
+	Progress bool        `json:"progress,omitempty"`
+	Stucks   int         `json:"stucks,omitempty"`
+	Resets   int         `json:"resets,omitempty"`
+	ResetsAt []time.Time `json:"resets_at,omitempty"`
+	Wrote    uint64      `json:"wrote,omitempty"`
+}
+
+type savedGeneration struct {
+	World     plan.World    `json:"world"`
+	Members   []string      `json:"members,omitempty"` // of the world, by rank
+	Gone      []savedWorker `json:"gone,omitempty"`    // members that have ended
+	Root      int           `json:"root,omitempty"`
+	RootSeq   uint64        `json:"root_seq,omitempty"` // as the world was published
+	Commits   uint64        `json:"commits,omitempty"`
+	Committed bool          `json:"committed,omitempty"`
+	Backends  []string      `json:"backends,omitempty"`
+	Announced plan.Change   `json:"announced,omitempty"`
+	savedLoss
+	savedWay
+}
+
+type savedLoss struct {
+	Dead      []int           `json:"dead,omitempty"`
+	Told      int             `json:"told,omitempty"`
+	DeadFrom  time.Time       `json:"dead_from,omitzero"`
+	Given     bool            `json:"given,omitempty"`
+	Unwritten *savedUnwritten `json:"unwritten,omitempty"`
+}
+
+type savedWay struct {
+	RemoveFrom time.Time   `json:"remove_from,omitzero"`
+	ResetFrom  time.Time   `json:"reset_from,omitzero"`
+	ShortFrom  time.Time   `json:"short_from,omitzero"`
+	Short      bool        `json:"short,omitempty"`
+	Reminded   bool        `json:"reminded,omitempty"`
+	Unready    bool        `json:"unready,omitempty"`
+	Bad        *savedError `json:"bad,omitempty"`
+	Went       bool        `json:"went,omitempty"`
+}
+
+type savedEnding struct {
+	DoneFrom time.Time   `json:"done_from,omitzero"`
+	DoneExit bool        `json:"done_exit,omitempty"`
+	Late     *savedError `json:"late,omitempty"`
+	Decided  bool        `json:"decided,omitempty"`
+	Result   *savedError `json:"result,omitempty"`
+	EndFrom  time.Time   `json:"end_from,omitzero"`
+	Writes   uint64      `json:"writes,omitempty"`
+	Finished bool        `json:"finished,omitempty"`
 }
 
 type savedWorker struct {
@@ -90,15 +108,22 @@ type savedWorker struct {
 	Removed    bool      `json:"removed,omitempty"`
 	Asked      bool      `json:"asked,omitempty"`
 	Stays      bool      `json:"stays,omitempty"`
-	Reason     string    `json:"reason,omitempty"`
-	Comes      bool      `json:"comes,omitempty"`
-	Answered   bool      `json:"answered,omitempty"`
-	Last       bool      `json:"last,omitempty"`
-	Left       bool      `json:"left,omitempty"`
-	Writes     uint64    `json:"writes,omitempty"`
-	WroteAt    time.Time `json:"wrote_at,omitzero"`
-	Unwritten  bool      `json:"unwritten,omitempty"`
+	savedDeparture
+	savedLateness
+}
 
+type savedDeparture struct {
+	Reason    string    `json:"reason,omitempty"`
+	Comes     bool      `json:"comes,omitempty"`
+	Answered  bool      `json:"answered,omitempty"`
+	Last      bool      `json:"last,omitempty"`
+	Left      bool      `json:"left,omitempty"`
+	Writes    uint64    `json:"writes,omitempty"`
+	WroteAt   time.Time `json:"wrote_at,omitzero"`
+	Unwritten bool      `json:"unwritten,omitempty"`
+}
+
+type savedLateness struct {
 	StalledFrom time.Time `json:"stalled_from,omitzero"`
 	MovedFrom   time.Time `json:"moved_from,omitzero"`
 	DoneFrom    time.Time `json:"done_from,omitzero"`
@@ -158,15 +183,27 @@ type (
 // save returns what the machine is now.
 func (m *Machine) save() snapshot {
 	s := snapshot{
-		Last: m.last, Size: m.size, Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed),
-		World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Seq: m.seq,
-		Started: m.started, Queued: m.queued, NewsFrom: m.newsFrom, Unready: m.unready, Joined: m.joined, Progress: m.progress,
-		Committed: m.committed, Backends: m.backends, Announced: m.announced, Short: m.short, ShortFrom: m.shortFrom,
-		ResetFrom: m.resetFrom, Reminded: m.reminded, RemoveFrom: m.removeFrom, Dead: m.dead, Told: m.told, DeadFrom: m.deadFrom,
-		Given: m.given, Stucks: m.stucks, Resets: m.resets, ResetsAt: m.resetsAt, Commits: m.commits,
-		DoneFrom: m.doneFrom, DoneExit: m.doneExit, Bad: saveFailed(m.bad), Went: m.went, Late: saveFailed(m.late),
-		Decided: m.decided, Result: saveError(m.result), EndFrom: m.endFrom,
-		Writes: m.writes, Wrote: m.wrote, Finished: m.finished, State: m.state, StateFrom: m.stateFrom,
+		Last: m.last, State: m.state, StateFrom: m.stateFrom, Size: m.size,
+		savedFleet: savedFleet{
+			Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed), Queued: m.queued,
+		},
+		savedHistory: savedHistory{
+			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.newsFrom, Progress: m.progress,
+			Stucks: m.stucks, Resets: m.resets, ResetsAt: m.resetsAt, Wrote: m.wrote,
+		},
+		savedGeneration: savedGeneration{
+			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits,
+			Committed: m.committed, Backends: m.backends, Announced: m.announced,
+			savedLoss: savedLoss{Dead: m.dead, Told: m.told, DeadFrom: m.deadFrom, Given: m.given},
+			savedWay: savedWay{
+				RemoveFrom: m.removeFrom, ResetFrom: m.resetFrom, ShortFrom: m.shortFrom, Short: m.short,
+				Reminded: m.reminded, Unready: m.unready, Bad: saveFailed(m.bad), Went: m.went,
+			},
+		},
+		savedEnding: savedEnding{
+			DoneFrom: m.doneFrom, DoneExit: m.doneExit, Late: saveFailed(m.late), Decided: m.decided,
+			Result: saveError(m.result), EndFrom: m.endFrom, Writes: m.writes, Finished: m.finished,
+		},
 	}
 	for _, w := range m.workers {
 		s.Workers = append(s.Workers, w.save())
@@ -198,14 +235,21 @@ func (m *Machine) load(s snapshot) (err error) {
 	if _, err := s.Size.WithDefaults(); err != nil {
 		return err
 	}
-	m.seq, m.world = s.Seq, s.World
-	m.started, m.queued, m.newsFrom, m.unready, m.joined, m.progress = s.Started, s.Queued, s.NewsFrom, s.Unready, s.Joined, s.Progress
-	m.committed, m.backends, m.announced, m.short, m.shortFrom = s.Committed, s.Backends, s.Announced, s.Short, s.ShortFrom
-	m.resetFrom, m.reminded, m.removeFrom, m.dead, m.told, m.deadFrom = s.ResetFrom, s.Reminded, s.RemoveFrom, s.Dead, s.Told, s.DeadFrom
-	m.given, m.stucks, m.resets, m.resetsAt, m.commits = s.Given, s.Stucks, s.Resets, s.ResetsAt, s.Commits
-	m.doneFrom, m.doneExit, m.bad, m.went, m.late = s.DoneFrom, s.DoneExit, s.Bad.failed(), s.Went, s.Late.failed()
-	m.decided, m.result, m.endFrom = s.Decided, s.Result.load(), s.EndFrom
-	m.writes, m.wrote, m.finished, m.state, m.stateFrom = s.Writes, s.Wrote, s.Finished, s.State, s.StateFrom
+	m.state, m.stateFrom, m.queued = s.State, s.StateFrom, s.Queued
+	m.seq, m.started, m.joined, m.newsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
+	m.stucks, m.resets, m.resetsAt, m.wrote = s.Stucks, s.Resets, s.ResetsAt, s.Wrote
+	m.generation = generation{
+		world: s.World, commits: s.Commits, committed: s.Committed, backends: s.Backends, announced: s.Announced,
+		loss: loss{dead: s.Dead, told: s.Told, deadFrom: s.DeadFrom, given: s.Given},
+		way: way{
+			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, shortFrom: s.ShortFrom, short: s.Short,
+			reminded: s.Reminded, unready: s.Unready, bad: s.Bad.failed(), went: s.Went,
+		},
+	}
+	m.ending = ending{
+		doneFrom: s.DoneFrom, doneExit: s.DoneExit, late: s.Late.failed(), decided: s.Decided,
+		result: s.Result.load(), endFrom: s.EndFrom, writes: s.Writes, finished: s.Finished,
+	}
 	if s.Unwritten != nil {
 		m.unwritten = &unwritten{s.Unwritten.Worker, s.Unwritten.Commits}
 	}
@@ -259,29 +303,42 @@ func (m *Machine) loadWorkers(s snapshot) error {
 
 func (w *Worker) save() savedWorker {
 	return savedWorker{
-		ID: w.id, PID: w.pid, Join: w.join, Reason: w.reason,
+		ID: w.id, PID: w.pid, Join: w.join,
 		Start: savedStart{
-			Slot: w.start.Slot, Size: w.start.Trial.Size, GroupRank: w.start.Trial.GroupRank, GroupSize: w.start.Trial.GroupSize,
-			First: w.start.Trial.First, Resets: w.start.Resets, Again: w.start.Again, Forked: w.start.Forked,
+			Slot: w.start.Slot, Size: w.start.Trial.Size, GroupRank: w.start.Trial.GroupRank,
+			GroupSize: w.start.Trial.GroupSize, First: w.start.Trial.First,
+			Resets: w.start.Resets, Again: w.start.Again, Forked: w.start.Forked,
 		},
-		Since: w.since, Begun: w.begun, Generation: w.generation, Rank: w.rank, Phase: w.phase, Holds: w.holds, Done: w.done,
-		Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays, Comes: w.comes, Answered: w.answered, Last: w.last,
-		Left: w.left, Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
-		StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded,
+		Since: w.since, Begun: w.begun, Generation: w.generation, Rank: w.rank, Phase: w.phase,
+		Holds: w.holds, Done: w.done, Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays,
+		savedDeparture: savedDeparture{
+			Reason: w.reason, Comes: w.comes, Answered: w.answered, Last: w.last, Left: w.left,
+			Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
+		},
+		savedLateness: savedLateness{
+			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded,
+		},
 	}
 }
 
 func (s *savedWorker) load() *Worker {
 	return &Worker{
-		id: s.ID, slot: s.Start.Slot.SlotID, pid: s.PID, join: s.Join, reason: s.Reason,
-		start: StartWorker{
-			ID: s.ID, Slot: s.Start.Slot, Resets: s.Start.Resets, Again: s.Start.Again, Forked: s.Start.Forked,
-			Trial: TrialWorld{s.Start.Size, s.Start.GroupRank, s.Start.GroupSize, s.Start.First},
+		since: s.Since, begun: s.Begun, generation: s.Generation, rank: s.Rank, phase: s.Phase,
+		holds: s.Holds, done: s.Done, wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays,
+		identity: identity{
+			id: s.ID, slot: s.Start.Slot.SlotID, pid: s.PID, join: s.Join,
+			start: StartWorker{
+				ID: s.ID, Slot: s.Start.Slot, Resets: s.Start.Resets, Again: s.Start.Again, Forked: s.Start.Forked,
+				Trial: TrialWorld{s.Start.Size, s.Start.GroupRank, s.Start.GroupSize, s.Start.First},
+			},
 		},
-		since: s.Since, begun: s.Begun, generation: s.Generation, rank: s.Rank, phase: s.Phase, holds: s.Holds, done: s.Done,
-		wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays, comes: s.Comes, answered: s.Answered, last: s.Last,
-		left: s.Left, writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten,
-		stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
+		departure: departure{
+			reason: s.Reason, comes: s.Comes, answered: s.Answered, last: s.Last, left: s.Left,
+			writes: s.Writes, wroteAt: s.WroteAt, unwritten: s.Unwritten,
+		},
+		lateness: lateness{
+			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
+		},
 	}
 }
 

@@ -22,7 +22,7 @@ func (n told) Commits(_ string, generation uint64) uint64 {
 func TestCommitsOfBeats(t *testing.T) {
 	m := &Machine{}
 	m.hosts = newHosts(cooldowns{})
-	w := &Worker{id: "w", generation: 3, phase: training}
+	w := &Worker{identity: identity{id: "w"}, generation: 3, phase: training}
 	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
 		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start
 		if got := *m.slotStatus(time.Unix(2, 0), w.slot, w, told(7)).Commits; got != c.want {

@@ -1,0 +1,231 @@
+// Command look prints what of the source in a folder is hard to keep in mind: the widest structs,
+// the longest functions, the largest files and packages, and the names that a package exports
+// though no other one mentions them. Nothing of that is a limit: it is where to look first.
+//
+//	go run ./internal/look -n 10 .
+//
+// Tests and generated code are left out.
+package main
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+func main() {
+	n := flag.Int("n", 10, "how many of each to print")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: look [-n 10] [FOLDER]")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() > 1 || *n < 1 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := look(os.Stdout, cmp.Or(flag.Arg(0), "."), *n); err != nil {
+		fmt.Fprintln(os.Stderr, "look:", err)
+		os.Exit(1)
+	}
+}
+
+// measured is something and how large it is.
+type measured struct {
+	size int
+	what string
+}
+
+// findings are what the source holds.
+type findings struct {
+	structs, functions, files []measured
+	packages                  map[string]int    // lines, by folder
+	exported                  map[string]string // where, by "folder.Name"
+	mentioned                 map[string]bool   // by others, likewise
+}
+
+func look(w io.Writer, folder string, n int) error {
+	module, err := moduleOf(folder)
+	if err != nil {
+		return err
+	}
+	f := &findings{packages: map[string]int{}, exported: map[string]string{}, mentioned: map[string]bool{}}
+	err = filepath.WalkDir(folder, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(folder, name)
+		if err != nil {
+			return err
+		}
+		hidden := strings.HasPrefix(d.Name(), ".") && rel != "."
+		if d.IsDir() && (hidden || d.Name() == "testdata" || rel == "bin") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || hidden || !strings.HasSuffix(rel, ".go") {
+			return nil
+		}
+		return f.read(module, name, filepath.ToSlash(rel))
+	})
+	if err != nil {
+		return err
+	}
+	f.print(w, n)
+	return nil
+}
+
+// moduleOf returns the path of the module in the folder.
+func moduleOf(folder string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(folder, "go.mod"))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if module, is := strings.CutPrefix(line, "module "); is {
+			return strings.TrimSpace(module), nil
+		}
+	}
+	return "", errors.New("go.mod names no module")
+}
+
+// read takes note of a file. Of a test only the names count that it mentions.
+func (f *findings) read(module, name, rel string) error {
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	dir := path.Dir(rel)
+	f.mention(module, dir, file)
+	if strings.HasSuffix(rel, "_test.go") || ast.IsGenerated(file) {
+		return nil
+	}
+	line := func(p token.Pos) int { return fset.Position(p).Line }
+	lines := line(file.FileEnd)
+	f.files = append(f.files, measured{lines, rel})
+	f.packages[dir] += lines
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			what := d.Name.Name
+			if d.Recv != nil {
+				what = fmt.Sprintf("(%s).%s", receiver(d.Recv.List[0].Type), what)
+			} else {
+				f.export(dir, rel, d.Name, file)
+			}
+			f.functions = append(f.functions, measured{line(d.End()) - line(d.Pos()) + 1, rel + " " + what})
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				f.declare(dir, rel, spec, file)
+			}
+		}
+	}
+	return nil
+}
+
+func (f *findings) declare(dir, rel string, spec ast.Spec, file *ast.File) {
+	switch sp := spec.(type) {
+	case *ast.TypeSpec:
+		f.export(dir, rel, sp.Name, file)
+		if s, is := sp.Type.(*ast.StructType); is {
+			f.structs = append(f.structs, measured{s.Fields.NumFields(), rel + " " + sp.Name.Name})
+		}
+	case *ast.ValueSpec:
+		for _, name := range sp.Names {
+			f.export(dir, rel, name, file)
+		}
+	}
+}
+
+func (f *findings) export(dir, rel string, name *ast.Ident, file *ast.File) {
+	if name.IsExported() && file.Name.Name != "main" {
+		f.exported[dir+"."+name.Name] = rel
+	}
+}
+
+// mention notes the names of the module's other packages that a file uses.
+func (f *findings) mention(module, dir string, file *ast.File) {
+	imports := map[string]string{} // folders, by the name in this file
+	for _, i := range file.Imports {
+		folder, ours := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module+"/")
+		if !ours {
+			continue
+		}
+		name := path.Base(folder)
+		if i.Name != nil {
+			name = i.Name.Name
+		}
+		imports[name] = folder
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if s, is := n.(*ast.SelectorExpr); is {
+			if x, is := s.X.(*ast.Ident); is && imports[x.Name] != "" && imports[x.Name] != dir {
+				f.mentioned[imports[x.Name]+"."+s.Sel.Name] = true
+			}
+		}
+		return true
+	})
+}
+
+// receiver names the type of a method.
+func receiver(t ast.Expr) string {
+	switch t := t.(type) {
+	case *ast.StarExpr:
+		return "*" + receiver(t.X)
+	case *ast.IndexExpr:
+		return receiver(t.X)
+	case *ast.IndexListExpr:
+		return receiver(t.X)
+	case *ast.Ident:
+		return t.Name
+	}
+	return "?"
+}
+
+func (f *findings) print(w io.Writer, n int) {
+	var packages []measured
+	total := 0
+	for dir, lines := range f.packages {
+		packages = append(packages, measured{lines, dir})
+		total += lines
+	}
+	fmt.Fprintf(w, "%d lines in %d files of %d packages\n", total, len(f.files), len(packages))
+	for _, part := range []struct {
+		title string
+		of    []measured
+	}{
+		{"fields of structs", f.structs}, {"lines of functions", f.functions}, {"lines of files", f.files},
+		{"lines of packages", packages},
+	} {
+		fmt.Fprintf(w, "\n%s\n", part.title)
+		slices.SortFunc(part.of, func(a, b measured) int {
+			return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.what, b.what))
+		})
+		for _, m := range part.of[:min(n, len(part.of))] {
+			fmt.Fprintf(w, "%6d  %s\n", m.size, m.what)
+		}
+	}
+	var unused []string
+	for name, rel := range f.exported {
+		if !f.mentioned[name] {
+			unused = append(unused, fmt.Sprintf("%s (%s)", name, path.Base(rel)))
+		}
+	}
+	slices.Sort(unused)
+	fmt.Fprintf(w, "\n%d names are exported; no other package mentions %d of them\n",
+		len(f.exported), len(unused))
+	for _, name := range unused[:min(4*n, len(unused))] {
+		fmt.Fprintf(w, "        %s\n", name)
+	}
+}
