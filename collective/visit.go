@@ -31,7 +31,7 @@ func (e *Endpoint) admitVisit() (bool, error) {
 	defer e.mu.Unlock()
 	switch {
 	case e.visited == nil:
-		return false, errors.New("nobody is at home to visits")
+		return false, errors.New("this rank accepts no visits")
 	case e.visits == maxVisits:
 		return false, errors.New("too many visits at a time")
 	}

@@ -27,7 +27,7 @@ var ErrRemoved = errors.New("elastic: this worker has no place in the new world"
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
 var (
-	errDriverKnows = errors.New("so the driver says")
+	errDriverKnows = errors.New("reported by the driver")
 	errGivenUp     = errors.New("the driver has given this world up: its workers waited for each other for too long (--stall-timeout)")
 )
 

@@ -266,7 +266,7 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	}
 }
 
-// loud tells whether the so-manieth failure in a row is worth a line of the log: the second, the
+// loud tells whether the nth failure in a row is worth a line of the log: the second, the
 // fourth, the eighth. Where a thousand are told at once, a first attempt may well come too late.
 func loud(failures int) bool { return failures > 1 && failures&(failures-1) == 0 }
 

@@ -155,7 +155,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_FETCHING:
 		return b, fmt.Errorf("%d is no phase", req.GetPhase())
 	case req.GetQuietNanoseconds() > math.MaxInt64:
-		return b, errors.New("a time of centuries")
+		return b, errors.New("a duration out of range")
 	case n > MaxLanes:
 		return b, fmt.Errorf("%d lanes; at most %d", n, MaxLanes)
 	case n > 0:
@@ -166,7 +166,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 		case len(l.GetWhat()) > maxWhat || !utf8.ValidString(l.GetWhat()):
 			return b, fmt.Errorf("an operation's name of %d bytes; at most %d", len(l.GetWhat()), maxWhat)
 		case l.GetNanoseconds() > math.MaxInt64:
-			return b, errors.New("a time of centuries")
+			return b, errors.New("a duration out of range")
 		}
 		b.Lanes[i] = Lane{
 			ID: l.GetId(), Operation: l.GetOperation(), Waiting: l.GetWaiting(), For: time.Duration(l.GetNanoseconds()), What: l.GetWhat(),

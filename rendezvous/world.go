@@ -77,7 +77,7 @@ func placeFromWire(m *wire.World, after uint64) (Place, error) {
 }
 
 // World reads who the members are. It takes some time: 0.2 ms for a thousand, with their addresses.
-// The error says that the driver's answer makes no sense.
+// The error says that the driver's answer is not valid.
 func (p Place) World() (World, error) {
 	var m wire.Members
 	if err := proto.Unmarshal(p.members, &m); err != nil {
@@ -100,7 +100,7 @@ func (p Place) World() (World, error) {
 }
 
 func senseless(format string, args ...any) error {
-	return fmt.Errorf("rendezvous: the driver's answer makes no sense: "+format, args...)
+	return fmt.Errorf("rendezvous: the driver's answer is not valid: "+format, args...)
 }
 
 func slotsFromWire(m *wire.Members) ([]plan.Slot, error) {

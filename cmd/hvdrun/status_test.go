@@ -36,7 +36,7 @@ func statuses(t *testing.T) map[string]control.Status {
 				{Slot: 3, State: control.SlotStopping, Out: control.SlotExcluded, Until: at(36 * time.Hour), PID: 103, Failures: 1, What: "did not join within 30s of its start"},
 			}},
 			{Host: "a-node-with-a-long-name.example.org", Listed: true, Draining: true, Slots: []control.Slot{
-				{Slot: 0, State: control.SlotReady, PID: 200, Commits: new(uint64(0)), What: "stands at the door"},
+				{Slot: 0, State: control.SlotReady, PID: 200, Commits: new(uint64(0)), What: "waits for the next world"},
 				{Slot: 1, State: control.SlotExcluded, Out: control.SlotExcluded, Failures: 1},
 			}},
 			{Host: "fe80::1", Listed: true, Slots: []control.Slot{{Slot: 0, State: control.SlotHeld, Out: control.SlotHeld}}},

@@ -19,7 +19,7 @@ func parseDuration(text string) (time.Duration, error) {
 		d, err = time.Duration(seconds*1e9), nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%q is no duration (30s, 500ms, or a number of seconds)", text)
+		return 0, fmt.Errorf("%q is not a duration (30s, 500ms, or a number of seconds)", text)
 	}
 	if d <= 0 {
 		return 0, fmt.Errorf("%q is not more than 0", text)

@@ -62,7 +62,7 @@ func restoreHosts(cfg cooldowns, s hostsState) (*hostTable, error) {
 		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings}
 		switch {
 		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Slot != nil && *r.Slot < 0:
-			return nil, errors.New("discovery: the record of a host makes no sense")
+			return nil, errors.New("discovery: the record of a host is not valid")
 		case r.Slot == nil:
 			h.hosts[r.Host] = to
 		default:

@@ -128,7 +128,7 @@ func TestReplayRefuses(t *testing.T) {
 		"no command":        {string(first) + "\n" + `{"t":1,"event":"commanded"}`, "asks for nothing"},
 		"no snapshot":       {string(first) + "\n" + `{"t":1,"event":"snapshot"}`, "snapshot"},
 		"a late snapshot":   {string(first) + "\n" + `{"t":1,"event":"deadline"}` + "\n" + `{"t":1,"event":"snapshot","snapshot":{}}`, "snapshot"},
-		"a bad snapshot":    {string(first) + "\n" + `{"t":1,"event":"snapshot","snapshot":{"machine":{"size":{"NP":1},"members":["x"]}}}`, "the world makes no sense"},
+		"a bad snapshot":    {string(first) + "\n" + `{"t":1,"event":"snapshot","snapshot":{"machine":{"size":{"NP":1},"members":["x"]}}}`, "the world is not valid"},
 		"a bad command":     {string(first) + "\n" + `{"t":1,"event":"commanded","command":{"verb":"scale","min_np":0}}`, "at least one"},
 	} {
 		p := &Replay{}

@@ -280,12 +280,12 @@ func (m *Machine) loadWorkers(s snapshot) error {
 	for _, x := range s.Workers {
 		w := x.load()
 		if m.find(w.id) != nil || m.in(w.slot) != nil || gone[w.id] != nil || w.phase > stopping {
-			return fmt.Errorf("worker %s makes no sense", w.id)
+			return fmt.Errorf("worker %s is not valid", w.id)
 		}
 		m.add(w)
 	}
 	if len(s.Members) != len(s.World.Slots) || s.World.Generation > 0 && (s.Root < 0 || s.Root >= len(s.Members)) {
-		return errors.New("the world makes no sense")
+		return errors.New("the world is not valid")
 	}
 	m.published = PublishWorld{World: s.World, Root: s.Root, Seq: s.RootSeq}
 	for _, id := range s.Members {

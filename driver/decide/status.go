@@ -175,7 +175,7 @@ func (m *Machine) whatOf(w *Worker) string {
 	case w.phase == training && !m.resetFrom.IsZero():
 		return fmt.Sprintf("has not left generation %d", w.generation)
 	case w.phase == waiting && w.generation == 0:
-		return "stands at the door"
+		return "waits for the next world"
 	}
 	return ""
 }

@@ -94,13 +94,13 @@ func (b Blame) WithDefaults() (Blame, error) {
 		b.CooldownMin, b.CooldownMax = time.Second, 600*time.Second
 	}
 	if b.CooldownMin < 0 || b.CooldownMax < b.CooldownMin {
-		return b, fmt.Errorf("driver: cooldown from %v to %v is no range", b.CooldownMin, b.CooldownMax)
+		return b, fmt.Errorf("driver: cooldown from %v to %v is not a range", b.CooldownMin, b.CooldownMax)
 	}
 	if b.ResetLimit != nil && *b.ResetLimit < 0 {
 		return b, fmt.Errorf("driver: a reset limit of %d cannot be kept", *b.ResetLimit)
 	}
 	if b.ResetWindow < 0 {
-		return b, fmt.Errorf("driver: %v is no window for resets", b.ResetWindow)
+		return b, fmt.Errorf("driver: %v is not a window for resets", b.ResetWindow)
 	}
 	return b, nil
 }

@@ -38,7 +38,7 @@ func (v *inventory) Configure(settings map[string]string) error {
 	if text := settings["every"]; text != "" {
 		every, err := time.ParseDuration(text)
 		if err != nil || every <= 0 {
-			return &plugin.SettingError{Key: "every", Err: fmt.Errorf("%q is no duration", text)}
+			return &plugin.SettingError{Key: "every", Err: fmt.Errorf("%q is not a duration", text)}
 		}
 		v.every = every
 	}

@@ -214,7 +214,7 @@ func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms
 	return milliseconds(heard.Sub(told)), err
 }
 
-// await returns when the event of that name happened for the so-manieth time.
+// await returns when the event of that name happened for the nth time.
 func (st *stage) await(ctx context.Context, name driver.EventName, count int) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

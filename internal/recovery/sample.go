@@ -18,7 +18,7 @@ type sample struct {
 	// What was seen on the way, 0 where it was not: by the driver, and last by all workers.
 	found   time.Duration // the driver has the new list of hosts
 	started time.Duration // the last newcomer's process is there
-	ready   time.Duration // the last newcomer stands at the door
+	ready   time.Duration // the last newcomer waits for the next world
 	exited  time.Duration // the driver knows of the dead worker's exit
 	told    time.Duration // the driver tells the workers
 	heard   time.Duration // Commit has returned a HostsUpdatedError in all old workers
