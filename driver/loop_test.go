@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
@@ -433,3 +434,25 @@ func TestExitOf(t *testing.T) {
 type noSource struct{}
 
 func (noSource) Discover(context.Context) ([]plan.Host, error) { return nil, nil }
+
+// TestReportsAreTheSame: what a worker reports is what the machine is told.
+func TestReportsAreTheSame(t *testing.T) {
+	for is, want := range map[rendezvous.Report]decide.Report{
+		rendezvous.Done: decide.ReportDone, rendezvous.Leaving: decide.ReportLeaving,
+		rendezvous.Committed: decide.ReportCommitted, rendezvous.Draining: decide.ReportDraining,
+		rendezvous.Fetching: decide.ReportFetching, rendezvous.Writing: decide.ReportWriting,
+		rendezvous.Written: decide.ReportWritten, rendezvous.NotWritten: decide.ReportNotWritten,
+	} {
+		if decide.Report(is) != want {
+			t.Errorf("report %d is taken for %d, want %d", is, decide.Report(is), want)
+		}
+	}
+	for why, want := range map[decide.Dismissal]error{
+		decide.DismissRemoved: rendezvous.ErrRemoved, decide.DismissLast: rendezvous.ErrLast,
+		decide.DismissFinished: rendezvous.ErrFinished,
+	} {
+		if !errors.Is(dismissals[why], want) {
+			t.Errorf("%v is told as %v", why, dismissals[why])
+		}
+	}
+}
