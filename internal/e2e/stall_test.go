@@ -87,11 +87,11 @@ func TestHung(t *testing.T) {
 func TestHungIsReplaced(t *testing.T) {
 	t.Parallel()
 	res := finish(t, start(t, Job{
-		Flags:   append(stalling("-np", "3", "--min-np", "2"), "--blacklist-cooldown-range", "1,1"),
+		Flags:   append(stalling("-np", "3", "--min-np", "2"), "--blacklist-cooldown-range", "3,3"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
-		Trainee: []string{"-steps", "15", "-step-time", "20ms", "-hold", "8", "-exit", "127.0.0.1:0@step=5:stop"},
-	}), 0, 15)
-	goesOnWithout(t, res, 8)
+		Trainee: []string{"-steps", "30", "-step-time", "20ms", "-hold", "25", "-exit", "127.0.0.1:0@step=5:stop"},
+	}), 0, 30)
+	goesOnWithout(t, res, 25)
 	if last := res.Lines[len(res.Lines)-1]; last.Event != diary.End || last.Size != 3 || last.Generation != 3 {
 		t.Errorf("the last line is of %d workers in generation %d, want 3 and 3", last.Size, last.Generation)
 	}
