@@ -11,12 +11,18 @@ import (
 
 // longest returns the operation that a member has waited in longest, nil where it waits in none or
 // says nothing.
-func (s *stalls) longest(seat *seat) (in *rendezvous.Lane) {
+func (s *stalls) longest(seat *seat) *rendezvous.Lane {
 	if b := s.fresh(seat); b != nil {
-		for i := range b.Lanes {
-			if l := &b.Lanes[i]; l.Waiting && (in == nil || l.For > in.For) {
-				in = l
-			}
+		return longestWait(b)
+	}
+	return nil
+}
+
+// longestWait returns the lane in which the worker has waited longest, nil where it waits in none.
+func longestWait(b *rendezvous.Beat) (in *rendezvous.Lane) {
+	for i := range b.Lanes {
+		if l := &b.Lanes[i]; l.Waiting && (in == nil || l.For > in.For) {
+			in = l
 		}
 	}
 	return in

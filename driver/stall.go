@@ -384,12 +384,7 @@ func (s *stalls) does(now time.Time, id string) string {
 	}
 	doing, quiet := w.beat.Phase.String(), w.beat.Quiet
 	last := w.lane(0, w.beat.Generation)
-	var in *rendezvous.Lane // the operation that it has been in longest
-	for i := range w.beat.Lanes {
-		if l := &w.beat.Lanes[i]; l.Waiting && (in == nil || l.For > in.For) {
-			in = l
-		}
-	}
+	in := longestWait(&w.beat)
 	switch {
 	case w.beat.Phase == rendezvous.Connecting:
 	case in != nil:

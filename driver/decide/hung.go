@@ -28,6 +28,11 @@ func (m *Machine) member(id string, generation uint64) *Worker {
 	return w
 }
 
+// runs tells whether the world of that generation is current, and nobody is to leave it.
+func (m *Machine) runs(generation uint64) bool {
+	return generation == m.world.Generation && m.resetFrom.IsZero() && !m.decided && m.doneFrom.IsZero()
+}
+
 func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	w := m.member(e.ID, e.Generation)
 	if w == nil || !w.stalledFrom.IsZero() {
@@ -90,8 +95,7 @@ func (m *Machine) hung(now time.Time, e WorkerHung) {
 		return
 	}
 	m.stop(now, w, "held up the job: "+e.What)
-	m.lose(now, w)
-	m.deadFrom = now.Add(-lossAfter)
+	m.loseAtOnce(now, w)
 }
 
 // dying gives a worker up before its process has ended, which can take as long as writing its
@@ -104,13 +108,18 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 	member := m.member(e.ID, w.generation) != nil
 	m.stop(now, w, e.What)
 	if member {
-		m.lose(now, w)
-		m.deadFrom = now.Add(-lossAfter)
+		m.loseAtOnce(now, w)
 	}
 }
 
+// loseAtOnce loses a member and has the others told of it in this step.
+func (m *Machine) loseAtOnce(now time.Time, w *Worker) {
+	m.lose(now, w)
+	m.deadFrom = now.Add(-lossAfter)
+}
+
 func (m *Machine) jammed(now time.Time, e WorldJammed) {
-	if e.Generation != m.world.Generation || !m.resetFrom.IsZero() || m.decided || !m.doneFrom.IsZero() {
+	if !m.runs(e.Generation) {
 		return
 	}
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))

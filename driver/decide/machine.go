@@ -129,7 +129,7 @@ const (
 	stopping              // asked to end by the driver
 )
 
-// worker is one incarnation: the process in a slot, from its start to its exit.
+// Worker is one incarnation: the process in a slot, from its start to its exit.
 type Worker struct {
 	// What each step looks at comes first, for the sake of thousands of workers: 64 bytes are read
 	// at a time.
@@ -140,7 +140,7 @@ type Worker struct {
 	phase      phase
 	holds      bool
 	done       bool
-	wanted     bool // its slot is one of machine.wants
+	wanted     bool // its slot is one of fleet.wants
 	removed    bool // dismissed because its slot is not wanted
 	asked      bool // to leave, by others than this driver
 	stays      bool // all the same, and the log says why

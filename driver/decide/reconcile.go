@@ -393,15 +393,20 @@ const lossAfter = 20 * time.Millisecond
 // nothing that they do together can come to its end any more. One that exited with 0 is not among
 // the dead, it has said goodbye itself.
 func (m *Machine) spreadLoss() {
+	m.told, m.deadFrom = len(m.dead), time.Time{}
+	m.tellLoss(slices.Sorted(slices.Values(m.dead)))
+}
+
+// tellLoss tells the members that still train which ranks are dead. None: their world is given up.
+func (m *Machine) tellLoss(ranks []int) {
 	var members []*Worker
 	for _, w := range m.workers {
 		if w.phase == training {
 			members = append(members, w)
 		}
 	}
-	m.told, m.deadFrom = len(m.dead), time.Time{}
-	if len(members) > 0 && !m.decided {
-		m.do(TellLoss{Generation: m.world.Generation, Ranks: slices.Sorted(slices.Values(m.dead)), Members: members})
+	if len(members) > 0 {
+		m.do(TellLoss{Generation: m.world.Generation, Ranks: ranks, Members: members})
 	}
 }
 

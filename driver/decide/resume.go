@@ -46,7 +46,9 @@ func (m *Machine) resume(now time.Time) {
 			}
 		}
 	}
-	m.tellGiven()
+	if m.given {
+		m.tellLoss(nil)
+	}
 	if len(m.dead) > 0 {
 		m.told, m.deadFrom = 0, now // it is told in a moment, to all who do not know then
 	}

@@ -17,12 +17,12 @@ const mostStuck = 3
 
 // stuck gives up a world in which all wait.
 func (m *Machine) stuck(now time.Time, e WorldStuck) {
-	if e.Generation != m.world.Generation || !m.resetFrom.IsZero() || m.decided || !m.doneFrom.IsZero() {
+	if !m.runs(e.Generation) {
 		return
 	}
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
 	m.given = true
-	m.tellGiven() // whatever comes of it: those who wait for each other hear nothing else
+	m.tellLoss(nil) // whatever comes of it: those who wait for each other hear nothing else
 	if m.stucks++; m.stucks == mostStuck {
 		m.decide(now, fmt.Errorf("driver: in %d worlds in a row, without a commit between them, all workers waited for each other "+
 			"for longer than %v (--stall-timeout); the last time %s", m.stucks, m.wait.Stall, e.What))
@@ -31,18 +31,4 @@ func (m *Machine) stuck(now time.Time, e WorldStuck) {
 	m.log(Warn, "generation %d is given up, its workers go on from their last commit: they waited for each other for "+
 		"longer than %v (--stall-timeout), %s", e.Generation, m.wait.Stall, e.What)
 	m.beginReset(now)
-}
-
-// tellGiven tells the members that still train in a world that was given up. A loss that names no
-// dead says that.
-func (m *Machine) tellGiven() {
-	var members []*Worker
-	for _, w := range m.workers {
-		if w.phase == training {
-			members = append(members, w)
-		}
-	}
-	if m.given && len(members) > 0 {
-		m.do(TellLoss{Generation: m.world.Generation, Members: members})
-	}
 }

@@ -162,13 +162,13 @@ func (m *Machine) endWaits(now time.Time) {
 		}
 	})
 	slices.SortStableFunc(ended, func(a, b wait) int { return int(a.kind) - int(b.kind) })
-	for i, w := range ended {
-		m.endWait(now, w, i > 0 && ended[i-1].kind == w.kind)
+	for _, w := range ended {
+		m.endWait(now, w)
 	}
 }
 
-// endWait acts on one that has ended; again: it is not the first of its kind.
-func (m *Machine) endWait(now time.Time, w wait, again bool) {
+// endWait acts on one that has ended.
+func (m *Machine) endWait(now time.Time, w wait) {
 	if m.decided && w.kind < forEnds {
 		return // an earlier one has ended the job
 	}
@@ -188,9 +188,7 @@ func (m *Machine) endWait(now time.Time, w wait, again bool) {
 	case forDone:
 		m.stopUndone(now, w.who)
 	case forReminder:
-		if !again {
-			m.remindOfExit(now)
-		}
+		m.remindOfExit(now) // the first names all who are late
 	case forExit:
 		m.log(Warn, "%s has not exited %v after it reported done (--exit-timeout), stopping it", w.who, m.wait.Exit)
 		m.stop(now, w.who, "")
