@@ -8,7 +8,7 @@ FUZZTIME ?= 60s
 PROVE ?= 10m
 SEED ?=
 ROOM ?= collectives
-ROOMS = $(patsubst internal/prove/%/main.go,%,$(wildcard internal/prove/*/main.go))
+ROOMS = $(patsubst internal/testbed/prove/%/main.go,%,$(wildcard internal/testbed/prove/*/main.go))
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
@@ -18,8 +18,8 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
-# The generator of collective/kernel's vector code, a module of its own.
-VECTOR = collective/kernel/internal/gen
+# The generator of internal/kernel's vector code, a module of its own.
+VECTOR = internal/kernel/internal/gen
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
@@ -33,7 +33,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-crowd gpu-programs gpu-check look clean
+.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,7 +117,7 @@ demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), und
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
 test: ## run the tests under the race detector, with more rounds than make check does; ARGS go to go test
 	@echo "== go test -race"
-	$(GO) test -race -vet=off -timeout 30m -p 3 $(SHORT) $(NETNS) $(ARGS) ./internal/e2e/... ./...
+	$(GO) test -race -vet=off -timeout 30m -p 3 $(SHORT) $(NETNS) $(ARGS) ./internal/testbed/e2e/... ./...
 
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \
@@ -127,11 +127,11 @@ fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIM
 
 resumes: # a short chaos-drivers
 	@echo "== jobs whose driver is killed and resumed"
-	@$(PURE) $(GO) run ./internal/chaos -runs 1 -drivers 8 -steps 800
+	@$(PURE) $(GO) run ./internal/testbed/chaos -runs 1 -drivers 8 -steps 800
 
 commits: # a short chaos-commits
 	@echo "== jobs whose workers are killed in commits"
-	@$(PURE) $(GO) run ./internal/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
+	@$(PURE) $(GO) run ./internal/testbed/chaos -commits 12 -steps 250 -size 300000 -pause 20ms
 
 # The proving grounds run for a minute by the clock, however many cases they do in it. What takes
 # about as long runs at the same time.
@@ -143,11 +143,11 @@ meanwhile:
 
 prove-jobs: # a short prove of jobs
 	@echo "== jobs in trouble"
-	@$(PURE) $(GO) run ./internal/prove/jobs -small -for 1m -seed 1
+	@$(PURE) $(GO) run ./internal/testbed/prove/jobs -small -for 1m -seed 1
 
 prove-collectives: # a short prove of collectives
 	@echo "== random programs of collectives"
-	@$(PURE) $(GO) run ./internal/prove/collectives -for 1m -seed 1
+	@$(PURE) $(GO) run ./internal/testbed/prove/collectives -for 1m -seed 1
 
 pure: # all packages are compiled, and no program is linked
 	@echo "== build without cgo"
@@ -155,7 +155,7 @@ pure: # all packages are compiled, and no program is linked
 
 arm64: # a short cross: what differs; what it needs is compiled without being optimized
 	@echo "== vet for arm64"
-	@$(PURE) $(QUICK) GOARCH=arm64 $(GO) vet -gcflags='all=-N -l' ./collective/kernel ./collective/shm
+	@$(PURE) $(QUICK) GOARCH=arm64 $(GO) vet -gcflags='all=-N -l' ./internal/kernel ./collective/internal/shm
 
 cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"
@@ -165,39 +165,39 @@ cross: ## build and vet everything for arm64
 
 check-net: ## run a job over hosts that are network namespaces; needs root
 	@echo "== hosts in network namespaces"
-	@$(GO) vet -tags netns ./internal/e2e/netns
-	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./internal/e2e/netns
+	@$(GO) vet -tags netns ./internal/testbed/e2e/netns
+	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./internal/testbed/e2e/netns
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"
 	@$(GO) generate ./...
 
 prove: ## do random programs of collectives, then random jobs, each for PROVE (10m); SEED=n ROOM=collectives|jobs does one again
-	@if [ -n "$(SEED)" ]; then $(GO) run ./internal/prove/$(ROOM) -seed $(SEED) -one $(ARGS); else \
+	@if [ -n "$(SEED)" ]; then $(GO) run ./internal/testbed/prove/$(ROOM) -seed $(SEED) -one $(ARGS); else \
 		status=0; for room in $(ROOMS); do \
-			echo "== $$room for $(PROVE)"; $(GO) run ./internal/prove/$$room -for $(PROVE) $(ARGS) || status=1; \
+			echo "== $$room for $(PROVE)"; $(GO) run ./internal/testbed/prove/$$room -for $(PROVE) $(ARGS) || status=1; \
 		done; exit $$status; \
 	fi
 
 chaos: build ## run many jobs under random SIGKILLs; ARGS go to the program
-	@$(GO) run ./internal/chaos $(ARGS)
+	@$(GO) run ./internal/testbed/chaos $(ARGS)
 
 chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed, while workers die; ARGS go to the program
-	@$(GO) run ./internal/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s $(ARGS)
+	@$(GO) run ./internal/testbed/chaos -runs 1 -drivers 100 -steps 20000 -control-limit 1s $(ARGS)
 
 chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
-	@$(GO) run ./internal/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
+	@$(GO) run ./internal/testbed/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
-	@$(GO) run ./internal/recovery $(ARGS)
+	@$(GO) run ./internal/testbed/recovery $(ARGS)
 
-bench-crowd: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
-	@$(GO) run ./internal/crowd $(ARGS)
+bench-scale: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
+	@$(GO) run ./internal/testbed/scale $(ARGS)
 
 gpu-programs: ## build what gpu-check runs into bin/gpu-check/, to be carried to a machine without Go
 	@echo "== build: bin/gpu-check/"
 	@mkdir -p bin/gpu-check
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/gpu-check/ ./internal/gpucheck ./cmd/hvdrun ./examples/gpu
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/gpu-check/ ./internal/testbed/gpucheck ./cmd/hvdrun ./examples/gpu
 
 gpu-check: ## check and measure collectives on this machine's GPU, with programs of bin/gpu-check/ where there is no Go; ARGS go to the program
 	@if command -v $(GO) >/dev/null; then $(MAKE) --no-print-directory gpu-programs; \
@@ -208,6 +208,9 @@ gpu-check: ## check and measure collectives on this machine's GPU, with programs
 
 look: ## print the widest structs, the longest functions, the largest files and packages, and names exported for nobody; ARGS go to the program
 	@$(GO) run ./internal/look $(ARGS) .
+
+man: ## write manual pages of hvdrun and its commands to bin/man/
+	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"
 
 clean: ## remove what build made
 	rm -rf bin

@@ -59,7 +59,7 @@ func table() map[string]string {
 
 // TestTableIsRead: each import that the table allows is a room of it.
 func TestTableIsRead(t *testing.T) {
-	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/fetch"] != "elastic/image" {
+	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/internal/fetch"] != "elastic/internal/image" {
 		t.Fatalf("read as %v", rooms)
 	}
 	for room, imports := range rooms {
@@ -517,6 +517,39 @@ func TestForbiddenCalls(t *testing.T) {
 			}
 			return true
 		})
+	}
+}
+
+// environment are the files outside of programs and plan that read the environment, and why.
+var environment = map[string]string{
+	"elastic/worker.go":      "gives the worker's variables to plan.WorkerFromEnv",
+	"internal/proc/guard.go": "passes PATH on to its shell",
+}
+
+// TestEnvironmentIsReadInOnePlace: programs read their own environment, plan that of workers.
+func TestEnvironmentIsReadInOnePlace(t *testing.T) {
+	read := map[string]bool{}
+	for _, s := range sources(t) {
+		if s.test() || s.file.Name.Name == "main" || under(s.dir(), "plan") || isKit(s.dir()) {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok || sel.Sel.Name != "Getenv" && sel.Sel.Name != "LookupEnv" {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "os" {
+				if read[s.path] = true; environment[s.path] == "" {
+					t.Errorf("%s: os.%s outside of programs and plan", s.where(n), sel.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+	for path := range environment {
+		if !read[path] {
+			t.Errorf("%s does not read the environment: remove it from the list", path)
+		}
 	}
 }
 

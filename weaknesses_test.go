@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestWeaknesses: ARCHITECTURE.md answers each of the 29 weaknesses and 19 pains, and what it names
-// is there.
+// TestWeaknesses: docs/design/horovod.md answers each of the 29 weaknesses and 19 pains, and what
+// it names is there.
 func TestWeaknesses(t *testing.T) {
-	text, err := os.ReadFile("ARCHITECTURE.md")
+	text, err := os.ReadFile(filepath.Join("docs", "design", "horovod.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,17 +1,18 @@
-// Package agent is one host's steward: it says in the cluster's gossip which host this is and how
-// many slots it has, and starts, watches and stops workers for drivers that have the cluster's key.
+// Package agent is the agent of one host: it advertises in the cluster's gossip which host this is
+// and how many slots it has, and starts, watches and stops workers for drivers that have the
+// cluster's key.
 //
 //	gossip ←── Meta: name, slots, start, bad slots, draining, launch address
-//	driver ──→ steward ─┬→ session of run 1 ─┬→ worker in slot 0 (launch.Local)
+//	driver ──→ server ──┬→ session of run 1 ─┬→ worker in slot 0 (launch.Local)
 //	   one stream a     │                    └→ worker in slot 1
 //	   session, or the  └→ session of run 2 ──→ worker in slot 2
 //	   next after it broke
 //
-// A session belongs to a run. What happens in it is numbered and kept until the driver has heard
-// it, so that a stream that broke can be followed by another and nothing is lost or told twice. A
-// driver beats; when none has come for the session's lease, its workers are ended. They lead
-// process groups of their own, and a guard kills what is left of a session when the agent itself is
-// gone.
+// A session belongs to a run. What happens in it is numbered and kept until the driver has
+// acknowledged it, so that a stream that broke can be followed by another and nothing is lost or
+// sent twice. A driver beats; when no beat has come for the session's lease, its workers are ended.
+// They lead process groups of their own, and a guard kills what is left of a session when the agent
+// itself is gone.
 package agent
 
 import (
@@ -32,11 +33,11 @@ import (
 )
 
 const (
-	// DefaultDrain is how long an agent that is asked to stop waits for its workers to leave.
-	DefaultDrain = 30 * time.Second
-	// goodbye bounds each part of the end that depends on others: workers' last grace, drivers'
-	// hearing of it, gossip.
-	goodbye = 5 * time.Second
+	// defaultDrain is how long an agent that is asked to stop waits for its workers to leave.
+	defaultDrain = 30 * time.Second
+	// endTimeout bounds each part of the end that depends on others: workers' last grace, drivers'
+	// acknowledgements, gossip.
+	endTimeout = 5 * time.Second
 )
 
 // Config says what host this is, and of which cluster.
@@ -66,9 +67,9 @@ type Config struct {
 	// Facts are what drivers may ask of the host.
 	Facts Facts
 
-	// Drain is how long workers may take to leave once the agent is asked to stop. 0: DefaultDrain.
+	// Drain is how long workers may take to leave once the agent is asked to stop. 0: defaultDrain.
 	Drain time.Duration
-	// Hurry, if not nil, ends that wait when something comes.
+	// Hurry, if not nil, ends that wait when it yields a value.
 	Hurry <-chan struct{}
 	// Log takes the agent's messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -89,7 +90,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("agent: %d slots and port %d", c.Slots, c.LaunchPort)
 	}
 	if c.Drain == 0 {
-		c.Drain = DefaultDrain
+		c.Drain = defaultDrain
 	}
 	if c.Log == nil {
 		c.Log = logrus.StandardLogger()
@@ -100,11 +101,11 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it says
-// that the host is draining, starts nothing any more, gives drivers and workers the time of Drain,
-// ends what is left, waits a few seconds for drivers to have heard of it, says good-bye, and
-// returns nil. Seeds that do not answer are tried again and again; one that refuses the key or the
-// label is an error. When Run returns, no process and no goroutine of it is left.
+// Run is the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
+// advertises that the host is draining, starts nothing any more, gives drivers and workers the time
+// of Drain, ends what is left, waits a few seconds for drivers to acknowledge it, leaves the
+// cluster, and returns nil. Seeds that do not answer are tried again and again; one that refuses
+// the key or the label is an error. When Run returns, no process and no goroutine of it is left.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -122,12 +123,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("agent: listening for drivers: %w", err)
 	}
-	a := &agent{cfg: cfg, steward: newSteward(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
-	a.steward.launcher, a.steward.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
+	a := &agent{cfg: cfg, server: newServer(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
+	a.server.launcher, a.server.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()
-	a.wg.Go(func() { a.fail(a.steward.serve(side, ln, creds)) })
+	a.wg.Go(func() { a.fail(a.server.serve(side, ln, creds)) })
 	port := strconv.Itoa(ln.Addr().(*net.TCPAddr).Port)
 	if err := a.join(ctx, port); err != nil {
 		if ctx.Err() != nil {
@@ -149,7 +150,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// listen opens the door for drivers, at the address that gossip is bound to.
+// listen listens for drivers, at the address that gossip is bound to.
 func (c Config) listen() (net.Listener, error) {
 	host := ""
 	if c.Bind != "" {
@@ -163,13 +164,13 @@ func (c Config) listen() (net.Listener, error) {
 
 // agent is a Run, or a RunJob, in progress.
 type agent struct {
-	cfg     Config
-	steward *steward
-	member  *gossip.Member // nil: it is of one job
-	failed  chan error
-	wg      sync.WaitGroup
+	cfg    Config
+	server *server
+	member *gossip.Member // nil: it is of one job
+	failed chan error
+	wg     sync.WaitGroup
 
-	mu   sync.Mutex // one news of the host at a time
+	mu   sync.Mutex // one change of meta at a time
 	meta gossip.Meta
 }
 
@@ -193,13 +194,13 @@ func (a *agent) join(ctx context.Context, launchPort string) (err error) {
 	return nil
 }
 
-// say changes what the cluster knows of the host.
-func (a *agent) say(ctx context.Context, change func(*gossip.Meta)) {
+// advertise changes what the cluster knows of the host.
+func (a *agent) advertise(ctx context.Context, change func(*gossip.Meta)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	change(&a.meta)
 	if err := a.member.SetMeta(ctx, a.meta); err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warnf("agent: telling the cluster: %v", err)
+		a.cfg.Log.Warnf("agent: what the cluster knows of this host cannot be changed: %v", err)
 	}
 }
 
@@ -207,53 +208,53 @@ func (a *agent) watchHealth(ctx context.Context) {
 	err := a.cfg.Health(ctx, func(slots []int) {
 		a.cfg.Log.Warnf("agent: slots whose devices have failed: %v", slots)
 		slots = slices.Clone(slots)
-		a.steward.setBad(slots)
+		a.server.setBad(slots)
 		if a.member == nil {
 			return
 		}
-		a.say(ctx, func(m *gossip.Meta) { m.BadSlots = slots })
+		a.advertise(ctx, func(m *gossip.Meta) { m.BadSlots = slots })
 	})
 	if err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warnf("agent: devices are not watched any more: %v", err)
+		a.cfg.Log.Warnf("agent: devices are no longer watched: %v", err)
 	}
 }
 
 // drain lets the workers leave, and ends those that do not in time.
 func (a *agent) drain() {
-	a.steward.drain()
+	a.server.drain()
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Drain)
 	defer cancel()
-	a.say(ctx, func(m *gossip.Meta) { m.Draining = true })
-	if !a.await(ctx, a.steward.occupied) {
+	a.advertise(ctx, func(m *gossip.Meta) { m.Draining = true })
+	if !a.await(ctx, a.server.occupied) {
 		a.cfg.Log.Warn("agent: ending the workers that are left")
-		a.evict(goodbye)
+		a.evict(endTimeout)
 	}
-	a.tell()
+	a.flush()
 }
 
 // evict ends the workers, with the grace that each has, and kills those that are left after the
 // limit.
 func (a *agent) evict(limit time.Duration) {
-	a.steward.stop(false)
+	a.server.stop(false)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if !a.await(ctx, a.steward.occupied) {
-		a.steward.stop(true)
+	if !a.await(ctx, a.server.occupied) {
+		a.server.stop(true)
 	}
 }
 
-// tell lets drivers hear how their workers have ended, before they learn that there is no agent any
-// more.
-func (a *agent) tell() {
-	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
+// flush waits until drivers have acknowledged how their workers have ended, before the agent is
+// gone.
+func (a *agent) flush() {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
-	if !a.await(ctx, a.steward.untold) {
-		a.cfg.Log.Warn("agent: a driver has not heard all that became of its workers")
+	if !a.await(ctx, a.server.unacknowledged) {
+		a.cfg.Log.Warn("agent: a driver has not acknowledged how all of its workers ended")
 	}
 }
 
-// await blocks until nothing is left of what count counts; false where ctx ended before, or
-// somebody is in a hurry.
+// await blocks until nothing is left of what count counts; false where ctx ended before, or Hurry
+// yielded a value.
 func (a *agent) await(ctx context.Context, count func() (left int, change <-chan struct{})) bool {
 	for {
 		left, change := count()
@@ -270,9 +271,9 @@ func (a *agent) await(ctx context.Context, count func() (left int, change <-chan
 	}
 }
 
-// leave says good-bye in the cluster.
+// leave leaves the cluster.
 func (a *agent) leave() {
-	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	if err := a.member.Leave(ctx); err != nil {
 		a.cfg.Log.Debugf("agent: leaving the cluster: %v", err)

@@ -14,11 +14,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// dialTimeout bounds the way to a driver. An agent with many workers may be starved by them.
+// dialTimeout bounds the connection to a driver. An agent with many workers may be starved by them.
 const dialTimeout = 20 * time.Second
 
 // forwarder carries the connections of a session's workers to the driver, wherever that is now.
-// What they say to each other is theirs: TLS goes from end to end.
+// It cannot read them: TLS goes from end to end.
 type forwarder struct {
 	ln     net.Listener
 	log    logrus.FieldLogger
@@ -28,7 +28,7 @@ type forwarder struct {
 
 	mu    sync.Mutex
 	to    netip.AddrPort
-	said  bool // that it cannot be reached
+	said  bool // it was logged that it cannot be reached
 	conns map[net.Conn]bool
 }
 
@@ -46,7 +46,7 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 
 func (f *forwarder) addr() string { return f.ln.Addr().String() }
 
-// aim says where the driver is. Connections to another place are broken.
+// aim sets where the driver is. Connections to another place are broken.
 func (f *forwarder) aim(to netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,7 +95,7 @@ func (f *forwarder) accept() {
 	}
 }
 
-// fromHere tells whether both ends of a connection are on this host.
+// fromHere returns whether both ends of a connection are on this host.
 func fromHere(conn net.Conn) bool {
 	near, ok1 := conn.LocalAddr().(*net.TCPAddr)
 	far, ok2 := conn.RemoteAddr().(*net.TCPAddr)
@@ -121,9 +121,9 @@ func (f *forwarder) carry(worker net.Conn) {
 	}
 	defer f.forget(worker, driver)
 	var wg sync.WaitGroup
-	for _, way := range [][2]net.Conn{{driver, worker}, {worker, driver}} {
+	for _, pair := range [][2]net.Conn{{driver, worker}, {worker, driver}} {
 		wg.Go(func() {
-			_, _ = io.Copy(way[0], way[1])
+			_, _ = io.Copy(pair[0], pair[1])
 			worker.Close()
 			driver.Close()
 		})
@@ -131,7 +131,7 @@ func (f *forwarder) carry(worker net.Conn) {
 	wg.Wait()
 }
 
-// complain says, once, that the driver cannot be reached from here, though it has reached this
+// complain logs, once, that the driver cannot be reached from here, though it has reached this
 // host.
 func (f *forwarder) complain(to netip.AddrPort, err error) {
 	f.mu.Lock()
@@ -143,7 +143,7 @@ func (f *forwarder) complain(to netip.AddrPort, err error) {
 	f.log.Warnf("agent: workers do not reach the driver: %v", err)
 }
 
-// keep takes note of connections to the driver, unless that is elsewhere by now.
+// keep records connections to the driver, unless that is elsewhere by now.
 func (f *forwarder) keep(to netip.AddrPort, conns ...net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

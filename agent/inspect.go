@@ -4,13 +4,13 @@ import (
 	"context"
 	"time"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
-	"github.com/hvdrun/hvdrun/launch"
 )
 
 const (
-	// reachTimeout bounds the search for the way to another agent, maxTargets how many are asked
+	// reachTimeout bounds the search for an address of another agent, maxTargets how many are asked
 	// for at a time.
 	reachTimeout = 5 * time.Second
 	maxTargets   = 256
@@ -21,11 +21,11 @@ const (
 type Facts struct {
 	// Version is what the program calls itself.
 	Version string
-	// GPUs counts those of the host. Nil: nobody does.
+	// GPUs counts those of the host. Nil: they are not counted.
 	GPUs func() (int, error)
 }
 
-// inspector answers drivers who ask what the host is like.
+// inspector answers drivers that ask what the host is like.
 func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *wire.InspectRequest) *wire.InspectReply {
 	return func(ctx context.Context, r *wire.InspectRequest) *wire.InspectReply {
 		reply := &wire.InspectReply{UnixNano: time.Now().UnixNano(), Version: f.Version}
@@ -40,7 +40,7 @@ func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *wir
 		defer cancel()
 		for _, t := range targets[:min(len(targets), maxTargets)] {
 			addrs, why := t.GetAddresses(), ""
-			if _, err := launch.Reach(ctx, creds, t.GetHost(), addrs[:min(len(addrs), maxAddresses)]); err != nil {
+			if _, err := client.Reach(ctx, creds, t.GetHost(), addrs[:min(len(addrs), maxAddresses)]); err != nil {
 				why = err.Error()
 			}
 			reply.Failures = append(reply.Failures, why)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -17,10 +18,10 @@ import (
 
 // JobConfig says what job an agent is of, on a host where no cluster has one.
 type JobConfig struct {
-	// Hello is what the job's driver said.
-	Hello launch.AgentHello
+	// Hello is what the job's driver has sent.
+	Hello client.Hello
 	// Ready tells the driver where the agent is.
-	Ready func(launch.AgentReady) error
+	Ready func(client.Ready) error
 	// Facts are what drivers may ask of the host.
 	Facts Facts
 	// Health, Launcher and Hurry are as in Config.
@@ -32,9 +33,9 @@ type JobConfig struct {
 	Log *logrus.Logger
 }
 
-// RunJob is the agent of one job: it says where it is, serves the job's driver, and blocks until
-// that has ended the job's session, has not come or is silent for too long, or ctx ends. In the end
-// nothing of it is left.
+// RunJob is the agent of one job: it reports where it is, serves the job's driver, and blocks until
+// that has ended the job's session, has not come or is silent for too long, or ctx ends. When it
+// returns, no process and no goroutine of it is left.
 func RunJob(ctx context.Context, cfg JobConfig) error {
 	creds, err := identity.Decode(cfg.Hello.Credentials)
 	if err != nil {
@@ -54,23 +55,23 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	if err != nil {
 		return fmt.Errorf("agent: listening for the driver: %w", err)
 	}
-	st := newSteward(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
-	st.spoolDir = cfg.Hello.Spool
-	st.launcher, st.inspect, st.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
-	st.lines = newLogLines()
-	cfg.Log.AddHook(st.lines)
+	srv := newServer(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
+	srv.spoolDir = cfg.Hello.Spool
+	srv.launcher, srv.inspect, srv.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
+	srv.lines = newLogLines()
+	cfg.Log.AddHook(srv.lines)
 
 	a := &agent{
-		cfg:     Config{Drain: cfg.Hello.Drain, Hurry: cfg.Hurry, Log: cfg.Log, Health: cfg.Health},
-		steward: st, failed: make(chan error, 2),
+		cfg:    Config{Drain: cfg.Hello.Drain, Hurry: cfg.Hurry, Log: cfg.Log, Health: cfg.Health},
+		server: srv, failed: make(chan error, 2),
 	}
 	if a.cfg.Drain <= 0 {
-		a.cfg.Drain = DefaultDrain
+		a.cfg.Drain = defaultDrain
 	}
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()
-	a.wg.Go(func() { a.fail(st.serve(side, ln, creds)) })
+	a.wg.Go(func() { a.fail(srv.serve(side, ln, creds)) })
 	if err := cfg.Ready(cfg.ready(ln)); err != nil {
 		return fmt.Errorf("agent: answering: %w", err)
 	}
@@ -80,12 +81,12 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	return a.attend(ctx, cfg.Hello.Patience)
 }
 
-func (cfg JobConfig) ready(ln net.Listener) launch.AgentReady {
-	r := launch.AgentReady{
+func (cfg JobConfig) ready(ln net.Listener) client.Ready {
+	r := client.Ready{
 		PID: os.Getpid(), Port: ln.Addr().(*net.TCPAddr).Port,
 		Build: cfg.Facts.Version,
 	}
-	for _, addr := range launch.OwnAddrs() {
+	for _, addr := range client.OwnAddrs() {
 		r.Addresses = append(r.Addresses, addr.String())
 	}
 	return r
@@ -99,20 +100,20 @@ func (a *agent) attend(ctx context.Context, patience time.Duration) error {
 		select {
 		case err := <-a.failed:
 			return err
-		case why := <-a.steward.over:
+		case why := <-a.server.over:
 			if !errors.Is(why, errTakenOver) {
 				return nil
 			}
 			late.Reset(patience)
 		case <-late.C:
-			if _, sessions, _ := a.steward.busy(); sessions == 0 {
+			if _, sessions, _ := a.server.busy(); sessions == 0 {
 				return fmt.Errorf("agent: no driver came within %v", patience)
 			}
 		case <-ctx.Done():
 			a.cfg.Log.Warnf("agent: %v: ending the workers", context.Cause(ctx))
-			a.steward.drain()
+			a.server.drain()
 			a.evict(a.cfg.Drain)
-			a.tell()
+			a.flush()
 			return nil
 		}
 	}

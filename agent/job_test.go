@@ -20,6 +20,7 @@ import (
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/launchtest"
@@ -37,7 +38,7 @@ type inside struct {
 	starts int
 }
 
-func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) (launch.AgentReady, error) {
+func (i *inside) Start(_ context.Context, host string, hello client.Hello) (client.Ready, error) {
 	i.mu.Lock()
 	i.starts++
 	i.mu.Unlock()
@@ -45,11 +46,11 @@ func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) 
 		i.before()
 	}
 	hello.LogLevel = "info"
-	ready := make(chan launch.AgentReady, 1)
+	ready := make(chan client.Ready, 1)
 	go func() {
 		i.ended <- RunJob(i.ctx, JobConfig{
 			Hello: hello, Log: quiet(), Facts: Facts{Version: "test", GPUs: func() (int, error) { return 3, nil }},
-			Ready: func(r launch.AgentReady) error { ready <- r; return nil },
+			Ready: func(r client.Ready) error { ready <- r; return nil },
 		})
 	}()
 	select {
@@ -64,15 +65,15 @@ func (i *inside) Start(_ context.Context, host string, hello launch.AgentHello) 
 		}
 		return r, nil
 	case err := <-i.ended:
-		return launch.AgentReady{}, err
+		return client.Ready{}, err
 	case <-time.After(patience):
-		return launch.AgentReady{}, errors.New("no answer")
+		return client.Ready{}, errors.New("no answer")
 	}
 }
 
 // jobAgents returns a launcher that starts its agents, and its starter. Agents that are left end
 // with the test.
-func jobAgents(t *testing.T, change func(*launch.Agents, *inside)) (*launch.Agents, *inside) {
+func jobAgents(t *testing.T, change func(*client.Config, *inside)) (*client.Agents, *inside) {
 	t.Helper()
 	authority, err := identity.NewAuthority("r")
 	if err != nil {
@@ -80,13 +81,14 @@ func jobAgents(t *testing.T, change func(*launch.Agents, *inside)) (*launch.Agen
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	in := &inside{t: t, ctx: ctx, ended: make(chan error, 16)}
-	l := &launch.Agents{
+	cfg := client.Config{
 		Authority: authority, Starter: in, LocalOnly: true, Log: quiet(),
-		Hello: launch.AgentHello{Drain: 5 * time.Second, Patience: time.Minute},
+		Hello: client.Hello{Drain: 5 * time.Second, Patience: time.Minute},
 	}
 	if change != nil {
-		change(l, in)
+		change(&cfg, in)
 	}
+	l := client.New(cfg)
 	t.Cleanup(func() {
 		l.Close()
 		cancel()
@@ -139,7 +141,7 @@ func TestJobAgent(t *testing.T) {
 // An agent that is asked to stop lets its workers end, and the next worker gets another agent.
 func TestJobAgentStops(t *testing.T) {
 	var stop context.CancelFunc
-	l, in := jobAgents(t, func(_ *launch.Agents, in *inside) { in.ctx, stop = context.WithCancel(in.ctx) })
+	l, in := jobAgents(t, func(_ *client.Config, in *inside) { in.ctx, stop = context.WithCancel(in.ctx) })
 	s, pipe := script(t, 0, `exec 9>"$1"; trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.01; done`)
 	s.Grace = time.Hour
 	r := start(t, l, s)
@@ -159,7 +161,7 @@ func TestJobAgentStops(t *testing.T) {
 	for {
 		// The driver may not know yet that the agent is gone: then the worker counts as lost.
 		err := l.Run(t.Context(), next, nil)
-		if errors.As(err, new(*launch.LostError)) {
+		if errors.As(err, new(*client.LostError)) {
 			next.Incarnation += "x"
 			continue
 		}
@@ -181,7 +183,7 @@ func TestJobAgentWithoutDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hello := launch.AgentHello{RunID: "r", Host: "a", Credentials: creds.Encode(), Patience: 50 * time.Millisecond, Loopback: true}
+	hello := client.Hello{RunID: "r", Host: "a", Credentials: creds.Encode(), Patience: 50 * time.Millisecond, Loopback: true}
 	if _, err := in.Start(t.Context(), "a", hello); err != nil {
 		t.Fatal(err)
 	}
@@ -199,8 +201,8 @@ func TestJobAgentWithoutDriver(t *testing.T) {
 // lost its patience.
 func TestFence(t *testing.T) {
 	var c *cable
-	l, in := jobAgents(t, func(l *launch.Agents, in *inside) {
-		l.Lease, l.Orphan = 400*time.Millisecond, time.Hour
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Lease, cfg.Orphan = 4*time.Second, time.Hour
 		in.behind = func(addr string) string {
 			c = newCable(t, addr)
 			return c.addr
@@ -320,10 +322,10 @@ func TestForwarderAims(t *testing.T) {
 // What an agent logs comes to its driver.
 func TestLogComesToTheDriver(t *testing.T) {
 	lines := &watched{news: make(chan struct{}, 1)}
-	l, _ := jobAgents(t, func(l *launch.Agents, _ *inside) {
+	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) {
 		log := logrus.New()
 		log.SetOutput(lines)
-		l.Log = log
+		cfg.Log = log
 	})
 	s, _ := script(t, 0, "exit 0")
 	if err := l.Run(t.Context(), s, nil); err != nil {
@@ -358,7 +360,7 @@ func TestInspect(t *testing.T) {
 	nobody, other := b, b
 	nobody.Endpoints = []string{ln.Addr().String()}
 	other.Host = "c"
-	failures, err := l.Reachable(t.Context(), "a", []launch.Inspection{b, nobody, other, {Host: "none"}})
+	failures, err := l.Reachable(t.Context(), "a", []client.Inspection{b, nobody, other, {Host: "none"}})
 	if err != nil || len(failures) != 4 {
 		t.Fatalf("%q, %v", failures, err)
 	}
@@ -374,8 +376,8 @@ func TestStartsAreBounded(t *testing.T) {
 	const hosts, most = 12, 3
 	busy := make(chan struct{}, hosts)
 	var worst atomic.Int64
-	l, in := jobAgents(t, func(l *launch.Agents, in *inside) {
-		l.Parallel = most
+	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Parallel = most
 		in.before = func() {
 			busy <- struct{}{}
 			for n := int64(len(busy)); n > worst.Load(); {

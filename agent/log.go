@@ -54,7 +54,7 @@ func (l *logLines) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// take returns the lines, which whoever calls it has to send.
+// take returns the lines, which the caller has to send.
 func (l *logLines) take() (lines []*wire.FromAgent) {
 	if l == nil {
 		return nil

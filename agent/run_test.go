@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -87,14 +88,14 @@ func (c *cluster) run(cfg Config) (stop func() error) {
 	}
 }
 
-func (c *cluster) launcher(run string) *launch.Agents {
-	l := &launch.Agents{
+func (c *cluster) launcher(run string) *client.Agents {
+	l := client.New(client.Config{
 		Credentials: driverOf(c.t, run), Log: quiet(),
 		Find: func(host string) (string, bool) {
 			m, ok := c.source.Agent(host)
 			return m.LaunchAddr, ok
 		},
-	}
+	})
 	c.t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -216,7 +217,7 @@ func TestDriverHearsBeforeTheClusterDoes(t *testing.T) {
 		t.Errorf("the hosts are %v, and the driver has not heard all", hosts)
 	case err := <-stopped:
 		t.Fatalf("the agent left with %v, and the driver has not heard all", err)
-	case <-time.After(goodbye / 5):
+	case <-time.After(endTimeout / 5):
 	}
 	close(busy.open)
 	var exit *launch.ExitError

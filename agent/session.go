@@ -23,9 +23,9 @@ const (
 	window = 256 << 10
 	// chunk bounds the output in one event.
 	chunk = 32 << 10
-	// lastWords is how much more may be of a worker that has ended: what was in its pipes. So its
-	// end, which comes behind its output, does not wait for those who read that.
-	lastWords = 1 << 20
+	// afterEnd is how much more may be of a worker that has ended: what was in its pipes. So its
+	// end, which follows its output, does not wait for the readers of that.
+	afterEnd = 1 << 20
 	// sessionVariable marks, in their environment, the processes of a session.
 	sessionVariable = "HVD_SESSION"
 )
@@ -38,9 +38,9 @@ var (
 )
 
 // session is what the agent does for one driver. It outlives the streams that carry it. All its
-// fields that change are guarded by the steward's lock.
+// fields that change are guarded by the server's lock.
 type session struct {
-	st    *steward
+	srv   *server
 	id    string // raw bytes
 	run   string
 	lease time.Duration
@@ -48,40 +48,50 @@ type session struct {
 	log   logrus.FieldLogger
 
 	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
-	contact time.Time  // when the driver was last heard of
+	contact time.Time  // when the driver last sent something
 	// knowsDying: the driver understands the event.
 	knowsDying bool
 	link       *link // the stream that is attached, or nil
-	events     []*wire.FromAgent
-	last       uint64 // number of the last event
-	sent       uint64 // the last that any stream has taken: those after it may still grow
-	workers    map[string]*worker
-	room       *sync.Cond    // output may go on
-	why        error         // set: the session is ending
-	ending     chan struct{} // closed then
-	ended      chan struct{} // closed when nothing is left of it
+	outbox
+	workers map[string]*worker
+	room    *sync.Cond    // output may go on
+	why     error         // set: the session is ending
+	ending  chan struct{} // closed then
+	ended   chan struct{} // closed when nothing is left of it
 
 	running sync.WaitGroup // workers
 }
 
+// outbox holds the events that the driver has not acknowledged.
+type outbox struct {
+	events []*wire.FromAgent
+	last   uint64 // number of the last event
+	sent   uint64 // the last that any stream has taken: those after it may still grow
+}
+
 // worker is one process, by its incarnation.
 type worker struct {
-	s               *session
-	id              plan.SlotID
-	incarnation     string
-	pid             int           // 0: not started yet
-	doomed          bool          // to be killed as soon as it is
-	hurry           chan struct{} // closed then: the launcher gives it no more grace
-	more            chan struct{} // of capacity 1: it gives the whole grace anew
-	evicted         bool          // the agent itself has asked it to end
-	grace           time.Duration
-	cancel          context.CancelCauseFunc
-	produced, taken uint64
-	spool           spool        // what comes after what was produced
-	torn            bool         // what was produced ends within a line
-	ahead           int          // bytes beyond window that may be on their way
-	over            bool         // its process has ended, and its output is taken in
-	last            *wire.Exited // how, while that has not been told
+	s           *session
+	id          plan.SlotID
+	incarnation string
+	pid         int           // 0: not started yet
+	doomed      bool          // to be killed as soon as it is
+	hurry       chan struct{} // closed then: the launcher gives it no more grace
+	more        chan struct{} // of capacity 1: it gives the whole grace anew
+	evicted     bool          // the agent itself has asked it to end
+	grace       time.Duration
+	cancel      context.CancelCauseFunc
+	over        bool         // its process has ended, and its output is taken in
+	exit        *wire.Exited // how, while there is no event of it
+	printed
+}
+
+// printed is the output of a worker.
+type printed struct {
+	produced, taken uint64 // bytes: made events of, and acknowledged
+	spool           spool  // what comes after what was produced
+	torn            bool   // what was produced ends within a line
+	ahead           int    // bytes beyond window that may be on their way
 }
 
 // link is one stream of a session.
@@ -120,29 +130,29 @@ func (s *session) live() {
 	if s.forward != nil {
 		s.forward.close()
 	}
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	s.log.Infof("agent: the session is over: %v", s.why)
-	delete(s.st.sessions, s.run)
-	s.st.changed()
+	delete(s.srv.sessions, s.run)
+	s.srv.changed()
 	close(s.ended)
 	select {
-	case s.st.over <- s.why:
-	default: // nobody asks, or any more
+	case s.srv.over <- s.why:
+	default: // it is not wanted, or no more
 	}
 }
 
 // checkLease ends a session whose lease has run out, and returns when to look again: so soon that
 // workers which come meanwhile have their grace within the lease too.
 func (s *session) checkLease() time.Duration {
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	left := s.lease - s.leadOf() - time.Since(s.contact)
 	if left > 0 {
 		return min(left, s.lease/2)
 	}
 	if s.why == nil {
-		s.log.Warnf("agent: nothing was heard of the driver for %v: ending its %d workers",
+		s.log.Warnf("agent: the driver was silent for %v: ending its %d workers",
 			time.Since(s.contact).Round(time.Millisecond), s.alive())
 	}
 	s.end(errLease)
@@ -152,8 +162,8 @@ func (s *session) checkLease() time.Duration {
 // lead is how long before the end of the lease workers are asked to end, so that they are gone by
 // then: as long as the longest grace, and no more than half of the lease.
 func (s *session) lead() time.Duration {
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	return s.leadOf()
 }
 
@@ -167,10 +177,10 @@ func (s *session) leadOf() (lead time.Duration) {
 	return min(lead, s.lease/2)
 }
 
-// lastResort kills who is left of a session whose lease is over.
+// lastResort kills what is left of a session whose lease is over.
 func (s *session) lastResort() {
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	if errors.Is(s.why, errLease) {
 		s.killAll()
 	}
@@ -186,7 +196,7 @@ func (s *session) alive() (n int) {
 	return n
 }
 
-// end begins the end of the session; the lock is held. Output that nobody waits for any more is
+// end begins the end of the session; the lock is held. Output that the driver has not taken is
 // thrown away.
 func (s *session) end(why error) {
 	if s.why != nil {
@@ -196,7 +206,7 @@ func (s *session) end(why error) {
 	for _, w := range s.workers {
 		w.cancel(why)
 		w.spool.close()
-		s.tellExit(w)
+		s.emitExit(w)
 	}
 	s.room.Broadcast()
 	close(s.ending)
@@ -205,7 +215,7 @@ func (s *session) end(why error) {
 	}
 }
 
-// killAll ends the workers at once; the lock is held.
+// killAll kills the workers; the lock is held.
 func (s *session) killAll() {
 	for _, w := range s.workers {
 		w.kill()
@@ -219,7 +229,7 @@ func (s *session) attach(l *link, heard uint64) {
 	}
 	s.link = l
 	s.contact = time.Now()
-	s.hear(heard)
+	s.acknowledge(heard)
 	l.next = heard + 1
 	l.poke()
 	for _, w := range s.workers {
@@ -230,16 +240,16 @@ func (s *session) attach(l *link, heard uint64) {
 // detach notes that the stream is broken, unless another has taken its place: what workers print is
 // spooled from now on.
 func (s *session) detach(l *link) {
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	if s.link == l {
 		s.link = nil
 		s.room.Broadcast()
 	}
 }
 
-// hear forgets the events that the driver has; the lock is held.
-func (s *session) hear(heard uint64) {
+// acknowledge forgets the events that the driver has handled; the lock is held.
+func (s *session) acknowledge(heard uint64) {
 	i := 0
 	for ; i < len(s.events) && s.events[i].GetNumber() <= heard; i++ {
 		if e := s.events[i].GetExited(); e != nil {
@@ -249,12 +259,12 @@ func (s *session) hear(heard uint64) {
 	}
 	s.events = s.events[i:]
 	if i > 0 && len(s.events) == 0 {
-		s.st.changed()
+		s.srv.changed()
 	}
 }
 
 // handOver returns what a driver must know that takes the session over, and the number of the last
-// event that the one before has heard; the lock is held.
+// event that the one before has acknowledged; the lock is held.
 func (s *session) handOver() (heard uint64, a *wire.Attached) {
 	heard = s.last - uint64(len(s.events))
 	a = &wire.Attached{Session: []byte(s.id), First: heard + 1}
@@ -280,10 +290,10 @@ func (s *session) emit(e *wire.FromAgent) uint64 {
 }
 
 // pending returns what there is to send on the link: the beats to return, and so few events that
-// what the driver says is not kept waiting for long.
+// messages of the driver do not wait for long.
 func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat) {
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	if s.link != l {
 		return nil, nil
 	}
@@ -305,11 +315,11 @@ func (s *session) pending(l *link) (events []*wire.FromAgent, beats []*wire.Beat
 	return events, beats
 }
 
-// heed does what the driver says on the link, and nothing where the session is over or has another
-// link. An error is of a driver that does not know the protocol.
-func (s *session) heed(l *link, m *wire.ToAgent) error {
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+// handle does what the driver asks on the link, and nothing where the session is over or has
+// another link. An error is of a driver that violates the protocol.
+func (s *session) handle(l *link, m *wire.ToAgent) error {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	if s.link != l || s.why != nil {
 		return nil
 	}
@@ -333,7 +343,7 @@ func (s *session) heed(l *link, m *wire.ToAgent) error {
 		if heard >= l.next {
 			return fmt.Errorf("event %d was heard, but only those before %d were sent", heard, l.next)
 		}
-		s.hear(heard)
+		s.acknowledge(heard)
 		if len(l.beats) < 4 { // a driver that is not listening needs no more
 			l.beats = append(l.beats, m.Beat)
 		}
@@ -349,28 +359,28 @@ func (s *session) heed(l *link, m *wire.ToAgent) error {
 	return nil
 }
 
-// start starts a worker, or says at once why not; the lock is held.
+// start starts a worker, or makes an event of why it cannot; the lock is held.
 func (s *session) start(m *wire.Start) error {
 	inc := m.GetIncarnation()
 	if inc == "" || len(inc) > 255 {
 		return fmt.Errorf("an incarnation of %d bytes", len(inc))
 	}
 	if s.workers[inc] != nil {
-		return nil // it was said before, on a stream that broke
+		return nil // it was asked for before, on a stream that broke
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
 		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1),
-		grace: time.Duration(m.GetGraceMs()) * time.Millisecond,
-		id:    plan.SlotID{Host: s.st.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
-		spool: spool{dir: s.st.spoolDir, most: s.st.spoolSize},
+		grace:   time.Duration(m.GetGraceMs()) * time.Millisecond,
+		id:      plan.SlotID{Host: s.srv.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
+		printed: printed{spool: spool{dir: s.srv.spoolDir, most: s.srv.spoolSize}},
 	}
 	s.workers[inc] = w
-	if err := s.st.take(w); err != nil {
+	if err := s.srv.take(w); err != nil {
 		s.log.Warnf("agent: refused a worker: %v", err)
 		cancel(nil)
 		w.over = true
-		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.st.drained != nil}))
+		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
 		return nil
 	}
 	spec := launch.Spec{
@@ -390,7 +400,7 @@ func (s *session) start(m *wire.Start) error {
 	}
 	s.running.Go(func() {
 		defer cancel(nil)
-		w.ended(s.st.launcher.Run(ctx, spec, w.started))
+		w.ended(s.srv.launcher.Run(ctx, spec, w.started))
 	})
 	return nil
 }
@@ -413,7 +423,7 @@ func (s *session) stop(m *wire.Stop) {
 	}
 }
 
-// kill ends the worker's process group, as soon as there is one; the launcher sees to what that
+// kill kills the worker's process group, as soon as there is one; the launcher kills what that
 // leaves.
 func (w *worker) kill() {
 	if !w.doomed {
@@ -427,8 +437,8 @@ func (w *worker) kill() {
 
 func (w *worker) started(pid int) {
 	s := w.s
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	w.pid = pid
 	if w.doomed {
 		w.kill()
@@ -442,20 +452,20 @@ func (w *worker) started(pid int) {
 // dead notes that the process has ended, and that what it has printed is coming.
 func (w *worker) dead(error) {
 	s := w.s
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
-	w.ahead = lastWords
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	w.ahead = afterEnd
 	s.room.Broadcast()
 }
 
 // room is how many bytes of its output may go on their way; the lock is held.
 func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
 
-// dying tells a driver that knows the word that the worker is as good as dead.
+// dying makes an event, for a driver that knows it, of a worker that is as good as dead.
 func (w *worker) dying(what string) {
 	s := w.s
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
 	if s.knowsDying && s.why == nil {
 		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{Dying: &wire.Dying{Incarnation: w.incarnation, What: what}}})
@@ -481,12 +491,12 @@ func (w *worker) ended(err error) {
 	case err != nil:
 		e.StartError = err.Error()
 	}
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	e.Evicted = w.evicted
-	w.over, w.last = true, e
+	w.over, w.exit = true, e
 	s.unspool(w)
-	s.st.free(w)
+	s.srv.free(w)
 	if err == nil {
 		s.log.Infof("agent: slot %d: process %d exited with code 0", w.id.Index, w.pid)
 	} else {
@@ -508,8 +518,8 @@ type output struct {
 // unless there is no driver: then the text is spooled.
 func (o output) Write(text []byte) (int, error) {
 	s := o.w.s
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
 	written := 0
 	for written < len(text) {
 		left := o.w.room()
@@ -552,19 +562,20 @@ func (s *session) unspool(w *worker) {
 			output{w, stream}.append(text)
 		}
 	}
-	s.tellExit(w)
+	s.emitExit(w)
 }
 
-// tellExit makes an event of a worker's end, once all its output is told; the lock is held.
-func (s *session) tellExit(w *worker) {
-	if w.last != nil && w.spool.empty() {
-		s.emit(exited(w.last))
-		w.last = nil
+// emitExit makes an event of a worker's end, once there are events of all its output; the lock is
+// held.
+func (s *session) emitExit(w *worker) {
+	if w.exit != nil && w.spool.empty() {
+		s.emit(exited(w.exit))
+		w.exit = nil
 	}
 }
 
 // append adds the text to the last event where that has not been sent: a worker that prints letter
-// by letter makes no crowd of events. The lock is held.
+// by letter makes few events. The lock is held.
 func (o output) append(text []byte) {
 	s := o.w.s
 	o.w.produced += uint64(len(text))

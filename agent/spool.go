@@ -18,7 +18,7 @@ const (
 )
 
 // spool keeps the output of a worker in files that have no name any more: nothing of it is left
-// when the agent is gone, whatever ended it, and nobody else can read it. Where there is more than
+// when the agent is gone, however it ended, and no other user can read it. Where there is more than
 // its bound, the oldest goes. The zero spool is empty, and has the bound 0.
 type spool struct {
 	dir      string // "": the system's for temporary files
@@ -110,8 +110,8 @@ func (s *spool) close() {
 	s.missing = 0
 }
 
-// unnamed makes a file that has no name, and that nobody but this user could have opened before it
-// lost it.
+// unnamed makes a file that has no name, and that no other user could have opened before it lost
+// it.
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "hvdrun-output-") // of mode 0600
 	if err != nil {

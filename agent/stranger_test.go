@@ -353,9 +353,9 @@ func FuzzDriver(f *testing.F) {
 		&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{}}}))
 	f.Add(words(attach(), attach()))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		st := newSteward("a", 2, quiet())
-		st.launcher = fakeLauncher{}
-		st.guard = func(string) (io.Closer, error) { return io.NopCloser(nil), nil }
+		srv := newServer("a", 2, quiet())
+		srv.launcher = fakeLauncher{}
+		srv.guard = func(string) (io.Closer, error) { return io.NopCloser(nil), nil }
 		var s *session
 		l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
 		for len(said) >= 2 {
@@ -364,11 +364,11 @@ func FuzzDriver(f *testing.F) {
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-					if got, _, err := st.attach("run", m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
+					if got, _, err := srv.attach("run", m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
 						s, l = got, next
 					}
 				} else {
-					s.heed(l, m)
+					s.handle(l, m)
 				}
 			}
 			if s != nil {
@@ -376,10 +376,10 @@ func FuzzDriver(f *testing.F) {
 			}
 			said = said[2+n:]
 		}
-		st.close(errEnd)
-		st.wg.Wait()
-		if len(st.sessions)+len(st.taken) > 0 {
-			t.Errorf("%d sessions and %d slots are left", len(st.sessions), len(st.taken))
+		srv.close(errEnd)
+		srv.wg.Wait()
+		if len(srv.sessions)+len(srv.taken) > 0 {
+			t.Errorf("%d sessions and %d slots are left", len(srv.sessions), len(srv.taken))
 		}
 	})
 }
@@ -392,10 +392,10 @@ func check(t *testing.T, s *session, l *link) {
 			t.Errorf("event %d of %d before %d has number %d", i, len(events), l.next, e.GetNumber())
 		}
 	}
-	s.st.mu.Lock()
-	defer s.st.mu.Unlock()
-	for i, w := range s.st.taken {
-		if i < 0 || i >= s.st.slots || w.id.Index != i {
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	for i, w := range s.srv.taken {
+		if i < 0 || i >= s.srv.slots || w.id.Index != i {
 			t.Errorf("slot %d is taken by worker of slot %d", i, w.id.Index)
 		}
 	}

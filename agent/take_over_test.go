@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/launch"
 )
 
@@ -44,13 +45,11 @@ func (h *host) unattached(t *testing.T) {
 
 // mortal is a driver that will be cut off from the agent, as if it had died, and an heir that takes
 // over from it.
-func mortal(t *testing.T, h *host, run string) (driver *launch.Agents, die func(), heir func(adopted ...string) *launch.Agents) {
+func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(), heir func(adopted ...string) *client.Agents) {
 	c := newCable(t, h.addr)
-	driver = agents(t, driverOf(t, run), c.addr, 2*time.Second)
-	driver.Orphan, driver.Keep = time.Hour, true
-	return driver, func() { c.sever(); h.unattached(t) }, func(adopted ...string) *launch.Agents {
-		l := agents(t, driverOf(t, run), h.addr, longLease)
-		l.Keep = true
+	driver = keepingAgents(t, driverOf(t, run), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
+	return driver, func() { c.sever(); h.unattached(t) }, func(adopted ...string) *client.Agents {
+		l := keepingAgents(t, driverOf(t, run), h.addr, client.Config{Lease: longLease, Keep: true})
 		l.Adopt(adopted)
 		return l
 	}
@@ -228,8 +227,7 @@ func TestSpool(t *testing.T) {
 func TestTakeOverAfterBrokenStream(t *testing.T) {
 	h := newHost(t, 2)
 	c := newCable(t, h.addr)
-	driver := agents(t, driverOf(t, "broken"), c.addr, 2*time.Second)
-	driver.Orphan, driver.Keep = time.Hour, true
+	driver := keepingAgents(t, driverOf(t, "broken"), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
 	s, _ := script(t, 0, "exit 3")
 	var exit *launch.ExitError
 	if err := driver.Run(t.Context(), s, nil); !errors.As(err, &exit) {

@@ -25,7 +25,7 @@ const (
 	// Ring is the pipelined ring: 2·(n−1) steps, between neighbours alone.
 	Ring
 	// Direct sends each part to its owner, who combines them in the order of the ranks, and the
-	// results to everybody: as few bytes as a ring, between all pairs.
+	// results to all: as few bytes as a ring, between all pairs.
 	Direct
 	algorithms
 )
@@ -59,11 +59,11 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 			return Algorithm(a), nil
 		}
 	}
-	return Auto, fmt.Errorf("collective: %q is no algorithm: there are %s", name, strings.Join(algorithmNames[:], ", "))
+	return Auto, fmt.Errorf("collective: %q is not an algorithm; choose one of %s", name, strings.Join(algorithmNames[:], ", "))
 }
 
 // shares reports whether the algorithm may run in the memory that the ranks of a host share: the
-// others are for sockets.
+// other ones are for sockets.
 func (a Algorithm) shares() bool { return a == Auto || a == Strict }
 
 const (
@@ -71,7 +71,7 @@ const (
 	doublingPair = 32 << 10 // up to here two ranks exchange all they have …
 	doublingMore = 16 << 10 // … and more of them do
 	ringFrom     = 1 << 20  // from here a power of two of ranks runs a ring too
-	oneShot      = 8 << 10  // up to here Direct sends everything to everybody
+	oneShot      = 8 << 10  // up to here Direct sends everything to all
 )
 
 // over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner,
@@ -89,7 +89,7 @@ func (a Algorithm) over(n, bytes int) Algorithm {
 	}
 	switch a {
 	case Rabenseifner, Ring:
-		if bytes < widest*n { // a part may be empty, and its ranks would not hear of the call
+		if bytes < widest*n { // a part may be empty, and its ranks would not learn of the call
 			return Doubling
 		}
 		if !power {

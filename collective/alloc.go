@@ -5,18 +5,18 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/hvdrun/hvdrun/collective/shm"
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
 // Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an
 // AllReduce of such slices on every rank copies nothing in or out, from 4 MiB on (less on hosts of
-// more than 16 ranks); what is smaller stays in the caches, and is faster copied. They outlive
+// more than 16 ranks); smaller slices stay in the caches, and copying them is faster. They outlive
 // groups, and are not collected as garbage: [Free] gives them back. Where the system has no such
 // memory the slice is an ordinary one, which all operations take as well.
 func Alloc[T Element](n int) ([]T, error) {
 	size := typeOf[T]().Size()
 	if n < 0 || n > math.MaxInt/size {
-		return nil, fmt.Errorf("collective: there can be no slice of %d elements", n)
+		return nil, fmt.Errorf("collective: a slice cannot have %d elements", n)
 	}
 	if n == 0 {
 		return []T{}, nil
@@ -31,7 +31,7 @@ func Alloc[T Element](n int) ([]T, error) {
 	return elements[T](b), nil
 }
 
-// Free gives back what [Alloc] has returned; data begins where that did. Nobody may use it
+// Free gives back what [Alloc] has returned; data begins where that did. It must not be used
 // afterwards. Ordinary slices are left to the garbage collector.
 func Free[T Element](data []T) {
 	if b := bytesOf(data); shm.Owns(b) {

@@ -9,12 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 const (
 	maxName  = 255  // bytes of the name of a tensor
-	maxNames = 8192 // names that the ranks remember; then they begin anew
+	maxNames = 8192 // names that the ranks remember; then they forget all
 )
 
 // AsyncOptions say how an asynchronous operation is done. The zero value changes nothing.
@@ -48,7 +48,7 @@ func (h *Handle) refuse(reason error) {
 	h.data = nil
 }
 
-// request is what a rank wants to have done with the tensor of a name. It must be equal on all
+// request is the operation that a rank wants on the tensor of a name. It must be equal on all
 // ranks.
 type request struct {
 	dtype       kernel.Type
@@ -58,19 +58,19 @@ type request struct {
 	prescale    float64
 	postscale   float64
 	elsewhere   bool // than in memory
-	refused     bool // by the rank itself: its arguments make no sense
+	refused     bool // by the rank itself: its arguments are invalid
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to
-// the operation; after an error it is undefined. What waits is not held back to be fused with what
-// comes later.
+// the operation; after an error it is undefined. An operation that is waited for is not held back
+// to be fused with later ones.
 func (h *Handle) Wait() error {
 	if !h.done.Load() && h.engine != nil {
-		h.engine.hurry()
+		h.engine.flushNow()
 	}
 	h.ending.Wait()
 	if h.engine != nil {
-		h.engine.g.survive()
+		h.engine.g.exitIfKilled()
 	}
 	return h.err
 }
@@ -86,8 +86,8 @@ func (h *Handle) Done() bool { return h.done.Load() }
 //
 // A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same
 // ones in every step are the fastest. A call with other arguments than those of another rank under
-// the same name is a [*MismatchError] on every rank. What goes wrong is told by the handle, in the
-// same way as by AllReduce. The end of ctx before the operation is done ends the group.
+// the same name is a [*MismatchError] on every rank. The handle returns errors as AllReduce does.
+// The end of ctx before the operation is done ends the group.
 func AllReduceAsync[T Element](ctx context.Context, g *Group, name string, data []T, op Op) *Handle {
 	return AllReduceAsyncWith(ctx, g, name, data, op, AsyncOptions{})
 }
@@ -119,15 +119,15 @@ func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, ten
 // operations, of which it need not know: the others do them among themselves, averages are those of
 // the contributors. Join first waits for the operations that this rank has under way, and blocks
 // until every rank has joined; it returns the rank that was the last, the highest of several at the
-// same time. After it the group is as before. Operations that are not asynchronous need every rank
-// as ever.
+// same time. After it the group is as before. Operations that are not asynchronous still need every
+// rank.
 func Join(ctx context.Context, g *Group) (last int, err error) {
 	h := &Handle{name: joinName}
 	err = g.submit(ctx, h)[0].Wait()
 	return int(h.request.count), err
 }
 
-// joinName is no name of a tensor.
+// joinName is not a valid name of a tensor.
 const joinName = ""
 
 func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle {
@@ -161,9 +161,9 @@ func checkName(name string) error {
 	return nil
 }
 
-// call is the request as errors tell it.
+// call is the request as errors print it.
 func (r *request) call() descriptor {
-	d := descriptor{action: allReduceAsync, dtype: r.dtype, reduce: r.op, count: r.count,
+	d := descriptor{action: allReduceAsyncAction, dtype: r.dtype, reduce: r.op, count: r.count,
 		root: int32(r.compression) | int32(r.scales())<<8}
 	if r.elsewhere {
 		d.root |= elsewhereBit
@@ -180,7 +180,7 @@ const elsewhereBit = 1 << 24
 // bytes is the size of the tensor itself.
 func (r *request) bytes() int { return int(r.count) * r.dtype.Size() }
 
-// scales tells scales apart in errors; 0 for those that change nothing.
+// scales distinguishes scales in errors; 0 for those that change nothing.
 func (r *request) scales() uint16 {
 	if r.prescale == 1 && r.postscale == 1 {
 		return 0
@@ -189,8 +189,8 @@ func (r *request) scales() uint16 {
 	return max(1, uint16(x^x>>16^x>>32^x>>48))
 }
 
-// submit hands operations to the group's engine, all at once, and returns them. Those that cannot
-// be are done, with an error.
+// submit hands operations to the group's engine, all at once, and returns them. Those that are not
+// accepted are done, with an error.
 func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	var invalid error
 	for _, h := range handles {
@@ -215,12 +215,12 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 		for _, h := range handles {
 			h.finish(err)
 		}
-		g.survive()
+		g.exitIfKilled()
 	}
 	return handles
 }
 
-// finish ends the operation for whoever waits.
+// finish ends the operation and releases those that wait for it.
 func (h *Handle) finish(err error) {
 	h.err = err
 	if h.work != nil {
@@ -271,7 +271,7 @@ func (g *Group) nudge(cycle uint64) {
 	}
 }
 
-// nudged hears that another rank has begun a cycle. It does not block.
+// nudged notes that another rank has begun a cycle. It does not block.
 func (g *Group) nudged(cycle uint64) {
 	for {
 		was := g.cycle.Load()
@@ -285,15 +285,15 @@ func (g *Group) nudged(cycle uint64) {
 	g.ring()
 }
 
-// departed hears that a rank has left, without which no operation of an engine can be finished.
+// departed notes that a rank has left, without which no operation of an engine can be finished.
 func (g *Group) departed() {
-	g.parted.Store(true)
+	g.peerLeft.Store(true)
 	g.ring()
 }
 
 func (g *Group) ring() {
 	select {
-	case g.bell <- struct{}{}:
+	case g.changed <- struct{}{}:
 	default:
 	}
 }

@@ -3,6 +3,7 @@ package collective_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -91,29 +92,13 @@ func TestNoAllocation(t *testing.T) {
 				op     collective.Op
 				length int
 			}{{collective.Sum, 1}, {collective.Sum, 5000}, {collective.Sum, 100_000}, {collective.Adasum, 5000}} {
-				var taken uint64
-				for _, err := range collectivetest.Each(t, groups, func(_ context.Context, g *collective.Group) error {
-					ctx, data := context.Background(), make([]float32, c.length)
-					var before, after runtime.MemStats
-					for i := range 2 * each {
-						if i == each && g.Rank() == 0 {
-							runtime.ReadMemStats(&before)
-						}
-						if err := collective.AllReduce(ctx, g, data, c.op); err != nil {
-							return err
-						}
-					}
-					if g.Rank() == 0 {
-						runtime.ReadMemStats(&after)
-						taken = after.Mallocs - before.Mallocs
-					}
-					return nil
-				}) {
-					if err != nil {
-						t.Fatal(err)
-					}
+				// The runtime takes some too, and on a busy machine more: what an operation takes
+				// it takes in every round.
+				taken := uint64(math.MaxUint64)
+				for round := 0; round < 5 && taken > each; round++ {
+					taken = min(taken, allocations(t, groups, each, c.op, c.length))
 				}
-				if taken > each { // of all ranks; the runtime takes some itself
+				if taken > each {
 					t.Errorf("%v, %v, %d ranks, %d elements: %d allocations in %d operations", a, c.op, n, c.length, taken, each)
 				}
 			}
@@ -122,6 +107,34 @@ func TestNoAllocation(t *testing.T) {
 			}
 		}
 	}
+}
+
+// allocations returns how many allocations all ranks make in a number of operations, after as many
+// others.
+func allocations(t *testing.T, groups []*collective.Group, operations int, op collective.Op, length int) (taken uint64) {
+	t.Helper()
+	for _, err := range collectivetest.Each(t, groups, func(_ context.Context, g *collective.Group) error {
+		ctx, data := context.Background(), make([]float32, length)
+		var before, after runtime.MemStats
+		for i := range 2 * operations {
+			if i == operations && g.Rank() == 0 {
+				runtime.ReadMemStats(&before)
+			}
+			if err := collective.AllReduce(ctx, g, data, op); err != nil {
+				return err
+			}
+		}
+		if g.Rank() == 0 {
+			runtime.ReadMemStats(&after)
+			taken = after.Mallocs - before.Mallocs
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return taken
 }
 
 // BenchmarkConnect is one generation: all ranks of one process connect, and leave again outside the

@@ -27,23 +27,24 @@
 // # In the background
 //
 // [AllReduceAsync] returns at once. Each group that it is used on has an engine on every rank
-// (engine.go), with connections of its own, which finds in cycles what all ranks have submitted and
-// reduces it in buckets (fusion.go). What is in a bucket depends on when the ranks submit; the
-// results do not, since the engine's reductions combine every element in the order of the ranks,
-// wherever it lies, as [Strict] does.
+// (async_engine.go), with connections of its own, which finds in cycles what all ranks have
+// submitted and reduces it in buckets (async_bucket.go). What is in a bucket depends on when the
+// ranks submit; the results do not, since the engine's reductions combine every element in the
+// order of the ranks, wherever it lies, as [Strict] does.
 //
 // # Shared memory
 //
-// Ranks of a group that are on one host meet in shared memory (host.go). Where these are all ranks,
-// everything but a forced algorithm and [Adasum] runs in it; where they are not, AllReduce runs
-// within hosts and between them (hierarchical.go). Slices of [Alloc] are reduced in it without a
-// copy, if they are large.
+// Ranks of a group that are on one host meet in shared memory (shared_memory.go). Where these are
+// all ranks, everything but a forced algorithm and [Adasum] runs in it; where they are not,
+// AllReduce runs within hosts and between them (allreduce_hierarchical.go). Slices of [Alloc] are
+// reduced in it without a copy, if they are large.
 //
 // # Layers
 //
-// The operations (ops.go) run algorithms on bytes (allreduce.go, exchange.go, tree.go) through a
-// call (group.go), which sends through the group's transport (Local's, or TCP's in tcp.go) and
-// receives from one inbox per peer, to which transports deliver. Over TCP without encryption the
-// operation's own goroutine moves the frames while it waits (drive.go). Frames between two ranks
-// keep their order, so a frame is matched by its position alone and checked against its header.
+// The operations (operations.go) run algorithms on bytes (allreduce_*.go, pairwise.go, tree.go)
+// through a call (call.go), which sends through the group's transport (transport_local.go,
+// transport_tcp.go) and receives from one inbox per peer, to which transports deliver. Over TCP
+// without encryption the operation's own goroutine moves the frames while it waits
+// (transport_tcp_driven.go). Frames between two ranks keep their order, so a frame is matched by
+// its position alone and checked against its header.
 package collective

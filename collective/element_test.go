@@ -3,7 +3,7 @@ package collective
 import (
 	"testing"
 
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 type celsius float32

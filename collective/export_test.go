@@ -11,7 +11,7 @@ import (
 )
 
 // Sever cuts all connections of a group's family as the death of its process does: nothing more is
-// said to anybody.
+// sent.
 func Sever(g *Group) {
 	g.family.mu.Lock()
 	n := g.outward(gone(errSevered, g.rank))
@@ -57,12 +57,12 @@ func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	return groups
 }
 
-// Stripe has the strands of the groups' data channels share frames from so many bytes on.
-func Stripe(groups []*Group, least int) []*Group {
+// ShareFrom has the connections of the groups' data channels share frames from so many bytes on.
+func ShareFrom(groups []*Group, least int) []*Group {
 	for _, g := range groups {
 		for _, l := range g.tcp.links {
 			if l != nil {
-				l.wire.stripe = least
+				l.wire.shareFrom = least
 			}
 		}
 	}
@@ -80,9 +80,9 @@ func Pace(t testing.TB, groups []*Group, rate int) {
 	}
 }
 
-// SeverStrand cuts one connection of the data channel to a peer, and no other.
-func SeverStrand(g *Group, peer, strand int) {
-	unix.Shutdown(g.tcp.links[peer].wire.more[strand].fd, unix.SHUT_RDWR)
+// SeverConn cuts one connection of the data channel to a peer, and no other.
+func SeverConn(g *Group, peer, extra int) {
+	unix.Shutdown(g.tcp.links[peer].wire.more[extra].fd, unix.SHUT_RDWR)
 }
 
 // Narrow has e take no more than so many connections that have yet to prove themselves, or that
@@ -90,7 +90,7 @@ func SeverStrand(g *Group, peer, strand int) {
 func Narrow(e *Endpoint, most int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.forced = most
+	e.forcedBound = most
 }
 
 // Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that
@@ -120,7 +120,7 @@ func Squeeze(t testing.TB, groups []*Group, from, to int) {
 		l := groups[end.rank].tcp.links[end.peer]
 		squeeze := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, end.option, 16<<10) }
 		var err error
-		if l.data.sealed() {
+		if l.data.encrypted() {
 			fd, e := l.data.duplicate()
 			err = errors.Join(e, squeeze(fd), unix.Close(fd))
 		} else {

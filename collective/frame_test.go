@@ -10,12 +10,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 func TestFrames(t *testing.T) {
 	h := header{kind: dataFrame, step: 7, length: 3, generation: 1<<63 + 1, seq: 9,
-		call: descriptor{allReduce, kernel.Float64, Max, Ring, -5, 1<<40 + 3}}
+		call: descriptor{allReduceAction, kernel.Float64, Max, Ring, -5, 1<<40 + 3}}
 	stream := append(h.append(nil), 1, 2, 3)
 	if len(stream) != headerSize+3 {
 		t.Fatalf("a header of %d bytes", len(stream)-3)
@@ -41,8 +41,8 @@ func TestFrames(t *testing.T) {
 
 func TestNotices(t *testing.T) {
 	aborted := gone(errors.New("broken"), 1, 3)
-	call := descriptor{action: barrier}
-	for _, n := range []notice{aborted, mismatched(3, call, 1, descriptor{action: broadcast, dtype: kernel.Int8, count: 4})} {
+	call := descriptor{action: barrierAction}
+	for _, n := range []notice{aborted, mismatched(3, call, 1, descriptor{action: broadcastAction, dtype: kernel.Int8, count: 4})} {
 		f := &frameReader{r: bytes.NewReader(n.frame(5))}
 		h, err := f.next()
 		p := make([]byte, h.length)
@@ -69,18 +69,18 @@ func TestNotices(t *testing.T) {
 // FuzzFrames: whatever a peer sends ends the group at worst. It neither panics nor takes memory for
 // what has not arrived.
 func FuzzFrames(f *testing.F) {
-	h := header{kind: dataFrame, length: 5, generation: 1, seq: 1, call: descriptor{action: barrier}}
+	h := header{kind: dataFrame, length: 5, generation: 1, seq: 1, call: descriptor{action: barrierAction}}
 	n := gone(io.EOF, 1)
 	f.Add(append(h.append(nil), "hello"...))
 	f.Add(n.frame(1))
 	f.Add((&header{kind: goodbyeFrame, generation: 1}).append(nil))
-	h.call.action, h.length, h.seq = allReduce, maxPayload, 2
+	h.call.action, h.length, h.seq = allReduceAction, maxPayload, 2
 	f.Add(h.append(nil))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		g := newGroup(newFamily(1, 2), 0, 0, 2, nil)
 		p := newTCPPath(g)
 		g.path = p
-		p.stopOnce.Do(func() { close(p.stop) }) // nobody asks for frames: those that would wait are skipped
+		p.stopOnce.Do(func() { close(p.stop) }) // no frame is requested: those that would wait are skipped
 		l := p.links[1]
 		for _, oneByte := range []bool{false, true} {
 			var r io.Reader = bytes.NewReader(stream)
@@ -104,7 +104,7 @@ func FuzzFrames(f *testing.F) {
 
 // FuzzDriven: the same for a data channel that operations drive.
 func FuzzDriven(f *testing.F) {
-	h := header{kind: dataFrame, length: 5, generation: 1, seq: 1, call: descriptor{action: barrier}}
+	h := header{kind: dataFrame, length: 5, generation: 1, seq: 1, call: descriptor{action: barrierAction}}
 	n := gone(io.EOF, 1)
 	f.Add(append(h.append(nil), "hello"...))
 	f.Add(append(h.append(nil), "hell"...))
@@ -125,9 +125,9 @@ func FuzzDriven(f *testing.F) {
 		g.boxes[1].post(r)
 		unix.Write(fds[1], stream[:min(len(stream), 64<<10)])
 		unix.Close(fds[1])
-		for !l.wire.deaf && l.pull() {
+		for !l.wire.readEnded && l.pull() {
 		}
-		if !l.wire.deaf && !l.wire.waiting {
+		if !l.wire.readEnded && !l.wire.waiting {
 			t.Fatal("the end was not seen")
 		}
 	})

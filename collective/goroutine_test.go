@@ -64,7 +64,7 @@ func killOne(t *testing.T, w *workers, victim int) {
 		running.Go(func() { g.Close() })
 	}
 	running.Wait()
-	// Nobody listens there any more.
+	// Nothing listens there any more.
 	for rank, err := range w.try(100, (victim+1)%3, (victim+2)%3) {
 		var a *collective.AbortedError
 		if rank != victim && (!errors.As(err, &a) || !slices.Equal(a.Dead, []int{victim})) {

@@ -15,67 +15,79 @@ import (
 
 const lingers = 200 // yields
 
-// transport moves frames from one rank of a group to the others, and delivers what they send to the
-// group's inboxes. Frames to one rank arrive in the order of their sends. It learns of the loss of
-// a peer by itself and calls fail.
-type transport interface {
-	// send starts to move a frame to another rank. It does not block.
-	send(to int, o *outgoing)
-	// flood tells every other rank why the group has ended. It blocks for a moment at most.
-	flood(n *notice)
-	// release ends all movement at once; it may be called more than once.
-	release()
-	// quiesce blocks, after release, until nothing touches a buffer of a request any more.
-	quiesce()
-	// leave tells every rank that this one sends no more operations, and blocks until all that it
-	// has sent is read or a bound has passed.
-	leave()
-	// nudge tells another rank that the group's engine begins a cycle. It does not block for long,
-	// and an error does no harm.
-	nudge(to int, cycle uint64)
-}
-
 // Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations
 // are the functions of this package; they and its methods on a nil Group return errors or zero
 // values, Rank −1.
 type Group struct {
+	membership
+	connections
+	activity
+
+	mu sync.Mutex // guards outcome and subgroups
+	outcome
+	subgroups
+
+	background
+
+	call call // of the operation under way; kept for its buffers
+}
+
+// membership is who is in a group. It does not change.
+type membership struct {
 	rank, size int
 	generation uint64
-	lane       uint64    // what tells it from the other groups of the generation; 0 for that of all ranks
-	members    []int     // by rank: the ranks in the group of all; nil where these are the same
-	family     *family   // the groups of the generation in this process
-	strict     bool      // every AllReduce is Strict, whatever the family's are
-	path       transport // nil for a group of one
-	tcp        *tcpPath  // path, where operations may drive it themselves
-	boxes      []inbox   // by rank; the own one is unused
+	lane       uint64  // tells the group from the others of the generation; 0 for that of all ranks
+	members    []int   // by rank: the ranks in the group of all; nil where these are the same
+	family     *family // the groups of the generation in this process
+	strict     bool    // every AllReduce is Strict, whatever the family's are
+}
 
-	host  atomic.Pointer[host] // the ranks that share memory with this one; nil: none. Set before the group is handed out
+// connections are how a group's ranks reach each other. They are set before it is handed out.
+type connections struct {
+	path  transport            // nil for a group of one
+	tcp   *tcpPath             // path, where operations may drive it themselves
+	boxes []inbox              // by rank; the own one is unused
+	host  atomic.Pointer[host] // the ranks that share memory with this one; nil: none
 	hosts [][]int              // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
+}
 
+// activity is what a group does.
+type activity struct {
 	state    atomic.Uint64 // see claim
 	closing  atomic.Bool
 	finished atomic.Uint64 // operations that went well
 	wake     chan struct{} // one token: something has changed for the operation under way
 	failed   chan struct{} // closed once the group has failed and every rank has been told
+}
 
-	mu       sync.Mutex
-	failure  error
-	notice   notice   // as failAs has got it
-	children []*Group // subsets made from this group, not closed
+// outcome is why a group has failed.
+type outcome struct {
+	failure error
+	notice  notice // as failAs has received it
+}
+
+// subgroups are the groups that were made from one.
+type subgroups struct {
+	children []*Group // that are not closed
 	subsets  uint64   // how many have been agreed on
+}
 
-	asyncMu sync.Mutex
-	async   *engine       // of asynchronous operations; nil until the first one
-	cycle   atomic.Uint64 // of an engine's own group: the highest one that this rank has been told of
-	parted  atomic.Bool   // a rank has left
-	bell    chan struct{} // one token: one of these has changed
-
-	call call // of the operation under way; kept for its buffers
+// background is what asynchronous operations need of a group, or of the engine's own one.
+type background struct {
+	asyncMu  sync.Mutex
+	async    *engine       // nil until the first operation
+	cycle    atomic.Uint64 // of an engine's own group: the highest one that this rank has been told of
+	peerLeft atomic.Bool   // a rank has left
+	changed  chan struct{} // one token: one of these has changed
 }
 
 func newGroup(f *family, lane uint64, rank, size int, members []int) *Group {
-	g := &Group{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f,
-		bell: make(chan struct{}, 1), wake: make(chan struct{}, 1), failed: make(chan struct{}), boxes: make([]inbox, size)}
+	g := &Group{
+		membership:  membership{rank: rank, size: size, generation: f.generation, lane: lane, members: members, family: f},
+		connections: connections{boxes: make([]inbox, size)},
+		activity:    activity{wake: make(chan struct{}, 1), failed: make(chan struct{})},
+		background:  background{changed: make(chan struct{}, 1)},
+	}
 	for i := range g.boxes {
 		g.boxes[i] = inbox{g: g, from: i, last: math.MaxUint64, ready: make(chan struct{}, 1)}
 	}
@@ -118,7 +130,7 @@ func (g *Group) Lane() uint64 {
 }
 
 // Failed returns a channel that is closed once the group has failed, also while none of its
-// operations is under way: then every later one returns an error. It is for those who wait for
+// operations is under way: then every later one returns an error. It is for callers that wait for
 // something else that needs the other ranks. That of a nil Group is never closed.
 func (g *Group) Failed() <-chan struct{} {
 	if g == nil {
@@ -146,7 +158,7 @@ func (g *Group) Close() error {
 	} else {
 		g.fail(gone(ErrClosed, g.rank))
 	}
-	g.giveUp()
+	g.releaseAll()
 	g.family.remove(g)
 	return nil
 }
@@ -167,13 +179,13 @@ func (g *Group) Abort(cause error) {
 	}
 	g.fail(n)
 	<-g.failed
-	g.giveUp()
+	g.releaseAll()
 	g.stopEngine()
 	g.eachChild(func(child *Group) { child.Abort(cause) })
 }
 
-// giveUp ends all movement and blocks until nothing of the group is left.
-func (g *Group) giveUp() {
+// releaseAll ends all movement and blocks until the group's goroutines have ended.
+func (g *Group) releaseAll() {
 	if g.path != nil {
 		g.path.release()
 		g.path.quiesce()
@@ -186,8 +198,8 @@ func (g *Group) giveUp() {
 func (g *Group) fail(n notice) { g.failAs(g.outward(n)) }
 
 // failAs is fail with a notice that names ranks as the group of all ranks numbers them, as all do
-// that go to others: a rank that is not in this group may be in other groups of those who hear of
-// it.
+// that go to others: a rank that is not in this group may be in other groups of the ranks that
+// receive it.
 func (g *Group) failAs(n notice) {
 	inside := g.inward(n)
 	g.mu.Lock()
@@ -200,10 +212,10 @@ func (g *Group) failAs(n notice) {
 	if h := g.host.Load(); h != nil {
 		h.member.Abort()
 	}
-	if g.path != nil && !g.family.dead.Load() {
+	if g.path != nil && !g.family.killed.Load() {
 		g.path.flood(&n) // before this rank's operation can return, and its process end
 	}
-	g.family.spread(g, n)
+	g.family.failOthers(g, n)
 	close(g.failed)
 	if g.path != nil {
 		g.path.release()
@@ -216,7 +228,7 @@ func (g *Group) err() error {
 	return g.failure
 }
 
-// poke makes the operation under way look at its requests again.
+// poke wakes the operation under way, which looks at its requests again.
 func (g *Group) poke() {
 	select {
 	case g.wake <- struct{}{}:
@@ -227,10 +239,10 @@ func (g *Group) poke() {
 	}
 }
 
-// survive ends the calling goroutine where its worker is one and has been killed. The engine's own
-// does not call it, for it has operations to end.
-func (g *Group) survive() {
-	if g != nil && g.family.dead.Load() {
+// exitIfKilled ends the calling goroutine if its worker, a goroutine, has been killed. The engine's
+// goroutine does not call it, since it has operations to end.
+func (g *Group) exitIfKilled() {
+	if g != nil && g.family.killed.Load() {
 		runtime.Goexit()
 	}
 }
@@ -239,13 +251,13 @@ func (g *Group) survive() {
 func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
 	err := g.operate(ctx, d, invalid, body)
 	if g != nil && !g.strict {
-		g.survive()
+		g.exitIfKilled()
 	}
 	return err
 }
 
-// operate does so. With invalid arguments the ranks still agree that all of them have called it so,
-// since the others would wait for ever otherwise.
+// operate runs one operation. With invalid arguments the ranks still agree on the call, since the
+// others would wait for ever otherwise.
 func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
 	d = d.judged(invalid)
 	if err := g.enter(d.action); err != nil {
@@ -255,7 +267,7 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
 	}
-	if h := g.host.Load(); h != nil && (d.action != allReduce || invalid != nil || !g.tiered(d.reduce)) {
+	if h := g.host.Load(); h != nil && (d.action != allReduceAction || invalid != nil || !g.usesHierarchy(d.reduce)) {
 		if err := h.arrive(ctx, d); err != nil {
 			return err
 		}
@@ -279,8 +291,8 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	return err
 }
 
-// judged is the call as the others are told of it: one that is refused on this rank fits no valid
-// one, nor one that another rank refuses with other arguments as far as the descriptor tells.
+// judged is the call as the others are told of it: one that this rank refuses matches no valid one,
+// nor one that another rank refuses with a different descriptor.
 func (a descriptor) judged(invalid error) descriptor {
 	if invalid != nil {
 		a.algorithm |= refusedCall
@@ -293,8 +305,7 @@ func (a descriptor) refuse(invalid error) error {
 	return fmt.Errorf("collective: %s: %w", actionNames[a.action], invalid)
 }
 
-// enter begins an operation, or returns why there cannot be one. The caller makes the group free
-// again.
+// enter begins an operation, or returns why it cannot begin. The caller frees the group again.
 func (g *Group) enter(a action) error {
 	if g == nil {
 		return errNoGroup
@@ -324,9 +335,8 @@ func (g *Group) lost() error {
 	return g.err()
 }
 
-// linger waits for some microseconds until all have been told, without giving up this thread: where
-// a death is the reason, the tripwire is about to be done, and another thread would have to find a
-// core.
+// linger waits for some microseconds until all have been told, without giving up this thread: after
+// a death the tripwire is about to finish, and another thread would need a core first.
 func (g *Group) linger() {
 	for range lingers {
 		select {
@@ -337,187 +347,4 @@ func (g *Group) linger() {
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 	}
-}
-
-// call is an operation under way on one rank.
-type call struct {
-	g    *Group
-	ctx  context.Context
-	desc descriptor
-	seq  uint64
-
-	outs    []*outgoing // used ones first, in the order of their sends
-	outUsed int
-	ins     []*incoming
-	inUsed  int
-	buffer  []byte
-	owners  []int
-
-	segment    int // most bytes of a frame
-	sentBefore []int
-	posted     []*incoming
-}
-
-func (c *call) begin(ctx context.Context, d descriptor) error {
-	c.ctx, c.desc = ctx, d
-	c.seq++
-	c.outUsed, c.inUsed = 0, 0
-	if c.segment = c.g.family.segment; c.segment == 0 {
-		c.segment = segment
-	}
-	if ctx.Err() != nil {
-		return c.cancelled()
-	}
-	if c.g.tcp != nil && !c.g.tcp.start() {
-		return c.lost()
-	}
-	for i := range c.g.boxes {
-		if i == c.g.rank {
-			continue
-		}
-		if n, ok := c.g.boxes[i].enter(c.seq, d); !ok {
-			c.g.fail(n)
-			return c.lost()
-		}
-	}
-	return nil
-}
-
-// end makes sure that nothing touches the caller's buffers after an error, and drops references to
-// them.
-func (c *call) end(err error) error {
-	if err != nil && c.g.path != nil {
-		c.g.path.release()
-		c.g.path.quiesce()
-	}
-	for _, o := range c.outs[:c.outUsed] {
-		o.data = nil
-	}
-	for _, r := range c.ins[:c.inUsed] {
-		r.buf = nil
-	}
-	c.ctx, c.outUsed, c.inUsed = nil, 0, 0
-	if err == nil {
-		c.g.finished.Store(c.seq)
-	}
-	if c.g.tcp != nil {
-		c.g.tcp.finish()
-		c.g.tcp.concluded()
-	}
-	return err
-}
-
-// cancelled ends the group because this rank no longer takes part in the operation.
-func (c *call) cancelled() error {
-	err := c.ctx.Err()
-	c.g.fail(gone(err, c.g.rank))
-	<-c.g.failed
-	return fmt.Errorf("collective: %s: %w", actionNames[c.desc.action], err)
-}
-
-// lost is the error of an operation whose group has failed.
-func (c *call) lost() error { return c.g.lost() }
-
-// send starts to send one frame.
-func (c *call) send(to int, step uint32, data []byte) *outgoing {
-	return c.sendOf(to, step, c.desc.count, data)
-}
-
-// sendOf sends a frame whose header tells a count of its own.
-func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *outgoing {
-	if c.outUsed == len(c.outs) {
-		c.outs = append(c.outs, &outgoing{group: c.g})
-	}
-	o := c.outs[c.outUsed]
-	c.outUsed++
-	o.header = header{kind: dataFrame, call: c.desc, step: step, length: uint32(len(data)),
-		generation: c.g.generation, seq: c.seq}
-	o.header.call.count = count
-	o.data = data
-	o.done.Store(false)
-	c.g.path.send(to, o)
-	return o
-}
-
-// post asks for the next frame of a rank, which must be of this step and fill buf.
-func (c *call) post(from int, step uint32, buf []byte) *incoming {
-	if c.inUsed == len(c.ins) {
-		c.ins = append(c.ins, new(incoming))
-	}
-	r := c.ins[c.inUsed]
-	c.inUsed++
-	r.buf, r.step = buf, step
-	r.done.Store(false)
-	c.expect(from)
-	c.g.boxes[from].post(r)
-	return r
-}
-
-// expect has a rank connected that is waited for, so that its death is noticed.
-func (c *call) expect(from int) {
-	if c.g.tcp != nil {
-		c.g.tcp.want(from)
-	}
-}
-
-// receive posts and waits.
-func (c *call) receive(from int, step uint32, buf []byte) error {
-	return c.wait(&c.post(from, step, buf).done)
-}
-
-// peek waits for the header of the next frame of a rank, without taking the frame.
-func (c *call) peek(from int) (header, error) {
-	c.expect(from)
-	for {
-		if h, ok := c.g.boxes[from].peek(); ok {
-			return h, nil
-		}
-		if err := c.pause(); err != nil {
-			return header{}, err
-		}
-	}
-}
-
-// wait waits for one request.
-func (c *call) wait(done *atomic.Bool) error {
-	for !done.Load() {
-		if err := c.pause(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// flush waits for all sends.
-func (c *call) flush() error {
-	for _, o := range c.outs[:c.outUsed] {
-		if err := c.wait(&o.done); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// pause waits until something has changed.
-func (c *call) pause() error {
-	if c.g.tcp != nil && c.g.tcp.driven {
-		return c.g.tcp.pause(c)
-	}
-	select {
-	case <-c.g.wake:
-		return nil
-	case <-c.g.failed:
-		return c.lost()
-	case <-c.ctx.Done():
-		return c.cancelled()
-	}
-}
-
-// scratch returns n bytes for partial results, aligned for every element type. They are valid until
-// the next call of it.
-func (c *call) scratch(n int) []byte {
-	if cap(c.buffer) < n {
-		c.buffer = make([]byte, n)
-	}
-	return c.buffer[:n]
 }

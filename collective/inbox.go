@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	eagerFrame = 64 << 10 // frames up to this size are kept for an operation that has not asked for them yet …
+	eagerFrame = 64 << 10 // frames up to this size are kept until the operation requests them …
 	eagerTotal = 1 << 20  // … up to this many bytes from one peer; others wait where they are
 )
 
@@ -42,13 +42,13 @@ func (o *outgoing) finish() {
 	o.group.poke()
 }
 
-// early is a frame that came before anybody asked for it.
+// early is a frame that came before it was requested.
 type early struct {
 	header header
 	buf    []byte
 	full   bool      // buf holds the payload
 	ref    *outgoing // Local: the payload is still with its sender
-	want   *incoming // TCP: who has asked meanwhile; the reader still has to fill it
+	want   *incoming // TCP: the request that has come meanwhile; the reader still has to fill it
 }
 
 // inbox receives the frames of one peer for one group. Frames of a peer keep their order and so do
@@ -72,15 +72,14 @@ type inbox struct {
 	free   [][]byte
 }
 
-// check reports what is wrong with a frame, as the notice that ends the group. The caller holds
-// b.mu.
+// check reports an error of a frame as the notice that ends the group. The caller holds b.mu.
 func (b *inbox) check(h *header) (notice, bool) {
 	switch {
 	case h.generation != b.g.generation:
 		return gone(fmt.Errorf("%w: it is of generation %d", errInvalid, h.generation), b.from), false
 	case h.seq == b.seq && !h.call.matches(b.call):
 		return mismatched(b.g.rank, b.call, b.from, h.call), false
-	case h.seq < b.seq || h.seq > b.seq+1: // no rank can be two operations ahead: each one needs all ranks
+	case h.seq < b.seq || h.seq > b.seq+1: // no rank can be two operations ahead: each operation needs all ranks
 		return gone(fmt.Errorf("%w: operation %d during %d", errInvalid, h.seq, b.seq), b.from), false
 	}
 	return notice{}, true
@@ -114,7 +113,7 @@ func (b *inbox) enter(seq uint64, call descriptor) (notice, bool) {
 	return notice{}, true
 }
 
-// post asks for the next frame that nobody has asked for. It does not block.
+// post requests the next frame that is not requested yet. It does not block.
 func (b *inbox) post(r *incoming) {
 	b.mu.Lock()
 	n, ok := b.postLocked(r)
@@ -146,7 +145,7 @@ func (b *inbox) postLocked(r *incoming) (notice, bool) {
 		e.ref.finish()
 		b.early.pop()
 		r.done.Store(true)
-	default: // its reader is filling it, or waits to know where to
+	default: // its reader is filling it, or waits for the buffer
 		e.want = r
 		select {
 		case b.ready <- struct{}{}:
@@ -156,14 +155,14 @@ func (b *inbox) postLocked(r *incoming) (notice, bool) {
 	return notice{}, true
 }
 
-// hasEnded tells whether the peer has said that it leaves.
+// hasEnded reports whether the peer has said that it leaves.
 func (b *inbox) hasEnded() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.last != math.MaxUint64
 }
 
-// peek returns the header of the next frame that nobody has asked for.
+// peek returns the header of the next frame that is not requested yet.
 func (b *inbox) peek() (header, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -174,8 +173,8 @@ func (b *inbox) peek() (header, bool) {
 	return header{}, false
 }
 
-// deliver takes a frame whose bytes are in this process. It does not block: what nobody has asked
-// for and is not small stays with its sender until somebody asks.
+// deliver takes a frame whose bytes are in this process. It does not block: what is not requested
+// and not small stays with its sender until it is requested.
 func (b *inbox) deliver(o *outgoing) {
 	b.mu.Lock()
 	n, ok := b.deliverLocked(o)
@@ -187,7 +186,7 @@ func (b *inbox) deliver(o *outgoing) {
 
 func (b *inbox) deliverLocked(o *outgoing) (notice, bool) {
 	if b.shut {
-		return notice{}, true // the sender learns of the group's end by its own
+		return notice{}, true // the sender learns of the group's end itself
 	}
 	if n, ok := b.check(&o.header); !ok {
 		return n, false
@@ -213,9 +212,9 @@ func (b *inbox) deliverLocked(o *outgoing) (notice, bool) {
 	return notice{}, true
 }
 
-// place says where the payload of a frame must go that a reader has before it; the reader then
-// fills it and calls placed. It blocks while nobody has asked for a frame that is too large to
-// keep, until stop. One reader per inbox.
+// place returns where a reader must put the payload of its current frame; the reader then fills it
+// and calls placed. It blocks while a frame that is too large to keep is not requested, until stop.
+// One reader per inbox.
 func (b *inbox) place(h *header, stop <-chan struct{}) ([]byte, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
@@ -284,8 +283,8 @@ func (b *inbox) placed() {
 	b.g.poke()
 }
 
-// hungry reports whether the operation waits for something of this peer.
-func (b *inbox) hungry() bool {
+// expectsFrame reports whether the operation waits for something of this peer.
+func (b *inbox) expectsFrame() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.asked || b.posted.len() > 0 || b.early.len() > 0 && b.early.at(0).want != nil
@@ -357,7 +356,7 @@ func (b *inbox) close() {
 	b.posted, b.early = fifo[*incoming]{}, fifo[*early]{}
 }
 
-// keeps gives e a buffer where the frame may be kept.
+// keeps gives e a buffer if the frame may be kept.
 func (b *inbox) keeps(e *early) bool {
 	n := int(e.header.length)
 	if n > eagerFrame || b.held+n > eagerTotal {

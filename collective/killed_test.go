@@ -93,7 +93,7 @@ func worker(text string) error {
 	}
 	ballast[0] = 0
 	err = json.NewEncoder(os.Stdout).Encode(ending{a.Dead, at})
-	io.Copy(io.Discard, os.Stdin) // a survivor that ends at once may be named by those who hear of it first
+	io.Copy(io.Discard, os.Stdin) // a survivor that ends at once may be named by those that learn of it first
 	return err
 }
 

@@ -27,7 +27,7 @@ func TestStrands(t *testing.T) {
 	collectivetest.RunOps(t, func(t *testing.T, n int) []*collective.Group {
 		groups := w.connect(t, n)
 		if n > 1 {
-			collective.Stripe(groups, collective.MaxConnections)
+			collective.ShareFrom(groups, collective.MaxConnections)
 		}
 		return groups
 	})

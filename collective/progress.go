@@ -24,7 +24,7 @@ type Progress struct {
 // Progress tells how far this rank has come in the groups of its generation: that of all ranks
 // first, the others in the order of their lanes. It may be called at any time by any goroutine,
 // does not block for long and costs operations nothing. A rank that waits, and has the same number
-// when it is asked again, has waited in between.
+// when asked again, has waited in between.
 func (g *Group) Progress() []Progress {
 	if g == nil {
 		return nil
@@ -49,7 +49,7 @@ func (g *Group) Progress() []Progress {
 	}
 	for i := range all {
 		if engines[all[i].Lane] {
-			all[i].What = actionNames[allReduceAsync]
+			all[i].What = actionNames[allReduceAsyncAction]
 		}
 	}
 	slices.SortFunc(all, func(a, b Progress) int { return cmp.Compare(a.Lane, b.Lane) })

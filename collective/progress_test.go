@@ -23,8 +23,8 @@ func progressWays(t *testing.T) map[string]func(n int) []*collective.Group {
 	}
 }
 
-// TestProgress: who has entered an operation has a higher number than who has not, and the same
-// number waits for as long as somebody is missing.
+// TestProgress: a rank that has entered an operation has a higher number than one that has not, and
+// the number stays the same while a rank is missing.
 func TestProgress(t *testing.T) {
 	for name, connect := range progressWays(t) {
 		t.Run(name, func(t *testing.T) {

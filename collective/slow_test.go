@@ -23,13 +23,13 @@ func TestSlowDial(t *testing.T) {
 			{"three come", 0, 3, 4},
 		} {
 			dials, lacking := 0, 100
-			e := &Endpoint{dialOnce: func() error {
+			e := &Endpoint{testHooks: testHooks{dialOnce: func() error {
 				dials++
 				if dials <= test.comes {
 					lacking--
 				}
 				return errTimeout
-			}}
+			}}}
 			_, err := e.dial(t.Context(), []string{"peer"}, identity.Hello{}, test.stagger, func() int { return lacking })
 			if !errors.Is(err, errTimeout) || dials != test.want {
 				t.Errorf("%s: %d dials, %v", test.name, dials, err)
@@ -40,12 +40,12 @@ func TestSlowDial(t *testing.T) {
 		}
 		done := errors.New("done")
 		dials := 0
-		e := &Endpoint{dialOnce: func() error {
+		e := &Endpoint{testHooks: testHooks{dialOnce: func() error {
 			if dials++; dials == 9 {
 				return done
 			}
 			return errTimeout
-		}}
+		}}}
 		if _, err := e.dial(t.Context(), []string{"peer"}, identity.Hello{}, localStagger, func() int { return 1 }); err != done {
 			t.Errorf("on this host: %v after %d dials", err, dials)
 		}

@@ -33,7 +33,7 @@ func (g *Group) record(d descriptor, begun time.Time) {
 
 // bytes are those of this rank's tensor, where they are known.
 func (d descriptor) bytes() int {
-	if d.action == subset {
+	if d.action == subsetAction {
 		return 0
 	}
 	return int(d.count) * d.dtype.Size()

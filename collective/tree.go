@@ -16,9 +16,9 @@ func (c *call) agree() error {
 	return nil
 }
 
-// spread combines data of all ranks by an operation that may take what a rank has twice, such as
-// Max. It meets the ranks that agree meets, and no others.
-func (c *call) spread(data []byte) error {
+// disseminate combines data of all ranks by an operation that may take what a rank has twice, such
+// as Max. It meets the ranks that agree meets, and no others.
+func (c *call) disseminate(data []byte) error {
 	n, rank := c.g.size, c.g.rank
 	combine, in := c.desc.combiner(), make([]byte, len(data))
 	step := uint32(1)
@@ -58,9 +58,9 @@ func tree(rank, size, root int) (parent int, children []int) {
 	return parent, children
 }
 
-// broadcast sends data down the tree, each segment as soon as it has arrived. The ranks agree on
-// the call first, so that a mismatch reaches the root too, which hears from nobody otherwise.
-func (c *call) broadcast(data []byte) error {
+// broadcastTree sends data down the tree, each segment as soon as it has arrived. The ranks agree
+// on the call first, so that a mismatch reaches the root too, which receives nothing otherwise.
+func (c *call) broadcastTree(data []byte) error {
 	if err := c.agree(); err != nil {
 		return err
 	}
@@ -83,8 +83,8 @@ func (c *call) broadcast(data []byte) error {
 	return nil
 }
 
-// broadcastBytes is broadcast for ranks that do not know the length.
-func (c *call) broadcastBytes(data []byte) ([]byte, error) {
+// broadcastBytesTree is broadcast for ranks that do not know the length.
+func (c *call) broadcastBytesTree(data []byte) ([]byte, error) {
 	if err := c.agree(); err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Discoverer says which hosts there are now. A good one keeps these promises, which discoverytest
+// A Discoverer returns the hosts that there are now. It keeps these promises, which discoverytest
 // checks:
 //
 //   - A list is whole. Where only a part can be found, it returns an error: a host that is missing
@@ -33,7 +33,7 @@ import (
 //     list, those that stand first are older, and get the lower ranks.
 //   - Each host stands in the list once, and the list passes plan.CheckHosts.
 //   - Discover returns soon after ctx has ended, with an error or a whole list, and leaves nothing
-//     running. It bounds its own time: whoever asks waits for the answer, and will not ask again
+//     running. It bounds its own time: the caller waits for the answer, and will not ask again
 //     before.
 //   - The list is the caller's, who may change it.
 //   - Discover may be called by several goroutines at once.

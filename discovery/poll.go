@@ -32,7 +32,7 @@ type Poll struct {
 	Known []plan.Host
 	// Failed is called with each failure after the first list, and how long ago the source last
 	// stood by its list. It is called from one goroutine at a time and must not block for long.
-	// Nil: nobody listens.
+	// Nil: it is not called.
 	Failed func(err error, age time.Duration)
 	// Log takes failures and recoveries. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -208,7 +208,7 @@ func (k *keeper) take(hosts []plan.Host) error {
 	return nil
 }
 
-// settled returns what counts of a list, and says where hosts begin to be missing.
+// settled returns what counts of a list, and logs where hosts begin to be missing.
 func (k *keeper) settled(hosts []plan.Host) []plan.Host {
 	if k.settle == nil {
 		return hosts

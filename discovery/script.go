@@ -8,13 +8,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -33,7 +31,7 @@ const (
 //
 // The shell runs the command in a process group of its own, with the environment and directory of
 // this process and nothing on its stdin. What it has printed when the shell ends is the list, if
-// the exit status is 0; whatever is left of the group is killed then. So it is where the command
+// the exit status is 0; what is left of the group is killed then. So it is where the command
 // takes longer than Timeout, prints more than 1 MiB or ctx ends, and where this process dies the
 // shell dies with it. Lines on stderr go to the log.
 type Script struct {
@@ -138,7 +136,7 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	return out, nil
 }
 
-// logLines logs what the script says until the pipe ends, and returns its last line.
+// logLines logs the script's stderr until the pipe ends, and returns its last line.
 func (s Script) logLines(stderr io.Reader) (last string) {
 	log := s.Log.WithField("script", s.Command)
 	r := bufio.NewReaderSize(stderr, maxStderrLine)
@@ -161,59 +159,26 @@ func (s Script) logLines(stderr io.Reader) (last string) {
 // when that is gone: killed when ctx ends, or when its leader has ended and left others behind. The
 // error reads on after "script".
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
-	// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here as
-	// long as the script runs.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Start()
+	child, err := proc.Start(cmd)
 	for _, end := range []any{cmd.Stdout, cmd.Stderr} {
 		end.(*os.File).Close()
 	}
 	if err != nil {
 		return fmt.Errorf("could not be started: %w", err)
 	}
-	pid := cmd.Process.Pid
-	kill := func() { syscall.Kill(-pid, syscall.SIGKILL) }
-	killed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { kill(); close(killed) })
-	waitErr := awaitExit(pid)
-	stopped := !stop()
-	if stopped {
-		<-killed
+	select {
+	case <-child.Ended():
+	case <-ctx.Done():
 	}
-	// The leader has ended but is not reaped, so that the group's number cannot belong to anybody
-	// else yet.
-	kill()
-	err = cmd.Wait()
+	stopped := ctx.Err() != nil
+	status, err := child.Reap()
 	switch {
 	case stopped:
 		return fmt.Errorf("killed: %w", context.Cause(ctx))
-	case waitErr != nil:
-		return fmt.Errorf("could not be waited for: %w", waitErr)
+	case err != nil:
+		return fmt.Errorf("could not be waited for: %w", err)
+	case status.Exited() && status.ExitStatus() == 0:
+		return nil
 	}
-	return exitFault(cmd, err)
-}
-
-// awaitExit blocks until the process has ended, and leaves it to be reaped.
-func awaitExit(pid int) error {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
-// exitFault turns what Wait returned into words.
-func exitFault(cmd *exec.Cmd, err error) error {
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		return err
-	}
-	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
-	if status.Signaled() {
-		return fmt.Errorf("was killed by signal %d (%s)", int(status.Signal()), status.Signal())
-	}
-	return fmt.Errorf("exited with status %d", status.ExitStatus())
+	return errors.New(proc.EndText(status))
 }

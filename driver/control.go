@@ -10,40 +10,40 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
-// serveControl answers at the job's socket until ctx ends; the function it returns removes the
-// socket. A job that cannot be controlled goes on.
+// serveControl serves the job's control socket until ctx ends; the returned function removes the
+// socket. A job without a socket continues.
 func (l *loop) serveControl(ctx context.Context) func() {
 	if l.cfg.Control == "" {
 		return func() {}
 	}
 	ln, err := control.Listen(l.cfg.Control)
 	if err != nil {
-		l.cfg.Log.WithError(err).Warn("the job takes no commands, and tells no status")
+		l.cfg.Log.WithError(err).Warn("the job takes no commands and reports no status")
 		return func() {}
 	}
 	l.wg.Go(func() {
 		if err := control.Serve(ctx, ln, (*controlled)(l)); err != nil && ctx.Err() == nil {
-			l.cfg.Log.WithError(err).Warn("the job takes no commands any more")
+			l.cfg.Log.WithError(err).Warn("the job no longer takes commands")
 		}
 	})
-	return func() { _ = os.Remove(l.cfg.Control) } // what is left harms nobody
+	return func() { _ = os.Remove(l.cfg.Control) } // a stale socket is harmless: Listen replaces it
 }
 
-// controlled is the loop for those who ask from outside it.
+// controlled is the control.Handler of a loop. Its methods run outside the loop's goroutine.
 type controlled loop
 
 var errEnded = &control.RefusedError{Reason: "the job has ended"}
 
-// Status has the loop take a picture between two events.
+// Status has the loop take the status between two events.
 func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s control.Status
 	taken := make(chan error, 1)
 	ask := func() {
 		s = l.m.Status(l.clock.now(), l.stalls)
-		s.Journal = l.book.state()
+		s.Journal = l.writer.state()
 		var err error
 		s.Events, err = l.recent.Texts()
 		taken <- err
@@ -62,7 +62,7 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// Command makes an event of the command, and is answered when that is in the journal.
+// Command posts the command as an event. It returns once the event is in the journal.
 func (l *controlled) Command(ctx context.Context, c control.Command) (string, error) {
 	if c.Verb == control.Stop {
 		return l.stopJob(c.Now)
@@ -81,7 +81,7 @@ func (l *controlled) Command(ctx context.Context, c control.Command) (string, er
 	case <-l.ended:
 	}
 	select {
-	case a := <-answer: // the loop's last
+	case a := <-answer: // the loop answered just before it ended
 		return a.Done, a.Refused
 	default:
 		return "", errEnded
@@ -99,8 +99,8 @@ func (l *controlled) stopJob(now bool) (string, error) {
 	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil
 }
 
-// InspectStatus tells from its journal how a job that has no driver was doing; Inspect tells
-// whether it has one.
+// InspectStatus returns the last status of a job without a driver, from its journal. Inspect
+// reports whether a driver runs.
 func InspectStatus(path string) (control.Status, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -113,7 +113,7 @@ func InspectStatus(path string) (control.Status, error) {
 	case err != nil:
 		return control.Status{}, fmt.Errorf("driver: %w", err)
 	case p.Job == nil:
-		return control.Status{}, errors.New("driver: the journal holds nothing yet")
+		return control.Status{}, errors.New("driver: the journal is still empty")
 	}
 	s := p.Machine.Status(p.Machine.Last(), nil)
 	s.Job, s.Begun = run, time.Unix(0, p.Job.Begun).UTC()

@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 )
 
-// TestControlledJob: a job that waits for slots is asked how it is, told to do with fewer, and
-// stopped, all at its socket.
+// TestControlledJob: a job that waits for slots reports its status, is scaled down, and is stopped,
+// all through its socket.
 func TestControlledJob(t *testing.T) {
 	dir := t.TempDir()
 	log := logrus.New()
@@ -65,7 +65,7 @@ func TestControlledJob(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", what, done, says)
 		}
 	}
-	ask(control.Command{Verb: control.Drain, Host: "elsewhere"}, "there is no host elsewhere, but localhost")
+	ask(control.Command{Verb: control.Drain, Host: "elsewhere"}, "host elsewhere is unknown; the hosts are localhost")
 	ask(control.Command{Verb: control.Scale, MaxNP: new(1)}, "1 to 1 workers, before 1 or more")
 	<-started
 	if s, err = c.Status(t.Context()); err != nil || s.State != control.Starting || s.Hosts[0].Slots[0].PID == 0 || s.MaxNP != 1 {
@@ -90,7 +90,7 @@ func TestControlledJob(t *testing.T) {
 	}
 }
 
-// TestNoSocket: a job whose socket cannot be made goes on without.
+// TestNoSocket: a job whose socket cannot be created runs without one.
 func TestNoSocket(t *testing.T) {
 	log := logrus.New()
 	var said strings.Builder

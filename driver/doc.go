@@ -1,6 +1,6 @@
 // Package driver runs a job: it follows the source of hosts, starts and stops workers, publishes
-// worlds, and tells workers when the hosts have changed.
+// worlds, and notifies workers when the hosts have changed.
 //
-// What is to be done is decided by package decide, which is pure. One loop (loop.go) feeds it with
-// what happens, writes that down in the job's journal (book.go), and carries out what it answers.
+// Package decide makes the decisions, without I/O. One loop (loop.go) passes every event to it,
+// records the event in the job's journal (journal.go), and performs the returned actions.
 package driver

@@ -18,17 +18,17 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// Run runs a job to its end and blocks meanwhile. It returns nil when the job is done, and
-// otherwise one of the package's errors, wrapped, a *WorkerError, or what made it impossible to
-// begin. When ctx ends, the workers are stopped, with Timeouts.Drain between SIGTERM and SIGKILL,
-// and the context's cause is returned. When Run returns, no process and no goroutine of the job is
-// left.
+// Run runs a job and blocks until it ends. It returns nil if the job succeeded; otherwise one of
+// the package's errors, wrapped, a *WorkerError, or the error that prevented the start. When ctx
+// ends, the workers are stopped, with Timeouts.Drain between SIGTERM and SIGKILL, and the context's
+// cause is returned. No process and no goroutine of the job outlives Run.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -41,47 +41,47 @@ func Run(ctx context.Context, cfg Config) error {
 	return newLoop(cfg).guarded(ctx)
 }
 
-// guarded runs the job, and sees that no process of it is left when this one dies.
+// guarded runs the job and ensures that its processes end if this process dies.
 func (l *loop) guarded(ctx context.Context) error {
 	if _, others := l.cfg.Launcher.(launch.Router); others {
-		return l.serve(ctx) // the workers are in the care of agents
+		return l.serve(ctx) // agents guard the workers
 	}
-	guard, err := launch.StartGuard(l.cfg.RunID)
+	guard, err := proc.StartGuard(plan.EnvRunID, l.cfg.RunID)
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
 	return errors.Join(l.serve(ctx), guard.Close())
 }
 
-// loop carries events to the machine and its actions out into the world. Nothing calls into it:
-// whatever happens is posted as an event, and only the goroutine in run touches the machine.
+// loop passes events to the machine and performs its actions. Other goroutines only post events;
+// the goroutine in run alone uses the machine.
 type loop struct {
 	cfg     Config
 	m       *decide.Machine
 	clock   clock
-	book    book
+	writer  journalWriter
 	outputs outputs
 	job     decide.JobRecord
-	resumes bool          // the job of a driver before this one
-	keeper  launch.Keeper // the launcher, where it is one
+	resumes bool          // the job had a previous driver
+	keeper  launch.Keeper // the launcher, if it is a Keeper
 	events  chan posted
-	asks    chan func()   // carried out by the loop
-	ended   chan struct{} // closed when nobody takes events any more
+	asks    chan func()   // functions for the loop's goroutine
+	ended   chan struct{} // closed when the loop takes no more events
 	recent  decide.Recent
 	stalls  *stalls
 
 	credentials *identity.Authority
-	listen      netip.AddrPort // of the rendezvous
+	listen      netip.AddrPort // address of the rendezvous
 
 	meet meeting
 	push pusher
 
 	procs  map[string]*process
-	wg     sync.WaitGroup // of everything that posts
-	output sync.WaitGroup // of what workers print on its way, which nothing waits for before the job's end
+	wg     sync.WaitGroup // goroutines that post events
+	output sync.WaitGroup // forwarding of the workers' output; awaited only at the job's end
 }
 
-// meeting and pusher are the sides of rendezvous.Server and notify.Pusher that the loop uses.
+// meeting and pusher are the parts of rendezvous.Server and notify.Pusher that the loop uses.
 type (
 	meeting interface {
 		Publish(w plan.World, members []rendezvous.Member, root int, seq uint64)
@@ -94,20 +94,23 @@ type (
 	}
 )
 
-// process is what the loop keeps of a worker that it has started.
+// process is the loop's record of a worker that it has started.
 type process struct {
 	subject identity.Subject
-	rank    atomic.Int64 // as its output is labelled
+	rank    atomic.Int64 // label of its output
 	over    atomic.Bool  // its end was posted before its output was written
 	stop    context.CancelFunc
-	more    chan struct{} // of capacity 1: its grace begins anew
+	more    chan struct{} // restarts its grace; capacity 1
+
+	known bool                // its PID is; the loop's goroutine alone uses it, and early
+	early decide.WorkerJoined // came before the PID; empty: none
 }
 
-// posted is an event on its way to the loop.
+// posted is an event for the loop.
 type posted struct {
 	input decide.Input
-	noted chan<- struct{} // closed when the event cannot be lost any more; nil: nobody waits for that
-	// answer takes, without delay, what is answered to a command; nil: it is none.
+	noted chan<- struct{} // closed when the event is in the journal; may be nil
+	// answer receives the answer to a command, without blocking; nil if the event is not a command.
 	answer chan<- decide.Answer
 }
 
@@ -122,12 +125,12 @@ func newLoop(cfg Config) *loop {
 		stalls: newStalls(cfg.Timeouts),
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
-	l.book.log = cfg.Log
-	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.book.newID)
+	l.writer.log = cfg.Log
+	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.writer.newID)
 	return l
 }
 
-// open sets up the job's identity, where the rendezvous listens, and the journal.
+// open sets up the job's credentials, the rendezvous listener and the journal.
 func (l *loop) open() (net.Listener, error) {
 	l.credentials = l.cfg.Authority
 	if l.credentials == nil {
@@ -152,7 +155,7 @@ func (l *loop) open() (net.Listener, error) {
 		Timeouts: l.cfg.Timeouts, Listen: l.listen.String(),
 	}
 	if l.job.MasterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
-		err = l.book.begin(l.cfg, l.job)
+		err = l.writer.begin(l.cfg, l.job)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
@@ -160,15 +163,15 @@ func (l *loop) open() (net.Listener, error) {
 	return lis, nil
 }
 
-// listenForWorkers listens where the driver before this one did, if there was one and that is still
-// free, so that its workers find this one.
+// listenForWorkers listens on the previous driver's address, if there was one and it is free, so
+// that its workers find this driver.
 func (l *loop) listenForWorkers() (net.Listener, error) {
 	if l.resumes {
 		if lis, err := net.Listen("tcp", l.job.Listen); err == nil {
 			return lis, nil
 		}
 	}
-	// Unless workers run on other machines, nobody else needs to reach the driver.
+	// A loopback address suffices unless workers run on other machines.
 	listen := identity.ListenLoopback()
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		listen = router.ListenAddr()
@@ -176,13 +179,13 @@ func (l *loop) listenForWorkers() (net.Listener, error) {
 	return net.Listen("tcp", listen)
 }
 
-// serve sets up what the job needs, and runs it.
+// serve sets up the job's services and runs the loop.
 func (l *loop) serve(ctx context.Context) error {
 	lis, err := l.open()
 	if err != nil {
 		return err
 	}
-	defer l.closeBook()
+	defer l.closeJournal()
 	if l.keeper != nil && l.cfg.Journal != "" {
 		if err := l.outputs.open(l.cfg); err != nil {
 			return errors.Join(err, lis.Close())
@@ -211,15 +214,15 @@ func (l *loop) serve(ctx context.Context) error {
 			l.post(decide.Interrupted{Cause: fmt.Errorf("driver: notifying workers: %w", err)})
 		}
 	})
-	known := l.m.Hosts() // by the driver before
+	known := l.m.Hosts() // to the previous driver
 	l.wg.Go(func() { l.discover(side, known) })
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
 	defer l.serveControl(side)()
 	return l.run(ctx)
 }
 
-// discover posts what the source of hosts says until ctx ends. Known are the hosts of which a
-// driver before this one was told.
+// discover posts the results of discovery until ctx ends. known are the hosts of the previous
+// driver.
 func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	poll := &discovery.Poll{
 		Source:   l.cfg.Source,
@@ -237,7 +240,7 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 			l.post(decide.SourceFailed{Err: first.Err})
 			return
 		}
-		// Hosts are known from before.
+		// The previous driver's hosts remain valid.
 		l.post(decide.SourceStale{Err: first.Err})
 		pause := time.NewTimer(l.cfg.Timeouts.DiscoveryInterval)
 		select {
@@ -249,7 +252,7 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	}
 }
 
-// run is the loop: the only place that waits for events, and the only one that touches the machine.
+// run is the loop: only it waits for events and uses the machine.
 func (l *loop) run(ctx context.Context) error {
 	defer close(l.ended)
 	timer := time.NewTimer(time.Hour)
@@ -262,14 +265,14 @@ func (l *loop) run(ctx context.Context) error {
 		if end := l.feed(posted{input: decide.Resumed{}}); end != nil {
 			return end.Err
 		}
-		l.wind(timer)
+		l.setTimer(timer)
 	}
 	for {
 		var in posted
 		select {
 		case in = <-l.events:
-		case <-l.book.retry:
-			l.book.retry = nil
+		case <-l.writer.retry:
+			l.writer.retry = nil
 			l.tidy()
 			continue
 		case ask := <-l.asks:
@@ -277,7 +280,7 @@ func (l *loop) run(ctx context.Context) error {
 			continue
 		case <-timer.C:
 			if len(l.events) > 0 {
-				l.wind(timer) // what has happened by now comes first: it may be what was waited for
+				l.setTimer(timer) // pending events come first: one may be what the deadline waits for
 				continue
 			}
 			in.input = decide.DeadlinePassed{}
@@ -285,15 +288,39 @@ func (l *loop) run(ctx context.Context) error {
 			interrupt = nil
 			in.input = decide.Interrupted{Cause: context.Cause(ctx)}
 		}
-		if end := l.feed(in); end != nil {
+		if end := l.admit(in); end != nil {
 			return end.Err
 		}
-		l.wind(timer)
+		l.setTimer(timer)
 	}
 }
 
-// wind sets the timer to the machine's next deadline.
-func (l *loop) wind(timer *time.Timer) {
+// admit feeds an input. A join that arrives before the report that the worker was started waits for
+// that report: what is published of a world names processes that people signal. The wait has the
+// start timeout.
+func (l *loop) admit(in posted) *decide.FinishJob {
+	switch e := in.input.(type) {
+	case decide.WorkerJoined:
+		if p := l.procs[e.ID]; p != nil && !p.known {
+			p.early = e
+			return nil
+		}
+	case decide.WorkerForked:
+		p := l.procs[e.ID]
+		if p == nil || p.known {
+			break
+		}
+		p.known = true
+		if end := l.feed(in); end != nil || p.early.ID == "" {
+			return end
+		}
+		in = posted{input: p.early}
+	}
+	return l.feed(in)
+}
+
+// setTimer sets the timer to the machine's next deadline.
+func (l *loop) setTimer(timer *time.Timer) {
 	if at, ok := l.m.Deadline(); ok {
 		timer.Reset(at.Sub(l.clock.now()))
 	} else {
@@ -301,12 +328,12 @@ func (l *loop) wind(timer *time.Timer) {
 	}
 }
 
-// feed steps the machine, writes down what it was fed, and then carries out what it wants done. It
-// returns the end of the job when that has come.
+// feed steps the machine, records the input, and performs the actions. It returns the FinishJob
+// action, if any.
 func (l *loop) feed(in posted) *decide.FinishJob {
 	now := l.clock.now()
 	actions := l.m.Step(now, in.input)
-	l.book.note(now, in.input, actions)
+	l.writer.note(now, in.input, actions)
 	if in.noted != nil {
 		close(in.noted)
 	}
@@ -320,7 +347,7 @@ func (l *loop) feed(in posted) *decide.FinishJob {
 			return &a
 		case decide.Answer:
 			if a.Refused == nil {
-				l.cfg.Log.Info("as asked: " + a.Done)
+				l.cfg.Log.Info("command: " + a.Done)
 			}
 			in.answer <- a
 		default:
@@ -346,7 +373,7 @@ func (l *loop) perform(a decide.Action) {
 		if p := l.procs[a.ID]; p != nil {
 			select {
 			case p.more <- struct{}{}:
-			default: // that is on its way
+			default: // already pending
 			}
 		}
 	case decide.ForgetWorker:
@@ -372,14 +399,14 @@ func (l *loop) perform(a decide.Action) {
 	}
 }
 
-// dismissals are what workers are told.
+// dismissals are the errors that answer a dismissed worker's join.
 var dismissals = map[decide.Dismissal]error{
 	decide.DismissRemoved:  rendezvous.ErrRemoved,
 	decide.DismissLast:     rendezvous.ErrLast,
 	decide.DismissFinished: rendezvous.ErrFinished,
 }
 
-// ids names the workers.
+// ids returns the workers' incarnations.
 func ids(workers []*decide.Worker) []string {
 	names := make([]string, len(workers))
 	for i, w := range workers {
@@ -388,7 +415,7 @@ func ids(workers []*decide.Worker) []string {
 	return names
 }
 
-// finished tells whether the machine's job has come to its end.
+// finished reports whether the machine's job has ended.
 func finished(m *decide.Machine) bool {
 	is, _ := m.Finished()
 	return is
@@ -416,7 +443,7 @@ func (l *loop) log(a decide.LogLine) {
 func (l *loop) publish(a decide.PublishWorld) {
 	members := make([]rendezvous.Member, len(a.Members))
 	for r, w := range a.Members {
-		if p := l.procs[w.ID()]; p != nil { // else it has ended, under the driver before this one
+		if p := l.procs[w.ID()]; p != nil { // nil if it ended under the previous driver
 			p.rank.Store(int64(r))
 		}
 		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs()}
@@ -425,7 +452,7 @@ func (l *loop) publish(a decide.PublishWorld) {
 	l.meet.Publish(a.World, members, a.Root, a.Seq)
 }
 
-// finishOutput waits until what workers have printed is written, or nobody takes it any more.
+// finishOutput waits until the workers' output is written or can no longer be.
 func (l *loop) finishOutput() {
 	done := make(chan struct{})
 	go func() {
@@ -435,18 +462,19 @@ func (l *loop) finishOutput() {
 	l.cfg.Output.Finish(done)
 }
 
-// lastWords is how long the end of a worker waits for its last output to be written before it.
-const lastWords = 500 * time.Millisecond
+// outputGrace is how long the end of a worker is delayed so that its last output can be written
+// first.
+const outputGrace = 500 * time.Millisecond
 
-// start runs a worker in goroutines of its own, which post its start and its end. The end comes
-// after its output is written, unless those take their time who read that.
+// start runs a worker in its own goroutines, which post its start and its end. The end is posted
+// after the worker's output is written, or after outputGrace if the reader is slow.
 func (l *loop) start(a decide.StartWorker) {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{
 		subject: identity.Subject{
 			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.Slot.Host, Index: a.Slot.Index, Incarnation: a.ID,
 		},
-		stop: stop, more: make(chan struct{}, 1),
+		stop: stop, more: make(chan struct{}, 1), known: a.Forked,
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p
@@ -457,27 +485,28 @@ func (l *loop) start(a decide.StartWorker) {
 			defer stop()
 			all <- l.runWorker(ctx, a, p, func(err error) { ended <- exitOf(err) })
 			if p.over.Load() {
-				l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again, after what was noted since
+				l.outputs.note(outputNote{Worker: a.ID, Ended: true}) // again: notes may have followed the first one
 			}
 		})
 		var exit Exit
 		select {
 		case exit = <-all:
 		case exit = <-ended:
-			late := time.NewTimer(lastWords)
+			late := time.NewTimer(outputGrace)
 			defer late.Stop()
 			select {
 			case exit = <-all:
 			case <-late.C:
 				p.over.Store(true)
-				l.cfg.Log.Debugf("%v has ended; what it printed is still being written", a.Slot.SlotID)
+				l.cfg.Log.Debugf("%v has ended; its output is still being written", a.Slot.SlotID)
 			}
 		}
 		l.post(decide.WorkerEnded{ID: a.ID, Exit: exit})
 	})
 }
 
-// runWorker runs a worker until its output is written; ended is told of its end before that.
+// runWorker runs a worker until its output is written; ended is called when its process ends,
+// before that.
 func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, ended func(error)) Exit {
 	env, err := l.environ(a, p)
 	if err != nil {
@@ -507,13 +536,12 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 		Ended:        ended,
 	}, func(pid int) { l.postNoted(decide.WorkerForked{ID: a.ID, PID: pid}) })
 	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
-		l.cfg.Log.Warnf("the output of %v was cut: %v", a.Slot.SlotID, cerr)
+		l.cfg.Log.Warnf("the output of %v is incomplete: %v", a.Slot.SlotID, cerr)
 	}
 	return exitOf(err)
 }
 
-// environ returns the environment of a worker that is to be started; that of one which was is its
-// own.
+// environ returns the environment of a worker to be started; nil if it already runs.
 func (l *loop) environ(a decide.StartWorker, p *process) ([]string, error) {
 	if a.Forked {
 		return nil, nil
@@ -529,20 +557,16 @@ func (l *loop) environ(a decide.StartWorker, p *process) ([]string, error) {
 	env := plan.Worker{
 		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
 		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
-		DriverAddr:  l.listen.String(), // agents put theirs in its place
+		DriverAddr:  l.listen.String(), // agents replace it by their own address
 		Credentials: credentials.Encode(),
 		Restarts:    a.Resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
-		EncryptData: l.cfg.EncryptData, NetworkInterfaces: l.cfg.NetworkInterfaces,
-		TimelineFilename: l.cfg.TimelineFilename,
-		FusionThreshold:  l.cfg.FusionThreshold, CycleTime: l.cfg.CycleTime, StallWarning: l.cfg.Timeouts.StallWarning,
-		Connections: l.cfg.Connections,
-		VerifyState: l.cfg.VerifyState, HealState: l.cfg.HealState, CommitReplicas: l.cfg.CommitReplicas,
+		StallWarning: l.cfg.Timeouts.StallWarning, Tuning: l.cfg.Tuning,
 	}
 	return append(slices.Clip(l.cfg.Env), env.Environ()...), nil
 }
 
-// masterAddr returns where workers that know each other by MASTER_ADDR meet.
+// masterAddr returns the MASTER_ADDR of workers that use one.
 func (l *loop) masterAddr(a decide.StartWorker) (string, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		return router.HostAddr(a.Trial.First)
@@ -550,7 +574,7 @@ func (l *loop) masterAddr(a decide.StartWorker) (string, error) {
 	return a.Trial.First, nil
 }
 
-// maxResets is the reset limit as torchrun's variables tell it, which know no absence of one.
+// maxResets returns the reset limit for torchrun's variables, which cannot express the lack of one.
 func (l *loop) maxResets() int {
 	if limit := l.cfg.Blame.ResetLimit; limit != nil {
 		return *limit
@@ -573,7 +597,7 @@ func exitOf(err error) Exit {
 	return Exit{Code: 127, Err: err, Evicted: errors.As(err, &start) && start.Evicted}
 }
 
-// post hands an event to the loop; after the loop's end it is dropped.
+// post sends an event to the loop; after the loop's end it is dropped.
 func (l *loop) post(in decide.Input) {
 	select {
 	case l.events <- posted{input: in}:
@@ -581,7 +605,7 @@ func (l *loop) post(in decide.Input) {
 	}
 }
 
-// postNoted does too, and blocks until the event is written down: whoever told of it need not tell
+// postNoted also blocks until the event is in the journal, so that its sender need not repeat it to
 // another driver.
 func (l *loop) postNoted(in decide.Input) {
 	noted := make(chan struct{})
@@ -596,32 +620,32 @@ func (l *loop) postNoted(in decide.Input) {
 	}
 }
 
-// Joined is called by the rendezvous when a worker waits for a world.
+// Joined is called by the rendezvous when a worker joins.
 func (l *loop) Joined(from identity.Subject, j rendezvous.Joining) {
 	l.post(decide.WorkerJoined{ID: from.Incarnation, Join: decide.Join(j)})
 }
 
-// Reported is called by the rendezvous with what a worker has to say.
+// Reported is called by the rendezvous with a worker's report.
 func (l *loop) Reported(from identity.Subject, r rendezvous.Report, generation, commits uint64) {
-	if backend := r.Backend(); backend != "" {
-		l.postNoted(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend})
-		return
-	}
 	l.postNoted(decide.WorkerReported{
 		ID: from.Incarnation, Report: decide.Report(r), Generation: generation, Commits: commits,
 	})
 }
 
-// Beaten is called by the rendezvous with what a worker does. The machine hears of it only where it
-// holds up others.
+// BackendReported is called by the rendezvous with the collective backend of a world's GPUs.
+func (l *loop) BackendReported(from identity.Subject, generation uint64, backend string) {
+	l.postNoted(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend})
+}
+
+// Beaten is called by the rendezvous with a worker's heartbeat. The machine gets an input only if
+// its last checkpoint grows; stalls evaluates the rest.
 func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
 	if l.stalls.hear(l.clock.now(), from.Incarnation, b) {
 		l.post(decide.WorkerWrites{ID: from.Incarnation})
 	}
 }
 
-// freePort returns a TCP port that nobody listens on now, for commands that make their own
-// rendezvous at MASTER_PORT.
+// freePort returns a free TCP port, for commands that make their own rendezvous on MASTER_PORT.
 func freePort() (int, error) {
 	lis, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -631,11 +655,11 @@ func freePort() (int, error) {
 	return lis.Addr().(*net.TCPAddr).Port, nil
 }
 
-// NewRunID returns a random Config.RunID, for those who must know it before Run makes one.
+// NewRunID returns a random Config.RunID, for callers that need it before Run.
 func NewRunID() string { return randomID() }
 
 func randomID() string {
 	var b [8]byte
-	rand.Read(b[:]) // never fails: crypto/rand ends the program where there is no randomness
+	rand.Read(b[:]) // never fails: crypto/rand ends the program if there is no randomness
 	return hex.EncodeToString(b[:])
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
@@ -25,17 +26,18 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// testJob is a loop whose workers, rendezvous and notifications are the test's; it runs in a
-// synctest bubble.
+// testJob is a loop with simulated workers, rendezvous and notifications, in a synctest bubble.
 type testJob struct {
 	*loop
 	mu        sync.Mutex
 	running   map[string]*fakeWorker // by "host:slot"
+	report    chan struct{}          // closed when the launcher reports starts; nil: at once
 	published []plan.World
 	dismissed []string
 	pushed    []notify.Update
 	losses    []notify.Loss
 	events    []EventName
+	slots     []job.PublishedSlot // of the last world_published
 	out       bytes.Buffer
 	result    chan error
 }
@@ -46,7 +48,7 @@ type fakeWorker struct {
 	says chan string // what it prints before anything else happens to it
 }
 
-// Run is the job's launcher: a worker that ends when the test says so, or 1 s after it was asked
+// Run is the job's launcher: its worker ends when the test requests it, or 1 s after it was asked
 // to.
 func (j *testJob) Run(ctx context.Context, s launch.Spec, started func(int)) error {
 	w := &fakeWorker{spec: s, exit: make(chan error, 1), says: make(chan string, 1)}
@@ -58,6 +60,9 @@ func (j *testJob) Run(ctx context.Context, s launch.Spec, started func(int)) err
 		delete(j.running, s.Slot.String())
 		j.mu.Unlock()
 	}()
+	if j.report != nil {
+		<-j.report
+	}
 	started(42)
 	select {
 	case text := <-w.says:
@@ -111,11 +116,24 @@ func (j *testJob) Forget(string) {}
 
 func newJob(t *testing.T, ctx context.Context, cfg Config) *testJob {
 	t.Helper()
-	j := &testJob{running: map[string]*fakeWorker{}, result: make(chan error, 1)}
+	return newReportedJob(t, ctx, cfg, nil)
+}
+
+// newReportedJob is newJob with a launcher that reports starts once report is closed.
+func newReportedJob(t *testing.T, ctx context.Context, cfg Config, report chan struct{}) *testJob {
+	t.Helper()
+	j := &testJob{running: map[string]*fakeWorker{}, report: report, result: make(chan error, 1)}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	cfg.Command, cfg.RunID, cfg.Launcher, cfg.Log = []string{"train"}, "loop", j, log
-	cfg.Events = func(e Event) { j.events = append(j.events, e.Name) }
+	cfg.Events = func(e Event) {
+		j.events = append(j.events, e.Name)
+		for _, f := range e.Fields {
+			if slots, ok := f.Value.([]job.PublishedSlot); ok {
+				j.slots = slots
+			}
+		}
+	}
 	if cfg.Output == nil {
 		cfg.Output = &launch.Output{Stdout: &j.out, Stderr: &j.out}
 	}
@@ -165,6 +183,30 @@ func (j *testJob) joins(t *testing.T, after uint64, slots ...string) {
 		j.Joined(identity.Subject{Incarnation: j.worker(t, slot).spec.Incarnation}, rendezvous.Joining{After: after})
 	}
 	synctest.Wait()
+}
+
+// TestJoinBeforeTheReportOfTheStart: a published world names the processes of all its members,
+// although a join can overtake the launcher's report.
+func TestJoinBeforeTheReportOfTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		report := make(chan struct{})
+		j := newReportedJob(t, context.Background(), Config{
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: Size{NP: 2, Min: 1, Elastic: true},
+		}, report)
+		j.joins(t, 0, "a:0", "a:1")
+		if len(j.published) != 0 {
+			t.Fatalf("published %v before the processes are known", j.published)
+		}
+		close(report)
+		synctest.Wait()
+		if len(j.published) != 1 || len(j.slots) != 2 || j.slots[0].PID != 42 || j.slots[1].PID != 42 {
+			t.Errorf("published %v, with the processes %v", j.published, j.slots)
+		}
+		for _, slot := range []string{"a:0", "a:1"} {
+			j.worker(t, slot).exit <- nil
+		}
+		<-j.result
+	})
 }
 
 func TestLoopRunsAJob(t *testing.T) {
@@ -236,7 +278,7 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 	})
 }
 
-// A worker whose last checkpoint grows has its grace anew, a few times in each.
+// The grace of a worker whose last checkpoint grows restarts, a few times per grace.
 func TestLoopGivesTimeToWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -329,7 +371,7 @@ func TestLoopOutlivesALaterFailure(t *testing.T) {
 	})
 }
 
-// frozen is a terminal that takes nothing until it is thawed.
+// frozen is a terminal that accepts nothing until it is thawed.
 type frozen struct {
 	thawed chan struct{}
 	text   bytes.Buffer
@@ -340,7 +382,7 @@ func (f *frozen) Write(b []byte) (int, error) {
 	return f.text.Write(b)
 }
 
-// frozenJob is a job on a:0 to a:2 whose output nobody reads; a:1 has printed a line.
+// frozenJob is a job on a:0 to a:2 whose output is not read; a:1 has printed a line.
 func frozenJob(t *testing.T, ctx context.Context) (*testJob, *frozen) {
 	f := &frozen{thawed: make(chan struct{})}
 	j := newJob(t, ctx, Config{
@@ -353,14 +395,14 @@ func frozenJob(t *testing.T, ctx context.Context) (*testJob, *frozen) {
 	return j, f
 }
 
-// Nobody reads the output: a death is heard of all the same, and the job goes on. Nothing is lost
-// where somebody reads again.
+// If the output is not read, a death is still noticed and the job continues. Nothing is lost if
+// reading resumes.
 func TestFrozenOutput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j, f := frozenJob(t, context.Background())
 		dead := j.worker(t, "a:1")
 		dead.exit <- &launch.ExitError{Code: 137, Signal: 9}
-		<-time.After(lastWords)
+		<-time.After(outputGrace)
 		synctest.Wait()
 		if !slices.Contains(j.events, WorkerExited) {
 			t.Fatalf("the death of a worker whose output is not read is unknown: %v", j.events)
@@ -391,8 +433,8 @@ func TestFrozenOutput(t *testing.T) {
 	})
 }
 
-// Nobody reads the output at the end of a job either: it ends after a bounded time, at once where a
-// person is in a hurry.
+// If the output is not read, the job still ends in bounded time, and at once if the user stops it
+// again.
 func TestFrozenEnd(t *testing.T) {
 	for _, hurry := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -418,8 +460,7 @@ func TestFrozenEnd(t *testing.T) {
 	}
 }
 
-// TestExitOf: a process that cannot be killed is told from one that SIGKILL has ended, though both
-// count as killed.
+// TestExitOf: an unkillable process differs from one ended by SIGKILL, though both count as killed.
 func TestExitOf(t *testing.T) {
 	stuck := &launch.UnkillableError{PID: 7, After: 10 * time.Second}
 	if e := exitOf(stuck); !e.Unkillable || e.Code != 137 || e.Err == nil {
@@ -430,12 +471,12 @@ func TestExitOf(t *testing.T) {
 	}
 }
 
-// noSource stands where a config needs a source that nobody asks.
+// noSource is a source of hosts that is never called.
 type noSource struct{}
 
 func (noSource) Discover(context.Context) ([]plan.Host, error) { return nil, nil }
 
-// TestReportsAreTheSame: what a worker reports is what the machine is told.
+// TestReportsAreTheSame: the machine's reports have the same numbers as the rendezvous'.
 func TestReportsAreTheSame(t *testing.T) {
 	for is, want := range map[rendezvous.Report]decide.Report{
 		rendezvous.Done: decide.ReportDone, rendezvous.Leaving: decide.ReportLeaving,

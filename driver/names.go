@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// The values of a job, under the names that those know who embed the driver.
+// The values of a job, exported for programs that embed the driver.
 type (
 	Size          = job.Size
 	FailurePolicy = job.FailurePolicy
@@ -22,13 +22,13 @@ type (
 	Exit          = job.Exit
 )
 
-// What failures exclude: see [job.FailurePolicy].
+// The failure policies: see [job.FailurePolicy].
 const (
 	BlameSlot = job.BlameSlot
 	BlameHost = job.BlameHost
 )
 
-// The events that a job's events file can hold.
+// The events of a job's events file.
 const (
 	HostsFound      = job.HostsFound
 	DiscoveryFailed = job.DiscoveryFailed
@@ -51,17 +51,17 @@ const (
 	JobDone         = job.JobDone
 )
 
-// Errors that Run returns, wrapped with what led to them.
+// Errors that Run returns, wrapped with their causes.
 var (
 	ErrNotEnoughSlots = job.ErrNotEnoughSlots
 	ErrResetLimit     = job.ErrResetLimit
 	ErrStateLost      = job.ErrStateLost
 	ErrDiscovery      = job.ErrDiscovery
 	ErrCheckpoint     = job.ErrCheckpoint
-	// ErrFinished is returned by Resume where the job has come to its end.
+	// ErrFinished is returned by Resume if the job has ended.
 	ErrFinished = errors.New("driver: the job has ended")
 )
 
-// Status returns the exit status that stands for an error of Run: 0 for nil, 128+n for StopSignal
-// n, 1 for an error that has none of its own.
+// Status returns the exit status for an error of Run: 0 for nil, 128+n for StopSignal n, 1 for an
+// error without its own status.
 func Status(err error) int { return job.ExitStatus(err) }

@@ -11,28 +11,28 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
-// outputsSize is from how many bytes on the file is written anew, with what counts in it.
+// outputsSize is the size from which on the file is compacted, beyond twice its compacted size.
 const outputsSize = 1 << 20
 
-// outputs is where it is written down how much of each worker's output has been passed on, so that
-// another driver neither repeats nor leaves out a line. It is a journal beside the job's. The zero
-// value keeps nothing. Its methods may be called by several goroutines.
+// outputs records how much of each worker's output has been forwarded, so that another driver
+// neither repeats nor omits a line. It is a journal beside the job's. The zero value records
+// nothing. Its methods are safe for concurrent use.
 type outputs struct {
 	path, run string
 	log       logrus.FieldLogger
 
 	mu     sync.Mutex
 	j      *journal.Journal
-	at     map[string]outputNote // by worker
-	bound  int64                 // size from which on the file is written anew
-	failed time.Time             // when it could last not be written; zero: it holds everything
+	at     map[string]outputNote // by incarnation
+	bound  int64                 // size from which on the file is compacted
+	failed time.Time             // last failed attempt to write; zero: the file is complete
 }
 
-// outputNote is a record: so many bytes of a worker's output have been passed on, save what its
-// last lines, without their ends, hold.
+// outputNote is a record: how many bytes of a worker's output have been forwarded, except for the
+// incomplete last lines in Out and Err.
 type outputNote struct {
 	Worker string `json:"worker"`
 	Bytes  uint64 `json:"bytes,omitempty"`
@@ -41,7 +41,7 @@ type outputNote struct {
 	Ended  bool   `json:"ended,omitempty"`
 }
 
-// open reads what a driver before has written down, where there was one.
+// open reads the notes of the previous driver, if any.
 func (o *outputs) open(cfg Config) error {
 	o.path, o.run, o.log = cfg.Journal+".output", cfg.RunID, cfg.Log
 	o.at = make(map[string]outputNote)
@@ -56,7 +56,7 @@ func (o *outputs) open(cfg Config) error {
 	case errors.Is(err, fs.ErrNotExist):
 		o.j, err = journal.Create(o.path, o.run)
 	case err != nil && !errors.Is(err, journal.ErrLocked):
-		o.log.WithError(err).Warn("it cannot be read what output was passed on: some may be repeated")
+		o.log.WithError(err).Warn("the record of forwarded output cannot be read: some output may be repeated")
 		clear(o.at)
 		if err = journal.Remove(o.path); err == nil {
 			o.j, err = journal.Create(o.path, o.run)
@@ -69,11 +69,11 @@ func (o *outputs) open(cfg Config) error {
 	return nil
 }
 
-// setBound goes by what counts, which is hardly less than the file holds now.
+// setBound sets the bound from the size of the compacted file.
 func (o *outputs) setBound() {
 	o.bound = outputsSize + 2*o.j.Size()
 	if err := o.j.Reserve(o.bound + slack); err != nil {
-		o.log.WithError(err).Debug("output may be repeated by a driver that resumes the job, if the disk is full")
+		o.log.WithError(err).Debug("no disk space could be reserved: a driver that resumes the job may repeat output if the disk is full")
 	}
 }
 
@@ -85,14 +85,14 @@ func (o *outputs) take(n outputNote) {
 	}
 }
 
-// of returns what is known of a worker; the zero note where nothing is.
+// of returns the last note of a worker, or the zero note.
 func (o *outputs) of(worker string) outputNote {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.at[worker]
 }
 
-// note writes down what there is to know now. Its slices are the caller's again when it returns.
+// note records a note. It does not keep the note's slices.
 func (o *outputs) note(n outputNote) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -101,7 +101,7 @@ func (o *outputs) note(n outputNote) {
 	}
 	o.take(n.clone())
 	if !o.failed.IsZero() {
-		if time.Since(o.failed) >= rewrite {
+		if time.Since(o.failed) >= retryPause {
 			o.renew()
 		}
 		return
@@ -120,13 +120,13 @@ func (n outputNote) clone() outputNote {
 	return n
 }
 
-// renew writes the file anew, with what counts; the lock is held.
+// renew compacts the file to the current notes. The caller holds the lock.
 func (o *outputs) renew() {
 	err := o.j.Replace(func(yield func([]byte) bool) {
 		for _, n := range o.at {
 			b, err := json.Marshal(n)
 			if err != nil {
-				panic(fmt.Sprintf("driver: %v", err)) // numbers and bytes can be written
+				panic(fmt.Sprintf("driver: %v", err)) // numbers and bytes always marshal
 			}
 			if !yield(b) {
 				return
@@ -135,29 +135,29 @@ func (o *outputs) renew() {
 	}, false)
 	switch {
 	case err == nil && !o.failed.IsZero():
-		o.log.Info("it is written down again what output was passed on")
+		o.log.Info("the record of forwarded output is complete again")
 		fallthrough
 	case err == nil:
 		o.failed = time.Time{}
 		o.setBound()
 	case o.failed.IsZero():
-		o.log.WithError(err).Warn("it cannot be written down what output was passed on: a driver that resumes the job may repeat some")
+		o.log.WithError(err).Warn("the record of forwarded output cannot be written: a driver that resumes the job may repeat some output")
 		fallthrough
 	default:
 		o.failed = time.Now()
 	}
 }
 
-// close takes no notes any more, and forgets it all where the job has ended.
+// close closes the file, and removes it if the job has ended.
 func (o *outputs) close(ended bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.j == nil {
 		return
 	}
-	_ = o.j.Close() // what was written is with the system
+	_ = o.j.Close() // every record has been written already
 	o.j = nil
 	if ended {
-		_ = journal.Remove(o.path) // nobody needs it
+		_ = journal.Remove(o.path) // harmless if it stays
 	}
 }

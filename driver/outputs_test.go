@@ -21,8 +21,8 @@ func openOutputs(t *testing.T, path string) *outputs {
 	return o
 }
 
-// What was noted is known to the next driver, also after the file was written anew, and of nobody
-// who has ended.
+// Notes are known to the next driver, also after compaction, except those of workers that have
+// ended.
 func TestOutputs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	o := openOutputs(t, path)

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/decide"
 )
 
-// remind says who is late, with what is known of each, in one line.
+// remind logs the late workers, with what is known about each, in one line.
 func (l *loop) remind(a decide.Remind) {
 	if a.Limit != "" {
 		l.stalls.await(l.clock.now(), ids(a.Late))
@@ -31,7 +31,7 @@ func (l *loop) remind(a decide.Remind) {
 	l.cfg.Log.Warnf("still waiting%s for workers to %s: %s", most, a.To, strings.Join(names, "; "))
 }
 
-// watchStalls looks at what the workers say until ctx ends.
+// watchStalls evaluates the workers' heartbeats until done is closed.
 func (l *loop) watchStalls(done <-chan struct{}) {
 	ticker := time.NewTicker(l.stalls.pause())
 	defer ticker.Stop()

@@ -12,12 +12,12 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// BenchmarkResume measures how long another driver takes to make the machine of a job of eight
-// workers, one of which has died again and again, by how many events the job has had.
+// BenchmarkResume measures the restoring of a machine by another driver, for a job of eight workers
+// of which one dies repeatedly, by the number of events of the job.
 func BenchmarkResume(b *testing.B) {
 	for _, events := range []int{10, 1000, 4000, 100_000} {
 		b.Run(fmt.Sprint(events), func(b *testing.B) {
@@ -42,7 +42,7 @@ func BenchmarkResume(b *testing.B) {
 	}
 }
 
-// longJob returns the journal of a job that has had so many events.
+// longJob returns the journal of a job with so many events.
 func longJob(b *testing.B, events int) string {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -55,7 +55,7 @@ func longJob(b *testing.B, events int) string {
 	}
 	l := newLoop(cfg)
 	l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
-	if err := l.book.begin(cfg, l.job); err != nil {
+	if err := l.writer.begin(cfg, l.job); err != nil {
 		b.Fatal(err)
 	}
 	now, n := time.Unix(0, 0).UTC(), 0
@@ -66,9 +66,9 @@ func longJob(b *testing.B, events int) string {
 			return
 		}
 		actions := l.m.Step(now, in)
-		r := decide.NewRecord(now, in, l.book.ids)
-		l.book.ids = nil
-		l.book.write(r, false)
+		r := decide.NewRecord(now, in, l.writer.ids)
+		l.writer.ids = nil
+		l.writer.write(r, false)
 		for _, a := range actions {
 			switch a := a.(type) {
 			case decide.EmitEvent:
@@ -103,6 +103,6 @@ func longJob(b *testing.B, events int) string {
 		now = now.Add(2 * time.Second)
 		step(decide.DeadlinePassed{})
 	}
-	l.book.close(true)
+	l.writer.close(true)
 	return cfg.Journal
 }

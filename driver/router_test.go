@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// asked is a launcher that only looks at what it is to start.
+// asked is a launcher that only records what it has to start.
 type asked struct{ spec func(launch.Spec) }
 
 func (a asked) Run(_ context.Context, s launch.Spec, started func(int)) error {
@@ -24,7 +24,7 @@ func (a asked) Run(_ context.Context, s launch.Spec, started func(int)) error {
 	return nil
 }
 
-// routed is the same, of workers that are elsewhere.
+// routed is an asked launcher for workers on other machines.
 type routed struct {
 	asked
 	port *int
@@ -34,7 +34,7 @@ func (routed) ListenAddr() string                   { return ":0" }
 func (r routed) Listening(port int)                 { *r.port = port }
 func (routed) HostAddr(host string) (string, error) { return host + ".example", nil }
 
-// The driver can be reached from elsewhere only if workers may be there.
+// The driver is reachable from other machines only if workers may be there.
 func TestRouter(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

@@ -12,63 +12,65 @@ import (
 )
 
 const (
-	// silentLooks is how many looks a worker of a small world may be silent; it beats in each
-	// fourth. It is counted in looks: where the driver itself has stood still, nobody was silent.
+	// silentLooks is the number of looks for which a worker of a small world may be silent; it
+	// sends a heartbeat every fourth look. Silence is counted in looks because no worker is to
+	// blame if the driver itself was suspended.
 	silentLooks = 10
 	leastMove   = time.Second
 )
 
-// stalls finds the workers that hold up the others, from what all of them say of themselves: rank r
-// holds up its world where others have waited for long in an operation that r has not entered, and
-// r either says that it does something else or says nothing any more. What changes about that comes
-// out as events for the machine. Its methods may be called by several goroutines.
+// stalls detects workers that hold up others, from the heartbeats of all: rank r holds up its world
+// if others have waited long in an operation that r has not entered, and r either does something
+// else or is silent. Changes are returned as inputs for the machine. Its methods are safe for
+// concurrent use.
 type stalls struct {
 	warning, limit time.Duration // 0: never
-	grace          time.Duration // of workers that are to end
+	grace          time.Duration // of workers that are being stopped
 
 	mu      sync.Mutex
-	workers map[string]*beating // that are known to the loop, by incarnation
-	world   []*seat             // the current one, by rank
+	workers map[string]*beating // workers known to the loop, by incarnation
+	world   []*member           // members of the current world, by rank
 	number  uint64              // its generation
-	before  int                 // size of the world before it, to whose spacing workers keep that connect
-	jam     jam                 // of that world
+	before  int                 // size of the previous world, whose heartbeat interval connecting workers keep
+	jam     jam                 // of the current world
 
-	// late is who is waited for in the next world, and when they were named, or seen on their way.
+	// late holds the workers awaited in the next world, with the time when they were reported or
+	// last made progress.
 	late map[string]time.Time
 }
 
-// beating is a worker and what it has said last.
+// beating is a worker with its last heartbeat.
 type beating struct {
-	beat  rendezvous.Beat // the zero Beat: nothing yet
+	beat  rendezvous.Beat // the zero Beat: none yet
 	at    time.Time
-	looks int // since then
+	looks int // since the last heartbeat
 
-	written   uint64    // beat.Written, at its most
-	writtenAt time.Time // when that was last told to the machine
+	written   uint64    // largest beat.Written so far
+	writtenAt time.Time // when the machine was last informed of it
 }
 
-// seat is a member of the current world.
-type seat struct {
+// member is a member of the current world.
+type member struct {
 	id    string
-	held  *hold // what it was told to hold up; nil: nothing
-	ended bool  // it was told to hang
+	held  *holdUp // the hold-up that was reported; nil: none
+	ended bool    // it was reported as hung
 }
 
-// hold is what a worker holds up: an operation that others are in.
-type hold struct {
+// holdUp is an operation that a worker holds up.
+type holdUp struct {
 	lane, operation uint64
 	what            string
 	waiting         []int // ranks
 	long            time.Duration
 }
 
-// jam is what was told of a world in which all ranks wait for nobody.
+// jam is what was reported about a world in which all ranks wait and none is missing.
 type jam uint8
 
 const (
 	jamNone jam = iota
 	jamNamed
-	jamEnded // the world is to be given up
+	jamEnded // the world was reported as stuck
 )
 
 func newStalls(t Timeouts) *stalls {
@@ -77,16 +79,16 @@ func newStalls(t Timeouts) *stalls {
 	}
 }
 
-// pause is that between two looks.
+// pause returns the interval between two looks.
 func (s *stalls) pause() time.Duration {
 	pause := 250 * time.Millisecond
 	if s.warning > 0 {
-		pause = min(pause, s.warning/8) // workers beat twice in the time of a warning
+		pause = min(pause, s.warning/8) // workers send two heartbeats per warning time
 	}
 	return max(pause, 5*time.Millisecond)
 }
 
-// expect begins to listen to a worker, forget ends it.
+// expect adds a worker; forget removes it.
 func (s *stalls) expect(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +103,8 @@ func (s *stalls) forget(id string) {
 	delete(s.workers, id)
 }
 
-// hear takes note of a beat. It tells whether the machine is to hear that the worker has written
-// more of its last checkpoint: a few times in each grace.
+// hear records a heartbeat. It reports whether the machine must be informed that the worker's last
+// checkpoint has grown: a few times per grace.
 func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +120,7 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 	return true
 }
 
-// enter makes a world current, whose members are told by rank.
+// enter sets the current world. members are its incarnations by rank.
 func (s *stalls) enter(generation uint64, members []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,16 +129,16 @@ func (s *stalls) enter(generation uint64, members []string) {
 	}
 	s.number, s.jam, s.late = generation, jamNone, nil
 	s.before = len(s.world)
-	s.world = make([]*seat, len(members))
+	s.world = make([]*member, len(members))
 	for r, id := range members {
-		s.world[r] = &seat{id: id}
+		s.world[r] = &member{id: id}
 		if b := s.workers[id]; b != nil {
-			b.looks = 0 // it has joined: that is a sign of life too
+			b.looks = 0 // its join is a sign of life
 		}
 	}
 }
 
-// look is called once in each pause, and returns what has changed.
+// look evaluates the heartbeats and returns what has changed. It is called once per pause.
 func (s *stalls) look(now time.Time) (changes []decide.Input) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,20 +150,20 @@ func (s *stalls) look(now time.Time) (changes []decide.Input) {
 		return changes
 	}
 	holds := s.holds()
-	for r, seat := range s.world {
+	for r, member := range s.world {
 		switch h := holds[r]; {
-		case seat.ended:
+		case member.ended:
 		case h != nil && s.limit > 0 && h.long >= s.limit:
-			seat.ended = true
-			changes = append(changes, decide.WorkerHung{ID: seat.id, Generation: s.number, What: s.accuse(now, seat, h)})
-		case h != nil && seat.held == nil && s.warning > 0:
+			member.ended = true
+			changes = append(changes, decide.WorkerHung{ID: member.id, Generation: s.number, What: s.accuse(now, member, h)})
+		case h != nil && member.held == nil && s.warning > 0:
 			changes = append(changes, decide.WorkerStalled{
-				ID: seat.id, Generation: s.number, What: s.accuse(now, seat, h) + s.threat(h),
+				ID: member.id, Generation: s.number, What: s.accuse(now, member, h) + s.threat(h),
 			})
-			seat.held = h
-		case h == nil && seat.held != nil && s.through(seat):
-			changes = append(changes, decide.WorkerStirred{ID: seat.id, Generation: s.number})
-			seat.held = nil
+			member.held = h
+		case h == nil && member.held != nil && s.through(member):
+			changes = append(changes, decide.WorkerStirred{ID: member.id, Generation: s.number})
+			member.held = nil
 		}
 	}
 	if len(holds) == 0 {
@@ -170,7 +172,8 @@ func (s *stalls) look(now time.Time) (changes []decide.Input) {
 	return changes
 }
 
-// await has look find when workers move that have been named for not coming to the next world.
+// await sets the workers that have been reported for not joining the next world; look reports their
+// progress.
 func (s *stalls) await(now time.Time, late []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,8 +183,8 @@ func (s *stalls) await(now time.Time, late []string) {
 	}
 }
 
-// moves finds who of them has connected to another worker meanwhile, or has begun to join: each
-// once in leastMove at most.
+// moves reports which awaited workers have connected to another worker or begun to join, each at
+// most once per leastMove.
 func (s *stalls) moves(now time.Time) (changes []decide.Input) {
 	for id, seen := range s.late {
 		w := s.workers[id]
@@ -196,7 +199,7 @@ func (s *stalls) moves(now time.Time) (changes []decide.Input) {
 	return changes
 }
 
-// patience is the shorter of the warning and the limit.
+// patience returns the shorter of the warning and the limit.
 func (s *stalls) patience() time.Duration {
 	if s.warning == 0 || s.limit > 0 && s.limit < s.warning {
 		return s.limit
@@ -204,31 +207,32 @@ func (s *stalls) patience() time.Duration {
 	return s.warning
 }
 
-// fresh returns what the member says of the current world, if it says something.
-func (s *stalls) fresh(seat *seat) *rendezvous.Beat {
-	w := s.workers[seat.id]
+// fresh returns the member's last heartbeat if it is recent and from the current world; otherwise
+// nil.
+func (s *stalls) fresh(member *member) *rendezvous.Beat {
+	w := s.workers[member.id]
 	if w == nil || s.silent(w) || w.beat.Phase == 0 || w.beat.Generation != s.number {
 		return nil
 	}
 	return &w.beat
 }
 
-// silent tells whether a worker has said nothing for longer than it should.
+// silent reports whether a worker's heartbeats are overdue.
 func (s *stalls) silent(w *beating) bool {
 	return w.looks > silentLooks*rendezvous.BeatSpacing(max(len(s.world), s.before))
 }
 
-// holds finds who holds up an operation, and which, by rank.
-func (s *stalls) holds() map[int]*hold {
+// holds returns, by rank, the operation that each member holds up.
+func (s *stalls) holds() map[int]*holdUp {
 	waits := s.waits()
 	if len(waits) == 0 {
 		return nil
 	}
-	found := map[int]*hold{}
+	found := map[int]*holdUp{}
 	for _, wait := range waits {
 		var behind, silent []int
-		for r, seat := range s.world {
-			switch s.place(seat, wait) {
+		for r, member := range s.world {
+			switch s.standing(member, wait) {
 			case isBehind:
 				behind = append(behind, r)
 			case isSilent:
@@ -236,7 +240,7 @@ func (s *stalls) holds() map[int]*hold {
 			}
 		}
 		if len(behind) == 0 {
-			behind = silent // it may have been stopped within the operation
+			behind = silent // a silent rank may have been suspended within the operation
 		}
 		for _, r := range behind {
 			if found[r] == nil || found[r].long < wait.long {
@@ -247,12 +251,12 @@ func (s *stalls) holds() map[int]*hold {
 	return found
 }
 
-// waits are the operations that somebody has been in for too long, one of a lane: the last.
-func (s *stalls) waits() map[uint64]*hold {
+// waits returns the operations in which a rank has waited too long: per lane, the last one.
+func (s *stalls) waits() map[uint64]*holdUp {
 	patience := s.patience()
-	waits := map[uint64]*hold{}
-	for r, seat := range s.world {
-		b := s.fresh(seat)
+	waits := map[uint64]*holdUp{}
+	for r, member := range s.world {
+		b := s.fresh(member)
 		if b == nil {
 			continue
 		}
@@ -263,7 +267,7 @@ func (s *stalls) waits() map[uint64]*hold {
 			}
 			h := waits[l.ID]
 			if h == nil || h.operation < l.Operation {
-				h = &hold{lane: l.ID, operation: l.Operation, what: l.What}
+				h = &holdUp{lane: l.ID, operation: l.Operation, what: l.What}
 				waits[l.ID] = h
 			}
 			if h.operation == l.Operation {
@@ -277,29 +281,29 @@ func (s *stalls) waits() map[uint64]*hold {
 type standing uint8
 
 const (
-	isThere  standing = iota // it waits itself, or has no part in it
-	isBehind                 // it has not come to the operation, and does not wait for others either
-	isSilent                 // it is not known to be behind, but says nothing of this world any more
+	isThere  standing = iota // it waits too, or is not part of the operation
+	isBehind                 // it has not entered the operation and waits for no other rank
+	isSilent                 // it may have entered the operation, but its heartbeats are overdue
 )
 
-// place tells how a member stands to an operation.
-func (s *stalls) place(seat *seat, wait *hold) standing {
-	w := s.workers[seat.id]
+// standing returns a member's position relative to an operation.
+func (s *stalls) standing(member *member, wait *holdUp) standing {
+	w := s.workers[member.id]
 	if w == nil {
-		return isThere // its end is on its way to the machine
+		return isThere // it has ended
 	}
 	if w.beat.Phase == 0 && !s.silent(w) {
-		return isThere // a driver that took over has not heard it yet
+		return isThere // no heartbeat yet since this driver took over
 	}
 	lane := w.lane(wait.lane, s.number)
 	came := lane != nil && lane.Operation >= wait.operation
-	b := s.fresh(seat)
+	b := s.fresh(member)
 	switch {
 	case b == nil && (came || lane == nil && wait.lane != 0):
 		return isSilent
 	case b == nil:
 		return isBehind
-	case lane == nil && wait.lane != 0: // of groups of its own a member tells as long as it is in them
+	case lane == nil && wait.lane != 0: // a member reports other groups' lanes only while it is in them
 		return isThere
 	case !came && !waitsItself(b, s.patience()):
 		return isBehind
@@ -307,7 +311,7 @@ func (s *stalls) place(seat *seat, wait *hold) standing {
 	return isThere
 }
 
-// lane returns what the worker has said last of a lane of the generation.
+// lane returns the lane of the generation in the worker's last heartbeat, or nil.
 func (w *beating) lane(id, generation uint64) *rendezvous.Lane {
 	if w.beat.Generation != generation {
 		return nil
@@ -320,43 +324,43 @@ func (w *beating) lane(id, generation uint64) *rendezvous.Lane {
 	return nil
 }
 
-// waitsItself: whoever has waited for a while has others to wait for, and they are the ones who are
-// to be found.
+// waitsItself reports whether a member has waited for a while: then the ranks that it waits for
+// hold up the operation.
 func waitsItself(b *rendezvous.Beat, patience time.Duration) bool {
 	return slices.ContainsFunc(b.Lanes, func(l rendezvous.Lane) bool {
 		return l.Waiting && l.For >= min(time.Second, patience/2)
 	})
 }
 
-// through tells whether the member has come to the operation that it held up, or waits for others
+// through reports whether the member has entered the operation that it held up, or waits for others
 // now.
-func (s *stalls) through(seat *seat) bool {
-	b := s.fresh(seat)
+func (s *stalls) through(member *member) bool {
+	b := s.fresh(member)
 	if b == nil {
 		return false
 	}
-	lane := s.workers[seat.id].lane(seat.held.lane, s.number)
-	return lane == nil || lane.Operation >= seat.held.operation || waitsItself(b, s.patience())
+	lane := s.workers[member.id].lane(member.held.lane, s.number)
+	return lane == nil || lane.Operation >= member.held.operation || waitsItself(b, s.patience())
 }
 
-// accuse says what a member does in place of the operation that the others are in.
-func (s *stalls) accuse(now time.Time, seat *seat, h *hold) string {
+// accuse describes what a member does while others wait for it.
+func (s *stalls) accuse(now time.Time, member *member, h *holdUp) string {
 	verb := "wait"
 	if len(h.waiting) == 1 {
 		verb = "waits"
 	}
-	return fmt.Sprintf("%s; %s %s for it in %s for %v", s.does(now, seat.id), ranks(h.waiting), verb, named(h), decide.Round(h.long))
+	return fmt.Sprintf("%s; %s %s for it in %s for %v", s.does(now, member.id), ranks(h.waiting), verb, named(h), decide.Round(h.long))
 }
 
-// threat says when the member will be stopped.
-func (s *stalls) threat(h *hold) string {
+// threat describes when the member will be stopped.
+func (s *stalls) threat(h *holdUp) string {
 	if s.limit == 0 {
 		return ""
 	}
 	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", decide.Round(s.limit-h.long))
 }
 
-// What tells what a worker does, as far as is known; empty: nothing is.
+// What describes what a worker is doing; empty: unknown.
 func (s *stalls) What(now time.Time, id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -366,8 +370,7 @@ func (s *stalls) What(now time.Time, id string) string {
 	return s.does(now, id)
 }
 
-// Commits returns the number of the worker's last commit in that generation, as far as it has told;
-// 0: it has not.
+// Commits returns the number of the worker's last commit in that generation; 0: unknown.
 func (s *stalls) Commits(id string, generation uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,10 +405,10 @@ func (s *stalls) does(now time.Time, id string) string {
 	return doing
 }
 
-func named(h *hold) string { return operation(h.what, h.lane, h.operation) }
+func named(h *holdUp) string { return operation(h.what, h.lane, h.operation) }
 
-// operation names one: those of the group of all ranks by their numbers too, and not the
-// connecting, which is none.
+// operation describes an operation. Only operations of the group of all ranks have numbers;
+// connecting has none.
 func operation(what string, lane, number uint64) string {
 	switch {
 	case lane == 0 && number > 0:
@@ -416,7 +419,7 @@ func operation(what string, lane, number uint64) string {
 	return fmt.Sprintf("%s of a group of its own", what)
 }
 
-// ranks names them: "rank 3", "ranks 0 1 2", "ranks 0 1 2 3 4 5 6 7 and 992 more".
+// ranks lists ranks: "rank 3", "ranks 0 1 2", "ranks 0 1 2 3 4 5 6 7 and 992 more".
 func ranks(all []int) string {
 	if len(all) == 1 {
 		return fmt.Sprintf("rank %d", all[0])

@@ -10,14 +10,14 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// jobOfBeats is a world whose workers say what a test has them say.
+// jobOfBeats is a world whose workers send a test's heartbeats.
 type jobOfBeats struct {
 	*stalls
 	now time.Time
 }
 
-// newJobOfBeats is a world of generation 4, of workers w0, w1, …, who are named after 5 s and
-// stopped after 120 s.
+// newJobOfBeats returns a world of generation 4 with workers w0, w1, …, which are reported after 5
+// s and stopped after 120 s.
 func newJobOfBeats(n int) *jobOfBeats {
 	j := &jobOfBeats{stalls: newStalls(Timeouts{}.WithDefaults()), now: time.Unix(1_700_000_000, 0)}
 	members := make([]string, n)
@@ -29,7 +29,7 @@ func newJobOfBeats(n int) *jobOfBeats {
 	return j
 }
 
-// in is a beat from within operation n of the group of all ranks, out one from after it.
+// in returns a heartbeat from within operation n of the group of all ranks, out one from after it.
 func in(n uint64, since time.Duration) rendezvous.Beat {
 	return rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Quiet: since,
 		Lanes: []rendezvous.Lane{{Operation: n, Waiting: true, For: since, What: "AllReduce"}}}
@@ -41,7 +41,7 @@ func out(n uint64, since time.Duration) rendezvous.Beat {
 	return b
 }
 
-// beats has workers, by rank, beat; the zero Beat is silence.
+// beats sends heartbeats of workers, by rank; the zero Beat is silence.
 func (j *jobOfBeats) beats(all ...rendezvous.Beat) {
 	for r, b := range all {
 		if b.Phase != 0 {
@@ -50,7 +50,7 @@ func (j *jobOfBeats) beats(all ...rendezvous.Beat) {
 	}
 }
 
-// pass lets time go by, and returns what is found.
+// pass advances time and returns what is detected.
 func (j *jobOfBeats) pass(d time.Duration) (found []string) {
 	for range d / j.pause() {
 		j.now = j.now.Add(j.pause())
@@ -84,8 +84,8 @@ func (j *jobOfBeats) expectOnly(t *testing.T, d time.Duration, want ...string) {
 
 const look = 250 * time.Millisecond
 
-// TestManyBeatMoreRarely: of a few workers one that says nothing for 3 s is silent, of 300 one that
-// says nothing for 8 s.
+// TestManyBeatMoreRarely: in a small world a worker is silent after 3 s without a heartbeat, in one
+// of 300 after 8 s.
 func TestManyBeatMoreRarely(t *testing.T) {
 	for size, silent := range map[int]time.Duration{3: 3 * time.Second, 300: 8 * time.Second} {
 		j := newJobOfBeats(size)
@@ -110,8 +110,7 @@ func TestManyBeatMoreRarely(t *testing.T) {
 	}
 }
 
-// TestMoves: of workers that have been named for not coming to the next world it is found when they
-// were on their way there.
+// TestMoves: progress of workers that were reported for not joining the next world is detected.
 func TestMoves(t *testing.T) {
 	j := newJobOfBeats(3)
 	connects := rendezvous.Beat{Generation: 4, Phase: rendezvous.Connecting}
@@ -145,7 +144,8 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// TestStalls: who is named for whom the others wait, by what all say in one moment.
+// TestStalls: which worker is reported as awaited by the others, given simultaneous heartbeats of
+// all.
 func TestStalls(t *testing.T) {
 	const s = time.Second
 	older := in(17, 0)
@@ -199,8 +199,7 @@ func TestStalls(t *testing.T) {
 	}
 }
 
-// TestSilence: a process that is stopped says nothing any more, wherever it was when it was
-// stopped.
+// TestSilence: a suspended process is silent, wherever it was suspended.
 func TestSilence(t *testing.T) {
 	const s = time.Second
 	for name, last := range map[string]rendezvous.Beat{
@@ -229,7 +228,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestStirs: a stall that has ended is told once, and the next one is another.
+// TestStirs: the end of a stall is reported once, and the next stall is a new one.
 func TestStirs(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)
@@ -246,8 +245,8 @@ func TestStirs(t *testing.T) {
 	j.expectOnly(t, look, "stalled w0")
 }
 
-// TestWorldsForgetStalls: what was held up in one world is of no interest in the next, nor is
-// whoever has ended.
+// TestWorldsForgetStalls: stalls of one world do not matter in the next, nor do workers that have
+// ended.
 func TestWorldsForgetStalls(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)
@@ -268,7 +267,7 @@ func TestWorldsForgetStalls(t *testing.T) {
 	}
 }
 
-// TestDriverStoodStill: where the driver itself has stood still, nobody was silent.
+// TestDriverStoodStill: no worker counts as silent while the driver itself was suspended.
 func TestDriverStoodStill(t *testing.T) {
 	j := newJobOfBeats(2)
 	j.beats(in(18, 4*time.Second), in(18, 4*time.Second))
@@ -278,7 +277,7 @@ func TestDriverStoodStill(t *testing.T) {
 	j.expectOnly(t, look)
 }
 
-// TestNever: the warning and the limit can be turned off, each by itself.
+// TestNever: the warning and the limit can each be disabled.
 func TestNever(t *testing.T) {
 	const s = time.Second
 	for _, c := range []struct {
@@ -313,7 +312,7 @@ func TestNamesOfRanks(t *testing.T) {
 	}
 }
 
-// BenchmarkStalls is one look at 1,000 workers, of whom all but one wait.
+// BenchmarkStalls measures one look at 1,000 workers, of which all but one wait.
 func BenchmarkStalls(b *testing.B) {
 	j := newJobOfBeats(1000)
 	for r := range 1000 {

@@ -2,54 +2,55 @@ package elastic
 
 import (
 	"context"
+	"sync"
 )
 
-// auditAside is the size of the tensors, in bytes, from which on their checksums are computed while
-// training goes on.
-const auditAside = 4 << 20
+// backgroundAudit is the size of the tensors, in bytes, from which on their checksums are computed
+// in the background of training.
+const backgroundAudit = 4 << 20
 
-// audit is the comparison of what a sync has left on the ranks. The checksums are computed in the
-// background, and the first commit to which all ranks come with theirs compares them. Where there
-// is another sync before that, its own takes the place of this one.
-type audit struct {
-	root int // whose state the sync was to make everybody's
-	done chan struct{}
-	sums [][]uint32 // once done is closed
-	err  error
-
-	word []uint64 // what all ranks have said
+// audits are the comparisons of the states after syncs.
+type audits struct {
+	due     *audit         // of the last sync, until the ranks have compared the checksums; nil: none
+	running sync.WaitGroup // computes checksums
 }
 
-// beginAudit compares what a sync has left, or begins to.
+// audit is the comparison of the ranks' states after a sync. The checksums are computed in the
+// background and compared at the first commit for which all ranks have finished. The audit of a
+// later sync replaces it.
+type audit struct {
+	root int // the sync root
+	done chan struct{}
+	sums [][]uint32 // valid when done is closed
+	err  error
+
+	word []uint64 // the reduced words
+}
+
+// beginAudit compares the states after a sync, or starts to do so in the background.
 func (s *State) beginAudit(ctx context.Context, root int) error {
 	if s.worker.verification.every < 0 {
 		return nil
 	}
 	size := 0
-	for _, o := range s.own {
-		if m := asInMemory(o); m != nil {
-			for _, b := range m.memory() {
-				size += len(b)
-			}
-		}
-	}
-	if size < auditAside {
+	s.parts.inMemory(func(_, _ int, live []byte) { size += len(live) })
+	if size < backgroundAudit {
 		return s.verify(ctx, root)
 	}
 	a := &audit{root: root, done: make(chan struct{})}
-	s.audit = a
+	s.audits.due = a
 	held := s.saved.Hold()
-	s.auditing.Go(func() {
+	s.audits.running.Go(func() {
 		defer close(a.done)
 		defer held.Release()
-		a.sums, a.err = s.sumsIn(held, true)
+		a.sums, a.err = s.parts.sums(held, true)
 	})
 	return nil
 }
 
-// say puts into three words what is to be reduced: whether this rank is not ready yet, and what it
-// has found.
-func (a *audit) say(word []uint64) {
+// fill sets the three words of this rank for the reduction: whether it is not ready yet, and its
+// digest.
+func (a *audit) fill(word []uint64) {
 	a.word = word
 	select {
 	case <-a.done:
@@ -60,13 +61,13 @@ func (a *audit) say(word []uint64) {
 	}
 }
 
-// compareAudited acts on what all ranks have said in the agreement before it.
+// compareAudited evaluates the reduced words of the preceding agreement.
 func (s *State) compareAudited() error {
-	a := s.audit
+	a := s.audits.due
 	if a == nil || a.word[0] != 0 {
 		return nil
 	}
-	s.audit = nil
+	s.audits.due = nil
 	if a.err != nil {
 		return a.err
 	}
@@ -77,7 +78,7 @@ func (s *State) compareAudited() error {
 		return err
 	}
 	g := s.worker.Group()
-	diverged, _, err := s.locate(s.ctx, g, a.sums)
+	diverged, _, err := s.parts.locate(s.ctx, g, a.sums)
 	if err != nil {
 		return err
 	}

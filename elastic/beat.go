@@ -12,36 +12,34 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// beater is a meeting whose driver wants to know what the worker does.
+// beater is a meeting whose driver receives reports about the worker's activity.
 type beater interface {
 	meeting
-	// beat tells it, once, if that is possible now.
+	// beat sends b once, if a connection exists.
 	beat(ctx context.Context, b rendezvous.Beat) error
-	// connections is how many connections to other ranks there have been so far.
+	// connections returns the number of connections made to other ranks so far.
 	connections() uint64
-	// stallWarning is how long a worker may wait for others before that is told at once. Zero: as
-	// is usual; negative: never.
+	// stallWarning is the wait for other ranks after which the driver is informed at once. 0: the
+	// default; negative: never.
 	stallWarning() time.Duration
 }
 
 const (
-	beatEvery    = time.Second // pause between two beats, at most
+	beatEvery    = time.Second // longest interval between two beats
 	looksPerBeat = 4
-	leastPause   = 5 * time.Millisecond // between two looks
+	leastPause   = 5 * time.Millisecond // between two observations
 	usualWarning = 5 * time.Second
 )
 
-// doing is what the worker does, in one word: a phase, and above it how often there was another. It
-// is free of clocks and locks; who looks at it twice and finds it the same knows that nothing has
-// changed.
+// doing is the worker's phase, and a counter of phases in the upper bits. It uses neither clock nor
+// lock. An observer that reads the same word twice knows that nothing has changed.
 type doing struct {
 	word    atomic.Uint64
-	entered func(rendezvous.Phase)        // nil: nobody listens
-	commits atomic.Uint64                 // number of the last commit in the world that Worker.entering tells; 0: none
-	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint that are on the disk; nil: it does not write that
+	entered func(rendezvous.Phase)        // nil: none
+	commits atomic.Uint64                 // number of the last commit in the generation Worker.entering; 0: none
+	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 }
 
-// enter begins a phase.
 func (d *doing) enter(p rendezvous.Phase) {
 	for {
 		was := d.word.Load()
@@ -56,33 +54,32 @@ func (d *doing) enter(p rendezvous.Phase) {
 
 func (d *doing) phase() rendezvous.Phase { return rendezvous.Phase(d.word.Load()) }
 
-// pulse looks at what its worker does, again and again, and tells the driver: about once a second,
-// more rarely in a large world, and at once where the worker has begun to wait too long.
+// pulse observes its worker periodically and reports to the driver: about once a second, less often
+// in a large world, and at once when the worker has waited too long.
 type pulse struct {
 	worker *Worker
 	to     beater
 
-	every, pause time.Duration // between two beats, and between two looks, in a world of few
+	every, pause time.Duration // between beats and between observations, in a small world
 	warning      time.Duration // 0: never
 
-	last  uint64 // the doing's word, as of the last look
-	made  uint64 // connections, likewise
+	last  uint64 // the doing's word at the last observation
+	made  uint64 // connections at the last observation
 	quiet time.Duration
 
-	generation uint64 // of the world that lanes are of
+	generation uint64 // of the world of the lanes
 	lanes      map[uint64]*laneSeen
-	told       bool // that the worker waits too long
+	reported   bool // the current long wait was reported
 }
 
-// laneSeen is what the last look found of a lane.
+// laneSeen is the state of a lane at the last observation.
 type laneSeen struct {
 	collective.Progress
-	since time.Duration // ago
-	seen  bool          // by the look under way
+	since time.Duration // time since the last change
+	seen  bool          // by the current observation
 }
 
-// startPulse tells the driver what the worker does, until the function that it returns is called,
-// which waits for that.
+// startPulse starts a pulse, if the driver wants beats. stop ends it and waits for that.
 func (w *Worker) startPulse() (stop func()) {
 	to, ok := w.meeting.(beater)
 	if !ok {
@@ -113,34 +110,34 @@ func newPulse(w *Worker, to beater) *pulse {
 	return p
 }
 
-// run beats until ctx ends. While the driver does not answer, a beat delays the next look, and
-// nothing else.
+// run beats until ctx ends. A driver that does not answer delays only the next observation.
 func (p *pulse) run(ctx context.Context) {
 	spacing := p.spacing()
 	ticker := time.NewTicker(spacing * p.pause)
 	defer ticker.Stop()
 	looked := time.Now()
-	var told time.Time
+	var lastBeat time.Time
 	for {
 		now := time.Now()
 		if is := p.spacing(); is != spacing {
 			spacing = is
 			ticker.Reset(spacing * p.pause)
 		}
-		// A process that was stopped has not waited for the others: they have waited for it.
+		// The limit excludes the time in which this process was stopped: the other ranks waited for
+		// it then, not it for them.
 		waits := p.look(min(now.Sub(looked), 2*spacing*beatEvery))
 		looked = now
 		long := p.warning > 0 && waits >= p.warning
-		if long && !p.told || now.Sub(told) >= spacing*(p.every-p.pause/2) {
+		if long && !p.reported || now.Sub(lastBeat) >= spacing*(p.every-p.pause/2) {
 			err := p.to.beat(ctx, p.beat())
 			if err == nil {
-				p.told = long
+				p.reported = long
 			}
-			if !errors.Is(err, rendezvous.ErrNotConnected) { // otherwise it is tried again at the next look
-				told = now
+			if !errors.Is(err, rendezvous.ErrNotConnected) { // otherwise the next observation tries again
+				lastBeat = now
 			}
 		}
-		p.told = p.told && long
+		p.reported = p.reported && long
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
@@ -149,16 +146,16 @@ func (p *pulse) run(ctx context.Context) {
 	}
 }
 
-// spacing is that of the beats in the worker's world.
+// spacing returns the factor for intervals in the worker's world.
 func (p *pulse) spacing() time.Duration {
 	size := 1
-	if place := p.worker.place.Load(); place != nil {
+	if place := p.worker.member.Load(); place != nil {
 		size = place.world.Size()
 	}
 	return time.Duration(rendezvous.BeatSpacing(size))
 }
 
-// look finds out what has changed since the last look, which is so long ago, and returns the
+// look records what has changed in the time passed since the last observation, and returns the
 // longest wait.
 func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 	p.quiet += passed
@@ -174,7 +171,7 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 		}
 	}
 	generation, found := p.progress()
-	if generation != p.generation { // the lanes and operations of each world are numbered from the beginning
+	if generation != p.generation { // lanes and operations are numbered per world
 		p.generation = generation
 		clear(p.lanes)
 	}
@@ -203,7 +200,7 @@ func (p *pulse) look(passed time.Duration) (longest time.Duration) {
 	return longest
 }
 
-// progress is how far the worker has come in its world, and the generation of that.
+// progress returns the progress of the worker's lanes, and their generation.
 func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
 	generation = p.worker.entering.Load()
 	switch phase := rendezvous.Phase(p.last); {
@@ -212,18 +209,18 @@ func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
 	case phase == rendezvous.Connecting:
 		return generation, []collective.Progress{{Waiting: true, What: "connecting"}}
 	}
-	place := p.worker.place.Load()
+	place := p.worker.member.Load()
 	if place == nil {
 		return generation, nil
 	}
 	return place.world.Generation, place.group.Progress()
 }
 
-// beat is what the last look has found. Of many lanes those count where the worker has waited
-// longest.
+// beat returns the last observation. If there are too many lanes it includes those with the longest
+// waits.
 func (p *pulse) beat() rendezvous.Beat {
 	b := rendezvous.Beat{Generation: p.generation, Phase: rendezvous.Phase(p.last), Quiet: p.quiet}
-	// A worker that enters a world sets its commits to 0, then its generation.
+	// A worker that enters a world resets commits first and sets its generation then.
 	if commits := p.worker.doing.commits.Load(); p.worker.entering.Load() == b.Generation {
 		b.Commits = commits
 	}
@@ -248,7 +245,7 @@ func (p *pulse) beat() rendezvous.Beat {
 	return b
 }
 
-// first is a comparison of which it is known who comes first.
+// first returns a comparison result: negative if x comes first.
 func first(x bool) int {
 	if x {
 		return -1

@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// listener is a meeting in a world of two, one of whom is the test, whose driver hears beats.
+// listener is a meeting in a world of two, whose other rank is the test. Its driver receives beats.
 type listener struct {
 	*script
 	groups  []*collective.Group // of the newest world
@@ -27,7 +27,7 @@ type listener struct {
 	made    atomic.Uint64 // connections
 
 	mu    sync.Mutex
-	deaf  error // of each beat
+	deaf  error // result of each beat
 	tries int
 	beats []timedBeat
 }
@@ -86,14 +86,14 @@ func (m *listener) last(t *testing.T) rendezvous.Beat {
 	return heard[len(heard)-1].Beat
 }
 
-// TestBeats: a worker beats once a second, at once where it has begun to wait too long, and not
-// after Close.
+// TestBeats: a worker beats once a second, at once when it has waited too long, and not after
+// Close.
 func TestBeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript()}
 		w := start(t, m)
 		synctest.Wait()
-		// The operation is entered between two beats, and between two looks.
+		// The operation begins between two beats and between two observations.
 		<-time.After(10*time.Second + 400*time.Millisecond)
 		if n := len(m.heard()); n < 10 || n > 12 {
 			t.Errorf("%d beats in 10 s", n)
@@ -137,7 +137,8 @@ func TestBeats(t *testing.T) {
 	})
 }
 
-// TestConnectionsAreProgress: a worker that connects is quiet from its last connection on.
+// TestConnectionsAreProgress: the quiet time of a connecting worker begins with its last
+// connection.
 func TestConnectionsAreProgress(t *testing.T) {
 	m := &listener{script: newScript()}
 	w := &Worker{meeting: m}
@@ -161,7 +162,7 @@ func TestConnectionsAreProgress(t *testing.T) {
 	}
 }
 
-// TestBeatsTellPhases: what a worker does is told by its phase, and how long it has done so.
+// TestBeatsTellPhases: beats report the worker's phase and how long nothing has changed.
 func TestBeatsTellPhases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript()}
@@ -222,7 +223,7 @@ func TestBeatsTellPhases(t *testing.T) {
 	})
 }
 
-// slowPart takes its time.
+// slowPart is a part whose save takes long.
 type slowPart struct {
 	save, sync func()
 	saves      int
@@ -242,12 +243,12 @@ func (p *slowPart) Sync(context.Context, *collective.Group, int) error {
 	return nil
 }
 
-// TestStoppedIsNotWaiting: a process that was stopped has not waited for the others.
+// TestStoppedIsNotWaiting: the time in which a process was stopped does not count as waiting.
 func TestStoppedIsNotWaiting(t *testing.T) {
 	groups := collective.Local(2)
 	m := &listener{script: newScript()}
 	w := &Worker{meeting: m}
-	w.place.Store(&place{group: groups[0]})
+	w.member.Store(&membership{group: groups[0]})
 	w.doing.enter(rendezvous.Training)
 	p := newPulse(w, m)
 	var waiting sync.WaitGroup
@@ -272,9 +273,9 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	groups[0].Close()
 }
 
-// TestWaitsBeginAnewInEachWorld: an operation of a new world is not taken for the one of the same
-// number that the worker waited in when the world before ended, and what the last look found is
-// told of the world in which it was found.
+// TestWaitsBeginAnewInEachWorld: an operation of a new world is not confused with the operation of
+// the same number in the previous world, and an observation is reported for the world in which it
+// was made.
 func TestWaitsBeginAnewInEachWorld(t *testing.T) {
 	m := &listener{script: newScript()}
 	w := &Worker{meeting: m}
@@ -286,7 +287,7 @@ func TestWaitsBeginAnewInEachWorld(t *testing.T) {
 		t.Cleanup(func() { groups[0].Close() })
 		t.Cleanup(func() { groups[1].Close() })
 		w.entering.Store(generation)
-		w.place.Store(&place{world: rendezvous.World{World: plan.World{Generation: generation}}, group: groups[0]})
+		w.member.Store(&membership{world: rendezvous.World{World: plan.World{Generation: generation}}, group: groups[0]})
 		w.doing.enter(rendezvous.Training)
 		waiting.Go(func() { collective.Barrier(context.Background(), groups[0]) })
 		for !groups[0].Progress()[0].Waiting {
@@ -311,8 +312,8 @@ func TestWaitsBeginAnewInEachWorld(t *testing.T) {
 	m.groups[1].Abort(nil)
 }
 
-// TestBeatsOfManyGroups: a beat has room for the group of all, and those where the worker has
-// waited longest.
+// TestBeatsOfManyGroups: a beat includes the group of all ranks, and the groups with the longest
+// waits.
 func TestBeatsOfManyGroups(t *testing.T) {
 	w := &Worker{}
 	p := newPulse(w, &listener{script: newScript()})
@@ -330,8 +331,8 @@ func TestBeatsOfManyGroups(t *testing.T) {
 	}
 }
 
-// TestBeatsWithoutDriver: a driver that is away is not called, one that does not answer no more
-// often than one that does.
+// TestBeatsWithoutDriver: a disconnected driver is not called, and one that does not answer is not
+// called more often than one that does.
 func TestBeatsWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript(), warning: 2 * time.Second, deaf: context.DeadlineExceeded}
@@ -358,15 +359,15 @@ func TestBeatsWithoutDriver(t *testing.T) {
 	})
 }
 
-// TestBeatsOfManyWorkers: in a world of 300 each beats every third second, and at once where it
-// waits too long.
+// TestBeatsOfManyWorkers: in a world of 300 each worker beats every third second, and at once when
+// it waits too long.
 func TestBeatsOfManyWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript()}
 		w := start(t, m)
-		wide := *w.place.Load()
+		wide := *w.member.Load()
 		wide.world.Slots = append(wide.world.Slots, make([]plan.Slot, 298)...)
-		w.place.Store(&wide)
+		w.member.Store(&wide)
 		<-time.After(2 * time.Second)
 		m.heard()
 		<-time.After(30 * time.Second)
@@ -392,7 +393,7 @@ func TestBeatsOfManyWorkers(t *testing.T) {
 	})
 }
 
-// TestWarningsAndPauses: beats come often enough for the warning.
+// TestWarningsAndPauses: the interval of beats is short enough for the warning.
 func TestWarningsAndPauses(t *testing.T) {
 	for _, c := range []struct{ set, warning, every, pause time.Duration }{
 		{0, 5 * time.Second, time.Second, time.Second / 4},

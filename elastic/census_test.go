@@ -2,24 +2,24 @@ package elastic
 
 import "slices"
 
-// shard is what a worker alone has. Its place is its first owner's.
+// shard is a Local value of one worker. Its place is that of its first owner.
 type shard struct {
 	Place int
-	H     uint64 // of the step that it was in last
+	H     uint64 // of the last step of its owner
 }
 
-// census is where the shards are in a world.
+// census records where the shards are in a world.
 type census struct {
 	generation uint64
 	counted    int // ranks
 	places     []int
-	strays     []int
-	deaths     int // in the job, when the first came
+	orphans    []int
+	deaths     int // in the job, when the first rank came
 	removed    int
 }
 
-// enrol checks on entry into training that a worker's shard is of the state that it is in, and that
-// no shard is missing in the world that need not be lost. The caller holds mu.
+// enrol checks, when training begins, that a worker's shard belongs to its state, and that the
+// world lacks only shards whose loss is allowed. The caller holds mu.
 func (p *proc) enrol() {
 	j := p.job
 	fail := func(format string, args ...any) {
@@ -28,9 +28,9 @@ func (p *proc) enrol() {
 		j.mu.Lock()
 	}
 	generation := p.worker.Generation()
-	// What a newcomer takes may have waited for it: then it is of the step in which its worker
-	// went.
-	waited := p.seen.Place != p.shard.Place && (j.counted == nil || j.counted.generation != generation-1 || slices.Contains(j.counted.strays, p.shard.Place))
+	// A new worker can take over a shard that has waited for it: the shard is then of the step in
+	// which its worker left.
+	waited := p.seen.Place != p.shard.Place && (j.counted == nil || j.counted.generation != generation-1 || slices.Contains(j.counted.orphans, p.shard.Place))
 	waited = waited || p.seen == p.shard && p.seenSteps == p.record.Steps // and still is
 	now := mix(p.record.H, uint64(p.shard.Place))
 	if p.shard.H != now && !waited && p.shard.H|p.seen.H != 0 {
@@ -50,11 +50,11 @@ func (p *proc) enrol() {
 	}
 	set := p.state.locals.set(p.state.locals.current)
 	for _, n := range set.own()[1:] {
-		var stray shard
-		if err := p.state.locals.parts[0].(*local[shard]).decode(set.of[n][0].bytes(), &stray); err != nil {
-			fail("worker %d: stray %d: %v", p.id, n, err)
+		var orphan shard
+		if err := p.state.locals.parts[0].(*local[shard]).decode(set.of[n][0].bytes(), &orphan); err != nil {
+			fail("worker %d: orphan %d: %v", p.id, n, err)
 		}
-		c.places, c.strays = append(c.places, stray.Place), append(c.strays, stray.Place)
+		c.places, c.orphans = append(c.places, orphan.Place), append(c.orphans, orphan.Place)
 		j.ends["left"]++
 	}
 	if c.counted++; c.counted < p.worker.Size() {

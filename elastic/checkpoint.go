@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,71 +14,69 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// Checkpoints has a State write commits to disk, from which another job goes on. It is given to
-// NewState among the parts; [Checkpoint] makes one.
+// Checkpoints makes a State write commits to disk, from which another job can continue. It is
+// passed to NewState among the parts; [Checkpoint] returns one. The zero value with a Dir is valid.
 //
-// Rank 0 writes, in the background: training does not wait, and a disk that is full or slow costs a
-// line in the log and memory for what changes meanwhile. It writes only commits that all ranks have
-// made, and when Run has brought training to its end, the last one. The format is that of package
-// elastic/checkpoint, and safetensors to other tools. What [Local] parts hold on other ranks is
-// sent to rank 0 within the commit that is to be written, and stays in its memory until it is; the
-// job that goes on from it deals the pieces out as if all ranks had been replaced.
+// Rank 0 writes in the background: training does not wait, and a full or slow disk costs only a log
+// line and the memory of the chunks that change meanwhile. It writes only commits that all ranks
+// have made, and the last one when training ends. The format is that of package elastic/checkpoint,
+// which other tools read as safetensors. [Local] pieces of other ranks are sent to rank 0 within
+// the commit to be written, and stay in its memory until that is done. A job that continues from
+// the checkpoint assigns the pieces as if all ranks had been replaced.
 //
-// When Run returns, the last commit is on the disk: where training has come to its end, where the
-// job is stopped, by Ctrl-C or otherwise, and where it comes to an end because too few are left.
-// One rank writes it, and the driver says which; that may take as long as it likes, while bytes
-// reach the disk within each --drain-timeout, and SIGTERM does not disturb it. A rank that goes
-// while others go on writes none; rank 0 does, where it leaves by an error of its own. A worker
-// that was asked to leave, and stays because it alone has the state, pauses no longer between two.
-// Where the last cannot be written, Run returns a *[CheckpointError], and hvdrun ends with status
-// 7.
+// When Run returns, the last commit is on disk: if training has ended, if the job is stopped, for
+// example by Ctrl-C, and if it ends because too few workers are left. The driver chooses the rank
+// that writes it. Writing may take any time while bytes reach the disk within each --drain-timeout,
+// and SIGTERM does not interrupt it. A rank that leaves while others continue writes none, except
+// rank 0 if it leaves because of an error of its own. A worker that was asked to leave, but stays
+// because no other has the state, writes checkpoints without a pause. If the last checkpoint cannot
+// be written, Run returns a *[CheckpointError] and hvdrun exits with status 7.
 //
-// One job at a time writes into a folder: rank 0 locks it. A job that starts from nothing and finds
-// it locked by another ends, with an error that is a *checkpoint.LockedError on that rank; one that
-// comes to it later, on another host, writes none and says so.
+// Rank 0 locks the folder, so that one job at a time writes into it. A new job that finds it locked
+// ends with an error, which on rank 0 is a *checkpoint.LockedError. A rank 0 that moves to another
+// host later and finds it locked there logs that and writes no checkpoints.
 //
-// Where a job starts from nothing, the first sync looks for checkpoints on all ranks: the newest
-// one that is whole is read by the rank that has it, and what is in it is the state, the number of
-// its commit included. Damaged ones are set aside, and the log says what was found. One that does
-// not fit the program's state ends Run: nothing is overwritten by a job that begins anew.
+// In a new job the first sync looks for checkpoints on all ranks. A rank with the newest intact one
+// reads it, and its content becomes the state, including the number of the commit. Damaged
+// checkpoints are renamed, and the result is logged. A checkpoint that does not match the program's
+// state ends Run, so that a new job overwrites nothing.
 type Checkpoints struct {
-	// Dir is the folder, on this rank's host or on a file system that all share. It is made where
-	// it is missing.
+	// Dir is the folder, on this rank's host or on a shared file system. It is created if missing.
 	Dir string
-	// Keep is how many are kept, the newest. 0: 3.
+	// Keep is the number of newest checkpoints to keep. 0 or less: 3.
 	Keep int
-	// Interval is the least time between two. 0: 30 seconds; negative: the next is begun when one
-	// has been written.
+	// Interval is the minimum time between the beginnings of two checkpoints. 0: 30 seconds;
+	// negative: no pause between checkpoints.
 	Interval time.Duration
 
 	writing sync.WaitGroup
-	bytes   atomic.Uint64 // that are on the disk, of all that were written
+	bytes   atomic.Uint64 // bytes of all checkpoints that have been written to disk
 	mu      sync.Mutex
 	busy    bool
 	began   time.Time
-	failed  int    // in a row
-	written uint64 // commits of the newest on the disk; 0: none
+	failed  int    // consecutive failures
+	written uint64 // commits of the newest checkpoint on disk; 0: none
 
-	hurry func() bool // whether to pause no longer; nil: no
+	hurry func() bool // whether to skip the pause; nil: no
 
-	locking sync.Mutex // not mu: a disk may be slow
+	locking sync.Mutex // separate from mu, because the disk can be slow
 	lock    *checkpoint.Lock
 }
 
-// CheckpointError says that the last commit is not on the disk when Run returns.
+// CheckpointError reports that the last commit is not on disk when Run returns.
 type CheckpointError struct {
-	// Commit is its number.
+	// Commit is the number of the last commit.
 	Commit uint64
-	// Dir is the folder.
+	// Dir is the folder of the checkpoints.
 	Dir string
-	// Err says why.
+	// Err is the reason.
 	Err error
 }
 
-// Error names commit, folder and reason.
+// Error returns a message with the commit, the folder and the reason.
 func (e *CheckpointError) Error() string {
 	return fmt.Sprintf("elastic: no checkpoint of the last commit, %d, in %s: %v", e.Commit, e.Dir, e.Err)
 }
@@ -87,11 +84,11 @@ func (e *CheckpointError) Error() string {
 // Unwrap returns the reason.
 func (e *CheckpointError) Unwrap() error { return e.Err }
 
-// Checkpoint returns Checkpoints in a folder, the last three and two a minute. Its fields may be
-// changed until NewState has it.
+// Checkpoint returns Checkpoints in dir with the default Keep and Interval. The caller may change
+// its fields until it is passed to NewState.
 func Checkpoint(dir string) *Checkpoints { return &Checkpoints{Dir: dir} }
 
-// What follows makes it a Part that holds nothing.
+// The following methods make Checkpoints a Part without a value.
 
 // Save does nothing.
 func (c *Checkpoints) Save() error { return nil }
@@ -109,7 +106,7 @@ func (c *Checkpoints) keep() int {
 	return c.Keep
 }
 
-// pause is the least time between the beginnings of two.
+// pause returns the minimum time between the beginnings of two checkpoints.
 func (c *Checkpoints) pause() time.Duration {
 	pause := c.Interval
 	if pause == 0 {
@@ -124,7 +121,8 @@ func (c *Checkpoints) pause() time.Duration {
 	return pause
 }
 
-// due tells whether another is to be begun, and if so begins it: end must follow.
+// due reports whether a checkpoint is due. If so it marks it as begun, and the caller must call
+// end.
 func (c *Checkpoints) due(commits uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,10 +133,10 @@ func (c *Checkpoints) due(commits uint64) bool {
 	return true
 }
 
-// free tells whether one could be begun. The caller holds mu.
+// free reports whether a checkpoint may begin. The caller holds mu.
 func (c *Checkpoints) free() bool { return !c.busy && time.Since(c.began) >= c.pause() }
 
-// soon tells whether one of the next commit is wanted. A nil c wants none.
+// soon reports whether the next commit is wanted for a checkpoint. c may be nil.
 func (c *Checkpoints) soon() bool {
 	if c == nil {
 		return false
@@ -148,7 +146,7 @@ func (c *Checkpoints) soon() bool {
 	return c.free()
 }
 
-// has tells whether the newest on the disk is of that commit, and none is being written.
+// has reports whether the newest checkpoint is of that commit and none is being written.
 func (c *Checkpoints) has(commits uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,8 +164,8 @@ func (c *Checkpoints) end(commits uint64, err error) {
 	c.failed, c.written = 0, commits
 }
 
-// acquire locks the folder, unless it is locked already. It must be called before each checkpoint,
-// and release after the last.
+// acquire locks the folder if this process has not locked it. It must be called before each
+// checkpoint, and release after the last.
 func (c *Checkpoints) acquire(job string) error {
 	c.locking.Lock()
 	defer c.locking.Unlock()
@@ -180,7 +178,7 @@ func (c *Checkpoints) acquire(job string) error {
 	return err
 }
 
-// release lets others write into the folder.
+// release unlocks the folder.
 func (c *Checkpoints) release() {
 	c.locking.Lock()
 	defer c.locking.Unlock()
@@ -188,123 +186,10 @@ func (c *Checkpoints) release() {
 	c.lock = nil
 }
 
-// durable is a part that says how it is found in a checkpoint.
-type durable interface {
-	kept
-	// kind must be the same in the program that reads it.
-	kind() string
-	// tensors are its pieces, for a part of the name.
-	tensors(name string) []checkpoint.Tensor
-	// text shows people what the pieces hold.
-	text([]image.Piece) string
-}
-
-// maxText bounds a part's text, in bytes.
-const maxText = 200
-
-func short(text string) string {
-	if len(text) > maxText {
-		return text[:maxText] + "…"
-	}
-	return text
-}
-
-func (t *tensor[T]) kind() string { return t.layout() }
-func (t *tensor[T]) tensors(name string) []checkpoint.Tensor {
-	return []checkpoint.Tensor{{Name: name, Type: dtype[T]()}}
-}
-func (t *tensor[T]) text([]image.Piece) string { return "" }
-
-func (v *value[T]) kind() string { return v.layout() }
-func (v *value[T]) tensors(name string) []checkpoint.Tensor {
-	if v.plain {
-		return []checkpoint.Tensor{{Name: name, Type: dtypeOf(reflect.TypeFor[T]()), Scalar: true}}
-	}
-	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
-}
-
-func (v *value[T]) text(pieces []image.Piece) string {
-	if v.plain {
-		fresh := value[T]{live: new(T), plain: true}
-		if fresh.decode(pieces[0].Bytes()) != nil {
-			return ""
-		}
-		return short(fmt.Sprint(*fresh.live))
-	}
-	fresh, err := v.decoded(pieces[0].Bytes())
-	if err != nil {
-		return ""
-	}
-	return short(fmt.Sprint(*fresh))
-}
-
-func (s *Sampler) kind() string {
-	return fmt.Sprintf("sampler of %d indices, shuffle %t, seed %d", s.n, s.opts.Shuffle, s.opts.Seed)
-}
-
-func (s *Sampler) tensors(name string) []checkpoint.Tensor {
-	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
-}
-
-func (s *Sampler) text(pieces []image.Piece) string {
-	fresh := NewSampler(s.n, s.opts)
-	if fresh.decode(pieces[0].Bytes()) != nil {
-		return ""
-	}
-	return fmt.Sprintf("epoch %d, position %d", fresh.live.epoch, fresh.live.pos)
-}
-
-func (f foreign) kind() string { return fmt.Sprintf("%T", f.Imaged) }
-func (f foreign) tensors(name string) []checkpoint.Tensor {
-	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
-}
-func (f foreign) text([]image.Piece) string { return "" }
-
-func dtype[T collective.Element]() string {
-	switch any(*new(T)).(type) {
-	case collective.Float16:
-		return "F16"
-	case collective.BFloat16:
-		return "BF16"
-	}
-	return dtypeOf(reflect.TypeFor[T]())
-}
-
-func dtypeOf(t reflect.Type) string {
-	letter := "I"
-	switch k := t.Kind(); {
-	case k == reflect.Bool:
-		return "BOOL"
-	case k == reflect.Float32 || k == reflect.Float64:
-		letter = "F"
-	case k >= reflect.Uint && k <= reflect.Uint64:
-		letter = "U"
-	}
-	return fmt.Sprint(letter, t.Bits())
-}
-
-// fileName names part i in a checkpoint.
-func (s *State) fileName(i int) string {
-	if o := s.own[i]; o != nil && o.name() != "" {
-		return o.name()
-	}
-	return fmt.Sprintf("part.%d", i)
-}
-
-// checkDurable tells whether all parts can be in a checkpoint.
-func (s *State) checkDurable() error {
-	for i := range s.parts {
-		if s.kept[i] == nil {
-			return fmt.Errorf("elastic: %s cannot be in a checkpoint: it is not elastic.Imaged", s.partName(i))
-		}
-	}
-	return nil
-}
-
-// offer has the last commit written, where that is due. It returns at once.
+// offer starts writing the last commit in the background, if a checkpoint is due.
 func (s *State) offer() {
 	c := s.checkpoints
-	if c == nil || s.worker.Rank() != 0 || s.copying != nil || !s.agreed || !s.locals.complete() || !c.due(s.commits) {
+	if c == nil || s.worker.Rank() != 0 || s.saved.copying != nil || !s.agreed || !s.locals.complete() || !c.due(s.commits) {
 		return
 	}
 	held, size, locals := s.saved.Hold(), s.worker.Size(), s.locals.gathered
@@ -319,44 +204,45 @@ func (s *State) offer() {
 	})
 }
 
-// write writes an image. It uses nothing of the state that changes.
+// write writes an image. It reads nothing of the state that can change concurrently.
 func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet) error {
 	about := checkpoint.About{Commits: m.Number(), Time: time.Now().UTC().Round(time.Millisecond), Size: size}
-	tensors := make([][]checkpoint.Tensor, len(s.parts))
-	pieces := make([]image.Piece, 0, len(m.Pieces()))
-	for i, k := range s.kept {
-		d, name := k.(durable), s.fileName(i)
-		own := m.Pieces()[s.first[i]:]
-		if l, ok := k.(localPart); ok {
-			tensors[i], own = locals.durable(l, s.locals.index(l), name)
+	tensors := make([][]checkpoint.Tensor, len(s.parts.all))
+	pieces := make([]image.Blob, 0, len(m.Blobs()))
+	local := 0
+	for i, d := range s.parts.of {
+		name, own := s.parts.fileName(i), m.Blobs()[s.parts.first[i]:]
+		if d.local != nil {
+			tensors[i], own = locals.durable(d.local, local, name)
+			local++
 		} else {
-			tensors[i] = d.tensors(name)
+			tensors[i] = d.tensorsAs(name)
 		}
 		pieces = append(pieces, own[:len(tensors[i])]...)
-		about.Parts = append(about.Parts, checkpoint.Part{Name: name, Kind: d.kind(), Text: d.text(own)})
+		about.Parts = append(about.Parts, checkpoint.Part{Name: name, Kind: d.kindName(), Text: d.textOf(own)})
 	}
 	if err := c.acquire(s.worker.job); err != nil {
 		return err
 	}
-	told := func(bytes int64) { c.bytes.Add(uint64(bytes)) }
-	if err := checkpoint.WriteTelling(c.Dir, about, tensors, pieces, told); err != nil {
+	written := func(bytes int64) { c.bytes.Add(uint64(bytes)) }
+	if err := checkpoint.WriteTelling(c.Dir, about, tensors, pieces, written); err != nil {
 		return err
 	}
 	if err := checkpoint.Prune(c.Dir, c.keep()); err != nil {
-		s.worker.log.Warnf("old checkpoints stay: %v", err)
+		s.worker.log.Warnf("old checkpoints were not deleted: %v", err)
 	}
 	return nil
 }
 
-// resume returns the root of a sync. Where the world's has no state yet it is the rank with the
-// newest whole checkpoint, which it has read; the world's own where there is none.
+// resume returns the root of a sync. If the world's root has no state yet, it is the rank with the
+// newest intact checkpoint, which that rank has read; without a checkpoint it is the world's root.
 func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int, error) {
 	c := s.checkpoints
 	if c == nil {
 		return root, nil
 	}
 	if g.Rank() != 0 {
-		c.release() // another writes from here on
+		c.release() // another process is rank 0 now
 	}
 	begun := []uint8{0}
 	if s.holds {
@@ -412,17 +298,17 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 		case whole:
 			return elected, nil
 		case misfit:
-			untilAllKnow(ctx, g)
+			awaitAllInformed(ctx, g)
 			if elected != g.Rank() {
-				err = fmt.Errorf("elastic: rank %d cannot go on from its checkpoint of commit %d", elected, newest-1)
+				err = fmt.Errorf("elastic: rank %d cannot continue from its checkpoint of commit %d", elected, newest-1)
 			}
 			return root, err
 		}
 	}
 }
 
-// claim has rank 0 lock the folder. Where another job has it the error is every rank's; what else
-// can be wrong with it costs checkpoints, and that is said when one is written.
+// claim makes rank 0 lock the folder. If another job has locked it, all ranks return an error.
+// Other failures are logged when a checkpoint is written.
 func (s *State) claim(ctx context.Context, g *collective.Group) error {
 	taken := []uint8{0}
 	var locked *checkpoint.LockedError
@@ -432,29 +318,29 @@ func (s *State) claim(ctx context.Context, g *collective.Group) error {
 	if err := collective.Broadcast(ctx, g, taken, 0); err != nil || taken[0] == 0 {
 		return err
 	}
-	untilAllKnow(ctx, g)
+	awaitAllInformed(ctx, g)
 	if g.Rank() == 0 {
 		return fmt.Errorf("elastic: %w", locked)
 	}
-	return errors.New("elastic: another job writes into rank 0's folder of checkpoints")
+	return errors.New("elastic: another job writes to the checkpoint folder of rank 0")
 }
 
-// untilAllKnow waits for those who are to hear what ends this rank before they hear that it is
-// gone.
-func untilAllKnow(ctx context.Context, g *collective.Group) {
-	_ = collective.Barrier(ctx, g) // who is in it knows
+// awaitAllInformed waits until the others know the reason before this rank leaves: otherwise they
+// would only see that it has failed.
+func awaitAllInformed(ctx context.Context, g *collective.Group) {
+	_ = collective.Barrier(ctx, g) // a rank that is in the barrier knows the reason
 }
 
-// What came of a checkpoint.
+// Outcomes of loading a checkpoint.
 const (
 	whole = iota
 	torn
 	misfit
 )
 
-// load makes the state that of a checkpoint, or leaves it as it was.
+// load sets the state from a checkpoint, or leaves it unchanged.
 func (s *State) load(commits uint64) error {
-	if s.saved.Last() == nil { // a save says which pieces there are
+	if s.saved.Last() == nil { // the first save defines the sources
 		if err := s.Save(); err != nil {
 			return err
 		}
@@ -470,17 +356,17 @@ func (s *State) load(commits uint64) error {
 	if err != nil {
 		return err
 	}
-	s.mark = imageID{}
+	s.saved.mark = imageID{}
 	p := s.saved.Begin(commits, sources)
 	p.Copy()
 	p.Seal()
 	if locals != nil {
 		s.locals.sets, s.locals.current = []*pieceSet{locals}, locals.id
 	}
-	pieces := s.saved.Last().Pieces()
-	for i, k := range s.kept {
-		if err := k.restore(pieces[s.first[i]:]); err != nil {
-			return fmt.Errorf("elastic: %s: %s: %w", path, s.partName(i), err)
+	pieces := s.saved.Last().Blobs()
+	for i, c := range s.parts.of {
+		if err := c.restore(pieces[s.parts.first[i]:]); err != nil {
+			return fmt.Errorf("elastic: %s: %s: %w", path, s.parts.name(i), err)
 		}
 	}
 	s.commits = commits
@@ -489,35 +375,34 @@ func (s *State) load(commits uint64) error {
 	return nil
 }
 
-// read returns what is in a checkpoint of this state, all of it checked; of Local parts, of which
-// it is no rank's, all pieces.
+// read returns the checked content of a checkpoint of this state: the sources of an image, and the
+// pieces of all ranks of Local parts.
 func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 	f, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	sources := slices.Clone(s.sources)
+	sources := slices.Clone(s.saved.sources)
 	locals := make([][][]byte, 0, len(s.locals.parts))
-	if len(f.About.Parts) != len(s.parts) {
-		return nil, nil, fmt.Errorf("elastic: %s has %d parts, the state %d", path, len(f.About.Parts), len(s.parts))
+	if have, want := len(f.About.Parts), len(s.parts.all); have != want {
+		return nil, nil, fmt.Errorf("elastic: %s has %d parts, the state has %d", path, have, want)
 	}
-	for i, k := range s.kept {
-		p, d := f.About.Parts[i], k.(durable)
-		_, local := k.(localPart)
-		if p.Name != s.fileName(i) || p.Kind != d.kind() || !local && len(p.Tensors) != len(d.tensors(p.Name)) {
-			return nil, nil, fmt.Errorf("elastic: %s has %q, a %s, where the state has %q, a %s", path, p.Name, p.Kind, s.fileName(i), d.kind())
+	for i, d := range s.parts.of {
+		p, name := f.About.Parts[i], s.parts.fileName(i)
+		if p.Name != name || p.Kind != d.kindName() || d.local == nil && len(p.Tensors) != len(d.tensorsAs(name)) {
+			return nil, nil, fmt.Errorf("elastic: %s has %q, a %s, where the state has %q, a %s", path, p.Name, p.Kind, name, d.kindName())
 		}
 		tensors, err := f.Read(p)
 		if err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", path, err)
 		}
-		if local {
+		if d.local != nil {
 			locals = append(locals, tensors)
 			continue
 		}
 		for j, b := range tensors {
-			sources[s.first[i]+j] = image.Source{Bytes: b, Given: true}
+			sources[s.parts.first[i]+j] = image.Source{Bytes: b, Given: true}
 		}
 	}
 	set, err := s.locals.loaded(f.About, locals)

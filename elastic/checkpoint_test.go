@@ -18,11 +18,11 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// logs collects what workers log.
+// logs collects the workers' logs.
 type logs struct {
 	mu  sync.Mutex
 	out bytes.Buffer
@@ -65,8 +65,7 @@ func (m *trained) advance() {
 	m.sampler.Next()
 }
 
-// job trains ranks that begin from nothing for some steps, with checkpoints in folders, one for
-// each rank.
+// durableJob trains new ranks for some steps, with checkpoints in one folder per rank.
 func durableJob(t *testing.T, log *logs, steps int, dirs ...string) ([]*trained, []error) {
 	t.Helper()
 	all := make([]*trained, len(dirs))
@@ -108,8 +107,7 @@ func ok(t *testing.T, errs []error) {
 	}
 }
 
-// Jobs that begin from nothing go on from the newest whole checkpoint, whichever rank has it, on
-// all ranks.
+// All ranks of a new job continue from the newest intact checkpoint, whichever rank has it.
 func TestCheckpoints(t *testing.T) {
 	shared, other := t.TempDir(), t.TempDir()
 	log := &logs{}
@@ -125,7 +123,7 @@ func TestCheckpoints(t *testing.T) {
 		t.Errorf("%v: at step %d, position %d", errs, all[1].step, all[1].sampler.Position())
 	}
 	ok(t, errs)
-	// Rank 0 came to a host that has none.
+	// Rank 0 is on a host without checkpoints.
 	if all, errs = durableJob(t, log, 1, other, shared, other); !all[0].at(16) || !all[2].at(16) || all[2].sampler.Position() != 33 {
 		t.Errorf("%v: at step %d and %d, position %d", errs, all[0].step, all[2].step, all[2].sampler.Position())
 	}
@@ -138,7 +136,7 @@ func TestCheckpoints(t *testing.T) {
 	}
 }
 
-// Torn and damaged files are passed over and set aside, on every rank; the one before is taken.
+// Truncated and damaged files are renamed on every rank, and the previous checkpoint is used.
 func TestCheckpointsThatAreDamaged(t *testing.T) {
 	dir, log := t.TempDir(), &logs{}
 	_, errs := durableJob(t, log, 2, dir, dir)
@@ -148,7 +146,7 @@ func TestCheckpointsThatAreDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 6 {
-		for n := range 3 { // newer ones, none of them whole
+		for n := range 3 { // newer ones, none of them intact
 			b := slices.Clone(whole)
 			if at := rand.IntN(len(b)); n == 0 {
 				b = b[:at]
@@ -173,8 +171,7 @@ func TestCheckpointsThatAreDamaged(t *testing.T) {
 	}
 }
 
-// A disk that cannot be written to costs a line in the log while training goes on, and is an error
-// at its end.
+// An unwritable disk is logged during training, and is an error at its end.
 func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -190,7 +187,7 @@ func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 	c := Checkpoint(dir)
 	c.Interval = -1
 	s := NewState(workers[0], Value("step", &step), c)
-	s.holds = true // the folder cannot be read either
+	s.holds = true // the folder is unreadable too
 	if err := s.Save(); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +206,7 @@ func TestCheckpointsThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// A checkpoint of another program is not overwritten by a job that begins anew, but ends it.
+// A checkpoint of another program ends a new job and is not overwritten.
 func TestCheckpointsThatDoNotFit(t *testing.T) {
 	dir, step, name := t.TempDir(), 4, "x"
 	run := func(parts ...Part) error {
@@ -223,7 +220,7 @@ func TestCheckpointsThatDoNotFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, parts := range map[string][]Part{
-		"has 2 parts, the state 1":                {Value("step", &step)},
+		"has 2 parts, the state has 1":            {Value("step", &step)},
 		`has "t", a tensor "t": []int8 of 4`:      {Value("step", &step), Tensor("t", make([]int8, 5))},
 		`where the state has "step", a value`:     {Value("step", &name), Tensor("t", make([]int8, 4))},
 		`a tensor "u": []int8 of 4`:               {Value("step", &step), Tensor("u", make([]int8, 4))},
@@ -241,7 +238,7 @@ func TestCheckpointsThatDoNotFit(t *testing.T) {
 	}
 }
 
-// told is a meeting that keeps what it is told.
+// told is a meeting that records reports.
 type told struct {
 	meeting
 	reports chan rendezvous.Report
@@ -254,8 +251,8 @@ func (m told) report(_ context.Context, r rendezvous.Report, _, _ uint64) error 
 	return nil
 }
 
-// The driver knows that the last checkpoint is not there yet also where an earlier one is being
-// written still: a worker that is killed then has not ended well.
+// The driver learns that the last checkpoint is not on disk even while an earlier one is being
+// written: a worker that is killed then has failed.
 func TestLastCheckpointBehindAnother(t *testing.T) {
 	m := told{solo{}, make(chan rendezvous.Report, 10)}
 	w, err := newWorker(t.Context(), m)
@@ -295,7 +292,7 @@ func TestLastCheckpointBehindAnother(t *testing.T) {
 	}
 }
 
-// While one is written training goes on, and the next is begun no earlier than it may.
+// Training continues while a checkpoint is written, and the next one does not begin too early.
 func TestCheckpointsAreDue(t *testing.T) {
 	c := Checkpoint("x")
 	hurry := false
@@ -327,8 +324,8 @@ func TestCheckpointsAreDue(t *testing.T) {
 	}
 }
 
-// Two jobs at the same time in one folder: the second ends before it has done anything; so it does
-// on all its ranks. When the first is through, it goes on from there.
+// Of two concurrent jobs with one folder, all ranks of the second end before it has changed
+// anything. After the first has ended it continues from there.
 func TestTwoJobsInOneFolder(t *testing.T) {
 	dir := t.TempDir()
 	run := func(job string, train func(*State, *int) error) []error {
@@ -352,7 +349,7 @@ func TestTwoJobsInOneFolder(t *testing.T) {
 			if errs[1] == nil || errors.As(errs[1], &locked) || !strings.Contains(errs[1].Error(), "another job writes") {
 				t.Errorf("rank 1: %v", errs[1])
 			}
-			ok(t, run("first", count)) // the one that was rank 0 before still has the lock
+			ok(t, run("first", count)) // the previous rank 0 still holds the lock
 		}
 		return count(s, step)
 	}))
@@ -367,8 +364,8 @@ func TestTwoJobsInOneFolder(t *testing.T) {
 	}
 }
 
-// A job that is under way when it finds the folder locked goes on without checkpoints, which is an
-// error at its end.
+// A running job that finds the folder locked continues without checkpoints, and returns an error at
+// its end.
 func TestFolderLockedLater(t *testing.T) {
 	dir, log := t.TempDir(), &logs{}
 	w := stillWorld(t, 1, 0)[0]

@@ -11,10 +11,10 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// holding is everything that a state of several parts holds, as one value.
+// holding is the content of a state of several parts, as one value.
 type holding struct {
 	large, small, at int
 	tags             map[string]int
@@ -26,13 +26,13 @@ func (h holding) equal(o holding) bool {
 	return h.large == o.large && h.small == o.small && h.at == o.at && maps.Equal(h.tags, o.tags) && h.pos == o.pos && h.user == o.user
 }
 
-// Whatever is saved, committed, given up or restored, and whichever part fails to be saved: the
-// live state is what it was made last, all of it, and a restore brings back one save, all of it.
+// After any sequence of changes, saves, commits, failed saves and restores, the live state is the
+// last one set, and a restore sets all parts to one save.
 func TestStateIsOneState(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	rapid.Check(t, func(t *rapid.T) {
-		// A tensor of several chunks, of which only some change, and a small one; values, a
-		// sampler, a user's part.
+		// A tensor of several chunks, of which only some change, a small one, values, a sampler and
+		// a user's part.
 		large, small, at, tags := make([]int64, 2*image.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
 		bad := any(0)
 		sampler, user := NewSampler(1000, SamplerOptions{}), &userPart{}
@@ -99,7 +99,7 @@ func TestStateIsOneState(t *testing.T) {
 				bad = 0
 				settled = settled && what != "async"
 				if err != nil {
-					user.saved = before // as a part of another package should
+					user.saved = before // as a part of another package should do
 					continue
 				}
 				if what != "save" {
@@ -115,8 +115,8 @@ func TestStateIsOneState(t *testing.T) {
 	})
 }
 
-// A failure between CommitAsync and Settle goes back to that commit; counters may have gone on
-// meanwhile.
+// A failure between CommitAsync and Settle goes back to that commit, although counters may have
+// changed since.
 func TestCommitAsync(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	weights, step := make([]float32, 3*image.ChunkSize/4), 0
@@ -138,7 +138,7 @@ func TestCommitAsync(t *testing.T) {
 	s.Settle()
 }
 
-// benchState is a state of so many bytes, in tensors of about 16 MB.
+// benchState returns a state of the given size, in tensors of about 16 MB.
 func benchState(b *testing.B, bytes int) (*State, [][]float32) {
 	b.Helper()
 	w, err := newWorker(b.Context(), solo{})
@@ -161,7 +161,7 @@ func benchState(b *testing.B, bytes int) (*State, [][]float32) {
 	return NewState(w, parts...), all
 }
 
-// touch changes the first of parts tensors, wholly.
+// touch changes all elements of the first tensors.
 func touch(all [][]float32, parts int) {
 	for _, t := range all[:parts] {
 		for i := 0; i < len(t); i += 16 {
@@ -170,12 +170,12 @@ func touch(all [][]float32, parts int) {
 	}
 }
 
-// The blocking part of a commit of 256 MB beside a plain copy of the same bytes, in alternation.
+// The blocking time of a commit of 256 MB and of a plain copy of the same bytes, alternating.
 func BenchmarkCommit(b *testing.B) {
 	const size = 256 << 20
 	for _, c := range []struct {
 		name    string
-		changed int // tensors of 16
+		changed int // number of changed tensors, of 16
 		async   bool
 	}{{"all changed", 16, false}, {"an eighth changed", 2, false}, {"nothing changed", 0, false}, {"async", 16, true}} {
 		b.Run(c.name, func(b *testing.B) {
@@ -219,20 +219,21 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-// What a commit of 256 MB blocks for beside a plain copy of what has changed, and beside what it
-// costs the step before it: the same part of the state in each step, or another in turn.
+// The blocking time of a commit of 256 MB, of a plain copy of the changed part, and the additional
+// time of the step before it: with the same part of the state changed in each step, or another one
+// in turn.
 func BenchmarkChanges(b *testing.B) {
 	const size = 256 << 20
 	for _, c := range []struct {
 		name   string
-		bytes  int // that change
+		bytes  int // changed bytes
 		inTurn bool
 	}{{"nothing", 0, false}, {"1 percent", size / 100 &^ 63, false}, {"1 percent in turn", size / 100 &^ 63, true},
 		{"an eighth", size / 8, false}, {"an eighth in turn", size / 8, true}, {"all", size, false}} {
 		for _, way := range []string{"compared", "watched"} {
 			b.Run(c.name+" "+way, func(b *testing.B) {
 				s, all := benchState(b, size)
-				for _, p := range s.parts {
+				for _, p := range s.parts.all {
 					if way == "watched" {
 						Watched(p)
 					}
@@ -241,7 +242,7 @@ func BenchmarkChanges(b *testing.B) {
 				for i := range all {
 					plain[i] = slices.Clone(all[i])
 				}
-				at := 0 // in numbers of all tensors
+				at := 0 // offset in the elements of all tensors
 				change := func(f func(t, kept []float32)) {
 					for n := 0; n < c.bytes/4; {
 						i, from := (at+n)/len(all[0])%len(all), (at+n)%len(all[0])
@@ -255,8 +256,8 @@ func BenchmarkChanges(b *testing.B) {
 					if c.inTurn {
 						at += c.bytes / 4
 					}
-					// Both the copy and the commit follow writes; the first after a commit are
-					// those that have a price.
+					// Both the copy and the commit follow writes; only the first writes after a
+					// commit are slower.
 					write := func() {
 						change(func(t, _ []float32) {
 							for i := 0; i < len(t); i += 16 {
@@ -292,8 +293,8 @@ func BenchmarkChanges(b *testing.B) {
 }
 
 // A loop on one processor whose forward and backward pass takes twice as long as a copy of its
-// state: without commits, with Commit, with CommitAsync, and with a plain copy by a goroutine
-// instead, in alternation. Each measured step has the copy of the one before beside it.
+// state: without commits, with Commit, with CommitAsync, and with a plain copy by a goroutine,
+// alternating. Each measured step includes the copy of the previous one.
 func BenchmarkLoop(b *testing.B) {
 	s, all := benchState(b, 256<<20)
 	plain := make([][]float32, len(all))
@@ -301,7 +302,7 @@ func BenchmarkLoop(b *testing.B) {
 		plain[i] = slices.Clone(all[i])
 	}
 	sum := float32(0)
-	pass := func() { // arithmetic that stays in the cache, as a forward and a backward pass mostly do
+	pass := func() { // arithmetic in the cache, as in most forward and backward passes
 		t := all[0][:32<<10]
 		for range 60 {
 			for _, x := range t {
@@ -368,12 +369,12 @@ func BenchmarkLoop(b *testing.B) {
 	b.ReportMetric(none[len(none)/2], "ms/step")
 	for _, w := range ways[1:] {
 		b.ReportMetric(w.times[len(w.times)/2]/none[len(none)/2], w.name+"/step")
-		// The least is what other work on the machine has disturbed least.
+		// The minimum is the measurement with the least interference.
 		b.ReportMetric(w.times[0]/none[0], "least-"+w.name+"/step")
 	}
 }
 
-// A commit of what the small examples hold, the agreement of one rank with itself included.
+// A commit of a small state, including the agreement in a world of one.
 func BenchmarkSmallCommit(b *testing.B) {
 	w, err := newWorker(b.Context(), solo{})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// deferredPart is a user's part that copies in the background, once it is let.
+// deferredPart is a user's part whose copy completes in the background when the test allows it.
 type deferredPart struct {
 	live, saved []byte
 	under       *copying
@@ -17,7 +17,7 @@ type deferredPart struct {
 
 type copying struct {
 	from []byte
-	let  chan error // what comes of it
+	let  chan error // result of the copy
 }
 
 func (p *deferredPart) Save() error {
@@ -45,8 +45,9 @@ func (p *deferredPart) Sync(ctx context.Context, g *collective.Group, root int) 
 	return collective.Broadcast(ctx, g, p.live, root)
 }
 
-// Commit leaves what is deferred to the background. Until it has come the commit before is the one
-// to go back to; where it does not come that stays so, for all parts, and the next call says why.
+// Commit leaves deferred parts to the background. Until they are complete, a restore goes back to
+// the previous commit. If one fails, that remains so for all parts, and the next call returns the
+// error.
 func TestDeferred(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	weights, step := []int32{0, 0}, 0

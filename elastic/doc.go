@@ -1,17 +1,18 @@
-// Package elastic is the worker's side of a job whose workers come and go.
+// Package elastic lets a training program run as a worker of a job whose set of workers changes.
 //
-// A program calls Init to join the job that started it, gathers what training carries from step to
-// step in a State, and gives its training loop to Run. The loop calls State.Commit where the state
-// is whole: at the end of a step, or of every tenth. Run calls the loop again in every new world,
-// so the loop must begin from what the state holds (epoch, batch) and not from zero.
+// A program calls Init to join the job that started it, collects the variables that training
+// carries from step to step in a State, and passes its training loop to Run. The loop calls
+// State.Commit where the state is consistent: at the end of every step, or of every tenth. Run
+// calls the loop again in every new world, so the loop must continue from the values in the state
+// (epoch, batch) and not from zero.
 //
-// # What is promised
+// # Guarantees
 //
-// After every sync the state of all ranks is the state of one of them: of the one with the most
-// commits, which the driver names. Where hosts are added or removed in good order, that is the live
-// state, and nothing is done twice. Where a worker is lost, every rank goes back to its last commit
-// first, and never to a mix of two: what was done since is done again. A rank that has come to the
-// job anew never gives its state to others.
+// After every sync all ranks have the state of one rank, the sync root: the driver chooses the rank
+// with the most commits. When hosts are added or removed without a failure, the live state is
+// synchronised and no step is repeated. When a worker is lost, every rank first restores its last
+// commit, never a mix of two commits, and the steps since then are repeated. A newly joined rank is
+// never the sync root.
 //
-// Started by hand, without hvdrun, the same program is a world of one.
+// A program started without hvdrun is a world of one.
 package elastic

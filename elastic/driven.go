@@ -14,32 +14,32 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/timeline"
-	"github.com/hvdrun/hvdrun/elastic/fetch"
+	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// driven is the meeting that the driver of a job arranges.
+// driven is the meeting of a worker that a driver has started.
 type driven struct {
 	client     *rendezvous.Client
 	service    *notify.Service
 	endpoint   *collective.Endpoint
-	timeline   *timeline.Recorder // nil: none was asked for
+	timeline   *timeline.Recorder // nil: no timeline is recorded
 	notifyAddr string
-	warning    time.Duration // see beater
+	warning    time.Duration // see beater.stallWarning
 
-	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: nobody listens
-	supply atomic.Pointer[func() *fetch.Commit]                    // nil: there is nothing to give
+	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
+	supply atomic.Pointer[func() *fetch.Commit]                    // nil: no commit to supply
 
 	stopServing context.CancelFunc
 	serving     sync.WaitGroup
 	served      error
 }
 
-// newDriven opens the worker's two doors, one for notifications and one for its peers, and no more:
-// join makes them known.
+// newDriven opens the worker's two listeners, for notifications and for its peers. join sends their
+// addresses to the driver.
 func newDriven(env plan.Worker) (_ *driven, err error) {
 	creds, err := identity.Decode(env.Credentials)
 	if err != nil {
@@ -95,8 +95,8 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	return d, nil
 }
 
-// addressTowards returns the address that this machine has in the driver's eyes. It sends nothing:
-// the kernel only picks the route.
+// addressTowards returns this machine's address on the route to the driver. Connecting a UDP socket
+// selects the route without sending a packet.
 func addressTowards(driver string) (netip.Addr, error) {
 	conn, err := net.Dial("udp", driver)
 	if err != nil {
@@ -107,7 +107,7 @@ func addressTowards(driver string) (netip.Addr, error) {
 	return addr.Addr().Unmap(), err
 }
 
-// dataListenAddr is where peers connect: on every address, unless the whole job is on this machine.
+// dataListenAddr returns the address for peers: all addresses, or loopback if the driver is local.
 func dataListenAddr(local netip.Addr) string {
 	if local.IsLoopback() {
 		return netip.AddrPortFrom(local, 0).String()
@@ -156,12 +156,11 @@ func (d *driven) close() error {
 	d.stopServing()
 	d.serving.Wait()
 	if d.timeline != nil {
-		_ = d.timeline.Close() // always nil: what it cannot write it logs
+		_ = d.timeline.Close() // always nil: it logs write errors itself
 	}
 	return errors.Join(d.endpoint.Close(), d.served, d.client.Close())
 }
 
-// hostsOf returns the hosts of a world's ranks.
 func hostsOf(w plan.World) []string {
 	hosts := make([]string, len(w.Slots))
 	for i, s := range w.Slots {

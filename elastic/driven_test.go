@@ -22,9 +22,9 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// door is as much of a driver as real connections need: it publishes a world whenever all it wants
-// have joined, and pushes an update when somebody comes who is new.
-type door struct {
+// testDriver is a minimal driver for real connections: it publishes a world when all wanted workers
+// have joined, and sends an update when a new worker joins.
+type testDriver struct {
 	t         *testing.T
 	authority *identity.Authority
 	server    *rendezvous.Server
@@ -38,13 +38,14 @@ type door struct {
 	world   plan.World
 	seq     uint64
 	reports []report
+	over    []string    // "generation backend", each once
 	arrived chan string // incarnations that join for the first time
 }
 
-func openDoor(t *testing.T, wanted ...string) *door {
+func newTestDriver(t *testing.T, wanted ...string) *testDriver {
 	t.Helper()
-	others := goleak.IgnoreCurrent()                   // workers that tests have left for dead
-	t.Cleanup(func() { goleak.VerifyNone(t, others) }) // runs after the one below
+	others := goleak.IgnoreCurrent()                   // of workers that tests have abandoned
+	t.Cleanup(func() { goleak.VerifyNone(t, others) }) // runs after the cleanup below
 	authority, err := identity.NewAuthority("run")
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +58,7 @@ func openDoor(t *testing.T, wanted ...string) *door {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &door{t: t, authority: authority, addr: ln.Addr().String(), wanted: wanted, arrived: make(chan string, 10),
+	d := &testDriver{t: t, authority: authority, addr: ln.Addr().String(), wanted: wanted, arrived: make(chan string, 10),
 		joined: make(map[string]rendezvous.Joining), targets: make(map[string]notify.Target)}
 	d.server = rendezvous.NewServer(rendezvous.ServerConfig{Credentials: creds, Handler: d})
 	d.pusher = notify.NewPusher(notify.PusherConfig{Credentials: creds})
@@ -80,8 +81,8 @@ func openDoor(t *testing.T, wanted ...string) *door {
 	return d
 }
 
-// env is what the driver gives to the worker of that incarnation.
-func (d *door) env(incarnation string, index int) plan.Worker {
+// env returns the environment of the worker of an incarnation.
+func (d *testDriver) env(incarnation string, index int) plan.Worker {
 	d.t.Helper()
 	creds, err := d.authority.Issue(identity.Subject{
 		RunID: "run", Role: identity.Worker, Host: "h", Index: index, Incarnation: incarnation,
@@ -94,7 +95,7 @@ func (d *door) env(incarnation string, index int) plan.Worker {
 		DriverAddr: d.addr, Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
 }
 
-func (d *door) Joined(from identity.Subject, j rendezvous.Joining) {
+func (d *testDriver) Joined(from identity.Subject, j rendezvous.Joining) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.joined[from.Incarnation] = j
@@ -112,7 +113,7 @@ func (d *door) Joined(from identity.Subject, j rendezvous.Joining) {
 	d.publish()
 }
 
-func (d *door) Reported(_ identity.Subject, r rendezvous.Report, generation, commits uint64) {
+func (d *testDriver) Reported(_ identity.Subject, r rendezvous.Report, generation, commits uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if new := (report{r, generation, commits}); !slices.Contains(d.reports, new) {
@@ -120,8 +121,16 @@ func (d *door) Reported(_ identity.Subject, r rendezvous.Report, generation, com
 	}
 }
 
-// lost tells that a worker is gone.
-func (d *door) lost(incarnation string) {
+func (d *testDriver) BackendReported(_ identity.Subject, generation uint64, backend string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if new := fmt.Sprint(generation, " ", backend); !slices.Contains(d.over, new) {
+		d.over = append(d.over, new)
+	}
+}
+
+// lost removes a worker.
+func (d *testDriver) lost(incarnation string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.pusher.Forget(incarnation)
@@ -131,7 +140,7 @@ func (d *door) lost(incarnation string) {
 	d.publish()
 }
 
-func (d *door) publish() {
+func (d *testDriver) publish() {
 	members, root, slots := []rendezvous.Member(nil), -1, []plan.Slot(nil)
 	for r, name := range d.wanted {
 		j, here := d.joined[name]
@@ -151,9 +160,9 @@ func (d *door) publish() {
 	d.server.Publish(d.world, members, max(root, 0), d.seq)
 }
 
-// A job over real connections grows from two workers to three, and loses its first.
+// A job with real connections grows from two workers to three and loses its first.
 func TestDrivenJob(t *testing.T) {
-	d := openDoor(t, "a", "b")
+	d := newTestDriver(t, "a", "b")
 	var procs sync.WaitGroup
 	sums, steps := make(map[string]int64), make(map[string]int)
 	var mu sync.Mutex
@@ -186,14 +195,14 @@ func TestDrivenJob(t *testing.T) {
 					}
 				}
 				w.Group().TellBackend("ipc", "it is best")
-				w.Group().TellBackend("what no driver knows", "")
+				w.Group().TellBackend("what no driver takes", "")
 				data[0] = 1
 				if err := collective.AllReduce(ctx, w.Group(), data, collective.Sum); err != nil {
 					return fmt.Errorf("step %d: %w", step, err)
 				}
 				sum[0] += data[0]
 				if err := s.Commit(); err != nil {
-					step++ // done, whatever comes of the hosts
+					step++ // done, regardless of the hosts
 					return err
 				}
 			}
@@ -228,25 +237,19 @@ func TestDrivenJob(t *testing.T) {
 	}{
 		{rendezvous.Committed, 1}, {rendezvous.Committed, 2}, {rendezvous.Committed, 3},
 		{rendezvous.Leaving, 2}, {rendezvous.Done, 3},
-		{rendezvous.OverIPC, 1}, {rendezvous.OverIPC, 2}, {rendezvous.OverIPC, 3},
 	} {
 		if !slices.ContainsFunc(d.reports, func(r report) bool { return r.what == want.what && r.generation == want.generation }) {
 			t.Errorf("no report of %v in generation %d: %v", want.what, want.generation, d.reports)
 		}
 	}
-	over := 0
-	for _, r := range d.reports {
-		if r.what.Backend() != "" {
-			over++
-		}
-	}
-	if over != 3 {
-		t.Errorf("%d reports of backends in 3 generations: %v", over, d.reports)
+	slices.Sort(d.over)
+	if want := []string{"1 ipc", "2 ipc", "3 ipc"}; !slices.Equal(d.over, want) {
+		t.Errorf("reports of backends: %q, want %q", d.over, want)
 	}
 }
 
-// tell tells the workers that are known that ranks of a generation are dead.
-func (d *door) tell(generation uint64, ranks ...int) {
+// tell reports dead ranks of a generation to the known workers.
+func (d *testDriver) tell(generation uint64, ranks ...int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var all []notify.Target
@@ -256,10 +259,10 @@ func (d *door) tell(generation uint64, ranks ...int) {
 	d.pusher.PushLoss(all, notify.Loss{Generation: generation, Ranks: ranks})
 }
 
-// A peer falls silent, and its connections stay: the operation that waits for it ends when the
-// driver says that it is dead.
+// A peer stops responding while its connections stay open: an operation that waits for it ends when
+// the driver reports the peer as dead.
 func TestLossIsTold(t *testing.T) {
-	d := openDoor(t, "a", "b")
+	d := newTestDriver(t, "a", "b")
 	workers := make([]*Worker, 2)
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
@@ -292,10 +295,10 @@ func TestLossIsTold(t *testing.T) {
 	}
 }
 
-// What the driver says of a world that is being connected ends that, and harms none that comes
-// after it: often one worker hears of it only in the next.
+// A loss reported for a world that is being connected ends that, but does not affect later worlds:
+// a worker often gets the report in the next one only.
 func TestLossWhileConnecting(t *testing.T) {
-	d := openDoor(t, "a", "b", "c")
+	d := newTestDriver(t, "a", "b", "c")
 	silent, err := newDriven(d.env("c", 2))
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +317,7 @@ func TestLossWhileConnecting(t *testing.T) {
 				return
 			}
 			if w.Generation() != 2 || w.Size() != 2 {
-				t.Errorf("%s: %+v", name, *w.place.Load())
+				t.Errorf("%s: %+v", name, *w.member.Load())
 			}
 			err = Run(context.Background(), NewState(w), func(ctx context.Context) error {
 				return collective.Barrier(ctx, w.Group())
@@ -337,9 +340,9 @@ func TestLossWhileConnecting(t *testing.T) {
 	}
 }
 
-// A worker that dies between its join and its connections costs the others one more join.
+// A worker that dies between joining and connecting costs the others one more join.
 func TestDeathBeforeConnect(t *testing.T) {
-	d := openDoor(t, "a", "b", "c")
+	d := newTestDriver(t, "a", "b", "c")
 	var procs sync.WaitGroup
 	for index, name := range []string{"a", "b"} {
 		procs.Go(func() {
@@ -354,7 +357,7 @@ func TestDeathBeforeConnect(t *testing.T) {
 				return
 			}
 			if w.Generation() != 2 || w.Size() != 2 || w.Rank() != index {
-				t.Errorf("%s: %+v", name, *w.place.Load())
+				t.Errorf("%s: %+v", name, *w.member.Load())
 			}
 			err = Run(context.Background(), NewState(w), func(context.Context) error { return nil })
 			if err = errors.Join(err, w.Close()); err != nil {
@@ -376,15 +379,14 @@ func TestDeathBeforeConnect(t *testing.T) {
 	procs.Wait()
 }
 
-// One worker, the lowest that is not said to be dead, says in the job's log why a world could not
-// be entered.
-func TestSayUnconnected(t *testing.T) {
+// Only the lowest rank that is not reported dead warns that a world could not be entered.
+func TestLogUnconnected(t *testing.T) {
 	for rank, want := range []logrus.Level{logrus.DebugLevel, logrus.WarnLevel, logrus.DebugLevel} {
 		log, hook := logtest.NewNullLogger()
 		log.SetLevel(logrus.DebugLevel)
 		w := &Worker{log: log}
 		world := rendezvous.World{World: plan.World{Generation: 4, Slots: make([]plan.Slot, 3)}, Rank: rank}
-		w.sayUnconnected(world, &collective.AbortedError{Generation: 4, Dead: []int{0}, Cause: errors.New("refused")})
+		w.logUnconnected(world, &collective.AbortedError{Generation: 4, Dead: []int{0}, Cause: errors.New("refused")})
 		said, err := hook.LastEntry().String()
 		if err != nil || hook.LastEntry().Level != want || !strings.Contains(said, "refused") || !strings.Contains(said, "generation=4") {
 			t.Errorf("rank %d: %s %v", rank, said, err)
@@ -393,7 +395,7 @@ func TestSayUnconnected(t *testing.T) {
 }
 
 func TestInitByTheEnvironment(t *testing.T) {
-	d := openDoor(t, "a")
+	d := newTestDriver(t, "a")
 	for _, pair := range d.env("a", 0).Environ() {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
@@ -403,7 +405,7 @@ func TestInitByTheEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.Host() != "h" || w.Size() != 1 || w.Generation() != 1 {
-		t.Errorf("%+v", *w.place.Load())
+		t.Errorf("%+v", *w.member.Load())
 	}
 	if err := w.Close(); err != nil {
 		t.Error(err)
@@ -416,7 +418,7 @@ func TestInitByTheEnvironment(t *testing.T) {
 }
 
 func TestInitRefusesABadEnvironment(t *testing.T) {
-	d := openDoor(t)
+	d := newTestDriver(t)
 	for name, change := range map[string]func(*plan.Worker){
 		"elastic: credentials":              func(w *plan.Worker) { w.Credentials = "none" },
 		"elastic: driver nowh":              func(w *plan.Worker) { w.DriverAddr = "nowhere" },

@@ -7,19 +7,18 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// gather brings all pieces of the last commit to rank 0, for a checkpoint, where one is wanted; all
-// ranks must want the same. Without Local parts it does nothing.
-func (s *State) gather(ctx context.Context, wanted bool) error {
-	l := &s.locals
+// gather sends all pieces of the last commit to rank 0 for a checkpoint, if wanted, which must be
+// the same on all ranks. Without Local parts it does nothing.
+func (l *locals) gather(ctx context.Context, wanted bool) error {
 	l.gathered = nil
 	set := l.set(l.current)
 	if !wanted || len(l.parts) == 0 || set == nil {
 		return nil
 	}
-	g := s.worker.Group()
+	g := l.worker.Group()
 	parts := make([][]byte, g.Size())
 	if set.mine != 0 {
 		own := set.own()
@@ -33,7 +32,7 @@ func (s *State) gather(ctx context.Context, wanted bool) error {
 	if err != nil || set.mine != 0 {
 		return err
 	}
-	whole := &pieceSet{id: set.id, size: set.size, strays: set.strays, of: make(map[int]bundle)}
+	whole := &pieceSet{id: set.id, size: set.size, orphans: set.orphans, of: make(map[int]bundle)}
 	for _, n := range set.own() {
 		whole.of[n] = set.of[n]
 	}
@@ -43,7 +42,7 @@ func (s *State) gather(ctx context.Context, wanted bool) error {
 		}
 		got, err := l.parse(m, set.id, nil)
 		if err != nil {
-			return fmt.Errorf("elastic: local parts: what rank %d gave for a checkpoint: %w", from, err)
+			return fmt.Errorf("elastic: local parts: pieces from rank %d for a checkpoint: %w", from, err)
 		}
 		for n, b := range got {
 			whole.of[n] = b
@@ -53,14 +52,13 @@ func (s *State) gather(ctx context.Context, wanted bool) error {
 	return nil
 }
 
-// complete tells whether this rank has all that a checkpoint of the last commit needs of Local
-// parts.
+// complete reports whether this rank has all pieces that a checkpoint of the last commit needs.
 func (l *locals) complete() bool {
 	return len(l.parts) == 0 || l.gathered != nil && l.gathered.id == l.current
 }
 
-// whole returns all ranks' pieces of the save that the state goes back to; nil where some are not
-// here, or there are no parts.
+// whole returns the pieces of all ranks of the save that Restore goes back to; nil if this rank
+// lacks some or there are no Local parts.
 func (l *locals) whole() *pieceSet {
 	if len(l.parts) == 0 {
 		return nil
@@ -72,7 +70,7 @@ func (l *locals) whole() *pieceSet {
 	if set == nil {
 		return nil
 	}
-	for n := range set.size + len(set.strays) {
+	for n := range set.size + len(set.orphans) {
 		if set.of[n] == nil {
 			return nil
 		}
@@ -80,45 +78,36 @@ func (l *locals) whole() *pieceSet {
 	return set
 }
 
-// index is which of the parts p is.
-func (l *locals) index(p localPart) int {
-	for i := range l.parts {
-		if l.parts[i] == p {
-			return i
-		}
-	}
-	return -1
-}
-
-// durable returns what a checkpoint has of part i: a tensor for each rank, and after them one for
-// each stray.
-func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor, []image.Piece) {
+// durable returns the tensors of Local part i in a checkpoint: one for each rank, then one for each
+// orphaned piece.
+func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor, []image.Blob) {
 	var tensors []checkpoint.Tensor
 	var sources []image.Source
-	for n := range s.size + len(s.strays) {
+	for n := range s.size + len(s.orphans) {
 		src := image.Source{Given: true}
 		if b := s.of[n]; b != nil && b[i] != nil {
 			src.Bytes = b[i].bytes()
 		}
 		tensor := p.tensor(fmt.Sprint(name, ".", n))
 		if tensor.Scalar && len(src.Bytes) == 0 {
-			tensor.Scalar = false // a stray of a part with a function has nothing here
+			tensor.Scalar = false // an orphaned piece of a part with Redistribute is empty
 		}
 		tensors, sources = append(tensors, tensor), append(sources, src)
 	}
 	var store image.Store
 	store.Begin(0, sources).Seal()
-	return tensors, store.Last().Pieces()
+	return tensors, store.Last().Blobs()
 }
 
-var errPieces = errors.New("elastic: its local parts are not of as many ranks as it says")
+var errPieces = errors.New("elastic: the number of its local pieces does not match its number of ranks")
 
-// loaded returns the set of a checkpoint's pieces, given each part's; nil without Local parts.
+// loaded returns the set of the pieces in a checkpoint, given those of each part; nil without Local
+// parts.
 func (l *locals) loaded(about checkpoint.About, parts [][][]byte) (*pieceSet, error) {
 	if len(parts) == 0 {
 		return nil, nil
 	}
-	// No save of a world has this id.
+	// No save of a world has this ID.
 	set := &pieceSet{id: saveID{Save: about.Commits + 1}, size: about.Size, mine: -1, of: make(map[int]bundle)}
 	total := len(parts[0])
 	for _, tensors := range parts {
@@ -135,7 +124,7 @@ func (l *locals) loaded(about checkpoint.About, parts [][][]byte) (*pieceSet, er
 		}
 		set.of[n] = b
 		if n >= about.Size {
-			set.strays = append(set.strays, origin{0, n})
+			set.orphans = append(set.orphans, origin{0, n})
 		}
 	}
 	return set, nil

@@ -16,42 +16,42 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// job is a driver and its workers in one process: a worker is a goroutine, its death a panic that
-// no one in this package recovers from, upon which the peers' group aborts.
+// job is a driver and its workers in one process. A worker is a goroutine; it dies by a panic that
+// package elastic does not recover, after which the peers' group aborts.
 type job struct {
-	epochs, n, every int  // of the training; every so many steps it commits
+	epochs, n, every int  // of the training; every: steps between commits
 	setEpoch         bool // whether it calls SetEpoch
-	async            bool // whether it trains on while a commit is copied
+	async            bool // whether it uses CommitAsync
 	lives            []int
-	replicas         int // of what each worker alone has
+	replicas         int // of Local pieces
 	respawn, flaky   []bool
 	acts             []act
-	comesLate        bool // whether a worker is added once the first is done
+	comesLate        bool // whether a worker is added when the first is done
 
 	procs sync.WaitGroup
 
 	mu       sync.Mutex
 	spawned  int
 	start    int     // workers of the first world
-	order    []*proc // wanted and come to the door, oldest first
+	order    []*proc // wanted workers that have joined, oldest first
 	waiting  map[*proc]seatWait
 	world    plan.World
 	groups   map[*proc]*collective.Group // of the newest world
 	commits  uint64                      // of the newest world's root
 	update   notify.Update
 	finished bool
-	origin   uint64            // whose initial state the job's has come from, once any has been through a sync
-	ledger   map[uint64]uint64 // of every record's H: its origin
-	best     uint64            // highest number in a Done
+	origin   uint64            // of the initial state that the job has, after the first sync
+	ledger   map[uint64]uint64 // origin of the state by record.H
+	best     uint64            // highest number of a Done report
 	errs     []string
 	ends     map[string]int
 	deaths   int
 	removals int
 	census   *census // of the newest world
-	counted  *census // the last one that was complete
+	counted  *census // the last complete one
 }
 
-// act is something that happens to the hosts once so many steps are done.
+// act is a change of the hosts after a number of steps.
 type act struct {
 	step int
 	what string // add, remove or flap
@@ -72,7 +72,7 @@ type seatAnswer struct {
 type proc struct {
 	job  *job
 	id   int
-	life int // places where it can die that it still passes; negative: it lives for ever
+	life int // number of remaining places where it survives; negative: it never dies
 
 	listed, synced, removed bool
 
@@ -80,20 +80,20 @@ type proc struct {
 	worker  *Worker
 	sampler *Sampler
 	counts  []int32   // how often each index was delivered in this epoch
-	weights []float64 // derived from the record, which shows a mix of two states
+	weights []float64 // computed from the record, to detect a mix of two states
 	record  record
 	shard   shard
 
-	seen      shard // at the beginning of its last world
+	seen      shard // at the beginning of its current world
 	seenSteps int
 }
 
 type record struct {
-	H       uint64 // digest of all steps that led here
+	H       uint64 // digest of all previous steps
 	Epoch   int
 	Steps   int
 	Commits uint64
-	Last    int // size of the world that did the last step
+	Last    int // size of the world of the last step
 	Trail   map[string]int
 }
 
@@ -105,7 +105,7 @@ func (j *job) errorf(format string, args ...any) {
 	j.errs = append(j.errs, fmt.Sprintf(format, args...))
 }
 
-// run does the job to its end.
+// run runs the job to its end.
 func (j *job) run(t rapid.TB) {
 	j.waiting, j.ledger, j.ends = make(map[*proc]seatWait), make(map[uint64]uint64), make(map[string]int)
 	j.mu.Lock()
@@ -196,7 +196,7 @@ func (p *proc) weight(i int) float64 {
 	return [3]float64{float64(p.record.H >> 40), float64(p.record.Steps), float64(p.record.Epoch)}[i%3]
 }
 
-// whole checks on entry into training that the state is one state, and the job's.
+// whole checks, when training begins, that the state is consistent and the job's.
 func (p *proc) whole() {
 	r, j, sum := p.record, p.job, 0
 	for _, c := range p.counts {
@@ -306,7 +306,7 @@ func (p *proc) endEpoch() {
 	p.sampler.SetEpoch(p.record.Epoch)
 }
 
-// stepped books a step, and lets happen what is to happen then.
+// stepped records a step and applies the acts that are due.
 func (j *job) stepped(p *proc, before uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -335,7 +335,7 @@ func (j *job) push(c plan.Change) {
 	j.update = notify.Update{Seq: j.update.Seq + 1, Change: c, Generation: j.world.Generation}
 }
 
-// canSpare tells whether the state lives on in others.
+// canSpare reports whether other workers have the state.
 func (j *job) canSpare(p *proc) bool {
 	return slices.ContainsFunc(j.order, func(o *proc) bool { return o != p && (o.synced || j.origin == 0) })
 }
@@ -344,7 +344,7 @@ func (j *job) leave(p *proc) {
 	j.order = slices.DeleteFunc(j.order, func(o *proc) bool { return o == p })
 }
 
-// mayDie is called wherever a worker can die.
+// mayDie is called at every place where a worker can die.
 func (p *proc) mayDie() {
 	j := p.job
 	j.mu.Lock()
@@ -371,7 +371,7 @@ func (p *proc) mayDie() {
 	panic(killed{})
 }
 
-// publish makes a world of all that are wanted, once they stand at the door. The caller holds mu.
+// publish publishes a world when all wanted workers have joined. The caller holds mu.
 func (j *job) publish() {
 	if j.finished || len(j.order) == 0 || j.world.Generation == 0 && len(j.order) < j.start {
 		return
@@ -382,7 +382,7 @@ func (j *job) publish() {
 		if !here {
 			return
 		}
-		// Of equals the youngest: whoever holds the state must do.
+		// Of equal ones it takes the youngest, because any of them must work.
 		if wait.joining.HoldsState && (root < 0 || wait.joining.Commits >= j.waiting[j.order[root]].joining.Commits) {
 			root = i
 		}
@@ -473,7 +473,7 @@ func (s *seat) report(_ context.Context, r rendezvous.Report, generation, commit
 	return nil
 }
 
-// latest is heard by the ranks in different steps.
+// Ranks see the latest update in different steps.
 func (s *seat) reachable() bool { return true }
 func (s *seat) latest() notify.Update {
 	s.p.mayDie()
@@ -488,16 +488,16 @@ func (s *seat) latest() notify.Update {
 func (s *seat) loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
 func (s *seat) close() error                         { return nil }
 
-// mortal is a part in whose midst a worker can die.
+// mortal is a part during whose methods a worker can die.
 type mortal struct{ p *proc }
 
 func (m *mortal) Save() error                                        { m.p.mayDie(); return nil }
 func (m *mortal) Restore() error                                     { m.p.mayDie(); return nil }
 func (m *mortal) Sync(context.Context, *collective.Group, int) error { m.p.mayDie(); return nil }
 
-// Whatever dies, comes, goes or fails to connect, and whenever: the ranks' states are one state,
-// which is never a mix nor a newcomer's, has the highest commit of the survivors, and contains
-// every batch once.
+// Under any sequence of deaths, joins, departures and failing connections, the ranks' states are
+// one state, which is never a mix of two or that of a new worker, has the highest commit of the
+// survivors, and contains every batch once.
 func TestWholeJob(t *testing.T) {
 	ends := make(map[string]int)
 	rapid.Check(t, func(t *rapid.T) {
@@ -529,8 +529,8 @@ func TestWholeJob(t *testing.T) {
 	t.Log(ends)
 }
 
-// Each end that a worker or a shard can come to is the end of one in a job that is made for it,
-// whatever the random jobs do.
+// For each possible end of a worker or shard, one fixed job reaches it, in addition to the random
+// jobs.
 func TestEachEnd(t *testing.T) {
 	for name, test := range map[string]struct {
 		job  *job

@@ -6,16 +6,16 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// sayBound is how long a rank tries to tell the driver of its last checkpoint: also a driver that
-// has just been resumed hears of it.
-const sayBound = 10 * time.Second
+// reportTimeout limits reports of the last checkpoint to the driver. It leaves a driver time to
+// resume.
+const reportTimeout = 10 * time.Second
 
-// finish ends what the state has begun, where Run ends with err. It has the last commit written
-// where that is this rank's to do, and returns what Run returns.
+// finish ends the state's background work when Run ends with err, writes the last commit if that is
+// this rank's duty, and returns the result of Run.
 func (s *State) finish(err error) error {
 	lost := s.settled()
 	c := s.checkpoints
@@ -43,23 +43,22 @@ func (s *State) finish(err error) error {
 	return fmt.Errorf("%w; %w", err, failed)
 }
 
-// writesLast tells whether it is this rank that writes the last checkpoint, where Run ends with
-// err.
+// writesLast reports whether this rank writes the last checkpoint when Run ends with err.
 func (s *State) writesLast(err error) bool {
 	switch {
 	case !s.holds || s.commits == 0 || errors.Is(err, errLeft) || errors.Is(err, ErrFinished):
 		return false
 	case errors.Is(err, ErrRemoved):
-		return s.worker.last
+		return s.worker.run.last
 	case err == nil, s.worker.Size() == 1:
 		return s.worker.Rank() == 0
 	}
-	// The others may go on, from a commit that all have made.
+	// The others may continue, from a commit that all ranks have made.
 	return s.worker.Rank() == 0 && s.agreed
 }
 
-// writeLast has the last commit written, unless it is on the disk already. lost is why there is
-// none on this rank.
+// writeLast writes the last commit unless it is on disk. lost is the error if this rank has no such
+// commit.
 func (s *State) writeLast(lost error) error {
 	c, held := s.checkpoints, s.saved.Hold()
 	defer held.Release()
@@ -69,7 +68,7 @@ func (s *State) writeLast(lost error) error {
 	s.worker.doing.enter(rendezvous.Saving)
 	s.worker.doing.last.Store(&c.bytes)
 	defer s.worker.doing.last.Store(nil)
-	s.tellLast(rendezvous.Writing) // also where one is being written: this process may be killed meanwhile
+	s.reportLast(rendezvous.Writing) // before any wait: it keeps the driver from killing this process
 	c.writing.Wait()
 	var err error
 	if !c.has(held.Number()) {
@@ -77,12 +76,12 @@ func (s *State) writeLast(lost error) error {
 		c.end(held.Number(), err)
 	}
 	if err = errors.Join(lost, err); err == nil {
-		s.tellLast(rendezvous.Written)
+		s.reportLast(rendezvous.Written)
 		return nil
 	}
 	failed := &CheckpointError{Commit: s.commits, Dir: c.Dir, Err: err}
 	s.worker.log.Error(failed)
-	s.tellLast(rendezvous.NotWritten)
+	s.reportLast(rendezvous.NotWritten)
 	return failed
 }
 
@@ -92,19 +91,19 @@ func (s *State) writeImage(held *image.Image) error {
 	if locals != nil {
 		size = locals.size
 	} else if len(s.locals.parts) > 0 {
-		return errors.New("what local parts were on other ranks is not here")
+		return errors.New("this rank does not have the local pieces of all ranks")
 	}
 	return s.write(s.checkpoints, held, size, locals)
 }
 
-// tellLast tells the driver, if it can be reached.
-func (s *State) tellLast(r rendezvous.Report) {
-	if s.worker.deserted {
+// reportLast reports to the driver. A failure is only logged.
+func (s *State) reportLast(r rendezvous.Report) {
+	if s.worker.run.deserted {
 		return
 	}
-	ctx, stop := context.WithTimeout(context.Background(), sayBound)
+	ctx, stop := context.WithTimeout(context.Background(), reportTimeout)
 	defer stop()
 	if err := s.worker.meeting.report(ctx, r, s.worker.Generation(), s.commits); err != nil {
-		s.worker.log.Warnf("the driver could not be told of the last checkpoint: %v", err)
+		s.worker.log.Warnf("reporting the last checkpoint to the driver failed: %v", err)
 	}
 }

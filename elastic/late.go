@@ -2,56 +2,54 @@ package elastic
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/elastic/fetch"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// InitOption changes what Init does.
+// InitOption configures Init.
 type InitOption struct{ name string }
 
-// Late has the worker enter its first world in Run, and not in Init. The others stop for it only
-// then, so what the program does between Init and Run, as loading data and making its model, costs
-// them nothing. Where they train already, Run first fetches their newest commit of tensors that are
-// large, more than 16 KiB, while they go on; the sync of the new world then sends only what has
-// changed since. All ranks of a job may give it. From the process's start to Run there is as much
-// time as --start-timeout says (30 s), and a fetch has that anew as long as bytes arrive.
+// Late makes Run instead of Init enter the worker's first world. The other workers are interrupted
+// only then, so they do not wait while the program loads data and builds its model between Init and
+// Run. If they are already training, Run first fetches the tensors of more than 16 KiB of their
+// newest commit in the background of their training; the sync of the new world then sends only what
+// has changed since. All ranks of a job may use it. Run must be called within --start-timeout (30
+// s) of the process's start; the limit restarts while a fetch receives bytes.
 //
-// Before Run such a worker has Rank −1, Size 0 and a nil Group; its Host and Slot are known.
+// Until Run, such a worker has Rank −1, Size 0 and a nil Group; its Host and Slot are valid.
 var Late = InitOption{"late"}
 
-// stayOut leaves the first world to Run.
+// stayOut sets the membership of a worker that is in no world yet.
 func (w *Worker) stayOut(slot plan.SlotID) {
-	w.late = true
-	w.place.Store(&place{slot: plan.Slot{SlotID: slot, Rank: -1, LocalRank: -1, CrossRank: -1}, unwatch: func() {}})
+	w.run.late = true
+	w.member.Store(&membership{slot: plan.Slot{SlotID: slot, Rank: -1, LocalRank: -1, CrossRank: -1}, unwatch: func() {}})
 }
 
-// supplier is a meeting through which workers read each other's commits.
+// supplier is a meeting through which workers fetch each other's commits.
 type supplier interface {
-	// give has others read what newest returns, from any goroutine; nil: nothing more.
+	// give lets other workers fetch the commit that newest returns. newest is called from any
+	// goroutine; nil ends it.
 	give(newest func() *fetch.Commit)
-	// sources are some workers that may have a commit.
+	// sources returns some workers that may have a commit.
 	sources(ctx context.Context) ([]fetch.Source, error)
 }
 
 const (
-	lookBound    = 5 * time.Second // longest that the driver is asked for sources
-	mostSources  = 8               // that one worker asks
-	fetchReports = 5 * time.Second // pause between what is said of a fetch under way
-	fetchedCount = ^uint64(0)      // of the imageID of what was fetched, which is no save's
+	lookBound    = 5 * time.Second // timeout of asking the driver for sources
+	mostSources  = 8               // limits the workers that one fetch asks
+	fetchReports = 5 * time.Second // interval of progress reports during a fetch
+	fetchedCount = ^uint64(0)      // Count of the imageID of a fetched state; no save uses it
 	bytesPerMega = 1e6
 )
 
-// arrive enters the first world of a late worker, with what it can have of the state before.
+// arrive enters the first world of a late worker after fetching the state, if possible.
 func (r *runner) arrive() error {
 	if err := r.fetch(); err != nil {
 		return err
@@ -59,16 +57,16 @@ func (r *runner) arrive() error {
 	if err := r.worker.enter(r.ctx, func() {}, rendezvous.Joining{}); err != nil {
 		return err
 	}
-	r.worker.late = false
+	r.worker.run.late = false
 	return nil
 }
 
-// fetch makes the parts in memory those of the others' newest commit, if there is one. Whatever
-// goes wrong, the sync brings all.
+// fetch sets the parts in memory to the newest commit of the other workers, if there is one. Errors
+// are only logged, because the sync sends everything that is missing.
 func (r *runner) fetch() error {
 	s, w := r.state, r.worker
 	from, ok := w.meeting.(supplier)
-	layout, memory := s.inMemory()
+	layout, memory := s.parts.memory()
 	if !ok || len(memory) == 0 {
 		return nil
 	}
@@ -77,22 +75,22 @@ func (r *runner) fetch() error {
 	sources, err := from.sources(look)
 	cancel()
 	if err != nil || len(sources) == 0 {
-		return r.ctx.Err() // the join will tell
+		return r.ctx.Err() // joining reports why
 	}
 	began := time.Now()
-	said := began
+	lastReport := began
 	taken, err := fetch.Take(r.ctx, sources, layout, memory, fetch.Options{
 		Progress: func(have, of int64) {
-			if now := time.Now(); now.Sub(said) >= fetchReports {
-				said = now
-				w.log.Infof("the state is being fetched: %.0f MB of %.0f", float64(have)/bytesPerMega, float64(of)/bytesPerMega)
-				w.sayFetching()
+			if now := time.Now(); now.Sub(lastReport) >= fetchReports {
+				lastReport = now
+				w.log.Infof("fetching the state: %.0f of %.0f MB", float64(have)/bytesPerMega, float64(of)/bytesPerMega)
+				w.reportFetching()
 			}
 		},
-		Rejected: func(_ int, err error) { w.log.Debugf("a worker gives nothing of the state: %v", err) },
+		Rejected: func(_ int, err error) { w.log.Debugf("a worker does not supply the state: %v", err) },
 	})
 	if err != nil {
-		w.log.Infof("the state could not be fetched while the others train, so they send it: %v", err)
+		w.log.Infof("fetching the state failed, so the sync sends all of it: %v", err)
 		if err := s.Restore(); err != nil {
 			return err
 		}
@@ -102,70 +100,44 @@ func (r *runner) fetch() error {
 		return err
 	}
 	s.adopt()
-	w.log.Debugf("commit %d is here: %.1f MB in %d rounds, %v", taken.Number, float64(taken.Bytes)/bytesPerMega, taken.Rounds, time.Since(began))
+	w.log.Debugf("fetched commit %d: %.1f MB in %d rounds, %v", taken.Number, float64(taken.Bytes)/bytesPerMega, taken.Rounds, time.Since(began))
 	return nil
 }
 
-// sayFetching tells the driver that it shall be patient; the fetch does not wait for that.
-func (w *Worker) sayFetching() {
-	w.reports.Go(func() { _ = w.meeting.report(w.reportCtx, rendezvous.Fetching, 0, 0) })
+// reportFetching makes the driver extend the start timeout. It does not block.
+func (w *Worker) reportFetching() {
+	w.reports.Go(func() { _ = w.meeting.report(w.reports.ctx, rendezvous.Fetching, 0, 0) })
 }
 
-// adopt takes what has just been saved for another's save: a sync compares it with the root's. What
-// that and the first commit will ask of it is computed now, when nobody waits.
+// adopt marks the fetched save as different from the root's, so that a sync compares the two. It
+// computes the checksums for that before the join, while no rank waits.
 func (s *State) adopt() {
-	s.mark, s.clean = imageID{Count: fetchedCount}, true
-	for _, p := range s.inMemoryOf(s.saved.Last()) {
+	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
+	for _, p := range s.parts.memoryIn(s.saved.Last()) {
 		p.Prepare()
 	}
 }
 
-// inMemory returns the parts in memory, and what they are.
-func (s *State) inMemory() (layout string, memory [][]byte) {
-	var text strings.Builder
-	for i, o := range s.own {
-		if m := asInMemory(o); m != nil {
-			fmt.Fprintf(&text, "%d %s\n", i, m.layout())
-			memory = append(memory, m.memory()...)
-		}
-	}
-	return text.String(), memory
-}
-
-// inMemoryOf returns an image's pieces of the parts in memory, in their order.
-func (s *State) inMemoryOf(m *image.Image) (pieces []*image.Piece) {
-	for i, o := range s.own {
-		if p := asInMemory(o); p != nil {
-			for j := range p.memory() {
-				pieces = append(pieces, &m.Pieces()[s.first[i]+j])
-			}
-		}
-	}
-	return pieces
-}
-
-// supply lets others fetch this state's commits.
+// supply lets other workers fetch this state's commits.
 func (s *State) supply() {
 	to, ok := s.worker.meeting.(supplier)
-	layout, memory := s.inMemory()
-	if !ok || s.supplies || len(memory) == 0 {
+	layout, memory := s.parts.memory()
+	if !ok || len(memory) == 0 {
 		return
 	}
-	s.supplies = true
 	to.give(func() *fetch.Commit {
 		held := s.saved.Hold()
 		if held == nil {
 			return nil
 		}
-		return &fetch.Commit{Number: held.Number(), Layout: layout, Pieces: s.inMemoryOf(held), Release: held.Release}
+		return &fetch.Commit{Number: held.Number(), Layout: layout, Blobs: s.parts.memoryIn(held), Release: held.Release}
 	})
 }
 
-// withdraw ends that.
+// withdraw undoes supply.
 func (s *State) withdraw() {
-	if to, ok := s.worker.meeting.(supplier); ok && s.supplies {
+	if to, ok := s.worker.meeting.(supplier); ok {
 		to.give(nil)
-		s.supplies = false
 	}
 }
 
@@ -177,7 +149,7 @@ func (d *driven) give(newest func() *fetch.Commit) {
 	d.supply.Store(&newest)
 }
 
-// visited answers another worker.
+// visited serves a connection of another worker.
 func (d *driven) visited(conn net.Conn) {
 	err := fetch.Serve(conn, func() *fetch.Commit {
 		if newest := d.supply.Load(); newest != nil {
@@ -186,7 +158,7 @@ func (d *driven) visited(conn net.Conn) {
 		return nil
 	})
 	if err != nil {
-		logrus.Debugf("elastic: a worker that fetches the state: %v", err)
+		logrus.Debugf("elastic: serving the state to another worker: %v", err)
 	}
 }
 

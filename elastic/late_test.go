@@ -7,8 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// A late worker without a driver is in no world before Run, and in one of its own there; what it
-// has made before works alone.
+// A late worker without a driver is in no world before Run, and in a world of one there.
 func TestLateAlone(t *testing.T) {
 	t.Setenv(plan.EnvDriverAddr, "")
 	w, err := Init(t.Context(), Late)
@@ -20,7 +19,7 @@ func TestLateAlone(t *testing.T) {
 		t.Errorf("before Run: rank %d of %d in generation %d", w.Rank(), w.Size(), w.Generation())
 	}
 	sampler, scaling := NewSampler(10, SamplerOptions{}), NewScaling(ScalingOptions{})
-	s := NewState(w, sampler, scaling, Tensor("large", make([]float64, carriedTensor)))
+	s := NewState(w, sampler, scaling, Tensor("large", make([]float64, maxCarried)))
 	if n, f := sampler.Len(), scaling.Next(); n != 10 || f != 1 {
 		t.Errorf("before Run: %d indices, factor %v", n, f)
 	}
@@ -43,7 +42,7 @@ func TestLateAlone(t *testing.T) {
 	}
 }
 
-// One that ends before Run has nothing to say to anybody.
+// A late worker that ends before Run reports nothing.
 func TestLateNeverRuns(t *testing.T) {
 	t.Setenv(plan.EnvDriverAddr, "")
 	w, err := Init(t.Context(), Late)

@@ -15,14 +15,14 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// crew is processes that a test puts into one world after another.
+// crew is a set of processes that a test puts into successive worlds.
 type crew struct {
 	t          *testing.T
 	generation uint64
@@ -44,16 +44,16 @@ type member struct {
 	count int
 	rng   *rand.PCG
 	tags  map[string]int
-	large int   // how long the shard is
-	sum   []int // redistributed: what the shards' first numbers were, by old rank; −1: lost
+	large int   // length of the shard
+	sum   []int // redistributed: the first numbers of the shards, by old rank; −1: lost
 	step  int
 }
 
 func (c *crew) member(replicas int, more ...Part) *member {
 	m := &member{rng: rand.NewPCG(1, 2), tags: map[string]int{}}
 	m.w = &Worker{meeting: &seated{}, log: c.log, replicas: replicas}
-	m.w.reportCtx, m.w.stopReports = context.WithCancel(context.Background())
-	m.w.place.Store(&place{slot: plan.Slot{}, world: rendezvous.World{World: plan.World{Slots: make([]plan.Slot, 1)}}})
+	m.w.reports.ctx, m.w.reports.stop = context.WithCancel(context.Background())
+	m.w.member.Store(&membership{slot: plan.Slot{}, world: rendezvous.World{World: plan.World{Slots: make([]plan.Slot, 1)}}})
 	m.state = NewState(m.w, append(more, Value("step", &m.step), Local("shard", &m.shard), Local("count", &m.count), Local("rng", m.rng), Local("tags", &m.tags),
 		Local("sum", &m.sum, Redistribute(func(pieces []Piece[[]int], rank, size int) ([]int, error) {
 			all := []int{}
@@ -80,7 +80,7 @@ type seated struct {
 func (s *seated) reachable() bool       { return true }
 func (s *seated) latest() notify.Update { return s.update }
 
-// world puts members into a new world, on hosts, and synchronises them.
+// world puts members into a new world on the given hosts and synchronises them.
 func (c *crew) world(root int, hosts []string, members ...*member) {
 	c.t.Helper()
 	c.generation++
@@ -90,7 +90,7 @@ func (c *crew) world(root int, hosts []string, members ...*member) {
 	}
 	for r, g := range collective.Local(len(members)) {
 		world := rendezvous.World{World: plan.World{Generation: c.generation, Slots: slots}, Rank: r, SyncRoot: root}
-		members[r].w.place.Store(&place{world: world, slot: slots[r], group: g, unwatch: func() {}})
+		members[r].w.member.Store(&membership{world: world, slot: slots[r], group: g, unwatch: func() {}})
 	}
 	onAll(c.t, len(members), func(r int) error { return members[r].state.Sync(c.t.Context()) })
 }
@@ -105,7 +105,7 @@ func (c *crew) warnings() (all []string) {
 	return all
 }
 
-// set gives a member pieces that are its own.
+// set sets a member's pieces to values of its own.
 func (m *member) set(id, step int) {
 	m.shard = slices.Repeat([]float32{float32(id)}, max(m.large, 10))
 	m.shard[0] += float32(step) / 100
@@ -135,8 +135,8 @@ func hostsNamed(names string) []string {
 	return all
 }
 
-// A piece whose rank dies is taken by the newcomer; what nobody takes waits for one, world after
-// world.
+// A new rank takes over the piece of a rank that dies; pieces that no rank takes over are kept for
+// later worlds.
 func TestLocalPieces(t *testing.T) {
 	c := newCrew(t)
 	m := []*member{c.member(1), c.member(1), c.member(1), c.member(1)}
@@ -152,13 +152,13 @@ func TestLocalPieces(t *testing.T) {
 	commitAll(t, m...)
 	for i := range m {
 		m[i].set(10+i, 2)
-		m[i].shard[len(m[i].shard)-1]++ // work that is lost
+		m[i].shard[len(m[i].shard)-1]++ // lost by the restore
 		if err := m[i].state.Restore(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Rank 0 dies, and rank 2, on another host: their pieces are with 2 and 0 of the old world… so
-	// one of them is lost. Here only rank 1 and rank 2 die, whose keepers are 3 and 0.
+	// If ranks 0 and 2 died, which keep copies for each other, a piece would be lost. Here ranks 1
+	// and 2 die, whose copies are on 3 and 0.
 	c.world(0, hostsNamed("ab"), m[0], m[3])
 	m[0].is(t, 10, 1)
 	m[3].is(t, 13, 1)
@@ -168,10 +168,10 @@ func TestLocalPieces(t *testing.T) {
 	if said := c.warnings(); said != nil {
 		t.Errorf("warned: %q", said)
 	}
-	// The next world has nobody new: the strays stay.
+	// The next world has no new rank, so the orphaned pieces stay.
 	c.world(1, hostsNamed("ab"), m[0], m[3])
 	commitAll(t, m[0], m[3])
-	// One newcomer takes the first stray; then the other keeper of the second dies.
+	// A new rank takes over the first orphaned piece; then the other keeper of the second dies.
 	n := c.member(1)
 	n.set(50, 7)
 	c.world(0, hostsNamed("abc"), m[0], m[3], n)
@@ -182,7 +182,7 @@ func TestLocalPieces(t *testing.T) {
 	c.world(1, hostsNamed("bca"), m[3], n, last)
 	m[3].is(t, 13, 1)
 	n.is(t, 11, 1)
-	if last.count != 10 { // rank 0's piece comes before the stray
+	if last.count != 10 { // rank 0's piece precedes the orphaned one
 		t.Errorf("the newcomer has the pieces of %d", last.count)
 	}
 	one, two := c.member(1), c.member(1)
@@ -196,8 +196,8 @@ func TestLocalPieces(t *testing.T) {
 	}
 }
 
-// Without replicas the pieces of who dies are lost, which is said once; newcomers go on with their
-// own.
+// Without replicas the pieces of a rank that dies are lost, which is logged once; new ranks start
+// with their initial values.
 func TestLocalPiecesLost(t *testing.T) {
 	c := newCrew(t)
 	m := []*member{c.member(0), c.member(0), c.member(0)}
@@ -215,14 +215,14 @@ func TestLocalPiecesLost(t *testing.T) {
 	if want := []int{3, 10, -1, 12}; !slices.Equal(n.sum, want) {
 		t.Errorf("redistributed %v, want %v", n.sum, want)
 	}
-	want := []string{`lost, with all who kept them: the pieces of local parts "shard", "count", "rng", "tags", "sum" of rank 1 of generation 1`}
+	want := []string{`lost with all their copies: the pieces of local parts "shard", "count", "rng", "tags", "sum" of rank 1 of generation 1`}
 	if said := c.warnings(); !slices.Equal(said, want) {
 		t.Errorf("warned: %q", said)
 	}
 }
 
-// Who leaves in good order leaves its pieces to the others, also without replicas, and from a check
-// as from a commit.
+// A rank that leaves without a failure hands its pieces to the others, even without replicas, at a
+// commit and at a check.
 func TestLocalPiecesHandedOver(t *testing.T) {
 	for _, check := range []bool{false, true} {
 		c := newCrew(t)
@@ -260,8 +260,8 @@ func TestLocalPiecesHandedOver(t *testing.T) {
 	}
 }
 
-// Whoever is the root after a commit that only some have counted, every rank has its piece of that
-// very commit.
+// After a commit that only some ranks have counted, every rank has its piece of the root's commit,
+// whichever rank is the root.
 func TestLocalPiecesOfTornCommit(t *testing.T) {
 	for torn := range 3 {
 		for root := range 2 {
@@ -275,8 +275,8 @@ func TestLocalPiecesOfTornCommit(t *testing.T) {
 			for i := range m {
 				m[i].set(10+i, 1)
 			}
-			// Rank 2 dies in the agreement; ranks below torn have counted the commit, others have
-			// only come through the barrier.
+			// Rank 2 dies in the agreement; ranks below torn have counted the commit, the others
+			// have only passed the barrier.
 			errorsOf(3, func(r int) error {
 				s := m[r].state
 				if err := s.replicate(); err != nil {
@@ -310,7 +310,7 @@ func TestLocalPiecesOfTornCommit(t *testing.T) {
 	}
 }
 
-// A checkpoint has the pieces of all ranks, strays included, and the next job deals them out.
+// A checkpoint has the pieces of all ranks and orphaned ones, and the next job assigns them.
 func TestLocalCheckpoint(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		for _, size := range []int{1, 2, 4} {
@@ -323,7 +323,7 @@ func TestLocalCheckpoint(t *testing.T) {
 			}
 			c.world(0, hostsNamed("abc"), m...)
 			commitAll(t, m...)
-			c.world(0, hostsNamed("ab"), m[0], m[1]) // what 12 had is a stray
+			c.world(0, hostsNamed("ab"), m[0], m[1]) // the piece of 12 is orphaned
 			for i := range m[:2] {
 				m[i].set(10+i, 1)
 			}
@@ -333,7 +333,7 @@ func TestLocalCheckpoint(t *testing.T) {
 				}
 				return m[r].state.Commit()
 			})
-			onAll(t, 2, func(r int) error { return m[r].state.gather(t.Context(), true) })
+			onAll(t, 2, func(r int) error { return m[r].state.locals.gather(t.Context(), true) })
 			for r := range 3 {
 				if err := m[r].state.finish([]error{nil, nil, errLeft}[r]); err != nil && r < 2 {
 					t.Error(err)
@@ -366,7 +366,7 @@ func TestLocalCheckpoint(t *testing.T) {
 	}
 }
 
-// Who keeps the pieces of a rank: the other hosts in turn, and its own last.
+// Copies are kept by the other hosts in turn, and then by the rank's own host.
 func TestKeepers(t *testing.T) {
 	for _, c := range []struct {
 		hosts string
@@ -424,8 +424,8 @@ func TestHandOverBounded(t *testing.T) {
 	}
 }
 
-// What is cut or changed anywhere is refused, without a panic and without more memory than the
-// message has.
+// Truncated or modified messages are refused without a panic and without allocating more than their
+// size.
 func FuzzPieces(f *testing.F) {
 	l := &locals{parts: make([]localPart, 2)}
 	id, before := saveID{3, 7}, saveID{3, 6}
@@ -472,8 +472,8 @@ func FuzzPieces(f *testing.F) {
 	}
 }
 
-// A type of the user's that cannot be written down fails the commit on that rank before anybody has
-// anything.
+// A value that cannot be encoded fails the commit on its rank before any other rank has received a
+// piece.
 func TestLocalRefuses(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	bad := any(func() {})
@@ -489,16 +489,15 @@ func TestLocalRefuses(t *testing.T) {
 	}
 }
 
-// What a commit costs of a state that is 1 KiB, or 64 MiB, on each of two ranks alone, over
-// sockets: without Local parts, with 0 copies and with one, where everything changes and where
-// nothing or one chunk does.
+// The time of a commit of a state with 1 KiB or 64 MiB per rank, on two ranks over sockets: without
+// Local parts, with 0 copies and with one; with all chunks changed, none or one.
 func BenchmarkLocalCommit(b *testing.B) {
 	for _, size := range []int{1 << 10, 64 << 20} {
 		for _, c := range []struct {
 			name     string
 			local    bool
 			replicas int
-			changed  int // of how many chunks the first byte does
+			changed  int // number of chunks whose first byte changes
 		}{{"as a Tensor", false, 0, 64}, {"no copy", true, 0, 64}, {"one copy", true, 1, 64}, {"one copy, one chunk changes", true, 1, 1}, {"one copy, nothing changes", true, 1, 0}} {
 			b.Run(fmt.Sprintf("%d KiB/%s", size>>10, c.name), func(b *testing.B) {
 				benchmarkLocalCommit(b, size, c.local, c.replicas, c.changed)
@@ -565,7 +564,7 @@ func benchmarkLocalCommit(b *testing.B, size int, isLocal bool, replicas, change
 	both(func(r int) error { return groups[r].Close() })
 }
 
-// socketGroups returns the groups of n ranks that are connected over sockets.
+// socketGroups returns the groups of n ranks connected by sockets.
 func socketGroups(b *testing.B, n int) []*collective.Group {
 	authority, err := identity.NewAuthority("bench")
 	if err != nil {

@@ -10,29 +10,28 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// meeting is how a worker comes to be in a world: the driver's, or one of its own. Its methods are
-// called by one goroutine at a time, except report, reachable, latest and loss.
+// meeting brings a worker into worlds: those of a driver, or one of its own. Its methods are called
+// by one goroutine at a time, except report, reachable, latest and loss.
 type meeting interface {
-	// join blocks until there is a world newer than j.After with this worker in it. The addresses
-	// of j are the meeting's to fill in. It fails with rendezvous.ErrRemoved or ErrFinished where
-	// there will be none.
+	// join blocks until a world newer than j.After includes this worker. The meeting sets the
+	// addresses of j. It returns rendezvous.ErrRemoved or ErrFinished if no such world follows.
 	join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error)
 	// connect connects to the ranks of a world that join returned. The caller closes the group.
 	connect(ctx context.Context, w rendezvous.World) (*collective.Group, error)
-	// report tells the driver something that it could only guess otherwise.
+	// report tells the driver about this worker.
 	report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error
-	// reachable tells whether the driver is connected; it does not block.
+	// reachable reports whether the driver is connected. It does not block.
 	reachable() bool
 	// latest returns the newest notification; it does not block.
 	latest() notify.Update
-	// loss returns which world the driver knows to be lost, and a channel that is closed when it
-	// says more; it does not block.
+	// loss returns the ranks that the driver reports as lost, and a channel that is closed at its
+	// next report. It does not block.
 	loss() (notify.Loss, <-chan struct{})
-	// close ends everything that the meeting started, and waits for it.
+	// close ends everything that the meeting has started and waits for it.
 	close() error
 }
 
-// solo is the meeting of a worker that no driver started: every world has one rank.
+// solo is the meeting of a worker without a driver: every world has one rank.
 type solo struct{}
 
 func (solo) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {

@@ -1,341 +1,140 @@
 package elastic
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
 	"errors"
 	"fmt"
-	"reflect"
-	"unsafe"
+	"slices"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// Part is one piece of a State: something that can be kept, gone back to, and made the same on
-// every rank.
+// Part is one component of a State: a value that can be saved, restored and made equal on every
+// rank.
 //
-// Parts are used by one goroutine at a time.
+// A Part must be used by one goroutine at a time.
 type Part interface {
-	// Save keeps a private copy of the live value in place of the last one. Where it fails, the
-	// last one must stay.
+	// Save replaces the last private copy by a copy of the live value. If it fails, the last copy
+	// must stay.
 	Save() error
-	// Restore makes the live value that of the last Save.
+	// Restore sets the live value to the last Save.
 	Restore() error
-	// Sync makes the live value of every rank that of root. It is collective, and may leave the
-	// live value half overwritten where it fails: a Restore follows.
+	// Sync sets the live value of every rank to that of root. It is collective. If it fails, the
+	// live value may be partly overwritten; a Restore follows.
 	Sync(ctx context.Context, g *collective.Group, root int) error
 }
 
-// Imaged is what a Part of another package may be besides, in order to be in digests and
-// checkpoints as the parts of this package are.
+// Imaged is implemented by a Part of another package whose value is to be included in digests and
+// checkpoints, as those of this package's parts are.
 type Imaged interface {
 	Part
-	// Image returns what the last Save has kept: bytes that are the same where the values are, on
-	// any rank. It is called after every Save of the State; nobody writes to the bytes afterwards.
+	// Image returns the value of the last Save. Equal values give equal bytes on all ranks. The
+	// State calls it after every Save; nothing may write to the bytes afterwards.
 	Image() ([]byte, error)
-	// SetImage makes the live value that of an image.
+	// SetImage sets the live value to that of an image.
 	SetImage([]byte) error
 }
 
-// Deferred is what an Imaged part may be besides, where a copy takes long and the live value can be
-// given free at once: its Save returns before the copy is whole.
+// Deferred is implemented by an Imaged part whose Save returns before the copy is complete, because
+// copying takes long and the live value may already be changed.
 type Deferred interface {
 	Imaged
-	// Pending returns what blocks until the last Save is whole, and then gives what it has kept. It
-	// is called by a goroutine of the State, at most once for each Save, while nothing else is done
-	// with the part. An error says that the Save has failed after all: Restore and Image are then
-	// of the one before.
+	// Pending returns a function that blocks until the last Save is complete and returns the saved
+	// value. A goroutine of the State calls it at most once per Save, while it uses the part for
+	// nothing else. An error means that the Save has failed: Restore and Image then refer to the
+	// previous one.
 	Pending() func() ([]byte, error)
 }
 
-// Exposed is what a part may be besides, to whose live value other ranks may write, as those that
-// have memory of a device open do in its collectives. What they had begun of an operation that was
-// aborted may end after this rank's Restore. So Run calls Restore once more when every member of
-// the next world has left that operation, before the OnReset functions.
+// Exposed is implemented by a part whose live value other ranks may write to, for example device
+// memory that they have mapped for its collectives. Writes of an aborted operation may end after
+// this rank's Restore, so Run calls Restore again when every member of the next world has left that
+// operation, before the OnReset functions.
 type Exposed interface {
 	Part
-	// Exposed tells whether others may have written to the live value since the world began.
+	// Exposed reports whether others may have written to the live value since the world began.
 	Exposed() bool
 }
 
-// kept is a part that is in images.
-type kept interface {
-	// sources appends what the live value is in an image; always as many pieces. It fails before
-	// anything is kept.
-	sources([]image.Source) ([]image.Source, error)
-	// restore makes the live value that of the pieces, of which the first are those that sources
-	// appends.
-	restore([]image.Piece) error
-	// sums returns the checksums of these pieces, which are the same in all processes where the
-	// values are.
-	sums([]image.Piece) ([]uint32, error)
+// content describes a part to its State. Optional functions are nil. Either memory or both encode
+// and decode are set.
+type content struct {
+	self   Part          // the part; a type that embeds it is another, and its own methods must be called
+	name   string        // unique within a State; empty: unnamed
+	layout func() string // describes the part; states are compatible if all ranks have the same layouts
+	kind   func() string // the layout in checkpoints, for which options that may change are left out; nil: layout
+
+	// memory returns the live value of a part that consists of memory only, always in the same
+	// number of slices. A sync may write to it chunk by chunk.
+	memory  func() [][]byte
+	watched bool // see Watched
+
+	encode func() ([]byte, error) // returns the live value; nothing writes to the bytes afterwards
+	decode func([]byte) error     // sets the live value from encoded bytes
+	later  func() func() ([]byte, error)
+	// canonical converts encoded bytes to bytes that are equal in all processes if the values are;
+	// nil: the encoded bytes are.
+	canonical func([]byte) ([]byte, error)
+	// opaque: encoded bytes of equal values can differ between processes, so they are not compared
+	// after a sync.
+	opaque bool
+
+	tensors func(name string) []checkpoint.Tensor // the part's tensors in a checkpoint; nil: one of bytes
+	text    func([]byte) string                   // formats encoded bytes for logs; nil: no text
+
+	setRank func(rank, size int) // nil: the part does not depend on the rank
+	local   localPart            // nil: all ranks have the same value
+	// foreign: a part of another package; the State calls its Save and Restore too.
+	foreign bool
 }
 
-// own is a Part of this package. A State does not call its Save and Restore, but keeps what it
-// holds in an image together with all others, so that either all of them are saved or none.
-type own interface {
+// ownPart is a part of this package. A State does not call its Save and Restore: it stores its
+// value in one image with all other parts, so that a save is atomic.
+type ownPart interface {
 	Part
-	kept
-	// self is the part itself. It tells it from a user's type that embeds it, whose own methods
-	// must be called.
-	self() Part
-	// name is unique within a State; empty for a part without one.
-	name() string
-	// layout says what it is; the same on all ranks, or their states do not fit.
-	layout() string
+	content() *content
 }
 
-// foreign is a user's part in images. The State calls its Save and Restore as well.
-type foreign struct{ Imaged }
-
-func (f foreign) sources(to []image.Source) ([]image.Source, error) {
-	if d, ok := f.Imaged.(Deferred); ok {
-		return append(to, image.Source{Later: d.Pending()}), nil
-	}
-	b, err := f.Image()
-	return append(to, image.Source{Bytes: b, Given: true}), err
-}
-
-func (f foreign) restore(pieces []image.Piece) error          { return f.SetImage(pieces[0].Bytes()) }
-func (f foreign) sums(pieces []image.Piece) ([]uint32, error) { return pieces[0].Sums(), nil }
-
-// carried is a part that may be small enough to travel with others in the one message that begins a
-// sync.
-type carried interface {
-	own
-	// travels tells whether it is; all ranks agree where their layouts do.
-	travels() bool
-	encode() ([]byte, error) // the live value
-	decode([]byte) error     // into the live value
-}
-
-// inMemory is a part that is nothing but memory, which a sync may write to piece by piece.
-type inMemory interface {
-	own
-	memory() [][]byte // as many as sources appends, and the same
-}
-
-// asInMemory returns o where a sync can take of it what differs, or nil.
-func asInMemory(o own) inMemory {
-	if m, ok := o.(inMemory); ok && asCarried(o) == nil {
-		return m
-	}
-	return nil
-}
-
-// placed is a part that depends on the rank.
-type placed interface{ place(rank, size int) }
-
-// asOwn returns p as a part of ours, or nil.
-func asOwn(p Part) own {
-	if o, ok := p.(own); ok && o.self() == p {
-		return o
-	}
-	return nil
-}
-
-// asCarried returns o where it travels in the message that begins a sync, or nil.
-func asCarried(o own) carried {
-	if c, ok := o.(carried); ok && c.travels() {
-		return c
-	}
-	return nil
-}
-
-var errNothingSaved = errors.New("elastic: nothing has been saved yet that could be restored")
-
-// alone keeps what a part holds where it is saved by itself and not by a State.
-type alone struct {
-	store   image.Store
-	sources []image.Source
-}
-
-func (a *alone) save(o own) (err error) {
-	if a.sources, err = o.sources(a.sources[:0]); err != nil {
-		return err
-	}
-	p := a.store.Begin(0, a.sources)
-	p.Copy()
-	p.Seal()
-	return nil
-}
-
-func (a *alone) restore(o own) error {
-	last := a.store.Last()
-	if last == nil {
-		return errNothingSaved
-	}
-	return o.restore(last.Pieces())
-}
-
-// carriedTensor is the size in bytes up to which a tensor travels with others.
-const carriedTensor = 16 << 10
-
-// Tensor is a Part whose live value is data, broadcast in place. For the last commit it keeps a
-// copy of data, and while the next is made copies of the chunks of 1 MiB that have changed. The
-// name must be unique within a State. The slice must not be replaced by another; its length and
-// type must be the same on every rank. What has changed is found by reading all of data; see
-// [Watched].
-func Tensor[T collective.Element](name string, data []T) Part {
-	return &tensor[T]{label: name, live: data}
-}
-
-type tensor[T collective.Element] struct {
-	label string
-	live  []T
-	kept  alone
-	watchable
-}
-
-func (t *tensor[T]) Save() error    { return t.kept.save(t) }
-func (t *tensor[T]) Restore() error { return t.kept.restore(t) }
-
-func (t *tensor[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
-	return collective.Broadcast(ctx, g, t.live, root)
-}
-
-func (t *tensor[T]) self() Part   { return t }
-func (t *tensor[T]) name() string { return t.label }
-func (t *tensor[T]) layout() string {
-	return fmt.Sprintf("tensor %q: %T of %d", t.label, t.live, len(t.live))
-}
-
-func (t *tensor[T]) memory() [][]byte { return [][]byte{memoryOf(t.live)} }
-
-func (t *tensor[T]) sources(to []image.Source) ([]image.Source, error) {
-	return append(to, image.Source{Bytes: memoryOf(t.live)}), nil
-}
-
-func (t *tensor[T]) restore(pieces []image.Piece) error {
-	pieces[0].CopyTo(memoryOf(t.live))
-	return nil
-}
-
-func (t *tensor[T]) sums(pieces []image.Piece) ([]uint32, error) { return pieces[0].Sums(), nil }
-
-func (t *tensor[T]) travels() bool           { return len(memoryOf(t.live)) <= carriedTensor }
-func (t *tensor[T]) encode() ([]byte, error) { return memoryOf(t.live), nil }
-
-func (t *tensor[T]) decode(b []byte) error {
-	live := memoryOf(t.live)
-	if len(b) != len(live) {
-		return fmt.Errorf("elastic: tensor %q: %d bytes for one of %d", t.label, len(b), len(live))
-	}
-	copy(live, b)
-	return nil
-}
-
-// memoryOf is the memory of data, without a copy.
-func memoryOf[T collective.Element](data []T) []byte {
-	if len(data) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
-}
-
-// Value is a Part whose live value is *v, which may be anything that encoding/gob can encode; as
-// with gob, unexported fields are not carried. A Restore or Sync gives *v a fresh value: maps and
-// slices of the old one are neither merged into nor written to. The name must be unique within a
-// State. For digests a value is compared field by field, and a type that has a GobEncode or
-// MarshalBinary must give the same bytes for the same value.
-func Value[T any](name string, v *T) Part {
-	t := reflect.TypeFor[T]()
-	return &value[T]{label: name, live: v, plain: isNumber(t.Kind()) && reflect.PointerTo(t).NumMethod() == 0}
-}
-
-type value[T any] struct {
-	label string
-	live  *T
-	plain bool // a number or a truth without methods: its memory says all, and gob would take longer
-	kept  alone
-}
-
-func isNumber(k reflect.Kind) bool {
-	return k >= reflect.Bool && k <= reflect.Float64 && k != reflect.Uintptr
-}
-
-// memory is the value's own.
-func (v *value[T]) memory() []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(v.live)), unsafe.Sizeof(*v.live))
-}
-
-func (v *value[T]) Save() error    { return v.kept.save(v) }
-func (v *value[T]) Restore() error { return v.kept.restore(v) }
-
-func (v *value[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
-	return syncCarried(ctx, g, root, v)
-}
-
-func (v *value[T]) self() Part     { return v }
-func (v *value[T]) name() string   { return v.label }
-func (v *value[T]) layout() string { return fmt.Sprintf("value %q: %v", v.label, reflect.TypeFor[T]()) }
-
-func (v *value[T]) sources(to []image.Source) ([]image.Source, error) { return encoded(to, v) }
-func (v *value[T]) restore(pieces []image.Piece) error                { return v.decode(pieces[0].Bytes()) }
-func (v *value[T]) travels() bool                                     { return true }
-
-func (v *value[T]) onlyCarried() bool { return !v.plain }
-
-func (v *value[T]) sums(pieces []image.Piece) ([]uint32, error) {
-	if v.plain {
-		return pieces[0].Sums(), nil
-	}
-	fresh, err := v.decoded(pieces[0].Bytes())
-	if err != nil {
-		return nil, err
-	}
-	b, err := appendCanonical(nil, reflect.ValueOf(fresh).Elem())
-	if err != nil {
-		return nil, fmt.Errorf("elastic: value %q: %w", v.label, err)
-	}
-	return sumsOf(b), nil
-}
-
-func (v *value[T]) encode() ([]byte, error) {
-	if v.live == nil {
-		return nil, fmt.Errorf("elastic: value %q: its pointer is nil", v.label)
-	}
-	if v.plain {
-		return bytes.Clone(v.memory()), nil
-	}
-	var b bytes.Buffer
-	if err := gob.NewEncoder(&b).Encode(v.live); err != nil {
-		return nil, fmt.Errorf("elastic: value %q: encode: %w", v.label, err)
-	}
-	return b.Bytes(), nil
-}
-
-func (v *value[T]) decode(b []byte) error {
-	if v.live == nil {
-		return fmt.Errorf("elastic: value %q: its pointer is nil", v.label)
-	}
-	if v.plain {
-		if len(b) != len(v.memory()) || reflect.TypeFor[T]().Kind() == reflect.Bool && b[0] > 1 {
-			return fmt.Errorf("elastic: value %q: %d bytes that are none of its", v.label, len(b))
+// contentOf returns the content of p; nil if p is in no image.
+func contentOf(p Part) *content {
+	if o, ok := p.(ownPart); ok {
+		if c := o.content(); c.self == p {
+			return c
 		}
-		copy(v.memory(), b)
+	}
+	f, ok := p.(Imaged)
+	if !ok {
 		return nil
 	}
-	fresh, err := v.decoded(b)
-	if err != nil {
-		return err
+	c := &content{self: p, foreign: true, kind: func() string { return fmt.Sprintf("%T", p) }, encode: f.Image, decode: f.SetImage}
+	c.layout = c.kind
+	if d, ok := p.(Deferred); ok {
+		c.later = d.Pending
 	}
-	*v.live = *fresh
-	return nil
+	return c
 }
 
-func (v *value[T]) decoded(b []byte) (*T, error) {
-	fresh := new(T)
-	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(fresh); err != nil {
-		return nil, fmt.Errorf("elastic: value %q: decode: %w", v.label, err)
+// blobs returns the number of blobs that the part has in an image.
+func (c *content) blobs() int {
+	if c.memory != nil {
+		return len(c.memory())
 	}
-	return fresh, nil
+	return 1
 }
 
-// encoded appends the live value of c, encoded anew, as the one piece of a part.
-func encoded(to []image.Source, c carried) ([]image.Source, error) {
+// sources appends the sources from which an image copies the live value.
+func (c *content) sources(to []image.Source) ([]image.Source, error) {
+	switch {
+	case c.memory != nil:
+		for _, b := range c.memory() {
+			to = append(to, image.Source{Bytes: b})
+		}
+		return to, nil
+	case c.later != nil:
+		return append(to, image.Source{Later: c.later()}), nil
+	}
 	b, err := c.encode()
 	if err != nil {
 		return to, err
@@ -343,8 +142,91 @@ func encoded(to []image.Source, c carried) ([]image.Source, error) {
 	return append(to, image.Source{Bytes: b, Given: true}), nil
 }
 
-// syncCarried makes the live value of c that of root, in a message of its own.
-func syncCarried(ctx context.Context, g *collective.Group, root int, c carried) error {
+// restore sets the live value from the part's blobs, which are the first of pieces.
+func (c *content) restore(pieces []image.Blob) error {
+	if c.memory == nil {
+		return c.decode(pieces[0].Bytes())
+	}
+	for i, b := range c.memory() {
+		pieces[i].CopyTo(b)
+	}
+	return nil
+}
+
+// sums returns the checksums of the part's blobs, which are the first of pieces. They are equal in
+// all processes if the values are.
+func (c *content) sums(pieces []image.Blob) (sums []uint32, err error) {
+	switch {
+	case c.local != nil:
+		return nil, nil
+	case c.canonical != nil:
+		b, err := c.canonical(pieces[0].Bytes())
+		if err != nil {
+			return nil, err
+		}
+		return sumsOf(b), nil
+	}
+	for i := range c.blobs() {
+		sums = append(sums, pieces[i].Sums()...)
+	}
+	return sums, nil
+}
+
+// maxCarried is the size in bytes up to which a tensor is part of the opening message of a sync.
+const maxCarried = 16 << 10
+
+// carried reports whether the part is part of the opening message of a sync. Ranks with the same
+// layouts agree on it.
+func (c *content) carried() bool {
+	return !c.foreign && c.local == nil && (c.memory == nil || c.size() <= maxCarried)
+}
+
+// inMemory reports whether a sync can send only the part's changed chunks.
+func (c *content) inMemory() bool { return c.memory != nil && !c.carried() }
+
+// size returns the size of the part's memory in bytes.
+func (c *content) size() (n int) {
+	for _, b := range c.memory() {
+		n += len(b)
+	}
+	return n
+}
+
+// write returns the live value for a message.
+func (c *content) write() ([]byte, error) {
+	if c.memory != nil {
+		return slices.Concat(c.memory()...), nil
+	}
+	return c.encode()
+}
+
+// read sets the live value from the bytes of write.
+func (c *content) read(b []byte) error {
+	if c.memory == nil {
+		return c.decode(b)
+	}
+	if n := c.size(); len(b) != n {
+		return fmt.Errorf("elastic: %s: %d bytes instead of %d", c.layout(), len(b), n)
+	}
+	for _, live := range c.memory() {
+		b = b[copy(live, b):]
+	}
+	return nil
+}
+
+// sync sets the live value to that of root with messages of its own.
+func (c *content) sync(ctx context.Context, g *collective.Group, root int) error {
+	if c.local != nil {
+		return nil // State.Sync synchronises local parts
+	}
+	if c.memory != nil {
+		for _, b := range c.memory() {
+			if err := collective.Broadcast(ctx, g, b, root); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	var b []byte
 	var err error
 	if g.Rank() == root {
@@ -356,4 +238,81 @@ func syncCarried(ctx context.Context, g *collective.Group, root int, c carried) 
 		return err
 	}
 	return c.decode(b)
+}
+
+// kindName identifies the part in a checkpoint.
+func (c *content) kindName() string {
+	if c.kind != nil {
+		return c.kind()
+	}
+	return c.layout()
+}
+
+// tensorsAs returns the tensors of the part in a checkpoint under the given name.
+func (c *content) tensorsAs(name string) []checkpoint.Tensor {
+	if c.tensors != nil {
+		return c.tensors(name)
+	}
+	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
+}
+
+// textOf formats the part's value for logs.
+func (c *content) textOf(pieces []image.Blob) string {
+	if c.text == nil {
+		return ""
+	}
+	text := c.text(pieces[0].Bytes())
+	if len(text) > maxText {
+		return text[:maxText] + "…"
+	}
+	return text
+}
+
+// maxText limits the length of a part's text in bytes.
+const maxText = 200
+
+// part implements Part by its content.
+type part struct {
+	c    content
+	kept savedAlone
+}
+
+func newPart(c content) *part {
+	p := &part{c: c}
+	p.c.self = p
+	return p
+}
+
+func (p *part) content() *content { return &p.c }
+func (p *part) Save() error       { return p.kept.save(&p.c) }
+func (p *part) Restore() error    { return p.kept.restore(&p.c) }
+
+func (p *part) Sync(ctx context.Context, g *collective.Group, root int) error {
+	return p.c.sync(ctx, g, root)
+}
+
+var errNothingSaved = errors.New("elastic: there is no save to restore")
+
+// savedAlone holds the save of a part that is used without a State.
+type savedAlone struct {
+	store   image.Store
+	sources []image.Source
+}
+
+func (a *savedAlone) save(c *content) (err error) {
+	if a.sources, err = c.sources(a.sources[:0]); err != nil {
+		return err
+	}
+	p := a.store.Begin(0, a.sources)
+	p.Copy()
+	p.Seal()
+	return nil
+}
+
+func (a *savedAlone) restore(c *content) error {
+	last := a.store.Last()
+	if last == nil {
+		return errNothingSaved
+	}
+	return c.restore(last.Blobs())
 }

@@ -10,42 +10,40 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
-	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// Pieces of Local parts cannot be had from the root, so a commit of a state that has any goes like
-// this. Each rank
+// The sync root does not have the Local pieces of other ranks, so ranks keep copies for each other.
+// In a commit of a state with Local parts, each rank
 //
-//  1. writes its pieces down and gives them to the ranks that keep them,
-//  2. meets the others in a barrier,
+//  1. encodes its pieces and sends them to the ranks that keep copies,
+//  2. waits in a barrier,
 //  3. saves everything and counts the commit,
-//  4. meets the others in the agreement on host updates, and only then gives up the pieces of the
-//     commit before.
+//  4. takes part in the agreement on host updates, and only then frees the pieces of the previous
+//     commit.
 //
-// Who has counted a commit has passed the barrier, so all ranks have made it and all who keep
-// pieces have them, whether they have counted it themselves or not; and who has given up the one
-// before has passed the agreement, so all have counted this one. Whoever is the root of the next
-// sync, all living ranks therefore still have, of the very commit that it goes back to, their own
-// pieces and those that they keep for others. A sync ends with the same steps: what it has made is
-// a save like a commit.
+// A rank that has counted a commit has passed the barrier, so all ranks have made the commit and
+// all copies have arrived. A rank that has freed the previous commit's pieces has passed the
+// agreement, so all ranks have counted this commit. Therefore, whichever rank is the next sync
+// root, all living ranks still have their own pieces and their copies of the commit that the root
+// restores. A sync ends with the same steps, because its result is a save like a commit.
 //
-// Saves are not known by the number of their commit, which a sync gives to a save of another world,
-// but by the world and a count in it.
+// A save is identified by its world and a count in that world, because a sync can assign the same
+// commit number to a save of another world.
 
-// saveID names what all ranks of a world have saved together. The zero value is none.
+// saveID identifies a save that all ranks of a world have made together. The zero value means none.
 type saveID struct{ Generation, Save uint64 }
 
-// piece is what a Local part was on one rank, in chunks as an image has them. It does not change.
+// piece is the immutable value of a Local part on one rank, in chunks as in an image.
 type piece struct {
 	size    int
 	chunks  [][]byte
 	sums    []uint32
-	changed []bool // which chunks differ from those of the piece before it; nil: all
+	changed []bool // chunks that differ from those of the previous piece; nil: all
 }
 
-// pieceOf cuts b, which nobody writes to any more; before may be nil.
+// pieceOf splits b, which must not change, into chunks. before may be nil.
 func pieceOf(b []byte, before *piece) *piece {
 	n := image.Chunks(len(b))
 	p := &piece{size: len(b), chunks: make([][]byte, n), sums: make([]uint32, n), changed: make([]bool, n)}
@@ -60,10 +58,10 @@ func pieceOf(b []byte, before *piece) *piece {
 	return p
 }
 
-// refers tells whether a message leaves chunk i out, where it refers to the piece before.
+// refers reports whether a message omits chunk i because it refers to the previous piece.
 func (p *piece) refers(i int, before bool) bool { return before && p.changed != nil && !p.changed[i] }
 
-// bytes is not the caller's to write to.
+// bytes returns the value; the caller must not write to it.
 func (p *piece) bytes() []byte {
 	if len(p.chunks) == 1 {
 		return p.chunks[0]
@@ -71,7 +69,7 @@ func (p *piece) bytes() []byte {
 	return slices.Concat(p.chunks...)
 }
 
-// bundle is one rank's pieces, one for each Local part; nil where a part has none here.
+// bundle contains one rank's pieces, one for each Local part; nil: no piece of that part.
 type bundle []*piece
 
 func (b bundle) size() (n int) {
@@ -83,7 +81,7 @@ func (b bundle) size() (n int) {
 	return n
 }
 
-// settled returns b as the bundle that comes after it where nothing changes.
+// settled returns the bundle that follows b if no piece changes.
 func (b bundle) settled() bundle {
 	next := make(bundle, len(b))
 	for i, p := range b {
@@ -94,7 +92,7 @@ func (b bundle) settled() bundle {
 	return next
 }
 
-// origin is whose pieces a bundle was.
+// origin identifies the rank that made a bundle.
 type origin struct {
 	Generation uint64
 	Rank       int
@@ -102,18 +100,18 @@ type origin struct {
 
 func (o origin) String() string { return fmt.Sprintf("%d of generation %d", o.Rank, o.Generation) }
 
-// pieceSet is what this rank has of a save: bundles by number. Those of the ranks of its world have
-// the ranks' numbers; after them come the strays, which ranks of earlier worlds have left and
-// nobody has taken.
+// pieceSet contains this rank's bundles of a save by number. Bundles of the ranks of its world have
+// the ranks' numbers. Orphaned bundles follow: those of ranks of earlier worlds that no rank has
+// taken over.
 type pieceSet struct {
-	id     saveID
-	size   int // of the world
-	mine   int // this rank's number in it
-	strays []origin
-	of     map[int]bundle
+	id      saveID
+	size    int // of the save's world
+	mine    int // this rank's number in that world
+	orphans []origin
+	of      map[int]bundle
 }
 
-// keeper returns the rank that is responsible for a bundle: its own, or a stray.
+// keeper returns the rank that is responsible for a bundle, its own or an orphaned one.
 func (s *pieceSet) keeper(number int) int {
 	if number < s.size {
 		return number
@@ -124,25 +122,27 @@ func (s *pieceSet) keeper(number int) int {
 // own returns the numbers of the bundles that this rank is responsible for.
 func (s *pieceSet) own() []int {
 	numbers := []int{s.mine}
-	for n := s.size + s.mine; n < s.size+len(s.strays); n += s.size {
+	for n := s.size + s.mine; n < s.size+len(s.orphans); n += s.size {
 		numbers = append(numbers, n)
 	}
 	return numbers
 }
 
-// locals is what a State knows of its Local parts' pieces.
+// locals is the part of a State that handles Local parts.
 type locals struct {
+	worker   *Worker
 	parts    []localPart
-	replicas int // ranks that keep each rank's pieces
+	soon     func() bool // whether the next commit is wanted for a checkpoint
+	replicas int         // number of ranks that keep copies of each rank's pieces
 
-	to      []int  // the ranks that keep this one's, in the world of last
-	last    saveID // the number given last
-	current saveID // the save that the state goes back to
+	to      []int  // ranks that keep copies of this rank's pieces, in the world of last
+	last    saveID // the last ID assigned
+	current saveID // the save that Restore goes back to
 	sets    []*pieceSet
-	sync    *nextSave // of the sync under way
+	sync    *nextSave // of the current sync
 
-	wanted   bool      // the commit that is prepared is to be written to disk
-	gathered *pieceSet // on rank 0: all ranks' pieces of a commit that is to be written; nil otherwise
+	wanted   bool      // the prepared commit is wanted for a checkpoint
+	gathered *pieceSet // on rank 0: all ranks' pieces of a commit for a checkpoint; otherwise nil
 }
 
 func (l *locals) set(id saveID) *pieceSet {
@@ -154,12 +154,12 @@ func (l *locals) set(id saveID) *pieceSet {
 	return nil
 }
 
-// keepOnly gives up all sets but some.
+// keepOnly frees all sets but those given.
 func (l *locals) keepOnly(ids ...saveID) {
 	l.sets = slices.DeleteFunc(l.sets, func(s *pieceSet) bool { return !slices.Contains(ids, s.id) })
 }
 
-// next numbers the next save of a world.
+// next returns the ID of the next save in w.
 func (l *locals) next(w rendezvous.World) saveID {
 	if l.last.Generation != w.Generation {
 		l.last = saveID{Generation: w.Generation}
@@ -169,10 +169,10 @@ func (l *locals) next(w rendezvous.World) saveID {
 	return l.last
 }
 
-// keepers returns the other ranks, given all ranks' hosts, in the order in which they keep what one
-// rank has: of each other host the rank with the same place there as this one has on its own,
-// beginning with the host after its own; then of each the one after that, and so on; and at last
-// the others of its own host. It returns as many as it is asked for, or all.
+// keepers returns up to count other ranks in the order in which they keep copies of a rank's
+// pieces, given the host of each rank. Other hosts come first, beginning with the one after the
+// rank's own: from each the rank with the same index on its host, then from each the next index,
+// and so on. The other ranks of its own host come last.
 func keepers(hosts []string, rank, count int) []int {
 	var order []string
 	on := make(map[string][]int)
@@ -203,7 +203,7 @@ func keepers(hosts []string, rank, count int) []int {
 	return all[:min(max(count, 0), len(all))]
 }
 
-// write has every part written down, as the bundle that comes after another, which may be nil.
+// write encodes every part. before is the previous bundle, which may be nil.
 func (l *locals) write(before bundle) (bundle, error) {
 	mine := make(bundle, len(l.parts))
 	for i, p := range l.parts {
@@ -220,18 +220,18 @@ func (l *locals) write(before bundle) (bundle, error) {
 	return mine, nil
 }
 
-// base is what the bundles of a set that is given to others may refer to.
+// base is the earlier set to which messages may refer instead of sending unchanged chunks.
 type base struct {
 	id     saveID
-	number func(number int) int            // of the bundle before a bundle; negative: there was none
+	number func(number int) int            // number of the previous version of a bundle; negative: none
 	holds  func(rank int, number int) bool // whether a rank has a bundle of the base
 }
 
-// spread gives the bundles that this rank is responsible for to the ranks that are to keep them,
-// takes those that it is to keep itself, and returns when all ranks have done so.
-func (l *locals) spread(ctx context.Context, p *place, set *pieceSet, to []int, b base) error {
+// spread sends the bundles that this rank is responsible for to the ranks in to, receives the
+// copies that this rank keeps, and returns when all ranks have done so.
+func (l *locals) spread(ctx context.Context, p *membership, set *pieceSet, to []int, b base) error {
 	parts := make([][]byte, set.size)
-	made := make(map[string][]byte) // messages, by what they refer to
+	made := make(map[string][]byte) // messages by the bundles they refer to
 	for _, r := range to {
 		refer := make([]int, 0, 4)
 		for _, n := range set.own() {
@@ -262,11 +262,11 @@ func (l *locals) spread(ctx context.Context, p *place, set *pieceSet, to []int, 
 		}
 		got, err := l.parse(m, set.id, bases)
 		if err != nil {
-			return fmt.Errorf("elastic: local parts: what rank %d gave to keep: %w", from, err)
+			return fmt.Errorf("elastic: local parts: pieces to keep from rank %d: %w", from, err)
 		}
 		for n, bundle := range got {
-			if n >= set.size+len(set.strays) || set.keeper(n) != from {
-				return fmt.Errorf("elastic: local parts: rank %d gave to keep what is not its own", from)
+			if n >= set.size+len(set.orphans) || set.keeper(n) != from {
+				return fmt.Errorf("elastic: local parts: rank %d sent pieces that are not its own", from)
 			}
 			set.of[n] = bundle
 		}
@@ -274,35 +274,25 @@ func (l *locals) spread(ctx context.Context, p *place, set *pieceSet, to []int, 
 	return nil
 }
 
-// replicate does the first two steps of a save in the world that the worker is in. Without Local
-// parts it does nothing.
-func (s *State) replicate() error {
-	if s.err != nil || len(s.locals.parts) == 0 {
-		return s.err
-	}
-	return s.replicateAfter(s.ctx, s.locals.set(s.locals.current))
-}
-
-// replicateAfter is replicate where a save of the same world came before, or another, or nil.
-func (s *State) replicateAfter(ctx context.Context, before *pieceSet) error {
-	l, p := &s.locals, s.worker.place.Load()
+// replicateAfter is replicate after a save of the same world, of another one, or nil.
+func (l *locals) replicateAfter(ctx context.Context, before *pieceSet) error {
+	p := l.worker.member.Load()
 	set := &pieceSet{id: l.next(p.world), size: p.group.Size(), mine: p.group.Rank(), of: make(map[int]bundle)}
 	b := base{number: func(int) int { return -1 }}
 	var mine bundle
 	if before != nil && before.id.Generation == set.id.Generation {
-		set.strays = before.strays
+		set.orphans = before.orphans
 		for _, n := range before.own()[1:] {
 			set.of[n] = before.of[n].settled()
 		}
 		mine = before.of[set.mine]
 		b = base{before.id, func(n int) int { return n }, func(int, int) bool { return true }}
 	}
-	return s.prepare(ctx, p, set, mine, b)
+	return l.prepare(ctx, p, set, mine, b)
 }
 
-// prepare makes this rank's bundle of a set, the one after another, and spreads it.
-func (s *State) prepare(ctx context.Context, p *place, set *pieceSet, before bundle, b base) (err error) {
-	l := &s.locals
+// prepare adds this rank's bundle to set, following before, and spreads it.
+func (l *locals) prepare(ctx context.Context, p *membership, set *pieceSet, before bundle, b base) (err error) {
 	if set.of[set.mine], err = l.write(before); err != nil {
 		return err
 	}
@@ -312,9 +302,9 @@ func (s *State) prepare(ctx context.Context, p *place, set *pieceSet, before bun
 			return err
 		}
 	}
-	// The barrier; rank 0 says in it what it wants.
+	// This reduction is the barrier. It also tells all ranks whether rank 0 wants a checkpoint.
 	wanted := []uint8{0}
-	if set.mine == 0 && s.checkpoints.soon() {
+	if set.mine == 0 && l.soon() {
 		wanted[0] = 1
 	}
 	if err := collective.AllReduce(ctx, p.group, wanted, collective.Max); err != nil {
@@ -324,85 +314,24 @@ func (s *State) prepare(ctx context.Context, p *place, set *pieceSet, before bun
 	return nil
 }
 
-// counted says that the save whose pieces have been given away is the one to go back to.
+// counted makes the replicated save the one that Restore goes back to.
 func (l *locals) counted() { l.current = l.last }
 
-// settled says that all ranks have counted it.
+// settled frees the previous saves after all ranks have counted the current one.
 func (l *locals) settled() { l.keepOnly(l.current) }
 
-// astray says that this rank has saved by itself: then its save has no pieces elsewhere.
-func (l *locals) astray() {
+// unreplicated records that this rank has saved alone, so no other rank has copies.
+func (l *locals) unreplicated() {
 	l.current = saveID{}
 	for _, p := range l.parts {
 		p.forget()
 	}
 }
 
-// handOverLimit bounds what a rank takes from ranks that may leave, in bytes.
+// handOverLimit limits the bytes that a rank receives from ranks that may leave.
 const handOverLimit = 1 << 30
 
-// leave returns what a commit, or a check, has to say about a change of the hosts. Before the ranks
-// part, they give the pieces that the last save has to those who have none yet, as nobody knows who
-// will be in the next world.
-func (s *State) leave(change plan.Change, live bool) error {
-	l := &s.locals
-	if change == 0 || len(l.parts) == 0 {
-		return updated(change)
-	}
-	if live {
-		if err := s.replicate(); err != nil {
-			return err
-		}
-		if err := s.save(s.commits); err != nil {
-			return err
-		}
-		l.counted()
-	}
-	p, set := s.worker.place.Load(), l.set(l.current)
-	if set == nil {
-		return updated(change)
-	}
-	sum := []uint64{0}
-	for _, n := range set.own() {
-		sum[0] += uint64(set.of[n].size())
-	}
-	mine := sum[0]
-	if err := collective.AllReduce(s.ctx, p.group, sum, collective.Sum); err != nil {
-		return err
-	}
-	l.settled()
-	most := []uint64{mine}
-	if sum[0] > handOverLimit {
-		if err := collective.AllReduce(s.ctx, p.group, most, collective.Max); err != nil {
-			return err
-		}
-	}
-	count := holders(set.size, l.replicas, sum[0], most[0])
-	if count < set.size-1 && set.mine == 0 {
-		s.worker.log.Warnf("the local parts have %d MB on all ranks, so each rank's are given to %d others only before the hosts change", sum[0]>>20, count)
-	}
-	to := keepers(hostsOf(p.world.World), set.mine, count)
-	if count > l.replicas {
-		// Who keeps the pieces already is given nothing.
-		to = to[min(l.replicas, len(to)):]
-		if err := l.spread(s.ctx, p, set, to, base{number: func(int) int { return -1 }}); err != nil {
-			return err
-		}
-		// Who goes may take the group with it, so nobody goes before all have everything.
-		if err := collective.Barrier(s.ctx, p.group); err != nil {
-			return err
-		}
-	}
-	if s.checkpoints != nil && count < set.size-1 && change&plan.Removed != 0 {
-		// Nobody may be left to go on, and then one rank writes all pieces.
-		if err := s.gather(s.ctx, true); err != nil {
-			return err
-		}
-	}
-	return updated(change)
-}
-
-// holders returns to how many others each rank's pieces go before the ranks part.
+// holders returns to how many other ranks each rank's pieces are sent before the ranks separate.
 func holders(size, replicas int, sum, most uint64) int {
 	if sum <= handOverLimit {
 		return size - 1
@@ -410,11 +339,11 @@ func holders(size, replicas int, sum, most uint64) int {
 	return min(max(replicas, 1, int(handOverLimit/max(most, 1))), size-1)
 }
 
-// A message holds bundles: the id of their save and that of the save whose bundles they refer to,
-// four numbers of 64 bits, little-endian; how many there are; and of each its number, and one more
-// than the number of the bundle that it refers to, or 0. Of each part follow one more than the
-// size, or 0 where it is absent; the chunks' checksums, of 32 bits; a byte for each chunk, 1 where
-// it is that of the bundle referred to; and the other chunks. Numbers are varints.
+// A message contains bundles. It begins with the IDs of their save and of the save they refer to
+// (four 64-bit numbers, little-endian) and the number of bundles. Each bundle has its number, and
+// the number of the bundle that it refers to plus one, or 0. Each part follows with its size plus
+// one, or 0 if it is absent; the 32-bit checksums of its chunks; one byte per chunk, 1 if the chunk
+// is that of the bundle referred to; and the other chunks. Other numbers are varints.
 
 func appendHead(m []byte, id, base saveID, bundles int) []byte {
 	for _, n := range []uint64{id.Generation, id.Save, base.Generation, base.Save} {
@@ -423,8 +352,8 @@ func appendHead(m []byte, id, base saveID, bundles int) []byte {
 	return binary.AppendUvarint(m, uint64(bundles))
 }
 
-// appendBundle appends a bundle; before is the number of the one to which its changes are, negative
-// where all of it is to be sent.
+// appendBundle appends a bundle. before is the number of the bundle that its changes refer to;
+// negative: all chunks are sent.
 func appendBundle(m []byte, number, before int, b bundle) []byte {
 	room := 2 * binary.MaxVarintLen64
 	for _, p := range b {
@@ -470,9 +399,9 @@ func appendPiece(m []byte, p *piece, refers bool) []byte {
 	return m
 }
 
-var errMessage = errors.New("it is damaged")
+var errMessage = errors.New("damaged message")
 
-// parser reads a message. After an error it reads zeros.
+// parser reads a message. After an error it returns zeros.
 type parser struct {
 	b   []byte
 	bad bool
@@ -508,12 +437,12 @@ func (p *parser) number() int {
 
 func (p *parser) id() saveID { return saveID{p.word(), p.word()} }
 
-// parse returns the bundles of a message, which must be of a save; bases may be nil. All of it is
-// checked. The bundles may use the message's memory.
+// parse checks and returns the bundles of a message, which must be of save id; bases may be nil.
+// The bundles may alias m.
 func (l *locals) parse(m []byte, id saveID, bases *pieceSet) (map[int]bundle, error) {
 	p := &parser{b: m}
 	if of := p.id(); of != id && !p.bad {
-		return nil, fmt.Errorf("it is of save %v, not of %v: the ranks do not call Commit equally often", of, id)
+		return nil, fmt.Errorf("message of save %v instead of %v: the ranks do not call Commit equally often", of, id)
 	}
 	if of := p.id(); bases != nil && bases.id != of || of == (saveID{}) {
 		bases = nil
@@ -524,7 +453,7 @@ func (l *locals) parse(m []byte, id saveID, bases *pieceSet) (map[int]bundle, er
 		var before bundle
 		if refers := p.number() - 1; refers >= 0 {
 			if bases == nil || bases.of[refers] == nil {
-				return nil, fmt.Errorf("%w: it refers to what is not here", errMessage)
+				return nil, fmt.Errorf("%w: it refers to a bundle that this rank does not have", errMessage)
 			}
 			before = bases.of[refers]
 		}
@@ -544,7 +473,7 @@ func (l *locals) parse(m []byte, id saveID, bases *pieceSet) (map[int]bundle, er
 	return all, nil
 }
 
-// piece reads one, whose unchanged chunks are those of another, which may be nil.
+// piece reads a piece. old, which may be nil, has its unchanged chunks.
 func (p *parser) piece(old *piece) *piece {
 	size := p.number() - 1
 	if size < 0 {
@@ -563,7 +492,7 @@ func (p *parser) piece(old *piece) *piece {
 		switch {
 		case as[i] == 0:
 			if q.chunks[i] = p.take(length); !whole {
-				q.chunks[i] = bytes.Clone(q.chunks[i]) // a chunk must not keep a message that is mostly of others
+				q.chunks[i] = bytes.Clone(q.chunks[i]) // a chunk must not retain a message that consists mostly of other chunks
 			}
 			p.bad = p.bad || image.Sum(q.chunks[i]) != q.sums[i]
 		case old == nil || i >= len(old.chunks) || len(old.chunks[i]) != length || old.sums[i] != q.sums[i]:
@@ -578,5 +507,5 @@ func (p *parser) piece(old *piece) *piece {
 	return q
 }
 
-// held returns the numbers of the bundles of a set, in order.
+// held returns the sorted numbers of the bundles in a set.
 func (s *pieceSet) held() []int { return slices.Sorted(maps.Keys(s.of)) }

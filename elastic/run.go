@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -15,34 +15,36 @@ var (
 	errLeftBefore = errors.New("elastic: an earlier Run has failed")
 )
 
-// Run trains from world to world. It makes the state that of the sync root, calls train, and does
-// so again in the next world whenever train returns
+// Run trains through all worlds of the job and blocks until training ends. It synchronises the
+// state with the sync root, calls train, and repeats both in the next world whenever train returns
 //
-//   - a *HostsUpdatedError: the live state goes on;
-//   - an error that is collective.ErrAborted: every rank goes back to its last commit first.
+//   - a *HostsUpdatedError: training continues with the live state;
+//   - an error that is collective.ErrAborted: every rank restores its last commit first.
 //
-// From the Commit that has returned a *HostsUpdatedError until train returns, tensors must not be
-// written to: what they hold then is taken to be what was committed, and ranks that made the commit
-// are not sent it. OnReset functions may write to them, which costs a look at the whole state.
+// After a Commit has returned a *HostsUpdatedError, the program must not write to tensors until
+// train returns: Run assumes that they still hold the commit, and the sync does not send them to
+// ranks that made the same commit. OnReset functions may write to tensors; having any makes Run
+// compare the whole state with the last save.
 //
-// With [Checkpoint] among the parts, Run returns when the last commit is on the disk. Where it
-// could not be written, what Run returns is also a *CheckpointError; see [Checkpoints].
+// If [Checkpoint] is among the parts, Run returns after the last commit is on disk. If it could not
+// be written, the error is also a *CheckpointError; see [Checkpoints].
 //
-// Wrapped errors count. What fails on the way into a new world is tried again in the next one. Run
-// returns nil when train has returned nil on all ranks, and with it the job is done. Otherwise it
-// returns ErrRemoved, ErrFinished, ctx's error when ctx has ended, an error of the driver's (it
-// cannot be reached), or any other error of train or of an OnReset function as it is; the peers
-// then see this rank gone.
+// Wrapped errors are recognised. A failure on the way into a new world is retried in the next one.
+// Run returns nil when train has returned nil on all ranks and the job is done. Otherwise it
+// returns ErrRemoved, ErrFinished, ctx's error if ctx has ended, an error of the driver (for
+// example that it is unreachable), or any other error of train or of an OnReset function unchanged;
+// to its peers this rank has then failed.
 //
-// While Run trains for a driver, the process's first SIGTERM is a request to leave: the driver is
-// told, Run returns ErrRemoved after a step at which all ranks have agreed on that, and SIGTERMs
-// later than a second after it do what they did before. Where the worker stays, because it alone
-// has the state, the next SIGTERM is such a request too. So it is until a second after Close where
-// Run has returned ErrRemoved or ErrFinished. A program's own signal.Notify is not disturbed.
+// While Run trains under a driver, the first SIGTERM of the process is a request to leave: Run
+// reports it to the driver and returns ErrRemoved after a step on which all ranks have agreed.
+// SIGTERMs that arrive more than a second later have their previous effect. If the worker stays
+// because no other has the state, the next SIGTERM is a request to leave again. After Run has
+// returned ErrRemoved or ErrFinished, this handling lasts until a second after Close. A program's
+// own signal.Notify still receives the signals.
 //
-// A failure at the very end, when train had returned nil here already, can mean that train is
-// called once more, with the state of the last commit. A worker runs once: not again after a Run
-// that returned nil, and one at a time.
+// After a failure at the very end, when train has already returned nil on this rank, Run can call
+// train once more with the state of the last commit. A worker has one Run at a time, and none after
+// a Run that returned nil.
 func Run(ctx context.Context, s *State, train func(context.Context) error) (err error) {
 	if s.err != nil {
 		return s.err
@@ -53,32 +55,32 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	defer s.worker.end()
 	s.ctx = ctx
 	defer func() {
-		s.auditing.Wait()
+		s.audits.running.Wait()
 		s.ctx = context.Background()
 	}()
-	heeding := s.worker.heed()
-	s.heeding = heeding
+	term := s.worker.handleTerm()
+	s.term = term
 	if s.checkpoints != nil {
-		s.checkpoints.hurry = heeding.stays
+		s.checkpoints.hurry = term.stays
 	}
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
-	err = errLeft // stays where train panics: the peers must not wait for a rank that is unwinding
+	err = errLeft // kept if train panics, so that the peers do not wait for this rank
 	defer func() {
 		if errors.Is(err, ErrRemoved) || errors.Is(err, ErrFinished) {
-			s.worker.heeding = heeding // it goes already
+			s.worker.run.term = term // the worker is already leaving
 		} else {
-			heeding.end()
+			term.end()
 		}
 	}()
 	defer s.worker.doing.enter(rendezvous.Outside)
-	defer func() { err = s.finish(err) }() // SIGTERM does not end the process meanwhile
+	defer func() { err = s.finish(err) }() // before term.end: SIGTERM must not end the process while it writes
 	defer func() {
 		if err != nil {
-			r.worker.outside = true
+			r.worker.run.outside = true
 			r.worker.Group().Abort(err)
 		}
 		s.withdraw()
-		s.endWatch()
+		s.watch.end()
 	}()
 	err = r.run()
 	return err
@@ -91,8 +93,8 @@ type runner struct {
 	worker *Worker
 	train  func(context.Context) error
 
-	// trained: train has returned nil here, but it is not known whether on all ranks. The live
-	// state is kept until then.
+	// trained: train has returned nil on this rank, but maybe not on all ranks. The live state is
+	// kept until that is known.
 	trained bool
 }
 
@@ -117,33 +119,33 @@ func (r *runner) run() error {
 	}
 }
 
-// goesOn tells whether training goes on in another world after err.
+// goesOn reports whether training continues in another world after err.
 func goesOn(err error) bool {
 	var updated *HostsUpdatedError
 	return errors.Is(err, collective.ErrAborted) || errors.As(err, &updated)
 }
 
-// begin keeps the initial values and makes them the root's, in the world that the worker is in.
-// Where an earlier Run has left that world, it goes to another.
+// begin saves the initial values and synchronises them with the root in the worker's current world,
+// or in the next one if an earlier Run has left the current one.
 func (r *runner) begin() error {
 	if err := r.state.Save(); err != nil {
 		return err
 	}
 	if r.worker.driven && r.worker.verification.every >= 0 {
-		r.state.sayLeftOut()
+		r.state.logLeftOut()
 	}
 	switch {
-	case r.worker.late:
+	case r.worker.run.late:
 		if err := r.arrive(); err != nil {
 			return err
 		}
-	case r.worker.outside:
+	case r.worker.run.outside:
 		return r.reset(errLeftBefore)
 	}
 	return r.sync()
 }
 
-// sync makes the state the root's, or what it was at the last commit.
+// sync synchronises the state with the root, or restores the last commit if that fails.
 func (r *runner) sync() error {
 	r.worker.doing.enter(rendezvous.Syncing)
 	err := r.state.Sync(r.ctx)
@@ -153,25 +155,24 @@ func (r *runner) sync() error {
 	return nil
 }
 
-// rollBack restores the last commit and returns err, unless that fails too: then no state is left
-// to go on with.
+// rollBack restores the last commit and returns err, or the error of the restore: without a valid
+// state training cannot continue.
 func (r *runner) rollBack(err error) error {
 	if restoreErr := r.state.Restore(); restoreErr != nil {
 		return fmt.Errorf("%w (after: %v)", restoreErr, err)
 	}
-	r.state.clean = true
+	r.state.saved.clean = true
 	return err
 }
 
-// trainOnce trains in the current world. It returns nil when the job is done.
 func (r *runner) trainOnce() error {
 	r.worker.doing.enter(rendezvous.Training)
 	if err := r.train(r.ctx); err != nil {
-		r.state.parted(err)
+		r.state.trainReturned(err)
 		return r.undo(err)
 	}
 	r.trained = true
-	if err := r.state.gather(r.ctx, r.state.checkpoints != nil); err != nil {
+	if err := r.state.locals.gather(r.ctx, r.state.checkpoints != nil); err != nil {
 		return err
 	}
 	if err := collective.Barrier(r.ctx, r.worker.Group()); err != nil {
@@ -179,28 +180,28 @@ func (r *runner) trainOnce() error {
 	}
 	err := r.worker.meeting.report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)
 	if err != nil {
-		return fmt.Errorf("elastic: training is done, but the driver could not be told: %w", err)
+		return fmt.Errorf("elastic: training is done, but reporting it to the driver failed: %w", err)
 	}
 	r.worker.setOver()
 	return nil
 }
 
-// reset leaves the world for the next one, where it calls the OnReset functions and synchronises.
+// reset enters the next world, calls the OnReset functions and synchronises.
 func (r *runner) reset(cause error) error {
 	if err := r.state.settled(); err != nil {
 		return err
 	}
-	r.worker.outside = true
+	r.worker.run.outside = true
 	var aborted error
 	if errors.Is(cause, collective.ErrAborted) {
 		aborted = cause
 	}
-	// The driver answers when all have come, and hears of this rank while it says goodbye to its
-	// peers.
-	left := r.worker.place.Load().leaveAside(aborted)
+	// The group closes in the background: joining must not wait for it, as the driver publishes the
+	// next world only when all workers have joined.
+	left := r.worker.member.Load().leaveAsync(aborted)
 	defer left()
-	if r.worker.deserted {
-		return r.worker.goAlone(r.worker.Rank() == 0)
+	if r.worker.run.deserted {
+		return r.worker.endWithoutDriver(r.worker.Rank() == 0)
 	}
 	err := r.worker.enter(r.ctx, left, rendezvous.Joining{
 		After:      r.worker.Generation(),
@@ -212,12 +213,12 @@ func (r *runner) reset(cause error) error {
 		return err
 	}
 	if r.trained {
-		// The job goes on after all, and this rank with it, from where its peers are.
+		// The job continues, so this rank rejoins its peers from the last commit.
 		r.trained = false
 		if err := r.state.Restore(); err != nil {
 			return err
 		}
-		r.state.clean = true
+		r.state.saved.clean = true
 	}
 	if aborted != nil {
 		if err := r.state.restoreExposed(); err != nil {
@@ -231,12 +232,12 @@ func (r *runner) reset(cause error) error {
 		}
 	}
 	if len(r.state.onReset) > 0 {
-		r.state.clean = r.state.clean && r.state.isSaved((*image.Piece).Same)
+		r.state.saved.clean = r.state.saved.clean && r.state.isSaved((*image.Blob).Same)
 	}
 	return r.sync()
 }
 
-// undo rolls back where what the user's function did was cut short, and returns its error.
+// undo returns err, and rolls back first if an abort cut the user's function short.
 func (r *runner) undo(err error) error {
 	if errors.Is(err, collective.ErrAborted) {
 		return r.rollBack(err)

@@ -19,9 +19,9 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// script is a meeting of worlds of one whose outcomes are listed.
+// script is a meeting of worlds of one with given outcomes.
 type script struct {
-	joins    []error // of the second join and those after it; then ErrFinished
+	joins    []error // of the second join and later ones; then ErrFinished
 	connects []error // of each connect; then nil
 	done     error   // of a report of Done
 
@@ -108,7 +108,7 @@ func TestInitAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.Rank() != 0 || w.Size() != 1 || w.LocalSize() != 1 || w.CrossSize() != 1 || w.Host() == "" || w.Generation() != 1 {
-		t.Errorf("%+v", *w.place.Load())
+		t.Errorf("%+v", *w.member.Load())
 	}
 	trained := 0
 	if err := Run(t.Context(), NewState(w), func(context.Context) error { trained++; return nil }); err != nil || trained != 1 {
@@ -159,8 +159,8 @@ func TestInitDismissed(t *testing.T) {
 	}
 }
 
-// A life: lost peers roll back to the last commit, a change of hosts keeps what is live, and the
-// driver hears what it must.
+// Losing peers restores the last commit, a change of hosts keeps the live state, and the driver
+// receives all reports.
 func TestRunGoesOn(t *testing.T) {
 	m := newScript()
 	m.joins = []error{nil, nil, nil, nil, nil}
@@ -204,8 +204,8 @@ func TestRunGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 10; rolled back to 10; three commits, rolled back to 13 twice over (resets 2 and 3); live 23
-	// kept; 24 at the end.
+	// 10; restored to 10; three commits, restored to 13 twice (resets 2 and 3); live 23 kept; 24 at
+	// the end.
 	if want := []int{10, 10, 13, 23}; !slices.Equal(began, want) || step != 24 || s.Commits() != 4 || resets != 4 {
 		t.Errorf("training began at %v, want %v; step %d, commit %d, %d resets", began, want, step, s.Commits(), resets)
 	}
@@ -237,7 +237,7 @@ func TestRunGoesOn(t *testing.T) {
 	}
 }
 
-// Every way in which Run can end, what the state is then, and what the driver hears.
+// All results of Run, with the state and the reports of each.
 func TestRunEnds(t *testing.T) {
 	errUser := errors.New("user")
 	for name, test := range map[string]struct {
@@ -362,7 +362,7 @@ func TestRunOnce(t *testing.T) {
 	defer w.Close()
 	s := NewState(w)
 	err := Run(t.Context(), s, func(ctx context.Context) error {
-		if err := Run(ctx, s, nil); err == nil || !strings.Contains(err.Error(), "runs already") {
+		if err := Run(ctx, s, nil); err == nil || !strings.Contains(err.Error(), "already running") {
 			t.Errorf("Run inside Run: %v", err)
 		}
 		return nil
@@ -370,12 +370,12 @@ func TestRunOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "through with its job") {
+	if err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "whose job has ended") {
 		t.Errorf("Run after Run: %v", err)
 	}
 }
 
-// A Run that follows a failed one goes to a new world first, with the live state.
+// A Run after a failed one first enters a new world with the live state.
 func TestRunAfterAFailedRun(t *testing.T) {
 	m := newScript()
 	m.joins = []error{nil}
@@ -458,7 +458,7 @@ func TestLongWaitsAreLogged(t *testing.T) {
 	})
 }
 
-// A driver that cannot be reached keeps Close no longer than its grace.
+// An unreachable driver delays Close by its grace period at most.
 type deaf struct{ solo }
 
 func (deaf) report(ctx context.Context, _ rendezvous.Report, _, _ uint64) error {
@@ -469,7 +469,7 @@ func (deaf) report(ctx context.Context, _ rendezvous.Report, _, _ uint64) error 
 func TestCloseDoesNotWaitForADeafDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, deaf{})
-		if err := NewState(w).Commit(); err != nil { // its report is under way
+		if err := NewState(w).Commit(); err != nil { // its report is pending
 			t.Fatal(err)
 		}
 		began := time.Now()

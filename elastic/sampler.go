@@ -8,59 +8,61 @@ import (
 	"math/rand/v2"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
 )
 
-// SamplerOptions says how a Sampler goes through its indices. All ranks must give the same.
+// SamplerOptions configure a Sampler. All ranks must use the same.
 type SamplerOptions struct {
-	// Shuffle gives every epoch an order of its own, drawn from Seed and the epoch alone. Otherwise
-	// it is 0, 1, 2, ….
+	// Shuffle uses a different order in every epoch, which depends only on Seed and the epoch.
+	// Otherwise the order is 0, 1, 2, ….
 	Shuffle bool
 	Seed    int64
-	// Batch is the number of indices that one rank takes in one round. 0 or less: 1.
+	// Batch is the number of indices per rank and round. 0 or less: 1.
 	Batch int
 }
 
-// Sampler divides the indices 0 to n-1 of a data set among the ranks, batch by batch, and knows how
-// far the job as a whole has come. It is a Part of the State; what is not committed counts as not
-// delivered.
+// Sampler divides the indices 0 to n-1 of a data set among the ranks, batch by batch, and records
+// the progress of the whole job. It is a Part of the State: after a restore, indices since the last
+// commit are delivered again.
 //
-// Its whole position is one integer that every rank advances by the same amount in the same round,
-// so a resize needs no bookkeeping: the indices from the position on are divided anew. Every rank
-// must call Next equally often.
+// Its position is one integer that every rank advances by the same amount in the same round, so
+// after a resize the indices from the position on are divided among the new ranks. Every rank must
+// call Next the same number of times.
 //
-// Over an epoch every index is delivered once, whatever resets come between commits. Every rank
-// gets equally many indices in a round; where the last round cannot be divided evenly, at most
-// size-1 indices of the epoch's beginning are delivered again to fill it.
+// In an epoch every index is delivered once, regardless of resets between commits. Every rank gets
+// the same number of indices in a round; if the last round does not divide evenly, at most size-1
+// indices from the beginning of the epoch are repeated to fill it.
 //
-// A Sampler is used by one goroutine at a time. Until NewState gets it, it is rank 0 of 1.
+// A Sampler must be used by one goroutine at a time. Until NewState sets its rank, it is rank 0 of
+// 1.
 type Sampler struct {
 	n    int
 	opts SamplerOptions
 
 	rank, size int
 	live       samplerState
-	kept       alone
+	kept       savedAlone
 
-	order      []int // of orderEpoch; nil without shuffling, or when not drawn yet
+	order      []int // of orderEpoch; nil: not shuffled or not computed yet
 	orderEpoch int
 }
 
 // samplerState is what a Sampler commits.
 type samplerState struct {
 	epoch int
-	pos   int  // indices of the epoch that the job has delivered, at most n
-	over  bool // Next has said that the epoch is over
+	pos   int  // indices of the epoch delivered to all ranks, at most n
+	over  bool // Next has reported the end of the epoch
 }
 
-// NewSampler returns a Sampler of n indices at the beginning of epoch 0.
+// NewSampler returns a Sampler of n indices at the beginning of epoch 0. With an n of 0 or less
+// every epoch is empty: Next returns false at once. It does not fail and starts nothing. Where
+// ranks give other n or options, the first sync fails.
 func NewSampler(n int, opts SamplerOptions) *Sampler {
 	opts.Batch = max(opts.Batch, 1)
 	return &Sampler{n: max(n, 0), opts: opts, size: 1}
 }
 
-// SetEpoch goes to the beginning of epoch e. In epoch e already, it keeps the position: a training
-// loop calls it at the top of every epoch, also when it has been restored in the middle of one.
+// SetEpoch goes to the beginning of epoch e. If e is the current epoch it keeps the position, so a
+// training loop can call it at the top of every epoch, also after a restore in the middle of one.
 func (s *Sampler) SetEpoch(e int) {
 	if e != s.live.epoch {
 		s.live = samplerState{epoch: e}
@@ -68,15 +70,16 @@ func (s *Sampler) SetEpoch(e int) {
 	s.live.over = false
 }
 
-// Epoch returns the epoch set last.
+// Epoch returns the current epoch, 0 before the first SetEpoch.
 func (s *Sampler) Epoch() int { return s.live.epoch }
 
-// Position returns how many indices of the epoch all ranks together have been given.
+// Position returns the number of indices of the epoch that have been delivered to all ranks
+// together.
 func (s *Sampler) Position() int { return s.live.pos }
 
-// Next returns this rank's next batch of indices, of Batch or, in the last round of an epoch, of
-// fewer; the slice is the caller's. All ranks get equally many. It returns false once at the end of
-// an epoch; where the next call is made without a SetEpoch, the epoch begins again.
+// Next returns this rank's next batch of Batch indices, or of fewer in the last round of an epoch.
+// All ranks get the same number; the caller owns the slice. At the end of an epoch it returns false
+// once; without a SetEpoch the call after that begins the epoch again.
 func (s *Sampler) Next() ([]int, bool) {
 	if s.live.over {
 		s.live.pos, s.live.over = 0, false
@@ -96,16 +99,16 @@ func (s *Sampler) Next() ([]int, bool) {
 	return batch, true
 }
 
-// Len returns how many indices this rank is still to be given in this epoch, if the world stays as
-// it is.
+// Len returns the number of indices that this rank still gets in this epoch if the world does not
+// change.
 func (s *Sampler) Len() int { return (s.n - s.live.pos + s.size - 1) / s.size }
 
-// each returns what a rank gets in the next round: 0 at the end of the epoch.
+// each returns the number of indices per rank in the next round; 0 at the end of the epoch.
 func (s *Sampler) each() int {
 	return min(s.opts.Batch, s.Len())
 }
 
-// draw makes the order that of the live epoch.
+// draw computes the order of the current epoch.
 func (s *Sampler) draw() {
 	if !s.opts.Shuffle || (s.order != nil && s.orderEpoch == s.live.epoch) {
 		return
@@ -130,33 +133,39 @@ func (s *Sampler) at(i int) int {
 	return s.order[i]
 }
 
-// Save keeps epoch and position.
-func (s *Sampler) Save() error { return s.kept.save(s) }
+// Save keeps the epoch and the position.
+func (s *Sampler) Save() error { return s.kept.save(s.content()) }
 
-// Restore goes back to the epoch and position kept last.
-func (s *Sampler) Restore() error { return s.kept.restore(s) }
+// Restore goes back to the last Save.
+func (s *Sampler) Restore() error { return s.kept.restore(s.content()) }
 
-// Sync takes over root's epoch and position, and this rank's place in g.
+// Sync sets the epoch and the position to root's, and the rank and size to those of g. It is
+// collective.
 func (s *Sampler) Sync(ctx context.Context, g *collective.Group, root int) error {
-	s.place(g.Rank(), g.Size())
-	return syncCarried(ctx, g, root, s)
+	s.setRank(g.Rank(), g.Size())
+	return s.content().sync(ctx, g, root)
 }
 
-// What follows makes it a part of ours.
-
-func (s *Sampler) self() Part   { return s }
-func (s *Sampler) name() string { return "" }
-
-func (s *Sampler) sources(to []image.Source) ([]image.Source, error) { return encoded(to, s) }
-func (s *Sampler) restore(pieces []image.Piece) error                { return s.decode(pieces[0].Bytes()) }
-func (s *Sampler) sums(pieces []image.Piece) ([]uint32, error)       { return pieces[0].Sums(), nil }
-func (s *Sampler) travels() bool                                     { return true }
-
-func (s *Sampler) layout() string {
-	return fmt.Sprintf("sampler of %d indices, batch %d, shuffle %t, seed %d", s.n, s.opts.Batch, s.opts.Shuffle, s.opts.Seed)
+func (s *Sampler) content() *content {
+	order := fmt.Sprintf("shuffle %t, seed %d", s.opts.Shuffle, s.opts.Seed)
+	return &content{
+		self: s,
+		layout: func() string {
+			return fmt.Sprintf("sampler of %d indices, batch %d, %s", s.n, s.opts.Batch, order)
+		},
+		kind:   func() string { return fmt.Sprintf("sampler of %d indices, %s", s.n, order) },
+		encode: s.encode, decode: s.decode, setRank: s.setRank,
+		text: func(b []byte) string {
+			fresh := NewSampler(s.n, s.opts)
+			if fresh.decode(b) != nil {
+				return ""
+			}
+			return fmt.Sprintf("epoch %d, position %d", fresh.live.epoch, fresh.live.pos)
+		},
+	}
 }
 
-func (s *Sampler) place(rank, size int) { s.rank, s.size = rank, size }
+func (s *Sampler) setRank(rank, size int) { s.rank, s.size = rank, size }
 
 func (s *Sampler) encode() ([]byte, error) {
 	b := binary.AppendVarint(nil, int64(s.live.epoch))
@@ -171,7 +180,7 @@ func (s *Sampler) decode(b []byte) error {
 	epoch, k := binary.Varint(b)
 	pos, l := binary.Varint(b[max(k, 0):])
 	if k <= 0 || l <= 0 || len(b) != k+l+1 || pos < 0 || pos > int64(s.n) {
-		return errors.New("elastic: sampler: the position is not one of this sampler")
+		return errors.New("elastic: sampler: invalid position")
 	}
 	s.live = samplerState{epoch: int(epoch), pos: int(pos), over: b[k+l] != 0}
 	return nil

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// ranksOf returns one sampler for each rank of a world, all in the position of s.
+// ranksOf returns one sampler per rank of a world, all at the position of s.
 func ranksOf(t rapid.TB, s *Sampler, size int) []*Sampler {
 	t.Helper()
 	b, err := s.encode()
@@ -17,7 +17,7 @@ func ranksOf(t rapid.TB, s *Sampler, size int) []*Sampler {
 	ranks := make([]*Sampler, size)
 	for r := range ranks {
 		ranks[r] = NewSampler(s.n, s.opts)
-		ranks[r].place(r, size)
+		ranks[r].setRank(r, size)
 		if err := ranks[r].decode(b); err != nil {
 			t.Fatal(err)
 		}
@@ -25,7 +25,7 @@ func ranksOf(t rapid.TB, s *Sampler, size int) []*Sampler {
 	return ranks
 }
 
-// round calls Next on every rank and returns what they got together; false at the end of the epoch.
+// round calls Next on every rank and returns all indices; false at the end of the epoch.
 func round(t rapid.TB, ranks []*Sampler) (indices []int, ok bool) {
 	t.Helper()
 	first, ok := ranks[0].Next()
@@ -69,7 +69,7 @@ func TestSamplerEveryIndexOnce(t *testing.T) {
 		}
 		save()
 		var committed, pending []int
-		last := size // of the world that had the last round
+		last := size // of the world of the last round
 		for over := false; !over; {
 			got, ok := round(t, ranks)
 			if ok {
@@ -159,14 +159,14 @@ func TestSamplerOrder(t *testing.T) {
 func TestSamplerLastRound(t *testing.T) {
 	for _, test := range []struct {
 		n, size, batch int
-		rounds         []int // indices of one rank in each round
+		rounds         []int // indices per rank in each round
 	}{
 		{8, 2, 2, []int{2, 2}},
 		{7, 2, 2, []int{2, 2}},
 		{5, 4, 2, []int{2}},
 		{9, 4, 2, []int{2, 1}},
 		{1, 4, 3, []int{1}}, // three of four get a repeated index
-		{2, 7, 3, []int{1}}, // so few that one is repeated more than once
+		{2, 7, 3, []int{1}}, // so few that one is repeated several times
 		{0, 3, 1, nil},
 	} {
 		ranks := ranksOf(t, NewSampler(test.n, SamplerOptions{Batch: test.batch}), test.size)
@@ -190,8 +190,7 @@ func TestSamplerLastRound(t *testing.T) {
 	}
 }
 
-// A loop that calls SetEpoch at its top neither repeats nor skips data, wherever it is taken up
-// again.
+// A loop that calls SetEpoch at its top neither repeats nor skips data, wherever it is resumed.
 func TestSamplerSetEpoch(t *testing.T) {
 	s := NewSampler(4, SamplerOptions{Batch: 2})
 	next := func(want ...int) {
@@ -206,7 +205,7 @@ func TestSamplerSetEpoch(t *testing.T) {
 	next(2, 3)
 	s.SetEpoch(3)
 	next()
-	s.SetEpoch(3) // the epoch's last commit was made after its end
+	s.SetEpoch(3) // the last commit of the epoch was made after its end
 	next()
 	s.SetEpoch(4)
 	next(0, 1)
@@ -215,7 +214,7 @@ func TestSamplerSetEpoch(t *testing.T) {
 	}
 	next(2, 3)
 	next()
-	next(0, 1) // no SetEpoch: the epoch again
+	next(0, 1) // no SetEpoch: the same epoch again
 }
 
 func TestSamplerRefusesForeignPosition(t *testing.T) {

@@ -33,7 +33,7 @@ func TestScaling(t *testing.T) {
 			}
 			var got []float64
 			for _, n := range c.sizes {
-				s.place(0, n)
+				s.setRank(0, n)
 				got = append(got, s.Next())
 				if s.Factor() != got[len(got)-1] {
 					t.Error(s.Factor())
@@ -46,15 +46,14 @@ func TestScaling(t *testing.T) {
 	}
 }
 
-// The factor goes on with the root's on all ranks, and back to the last commit with the rest of the
-// state.
+// All ranks get the root's factor, and a restore goes back to that of the last commit.
 func TestScalingInState(t *testing.T) {
 	workers := stillWorld(t, 3, 1)
 	onAll(t, 3, func(r int) error {
 		s := NewScaling(ScalingOptions{Warmup: 10})
 		state := NewState(workers[r], s)
 		if r == 1 { // the survivor of a world of two
-			s.place(0, 2)
+			s.setRank(0, 2)
 			for range 5 {
 				s.Next()
 			}

@@ -4,125 +4,88 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// HostsUpdatedError says that the hosts of the job have changed and a new world is due. All ranks
-// get it from the same Commit or CheckHostUpdates. The training function returns it as it is, or
-// wrapped.
+// HostsUpdatedError reports that the hosts of the job have changed and a new world follows. All
+// ranks get it from the same Commit or CheckHostUpdates. The training function returns it unchanged
+// or wrapped.
 type HostsUpdatedError struct{ Change plan.Change }
 
-// Error names the change.
+// Error returns a message that names the change.
 func (e *HostsUpdatedError) Error() string { return "elastic: hosts updated: " + e.Change.String() }
 
-// State is what training carries from step to step and from world to world: parts that are
-// committed, rolled back and synchronised together. One goroutine at a time uses it.
+// State holds what training carries from step to step and from world to world, as parts that are
+// committed, restored and synchronised together. A State must be used by one goroutine at a time.
 type State struct {
 	worker *Worker
-	parts  []Part
-	own    []own  // own[i] is parts[i], or nil where that is foreign
-	kept   []kept // kept[i] is parts[i], or nil where that is in no image
-	err    error  // why the state cannot be used
+	parts  parts
+	err    error // why the state is unusable; nil: usable
 
-	saidLeftOut bool // which parts have no image
-	supplies    bool // others may fetch its commits
-
+	ctx     context.Context // of the current Run; Commit has no ctx argument
+	term    *termHandler    // of the current Run; nil: none
 	onReset []func() error
-	ctx     context.Context // of the Run under way: Commit has none of its own
+
 	commits uint64
-	agreed  bool // all ranks have made the last commit
-	holds   bool // has been through a sync, so it can be another's root
-	word    [4]uint64
+	agreed  bool      // all ranks have made the last commit
+	holds   bool      // has been synchronised, so this rank can be the sync root
+	word    [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
 
-	mark     imageID            // of what is saved
-	given    imageID            // the last that was given
-	clean    bool               // the live value is what is saved; Run alone says so, and a Sync ends it
-	promised *HostsUpdatedError // of a Commit after which nothing is to be changed
-	synced   [][][]bool         // of each part in memory and its pieces: the chunks that a sync has written to; nil: not known
-
-	audit    *audit // of the last sync, until the ranks have compared what it came to
-	auditing sync.WaitGroup
-
-	saved       image.Store // of the parts that are kept
-	sources     []image.Source
-	first       []int        // of each part that is kept: its first piece in an image
-	checkpoints *Checkpoints // nil: none
-
-	locals locals
-
-	copying *image.Pending // begun by a commit and not settled yet; nil otherwise
-	lost    error          // why the save that was settled last is none; nobody has been told yet
-	torn    bool           // parts of other packages may have kept something newer than the last save
-
-	heeding *heed // of the Run under way; nil: none
-
-	watch *watch // of the memory of parts that are Watched; nil: none
-	blind bool   // there is to be none
+	saved         saves
+	locals        locals
+	watch         *watch
+	audits        audits
+	checkpoints   *Checkpoints // nil: none
+	loggedLeftOut bool         // the parts without an image have been logged
 }
 
-// NewState returns the state of w that consists of parts, and starts nothing. A nil worker, a nil
-// part and two parts of one name are errors of whatever is done with the state: of Run, Sync,
-// Commit and the rest.
+// NewState returns a State of w with the given parts. It does not block and starts no goroutine. A
+// nil worker, a nil part or two parts of the same name make Run, Sync, Commit and all other methods
+// that return an error fail.
 //
-// A part of another package should keep its last save when its Save fails; the State can make its
-// saves atomic only for the parts of this package and those that are [Imaged].
-func NewState(w *Worker, parts ...Part) *State {
+// A part of another package should keep its last save when its Save fails: a State saves atomically
+// only the parts of this package and those that are [Imaged].
+func NewState(w *Worker, all ...Part) *State {
 	s := &State{worker: w, ctx: context.Background()}
-	for _, p := range parts {
+	held := make([]Part, 0, len(all))
+	for _, p := range all {
 		if c, ok := p.(*Checkpoints); ok && c != nil {
 			s.checkpoints = c
 		} else {
-			s.parts = append(s.parts, p)
+			held = append(held, p)
 		}
 	}
-	s.own, s.kept, s.first = make([]own, len(s.parts)), make([]kept, len(s.parts)), make([]int, len(s.parts))
 	if w == nil {
 		s.err = errors.New("elastic: the state's worker is nil")
 		return s
 	}
-	names := make(map[string]bool)
-	for i, p := range s.parts {
-		if p == nil {
-			s.err = fmt.Errorf("elastic: part %d of the state is nil", i)
-			return s
-		}
-		o := asOwn(p)
-		if s.own[i] = o; o == nil {
-			if f, ok := p.(Imaged); ok {
-				s.kept[i] = foreign{f}
-			}
-			continue
-		}
-		s.kept[i] = o
-		if l, ok := o.(localPart); ok {
-			s.locals.parts = append(s.locals.parts, l)
-		}
-		if name := o.name(); name != "" && names[name] {
-			s.err = fmt.Errorf("elastic: two parts of the state are named %q", name)
-		} else {
-			names[name] = true
+	s.parts, s.err = newParts(held)
+	if s.err != nil {
+		return s
+	}
+	if s.checkpoints != nil {
+		if names := s.parts.withoutImage(); len(names) > 0 {
+			s.err = fmt.Errorf("elastic: %s cannot be in a checkpoint: it is not elastic.Imaged", names[0])
 		}
 	}
-	if s.err == nil && s.checkpoints != nil {
-		s.err = s.checkDurable()
-	}
-	s.locals.replicas = w.replicas
-	s.placeParts(w.Rank(), w.Size())
+	s.locals = locals{worker: w, parts: s.parts.local(), replicas: w.replicas, soon: s.checkpoints.soon}
+	s.watch = &watch{worker: w, parts: &s.parts}
+	s.setRank(w.Rank(), w.Size())
 	return s
 }
 
-// OnReset adds a function that every reset calls, in the new world and before its sync, after those
-// added before. What it changes of the state is overwritten by the sync on every rank but the root.
-// An error that is collective.ErrAborted leads to another reset; any other ends Run.
+// OnReset adds a function that every reset calls after entering the new world and before the sync,
+// in the order in which the functions were added. The sync overwrites its changes to the state on
+// every rank but the root. An error that is collective.ErrAborted causes another reset; any other
+// error ends Run.
 func (s *State) OnReset(f func() error) { s.onReset = append(s.onReset, f) }
 
-// Commits is the number of the last commit; 0 before the first. A sync makes it the root's.
+// Commits returns the number of the last commit, 0 before the first. A sync sets it to the root's.
 func (s *State) Commits() uint64 { return s.commits }
 
 // Commit saves the state, so that a failure costs only what was done since, and then does
@@ -131,6 +94,16 @@ func (s *State) Commits() uint64 { return s.commits }
 // It is collective: every rank calls it equally often. The training function returns its errors as
 // they are, and writes to no tensor in between: see [Run]. What a [Deferred] part has begun goes on
 // in the background.
+//
+// It blocks until every rank has called it; that has no bound of its own, but a rank for which the
+// others wait is stopped after --stall-timeout. It is for the goroutine that runs the training
+// function. Its errors:
+//   - a *HostsUpdatedError where the hosts have changed, on all ranks at once: the commit counts;
+//   - collective.ErrAborted where a rank was lost: it may count on some ranks and not on others,
+//     and the next world goes back to one that all members can have;
+//   - a *DivergedError or an *UnseenWriteError where ranks were compared and differ;
+//   - what a part's Save or encoding returns, or why the state cannot be used ([NewState]): there
+//     is no such commit, and the one before stays.
 func (s *State) Commit() error {
 	if err := s.replicate(); err != nil {
 		return err
@@ -140,21 +113,21 @@ func (s *State) Commit() error {
 		return err
 	}
 	p.Copy()
-	if p.Comes() {
-		s.copying = p
+	if p.HasLater() {
+		s.saved.copying = p
 	} else {
 		s.seal(p)
 	}
 	return s.agree()
 }
 
-// CommitAsync is Commit for large states: tensors are copied while training goes on, by half of the
-// processors, and must not be written to until Settle has returned. A loop calls it after the
-// optimizer's step and Settle before the next, with the forward and the backward pass, which only
-// read them, in between. All other parts have been saved when it returns: counters may go on. A
-// failure before Settle goes back to this commit, not to the one before. Every method of the state
-// that saves, restores or synchronises settles first, so a forgotten Settle is an error only if a
-// tensor is written to.
+// CommitAsync is Commit for large states: it returns before tensors are copied. Half of the
+// processors copy them while training continues, and the program must not write to tensors until
+// Settle has returned. A loop calls CommitAsync after the optimizer's step and Settle before the
+// next one; the forward and backward pass in between only read the tensors. All other parts are
+// saved when CommitAsync returns and may be changed. A failure before Settle restores this commit,
+// not the previous one. Every method of the State that saves, restores or synchronises calls Settle
+// first, so a forgotten Settle is an error only if the program writes to a tensor.
 func (s *State) CommitAsync() error {
 	if err := s.replicate(); err != nil {
 		return err
@@ -164,23 +137,23 @@ func (s *State) CommitAsync() error {
 		return err
 	}
 	p.Start()
-	s.copying = p
+	s.saved.copying = p
 	return s.agree()
 }
 
-// Settle blocks until what CommitAsync has begun is done: the tensors may be written to again. It
-// is not collective, and returns at once where nothing is under way.
+// Settle blocks until the copy that CommitAsync started is complete; then the program may write to
+// tensors again. It is not collective, and returns at once if no copy is in progress.
 //
-// Where the save of a [Deferred] part has failed there is no such commit. Of that, whichever method
-// saves, restores, compares or synchronises next returns the error.
+// If the save of a [Deferred] part has failed, the commit does not exist. The next method that
+// saves, restores, compares or synchronises returns the error.
 func (s *State) Settle() {
-	p := s.copying
-	if p == nil {
+	if s.saved.copying == nil {
 		return
 	}
-	s.copying = nil
+	p := s.saved.copying
+	s.saved.copying = nil
 	if err := p.Wait(); err != nil {
-		s.lost, s.mark = fmt.Errorf("elastic: commit %d: %w", s.commits, err), imageID{}
+		s.saved.lost, s.saved.mark = fmt.Errorf("elastic: commit %d: %w", s.commits, err), imageID{}
 		return
 	}
 	s.seal(p)
@@ -189,23 +162,23 @@ func (s *State) Settle() {
 	}
 }
 
-// seal makes a save the last one.
+// seal makes p the last save.
 func (s *State) seal(p *image.Pending) {
 	p.Seal()
-	s.torn = false
-	s.keepWatch()
+	s.saved.torn = false
+	s.watch.keep()
 }
 
-// settled settles, and returns why the last save is none, once.
+// settled calls Settle and returns, once, why the last save failed.
 func (s *State) settled() error {
 	s.Settle()
-	err := s.lost
-	s.lost = nil
+	err := s.saved.lost
+	s.saved.lost = nil
 	return err
 }
 
-// agree counts a commit and checks for updates. Where the ranks' states are to be compared it does
-// that too.
+// agree counts a commit, checks for host updates and, when a verification is due, compares the
+// states of the ranks.
 func (s *State) agree() error {
 	s.commits++
 	s.agreed = false
@@ -226,30 +199,30 @@ func (s *State) agree() error {
 			return err
 		}
 	}
-	// Only now has every rank come this far: the driver takes it for a step that the whole world
-	// has done.
+	// Every rank has reached this point, so the driver can count the step as done by the whole
+	// world.
 	s.worker.committed(s.commits)
 	s.agreed = true
-	if err := s.gather(s.ctx, s.locals.wanted || s.worker.deserted && s.checkpoints != nil); err != nil {
+	if err := s.locals.gather(s.ctx, s.locals.wanted || s.worker.run.deserted && s.checkpoints != nil); err != nil {
 		return err
 	}
-	if s.worker.deserted {
+	if s.worker.run.deserted {
 		return updated(plan.Removed)
 	}
 	s.offer()
 	err = s.leave(change, false)
-	s.promised, _ = err.(*HostsUpdatedError)
+	s.saved.promised, _ = err.(*HostsUpdatedError)
 	return err
 }
 
-// CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, where the hosts of
-// the job have changed. It is collective, one reduction of eight bytes. Other errors are those of
-// the collective.
+// CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, if the hosts of
+// the job have changed. It is collective and blocks for one reduction of eight bytes. Other errors
+// are those of the collective.
 func (s *State) CheckHostUpdates() error {
 	if s.err != nil {
 		return s.err
 	}
-	s.promised = nil
+	s.saved.promised = nil
 	change, err := s.agreeOnUpdates(false)
 	if err != nil {
 		return err
@@ -264,32 +237,31 @@ func updated(c plan.Change) error {
 	return &HostsUpdatedError{Change: c}
 }
 
-// agreeOnUpdates returns how the hosts differ from this world; all ranks get the same. In a commit
-// after which an audit is due it carries that too.
+// agreeOnUpdates returns how the hosts differ from this world, the same on all ranks. In a commit
+// with a pending audit the reduction carries the audit's words too.
 func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
-	p := s.worker.place.Load()
-	// The largest number wins, so whichever rank has heard of a change, all of them act on it, and
-	// on the same one.
+	p := s.worker.member.Load()
+	// The reduction takes the maximum, so all ranks act on the same change if any rank knows of it.
 	latest := s.worker.meeting.latest()
-	if latest.Seq <= p.world.Seq { // ranks that know of no change say the same, but for staysBit
+	if latest.Seq <= p.world.Seq { // all ranks that know of no change send the same value, staysBit apart
 		latest = notify.Update{Seq: p.world.Seq}
 	}
 	s.word[0] = (latest.Seq<<changeBits | uint64(latest.Change)&changeMask) << 1
-	if !commit || !s.heeding.alone() {
+	if !commit || !s.term.alone() {
 		s.word[0] |= staysBit
 	}
 	word := s.word[:1]
-	if commit && s.audit != nil {
+	if commit && s.audits.due != nil {
 		word = s.word[:]
-		s.audit.say(word[1:])
+		s.audits.due.fill(word[1:])
 	}
 	if err := collective.AllReduce(s.ctx, p.group, word, collective.Max); err != nil {
 		return 0, err
 	}
 	agreed := s.word[0] >> 1
-	if agreed>>changeBits <= p.world.Seq { // this world takes account of it
-		if s.worker.deserted = s.word[0]&staysBit == 0; commit && !s.worker.deserted {
-			s.heeding.committed()
+	if agreed>>changeBits <= p.world.Seq { // this world already includes the change
+		if s.worker.run.deserted = s.word[0]&staysBit == 0; commit && !s.worker.run.deserted {
+			s.term.committed()
 		}
 		return 0, nil
 	}
@@ -299,26 +271,95 @@ func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 const (
 	changeBits = 2
 	changeMask = 1<<changeBits - 1
-	// staysBit is said by a rank that has not been asked to leave, or whose driver is there.
+	// staysBit is set by a rank that is not asked to leave, or that is connected to its driver.
 	staysBit = 1
 )
 
-// Save keeps a private copy of every part for Restore; it does not count as a commit. Where it
-// fails the last copies of this package's parts stay, all of them. It is not collective. What Local
-// parts hold is kept by others only of commits and syncs: who goes back to a Save of its own, as a
-// root too, has all ranks go on with what they hold themselves.
+// replicate does steps 1 and 2 of a save in the current world. Without Local parts it does nothing.
+func (s *State) replicate() error {
+	if s.err != nil || len(s.locals.parts) == 0 {
+		return s.err
+	}
+	return s.locals.replicateAfter(s.ctx, s.locals.set(s.locals.current))
+}
+
+// leave returns the error of a commit or a check after which the hosts change. Before the ranks
+// separate, they send the pieces of the last save to ranks that lack them, because the members of
+// the next world are not known yet.
+func (s *State) leave(change plan.Change, live bool) error {
+	l := &s.locals
+	if change == 0 || len(l.parts) == 0 {
+		return updated(change)
+	}
+	if live {
+		if err := s.replicate(); err != nil {
+			return err
+		}
+		if err := s.save(s.commits); err != nil {
+			return err
+		}
+		l.counted()
+	}
+	p, set := s.worker.member.Load(), l.set(l.current)
+	if set == nil {
+		return updated(change)
+	}
+	sum := []uint64{0}
+	for _, n := range set.own() {
+		sum[0] += uint64(set.of[n].size())
+	}
+	mine := sum[0]
+	if err := collective.AllReduce(s.ctx, p.group, sum, collective.Sum); err != nil {
+		return err
+	}
+	l.settled()
+	most := []uint64{mine}
+	if sum[0] > handOverLimit {
+		if err := collective.AllReduce(s.ctx, p.group, most, collective.Max); err != nil {
+			return err
+		}
+	}
+	count := holders(set.size, l.replicas, sum[0], most[0])
+	if count < set.size-1 && set.mine == 0 {
+		s.worker.log.Warnf("the local parts of all ranks have %d MB, so before the hosts change each rank's are copied to %d other ranks only", sum[0]>>20, count)
+	}
+	to := keepers(hostsOf(p.world.World), set.mine, count)
+	if count > l.replicas {
+		// Ranks that keep copies already receive nothing.
+		to = to[min(l.replicas, len(to)):]
+		if err := l.spread(s.ctx, p, set, to, base{number: func(int) int { return -1 }}); err != nil {
+			return err
+		}
+		// A rank that leaves can abort the group, so all wait until every rank has its pieces.
+		if err := collective.Barrier(s.ctx, p.group); err != nil {
+			return err
+		}
+	}
+	if s.checkpoints != nil && count < set.size-1 && change&plan.Removed != 0 {
+		// If no rank stays, one rank must have all pieces to write the last checkpoint.
+		if err := l.gather(s.ctx, true); err != nil {
+			return err
+		}
+	}
+	return updated(change)
+}
+
+// Save keeps a private copy of every part for Restore. It does not count as a commit and is not
+// collective. If it fails, the last copies of all parts of this package stay. Other ranks keep
+// copies of Local parts only for commits and syncs: after a rank restores a Save of its own, also
+// as the sync root, every rank continues with its own live Local parts.
 func (s *State) Save() error {
-	s.locals.astray()
+	s.locals.unreplicated()
 	return s.save(s.commits)
 }
 
-// save saves the state as that of the commit of the number.
+// save saves the state as that of commit number.
 func (s *State) save(number uint64) error {
 	p, err := s.begin(number)
 	if err != nil {
 		return err
 	}
-	s.mark = imageID{}
+	s.saved.mark = imageID{}
 	p.Copy()
 	if err := p.Wait(); err != nil {
 		return fmt.Errorf("elastic: save: %w", err)
@@ -327,83 +368,57 @@ func (s *State) save(number uint64) error {
 	return nil
 }
 
-// beginCommit begins to save the next commit.
 func (s *State) beginCommit() (*image.Pending, error) {
-	s.promised = nil
-	mark := s.nextMark()
-	s.beginWatch()
+	s.saved.promised = nil
+	mark := s.saved.nextMark(s.worker.Generation())
+	if s.err == nil {
+		s.watch.begin()
+	}
 	p, err := s.begin(s.commits + 1)
 	if err == nil {
-		s.mark = mark
+		s.saved.mark = mark
 	}
 	return p, err
 }
 
-// begin does all of a save that can fail; what is left is to copy tensors.
-func (s *State) begin(number uint64) (*image.Pending, error) {
+// begin does the part of a save that can fail; copying tensors remains.
+func (s *State) begin(number uint64) (_ *image.Pending, err error) {
 	if s.err != nil {
 		return nil, s.err
 	}
 	defer s.worker.doing.enter(s.worker.doing.phase())
-	s.worker.commit = number
+	s.worker.run.commit = number
 	s.worker.doing.enter(rendezvous.Saving)
-	err := s.settled()
-	if err != nil {
+	if err := s.settled(); err != nil {
 		return nil, err
 	}
-	s.sources = s.sources[:0]
-	for i, o := range s.own {
-		if o == nil {
-			continue
-		}
-		s.place(i)
-		if s.sources, err = o.sources(s.sources); err != nil {
-			return nil, err
-		}
-		if s.synced != nil {
-			for j, changed := range s.synced[i] {
-				s.sources[s.first[i]+j].Changed = changed
-			}
-		}
-	}
-	for i, p := range s.parts {
-		if s.own[i] != nil {
-			continue
-		}
-		s.torn = true
-		if err := p.Save(); err != nil {
-			return nil, fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
-		}
-		if s.kept[i] == nil {
-			continue
-		}
-		s.place(i)
-		if s.sources, err = s.kept[i].sources(s.sources); err != nil {
-			return nil, fmt.Errorf("elastic: image of part %d (%T): %w", i, p, err)
-		}
-	}
-	if err := s.askWatch(s.worker.verification.due(number)); err != nil {
+	m := &s.saved
+	if m.sources, err = s.parts.sources(m.sources[:0], true); err != nil {
 		return nil, err
 	}
-	return s.saved.Begin(number, s.sources), nil
-}
-
-// place notes where part i begins in images. It is always the same, and a checkpoint that is being
-// written reads it.
-func (s *State) place(i int) {
-	if s.first[i] != len(s.sources) {
-		s.first[i] = len(s.sources)
+	for i := range m.synced {
+		for j, changed := range m.synced[i] {
+			m.sources[s.parts.first[i]+j].Changed = changed
+		}
 	}
+	m.torn = true
+	if m.sources, err = s.parts.sources(m.sources, false); err != nil {
+		return nil, err
+	}
+	if err := s.watch.mark(m.sources, m.Last(), s.worker.verification.due(number)); err != nil {
+		return nil, err
+	}
+	return m.Begin(number, m.sources), nil
 }
 
-// Restore takes every part back to the last Save, Commit or Sync. Run saves when it begins. It is
-// not collective. Where what a commit has left to the background has failed, it takes them back to
-// the one before, and returns that error.
+// Restore sets every part back to the last Save, Commit or Sync; Run saves when it begins. It is
+// not collective. If the background part of a commit has failed, Restore goes back to the previous
+// save and returns that error.
 func (s *State) Restore() error {
 	return s.restore(func(Part) bool { return true })
 }
 
-// restoreExposed is Restore of what others may have written to since.
+// restoreExposed restores the parts to which other ranks may have written since the last Restore.
 func (s *State) restoreExposed() error {
 	return s.restore(func(p Part) bool {
 		e, ok := p.(Exposed)
@@ -415,49 +430,12 @@ func (s *State) restore(which func(Part) bool) error {
 	if s.err != nil {
 		return s.err
 	}
-	errs := []error{s.settled()}
-	var pieces []image.Piece
-	if last := s.saved.Last(); last != nil {
-		pieces = last.Pieces()
-	}
-	for i, p := range s.parts {
-		if !which(p) {
-			continue
-		}
-		var err error
-		switch o := s.own[i]; {
-		case o == nil && s.torn && s.kept[i] != nil && pieces != nil:
-			err = s.kept[i].restore(pieces[s.first[i]:])
-		case o == nil:
-			err = p.Restore()
-		case pieces == nil:
-			err = errNothingSaved
-		default:
-			err = o.restore(pieces[s.first[i]:])
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("elastic: restore part %d: %w", i, err))
-		}
-	}
-	return errors.Join(errs...)
+	err := s.settled()
+	return errors.Join(append(s.parts.restore(s.saved.Last(), s.saved.torn, which), err)...)
 }
 
-// partName names a part to people.
-func (s *State) partName(i int) string {
-	if o := s.own[i]; o != nil && o.name() != "" {
-		return fmt.Sprintf("%q", o.name())
-	}
-	return fmt.Sprintf("part %d (%T)", i, s.parts[i])
-}
-
-// placeParts tells the parts that depend on it this worker's rank.
-func (s *State) placeParts(rank, size int) {
-	if size == 0 {
-		return // no world yet
-	}
-	for _, o := range s.own {
-		if p, ok := o.(placed); ok {
-			p.place(rank, size)
-		}
+func (s *State) setRank(rank, size int) {
+	if size > 0 { // otherwise there is no world yet
+		s.parts.setRank(rank, size)
 	}
 }

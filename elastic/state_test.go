@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// still is the meeting of a world that stays as it is.
+// still is the meeting of a world that does not change.
 type still struct {
 	solo
 	world  rendezvous.World
@@ -37,7 +37,7 @@ func (m *still) connect(context.Context, rendezvous.World) (*collective.Group, e
 func (m *still) reachable() bool       { return true }
 func (m *still) latest() notify.Update { return m.update }
 
-// stillWorld returns the workers of a world of n that stays as it is, with the given root.
+// stillWorld returns the workers of a world of n that does not change, with the given root.
 func stillWorld(t *testing.T, n, root int) []*Worker {
 	t.Helper()
 	slots := make([]plan.Slot, n)
@@ -59,7 +59,7 @@ func stillWorld(t *testing.T, n, root int) []*Worker {
 	return workers
 }
 
-// onAll calls f for every rank at the same time and fails the test where one of them does.
+// onAll calls f for every rank concurrently and fails the test if a call fails.
 func onAll(t *testing.T, n int, f func(rank int) error) {
 	t.Helper()
 	for r, err := range errorsOf(n, f) {
@@ -86,7 +86,7 @@ func TestWorkerTellsItsPlace(t *testing.T) {
 	w := stillWorld(t, 3, 0)[2]
 	if w.Rank() != 2 || w.Size() != 3 || w.LocalRank() != 2 || w.LocalSize() != 3 || w.CrossRank() != 0 ||
 		w.CrossSize() != 1 || w.Slot() != 2 || w.Host() != "a" || w.Generation() != 3 || w.Group().Rank() != 2 {
-		t.Errorf("%+v", *w.place.Load())
+		t.Errorf("%+v", *w.member.Load())
 	}
 }
 
@@ -170,7 +170,7 @@ func TestStateSyncRestoreCommit(t *testing.T) {
 	}
 }
 
-// A value is replaced and not merged into, and what a user kept of the old one is left alone.
+// A value is replaced and not merged into, so references to the old one stay unchanged.
 func TestValueIsFresh(t *testing.T) {
 	m := map[string]int{"a": 1}
 	p := Value("m", &m)
@@ -187,7 +187,7 @@ func TestValueIsFresh(t *testing.T) {
 	}
 }
 
-// userPart is a user's part that fails when it is told to.
+// userPart is a user's part that fails on request.
 type userPart struct {
 	live, saved int
 	fail        error
@@ -242,7 +242,7 @@ func TestSaveIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// wrapped is a user's part made of ours: its own methods count.
+// wrapped is a user's part that embeds one of ours: its own methods must be called.
 type wrapped struct {
 	*Sampler
 	saves int
@@ -297,15 +297,15 @@ func TestUnusableStates(t *testing.T) {
 	}
 }
 
-// States that do not fit are told apart by both ranks before anything is overwritten.
+// Both ranks detect incompatible states before anything is overwritten.
 func TestSyncOfStatesThatDoNotFit(t *testing.T) {
 	here, there := 1, 1
 	for name, parts := range map[string][2][]Part{
-		"1 parts here and 2":                  {{Value("a", &here)}, {Value("a", &there), Value("b", &there)}},
-		`value "b": int here and a value "a"`: {{Value("b", &here)}, {Value("a", &there)}},
-		"of 2 here and a tensor":              {{Tensor("t", []int8{1, 2})}, {Tensor("t", []int8{1})}},
-		"[]int16 of 1 here":                   {{Tensor("t", []int16{1})}, {Tensor("t", []int8{1})}},
-		"sampler of 3 indices":                {{NewSampler(3, SamplerOptions{})}, {NewSampler(4, SamplerOptions{})}},
+		"1 parts on this rank and 2":                  {{Value("a", &here)}, {Value("a", &there), Value("b", &there)}},
+		`value "b": int on this rank and a value "a"`: {{Value("b", &here)}, {Value("a", &there)}},
+		"of 2 on this rank and a tensor":              {{Tensor("t", []int8{1, 2})}, {Tensor("t", []int8{1})}},
+		"[]int16 of 1 on this rank":                   {{Tensor("t", []int16{1})}, {Tensor("t", []int8{1})}},
+		"sampler of 3 indices":                        {{NewSampler(3, SamplerOptions{})}, {NewSampler(4, SamplerOptions{})}},
 	} {
 		workers := stillWorld(t, 2, 1)
 		errs := errorsOf(2, func(r int) error {
@@ -317,7 +317,7 @@ func TestSyncOfStatesThatDoNotFit(t *testing.T) {
 		if errs[0] == nil || !strings.Contains(errs[0].Error(), name) {
 			t.Errorf("%s: rank 0: %v", name, errs[0])
 		}
-		// The root hears of it as of any rank that is gone; this meeting then has no other world.
+		// To the root this rank has failed; this meeting then has no other world.
 		if !errors.Is(errs[1], ErrFinished) {
 			t.Errorf("%s: rank 1: %v", name, errs[1])
 		}
@@ -327,7 +327,7 @@ func TestSyncOfStatesThatDoNotFit(t *testing.T) {
 func TestCheckHostUpdates(t *testing.T) {
 	for name, test := range map[string]struct {
 		updates [3]notify.Update
-		want    plan.Change // 0: go on
+		want    plan.Change // 0: continue
 	}{
 		"nobody has heard":          {},
 		"one rank has heard":        {[3]notify.Update{1: {Seq: 6, Change: plan.Added}}, plan.Added},

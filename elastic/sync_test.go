@@ -13,12 +13,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// ring is some ranks with states of the same parts, which go from world to world together.
+// ring is a set of ranks with the same parts that enter successive worlds together.
 type ring struct {
 	workers []*Worker
 	states  []*State
@@ -31,19 +31,19 @@ func newRing(n, chunks int) *ring {
 	r := &ring{steps: make([]int, n)}
 	for i := range n {
 		w := &Worker{meeting: solo{}, log: quiet()}
-		w.place.Store(&place{group: collective.Local(1)[0]})
+		w.member.Store(&membership{group: collective.Local(1)[0]})
 		r.workers = append(r.workers, w)
 		r.renew(i, chunks)
 	}
 	return r
 }
 
-// renew makes rank i one that has just come.
+// renew replaces rank i by a new process.
 func (r *ring) renew(i, chunks int) {
 	large, many := make([]byte, chunks*image.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, 9000)}
-	r.workers[i].committedGen = 1 << 40 // nobody is told of commits
+	r.workers[i].reports.committed = 1 << 40 // disables reports of commits
 	parts := []Part{Tensor("large", large), Tensors("many", many), Value("step", &r.steps[i])}
-	if i%2 == 1 { // it makes no difference
+	if i%2 == 1 { // must make no difference
 		Watched(parts[0])
 		Watched(parts[1])
 	}
@@ -60,10 +60,10 @@ func (r *ring) enter(generation uint64, root int) {
 	for i, g := range collective.Local(len(r.workers)) {
 		slots := make([]plan.Slot, len(r.workers))
 		w := rendezvous.World{World: plan.World{Generation: generation, Slots: slots}, Rank: i, SyncRoot: root}
-		r.workers[i].place.Store(&place{world: w, group: g})
+		r.workers[i].member.Store(&membership{world: w, group: g})
 	}
 	for _, w := range r.workers {
-		w.committedGen = generation
+		w.reports.committed = generation
 	}
 }
 
@@ -87,7 +87,7 @@ func (r *ring) touch(i, chunk, b int) {
 	r.many[i][2][0]++
 }
 
-// same checks that a rank's live state is another's, and what it has saved too.
+// same checks that the live state and the save of rank i equal those of the root.
 func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step int) {
 	t.Helper()
 	check := func(what string) {
@@ -104,9 +104,8 @@ func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step
 	check("saved")
 }
 
-// Whatever the ranks have when they come to a new world, after a sync all of them have what the
-// root has: ranks that have made its last commit, that have made another, that have none; that have
-// written to their state since, or not.
+// After a sync all ranks have the root's state, whatever they had before: its last commit, another
+// one or none; with later changes or without.
 func TestSyncOfWhatDiffers(t *testing.T) {
 	const n, chunks = 3, 2
 	rapid.Check(t, func(t *rapid.T) {
@@ -134,7 +133,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 					return s.Commit()
 				})
 			}
-			last := rapid.SliceOfN(rapid.Bool(), n, n).Draw(t, "last commit") // a commit that not all come to
+			last := rapid.SliceOfN(rapid.Bool(), n, n).Draw(t, "last commit") // a commit that not all ranks make
 			for i, s := range r.states {
 				if last[i] {
 					r.touch(i, 1, 77)
@@ -146,20 +145,20 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 					p.Seal()
 					s.commits++
 				} else {
-					s.nextMark() // it came to it, and failed
+					s.saved.nextMark(s.worker.Generation()) // begun and failed
 				}
 				switch rapid.SampledFrom([]string{"as saved", "as saved", "writes", "breaks its promise", "new"}).Draw(t, "then") {
 				case "as saved":
-					s.clean = true
+					s.saved.clean = true
 				case "writes":
 					r.touch(i, 0, 5)
 				case "breaks its promise":
 					r.touch(i, 0, 5)
-					s.clean = true
+					s.saved.clean = true
 				case "new":
 					r.renew(i, chunks)
-					r.states[i].clean = rapid.Bool().Draw(t, "saved")
-					if r.states[i].clean {
+					r.states[i].saved.clean = rapid.Bool().Draw(t, "saved")
+					if r.states[i].saved.clean {
 						if err := r.states[i].Save(); err != nil {
 							t.Fatal(err)
 						}
@@ -170,7 +169,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 	})
 }
 
-// committed is a ring that has made a commit, each rank after what is done to it.
+// committed returns a ring that has made a commit after do.
 func committed(t *testing.T, v verification, do func(r *ring)) *ring {
 	r := newRing(3, 6)
 	for _, w := range r.workers {
@@ -181,13 +180,13 @@ func committed(t *testing.T, v verification, do func(r *ring)) *ring {
 	do(r)
 	r.all(t, func(_ int, s *State) error { return s.Commit() })
 	for _, s := range r.states {
-		s.clean = true
+		s.saved.clean = true
 	}
 	return r
 }
 
-// Who has made the root's commit is sent nothing: where training has made its state another all the
-// same, the first commit after the sync that finds all ranks ready says so, or heals it.
+// A rank with the root's commit is sent nothing. If training has made its state different
+// nevertheless, the first commit for which all ranks have finished the audit reports or heals that.
 func TestNothingIsSentToWhoHasIt(t *testing.T) {
 	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
 		r := committed(t, v, func(r *ring) { r.large[2][4*image.ChunkSize+100] = 9 })
@@ -197,7 +196,7 @@ func TestNothingIsSentToWhoHasIt(t *testing.T) {
 			t.Fatal("it was sent")
 		}
 		for _, s := range r.states {
-			s.auditing.Wait()
+			s.audits.running.Wait()
 		}
 		for i, err := range errorsOf(3, func(i int) error { return r.states[i].Commit() }) {
 			var diverged *DivergedError
@@ -208,37 +207,37 @@ func TestNothingIsSentToWhoHasIt(t *testing.T) {
 		if healed := r.large[2][4*image.ChunkSize+100] == 0; healed != v.heal {
 			t.Errorf("%+v: healed is %t", v, healed)
 		}
-		if r.states[0].audit != nil || len(r.states[0].word) != 4 {
+		if r.states[0].audits.due != nil || len(r.states[0].word) != 4 {
 			t.Error("it is compared again")
 		}
 	}
 }
 
-// A rank that is not ready yet is not waited for.
+// A commit does not wait for a rank that has not finished its audit.
 func TestAuditIsNotWaitedFor(t *testing.T) {
 	r := committed(t, verification{}, func(*ring) {})
 	r.enter(2, 1)
 	r.sync(t)
 	for _, s := range r.states {
-		s.auditing.Wait()
+		s.audits.running.Wait()
 	}
-	late := r.states[1].audit
-	r.states[1].audit = &audit{root: late.root, done: make(chan struct{})}
+	late := r.states[1].audits.due
+	r.states[1].audits.due = &audit{root: late.root, done: make(chan struct{})}
 	for range 2 {
 		r.all(t, func(_ int, s *State) error { return s.Commit() })
 	}
-	if r.states[0].audit == nil {
+	if r.states[0].audits.due == nil {
 		t.Error("compared without rank 1")
 	}
-	r.states[1].audit = late
+	r.states[1].audits.due = late
 	r.all(t, func(_ int, s *State) error { return s.Commit() })
-	if r.states[0].audit != nil {
+	if r.states[0].audits.due != nil {
 		t.Error("not compared")
 	}
 }
 
-// In Run the promise is that of the very error which the last commit has returned.
-func TestParted(t *testing.T) {
+// In Run only the error that the last commit has returned proves that the state is unchanged.
+func TestTrainReturned(t *testing.T) {
 	s, first, second := &State{}, &HostsUpdatedError{Change: plan.Added}, &HostsUpdatedError{Change: plan.Added}
 	for name, test := range map[string]struct {
 		promised *HostsUpdatedError
@@ -251,16 +250,16 @@ func TestParted(t *testing.T) {
 		"of a check":            {nil, first, false},
 		"another error instead": {first, context.Canceled, false},
 	} {
-		s.promised = test.promised
-		if s.parted(test.err); s.clean != test.want || s.promised != nil {
-			t.Errorf("%s: clean is %t", name, s.clean)
+		s.saved.promised = test.promised
+		if s.trainReturned(test.err); s.saved.clean != test.want || s.saved.promised != nil {
+			t.Errorf("%s: clean is %t", name, s.saved.clean)
 		}
 	}
 }
 
-// BenchmarkSync is how long two ranks stand still for a sync, by the size of a tensor: where both
-// have the root's last commit, where the other has the one before, of which a tenth is another,
-// where it has none, and where the root has gone on since its commit.
+// BenchmarkSync measures a sync of two ranks by the size of a tensor: if both have the root's last
+// commit, if one has the previous one, which differs in a tenth, if it has none, and if the root
+// has changed its state since its commit.
 func BenchmarkSync(b *testing.B) {
 	for _, mb := range []int{1, 100, 1000} {
 		for _, name := range []string{"both have it", "a tenth differs", "one is new", "not committed"} {
@@ -275,7 +274,7 @@ func benchSync(b *testing.B, mb int, name string) {
 	for i := range states {
 		live[i] = make([]byte, mb<<20)
 		w := &Worker{meeting: solo{}, log: quiet()}
-		w.place.Store(&place{group: collective.Local(1)[0]})
+		w.member.Store(&membership{group: collective.Local(1)[0]})
 		r.workers = append(r.workers, w)
 		states[i] = NewState(w, Tensor("large", live[i]))
 	}
@@ -294,7 +293,7 @@ func benchSync(b *testing.B, mb int, name string) {
 		}
 		p.Copy()
 		p.Seal()
-		states[i].clean = true
+		states[i].saved.clean = true
 		return nil
 	}
 	change := func(i, parts int) {
@@ -318,13 +317,13 @@ func benchSync(b *testing.B, mb int, name string) {
 				b.Fatal(err)
 			}
 		case "one is new":
-			states[1].mark = imageID{}
+			states[1].saved.mark = imageID{}
 		case "not committed":
 			change(0, 10)
-			states[0].clean = false
+			states[0].saved.clean = false
 		}
 		for _, s := range states {
-			s.auditing.Wait()
+			s.audits.running.Wait()
 		}
 		generation++
 		r.enter(generation, 0)

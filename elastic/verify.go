@@ -10,25 +10,26 @@ import (
 	"strings"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// Divergence is one chunk of a part of which not all ranks hold the same bits.
+// Divergence is a chunk of a part whose bits differ between ranks.
 type Divergence struct {
-	// Part names the part.
+	// Part is the name of the part.
 	Part string
-	// Chunk numbers the chunk: of tensors those of 1 MiB. -1 stands for the whole part, where it is
-	// not equally long on all ranks.
+	// Chunk is the index of the chunk, of 1 MiB in tensors. -1 stands for the whole part, if its
+	// length differs between ranks.
 	Chunk int
-	// Ranks are those that differ from most; of equally many, from the lowest rank.
+	// Ranks are those that differ from the most common value; of equally common ones, from the
+	// lowest rank's.
 	Ranks []int
 }
 
-// DivergedError says that ranks which must hold the same state do not, and where. All ranks get the
+// DivergedError reports where the states of ranks differ that must be equal. All ranks get the
 // same.
 type DivergedError struct{ Where []Divergence }
 
-// Error names the first few chunks.
+// Error returns a message with the first few chunks.
 func (e *DivergedError) Error() string {
 	var b strings.Builder
 	b.WriteString("elastic: the ranks' states differ: ")
@@ -49,18 +50,18 @@ func (e *DivergedError) Error() string {
 	return b.String()
 }
 
-// verification says when states are compared, and what follows where they differ.
+// verification says when states are compared and what follows if they differ.
 type verification struct {
-	every int  // commits; 0: only what syncs have left, negative: never
-	heal  bool // by majority; otherwise it is an error
+	every int  // commits between comparisons; 0: only after syncs, negative: never
+	heal  bool // replace the minority's state; otherwise return an error
 }
 
 func (v verification) due(commits uint64) bool { return v.every > 0 && commits%uint64(v.every) == 0 }
 
-// Digest returns a number for the bits that the last Save, Commit or Sync has kept, of all parts of
-// this package and of parts that are [Imaged], but not of [Local] ones. Ranks that hold the same
-// have the same digest; those that do not have another, but for one chance in 2^32 for each chunk
-// of 1 MiB. It reads the whole state where it has changed, and is not collective.
+// Digest returns a hash of the last Save, Commit or Sync: of all parts of this package except
+// [Local] ones, and of [Imaged] parts. Equal states have equal digests on all ranks; different
+// states have equal digests with a probability of 2^-32 per differing chunk of 1 MiB. It reads all
+// parts of the state that have changed. It is not collective.
 func (s *State) Digest() (uint64, error) {
 	if s.err != nil {
 		return 0, s.err
@@ -68,59 +69,23 @@ func (s *State) Digest() (uint64, error) {
 	if err := s.settled(); err != nil {
 		return 0, err
 	}
-	if err := s.proveWatch(); err != nil {
+	if err := s.watch.prove(s.saved.Last()); err != nil {
 		return 0, err
 	}
-	s.sayLeftOut()
-	sums, err := s.sums(false)
+	s.logLeftOut()
+	sums, err := s.parts.sums(s.saved.Last(), false)
 	return digestOf(sums), err
 }
 
-// sayLeftOut names, once, the parts that no comparison sees.
-func (s *State) sayLeftOut() {
-	if s.saidLeftOut || s.worker.Rank() != 0 {
+// logLeftOut logs, once, the parts that comparisons do not include.
+func (s *State) logLeftOut() {
+	if s.loggedLeftOut || s.worker.Rank() != 0 {
 		return
 	}
-	s.saidLeftOut = true
-	var names []string
-	for i := range s.parts {
-		if s.kept[i] == nil {
-			names = append(names, s.partName(i))
-		}
-	}
-	if len(names) > 0 {
+	s.loggedLeftOut = true
+	if names := s.parts.withoutImage(); len(names) > 0 {
 		s.worker.log.Warnf("digests and comparisons of the ranks' states leave out %s: not elastic.Imaged", strings.Join(names, ", "))
 	}
-}
-
-// travelled is a part of which a sync carries bytes that say the same in every process, but that
-// need not be the same there.
-type travelled interface{ onlyCarried() bool }
-
-// sums returns the checksums of the chunks of each part that is in images; none of others. Right
-// after a sync there is no need to ask for those of parts that have travelled in its opening, which
-// has a checksum of its own.
-func (s *State) sums(synced bool) ([][]uint32, error) {
-	last := s.saved.Last()
-	if last == nil {
-		return nil, errNothingSaved
-	}
-	return s.sumsIn(last, synced)
-}
-
-// sumsIn is sums of an image. It looks at nothing that changes.
-func (s *State) sumsIn(last *image.Image, synced bool) ([][]uint32, error) {
-	sums := make([][]uint32, len(s.parts))
-	for i, k := range s.kept {
-		if t, ok := k.(travelled); k == nil || synced && ok && t.onlyCarried() {
-			continue
-		}
-		var err error
-		if sums[i], err = k.sums(last.Pieces()[s.first[i]:]); err != nil {
-			return nil, err
-		}
-	}
-	return sums, nil
 }
 
 func digestOf(sums ...[][]uint32) uint64 {
@@ -137,7 +102,7 @@ func digestOf(sums ...[][]uint32) uint64 {
 	return h.Sum64()
 }
 
-// sumsOf returns the checksums of b as a piece would have them.
+// sumsOf returns the checksums of the chunks of b.
 func sumsOf(b []byte) []uint32 {
 	sums := make([]uint32, 0, image.Chunks(len(b)))
 	for c := range slices.Chunk(b, image.ChunkSize) {
@@ -146,10 +111,10 @@ func sumsOf(b []byte) []uint32 {
 	return sums
 }
 
-// Verify compares what all ranks have saved last. Where they differ it returns a *DivergedError,
-// and nothing has changed; the cost is that of [State.Digest] and of one reduction of 16 bytes. It
-// is collective. Parts that have no image are not compared. With --verify-state N the state does
-// the same after each N commits, and heals where it was asked to.
+// Verify compares the last saves of all ranks. If they differ it returns a *DivergedError and
+// changes nothing. It is collective and blocks for [State.Digest] and one reduction of 16 bytes.
+// Parts without an image are not compared. --verify-state N makes the state do the same after every
+// N commits, and --heal-state makes it repair differences.
 func (s *State) Verify(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
@@ -157,10 +122,10 @@ func (s *State) Verify(ctx context.Context) error {
 	if err := s.settled(); err != nil {
 		return err
 	}
-	if err := s.proveWatch(); err != nil {
+	if err := s.watch.prove(s.saved.Last()); err != nil {
 		return err
 	}
-	s.sayLeftOut()
+	s.logLeftOut()
 	diverged, _, err := s.compare(ctx, s.worker.Group(), false)
 	if err == nil && diverged != nil {
 		return diverged
@@ -168,9 +133,9 @@ func (s *State) Verify(ctx context.Context) error {
 	return err
 }
 
-// verify compares the ranks' saved states, and where they differ heals them or returns a
-// *DivergedError. After a sync the truth is the root's; root is negative otherwise, and the truth
-// is that of most ranks.
+// verify compares the ranks' saves. If they differ it heals them, or returns a *DivergedError. root
+// is the sync root after a sync, whose state is then the correct one; if root is negative the
+// majority's is.
 func (s *State) verify(ctx context.Context, root int) error {
 	g, synced := s.worker.Group(), root >= 0
 	diverged, digests, err := s.compare(ctx, g, synced)
@@ -186,24 +151,25 @@ func (s *State) verify(ctx context.Context, root int) error {
 	return s.heal(ctx, g, root, diverged, "", synced)
 }
 
-// heal gives all ranks what root has of what differs, since when the log says, and compares again.
+// heal copies the differing parts of root to all ranks and compares again. since is part of the log
+// line.
 func (s *State) heal(ctx context.Context, g *collective.Group, root int, diverged *DivergedError, since string, synced bool) error {
 	if g.Rank() == 0 {
-		s.worker.log.Warnf("%v%s; they are given what rank %d has", diverged, since, root)
+		s.worker.log.Warnf("%v%s; the state of rank %d replaces theirs", diverged, since, root)
 	}
 	if err := s.healFrom(ctx, g, root, diverged); err != nil {
 		return err
 	}
 	diverged, _, err := s.compare(ctx, g, synced)
 	if err == nil && diverged != nil {
-		return fmt.Errorf("elastic: not healed: %w", diverged)
+		return fmt.Errorf("elastic: still different after healing: %w", diverged)
 	}
 	return err
 }
 
-// compare returns where the ranks' saved states differ, and their digests; nil where they do not.
+// compare returns where the ranks' saves differ and their digests; nil if they are equal.
 func (s *State) compare(ctx context.Context, g *collective.Group, synced bool) (*DivergedError, []uint64, error) {
-	sums, err := s.sums(synced)
+	sums, err := s.parts.sums(s.saved.Last(), synced)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -212,12 +178,11 @@ func (s *State) compare(ctx context.Context, g *collective.Group, synced bool) (
 	if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil || word[0] == ^word[1] {
 		return nil, nil, err
 	}
-	return s.locate(ctx, g, sums)
+	return s.parts.locate(ctx, g, sums)
 }
 
-// locate is the rest of compare, where the ranks' checksums are known to differ: by part first, and
-// by chunk then.
-func (s *State) locate(ctx context.Context, g *collective.Group, sums [][]uint32) (*DivergedError, []uint64, error) {
+// locate finds the differences, first by part and then by chunk.
+func (ps *parts) locate(ctx context.Context, g *collective.Group, sums [][]uint32) (*DivergedError, []uint64, error) {
 	mine := digestOf(sums)
 	parts := []uint64{mine}
 	for i := range sums {
@@ -231,7 +196,7 @@ func (s *State) locate(ctx context.Context, g *collective.Group, sums [][]uint32
 	digests := make([]uint64, len(all))
 	for r := range all {
 		if digests[r] = all[r][0]; len(all[r]) != len(parts) {
-			return nil, nil, errors.New("elastic: verify: the states have not the same parts")
+			return nil, nil, errors.New("elastic: verify: the ranks' states have different numbers of parts")
 		}
 	}
 	for i := range sums {
@@ -242,12 +207,12 @@ func (s *State) locate(ctx context.Context, g *collective.Group, sums [][]uint32
 		if err != nil {
 			return nil, nil, err
 		}
-		diverged.Where = append(diverged.Where, differing(s.partName(i), chunks)...)
+		diverged.Where = append(diverged.Where, differing(ps.name(i), chunks)...)
 	}
 	return diverged, digests, nil
 }
 
-// differing returns which chunks of a part differ, given all ranks' checksums.
+// differing returns the differing chunks of a part, given all ranks' checksums.
 func differing(part string, of [][]uint32) (where []Divergence) {
 	for _, sums := range of {
 		if len(sums) != len(of[0]) {
@@ -270,8 +235,7 @@ func differing(part string, of [][]uint32) (where []Divergence) {
 	return where
 }
 
-// common returns a rank whose value is that of the most ranks, of equals the lowest, and how many
-// have it.
+// common returns the lowest rank with the most common value, and how many ranks have that value.
 func common(values []uint64) (rank, count int) {
 	for r, v := range values {
 		n := 0
@@ -297,7 +261,7 @@ func minority(values []uint64) (ranks []int) {
 	return ranks
 }
 
-// majority returns the lowest rank that holds what more than half of all hold, or -1.
+// majority returns the lowest rank with the value that more than half of all ranks have, or -1.
 func majority(digests []uint64) int {
 	if rank, n := common(digests); 2*n > len(digests) {
 		return rank
@@ -305,10 +269,10 @@ func majority(digests []uint64) int {
 	return -1
 }
 
-// healFrom makes what differs that of root on every rank, and saves it.
+// healFrom sets the differing parts to root's on every rank, and saves.
 func (s *State) healFrom(ctx context.Context, g *collective.Group, root int, diverged *DivergedError) error {
-	for i, p := range s.parts {
-		name := s.partName(i)
+	for i, p := range s.parts.all {
+		name := s.parts.name(i)
 		if !slices.ContainsFunc(diverged.Where, func(d Divergence) bool { return d.Part == name }) {
 			continue
 		}

@@ -15,16 +15,16 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// imaged is a user's part that takes part in digests.
+// imaged is a user's part with an image.
 type imaged struct{ userPart }
 
 func (f *imaged) Image() ([]byte, error)  { return []byte{byte(f.saved)}, nil }
 func (f *imaged) SetImage(b []byte) error { f.live = int(b[0]); return nil }
 
-// copies are the states of some ranks that hold the same.
+// copies is a set of ranks with equal states.
 type copies struct {
 	states  []*State
 	weights [][]float32
@@ -60,7 +60,7 @@ func newCopies(t *testing.T, n, root int, v verification) *copies {
 	return c
 }
 
-// corruptions are what can go wrong on one rank, and what it is called.
+// corruptions are the differences on one rank, with the expected error.
 var corruptions = []struct {
 	name string
 	do   func(c *copies, rank int)
@@ -73,8 +73,8 @@ var corruptions = []struct {
 	{`part 4 (*elastic.Sampler), chunk 0, ranks `, func(c *copies, r int) { c.samples[r].Next() }},
 }
 
-// A flipped bit in one worker is found at the next comparison: part, chunk and rank are named on
-// all ranks.
+// A flipped bit in one worker is found at the next comparison; all ranks report part, chunk and
+// rank.
 func TestVerifyStops(t *testing.T) {
 	for _, corruption := range corruptions {
 		for rank := range 3 {
@@ -98,7 +98,7 @@ func TestVerifyStops(t *testing.T) {
 	}
 }
 
-// Where most ranks hold the same, the others are given it; live and saved.
+// If most ranks have the same state, the others get it, live and saved.
 func TestVerifyHeals(t *testing.T) {
 	for _, corruption := range corruptions {
 		for rank := range 3 {
@@ -115,7 +115,7 @@ func TestVerifyHeals(t *testing.T) {
 				if got != want || c.states[r].Commits() != 1 {
 					t.Errorf("%s: rank %d has digest %x, want %x; commit %d", corruption.name, r, got, want, c.states[r].Commits())
 				}
-				return errors.Join(err, c.states[r].Save()) // what is live is what was saved
+				return errors.Join(err, c.states[r].Save()) // the live state equals the save
 			})
 			onAll(t, 3, func(r int) error {
 				got, err := c.states[r].Digest()
@@ -128,7 +128,7 @@ func TestVerifyHeals(t *testing.T) {
 	}
 }
 
-// Of two ranks neither is most.
+// Of two ranks neither is a majority.
 func TestVerifyNeedsAMajority(t *testing.T) {
 	c := newCopies(t, 2, 0, verification{every: 1, heal: true})
 	onAll(t, 2, func(r int) error { return c.states[r].Sync(t.Context()) })
@@ -146,25 +146,29 @@ func TestVerifyNeedsAMajority(t *testing.T) {
 	}
 }
 
-// damaged is a tensor whose memory loses a bit in the first sync.
+// damaged is a tensor that loses a bit in the first sync.
 type damaged struct {
-	own
+	ownPart
 	weights []float32
 	bad     bool
 }
 
-func (d *damaged) self() Part { return d }
+func (d *damaged) content() *content {
+	c := *d.ownPart.content()
+	c.self = d
+	return &c
+}
 
 func (d *damaged) Sync(ctx context.Context, g *collective.Group, root int) error {
-	err := d.own.Sync(ctx, g, root)
+	err := d.ownPart.Sync(ctx, g, root)
 	if d.bad {
 		d.weights[5], d.bad = 99, false
 	}
 	return err
 }
 
-// A sync that leaves the ranks with different bits is not believed. What is healed is the root's,
-// whoever is in the majority.
+// Different states after a sync are detected, and healed with the root's, whichever state the
+// majority has.
 func TestVerifyAfterSync(t *testing.T) {
 	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
 		for _, bad := range [][]int{{2}, {0, 2}} {
@@ -174,7 +178,7 @@ func TestVerifyAfterSync(t *testing.T) {
 				w.verification = v
 				weights[r] = make([]float32, 10000)
 				w.log = quiet()
-				states[r] = NewState(w, &damaged{Tensor("weights", weights[r]).(own), weights[r], slices.Contains(bad, r)})
+				states[r] = NewState(w, &damaged{Tensor("weights", weights[r]).(ownPart), weights[r], slices.Contains(bad, r)})
 			}
 			for r, err := range errorsOf(3, func(r int) error { return states[r].Sync(t.Context()) }) {
 				var diverged *DivergedError
@@ -239,8 +243,8 @@ func TestCanonical(t *testing.T) {
 	}
 }
 
-// Parts that nobody can compare are named once, when a job begins that compares or when somebody
-// asks.
+// Parts that cannot be compared are logged once: at the start of a job with comparisons, or at the
+// first explicit one.
 func TestPartsThatAreLeftOut(t *testing.T) {
 	const want = `leave out part 1 (*elastic.userPart), part 3 (*elastic.userPart): not elastic.Imaged`
 	for name, c := range map[string]struct {

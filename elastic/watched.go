@@ -5,147 +5,143 @@ import (
 	"fmt"
 	"runtime"
 
-	"github.com/hvdrun/hvdrun/elastic/image"
-	"github.com/hvdrun/hvdrun/elastic/internal/written"
+	"github.com/hvdrun/hvdrun/elastic/internal/dirty"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// Watched has commits ask the system which memory of p, a [Tensor] or [Tensors], has been written
-// to since the last one, rather than read all of it. It returns p. It is for large tensors of which
-// a step changes a part, as embeddings: a commit then costs what copying the changed chunks of 1
-// MiB costs. The price is about 0.8 µs for the first write to each page of 4 KiB after a commit; of
-// chunks of which every step changes much therefore only a sample is watched, now and then, and
-// they are compared.
+// Watched makes commits ask the kernel which memory of p, a [Tensor] or [Tensors], has been written
+// to since the last commit, instead of reading all of it. It returns p. It is meant for large
+// tensors of which a step changes only a part, such as embeddings: a commit then costs only copying
+// the changed chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8
+// µs longer. Chunks of which every step changes much are therefore compared instead, and only
+// sampled now and then.
 //
-// Who asks for it promises that nothing writes to the tensors past the page tables of the process:
-// no device, and not the kernel, to memory that was pinned for it (cudaHostRegister, RDMA,
-// io_uring's fixed buffers). The system does not tell who has pinned memory, so this cannot be
-// found out, and is not the default. All else is seen: other goroutines and threads, cgo, system
-// calls, debuggers. A broken promise is found where live memory is compared with what is saved
-// nevertheless: in [State.Digest], [State.Verify], and in the commits after which --verify-state
-// compares the ranks; it is an [UnseenWriteError].
+// The caller guarantees that nothing writes to the tensors past the page tables of the process: no
+// device, and not the kernel to memory that is pinned for it (cudaHostRegister, RDMA, fixed buffers
+// of io_uring). Pinned memory cannot be detected, so Watched is not the default. All other writes
+// are detected: by other goroutines and threads, cgo, system calls and debuggers. A violation is an
+// [UnseenWriteError] from [State.Digest], [State.Verify] and the commits after which --verify-state
+// compares the ranks, because these compare the live memory with the save.
 //
-// Where the system cannot tell (before Linux 6.7, or a sandbox does not let it), of memory that
-// others write to as well (that of collective.Alloc, files), of memory that another State watches,
-// and of other parts Watched changes nothing: what is written to is found by comparison. The log
-// says so at debug level. The watch begins with the first commit, and ends with Run or when the
-// state is garbage.
+// Watched has no effect, and changes are found by comparison, before Linux 6.7, in a sandbox that
+// forbids it, for shared memory (collective.Alloc, files), for memory that another State watches,
+// and for other parts. A debug message says so. Watching begins with the first commit, and ends
+// with Run or when the state is garbage collected.
 func Watched(p Part) Part {
-	if w, ok := p.(interface{ setWatched() }); ok && asOwn(p) != nil {
-		w.setWatched()
+	if t, ok := p.(*part); ok && t.c.memory != nil {
+		t.c.watched = true
 	}
 	return p
 }
 
-// watchable is embedded in parts that are nothing but memory.
-type watchable struct{ watched bool }
-
-func (w *watchable) setWatched()     { w.watched = true }
-func (w *watchable) isWatched() bool { return w.watched }
-
-// UnseenWriteError says that memory of a part that is [Watched] was written to, and the system has
-// not seen it: commits since then lack the change. The state watches nothing any more, and its next
-// commit is right; with --heal-state the log alone says it, and the commit that has found it is
-// right.
+// UnseenWriteError reports that memory of a [Watched] part has changed and the kernel has not
+// reported it, so commits since then lack the change. The state stops watching, and its next commit
+// is correct. With --heal-state the error is only logged, and the commit that has found it is
+// correct.
 type UnseenWriteError struct {
-	// Part names the part.
+	// Part is the name of the part.
 	Part string
-	// Chunk numbers the first such chunk of 1 MiB, of several tensors in one part: of its tensor.
+	// Chunk is the index of the first such chunk of 1 MiB, within its tensor if the part has
+	// several.
 	Chunk int
 }
 
-// Error names the part and the chunk, and what to do.
+// Error returns a message with the part, the chunk and the remedy.
 func (e *UnseenWriteError) Error() string {
-	return fmt.Sprintf("elastic: %s, chunk %d, was written to without the system's knowing, as by a device to pinned memory: it must not be Watched", e.Part, e.Chunk)
+	return fmt.Sprintf("elastic: %s, chunk %d, was written to without the kernel's knowledge, for example by a device to pinned memory: it must not be Watched", e.Part, e.Chunk)
 }
 
-// watch is a state's watch over memory. Of each source it knows which chunks may differ from the
-// last image.
+// watch tracks, for the slices of Watched parts, which chunks may differ from the last image.
 type watch struct {
-	watcher *written.Watcher
+	worker  *Worker
+	parts   *parts
+	watcher *dirty.Watcher // nil: not watching
+	never   bool           // watching is impossible or not wanted
 	cleanup runtime.Cleanup
 	pieces  []watchedPiece
 }
 
 type watchedPiece struct {
-	part, index int             // of the part in the state, and of the piece in it
-	memory      *written.Memory // nil: it cannot be watched
-	changed     []bool          // chunks that may not be what the last image has
-	look        []int           // where in each that is most likely to be seen
-	copied      []bool          // those that the save under way copies
+	part, index int           // indexes of the part in the state and of the slice in the part
+	memory      *dirty.Memory // nil: it cannot be watched
+	changed     []bool        // chunks that may differ from the last image
+	look        []int         // offset in each chunk where a change is most likely
+	copied      []bool        // chunks that the current save copies
 }
 
-// beginWatch begins the watch, if some part wants it and there is none yet.
-func (s *State) beginWatch() {
-	if s.watch != nil || s.blind || s.err != nil {
+// begin starts watching if a part wants it, unless it has started.
+func (w *watch) begin() {
+	if w.watcher != nil || w.never {
 		return
 	}
-	w := &watch{}
+	w.pieces = nil
 	var all [][]byte
-	for i, o := range s.own {
-		m, ok := o.(inMemory)
-		if p, wants := o.(interface{ isWatched() bool }); !ok || !wants || !p.isWatched() {
+	for i, c := range w.parts.of {
+		if c == nil || !c.watched {
 			continue
 		}
-		for j, b := range m.memory() {
+		for j, b := range c.memory() {
 			w.pieces = append(w.pieces, watchedPiece{part: i, index: j})
 			all = append(all, b)
 		}
 	}
-	if s.blind = len(all) == 0; s.blind {
+	if w.never = len(all) == 0; w.never {
 		return
 	}
-	var err error
-	if w.watcher, err = written.Open(); err != nil {
-		s.blind = true
-		s.sayBlind(err)
+	watcher, err := dirty.Open()
+	if err != nil {
+		w.giveUp(err)
 		return
 	}
-	s.watch = w
-	memories, errs := w.watcher.Watch(all, image.ChunkSize)
+	w.watcher = watcher
+	memories, errs := watcher.Watch(all, image.ChunkSize)
 	for i := range w.pieces {
-		w.pieces[i].take(s, memories[i], errs[i])
+		w.take(&w.pieces[i], memories[i], errs[i])
 	}
-	w.cleanup = runtime.AddCleanup(s, (*written.Watcher).Close, w.watcher)
+	w.cleanup = runtime.AddCleanup(w, (*dirty.Watcher).Close, watcher)
 }
 
-// take has the piece be watched by m, or not at all.
-func (p *watchedPiece) take(s *State, m *written.Memory, err error) {
+// take sets the memory that watches p; nil, with the reason, if that failed.
+func (w *watch) take(p *watchedPiece, m *dirty.Memory, err error) {
 	if p.memory = m; m == nil {
-		s.worker.log.Debugf("piece %d of %s is not watched, so commits compare it: %v", p.index, s.partName(p.part), err)
+		w.worker.log.Debugf("slice %d of %s is not watched, so commits compare it: %v", p.index, w.parts.name(p.part), err)
 	}
 }
 
-func (s *State) sayBlind(err error) {
-	s.worker.log.Debugf("nothing is watched, so commits compare all: %v", err)
+// giveUp ends the watch permanently.
+func (w *watch) giveUp(err error) {
+	w.end()
+	w.never = true
+	w.worker.log.Debugf("no memory is watched, so commits compare all parts: %v", err)
 }
 
-// endWatch ends the watch; another may begin.
-func (s *State) endWatch() {
-	if s.watch != nil {
-		s.watch.cleanup.Stop()
-		s.watch.watcher.Close()
-		s.watch = nil
+// end stops watching until the next begin.
+func (w *watch) end() {
+	if w.watcher != nil {
+		w.cleanup.Stop()
+		w.watcher.Close()
+		w.watcher, w.pieces = nil, nil
 	}
 }
 
-// askWatch tells the sources what has changed since the last image, which the next image is then
-// made of. It may be asked for proof.
-func (s *State) askWatch(prove bool) error {
-	if !s.scan() {
+// mark sets in sources which chunks have changed since the last image. prove: it verifies that
+// first.
+func (w *watch) mark(sources []image.Source, last *image.Image, prove bool) error {
+	if !w.scan(last) {
 		return nil
 	}
 	if prove {
-		if err := s.proven(); err != nil || s.watch == nil {
+		if err := w.proven(last); err != nil {
 			return err
 		}
 	}
-	for i := range s.watch.pieces {
-		p := &s.watch.pieces[i]
+	for i := range w.pieces {
+		p := &w.pieces[i]
 		if p.memory == nil {
 			continue
 		}
-		src := &s.sources[s.first[p.part]+p.index]
-		if src.Look = p.look; src.Changed == nil { // otherwise a sync knows what it has done
+		src := &sources[w.parts.first[p.part]+p.index]
+		if src.Look = p.look; src.Changed == nil { // otherwise the sync has set it
 			src.Changed = p.changed
 		}
 		p.copied = src.Changed
@@ -153,14 +149,11 @@ func (s *State) askWatch(prove bool) error {
 	return nil
 }
 
-// keepWatch has the watch start from what was saved last. A save that failed leaves it as it was:
-// what it was to copy has still changed.
-func (s *State) keepWatch() {
-	if s.watch == nil {
-		return
-	}
-	for i := range s.watch.pieces {
-		p := &s.watch.pieces[i]
+// keep resets the chunks that the last save has copied. After a failed save it is not called,
+// because the chunks still differ from the last image.
+func (w *watch) keep() {
+	for i := range w.pieces {
+		p := &w.pieces[i]
 		for c, copied := range p.copied {
 			if copied {
 				p.memory.Keep(c)
@@ -170,51 +163,58 @@ func (s *State) keepWatch() {
 	}
 }
 
-// proveWatch finds out whether the watch has missed anything.
-func (s *State) proveWatch() error {
-	if !s.scan() {
+// prove verifies that the watch has missed no change.
+func (w *watch) prove(last *image.Image) error {
+	if !w.scan(last) {
 		return nil
 	}
-	return s.proven()
+	return w.proven(last)
 }
 
-// scan brings the watch up to date, and tells whether there is one.
-func (s *State) scan() bool {
-	if s.watch == nil {
+// live returns the memory of all slices.
+func (w *watch) live() [][]byte {
+	all := make([][]byte, 0, len(w.pieces))
+	for _, p := range w.pieces {
+		if p.index == 0 {
+			all = append(all, w.parts.of[p.part].memory()...)
+		}
+	}
+	return all
+}
+
+// scan updates the changed chunks, and reports whether memory is watched.
+func (w *watch) scan(last *image.Image) bool {
+	if w.watcher == nil {
 		return false
 	}
-	last := s.saved.Last()
-	for i := range s.watch.pieces {
-		p := &s.watch.pieces[i]
+	for i, b := range w.live() {
+		p := &w.pieces[i]
 		p.copied = nil
 		if p.memory == nil {
 			continue
 		}
-		b := s.own[p.part].(inMemory).memory()[p.index]
 		if !p.memory.Is(b) {
 			p.memory.Close()
-			memories, errs := s.watch.watcher.Watch([][]byte{b}, image.ChunkSize)
-			if p.take(s, memories[0], errs[0]); p.memory == nil {
+			memories, errs := w.watcher.Watch([][]byte{b}, image.ChunkSize)
+			if w.take(p, memories[0], errs[0]); p.memory == nil {
 				continue
 			}
 		}
 		if err := p.memory.Scan(); err != nil {
-			s.endWatch()
-			s.blind = true
-			s.sayBlind(err)
+			w.giveUp(err)
 			return false
 		}
-		var before *image.Piece
+		var before *image.Blob
 		if last != nil {
-			before = &last.Pieces()[s.first[p.part]+p.index]
+			before = w.parts.piece(last, p.part, p.index)
 		}
 		p.note(b, before)
 	}
 	return true
 }
 
-// note notes what of b may not be what the piece of the last image has.
-func (p *watchedPiece) note(b []byte, before *image.Piece) {
+// note updates changed and look for b, whose blob in the last image is before.
+func (p *watchedPiece) note(b []byte, before *image.Blob) {
 	n := image.Chunks(len(b))
 	if len(p.changed) != n {
 		p.changed, p.look = make([]bool, n), make([]int, n)
@@ -234,33 +234,32 @@ func (p *watchedPiece) note(b []byte, before *image.Piece) {
 	}
 }
 
-// proven compares what the watch takes for unchanged with the last image. If it is not, the watch
-// ends, and it is an error or a line in the log.
-func (s *State) proven() error {
-	last := s.saved.Last()
+// proven compares the chunks without a known change with the last image. If they differ, it stops
+// watching and returns the error, or logs it if the job heals states.
+func (w *watch) proven(last *image.Image) error {
 	if last == nil {
 		return nil
 	}
-	for _, p := range s.watch.pieces {
+	for i, b := range w.live() {
+		p := &w.pieces[i]
 		if p.memory == nil {
 			continue
 		}
-		b := s.own[p.part].(inMemory).memory()[p.index]
-		piece := &last.Pieces()[s.first[p.part]+p.index]
+		piece := w.parts.piece(last, p.part, p.index)
 		if piece.Len() != len(b) {
-			continue // it is another slice now, of which all counts as written to
+			continue // another slice, all of which counts as changed
 		}
 		c := piece.Differing(b, func(c int) bool { return !p.changed[c] })
 		if c < 0 {
 			continue
 		}
-		s.endWatch()
-		s.blind = true
-		err := &UnseenWriteError{s.partName(p.part), c}
-		if !s.worker.verification.heal {
+		w.end()
+		w.never = true
+		err := &UnseenWriteError{w.parts.name(p.part), c}
+		if !w.worker.verification.heal {
 			return err
 		}
-		s.worker.log.Warn(err)
+		w.worker.log.Warn(err)
 		return nil
 	}
 	return nil

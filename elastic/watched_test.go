@@ -18,21 +18,21 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/image"
-	"github.com/hvdrun/hvdrun/elastic/internal/written"
+	"github.com/hvdrun/hvdrun/elastic/internal/dirty"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// needWatch skips where this kernel cannot tell of writes.
+// needWatch skips the test if the kernel does not support watching.
 func needWatch(t *testing.T) {
 	t.Helper()
-	w, err := written.Open()
+	w, err := dirty.Open()
 	if err != nil {
 		t.Skip(err)
 	}
 	w.Close()
 }
 
-// flaky is a Deferred part that holds nothing, and fails when it is told to.
+// flaky is a Deferred part without a value that fails on request.
 type flaky struct{ fails bool }
 
 func (f *flaky) Save() error                                        { return nil }
@@ -48,15 +48,15 @@ func (f *flaky) Pending() func() ([]byte, error) {
 	return func() ([]byte, error) { return []byte{1}, err }
 }
 
-// shadowed is a rank whose state has Watched parts, and what they and its last save must hold.
+// shadowed is a rank with Watched parts and copies of their expected values.
 type shadowed struct {
 	state       *State
-	pieces      [][]byte // of all parts, in their order
+	pieces      [][]byte // of all parts, in order
 	live, saved [][]byte
 	flaky       flaky
 }
 
-// newShadowed makes parts that lie in one memory and mostly share pages at their edges.
+// newShadowed makes parts in one allocation, most of which share pages at their edges.
 func newShadowed(w *Worker, gap int) *shadowed {
 	all := make([]byte, 2*image.ChunkSize+600_000)
 	a, b := all[gap:image.ChunkSize+200_005], all[image.ChunkSize+200_005:2*image.ChunkSize-gap]
@@ -69,7 +69,7 @@ func newShadowed(w *Worker, gap int) *shadowed {
 	return r
 }
 
-// check compares everything with what it must be.
+// check compares everything with the expected values.
 func (r *shadowed) check(t *rapid.T, when string) {
 	for i, p := range r.pieces {
 		if !bytes.Equal(p, r.live[i]) {
@@ -79,7 +79,7 @@ func (r *shadowed) check(t *rapid.T, when string) {
 	if r.saved == nil {
 		return
 	}
-	last := r.state.saved.Last().Pieces()
+	last := r.state.saved.Last().Blobs()
 	for i, at := range []int{0, 1, 3, 4} {
 		if !last[at].Same(r.saved[i]) {
 			t.Fatalf("%s: what is saved of piece %d is another, at chunk %d", when, i, last[at].Differing(r.saved[i], func(int) bool { return true }))
@@ -122,9 +122,8 @@ func (r *shadowed) write(t *rapid.T, i, at int, with []byte, way string) {
 	copy(r.live[i][at:], with)
 }
 
-// Over any schedule of writes, commits of both kinds, saves, restores, syncs and comparisons, the
-// state is what it must be: what was written is in the next commit, whether the system told of it
-// or not.
+// After any sequence of writes, commits of both kinds, saves, restores, syncs and comparisons, the
+// state is correct: every write is in the next commit, whether the kernel has reported it or not.
 func TestWatchedIsTheState(t *testing.T) {
 	needWatch(t)
 	workers := stillWorld(t, 2, 1)
@@ -135,7 +134,7 @@ func TestWatchedIsTheState(t *testing.T) {
 			w.verification.every = rapid.SampledFrom([]int{0, 3}).Draw(t, "verify")
 			w.log = quiet()
 			r := newShadowed(w, gap)
-			defer r.state.endWatch()
+			defer r.state.watch.end()
 			ranks = append(ranks, r)
 		}
 		both := func(f func(r *shadowed) error) {
@@ -146,7 +145,7 @@ func TestWatchedIsTheState(t *testing.T) {
 			}
 		}
 		workers[0].verification = workers[1].verification
-		alike := true // ranks that differ would be found by --verify-state
+		alike := true // different ranks would fail --verify-state
 		for step := range rapid.IntRange(1, 12).Draw(t, "steps") {
 			what := rapid.SampledFrom([]string{"write", "write", "write", "all", "commit", "commit", "commit", "async", "fail", "save", "restore", "sync", "digest"}).Draw(t, "what")
 			switch what {
@@ -174,7 +173,7 @@ func TestWatchedIsTheState(t *testing.T) {
 				both(func(r *shadowed) error { r.keep(); return r.state.Commit() })
 			case "async":
 				both(func(r *shadowed) error { r.keep(); return r.state.CommitAsync() })
-			case "fail": // nothing comes of a commit, and what is written before that is known
+			case "fail": // a commit fails, and the writes before it must not be forgotten
 				both(func(r *shadowed) error {
 					defer func() { r.flaky.fails = false }()
 					r.flaky.fails = true
@@ -227,8 +226,8 @@ func TestWatchedIsTheState(t *testing.T) {
 	})
 }
 
-// lose has the watch over a state's first part miss what has been written, as if it had gone past
-// the page tables.
+// lose makes the watch over a state's first part miss the last writes, like writes that bypass the
+// page tables.
 func lose(t *testing.T, s *State) {
 	t.Helper()
 	m := s.watch.pieces[0].memory
@@ -240,7 +239,7 @@ func lose(t *testing.T, s *State) {
 	}
 }
 
-// A write that nobody saw is found by whatever compares live memory, and is in the next commit.
+// An undetected write is found by every comparison of live memory, and is in the next commit.
 func TestUnseenWrite(t *testing.T) {
 	needWatch(t)
 	for _, c := range []struct {
@@ -273,7 +272,7 @@ func TestUnseenWrite(t *testing.T) {
 		if err := s.Commit(); err != nil {
 			t.Fatal(err)
 		}
-		if s.saved.Last().Pieces()[0].Same(weights) {
+		if s.saved.Last().Blobs()[0].Same(weights) {
 			t.Fatal("the write was seen")
 		}
 		err := c.find(s)
@@ -290,13 +289,13 @@ func TestUnseenWrite(t *testing.T) {
 			}
 		}
 		s.Settle()
-		if s.watch != nil || !s.saved.Last().Pieces()[0].Same(weights) {
+		if s.watch.watcher != nil || !s.saved.Last().Blobs()[0].Same(weights) {
 			t.Errorf("%s: it is not in the commit", c.name)
 		}
 	}
 }
 
-// What cannot be watched is compared, and the log says why.
+// Memory that cannot be watched is compared, and the log has the reason.
 func TestNotWatched(t *testing.T) {
 	needWatch(t)
 	shared, err := unix.Mmap(-1, 0, 2*image.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
@@ -313,7 +312,7 @@ func TestNotWatched(t *testing.T) {
 		memory []byte
 		says   string
 	}{
-		{"shared", shared, "other processes write to it"},
+		{"shared", shared, "shared with other processes"},
 		{"small", make([]byte, 20_000), "too small"},
 		{"in two states", twice, "device or resource busy"},
 	} {
@@ -328,7 +327,7 @@ func TestNotWatched(t *testing.T) {
 			if err := s.Commit(); err != nil {
 				t.Fatal(err)
 			}
-			if !s.saved.Last().Pieces()[0].Same(c.memory) {
+			if !s.saved.Last().Blobs()[0].Same(c.memory) {
 				t.Errorf("%s: a write is lost", c.name)
 			}
 		}
@@ -336,13 +335,13 @@ func TestNotWatched(t *testing.T) {
 			t.Errorf("%s: the log says %q", c.name, log)
 		}
 	}
-	if err := other.Commit(); err != nil || !other.saved.Last().Pieces()[0].Same(twice) {
+	if err := other.Commit(); err != nil || !other.saved.Last().Blobs()[0].Same(twice) {
 		t.Errorf("the first of two states: %v", err)
 	}
 }
 
-// A slice that is replaced in spite of all is found in the next commit, and watched; memory that
-// was mapped anew ends the watch.
+// A replaced slice, although forbidden, is found in the next commit and watched; remapping its
+// memory ends the watch.
 func TestWatchedMemoryIsReplaced(t *testing.T) {
 	needWatch(t)
 	w := stillWorld(t, 1, 0)[0]
@@ -355,14 +354,14 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, b := range many {
-			if !s.saved.Last().Pieces()[i].Same(b) {
+			if !s.saved.Last().Blobs()[i].Same(b) {
 				t.Errorf("tensor %d: a write is lost", i)
 			}
 		}
 	}
 	commit()
 	commit()
-	// The heap may hand out what a State that is garbage watches still.
+	// The heap can reuse memory that a garbage State still watches.
 	mapped := func() []byte {
 		b, err := unix.Mmap(-1, 0, 2*image.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
@@ -388,34 +387,34 @@ func TestWatchedMemoryIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	commit()
-	if s.watch != nil {
+	if s.watch.watcher != nil {
 		t.Error("what is not registered is watched")
 	}
 }
 
-// The watch ends with Run, and with a state that nobody has any more.
+// The watch ends with Run, and with a State that is garbage.
 func TestWatchEnds(t *testing.T) {
 	needWatch(t)
 	weights := make([]byte, 2*image.ChunkSize)
 	s := NewState(stillWorld(t, 1, 0)[0], Watched(Tensor("weights", weights)))
 	err := Run(t.Context(), s, func(context.Context) error {
-		if s.watch != nil {
+		if s.watch.watcher != nil {
 			t.Error("it is watched before the first commit")
 		}
 		err := s.Commit()
-		if s.watch == nil {
+		if s.watch.watcher == nil {
 			t.Error("it is not watched")
 		}
 		return err
 	})
-	if err != nil || s.watch != nil {
+	if err != nil || s.watch.watcher != nil {
 		t.Errorf("after Run: %v", err)
 	}
-	if err := s.Commit(); err != nil || s.watch == nil {
+	if err := s.Commit(); err != nil || s.watch.watcher == nil {
 		t.Errorf("a commit after Run: %v", err)
 	}
 	s = nil
-	watcher, err := written.Open()
+	watcher, err := dirty.Open()
 	if err != nil {
 		t.Fatal(err)
 	}

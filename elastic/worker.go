@@ -13,78 +13,92 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/life"
+	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// ErrRemoved is returned by Init and Run where this worker has no place in the new world. The
-// process should exit 0.
+// ErrRemoved is returned by Init and Run if this worker has no place in the new world. The process
+// should exit with status 0.
 var ErrRemoved = errors.New("elastic: this worker has no place in the new world")
 
-// ErrFinished is returned by Init and Run where the job is done but this worker's own training is
-// not: it came late. The state of this process is not the job's last. The process should exit 0.
+// ErrFinished is returned by Init and Run if the job was done before this worker had finished its
+// training, because it joined late. Its state is not the job's final state. The process should exit
+// with status 0.
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
 var (
-	errDriverKnows = errors.New("reported by the driver")
-	errGivenUp     = errors.New("the driver has given this world up: its workers waited for each other for too long (--stall-timeout)")
+	errReportedLost = errors.New("reported by the driver")
+	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout)")
 )
 
 const (
-	// closeGrace bounds what Close still says to the driver.
+	// closeGrace limits the reports that Close makes to the driver.
 	closeGrace = 2 * time.Second
-	// patience is the wait for a new world that is first worth a line in the log; the next comes
-	// after twice as long.
+	// patience is the wait for a new world after which it is logged; the interval then doubles.
 	patience = 5 * time.Second
 )
 
-// Worker is this process's part in the job. Its methods may be called by several goroutines, and
-// tell the world that Run has entered last; before the first Run, that of Init.
+// Worker is this process's membership in the job. Its methods may be called concurrently. They
+// describe the world that Run entered last; before the first Run, that of Init.
 type Worker struct {
 	meeting meeting
-	driven  bool   // by a driver, rather than alone
-	job     string // which the driver runs; empty where it is alone
+	driven  bool   // started by a driver
+	job     string // the driver's run ID; empty without a driver
 	log     logrus.FieldLogger
-	life    *life.Life            // nil: a process
-	place   atomic.Pointer[place] // never nil once the worker has been handed out
+	fake    *fakeproc.Process          // nil: the worker is a real process
+	member  atomic.Pointer[membership] // never nil after Init
 
-	verification verification // of states
-	replicas     int          // ranks that keep each rank's Local pieces
+	verification verification // of the ranks' states
+	replicas     int          // number of ranks that keep copies of each rank's Local pieces
 	doing        doing
-	entering     atomic.Uint64 // the newest generation that it was given
+	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
 	stopPulse    func()
 
-	reports      sync.WaitGroup
-	reportCtx    context.Context // ends when the reports under way must
-	stopReports  context.CancelFunc
-	commit       uint64 // the last one begun; as the next
-	committedGen uint64 // the last generation of which a commit has been reported; Run's goroutine alone uses it
-	heeding      *heed  // of a Run after which the driver may still send SIGTERM
-	late         bool   // it has been in no world yet, and Run enters the first
-	last         bool   // no world follows, and of all ranks this one writes the last checkpoint; Run's goroutine alone uses it
-	deserted     bool   // as the last commit found, all ranks were asked to leave and have no driver; Run's goroutine alone uses it
-	outside      bool   // the world of place has been left, and no other entered; Run's goroutine alone uses it
+	reports reports
+	run     runState
+	use     use
+}
 
+// reports are the worker's background reports to the driver.
+type reports struct {
+	sync.WaitGroup
+	ctx       context.Context // canceled when reports must end
+	stop      context.CancelFunc
+	committed uint64 // last generation with a reported commit; used by Run's goroutine only
+}
+
+// runState is used by Run's goroutine only.
+type runState struct {
+	commit   uint64       // number of the last commit begun
+	term     *termHandler // of a Run that ended while the driver may still send SIGTERM
+	late     bool         // the worker has not been in a world yet; Run enters the first one
+	last     bool         // no world follows, and this rank writes the last checkpoint
+	deserted bool         // at the last commit all ranks were asked to leave and had no driver
+	outside  bool         // the world of member has been left and no other entered
+}
+
+// use tracks the lifecycle of a worker.
+type use struct {
 	mu       sync.Mutex
 	running  bool
 	closed   bool
-	over     bool // the driver knows that this worker has nothing more to do: done, removed or finished
-	closeErr error
+	over     bool // the driver expects nothing more from this worker: it is done, removed or finished
 	closing  sync.Once
+	closeErr error // result of closing
 }
 
-// place is a world, this worker's slot in it and its connections there.
-type place struct {
+// membership is a world, this worker's slot in it and its connections.
+type membership struct {
 	world rendezvous.World
 	slot  plan.Slot
 	group *collective.Group
-	// unwatch ends the watch over the world for losses, and waits for that.
+	// unwatch stops watching for lost ranks and waits for the watching goroutine.
 	unwatch func()
 }
 
-// leave ends the place's group, for a reason or in good order, and what watches over it.
-func (p *place) leave(why error) error {
+// leave closes the group, aborting it first if why is not nil, and stops watching for losses.
+func (p *membership) leave(why error) error {
 	if why != nil {
 		p.group.Abort(why)
 	}
@@ -93,22 +107,23 @@ func (p *place) leave(why error) error {
 	return err
 }
 
-// leaveAside is leave in the background, until the function that it returns has returned. Peers
-// that do not say goodbye change nothing: the group is left.
-func (p *place) leaveAside(why error) (left func()) {
+// leaveAsync calls leave in the background; the returned function waits for it. An error is ignored
+// because the group is not used again.
+func (p *membership) leaveAsync(why error) (left func()) {
 	var leaving sync.WaitGroup
 	leaving.Go(func() { _ = p.leave(why) })
 	return leaving.Wait
 }
 
-// Init joins the job that started this process and blocks until there is a world with this worker
-// in it, or ctx ends. With [Late] it leaves that to Run. A process that hvdrun did not start
-// becomes a world of one, without sockets. Errors are ErrRemoved, ErrFinished, ctx's, and those of
-// an environment or a driver that cannot be used. The caller closes the worker.
+// Init joins the job that started this process and blocks until there is a world that includes this
+// worker, or ctx ends. With [Late] it does not join; Run does. In a process that hvdrun did not
+// start, the worker is alone in a world of size one, without sockets. Errors are ErrRemoved,
+// ErrFinished, ctx's error, and those of an invalid environment or an unreachable driver. The
+// caller must close the worker.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	late := slices.Contains(options, Late)
 	lookup := os.LookupEnv
-	if l := life.From(ctx); l != nil {
+	if l := fakeproc.From(ctx); l != nil {
 		lookup = l.Lookup
 	}
 	env, started, err := plan.WorkerFromEnv(lookup)
@@ -136,17 +151,17 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	return w.arrive(ctx)
 }
 
-// newWorker enters the first world of m, which it closes where that fails.
+// newWorker returns a worker in the first world of m. It closes m if that fails.
 func newWorker(ctx context.Context, m meeting) (*Worker, error) {
 	return newOutsider(ctx, m, rendezvous.Joins).arrive(ctx)
 }
 
-// newOutsider returns a worker of m that is in no world, in its first phase.
+// newOutsider returns a worker of m that is in no world, in the given phase.
 func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
-	w := &Worker{meeting: m, log: logrus.StandardLogger(), life: life.From(ctx)}
-	w.reportCtx, w.stopReports = context.WithCancel(context.Background())
+	w := &Worker{meeting: m, log: logrus.StandardLogger(), fake: fakeproc.From(ctx)}
+	w.reports.ctx, w.reports.stop = context.WithCancel(context.Background())
 	if d, ok := m.(*driven); ok {
-		chosen := w.chosen
+		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
 		d.chosen.Store(&chosen)
 	}
 	w.doing.enter(first)
@@ -155,7 +170,7 @@ func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker
 	return w
 }
 
-// arrive enters the first world, and closes the worker where that fails.
+// arrive enters the first world and closes the worker if that fails.
 func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
 	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
 		return nil, errors.Join(err, w.Close())
@@ -163,8 +178,8 @@ func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
 	return w, nil
 }
 
-// enter joins the next world and, once left has returned, connects to it. Where the connections
-// fail it joins again, as the peers do.
+// enter joins the next world, calls left, which waits until the previous world is left, and
+// connects. If connecting fails it joins again, as the peers do.
 func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
 	for {
 		world, err := w.join(ctx, j)
@@ -174,22 +189,22 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 		left()
 		p, err := w.connect(ctx, world)
 		if err == nil {
-			w.place.Store(p)
+			w.member.Store(p)
 			w.doing.enter(rendezvous.Outside)
-			w.outside = false
+			w.run.outside = false
 			return nil
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		w.sayUnconnected(world, err)
+		w.logUnconnected(world, err)
 		j.After, j.Cause = world.Generation, err.Error()
 	}
 }
 
-// sayUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
-// said to be dead, so that the log of the job has it once, and at debug level on the others.
-func (w *Worker) sayUnconnected(world rendezvous.World, err error) {
+// logUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
+// reported dead, so that the job's log has it once, and at debug level on the others.
+func (w *Worker) logUnconnected(world rendezvous.World, err error) {
 	level, speaker := logrus.DebugLevel, 0
 	var aborted *collective.AbortedError
 	if errors.As(err, &aborted) {
@@ -204,10 +219,10 @@ func (w *Worker) sayUnconnected(world rendezvous.World, err error) {
 		Log(level, "elastic: no connection to all workers of the world; waiting for the next one")
 }
 
-// connect connects to a world that join returned. As soon as the driver knows of a rank there that
-// is dead, it gives up, or the group is aborted: peers whose host was cut off say nothing
-// themselves for a long time.
-func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, error) {
+// connect connects to a world that join returned. It fails, or the group is aborted, as soon as the
+// driver reports a dead rank in that world: peers on an unreachable host would otherwise be noticed
+// only after a long timeout.
+func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*membership, error) {
 	w.doing.commits.Store(0)
 	w.entering.Store(world.Generation)
 	w.doing.enter(rendezvous.Connecting)
@@ -238,18 +253,18 @@ func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*place, e
 		return nil, err
 	}
 	connected <- group
-	return &place{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
+	return &membership{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
 }
 
-// awaitLoss blocks until the driver says that ranks of the generation are dead, or that it was
-// given up; nil when ctx ends first.
+// awaitLoss blocks until the driver reports dead ranks of the generation or abandons it; nil if ctx
+// ends first.
 func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 	for {
 		loss, more := w.meeting.loss()
 		if loss.Generation == generation && generation != 0 {
-			cause := errDriverKnows
+			cause := errReportedLost
 			if len(loss.Ranks) == 0 {
-				cause = errGivenUp
+				cause = errAbandoned
 			}
 			return &collective.AbortedError{Generation: generation, Dead: loss.Ranks, Cause: cause}
 		}
@@ -263,13 +278,13 @@ func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 
 func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
 	w.doing.enter(rendezvous.Joins)
-	stop := w.sayWaiting()
+	stop := w.logWaiting()
 	world, err := w.meeting.join(ctx, j)
 	stop()
-	w.life.Survive()
+	w.fake.Survive()
 	switch {
 	case errors.Is(err, rendezvous.ErrRemoved):
-		w.last = errors.Is(err, rendezvous.ErrLast)
+		w.run.last = errors.Is(err, rendezvous.ErrLast)
 		w.setOver()
 		return world, ErrRemoved
 	case errors.Is(err, rendezvous.ErrFinished):
@@ -285,21 +300,20 @@ func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 	return world, nil
 }
 
-// goAlone is join where all ranks were asked to leave and no driver is there to send them away.
-// last tells whether this rank writes the last checkpoint.
-func (w *Worker) goAlone(last bool) error {
-	w.log.Warn("all workers were asked to leave and no driver is there: the job ends here")
-	w.last = last
+// endWithoutDriver ends the job on this rank when all ranks were asked to leave and the driver is
+// unreachable. last: this rank writes the last checkpoint.
+func (w *Worker) endWithoutDriver(last bool) error {
+	w.log.Warn("all workers were asked to leave and the driver is unreachable: the job ends")
+	w.run.last = last
 	w.setOver()
 	return ErrRemoved
 }
 
-// sayWaiting logs that a new world is waited for, when it takes long, until the function it returns
-// is called.
-func (w *Worker) sayWaiting() (stop func()) {
+// logWaiting logs long waits for a new world until stop is called.
+func (w *Worker) logWaiting() (stop func()) {
 	began, done := time.Now(), make(chan struct{})
-	var saying sync.WaitGroup
-	saying.Go(func() {
+	var logging sync.WaitGroup
+	logging.Go(func() {
 		for next := patience; ; next *= 2 {
 			select {
 			case <-done:
@@ -311,138 +325,136 @@ func (w *Worker) sayWaiting() (stop func()) {
 	})
 	return func() {
 		close(done)
-		saying.Wait()
+		logging.Wait()
 	}
 }
 
-// committed tells the driver of the first commit in a generation, and beats tell of the others;
-// training does not wait for it.
+// committed reports the first commit of a generation to the driver, without blocking. Beats report
+// the following ones.
 func (w *Worker) committed(commits uint64) {
 	generation := w.Generation()
 	w.reach(w.doing.phase(), true)
 	w.doing.commits.Store(commits)
-	if w.committedGen == generation {
+	if w.reports.committed == generation {
 		return
 	}
-	w.committedGen = generation
+	w.reports.committed = generation
 	w.reports.Go(func() {
-		// It serves measurements only; a driver that does not hear of it decides nothing else.
-		_ = w.meeting.report(w.reportCtx, rendezvous.Committed, generation, commits)
+		// Ignored on failure: the report is used for measurements only.
+		_ = w.meeting.report(w.reports.ctx, rendezvous.Committed, generation, commits)
 	})
 }
 
-// chosen tells the driver of a backend; training does not wait for it.
-func (w *Worker) chosen(generation uint64, backend string) {
-	r, known := rendezvous.Over(backend)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if known && !w.closed {
-		// It is for the events alone.
-		w.reports.Go(func() { _ = w.meeting.report(w.reportCtx, r, generation, 0) })
+// chosen reports the chosen backend to the driver without blocking.
+func (w *Worker) chosen(d *driven, generation uint64, backend string) {
+	w.use.mu.Lock()
+	defer w.use.mu.Unlock()
+	if !w.use.closed {
+		// Ignored on failure: the report is used for the events file only.
+		w.reports.Go(func() { _ = d.client.ReportBackend(w.reports.ctx, generation, backend) })
 	}
 }
 
-// begin says that a Run begins, or why it cannot.
+// begin marks the begin of a Run, or returns why it cannot begin.
 func (w *Worker) begin() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.use.mu.Lock()
+	defer w.use.mu.Unlock()
 	switch {
-	case w.closed:
+	case w.use.closed:
 		return errors.New("elastic: Run of a closed worker")
-	case w.running:
-		return errors.New("elastic: Run of a worker that runs already")
-	case w.over:
-		return errors.New("elastic: Run of a worker that is through with its job")
+	case w.use.running:
+		return errors.New("elastic: Run of a worker that is already running")
+	case w.use.over:
+		return errors.New("elastic: Run of a worker whose job has ended")
 	}
-	w.running = true
+	w.use.running = true
 	return nil
 }
 
 func (w *Worker) end() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.running = false
+	w.use.mu.Lock()
+	defer w.use.mu.Unlock()
+	w.use.running = false
 }
 
 func (w *Worker) isOver() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.over
+	w.use.mu.Lock()
+	defer w.use.mu.Unlock()
+	return w.use.over
 }
 
 func (w *Worker) setOver() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.over = true
+	w.use.mu.Lock()
+	defer w.use.mu.Unlock()
+	w.use.over = true
 }
 
-// Close leaves the job: it closes the connections so that peers still in the last operation can
-// finish it, and, where no Run has brought training to its end, tells the driver that this worker
-// leaves. It waits for all that the worker has started, and for the driver no longer than about two
-// seconds. Closing again returns the same. Close must not be called during Run; end Run's context
-// instead.
+// Close leaves the job. It closes the connections so that peers that are still in the last
+// operation can finish it and, if training has not ended, reports to the driver that this worker
+// leaves. It blocks until everything that the worker started has ended, and at most about two
+// seconds for the driver. Further calls return the same result. Close must not be called during
+// Run; end Run's context instead.
 func (w *Worker) Close() error {
-	w.closing.Do(func() { w.closeErr = w.close() })
-	w.life.Survive()
-	return w.closeErr
+	w.use.closing.Do(func() { w.use.closeErr = w.close() })
+	w.fake.Survive()
+	return w.use.closeErr
 }
 
 func (w *Worker) close() error {
-	w.mu.Lock()
-	w.closed = true
-	over := w.over
-	w.mu.Unlock()
+	w.use.mu.Lock()
+	w.use.closed = true
+	over := w.use.over
+	w.use.mu.Unlock()
 	w.stopPulse()
 
-	stop := time.AfterFunc(closeGrace, w.stopReports)
+	stop := time.AfterFunc(closeGrace, w.reports.stop)
 	defer stop.Stop()
 	var err error
-	if p := w.place.Load(); p != nil {
-		if !over && !w.late {
-			// Best effort: a driver that does not hear it sees the process end.
-			_ = w.meeting.report(w.reportCtx, rendezvous.Leaving, p.world.Generation, 0)
+	if p := w.member.Load(); p != nil {
+		if !over && !w.run.late {
+			// Ignored on failure: the driver notices the end of the process.
+			_ = w.meeting.report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
 		}
 		if err = p.leave(nil); err != nil {
 			err = fmt.Errorf("elastic: close: %w", err)
 		}
 	}
 	w.reports.Wait()
-	w.stopReports()
-	w.heeding.leave()
+	w.reports.stop()
+	w.run.term.leave()
 	return errors.Join(err, w.meeting.close())
 }
 
-// Rank is this worker's place in the world, from 0; −1 where it has been in none, before the first
-// Run of a Late one.
-func (w *Worker) Rank() int { return w.place.Load().slot.Rank }
+// Rank returns this worker's rank in the world, from 0; −1 before a [Late] worker's first world.
+func (w *Worker) Rank() int { return w.member.Load().slot.Rank }
 
-// Size is the number of workers in the world; 0 where it has been in none.
-func (w *Worker) Size() int { return w.place.Load().world.Size() }
+// Size returns the number of workers in the world; 0 before a [Late] worker's first world.
+func (w *Worker) Size() int { return w.member.Load().world.Size() }
 
-// LocalRank is this worker's place among those of its host, from 0.
-func (w *Worker) LocalRank() int { return w.place.Load().slot.LocalRank }
+// LocalRank returns this worker's rank among those on its host, from 0.
+func (w *Worker) LocalRank() int { return w.member.Load().slot.LocalRank }
 
-// LocalSize is the number of workers on this worker's host.
-func (w *Worker) LocalSize() int { return w.place.Load().slot.LocalSize }
+// LocalSize returns the number of workers on this worker's host.
+func (w *Worker) LocalSize() int { return w.member.Load().slot.LocalSize }
 
-// CrossRank is the place of this worker's host among those with a worker of the same local rank,
-// from 0.
-func (w *Worker) CrossRank() int { return w.place.Load().slot.CrossRank }
+// CrossRank returns the index of this worker's host among the hosts that have a worker with the
+// same local rank, from 0.
+func (w *Worker) CrossRank() int { return w.member.Load().slot.CrossRank }
 
-// CrossSize is the number of hosts with a worker of the same local rank.
-func (w *Worker) CrossSize() int { return w.place.Load().slot.CrossSize }
+// CrossSize returns the number of hosts that have a worker with the same local rank.
+func (w *Worker) CrossSize() int { return w.member.Load().slot.CrossSize }
 
-// Slot is the index of this worker's slot on its host, from 0. It names the device and stays the
-// same in every world.
-func (w *Worker) Slot() int { return w.place.Load().slot.Index }
+// Slot returns the index of this worker's slot on its host, from 0. It identifies the device and is
+// the same in every world.
+func (w *Worker) Slot() int { return w.member.Load().slot.Index }
 
-// Host is this worker's host by the name that discovery gave it; of a process that hvdrun did not
-// start, the system's.
-func (w *Worker) Host() string { return w.place.Load().slot.Host }
+// Host returns the name that discovery gave this worker's host; without hvdrun, the host name of
+// the system.
+func (w *Worker) Host() string { return w.member.Load().slot.Host }
 
-// Generation is the number of the world. It grows with every reset, not always by one.
-func (w *Worker) Generation() uint64 { return w.place.Load().world.Generation }
+// Generation returns the number of the world. It increases with every reset, by one or more.
+func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }
 
-// Group is the connected ranks of the world. Each reset makes another, so ask for it where it is
-// used; the worker closes it.
-func (w *Worker) Group() *collective.Group { return w.place.Load().group }
+// Group returns the connected ranks of the world. Every reset replaces it, so callers must not
+// store it; the worker closes it.
+func (w *Worker) Group() *collective.Group { return w.member.Load().group }

@@ -1,10 +1,9 @@
 // Package launch runs one worker: it starts the process, carries its output, stops it with
-// everything it started, and tells how it ended.
+// everything it started, and reports how it ended.
 //
-// Local does so on this machine, Agents on other hosts through their agents; all ways to start a
-// worker implement Launcher and pass the kit in launch/launchtest. Output joins the lines of all
-// workers, Guard sees that nobody outlives the driver, and IsLocal tells which hosts need no remote
-// start. The package needs Linux 5.3 or newer (process descriptors).
+// Local does so on this machine, and agent/client on other hosts through their agents; every
+// Launcher passes the kit in launch/launchtest. Output joins the lines of all workers. The package
+// needs Linux 5.3 or newer (process descriptors).
 package launch
 
 import (
@@ -15,16 +14,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// The variables by which the processes of a run and of one worker are known from the outside. The
-// worker's environment (package plan) sets them; they are read here in the environments of other
-// processes.
-const (
-	runVariable         = "HVD_RUN_ID"
-	incarnationVariable = "HVD_INCARNATION"
-)
+// UnlimitedCore as a Spec's CoreLimit bounds core files no more than the launcher's own hard limit
+// does.
+const UnlimitedCore = proc.UnlimitedCore
 
 // Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
 type Spec struct {
@@ -60,13 +56,13 @@ type Spec struct {
 	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
 	// begin anew with each value.
 	Hurry, More <-chan struct{}
-	// Resumed says that a driver before this one has started the process, for a Keeper. Where
-	// nobody knows of it, it is not started, but lost. Command, Env and Dir are not looked at.
+	// Resumed says that a driver before this one has started the process, for a Keeper. Where it is
+	// not known, it is not started, but lost. Command, Env and Dir are ignored.
 	Resumed bool
-	// Passed, if not nil, is told by a Keeper how many bytes of output have been written to Stdout
-	// and Stderr together, after each line and from the goroutine that has written it. PassedBefore
-	// is what it was told last for the process, under a driver before this one: what that wrote is
-	// not written again.
+	// Passed, if not nil, is called by a Keeper with how many bytes of output have been written to
+	// Stdout and Stderr together, after each line and from the goroutine that has written it.
+	// PassedBefore is what it was called with last for the process, under a driver before this one:
+	// what that wrote is not written again.
 	Passed       func(bytes uint64)
 	PassedBefore uint64
 	// Ended, if not nil, is called at most once when the process has ended and its output may still
@@ -79,12 +75,12 @@ type Spec struct {
 type Launcher interface {
 	// Run starts the process and blocks until it has ended, what was left of its process group has
 	// been killed, and its output has been drained. started, if not nil, is called once with the
-	// process's id, by the calling goroutine, as soon as the process runs. The standard input of
-	// the process is empty.
+	// process's id, by the calling goroutine, as soon as the process runs: the driver admits
+	// the worker to a world only after that. The standard input of the process is empty.
 	//
 	// When ctx ends, the process group gets SIGTERM and, after s.Grace or as soon as the process
-	// has ended, everything that the process started is killed: its group, its descendants, and
-	// whoever carries its incarnation.
+	// has ended, everything that the process started is killed: its group, its descendants, and all
+	// that carry its incarnation.
 	//
 	// Run returns nil where the process exited with 0, *ExitError where it ended in another way, be
 	// it because ctx ended or not, and *StartError where there never was a process, for instance
@@ -100,7 +96,7 @@ type ExitError struct {
 	Code int
 	// Signal is the signal that ended the process, or 0.
 	Signal syscall.Signal
-	// Evicted: the agent of its host has asked it to end, of its own accord.
+	// Evicted: the agent of its host, and not its driver, has asked it to end.
 	Evicted bool
 }
 
@@ -122,7 +118,7 @@ func exitError(ws syscall.WaitStatus) error {
 	return nil
 }
 
-// StartError says that a process could not be started, and why. It wraps the cause.
+// StartError is why a process could not be started. It wraps the cause.
 type StartError struct {
 	// Command is the program as it was given.
 	Command string
@@ -139,7 +135,8 @@ func (e *StartError) Error() string {
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-func startError(s Spec, err error) *StartError {
+// NewStartError returns that of the spec's command.
+func NewStartError(s Spec, err error) *StartError {
 	e := &StartError{Err: err}
 	if len(s.Command) > 0 {
 		e.Command = s.Command[0]

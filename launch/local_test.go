@@ -9,42 +9,20 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/launchtest"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 func TestLocal(t *testing.T) {
 	launchtest.Run(t, func(*testing.T) launch.Launcher { return launch.Local{} })
-}
-
-// TestStrayBesideAnOlderWorker: what a worker leaves behind ends with it, also where nothing tells
-// whose it is.
-func TestStrayBesideAnOlderWorker(t *testing.T) {
-	if !launch.HasCgroups() {
-		t.Skip("cgroups of version 2 cannot be made here")
-	}
-	pipe, await, gone := heldPipe(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	var older sync.WaitGroup
-	older.Go(func() { runWorkers(ctx, []string{`exec sleep 1000`}, "run_"+rand.Text(), pipe) })
-	runWorkers(t.Context(), []string{`exec 9>"$1"
-		trap 'exit 3' USR1
-		(env -i W=$$ /usr/bin/setsid /bin/sh -c 'echo ready >&9; kill -USR1 "$W"; exec /bin/sleep 1000' >/dev/null 2>&1 &)
-		while :; do sleep 0.01; done`}, "run_"+rand.Text(), pipe)
-	await(1)
-	gone()
-	cancel()
-	older.Wait()
-	if left, err := launch.Cgroups(); err != nil || len(left) > 0 {
-		t.Errorf("cgroups are left: %q, %v", left, err)
-	}
 }
 
 func TestExitErrorText(t *testing.T) {
@@ -113,7 +91,7 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 // Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep
 // the guard asleep.
 func TestLocalInheritsNothing(t *testing.T) {
-	guard, err := launch.StartGuard("inherit_" + rand.Text())
+	guard, err := proc.StartGuard(plan.EnvRunID, "inherit_"+rand.Text())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +127,7 @@ func TestLocalInheritsNothing(t *testing.T) {
 // A daemon without mark, group or parent keeps the output open and talks on: it cannot be found,
 // but Run returns, and the daemon learns from the broken pipe.
 func TestLocalDoesNotWaitForStrangers(t *testing.T) {
-	pipe, await, gone := heldPipe(t)
+	pipe, await, gone := launchtest.HeldPipe(t)
 	out := new(strings.Builder)
 	incarnation := rand.Text()
 	ended := make(chan error, 1)

@@ -1,21 +1,16 @@
 package launch_test
 
 import (
-	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// TestMain plays the driver where a test has started this binary as one.
+// TestMain adopts what workers leave behind, as agents do.
 func TestMain(m *testing.M) {
-	if mode := os.Getenv("LAUNCH_TEST_DRIVER"); mode != "" {
-		playDriver(mode)
-		return
-	}
-	if err := launch.Adopt(); err != nil { // as agents do
+	if err := proc.Adopt(); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)

@@ -38,28 +38,32 @@ type Output struct {
 	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01
 	// 2020[1]<stdout>:".
 	Timestamps bool
-	// Now tells the time; nil is time.Now.
+	// Now returns the time; nil is time.Now.
 	Now func() time.Time
-	// Log is told of the first failure to write; nil is nobody.
+	// Log takes the first failure to write; nil: none does.
 	Log logrus.FieldLogger
 	// Patience is how long Finish waits for a destination that takes nothing. Zero: 10 s.
 	Patience time.Duration
 
 	passed atomic.Uint64 // lines, and pieces of them
 
-	mu      sync.Mutex // of what follows; nobody holds it while something is written or opened
-	begun   bool
-	out     *stream
-	err     *stream
-	files   map[string]*stream
+	mu sync.Mutex // of what follows; it is not held while something is written or opened
+	streams
 	failed  error
 	closed  bool
-	hurried chan struct{} // closed by Hurry; nil: nobody has asked for it
-	over    chan struct{} // closed by Finish where it gives up; nil: nobody has asked for it
+	hurried chan struct{} // closed by Hurry; nil: not made yet
+	over    chan struct{} // closed by Finish where it gives up; nil: not made yet
 }
 
-// stream is one destination and how what was last written to it ended. Who has put something into
-// turn may write.
+// streams are the destinations of an Output, which are made when they are first needed.
+type streams struct {
+	begun    bool // out and err are made
+	out, err *stream
+	files    map[string]*stream // by path
+}
+
+// stream is one destination and how what was last written to it ended. The goroutine that has put
+// something into turn may write.
 type stream struct {
 	turn chan struct{} // of capacity 1
 	path string        // of a file that is opened when it is first written to
@@ -78,7 +82,7 @@ const (
 	unfinished
 )
 
-// Worker returns the two ends that take the output of one worker. rank tells its present rank and
+// Worker returns the two ends that take the output of one worker. rank returns its present rank and
 // is called each time a line ends, without locks held; where rank is nil, or returns less than 0,
 // the text passes unchanged and goes to no file. The caller closes both ends when the worker has
 // ended.
@@ -202,12 +206,12 @@ type LineWriter struct {
 	held   []byte // begins a line, or goes on with one that is too long
 }
 
-// Write takes a part of the output, whatever its ends. It never fails: Output.Close tells what
+// Write takes a part of the output, whatever its ends. It never fails: Output.Close returns what
 // could not be written.
 func (w *LineWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
-		end := lineEnd(p)
+		end := LineEnd(p)
 		ended := end > 0
 		if !ended {
 			end = len(p)
@@ -250,8 +254,8 @@ func (w *LineWriter) flush(all bool) {
 	}
 }
 
-// lineEnd returns the length of the first line with its end, or 0 where none ends.
-func lineEnd(p []byte) int {
+// LineEnd returns the length of the first line with its end, or 0 where none ends.
+func LineEnd(p []byte) int {
 	i := bytes.IndexAny(p, "\r\n")
 	if i >= 0 && p[i] == '\r' && i+1 < len(p) && p[i+1] == '\n' {
 		i++
@@ -270,7 +274,7 @@ func boundary(text []byte, limit int) int {
 	return limit
 }
 
-// put writes a line, or a piece of one, to wherever it belongs.
+// put writes a line, or a part of one, to where it belongs.
 func (o *Output) put(w *LineWriter, text []byte) {
 	rank := -1
 	if w.rank != nil {
@@ -368,7 +372,7 @@ func (o *Output) console(tag string) *stream {
 	return o.out
 }
 
-// same tells whether two writers are one place, as the two ends of a terminal are.
+// same returns whether two writers are one place, as the two ends of a terminal are.
 func same(a, b io.Writer) bool {
 	f, ok1 := a.(*os.File)
 	g, ok2 := b.(*os.File)

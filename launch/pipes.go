@@ -16,8 +16,8 @@ const (
 	drainFirst = 20 * time.Millisecond
 	// drainBound is how long after that it is still waited for.
 	drainBound = 200 * time.Millisecond
-	// pipeSize is what a pipe can hold at most by default: what may still be in it when nobody
-	// waits any longer.
+	// pipeSize is what a pipe can hold at most by default: what may still be in it when it is no
+	// longer waited for.
 	pipeSize = 64 << 10
 )
 
@@ -86,7 +86,7 @@ func (p *pipes) start() {
 	}()
 }
 
-// drain blocks until all output has been written, or until whoever keeps the pipes open has
+// drain blocks until all output has been written, or until those that keep the pipes open have
 // outlived sweep and the bound.
 func (p *pipes) drain(sweep func()) {
 	if p.within(drainFirst) {
@@ -134,7 +134,7 @@ func (c *copier) run() {
 	}
 }
 
-// write goes on reading for the process's sake when nobody takes the text any longer.
+// write discards the text once a write has failed: the process must not block.
 func (c *copier) write(text []byte) {
 	if len(text) == 0 {
 		return
@@ -145,7 +145,7 @@ func (c *copier) write(text []byte) {
 }
 
 // rest takes what is in the pipe and waits for nothing: a slow reader of ours must not cost the
-// last words of a worker.
+// last output of a worker.
 func (c *copier) rest() {
 	_ = c.from.SetReadDeadline(time.Time{})
 	raw, err := c.from.SyscallConn()

@@ -4,14 +4,13 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// killPatience is how long a process that was sent SIGKILL is waited for.
-const killPatience = 10 * time.Second
-
-// UnkillableError says that a worker's process is still there though it was sent SIGKILL, and that
-// nobody waits for it any longer: it hangs in the kernel. It is also an *ExitError of SIGKILL. Its
-// text has no package prefix: it completes a sentence.
+// UnkillableError is the end of the wait for a worker's process that is still there though it was
+// sent SIGKILL: it hangs in the kernel. It is also an *ExitError of SIGKILL. Its text has no
+// package prefix: it completes a sentence.
 type UnkillableError struct {
 	// PID is the process, on the worker's host.
 	PID int
@@ -31,11 +30,13 @@ func (e *UnkillableError) Error() string {
 }
 
 // Unwrap returns an *ExitError.
-func (e *UnkillableError) Unwrap() error { return exitOfSignal(syscall.SIGKILL) }
+func (e *UnkillableError) Unwrap() error {
+	return &ExitError{Code: 128 + int(syscall.SIGKILL), Signal: syscall.SIGKILL}
+}
 
-func newUnkillable(pid int) *UnkillableError {
-	e := &UnkillableError{PID: pid, After: killPatience}
-	if _, state, err := born(pid); err == nil {
+func newUnkillable(pid int) error {
+	e := &UnkillableError{PID: pid, After: proc.KillPatience}
+	if _, state, err := proc.Born(pid); err == nil {
 		e.State = string(rune(state))
 	}
 	return e

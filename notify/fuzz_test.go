@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzHostsUpdated: whatever comes, the number of the latest update and the generation of the loss
-// never fall.
+// FuzzHostsUpdated: for any request, the number of the latest update and the generation of the loss
+// never decrease.
 func FuzzHostsUpdated(f *testing.F) {
 	for _, req := range []*wire.HostsUpdatedRequest{
 		{Seq: 5, Change: uint32(plan.Added), Generation: 3},

@@ -1,9 +1,9 @@
-// Package notify tells workers that the hosts have changed, and who of their world is dead: a
-// service in every worker that keeps the latest word, and the driver's side that brings it there.
+// Package notify informs workers of changed hosts and of dead ranks: a service in every worker
+// keeps the latest notification, and the driver's pusher delivers it.
 //
-// It is level-triggered. What counts is the update with the highest sequence number, and the loss
-// of the latest generation; one that was overtaken is never missed, and one that comes twice does
-// nothing.
+// It is level-triggered: only the update with the highest sequence number and the loss of the
+// latest generation count. Superseded notifications need not arrive, and repeated ones have no
+// effect.
 package notify
 
 import (
@@ -22,53 +22,54 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Update says that the hosts differ from a world's. The zero Update is the one before the first.
+// Update is a change of the hosts relative to a world. The zero Update is the one before the first.
 type Update struct {
-	// Seq grows with every update of a job.
+	// Seq increases with every update of a job.
 	Seq uint64
-	// Change is how the hosts that are wanted now differ from the world. None: an earlier update is
-	// overtaken, and the world may stay as it is.
+	// Change is how the wanted slots differ from the world. None: an earlier update was reverted
+	// and the world can stay.
 	Change plan.Change
-	// Generation is the world's.
+	// Generation is the generation of the world.
 	Generation uint64
 }
 
-// Loss says that a world cannot go on. The zero Loss is the one before the first.
+// Loss is the loss of ranks of a world, which cannot continue. The zero Loss is the one before the
+// first.
 type Loss struct {
-	// Generation is the world's.
+	// Generation is the generation of the world.
 	Generation uint64
-	// Ranks are those of its ranks whose processes are known to be dead; nobody changes the slice.
-	// None: the driver has given the world up, since all of its ranks waited for each other.
+	// Ranks are the ranks whose processes are known to be dead. The slice is read-only. None: the
+	// driver has given up the world because all of its ranks wait for each other.
 	Ranks []int
 }
 
-// overtakes tells whether l is to be known where old is known already: it is of a later world, or
-// names more dead of the same.
-func (l Loss) overtakes(old Loss) bool {
+// supersedes reports whether l replaces old: it is of a later world, or has more dead ranks of the
+// same one.
+func (l Loss) supersedes(old Loss) bool {
 	if l.Generation != old.Generation {
 		return l.Generation > old.Generation
 	}
 	return len(l.Ranks) > len(old.Ranks)
 }
 
-// Service is the worker's side. Its methods may be called from several goroutines at once.
+// Service receives notifications in a worker. Its methods are safe for concurrent use.
 type Service struct {
 	credentials *identity.Credentials
 	latest      atomic.Pointer[Update]
 
 	mu   sync.Mutex
 	loss Loss
-	lost chan struct{} // closed, and made anew, when loss changes
+	lost chan struct{} // closed and replaced when loss changes
 }
 
-// NewService returns a service that has heard of nothing. It starts nothing.
+// NewService returns a service without notifications. It starts nothing.
 func NewService(c *identity.Credentials) *Service {
 	return &Service{credentials: c, lost: make(chan struct{})}
 }
 
-// Serve takes updates on ln, which it closes, from the driver of the job and from nobody else,
-// until ctx ends; it is called once. It returns when all handlers have: nil after the end of ctx,
-// or an error when ln fails.
+// Serve receives notifications on ln, from the job's driver only, until ctx ends. It closes ln and
+// must be called once. It returns when all handlers have: nil after the end of ctx, or the error of
+// ln.
 func (s *Service) Serve(ctx context.Context, ln net.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterNotificationServer(r, handler{s: s}) }
 	if err := wire.Serve(ctx, ln, s.credentials.ServerTLS(identity.Driver), register, func() {}); err != nil {
@@ -77,8 +78,8 @@ func (s *Service) Serve(ctx context.Context, ln net.Listener) error {
 	return nil
 }
 
-// Latest returns the update with the highest number heard so far, the zero Update before any. It
-// never blocks and is cheap enough for every step of a training loop.
+// Latest returns the update with the highest number so far, or the zero Update. It never blocks and
+// is cheap enough for every step of a training loop.
 func (s *Service) Latest() Update {
 	if u := s.latest.Load(); u != nil {
 		return *u
@@ -86,26 +87,26 @@ func (s *Service) Latest() Update {
 	return Update{}
 }
 
-// Loss returns the latest loss heard of, the zero Loss before any, and a channel that is closed
-// when there is a later one. It never blocks.
+// Loss returns the latest loss, or the zero Loss, and a channel that is closed when a later one
+// arrives. It never blocks.
 func (s *Service) Loss() (Loss, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.loss, s.lost
 }
 
-// hearLoss keeps l if it overtakes what is known.
+// hearLoss stores l if it supersedes the stored loss.
 func (s *Service) hearLoss(l Loss) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if l.overtakes(s.loss) {
+	if l.supersedes(s.loss) {
 		s.loss = l
 		close(s.lost)
 		s.lost = make(chan struct{})
 	}
 }
 
-// hear keeps u if it is newer than what is known.
+// hear stores u if it is newer than the stored update.
 func (s *Service) hear(u Update) {
 	for {
 		old := s.latest.Load()
@@ -115,7 +116,7 @@ func (s *Service) hear(u Update) {
 	}
 }
 
-// handler keeps the methods of the wire out of Service's.
+// handler implements the gRPC service, apart from Service's own methods.
 type handler struct {
 	wire.UnimplementedNotificationServer
 	s *Service
@@ -123,7 +124,7 @@ type handler struct {
 
 func (h handler) HostsUpdated(_ context.Context, req *wire.HostsUpdatedRequest) (*wire.HostsUpdatedReply, error) {
 	if c := req.GetChange(); c&^uint32(plan.Added|plan.Removed) != 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "%#x is no change", c)
+		return nil, status.Errorf(codes.InvalidArgument, "%#x is not a valid change", c)
 	}
 	h.s.hear(Update{Seq: req.GetSeq(), Change: plan.Change(req.GetChange()), Generation: req.GetGeneration()})
 	loss := Loss{Generation: req.GetLostGeneration(), Ranks: make([]int, len(req.GetLostRanks()))}

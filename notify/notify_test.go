@@ -41,7 +41,7 @@ type job struct {
 	failures  chan string // what the pusher logs
 }
 
-// Write takes the lines of the pusher's log.
+// Write receives the lines of the pusher's log.
 func (j *job) Write(line []byte) (int, error) {
 	select {
 	case j.failures <- string(line):
@@ -62,14 +62,14 @@ func newJob(t testing.TB) *job {
 	j.pusher = NewPusher(PusherConfig{
 		Credentials: j.credentials(identity.Subject{Role: identity.Driver}),
 		Log:         log,
-		Retry:       time.Millisecond,
 		Timeout:     time.Minute, // impatient shortens it
-		Acked:       func(incarnation string, seq uint64) { j.acks <- ack{incarnation, seq} },
 	})
+	j.pusher.retry = time.Millisecond
+	j.pusher.acked = func(incarnation string, seq uint64) { j.acks <- ack{incarnation, seq} }
 	return j
 }
 
-// impatient makes attempts fail soon; the connection is still worked at between them.
+// impatient makes attempts time out soon; connecting continues between them.
 func (j *job) impatient() { j.pusher.cfg.Timeout = 100 * time.Millisecond }
 
 func (j *job) credentials(s identity.Subject) *identity.Credentials {
@@ -81,7 +81,7 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 	return c
 }
 
-// start runs f until the test's end or the call of what it returns, which waits for it.
+// start runs f until the end of the test or a call of the returned function, which waits for it.
 func (j *job) start(what string, f func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -120,14 +120,14 @@ func (j *job) service(inc, addr string) (*Service, Target) {
 	return s, Target{subject(inc), ln.Addr().String()}
 }
 
-// silent is a target that connects, and then says nothing: a process that hangs.
+// silent is a target that accepts connections but does not respond, like a process that hangs.
 func (j *job) silent(inc string) Target {
 	ln := listen(j.t, "127.0.0.1:0")
 	j.t.Cleanup(func() { ln.Close() })
 	return Target{subject(inc), ln.Addr().String()}
 }
 
-// take fails the test where nothing comes for longer than any machine should need.
+// take receives a value, or fails the test after a generous time.
 func take[T any](t testing.TB, what string, ch <-chan T) T {
 	t.Helper()
 	select {
@@ -170,7 +170,7 @@ func TestPush(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	}
-	// What is not newer is not even sent: the next acknowledgement is that of 6.
+	// Only newer updates are sent: the next acknowledgement is that of 6.
 	j.pusher.Push([]Target{to}, update(5))
 	j.pusher.Push([]Target{to}, update(2))
 	j.pusher.Push([]Target{to}, update(6))
@@ -245,7 +245,7 @@ func TestServiceKeepsTheLatestLoss(t *testing.T) {
 	}
 }
 
-// A loss and an update are told together, and neither takes the place of the other.
+// A loss and an update are sent together, and neither replaces the other.
 func TestPushLoss(t *testing.T) {
 	j := newJob(t)
 	s, to := j.service("a", "127.0.0.1:0")
@@ -346,7 +346,7 @@ func TestRetryUntilTheServiceAppears(t *testing.T) {
 	}
 }
 
-// listener is a service that writes down all that reaches it.
+// listener is a service that records all requests.
 type listener struct {
 	wire.UnimplementedNotificationServer
 	heard chan uint64
@@ -371,7 +371,7 @@ func (j *job) listener(inc string, ln net.Listener) listener {
 	return l
 }
 
-// Updates that were overtaken before the service was there never reach it.
+// Updates superseded before the service is up never reach it.
 func TestOvertakenUpdatesAreNotSent(t *testing.T) {
 	j := newJob(t)
 	ln := listen(t, "127.0.0.1:0")
@@ -426,8 +426,7 @@ func TestForgetStopsRetries(t *testing.T) {
 	if len(j.pusher.targets) != 0 {
 		t.Error("the target is not forgotten")
 	}
-	// A target that was forgotten before Run saw it is not told, and one that is pushed to again
-	// is.
+	// A target forgotten before Run starts is not notified; one that is pushed to again is.
 	s, to := j.service("b", "127.0.0.1:0")
 	j.pusher.Push([]Target{to}, update(1))
 	j.pusher.Forget("b")
@@ -452,8 +451,8 @@ func TestTargetMoves(t *testing.T) {
 	}
 }
 
-// A target's address may have been taken over by another worker: it is not told what is not meant
-// for it.
+// A target's address may be reused by another worker, which must not receive the target's
+// notifications.
 func TestAnotherWorkerAtTheAddress(t *testing.T) {
 	j := newJob(t)
 	j.impatient()
@@ -527,7 +526,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// The end of a service and of a pusher is not held up by the other, whatever is under way.
+// Neither a service nor a pusher delays the other's end, whatever is in progress.
 func TestEnds(t *testing.T) {
 	j := newJob(t)
 	j.impatient()
@@ -553,7 +552,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// BenchmarkPush measures from Push until four workers have acknowledged.
+// BenchmarkPush measures from Push to the acknowledgements of four workers.
 func BenchmarkPush(b *testing.B) {
 	j := newJob(b)
 	j.run()

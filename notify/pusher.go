@@ -20,19 +20,14 @@ const (
 	defaultTimeout = 2 * time.Second
 )
 
-// PusherConfig says who the driver is and how it pushes.
+// PusherConfig configures a Pusher.
 type PusherConfig struct {
-	// Credentials are the driver's.
+	// Credentials are the driver's credentials.
 	Credentials *identity.Credentials
-	// Log takes failed attempts. Nil: logrus.StandardLogger().
+	// Log receives failed attempts. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
-	// Retry is the pause after a first failed attempt; it doubles up to 1 s. Zero: 50 ms.
-	Retry time.Duration
 	// Timeout bounds an attempt. Zero: 2 s.
 	Timeout time.Duration
-	// Acked is called from the target's goroutine when it has acknowledged an update or a loss,
-	// with the number of the latest update that it knows. Nil: nobody listens.
-	Acked func(incarnation string, seq uint64)
 }
 
 // Target is a worker and the address of its notification service, host:port.
@@ -41,39 +36,43 @@ type Target struct {
 	Addr    string
 }
 
-// Pusher is the driver's side: it brings every target the latest update and the latest loss that
-// are meant for it. Each target has a goroutine and a connection of its own, so that one that hangs
-// delays no other. Its methods may be called from several goroutines at once.
+// Pusher delivers to every target its latest update and its latest loss. Each target has its own
+// goroutine and connection, so that a target that hangs delays no other. Its methods are safe for
+// concurrent use.
 type Pusher struct {
-	cfg  PusherConfig
-	wake chan struct{} // of capacity 1: there are targets to start
+	cfg   PusherConfig
+	retry time.Duration // the pause after a first failed attempt; it doubles up to maxRetry
+	// acked, if not nil, is called from the target's goroutine when it has acknowledged an update
+	// or a loss, with the number of the latest update that it knows.
+	acked func(incarnation string, seq uint64)
+	wake  chan struct{} // of capacity 1: there are targets to start
 
 	mu      sync.Mutex
 	targets map[string]*target // by incarnation
-	fresh   []*target          // those that Run has not started
+	fresh   []*target          // targets without a goroutine yet
 }
 
-// target is one worker that has to know something.
+// target is a worker with what it must be sent.
 type target struct {
 	Target
-	wake chan struct{} // of capacity 1: want has changed
-	// ctx is the life of the target, which Forget ends, as does the end of Run.
+	wake chan struct{} // capacity 1: want has changed
+	// ctx ends with Forget and with Run.
 	ctx    context.Context
 	forget context.CancelFunc
 
-	mu       sync.Mutex
-	want     word
-	overtake context.CancelFunc // ends the attempt under way
+	mu        sync.Mutex
+	want      state
+	supersede context.CancelFunc // ends the current attempt
 }
 
-// word is all that a target must know.
-type word struct {
-	version uint64 // grows with every change; 0 for nothing
+// state is everything that a target must know.
+type state struct {
+	version uint64 // increases with every change; 0: nothing to send
 	update  Update
 	loss    Loss
 }
 
-func (w word) request() *wire.HostsUpdatedRequest {
+func (w state) request() *wire.HostsUpdatedRequest {
 	req := &wire.HostsUpdatedRequest{
 		Seq: w.update.Seq, Change: uint32(w.update.Change), Generation: w.update.Generation,
 		LostGeneration: w.loss.Generation, LostRanks: make([]uint32, len(w.loss.Ranks)),
@@ -84,7 +83,7 @@ func (w word) request() *wire.HostsUpdatedRequest {
 	return req
 }
 
-func (w word) String() string {
+func (w state) String() string {
 	if w.loss.Generation == 0 {
 		return fmt.Sprintf("update %d", w.update.Seq)
 	}
@@ -96,17 +95,14 @@ func NewPusher(cfg PusherConfig) *Pusher {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	if cfg.Retry <= 0 {
-		cfg.Retry = defaultRetry
-	}
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
-	return &Pusher{cfg: cfg, wake: make(chan struct{}, 1), targets: make(map[string]*target)}
+	return &Pusher{cfg: cfg, retry: defaultRetry, wake: make(chan struct{}, 1), targets: make(map[string]*target)}
 }
 
-// Run pushes until ctx ends, and returns nil when the goroutines of all targets have ended. It is
-// called once.
+// Run delivers until ctx ends and returns nil once the goroutines of all targets have ended. It
+// must be called once.
 func (p *Pusher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -126,13 +122,12 @@ func (p *Pusher) Run(ctx context.Context) error {
 	}
 }
 
-// Push sets what each of the targets must know. It is repeated for each until the target has
-// acknowledged it, a later Push for the target overtakes it, or the target is forgotten; other
-// targets keep what they must know. An update whose number is not higher than one that was pushed
-// to a target already is ignored for it. A target whose address has changed is a new one. Push
-// never blocks; before Run it only takes note.
+// Push sets the update of each target. It is sent repeatedly until the target acknowledges it, a
+// later Push supersedes it, or the target is forgotten; other targets are not affected. An update
+// whose number does not exceed the target's last one is ignored. A target with a new address is a
+// new target. Push never blocks; before Run it only stores the update.
 func (p *Pusher) Push(targets []Target, u Update) {
-	p.set(targets, func(w *word) bool {
+	p.set(targets, func(w *state) bool {
 		newer := u.Seq > w.update.Seq
 		if newer {
 			w.update = u
@@ -141,12 +136,11 @@ func (p *Pusher) Push(targets []Target, u Update) {
 	})
 }
 
-// PushLoss sets which ranks of their world are dead, for each of the targets, and is otherwise like
-// Push. A loss of an earlier generation than one that was pushed to a target already is ignored for
-// it, as is one of the same that names no more ranks.
+// PushLoss sets the loss of each target; otherwise it is like Push. A loss is ignored for a target
+// whose last loss is of a later generation, or of the same one with as many ranks.
 func (p *Pusher) PushLoss(targets []Target, l Loss) {
-	p.set(targets, func(w *word) bool {
-		newer := l.overtakes(w.loss)
+	p.set(targets, func(w *state) bool {
+		newer := l.supersedes(w.loss)
 		if newer {
 			w.loss = l
 		}
@@ -154,8 +148,8 @@ func (p *Pusher) PushLoss(targets []Target, l Loss) {
 	})
 }
 
-// set has change change what each of the targets must know.
-func (p *Pusher) set(targets []Target, change func(*word) bool) {
+// set applies change to what each target must know.
+func (p *Pusher) set(targets []Target, change func(*state) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, to := range targets {
@@ -167,7 +161,7 @@ func (p *Pusher) set(targets []Target, change func(*word) bool) {
 		if !ok {
 			t = &target{Target: to, wake: make(chan struct{}, 1)}
 			t.ctx, t.forget = context.WithCancel(context.Background())
-			t.overtake = func() {}
+			t.supersede = func() {}
 			p.targets[to.Subject.Incarnation] = t
 			p.fresh = append(p.fresh, t)
 		}
@@ -176,8 +170,8 @@ func (p *Pusher) set(targets []Target, change func(*word) bool) {
 	signal(p.wake)
 }
 
-// Forget ends all efforts for a target, whether Push was ever called for it or not. It does not
-// wait for an attempt under way, which is cut off.
+// Forget stops deliveries to a target, if there is one. It cancels a current attempt without
+// waiting for it.
 func (p *Pusher) Forget(incarnation string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,32 +181,32 @@ func (p *Pusher) Forget(incarnation string) {
 	}
 }
 
-func (t *target) set(change func(*word) bool) {
+func (t *target) set(change func(*state) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if change(&t.want) {
 		t.want.version++
-		t.overtake()
+		t.supersede()
 		signal(t.wake)
 	}
 }
 
-// begin returns what the target must know now, and a context that ends after the timeout or when
-// that is overtaken.
-func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFunc, word) {
+// begin returns what the target must know and a context that ends after the timeout or when that is
+// superseded.
+func (t *target) begin(timeout time.Duration) (context.Context, context.CancelFunc, state) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
-	case <-t.wake: // it tells of what is returned here
+	case <-t.wake: // it refers to what is returned here
 	default:
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, timeout)
-	t.overtake = cancel
+	t.supersede = cancel
 	return ctx, cancel, t.want
 }
 
-// overtaken: there is something newer than w to tell, and wake says so.
-func (t *target) overtaken(w word) bool {
+// superseded reports whether the target must know something newer than w. wake is then signalled.
+func (t *target) superseded(w state) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.want.version > w.version
@@ -231,24 +225,24 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	defer context.AfterFunc(run, t.forget)()
 	conn, err := wire.NewClient(t.Addr, p.cfg.Credentials.ClientTLS(t.Subject), maxRetry)
 	if err != nil {
-		p.cfg.Log.Errorf("notify: %v cannot be told of host changes: %v", t.Subject, err)
+		p.cfg.Log.Errorf("notify: %v cannot be notified: %v", t.Subject, err)
 		return
 	}
 	defer conn.Close()
 	rpc := wire.NewNotificationClient(conn)
 	var acked uint64
-	pause, failures := p.cfg.Retry, 0
+	pause, failures := p.retry, 0
 	for t.ctx.Err() == nil {
-		var again <-chan time.Time // nil: nothing to do before the next update
+		var again <-chan time.Time // nil: nothing to repeat
 		switch w, err := p.attempt(t, rpc, acked); {
 		case t.ctx.Err() != nil:
 			return
 		case err == nil && w.version > acked:
-			acked, pause, failures = w.version, p.cfg.Retry, 0
-			if p.cfg.Acked != nil {
-				p.cfg.Acked(t.Subject.Incarnation, w.update.Seq)
+			acked, pause, failures = w.version, p.retry, 0
+			if p.acked != nil {
+				p.acked(t.Subject.Incarnation, w.update.Seq)
 			}
-		case err != nil && !t.overtaken(w):
+		case err != nil && !t.superseded(w):
 			failures++
 			if loud(failures) {
 				p.cfg.Log.Warnf("notify: %v at %s has not acknowledged %v, again in %v: %s",
@@ -260,20 +254,19 @@ func (p *Pusher) serve(run context.Context, t *target) {
 		select {
 		case <-t.ctx.Done():
 		case <-t.wake:
-			pause = p.cfg.Retry
+			pause = p.retry
 		case <-again:
 		}
 	}
 }
 
-// loud tells whether the nth failure in a row is worth a line of the log: the second, the
-// fourth, the eighth. Where a thousand are told at once, a first attempt may well come too late.
+// loud reports whether the nth consecutive failure is logged: the second, fourth, eighth and so on.
+// With a thousand targets a first attempt may time out without a fault.
 func loud(failures int) bool { return failures > 1 && failures&(failures-1) == 0 }
 
-// attempt tells the target what it must know, if that is newer than the version that it has
-// acknowledged. It waits for the connection within its time, so that the word travels at the moment
-// the service is there.
-func (p *Pusher) attempt(t *target, rpc wire.NotificationClient, acked uint64) (word, error) {
+// attempt sends the target what it must know if that is newer than the acknowledged version. It
+// waits for a connection within its timeout, so that it succeeds as soon as the service is up.
+func (p *Pusher) attempt(t *target, rpc wire.NotificationClient, acked uint64) (state, error) {
 	ctx, cancel, w := t.begin(p.cfg.Timeout)
 	defer cancel()
 	if w.version <= acked {

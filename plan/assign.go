@@ -2,7 +2,7 @@ package plan
 
 import "fmt"
 
-// SlotIDs returns every slot of the hosts, host by host, by index.
+// SlotIDs returns all slots of the hosts, by host and index.
 func SlotIDs(hosts []Host) []SlotID {
 	n := 0
 	for _, h := range hosts {
@@ -17,18 +17,18 @@ func SlotIDs(hosts []Host) []SlotID {
 	return ids
 }
 
-// Assign gives ranks to slots in the order of ids, which are grouped by host, the oldest host
-// first, so that old hosts keep low ranks. At most max slots get one (0: all of them); fewer than
-// min are ErrNotEnoughSlots, wrapped with the numbers.
+// Assign assigns ranks to slots in the order of ids, which must be grouped by host, oldest host
+// first, so that old hosts keep low ranks. At most max slots get a rank (0: all). Fewer than min
+// ids are an ErrNotEnoughSlots, wrapped with the numbers.
 //
-// An index may be missing where a slot is excluded: local ranks are dense, the index stays. An id
-// that is given twice is an error. The slots are the caller's.
+// Indices may have gaps because slots may be excluded: local ranks are dense, the index is
+// unchanged. A duplicate id is an error. The caller owns the result.
 func Assign(ids []SlotID, min, max int) ([]Slot, error) {
 	if max > 0 && len(ids) > max {
 		ids = ids[:max]
 	}
 	if len(ids) < min {
-		return nil, fmt.Errorf("%w: %d, and %d are needed", ErrNotEnoughSlots, len(ids), min)
+		return nil, fmt.Errorf("%w: %d of %d", ErrNotEnoughSlots, len(ids), min)
 	}
 	slots := make([]Slot, len(ids))
 	for i, id := range ids {
@@ -40,12 +40,12 @@ func Assign(ids []SlotID, min, max int) ([]Slot, error) {
 	return slots, nil
 }
 
-// Place sets everything of the slots of a world but their ids, from which it follows: ranks are in
-// their order. An id that is there twice is an error.
+// Place sets all fields of a world's slots from their ids: ranks follow the order of slots. A
+// duplicate id is an error.
 func Place(slots []Slot) error {
 	hosts := make(map[string]*tally)
-	var cross []int // by local rank: hosts that have it so far, its cross size in the end
-	rising := true  // the indices within each host, so that none is there twice
+	var cross []int // by local rank: number of hosts so far, finally its cross size
+	rising := true  // indices increase within each host, so there is no duplicate
 	var host *tally
 	for rank := range slots {
 		s := &slots[rank]
@@ -65,7 +65,7 @@ func Place(slots []Slot) error {
 		host.last = s.Index
 	}
 	if !rising {
-		if err := unlike(slots); err != nil {
+		if err := checkDistinct(slots); err != nil {
 			return err
 		}
 	}
@@ -79,14 +79,14 @@ func Place(slots []Slot) error {
 	return nil
 }
 
-// tally is what Place knows of a host.
+// tally is Place's state of a host.
 type tally struct {
 	size int // slots so far
-	last int // the index of the last of them
+	last int // index of the last one
 }
 
-// unlike returns an error where a slot is there twice.
-func unlike(slots []Slot) error {
+// checkDistinct returns an error if a slot occurs twice.
+func checkDistinct(slots []Slot) error {
 	given := make(map[SlotID]bool, len(slots))
 	for _, s := range slots {
 		if given[s.SlotID] {
@@ -97,9 +97,9 @@ func unlike(slots []Slot) error {
 	return nil
 }
 
-// Group returns the place of a host among the hosts of the world and their number, as torchrun
-// counts nodes: hosts are numbered in the order of their lowest ranks. The rank is -1 where the
-// world has no slot of that host.
+// Group returns the rank of a host among the hosts of the world and their number, as torchrun
+// counts nodes: hosts are numbered in the order of their lowest ranks. The rank is -1 if the world
+// has no slot on that host.
 func (w World) Group(host string) (rank, size int) {
 	rank = -1
 	for _, s := range w.Slots {

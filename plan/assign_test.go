@@ -64,8 +64,7 @@ func TestAssignRefuses(t *testing.T) {
 	}
 }
 
-// literalAssign says what a rank is as the definitions say it, counting everything anew for every
-// slot.
+// literalAssign computes ranks literally from their definitions, counting anew for every slot.
 func literalAssign(ids []plan.SlotID, most int) []plan.Slot {
 	if most > 0 {
 		ids = ids[:min(most, len(ids))]
@@ -97,7 +96,7 @@ func literalAssign(ids []plan.SlotID, most int) []plan.Slot {
 	return out
 }
 
-// someSlots draws hosts in order, each with some of its slots excluded.
+// someSlots returns random hosts in order, each with some of its slots excluded.
 func someSlots(t *rapid.T) []plan.SlotID {
 	var ids []plan.SlotID
 	for h := range rapid.IntRange(0, 6).Draw(t, "hosts") {

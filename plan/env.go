@@ -4,58 +4,44 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// Worker is what the environment of a worker tells it: who it is, whom to ask for its world, and
-// its place in the world for which it was started, which later worlds do not change.
+// Worker is what the environment of a worker tells it: its identity, the driver's address, and its
+// place in the world for which it was started, which later worlds do not change.
 type Worker struct {
-	// RunID names the job, Incarnation this process: a slot's next worker has another.
+	// RunID identifies the job and Incarnation this process; the next worker of the slot has
+	// another incarnation.
 	RunID, Incarnation string
-	// Slot is the worker's place, Size the number of ranks.
+	// Slot is the worker's slot and Size the number of ranks.
 	Slot Slot
 	Size int
-	// GroupRank and GroupSize are the place of the worker's host among the world's hosts and their
-	// number, as World.Group returns them. Where GroupSize is 0, CrossRank and CrossSize stand in,
-	// which are the same as long as every host has as many slots.
+	// GroupRank and GroupSize are the rank of the worker's host and the number of hosts, as in
+	// World.Group. If GroupSize is 0, CrossRank and CrossSize are used, which are equal as long as
+	// all hosts have the same number of slots.
 	GroupRank, GroupSize int
-	// Elastic says that the world may change.
+	// Elastic: the world may change.
 	Elastic bool
-	// DriverAddr is the host:port of the rendezvous.
+	// DriverAddr is the address of the rendezvous, host:port.
 	DriverAddr string
-	// Credentials are the worker's, encoded as one line of text. They are secret: never log them.
+	// Credentials are the worker's encoded credentials, one line of text. They are secret and must
+	// not be logged.
 	Credentials string
-	// MasterAddr and MasterPort are a place at which programs written for torchrun may meet. An
-	// empty MasterAddr leaves both out.
+	// MasterAddr and MasterPort are the rendezvous of programs written for torchrun. If MasterAddr
+	// is empty, neither variable is set.
 	MasterAddr string
 	MasterPort int
-	// Restarts counts the job's resets at the worker's start, MaxRestarts bounds them.
+	// Restarts is the number of the job's resets when the worker started; MaxRestarts is their
+	// limit.
 	Restarts, MaxRestarts int
-	// EncryptData asks for TLS on the connections that carry tensors.
-	EncryptData bool
-	// NetworkInterfaces names those whose addresses may be offered to peers; nil means all. No name
-	// holds a comma.
-	NetworkInterfaces []string
-	// TimelineFilename is what the files are named after in which the worker writes down its
-	// operations; "" asks for none.
-	TimelineFilename string
-	// FusionThreshold (in MiB), CycleTime and StallWarning tune asynchronous collectives. 0: as is
-	// usual; negative: not at all, no fusion, no delay, no warning.
-	FusionThreshold         int
-	CycleTime, StallWarning time.Duration
-	// Connections share the large messages between two workers of different hosts. 0: as is usual,
-	// one.
-	Connections int
-	// VerifyState is after how many commits the ranks compare their states. 0: only after each
-	// sync; negative: not at all.
-	VerifyState int
-	// HealState says that ranks that differ are given the state of most others; training fails
-	// otherwise.
-	HealState bool
-	// CommitReplicas is how many other ranks keep what a rank alone has of each commit.
-	CommitReplicas int
+	// StallWarning is after what time an asynchronous operation of which a rank is missing is
+	// logged. 0: as is usual; negative: never.
+	StallWarning time.Duration
+	// Tuning is the same for all workers of the job.
+	Tuning
 	// Algorithm forces one in collectives. It is the user's: a worker inherits the variable,
 	// Environ does not write it.
 	Algorithm string
@@ -63,10 +49,40 @@ type Worker struct {
 	OnlySockets bool
 }
 
-// The names that hvdrun itself gives to the environment of a worker. Besides, Environ writes those
-// of Horovod and of torchrun, for programs that read them.
+// Tuning is what a person sets for a job and its workers read: it goes into their environment as it
+// is.
+type Tuning struct {
+	// EncryptData asks for TLS on the connections that carry tensors too; they are proven but plain
+	// otherwise.
+	EncryptData bool
+	// NetworkInterfaces names those whose addresses workers offer to their peers; nil means all. No
+	// name holds a comma.
+	NetworkInterfaces []string
+	// TimelineFilename is what the files are named after, on each worker's host, in which workers
+	// record their operations; "" asks for none.
+	TimelineFilename string
+	// FusionThreshold (in MiB) and CycleTime tune asynchronous collectives. 0: as is usual;
+	// negative: no fusion, no delay.
+	FusionThreshold int
+	CycleTime       time.Duration
+	// Connections share the large messages between two workers of different hosts, up to
+	// collective.MaxConnections. 0: as is usual, one.
+	Connections int
+	// VerifyState is the number of commits after which the ranks compare their states. 0: only
+	// after each sync; negative: never.
+	VerifyState int
+	// HealState gives a rank whose state differs the state of the majority; otherwise training
+	// fails.
+	HealState bool
+	// CommitReplicas is the number of other ranks that keep a copy of the sharded part of each
+	// commit.
+	CommitReplicas int
+}
+
+// The names of hvdrun's own variables in the environment of a worker. Environ also writes those of
+// Horovod and torchrun, for programs that read them.
 const (
-	// MaxFusionThreshold is the largest, in MiB.
+	// MaxFusionThreshold is the largest fusion threshold, in MiB.
 	MaxFusionThreshold = 1 << 20
 
 	EnvRunID             = "HVD_RUN_ID"
@@ -86,12 +102,16 @@ const (
 	EnvCommitReplicas    = "HVD_COMMIT_REPLICAS"
 	EnvAlgorithm         = "HVD_COLLECTIVE_ALGORITHM"
 	EnvOnlySockets       = "HVD_ONLY_SOCKETS"
+	EnvCUDABackend       = "HVD_CUDA_BACKEND"
+	EnvNCCLLibrary       = "HVD_NCCL_LIBRARY"
+
+	// EnvNCCLShared is a variable of NCCL: 1 permits several ranks on one device.
+	EnvNCCLShared = "NCCL_MULTI_RANK_GPU_ENABLE"
 )
 
-// Environ returns the worker's variables as NAME=value, in a fixed order, for appending to the
-// environment that it inherits: all of them are always there, so that nothing is inherited from a
-// job that started this one, save the master's address where there is none. The list holds a
-// secret.
+// Environ returns the worker's variables as NAME=value, in a fixed order, for appending to its
+// inherited environment. All variables except the master's address are always present, so that a
+// job started within a worker inherits none of them. The list contains a secret.
 func (w Worker) Environ() []string {
 	groupRank, groupSize := w.GroupRank, w.GroupSize
 	if groupSize == 0 {
@@ -145,8 +165,8 @@ func (w Worker) Environ() []string {
 	return env
 }
 
-// WorkerFromEnv reads back what Environ wrote; lookup is os.LookupEnv, or the like. It returns
-// false where hvdrun did not start this process: there is no HVD_DRIVER_ADDR, or an empty one.
+// WorkerFromEnv parses the variables of Environ; lookup is os.LookupEnv or similar. It returns
+// false if hvdrun did not start this process, that is if HVD_DRIVER_ADDR is missing or empty.
 // Errors name the variable.
 func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	if addr, _ := lookup(EnvDriverAddr); addr == "" {
@@ -160,9 +180,9 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	w.Credentials = r.text(EnvCredentials)
 	w.Slot.Host = r.text("HOROVOD_HOSTNAME")
 	w.Slot.Index = r.number(EnvSlot, MaxSlots-1)
-	w.Slot.Rank, w.Size = r.place("HOROVOD_RANK", "HOROVOD_SIZE")
-	w.Slot.LocalRank, w.Slot.LocalSize = r.place("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
-	w.Slot.CrossRank, w.Slot.CrossSize = r.place("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
+	w.Slot.Rank, w.Size = r.rank("HOROVOD_RANK", "HOROVOD_SIZE")
+	w.Slot.LocalRank, w.Slot.LocalSize = r.rank("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
+	w.Slot.CrossRank, w.Slot.CrossSize = r.rank("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
 	w.Elastic = r.flag("HOROVOD_ELASTIC")
 	w.EncryptData = r.flag(EnvEncryptData)
 	if list, _ := lookup(EnvNetworkInterfaces); list != "" {
@@ -182,9 +202,10 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	}
 	w.Algorithm, _ = lookup(EnvAlgorithm)
 	w.OnlySockets = r.flag(EnvOnlySockets)
-	// The names below are torchrun's. A program or its wrapper may have replaced or dropped them.
+	// The variables below are torchrun's. The program or a wrapper may have changed or removed
+	// them.
 	if r.has("GROUP_WORLD_SIZE") {
-		w.GroupRank, w.GroupSize = r.place("GROUP_RANK", "GROUP_WORLD_SIZE")
+		w.GroupRank, w.GroupSize = r.rank("GROUP_RANK", "GROUP_WORLD_SIZE")
 	}
 	if r.has("MASTER_ADDR") && r.has("MASTER_PORT") {
 		w.MasterAddr = r.text("MASTER_ADDR")
@@ -202,7 +223,28 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	return w, true, nil
 }
 
-// envReader keeps the first error, so that a reader of many variables need not look after each.
+// GPU is the configuration of collectives on GPUs in the environment of a process. The user sets
+// the variables; Environ does not write them.
+type GPU struct {
+	// Backend forces a backend by name. Empty: the best that all ranks can use.
+	Backend string
+	// NCCLLibrary is the path of NCCL's library. Empty: found by the dynamic linker.
+	NCCLLibrary string
+	// NCCLShared: NCCL permits several ranks on one device.
+	NCCLShared bool
+}
+
+// GPUFromEnv parses the environment of this process, whether or not hvdrun started it.
+func GPUFromEnv() GPU {
+	var g GPU
+	g.Backend, _ = os.LookupEnv(EnvCUDABackend)
+	g.NCCLLibrary, _ = os.LookupEnv(EnvNCCLLibrary)
+	shared, _ := os.LookupEnv(EnvNCCLShared)
+	g.NCCLShared = shared == "1"
+	return g
+}
+
+// envReader keeps the first error, so that a reader of many variables need not check after each.
 type envReader struct {
 	lookup func(string) (string, bool)
 	err    error
@@ -227,7 +269,7 @@ func (r *envReader) text(name string) string {
 	return value
 }
 
-// number reads one of 0 to most.
+// number parses a number from 0 to most.
 func (r *envReader) number(name string, most int) int {
 	value := r.text(name)
 	if value == "" {
@@ -241,8 +283,8 @@ func (r *envReader) number(name string, most int) int {
 	return n
 }
 
-// place reads a rank and the size that bounds it.
-func (r *envReader) place(rankName, sizeName string) (rank, size int) {
+// rank parses a rank and the size that bounds it.
+func (r *envReader) rank(rankName, sizeName string) (rank, size int) {
 	size = r.number(sizeName, math.MaxInt)
 	rank = r.number(rankName, math.MaxInt)
 	if r.err == nil && rank >= size {
@@ -251,7 +293,7 @@ func (r *envReader) place(rankName, sizeName string) (rank, size int) {
 	return rank, size
 }
 
-// tuning reads what tuned wrote, in units; one that is not set is 0.
+// tuning parses a value written by tuned, multiplied by unit; 0 if it is not set.
 func (r *envReader) tuning(name string, unit, most float64) int64 {
 	value, _ := r.lookup(name)
 	if value == "" {
@@ -268,7 +310,7 @@ func (r *envReader) tuning(name string, unit, most float64) int64 {
 	return int64(math.Round(n * unit))
 }
 
-// tuned is a number that people give: empty where nothing is said, 0 for not at all.
+// tuned formats an optional setting: empty for the default, 0 for disabled.
 func tuned(n float64) string {
 	switch {
 	case n == 0:
@@ -279,11 +321,11 @@ func tuned(n float64) string {
 	return strconv.FormatFloat(n, 'f', -1, 64)
 }
 
-// flag reads what flag wrote; one that is not set is false.
+// flag parses a value written by flag; false if it is not set.
 func (r *envReader) flag(name string) bool {
 	value, _ := r.lookup(name)
 	if value != "" && value != "0" && value != "1" {
-		r.fail(fmt.Errorf("plan: %s is %q, neither 0 nor 1", name, shorten(value)))
+		r.fail(fmt.Errorf("plan: %s is %q; it must be 0 or 1", name, shorten(value)))
 	}
 	return value == "1"
 }

@@ -18,9 +18,12 @@ func worker() plan.Worker {
 		RunID: "run-1", Incarnation: "i7", Slot: slot("b", 3, 5, 1, 2, 1, 2), Size: 6, Elastic: true,
 		GroupRank: 2, GroupSize: 4,
 		DriverAddr: "[::1]:4000", Credentials: "s3cret", MasterAddr: "a", MasterPort: 29500,
-		Restarts: 1, MaxRestarts: 9, EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, TimelineFilename: "/tmp/t",
-		FusionThreshold: 16, CycleTime: 2500 * time.Microsecond, StallWarning: -1, Connections: 4,
-		VerifyState: 100, HealState: true, CommitReplicas: 2,
+		Restarts: 1, MaxRestarts: 9, StallWarning: -1,
+		Tuning: plan.Tuning{
+			EncryptData: true, NetworkInterfaces: []string{"eth0", "ib0"}, TimelineFilename: "/tmp/t",
+			FusionThreshold: 16, CycleTime: 2500 * time.Microsecond, Connections: 4,
+			VerifyState: 100, HealState: true, CommitReplicas: 2,
+		},
 	}
 }
 
@@ -83,7 +86,7 @@ func TestWorkerComesBackFromItsEnvironment(t *testing.T) {
 			DriverAddr: text.Draw(t, "addr"), Credentials: text.Draw(t, "credentials"),
 			MasterAddr: text.Draw(t, "master"), MasterPort: rapid.IntRange(0, 65535).Draw(t, "port"),
 			Restarts: rapid.IntRange(0, 1000).Draw(t, "restarts"), MaxRestarts: rapid.Int().Draw(t, "max") & 0xffff,
-			Elastic: rapid.Bool().Draw(t, "elastic"), EncryptData: rapid.Bool().Draw(t, "encrypt")}
+			Elastic: rapid.Bool().Draw(t, "elastic"), Tuning: plan.Tuning{EncryptData: rapid.Bool().Draw(t, "encrypt")}}
 		w.Slot.Host = text.Draw(t, "host")
 		w.Slot.Index = rapid.IntRange(0, plan.MaxSlots-1).Draw(t, "index")
 		w.Slot.Rank, w.Size = place("rank")
@@ -170,8 +173,25 @@ func TestWorkerFromEnvDoesWithoutTheNamesOfTorchrun(t *testing.T) {
 	}
 }
 
-// FuzzWorkerFromEnv: what an environment says of a worker is refused, or makes a place that can be,
-// and says the same again.
+func TestGPUFromEnv(t *testing.T) {
+	for _, c := range []struct {
+		backend, library, shared string
+		want                     plan.GPU
+	}{
+		{"", "", "", plan.GPU{}},
+		{"ipc", "/lib/nccl", "1", plan.GPU{Backend: "ipc", NCCLLibrary: "/lib/nccl", NCCLShared: true}},
+		{"", "", "0", plan.GPU{}},
+	} {
+		t.Setenv("HVD_CUDA_BACKEND", c.backend)
+		t.Setenv("HVD_NCCL_LIBRARY", c.library)
+		t.Setenv("NCCL_MULTI_RANK_GPU_ENABLE", c.shared)
+		if got := plan.GPUFromEnv(); got != c.want {
+			t.Errorf("%+v was read as %+v", c, got)
+		}
+	}
+}
+
+// FuzzWorkerFromEnv: an environment is refused, or yields a valid worker that survives Environ.
 func FuzzWorkerFromEnv(f *testing.F) {
 	f.Add(strings.Join(worker().Environ(), "\x00"))
 	f.Add("HVD_DRIVER_ADDR=a:1\x00HOROVOD_RANK=99999999999999999999")

@@ -8,26 +8,26 @@ import (
 	"unicode/utf8"
 )
 
-// MaxSlots is the most slots that one host may have. It is far above any machine; a larger number
-// is a slip of the pen and would cost the driver its memory.
+// MaxSlots is the largest number of slots of a host. It exceeds any machine; a larger number is a
+// typing error that would exhaust the driver's memory.
 const MaxSlots = 1 << 16
 
 const (
-	maxTotalSlots = 1 << 20 // of all hosts of a list together, for the same reason
+	maxTotalSlots = 1 << 20 // of all hosts in a list, for the same reason
 	maxNameLength = 255     // a DNS name has at most 253 characters; an address with a zone is shorter
-	maxQuote      = 80      // characters of a line that an error repeats
+	maxQuote      = 80      // bytes of a line quoted in an error
 )
 
-// ParseError says what is wrong with one line of a listing, or with one item of a list of hosts.
+// ParseError is an error in a line of a listing or in an item of a list of hosts.
 type ParseError struct {
-	// Line is the number of the line, from 1; 0 where the error is about an item.
+	// Line is the line number, from 1; 0 if the error is in an item.
 	Line int
-	// Item is the number of the item in a comma separated list, from 1; 0 where the error is about
-	// a line.
+	// Item is the number of the item in a comma-separated list, from 1; 0 if the error is in a
+	// line.
 	Item int
-	// Text is the line or item, shortened where it is long.
+	// Text is the line or item, truncated if it is long.
 	Text string
-	// Reason says what is wrong with it.
+	// Reason describes the error.
 	Reason string
 }
 
@@ -40,22 +40,22 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("plan: %s: %s: %q", where, e.Reason, e.Text)
 }
 
-// ParseHosts reads what a discovery script prints or a hostfile holds: one host a line, in order.
+// ParseHosts parses the output of a discovery script or a hostfile: one host per line, in order.
 //
 //	name            name:slots      name slots=n
 //	[v6]            [v6]:slots      v6
 //
-// A line may be blank, may end in CRLF, and may hold a comment, from a # at its beginning or after
-// white space to its end. A line without slots has defaultSlots; a negative defaultSlots says that
-// there is no default, and makes such a line an error. A host of 0 slots is known but takes no
-// worker now. A host that is listed twice with the same slots counts once, where it stood first;
-// with different slots it is an error. A bare IPv6 address is accepted only where its end cannot be
-// meant as slots. An empty text is an empty list.
+// A line may be blank, may end in CRLF, and may contain a comment, from a # at its beginning or
+// after white space to its end. A line without slots has defaultSlots; if that is negative, such a
+// line is an error. A host of 0 slots is known but takes no workers. A host that is listed twice
+// with the same slots counts once, at its first position; with different slots it is an error. A
+// bare IPv6 address is accepted only if its last part cannot be a number of slots. An empty text is
+// an empty list.
 //
-// Every error is a *ParseError. The list is the caller's.
+// Every error is a *ParseError. The caller owns the result.
 func ParseHosts(text string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "on line")
-	text = strings.TrimPrefix(text, "\ufeff") // what some editors put before the first line
+	text = strings.TrimPrefix(text, "\ufeff") // byte order mark
 	number := 0
 	for line := range strings.SplitSeq(text, "\n") {
 		number++
@@ -70,15 +70,15 @@ func ParseHosts(text string, defaultSlots int) ([]Host, error) {
 	return b.hosts, nil
 }
 
-// ParseHostList reads the hosts of a command line: items separated by commas, each written as a
-// line of ParseHosts is, but without comments. An item must not be empty. Every error is a
-// *ParseError that has the item's number.
+// ParseHostList parses the hosts of a command line: items separated by commas, each in the format
+// of a line of ParseHosts without comments. Empty items are errors. Every error is a *ParseError
+// with the item's number.
 func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	b := newListing(defaultSlots, "in item")
 	number := 0
 	for item := range strings.SplitSeq(list, ",") {
 		number++
-		reason := "no host"
+		reason := "missing host"
 		if words := strings.Fields(item); len(words) > 0 {
 			reason = b.add(number, words)
 		}
@@ -89,9 +89,9 @@ func ParseHostList(list string, defaultSlots int) ([]Host, error) {
 	return b.hosts, nil
 }
 
-// CheckHosts returns what would be an error in a listing of these hosts: a name that no host has,
-// slots out of bounds, a host that is listed twice. Lists that were not parsed by this package pass
-// here before they are believed.
+// CheckHosts validates hosts by the rules of ParseHosts: their names, the bounds of their slots,
+// and that no host is listed twice. Lists that this package has not parsed must be checked before
+// use.
 func CheckHosts(hosts []Host) error {
 	b := newListing(-1, "as host")
 	for i, h := range hosts {
@@ -115,8 +115,8 @@ func CheckHosts(hosts []Host) error {
 	return nil
 }
 
-// withoutComment cuts a comment off. A # inside a word is no comment: the name will be refused,
-// rather than half of it be taken for a host.
+// withoutComment removes a comment. A # inside a word does not start one: then the name is refused,
+// rather than half of it taken for a host.
 func withoutComment(line string) string {
 	for i := range len(line) {
 		if line[i] == '#' && (i == 0 || strings.ContainsRune(" \t\v\f\r", rune(line[i-1]))) {
@@ -126,12 +126,12 @@ func withoutComment(line string) string {
 	return line
 }
 
-// listing gathers hosts; its methods return a reason where one is refused.
+// listing collects hosts. Its methods return why a host is refused, or "".
 type listing struct {
 	defaultSlots int
-	where        string // "on line": what the numbers count
+	where        string // what the numbers count, such as "on line"
 	hosts        []Host
-	seen         map[string]int // number of the line or item that named a host
+	seen         map[string]int // number of the line or item of a host
 	slots        map[string]int
 	total        int
 }
@@ -140,7 +140,7 @@ func newListing(defaultSlots int, where string) *listing {
 	return &listing{defaultSlots: defaultSlots, where: where, seen: map[string]int{}, slots: map[string]int{}}
 }
 
-// add takes the words of one line, of which there is at least one.
+// add adds the host in the words of a line. There must be at least one word.
 func (b *listing) add(number int, words []string) string {
 	name, slots, reason := splitSlots(words[0])
 	if reason != "" {
@@ -170,7 +170,7 @@ func (b *listing) add(number int, words []string) string {
 	return b.keep(number, Host{Name: name, Slots: n})
 }
 
-// keep appends the host unless it is there already.
+// keep appends the host unless it is listed already.
 func (b *listing) keep(number int, h Host) string {
 	if first, again := b.seen[h.Name]; again {
 		if b.slots[h.Name] != h.Slots {
@@ -193,7 +193,7 @@ const (
 
 var tooManySlots = fmt.Sprintf("more than %d slots", MaxSlots)
 
-// number reads slots; "" is the default.
+// number parses a number of slots; "" is the default.
 func (b *listing) number(slots string) (int, string) {
 	if slots == "" {
 		switch {
@@ -211,22 +211,22 @@ func (b *listing) number(slots string) (int, string) {
 		return 0, noNumber
 	}
 	n, err := strconv.Atoi(slots)
-	if err != nil || n > MaxSlots { // of digits alone, only too large a number is an error
+	if err != nil || n > MaxSlots { // digits only, so an error means that the number is too large
 		return 0, tooManySlots
 	}
 	return n, ""
 }
 
-// splitSlots splits the word that names a host; slots is "" where the word has none.
+// splitSlots splits a host and its slots; slots is "" if there are none.
 func splitSlots(word string) (name, slots, reason string) {
 	if inner, bracket := strings.CutPrefix(word, "["); bracket {
 		name, rest, closed := strings.Cut(inner, "]")
 		slots, colon := strings.CutPrefix(rest, ":")
 		switch {
 		case !closed:
-			return "", "", "bracket without its end"
+			return "", "", "bracket not closed"
 		case !isV6(name):
-			return "", "", "no IPv6 address in the brackets"
+			return "", "", "not an IPv6 address in the brackets"
 		case rest != "" && !colon:
 			return "", "", bracketsHint
 		case colon && slots == "":
@@ -240,7 +240,7 @@ func splitSlots(word string) (name, slots, reason string) {
 	}
 	name, slots = word[:last], word[last+1:]
 	if strings.Contains(name, ":") {
-		// fe80::1:4 may be an address, or fe80::1 with 4 slots: neither is guessed.
+		// fe80::1:4 may be an address, or fe80::1 with 4 slots: it is ambiguous.
 		if !isV6(word) || isV6(name) && isNumber(slots) {
 			return "", "", bracketsHint
 		}
@@ -252,8 +252,8 @@ func splitSlots(word string) (name, slots, reason string) {
 	return name, slots, ""
 }
 
-// nameFault says why no host can be called so. A name that begins with a dash would be an option to
-// ssh.
+// nameFault returns why a host name is not valid, or "". A name must not begin with a dash because
+// ssh would take it for an option.
 func nameFault(name string) string {
 	switch {
 	case name == "":
@@ -264,11 +264,11 @@ func nameFault(name string) string {
 	v6 := isV6(name)
 	for _, r := range name {
 		if !(isAlnum(r) || strings.ContainsRune(".-_", r) || v6 && strings.ContainsRune(":%", r)) {
-			return fmt.Sprintf("no host has %q in its name", r)
+			return fmt.Sprintf("%q is not allowed in a host name", r)
 		}
 	}
 	if first := rune(name[0]); !v6 && !isAlnum(first) && first != '_' {
-		return fmt.Sprintf("no name begins with %q", first)
+		return fmt.Sprintf("a host name must not begin with %q", first)
 	}
 	return ""
 }
@@ -286,7 +286,7 @@ func isV6(s string) bool {
 	return err == nil && addr.Is6()
 }
 
-// shorten bounds what an error repeats of its input, at a character's edge.
+// shorten truncates text for an error, between two characters.
 func shorten(text string) string {
 	if len(text) <= maxQuote {
 		return text

@@ -54,7 +54,7 @@ func TestParseHosts(t *testing.T) {
 	}
 }
 
-// refused are lines that no listing may hold, with what the reason must say.
+// refused are invalid lines, with a part of the reason.
 var refused = []struct{ line, reason string }{
 	{"a:-1", "negative slots"},
 	{"a slots=-1", "negative slots"},
@@ -72,9 +72,9 @@ var refused = []struct{ line, reason string }{
 	{"1:2:3:4:5:6:7:8:4", "[address]:slots"},
 	{"[::1]4", "[address]:slots"},
 	{"[::1", "bracket"},
-	{"[a]:2", "no IPv6 address"},
-	{"[127.0.0.1]:2", "no IPv6 address"},
-	{"[]:2", "no IPv6 address"},
+	{"[a]:2", "not an IPv6 address"},
+	{"[127.0.0.1]:2", "not an IPv6 address"},
+	{"[]:2", "not an IPv6 address"},
 	{"[::1]:", "not a number"},
 	{"[::1]:x", "not a number"},
 	{"a b", `"b"`},
@@ -170,9 +170,9 @@ func TestParseHostList(t *testing.T) {
 		item   int
 		reason string
 	}{
-		{"", 1, "no host"},
-		{"a:2,", 2, "no host"},
-		{"a:2,,b", 2, "no host"},
+		{"", 1, "missing host"},
+		{"a:2,", 2, "missing host"},
+		{"a:2,,b", 2, "missing host"},
 		{"a:2,b:x", 2, "not a number"},
 		{"a:2,b:1,a:3", 3, "in item 1"},
 		{"a #b", 1, `"#b"`},
@@ -227,7 +227,7 @@ func FuzzParseHosts(f *testing.F) {
 		if err := plan.CheckHosts(got); err != nil {
 			t.Fatalf("ParseHosts(%q) = %v: %v", text, got, err)
 		}
-		// What is written back in the plainest form says the same.
+		// The plainest form of the result parses to the same hosts.
 		var lines []string
 		for _, h := range got {
 			lines = append(lines, h.String())

@@ -1,7 +1,8 @@
-// Package plan is the vocabulary of hvdrun: who runs where, as pure values.
+// Package plan defines the basic values of hvdrun: hosts, slots, worlds, and the assignment of
+// ranks to slots.
 //
-// It knows hosts, slots, worlds and how ranks are given to slots. It imports no other package of
-// the project, starts nothing and reads no clock; every other package may import it.
+// It imports no other package of the project, starts no goroutine and reads no clock. Every other
+// package may import it.
 package plan
 
 import (
@@ -11,50 +12,49 @@ import (
 	"strings"
 )
 
-// Host is a machine by the name that discovery gave it, and how many workers it has room for. Two
-// names of one machine are two hosts. A host of no slots is known but takes no worker now.
+// Host is a machine, with its name from discovery and its number of slots. Two names of the same
+// machine are two hosts. A host without slots is known but takes no workers.
 type Host struct {
 	Name  string
 	Slots int
-	// Draining: the host is still there, but its workers shall leave at the next step boundary, and
-	// none is started.
+	// Draining: the host is still there, but its workers have to leave at the next step boundary
+	// and none is started.
 	Draining bool
 }
 
-// String returns "name:slots", with the name in brackets where it holds a colon itself.
+// String returns "name:slots", with the name in brackets if it contains a colon.
 func (h Host) String() string { return joinColon(h.Name, h.Slots) }
 
-// SlotID names room for one worker: the slot's index on its host. It stays the same over all
-// generations, whatever rank the slot gets, and names the device that its worker uses.
+// SlotID identifies a slot, room for one worker, by host and index. The index is the same in all
+// generations, whatever rank the slot has, and selects the device of its worker.
 type SlotID struct {
 	Host  string
 	Index int
 }
 
-// String returns "host:index", with the host in brackets where it holds a colon itself.
+// String returns "host:index", with the host in brackets if it contains a colon.
 func (id SlotID) String() string { return joinColon(id.Host, id.Index) }
 
-// Slot is a slot with its place in a world.
+// Slot is a slot with its ranks in a world.
 //
-// LocalRank counts the world's slots of the same host, LocalSize is their number. CrossRank counts
-// the hosts that have a slot of the same LocalRank, CrossSize is their number.
+// LocalRank counts the world's slots on the same host; LocalSize is their number. CrossRank counts
+// the hosts that have a slot with the same LocalRank; CrossSize is their number.
 type Slot struct {
 	SlotID
 	Rank, LocalRank, LocalSize, CrossRank, CrossSize int
 }
 
-// World is the ordered slots of one generation: Slots[r].Rank == r. The zero World is the one
-// before the first, of generation 0 and without slots.
+// World is the ordered slots of a generation: Slots[r].Rank == r. The zero World, of generation 0
+// and without slots, precedes the first.
 type World struct {
 	Generation uint64
 	Slots      []Slot
 }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (w World) Size() int { return len(w.Slots) }
 
-// Change says what differs between two sets of slots: a set of bits, none of them set where nothing
-// does.
+// Change is the difference between two sets of slots, as a set of bits; 0: no difference.
 type Change uint8
 
 // The bits of a Change.
@@ -76,7 +76,7 @@ func (c Change) String() string {
 	return "none"
 }
 
-// ErrNotEnoughSlots is returned by Assign where fewer slots are given than a world needs.
+// ErrNotEnoughSlots is returned by Assign if there are fewer slots than required.
 var ErrNotEnoughSlots = errors.New("plan: not enough slots")
 
 func joinColon(name string, n int) string {

@@ -10,29 +10,30 @@ import (
 
 	"google.golang.org/grpc/connectivity"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// MaxLanes is how many lanes a Beat may have.
+// MaxLanes is the largest number of lanes in a Beat.
 const MaxLanes = 16
 
 const (
-	maxWhat   = 256         // bytes of the name of an operation
-	beatBound = time.Second // longest that a beat waits for its answer
+	maxWhat   = 256         // bytes of an operation's name
+	beatBound = time.Second // timeout of a heartbeat's reply
 )
 
-// Phase is what a worker does.
+// Phase is a worker's current activity.
 type Phase uint8
 
 // The phases of a worker.
 const (
-	// Joins: it has asked for a world.
+	// Joins: it waits in a join.
 	Joins Phase = iota + 1
-	// Connecting: it connects to the others of its world.
+	// Connecting: it connects to the other ranks of its world.
 	Connecting
-	// Outside: it is in its world, and its program not in elastic.Run.
+	// Outside: it is in its world, but its program is not in elastic.Run.
 	Outside
-	// Syncing: it makes its state that of the others.
+	// Syncing: it receives or gives the state.
 	Syncing
 	// Training: it is in the program's training function.
 	Training
@@ -40,13 +41,12 @@ const (
 	Saving
 	// Resetting: it calls the program's OnReset functions.
 	Resetting
-	// Fetches: it has not joined yet, and brings the state from others before it does.
+	// Fetches: it fetches the state from other workers before it joins.
 	Fetches
 )
 
-// String says what the worker is doing: "joining", "connecting", "outside of elastic.Run",
-// "synchronising its state", "training", "saving its state", "in an OnReset function" or "fetching
-// the state".
+// String describes the phase: "joining", "connecting", "outside of elastic.Run", "synchronising its
+// state", "training", "saving its state", "in an OnReset function" or "fetching the state".
 func (p Phase) String() string {
 	switch p {
 	case Joins:
@@ -69,51 +69,50 @@ func (p Phase) String() string {
 	return fmt.Sprintf("in phase %d", uint8(p))
 }
 
-// Lane is how far a worker has come in one of the groups of its world: collective.Progress, and
-// since when.
+// Lane is a worker's progress in one of the groups of its world, from collective.Progress.
 type Lane struct {
-	// ID tells the group; 0 is that of all ranks. While these connect, a worker waits there in
-	// operation 0.
+	// ID identifies the group; 0 is the group of all ranks. While the ranks connect, a worker waits
+	// in operation 0 of that lane.
 	ID uint64
-	// Operation is the number of the last operation that it has entered, the same for the same
-	// operation on all ranks.
+	// Operation is the number of the last operation that the worker has entered. Operations have
+	// the same numbers on all ranks.
 	Operation uint64
 	Waiting   bool
-	// For is how long it has been at that operation, or after it, at least.
+	// For is how long the worker has been in that operation, or has not entered another one, at
+	// least.
 	For time.Duration
-	// What is the operation's name. Client.Beat cuts it to 256 bytes.
+	// What is the operation's name. Client.Beat truncates it to 256 bytes.
 	What string
 }
 
-// BeatSpacing is by how much rarer the workers of a world of this size beat than once a second, so
-// that the driver hears about a hundred of them a second at most: 1 for up to a hundred workers.
+// BeatSpacing is the number of seconds between two beats of a worker in a world of this size, so
+// that the driver gets about a hundred of them a second at most: 1 for up to a hundred workers.
 func BeatSpacing(size int) int { return max(1, (size+99)/100) }
 
-// Beat is what a worker says of itself about once a second, in a world of more than a hundred
-// workers more rarely: see [BeatSpacing].
+// Beat is a worker's heartbeat, sent about once a second, or less often in a world of more than a
+// hundred workers: see [BeatSpacing].
 type Beat struct {
-	// Generation is that of the world that it is in, or has left last.
+	// Generation is the generation of the worker's current or last world.
 	Generation uint64
 	Phase      Phase
 	// Quiet is how long neither the phase nor any lane has changed, at least.
 	Quiet time.Duration
-	// Lanes are at most MaxLanes.
+	// Lanes has at most MaxLanes elements.
 	Lanes []Lane
-	// Commits is the number of its last commit in the generation; 0 for none.
+	// Commits is the number of the worker's last commit in the generation; 0: none.
 	Commits uint64
-	// Written is how many bytes of the job's last checkpoint are on the disk, while it writes that.
+	// Written is the number of bytes on disk of a last checkpoint that the worker is writing.
 	Written uint64
 }
 
-// ErrNotConnected is returned by Client.Beat where there is no connection now.
+// ErrNotConnected is returned by Client.Beat if there is no connection.
 var ErrNotConnected = errors.New("rendezvous: the driver is not connected")
 
-// Connected tells whether there is a connection to the driver now. It does not block.
+// Connected reports whether there is a connection to the driver now. It does not block.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
-// Beat tells the driver what the worker does, once: unlike the other calls it is not repeated, and
-// lasts a second at most. Where there is no connection it begins to make one, and returns
-// ErrNotConnected at once.
+// Beat sends a heartbeat. Unlike other calls it is not repeated and takes at most a second. Without
+// a connection it starts connecting and returns ErrNotConnected at once.
 func (c *Client) Beat(ctx context.Context, b Beat) error {
 	switch c.conn.GetState() {
 	case connectivity.Ready:
@@ -145,7 +144,7 @@ func (b Beat) toWire() *wire.BeatRequest {
 	return req
 }
 
-// beatFromWire checks what the wire's format does not bound.
+// beatFromWire converts a heartbeat and checks the bounds that the wire format does not.
 func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 	b := Beat{
 		Generation: req.GetGeneration(), Phase: Phase(req.GetPhase()), Quiet: time.Duration(req.GetQuietNanoseconds()),
@@ -153,7 +152,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 	}
 	switch n := len(req.GetLanes()); {
 	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_FETCHING:
-		return b, fmt.Errorf("%d is no phase", req.GetPhase())
+		return b, fmt.Errorf("%d is not a phase", req.GetPhase())
 	case req.GetQuietNanoseconds() > math.MaxInt64:
 		return b, errors.New("a duration out of range")
 	case n > MaxLanes:
@@ -176,7 +175,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 }
 
 func (v service) Beat(ctx context.Context, req *wire.BeatRequest) (*wire.BeatReply, error) {
-	from, err := v.s.caller(ctx)
+	from, err := wire.Caller(ctx, identity.SubjectOf)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// ear hears beats besides.
+// ear is a Handler that also receives heartbeats.
 type ear struct {
 	recorder
 	beats chan Beat
@@ -29,7 +29,7 @@ func (j *job) listen() ear {
 	return e
 }
 
-// beat sends one as soon as there is a connection.
+// beat sends a heartbeat as soon as there is a connection.
 func beat(t testing.TB, c *Client, b Beat) {
 	t.Helper()
 	for {
@@ -64,7 +64,7 @@ func TestBeat(t *testing.T) {
 			t.Errorf("it was heard of %v", from)
 		}
 	}
-	// What is too long is cut, between two characters.
+	// Texts that are too long are truncated between two characters.
 	beat(t, c, Beat{Phase: Saving, Quiet: -1, Lanes: append(make([]Lane, MaxLanes), Lane{What: "beyond"})})
 	if got := <-ear.beats; len(got.Lanes) != MaxLanes || got.Quiet != 0 {
 		t.Errorf("%+v", got)
@@ -75,7 +75,7 @@ func TestBeat(t *testing.T) {
 	}
 }
 
-// TestBeatOfNobodysInterest: a handler that does not hear beats is not asked to.
+// TestBeatOfNobodysInterest: heartbeats are accepted without a BeatHandler.
 func TestBeatOfNobodysInterest(t *testing.T) {
 	beat(t, newJob(t).client("a"), Beat{Phase: Outside})
 }
@@ -106,14 +106,14 @@ func TestBeatRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func(*wire.BeatRequest){
-		"no phase":               func(r *wire.BeatRequest) { r.Phase = 0 },
-		"negative phase":         func(r *wire.BeatRequest) { r.Phase = -1 },
-		"a later phase":          func(r *wire.BeatRequest) { r.Phase = 99 },
-		"quiet for ever":         func(r *wire.BeatRequest) { r.QuietNanoseconds = math.MaxUint64 },
-		"lanes":                  func(r *wire.BeatRequest) { r.Lanes = make([]*wire.Lane, MaxLanes+1) },
-		"a long name":            func(r *wire.BeatRequest) { r.Lanes[0].What = strings.Repeat("x", maxWhat+1) },
-		"a name that is no text": func(r *wire.BeatRequest) { r.Lanes[0].What = "\xff" },
-		"waits for ever":         func(r *wire.BeatRequest) { r.Lanes[0].Nanoseconds = 1 << 63 },
+		"no phase":                 func(r *wire.BeatRequest) { r.Phase = 0 },
+		"negative phase":           func(r *wire.BeatRequest) { r.Phase = -1 },
+		"a later phase":            func(r *wire.BeatRequest) { r.Phase = 99 },
+		"quiet for ever":           func(r *wire.BeatRequest) { r.QuietNanoseconds = math.MaxUint64 },
+		"lanes":                    func(r *wire.BeatRequest) { r.Lanes = make([]*wire.Lane, MaxLanes+1) },
+		"a long name":              func(r *wire.BeatRequest) { r.Lanes[0].What = strings.Repeat("x", maxWhat+1) },
+		"a name that is not UTF-8": func(r *wire.BeatRequest) { r.Lanes[0].What = "\xff" },
+		"waits for ever":           func(r *wire.BeatRequest) { r.Lanes[0].Nanoseconds = 1 << 63 },
 	} {
 		r := good()
 		spoil(r)
@@ -140,7 +140,7 @@ func TestPhasesHaveNames(t *testing.T) {
 	}
 }
 
-// BenchmarkBeat is one beat, of both ends together.
+// BenchmarkBeat measures one heartbeat, client and server together.
 func BenchmarkBeat(b *testing.B) {
 	c := newJob(b).client("a")
 	said := Beat{Generation: 4, Phase: Training, Lanes: []Lane{{Operation: 17, Waiting: true, For: time.Second, What: "AllReduce"}}}

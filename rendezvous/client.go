@@ -17,47 +17,48 @@ import (
 )
 
 const (
-	// defaultPatience is less than --start-timeout is by default, so that a worker says why it has
-	// not joined.
+	// defaultPatience is less than the default of --start-timeout, so that a worker reports why it
+	// has not joined.
 	defaultPatience = 25 * time.Second
-	// defaultAbsence is as long as agents ever keep the workers of a driver that is gone: they know
-	// when it is enough.
+	// defaultAbsence is the longest that agents ever keep the workers of a driver that is gone;
+	// they decide when to end them.
 	defaultAbsence = 7 * 24 * time.Hour
-	// maxPause bounds the pause between two tries to connect: a driver that is back is found soon.
+	// maxPause bounds the pause between two attempts to connect, so that a new driver is found
+	// soon.
 	maxPause = 500 * time.Millisecond
-	// retryPause is between two calls of which the first reached a driver that did not answer it.
+	// retryPause is the pause before a call is repeated that reached the driver but was not
+	// answered.
 	retryPause = 20 * time.Millisecond
-	// served is how long a call must have been with the driver for the patience to begin anew after
-	// it broke.
+	// served is how long a call must have lasted for the patience to begin anew after it broke.
 	served = time.Second
-	// lastTry is how long the try may take that ends the patience and says what is wrong.
+	// lastTry is the limit of the last try, whose error is returned.
 	lastTry = 100 * time.Millisecond
 )
 
-// ClientConfig says where the driver is and who the worker.
+// ClientConfig configures a Client.
 type ClientConfig struct {
-	// Addr is the driver's, host:port.
+	// Addr is the driver's address, host:port.
 	Addr string
-	// Credentials are the worker's.
+	// Credentials are the worker's credentials.
 	Credentials *identity.Credentials
-	// Patience is how long the driver may be out of reach before a call gives up. Zero: 25 s.
+	// Patience is how long the driver may be unreachable before a call fails. Zero: 25 s.
 	Patience time.Duration
-	// Absence is the same once the driver has been reached: another may take over from one that has
-	// died. Zero: Patience where that is given, else a week.
+	// Absence is the same after the driver has been reached once, because another driver may take
+	// over. Zero: Patience if that is set, otherwise a week.
 	Absence time.Duration
 }
 
-// Client is a worker's connection to the driver. It stays open between calls. Its methods may be
-// called from several goroutines at once.
+// Client is a worker's connection to the driver. It stays open between calls. Its methods are safe
+// for concurrent use.
 type Client struct {
 	cfg   ClientConfig
 	conn  *grpc.ClientConn
 	rpc   wire.RendezvousClient
-	joins atomic.Uint64 // calls of Join so far: the latest counts
+	joins atomic.Uint64 // number of calls of Join; the latest one counts
 	met   atomic.Bool   // the driver has been reached
 }
 
-// NewClient returns a client that has not connected yet: it does no I/O before the first call.
+// NewClient returns a client. It does no I/O before the first call.
 func NewClient(cfg ClientConfig) (*Client, error) {
 	if cfg.Addr == "" || cfg.Credentials == nil {
 		return nil, errors.New("rendezvous: a client needs the driver's address and credentials")
@@ -79,13 +80,13 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	return &Client{cfg: cfg, conn: conn, rpc: wire.NewRendezvousClient(conn)}, nil
 }
 
-// Close breaks the connection and fails calls under way.
+// Close closes the connection; current calls fail.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Join asks for a world newer than j.After with this worker in it, and blocks until there is one;
-// it may take for ever. It asks again when the connection breaks. Its errors are ErrRemoved,
-// ErrLast and ErrFinished where the driver dismisses the worker, an *UnreachableError,
-// ErrSuperseded, the cause of ctx's end, or say why the driver refuses.
+// Join asks for a world newer than j.After of which this worker is a member, and blocks until there
+// is one, possibly for ever. It repeats the request when the connection breaks. It returns
+// ErrRemoved, ErrLast or ErrFinished if the driver dismisses the worker, an *UnreachableError,
+// ErrSuperseded, the cause of ctx's end, or the driver's reason for refusing the request.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	req := j.toWire()
 	if err := validate(req); err != nil {
@@ -115,9 +116,8 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	return placeFromWire(reply.GetWorld(), j.After)
 }
 
-// Look returns the newest world, in which this worker need not be: its Rank there means nothing,
-// and a Generation of 0 says that there is none yet. Its errors are those of Join, without
-// dismissals.
+// Look returns the newest world. This worker need not be a member: its Rank there has no meaning. A
+// Generation of 0 means that there is none yet. Its errors are those of Join, without dismissals.
 func (c *Client) Look(ctx context.Context) (World, error) {
 	var reply *wire.World
 	err := c.call(ctx, "look", func(ctx context.Context) (err error) {
@@ -134,8 +134,8 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 	return p.World()
 }
 
-// Report tells the driver of r and blocks until it has heard, perhaps twice. Its errors are those
-// of Join, without dismissals.
+// Report tells the driver of r and blocks until the driver has answered; it may be told twice. Its
+// errors are those of Join, without dismissals.
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {
 	for on, of := range reportsFromWire {
 		if of == r {
@@ -146,10 +146,24 @@ func (c *Client) Report(ctx context.Context, r Report, generation, commits uint6
 			})
 		}
 	}
-	return fmt.Errorf("rendezvous: %v is no report", r)
+	return fmt.Errorf("rendezvous: %v is not a report", r)
 }
 
-// patience is how long the driver may be out of reach now.
+// ReportBackend tells the driver by which backend the devices of a generation compute together. It
+// blocks as Report does, and returns the same errors, or one for a name that [BackendHandler] does
+// not allow.
+func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend string) error {
+	if err := checkBackend(backend); err != nil {
+		return fmt.Errorf("rendezvous: report: %w", err)
+	}
+	req := &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Generation: generation, Backend: backend}
+	return c.call(ctx, "report", func(ctx context.Context) error {
+		_, err := c.rpc.Report(ctx, req)
+		return err
+	})
+}
+
+// patience returns how long the driver may be unreachable now.
 func (c *Client) patience() time.Duration {
 	if c.met.Load() {
 		return c.cfg.Absence
@@ -157,10 +171,10 @@ func (c *Client) patience() time.Duration {
 	return c.cfg.Patience
 }
 
-// call repeats do until the driver has answered it or has been out of reach for the patience. Every
-// call here can be repeated without harm.
+// call repeats do until the driver has answered or has been unreachable for the patience. Every
+// call of this package may be repeated.
 func (c *Client) call(ctx context.Context, what string, do func(context.Context) error) error {
-	since := time.Now() // when the driver was last known to be there, or the call began
+	since := time.Now() // when the driver last responded, or the call began
 	for {
 		if !c.ready(ctx, since.Add(c.patience())) && ctx.Err() == nil {
 			if c.conn.GetState() == connectivity.Shutdown {
@@ -185,8 +199,8 @@ func (c *Client) call(ctx context.Context, what string, do func(context.Context)
 		}
 		switch status.Code(err) {
 		case codes.Unavailable, codes.Aborted:
-			// Aborted: an earlier try, still on its way when its connection broke, has come in
-			// after this one.
+			// Aborted: an earlier attempt, delayed when its connection broke, has arrived after
+			// this one.
 		default:
 			return fmt.Errorf("rendezvous: %s: %w", what, plain(err))
 		}
@@ -202,8 +216,8 @@ func (c *Client) call(ctx context.Context, what string, do func(context.Context)
 	}
 }
 
-// ready waits until there is a connection. It reports false at the deadline, when ctx ends, and for
-// a closed client.
+// ready waits for a connection. It returns false at the deadline, when ctx ends, and for a closed
+// client.
 func (c *Client) ready(ctx context.Context, deadline time.Time) bool {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -222,12 +236,13 @@ func (c *Client) ready(ctx context.Context, deadline time.Time) bool {
 	return false
 }
 
-// last tries once more, shortly: a call fails at once with the reason why there is no connection.
+// last makes one more attempt with a short timeout: it fails with the reason why there is no
+// connection.
 func (c *Client) last(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, lastTry)
 	defer cancel()
 	return do(ctx)
 }
 
-// plain is an error of a call in the words of who made it.
+// plain returns the message of a call's error, without gRPC's prefix.
 func plain(err error) error { return errors.New(status.Convert(err).Message()) }

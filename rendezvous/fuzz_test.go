@@ -20,7 +20,7 @@ func encoded(f *testing.F, m proto.Message) []byte {
 	return b
 }
 
-// FuzzJoin: what a worker says when it joins has bounds, or is refused.
+// FuzzJoin: a join is within its bounds or refused.
 func FuzzJoin(f *testing.F) {
 	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone"}
 	f.Add(encoded(f, j.toWire()))
@@ -41,7 +41,7 @@ func FuzzJoin(f *testing.F) {
 	})
 }
 
-// FuzzPlace: what a worker takes as its place is one in a later world.
+// FuzzPlace: an accepted place is in a later world.
 func FuzzPlace(f *testing.F) {
 	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Size: 2, Members: []byte("x")}), uint64(2))
 	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Size: 1}), uint64(2))
@@ -60,8 +60,7 @@ func FuzzPlace(f *testing.F) {
 	})
 }
 
-// FuzzMembers: the members of a world that a worker takes are as many as it was told of, each in a
-// slot of its own.
+// FuzzMembers: an accepted world has the announced number of members, each in its own slot.
 func FuzzMembers(f *testing.F) {
 	f.Add(encoded(f, &wire.Members{
 		Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
@@ -97,7 +96,7 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
-// again sends a world once more.
+// again encodes and decodes a world again.
 func again(t *testing.T, w World, addrs [][]string) World {
 	t.Helper()
 	members := make([]Member, w.Size())
@@ -122,8 +121,7 @@ func again(t *testing.T, w World, addrs [][]string) World {
 	return back
 }
 
-// FuzzBeat: what a worker says that it does has bounds and says the same when it is said again, or
-// is refused.
+// FuzzBeat: a heartbeat is within its bounds and survives another encoding, or is refused.
 func FuzzBeat(f *testing.F) {
 	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}}}
 	f.Add(encoded(f, b.toWire()))

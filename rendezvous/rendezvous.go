@@ -1,10 +1,9 @@
-// Package rendezvous is where the workers of a job meet in a generation: the driver's server, which
-// holds the published world and the joins that wait for it, and the worker's client.
+// Package rendezvous forms the worlds of a job: the driver's server, which holds the current world
+// and the joins that wait for the next, and the worker's client.
 //
-// It is level-triggered: a join says which generation its worker has left, and is answered with the
-// current world if that is newer and the worker is in it. So an answer that was lost on the way is
-// simply asked for again. Who joins is read from the certificate of the connection and from nothing
-// else.
+// It is level-triggered: a join names the generation that its worker has left, and is answered with
+// the current world if that is newer and includes the worker. A worker whose answer was lost
+// repeats the join. The server identifies workers by their certificates only.
 package rendezvous
 
 import (
@@ -22,130 +21,112 @@ import (
 var (
 	// ErrRemoved dismisses a worker that has no place in the new world.
 	ErrRemoved = errors.New("rendezvous: this worker has no place in the new world")
-	// ErrLast is ErrRemoved for a worker after which no world follows: of all ranks it is the one
-	// to write the job's last commit to disk.
+	// ErrLast is ErrRemoved for the worker that has to write the job's last commit to disk, because
+	// no world follows.
 	ErrLast = fmt.Errorf("%w, and writes the job's last checkpoint", ErrRemoved)
-	// ErrFinished dismisses a worker because the job's training is done.
+	// ErrFinished dismisses a worker because training is done.
 	ErrFinished = errors.New("rendezvous: the job is done")
-	// ErrSuperseded is returned by a Join whose place a later Join of the same Client has taken.
-	ErrSuperseded = errors.New("rendezvous: another join of this worker has taken the place of this one")
+	// ErrSuperseded is returned by a Join that a later Join of the same Client has replaced.
+	ErrSuperseded = errors.New("rendezvous: another join of this worker has replaced this one")
 )
 
-// UnreachableError is returned by the methods of Client where the driver could not be reached for
-// as long as ClientConfig.Patience.
+// UnreachableError is returned by the methods of Client if the driver was unreachable for
+// ClientConfig.Patience.
 type UnreachableError struct {
 	Addr string
 	For  time.Duration
-	// Err is why the last try failed.
+	// Err is the error of the last attempt.
 	Err error
 }
 
-// Error names the driver's address and the last reason.
+// Error includes the driver's address and the last error.
 func (e *UnreachableError) Error() string {
 	return fmt.Sprintf("rendezvous: the driver at %s could not be reached for %v: %v",
 		e.Addr, e.For.Round(time.Millisecond), e.Err)
 }
 
-// Unwrap returns why the last try failed.
+// Unwrap returns the error of the last attempt.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Joining is what a worker says when it joins. At most 64 data addresses, every address at most 256
-// bytes.
+// Joining is a worker's request for a world. It may have at most 64 data addresses, and each
+// address at most 256 bytes.
 type Joining struct {
-	// After is the generation that the worker has left; 0 for a worker that was in none.
+	// After is the generation that the worker has left; 0 if it was in none.
 	After uint64
-	// Commits is the number of its last commit.
+	// Commits is the number of the worker's last commit.
 	Commits uint64
-	// HoldsState: it has been through a sync, and so has the job's state to give.
+	// HoldsState: the worker has completed a sync and so has the job's state.
 	HoldsState bool
-	// DataAddrs are where peers reach its data listener (host:port), the best first.
+	// DataAddrs are the addresses (host:port) of its data listener, in order of preference.
 	DataAddrs []string
-	// NotifyAddr is where the driver reaches its notification service, host:port.
+	// NotifyAddr is the address (host:port) of its notification service.
 	NotifyAddr string
-	// Cause is why it left its last generation, for logs. Client.Join cuts it to 4 KiB.
+	// Cause is why it left its last generation, for logs. Client.Join truncates it to 4 KiB.
 	Cause string
 }
 
-// Place is what a member of a new world is told of it.
+// Place is the answer to a join: a member's rank in a new world.
 type Place struct {
 	Generation uint64
-	// Rank is the member's own, Size the number of all.
+	// Rank is the member's rank; Size is the number of ranks.
 	Rank, Size int
-	// SyncRoot is the rank whose state is everybody's after the sync.
+	// SyncRoot is the rank whose state all ranks have after the sync.
 	SyncRoot int
-	// Seq is the number of the last hosts-updated notification that the world takes account of.
+	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
 
 	members []byte // a wire.Members
 }
 
-// World is a world as one of its members sees it.
+// World is a world as seen by one of its members.
 type World struct {
 	plan.World
-	// Rank is the member's own.
+	// Rank is the member's rank.
 	Rank int
-	// SyncRoot is the rank whose state is everybody's after the sync.
+	// SyncRoot is the rank whose state all ranks have after the sync.
 	SyncRoot int
-	// Seq is the number of the last hosts-updated notification that the world takes account of.
+	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
 
-	columns *wire.Members // for DataAddrs, which are many and are needed once
+	columns *wire.Members // decoded by DataAddrs on demand
 }
 
-// Member is a worker of a published world.
+// Member is a member of a published world.
 type Member struct {
 	Incarnation string
 	DataAddrs   []string
 }
 
-// Report is what a worker tells the driver without being asked.
+// Report is a worker's report to the driver.
 type Report uint8
 
-// The reports of a worker.
+// The reports of a worker. The driver's journal contains these numbers.
 const (
-	// Done: it has returned from training, and so has every other worker of its world.
+	// Done: its training function has returned, as on every other rank of its world.
 	Done Report = iota + 1
-	// Leaving: it is about to exit of its own accord, without being done.
+	// Leaving: it is about to exit by itself without being done.
 	Leaving
 	// Committed: it has made its first commit in the generation.
 	Committed
-	// Draining: it was asked to leave, and waits to be sent away at a step boundary.
+	// Draining: it was asked to leave and waits for its dismissal at a step boundary.
 	Draining
-	// Fetching: it will join, and is bringing the state from others first.
+	// Fetching: it fetches the state from other workers before it joins.
 	Fetching
-	// Over…: the ranks of its generation combine memory of their devices by a backend, see [Over].
-	OverNCCL
-	OverIPC
-	OverIPCHosts
-	OverStaging
-	// Writing: it has left its world and writes a last checkpoint, of the commit that the report
-	// names.
-	Writing
-	// Written: that checkpoint is on the disk.
+)
+
+// The reports about a job's last checkpoint.
+const (
+	// Writing: it has left its world and writes the commit named in the report as a last
+	// checkpoint.
+	Writing Report = iota + 10
+	// Written: that checkpoint is on disk.
 	Written
 	// NotWritten: that checkpoint could not be written.
 	NotWritten
 )
 
-// overs are the names of backends.
-var overs = map[Report]string{OverNCCL: "nccl", OverIPC: "ipc", OverIPCHosts: "ipc+hosts", OverStaging: "staging"}
-
-// Over is the report that names a backend of devices' collectives; false where there is none of
-// that name.
-func Over(backend string) (Report, bool) {
-	for r, name := range overs {
-		if name == backend {
-			return r, true
-		}
-	}
-	return 0, false
-}
-
-// Backend is the name that [Over] was given; empty for a report of something else.
-func (r Report) Backend() string { return overs[r] }
-
-// String returns "done", "leaving", "committed", "draining", "fetching", "writing", "written", "not
-// written" or "over " and a backend.
+// String returns "done", "leaving", "committed", "draining", "fetching", "writing", "written" or
+// "not written".
 func (r Report) String() string {
 	switch r {
 	case Writing:
@@ -165,9 +146,6 @@ func (r Report) String() string {
 	case Fetching:
 		return "fetching"
 	}
-	if name := r.Backend(); name != "" {
-		return "over " + name
-	}
 	return fmt.Sprintf("report %d", uint8(r))
 }
 
@@ -175,9 +153,24 @@ const (
 	maxAddrs = 64
 	maxAddr  = 256
 	maxCause = 4 << 10
+
+	maxBackend = 32
 )
 
-// validate checks what the wire's format does not bound.
+// checkBackend validates the name of a backend.
+func checkBackend(name string) error {
+	if name == "" || len(name) > maxBackend {
+		return fmt.Errorf("a backend name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
+	}
+	for _, c := range name {
+		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789+-._", c) {
+			return fmt.Errorf("backend name %q; only a-z, 0-9, +, -, . and _ are allowed", name)
+		}
+	}
+	return nil
+}
+
+// validate checks the bounds that the wire format does not.
 func validate(req *wire.JoinRequest) error {
 	if n := len(req.GetDataAddresses()); n > maxAddrs {
 		return fmt.Errorf("%d data addresses; at most %d", n, maxAddrs)
@@ -187,7 +180,7 @@ func validate(req *wire.JoinRequest) error {
 			return fmt.Errorf("an address of %d bytes; at most %d", len(a), maxAddr)
 		}
 		if !utf8.ValidString(a) {
-			return fmt.Errorf("address %q is no text", a)
+			return fmt.Errorf("address %q is not valid UTF-8", a)
 		}
 	}
 	if n := len(req.GetCause()); n > maxCause {
@@ -196,8 +189,7 @@ func validate(req *wire.JoinRequest) error {
 	return nil
 }
 
-// clip returns the text as the wire takes it: valid, and of so many bytes at most, cut between two
-// characters.
+// clip returns text as valid UTF-8, truncated between two characters to at most most bytes.
 func clip(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) > most {

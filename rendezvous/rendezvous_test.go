@@ -42,15 +42,26 @@ type reported struct {
 	generation, commits uint64
 }
 
-// recorder hands on what the server hears. It has room for more than any test makes it hear.
+// recorder forwards the server's calls. Its buffer exceeds the needs of every test.
 type recorder struct {
 	joins   chan joined
 	reports chan reported
+	over    chan chosen
+}
+
+type chosen struct {
+	from       identity.Subject
+	generation uint64
+	backend    string
 }
 
 func (r recorder) Joined(from identity.Subject, j Joining) { r.joins <- joined{from, j} }
 func (r recorder) Reported(from identity.Subject, rep Report, generation, commits uint64) {
 	r.reports <- reported{from, rep, generation, commits}
+}
+
+func (r recorder) BackendReported(from identity.Subject, generation uint64, backend string) {
+	r.over <- chosen{from, generation, backend}
 }
 
 // job is a driver's server with its authority.
@@ -94,7 +105,7 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 }
 
 func (j *job) serve(ln net.Listener) {
-	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000)}
+	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -128,7 +139,7 @@ func (j *job) client(inc string) *Client {
 	return c
 }
 
-// publish makes a world of these incarnations current.
+// publish publishes a world of these incarnations.
 func (j *job) publish(generation uint64, root int, seq uint64, incs ...string) {
 	w := plan.World{Generation: generation}
 	var members []Member
@@ -163,7 +174,7 @@ func joinCtx(ctx context.Context, c *Client, j Joining) <-chan result {
 	return ch
 }
 
-// take fails the test where nothing comes for longer than any machine should need.
+// take receives a value, or fails the test after a generous time.
 func take[T any](t testing.TB, what string, ch <-chan T) T {
 	t.Helper()
 	select {
@@ -175,7 +186,7 @@ func take[T any](t testing.TB, what string, ch <-chan T) T {
 	}
 }
 
-// none fails the test where something has come already.
+// none fails the test if a value has arrived.
 func none[T any](t testing.TB, what string, ch <-chan T) {
 	t.Helper()
 	select {
@@ -228,8 +239,8 @@ func TestJoinWaitsForPublish(t *testing.T) {
 	j.world("b", two, 1, 1)
 }
 
-// A join that comes after its world was published, or comes again because the answer was lost, is
-// answered alike and at once, and the handler does not hear of it.
+// A join that arrives after its world was published, or again because the answer was lost, is
+// answered in the same way at once, without a call of the handler.
 func TestJoinAfterPublish(t *testing.T) {
 	j := newJob(t)
 	j.publish(1, 0, 0, "a")
@@ -244,8 +255,8 @@ func TestGenerations(t *testing.T) {
 	a, b, c := j.client("a"), j.client("b"), j.client("c")
 	j.publish(1, 0, 0, "a", "b")
 	j.world("a", join(a, Joining{}), 1, 0)
-	// b has not fetched world 1 when world 2 comes: it gets the newest. c waits at the door: world
-	// 1 is not its own.
+	// b has not fetched world 1 when world 2 comes: it gets the newest. c waits: world 1 is not its
+	// own.
 	wc := join(c, Joining{})
 	take(t, "joined", j.heard.joins)
 	wa := join(a, Joining{After: 1})
@@ -255,8 +266,8 @@ func TestGenerations(t *testing.T) {
 	j.world("a", wa, 2, 1)
 	j.world("b", join(b, Joining{}), 2, 0)
 	j.world("c", wc, 2, 2)
-	// A worker that is ahead of the published world waits for a newer one; one that is no member
-	// waits as well.
+	// A worker ahead of the published world waits for a newer one, and so does one that is not a
+	// member.
 	ahead := join(a, Joining{After: 3})
 	take(t, "joined", j.heard.joins)
 	j.publish(3, 0, 0, "a")
@@ -329,7 +340,7 @@ func TestSecondJoinSupersedes(t *testing.T) {
 	j.world("a", second, 1, 0)
 }
 
-// A join that was superseded by an earlier try of itself, late on its way, asks again.
+// A join superseded by a delayed earlier attempt of itself is repeated.
 func TestJoinOutlivesItsOwnGhost(t *testing.T) {
 	j := newJob(t)
 	c := j.client("a")
@@ -360,7 +371,7 @@ func TestJoinCancelled(t *testing.T) {
 	if r := take(t, "cancelled", got); !errors.Is(r.err, cause) {
 		t.Errorf("got %v", r.err)
 	}
-	// The client is as good as before.
+	// The client still works.
 	got = join(c, Joining{})
 	take(t, "joined", j.heard.joins)
 	j.publish(1, 0, 0, "a")
@@ -381,8 +392,7 @@ func TestClosedClient(t *testing.T) {
 	}
 }
 
-// The end of the server releases every join; clients then look for the driver and find the one that
-// comes back.
+// The end of the server fails every join; clients then reconnect to the next server at the address.
 func TestServerStopsAndReturns(t *testing.T) {
 	j := newJob(t)
 	const n = 5
@@ -476,7 +486,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// A driver that has been met may be absent for long, and yet not for ever.
+// A driver that was reached once may be absent for long, but not for ever.
 func TestAbsence(t *testing.T) {
 	for _, test := range []struct {
 		absence time.Duration
@@ -518,7 +528,7 @@ func TestAbsence(t *testing.T) {
 func TestReport(t *testing.T) {
 	j := newJob(t)
 	c := j.client("a")
-	for _, r := range []Report{Done, Leaving, Committed, Draining, Fetching, OverNCCL, OverIPC, OverIPCHosts, OverStaging, Writing, Written, NotWritten} {
+	for _, r := range []Report{Done, Leaving, Committed, Draining, Fetching, Writing, Written, NotWritten} {
 		if err := c.Report(context.Background(), r, 3, 8); err != nil {
 			t.Fatal(err)
 		}
@@ -527,20 +537,37 @@ func TestReport(t *testing.T) {
 			t.Errorf("%v: heard %+v", r, got)
 		}
 	}
-	for _, name := range []string{"nccl", "ipc", "ipc+hosts", "staging"} {
-		if r, known := Over(name); !known || r.Backend() != name || r.String() != "over "+name {
-			t.Errorf("%s is reported as %v", name, r)
-		}
-	}
-	if r, known := Over("mpi"); known || r.Backend() != "" || Done.Backend() != "" {
-		t.Error("a backend that nobody knows")
-	}
 	if err := c.Report(context.Background(), 0, 1, 1); err == nil {
 		t.Error("reported nothing")
 	}
 	_, err := c.rpc.Report(context.Background(), &wire.ReportRequest{Report: 77})
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an unknown report: %v", err)
+	}
+}
+
+func TestReportBackend(t *testing.T) {
+	j := newJob(t)
+	c := j.client("a")
+	for _, name := range []string{"nccl", "ipc+hosts", "x-2.1_b", strings.Repeat("n", maxBackend)} {
+		if err := c.ReportBackend(context.Background(), 3, name); err != nil {
+			t.Fatal(err)
+		}
+		if got := take(t, "reported", j.heard.over); got.from.Incarnation != "a" || got.generation != 3 || got.backend != name {
+			t.Errorf("%s: heard %+v", name, got)
+		}
+	}
+	for _, name := range []string{"", "two words", "NCCL", "a\nb", "\xff", "\u00e9", strings.Repeat("n", maxBackend+1)} {
+		if err := c.ReportBackend(context.Background(), 3, name); err == nil {
+			t.Errorf("%q was reported", name)
+		}
+		req := &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Generation: 3, Backend: name}
+		if _, err := c.rpc.Report(context.Background(), req); err == nil {
+			t.Errorf("the server took %q", name)
+		}
+	}
+	if len(j.heard.over) > 0 {
+		t.Errorf("heard %+v", <-j.heard.over)
 	}
 }
 
@@ -644,11 +671,11 @@ func TestMembersThatMakeNoSense(t *testing.T) {
 		}
 	}
 	if _, err := (Place{Generation: 3, Size: 2, members: []byte{0xff}}).World(); err == nil {
-		t.Error("what is no message was taken")
+		t.Error("a malformed message was taken")
 	}
 }
 
-// TestWorldArrives: whatever the slots and the addresses are like, all of them come back.
+// TestWorldArrives: all kinds of slots and addresses survive encoding.
 func TestWorldArrives(t *testing.T) {
 	ids := []plan.SlotID{{Host: "b", Index: 3}, {Host: "b", Index: 1}, {Host: "a"}, {Host: "b", Index: 2}, {Host: "", Index: 7}}
 	slots, err := plan.Assign(ids, 0, 0)
@@ -664,7 +691,7 @@ func TestWorldArrives(t *testing.T) {
 	}
 }
 
-// Whoever is not a worker of this job gets no answer, and the server goes on.
+// A stranger that is not a worker of this job gets no answer, and the server goes on.
 func TestStrangers(t *testing.T) {
 	j := newJob(t)
 	j.publish(1, 0, 0, "a")
@@ -708,7 +735,7 @@ func TestStrangers(t *testing.T) {
 		}
 		conn.Close()
 	}
-	// One who connects and says nothing holds up neither the others nor the end.
+	// A connection that sends nothing holds up neither the others nor the end.
 	silent, err := net.Dial("tcp", j.addr)
 	if err != nil {
 		t.Fatal(err)
@@ -723,11 +750,11 @@ func TestStrangers(t *testing.T) {
 	none(t, "heard a stranger", j.heard.joins)
 }
 
-// A worker of this job does not talk to another job's driver, nor to a worker that poses as one.
+// A worker of this job does not talk to another job's driver, nor to a worker posing as a driver.
 func TestFalseDriver(t *testing.T) {
 	j, other := newJob(t), newJob(t)
 	c, err := NewClient(ClientConfig{
-		Addr: other.addr, Credentials: j.credentials(slotOf("a")), Patience: 2 * time.Second, // in which a handshake has failed
+		Addr: other.addr, Credentials: j.credentials(slotOf("a")), Patience: 5 * time.Second, // in which a handshake has failed
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -740,7 +767,7 @@ func TestFalseDriver(t *testing.T) {
 	none(t, "heard", other.heard.joins)
 }
 
-// Many workers through many generations: none misses one, none gets a wrong one.
+// Many workers and many generations: no worker misses a world or gets a wrong one.
 func TestManyGenerations(t *testing.T) {
 	j := newJob(t)
 	const workers, generations = 4, 10
@@ -780,9 +807,8 @@ func TestManyGenerations(t *testing.T) {
 	}
 }
 
-// BenchmarkPublish measures from Publish until four workers that waited have their world.
-// BenchmarkPublish is a world on its way to all that wait for it. Each of them is told of all: what
-// is reported is the time for one of them.
+// BenchmarkPublish measures the delivery of a world to all waiting members, each of which receives
+// all members. It reports the time per member.
 func BenchmarkPublish(b *testing.B) {
 	for _, n := range []int{4, 100, 300, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) { benchmarkPublish(b, n) })
@@ -828,8 +854,7 @@ func benchmarkPublish(b *testing.B, n int) {
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*n), "µs/worker")
 }
 
-// BenchmarkWorld is what a worker makes of an answer that tells it of a thousand, its addresses
-// too.
+// BenchmarkWorld measures decoding the answer with a thousand members and their addresses.
 func BenchmarkWorld(b *testing.B) {
 	const n = 1000
 	ids, members := make([]plan.SlotID, n), make([]Member, n)

@@ -18,37 +18,45 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Handler hears what the workers say. Its methods are called from the goroutines of the
-// connections, several at a time, and must not block for long; they may call the Server's methods.
+// Handler receives the workers' calls. Its methods are called concurrently from the goroutines of
+// connections and must not block for long; they may call the Server's methods.
 type Handler interface {
-	// Joined tells of a join that has to wait: one that no published world and no dismissal
-	// answers. A worker that repeats its join is heard again. A world that is published at the same
-	// moment may answer the join before it is heard here; j.After is below its generation then, and
-	// there is nothing to do.
+	// Joined is called for a join that has to wait because no published world and no dismissal
+	// answers it. A repeated join calls it again. A world that is published concurrently may answer
+	// the join before the call; j.After is below its generation then, and there is nothing to do.
 	Joined(from identity.Subject, j Joining)
-	// Reported tells of a report; one that was repeated on the way is heard twice.
+	// Reported is called for a report, twice if the report was repeated.
 	Reported(from identity.Subject, r Report, generation, commits uint64)
 }
 
-// BeatHandler is a Handler that also hears the workers' beats.
+// BeatHandler is a Handler that also receives heartbeats.
 type BeatHandler interface {
 	Handler
-	// Beaten tells of a beat: about one a second from each worker.
+	// Beaten is called for a heartbeat: about once a second from each worker.
 	Beaten(from identity.Subject, b Beat)
 }
 
-// ServerConfig says who the server is and who listens to it.
+// BackendHandler is a Handler that also receives reports of backends.
+type BackendHandler interface {
+	Handler
+	// BackendReported is called with the collective backend of the devices of a generation: a name
+	// of 1 to 32 of the characters a-z, 0-9, '+', '-', '.' and '_'. It is called twice if the
+	// report was repeated.
+	BackendReported(from identity.Subject, generation uint64, backend string)
+}
+
+// ServerConfig configures a Server.
 type ServerConfig struct {
-	// Credentials are the driver's.
+	// Credentials are the driver's credentials.
 	Credentials *identity.Credentials
-	// Handler hears of joins and reports. Nil: nobody does.
+	// Handler receives joins and reports. Nil: they are not passed on.
 	Handler Handler
-	// Log takes refusals. Nil: logrus.StandardLogger().
+	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Server is the driver's side: it knows the current world and the joins that wait. Its methods may
-// be called from several goroutines at once, before, during and after Serve.
+// Server holds the current world and the joins that wait. Its methods are safe for concurrent use,
+// before, during and after Serve.
 type Server struct {
 	cfg ServerConfig
 
@@ -59,8 +67,7 @@ type Server struct {
 	dismissed map[string]*wire.JoinReply
 }
 
-// published is the current world, in the form in which it is sent. It never changes, so that all
-// replies share it.
+// published is the current world in wire format. It is immutable, so all replies share it.
 type published struct {
 	generation uint64
 	root       uint32
@@ -69,10 +76,11 @@ type published struct {
 	members    []byte            // a wire.Members
 }
 
-// waiter is a Join that waits. Whoever takes it out of Server.waiting answers it, once.
+// waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
+// once.
 type waiter struct {
 	after  uint64
-	answer chan answer // of capacity 1
+	answer chan answer // capacity 1
 }
 
 type answer struct {
@@ -88,9 +96,9 @@ func NewServer(cfg ServerConfig) *Server {
 	return &Server{cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply)}
 }
 
-// Serve answers workers of the job on ln, which it closes, until ctx ends; it is called once. Then
-// every waiting join is released (the clients see that the driver is unavailable), and Serve
-// returns nil when all handlers have. It returns an error when ln fails.
+// Serve serves workers of the job on ln until ctx ends; it closes ln and must be called once. Then
+// it fails every waiting join as unavailable, and returns nil once all handlers have returned. It
+// returns an error if ln fails.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterRendezvousServer(r, service{s: s}) }
 	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release); err != nil {
@@ -99,7 +107,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	return nil
 }
 
-var errStopping = status.Error(codes.Unavailable, "the driver stops")
+var errStopping = status.Error(codes.Unavailable, "the driver is stopping")
 
 func (s *Server) release() {
 	s.mu.Lock()
@@ -111,18 +119,18 @@ func (s *Server) release() {
 	}
 }
 
-// Publish makes w the current world, with its members by rank, its sync root and the number of the
-// last notification it takes account of. The slots of w are as plan.Place makes them. It releases
-// the joins of members that wait for a newer generation than theirs. It panics where members and w
-// differ in size or root is no rank of w; a world that is not newer than the current one is
-// ignored. It keeps none of its arguments and never blocks.
+// Publish sets the current world w, with its members by rank, its sync root, and the number of the
+// last notification that it takes into account. The slots of w must be as plan.Place sets them. It
+// answers the waiting joins of members that have left an older generation. It panics if members and
+// w differ in size or root is not a rank of w. A world that is not newer than the current one is
+// ignored. Publish keeps none of its arguments and never blocks.
 func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
 	}
 	shared, err := proto.Marshal(membersToWire(w, members))
 	if err != nil {
-		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // names and addresses have been checked
+		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // cannot happen: names and addresses are valid UTF-8
 	}
 	p := &published{
 		generation: w.Generation, root: uint32(root), seq: seq,
@@ -149,7 +157,8 @@ func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	}
 }
 
-// reply returns nil where the world does not answer a join of inc after that generation.
+// reply returns the answer to a join of inc after that generation, or nil if the world does not
+// answer it.
 func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 	if p == nil || p.generation <= after {
 		return nil
@@ -167,9 +176,9 @@ func (p *published) world(rank uint32) *wire.World {
 	}
 }
 
-// Dismiss answers the join of a worker that waits, and any later one, with why: ErrRemoved, ErrLast
-// or ErrFinished; it panics for another error. The last dismissal of a worker counts, and no world
-// is given to it any more. Dismiss never blocks.
+// Dismiss answers the current join of a worker and all later ones with why: ErrRemoved, ErrLast or
+// ErrFinished; it panics for other errors. The last dismissal of a worker counts, and the worker is
+// in no later world. Dismiss never blocks.
 func (s *Server) Dismiss(incarnation string, why error) {
 	var d wire.Dismissal
 	switch {
@@ -178,7 +187,7 @@ func (s *Server) Dismiss(incarnation string, why error) {
 	case errors.Is(why, ErrFinished):
 		d = wire.Dismissal_DISMISSAL_FINISHED
 	default:
-		panic(fmt.Sprintf("rendezvous: %v is no dismissal", why))
+		panic(fmt.Sprintf("rendezvous: %v is not a dismissal", why))
 	}
 	reply := &wire.JoinReply{Outcome: &wire.JoinReply_Dismissal{Dismissal: d}, Last: errors.Is(why, ErrLast)}
 	s.mu.Lock()
@@ -190,7 +199,7 @@ func (s *Server) Dismiss(incarnation string, why error) {
 	}
 }
 
-// arrive returns the answer to a join or the waiter that will have it.
+// arrive returns the answer to a join, or the waiter that will receive it.
 func (s *Server) arrive(inc string, after uint64) (*wire.JoinReply, *waiter, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,8 +221,8 @@ func (s *Server) arrive(inc string, after uint64) (*wire.JoinReply, *waiter, err
 	return nil, w, nil
 }
 
-// gone takes out the join of a caller that waits no longer.
-func (s *Server) gone(inc string, w *waiter) {
+// leave removes the waiter of a call that has ended.
+func (s *Server) leave(inc string, w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiting[inc] == w {
@@ -221,7 +230,7 @@ func (s *Server) gone(inc string, w *waiter) {
 	}
 }
 
-// service keeps the methods of the wire out of Server's.
+// service implements the gRPC service, apart from Server's own methods.
 type service struct {
 	wire.UnimplementedRendezvousServer
 	s *Server
@@ -229,7 +238,7 @@ type service struct {
 
 func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinReply, error) {
 	s := v.s
-	from, err := s.caller(ctx)
+	from, err := wire.Caller(ctx, identity.SubjectOf)
 	if err != nil {
 		return nil, err
 	}
@@ -247,13 +256,13 @@ func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinRep
 	case a := <-w.answer:
 		return a.reply, a.err
 	case <-ctx.Done():
-		s.gone(from.Incarnation, w)
+		s.leave(from.Incarnation, w)
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }
 
 func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, error) {
-	if _, err := v.s.caller(ctx); err != nil {
+	if _, err := wire.Caller(ctx, identity.SubjectOf); err != nil {
 		return nil, err
 	}
 	v.s.mu.Lock()
@@ -267,19 +276,20 @@ func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, er
 var reportsFromWire = map[wire.Report]Report{
 	wire.Report_REPORT_DONE: Done, wire.Report_REPORT_LEAVING: Leaving, wire.Report_REPORT_COMMITTED: Committed,
 	wire.Report_REPORT_DRAINING: Draining, wire.Report_REPORT_FETCHING: Fetching,
-	wire.Report_REPORT_OVER_NCCL: OverNCCL, wire.Report_REPORT_OVER_IPC: OverIPC,
-	wire.Report_REPORT_OVER_IPC_HOSTS: OverIPCHosts, wire.Report_REPORT_OVER_STAGING: OverStaging,
 	wire.Report_REPORT_WRITING: Writing, wire.Report_REPORT_WRITTEN: Written, wire.Report_REPORT_NOT_WRITTEN: NotWritten,
 }
 
 func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {
-	from, err := v.s.caller(ctx)
+	from, err := wire.Caller(ctx, identity.SubjectOf)
 	if err != nil {
 		return nil, err
 	}
+	if req.GetReport() == wire.Report_REPORT_BACKEND {
+		return v.reportBackend(from, req)
+	}
 	r, ok := reportsFromWire[req.GetReport()]
 	if !ok {
-		return nil, v.s.invalid(from, "report", fmt.Errorf("%d is no report", req.GetReport()))
+		return nil, v.s.invalid(from, "report", fmt.Errorf("%d is not a report", req.GetReport()))
 	}
 	if v.s.cfg.Handler != nil {
 		v.s.cfg.Handler.Reported(from, r, req.GetGeneration(), req.GetCommits())
@@ -287,17 +297,14 @@ func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.Rep
 	return &wire.ReportReply{}, nil
 }
 
-// caller says who calls, from the certificate of the connection.
-func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
-	cs, ok := wire.PeerTLS(ctx)
-	if !ok {
-		return identity.Subject{}, status.Error(codes.Unauthenticated, "no certificate")
+func (v service) reportBackend(from identity.Subject, req *wire.ReportRequest) (*wire.ReportReply, error) {
+	if err := checkBackend(req.GetBackend()); err != nil {
+		return nil, v.s.invalid(from, "report", err)
 	}
-	from, err := identity.SubjectOf(cs)
-	if err != nil {
-		return identity.Subject{}, status.Error(codes.Unauthenticated, err.Error())
+	if h, ok := v.s.cfg.Handler.(BackendHandler); ok {
+		h.BackendReported(from, req.GetGeneration(), req.GetBackend())
 	}
-	return from, nil
+	return &wire.ReportReply{}, nil
 }
 
 func (s *Server) invalid(from identity.Subject, what string, err error) error {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// maxMembers and maxAddresses bound what a worker makes of the bytes of a world, some of which
-	// stand for many.
+	// maxMembers and maxAddresses bound what a worker allocates for the bytes of a world, some of
+	// which stand for many.
 	maxMembers   = 1 << 20
 	maxAddresses = 1 << 20
 	maxText      = 16 << 20 // bytes of all addresses
@@ -23,11 +23,11 @@ const (
 	lenPort      = len(":65535")
 )
 
-// membersToWire puts the members of a world into columns. Their local and cross ranks are not among
-// them: plan.Place makes them of the slots.
+// membersToWire encodes the members of a world as columns. It omits local and cross ranks, which
+// plan.Place computes from the slots.
 func membersToWire(w plan.World, members []Member) *wire.Members {
 	m := &wire.Members{Indices: make([]uint32, len(members)), AddressCounts: make([]uint32, len(members))}
-	numbers := make(map[string]uint32) // of starts
+	numbers := make(map[string]uint32) // index in Starts of each address without its port
 	for r, member := range members {
 		s := w.Slots[r]
 		if r == 0 || s.Host != w.Slots[r-1].Host {
@@ -50,8 +50,8 @@ func membersToWire(w plan.World, members []Member) *wire.Members {
 	return m
 }
 
-// splitPort returns an address without its port, and that; one that does not end in a port as a
-// number is written comes back whole, with 0.
+// splitPort returns an address without its port, and the port; one without a canonical port number
+// is returned whole, with 0.
 func splitPort(addr string) (start string, port uint32) {
 	at := strings.LastIndexByte(addr, ':')
 	if at < 0 {
@@ -64,11 +64,11 @@ func splitPort(addr string) (start string, port uint32) {
 	return addr[:at], uint32(n)
 }
 
-// placeFromWire checks that the place answers a join after that generation and is one.
+// placeFromWire checks that the place is valid, and newer than a generation.
 func placeFromWire(m *wire.World, after uint64) (Place, error) {
 	size := m.GetSize()
 	if m.GetGeneration() <= after || m.GetRank() >= size || m.GetSyncRoot() >= size || size > maxMembers {
-		return Place{}, senseless("generation %d, rank %d of %d, root %d", m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
+		return Place{}, invalidReply("generation %d, rank %d of %d, root %d", m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
 	}
 	return Place{
 		Generation: m.GetGeneration(), Rank: int(m.GetRank()), Size: int(size), SyncRoot: int(m.GetSyncRoot()), Seq: m.GetSeq(),
@@ -76,22 +76,22 @@ func placeFromWire(m *wire.World, after uint64) (Place, error) {
 	}, nil
 }
 
-// World reads who the members are. It takes some time: 0.2 ms for a thousand, with their addresses.
-// The error says that the driver's answer is not valid.
+// World decodes the members. It takes 0.2 ms for a thousand, with their addresses. An error means
+// that the driver's answer is not valid.
 func (p Place) World() (World, error) {
 	var m wire.Members
 	if err := proto.Unmarshal(p.members, &m); err != nil {
-		return World{}, senseless("%w", err)
+		return World{}, invalidReply("%w", err)
 	}
 	if n := len(m.GetIndices()); n != p.Size {
-		return World{}, senseless("%d members of %d", n, p.Size)
+		return World{}, invalidReply("%d members of %d", n, p.Size)
 	}
 	slots, err := slotsFromWire(&m)
 	if err != nil {
-		return World{}, senseless("%w", err)
+		return World{}, invalidReply("%w", err)
 	}
 	if err := checkAddrs(&m); err != nil {
-		return World{}, senseless("%w", err)
+		return World{}, invalidReply("%w", err)
 	}
 	return World{
 		World: plan.World{Generation: p.Generation, Slots: slots},
@@ -99,7 +99,7 @@ func (p Place) World() (World, error) {
 	}, nil
 }
 
-func senseless(format string, args ...any) error {
+func invalidReply(format string, args ...any) error {
 	return fmt.Errorf("rendezvous: the driver's answer is not valid: "+format, args...)
 }
 
@@ -129,7 +129,7 @@ func slotsFromWire(m *wire.Members) ([]plan.Slot, error) {
 	return slots, plan.Place(slots)
 }
 
-// checkAddrs sees to it that World.DataAddrs can do its work, in bounds.
+// checkAddrs checks what World.DataAddrs relies on.
 func checkAddrs(m *wire.Members) error {
 	counts, starts, ports := m.GetAddressCounts(), m.GetAddressStarts(), m.GetAddressPorts()
 	if len(counts) != len(m.GetIndices()) || len(starts) != len(ports) || len(starts) > maxAddresses {
@@ -157,8 +157,8 @@ func checkAddrs(m *wire.Members) error {
 	return nil
 }
 
-// DataAddrs returns the addresses of each rank's data listener, the best first, as the driver has
-// them: each call makes new slices.
+// DataAddrs returns the addresses of each rank's data listener, in order of preference. Each call
+// allocates new slices.
 func (w World) DataAddrs() [][]string {
 	m := w.columns
 	addrs := make([][]string, len(m.GetAddressCounts()))

@@ -48,7 +48,7 @@ var agentShares = []struct{ name, usage string }{
 
 func setLaunchPort(s *settings, text string) (err error) {
 	if s.cluster.launchPort, err = parseCount(text, 1); err == nil && s.cluster.launchPort > 65535 {
-		err = fmt.Errorf("%q is no port", text)
+		err = fmt.Errorf("%q is not a port", text)
 	}
 	return err
 }

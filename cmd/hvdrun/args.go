@@ -40,7 +40,7 @@ func normalize(args, subcommands []string) ([]string, error) {
 	return a.out, nil
 }
 
-// positional takes a word that is no flag and tells whether all that follows is to stay as it is.
+// positional takes a word that is no flag and returns whether all that follows is to stay as it is.
 func (a *arguments) positional(word string) bool {
 	switch {
 	case a.inside != "":
@@ -124,7 +124,7 @@ func settingOfLetter(body string) *setting {
 	return nil
 }
 
-// unknownFlag says why the flag written as word is refused.
+// unknownFlag returns why the flag written as word is refused.
 func unknownFlag(word, name string) error {
 	written, _, _ := strings.Cut(word, "=")
 	if why := advice(name); why != "" {

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/bench"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -26,7 +27,7 @@ import (
 // benchGrace is how long ranks and peers may take to end when they are asked to.
 const benchGrace = 5 * time.Second
 
-// errNoRows says that the ranks ended well but without a row for each size.
+// errNoRows reports that the ranks ended well but without a row for each size.
 var errNoRows = errors.New("the ranks have not reported all sizes")
 
 // runBench measures and prints. Ranks and peers take turns, and who begins changes from round to
@@ -44,7 +45,7 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 	defer func() { err = joinRunError(err, os.RemoveAll(folder)) }()
 	r := benchRun{program: p, m: m, settings: s, log: p.logger(s), folder: folder, id: driver.NewRunID(),
 		launcher: &benchLauncher{groups: map[int]bool{}}}
-	guard, err := launch.StartGuard(r.id)
+	guard, err := proc.StartGuard(plan.EnvRunID, r.id)
 	if err != nil {
 		return runError{err}
 	}
@@ -65,7 +66,7 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 			fmt.Fprintf(p.stderr, "round %d of %d: %s\n", round+1, m.rounds, name)
 			rows, err := r.measure(ctx, name)
 			if err != nil {
-				if ctx.Err() != nil && len(report.Results) > 0 { // somebody has seen enough
+				if ctx.Err() != nil && len(report.Results) > 0 { // a person has seen enough
 					err = joinRunError(err, p.tell(report, files))
 				}
 				return err
@@ -216,16 +217,15 @@ func (r *benchRun) ours(ctx context.Context) ([]bench.Row, error) {
 	}
 	rows := &rowReader{stray: r.stderr}
 	err = driver.Run(ctx, driver.Config{
-		Command:     []string{self, benchRank, string(spec)},
-		Env:         env,
-		Source:      discovery.Fixed(r.m.hosts),
-		Launcher:    r.launcher,
-		Output:      &launch.Output{Stdout: rows, Stderr: r.stderr, Log: r.log},
-		Size:        driver.Size{NP: r.m.ranks},
-		Timeouts:    driver.Timeouts{Drain: benchGrace},
-		EncryptData: r.settings.encrypt,
-		Connections: r.settings.connections,
-		Log:         r.log,
+		Command:  []string{self, benchRank, string(spec)},
+		Env:      env,
+		Source:   discovery.Fixed(r.m.hosts),
+		Launcher: r.launcher,
+		Output:   &launch.Output{Stdout: rows, Stderr: r.stderr, Log: r.log},
+		Size:     driver.Size{NP: r.m.ranks},
+		Timeouts: driver.Timeouts{Drain: benchGrace},
+		Tuning:   plan.Tuning{EncryptData: r.settings.tuning.EncryptData, Connections: r.settings.tuning.Connections},
+		Log:      r.log,
 	})
 	if err != nil {
 		return nil, err
@@ -325,7 +325,7 @@ func (f benchFiles) write(r *bench.Report) error {
 	return nil
 }
 
-// close closes what is open, and tells a failure by err, if there is somebody to tell.
+// close closes what is open, and sets err to a failure, if there is none yet.
 func (f benchFiles) close(err *error) {
 	for _, file := range []*os.File{f.tsv, f.plot} {
 		if file == nil {

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -67,7 +67,7 @@ type checked struct {
 	Problems []string `json:"problems"`
 
 	ok bool // it has an agent
-	in launch.Inspection
+	in client.Inspection
 }
 
 func (c *checked) problem(format string, args ...any) {
@@ -97,14 +97,15 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 	if err != nil {
 		return runError{err}
 	}
-	agents, err := s.launcher(ctx, authority, hosts, log)
+	cfg, err := s.agents(ctx, authority, hosts, log)
 	if err != nil {
 		return err
 	}
-	local, err := launch.LocalHosts(ctx, hostNames(hosts))
+	local, err := client.LocalHosts(ctx, hostNames(hosts))
 	if err != nil {
 		return runError{err}
 	}
+	agents := client.New(cfg)
 	all := inspectHosts(ctx, agents, hosts, local)
 	_ = agents.Close()
 	if ctx.Err() != nil {
@@ -131,7 +132,7 @@ func (p *program) check(ctx context.Context, s *settings, asJSON bool) error {
 }
 
 // inspectHosts asks all hosts at the same time, and then each for its way to the others.
-func inspectHosts(ctx context.Context, agents *launch.Agents, hosts []plan.Host, local []bool) []*checked {
+func inspectHosts(ctx context.Context, agents *client.Agents, hosts []plan.Host, local []bool) []*checked {
 	all := make([]*checked, len(hosts))
 	var asking sync.WaitGroup
 	for i, h := range hosts {
@@ -148,11 +149,11 @@ func inspectHosts(ctx context.Context, agents *launch.Agents, hosts []plan.Host,
 	return all
 }
 
-func (c *checked) inspect(ctx context.Context, agents *launch.Agents) {
+func (c *checked) inspect(ctx context.Context, agents *client.Agents) {
 	begin := time.Now()
 	in, err := agents.Inspect(ctx, c.Host)
 	if err != nil {
-		var failed *launch.HostError
+		var failed *client.HostError
 		if errors.As(err, &failed) {
 			c.problem("%s failed: %v", failed.Stage, failed.Err)
 		} else {
@@ -174,8 +175,8 @@ func (c *checked) inspect(ctx context.Context, agents *launch.Agents) {
 }
 
 // reach asks host i of all for its way to the others that have an agent.
-func (c *checked) reach(ctx context.Context, agents *launch.Agents, all []*checked, i int) {
-	var others []launch.Inspection
+func (c *checked) reach(ctx context.Context, agents *client.Agents, all []*checked, i int) {
+	var others []client.Inspection
 	for j, o := range all {
 		if j != i && o.ok {
 			others = append(others, o.in)

@@ -150,8 +150,8 @@ var (
 	secretURL  = regexp.MustCompile(`://[^/@\s]*:[^/@\s]*@`)
 )
 
-// isSecret tells whether a value is better not shown. The name of a file in which a secret lies is
-// none.
+// isSecret returns whether a value is better not shown. The name of a file in which a secret lies
+// is none.
 func isSecret(name, value string) bool {
 	isFile := strings.HasSuffix(strings.ToLower(name), "file") || strings.HasSuffix(strings.ToLower(name), "path")
 	return secretURL.MatchString(value) || secretName.MatchString(name) && !isFile

@@ -91,7 +91,7 @@ func TestYAMLTextIsReadBack(t *testing.T) {
 
 // What is printed as a default is one: of the driver, where the settings leave it to that.
 func TestDefaults(t *testing.T) {
-	said := settings{origins: map[string]string{}}
+	said := settings{provenance: provenance{origins: map[string]string{}}}
 	said.setDefaults()
 	half := 30 * time.Second
 	want := driver.Timeouts{DiscoveryInterval: time.Second, Elastic: 600 * time.Second, Start: half, Join: half, Drain: half, Finish: half,
@@ -101,7 +101,7 @@ func TestDefaults(t *testing.T) {
 	}
 	s, err := loadArgs(t, "", nil, "")
 	if err != nil || said.discoveryTimeout != s.discoveryTimeout || said.orphan != defaultOrphan || said.slotsPerHost != 0 ||
-		said.blame.Policy != driver.BlameSlot || said.encrypt || said.logJSON {
+		said.blame.Policy != driver.BlameSlot || said.tuning.EncryptData || said.logJSON {
 		t.Errorf("%+v, %v", said, err)
 	}
 }
@@ -145,13 +145,13 @@ func TestConfigShowsNoSecrets(t *testing.T) {
 	}
 }
 
-// The file in the README is one that every subcommand takes.
-func TestFileOfTheReadme(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+// The file in docs/running.md is one that every subcommand takes.
+func TestFileOfTheDocs(t *testing.T) {
+	page, err := os.ReadFile("../../docs/running.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(readme)
+	m := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(page)
 	if m == nil {
 		t.Fatal("there is none")
 	}
@@ -167,8 +167,8 @@ func TestFileOfTheReadme(t *testing.T) {
 	for i := range agentTable {
 		addFlag(agents, &agentTable[i])
 	}
-	a := settings{origins: map[string]string{}, texts: map[string]string{}}
-	doc, err := parseConfig("README", string(m[1]))
+	a := settings{provenance: provenance{origins: map[string]string{}, texts: map[string]string{}}}
+	doc, err := parseConfig("docs", string(m[1]))
 	if err != nil {
 		t.Fatal(err)
 	}

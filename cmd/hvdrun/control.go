@@ -15,10 +15,10 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
-// whichJob is what the help of the commands says of their first word.
+// whichJob is the help of the commands' first argument.
 const whichJob = `JOB is the job's run id, the beginning of it, or the path of its folder, and may be left out where exactly one job runs.`
 
 func (d *jobDir) controlPath() string { return filepath.Join(d.path, control.SocketName) }
@@ -253,7 +253,7 @@ func theJob(env []string, name string) (*jobDir, error) {
 	return nil, fmt.Errorf("which of the jobs? %s", strings.Join(names, " "))
 }
 
-// errNoDriver says that a job is there, and nobody to ask.
+// errNoDriver reports that a job is there, and no driver of it.
 type errNoDriver struct {
 	job   string
 	ended bool

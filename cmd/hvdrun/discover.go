@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -69,10 +69,10 @@ type understoodHost struct {
 	Draining bool `json:"draining,omitempty"`
 }
 
-// understand tells what is known of the hosts. It resolves their names; where ctx ends meanwhile it
-// returns its cause.
+// understand returns what is known of the hosts. It resolves their names; where ctx ends meanwhile
+// it returns its cause.
 func (s *settings) understand(ctx context.Context, hosts []plan.Host) (understood, error) {
-	local, err := launch.LocalHosts(ctx, hostNames(hosts))
+	local, err := client.LocalHosts(ctx, hostNames(hosts))
 	if err != nil {
 		return understood{}, err
 	}

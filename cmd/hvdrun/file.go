@@ -32,7 +32,7 @@ func readBounded(path string, most int64) (string, error) {
 	return string(b), nil
 }
 
-// config is what a config file says. A key stands at the top, or in its section.
+// config is the contents of a config file. A key stands at the top, or in its section.
 type config struct {
 	path    string
 	values  map[string]origin // of settings, by their names
@@ -45,7 +45,7 @@ type config struct {
 // jobSection is the section of the keys that are no settings.
 const jobSection = "job"
 
-// jobKeys are those: what only a file can say.
+// jobKeys are those: what only a file can set.
 var jobKeys = map[string]func(c *config, value *yaml.Node) error{
 	"command": (*config).setCommand, "env": (*config).setEnv, "dir": (*config).setDir,
 }
@@ -106,7 +106,7 @@ func (c *config) broken(err error) error {
 			where += ":" + m[1]
 		}
 	}
-	return fmt.Errorf("%s: no YAML: %s", where, text)
+	return fmt.Errorf("%s: not YAML: %s", where, text)
 }
 
 // target is what an alias stands for, and any other node itself.
@@ -259,7 +259,7 @@ func pairs(n *yaml.Node) ([]string, error) {
 		key, value := n.Content[i], target(n.Content[i+1])
 		switch line, twice := lines[key.Value]; {
 		case key.Kind != yaml.ScalarNode || key.Value == "" || strings.ContainsAny(key.Value, "=\n\x00"):
-			return nil, fmt.Errorf("line %d: %q is no name", key.Line, key.Value)
+			return nil, fmt.Errorf("line %d: %q is not a name", key.Line, key.Value)
 		case twice:
 			return nil, fmt.Errorf("line %d: %s is set in line %d already", key.Line, key.Value, line)
 		case value.Kind != yaml.ScalarNode || isNull(value):

@@ -5,10 +5,10 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
 )
 
 // clusterSettings say which cluster of agents to look at, and how to be found in it.
@@ -33,8 +33,8 @@ func setJoin(s *settings, text string) (err error) {
 
 func setLease(s *settings, text string) (err error) {
 	s.lease, err = parseDuration(text)
-	if err == nil && (s.lease < launch.MinLease || s.lease > launch.MaxLease) {
-		err = fmt.Errorf("%q is not between %v and %v", text, launch.MinLease, launch.MaxLease)
+	if err == nil && (s.lease < client.MinLease || s.lease > client.MaxLease) {
+		err = fmt.Errorf("%q is not between %v and %v", text, client.MinLease, client.MaxLease)
 	}
 	return err
 }

@@ -17,10 +17,11 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/agent"
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/gpu"
+	"github.com/hvdrun/hvdrun/internal/gpu"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 )
@@ -139,10 +140,11 @@ func TestJobLosesADevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	launcher, err := s.launcher(t.Context(), authority, nil, log)
+	agents, err := s.agents(t.Context(), authority, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}
+	launcher := client.New(agents)
 	defer launcher.Close()
 	program, err := exec.LookPath("toil")
 	if err != nil {

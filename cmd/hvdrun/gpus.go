@@ -12,7 +12,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/gpu"
+	"github.com/hvdrun/hvdrun/internal/gpu"
 	"github.com/hvdrun/hvdrun/launch"
 )
 
@@ -70,7 +70,7 @@ func (d *slotDevices) bind(s *launch.Spec) error {
 	return nil
 }
 
-// bad tells whether the slot's device has failed.
+// bad returns whether the slot's device has failed.
 func (d *slotDevices) bad(slot int) bool {
 	if d == nil {
 		return false

@@ -12,7 +12,7 @@ import (
 
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
-	"github.com/hvdrun/hvdrun/gpu"
+	"github.com/hvdrun/hvdrun/internal/gpu"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )

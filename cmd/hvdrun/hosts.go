@@ -9,7 +9,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -47,7 +47,7 @@ func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 		return script, nil, nil
 	}
 	id := "script-" + rand.Text()
-	guard, err := launch.StartGuard(id)
+	guard, err := proc.StartGuard(plan.EnvRunID, id)
 	if err != nil {
 		return nil, nil, runError{err}
 	}
@@ -100,7 +100,7 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// fixedOrigin names what has said which hosts there are.
+// fixedOrigin names what has set the fixed hosts.
 func (s *settings) fixedOrigin() string {
 	if s.hostfile != "" {
 		return s.origin("hostfile")

@@ -88,7 +88,7 @@ func (p *program) inspect(path string) error {
 	return errors.Join(append(errs, table.Flush())...)
 }
 
-// printable keeps what a file says from steering the terminal.
+// printable keeps the contents of a file from controlling the terminal.
 func printable(r rune) rune {
 	if r < ' ' || r == 0x7f {
 		return '.'

@@ -18,9 +18,10 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -57,13 +58,13 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	return p.drive(ctx, s, j)
 }
 
-// checkCommand tells whether workers on this machine can run the program.
+// checkCommand returns whether workers on this machine can run the program.
 func (s *settings) checkCommand(program string) error {
 	if s.dir != "" {
 		if fi, err := os.Stat(s.dir); err != nil {
 			return fmt.Errorf("%s: %w", s.origin("dir"), err)
 		} else if !fi.IsDir() {
-			return fmt.Errorf("%s: %s is no folder", s.origin("dir"), s.dir)
+			return fmt.Errorf("%s: %s is not a folder", s.origin("dir"), s.dir)
 		}
 	}
 	here := "./" + program
@@ -104,7 +105,7 @@ type jobRun struct {
 	size      driver.Size
 	authority *identity.Authority
 	dir       *jobDir             // nil: it has none
-	known     []launch.KnownAgent // of the driver before
+	known     []client.KnownAgent // of the driver before
 	resumed   bool
 }
 
@@ -128,10 +129,16 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if err != nil {
 		return err
 	}
-	launcher, err := s.launcher(ctx, j.authority, j.fixed, log)
+	agents, err := s.agents(ctx, j.authority, j.fixed, log)
 	if err != nil {
 		return err
 	}
+	if j.dir == nil {
+		agents.Orphan = 0 // there is nothing to wait for
+	} else {
+		agents.Keep, agents.Begun, agents.Known = true, j.dir.begun, j.known
+	}
+	launcher := client.New(agents)
 	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
 	kill := func() {
@@ -142,17 +149,14 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	cfg := p.driverConfig(s, j, log)
 	cfg.Source, cfg.Launcher, cfg.Output, cfg.Events = source, launcher, output, events.write
 	run := driver.Run
-	if j.dir == nil {
-		launcher.Orphan = 0 // there is nothing to wait for
-	} else {
+	if j.dir != nil {
 		cfg.Journal, cfg.Control, cfg.Stop = j.dir.journal(), j.dir.controlPath(), p.stop
 		cfg.Mark = events.mark
-		launcher.Keep, launcher.Begun, launcher.Known = true, j.dir.begun, j.known
 	}
 	if j.resumed {
 		run = driver.Resume
 		cfg.Marked, cfg.Replayed = events.replay(j.dir.about.EventsFrom)
-	} else {
+	} else if !agents.LocalOnly { // agents of this machine are ready when they are needed
 		err = prepare(ctx, launcher, j.fixed, j.size, log)
 	}
 	if err == nil {
@@ -173,30 +177,22 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 // and events.
 func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver.Config {
 	return driver.Config{
-		RunID:             s.runID,
-		Command:           j.command,
-		Env:               s.workerEnv(p.env),
-		Dir:               s.dir,
-		RemovalAfter:      s.removalAfter,
-		Authority:         j.authority,
-		Size:              j.size,
-		Blame:             s.blame,
-		Timeouts:          s.timeouts,
-		EncryptData:       s.encrypt,
-		NetworkInterfaces: s.interfaces,
-		TimelineFilename:  s.timeline,
-		Connections:       s.connections,
-		FusionThreshold:   s.fusion,
-		CycleTime:         s.cycle,
-		VerifyState:       s.verifyState,
-		CoreLimit:         s.coreLimit,
-		HealState:         s.healState,
-		CommitReplicas:    s.commitReplicas,
-		Log:               log,
+		RunID:        s.runID,
+		Command:      j.command,
+		Env:          s.workerEnv(p.env),
+		Dir:          s.dir,
+		RemovalAfter: s.removalAfter,
+		Authority:    j.authority,
+		Size:         j.size,
+		Blame:        s.blame,
+		Timeouts:     s.timeouts,
+		Tuning:       s.tuning,
+		CoreLimit:    s.coreLimit,
+		Log:          log,
 	}
 }
 
-// watchStop says what happens when the job is asked to stop, and kills the workers when it is asked
+// watchStop logs what happens when the job is asked to stop, and kills the workers when it is asked
 // again. The function it returns ends the watch.
 func (p *program) watchStop(ctx context.Context, log *logrus.Logger, kill func(), grace time.Duration) func() {
 	if grace == 0 {
@@ -299,7 +295,7 @@ func (f *eventWriter) Write(text []byte) (int, error) {
 		f.missed, f.behind = nil, behind
 		f.mu.Unlock()
 	}
-	for len(f.behind) > 0 { // nobody else changes it
+	for len(f.behind) > 0 { // only this goroutine changes it
 		n, err := f.file.Write(f.behind)
 		f.mu.Lock()
 		f.behind = f.behind[n:]

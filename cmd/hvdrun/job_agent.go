@@ -12,13 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/agent"
-	"github.com/hvdrun/hvdrun/gpu"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/internal/gpu"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
 // runJobAgent is `hvdrun agent --job`: the agent of one job, which a driver has started. What it
-// has to say before there is a session goes to stdout, in one line; later, into the driver's log.
+// reports before there is a session goes to stdout, in one line; later, into the driver's log.
 func (p *program) runJobAgent(ctx context.Context) error {
 	answered := false
 	err := p.serveJob(ctx, &answered)
@@ -26,19 +27,19 @@ func (p *program) runJobAgent(ctx context.Context) error {
 		return nil
 	}
 	if !answered {
-		_ = launch.AgentReady{Error: err.Error()}.Write(p.stdout) // stderr, and the status, say the same
+		_ = client.Ready{Error: err.Error()}.Write(p.stdout) // stderr and the status are the same
 	}
 	return runError{err}
 }
 
 func (p *program) serveJob(ctx context.Context, answered *bool) error {
-	hello, err := launch.ReadHello(p.stdin)
+	hello, err := client.ReadHello(p.stdin)
 	if err != nil {
 		return err
 	}
 	if hello.Detach {
 		hello.Detach = false
-		ready, err := launch.Exec{}.Start(ctx, hello.Host, hello)
+		ready, err := client.Exec{}.Start(ctx, hello.Host, hello)
 		if err != nil {
 			return errors.Unwrap(err) // the driver knows which host this is
 		}
@@ -52,7 +53,7 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 	}
 	cfg := agent.JobConfig{
 		Hello: hello, Facts: facts(), Hurry: p.hurry, Log: log,
-		Ready: func(r launch.AgentReady) error {
+		Ready: func(r client.Ready) error {
 			*answered = true
 			if err := r.Write(p.stdout); err != nil {
 				return err
@@ -61,7 +62,7 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 		},
 	}
 	if hello.BindGPUs {
-		s := settings{bindGPUs: true, origins: map[string]string{}}
+		s := settings{bindGPUs: true, provenance: provenance{origins: map[string]string{}}}
 		if cfg.Launcher, cfg.Health, err = s.agentDevices(log, plan.MaxSlots); err != nil {
 			return err
 		}
@@ -71,29 +72,29 @@ func (p *program) serveJob(ctx context.Context, answered *bool) error {
 }
 
 const (
-	// agentReaps is how long an agent leaves inherited processes that have ended to others, who do
-	// not exist, and driverReaps a driver, whose children are not all started by the package
-	// launch.
+	// agentReaps and driverReaps are how long an agent and a driver leave inherited processes that
+	// have ended to others: an agent starts all of its children by internal/proc, a driver does
+	// not.
 	agentReaps  = 100 * time.Millisecond
 	driverReaps = 10 * time.Second
 )
 
-// inherit makes this process the parent of those that its descendants leave behind, and takes note
-// of their ends until release is called.
+// inherit makes this process the parent of those that its descendants leave behind, and reaps them
+// until release is called.
 func inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
-	if err := launch.Adopt(); err != nil {
+	if err := proc.Adopt(); err != nil {
 		log.Warnf("what workers leave behind may outlive them: %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var reaping sync.WaitGroup
-	reaping.Go(func() { launch.Reap(ctx, patience) })
+	reaping.Go(func() { proc.Reap(ctx, patience) })
 	return func() {
 		cancel()
 		reaping.Wait()
 	}
 }
 
-// facts are what an agent tells of its host.
+// facts are what an agent reports of its host.
 func facts() agent.Facts {
 	return agent.Facts{Version: version(), GPUs: func() (int, error) {
 		devices, err := localDevices()

@@ -13,10 +13,10 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/journal"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
 const (
@@ -87,7 +87,7 @@ func own(path string) error {
 	case err != nil:
 		return err
 	case !fi.IsDir():
-		return fmt.Errorf("%s is no folder", path)
+		return fmt.Errorf("%s is not a folder", path)
 	}
 	if st := fi.Sys().(*syscall.Stat_t); int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
@@ -114,8 +114,8 @@ func usable(env []string, all, temp string, create bool) error {
 	return own(base)
 }
 
-// newJobDir makes the folder of a job that begins; nil where there can be none and nobody has asked
-// for one.
+// newJobDir makes the folder of a job that begins; nil where there can be none and none was asked
+// for.
 func (p *program) newJobDir(s *settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*jobDir, error) {
 	about := jobFile{
 		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env, Config: s.configText,
@@ -192,14 +192,14 @@ func (d *jobDir) make(authority *identity.Authority, eventsFile string) error {
 	return errors.Join(os.WriteFile(d.authorityPath(), []byte(key+"\n"), 0o600), d.write())
 }
 
-// private refuses a folder that is somebody else's, or into which others may look.
+// private refuses a folder that belongs to another user, or that others may read.
 func private(path string) error {
 	fi, err := os.Stat(path)
 	switch {
 	case err != nil:
 		return err
 	case !fi.IsDir():
-		return fmt.Errorf("%s is no folder", path)
+		return fmt.Errorf("%s is not a folder", path)
 	case fi.Mode().Perm()&0o077 != 0:
 		return fmt.Errorf("others may enter %s (mode %#o): chmod 700 it", path, fi.Mode().Perm())
 	}
@@ -237,7 +237,7 @@ func readJobDir(path string) (*jobDir, error) {
 
 // open makes the folder that of a driver that goes on with the job, and returns what the one before
 // had.
-func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgent, err error) {
+func (d *jobDir) open() (authority *identity.Authority, known []client.KnownAgent, err error) {
 	if err := private(d.path); err != nil {
 		return nil, nil, err
 	}
@@ -249,7 +249,7 @@ func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgen
 		return nil, nil, err
 	}
 	d.agents, _, err = journal.Open(d.agentsPath(), func(b []byte) error {
-		var k launch.KnownAgent
+		var k client.KnownAgent
 		err := json.Unmarshal(b, &k)
 		known = append(known, k)
 		return err
@@ -258,7 +258,7 @@ func (d *jobDir) open() (authority *identity.Authority, known []launch.KnownAgen
 }
 
 // begun writes down that a job agent has been started.
-func (d *jobDir) begun(k launch.KnownAgent) error {
+func (d *jobDir) begun(k client.KnownAgent) error {
 	b, err := json.Marshal(k)
 	if err == nil {
 		err = errors.Join(d.agents.Append(b), d.agents.Sync())
@@ -279,7 +279,7 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.authorityPath()), os.Remove(d.aboutPath()), os.Remove(d.path))
 	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
-	case job.Finished, unread != nil: // the end could not be written down
+	case job.Finished, unread != nil: // the end is not in the journal
 		now := time.Now()
 		d.about.Env, d.about.Config, d.about.Ended, d.about.Status = nil, "", &now, status(result)
 		err = errors.Join(err, d.write(), os.Remove(d.authorityPath()), os.Remove(d.agentsPath()))
@@ -289,7 +289,7 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	}
 }
 
-// prune removes the folders of jobs that nobody will ask for any more.
+// prune removes the folders of jobs that ended long ago.
 func prune(all string, now time.Time) {
 	entries, _ := os.ReadDir(all) // there may be none yet
 	for _, e := range entries {
@@ -383,5 +383,5 @@ func listJobs(env []string) (dirs []*jobDir, bad []error, err error) {
 	return dirs, bad, nil
 }
 
-// inspect tells what has become of the job.
+// inspect returns the state of the job.
 func (d *jobDir) inspect() (driver.Job, error) { return driver.Inspect(d.journal()) }

@@ -55,7 +55,7 @@ func TestOwnTemp(t *testing.T) {
 	if err := os.Symlink(t.TempDir(), base); err != nil {
 		t.Fatal(err)
 	}
-	refused("is no folder")
+	refused("is not a folder")
 	if os.Geteuid() != 0 {
 		return // the rest takes root
 	}

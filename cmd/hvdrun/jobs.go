@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// jobState is what there is to say of a job, in the words of the list.
+// jobState is the state of a job, as the list shows it.
 type jobState string
 
 const (
@@ -20,7 +20,7 @@ const (
 	jobResumable jobState = "resumable" // its driver is gone
 	jobDone      jobState = "done"
 	jobFailed    jobState = "failed"
-	jobBroken    jobState = "broken" // its journal says nothing
+	jobBroken    jobState = "broken" // its journal cannot be read
 )
 
 // jobLine is one job of the list.
@@ -84,7 +84,7 @@ func sortJobs(lines []jobLine) {
 	})
 }
 
-// line tells what has become of the job.
+// line returns the state of the job.
 func (d *jobDir) line() jobLine {
 	l := jobLine{Job: d.about.RunID, Begun: d.about.Begun, Dir: d.path, Command: d.about.Command}
 	job, err := d.inspect()

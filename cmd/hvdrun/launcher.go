@@ -11,9 +11,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -34,7 +34,7 @@ func sshText(field func(*sshSettings) *string) func(*settings, string) error {
 
 func setSSHPort(s *settings, text string) (err error) {
 	if s.ssh.port, err = parseCount(text, 1); err == nil && s.ssh.port > 65535 {
-		err = fmt.Errorf("%q is no port", text)
+		err = fmt.Errorf("%q is not a port", text)
 	}
 	return err
 }
@@ -52,9 +52,9 @@ func setSSHCommand(s *settings, text string) error {
 	return nil
 }
 
-// allLocal tells whether there are hosts and all are this machine.
+// allLocal returns whether there are hosts and all are this machine.
 func allLocal(ctx context.Context, hosts []plan.Host) bool {
-	return launch.AllLocal(ctx, hostNames(hosts))
+	return client.AllLocal(ctx, hostNames(hosts))
 }
 
 func slotsOf(hosts []plan.Host) (n int) {
@@ -72,44 +72,43 @@ func hostNames(hosts []plan.Host) []string {
 	return names
 }
 
-// launcher returns what the workers are started by: the agents of an open cluster, and agents of
+// agents returns how the workers are started: by the agents of an open cluster, and agents of
 // this job alone on hosts where the cluster, if there is one, has none. fixed are all hosts that
 // there will ever be, if they are known.
-func (s *settings) launcher(ctx context.Context, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger) (*launch.Agents, error) {
-	a := &launch.Agents{
+func (s *settings) agents(
+	ctx context.Context, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger,
+) (cfg client.Config, err error) {
+	cfg = client.Config{
 		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
-		Hello: launch.AgentHello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
+		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
 	}
-	if a.Orphan == 0 {
-		a.Orphan = defaultOrphan
+	if cfg.Orphan == 0 {
+		cfg.Orphan = defaultOrphan
 	}
-	if s.bindGPUs && a.LocalOnly {
+	if s.bindGPUs && cfg.LocalOnly {
 		if _, err := localDevices(); err != nil {
-			return nil, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
+			return cfg, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
 		}
 	}
 	source := s.cluster.source
 	if source == nil {
-		return a, nil
+		return cfg, nil
 	}
 	cluster, err := identity.ForCluster(s.cluster.key, s.cluster.label)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
+		return cfg, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
 	}
-	if a.Credentials, err = cluster.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver}); err != nil {
-		return nil, runError{err}
+	if cfg.Credentials, err = cluster.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver}); err != nil {
+		return cfg, runError{err}
 	}
-	a.Find = s.findAgent
-	return a, nil
+	cfg.Find = s.findAgent
+	return cfg, nil
 }
 
 // prepare starts the agents of hosts that will be there all the time before anything waits for a
-// worker: bringing a program there may take its time. It says in a line which hosts cannot be used;
+// worker: bringing a program there may take its time. It logs which hosts cannot be used;
 // unless others may do, that ends the job.
-func prepare(ctx context.Context, a *launch.Agents, hosts []plan.Host, size driver.Size, log logrus.FieldLogger) error {
-	if a.LocalOnly {
-		return nil // they are ready when they are needed
-	}
+func prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size driver.Size, log logrus.FieldLogger) error {
 	names := hostNames(hosts)
 	failed := a.Prepare(ctx, names)
 	if ctx.Err() != nil {
@@ -125,9 +124,9 @@ func prepare(ctx context.Context, a *launch.Agents, hosts []plan.Host, size driv
 }
 
 // starter returns how agents are started where there are none.
-func (s *settings) starter() launch.Starter {
-	return launch.Hosts{
-		Remote: &launch.SSH{
+func (s *settings) starter() client.Starter {
+	return client.Hosts{
+		Remote: &client.SSH{
 			Command: strings.Fields(s.ssh.command), Port: s.ssh.port, IdentityFile: s.ssh.identityFile,
 			Hvdrun: s.ssh.remoteHvdrun,
 		},

@@ -84,8 +84,11 @@ func load(fs *pflag.FlagSet, env []string) (settings, error) { return loadAgain(
 
 // loadAgain is load where the text of the file is known already; if it is empty the file is read.
 func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
-	s := settings{discoveryTimeout: 30 * time.Second, logLevel: logrus.WarnLevel,
-		origins: map[string]string{}, texts: map[string]string{}}
+	s := settings{
+		sourceSettings: sourceSettings{discoveryTimeout: 30 * time.Second},
+		outputSettings: outputSettings{logLevel: logrus.WarnLevel},
+		provenance:     provenance{origins: map[string]string{}, texts: map[string]string{}},
+	}
 	known := settingsOf(fs)
 	fromEnv, err := environment(env, known)
 	if err != nil {
@@ -132,7 +135,7 @@ func loadAgain(fs *pflag.FlagSet, env []string, text string) (settings, error) {
 	return s, s.contradictions()
 }
 
-// readConfig takes what only a file can say, and returns its settings, those that are for others
+// readConfig takes what only a file can set, and returns its settings, those that are for others
 // included.
 func (s *settings) readConfig(path, text string) (map[string]origin, error) {
 	if path == "" {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -124,11 +125,12 @@ verbose: off
 	s.origins, s.texts, s.configText = nil, nil, ""
 	sec := time.Second
 	want := settings{
-		np: 4, minNP: 2, maxNP: 8, hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec, removalAfter: 3,
-		timeouts:   driver.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec, Exit: 65 * sec},
-		blame:      driver.Blame{Policy: driver.BlameHost, CooldownMin: sec, CooldownMax: 600 * sec},
-		interfaces: []string{"lo", "eth0"}, encrypt: true, outputDir: "out", timestamps: true,
-		logLevel: logrus.DebugLevel, logJSON: true, eventsFile: "events",
+		np: 4, minNP: 2, maxNP: 8,
+		sourceSettings: sourceSettings{hosts: "localhost:2,127.0.0.1:2", discoveryTimeout: 5 * sec, removalAfter: 3},
+		timeouts:       driver.Timeouts{DiscoveryInterval: sec / 2, Elastic: 60 * sec, Start: 61 * sec, Join: 62 * sec, Drain: 63 * sec, Finish: 64 * sec, Exit: 65 * sec},
+		blame:          driver.Blame{Policy: driver.BlameHost, CooldownMin: sec, CooldownMax: 600 * sec},
+		tuning:         plan.Tuning{NetworkInterfaces: []string{"lo", "eth0"}, EncryptData: true},
+		outputSettings: outputSettings{outputDir: "out", timestamps: true, logLevel: logrus.DebugLevel, logJSON: true, eventsFile: "events"},
 	}
 	if got, want := fmt.Sprintf("%+v", s), fmt.Sprintf("%+v", want); got != want {
 		t.Errorf("\n%s, want\n%s", got, want)
@@ -140,13 +142,13 @@ func TestValuesThatAreRefused(t *testing.T) {
 		args, env, file string
 		message         string
 	}{
-		{args: "-np x", message: `-np: "x" is no whole number`},
+		{args: "-np x", message: `-np: "x" is not a whole number`},
 		{args: "-np 0", message: `-np: "0" is less than 1`},
-		{args: "-np 1.5", message: `-np: "1.5" is no whole number`},
+		{args: "-np 1.5", message: `-np: "1.5" is not a whole number`},
 		{args: "-np 99999999999999999999", message: `is too large`},
-		{args: "--num-proc=", message: `-np: "" is no whole number`},
+		{args: "--num-proc=", message: `-np: "" is not a whole number`},
 		{args: "--reset-limit -1", message: `--reset-limit: "-1" is less than 0`},
-		{args: "--slots none", message: `--slots-per-host: "none" is no whole number`},
+		{args: "--slots none", message: `--slots-per-host: "none" is not a whole number`},
 		{args: "--start-timeout soon", message: `--start-timeout: "soon" is not a duration (30s, 500ms, or a number of seconds)`},
 		{args: "--start-timeout 0", message: `--start-timeout: "0" is not more than 0`},
 		{args: "--start-timeout -3s", message: `--start-timeout: "-3s" is not more than 0`},
@@ -162,9 +164,9 @@ func TestValuesThatAreRefused(t *testing.T) {
 		{args: "--network-interfaces a,,b", message: `--network-interfaces: "a,,b" has an empty name`},
 		{args: "--hostfile=", message: `--hostfile: the value is empty`},
 		{args: "--config-file no-such-file", message: `--config-file: open no-such-file`},
-		{env: "HVD_MIN_NP=two", message: `HVD_MIN_NP: "two" is no whole number`},
+		{env: "HVD_MIN_NP=two", message: `HVD_MIN_NP: "two" is not a whole number`},
 		{env: "HVD_NP=2 HVD_NUM_PROC=3", message: `HVD_NP=2 and HVD_NUM_PROC=3 contradict each other`},
-		{file: "np: 4\nmin-np: two\n", message: `job.yaml:2: min-np: "two" is no whole number`},
+		{file: "np: 4\nmin-np: two\n", message: `job.yaml:2: min-np: "two" is not a whole number`},
 		{file: "np: 4\n\nmin-npp: 2\n", message: `job.yaml:3: min-npp: unknown key; did you mean min-np?`},
 		{file: "zebra: 2\n", message: `job.yaml:1: zebra: unknown key`},
 		{file: "cache_capacity: 2\n", message: `job.yaml:1: cache_capacity: a key of horovodrun that is not taken: `},
@@ -174,7 +176,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		{file: "np: {a: b}\n", message: `job.yaml:1: np: want one value`},
 		{file: "hosts: [{a: 2}]\n", message: `job.yaml:1: hosts: want one value`},
 		{file: "- np\n", message: `job.yaml:1: want lines of "key: value"`},
-		{file: "np: [\n", message: `job.yaml:1: no YAML: did not find`},
+		{file: "np: [\n", message: `job.yaml:1: not YAML: did not find`},
 	} {
 		_, err := loadArgs(t, c.args, strings.Fields(c.env), c.file)
 		if err == nil || !strings.Contains(err.Error(), c.message) {
@@ -211,8 +213,8 @@ func TestFileByVariable(t *testing.T) {
 
 func TestRepeatedInterfacesAreJoined(t *testing.T) {
 	s, err := loadArgs(t, "--network-interface lo --network-interfaces eth0,eth1 -np 2 -np 3", nil, "")
-	if err != nil || !slices.Equal(s.interfaces, []string{"lo", "eth0", "eth1"}) || s.np != 3 {
-		t.Error(s.interfaces, s.np, err)
+	if err != nil || !slices.Equal(s.tuning.NetworkInterfaces, []string{"lo", "eth0", "eth1"}) || s.np != 3 {
+		t.Error(s.tuning.NetworkInterfaces, s.np, err)
 	}
 }
 
@@ -220,26 +222,27 @@ func TestRepeatedInterfacesAreJoined(t *testing.T) {
 // take them for a person's.
 func TestInsideAWorker(t *testing.T) {
 	env := plan.Worker{RunID: "r", Incarnation: "i", DriverAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
-		EncryptData: true, NetworkInterfaces: []string{"lo"}, Connections: 2, FusionThreshold: 2, CycleTime: 3, StallWarning: 4,
-		VerifyState: 5, HealState: true, CommitReplicas: 6}.Environ()
+		StallWarning: 4, Tuning: plan.Tuning{
+			EncryptData: true, NetworkInterfaces: []string{"lo"}, Connections: 2, FusionThreshold: 2, CycleTime: 3,
+			VerifyState: 5, HealState: true, CommitReplicas: 6,
+		}}.Environ()
 	s, err := loadArgs(t, "", append(env, "HVD_MIN_NP=3"), "")
-	if err != nil || s.encrypt || s.interfaces != nil || s.connections != 0 || s.fusion != 0 || s.cycle != 0 || s.timeouts.StallWarning != 0 || s.verifyState != 0 || s.healState || s.commitReplicas != 0 ||
-		s.minNP != 3 {
+	if err != nil || !reflect.DeepEqual(s.tuning, plan.Tuning{}) || s.timeouts.StallWarning != 0 || s.minNP != 3 {
 		t.Errorf("%+v, %v", s, err)
 	}
 	s, err = loadArgs(t, "", []string{"HVD_ENCRYPT_DATA=1", "HVD_NETWORK_INTERFACES=lo"}, "")
-	if err != nil || !s.encrypt || !slices.Equal(s.interfaces, []string{"lo"}) {
+	if err != nil || !s.tuning.EncryptData || !slices.Equal(s.tuning.NetworkInterfaces, []string{"lo"}) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
 
 func TestTuning(t *testing.T) {
 	s, err := loadArgs(t, "--connections 4 --fusion-threshold-mb 16 --cycle-time-ms=0.5 --stall-warning 10 --stall-timeout 1m --verify-state 7 --heal-state --commit-replicas 2", nil, "")
-	if err != nil || s.connections != 4 || s.commitReplicas != 2 || s.verifyState != 7 || !s.healState || s.fusion != 16 || s.cycle != 500*time.Microsecond || s.timeouts.StallWarning != 10*time.Second || s.timeouts.Stall != time.Minute {
+	if err != nil || s.tuning.Connections != 4 || s.tuning.CommitReplicas != 2 || s.tuning.VerifyState != 7 || !s.tuning.HealState || s.tuning.FusionThreshold != 16 || s.tuning.CycleTime != 500*time.Microsecond || s.timeouts.StallWarning != 10*time.Second || s.timeouts.Stall != time.Minute {
 		t.Errorf("%+v, %v", s, err)
 	}
 	s, err = loadArgs(t, "--fusion-threshold-mb 0 --cycle-time-ms 0 --stall-warning 0 --stall-timeout 0s --verify-state 0", nil, "")
-	if err != nil || s.verifyState >= 0 || s.fusion >= 0 || s.cycle >= 0 || s.timeouts.StallWarning >= 0 || s.timeouts.Stall >= 0 {
+	if err != nil || s.tuning.VerifyState >= 0 || s.tuning.FusionThreshold >= 0 || s.tuning.CycleTime >= 0 || s.timeouts.StallWarning >= 0 || s.timeouts.Stall >= 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 	for _, args := range []string{"--connections 0", "--connections 17", "--fusion-threshold-mb -1", "--fusion-threshold-mb 2000000", "--cycle-time-ms 1ms",

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -44,7 +44,7 @@ func openPlugin(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 		return nil, nil, fmt.Errorf("%s cannot be run: %w", s.plugin, errors.Unwrap(err)) // err itself repeats the path
 	}
 	id := "plugin-" + rand.Text()
-	guard, err := launch.StartGuard(id)
+	guard, err := proc.StartGuard(plan.EnvRunID, id)
 	if err != nil {
 		return nil, nil, runError{err}
 	}

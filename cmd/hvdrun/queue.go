@@ -44,7 +44,7 @@ type queue struct {
 	ending chan struct{} // closed by flush: failures are final
 }
 
-// Write takes whole lines. It keeps nothing of b, blocks for nobody and never fails.
+// Write takes whole lines. It keeps nothing of b, never blocks and never fails.
 func (q *queue) Write(b []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -138,7 +138,7 @@ func (q *queue) isEnding() bool {
 	}
 }
 
-// errNotTaken says that a writer has not taken what was left.
+// errNotTaken reports that a writer has not taken what was left.
 var errNotTaken = errors.New("it takes nothing")
 
 // flush blocks until all is written, or the writer has taken nothing for the patience, or has

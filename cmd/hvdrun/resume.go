@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
 func (p *program) resumeCommand() *cobra.Command {

@@ -80,7 +80,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
 		fmt.Fprintln(p.log, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
 	}
-	_ = p.log.flush(p.flushPatience()) // there is nobody to tell
+	_ = p.log.flush(p.flushPatience()) // it cannot be reported
 	return status(err)
 }
 
@@ -108,7 +108,7 @@ func status(err error) int {
 }
 
 // watchSignals ends the context with the first signal that asks to stop, and passes on that there
-// was another; enough is closed when there is yet another and nobody has heeded that. SIGHUP stays
+// was another; enough is closed when there is yet another and that was not handled. SIGHUP stays
 // ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error
 // of a write, which stops the workers, rather than this process's sudden end.
 func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, enough <-chan struct{}, release func()) {
@@ -155,7 +155,7 @@ func again(hurry chan<- struct{}) bool {
 	}
 }
 
-// samePlace tells whether both writers are one terminal or file.
+// samePlace returns whether both writers are one terminal or file.
 func samePlace(a, b io.Writer) bool {
 	f, ok1 := a.(*os.File)
 	g, ok2 := b.(*os.File)

@@ -17,52 +17,62 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// settings are what a person has set, by whichever way.
+// settings are what a person has set, by flags, variables or a file.
 type settings struct {
-	cluster clusterSettings
+	runID        string // of the job that is run, if one is
+	np           int
+	minNP, maxNP int
+	sourceSettings
+	cluster   clusterSettings
+	timeouts  driver.Timeouts
+	blame     driver.Blame
+	tuning    plan.Tuning // its TimelineFilename is absolute
+	bindGPUs  bool
+	coreLimit uint64 // bytes
+	outputSettings
+	ssh           sshSettings
+	lease, orphan time.Duration // 0: the defaults
+	jobDir        string
+	fileSettings
+	provenance
+}
 
-	runID string            // of the job that is run, if one is
-	stray func(line string) // takes what a plugin should not have printed, where somebody asks for it
-
-	np, minNP, maxNP        int
+// sourceSettings say which hosts there are, or what finds them.
+type sourceSettings struct {
 	hosts, hostfile, script string
 	slotsPerHost            int // 0: as many as GPUs are seen, else 1
 	plugin                  string
 	pluginSettings          map[string]string
+	stray                   func(line string) // takes what a plugin should not have printed; nil: it is only logged
 	discoveryTimeout        time.Duration
 	removalAfter            int // 0: as is usual
-	timeouts                driver.Timeouts
-	blame                   driver.Blame
-	interfaces              []string
-	encrypt, bindGPUs       bool
-	connections             int           // between workers of different hosts; 0: as is usual
-	fusion                  int           // MiB; this and the one below: 0 as is usual, negative not at all
-	cycle                   time.Duration // of asynchronous collectives
-	verifyState             int           // commits; 0: after syncs alone, negative: never
-	healState               bool
-	commitReplicas          int
-	coreLimit               uint64 // bytes
-	outputDir               string
-	timestamps              bool
-	logLevel                logrus.Level
-	logJSON, verbose        bool
-	eventsFile, jobDir      string
-	ssh                     sshSettings
-	lease, orphan           time.Duration // 0: the defaults
-	timeline                string        // absolute
+}
 
-	// Only a file can say these.
+// outputSettings say where output, events and the log go.
+type outputSettings struct {
+	outputDir        string
+	timestamps       bool
+	logLevel         logrus.Level
+	logJSON, verbose bool
+	eventsFile       string
+}
+
+// fileSettings are those that only a file can set.
+type fileSettings struct {
 	command []string
 	env     []string // NAME=value, for the workers
 	dir     string   // of the workers; absolute
+}
 
+// provenance is where settings come from.
+type provenance struct {
 	// origins names, for each setting that was set, the flag, variable or line of a file that did,
-	// and texts what it said.
+	// and texts its value.
 	origins, texts map[string]string
 	configText     string // of the file
 }
 
-// given tells whether the setting was set at all.
+// given returns whether the setting was set at all.
 func (s *settings) given(name string) bool { return s.origins[name] != "" }
 
 // origin names what set the setting, or its flag where nothing did.
@@ -85,7 +95,7 @@ type setting struct {
 	// def is the value where none is given, as text; where there is none, or not the same for all,
 	// unset says what is.
 	def, unset string
-	source     bool // says which hosts there are, or how that is told: `hvdrun discover` has a use for it
+	source     bool // is about which hosts there are: a setting of `hvdrun discover` too
 	list       bool // of values a,b,c; a file may have a list
 	repeat     bool // the same, and values of several flags are joined
 	pairs      bool // of values key=value, a line each; a file may have a map
@@ -219,7 +229,7 @@ var table = slices.Concat(
 			set:   setVerifyState},
 		{name: "heal-state", def: "false",
 			usage: "give workers whose state differs that of most others, and train on, instead of failing",
-			set:   onOff(func(s *settings) *bool { return &s.healState })},
+			set:   onOff(func(s *settings) *bool { return &s.tuning.HealState })},
 		{name: "commit-replicas", arg: "N", def: "0",
 			usage: "other workers, on other hosts first, that keep what one alone has of each commit (elastic.Local)", set: setCommitReplicas},
 	}),
@@ -240,7 +250,7 @@ var table = slices.Concat(
 			usage: "interfaces whose addresses workers offer to each other", set: setInterfaces},
 		{name: "encrypt-data", def: "false",
 			usage: "encrypt the connections that carry tensors too",
-			set:   onOff(func(s *settings) *bool { return &s.encrypt })},
+			set:   onOff(func(s *settings) *bool { return &s.tuning.EncryptData })},
 		{name: "connections", arg: "N", def: "1",
 			usage: "TCP connections that share large messages between two workers of different hosts: more where the network bounds each",
 			set:   setConnections},
@@ -333,18 +343,18 @@ func duration(field func(*settings) *time.Duration) func(*settings, string) erro
 }
 
 func setConnections(s *settings, text string) (err error) {
-	if s.connections, err = parseCount(text, 1); err == nil && s.connections > collective.MaxConnections {
+	if s.tuning.Connections, err = parseCount(text, 1); err == nil && s.tuning.Connections > collective.MaxConnections {
 		err = fmt.Errorf("%q is more than %d", text, collective.MaxConnections)
 	}
 	return err
 }
 
 func setFusion(s *settings, text string) (err error) {
-	if s.fusion, err = parseCount(text, 0); err == nil && s.fusion > plan.MaxFusionThreshold {
+	if s.tuning.FusionThreshold, err = parseCount(text, 0); err == nil && s.tuning.FusionThreshold > plan.MaxFusionThreshold {
 		err = fmt.Errorf("%q is more than %d", text, plan.MaxFusionThreshold)
 	}
-	if s.fusion == 0 {
-		s.fusion = -1
+	if s.tuning.FusionThreshold == 0 {
+		s.tuning.FusionThreshold = -1
 	}
 	return err
 }
@@ -352,10 +362,10 @@ func setFusion(s *settings, text string) (err error) {
 func setCycleTime(s *settings, text string) error {
 	ms, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(ms >= 0 && ms <= math.MaxInt32) {
-		return fmt.Errorf("%q is no number of milliseconds", text)
+		return fmt.Errorf("%q is not a number of milliseconds", text)
 	}
-	if s.cycle = time.Duration(ms * 1e6); s.cycle == 0 {
-		s.cycle = -1
+	if s.tuning.CycleTime = time.Duration(ms * 1e6); s.tuning.CycleTime == 0 {
+		s.tuning.CycleTime = -1
 	}
 	return nil
 }
@@ -374,17 +384,17 @@ func durationOrNever(field func(*settings) *time.Duration) func(*settings, strin
 }
 
 func setVerifyState(s *settings, text string) (err error) {
-	if s.verifyState, err = parseCount(text, 0); err == nil && s.verifyState > math.MaxInt32 {
+	if s.tuning.VerifyState, err = parseCount(text, 0); err == nil && s.tuning.VerifyState > math.MaxInt32 {
 		err = fmt.Errorf("%q is more than %d", text, math.MaxInt32)
 	}
-	if s.verifyState == 0 {
-		s.verifyState = -1
+	if s.tuning.VerifyState == 0 {
+		s.tuning.VerifyState = -1
 	}
 	return err
 }
 
 func setCommitReplicas(s *settings, text string) (err error) {
-	if s.commitReplicas, err = parseCount(text, 0); err == nil && s.commitReplicas > plan.MaxSlots {
+	if s.tuning.CommitReplicas, err = parseCount(text, 0); err == nil && s.tuning.CommitReplicas > plan.MaxSlots {
 		err = fmt.Errorf("%q is more than %d", text, plan.MaxSlots)
 	}
 	return err
@@ -442,7 +452,7 @@ func setResetWindow(s *settings, text string) (err error) {
 }
 
 func setInterfaces(s *settings, text string) (err error) {
-	s.interfaces, err = parseList(text)
+	s.tuning.NetworkInterfaces, err = parseList(text)
 	return err
 }
 
@@ -450,7 +460,7 @@ func setTimeline(s *settings, text string) (err error) {
 	if strings.TrimSpace(text) == "" {
 		return errors.New("the value is empty")
 	}
-	s.timeline, err = filepath.Abs(text)
+	s.tuning.TimelineFilename, err = filepath.Abs(text)
 	return err
 }
 

@@ -21,7 +21,7 @@ func statuses(t *testing.T) map[string]control.Status {
 	at := func(after time.Duration) *time.Time { return new(now.Add(after)) }
 	event := func(text string) json.RawMessage {
 		if !json.Valid([]byte(text)) {
-			t.Fatalf("%s is no JSON", text)
+			t.Fatalf("%s is not JSON", text)
 		}
 		return json.RawMessage(text)
 	}

@@ -15,10 +15,10 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
-	"github.com/hvdrun/hvdrun/driver/journal"
-	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/internal/journal"
 )
 
 // stopJob has the job's driver stop it, or ends the workers of a job whose driver is gone.
@@ -73,9 +73,9 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 		return runError{fmt.Errorf("job %s: what its agents are reached with cannot be read, they end its workers after --orphan-timeout: %w",
 			d.about.RunID, err)}
 	case err != nil:
-		p.logger(&settings{logLevel: logrus.WarnLevel}).WithError(err).Warn("some agents may be unknown")
+		p.logger(&settings{outputSettings: outputSettings{logLevel: logrus.WarnLevel}}).WithError(err).Warn("some agents may be unknown")
 	}
-	latest := make(map[string]launch.KnownAgent) // of two on one host the later counts
+	latest := make(map[string]client.KnownAgent) // of two on one host the later counts
 	for _, k := range known {
 		latest[k.Host] = k
 	}
@@ -85,7 +85,7 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 	var ending sync.WaitGroup
 	for _, k := range latest {
 		ending.Go(func() {
-			n, err := launch.EndRun(ctx, authority, k, now)
+			n, err := client.EndRun(ctx, authority, k, now)
 			mu.Lock()
 			defer mu.Unlock()
 			workers += n

@@ -51,7 +51,7 @@ func parseCount(text string, least int) (int, error) {
 		return 0, fmt.Errorf("%q is too large", text)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%q is no whole number", text)
+		return 0, fmt.Errorf("%q is not a whole number", text)
 	}
 	if n < least {
 		return 0, fmt.Errorf("%q is less than %d", text, least)
@@ -77,11 +77,11 @@ func parseBytes(text string) (uint64, error) {
 	case "TiB":
 		unit = 40
 	default:
-		return 0, fmt.Errorf("%q is no number of bytes (4096, 64MiB, unlimited)", text)
+		return 0, fmt.Errorf("%q is not a number of bytes (4096, 64MiB, unlimited)", text)
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil || n > math.MaxUint64>>unit {
-		return 0, fmt.Errorf("%q is no number of bytes (4096, 64MiB, unlimited)", text)
+		return 0, fmt.Errorf("%q is not a number of bytes (4096, 64MiB, unlimited)", text)
 	}
 	return n << unit, nil
 }

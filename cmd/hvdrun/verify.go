@@ -81,7 +81,7 @@ type verifier struct {
 	out    io.Writer
 	source discovery.Discoverer
 	want   []plan.Host
-	mute   bool // the first discovery has failed: all others would say the same
+	mute   bool // the first discovery has failed: all others would fail the same way
 	broken int
 }
 

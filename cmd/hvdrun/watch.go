@@ -28,7 +28,7 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 		return err
 	}
 	defer closeSource()
-	silent := logrus.New() // what is printed says it all
+	silent := logrus.New() // the output has all of it
 	silent.SetOutput(io.Discard)
 	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
 	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now,
@@ -63,8 +63,8 @@ type watchPrinter struct {
 // change is what is different about a host, or about all of them.
 type change struct{ what, how string }
 
-// changes tells how a list differs from the one before, in the order of the lists; nothing where it
-// does not.
+// changes returns how a list differs from the one before, in the order of the lists; nothing where
+// it does not.
 func changes(before, after []plan.Host) (all []change) {
 	for _, h := range after {
 		i := slices.IndexFunc(before, func(b plan.Host) bool { return b.Name == h.Name })

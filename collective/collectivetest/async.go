@@ -455,8 +455,8 @@ func testAsyncCancel(t *testing.T, newGroups NewGroups) {
 	closeAll(t, groups)
 }
 
-// testAsyncClose: who closes after its last operation leaves in peace; an operation that needs it
-// fails, and one of its own that is under way as it closes too.
+// testAsyncClose: a rank that closes after its last operation leaves without an error; an operation
+// that needs it fails, and one of its own that is under way as it closes too.
 func testAsyncClose(t *testing.T, newGroups NewGroups) {
 	for i := range repeat(20) {
 		groups := newGroups(t, 3)

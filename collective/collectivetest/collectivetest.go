@@ -476,7 +476,7 @@ func wild(r *rand.Rand, i int) float64 {
 	return (r.Float64() - 0.5) * math.Pow(10, float64(i%20))
 }
 
-// checkNaN: one rank's NaN is everybody's, and −0 is less than +0.
+// checkNaN: one rank's NaN is that of all, and −0 is less than +0.
 func checkNaN(t *testing.T, groups []*collective.Group) {
 	t.Helper()
 	for who := range groups {
@@ -603,7 +603,7 @@ func checkMismatch(t *testing.T, err error, rank int) {
 	}
 }
 
-// testRandomMismatch: whoever calls whatever, no rank hangs, and none succeeds unless all called
+// testRandomMismatch: whatever the ranks call, no rank hangs, and none succeeds unless all called
 // the same.
 func testRandomMismatch(t *testing.T, newGroups NewGroups) {
 	for seed := range uint64(repeat(30)) {
@@ -778,7 +778,8 @@ func all(ctx context.Context, g *collective.Group, length int) error {
 	return err
 }
 
-// testDeath: a rank dies at a random moment; every other one is told who it was, and nothing hangs.
+// testDeath: a rank dies at a random moment; every other one is told which one it was, and nothing
+// hangs.
 func testDeath(t *testing.T, newGroups NewGroups) {
 	CheckDeath(t, repeat(40), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
@@ -872,8 +873,8 @@ func testIdleDeath(t *testing.T, newGroups NewGroups) {
 	closeAll(t, groups)
 }
 
-// testLeave: who closes after an operation lets slower ranks finish it; operations that begin when
-// all have finished it fail with the leaver's name.
+// testLeave: a rank that closes after an operation lets slower ranks finish it; operations that
+// begin when all have finished it fail with the leaver's name.
 func testLeave(t *testing.T, newGroups NewGroups) {
 	for seed := range repeat(10) {
 		n := 2 + seed%4
@@ -922,7 +923,7 @@ func testCancel(t *testing.T, newGroups NewGroups) {
 				return collective.AllReduce(bounded, g, make([]float32, 1_000_000), collective.Sum)
 			}
 			cancel()
-			<-returned // rank 2 calls late: nobody can have finished before
+			<-returned // rank 2 calls late: no rank can have finished before
 			return collective.AllReduce(bounded, g, make([]float32, 1_000_000), collective.Sum)
 		})
 		cancel()

@@ -2,5 +2,6 @@
 
 package collectivetest
 
-// Raced tells whether the race detector is on, under which everything takes several times as long.
+// Raced reports whether the race detector is on, under which everything takes several times as
+// long.
 const Raced = true

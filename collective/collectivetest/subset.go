@@ -235,7 +235,7 @@ func CheckSubsetDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g 
 	}
 }
 
-// testSubsetCancel: the end of one rank's context in Subset ends the generation; nobody hangs.
+// testSubsetCancel: the end of one rank's context in Subset ends the generation; no rank hangs.
 func testSubsetCancel(t *testing.T, newGroups NewGroups) {
 	for i := range repeat(10) {
 		groups := newGroups(t, 3)
@@ -267,7 +267,7 @@ func testSubsetCancel(t *testing.T, newGroups NewGroups) {
 }
 
 // testSubsetClose: a closed subset leaves the group as it is; operations of the subset that need
-// who has closed it fail, and everything with them.
+// the rank that has closed it fail, and everything with them.
 func testSubsetClose(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
+	"github.com/hvdrun/hvdrun/internal/dl"
 )
 
 // DefaultLibrary is the driver's, which comes with the driver and not with CUDA's toolkit.
@@ -66,15 +66,10 @@ type api struct {
 	ipcCloseMemHandle func(address uint64) result
 }
 
-// symbol is a function of the driver by the name under which its library has it. Where a function
-// was changed the name has a number, and the one without is for programs of long ago.
-type symbol struct {
-	name string
-	call any // pointer to a field of api
-}
-
-func (a *api) symbols() []symbol {
-	return []symbol{
+// symbols returns the functions by the names under which the driver has them. Where a function was
+// changed the name has a number, and the one without is for programs of long ago.
+func (a *api) symbols() []dl.Symbol {
+	return []dl.Symbol{
 		{"cuInit", &a.init}, {"cuDriverGetVersion", &a.driverGetVersion},
 		{"cuGetErrorName", &a.getErrorName}, {"cuGetErrorString", &a.getErrorString},
 		{"cuDeviceGetCount", &a.deviceGetCount}, {"cuDeviceGet", &a.deviceGet}, {"cuDeviceGetName", &a.deviceGetName},
@@ -100,7 +95,7 @@ func (a *api) symbols() []symbol {
 }
 
 // loaded are the drivers of this process by the path of the library. They are never unloaded: CUDA
-// does not bear it.
+// does not survive it.
 var loaded struct {
 	mu  sync.Mutex
 	api map[string]*api
@@ -116,17 +111,13 @@ func load(library string) (*api, error) {
 	if a := loaded.api[library]; a != nil {
 		return a, nil
 	}
-	handle, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	handle, err := dl.Open(library)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrUnavailable, err)
 	}
 	a := &api{}
-	for _, s := range a.symbols() {
-		address, err := purego.Dlsym(handle, s.name)
-		if err != nil {
-			return nil, fmt.Errorf("%w: the driver in %s is too old: %v", ErrUnavailable, library, err)
-		}
-		purego.RegisterFunc(s.call, address)
+	if _, err := dl.Bind(handle, a.symbols()); err != nil {
+		return nil, fmt.Errorf("%w: the driver in %s is too old: %v", ErrUnavailable, library, err)
 	}
 	if err := a.check("cuInit", a.init(0)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -166,7 +157,7 @@ func cString(p unsafe.Pointer) string {
 	return string(unsafe.Slice((*byte)(p), n))
 }
 
-// isCode tells whether err is a result of the driver.
+// isCode reports whether err is a result of the driver.
 func isCode(err error, r result) bool {
 	var e *Error
 	return errors.As(err, &e) && result(e.Code) == r

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Handle is an asynchronous operation under way.
@@ -71,7 +71,7 @@ func submit[T collective.Element](ctx context.Context, g *collective.Group, name
 	var err error
 	if g == nil {
 		err = errNoGroup
-	} else { // the group's engine refuses what is no operation, on all ranks
+	} else { // the group's engine refuses invalid operations, on all ranks
 		for i, s := range tensors {
 			v := &submission{device: s.device, kind: typeOf[T](), op: op, address: s.address, n: s.n}
 			if err = v.begin(o); err != nil {

@@ -1,12 +1,12 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // Config says which device to open, and how. The zero value is the first device of the machine's
@@ -23,14 +24,16 @@ import (
 type Config struct {
 	Device  int    // its number in CUDA's order, from 0; a worker's is its slot
 	Library string // of the driver; DefaultLibrary if empty
-	// NCCL is the path of its library; empty: what HVD_NCCL_LIBRARY says in this process's
-	// environment, or else nccl.DefaultLibrary.
+	// NCCL is the path of its library; empty: what HVD_NCCL_LIBRARY says when the device is opened,
+	// or else nccl.DefaultLibrary.
 	NCCL string
 	// Backend is by what means collectives are done: BackendNCCL, BackendIPC, BackendHosts or
 	// BackendStaging. It holds for a group as soon as one rank wants it; where it cannot be, or
-	// another rank wants another, they return a *BackendError. Empty: what HVD_CUDA_BACKEND says in
-	// this process's environment, or else the best that all ranks can use.
+	// another rank wants another, they return a *BackendError. Empty: what HVD_CUDA_BACKEND says
+	// when the device is opened, or else the best that all ranks can use.
 	Backend string
+
+	ncclShared bool // NCCL permits several ranks on one device
 
 	host string // for tests: where this process says it is; empty: on the host that it is on
 }
@@ -132,42 +135,71 @@ type Device struct {
 	config Config
 	info   Info
 	device int32
+	callThread
 
-	calls  chan func()   // to the thread
-	watch  chan watched  // to the thread: events to wait for
-	closed chan struct{} // Close has begun
-	ended  chan struct{} // the thread is gone
-	once   sync.Once     // of Close
-
-	waiting  []watched      // the thread's
 	threads  sync.WaitGroup // NCCL's, and what waits for it
-	shutting sync.Mutex     // held while backends of generations before are shut
+	shutting sync.Mutex     // held while backends of earlier generations are shut
 
-	mu       sync.Mutex
-	active   int                // what is under way with things of the device; guarded by mu, as all below
-	idle     *sync.Cond         // active is 0
-	closing  bool               // nothing asynchronous begins any more
-	shut     bool               // nothing begins any more
-	modules  map[string]uintptr // of kernels, by type
-	kernels  map[string]uintptr // functions, by name
-	spare    []*staging         // sets that nothing uses
-	retiring []chan struct{}    // closed when the device has left the staging of a failed operation alone
-	backends map[*collective.Group]backend
-	fusions  map[*collective.Group]*fusion // of engines of asynchronous operations
-	owned    map[uint64]uint64             // bytes of what Alloc has returned, by address
-	graves   []uint64                      // what others may have open of a meeting that failed
-	banks    map[uint64]bool               // what snapshots of tensors are in
-	left     []*communicator               // of generations before: new ones may be made from them
+	mu sync.Mutex // guards what follows
+	usage
+	kernelCode
+	stagings
+	groupState
+	allocations
 }
 
-// watched is an event that somebody waits for.
+// callThread is the thread that makes the calls of the driver.
+type callThread struct {
+	calls   chan func()   // to the thread
+	watch   chan watched  // to the thread: events to wait for
+	closed  chan struct{} // Close has begun
+	ended   chan struct{} // the thread is gone
+	once    sync.Once     // of Close
+	waiting []watched     // the thread's
+}
+
+// usage is what is under way on the device.
+type usage struct {
+	active  int        // how much
+	idle    *sync.Cond // active is 0
+	closing bool       // nothing asynchronous begins any more
+	shut    bool       // nothing begins any more
+}
+
+// kernelCode is the code that the device has.
+type kernelCode struct {
+	modules map[string]uintptr // of kernels, by type
+	kernels map[string]uintptr // functions, by name
+}
+
+// stagings are the sets of pinned memory and streams that copies use.
+type stagings struct {
+	spare    []*staging      // sets that nothing uses
+	retiring []chan struct{} // closed when the device does not use the staging of a failed operation any more
+}
+
+// groupState is what the device keeps for the groups that use it.
+type groupState struct {
+	backends map[*collective.Group]backend
+	fusions  map[*collective.Group]*fusion // of engines of asynchronous operations
+	reusable []*communicator               // of earlier generations: new ones may be made from them
+}
+
+// allocations are memory of the device.
+type allocations struct {
+	owned         map[uint64]uint64 // bytes of what Alloc has returned, by address
+	deferredFrees []uint64          // memory that others may have open after a meeting that failed
+	banks         map[uint64]bool   // memory of tensors' snapshots
+}
+
+// watched is an event that is waited for.
 type watched struct {
 	event uintptr
 	done  chan<- error // has room
 }
 
 // Open opens a device and starts its thread, which Close ends. It takes a reference to the device's
-// primary context, and makes it if nobody has. Opening a device of which another process has
+// primary context, and makes it if there is none. Opening a device of which another process has
 // exclusive use fails.
 func Open(config Config) (*Device, error) {
 	a, err := load(config.Library)
@@ -178,18 +210,19 @@ func Open(config Config) (*Device, error) {
 }
 
 func (a *api) open(config Config) (*Device, error) {
-	if config.Backend == "" {
-		config.Backend = os.Getenv(backendVariable)
-	}
+	env := plan.GPUFromEnv()
+	config.Backend = cmp.Or(config.Backend, env.Backend)
+	config.NCCL = cmp.Or(config.NCCL, env.NCCLLibrary)
+	config.ncclShared = env.NCCLShared
 	if config.Backend != "" && !slices.Contains(backends, config.Backend) {
-		return nil, fmt.Errorf("cuda: there is no backend %q: there are %s", config.Backend, strings.Join(backends, ", "))
+		return nil, fmt.Errorf("cuda: %q is not a backend; choose one of %s", config.Backend, strings.Join(backends, ", "))
 	}
 	var n int32
 	if err := a.check("cuDeviceGetCount", a.deviceGetCount(&n)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if config.Device < 0 || config.Device >= int(n) {
-		return nil, fmt.Errorf("%w: there is no device %d among %d", ErrUnavailable, config.Device, n)
+		return nil, fmt.Errorf("%w: there is no device %d; the driver has %d", ErrUnavailable, config.Device, n)
 	}
 	info, device, err := a.info(config.Device)
 	if err != nil {
@@ -199,10 +232,14 @@ func (a *api) open(config Config) (*Device, error) {
 		return nil, fmt.Errorf("%w: device %d, %s, has compute capability %d.%d; %d.0 is the least", ErrUnavailable,
 			config.Device, info.Name, info.Major, info.Minor, minMajor)
 	}
-	d := &Device{api: a, config: config, info: info, device: device,
-		calls: make(chan func()), watch: make(chan watched), closed: make(chan struct{}), ended: make(chan struct{}),
-		modules: map[string]uintptr{}, kernels: map[string]uintptr{}, backends: map[*collective.Group]backend{},
-		fusions: map[*collective.Group]*fusion{}, owned: map[uint64]uint64{}, banks: map[uint64]bool{}}
+	d := &Device{
+		api: a, config: config, info: info, device: device,
+		callThread: callThread{calls: make(chan func()), watch: make(chan watched), closed: make(chan struct{}),
+			ended: make(chan struct{})},
+		kernelCode:  kernelCode{modules: map[string]uintptr{}, kernels: map[string]uintptr{}},
+		groupState:  groupState{backends: map[*collective.Group]backend{}, fusions: map[*collective.Group]*fusion{}},
+		allocations: allocations{owned: map[uint64]uint64{}, banks: map[uint64]bool{}},
+	}
 	d.idle = sync.NewCond(&d.mu)
 	started := make(chan error, 1)
 	go d.run(started)
@@ -224,8 +261,7 @@ func (d *Device) Memory() (free, total uint64, err error) {
 
 // Close waits for asynchronous operations under way, gives back what the device's collectives have
 // taken, and ends its thread. Slices, streams and events of the device should have been given back
-// before; they are of no use afterwards. It waits for what the device is doing. A second call
-// returns ErrClosed.
+// before; they are of no use afterwards. It waits for the device. A second call returns ErrClosed.
 func (d *Device) Close() error {
 	err := ErrClosed
 	d.once.Do(func() {
@@ -248,24 +284,24 @@ func (d *Device) release() error {
 	var errs []error
 	for _, b := range d.backends {
 		errs = append(errs, b.shut())
-		d.graves = append(d.graves, b.remains()...)
+		d.deferredFrees = append(d.deferredFrees, b.takeDeferred()...)
 	}
 	d.endNCCL()
-	d.graves = append(d.graves, d.forgetFusions(math.MaxUint64)...)
-	errs = append(errs, d.bury(slices.AppendSeq(d.graves, maps.Keys(d.banks))))
+	d.deferredFrees = append(d.deferredFrees, d.forgetFusions(math.MaxUint64)...)
+	errs = append(errs, d.freeAll(slices.AppendSeq(d.deferredFrees, maps.Keys(d.banks))))
 	for _, s := range d.spare {
 		errs = append(errs, s.free())
 	}
 	for _, m := range d.modules {
 		errs = append(errs, d.call("cuModuleUnload", func(a *api) result { return a.moduleUnload(m) }))
 	}
-	d.backends, d.graves, d.banks, d.spare, d.modules, d.kernels = nil, nil, nil, nil, nil, nil
+	d.backends, d.deferredFrees, d.banks, d.spare, d.modules, d.kernels = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
 // run is the thread.
 func (d *Device) run(started chan<- error) {
-	runtime.LockOSThread() // for ever: the thread ends with the goroutine, and with it what CUDA knows of it
+	runtime.LockOSThread() // for ever: the thread ends with the goroutine, and CUDA's state of the thread with it
 	defer close(d.ended)
 	leave, err := d.enter()
 	started <- err
@@ -290,9 +326,9 @@ func (d *Device) enter() (leave func(), err error) {
 	return leave, nil
 }
 
-// How the thread looks after events: for as long as an exchange between ranks may take it does
-// nothing else; then the system wakes it after each nap, which is finer than Go's timers are; what
-// takes longer than that is worth a timer.
+// How the thread polls events: for as long as an exchange between ranks may take, without a pause;
+// then the system wakes it after each nap, which is finer than Go's timers; after that, a timer
+// does.
 const (
 	eager  = 100 * time.Microsecond
 	nap    = 20 * time.Microsecond
@@ -300,7 +336,7 @@ const (
 	rest   = time.Millisecond
 )
 
-// now has always come.
+// now is always ready.
 var now = func() <-chan time.Time {
 	c := make(chan time.Time)
 	close(c)
@@ -309,7 +345,7 @@ var now = func() <-chan time.Time {
 
 // serve performs calls and watches events until the device is closed.
 func (d *Device) serve() {
-	var since time.Time // when the last one came or ended
+	var since time.Time // when the last event came or ended
 	timer := time.NewTimer(rest)
 	defer timer.Stop()
 	for {
@@ -345,7 +381,7 @@ func (d *Device) serve() {
 	}
 }
 
-// look asks for all events that are waited for, and forgets those that have come.
+// look polls all events that are waited for, and drops those that have occurred.
 func (d *Device) look() {
 	d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool {
 		r := d.api.eventQuery(w.event)
@@ -372,7 +408,7 @@ func (d *Device) call(name string, f func(a *api) result) error {
 	return d.do(func() error { return d.api.check(name, f(d.api)) })
 }
 
-// await blocks until the event has come to pass, or its device has failed, or ctx has ended.
+// await blocks until the event has occurred, or its device has failed, or ctx has ended.
 func (d *Device) await(ctx context.Context, event uintptr) error {
 	done := make(chan error, 1)
 	select {
@@ -385,7 +421,7 @@ func (d *Device) await(ctx context.Context, event uintptr) error {
 		return err
 	case <-ctx.Done():
 	}
-	return d.do(func() error { // the event is its owner's again
+	return d.do(func() error { // the event belongs to its owner again
 		d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool { return w.done == done })
 		return ctx.Err()
 	})
@@ -402,7 +438,7 @@ func (d *Device) begin() error {
 	return nil
 }
 
-// beginAsync is begin for what goes on after the caller.
+// beginAsync is begin for work that outlives the call.
 func (d *Device) beginAsync() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -421,7 +457,7 @@ func (d *Device) end() {
 	}
 }
 
-// spawn does f beside the caller, which is between begin and end.
+// spawn runs f in a goroutine; the caller is between begin and end.
 func (d *Device) spawn(f func()) {
 	d.mu.Lock()
 	d.active++

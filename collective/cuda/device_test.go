@@ -205,7 +205,7 @@ func TestStreams(t *testing.T) {
 		t.Error(err)
 	}
 	if wrapped := d.WrapStream(s.Handle()); wrapped.Synchronize(t.Context()) != nil || wrapped.Close() != nil {
-		t.Error("a stream of somebody else")
+		t.Error("a wrapped stream")
 	}
 	if !slices.Equal(values(t, v), []float32{2, 4}) {
 		t.Error("not scaled")

@@ -9,12 +9,11 @@ var (
 	// ErrUnavailable says that this process cannot use CUDA: there is no driver, one that lacks
 	// what is needed, or no device.
 	ErrUnavailable = errors.New("cuda: not available")
-	// ErrOutOfMemory is, by errors.Is, what a device or the host says that has no memory left to
-	// give.
+	// ErrOutOfMemory is, by errors.Is, the error of a device or host without free memory.
 	ErrOutOfMemory = errors.New("cuda: out of memory")
-	// ErrSticky is, by errors.Is, an error after which the device's context is of no use any more:
-	// every later call fails as well, on every Device of this process that shares the context. Only
-	// a new process helps.
+	// ErrSticky is, by errors.Is, an error after which the device's context is unusable: every
+	// later call fails as well, on every Device of this process that shares the context. Only a new
+	// process helps.
 	ErrSticky = errors.New("cuda: the context is broken")
 	// ErrClosed is returned by what is called on a Device, or on something of it, after its Close.
 	ErrClosed = errors.New("cuda: the device is closed")
@@ -23,7 +22,7 @@ var (
 // result is a CUresult.
 type result int32
 
-// Results that are acted on.
+// Results that the package handles.
 const (
 	success           result = 0
 	invalidValue      result = 1
@@ -52,8 +51,8 @@ const (
 	notSupported      result = 801
 )
 
-// Error is what a call of the driver has answered. It may be that of work which was begun before:
-// the driver tells it late.
+// Error is the result of a call of the driver. It may belong to earlier work: the driver reports
+// that late.
 type Error struct {
 	Call string // such as "cuMemAlloc_v2"
 	Code int    // the CUresult
@@ -78,7 +77,7 @@ func (e *Error) Is(target error) bool {
 	return target == ErrOutOfMemory && result(e.Code) == outOfMemory || target == ErrSticky && result(e.Code).sticky()
 }
 
-// sticky tells whether the context is lost: the driver's manual says so of these.
+// sticky reports whether the context is lost after a result, as the driver's manual says.
 func (r result) sticky() bool {
 	switch r {
 	case eccUncorrectable, nvlinkError, contained, illegalAddress, launchTimeout, assertFailed, hardwareStack, illegalOperation,

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/collective/cuda/ptxtest"
+	"github.com/hvdrun/hvdrun/internal/ptxtest"
 )
 
 // node is a machine with devices, whose memory is the host's. Its processes are drivers.
@@ -85,24 +85,24 @@ var garbage = [4096]byte(bytes.Repeat([]byte{0xee}, 4096))
 type driver struct {
 	node *node
 
-	mu       sync.Mutex
-	fault    func(call string) result // called for each; success: go on
-	sticky   result                   // of all calls from now on
-	ranges   map[uint64]*allocation   // what the process sees, by address
-	mapped   map[uint64]int           // of these, another process's: how often it is open
-	pinned   map[unsafe.Pointer][]byte
-	register bool // host memory of others can be pinned
-	next     uintptr
-	streams  map[uintptr]*fakeStream
-	events   map[uintptr]*mark
-	modules  map[uintptr]*ptxtest.Module
-	kernels  map[uintptr]*ptxtest.Kernel
-	grid     [7]uint32    // of the last launch
-	threads  map[int]bool // those with a context
-	retained int
-	astray   bool // what it opens is other memory
-	calls    map[string]int
-	carried  uint64 // bytes over the bus, in both directions
+	mu        sync.Mutex
+	fault     func(call string) result // called for each; success: go on
+	sticky    result                   // of all calls from now on
+	ranges    map[uint64]*allocation   // what the process sees, by address
+	mapped    map[uint64]int           // of these, another process's: how often it is open
+	pinned    map[unsafe.Pointer][]byte
+	register  bool // host memory of others can be pinned
+	next      uintptr
+	streams   map[uintptr]*fakeStream
+	events    map[uintptr]*mark
+	modules   map[uintptr]*ptxtest.Module
+	kernels   map[uintptr]*ptxtest.Kernel
+	grid      [7]uint32    // of the last launch
+	threads   map[int]bool // those with a context
+	retained  int
+	elsewhere bool // what it opens is other memory
+	calls     map[string]int
+	carried   uint64 // bytes over the bus, in both directions
 }
 
 // mark is a recorded event.
@@ -624,7 +624,7 @@ func (f *driver) ipc(a *api) {
 				return success
 			}
 		}
-		if f.astray {
+		if f.elsewhere {
 			alloc = &allocation{memory: make([]byte, len(alloc.memory))}
 		}
 		alloc.opens++

@@ -14,7 +14,7 @@ type fusion struct {
 	agreed int          // bytes that all ranks have room for
 }
 
-// leastBucket is what a bucket begins with, in bytes.
+// leastBucket is the smallest size of a bucket, in bytes.
 const leastBucket = 1 << 20
 
 // reduceAll combines vectors of one type and operation with those of the other ranks, all of which
@@ -33,7 +33,7 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 	}
 	if !fits {
 		for _, v := range all {
-			if err := d.allReduce(ctx, lane, v.kind, v.op, v.address, v.n, v.ready); err != nil {
+			if err := d.allReduceSlice(ctx, lane, v.kind, v.op, v.address, v.n, v.ready); err != nil {
 				return err
 			}
 		}
@@ -47,7 +47,7 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 		if err := s.settle(ctx); err != nil {
 			return err
 		}
-		if err := d.allReduce(ctx, lane, first.kind, first.op, bucket, n, nil); err != nil {
+		if err := d.allReduceSlice(ctx, lane, first.kind, first.op, bucket, n, nil); err != nil {
 			return err
 		}
 		if err := d.do(func() error { return s.scatter(bucket, all) }); err != nil {
@@ -105,8 +105,8 @@ func (d *Device) fusion(lane *collective.Group) *fusion {
 	return f
 }
 
-// fit makes the bucket of a lane large enough, and tells whether all ranks could. They ask each
-// other where it has to grow, which is at the same time on all.
+// fit makes the bucket of a lane large enough, and reports whether all ranks could. They agree
+// where it has to grow, which is at the same time on all.
 func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, error) {
 	f := d.fusion(lane)
 	if n <= f.agreed {

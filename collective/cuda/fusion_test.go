@@ -180,7 +180,7 @@ func TestFusionFails(t *testing.T) {
 	}
 }
 
-// TestFusionHung: slices of a stream that does not go on keep nobody from giving up.
+// TestFusionHung: slices of a stream that does not go on keep no rank from giving up.
 func TestFusionHung(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	w.node.gate = make(chan struct{})

@@ -166,7 +166,7 @@ func TestFreedWhileOpen(t *testing.T) {
 	}
 	w.node.mu.Lock()
 	defer w.node.mu.Unlock()
-	if w.node.early > 0 || w.node.used > 2*uint64(maxDoomed+bankSize+4<<20) {
+	if w.node.early > 0 || w.node.used > 2*uint64(maxDeferred+bankSize+4<<20) {
 		t.Errorf("%d allocations were freed early, %d bytes are held", w.node.early, w.node.used)
 	}
 }
@@ -190,12 +190,12 @@ func TestSomeWantStaging(t *testing.T) {
 func TestOtherHost(t *testing.T) {
 	elsewhere := newNode(t)
 	elsewhere.address += 1 << 40
-	for _, lead := range []string{"nowhere", "astray"} {
+	for _, lead := range []string{"nowhere", "elsewhere"} {
 		w := newWorld(t, 2, 1, Config{})
 		if lead == "nowhere" {
 			w.drivers[1].node = elsewhere
 		} else {
-			w.drivers[1].astray = true
+			w.drivers[1].elsewhere = true
 		}
 		w.must(t, func(rank int, d *Device, g *collective.Group) error {
 			s := vector(t, d, []int32{1, 2})

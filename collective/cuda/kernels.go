@@ -10,7 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 //go:generate go run ./internal/gen ptx
@@ -45,7 +45,7 @@ func over(t kernel.Type, count int, targets []uint64, sources ...uint64) *argume
 	a.head = min((16-past)%16/size, n)
 	for _, at := range append(targets, sources...) {
 		if at%16 != past {
-			a.head = n // there is no place at which all are aligned
+			a.head = n // no element is aligned in all
 		}
 	}
 	a.skip = a.head * size
@@ -111,7 +111,7 @@ const (
 	jitErrorLogSize = 6
 )
 
-// compile makes a module of a text of PTX. What the compiler finds wrong with it is in the error.
+// compile makes a module of a text of PTX. The error holds the compiler's messages.
 func (d *Device) compile(text []byte) (uintptr, error) {
 	text = append(text, 0)
 	log := make([]byte, 4096)
@@ -139,7 +139,7 @@ func typeOf[T collective.Element]() kernel.Type {
 	return kernel.OfKind(reflect.TypeFor[T]().Kind())
 }
 
-// hasKernels tells whether there are kernels for a type.
+// hasKernels reports whether there are kernels for a type.
 func hasKernels(t kernel.Type) bool {
 	switch t {
 	case kernel.Float32, kernel.Float64, kernel.Float16, kernel.BFloat16, kernel.Int32, kernel.Int64:

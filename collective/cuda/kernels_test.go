@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/cudatest"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 var combinations = []collective.Op{collective.Sum, collective.Min, collective.Max, collective.Product, collective.Average}

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// Module is a text of PTX that the driver has compiled for a device: kernels of one's own.
+// Module is a text of PTX that the driver has compiled for a device: the program's own kernels.
 type Module struct {
 	device  *Device
 	handle  uintptr // 0: closed; of the device's thread
@@ -19,12 +19,12 @@ type Module struct {
 // parameter is what a kernel takes.
 type parameter struct {
 	size  int
-	float bool // it is one, and not merely bits
-	whole bool // an integer, and not merely bits
+	float bool // it is a float, not just bits
+	whole bool // an integer, not just bits
 }
 
-// Load has the driver compile a text of PTX, and returns when that is done. What the compiler finds
-// wrong is in the error. The driver keeps what it has compiled on the disk for the next time.
+// Load has the driver compile a text of PTX, and returns when that is done. The error holds the
+// compiler's messages. The driver keeps what it has compiled on the disk for the next time.
 // [Module.Close] gives the module back.
 func (d *Device) Load(ptx string) (*Module, error) {
 	m := &Module{device: d, entries: entries(ptx)}
@@ -82,7 +82,7 @@ func (m *Module) Function(name string) (*Function, error) {
 // Dim is an extent in up to three directions. A zero counts as 1.
 type Dim struct{ X, Y, Z int }
 
-// Grid says how many threads do a kernel.
+// Grid is how many threads run a kernel.
 type Grid struct {
 	Blocks  Dim
 	Threads Dim // of each block
@@ -94,7 +94,7 @@ func Linear(n int) Grid {
 	return Grid{Blocks: Dim{X: (n + blockSize - 1) / blockSize}, Threads: Dim{X: blockSize}}
 }
 
-// LaunchError says that a kernel was not launched, because it is not called as it is declared.
+// LaunchError says that a kernel was not launched, because the call does not match its declaration.
 type LaunchError struct {
 	Function string
 	Argument int // which, from 0; -1: it is about all of them, or about the grid
@@ -112,9 +112,8 @@ func (e *LaunchError) Error() string {
 // Launch puts the kernel into a stream of its device, and does not wait for it: what goes wrong
 // there is told by a later call, such as [Stream.Synchronize]. Arguments are a *[Slice] of any
 // type, for its address, int32, uint32, int64, uint64, float32 and float64. They must be as many as
-// the kernel declares, each of the declared size, and no integer where a float is declared or the
-// other way round; otherwise the error is a *[LaunchError]. The caller keeps the slices until the
-// kernel is done.
+// the kernel declares, each of the declared size, and integers and floats as declared; otherwise
+// the error is a *[LaunchError]. The caller keeps the slices until the kernel is done.
 //
 // A collective comes after the kernel if the stream is its [Options.After]; what is launched when
 // the collective has returned comes after it in any stream.
@@ -152,7 +151,7 @@ func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	})
 }
 
-// onDevice is what an argument that is in a device's memory says of itself.
+// onDevice describes an argument that is in a device's memory.
 type onDevice interface{ place() (*Device, uint64) }
 
 func (s *Slice[T]) place() (*Device, uint64) { return s.device, s.address }
@@ -213,9 +212,9 @@ var scalars = map[string]parameter{
 	".u64": {size: 8, whole: true}, ".s64": {size: 8, whole: true}, ".b64": {size: 8}, ".f64": {size: 8, float: true},
 }
 
-// entries reads in a text of PTX what its kernels take. The driver copies each argument from where
-// it is told to, as many and as large as declared, whatever is there: nobody else looks whether a
-// call fits. What is no PTX the compiler refuses.
+// entries reads the parameters of the kernels in a text of PTX. The driver copies each argument
+// from where it is told to, as many and as large as declared: nothing else checks that a call fits.
+// The compiler refuses what is not PTX.
 func entries(text string) map[string][]parameter {
 	all := map[string][]parameter{}
 	for _, part := range strings.Split(withoutComments(text), ".entry")[1:] {
@@ -240,7 +239,7 @@ func entries(text string) map[string][]parameter {
 	return all
 }
 
-// withoutComments replaces them by a blank.
+// withoutComments replaces comments by a blank.
 func withoutComments(text string) string {
 	var b strings.Builder
 	for {

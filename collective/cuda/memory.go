@@ -23,7 +23,7 @@ type Slice[T collective.Element] struct {
 func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, n: n, owned: true}
 	if n < 0 || n > math.MaxInt/s.size() {
-		return nil, fmt.Errorf("cuda: there can be no slice of %d elements", n)
+		return nil, fmt.Errorf("cuda: a slice cannot have %d elements", n)
 	}
 	if n == 0 {
 		return s, nil
@@ -41,23 +41,23 @@ func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 	return s, nil
 }
 
-// Wrap makes a Slice of n elements of memory that belongs to somebody else, such as another
-// library: address is on the device, in its primary context, and a multiple of an element's size.
-// The owner keeps it as long as the Slice is used.
+// Wrap makes a Slice of n elements of memory that belongs to other code, such as another library:
+// address is on the device, in its primary context, and a multiple of an element's size. The owner
+// keeps it as long as the Slice is used.
 func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, address: address, n: n}
 	if n < 0 || uint64(n) > (math.MaxUint64-address)/uint64(s.size()) || n > 0 && address == 0 {
 		return nil, fmt.Errorf("cuda: there are no %d elements at %#x", n, address)
 	}
 	if address%uint64(s.size()) != 0 {
-		return nil, fmt.Errorf("cuda: %#x is no place for elements of %d bytes", address, s.size())
+		return nil, fmt.Errorf("cuda: address %#x is not aligned for elements of %d bytes", address, s.size())
 	}
 	return s, nil
 }
 
-// Free gives back what [Alloc] has returned; nobody may use it afterwards. Other slices are left
-// alone. It waits for what the device is doing. Memory that other processes have opened for a
-// group's AllReduce is kept until that group's generation has passed, or the device is closed.
+// Free gives back what [Alloc] has returned; it must not be used afterwards. Other slices are left
+// alone. It waits for the device. Memory that other processes have opened for a group's AllReduce
+// is kept until that group's generation has passed, or the device is closed.
 func (s *Slice[T]) Free() error {
 	if !s.owned || s.address == 0 {
 		return nil
@@ -65,8 +65,8 @@ func (s *Slice[T]) Free() error {
 	return s.device.free(s.address)
 }
 
-// abandon frees what an operation that has failed was to return. Where the group is lost the device
-// may be busy with it for ever, so it is left to the next generation, or to Close.
+// abandon frees what a failed operation was to return. Where the group is lost the device may use
+// it for ever, so the next generation, or Close, frees it.
 func (s *Slice[T]) abandon(err error) error {
 	var refused *BackendError
 	if s.address == 0 || errors.As(err, &refused) {
@@ -77,7 +77,7 @@ func (s *Slice[T]) abandon(err error) error {
 	defer d.mu.Unlock()
 	if _, there := d.owned[s.address]; there {
 		delete(d.owned, s.address)
-		d.graves = append(d.graves, s.address)
+		d.deferredFrees = append(d.deferredFrees, s.address)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (d *Device) free(address uint64) error {
 	bytes, there := d.owned[address]
 	delete(d.owned, address)
 	for _, b := range d.backends {
-		if b.keep(address, bytes) {
+		if b.deferFree(address, bytes) {
 			d.mu.Unlock()
 			return nil
 		}
@@ -105,7 +105,7 @@ func (s *Slice[T]) Len() int { return s.n }
 // Address is where the slice begins on the device.
 func (s *Slice[T]) Address() uint64 { return s.address }
 
-// Device is the one that has the memory, nil for the zero value.
+// Device is the device of the memory, nil for the zero value.
 func (s *Slice[T]) Device() *Device { return s.device }
 
 // Slice is the view of elements from to but without to. Bounds beyond the slice's panic, as with

@@ -16,21 +16,22 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
+	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 const workerVariable = "CUDA_TEST_WORKER"
 
 func TestMain(m *testing.M) {
-	pieceSize, bankSize, maxDoomed = 128<<10, 1<<20, 1<<20
+	pieceSize, bankSize, maxDeferred = 128<<10, 1<<20, 1<<20
 	if text := os.Getenv(workerVariable); text != "" {
 		if err := work(text); err != nil {
 			fmt.Println("error", err)
 		}
 		return
 	}
-	os.Setenv(libraryVariable, "/nowhere/libnccl.so.2") // the machine's own does not go with the fakes
+	os.Setenv(plan.EnvNCCLLibrary, "/nowhere/libnccl.so.2") // the machine's own does not go with the fakes
 	goleak.VerifyTestMain(m)
 }
 
@@ -197,7 +198,7 @@ func round(g *collective.Group, s *Slice[float32]) error {
 			return fmt.Errorf("element %d is %v", i, got)
 		}
 	}
-	if s.device.viaNCCL(g) != nil {
+	if s.device.ncclBackendOf(g) != nil {
 		return nil // each group is a communicator more, and those are counted
 	}
 	return beyond(context.Background(), g, s, float32(g.Size()))

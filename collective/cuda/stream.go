@@ -2,7 +2,7 @@ package cuda
 
 import "context"
 
-// Stream is a queue of work of a device, done in order. What is on different streams is done at the
+// Stream is a queue of work of a device, done in order. Work in different streams is done at the
 // same time.
 type Stream struct {
 	device *Device
@@ -20,8 +20,8 @@ func (d *Device) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// WrapStream makes a Stream of a CUstream that belongs to somebody else, 0 being the default
-// stream. Its owner keeps it as long as the Stream is used.
+// WrapStream makes a Stream of a CUstream that belongs to other code, 0 being the default stream.
+// Its owner keeps it as long as the Stream is used.
 func (d *Device) WrapStream(handle uintptr) *Stream { return &Stream{device: d, handle: handle} }
 
 // Handle is the CUstream.
@@ -35,14 +35,14 @@ func (s *Stream) Close() error {
 	return s.device.call("cuStreamDestroy_v2", func(a *api) result { return a.streamDestroy(s.handle) })
 }
 
-// Wait keeps what is put into the stream from now on from beginning before the event has come to
-// pass. It does not block.
+// Wait delays what is put into the stream from now on until the event has occurred. It does not
+// block.
 func (s *Stream) Wait(e *Event) error {
 	return s.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(s.handle, e.handle, 0) })
 }
 
 // Synchronize blocks until all that is in the stream now has been done, or ctx has ended. An error
-// of that work is told here, or by any later call.
+// of that work is returned here, or by any later call.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	e, err := s.Record()
 	if err != nil {
@@ -72,13 +72,13 @@ func (s *Stream) Record() (*Event, error) {
 	return e, nil
 }
 
-// Event is a place in a stream: it comes to pass when all before it has been done.
+// Event is a point in a stream: it occurs when all work before it has been done.
 type Event struct {
 	device *Device
 	handle uintptr
 }
 
-// Done asks whether the event has come to pass.
+// Done reports whether the event has occurred.
 func (e *Event) Done() (bool, error) {
 	err := e.device.call("cuEventQuery", func(a *api) result { return a.eventQuery(e.handle) })
 	if isCode(err, notReady) {
@@ -87,8 +87,8 @@ func (e *Event) Done() (bool, error) {
 	return err == nil, err
 }
 
-// Synchronize blocks until the event has come to pass, or ctx has ended. In the first case it is
-// given back.
+// Synchronize blocks until the event has occurred, or ctx has ended. In the first case it is given
+// back.
 func (e *Event) Synchronize(ctx context.Context) error {
 	if err := e.device.await(ctx, e.handle); err != nil {
 		return err
@@ -96,8 +96,8 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return e.Close()
 }
 
-// Close gives the event back, whether it has come to pass or not. Nobody may use it afterwards. Of
-// a nil event there is nothing to give back.
+// Close gives the event back, whether it has occurred or not. It must not be used afterwards. Of a
+// nil event there is nothing to give back.
 func (e *Event) Close() error {
 	if e == nil {
 		return nil

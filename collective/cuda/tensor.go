@@ -10,12 +10,12 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TensorOptions say how a part is saved. The zero value is right where nothing writes to the slice
-// while its state is committed, saved, restored or synchronised.
+// TensorOptions say how a part is saved. The zero value is for slices to which nothing writes while
+// their state is committed, saved, restored or synchronised.
 type TensorOptions struct {
-	// Stream is the one that writes to the slice. Whatever is done with the part takes its turn in
-	// it: it sees what has been put into the stream before, and what is put there later sees what
-	// it has done. A save then returns at once.
+	// Stream is the one that writes to the slice. Operations on the part are ordered with it: they
+	// come after the work that is in the stream, and before what is put there later. A save then
+	// returns at once.
 	Stream *Stream
 	// NoSnapshot takes no memory of the device: a save copies to the host before it returns.
 	NoSnapshot bool
@@ -28,14 +28,14 @@ type Part[T collective.Element] struct {
 	live    *Slice[T]
 	options TensorOptions
 
-	image []byte // of the last save that is whole; nobody writes to it any more
+	image []byte // of the last complete save; nothing writes to it any more
 	saved bool
-	under *saving // begun after it, and neither known to be whole nor to have failed; nil: nothing
+	under *saving // begun after it, and neither complete nor failed; nil: none
 	bank  uint64  // memory of the device for snapshots; 0: none
 	fresh bool    // the bank holds what image does
 }
 
-// saving is a copy to the host that goes on in the background.
+// saving is a copy to the host in the background.
 type saving struct {
 	done  chan struct{}
 	image []byte
@@ -43,12 +43,12 @@ type saving struct {
 	told  atomic.Bool // of err, by Pending
 }
 
-// Tensor is the part whose live value is what live holds. A save takes a snapshot of it on the
-// device, and returns; the snapshot is copied to the host in the background, through pinned memory,
-// into a buffer of its own where something has changed. Until it is there the save before stays
-// what it is, and the next save, Image and Restore wait for it; a failure is returned by the first
-// of these, or by Pending. The snapshot takes as much memory of the device as the slice, which
-// [Part.Free] gives back; where there is none the copy to the host is made before the save returns.
+// Tensor makes a part whose live value is live. A save takes a snapshot of it on the device, and
+// returns; the snapshot is copied to the host in the background, through pinned memory, into a
+// buffer of its own where something has changed. Until it is complete the previous save stays
+// valid, and the next save, Image and Restore wait for it; a failure is returned by the first of
+// these, or by Pending. The snapshot takes as much memory of the device as the slice, which
+// [Part.Free] gives back; without that memory the copy to the host is made before the save returns.
 // A restore copies back from the snapshot, or else from the host; a sync broadcasts from device to
 // device. The slice's length must be the same on every rank. All but Save block until they are
 // done.
@@ -70,8 +70,8 @@ func (p *Part[T]) wrong(err error) error {
 	return err
 }
 
-// settle waits for a save that is under way, and makes it the last one. Of a failure that nobody
-// has been told it returns the error.
+// settle waits for a save that is under way, and makes it the last one. It returns the error of a
+// failure that was not returned before.
 func (p *Part[T]) settle() error {
 	u := p.under
 	if u == nil {
@@ -164,16 +164,16 @@ func (p *Part[T]) snapshot(u *saving) error {
 }
 
 // copyOut returns what is at an address of the device, once what is in the streams of s has been
-// done: the last image, if it is that.
+// done. Where it equals the last image, it is that.
 func (p *Part[T]) copyOut(ctx context.Context, s *staging, address uint64) ([]byte, error) {
 	n := int(p.live.bytes())
 	last, fresh := p.image, []byte(nil)
 	if len(last) != n || !p.saved {
 		last, fresh = nil, make([]byte, n)
 	}
-	count, legs := cut(address, n)
-	err := s.travel(ctx, journey{count: count, down: legs, step: func(i int, piece []byte) error {
-		at, b := i*pieceSize, piece[:legs(i)[0].n]
+	count, ranges := cut(address, n)
+	err := s.run(ctx, transfer{count: count, down: ranges, step: func(i int, piece []byte) error {
+		at, b := i*pieceSize, piece[:ranges(i)[0].n]
 		if fresh == nil && !bytes.Equal(last[at:at+len(b)], b) {
 			fresh = make([]byte, n)
 			copy(fresh, last[:at])
@@ -189,7 +189,7 @@ func (p *Part[T]) copyOut(ctx context.Context, s *staging, address uint64) ([]by
 	return fresh, err
 }
 
-// after keeps the streams of s behind what is in the part's stream.
+// after has the streams of s wait for what is in the part's stream.
 func (p *Part[T]) after(s *staging) error {
 	e, err := Options{After: p.options.Stream}.event()
 	if err != nil {
@@ -198,8 +198,8 @@ func (p *Part[T]) after(s *staging) error {
 	return errors.Join(s.after(e), e.Close())
 }
 
-// release lets the live value be changed once the event arrived[0] of s has come to pass: it has
-// the part's stream wait for it, or waits itself.
+// release lets the live value be changed once the event arrived[0] of s has occurred: it has the
+// part's stream wait for it, or waits itself.
 func (p *Part[T]) release(s *staging) error {
 	d := p.live.device
 	if stream := p.options.Stream; stream != nil {
@@ -208,7 +208,7 @@ func (p *Part[T]) release(s *staging) error {
 	return d.await(context.Background(), s.arrived[0])
 }
 
-// inTurn does f with a staging whose streams are behind the part's.
+// inTurn calls f with a staging whose streams wait for the part's.
 func (p *Part[T]) inTurn(f func(ctx context.Context, s *staging) error) error {
 	ctx := context.Background()
 	return p.live.device.with(ctx, func(s *staging) error {
@@ -224,9 +224,9 @@ func (p *Part[T]) upload(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	count, legs := cut(p.live.address, len(b))
+	count, ranges := cut(p.live.address, len(b))
 	return p.inTurn(func(ctx context.Context, s *staging) error {
-		return s.travel(ctx, journey{count: count, up: legs, step: func(i int, piece []byte) error {
+		return s.run(ctx, transfer{count: count, up: ranges, step: func(i int, piece []byte) error {
 			copy(piece, b[i*pieceSize:])
 			return nil
 		}})
@@ -254,8 +254,8 @@ func (p *Part[T]) Restore() error {
 	})))
 }
 
-// Exposed tells whether other ranks may write to the live value in collectives: they do wherever it
-// does not go through this rank's host.
+// Exposed reports whether other ranks may write to the live value in collectives: they do wherever
+// it does not go through this rank's host.
 func (p *Part[T]) Exposed() bool {
 	d := p.live.device
 	d.mu.Lock()
@@ -279,7 +279,7 @@ func (p *Part[T]) Sync(ctx context.Context, g *collective.Group, root int) error
 	return Broadcast(ctx, g, p.live, root)
 }
 
-// Image returns what the last Save has kept, which nobody may write to.
+// Image returns what the last Save has kept, which must not be written to.
 func (p *Part[T]) Image() ([]byte, error) {
 	if err := p.settle(); err != nil {
 		return nil, err
@@ -290,8 +290,8 @@ func (p *Part[T]) Image() ([]byte, error) {
 	return p.image, nil
 }
 
-// Pending returns what blocks until the last Save is whole, and then gives what it has kept, or why
-// it has failed.
+// Pending returns a function that blocks until the last Save is complete, and then returns what it
+// has kept, or its error.
 func (p *Part[T]) Pending() func() ([]byte, error) {
 	u := p.under
 	if u == nil {
@@ -315,9 +315,9 @@ func (p *Part[T]) SetImage(b []byte) error {
 	return p.wrong(p.upload(b))
 }
 
-// Free gives back the memory of the device that snapshots take, once the last save is whole, and
-// returns the error of that save if nobody has been told. The part can still be used: its next Save
-// takes memory again. Close of the device does it as well.
+// Free gives back the memory of the device that snapshots take, once the last save is complete, and
+// returns the error of that save if it was not returned before. The part can still be used: its
+// next Save takes memory again. Close of the device does it as well.
 func (p *Part[T]) Free() error {
 	return errors.Join(p.settle(), p.dropBank())
 }
@@ -328,7 +328,7 @@ func (p *Part[T]) dropBank() error {
 	return p.live.device.giveBank(bank)
 }
 
-// takeBank allocates memory of the device that its Close frees, if nobody has before.
+// takeBank allocates memory of the device that its Close frees, if there is none.
 func (d *Device) takeBank(n uint64) (bank uint64, err error) {
 	if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&bank, n) }); err != nil {
 		return 0, err
@@ -336,7 +336,7 @@ func (d *Device) takeBank(n uint64) (bank uint64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.shut {
-		return 0, ErrClosed // the context goes, and the memory with it
+		return 0, ErrClosed // the memory goes with the context
 	}
 	d.banks[bank] = true
 	return bank, nil

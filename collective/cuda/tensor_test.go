@@ -155,7 +155,7 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestSaveFails: whichever call fails, of a save or of what it has left to the background, somebody
+// TestSaveFails: whichever call fails, of a save or of what it has left to the background, a caller
 // is told, once, and the save before stays.
 func TestSaveFails(t *testing.T) {
 	for _, call := range []string{"cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent",

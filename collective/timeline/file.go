@@ -41,7 +41,7 @@ func Path(filename string, rank int) (path, old string) {
 func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
 	f := &rankFile{run: cfg.RunID, rank: rank, offset: offset, limit: cfg.MaxBytes / 2}
 	f.path, f.old = Path(cfg.Filename, rank)
-	f.host, _ = os.Hostname() // only to be shown
+	f.host, _ = os.Hostname() // for display only
 	if f.ofThisRun() {
 		return f, f.open(0)
 	}
@@ -51,13 +51,13 @@ func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
 	return f, f.open(os.O_TRUNC)
 }
 
-// header is the second line of a file, by which it is known whose it is.
+// header is the second line of a file, which identifies the run.
 func (f *rankFile) header() string {
 	return fmt.Sprintf(`{"name":"process_name","ph":"M","pid":%d,"args":{"name":"rank %[1]d","run":%s}},`, f.rank, appendString(nil, f.run))
 }
 
-// ofThisRun tells whether the file has been begun in this run: by this process, or another that had
-// the rank before.
+// ofThisRun reports whether the file has been begun in this run: by this process, or another that
+// had the rank before.
 func (f *rankFile) ofThisRun() bool {
 	file, err := os.Open(f.path)
 	if err != nil {
@@ -133,7 +133,7 @@ func (f *rankFile) row(s *collective.Span) int {
 	return n
 }
 
-// span writes an event, sooner or later; begun is by this process's clock.
+// span buffers an event; begun is by this process's clock.
 func (f *rankFile) span(begun int64, s *collective.Span) error {
 	row := f.row(s)
 	name, kind := s.Name, "operation"

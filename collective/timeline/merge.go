@@ -17,7 +17,7 @@ import (
 
 // appendString writes a string of JSON.
 func appendString(b []byte, s string) []byte {
-	text, _ := json.Marshal(s) // a string has always a form
+	text, _ := json.Marshal(s) // a string can always be marshalled
 	return append(b, text...)
 }
 
@@ -48,7 +48,7 @@ func Files(filename string) ([]string, error) {
 // Merged says what Merge has done.
 type Merged struct {
 	Events int
-	// Torn are lines that are no events: the last ones of processes that were killed.
+	// Torn are incomplete lines: the last ones of processes that were killed.
 	Torn int
 }
 
@@ -112,7 +112,7 @@ func (e event) nanos() (int64, bool) {
 	return micros*1000 + int64(fraction), true
 }
 
-// each calls visit for each event of a file, and counts lines that are none.
+// each calls visit for each event of a file, and counts incomplete lines.
 func each(path string, visit func(event) error, torn *int) error {
 	file, err := os.Open(path)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package timeline writes down what collective operations do, as a trace that Perfetto and
+// Package timeline records what collective operations do, as a trace that Perfetto and
 // chrome://tracing open.
 //
 // Each rank has a file of its own, in Chrome's JSON array format, an event a line, without the
@@ -27,21 +27,21 @@ type Config struct {
 	// Filename is what files are named after: rank 3 writes Filename.rank.3.json, without a .json
 	// that it ends in, and moves that to Filename.rank.3.old.json when it has grown.
 	Filename string
-	// RunID names the job. Files of another one are written over, those of the same one are
-	// appended to.
+	// RunID names the job. Files of another job are overwritten, those of the same job are appended
+	// to.
 	RunID string
 	// MaxBytes bounds the files of a rank together. 0: 256 MiB.
 	MaxBytes int64
-	// Log is told once when files cannot be written. Nil: nobody.
+	// Log takes one message when files cannot be written. Nil: nothing is logged.
 	Log logrus.FieldLogger
 }
 
 // Recorder is a collective.Timeline that writes to files. It never fails an operation and never
-// waits for a disk: spans that come faster than they are written are counted and lost, and once a
-// file cannot be written nothing is any more.
+// waits for a disk: spans that come faster than they are written are counted and lost, and after
+// the first failure to write a file nothing is written any more.
 type Recorder struct {
 	cfg   Config
-	begun time.Time // what all times are reckoned from, so that a clock that is set does not matter
+	begun time.Time // the origin of all times, so that setting the clock does not matter
 
 	mu      sync.Mutex
 	queued  []collective.Span
@@ -67,7 +67,7 @@ func New(cfg Config) *Recorder {
 	return &Recorder{cfg: cfg, begun: time.Now(), hurry: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// Span takes a span. It costs no more than a look at a lock.
+// Span takes a span. It costs little more than a lock.
 func (r *Recorder) Span(s collective.Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -148,7 +148,7 @@ func (r *Recorder) mute(on bool) {
 // nanos is the time since 1970 by this process's clock as it was at the beginning.
 func (r *Recorder) nanos(t time.Time) int64 { return r.begun.UnixNano() + int64(t.Sub(r.begun)) }
 
-// work writes from time to time.
+// work writes the spans periodically.
 func (r *Recorder) work() {
 	tick := time.NewTicker(flushEach)
 	defer tick.Stop()

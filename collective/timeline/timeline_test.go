@@ -179,7 +179,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// Who has a rank later in a run goes on with its file; another run begins anew.
+// The next worker with a rank in a run goes on with its file; another run begins anew.
 func TestRuns(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "trace")
 	path, old := Path(name, 0)

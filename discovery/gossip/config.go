@@ -12,16 +12,16 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DefaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked
+// defaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked
 // for.
-const DefaultPort = 7946
+const defaultPort = 7946
 
-// KeyLen is the length of a cluster's key in bytes.
-const KeyLen = 32
+// keyLen is the length of a cluster's key in bytes.
+const keyLen = 32
 
 // How a death is found. Every member probes another each probeInterval, in an order in which each
 // has its turn: directly, by UDP, and after probeTimeout through three others and by TCP. Who gives
-// no sign until the interval is over is suspected; everybody hears that within some
+// no sign until the interval is over is suspected; all members know that within some
 // gossipIntervals, the accused too, which contradicts if it can. The suspicion lasts suspicionMult
 // probe intervals, times the decimal logarithm of the number of members where that is above 1; who
 // has not contradicted by then is dead to the cluster, but may still come back, and stays on a
@@ -65,12 +65,12 @@ const (
 	spreadTime = 3 * time.Second
 )
 
-// Config says which cluster to join, and as what. Key alone must be set.
+// Config is the cluster to join, and what this member is in it. Only Key must be set.
 type Config struct {
-	// Meta is what this member says of its host. Nil: it is an observer.
+	// Meta is what this member advertises. Nil: it is an observer.
 	Meta *Meta
 	// BindAddr is the IP address and port to listen on, "10.0.0.1:7946". Empty: every address,
-	// DefaultPort for an agent, any port for an observer.
+	// port 7946 for an agent, any port for an observer.
 	BindAddr string
 	// AdvertiseAddr is the IP address, or address and port, under which others reach this member.
 	// Empty: the address bound to; where that is every address, the one from which the first seed
@@ -81,7 +81,7 @@ type Config struct {
 	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again.
 	// One that refuses this member's key or label is an error all the same.
 	KeepTrying bool
-	// Key is the cluster's key, of KeyLen bytes.
+	// Key is the cluster's key, of 32 bytes.
 	Key []byte
 	// Label names the cluster; members of another label are not heard. Up to 255 bytes, which are
 	// sent in clear.
@@ -110,8 +110,8 @@ type Config struct {
 
 // withDefaults returns the Config with its zero fields filled in, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
-	if len(c.Key) != KeyLen {
-		return c, fmt.Errorf("gossip: the cluster's key has %d bytes, not %d", len(c.Key), KeyLen)
+	if len(c.Key) != keyLen {
+		return c, fmt.Errorf("gossip: the cluster's key has %d bytes, not %d", len(c.Key), keyLen)
 	}
 	if len(c.Label) > memberlist.LabelMaxSize {
 		return c, fmt.Errorf("gossip: the cluster's label has %d bytes; at most %d", len(c.Label), memberlist.LabelMaxSize)
@@ -132,7 +132,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("gossip: a probe that may take %v does not fit an interval of %v", c.ProbeTimeout, c.ProbeInterval)
 	}
 	if c.BindAddr == "" {
-		port := DefaultPort
+		port := defaultPort
 		if c.Meta == nil {
 			port = 0
 		}
@@ -150,7 +150,7 @@ func (c Config) withDefaults() (Config, error) {
 // address for a name that it thinks alive, and would let it dispute its predecessor's last
 // messages.
 func (c Config) library(name string) (*memberlist.Config, error) {
-	key, err := hkdf.Key(sha256.New, c.Key, []byte(c.Label), "hvdrun cluster v1 gossip", KeyLen)
+	key, err := hkdf.Key(sha256.New, c.Key, []byte(c.Label), "hvdrun cluster v1 gossip", keyLen)
 	if err != nil {
 		return nil, fmt.Errorf("gossip: deriving from the cluster's key: %w", err)
 	}
@@ -171,12 +171,12 @@ func hostPort(addr string, port int) (string, int, error) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {
 		if host, text, err = net.SplitHostPort(net.JoinHostPort(addr, strconv.Itoa(port))); err != nil {
-			return "", 0, fmt.Errorf("gossip: %q is no host:port", addr)
+			return "", 0, fmt.Errorf("gossip: %q is not host:port", addr)
 		}
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || host == "" {
-		return "", 0, fmt.Errorf("gossip: %q is no host:port", addr)
+		return "", 0, fmt.Errorf("gossip: %q is not host:port", addr)
 	}
 	return host, int(n), nil
 }

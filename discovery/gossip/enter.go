@@ -12,10 +12,10 @@ import (
 // Why a member of the cluster, or who is taken for one, would not have this member.
 var (
 	ErrKey   = errors.New("its key is another than this one's")
-	ErrLabel = errors.New("it hung up without a word: its cluster has another label, or it is no member of any")
+	errLabel = errors.New("it hung up without a word: its cluster has another label, or it is no member of any")
 )
 
-// refusals are what memberlist says where both ends do not agree. A member of another label hangs
+// refusals are memberlist's messages where both ends do not agree. A member of another label hangs
 // up before it answers.
 var refusals = []struct {
 	text string
@@ -24,10 +24,10 @@ var refusals = []struct {
 	{"No installed keys could decrypt", ErrKey},
 	{"encryption is configured but remote state is not encrypted", ErrKey},
 	{"remote state is encrypted and encryption is not configured", ErrKey},
-	{": EOF", ErrLabel},
-	{"connection reset by peer", ErrLabel},
-	{"broken pipe", ErrLabel},
-	{"closed pipe", ErrLabel},
+	{": EOF", errLabel},
+	{"connection reset by peer", errLabel},
+	{"broken pipe", errLabel},
+	{"closed pipe", errLabel},
 }
 
 // A member at which more than a hundred knock at once hangs up on some of them, just as one of
@@ -87,7 +87,7 @@ func (m *Member) enter(ctx context.Context) error {
 	switch {
 	case len(failed) == 0:
 		return nil
-	case m.cfg.KeepTrying && !errors.Is(failed, ErrKey) && !errors.Is(failed, ErrLabel):
+	case m.cfg.KeepTrying && !errors.Is(failed, ErrKey) && !errors.Is(failed, errLabel):
 		m.log.WithError(failed).Warn("gossip: no seed can be reached; trying on")
 		return nil
 	}
@@ -104,14 +104,14 @@ func (m *Member) contactSeed(ctx context.Context, seed string) error {
 	for _, addr := range addrs {
 		err := m.contact(addr)
 		for range hangUps {
-			if !errors.Is(err, ErrLabel) {
+			if !errors.Is(err, errLabel) {
 				break
 			}
 			select {
 			case <-ctx.Done():
 				return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 			case <-m.ctx.Done():
-				return ErrClosed
+				return errClosed
 			case <-time.After(time.Duration(rand.Int64N(int64(hangUpPause)))):
 			}
 			err = m.contact(addr)

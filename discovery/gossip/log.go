@@ -8,13 +8,13 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// noise is what memberlist says at every turn.
+// noise is what memberlist logs all the time.
 var noise = []string{
 	"Stream connection", "Initiating push/pull sync", "Using dynamic bind port", "not a NodeAwareTransport",
 	"Was able to connect to", "Failed UDP ping",
 }
 
-// libraryLog takes memberlist's lines to the log, at debug level: they tell of single packets,
+// libraryLog takes memberlist's lines to the log, at debug level: they are about single packets,
 // while what matters shows in the lists.
 type libraryLog struct{ log logrus.FieldLogger }
 

@@ -18,11 +18,11 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// ErrClosed says that a member or a source has left the cluster.
-var ErrClosed = errors.New("gossip: closed")
+// errClosed reports that a member or a source has left the cluster.
+var errClosed = errors.New("gossip: closed")
 
-// ConflictError says that a host has an agent already, which is kept.
-type ConflictError struct {
+// conflictError reports that a host has an agent already, which is kept.
+type conflictError struct {
 	// Host is the name that both claim.
 	Host string
 	// Kept and Refused are the addresses at which they gossip.
@@ -32,12 +32,12 @@ type ConflictError struct {
 }
 
 // Error names both addresses.
-func (e *ConflictError) Error() string {
+func (e *conflictError) Error() string {
 	return fmt.Sprintf("gossip: host %q has an agent already: the one at %s, started %s, is kept; the one at %s is refused",
 		e.Host, e.Kept, e.Since.Format(time.RFC3339), e.Refused)
 }
 
-// Member is one voice in a cluster. Its methods may be called by several goroutines at once.
+// Member is a member of a cluster. Its methods may be called by several goroutines at once.
 type Member struct {
 	cfg    Config
 	log    logrus.FieldLogger
@@ -47,28 +47,33 @@ type Member struct {
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
 	all    sync.WaitGroup
-	heard  atomic.Int64 // when somebody last gave a sign of life, in Unix nanoseconds
+	heard  atomic.Int64 // when a member last gave a sign of life, in Unix nanoseconds
 
 	speaking chan struct{} // holds one token: memberlist's UpdateNode and Leave are for one at a time
 	closing  sync.Once
 	closed   error
 
-	mu          sync.Mutex
-	meta        *Meta
-	encoded     []byte
+	mu      sync.Mutex
+	meta    *Meta
+	encoded []byte
+	others
+	left bool
+}
+
+// others are the other members of the cluster.
+type others struct {
 	roster      *roster
 	changed     chan struct{}        // closed at the next change of the roster
 	lost        map[string]time.Time // addresses of those that vanished, and when
 	notUnder    map[string]bool      // nodes that were logged as not understood
 	silentSince time.Time            // since when deaths are withheld
-	left        bool
 }
 
 // Join makes a member and brings it into the cluster: through the first seed that answers, while
 // the others are tried too. It returns an error if none does, unless KeepTrying is set; one line
-// names each seed, and what is wrong with it as far as can be told: errors.Is tells ErrKey and
-// ErrLabel. An agent whose host has an older one in the cluster waits for some seconds, since that
-// may just have died, and then fails with a *ConflictError.
+// names each seed, and what is wrong with it as far as can be known: errors.Is finds ErrKey. An
+// agent whose host has an older one in the cluster waits for some seconds, since that may just have
+// died, and then fails.
 //
 // The member runs until Close or Leave, not until ctx ends, which only bounds Join.
 func Join(ctx context.Context, cfg Config) (*Member, error) {
@@ -97,13 +102,17 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 }
 
 func newMember(cfg Config) *Member {
-	m := &Member{cfg: cfg, log: cfg.Log, speaking: make(chan struct{}, 1), roster: newRoster(),
-		changed: make(chan struct{}), lost: map[string]time.Time{}, notUnder: map[string]bool{}}
+	m := &Member{
+		cfg: cfg, log: cfg.Log, speaking: make(chan struct{}, 1),
+		others: others{
+			roster: newRoster(), changed: make(chan struct{}), lost: map[string]time.Time{}, notUnder: map[string]bool{},
+		},
+	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
 
-// introduce settles what the member says of itself, and its name.
+// introduce sets the member's Meta and its name.
 func (m *Member) introduce(meta *Meta) error {
 	var id [8]byte
 	rand.Read(id[:])
@@ -120,7 +129,7 @@ func (m *Member) introduce(meta *Meta) error {
 	if own.Incarnation == "" {
 		own.Incarnation = incarnation
 	}
-	encoded, err := own.Encode()
+	encoded, err := own.encode()
 	if err != nil {
 		return err
 	}
@@ -174,7 +183,7 @@ func (m *Member) advertise(ctx context.Context, t *transport) (string, int, erro
 // Addr returns the IP address and port under which others reach this member.
 func (m *Member) Addr() string { return m.addr }
 
-// Meta returns what this member says of its host; false for an observer.
+// Meta returns what this member advertises; false for an observer.
 func (m *Member) Meta() (Meta, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -186,9 +195,8 @@ func (m *Member) Meta() (Meta, bool) {
 	return meta, true
 }
 
-// SetMeta says something else of the host, and blocks until that has been passed on or ctx ends; it
-// is said either way. Name, Start and Incarnation stay what they are. An observer has nothing to
-// say.
+// SetMeta advertises another Meta, and blocks until that has been passed on or ctx ends; it is
+// advertised either way. Name, Start and Incarnation stay what they are. An observer has none.
 func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	m.mu.Lock()
 	if m.meta == nil {
@@ -197,7 +205,7 @@ func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	}
 	meta.BadSlots = slices.Clone(meta.BadSlots)
 	meta.Name, meta.Start, meta.Incarnation = m.meta.Name, m.meta.Start, m.meta.Incarnation
-	encoded, err := meta.Encode()
+	encoded, err := meta.encode()
 	if err == nil {
 		m.meta, m.encoded = &meta, encoded
 	}
@@ -216,14 +224,14 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	case <-ctx.Done():
 		return fmt.Errorf("gossip: %w", context.Cause(ctx))
 	case <-m.ctx.Done():
-		return ErrClosed
+		return errClosed
 	}
 	said := make(chan error, 1)
 	m.mu.Lock()
 	if m.left { // Close waits for those who are counted before it
 		m.mu.Unlock()
 		<-m.speaking
-		return ErrClosed
+		return errClosed
 	}
 	m.all.Go(func() {
 		defer func() { <-m.speaking }()
@@ -245,10 +253,10 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	}
 }
 
-// Leave leaves in good order: it says that the host is draining, and sees to it that the observers
-// know; says good-bye, and closes the member. What of that cannot be done before ctx ends, or
-// within some seconds, is left out, and the error says so; the member is closed in any case.
-// Workers should be gone before: SetMeta with Draining asks for that.
+// Leave leaves in good order: it advertises that the host is draining, until the observers know;
+// then it leaves the cluster and closes the member. What of that cannot be done before ctx ends, or
+// within some seconds, is left out, with an error; the member is closed in any case. Workers should
+// be gone before: SetMeta with Draining asks for that.
 func (m *Member) Leave(ctx context.Context) error {
 	var err error
 	if meta, ok := m.Meta(); ok {
@@ -258,7 +266,7 @@ func (m *Member) Leave(ctx context.Context) error {
 			m.tellObservers(ctx)
 		}
 	}
-	if !errors.Is(err, ErrClosed) {
+	if !errors.Is(err, errClosed) {
 		err = errors.Join(err, m.speak(ctx, m.list.Leave))
 	}
 	return errors.Join(err, m.Close())
@@ -418,8 +426,8 @@ func (m *Member) rival() *peer {
 	return nil
 }
 
-func (m *Member) conflict(p *peer) *ConflictError {
-	return &ConflictError{Host: p.meta.Name, Kept: p.addr, Refused: m.addr, Since: p.meta.Start}
+func (m *Member) conflict(p *peer) *conflictError {
+	return &conflictError{Host: p.meta.Name, Kept: p.addr, Refused: m.addr, Since: p.meta.Start}
 }
 
 // claim waits until no older agent claims the host.
@@ -450,11 +458,11 @@ func (m *Member) changes() <-chan struct{} {
 	return m.changed
 }
 
-// silentTime is for how long an observer that hears nobody waits before it says so.
+// silentTime is after how long an observer that hears no member fails.
 const silentTime = 2 * time.Second
 
-// look returns what the member knows of the agents; silent: it has heard nobody for so long that it
-// cannot say.
+// look returns what the member knows of the agents; silent: it has heard no member for so long that
+// they are not known.
 func (m *Member) look() (v view, silent bool) {
 	now := time.Now()
 	m.mu.Lock()
@@ -472,7 +480,7 @@ func (m *Member) look() (v view, silent bool) {
 	}
 	m.mu.Unlock()
 	for _, c := range v.conflicts {
-		m.log.WithError(&ConflictError{Host: c.kept.meta.Name, Kept: c.kept.addr, Refused: c.refused.addr,
+		m.log.WithError(&conflictError{Host: c.kept.meta.Name, Kept: c.kept.addr, Refused: c.refused.addr,
 			Since: c.kept.meta.Start}).Error("gossip: two agents claim one host")
 	}
 	return v, silent
@@ -481,14 +489,14 @@ func (m *Member) look() (v view, silent bool) {
 // grace is the roster's. m.mu is held.
 func (m *Member) grace() time.Duration { return m.roster.grace(m.cfg.ProbeInterval, m.cfg.Patience) }
 
-// sign notes that somebody lives.
+// sign records that a member lives.
 func (m *Member) sign() { m.heard.Store(time.Now().UnixNano()) }
 
 // delegate is what memberlist calls, mostly under its lock: it copies what it is given, and never
 // blocks.
 type delegate struct{ m *Member }
 
-// NodeMeta returns what the member says of itself, which Encode has kept within the limit.
+// NodeMeta returns the encoded Meta, which encode has kept within the limit.
 func (d *delegate) NodeMeta(int) []byte {
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
@@ -514,13 +522,13 @@ func (d *delegate) AckPayload() []byte {
 // NotifyPingComplete is called for every probe of this member that another answers.
 func (d *delegate) NotifyPingComplete(*memberlist.Node, time.Duration, []byte) { d.m.sign() }
 
-// NotifyJoin tells of a member that lives, perhaps again.
+// NotifyJoin reports a member that lives, perhaps again.
 func (d *delegate) NotifyJoin(n *memberlist.Node) { d.m.here(n) }
 
-// NotifyUpdate tells of another Meta.
+// NotifyUpdate reports another Meta.
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.m.here(n) }
 
-// NotifyLeave tells of one that left, or is dead: which of both, memberlist does not say.
+// NotifyLeave reports one that left, or is dead: memberlist does not distinguish them.
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	m := d.m
 	m.mu.Lock()
@@ -543,7 +551,7 @@ func (m *Member) here(n *memberlist.Node) {
 	addr := net.JoinHostPort(n.Addr.String(), strconv.Itoa(int(n.Port)))
 	var meta *Meta
 	if len(n.Meta) > 0 {
-		if said, err := DecodeMeta(n.Meta); err == nil {
+		if said, err := decodeMeta(n.Meta); err == nil {
 			meta = &said
 		} else if !m.notUnder[n.Name] {
 			m.notUnder[n.Name] = true

@@ -260,10 +260,10 @@ func TestLeave(t *testing.T) {
 		t.Error(err)
 	}
 	f.until("a:2")
-	if err := b.SetMeta(within(t), meta); !errors.Is(err, ErrClosed) {
+	if err := b.SetMeta(within(t), meta); !errors.Is(err, errClosed) {
 		t.Errorf("after it left: %v", err)
 	}
-	if err := b.Leave(within(t)); !errors.Is(err, ErrClosed) {
+	if err := b.Leave(within(t)); !errors.Is(err, errClosed) {
 		t.Errorf("left twice: %v", err)
 	}
 }
@@ -375,7 +375,7 @@ func TestConflict(t *testing.T) {
 	f := follow(t, NewSource(cfg))
 	f.until("a:2 b:2")
 	_, err := Join(within(t), agentConfig("b", 2, a.Addr()))
-	conflict, ok := errors.AsType[*ConflictError](err)
+	conflict, ok := errors.AsType[*conflictError](err)
 	if !ok || conflict.Kept != b.Addr() || !strings.Contains(err.Error(), b.Addr()) || !strings.Contains(err.Error(), conflict.Refused) {
 		t.Fatalf("the second agent of a host: %v", err)
 	}
@@ -416,10 +416,10 @@ func TestStrangersAreRefused(t *testing.T) {
 		is     error
 		says   []string
 	}{
-		"key":             {func(c *Config) { c.Key = bytes.Repeat([]byte{1}, KeyLen) }, ErrKey, []string{a.Addr()}},
-		"label":           {func(c *Config) { c.Label = "other" }, ErrLabel, []string{a.Addr()}},
-		"no label":        {func(c *Config) { c.Label = "" }, ErrLabel, []string{a.Addr()}},
-		"key, try on":     {func(c *Config) { c.Key, c.KeepTrying = bytes.Repeat([]byte{1}, KeyLen), true }, ErrKey, []string{a.Addr()}},
+		"key":             {func(c *Config) { c.Key = bytes.Repeat([]byte{1}, keyLen) }, ErrKey, []string{a.Addr()}},
+		"label":           {func(c *Config) { c.Label = "other" }, errLabel, []string{a.Addr()}},
+		"no label":        {func(c *Config) { c.Label = "" }, errLabel, []string{a.Addr()}},
+		"key, try on":     {func(c *Config) { c.Key, c.KeepTrying = bytes.Repeat([]byte{1}, keyLen), true }, ErrKey, []string{a.Addr()}},
 		"nobody there":    {func(c *Config) { c.Join = []string{nobody, "no port:x"} }, nil, []string{nobody + ": ", "refused", "no port:x"}},
 		"key of no bytes": {func(c *Config) { c.Key = nil }, nil, []string{"0 bytes"}},
 	} {
@@ -448,7 +448,7 @@ func TestStrangersAreRefused(t *testing.T) {
 func TestSeedsComeLater(t *testing.T) {
 	// An address of this process's own, and a port that no listener is given by chance.
 	pid := os.Getpid()
-	seed := fmt.Sprintf("127.77.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
+	seed := fmt.Sprintf("127.77.%d.%d:%d", pid>>8&255, pid&255|1, defaultPort)
 	cfg := agentConfig("b", 1, seed)
 	cfg.KeepTrying = true
 	b := mustJoin(t, cfg)
@@ -491,16 +491,16 @@ func testSilence(t *testing.T, n *memNet) {
 	}
 	watch("a:2 b:2")
 	lists, err := watch("")
-	if !errors.Is(err, ErrSilent) || !slices.Equal(lists, []string{"a:2 b:2"}) {
+	if !errors.Is(err, errSilent) || !slices.Equal(lists, []string{"a:2 b:2"}) {
 		t.Errorf("cut off: %v, after %q", err, lists)
 	}
-	if hosts, err := s.Discover(within(t)); !errors.Is(err, ErrSilent) {
+	if hosts, err := s.Discover(within(t)); !errors.Is(err, errSilent) {
 		t.Errorf("cut off, found %v, %v", hosts, err)
 	}
 	b.Close() // meanwhile
 	n.isolate(port.addr.String(), false)
 	for {
-		if lists, err = watch("a:2"); !errors.Is(err, ErrSilent) {
+		if lists, err = watch("a:2"); !errors.Is(err, errSilent) {
 			break
 		}
 		<-s.member.changes()

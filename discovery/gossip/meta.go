@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// MaxMeta is the most bytes that an encoded Meta may have.
-const MaxMeta = memberlist.MetaMaxSize
+// maxMeta is the most bytes that an encoded Meta may have.
+const maxMeta = memberlist.MetaMaxSize
 
 // metaVersion is the version of the encoding. Whoever meets a newer one leaves it alone.
 const metaVersion = 1
@@ -26,7 +26,7 @@ const maxIncarnation = 32
 
 const flagDraining = 1
 
-// Meta is what an agent says of itself to the whole cluster. It is small, and changes seldom.
+// Meta is what an agent advertises to the whole cluster. It is small, and changes seldom.
 type Meta struct {
 	// Name is the host's, unique in the cluster: the name by which the driver knows it.
 	Name string
@@ -47,16 +47,16 @@ type Meta struct {
 }
 
 // Host returns the agent's host as discovery lists it.
-func (m Meta) Host() plan.Host { return plan.Host{Name: m.Name, Slots: m.Slots, Draining: m.Draining} }
+func (m Meta) host() plan.Host { return plan.Host{Name: m.Name, Slots: m.Slots, Draining: m.Draining} }
 
 func (m Meta) equal(o Meta) bool {
 	return m.Name == o.Name && m.Slots == o.Slots && m.Start.Equal(o.Start) && m.LaunchAddr == o.LaunchAddr &&
 		m.Draining == o.Draining && slices.Equal(m.BadSlots, o.BadSlots) && m.Incarnation == o.Incarnation
 }
 
-// check returns what no agent can say.
+// check returns an error for what no agent can advertise.
 func (m Meta) check() error {
-	if err := plan.CheckHosts([]plan.Host{m.Host()}); err != nil {
+	if err := plan.CheckHosts([]plan.Host{m.host()}); err != nil {
 		return fmt.Errorf("gossip: %w", err)
 	}
 	switch {
@@ -71,7 +71,7 @@ func (m Meta) check() error {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return fmt.Errorf("gossip: %q is no host:port to launch at", m.LaunchAddr)
+			return fmt.Errorf("gossip: %q is not host:port to launch at", m.LaunchAddr)
 		}
 	}
 	for i, slot := range m.BadSlots {
@@ -82,19 +82,19 @@ func (m Meta) check() error {
 	return nil
 }
 
-// VersionError says that a Meta is of a newer version than this program knows.
-type VersionError struct{ Version, Known int }
+// versionError reports that a Meta is of a newer version than this program knows.
+type versionError struct{ Version, Known int }
 
 // Error names both versions.
-func (e *VersionError) Error() string {
+func (e *versionError) Error() string {
 	return fmt.Sprintf("gossip: an agent of version %d; this program knows those up to %d", e.Version, e.Known)
 }
 
-// Encode returns the Meta in at most MaxMeta bytes: the version, flags, the slots, the start in
+// encode returns the Meta in at most maxMeta bytes: the version, flags, the slots, the start in
 // nanoseconds, the texts, each after its length, and the bad slots after their number, each as its
-// distance from the one before. A Meta that no agent can say is an error, and so is one that is too
-// long.
-func (m Meta) Encode() ([]byte, error) {
+// distance from the one before. A Meta that no agent can advertise is an error, and so is one that
+// is too long.
+func (m Meta) encode() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
@@ -115,21 +115,21 @@ func (m Meta) Encode() ([]byte, error) {
 		b = binary.AppendUvarint(b, uint64(slot-last))
 		last = slot
 	}
-	if len(b) > MaxMeta {
-		return nil, fmt.Errorf("gossip: what host %q says of itself takes %d bytes; at most %d", m.Name, len(b), MaxMeta)
+	if len(b) > maxMeta {
+		return nil, fmt.Errorf("gossip: what host %q says of itself takes %d bytes; at most %d", m.Name, len(b), maxMeta)
 	}
 	return b, nil
 }
 
 var errMeta = errors.New("gossip: what an agent says of itself cannot be understood")
 
-// DecodeMeta reads what Encode wrote. A newer version is a *VersionError. It keeps nothing of b.
-func DecodeMeta(b []byte) (Meta, error) {
-	if len(b) > MaxMeta || len(b) < 2 || b[0] == 0 {
+// decodeMeta reads what encode wrote. A newer version is a *versionError. It keeps nothing of b.
+func decodeMeta(b []byte) (Meta, error) {
+	if len(b) > maxMeta || len(b) < 2 || b[0] == 0 {
 		return Meta{}, errMeta
 	}
 	if b[0] > metaVersion {
-		return Meta{}, &VersionError{int(b[0]), metaVersion}
+		return Meta{}, &versionError{int(b[0]), metaVersion}
 	}
 	r := reader{rest: b[2:]}
 	m := Meta{Draining: b[1]&flagDraining != 0, Slots: r.number(plan.MaxSlots)}
@@ -175,7 +175,7 @@ func (r *reader) bytes(n int) []byte {
 	return b
 }
 
-func (r *reader) text() string { return string(r.bytes(r.number(MaxMeta))) }
+func (r *reader) text() string { return string(r.bytes(r.number(maxMeta))) }
 
 func (r *reader) fixed() uint64 {
 	if b := r.bytes(8); b != nil {

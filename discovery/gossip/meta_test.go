@@ -16,11 +16,11 @@ func TestMetaRoundTrip(t *testing.T) {
 		{Name: strings.Repeat("n", 253), Slots: 1024, Start: time.Unix(-1, 0), LaunchAddr: strings.Repeat("l", 150) + ":1",
 			BadSlots: []int{1023}, Incarnation: strings.Repeat("i", maxIncarnation)},
 	} {
-		b, err := m.Encode()
+		b, err := m.encode()
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := DecodeMeta(b)
+		got, err := decodeMeta(b)
 		if err != nil || !got.equal(m) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
@@ -40,26 +40,26 @@ func TestMetaRefuses(t *testing.T) {
 		"long incarnation": {Name: "a", Start: start, Incarnation: strings.Repeat("i", maxIncarnation+1)},
 		"too much":         {Name: strings.Repeat("n", 253), Start: start, LaunchAddr: strings.Repeat("l", 253) + ":1"},
 	} {
-		if b, err := m.Encode(); err == nil {
+		if b, err := m.encode(); err == nil {
 			t.Errorf("%s: encoded as %q", what, b)
 		}
 	}
-	good, err := Meta{Name: "a", Slots: 1, Start: start}.Encode()
+	good, err := Meta{Name: "a", Slots: 1, Start: start}.encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n := range good {
-		if m, err := DecodeMeta(good[:n]); err == nil {
+		if m, err := decodeMeta(good[:n]); err == nil {
 			t.Errorf("the first %d bytes became %+v", n, m)
 		}
 	}
-	if m, err := DecodeMeta(append(bytes.Clone(good), 0)); err == nil {
+	if m, err := decodeMeta(append(bytes.Clone(good), 0)); err == nil {
 		t.Errorf("with a byte too many it became %+v", m)
 	}
 	newer := bytes.Clone(good)
 	newer[0] = metaVersion + 1
-	_, err = DecodeMeta(newer)
-	if v, ok := errors.AsType[*VersionError](err); !ok || v.Version != metaVersion+1 {
+	_, err = decodeMeta(newer)
+	if v, ok := errors.AsType[*versionError](err); !ok || v.Version != metaVersion+1 {
 		t.Errorf("a newer version: %v", err)
 	}
 }
@@ -70,25 +70,25 @@ func FuzzDecodeMeta(f *testing.F) {
 		{Name: "node-7", Slots: 8, Start: time.Unix(1800000000, 5), LaunchAddr: "10.0.0.7:7947", Draining: true,
 			BadSlots: []int{2, 5}, Incarnation: "0123456789abcdef"},
 	} {
-		b, err := m.Encode()
+		b, err := m.encode()
 		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := DecodeMeta(b)
+		m, err := decodeMeta(b)
 		if err != nil {
 			return
 		}
-		again, err := m.Encode()
+		again, err := m.encode()
 		if err != nil {
 			t.Fatalf("%+v cannot be said again: %v", m, err)
 		}
 		if len(again) > len(b) {
 			t.Errorf("%d bytes became %d", len(b), len(again))
 		}
-		if got, err := DecodeMeta(again); err != nil || !got.equal(m) {
+		if got, err := decodeMeta(again); err != nil || !got.equal(m) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	})

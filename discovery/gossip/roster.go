@@ -16,15 +16,15 @@ type peer struct {
 	seen    uint64 // number of the look before which it came: members of one number came at once
 	arrival uint64 // number of the arrival
 	gone    time.Time
-	refused bool // has been told that its host has another agent
+	refused bool // it knows that its host has another agent
 }
 
-// over tells whether it is dead, and stays no longer.
+// over returns whether it is dead and no longer listed.
 func (p *peer) over(now time.Time, grace time.Duration) bool {
 	return !p.gone.IsZero() && !now.Before(p.gone.Add(grace))
 }
 
-// older compares by start; then by who was seen first, and last by name.
+// older compares by start, then by which was seen first, then by name.
 func older(a, b *peer) int {
 	return cmp.Or(a.meta.Start.Compare(b.meta.Start), cmp.Compare(a.seen, b.seen), cmp.Compare(a.meta.Name, b.meta.Name),
 		cmp.Compare(a.node, b.node))
@@ -33,23 +33,24 @@ func older(a, b *peer) int {
 // holder is the agent that a host name belongs to.
 type holder struct {
 	node string
-	// restarted is when it took over from another incarnation without a list in between that said
-	// so.
+	// restarted is when it took over from another incarnation without a list in between that showed
+	// it.
 	restarted time.Time
 }
 
-// roster is who is there, as far as the callbacks of memberlist tell. It has no clock and no lock.
+// roster holds the members that are known from the callbacks of memberlist. It has no clock and no
+// lock.
 type roster struct {
 	peers    map[string]*peer
 	holders  map[string]*holder // by host name
 	looks    uint64
 	arrivals uint64
-	deaf     bool // at the last look nobody was heard, though time was over for some
+	deaf     bool // at the last look no member was heard, though the time of some was over
 }
 
 func newRoster() *roster { return &roster{peers: map[string]*peer{}, holders: map[string]*holder{}} }
 
-// here says that a member lives, or says something new of itself.
+// here records that a member lives, or has another Meta.
 func (r *roster) here(node, addr string, meta *Meta) {
 	p := r.peers[node]
 	if p == nil {
@@ -60,7 +61,7 @@ func (r *roster) here(node, addr string, meta *Meta) {
 	p.addr, p.meta, p.gone = addr, meta, time.Time{}
 }
 
-// away says that a member does not live. Agents that did not say so before stay for a while.
+// away records that a member does not live. Agents that did not announce it stay for a while.
 func (r *roster) away(now time.Time, node string) (lost *peer) {
 	p := r.peers[node]
 	switch {
@@ -86,9 +87,9 @@ type view struct {
 	agents []agent // the oldest first
 	// next is when there will be something else to see though nothing happens; zero: never.
 	next time.Time
-	// withheld: agents are listed that are dead, by all one knows, because nobody at all is heard.
+	// withheld: agents are listed that seem to be dead, because no member at all is heard.
 	withheld bool
-	// conflicts are agents that were found to claim another's host, each told once.
+	// conflicts are agents that were found to claim another's host, each reported once.
 	conflicts []conflict
 }
 
@@ -101,8 +102,8 @@ type agent struct {
 
 type conflict struct{ kept, refused peer }
 
-// look takes those off whose time is over, decides whose each host is, and returns who is there.
-// heard says whether this member hears any other.
+// look removes members whose time is over, decides which agent each host belongs to, and returns
+// those that are listed; heard: this member hears another.
 func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	var v view
 	claims := map[string][]*peer{}
@@ -112,7 +113,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	}
 	for _, p := range r.peers {
 		if !p.gone.IsZero() {
-			if back { // it was this member that was away: the others are heard one by one now
+			if back { // this member was cut off: the others are heard again one by one
 				p.gone = now
 			}
 			due := p.gone.Add(grace)
@@ -136,7 +137,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	var kept []*peer
 	for name := range r.holders {
 		if len(claims[name]) == 0 {
-			delete(r.holders, name) // whoever takes the name later, a list said that the host was gone
+			delete(r.holders, name) // the host is gone in a list before another takes its name
 		}
 	}
 	for name, claimants := range claims {
@@ -157,8 +158,8 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	return v
 }
 
-// decide returns whose the host is among those that claim it, oldest first: it stays with whom it
-// is, until that one is gone. One that is dead, or whose address has another agent, makes room at
+// decide returns the agent that a host belongs to, of those that claim it, oldest first: its holder
+// keeps it until that is gone. One that is dead, or whose address has another agent, makes room at
 // once.
 func (r *roster) decide(now time.Time, name string, claimants []*peer) *peer {
 	h := r.holders[name]

@@ -86,7 +86,7 @@ func TestRosterDeath(t *testing.T) {
 func TestRosterDrainingLeavesAtOnce(t *testing.T) {
 	s := newScene()
 	s.here("a~1", "1", &Meta{Name: "a", Start: time.Unix(1, 0), Incarnation: "1", Draining: true})
-	if v := s.sees(t, "a~1"); !v.agents[0].Host().Draining {
+	if v := s.sees(t, "a~1"); !v.agents[0].host().Draining {
 		t.Error("not draining")
 	}
 	s.away(s.now, "a~1")

@@ -14,8 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// ErrSilent says that no member of the cluster is heard: which hosts are there, nobody knows.
-var ErrSilent = errors.New("gossip: no member of the cluster is heard")
+// errSilent reports that no member of the cluster is heard: which hosts are there is not known.
+var errSilent = errors.New("gossip: no member of the cluster is heard")
 
 const (
 	// coalesce is how long a change waits for others, as many agents come or go at once.
@@ -23,8 +23,8 @@ const (
 	// restartGap is for how long Discover leaves a host out that was restarted, so that who asks
 	// every now and then sees it gone. Watch leaves it out of one list.
 	restartGap = 3 * time.Second
-	// farewell bounds an observer's good-bye.
-	farewell = time.Second
+	// leaveTimeout bounds an observer's leave.
+	leaveTimeout = time.Second
 )
 
 // Source is a discovery.Discoverer and discovery.Watcher: the hosts of a cluster's agents, the
@@ -68,7 +68,7 @@ func (s *Source) observe(ctx context.Context) (*Member, error) {
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("gossip: %w", context.Cause(ctx))
 	case closed:
-		return nil, ErrClosed
+		return nil, errClosed
 	case m != nil:
 		return m, nil
 	}
@@ -82,8 +82,8 @@ func (s *Source) observe(ctx context.Context) (*Member, error) {
 	return m, nil
 }
 
-// Close leaves the cluster and waits for all that was started. A Watch that goes on ends with
-// ErrClosed.
+// Close leaves the cluster and waits for all that was started. A Watch that goes on ends with an
+// error.
 func (s *Source) Close() error {
 	s.joining <- struct{}{}
 	defer func() { <-s.joining }()
@@ -94,7 +94,7 @@ func (s *Source) Close() error {
 	if m == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := m.Leave(ctx); err != nil {
 		m.log.WithError(err).Debug("gossip: left without a good-bye")
@@ -102,8 +102,8 @@ func (s *Source) Close() error {
 	return nil
 }
 
-// Discover returns the hosts that are there now. It blocks while it joins the cluster. ErrSilent:
-// they are not known.
+// Discover returns the hosts that are there now. It blocks while it joins the cluster. Where no
+// member of it is heard they are not known: an error.
 func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	m, err := s.observe(ctx)
 	if err != nil {
@@ -111,19 +111,19 @@ func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	}
 	v, silent := m.look()
 	if silent {
-		return nil, ErrSilent
+		return nil, errSilent
 	}
 	hosts := []plan.Host{}
 	for _, a := range v.agents {
 		if a.restarted.IsZero() || time.Since(a.restarted) > restartGap {
-			hosts = append(hosts, a.Host())
+			hosts = append(hosts, a.host())
 		}
 	}
 	return hosts, nil
 }
 
 // Watch is discovery.Watcher's. A host whose agent has restarted is missing from one list, also
-// where it restarted while nobody watched. It returns ErrSilent when no member of the cluster has
+// where it restarted while nothing watched. It returns an error when no member of the cluster has
 // been heard for some seconds.
 func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	s.mu.Lock()
@@ -135,10 +135,10 @@ func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 		hosts, without := []plan.Host{}, []plan.Host{}
 		now := map[string]string{}
 		for _, a := range agents {
-			hosts = append(hosts, a.Host())
+			hosts = append(hosts, a.host())
 			now[a.Name] = a.Incarnation
 			if before, listed := told[a.Name]; !listed || before == a.Incarnation {
-				without = append(without, a.Host())
+				without = append(without, a.host())
 			}
 		}
 		if len(without) < len(hosts) {
@@ -156,7 +156,7 @@ func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	})
 }
 
-// WatchAgents is Watch with all that agents say of themselves, bad slots among it: found gets the
+// WatchAgents is Watch with all that agents advertise, such as bad slots: found gets the
 // whole list, oldest first, which it owns, and again whenever anything in it has changed. A restart
 // shows as another Incarnation.
 func (s *Source) WatchAgents(ctx context.Context, found func([]Meta)) error {
@@ -184,7 +184,7 @@ func (s *Source) watch(ctx context.Context, look func([]agent)) error {
 		changed := m.changes()
 		v, silent := m.look()
 		if silent {
-			return ErrSilent
+			return errSilent
 		}
 		look(v.agents)
 		var due <-chan time.Time
@@ -203,14 +203,14 @@ func (s *Source) watch(ctx context.Context, look func([]agent)) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-m.ctx.Done():
-			return ErrClosed
+			return errClosed
 		case <-due:
 		}
 	}
 }
 
-// Agent returns what the agent of a host says of itself, where to launch above all: LaunchAddr is
-// complete. False: the host is not listed. It does not block, and finds nobody before the first
+// Agent returns what the agent of a host advertises, such as where to launch: LaunchAddr is
+// complete. False: the host is not listed. It does not block, and finds no agent before the first
 // Discover or Watch.
 func (s *Source) Agent(host string) (Meta, bool) {
 	s.mu.Lock()

@@ -37,12 +37,12 @@ var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
 // listen binds the address and returns the network as a transport.
 func listen(bind string, logger *log.Logger) (*transport, error) {
-	host, port, err := hostPort(bind, DefaultPort)
+	host, port, err := hostPort(bind, defaultPort)
 	if err != nil {
 		return nil, err
 	}
 	if net.ParseIP(host) == nil {
-		return nil, fmt.Errorf("gossip: to listen on %q: %q is no IP address", bind, host)
+		return nil, fmt.Errorf("gossip: to listen on %q: %q is not an IP address", bind, host)
 	}
 	var network *memberlist.NetTransport
 	for range 10 { // a port that is free for TCP may be taken for UDP
@@ -110,7 +110,7 @@ func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, e
 	return t.WriteTo(b, a.Addr)
 }
 
-// Shutdown ends everything, and returns when whoever uses a connection has closed it.
+// Shutdown ends everything, and returns when all connections have been closed by their users.
 func (t *transport) Shutdown() error {
 	var err error
 	t.shutdown.Do(func() {
@@ -170,7 +170,7 @@ func (c *conn) Close() error {
 
 // resolve returns the addresses of a seed.
 func resolve(ctx context.Context, seed string) ([]string, error) {
-	host, port, err := hostPort(seed, DefaultPort)
+	host, port, err := hostPort(seed, defaultPort)
 	if err != nil {
 		return nil, err
 	}

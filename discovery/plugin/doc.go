@@ -1,7 +1,7 @@
 // Package plugin makes a discovery.Discoverer of a program of its own, and a program of a
 // Discoverer.
 //
-// A plugin is a binary that somebody else has built, and knows a cluster that this project does
+// A plugin is a binary from elsewhere that knows a cluster that this project does
 // not. In Go it is a main that calls Serve:
 //
 //	func main() { plugin.Serve(&racks{}) }
@@ -11,7 +11,7 @@
 // one run.
 //
 // New makes a Discoverer and Watcher of such a binary. It starts the process when it is first
-// asked, gives it its settings, logs what it says, and starts it again when it has died or is
+// asked, gives it its settings, logs what it prints, and starts it again when it has died or is
 // stuck: to who asks, a death is a failure of the question under way and no more. A host that the
 // plugin pushes is found without waiting for a poll.
 package plugin
@@ -25,15 +25,15 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 )
 
-// ProtocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built
+// protocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built
 // before could not be understood any more.
-const ProtocolVersion = 1
+const protocolVersion = 1
 
-// CookieName and CookieValue are in the environment of a program that is started as a plugin, and
+// cookieName and cookieValue are in the environment of a program that is started as a plugin, and
 // tell it so.
 const (
-	CookieName  = "HVD_PLUGIN_COOKIE"
-	CookieValue = "hvdrun-discovery"
+	cookieName  = "HVD_PLUGIN_COOKIE"
+	cookieValue = "hvdrun-discovery"
 )
 
 const (
@@ -42,8 +42,8 @@ const (
 	maxHosts    = 1 << 16
 )
 
-// handshake is what both ends know of each other before anything is said.
-var handshake = goplugin.HandshakeConfig{MagicCookieKey: CookieName, MagicCookieValue: CookieValue}
+// handshake is what both ends know of each other beforehand.
+var handshake = goplugin.HandshakeConfig{MagicCookieKey: cookieName, MagicCookieValue: cookieValue}
 
 // Configurer is what a Discoverer given to Serve may be besides: one that has settings. Configure
 // is called once, before anything else, with what stands in --discovery-config: an empty map where
@@ -53,7 +53,7 @@ type Configurer interface {
 	Configure(settings map[string]string) error
 }
 
-// SettingError says which setting cannot be.
+// SettingError is a setting that is refused.
 type SettingError struct {
 	Key string
 	Err error

@@ -10,7 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// libraryLog is a log for go-plugin, whose messages are for those who look into plugins: what
+// libraryLog is a log for go-plugin, whose messages are for the authors of plugins: what
 // matters of them is told by this package.
 func libraryLog(log logrus.FieldLogger) hclog.Logger {
 	l := hclog.NewInterceptLogger(&hclog.LoggerOptions{Level: hclog.Debug, Output: io.Discard})

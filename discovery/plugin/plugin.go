@@ -32,7 +32,7 @@ const (
 	lastWords = time.Second
 )
 
-// Config says which plugin to run.
+// Config is the plugin to run, and how.
 type Config struct {
 	// Path is the plugin's program: a name without a slash is looked up in PATH. Args are given to
 	// it.
@@ -125,7 +125,7 @@ func (p *Plugin) PID() int {
 	}
 	select {
 	case <-s.ready:
-		return s.process.pid
+		return s.process.child.PID
 	default:
 		return 0
 	}
@@ -238,7 +238,7 @@ func (p *Plugin) failed(ran time.Duration) time.Duration {
 	return p.backoff
 }
 
-// fault says why a call has failed. Ctx is the caller's, call that of the call: where that alone
+// fault returns why a call has failed. Ctx is the caller's, call that of the call: where that alone
 // has ended, the plugin was too slow, and is killed.
 func (s *session) fault(ctx, call context.Context, err error) error {
 	switch {

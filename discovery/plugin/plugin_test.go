@@ -157,11 +157,11 @@ func TestNoWatch(t *testing.T) {
 func TestStartErrors(t *testing.T) {
 	for _, c := range []struct{ mode, want string }{
 		{"version", "it speaks version 2 of the discovery protocol, and this hvdrun version 1"},
-		{"cookie", "it is no discovery plugin, or not one of hvdrun: it exited with status 1: This binary is a plugin."},
-		{"garbage", `it is no discovery plugin: it printed "localhost:2"`},
-		{"flood", `it is no discovery plugin: it printed "xxxxx`},
-		{"exit", "it is no discovery plugin, or not one of hvdrun: it exited with status 3: no such cluster"},
-		{"empty", "it is no discovery plugin, or not one of hvdrun: it exited with status 0"},
+		{"cookie", "it is not a discovery plugin, or not one of hvdrun: it exited with status 1: This binary is a plugin."},
+		{"garbage", `it is not a discovery plugin: it printed "localhost:2"`},
+		{"flood", `it is not a discovery plugin: it printed "xxxxx`},
+		{"exit", "it is not a discovery plugin, or not one of hvdrun: it exited with status 3: no such cluster"},
+		{"empty", "it is not a discovery plugin, or not one of hvdrun: it exited with status 0"},
 		{"plain", "it serves without TLS"},
 		{"far", "it is to serve on a unix socket or a port of 127.0.0.1"},
 		{"netrpc", "it does not serve gRPC"},
@@ -202,10 +202,10 @@ func TestStartTimeout(t *testing.T) {
 	entry, gone := held(t)
 	p, _ := newPlugin(t, "silent", nil, func(cfg *plugin.Config) {
 		cfg.Env = append(cfg.Env, entry)
-		cfg.StartTimeout = 2 * time.Second
+		cfg.StartTimeout = 5 * time.Second
 	})
 	_, err := discover(t, p)
-	if err == nil || !strings.Contains(err.Error(), "it has not started in 2s: waiting for a licence") {
+	if err == nil || !strings.Contains(err.Error(), "it has not started in 5s: waiting for a licence") {
 		t.Error(err)
 	}
 	gone()
@@ -440,7 +440,7 @@ func TestStoppedInMidWatch(t *testing.T) {
 	entry, gone := held(t)
 	p, _ := newPlugin(t, "good", nil, func(cfg *plugin.Config) {
 		cfg.Env = append(cfg.Env, entry)
-		cfg.CallTimeout = time.Second
+		cfg.CallTimeout = 5 * time.Second
 	})
 	w := watch(t, p)
 	receive(t, w.lists, "first list")

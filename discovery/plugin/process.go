@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,7 +17,8 @@ import (
 
 	"github.com/hashicorp/go-plugin/runner"
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
 const (
@@ -38,7 +38,6 @@ type process struct {
 	log          logrus.FieldLogger
 	handshakeEnv []string
 
-	pid    int
 	exited chan struct{} // closed when it has ended
 	status error         // how; set before exited is closed
 	output sync.WaitGroup
@@ -48,9 +47,8 @@ type process struct {
 	stdoutEnd, stderrEnd *io.PipeWriter
 
 	mu      sync.Mutex
-	started bool
+	child   *proc.Child // nil: it has not been started
 	killed  bool
-	reaped  bool
 	last    []string // the lines that it printed last
 	panicky bool     // they begin with a panic, which stays
 	greeted bool     // there was a handshake
@@ -81,69 +79,34 @@ func (p *process) Start(context.Context) error {
 	cmd := exec.Command(p.cfg.Path, p.cfg.Args...)
 	cmd.Env = append(append(cmd.Environ(), p.cfg.Env...), p.handshakeEnv...)
 	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	p.output.Go(func() {
-		// Pdeathsig is sent when the thread that forked ends, not the process: this one waits here
-		// as long as the plugin runs.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		stdoutEnd.Close()
-		stderrEnd.Close()
-		started <- err
-		if err != nil {
-			return
-		}
-		p.await(cmd)
-		late := time.Now().Add(drainGrace)
-		stdout.SetReadDeadline(late)
-		stderr.SetReadDeadline(late)
-	})
-	if err := <-started; err != nil {
+	child, err := proc.Start(cmd)
+	stdoutEnd.Close()
+	stderrEnd.Close()
+	if err != nil {
 		stdout.Close()
 		stderr.Close()
 		return err
 	}
 	p.mu.Lock()
-	p.pid, p.started = cmd.Process.Pid, true
+	p.child = child
 	if p.killed {
-		p.send(syscall.SIGKILL)
+		child.Signal(syscall.SIGKILL)
 	}
 	p.mu.Unlock()
+	p.output.Go(func() {
+		<-child.Ended()
+		status, err := child.Reap()
+		if p.status = err; err == nil {
+			p.status = errors.New(proc.EndText(status))
+		}
+		close(p.exited)
+		late := time.Now().Add(drainGrace)
+		stdout.SetReadDeadline(late)
+		stderr.SetReadDeadline(late)
+	})
 	p.output.Go(func() { p.readStdout(stdout) })
 	p.output.Go(func() { p.readStderr(stderr) })
 	return nil
-}
-
-// await blocks until the process has ended, kills what is left of its group and reaps it.
-func (p *process) await(cmd *exec.Cmd) {
-	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-		continue
-	}
-	// It is not reaped yet, so that the group's number cannot belong to anybody else.
-	p.mu.Lock()
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-	p.reaped = true
-	p.mu.Unlock()
-	p.status = exitFault(cmd.Wait())
-	close(p.exited)
-}
-
-// exitFault turns what Wait has returned into words.
-func exitFault(err error) error {
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		if err == nil {
-			err = errors.New("exited with status 0")
-		}
-		return err
-	}
-	status, _ := exit.Sys().(syscall.WaitStatus)
-	if status.Signaled() {
-		return fmt.Errorf("was killed by signal %d (%s)", int(status.Signal()), status.Signal())
-	}
-	return fmt.Errorf("exited with status %d", status.ExitStatus())
 }
 
 // readStdout gives go-plugin the first line if that is a handshake, and logs the others.
@@ -169,7 +132,7 @@ func (p *process) readStdout(pipe *os.File) {
 		}
 		p.stdoutEnd.Close()
 	})
-	if first { // go-plugin will kill it, and what it was about to say would be lost
+	if first { // go-plugin will kill it, and what it was about to print would be lost
 		select {
 		case <-p.exited:
 		case <-time.After(lastWords):
@@ -218,7 +181,8 @@ func (p *process) say(line string) {
 	}
 }
 
-// exitFault says how the process, whose output has been read, has ended, and with which words.
+// exitFault returns how the process, whose output has been read, has ended, and what it printed
+// last.
 func (p *process) exitFault() error {
 	p.wait()
 	return p.withLastWords(p.status)
@@ -231,11 +195,11 @@ func (p *process) refuse(why error) {
 	p.refused = why
 }
 
-// startFault says why the process, which is gone, could not be started; err is what go-plugin or
-// its answer say of that.
+// startFault returns why the process, which is gone, could not be started; err is the error of
+// go-plugin or its answer.
 func (p *process) startFault(err error) error {
 	p.mu.Lock()
-	started, refused, greeted := p.started, p.refused, p.greeted
+	started, refused, greeted := p.child != nil, p.refused, p.greeted
 	p.mu.Unlock()
 	switch {
 	case refused != nil:
@@ -243,7 +207,7 @@ func (p *process) startFault(err error) error {
 	case !started:
 		return fmt.Errorf("it could not be started: %w", err)
 	case !greeted:
-		return fmt.Errorf("it is no discovery plugin, or not one of hvdrun: it %w", p.exitFault())
+		return fmt.Errorf("it is not a discovery plugin, or not one of hvdrun: it %w", p.exitFault())
 	}
 	return p.withLastWords(err)
 }
@@ -262,7 +226,9 @@ func (p *process) withLastWords(err error) error {
 func (p *process) signal(sig syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.send(sig)
+	if p.child != nil {
+		p.child.Signal(sig)
+	}
 }
 
 // kill ends the process group, or has it end as soon as it is there.
@@ -270,12 +236,8 @@ func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.killed = true
-	p.send(syscall.SIGKILL)
-}
-
-func (p *process) send(sig syscall.Signal) {
-	if p.started && !p.reaped {
-		_ = syscall.Kill(-p.pid, sig)
+	if p.child != nil {
+		p.child.Signal(syscall.SIGKILL)
 	}
 }
 
@@ -320,32 +282,31 @@ func (p *process) HostToPlugin(network, addr string) (string, string, error) {
 	return network, addr, nil
 }
 
-// VersionError says that a plugin speaks another version of internal/wire/discovery.proto.
-type VersionError struct {
+// versionError reports that a plugin speaks another version of internal/wire/discovery.proto.
+type versionError struct {
 	Plugin, Host int
 }
 
 // Error names both versions.
-func (e *VersionError) Error() string {
+func (e *versionError) Error() string {
 	return fmt.Sprintf("it speaks version %d of the discovery protocol, and this hvdrun version %d", e.Plugin, e.Host)
 }
 
 // shortestCert is less than any certificate has in the handshake.
 const shortestCert = 100
 
-// checkHandshake says why the first line that a plugin has printed is none that go-plugin should
-// see.
+// checkHandshake returns why the first line that a plugin has printed must not reach go-plugin.
 func checkHandshake(line string) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 || fields[0] != "1" {
-		return fmt.Errorf("it is no discovery plugin: it printed %q", shorten(line))
+		return fmt.Errorf("it is not a discovery plugin: it printed %q", shorten(line))
 	}
 	version, err := strconv.Atoi(fields[1])
 	if err != nil {
-		return fmt.Errorf("it is no discovery plugin: it printed %q", shorten(line))
+		return fmt.Errorf("it is not a discovery plugin: it printed %q", shorten(line))
 	}
-	if version != ProtocolVersion {
-		return &VersionError{Plugin: version, Host: ProtocolVersion}
+	if version != protocolVersion {
+		return &versionError{Plugin: version, Host: protocolVersion}
 	}
 	host, _, _ := net.SplitHostPort(fields[3])
 	ip := net.ParseIP(host)

@@ -27,7 +27,7 @@ import (
 func Serve(d discovery.Discoverer) {
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  handshake,
-		VersionedPlugins: map[int]goplugin.PluginSet{ProtocolVersion: {serviceName: &seam{served: d}}},
+		VersionedPlugins: map[int]goplugin.PluginSet{protocolVersion: {serviceName: &seam{served: d}}},
 		GRPCServer:       goplugin.DefaultGRPCServer,
 		Logger:           hclog.New(&hclog.LoggerOptions{Level: hclog.Warn, Output: os.Stderr, JSONFormat: true}),
 	})
@@ -102,7 +102,7 @@ func (s *server) Watch(_ *wire.WatchRequest, stream grpc.ServerStreamingServer[w
 	})
 	mu.Lock()
 	refused := context.Cause(ctx)
-	cancel(nil) // whoever pushes later must not find the stream ended
+	cancel(nil) // a later push must not find the stream ended
 	mu.Unlock()
 	switch {
 	case refused != nil && stream.Context().Err() == nil:

@@ -81,12 +81,12 @@ func (s *session) run() {
 	}
 	if err != nil {
 		s.failed, s.gone = err, err
-		close(s.ended) // first, so that nobody asks this session again
+		close(s.ended) // first, so that this session is not asked again
 		close(s.ready)
 		return
 	}
 	close(s.ready)
-	defer s.client.Kill() // frees what go-plugin holds; nobody needs to wait for that
+	defer s.client.Kill() // frees what go-plugin holds; there is no need to wait for that
 	started := time.Now()
 	s.gone = s.attend()
 	if !errors.Is(s.gone, errClosed) {
@@ -141,7 +141,7 @@ func (s *session) meet(ctx context.Context) error {
 	said := &lineWriter{say: s.process.say}
 	s.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  handshake,
-		VersionedPlugins: map[int]goplugin.PluginSet{ProtocolVersion: {serviceName: &seam{}}},
+		VersionedPlugins: map[int]goplugin.PluginSet{protocolVersion: {serviceName: &seam{}}},
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		AutoMTLS:         true,
 		SkipHostEnv:      true, // process adds it
@@ -207,7 +207,7 @@ func (s *session) attend() error {
 	}
 }
 
-// ping returns an error where the plugin is not there for anybody. Which answer it gives does not
+// ping returns an error where the plugin does not answer at all. Which answer it gives does not
 // matter.
 func (s *session) ping() error {
 	ctx, cancel := context.WithTimeout(s.ctx, s.plugin.cfg.CallTimeout)
@@ -239,7 +239,7 @@ func (s *session) shutDown() {
 	}
 }
 
-// lineWriter says each line that is written to it.
+// lineWriter logs each line that is written to it.
 type lineWriter struct {
 	say  func(line string)
 	line []byte

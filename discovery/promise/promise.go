@@ -326,7 +326,7 @@ func (s *session) await(want []plan.Host) error {
 	}
 }
 
-// stop ends the session and says whether that took too long, or what was wrong with it.
+// stop ends the session and returns whether that took too long, or what was wrong with it.
 func (s *session) stop() error {
 	s.cancel()
 	select {

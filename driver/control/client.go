@@ -14,21 +14,20 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// patience is how long a driver may take to answer.
+// patience is how long the driver may take to answer.
 const patience = 10 * time.Second
 
-// ErrNoDriver is returned by a Client where nobody answers at the socket.
+// ErrNoDriver is returned by a Client if no driver answers on the socket.
 var ErrNoDriver = errors.New("control: no driver answers")
 
-// Client talks to a driver. Its methods may be called by several goroutines at once; they block for
-// 10 s at most.
+// Client calls a driver. Its methods are safe for concurrent use; they block for at most 10 s.
 type Client struct {
 	conn *grpc.ClientConn
 	stub wire.ControlClient
 }
 
-// Dial returns a client of the driver that serves the socket at a path of any length. It does no
-// I/O; Close must be called.
+// Dial returns a client of the driver that serves the socket at path, which may have any length. It
+// does no I/O. The caller must call Close.
 func Dial(path string) (*Client, error) {
 	conn, err := wire.NewLocalClient(path)
 	if err != nil {
@@ -40,7 +39,7 @@ func Dial(path string) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Status asks how the job is doing.
+// Status returns the job's status.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -55,8 +54,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// Command has the driver carry out a command, and returns what was done, in words. A refusal is a
-// *RefusedError.
+// Command sends a command and returns a description of what was done. A refusal is a *RefusedError.
 func (c *Client) Command(ctx context.Context, what Command) (done string, err error) {
 	if err := what.Check(); err != nil {
 		return "", err
@@ -73,7 +71,7 @@ func (c *Client) Command(ctx context.Context, what Command) (done string, err er
 	return reply.GetDone(), nil
 }
 
-// answer makes an error of one of a call.
+// answer converts the error of a call.
 func answer(ctx context.Context, err error) error {
 	s := status.Convert(err)
 	switch {

@@ -1,5 +1,5 @@
-// Package control is how a person's program talks to the driver of a job: over a unix socket in the
-// job's folder, which only the job's user may open, it asks for the Status, and gives a Command.
+// Package control is the interface of commands and status between a job's driver and the user's
+// programs: a unix socket in the job's directory that only the job's user may open.
 package control
 
 import (
@@ -11,19 +11,17 @@ import (
 // SocketName is the name of the socket in a job's folder.
 const SocketName = "control"
 
-// Handler is the driver's side. Its methods are called by several goroutines at once, and return
-// soon after ctx has ended.
+// Handler is implemented by the driver. Its methods are called concurrently and return soon after
+// ctx has ended.
 type Handler interface {
-	// Status returns how the job is doing, as JSON of a Status. A *RefusedError says that the job
-	// has ended.
+	// Status returns the JSON of a Status. A *RefusedError means that the job has ended.
 	Status(ctx context.Context) ([]byte, error)
-	// Command carries out a command that has passed Check and returns, for a person, what was done.
-	// A refusal is a
-	// *RefusedError.
+	// Command carries out a command that has passed Check and returns a description of what was
+	// done. A refusal is a *RefusedError.
 	Command(ctx context.Context, c Command) (done string, err error)
 }
 
-// What is asked and answered.
+// The types of requests and answers.
 type (
 	Verb         = job.Verb
 	Command      = job.Command

@@ -20,7 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 )
 
-// strangerSocket is set in a copy of this program that connects there as another user.
+// strangerSocket is set for a copy of this program that connects to that socket as another user.
 const strangerSocket = "CONTROL_TEST_STRANGER"
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// visit says what came of calling the driver at the socket.
+// visit calls the driver at the socket and describes the result.
 func visit(path string) string {
 	c, err := control.Dial(path)
 	if err != nil {
@@ -42,7 +42,7 @@ func visit(path string) string {
 	return fmt.Sprintf("job %q, %v", s.Job, err)
 }
 
-// fake is a driver that writes down what it is asked.
+// fake is a driver that records commands.
 type fake struct {
 	mu  sync.Mutex
 	got []control.Command
@@ -88,8 +88,8 @@ func dial(t *testing.T, path string) *control.Client {
 	return c
 }
 
-// TestCommands: each arrives as it was given, and the answer comes back; the socket's path is
-// longer than an address.
+// TestCommands: each command arrives unchanged, and the answer is returned. The path of the socket
+// exceeds the size of an address.
 func TestCommands(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -132,7 +132,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// TestCheck: what makes no sense for any job is refused at both ends.
+// TestCheck: commands that are invalid for any job are refused by both client and server.
 func TestCheck(t *testing.T) {
 	for _, c := range []control.Command{
 		{},
@@ -151,8 +151,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestStaleSocket: a socket that a dead driver has left is nobody's, and another driver takes its
-// place; what is no socket stays.
+// TestStaleSocket: the socket of a dead driver is replaced; a file that is not a socket is not.
 func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), control.SocketName)
 	for range 2 {
@@ -182,7 +181,7 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
-// TestStrangers: another user, whom the folder would let in, is not heard.
+// TestStrangers: another user is refused even if the directory's mode permits access.
 func TestStrangers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be somebody else")

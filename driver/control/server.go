@@ -13,12 +13,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// Listen makes the socket at a path of any length, with mode 0600, in the place of one that a dead
-// driver has left. The caller removes it when nobody listens any more.
+// Listen creates the socket, with mode 0600, at a path of any length. It replaces the socket of a
+// dead driver. The caller removes the socket when it is no longer served.
 func Listen(path string) (*net.UnixListener, error) { return wire.ListenLocal(path) }
 
-// Serve answers on ln until ctx ends, and closes it. Only processes of this process's user, and
-// root's, are heard.
+// Serve serves ln until ctx ends, and closes it. Only processes of this process's user and of root
+// are served.
 func Serve(ctx context.Context, ln *net.UnixListener, h Handler) error {
 	return wire.ServeLocal(ctx, ln, func(r grpc.ServiceRegistrar) {
 		wire.RegisterControlServer(r, &server{h: h})
@@ -30,7 +30,6 @@ type server struct {
 	h Handler
 }
 
-// Status is called by the connections.
 func (s *server) Status(ctx context.Context, _ *wire.StatusRequest) (*wire.StatusReply, error) {
 	text, err := s.h.Status(ctx)
 	if err != nil {
@@ -39,7 +38,6 @@ func (s *server) Status(ctx context.Context, _ *wire.StatusRequest) (*wire.Statu
 	return &wire.StatusReply{Status: text}, nil
 }
 
-// Command is called by the connections.
 func (s *server) Command(ctx context.Context, m *wire.CommandRequest) (*wire.CommandReply, error) {
 	c := Command{
 		Verb: Verb(m.GetVerb()), Host: m.GetHost(), Slot: number(m.Slot), For: time.Duration(m.GetForNanoseconds()),

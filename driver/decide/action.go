@@ -7,61 +7,60 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Action is something that is to be done: one of the types of this file. The slices of an action
-// belong to the machine.
+// Action is an instruction to the driver: one of the types of this file. The machine owns the
+// slices in an action.
 type Action any
 
-// What is to be done with processes.
+// Actions on processes and on the job.
 type (
-	// StartWorker starts a worker.
+	// StartWorker starts a worker, or takes over one that a previous driver has started.
 	StartWorker struct {
 		ID     string
 		Slot   plan.Slot
 		Trial  TrialWorld
 		Resets int
-		// Again: a driver before this one has started the worker, or was about to. Forked: it has.
+		// Again: a previous driver has started the worker or was about to. Forked: it has.
 		Again, Forked bool
 	}
-	// TrialWorld is how a worker that starts sees the world that there would be if all wanted slots
-	// were filled. It does not hold the slots: those of a thousand workers would be a million.
+	// TrialWorld describes, to a starting worker, the world that all wanted slots would form. It
+	// does not list the slots: a thousand starting workers would need a million of them.
 	TrialWorld struct {
 		Size                 int
 		GroupRank, GroupSize int    // of the worker's host, as plan.World.Group has them
 		First                string // the host of rank 0
 	}
-	// StopWorker ends a worker, first by SIGTERM.
+	// StopWorker ends a worker, with SIGTERM first.
 	StopWorker struct{ ID string }
-	// GiveTime lets the grace of a worker that is being stopped begin anew.
+	// GiveTime restarts the drain timeout of a worker that is being stopped.
 	GiveTime struct{ ID string }
-	// ForgetWorker: the process of the worker could not be ended, and nobody waits for it any more.
+	// ForgetWorker drops a worker whose process could not be ended.
 	ForgetWorker struct{ ID string }
-	// FinishJob ends the job, nil where it is done. It is the last action.
+	// FinishJob ends the job, with nil if it succeeded. It is the last action.
 	FinishJob struct{ Err error }
 )
 
-// What workers are to be told.
+// Messages to workers.
 type (
-	// PublishWorld answers the joins of the members, given by rank.
+	// PublishWorld answers the joins of the members, which are ordered by rank.
 	PublishWorld struct {
 		World   plan.World
 		Members []*Worker
 		Root    int
 		Seq     uint64
 	}
-	// DismissWorker answers the join of a worker that has no place.
+	// DismissWorker answers the join of a worker that is not in the next world.
 	DismissWorker struct {
 		ID  string
 		Why Dismissal
 	}
-	// NotifyWorkers tells members of a world that the hosts have changed.
+	// NotifyWorkers notifies members of a world that the hosts have changed.
 	NotifyWorkers struct {
 		Seq        uint64
 		Change     plan.Change
 		Generation uint64
 		Members    []*Worker
 	}
-	// TellLoss tells members of a world which of its ranks are dead. Where there is none, the world
-	// is given up.
+	// TellLoss sends the dead ranks of a world to its members. An empty list gives the world up.
 	TellLoss struct {
 		Generation uint64
 		Ranks      []int
@@ -69,30 +68,30 @@ type (
 	}
 )
 
-// What people are to be told.
+// Output to operators.
 type (
-	// EmitEvent goes to the job's events.
+	// EmitEvent adds an event to the job's events.
 	EmitEvent struct{ Event job.Event }
-	// LogLine goes to the log.
+	// LogLine writes a line to the log.
 	LogLine struct {
 		Level Level
 		Text  string
 	}
-	// Remind logs who is late, with what is known of each.
+	// Remind logs the late workers, with what is known about each.
 	Remind struct {
 		Late  []*Worker
-		To    string        // what they are to do
-		Limit string        // the flag that bounds it; empty: nothing does
+		To    string        // what they have to do
+		Limit string        // the flag that bounds it; empty: none
 		Left  time.Duration // until then
 	}
-	// Answer goes to the person who has given the command of this step.
+	// Answer is the reply to the command of this step.
 	Answer struct {
 		Done    string
 		Refused error // nil: it was done
 	}
 )
 
-// Level is that of a line in the log.
+// Level is a log level.
 type Level uint8
 
 // The levels.
@@ -102,17 +101,17 @@ const (
 	Warn
 )
 
-// Dismissal is why a worker has no place.
+// Dismissal is why a worker is dismissed.
 type Dismissal uint8
 
 // The dismissals.
 const (
 	DismissRemoved  Dismissal = iota // its slot is not wanted, or it is being stopped
-	DismissLast                      // as DismissRemoved, and it is to write the job's last checkpoint
+	DismissLast                      // as DismissRemoved, and it has to write the job's last checkpoint
 	DismissFinished                  // training is done
 )
 
-// String says it in words.
+// String describes the dismissal.
 func (d Dismissal) String() string {
 	switch d {
 	case DismissLast:

@@ -14,8 +14,8 @@ func refuse(format string, args ...any) error {
 	return &job.RefusedError{Reason: fmt.Sprintf(format, args...)}
 }
 
-// obey carries out a command, as far as it is not reconcile that does, or refuses it.
-func (m *Machine) obey(now time.Time, c job.Command) {
+// command validates a command and records what it asks for; reconcile does the rest.
+func (m *Machine) command(now time.Time, c job.Command) {
 	done, err := m.carryOut(now, c)
 	m.do(Answer{done, err})
 }
@@ -23,9 +23,9 @@ func (m *Machine) obey(now time.Time, c job.Command) {
 func (m *Machine) carryOut(now time.Time, c job.Command) (string, error) {
 	switch {
 	case m.decided:
-		return "", refuse("the job is coming to its end: its workers are being stopped")
+		return "", refuse("the job is ending: its workers are being stopped")
 	case !m.doneFrom.IsZero():
-		return "", refuse("the job is coming to its end: training is done")
+		return "", refuse("the job is ending: training is done")
 	case !m.size.Elastic:
 		return "", refuse("the job is not elastic: it has the same %d workers from its beginning to its end", m.size.NP)
 	}
@@ -33,7 +33,7 @@ func (m *Machine) carryOut(now time.Time, c job.Command) (string, error) {
 	case job.Drain:
 		return m.drain(now, c)
 	case job.Exclude:
-		return m.keepOut(now, c)
+		return m.excludeTarget(now, c)
 	case job.Readmit:
 		return m.readmit(now, c)
 	case job.Scale:
@@ -42,14 +42,14 @@ func (m *Machine) carryOut(now time.Time, c job.Command) (string, error) {
 	return "", refuse("a job cannot %s", c.Verb)
 }
 
-// place is what the command is about, as a person names it.
-func place(c job.Command) string { return placeName(c.Host, c.Slot) }
+// target names the slot or host of a command.
+func target(c job.Command) string { return targetName(c.Host, c.Slot) }
 
 func covers(c job.Command, id plan.SlotID) bool {
 	return id.Host == c.Host && (c.Slot == nil || *c.Slot == id.Index)
 }
 
-// lookUp refuses a command about a host or slot that neither discovery lists nor a worker has.
+// lookUp refuses a command about a host or slot that is neither listed nor has a worker.
 func (m *Machine) lookUp(c job.Command) error {
 	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return covers(c, w.slot) }) {
 		return nil
@@ -65,28 +65,27 @@ func (m *Machine) lookUp(c job.Command) error {
 		case h.Slots == 0:
 			return refuse("host %s has no slots", h.Name)
 		default:
-			return refuse("host %s has no slot %d, but 0 to %d", h.Name, *c.Slot, h.Slots-1)
+			return refuse("host %s has no slot %d; its slots are 0 to %d", h.Name, *c.Slot, h.Slots-1)
 		}
 	}
 	if len(names) == 0 {
-		return refuse("there is no host %s, and no other", c.Host)
+		return refuse("host %s is unknown; no host is listed", c.Host)
 	}
 	if n := len(names); n > most {
 		names = append(names[:most], fmt.Sprintf("and %d others", n-most))
 	}
-	return refuse("there is no host %s, but %s", c.Host, strings.Join(names, " "))
+	return refuse("host %s is unknown; the hosts are %s", c.Host, strings.Join(names, " "))
 }
 
-// drain keeps a slot or host from having workers, so that those there are leave as if it were not
-// listed any more.
+// drain keeps workers out of a slot or host. Those there leave as if it were not listed any more.
 func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 	if err := m.lookUp(c); err != nil {
 		return "", err
 	}
 	if hold, is := m.held(now, c); is && hold.WhileListed {
-		return place(c) + " is drained already", nil
+		return target(c) + " is drained already", nil
 	} else if is {
-		return "", refuse("%s is excluded already", place(c))
+		return "", refuse("%s is excluded already", target(c))
 	}
 	left, loses := 0, false
 	for _, id := range m.withoutAsked(m.hosts.Available(now)) {
@@ -98,7 +97,7 @@ func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 	}
 	if m.started && loses && left < m.size.Min {
 		return "", refuse("without %s the job has %d of the %d slots it needs at least (--min-np): find others first, or ask for fewer with scale",
-			place(c), left, m.size.Min)
+			target(c), left, m.size.Min)
 	}
 	m.hosts.Hold(hold{Host: c.Host, Slot: c.Slot, WhileListed: true})
 	m.emit(now, job.DrainAsked, field("host", c.Host), field("slot", c.Slot))
@@ -110,14 +109,14 @@ func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 	}
 	switch leave {
 	case 0:
-		return place(c) + " is drained; no worker was there", nil
+		return target(c) + " is drained; no worker was there", nil
 	case 1:
-		return place(c) + " is drained: its worker leaves at the next commit", nil
+		return target(c) + " is drained: its worker leaves at the next commit", nil
 	}
-	return fmt.Sprintf("%s is drained: its %d workers leave at the next commit", place(c), leave), nil
+	return fmt.Sprintf("%s is drained: its %d workers leave at the next commit", target(c), leave), nil
 }
 
-// held returns the hold on what the command is about, or on the whole host.
+// held returns the hold on the target of the command, or on its whole host.
 func (m *Machine) held(now time.Time, c job.Command) (hold, bool) {
 	if c.Slot == nil {
 		return m.hosts.HostHeld(now, c.Host)
@@ -125,8 +124,8 @@ func (m *Machine) held(now time.Time, c job.Command) (hold, bool) {
 	return m.hosts.Held(now, plan.SlotID{Host: c.Host, Index: *c.Slot})
 }
 
-// keepOut excludes a slot or host: what runs there is stopped at once.
-func (m *Machine) keepOut(now time.Time, c job.Command) (string, error) {
+// excludeTarget excludes a slot or host and stops its workers at once.
+func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 	if err := m.lookUp(c); err != nil {
 		return "", err
 	}
@@ -140,7 +139,7 @@ func (m *Machine) keepOut(now time.Time, c job.Command) (string, error) {
 		}
 	}
 	if m.progress && !able && stops > 0 {
-		return "", refuse("no worker elsewhere has the job's state, which would be lost with %s", place(c))
+		return "", refuse("no worker elsewhere has the job's state, which would be lost with %s", target(c))
 	}
 	hold, until, how := hold{Host: c.Host, Slot: c.Slot}, any(nil), "until it is readmitted"
 	if c.For > 0 {
@@ -159,15 +158,15 @@ func (m *Machine) keepOut(now time.Time, c job.Command) (string, error) {
 			m.beginReset(now)
 		}
 	}
-	done := fmt.Sprintf("%s is excluded %s", place(c), how)
+	done := fmt.Sprintf("%s is excluded %s", target(c), how)
 	if stops > 0 {
 		done += "; workers that are stopped: " + fmt.Sprint(stops)
 	}
 	return done, nil
 }
 
-// lose notes that a member of the current world takes part in nothing any more, whatever its
-// process does.
+// lose records that a member of the current world takes part in no operation any more, whether or
+// not its process still exists.
 func (m *Machine) lose(now time.Time, w *Worker) {
 	if slices.Contains(m.dead, w.rank) {
 		return
@@ -176,7 +175,7 @@ func (m *Machine) lose(now time.Time, w *Worker) {
 	m.deadFrom = now
 }
 
-// readmit ends drains and exclusions, also those for failures, and forgets the failures.
+// readmit ends drains and exclusions, including those for failures, and deletes the failures.
 func (m *Machine) readmit(now time.Time, c job.Command) (string, error) {
 	if c.Slot != nil {
 		id := plan.SlotID{Host: c.Host, Index: *c.Slot}
@@ -201,9 +200,9 @@ func (m *Machine) readmit(now time.Time, c job.Command) (string, error) {
 		m.emit(now, job.Returned, field("host", x.Host), field("slot", x.Slot))
 	}
 	if len(ended) == 0 {
-		return place(c) + " was not out; its failures are forgotten", nil
+		return target(c) + " was not out; its failures are forgotten", nil
 	}
-	return place(c) + " may be used again", nil
+	return target(c) + " may be used again", nil
 }
 
 // scale changes the bounds of the job's size.
@@ -216,9 +215,9 @@ func (m *Machine) scale(now time.Time, c job.Command) (string, error) {
 		next.Max = *c.MaxNP
 	}
 	if next.Max != 0 && next.Max < next.Min {
-		return "", refuse("the fewest workers (%d) would exceed the most (%d)", next.Min, next.Max)
+		return "", refuse("the minimum number of workers (%d) would exceed the maximum (%d)", next.Min, next.Max)
 	}
-	// What is needed for the first start stays within the bounds.
+	// The number for the first start stays within the bounds.
 	next.NP = max(next.NP, next.Min)
 	if next.Max != 0 {
 		next.NP = min(next.NP, next.Max)
@@ -233,7 +232,7 @@ func (m *Machine) scale(now time.Time, c job.Command) (string, error) {
 	return fmt.Sprintf("%s, before %s", bounds(next), bounds(was)), nil
 }
 
-// bounds are a size in words.
+// bounds describes a size.
 func bounds(s job.Size) string {
 	if s.Max == 0 {
 		return fmt.Sprintf("%d or more workers", s.Min)

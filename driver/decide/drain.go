@@ -8,13 +8,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// How workers leave without loss: one that was asked to, those of a host that drains, and all when
-// the job is stopped. All of them go at a step boundary: members are told that somebody is to be
-// removed, so all ranks leave the world at the same commit, and who is not wanted is dismissed when
-// it joins.
+// Workers leave without losing work if they are asked to, if their host drains, or if the job is
+// stopped. They leave at a step boundary: the members are notified that a member is removed, all
+// ranks leave the world at the same commit, and the unwanted workers are dismissed when they join.
 
-// draining notes that a worker was asked to leave, by whoever runs its host. Its slot is not wanted
-// as long as it is there, and rests when it is gone. It may say so more than once.
+// draining records that a worker was asked to leave by the operator of its host. Its slot is not
+// wanted while the worker exists and rests afterwards. The report may repeat.
 func (m *Machine) draining(now time.Time, w *Worker) {
 	if w.asked || !w.live() || w.done || m.decided || !m.doneFrom.IsZero() {
 		return
@@ -25,11 +24,11 @@ func (m *Machine) draining(now time.Time, w *Worker) {
 		m.decide(now, &job.WorkerError{Slot: w.slot, Rank: w.rank, Reason: "was asked to leave, and the job is not elastic"})
 		return
 	}
-	m.log(Info, "%s (rank %d) was asked to leave, and does at the next step boundary", w.slot, w.rank)
+	m.log(Info, "%s (rank %d) was asked to leave and leaves at the next step boundary", w.slot, w.rank)
 }
 
-// sayWhoStays tells of those who cannot leave yet, once.
-func (m *Machine) sayWhoStays() {
+// logStays logs, once each, the workers that cannot leave yet.
+func (m *Machine) logStays() {
 	for _, w := range m.workers {
 		if w.asked && !w.stays && w.wanted {
 			w.stays = true
@@ -43,7 +42,7 @@ func (m *Machine) sayWhoStays() {
 	}
 }
 
-// withoutAsked returns the slots but those whose workers were asked to leave.
+// withoutAsked returns the slots less those of workers that were asked to leave.
 func (m *Machine) withoutAsked(free []plan.SlotID) []plan.SlotID {
 	if !slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.asked }) {
 		return free
@@ -54,27 +53,27 @@ func (m *Machine) withoutAsked(free []plan.SlotID) []plan.SlotID {
 	})
 }
 
-// mustGo tells of a worker that is not wanted whether there is somebody who waits for it to go.
-func (m *Machine) mustGo(now time.Time, w *Worker) bool {
+// mustLeave reports whether an operator or discovery waits for the unwanted worker to leave.
+func (m *Machine) mustLeave(now time.Time, w *Worker) bool {
 	_, held := m.hosts.Held(now, w.slot)
 	return w.asked || held || slices.ContainsFunc(m.hosts.Listed(), func(h plan.Host) bool {
 		return h.Name == w.slot.Host && h.Draining
 	})
 }
 
-// releaseAsked sends those away that must go while there is no world to be dismissed from, because
-// too few have come for one: perhaps it is their slots that are waited for.
+// releaseAsked dismisses workers that must leave while too few workers have joined for a world,
+// because the job may be waiting for their slots.
 func (m *Machine) releaseAsked(now time.Time) {
 	for _, w := range m.workers {
-		if w.phase == waiting && !w.wanted && m.mustGo(now, w) {
+		if w.phase == waiting && !w.wanted && m.mustLeave(now, w) {
 			m.dismiss(now, w, DismissRemoved)
 		}
 	}
 }
 
-// sendHome tells members that are about to be stopped that they have no place any more, so that
-// they leave their world at the same step. Their joins are answered by release then.
-func (m *Machine) sendHome() {
+// notifyStopping notifies members that are about to be stopped of their removal, so that they leave
+// their world at the same step. release then answers their joins.
+func (m *Machine) notifyStopping() {
 	var members []*Worker
 	for _, w := range m.workers {
 		if w.phase == training && !w.done {
@@ -88,10 +87,10 @@ func (m *Machine) sendHome() {
 	}
 }
 
-// release answers the join of a worker that is being stopped: in training it takes SIGTERM for a
-// request to leave, and comes here to do so.
+// release answers the join of a worker that is being stopped: a training worker treats SIGTERM as a
+// request to leave and joins in order to.
 func (m *Machine) release(w *Worker) {
-	why := w.whyGone()
+	why := w.dismissal()
 	if !m.doneFrom.IsZero() {
 		why = DismissFinished
 	}

@@ -16,11 +16,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-var update = flag.Bool("update", false, "rewrite the stories in testdata with what the machine does now")
+var update = flag.Bool("update", false, "rewrite the scenarios in testdata with the machine's current output")
 
-// TestStories runs every story of testdata: its commands (lines at the margin) are given to a
-// machine, and what the machine does must be the indented lines that follow each. Stories are read
-// best from top to bottom:
+// TestStories runs every scenario of testdata: its commands (unindented lines) are input to a
+// machine, whose actions must be the indented lines after each command. The scenarios are
+// best read from top to bottom:
 //
 //	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
@@ -58,7 +58,7 @@ func TestStories(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := tell(t, string(want), false)
-			// The driver may be another after each step, whose machine was made of a snapshot.
+			// Each step may run in another driver, restored from a snapshot.
 			if again := tell(t, string(want), true); again != got {
 				t.Errorf("%s: a machine made of a snapshot does something else:\n%s", file, diff(got, again))
 			}
@@ -76,8 +76,8 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// tell runs a story's commands and returns the story as it happens now, if saved with a new machine
-// for each step.
+// tell runs a scenario's commands and returns the scenario with its current output; if saved, with
+// a new machine for each step.
 func tell(t *testing.T, text string, saved bool) string {
 	t.Helper()
 	var out strings.Builder
@@ -350,7 +350,7 @@ func (s *story) report(args []string) error {
 	return nil
 }
 
-// status tells what a person is told.
+// status prints a status.
 func (s *story) status() {
 	st := s.m.Status(s.now, nil)
 	clock := func(t time.Time) string { return t.Format(time.TimeOnly) }
@@ -393,7 +393,7 @@ func (s *story) status() {
 	}
 }
 
-// ask gives a person's command.
+// ask runs an operator's command.
 func (s *story) ask(verb string, args []string) error {
 	c := job.Command{Verb: job.Verb(verb)}
 	for i, arg := range args {
@@ -425,7 +425,7 @@ func (s *story) ask(verb string, args []string) error {
 	return nil
 }
 
-// worker finds the living worker of a slot, or the one of exactly that name.
+// worker returns the living worker of a slot, or the worker of exactly that name.
 func (s *story) worker(name string) (*Worker, error) {
 	for _, w := range s.m.workers {
 		if w.id == name || w.slot.String() == name {
@@ -435,7 +435,7 @@ func (s *story) worker(name string) (*Worker, error) {
 	return nil, fmt.Errorf("no worker %s is there", name)
 }
 
-// pass lets time go by, stopping at each deadline of the machine.
+// pass advances time, stopping at each deadline of the machine.
 func (s *story) pass(d time.Duration) {
 	end := s.now.Add(d)
 	for range 1000 {
@@ -474,7 +474,7 @@ func (s *story) describe(a Action) string {
 		case a.Again:
 			return "start again, or take over " + a.ID
 		}
-		// Forking succeeds at once in stories.
+		// Processes start at once in scenarios.
 		s.m.find(a.ID).pid = 100
 		return fmt.Sprintf("start %s as rank %d of %d", a.ID, a.Slot.Rank, a.Trial.Size)
 	case StopWorker:
@@ -541,7 +541,7 @@ func (s *story) describe(a Action) string {
 	return fmt.Sprintf("%T", a)
 }
 
-// describeEvent tells the events that say what no action says.
+// describeEvent describes the events whose contents no action shows.
 func (s *story) describeEvent(e job.Event) string {
 	field := func(key string) any {
 		for _, f := range e.Fields {
@@ -570,7 +570,7 @@ func (s *story) describeEvent(e job.Event) string {
 	return ""
 }
 
-// checkInvariants holds after every event of every story.
+// checkInvariants checks invariants after every input of every scenario.
 func checkInvariants(t *testing.T, m *Machine) {
 	t.Helper()
 	seen := map[plan.SlotID]bool{}
@@ -604,7 +604,7 @@ func diff(want, got string) string {
 	return ""
 }
 
-// withDefaults returns the config with its zero fields filled.
+// withDefaults returns the config with its zero fields filled in.
 func withDefaults(cfg Config) (Config, error) {
 	var err error
 	if cfg.Size, err = cfg.Size.WithDefaults(); err != nil {

@@ -8,19 +8,18 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// hold says that a person keeps a slot, or a whole host, from taking workers, whatever is on its
-// record.
+// hold keeps workers out of a slot or a whole host at an operator's command, whatever its penalty.
 type hold struct {
 	Host string
-	// Slot is the index of the slot; nil means the whole host, also slots that it gets later.
+	// Slot is the index of the slot; nil: the whole host, including slots added later.
 	Slot *int
-	// Until is when the hold ends by itself; zero: with Readmit.
+	// Until is when the hold ends; zero: at Readmit.
 	Until time.Time
-	// WhileListed makes the hold end too when the host leaves the list.
+	// WhileListed ends the hold also when the host is no longer listed.
 	WhileListed bool
 }
 
-// holdKey is what is held: a slot's index, or -1 for the host.
+// holdKey identifies a slot by host and index, or a whole host by index -1.
 type holdKey struct {
 	host string
 	slot int
@@ -33,7 +32,7 @@ func keyOf(host string, slot *int) holdKey {
 	return holdKey{host, *slot}
 }
 
-// compare puts hosts by name, and what is of the whole host before what is of its slots.
+// compare orders by host name, a whole host before its slots.
 func (k holdKey) compare(other holdKey) int {
 	return cmp.Or(cmp.Compare(k.host, other.host), cmp.Compare(k.slot, other.slot))
 }
@@ -45,14 +44,13 @@ func (k holdKey) index() *int {
 	return new(k.slot)
 }
 
-// Hold begins a hold, in place of one of the same slot or host.
+// Hold adds a hold, replacing one of the same slot or host.
 func (h *hostTable) Hold(hold hold) {
 	h.changes++
 	h.holds[keyOf(hold.Host, hold.Slot)] = hold
 }
 
-// Held returns the hold that keeps the slot out, that of its host before its own; false where none
-// does.
+// Held returns the hold on the slot's host, or else on the slot; false if there is none.
 func (h *hostTable) Held(now time.Time, id plan.SlotID) (hold, bool) {
 	for _, k := range []holdKey{{id.Host, -1}, {id.Host, id.Index}} {
 		if h.isHeld(k, now) {
@@ -62,18 +60,18 @@ func (h *hostTable) Held(now time.Time, id plan.SlotID) (hold, bool) {
 	return hold{}, false
 }
 
-// HostHeld returns the hold on the host as a whole; false where there is none.
+// HostHeld returns the hold on the whole host; false if there is none.
 func (h *hostTable) HostHeld(now time.Time, host string) (hold, bool) {
 	k := holdKey{host, -1}
 	return h.holds[k], h.isHeld(k, now)
 }
 
-// Readmit ends all that keeps the slot out, or where slot is nil the host and all its slots, and
-// forgets their failures. It returns what has ended. A host that was out as a whole is the youngest
-// from now on. A slot of such a host stays out.
+// Readmit ends the exclusion and hold of the slot, or if slot is nil those of the host and all its
+// slots, and deletes their penalties. It returns what has ended. A host that was out as a whole
+// becomes the youngest. A slot of a host that is out as a whole stays out.
 func (h *hostTable) Readmit(now time.Time, host string, slot *int) []exclusion {
 	h.changes++
-	h.listed = h.orderAt(now) // before the books forget who has been out
+	h.listed = h.orderAt(now) // must precede the changes below: it depends on who was out
 	var ended []exclusion
 	end := func(k holdKey, r *penalty) {
 		if !h.isHeld(k, now) && !h.isOut(r, now) {
@@ -108,8 +106,7 @@ func (h *hostTable) Readmit(now time.Time, host string, slot *int) []exclusion {
 	return ended
 }
 
-// Excluded returns the exclusion for failures that keeps the slot out, that of its host before its
-// own; false where none does.
+// Excluded returns the exclusion of the slot's host, or else of the slot; false if there is none.
 func (h *hostTable) Excluded(now time.Time, id plan.SlotID) (exclusion, bool) {
 	if r := h.hosts[id.Host]; h.isOut(r, now) {
 		return h.exclusion(id.Host, nil, r), true
@@ -135,8 +132,8 @@ func (h *hostTable) isHeld(k holdKey, now time.Time) bool {
 
 func (o hold) over(now time.Time) bool { return !o.Until.IsZero() && !now.Before(o.Until) }
 
-// expireHolds ends the holds whose time is up, and returns those of them that nothing else of the
-// same slot or host outlasts.
+// expireHolds deletes the holds that have ended and returns those whose slot or host has no
+// exclusion.
 func (h *hostTable) expireHolds(now time.Time) []exclusion {
 	var ended []exclusion
 	for k, hold := range h.holds {
@@ -144,7 +141,7 @@ func (h *hostTable) expireHolds(now time.Time) []exclusion {
 			continue
 		}
 		delete(h.holds, k)
-		if r := h.recordAt(k); r == nil || !r.out { // else that tells it
+		if r := h.recordAt(k); r == nil || !r.out { // otherwise the exclusion's end is reported
 			ended = append(ended, exclusion{Host: k.host, Slot: k.index(), Until: hold.Until})
 		}
 	}
@@ -158,7 +155,7 @@ func (h *hostTable) recordAt(k holdKey) *penalty {
 	return h.slots[plan.SlotID{Host: k.host, Index: k.slot}]
 }
 
-// dropHolds ends the holds that last while their hosts are listed.
+// dropHolds deletes the holds with WhileListed whose hosts are not listed.
 func (h *hostTable) dropHolds(listed map[string]plan.Host) {
 	for k, hold := range h.holds {
 		if _, stays := listed[k.host]; hold.WhileListed && !stays {
@@ -167,8 +164,8 @@ func (h *hostTable) dropHolds(listed map[string]plan.Host) {
 	}
 }
 
-// outAsWhole tells when the host, which has been out as a whole, may be used again, if that is
-// known; it is zero where the host has not been out, or still is with no end in sight.
+// outAsWhole returns when the exclusion or hold of the whole host ends; zero if there is none or it
+// has no end.
 func (h *hostTable) outAsWhole(name string) (until time.Time) {
 	if r := h.hosts[name]; r != nil && r.out && !h.cfg.Forever {
 		until = r.until

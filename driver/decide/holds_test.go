@@ -10,8 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestHolds is a table of what persons do, second by second, and which slots may have workers after
-// it.
+// TestHolds is a table of operators' commands by time, and of the slots available after each.
 func TestHolds(t *testing.T) {
 	begin := time.Unix(0, 0)
 	forever := cooldowns{Forever: true}
@@ -85,7 +84,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// does carries out one step, and returns what has ended by it.
+// does performs one step and returns the exclusions and holds that it ended.
 func does(h *hostTable, now time.Time, what string, args []string) (ended []string) {
 	hold := hold{}
 	if len(args) > 0 {

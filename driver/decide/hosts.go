@@ -13,13 +13,13 @@ const (
 	defaultCooldownMax = 600 * time.Second
 )
 
-// cooldowns says for how long a failing slot or host stays out.
+// cooldowns sets for how long a failing slot or host is excluded.
 //
-// The first failure costs CooldownMin, each further one double the time before, up to CooldownMax:
-// 1, 2, 4, … with nothing random about it. A slot that is back takes one doubling off its record
-// for every CooldownMax in which it does not fail.
+// The first failure excludes for CooldownMin, each further one for twice the previous time, up to
+// CooldownMax: 1, 2, 4, … without randomness. A slot that has returned loses one doubling for every
+// CooldownMax without a failure.
 type cooldowns struct {
-	// CooldownMin is the time for which a first failure excludes. 0: 1 s.
+	// CooldownMin is the time of the first exclusion. 0: 1 s.
 	CooldownMin time.Duration
 	// CooldownMax is the longest exclusion. 0: 600 s. It is at least CooldownMin.
 	CooldownMax time.Duration
@@ -27,51 +27,50 @@ type cooldowns struct {
 	Forever bool
 }
 
-// hostTable remembers of the hosts what one list does not say: how old they are, and which of them,
-// or of their slots, are excluded. It reads no clock and starts nothing: now is passed in, and must
-// not go back. It is for one goroutine, and owns nothing that it has returned. newHosts makes one.
+// hostTable keeps what a single list of hosts does not contain: the age of hosts, and which hosts
+// and slots are excluded or held. It reads no clock: callers pass now, which must not go back. It
+// is not safe for concurrent use. newHosts makes one.
 //
-// Exclusions end by themselves: Available shows at any time what it will show once Expire has told
-// who is back.
+// Exclusions end by themselves: Available already returns a slot whose exclusion has ended before
+// Expire has reported it.
 type hostTable struct {
 	cfg    cooldowns
 	listed []plan.Host // oldest first
-	// The records of slots and hosts that have failed outlive their listing: a host that flaps does
-	// not start afresh.
+	// Penalties outlive the listing of their hosts, so that a flapping host does not start afresh.
 	slots map[plan.SlotID]*penalty
 	hosts map[string]*penalty
-	holds map[holdKey]hold // by persons
+	holds map[holdKey]hold // by operators
 
 	changes uint64
 	next    nextReturn
 }
 
-// nextReturn is what NextReturn has found, as long as nothing changes.
+// nextReturn caches the result of NextReturn until the next change.
 type nextReturn struct {
 	known   bool
-	changes uint64 // when it was found
+	changes uint64 // hostTable.changes of this result
 	at      time.Time
 	found   bool
 }
 
-// record is what is held against a slot or a host.
+// penalty is the failure record of a slot or host.
 type penalty struct {
-	out       bool      // excluded, and Expire has not told its end
+	out       bool      // excluded, and Expire has not reported its end
 	until     time.Time // end of the last exclusion
-	doublings int       // of CooldownMin, that the next exclusion has, before decay
+	doublings int       // of CooldownMin for the next exclusion, before decay
 }
 
-// exclusion says that a slot, or a whole host, takes no worker.
+// exclusion is a slot or a whole host that takes no workers.
 type exclusion struct {
 	Host string
-	// Slot is the index of the slot; nil means the whole host, and stands for all its slots.
+	// Slot is the index of the slot; nil: the whole host.
 	Slot *int
-	// Until is when it may return; zero where Forever.
+	// Until is when the exclusion ends; zero if Forever.
 	Until   time.Time
 	Forever bool
 }
 
-// newHosts returns a Hosts that knows no host yet.
+// newHosts returns an empty table.
 func newHosts(cfg cooldowns) *hostTable {
 	if cfg.CooldownMin <= 0 {
 		cfg.CooldownMin = defaultCooldownMin
@@ -83,10 +82,10 @@ func newHosts(cfg cooldowns) *hostTable {
 	return &hostTable{cfg: cfg, slots: map[plan.SlotID]*penalty{}, hosts: map[string]*penalty{}, holds: map[holdKey]hold{}}
 }
 
-// Update takes a new list, which has passed plan.CheckHosts, and says how its slots differ from
-// those listed before, excluded or not; those of a draining host count as gone. Hosts that stay
-// keep their age, draining or not, whatever their place in the list and however their slots change;
-// new ones follow in the order of the list. A host that was gone is new.
+// Update replaces the list of hosts, which must have passed plan.CheckHosts, and returns how its
+// slots differ from the previous list, excluded or not; slots of a draining host count as removed.
+// Hosts that stay keep their age, whatever their position in the list and however their slots
+// change; new hosts follow in list order. A host that was removed and returns is new.
 func (h *hostTable) Update(now time.Time, listed []plan.Host) plan.Change {
 	h.changes++
 	var change plan.Change
@@ -125,7 +124,7 @@ func (h *hostTable) Update(now time.Time, listed []plan.Host) plan.Change {
 	return change
 }
 
-// usable is how many of the host's slots take workers, exclusions apart.
+// usable returns how many of the host's slots take workers, apart from exclusions.
 func usable(host plan.Host) int {
 	if host.Draining {
 		return 0
@@ -133,17 +132,15 @@ func usable(host plan.Host) int {
 	return host.Slots
 }
 
-// Listed returns the hosts of the last list, excluded, draining or neither, the oldest first.
+// Listed returns all hosts of the last list, oldest first.
 func (h *hostTable) Listed() []plan.Host { return slices.Clone(h.listed) }
 
-// Changes is another number whenever Available may show something else than before, provided that
-// Expire has told who is back: where there are many slots and seldom a change, the last answer will
-// do.
+// Changes returns a counter that changes whenever the result of Available may change, provided that
+// Expire is called. Callers cache Available by it.
 func (h *hostTable) Changes() uint64 { return h.changes }
 
-// Available returns the slots that may have a worker: listed, of a host that is not draining, and
-// neither excluded nor held at that time; the oldest host first, by index within a host. It is what
-// plan.Assign takes.
+// Available returns the slots that may have a worker now: listed, of a host that is not draining,
+// and neither excluded nor held; the oldest host first, by index within a host.
 func (h *hostTable) Available(now time.Time) []plan.SlotID {
 	most := 0
 	for _, host := range h.listed {
@@ -164,10 +161,9 @@ func (h *hostTable) Available(now time.Time) []plan.SlotID {
 	return ids
 }
 
-// ExcludeSlot counts a failure of the slot and returns for how long it is out. Where that leaves a
-// listed host of two or more slots without any, the host is out as a whole, until the last of them
-// returns; the exclusion is the host's then, and takes the place of its slots'. A failure of what
-// is out already counts for nothing, and returns the exclusion that stands.
+// ExcludeSlot counts a failure of the slot and returns its exclusion. If that leaves a listed host
+// of two or more slots without any, the host is excluded as a whole instead, until the last of its
+// slots would return. A failure of a slot that is already excluded changes nothing.
 func (h *hostTable) ExcludeSlot(now time.Time, id plan.SlotID) exclusion {
 	h.changes++
 	if host := h.hosts[id.Host]; h.isOut(host, now) {
@@ -183,8 +179,8 @@ func (h *hostTable) ExcludeSlot(now time.Time, id plan.SlotID) exclusion {
 	return h.exclusion(id.Host, &id.Index, slot)
 }
 
-// RestSlot is ExcludeSlot for a slot that has not failed: it is out for as long as it was last, and
-// the next failure finds it as if this had not been.
+// RestSlot excludes a slot that has not failed, for as long as its previous exclusion. It has no
+// effect on the exclusion after its next failure.
 func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
 	if r := h.slots[id]; r != nil && !h.isOut(r, now) {
 		r.doublings = max(0, r.doublings-1)
@@ -192,8 +188,8 @@ func (h *hostTable) RestSlot(now time.Time, id plan.SlotID) exclusion {
 	return h.ExcludeSlot(now, id)
 }
 
-// ExcludeHost counts a failure of the host and returns for how long it is out as a whole. A failure
-// of one that is out already counts for nothing, and returns the exclusion that stands.
+// ExcludeHost counts a failure of the host and returns its exclusion. A failure of a host that is
+// already excluded changes nothing.
 func (h *hostTable) ExcludeHost(now time.Time, host string) exclusion {
 	h.changes++
 	r := penaltyOf(h.hosts, host)
@@ -203,16 +199,15 @@ func (h *hostTable) ExcludeHost(now time.Time, host string) exclusion {
 	return h.exclusion(host, nil, r)
 }
 
-// Expire returns the exclusions and holds that have ended by now, in the order of their ends, each
-// of them once, and those whose slot or host is out for another reason not at all. A host that was
-// out as a whole is the youngest from now on. What they were excluded for stays on record, and
-// decays. An exclusion of what is listed no more ends like any other.
+// Expire returns the exclusions and holds that have ended, ordered by their ends, each once. It
+// omits those whose slot or host is out for another reason. A host that was out as a whole becomes
+// the youngest. Penalties remain and decay. Exclusions of hosts that are not listed end likewise.
 func (h *hostTable) Expire(now time.Time) []exclusion {
 	if next, ok := h.NextReturn(); !ok || now.Before(next) {
 		return nil
 	}
 	h.changes++
-	h.listed = h.orderAt(now) // before the books forget who has been out
+	h.listed = h.orderAt(now) // must precede the changes below: it depends on who was out
 	ended := h.expireHolds(now)
 	for name, r := range h.hosts {
 		if r.out && !h.isOut(r, now) {
@@ -236,7 +231,7 @@ func (h *hostTable) Expire(now time.Time) []exclusion {
 	return ended
 }
 
-// NextReturn returns when Expire will next have something to tell; false: never, as things stand.
+// NextReturn returns when the next exclusion or hold ends; false: never.
 func (h *hostTable) NextReturn() (time.Time, bool) {
 	n := &h.next
 	if n.known && n.changes == h.changes {
@@ -266,7 +261,7 @@ func (h *hostTable) NextReturn() (time.Time, bool) {
 	return n.at, n.found
 }
 
-// exclude starts an exclusion of what is not out.
+// exclude starts an exclusion of a slot or host that is not excluded.
 func (h *hostTable) exclude(r *penalty, now time.Time) {
 	r.doublings = h.doublings(r, now)
 	delay := h.cfg.CooldownMin
@@ -274,19 +269,19 @@ func (h *hostTable) exclude(r *penalty, now time.Time) {
 		delay += min(delay, h.cfg.CooldownMax-delay) // cannot overflow
 	}
 	if delay < h.cfg.CooldownMax {
-		r.doublings++ // no more than count, so that a record can decay
+		r.doublings++ // not beyond CooldownMax, or the record would decay too slowly
 	}
 	r.out, r.until = true, now.Add(delay)
 }
 
-// doublings returns what decay has left of a record.
+// doublings returns the doublings of a penalty after decay.
 func (h *hostTable) doublings(r *penalty, now time.Time) int {
 	quiet := max(0, now.Sub(r.until))
 	return max(0, r.doublings-int(quiet/h.cfg.CooldownMax))
 }
 
-// excludeEmptied excludes the host if it has two or more slots and none left, in place of its
-// slots, and returns its record then.
+// excludeEmptied excludes the host as a whole if it has two or more slots and all are excluded. It
+// returns the host's penalty then, otherwise nil.
 func (h *hostTable) excludeEmptied(name string, now time.Time) *penalty {
 	i := slices.IndexFunc(h.listed, func(host plan.Host) bool { return host.Name == name })
 	if i < 0 || h.listed[i].Slots < 2 {
@@ -304,7 +299,7 @@ func (h *hostTable) excludeEmptied(name string, now time.Time) *penalty {
 	}
 	for index := range h.listed[i].Slots {
 		slot := h.slots[plan.SlotID{Host: name, Index: index}]
-		slot.out, slot.until = false, last // they decay from their common return
+		slot.out, slot.until = false, last // slots decay from the return of their host
 	}
 	r := penaltyOf(h.hosts, name)
 	r.doublings = h.doublings(r, now)
@@ -316,8 +311,8 @@ func (h *hostTable) isOut(r *penalty, now time.Time) bool {
 	return r != nil && r.out && (h.cfg.Forever || now.Before(r.until))
 }
 
-// orderAt returns the listed hosts by age at that time: those whose exclusion has ended are the
-// youngest, in the order of their returns.
+// orderAt returns the listed hosts by age: hosts whose exclusion has ended are the youngest, in the
+// order of their returns.
 func (h *hostTable) orderAt(now time.Time) []plan.Host {
 	order := make([]plan.Host, 0, len(h.listed))
 	var returned []plan.Host
@@ -345,8 +340,8 @@ func (h *hostTable) exclusion(host string, slot *int, r *penalty) exclusion {
 	return e
 }
 
-// forget drops records that hold nothing any more, so that hosts that come and go under ever new
-// names do not pile up.
+// forget deletes penalties without effect, so that they do not accumulate when hosts come and go
+// under new names.
 func (h *hostTable) forget(now time.Time) {
 	for name, r := range h.hosts {
 		if !r.out && h.doublings(r, now) == 0 {
@@ -369,7 +364,7 @@ func penaltyOf[K comparable](records map[K]*penalty, key K) *penalty {
 	return r
 }
 
-// index orders a whole host before its slots.
+// index returns the slot's index, or -1 for a whole host.
 func index(e exclusion) int {
 	if e.Slot == nil {
 		return -1

@@ -9,27 +9,26 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// hostsState is all that a hostTable remembers, to be written down: restoreHosts makes the same
-// table of it.
+// hostsState is the state of a hostTable in a journal; restoreHosts restores it.
 type hostsState struct {
 	Listed  []plan.Host  `json:"listed,omitempty"` // oldest first
 	Records []hostRecord `json:"records,omitempty"`
 	Holds   []hold       `json:"holds,omitempty"`
 }
 
-// hostRecord is what is held against a slot, or where Slot is nil a host, for failures.
+// hostRecord is the penalty of a slot, or of a whole host if Slot is nil.
 type hostRecord struct {
 	Host string `json:"host"`
 	Slot *int   `json:"slot,omitempty"`
-	// Out: it is excluded, and Expire has not told the end of that. Until is when its last
-	// exclusion ends.
+	// Out: it is excluded, and Expire has not reported the end. Until is when its last exclusion
+	// ends.
 	Out   bool      `json:"out,omitempty"`
 	Until time.Time `json:"until,omitzero"`
-	// Doublings of CooldownMin is what the next exclusion has, before decay.
+	// Doublings is the number of doublings of CooldownMin for the next exclusion, before decay.
 	Doublings int `json:"doublings,omitempty"`
 }
 
-// State returns what h remembers, in an order that depends on nothing else.
+// State returns the state of h in a deterministic order.
 func (h *hostTable) State() hostsState {
 	s := hostsState{Listed: slices.Clone(h.listed)}
 	for name, r := range h.hosts {
@@ -46,23 +45,22 @@ func (h *hostTable) State() hostsState {
 	return s
 }
 
-// maxDoublings is more than any delay takes to its greatest.
+// maxDoublings exceeds every number of doublings that CooldownMax permits.
 const maxDoublings = 64
 
-// restoreHosts returns a table that remembers what the state says, or what is wrong with that. It
-// owns the state.
+// restoreHosts returns a table with the given state, which it owns.
 func restoreHosts(cfg cooldowns, s hostsState) (*hostTable, error) {
 	h := newHosts(cfg)
 	if err := plan.CheckHosts(s.Listed); err != nil {
-		return nil, fmt.Errorf("discovery: the hosts that were listed: %w", err)
+		return nil, fmt.Errorf("decide: the listed hosts: %w", err)
 	}
 	h.listed = s.Listed
-	h.changes = 1 // nobody has seen what is available
+	h.changes = 1 // not 0, so that nothing cached by Changes is valid
 	for _, r := range s.Records {
 		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings}
 		switch {
 		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Slot != nil && *r.Slot < 0:
-			return nil, errors.New("discovery: the record of a host is not valid")
+			return nil, errors.New("decide: the record of a host is not valid")
 		case r.Slot == nil:
 			h.hosts[r.Host] = to
 		default:

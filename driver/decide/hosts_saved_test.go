@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// What is restored is what was saved, through JSON too. The types are named here with all their
-// fields: whoever adds one has to save it.
+// A restored state equals the saved one, also through JSON. The types are listed here with all
+// their fields, so that a new field must be saved.
 func TestStateAndBack(t *testing.T) {
 	for _, c := range []struct {
 		of     any

@@ -14,7 +14,7 @@ import (
 
 type list = []plan.Host
 
-// hostList is what "a:2,b:1" says.
+// hostList parses "a:2,b:1".
 func hostList(text string) list {
 	hosts, err := plan.ParseHostList(text, -1)
 	if err != nil {
@@ -23,7 +23,7 @@ func hostList(text string) list {
 	return hosts
 }
 
-// at is a time of the tests' clock, in seconds.
+// at returns a time of the tests' clock, in seconds.
 func at(seconds float64) time.Time {
 	return time.Unix(1000, 0).Add(time.Duration(seconds * float64(time.Second)))
 }
@@ -175,7 +175,7 @@ func TestDrainingHost(t *testing.T) {
 	}
 }
 
-// The documented delays are the real delays.
+// The real delays are the documented ones.
 func TestExclusionDelays(t *testing.T) {
 	type failure struct {
 		after int // seconds from the last return, or the beginning
@@ -213,7 +213,7 @@ func TestExclusionDelays(t *testing.T) {
 				if got := host.ExcludeHost(now, "a"); !got.Until.Round(time.Second).Equal(until) || got.Slot != nil {
 					t.Errorf("failure %d of a host: %+v, want until +%ds", i+1, got, f.delay)
 				}
-				// Out until the very end, in at it, and told once.
+				// Excluded until the very end, available at it, and reported once.
 				for _, h := range []*hostTable{slot, host} {
 					next, ok := h.NextReturn()
 					if !ok || !next.Equal(got.Until) {
@@ -300,7 +300,7 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 	if got := h.Available(at(31)); !slices.Equal(got, want) {
 		t.Errorf("available after the return: %v, want %v", got, want)
 	}
-	// The slots' own records have outlived it.
+	// The slots' own penalties have outlived it.
 	if got := h.ExcludeSlot(at(30), id("a", 1)); !got.Until.Equal(at(70)) {
 		t.Errorf("the third failure of a:1 costs until %v", got.Until)
 	}
@@ -399,8 +399,8 @@ func TestSnapshotsAreCopies(t *testing.T) {
 	}
 }
 
-// model is Hosts as its documentation says it: it keeps what has happened, and works out everything
-// else from that.
+// model is a hostTable implemented directly from its documentation: it keeps the history and
+// derives everything else.
 type model struct {
 	cfg    cooldowns
 	hosts  list                      // age order
@@ -411,7 +411,7 @@ type model struct {
 
 func (m *model) out(id plan.SlotID) bool { _, out := m.ends[id]; return out }
 
-// staying are the slots of the hosts that do not drain.
+// staying returns the slots of the hosts that are not draining.
 func staying(hosts list) []plan.SlotID {
 	return plan.SlotIDs(slices.DeleteFunc(slices.Clone(hosts), func(h plan.Host) bool { return h.Draining }))
 }
@@ -426,7 +426,7 @@ func (m *model) available() []plan.SlotID {
 	return ids
 }
 
-// decayed counts the doublings that are left since the last return.
+// decayed returns the doublings that remain since the last return.
 func (m *model) decayed(now time.Time, s plan.SlotID) int {
 	count := m.counts[s]
 	for t := m.back[s].Add(m.cfg.CooldownMax); count > 0 && !t.After(now); t = t.Add(m.cfg.CooldownMax) {
@@ -473,7 +473,7 @@ func (m *model) exclude(now time.Time, slot plan.SlotID) {
 	m.ends[host] = last
 }
 
-// advance ends the exclusions one by one, as they come.
+// advance ends the exclusions in order.
 func (m *model) advance(now time.Time) (ended int) {
 	for {
 		var next *plan.SlotID
@@ -515,12 +515,12 @@ func (m *model) update(listed list) {
 	m.hosts = order
 }
 
-// trial does the same to a Hosts and to its model.
+// trial applies the same operations to a hostTable and its model.
 type trial struct {
 	h   *hostTable
 	m   *model
 	now time.Time
-	// What was available when Changes was last another number, and that.
+	// Available and Changes as of the last change.
 	seen    []plan.SlotID
 	changes uint64
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// MostNamed is how many workers, or ranks, a line names.
+// MostNamed is the largest number of workers or ranks named in a line.
 const MostNamed = 8
 
-// Round makes a time readable.
+// Round rounds a duration for display.
 func Round(d time.Duration) time.Duration {
 	if d < 10*time.Second {
 		return d.Round(100 * time.Millisecond)
@@ -18,8 +18,8 @@ func Round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// member returns a worker that trains in the current world while that is of interest; nil: it does
-// not.
+// member returns the worker if it trains in the given generation, that is current, and the job is
+// not ending; otherwise nil.
 func (m *Machine) member(id string, generation uint64) *Worker {
 	w := m.find(id)
 	if w == nil || w.phase != training || generation != m.world.Generation || m.decided || !m.doneFrom.IsZero() {
@@ -28,7 +28,7 @@ func (m *Machine) member(id string, generation uint64) *Worker {
 	return w
 }
 
-// runs tells whether the world of that generation is current, and nobody is to leave it.
+// runs reports whether the world of that generation is current and not being left.
 func (m *Machine) runs(generation uint64) bool {
 	return generation == m.world.Generation && m.resetFrom.IsZero() && !m.decided && m.doneFrom.IsZero()
 }
@@ -48,7 +48,7 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	}
 }
 
-// holdUp is how many workers hold up the job.
+// holdUp returns the number of workers that hold up the job.
 func (m *Machine) holdUp() (n int) {
 	for _, w := range m.workers {
 		if !w.stalledFrom.IsZero() {
@@ -58,7 +58,7 @@ func (m *Machine) holdUp() (n int) {
 	return n
 }
 
-// stirred notes that a worker holds up nobody any more: it goes on, or has come to a reset.
+// stirred records that a worker no longer holds up others: it continues or has joined.
 func (m *Machine) stirred(now time.Time, w *Worker) {
 	if w == nil || w.stalledFrom.IsZero() {
 		return
@@ -67,11 +67,11 @@ func (m *Machine) stirred(now time.Time, w *Worker) {
 	w.stalledFrom = time.Time{}
 	m.emit(now, job.StallEnded, append(w.fields(), field("generation", w.generation), field("seconds", held.Seconds()))...)
 	if few {
-		m.log(Warn, "%s goes on, %v after it was named", w, Round(held))
+		m.log(Warn, "%s continues, %v after it was reported", w, Round(held))
 	}
 }
 
-// moved notes when a worker has last been seen on its way to the next world.
+// moved records when a worker was last seen moving to the next world.
 func (m *Machine) moved(now time.Time, e WorkerMoved) {
 	w, at := m.member(e.ID, e.Generation), now.Add(-e.Ago)
 	if w != nil && !m.resetFrom.IsZero() && at.After(w.movedFrom) {
@@ -79,7 +79,7 @@ func (m *Machine) moved(now time.Time, e WorkerMoved) {
 	}
 }
 
-// joinBy is until when a member must have come to the next world.
+// joinBy returns the deadline for a member's join to the next world.
 func (m *Machine) joinBy(w *Worker) time.Time {
 	if w.movedFrom.After(m.resetFrom) {
 		return w.movedFrom.Add(m.wait.Join)
@@ -87,8 +87,8 @@ func (m *Machine) joinBy(w *Worker) time.Time {
 	return m.resetFrom.Add(m.wait.Join)
 }
 
-// hung stops a worker that the others have waited for too long, and tells them at once that it is
-// lost: it may be long before its process ends.
+// hung stops a worker for which the others have waited too long, and sends them the loss at once:
+// its process may take long to end.
 func (m *Machine) hung(now time.Time, e WorkerHung) {
 	w := m.member(e.ID, e.Generation)
 	if w == nil {
@@ -98,8 +98,8 @@ func (m *Machine) hung(now time.Time, e WorkerHung) {
 	m.loseAtOnce(now, w)
 }
 
-// dying gives a worker up before its process has ended, which can take as long as writing its
-// memory to a core file.
+// dying gives up a worker before its process has ended, which takes long if the kernel writes a
+// core file.
 func (m *Machine) dying(now time.Time, e WorkerDying) {
 	w := m.find(e.ID)
 	if w == nil || w.done || w.phase == stopping {
@@ -112,7 +112,7 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 	}
 }
 
-// loseAtOnce loses a member and has the others told of it in this step.
+// loseAtOnce records the loss of a member and has it sent in this step.
 func (m *Machine) loseAtOnce(now time.Time, w *Worker) {
 	m.lose(now, w)
 	m.deadFrom = now.Add(-lossAfter)
@@ -126,14 +126,14 @@ func (m *Machine) jammed(now time.Time, e WorldJammed) {
 	m.log(Warn, "%s", e.What)
 }
 
-// String names the worker for a person: by rank, slot and process.
+// String names the worker by rank, slot and process.
 func (w *Worker) String() string { return fmt.Sprintf("rank %d (%s, pid %d)", w.rank, w.slot, w.pid) }
 
 func (w *Worker) fields() []job.Field {
 	return []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid), field("rank", w.rank)}
 }
 
-// remindAfter is how long the driver waits in silence for members to come to the next world.
+// remindAfter is how long the driver waits for members before it logs the late ones.
 func (m *Machine) remindAfter() time.Duration {
 	if warning := m.wait.StallWarning; warning > 0 && warning < m.wait.Join {
 		return warning
@@ -141,7 +141,7 @@ func (m *Machine) remindAfter() time.Duration {
 	return m.wait.Join / 2
 }
 
-// remindOf asks for a reminder of the workers of whom that is true.
+// remindOf emits a Remind action for the workers selected by late, if any.
 func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.Duration) {
 	r := Remind{To: to, Limit: limit, Left: left}
 	for _, w := range m.workers {
@@ -154,8 +154,8 @@ func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.
 	}
 }
 
-// remindOfReset reminds of members that have not come to the next world, or have found no commit at
-// which to leave this one.
+// remindOfReset logs the members that have not joined the next world, or that have not reached a
+// commit at which to leave this one.
 func (m *Machine) remindOfReset(now time.Time) {
 	m.reminded = true
 	if m.resetFrom.IsZero() {
@@ -166,10 +166,10 @@ func (m *Machine) remindOfReset(now time.Time) {
 	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
 }
 
-// lingers: it has reported done, and its process is still there.
+// lingers reports whether the worker has reported done and has not exited.
 func (w *Worker) lingers() bool { return w.done && w.phase != stopping }
 
-// remindOfExit reminds, once of each, of workers that have reported done and do not exit.
+// remindOfExit logs, once each, the workers that have reported done and do not exit.
 func (m *Machine) remindOfExit(now time.Time) {
 	var late []*Worker
 	left := m.wait.Exit

@@ -7,24 +7,24 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Input is something that has happened: one of the types of this file. Workers are named by their
-// incarnations.
+// Input is an event that the machine handles: one of the types of this file. Workers are identified
+// by their incarnations.
 type Input any
 
-// What the source of hosts says.
+// Inputs from discovery.
 type (
-	// HostsFound is a new list of hosts, which has passed plan.CheckHosts.
+	// HostsFound: discovery returned a list of hosts, which has passed plan.CheckHosts.
 	HostsFound struct{ Hosts []plan.Host }
 	// SourceFailed: the first discovery failed.
 	SourceFailed struct{ Err error }
-	// SourceStale: a later discovery failed; the newest list is of that age.
+	// SourceStale: a later discovery failed. Age is the age of the newest list.
 	SourceStale struct {
 		Err error
 		Age time.Duration
 	}
 )
 
-// What workers do.
+// Inputs from workers and their processes.
 type (
 	// WorkerForked: the process of a worker was started.
 	WorkerForked struct {
@@ -36,107 +36,107 @@ type (
 		ID   string
 		Join Join
 	}
-	// WorkerReported: a worker tells of itself. Commits is the number of the commit that it tells
-	// of, where the report is about one.
+	// WorkerReported: a worker sent a report. Commits is the number of the commit that the report
+	// is about, if any.
 	WorkerReported struct {
 		ID                  string
 		Report              Report
 		Generation, Commits uint64
 	}
-	// BackendTold: the GPUs of a worker's world compute together by a backend of that name.
+	// BackendTold: a worker reported the collective backend of its world's GPUs.
 	BackendTold struct {
 		ID         string
 		Generation uint64
 		Backend    string
 	}
-	// WorkerWrites: more of the last checkpoint that a worker writes is on the disk.
+	// WorkerWrites: the last checkpoint of a worker has grown on disk.
 	WorkerWrites struct{ ID string }
-	// WorkerEnded: the process of a worker has ended, or could not be started.
+	// WorkerEnded: the process of a worker has ended or could not be started.
 	WorkerEnded struct {
 		ID   string
 		Exit job.Exit
 	}
 )
 
-// What is found about workers that others wait for.
+// Findings about workers that hold up others.
 type (
-	// WorkerStalled: the others of its world wait for a worker. What says how long, and what the
-	// worker does meanwhile.
+	// WorkerStalled: the other members of a world wait for a worker. What says for how long and
+	// what the worker does meanwhile.
 	WorkerStalled struct {
 		ID         string
 		Generation uint64
 		What       string
 	}
-	// WorkerStirred: they do not wait for it any more.
+	// WorkerStirred: the others do not wait for the worker any more.
 	WorkerStirred struct {
 		ID         string
 		Generation uint64
 	}
-	// WorkerHung: they have waited for too long.
+	// WorkerHung: the others have waited for the worker longer than the stall timeout.
 	WorkerHung struct {
 		ID         string
 		Generation uint64
 		What       string
 	}
-	// WorkerMoved: a worker that has not come to the next world was seen on its way there so long
-	// ago: it had connected to another worker, or begun to join.
+	// WorkerMoved: a worker that has not joined the next world yet made progress towards it: it
+	// connected to another worker or began to join. Ago is how long ago.
 	WorkerMoved struct {
 		ID         string
 		Generation uint64
 		Ago        time.Duration
 	}
-	// WorkerDying: a worker is lost, as What says, though its process is still there.
+	// WorkerDying: a worker is lost for the reason in What, although its process still exists.
 	WorkerDying struct{ ID, What string }
-	// WorldJammed: all workers of a world wait, and none of them is missing.
+	// WorldJammed: all members of a world wait in an operation, and none is missing.
 	WorldJammed struct {
 		Generation uint64
 		What       string
 	}
-	// WorldStuck: they have waited for too long.
+	// WorldStuck: all members have waited longer than the stall timeout.
 	WorldStuck struct {
 		Generation uint64
 		What       string
 	}
 )
 
-// What comes from elsewhere.
+// Other inputs.
 type (
-	// Interrupted: the job is to end, for this reason.
+	// Interrupted: the job has to end for this reason.
 	Interrupted struct{ Cause error }
-	// DeadlinePassed: it is the time that Machine.Deadline has told.
+	// DeadlinePassed: the time of Machine.Deadline has come.
 	DeadlinePassed struct{}
-	// Resumed: another driver has taken over from the one that has fed the machine so far.
+	// Resumed: another driver has taken over the job.
 	Resumed struct{}
-	// Commanded is a person's command. A stop comes as Interrupted instead.
+	// Commanded is an operator's command. A stop is an Interrupted instead.
 	Commanded struct{ job.Command }
 )
 
-// Join is what a worker says when it asks for a world.
+// Join is a worker's request for a world.
 type Join struct {
-	// After is the generation that the worker has left; 0 for a worker that was in none.
+	// After is the generation that the worker has left; 0 if it was in none.
 	After uint64
-	// Commits is the number of its last commit.
+	// Commits is the number of the worker's last commit.
 	Commits uint64
-	// HoldsState: it has been through a sync, and so has the job's state to give.
+	// HoldsState: the worker has completed a sync and so has the job's state.
 	HoldsState bool
-	// DataAddrs are where peers reach it, NotifyAddr is where the driver does. The machine hands
-	// them on.
+	// DataAddrs are the addresses for peers, NotifyAddr is the address for the driver. The machine
+	// only passes them on.
 	DataAddrs  []string
 	NotifyAddr string
-	// Cause is why it left its last generation, for logs.
+	// Cause is why the worker left its last generation, for logs.
 	Cause string
 }
 
-// Report is what a worker tells of itself.
+// Report is a worker's report about itself.
 type Report uint8
 
-// The reports. A journal holds their numbers.
+// The reports. Journals contain these numbers.
 const (
-	ReportDone       Report = 1  // it has returned from training, as all of its world have
+	ReportDone       Report = 1  // its training function has returned, as in all of its world
 	ReportLeaving    Report = 2  // it is about to exit without being done
 	ReportCommitted  Report = 3  // it has made its first commit in the generation
 	ReportDraining   Report = 4  // it was asked to leave
-	ReportFetching   Report = 5  // it brings the state from others before it joins
+	ReportFetching   Report = 5  // it fetches the state from others before it joins
 	ReportWriting    Report = 10 // it has left its world and writes a last checkpoint
 	ReportWritten    Report = 11 // that checkpoint is on the disk
 	ReportNotWritten Report = 12 // that checkpoint could not be written

@@ -10,29 +10,27 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// The last checkpoint of a job. Where training has come to its end, rank 0 writes it by itself.
-// Where the job is stopped or has failed, the worker with the newest commit is told to when its
-// join is answered: nobody else knows that no world follows. A worker says when it begins, and what
-// came of it.
+// The last checkpoint of a job. When training ends, rank 0 writes it by itself. When the job is
+// stopped or fails, the worker with the newest commit is told to write it in the answer to its
+// join, because workers do not know that no world follows. It reports the start and the result.
 
-// unwritten is a last checkpoint that is not on the disk.
+// unwritten is a last checkpoint that is not on disk.
 type unwritten struct {
 	worker  string
 	commits uint64
 }
 
-// answerAll answers the joins of those that are being sent home because the job ends. Of the ranks
-// that have the newest commit the lowest is to write it. A rank is answered when those below it
-// have come or are gone, for one of them may be the one; all of them leave their world at the same
-// commit.
+// answerAll answers the joins of workers that leave because the job ends. The lowest rank with the
+// newest commit writes it. A rank is answered only once all lower ranks have joined or ended,
+// because one of them may be the writer; all ranks leave the world at the same commit.
 func (m *Machine) answerAll() {
 	var come []*Worker
-	awaited := len(m.world.Slots) // the lowest rank that is to come
+	awaited := len(m.world.Slots) // the lowest rank that may still join
 	for _, w := range m.workers {
 		switch {
-		case w.atDoor():
+		case w.inJoin():
 			come = append(come, w)
-		case w.mayCome() && w.generation == m.world.Generation:
+		case w.mayJoin() && w.generation == m.world.Generation:
 			awaited = min(awaited, w.rank)
 		}
 	}
@@ -51,20 +49,20 @@ func (m *Machine) answerAll() {
 	}
 }
 
-// mayCome tells whether a worker that has been in a world may still join, in a job that ends.
-func (w *Worker) mayCome() bool {
+// mayJoin reports, while the job ends, whether a worker that was in a world may still join.
+func (w *Worker) mayJoin() bool {
 	in := w.phase == training || w.phase == stopping
 	return in && !w.answered && !w.done && !w.left && w.reason == ""
 }
 
-// atDoor tells whether a join of the worker waits, in a job that ends.
-func (w *Worker) atDoor() bool { return w.phase == waiting || w.phase == stopping && w.comes }
+// inJoin reports, while the job ends, whether the worker waits in a join.
+func (w *Worker) inJoin() bool { return w.phase == waiting || w.phase == stopping && w.comes }
 
-// leavesLast tells whether joins are answered by answerAll.
+// leavesLast reports whether answerAll answers joins.
 func (m *Machine) leavesLast() bool { return m.decided && m.doneFrom.IsZero() }
 
-// writing notes that a worker writes a last checkpoint, in no world any more. Where the others go
-// on they do not wait for it.
+// writing records that a worker has left its world and writes a last checkpoint. If the job
+// continues, the others do not wait for it.
 func (m *Machine) writing(now time.Time, w *Worker, commits uint64) {
 	w.writes = commits
 	if m.size.Elastic && w.phase == training && !w.done && m.doneFrom.IsZero() {
@@ -73,9 +71,9 @@ func (m *Machine) writing(now time.Time, w *Worker, commits uint64) {
 	}
 }
 
-// writesOn gives a worker that writes a last checkpoint the time for more: no bound that the driver
-// sets to its end passes while bytes reach the disk.
-func (m *Machine) writesOn(now time.Time, e WorkerWrites) {
+// writerProgress extends the deadlines of a worker that writes a last checkpoint: none passes while
+// the file grows.
+func (m *Machine) writerProgress(now time.Time, e WorkerWrites) {
 	w := m.find(e.ID)
 	if w == nil || w.writes == 0 {
 		return
@@ -85,7 +83,8 @@ func (m *Machine) writesOn(now time.Time, e WorkerWrites) {
 	}
 }
 
-// graceFrom is when the time began that the worker has to end, where that was asked for then.
+// graceFrom returns the start of the worker's time to end: asked, or later progress of its
+// checkpoint.
 func (w *Worker) graceFrom(asked time.Time) time.Time {
 	if w.wroteAt.After(asked) {
 		return w.wroteAt
@@ -93,10 +92,10 @@ func (w *Worker) graceFrom(asked time.Time) time.Time {
 	return asked
 }
 
-// inWorld tells whether the worker is a member of the current world that has not left it.
+// inWorld reports whether the worker is a member of the current world and has not left it.
 func (w *Worker) inWorld() bool { return w.phase == training && !w.left }
 
-// written notes what came of it.
+// written records the result of a last checkpoint.
 func (m *Machine) written(w *Worker, commits uint64, well bool) {
 	w.writes = 0
 	switch {
@@ -111,8 +110,8 @@ func (m *Machine) written(w *Worker, commits uint64, well bool) {
 	}
 }
 
-// stopsWriting notes that a worker has ended.
-func (m *Machine) stopsWriting(w *Worker) {
+// writerEnded records a missing checkpoint if a worker ended while it wrote one.
+func (m *Machine) writerEnded(w *Worker) {
 	if w.writes == 0 {
 		return
 	}
@@ -130,8 +129,8 @@ func (m *Machine) missing(w *Worker, commits uint64, why string) {
 	}
 }
 
-// withUnwritten is the job's result where the last checkpoint is missing. A stop is no clean one
-// then; any other failure stays what it is.
+// withUnwritten adds a missing last checkpoint to the job's result if that is success or a stop.
+// Other failures take precedence.
 func (m *Machine) withUnwritten(result error) error {
 	var stopped job.StopSignal
 	if m.unwritten == nil || result != nil && !errors.As(result, &stopped) {
@@ -144,8 +143,8 @@ func (m *Machine) withUnwritten(result error) error {
 	return err
 }
 
-// whyGone is what a worker is told that has no place any more.
-func (w *Worker) whyGone() Dismissal {
+// dismissal returns the answer to a worker that has no place in the next world.
+func (w *Worker) dismissal() Dismissal {
 	if w.last {
 		return DismissLast
 	}

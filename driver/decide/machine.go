@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Machine decides. It has no goroutine, lock, clock, socket or process: an input changes the facts
-// it keeps, reconcile compares them with what is wanted, and what is to be done about the
-// difference comes out as actions. Its fields stand together by how long they live.
+// Machine is the state machine of a job. Each input changes the facts it keeps; reconcile then
+// compares them with what is wanted, and the difference is returned as actions. Its fields are
+// grouped by lifetime.
 type Machine struct {
 	limits
 	fleet
@@ -23,134 +23,134 @@ type Machine struct {
 	out   []Action
 }
 
-// limits are what the job was given; a person may change the size.
+// limits are the job's configuration. The scale command changes the size.
 type limits struct {
 	size  job.Size
 	blame job.Blame
 	wait  job.Timeouts
 }
 
-// fleet is the hosts and workers there are now.
+// fleet is the current hosts and workers.
 type fleet struct {
 	hosts   *hostTable
-	workers []*Worker // every process that has not exited, in order of start
+	workers []*Worker // every process that has not exited, in start order
 	byID    map[string]*Worker
-	bySlot  map[plan.SlotID]*Worker // a slot has one worker at a time
+	bySlot  map[plan.SlotID]*Worker // a slot has at most one worker
 	fixed   []plan.SlotID           // the slots of a job that is not elastic
-	wants   []plan.SlotID           // as of the last step; replaced, never changed
-	free    []plan.SlotID           // the available ones, as of freeAt; replaced, never changed
-	freeAt  uint64                  // hostTable.Changes
-	// holder stays though its slot is not wanted, as of the last step: it alone has the state. Nil:
-	// nobody does.
+	wants   []plan.SlotID           // wanted slots as of the last step; replaced, never modified
+	free    []plan.SlotID           // available slots as of freeAt; replaced, never modified
+	freeAt  uint64                  // value of hostTable.Changes for free
+	// holder is the only worker with the job's state. It stays although its slot is not wanted, as
+	// of the last step. Nil if there is no such worker.
 	holder *Worker
-	queued int // wanted slots whose workers have no place in the ramp yet, as of the last step
-	// rampUntil is when the next worker that starts does not count for its host any more, as of the
-	// last step; zero: no slot waits for that.
+	queued int // wanted slots that wait for the ramp to start their workers, as of the last step
+	// rampUntil is when the next starting worker no longer counts against its host's ramp, as of
+	// the last step. Zero if no slot waits for that.
 	rampUntil time.Time
 }
 
-// history is what is remembered as long as the job runs.
+// history lasts as long as the job.
 type history struct {
-	seq      uint64               // of the last notification
-	started  bool                 // the first start has happened
-	joined   time.Time            // when the first worker of the job joined
-	newsFrom time.Time            // when a worker that starts has last joined, or the first of them has started
-	ran      map[plan.SlotID]bool // where a worker that must not be started again has run
-	failures map[plan.SlotID]int  // of workers that failed in slots of listed hosts
-	progress bool                 // some worker has committed
-	stucks   int                  // worlds in a row that were given up because all waited, with no commit between them
-	resets   int
-	resetsAt []time.Time // those that count for the limit, where it has a window
-	wrote    uint64      // the newest commit that a worker has written as a last checkpoint
+	seq        uint64               // of the last notification
+	started    bool                 // workers have been started for the first time
+	joined     time.Time            // when the first worker of the job joined
+	startsFrom time.Time            // last join of a starting worker, or start of the first of them
+	ran        map[plan.SlotID]bool // slots in which a worker has run and must not be started again
+	failures   map[plan.SlotID]int  // number of failed workers per slot of listed hosts
+	progress   bool                 // some worker has committed
+	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
+	resets     int
+	resetsAt   []time.Time // resets that count towards a limit that has a window
+	wrote      uint64      // newest commit written as a last checkpoint
 }
 
-// generation is the current world and the way to the next: publish begins another one.
+// generation is the current world and the transition to the next; publish replaces it.
 type generation struct {
 	world     plan.World
-	published PublishWorld // as the world was
-	commits   uint64       // that its members had, at its beginning or at their first
-	committed bool         // some worker has committed in it
-	backends  []string     // that its members have told of
-	announced plan.Change  // what its members were told last
+	published PublishWorld // the action that published the world
+	commits   uint64       // commit number of its members at its start, or at their first commit in it
+	committed bool         // at least one worker has committed in it
+	backends  []string     // reported by its members
+	announced plan.Change  // last change that its members were notified of
 	loss
-	way
+	transition
 }
 
-// loss is what of the current world is lost.
+// loss is the part of the current world that is lost.
 type loss struct {
-	dead     []int     // ranks whose processes have died, or do not count any more
-	told     int       // how many of them the members were told of
-	deadFrom time.Time // when the last died that they were not told of, or one of them came since
-	given    bool      // the world was given up, because all waited
-	// unwritten is a last checkpoint that is missing; nil: none is.
+	dead     []int     // ranks whose processes have died or were given up
+	told     int       // how many of them were sent to the members
+	deadFrom time.Time // last death not sent to the members yet, or a later join of a member
+	given    bool      // the world was given up because all ranks waited
+	// unwritten is the last checkpoint that is missing, or nil.
 	unwritten *unwritten
 }
 
-// way is what has happened on the way to the next world.
-type way struct {
-	removeFrom time.Time        // since when members are to leave at a commit
-	resetFrom  time.Time        // when the first member left the world
-	shortFrom  time.Time        // since when slots are waited for
-	short      bool             // a world could not be formed for want of workers
-	reminded   bool             // the log has named those who are late, at a reset or at the end
-	unready    bool             // some worker has failed before it joined
-	bad        *job.WorkerError // the first failure
-	went       bool             // a worker has exited with 0 of its own accord
+// transition is the progress from the current world to the next one.
+type transition struct {
+	removeFrom   time.Time        // since when members have to leave at a commit
+	resetFrom    time.Time        // when the first member left the world
+	shortFrom    time.Time        // since when the job waits for slots
+	short        bool             // too few workers joined to form a world
+	reminded     bool             // the log has named the late workers of this reset, or of the end
+	startFailed  bool             // a worker has failed before it joined
+	firstFailure *job.WorkerError // the first failure
+	leftCleanly  bool             // a worker has exited with 0 without being asked to
 }
 
-// ending is the way to the job's end.
+// ending is the end of the job.
 type ending struct {
 	doneFrom time.Time        // when the first worker reported done
 	doneExit bool             // a worker that reported done has exited with 0
 	late     *job.WorkerError // the first failure after done
 
-	decided  bool // the job's result is known, workers are being stopped
+	decided  bool // the result is known; workers are being stopped
 	result   error
-	endFrom  time.Time // when the workers were stopped
-	writes   uint64    // the newest commit that a worker was told to write last; 0: none
+	endFrom  time.Time // when the driver began to stop the workers
+	writes   uint64    // newest commit that a worker was told to write as the last checkpoint; 0: none
 	finished bool
 }
 
-// shown is what a status tells of the machine itself.
+// shown is what a status reports about the machine itself.
 type shown struct {
 	last      time.Time // of the last step
 	state     job.State
 	stateFrom time.Time
 }
 
-// phase is where a worker is in its life.
+// phase is a worker's position in its life cycle.
 type phase uint8
 
 const (
 	starting phase = iota // started, has not joined yet
-	waiting               // in a join: at the door, or between two worlds
+	waiting               // in a join: before its first world, or between two worlds
 	training              // a member of the current world
-	leaving               // dismissed, expected to exit by itself
-	stopping              // asked to end by the driver
+	leaving               // dismissed; expected to exit by itself
+	stopping              // being stopped by the driver
 )
 
-// Worker is one incarnation: the process in a slot, from its start to its exit.
+// Worker is one incarnation: the process in a slot, from start to exit.
 type Worker struct {
-	// What each step looks at comes first, for the sake of thousands of workers: 64 bytes are read
-	// at a time.
+	// The fields that each step reads come first so that they share one 64-byte cache line; a job
+	// may have thousands of workers.
 	since      time.Time // when it entered the phase
 	begun      time.Time // when it was started
-	generation uint64    // of the last world it was in, 0 for none
-	rank       int       // in its last world; before the first, in the trial assignment
+	generation uint64    // of its last world; 0: none
+	rank       int       // in its last world; before the first world, in the trial assignment
 	phase      phase
 	holds      bool
 	done       bool
 	wanted     bool // its slot is one of fleet.wants
 	removed    bool // dismissed because its slot is not wanted
-	asked      bool // to leave, by others than this driver
-	stays      bool // all the same, and the log says why
+	asked      bool // to leave, but not by this driver
+	stays      bool // the log has said why it stays although it should leave
 
 	identity
 	departure
 	lateness
 }
 
-// identity is who a worker is, and what it last said of itself.
+// identity is a worker's identity and what it reported last.
 type identity struct {
 	id    string
 	slot  plan.SlotID
@@ -159,41 +159,41 @@ type identity struct {
 	start StartWorker
 }
 
-// departure is what is known of a worker's end before it comes.
+// departure is what is known about a worker's end before it exits.
 type departure struct {
-	reason    string    // why it was stopped, where that is a failure of its own
-	comes     bool      // a join of it waits, though it is being stopped
+	reason    string    // why it was stopped; not empty if that counts as its failure
+	comes     bool      // it waits in a join although it is being stopped
 	answered  bool      // its join was answered because the job ends
-	last      bool      // so that it writes the last checkpoint
-	left      bool      // its world by itself, though it is a process still: it writes a checkpoint
-	writes    uint64    // the commit of the last checkpoint that it writes now; 0: none
-	wroteAt   time.Time // when more of that was last seen on the disk
-	unwritten bool      // it could not write its last checkpoint, which its exit may say
+	last      bool      // that answer told it to write the last checkpoint
+	left      bool      // it has left its world by itself and still writes a checkpoint
+	writes    uint64    // commit of the last checkpoint it is writing; 0: none
+	wroteAt   time.Time // when that checkpoint was last seen to grow on disk
+	unwritten bool      // it could not write its last checkpoint; its exit code may say so
 }
 
-// lateness is how others wait for a worker.
+// lateness is how long others have waited for a worker.
 type lateness struct {
-	stalledFrom time.Time // when it was named for holding up the others
-	movedFrom   time.Time // when it was seen last on its way to the next world
+	stalledFrom time.Time // when it was reported as holding up the others
+	movedFrom   time.Time // when it was last seen moving to the next world
 	doneFrom    time.Time // when it reported done
-	reminded    bool      // the log has named it for not exiting since
+	reminded    bool      // the log has named it because it has not exited since
 }
 
 func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
 
-// Config is what a machine goes by. Its values have passed their WithDefaults.
+// Config configures a machine. Its values come from their WithDefaults.
 type Config struct {
 	Size     job.Size
 	Blame    job.Blame
 	Timeouts job.Timeouts
 }
 
-// New returns a machine that nothing has happened to. NewID names each worker that it starts.
+// New returns a machine that has had no input. newID names each worker that it starts.
 func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 	return &Machine{
 		limits: limits{cfg.Size, cfg.Blame, cfg.Timeouts},
 		fleet: fleet{
-			hosts: newHosts(hostsConfig(cfg.Blame)),
+			hosts: newHosts(cooldownsOf(cfg.Blame)),
 			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
 		},
 		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int)},
@@ -201,11 +201,11 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 	}
 }
 
-func hostsConfig(b job.Blame) cooldowns {
+func cooldownsOf(b job.Blame) cooldowns {
 	return cooldowns{CooldownMin: b.CooldownMin, CooldownMax: b.CooldownMax, Forever: b.Forever()}
 }
 
-// Step takes note of what happened and returns what to do about it, in order.
+// Step processes an input and returns the actions to perform, in order.
 func (m *Machine) Step(now time.Time, in Input) []Action {
 	m.out = nil
 	if m.finished {
@@ -229,7 +229,7 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 	case WorkerReported:
 		m.reported(now, e)
 	case WorkerWrites:
-		m.writesOn(now, e)
+		m.writerProgress(now, e)
 	case WorkerEnded:
 		m.ended(now, e)
 	case Interrupted:
@@ -250,7 +250,7 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.stuck(now, e)
 	case DeadlinePassed:
 	case Commanded:
-		m.obey(now, e.Command)
+		m.command(now, e.Command)
 	case Resumed:
 		m.resume(now)
 	case BackendTold:
@@ -264,29 +264,29 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 }
 
 func (m *Machine) forked(now time.Time, e WorkerForked) {
-	if w := m.find(e.ID); w != nil && w.pid != e.PID { // else another driver was told already
+	if w := m.find(e.ID); w != nil && w.pid != e.PID { // otherwise a previous driver has recorded it
 		w.pid = e.PID
 		m.emit(now, job.WorkerStarted, field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", e.PID))
 	}
 }
 
-// workerJoined notes that a worker asks for a world newer than its last: it is ready. A repeated
-// join counts once, one of a worker that was told to go is too late.
+// workerJoined handles a worker's request for a world newer than its last. A repeated join counts
+// once; the join of a worker that is being stopped is answered with a dismissal.
 func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 	w := m.find(e.ID)
 	if w == nil {
 		return
 	}
 	if w.phase == stopping && m.leavesLast() {
-		w.join, w.holds, w.comes = e.Join, e.Join.HoldsState, true // answerAll has the rest
+		w.join, w.holds, w.comes = e.Join, e.Join.HoldsState, true // answerAll answers it
 	} else if w.phase == stopping {
 		m.release(w)
 	}
 	if !w.live() {
-		return // one that was dismissed has its answer
+		return // a dismissed worker already has its answer
 	}
 	if e.Join.After < w.generation {
-		return // a repeated one, which the world that it is in now has answered
+		return // a repeated join that its current world has answered
 	}
 	if m.joined.IsZero() {
 		m.joined = now
@@ -295,12 +295,12 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 	m.progress = m.progress || e.Join.Commits > 0
 	switch w.phase {
 	case starting:
-		m.newsFrom = now
+		m.startsFrom = now
 		m.emit(now, job.WorkerReady, field("host", w.slot.Host), field("slot", w.slot.Index))
 	case training:
 		m.stirred(now, w)
 		if !m.deadFrom.IsZero() {
-			m.deadFrom = now // they notice by themselves
+			m.deadFrom = now // members notice the death by themselves
 		}
 		if e.Join.Cause != "" {
 			m.log(Debug, "%s left generation %d: %s", w.slot, w.generation, e.Join.Cause)
@@ -322,7 +322,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 		m.draining(now, w)
 	case ReportFetching:
 		if w.phase == starting {
-			w.since, m.newsFrom = now, now // as long as more of the state comes, it is waited for
+			w.since, m.startsFrom = now, now // its start timeout restarts while it receives state
 		}
 	case ReportWriting:
 		m.writing(now, w, e.Commits)
@@ -331,8 +331,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 	case ReportLeaving:
 		m.log(Debug, "%s (rank %d) is about to leave", w.slot, w.rank)
 	case ReportDone:
-		// Only the current world can finish the job: a report of an older one is from before a
-		// reset.
+		// A report of an older generation was sent before a reset and does not finish the job.
 		if e.Generation == m.world.Generation && w.generation == e.Generation {
 			if !w.done {
 				w.done, w.doneFrom = true, now
@@ -349,15 +348,14 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 		m.committed, m.progress, m.commits = true, true, e.Commits
 		m.stucks = 0
 		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", e.Commits))
-		// A commit ends with a collective check, which every member came to with its sync behind
-		// it.
+		// A commit ends with a collective check, which a member reaches only after its sync.
 		for _, w := range m.workers {
 			w.holds = w.holds || w.phase == training
 		}
 	}
 }
 
-// backendTold notes how the GPUs of the current world compute together.
+// backendTold records the collective backend of the current world's GPUs.
 func (m *Machine) backendTold(now time.Time, e BackendTold) {
 	w := m.find(e.ID)
 	if w == nil || e.Generation != m.world.Generation || w.generation != e.Generation ||
@@ -368,14 +366,14 @@ func (m *Machine) backendTold(now time.Time, e BackendTold) {
 	m.emit(now, job.Backend, field("generation", e.Generation), field("backend", e.Backend), field("size", len(m.world.Slots)))
 }
 
-// ended takes a worker off the books and finds out whose doing its end was.
+// ended removes a worker and determines the cause of its exit.
 func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	w := m.find(e.ID)
 	if w == nil {
 		return
 	}
 	m.remove(w)
-	m.stopsWriting(w)
+	m.writerEnded(w)
 	cause := m.cause(w, e.Exit)
 	signal := any(nil)
 	if e.Exit.Signal != 0 {
@@ -397,7 +395,7 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 			m.departed(now, w, e.Exit)
 		}
 	case causeFailed:
-		if w.reason == "" { // one that was stopped for its failure has been blamed then
+		if w.reason == "" { // a worker stopped for its failure was counted when it was stopped
 			m.failed(now, w, &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.Exit})
 		}
 	}
@@ -429,46 +427,47 @@ func (m *Machine) cause(w *Worker, x job.Exit) exitCause {
 	return causeFailed
 }
 
-// departed deals with a worker that has left, was not done, and was not sent away by us. Its slot
-// rests like one that failed, since whoever ended the worker will not want the next one either.
+// departed handles a worker that left before it was done, without being dismissed by this driver.
+// Its slot rests like that of a failed worker, because the cause of the exit is likely to end a new
+// worker as well.
 func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 	how := ""
 	if x.Clean() {
-		m.went = true
+		m.leftCleanly = true
 		if delete(m.ran, w.slot); m.joined.IsZero() {
 			m.ran[w.slot] = true
 		}
 	} else {
 		how = ", it " + x.String()
-		if m.bad == nil { // nobody is to blame, but if nobody is left it was no success either
-			m.bad = &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}
+		if m.firstFailure == nil { // not a failure, but the job's result if no worker remains
+			m.firstFailure = &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}
 		}
 	}
 	if !m.size.Elastic || !m.doneFrom.IsZero() {
 		return
 	}
 	if x.Evicted && x.Err != nil {
-		m.log(Info, "%s: nothing is started: %v", w.slot, x.Err)
+		m.log(Info, "%s: no worker was started: %v", w.slot, x.Err)
 		m.rest(now, m.hosts.RestSlot(now, w.slot))
 		return
 	}
 	m.log(Info, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
 	if !x.Clean() && w.generation != 0 && w.generation == m.world.Generation {
-		m.beginReset(now) // its peers cannot go on
+		m.beginReset(now) // its peers cannot continue
 	}
 }
 
-// failed deals with a failure that is the worker's own.
+// failed handles a failure of the worker itself.
 func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	if !m.doneFrom.IsZero() {
 		m.failedLate(w, err)
 		return
 	}
 	m.failures[w.slot]++
-	m.unready = m.unready || w.generation == 0
-	if m.bad == nil {
-		m.bad = err
+	m.startFailed = m.startFailed || w.generation == 0
+	if m.firstFailure == nil {
+		m.firstFailure = err
 	}
 	if !m.size.Elastic {
 		m.decide(now, err)
@@ -490,12 +489,12 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 }
 
-// failedLate deals with a failure after training was done everywhere. What a worker says by its
-// exit code counts; a signal is taken for a lost machine, which harms nothing any more as long as
-// another worker ends well.
+// failedLate handles a failure after all workers reported done. An exit code is a failure of the
+// program. A signal is treated as a lost machine, which is harmless if another worker exits
+// cleanly.
 func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 	if w.unwritten && err.Exit.Signal == 0 {
-		return // that is what it says, and more exactly
+		return // the missing checkpoint already is the more precise error
 	}
 	m.log(Warn, "%s (rank %d) %s after training was done", w.slot, w.rank, err.Exit)
 	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
@@ -503,7 +502,7 @@ func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 	}
 }
 
-// beginReset notes that the current world is being left, and counts it.
+// beginReset records and counts that the current world is being left.
 func (m *Machine) beginReset(now time.Time) {
 	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
 		return
@@ -521,7 +520,7 @@ func (m *Machine) beginReset(now time.Time) {
 	m.emit(now, job.Reset, field("count", m.resets))
 }
 
-// resetsWithin returns the number of resets that count for the limit, of which one has begun now.
+// resetsWithin returns the number of resets that count towards the limit, including one at now.
 func (m *Machine) resetsWithin(now time.Time) int {
 	window := m.blame.ResetWindow
 	if window == 0 {
@@ -532,7 +531,7 @@ func (m *Machine) resetsWithin(now time.Time) int {
 	return len(m.resetsAt)
 }
 
-// stop asks a worker to end. A reason makes that the worker's own failure.
+// stop ends a worker. A reason counts as the worker's own failure.
 func (m *Machine) stop(now time.Time, w *Worker, reason string) {
 	if w.phase == stopping {
 		return
@@ -556,7 +555,7 @@ func (m *Machine) dismiss(now time.Time, w *Worker, why Dismissal) {
 	m.do(DismissWorker{w.id, why})
 }
 
-// decide fixes the job's result; the first one stands.
+// decide sets the job's result; later calls do not change it.
 func (m *Machine) decide(now time.Time, err error) {
 	if !m.decided {
 		m.decided, m.result = true, err
@@ -565,7 +564,7 @@ func (m *Machine) decide(now time.Time, err error) {
 
 func (m *Machine) enter(now time.Time, w *Worker, p phase) { w.phase, w.since = p, now }
 
-// find returns nil where there is no such worker, as does in.
+// find and in return nil if there is no such worker.
 func (m *Machine) find(id string) *Worker { return m.byID[id] }
 
 func (m *Machine) in(slot plan.SlotID) *Worker { return m.bySlot[slot] }
@@ -585,16 +584,16 @@ func (m *Machine) any(p phase) bool {
 	return slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.phase == p })
 }
 
-// exclude tells of an exclusion for a failure, rest of one for which nobody is to blame.
+// exclude reports an exclusion for a failure; rest reports one without blame.
 func (m *Machine) exclude(now time.Time, x exclusion) {
-	m.tellOut(now, x, Warn, "is excluded")
+	m.reportOut(now, x, Warn, "is excluded")
 }
 
 func (m *Machine) rest(now time.Time, x exclusion) {
-	m.tellOut(now, x, Info, "rests")
+	m.reportOut(now, x, Info, "rests")
 }
 
-func (m *Machine) tellOut(now time.Time, x exclusion, level Level, does string) {
+func (m *Machine) reportOut(now time.Time, x exclusion, level Level, does string) {
 	until, long := any(nil), "ever"
 	if !x.Forever {
 		until, long = x.Until.UTC(), x.Until.Sub(now).String()
@@ -603,10 +602,10 @@ func (m *Machine) tellOut(now time.Time, x exclusion, level Level, does string) 
 	m.log(level, "%s %s for %s", excludedName(x), does, long)
 }
 
-func excludedName(x exclusion) string { return placeName(x.Host, x.Slot) }
+func excludedName(x exclusion) string { return targetName(x.Host, x.Slot) }
 
-// placeName names a slot, or where that is nil a whole host, for a person.
-func placeName(host string, slot *int) string {
+// targetName names a slot, or the whole host if slot is nil, for log lines and messages.
+func targetName(host string, slot *int) string {
 	if slot == nil {
 		return "host " + host
 	}
@@ -615,7 +614,7 @@ func placeName(host string, slot *int) string {
 
 func (m *Machine) do(a Action) { m.out = append(m.out, a) }
 
-// field is one of an event.
+// field returns a field of an event.
 func field(key string, value any) job.Field { return job.Field{Key: key, Value: value} }
 
 func (m *Machine) emit(now time.Time, name job.EventName, fields ...job.Field) {
@@ -626,36 +625,34 @@ func (m *Machine) log(level Level, format string, args ...any) {
 	m.do(LogLine{level, fmt.Sprintf(format, args...)})
 }
 
-// Members of worlds, as actions name them.
-
-// ID is the worker's incarnation.
+// ID returns the worker's incarnation.
 func (w *Worker) ID() string { return w.id }
 
-// DataAddrs are where peers reach the worker, as it said when it joined last.
+// DataAddrs returns the addresses on which peers reach the worker, from its last join.
 func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
 
-// NotifyAddr is where the driver reaches it, likewise.
+// NotifyAddr returns the address on which the driver reaches the worker, from its last join.
 func (w *Worker) NotifyAddr() string { return w.join.NotifyAddr }
 
-// Finished tells whether the job has come to its end, and with which result.
+// Finished reports whether the job has ended, and its result.
 func (m *Machine) Finished() (bool, error) { return m.finished, m.result }
 
-// Resetting tells whether a world is being left.
+// Resetting reports whether the current world is being left.
 func (m *Machine) Resetting() bool { return !m.resetFrom.IsZero() }
 
-// Last is when the machine was last stepped.
+// Last returns the time of the last step.
 func (m *Machine) Last() time.Time { return m.last }
 
-// Hosts are those listed, the oldest first.
+// Hosts returns the listed hosts, oldest first.
 func (m *Machine) Hosts() []plan.Host { return m.hosts.Listed() }
 
-// World is the newest that was published; its generation is 0 before the first.
+// World returns the current world; its generation is 0 before the first.
 func (m *Machine) World() plan.World { return m.world }
 
-// NameBy has newID name the workers from now on.
+// NameBy replaces the function that names new workers.
 func (m *Machine) NameBy(newID func(plan.SlotID) string) { m.newID = newID }
 
-// foundHosts are the hosts as an event tells them.
+// foundHosts converts hosts for an event.
 func foundHosts(hosts []plan.Host) []job.FoundHost {
 	found := make([]job.FoundHost, len(hosts))
 	for i, h := range hosts {

@@ -7,27 +7,26 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Workers that start all at once keep each other from starting: a few hundred of them on one
-// machine load it so much that none joins in time, and a driver that tries ten thousand hosts at
-// once needs the memory for all. So they start by and by. A worker holds its place in the ramp from
-// its start until it has joined, has ended, or has run for as long as rampHold says: a plain
-// command never joins.
+// The ramp bounds how many workers start at the same time: a few hundred on one host load it so
+// much that none joins in time, and a job of ten thousand hosts would need memory for all starts at
+// once. A worker counts from its start until it has joined or ended, or until rampHold has passed,
+// because a plain command never joins.
 const (
-	defaultStarts = 32               // of one host at a time
+	defaultStarts = 32               // per host
 	rampOfAll     = 512              // of the job
-	plainHold     = 5 * time.Second  // longest that one counts for its host while nobody has joined
-	joiningHold   = 15 * time.Second // longest once one has: then the others may be expected to join
+	plainHold     = 5 * time.Second  // rampHold while no worker has joined
+	joiningHold   = 15 * time.Second // rampHold once one has, so that the others can be expected to
 )
 
-// ramp is how many more workers may start now.
+// ramp counts how many more workers may start now.
 type ramp struct {
 	all   int
-	each  int            // of a host, altogether
-	hosts map[string]int // those that start now, by host
-	next  time.Time      // when the next one of them stops to count; zero: none does by itself
+	each  int            // limit per host
+	hosts map[string]int // starting workers per host
+	next  time.Time      // when rampHold of the next one passes; zero: never
 }
 
-// room counts the workers that start now.
+// room returns the ramp less the workers that are starting now.
 func (m *Machine) room(now time.Time) ramp {
 	r := ramp{all: rampOfAll, each: cmp.Or(m.size.Starts, defaultStarts), hosts: map[string]int{}}
 	hold := m.rampHold()
@@ -42,14 +41,14 @@ func (m *Machine) room(now time.Time) ramp {
 				r.next = held
 			}
 		} else if !m.size.Elastic {
-			continue // it may be a command that never joins, and has no bound
+			continue // a command that may never join is not bounded
 		}
 		r.all--
 	}
 	return r
 }
 
-// rampHold is the longest that a worker which starts counts for its host.
+// rampHold is the longest time for which a starting worker counts against its host.
 func (m *Machine) rampHold() time.Duration {
 	if m.joins() {
 		return joiningHold
@@ -57,10 +56,10 @@ func (m *Machine) rampHold() time.Duration {
 	return plainHold
 }
 
-// joins tells whether the job's command is known to join.
+// joins reports whether the job's command is known to join.
 func (m *Machine) joins() bool { return m.size.Elastic && !m.joined.IsZero() }
 
-// take takes a place for a worker of the host, if there is one.
+// take uses up one start on the host, if there is one.
 func (r *ramp) take(host string) bool {
 	if r.all <= 0 || r.hosts[host] >= r.each {
 		return false
@@ -70,9 +69,9 @@ func (r *ramp) take(host string) bool {
 	return true
 }
 
-// mayStart tells whether a slot that has no worker is to get one. A job that is not elastic starts
-// one in each slot, once; and a command that ended well is not run again as long as nobody knows
-// whether the command ever joins.
+// mayStart reports whether a worker may be started in a slot. A job that is not elastic starts one
+// worker per slot. A command that exited with 0 is not run again unless the command is known to
+// join.
 func (m *Machine) mayStart(id plan.SlotID) bool {
 	if m.bySlot[id] != nil {
 		return false
@@ -80,19 +79,18 @@ func (m *Machine) mayStart(id plan.SlotID) bool {
 	return !m.ran[id] || m.joins()
 }
 
-// newcomers tells whether a world waits for workers that start, or are about to. Those in slots
-// that have failed before, and those for which there is no place in the ramp yet, are waited for as
-// long as one of them joins within the start timeout: there may be thousands of slots of which none
-// works.
+// newcomers reports whether a world waits for starting workers, including those still to be
+// started. Workers in slots that failed before and workers that the ramp delays count only while
+// some worker joins within the start timeout, because thousands of slots may all be unusable.
 func (m *Machine) newcomers(now time.Time) bool {
-	patient := !m.size.Elastic || now.Before(m.newsFrom.Add(m.wait.Start))
+	patient := !m.size.Elastic || now.Before(m.startsFrom.Add(m.wait.Start))
 	if m.queued > 0 && patient {
 		return true
 	}
 	for _, w := range m.workers {
 		switch {
 		case !w.wanted || w.live() && w.phase != starting:
-		case w.phase != starting, patient, m.failures[w.slot] == 0: // its deadline is near, where it has one
+		case w.phase != starting, patient, m.failures[w.slot] == 0: // its own deadline bounds this wait
 			return true
 		}
 	}

@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// Recent holds the last events, each a job.Event or the text of one.
+// Recent is the list of the last events, each a job.Event or the JSON of one.
 type Recent []json.Marshaler
 
-// keptEvents is how many events a status tells.
+// keptEvents is the number of events in a status.
 const keptEvents = 20
 
-// Add adds an event, and drops the oldest where there are more than a status tells.
+// Add appends an event and drops the oldest beyond keptEvents.
 func (r *Recent) Add(e json.Marshaler) {
 	if len(*r) == keptEvents {
 		*r = append((*r)[:0], (*r)[1:]...)
@@ -19,7 +19,7 @@ func (r *Recent) Add(e json.Marshaler) {
 	*r = append(*r, e)
 }
 
-// Texts returns them as they stand in an events file.
+// Texts returns the events as JSON, as in an events file.
 func (r Recent) Texts() ([]json.RawMessage, error) {
 	all := make([]json.RawMessage, len(r))
 	for i, e := range r {

@@ -9,8 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// reconcile compares the facts with what is wanted and asks for the difference. It looks at levels,
-// never at the event that led here, so that events may come in any order and more than once.
+// reconcile compares the facts with what is wanted and emits the actions for the difference. It
+// depends on the state only, never on the event that led to it, so that events may arrive in any
+// order and repeatedly.
 func (m *Machine) reconcile(now time.Time) {
 	for _, x := range m.hosts.Expire(now) {
 		m.emit(now, job.Returned, field("host", x.Host), field("slot", x.Slot))
@@ -27,26 +28,26 @@ func (m *Machine) reconcile(now time.Time) {
 		m.finish(now)
 	default:
 		wanted := m.wanted(now)
-		m.sayWhoStays()
+		m.logStays()
 		m.startMissing(now, wanted)
 		m.releaseUnwanted(now)
 		m.form(now, wanted)
 		m.announce(now)
-		if m.decided { // a world that cannot be formed may have ended the job
+		if m.decided { // form may have ended the job
 			m.windDown(now)
 		}
 	}
 }
 
-// wanted returns the slots that should have a worker now, oldest hosts first, and marks the workers
-// that are in one. Where there are a thousand workers there are steps for each of them, so what
-// else a step does looks at marks and not at lists.
+// wanted returns the slots that should have a worker now, oldest hosts first, and marks their
+// workers. A job of a thousand workers has as many steps, so the rest of a step uses these marks
+// instead of searching lists.
 func (m *Machine) wanted(now time.Time) []plan.SlotID {
 	if m.fixed != nil {
 		m.want(m.fixed)
 		return m.wants
 	}
-	if at := m.hosts.Changes(); m.freeAt != at { // reconcile has expired what there is
+	if at := m.hosts.Changes(); m.freeAt != at { // reconcile has expired exclusions before
 		m.free, m.freeAt = m.hosts.Available(now), at
 	}
 	free := m.withoutAsked(m.free)
@@ -56,15 +57,15 @@ func (m *Machine) wanted(now time.Time) []plan.SlotID {
 	m.want(free)
 	m.holder = m.lastHolder()
 	if w := m.holder; w != nil {
-		// Discovery does not want it any more, but it alone has the state: it stays until another
-		// has it too.
+		// Its slot is not wanted any more, but only this worker has the state: it stays until
+		// another worker has the state too.
 		m.want(m.insertByAge(m.withRoomFor(m.wants), w.slot))
 	}
 	return m.wants
 }
 
-// withRoomFor returns the slots without the one that is missed least, where one more than them
-// would exceed the bound.
+// withRoomFor returns the slots, less the least preferred one if one more slot would exceed the
+// maximum.
 func (m *Machine) withRoomFor(ids []plan.SlotID) []plan.SlotID {
 	if m.size.Max == 0 || len(ids) < m.size.Max {
 		return ids
@@ -72,8 +73,8 @@ func (m *Machine) withRoomFor(ids []plan.SlotID) []plan.SlotID {
 	return m.preferred(ids, m.size.Max-1)
 }
 
-// want makes ids the wanted slots. It looks at the workers of those alone that are between what
-// both lists begin and end with: where a thousand die, each death changes one.
+// want sets the wanted slots. It marks only workers of slots between the common prefix and the
+// common suffix of the old and new lists: when a thousand workers die, each death changes one slot.
 func (m *Machine) want(ids []plan.SlotID) {
 	old, fresh := m.wants, ids
 	for len(old) > 0 && len(fresh) > 0 && old[0] == fresh[0] {
@@ -95,8 +96,8 @@ func (m *Machine) mark(ids []plan.SlotID, wanted bool) {
 	}
 }
 
-// insertByAge puts a slot behind those of its own host and of older ones; a host that is gone from
-// the list is the oldest.
+// insertByAge inserts a slot after those of its own host and of older hosts. A host that is not
+// listed counts as the oldest.
 func (m *Machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 	age := make(map[string]int) // from 1
 	for i, h := range m.hosts.Listed() {
@@ -109,8 +110,9 @@ func (m *Machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 	return slices.Insert(slices.Clip(ids), at, id)
 }
 
-// preferred returns that many of the slots at most: those whose workers train already, then those
-// whose workers run at all, since nobody is replaced for the sake of order.
+// preferred returns the slots to keep if at most that many may be: first those of workers in the
+// current world, then those of other live workers, because no running worker is replaced for the
+// sake of order.
 func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	class := func(id plan.SlotID) int {
 		w := m.in(id)
@@ -127,7 +129,7 @@ func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 		classes[i] = class(id)
 		count[classes[i]]++
 	}
-	// How many of each class there is room for: the first ones.
+	// The number of slots to take of each class.
 	room, left := [3]int{}, most
 	for c, n := range count {
 		room[c] = min(n, left)
@@ -143,8 +145,8 @@ func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	return chosen
 }
 
-// lastHolder returns a worker that has the job's state when no worker of a wanted slot has it; nil
-// when one does, or when there is nothing to hold.
+// lastHolder returns a worker with the job's state if no worker of a wanted slot has it; otherwise
+// nil.
 func (m *Machine) lastHolder() *Worker {
 	var last *Worker
 	for _, w := range m.workers {
@@ -162,8 +164,8 @@ func (m *Machine) lastHolder() *Worker {
 	return last
 }
 
-// startMissing starts a worker in every wanted slot that has none, as far as the ramp lets it.
-// Before the first start it waits for enough slots.
+// startMissing starts a worker in every wanted slot without one, as far as the ramp permits. The
+// first start waits for enough slots.
 func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	if !m.started {
 		if len(wanted) < m.size.NP {
@@ -175,7 +177,7 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			m.fixed = wanted
 		}
 	}
-	taken := 0 // by workers that are in it or on their way out of it
+	taken := 0 // wanted slots whose workers run or are ending
 	for _, w := range m.workers {
 		if w.wanted {
 			taken++
@@ -194,16 +196,16 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	}
 }
 
-// startIn starts workers in the slots that lack one, as many as there is room for, and counts those
-// for which there is none.
+// startIn starts workers in free wanted slots within the room of the ramp, and counts the slots
+// beyond it.
 func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
-		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // no number of slots is too few for 0
+		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // cannot happen: without bounds every number of slots is valid
 	}
 	trial := plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	if !m.any(starting) {
-		m.newsFrom = now
+		m.startsFrom = now
 	}
 	m.queued = 0
 	for _, s := range slots {
@@ -236,8 +238,8 @@ func trialFor(host string, w plan.World) TrialWorld {
 	return t
 }
 
-// releaseUnwanted sends away workers that train nowhere and whose slots are not wanted any more.
-// Members of the current world learn it from announce, and go when the next world is published.
+// releaseUnwanted ends workers that are in no world and whose slots are not wanted. Members of the
+// current world are notified by announce and leave when the next world is published.
 func (m *Machine) releaseUnwanted(now time.Time) {
 	for _, w := range m.workers {
 		switch {
@@ -250,8 +252,8 @@ func (m *Machine) releaseUnwanted(now time.Time) {
 	}
 }
 
-// form publishes the next world once everybody who must come has come. The first world, and one for
-// which too few had come, also waits for those that are being started; any other goes without them.
+// form publishes the next world once all members of the current world have joined or ended. The
+// first world, and one that lacked workers, also waits for starting workers; any other does not.
 func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	if !m.started || m.decided || slices.ContainsFunc(m.workers, (*Worker).inWorld) {
 		return
@@ -262,7 +264,7 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 		case !w.wanted:
 		case w.phase == waiting:
 			come++
-		case w.phase == starting, !w.live(): // or its slot is about to be free for another
+		case w.phase == starting, !w.live(): // or its slot becomes free for a new worker
 			soon = true
 		}
 	}
@@ -271,7 +273,7 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 		m.short = true
 		m.releaseAsked(now)
 		switch {
-		case m.size.Elastic && (!soon || m.unready): // a start has a deadline of its own, starts without end have this one
+		case m.size.Elastic && (!soon || m.startFailed): // a start has its own deadline; this one bounds repeated failed starts
 			m.lackWorkers(now, come)
 		case soon:
 		default:
@@ -288,14 +290,14 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 			members = append(members, w)
 		}
 	}
-	if m.beginReset(now); m.decided { // where all members of a world have left, nobody else began it
+	if m.beginReset(now); m.decided { // not begun yet if all members left the world by themselves
 		return
 	}
 	m.publish(now, members)
 }
 
-// incomplete is why a job that is not elastic cannot go on: some workers ended well before the
-// others were done.
+// incomplete is the error of a job that is not elastic when workers exited with 0 before the others
+// were done.
 func (m *Machine) incomplete(n int) error {
 	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic", n, m.size.NP)
 }
@@ -328,15 +330,15 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 		field("root", root), field("slots", published))
 	for _, w := range m.workers {
 		switch {
-		case w.phase == waiting: // it came, but its slot is not wanted
+		case w.phase == waiting: // it joined, but its slot is not wanted
 			m.dismiss(now, w, DismissRemoved)
-		case w.phase == training && w.generation != m.world.Generation: // it writes its last checkpoint still
+		case w.phase == training && w.generation != m.world.Generation: // it still writes its last checkpoint
 			m.enter(now, w, leaving)
 		}
 	}
 }
 
-// better tells whether a is to be preferred to b as the source of everybody's state.
+// better reports whether a is preferred to b as the source of the state.
 func better(a, b *Worker) bool {
 	if a.holds != b.holds {
 		return a.holds
@@ -344,16 +346,16 @@ func better(a, b *Worker) bool {
 	return a.holds && a.join.Commits > b.join.Commits
 }
 
-// announce tells the members of a running world how the wanted slots differ from it: removals at
-// once, additions when all that are being started stand at the door. A change that has gone away
-// again is announced as none.
+// announce notifies the members of the current world how the wanted slots differ from it: removals
+// at once, additions once all starting workers wait in a join. A change that was reverted is
+// announced as none.
 func (m *Machine) announce(now time.Time) {
 	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
 		return
 	}
 	var change plan.Change
 	var members []*Worker
-	door := false
+	added := false
 	for _, w := range m.workers {
 		switch {
 		case w.phase == training:
@@ -362,11 +364,11 @@ func (m *Machine) announce(now time.Time) {
 				change |= plan.Removed
 			}
 		case w.phase == waiting && w.wanted:
-			door = true
+			added = true
 		}
 	}
-	// Whoever leaves makes room for another, in bounded time.
-	if door && (m.announced&plan.Added != 0 || !m.newcomers(now)) {
+	// A worker that has to leave does so in bounded time, so its slot becomes free for a new one.
+	if added && (m.announced&plan.Added != 0 || !m.newcomers(now)) {
 		change |= plan.Added
 	}
 	if change == m.announced || len(members) == 0 {
@@ -384,20 +386,19 @@ func (m *Machine) announce(now time.Time) {
 }
 
 // lossAfter is how long members have to notice a death by themselves. The kernel of a process that
-// died tells its peers at once; only a host that was cut off takes its peers with it into the
-// silence. As long as they die and come, one after the other, nobody needs to be told: a thousand
-// take longer than this.
+// died resets its connections at once; only the loss of a whole host is silent. While members keep
+// dying or joining, no loss is sent: the deaths of a thousand workers take longer than this.
 const lossAfter = 20 * time.Millisecond
 
-// spreadLoss tells the members that still train in the current world which of its ranks are dead:
-// nothing that they do together can come to its end any more. One that exited with 0 is not among
-// the dead, it has said goodbye itself.
+// spreadLoss sends the dead ranks to the members that still train in the current world, because no
+// collective operation can complete any more. A rank that exited with 0 is not among the dead: it
+// has closed its connections itself.
 func (m *Machine) spreadLoss() {
 	m.told, m.deadFrom = len(m.dead), time.Time{}
 	m.tellLoss(slices.Sorted(slices.Values(m.dead)))
 }
 
-// tellLoss tells the members that still train which ranks are dead. None: their world is given up.
+// tellLoss sends the dead ranks to the members that still train. An empty list gives the world up.
 func (m *Machine) tellLoss(ranks []int) {
 	var members []*Worker
 	for _, w := range m.workers {
@@ -410,8 +411,8 @@ func (m *Machine) tellLoss(ranks []int) {
 	}
 }
 
-// finish lets the others come to their end once one worker is done with training. What a worker
-// does after its own training, such as saving a model, has a bound of its own.
+// finish waits for the remaining workers once one worker has reported done. What a worker does
+// after training, such as saving a model, has its own timeout.
 func (m *Machine) finish(now time.Time) {
 	for _, w := range m.workers {
 		switch w.phase {
@@ -430,7 +431,7 @@ func (m *Machine) finish(now time.Time) {
 	}
 }
 
-// stopUndone stops a worker that was to be done after the first one.
+// stopUndone stops a worker that did not report done in time after the first one.
 func (m *Machine) stopUndone(now time.Time, w *Worker) {
 	if w.phase == training {
 		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.rank, m.wait.Finish)
@@ -440,9 +441,9 @@ func (m *Machine) stopUndone(now time.Time, w *Worker) {
 	}
 }
 
-// windDown stops every worker, and ends the job when the last is gone.
+// windDown stops all workers and ends the job when the last has exited.
 func (m *Machine) windDown(now time.Time) {
-	m.sendHome()
+	m.notifyStopping()
 	if m.leavesLast() {
 		m.answerAll()
 	}
@@ -465,7 +466,7 @@ func (m *Machine) windDown(now time.Time) {
 	m.do(FinishJob{m.result})
 }
 
-// checkAlive ends the job when nobody is left who could go on with it.
+// checkAlive ends the job when no worker is left that can continue it.
 func (m *Machine) checkAlive(now time.Time) {
 	if !m.started || m.decided {
 		return
@@ -474,46 +475,48 @@ func (m *Machine) checkAlive(now time.Time) {
 	for _, w := range m.workers {
 		if w.live() {
 			alive++
-			// What a member of the current world has is not known before it joins again.
+			// Whether a member of the current world has the state is not known before it joins
+			// again.
 			able = able || w.holds || w.phase == training
 		}
 	}
 	switch {
 	case m.progress && !able:
 		m.decide(now, m.stateLost())
-	case alive == 0 && m.bad != nil:
-		m.decide(now, m.bad)
-	case alive == 0 && m.went:
-		// Nobody said done, but nobody ever committed either: commands that know nothing of hvdrun
-		// end like this.
+	case alive == 0 && m.firstFailure != nil:
+		m.decide(now, m.firstFailure)
+	case alive == 0 && m.leftCleanly:
+		// No worker reported done, but none has committed either: a command that does not use
+		// hvdrun's library ends like this.
 		m.decide(now, nil)
 	}
 }
 
 func (m *Machine) stateLost() error {
-	if m.bad == nil {
+	if m.firstFailure == nil {
 		return fmt.Errorf("%w: the last worker that had it has left", job.ErrStateLost)
 	}
-	return fmt.Errorf("%w: the last worker that had it is gone: %s", job.ErrStateLost, m.bad.What())
+	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
 }
 
-// lackSlots and lackWorkers start the clock of the wait for slots, and say what is waited for.
+// lackSlots and lackWorkers start the wait for slots and log it once.
 func (m *Machine) lackSlots(now time.Time, have, need int) {
 	if m.shortFrom.IsZero() {
 		m.shortFrom = now
-		m.log(Info, "waiting up to %v for %d slots, %d there", m.wait.Elastic, need, have)
+		m.log(Info, "waiting up to %v for %d slots, %d available", m.wait.Elastic, need, have)
 	}
 }
 
 func (m *Machine) lackWorkers(now time.Time, have int) {
 	if m.shortFrom.IsZero() {
 		m.shortFrom = now
-		m.log(Info, "waiting up to %v for %d workers, %d there", m.wait.Elastic, m.size.Min, have)
+		m.log(Info, "waiting up to %v for %d workers, %d joined", m.wait.Elastic, m.size.Min, have)
 	}
 }
 
-// startBy returns until when a worker that is being started must have joined. A job that is not
-// elastic may run commands that never join; only when one of its workers has, the others must too.
+// startBy returns the join deadline of a starting worker; false: it has none. A job that is not
+// elastic may run a command that never joins, so its workers have a deadline only once one of them
+// has joined.
 func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	switch {
 	case m.size.Elastic:
@@ -526,21 +529,21 @@ func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	return w.since.Add(m.wait.Start), true
 }
 
-// notEnough is why the job ends when the elastic timeout has passed.
+// notEnough is the job's error when the elastic timeout has passed.
 func (m *Machine) notEnough(now time.Time) error {
 	need, there := m.size.Min, len(m.hosts.Available(now))
 	switch {
 	case !m.started:
 		need = m.size.NP
-	case m.unready && m.bad != nil:
+	case m.startFailed && m.firstFailure != nil:
 		come := 0
 		for _, w := range m.workers {
 			if w.phase == waiting {
 				come++
 			}
 		}
-		return fmt.Errorf("%w: %d workers needed, %d came within %v, of %d slots; the first failure: %s",
-			job.ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.bad.What())
+		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
+			job.ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.firstFailure.What())
 	}
-	return fmt.Errorf("%w: %d needed, %d there after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
+	return fmt.Errorf("%w: %d needed, %d available after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// JournalVersion is that of what a job's journal holds: the fields below, and what the machine
-// makes of them. A journal of another version is refused.
+// JournalVersion is the version of a journal's records and of the machine's reaction to them. A
+// journal of another version is refused.
 const JournalVersion = 5
 
-// JobRecord is the first record of a job's journal: what the machine was made with, and what a
-// driver that takes over must have in common with the one before it.
+// JobRecord is the first record of a job's journal: the machine's configuration, and what a driver
+// that takes over must have in common with its predecessor.
 type JobRecord struct {
 	Version    int          `json:"version"`
 	Begun      int64        `json:"begun"` // nanoseconds since 1970
@@ -28,9 +28,9 @@ type JobRecord struct {
 	MasterPort int          `json:"master_port"`
 }
 
-// Record is each further one: an input, when the machine was stepped with it, and the names of the
-// workers that it started then. The first of them may be a snapshot instead, which stands for all
-// that were before it.
+// Record is any further record: an input, the time of its step, and the names of the workers
+// started in that step. The first Record may hold a snapshot instead, which replaces all records
+// before it.
 type Record struct {
 	Time int64    `json:"t"` // nanoseconds since 1970
 	Kind string   `json:"event"`
@@ -46,7 +46,7 @@ type Record struct {
 	Generation uint64       `json:"generation,omitempty"`
 	Commits    uint64       `json:"commits,omitempty"`
 	Code       int          `json:"code,omitempty"`
-	Signal     int          `json:"signal,omitempty"` // that has ended a worker, or the job
+	Signal     int          `json:"signal,omitempty"` // that ended a worker or the job
 	Evicted    bool         `json:"evicted,omitempty"`
 	Unkillable bool         `json:"unkillable,omitempty"`
 	Command    *job.Command `json:"command,omitempty"`
@@ -54,7 +54,7 @@ type Record struct {
 	Snapshot   *saved       `json:"snapshot,omitempty"`
 }
 
-// saved is the job between two steps: the machine, and what else is made of a journal.
+// saved is the job between two steps: the machine, and the driver's state that a journal restores.
 type saved struct {
 	Machine snapshot          `json:"machine"`
 	Recent  []json.RawMessage `json:"recent,omitempty"`
@@ -86,8 +86,8 @@ const (
 	kindSnapshot    = "snapshot"
 )
 
-// NewRecord returns what is written of an input, with the names that the machine has given to
-// workers meanwhile. Of errors it keeps the text.
+// NewRecord returns the record of an input, with the names given to workers in its step. Errors are
+// recorded as text.
 func NewRecord(now time.Time, in Input, ids []string) Record {
 	r := Record{Time: now.UnixNano(), IDs: ids}
 	switch e := in.(type) {
@@ -145,7 +145,7 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 	return r
 }
 
-// input returns what NewRecord was given.
+// input returns the input that NewRecord was given.
 func (r *Record) input() (Input, error) {
 	switch r.Kind {
 	case kindHosts:
@@ -158,7 +158,7 @@ func (r *Record) input() (Input, error) {
 		return WorkerForked{r.Worker, r.PID}, nil
 	case kindJoined:
 		if r.Join == nil {
-			return nil, errors.New("a join that says nothing")
+			return nil, errors.New("a join record without a join")
 		}
 		return WorkerJoined{r.Worker, *r.Join}, nil
 	case kindReport:
@@ -196,7 +196,7 @@ func (r *Record) input() (Input, error) {
 		return DeadlinePassed{}, nil
 	case kindCommanded:
 		if r.Command == nil {
-			return nil, errors.New("a command that asks for nothing")
+			return nil, errors.New("a command record without a command")
 		}
 		return Commanded{*r.Command}, r.Command.Check()
 	case kindResumed:
@@ -205,29 +205,28 @@ func (r *Record) input() (Input, error) {
 	return nil, fmt.Errorf("an event of the unknown kind %q", r.Kind)
 }
 
-// Replay makes a machine and feeds it what a journal holds, record by record. The zero Replay is
-// ready.
+// Replay rebuilds a machine from a journal, record by record. The zero Replay is ready to use.
 type Replay struct {
-	// Job is the journal's first record; nil: it was not read yet.
+	// Job is the journal's first record; nil: not read yet.
 	Job *JobRecord
-	// Machine is what the records so far have made.
+	// Machine is the machine after the records so far.
 	Machine *Machine
 	// Recent are the last events.
 	Recent Recent
-	// Marked and Told, if not nil, are given the mark of the snapshot, if there is one, and each
+	// Marked, if not nil, is called with the mark of the snapshot; Told, if not nil, with each
 	// event after it.
 	Marked func(json.RawMessage)
 	Told   func(job.Event)
 
-	fed    bool     // the machine has been fed something
-	ids    []string // that are still to be given
-	lacked bool     // the machine asked for more than were written down
+	fed    bool     // a Record has been processed
+	ids    []string // names left for the current step
+	lacked bool     // the machine needed more names than the record has
 }
 
-// errDiverged: the machine does not do with the events what the machine that wrote them did.
+// errDiverged: the machine reacts to a record differently from the machine that wrote it.
 var errDiverged = errors.New("this version of hvdrun would have decided otherwise: resume the job with the version that began it")
 
-// Next takes the next record.
+// Next processes the next record.
 func (p *Replay) Next(payload []byte) error {
 	if p.Job == nil {
 		return p.begin(payload)
@@ -313,7 +312,7 @@ func (p *Replay) begin(payload []byte) error {
 	return nil
 }
 
-// decode reads a record that must hold what v has, and nothing else.
+// decode reads a record and refuses unknown fields.
 func decode(payload []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
@@ -323,8 +322,8 @@ func decode(payload []byte, v any) error {
 	return nil
 }
 
-// Records are those of a journal from which another driver would make what this one is: the
-// machine, the last events, and the driver's mark.
+// Records returns a compacted journal: the first record and a snapshot of the machine, the last
+// events and the driver's mark.
 func (m *Machine) Records(first JobRecord, recent Recent, mark json.RawMessage) ([][]byte, error) {
 	s := &saved{Machine: m.save(), Mark: mark}
 	var err error

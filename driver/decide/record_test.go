@@ -15,7 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/driver/job"
-	"github.com/hvdrun/hvdrun/driver/journal"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -60,8 +60,8 @@ var all = []Input{
 	BackendTold{"w1", 4, "ipc+hosts"},
 }
 
-// TestRecordFormat: what is written of each kind of event is what an earlier build of this version
-// wrote.
+// TestRecordFormat: the records of each kind of input are those that an earlier build of this
+// version wrote.
 func TestRecordFormat(t *testing.T) {
 	limit := 3
 	var got bytes.Buffer
@@ -124,12 +124,12 @@ func TestReplayRefuses(t *testing.T) {
 		"bad hosts":         {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":-1}]}`, "slots"},
 		"a start too few":   {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":1}]}`, "decided otherwise"},
 		"a start too many":  {string(first) + "\n" + `{"t":1,"event":"hosts","ids":["x"]}`, "decided otherwise"},
-		"a join of nothing": {string(first) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "says nothing"},
-		"no command":        {string(first) + "\n" + `{"t":1,"event":"commanded"}`, "asks for nothing"},
+		"a join of nothing": {string(first) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "without a join"},
+		"no command":        {string(first) + "\n" + `{"t":1,"event":"commanded"}`, "without a command"},
 		"no snapshot":       {string(first) + "\n" + `{"t":1,"event":"snapshot"}`, "snapshot"},
 		"a late snapshot":   {string(first) + "\n" + `{"t":1,"event":"deadline"}` + "\n" + `{"t":1,"event":"snapshot","snapshot":{}}`, "snapshot"},
 		"a bad snapshot":    {string(first) + "\n" + `{"t":1,"event":"snapshot","snapshot":{"machine":{"size":{"NP":1},"members":["x"]}}}`, "the world is not valid"},
-		"a bad command":     {string(first) + "\n" + `{"t":1,"event":"commanded","command":{"verb":"scale","min_np":0}}`, "at least one"},
+		"a bad command":     {string(first) + "\n" + `{"t":1,"event":"commanded","command":{"verb":"scale","min_np":0}}`, "at least 1"},
 	} {
 		p := &Replay{}
 		var err error
@@ -144,8 +144,8 @@ func TestReplayRefuses(t *testing.T) {
 	}
 }
 
-// TestReplayFromEveryCut: wherever the journal of a job is cut, between records and within them,
-// the machine that is made of it is the one that had written so much, in every field.
+// TestReplayFromEveryCut: a journal cut anywhere, between records or within one, restores the
+// machine as it was after the last complete record, in every field.
 func TestReplayFromEveryCut(t *testing.T) {
 	for seed := range rounds(12) {
 		s := newSim(t, seed)
@@ -194,7 +194,7 @@ func TestReplayFromEveryCut(t *testing.T) {
 	}
 }
 
-// FuzzReplay: whatever a journal's records say, it is refused or makes a machine.
+// FuzzReplay: any records are either refused or make a machine.
 func FuzzReplay(f *testing.F) {
 	for seed := range uint64(3) {
 		s := newSim(&testing.T{}, seed)
@@ -218,16 +218,15 @@ func FuzzReplay(f *testing.F) {
 	})
 }
 
-// dump writes down a value with all that it holds, in the same words for the same content. Errors
-// are told by their text, functions not at all; there is no difference between no slice and an
-// empty one.
+// dump prints a value with everything that it contains, in a canonical form. Errors are printed as
+// text, functions not at all; a nil slice equals an empty one.
 func dump(v any) string {
 	var b strings.Builder
 	dumpTo(&b, reflect.ValueOf(v).Elem(), func(reflect.Type, string) bool { return false })
 	return b.String()
 }
 
-// dumpTo does so but for the fields that are to be skipped.
+// dumpTo does so without the fields to be skipped.
 func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, field string) bool) {
 	if v.CanAddr() {
 		v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem() // fields that are not exported too

@@ -6,11 +6,10 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// resume begins the machine's life with another driver, which has been fed all that the one before
-// it was, and has performed none of the actions. What must be there is asked for again: the
-// workers, the world, and what workers were told. All of it may have been done, or may not. Waits
-// go on from where they were when the machine was last stepped: nobody is to blame for the driver's
-// absence. Exclusions end when they would have ended.
+// resume continues the machine under another driver, which has replayed all inputs and performed no
+// action. Every action whose effect must exist is emitted again (starts, the world, notifications),
+// because the previous driver may or may not have performed it. Waits are shifted by the time
+// without a driver, so that no worker is blamed for it. Exclusions end when they would have ended.
 func (m *Machine) resume(now time.Time) {
 	away := now.Sub(m.last)
 	for _, t := range m.clocks() {
@@ -20,7 +19,7 @@ func (m *Machine) resume(now time.Time) {
 	m.log(Info, "resumed in generation %d with %d workers, %v after the last event",
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
-		w.stalledFrom = time.Time{} // whoever still holds up the others is found, and named, anew
+		w.stalledFrom = time.Time{} // a worker that still holds up others is detected anew
 		again := w.start
 		again.Again, again.Forked = true, w.pid != 0
 		m.do(again)
@@ -42,7 +41,7 @@ func (m *Machine) resume(now time.Time) {
 		case stopping:
 			m.do(StopWorker{w.id})
 			if w.generation == m.world.Generation && !w.done {
-				members = append(members, w) // it may be on its way home
+				members = append(members, w) // it may still leave at a commit
 			}
 		}
 	}
@@ -50,14 +49,14 @@ func (m *Machine) resume(now time.Time) {
 		m.tellLoss(nil)
 	}
 	if len(m.dead) > 0 {
-		m.told, m.deadFrom = 0, now // it is told in a moment, to all who do not know then
+		m.told, m.deadFrom = 0, now // the loss is sent again after lossAfter
 	}
 	if m.seq > m.published.Seq && len(members) > 0 {
 		m.do(NotifyWorkers{m.seq, m.announced, m.world.Generation, members})
 	}
 }
 
-// Incarnations returns the ids of all workers that have not exited.
+// Incarnations returns the incarnations of all workers that have not exited.
 func (m *Machine) Incarnations() []string {
 	ids := make([]string, len(m.workers))
 	for i, w := range m.workers {

@@ -15,10 +15,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestRandomJobs plays the outside world against the machine: hosts come and go, workers die, hang,
-// refuse to start and depart at random, the driver dies and is resumed, and every promise that does
-// not depend on the story is checked after each event. Then the trouble ends, and the job must come
-// to its end by itself.
+// TestRandomJobs simulates the environment of the machine: hosts come and go, workers die, hang,
+// fail to start and leave at random, the driver dies and is resumed, and all invariants that do not
+// depend on the scenario are checked after each input. Then the disturbances end, and the job must
+// finish by itself.
 func TestRandomJobs(t *testing.T) {
 	for seed := range rounds(400) {
 		s := newSim(t, seed)
@@ -32,7 +32,7 @@ func TestRandomJobs(t *testing.T) {
 	}
 }
 
-// rounds is how many of so many are enough for make check.
+// rounds returns how many of so many rounds suffice for make check.
 func rounds(n uint64) uint64 {
 	if testing.Short() {
 		return n / 4
@@ -40,7 +40,7 @@ func rounds(n uint64) uint64 {
 	return n
 }
 
-// sim is a cluster whose workers follow the protocol, as far as they are let.
+// sim is a cluster whose workers follow the protocol, apart from disturbances.
 type sim struct {
 	t     *testing.T
 	rnd   *rand.Rand
@@ -56,8 +56,8 @@ type sim struct {
 	result error
 	trace  []string
 
-	// The driver's journal, and whether what it wrote down last is lost because it dies before it
-	// does it.
+	// The driver's journal, and whether its last record is lost because the driver dies before it
+	// is written.
 	job      JobRecord
 	log      [][]byte
 	minted   []string
@@ -144,7 +144,7 @@ func (s *sim) step(in Input) {
 	}
 }
 
-// checkRamp: of each host, no more workers start at a time than may.
+// checkRamp checks that no host has more starting workers than permitted.
 func (s *sim) checkRamp() {
 	starts := map[string]int{}
 	for _, w := range s.m.workers {
@@ -156,7 +156,7 @@ func (s *sim) checkRamp() {
 	}
 }
 
-// resume puts another machine in the place of one that is dead, made of what that has written down.
+// resume replaces a dead machine by one restored from its journal.
 func (s *sim) resume() {
 	p := &Replay{}
 	for _, b := range s.log {
@@ -181,7 +181,7 @@ func (s *sim) resume() {
 	}
 }
 
-// take carries out an action, and checks what must hold when it is asked for.
+// take performs an action and checks its preconditions.
 func (s *sim) take(a Action) {
 	switch a := a.(type) {
 	case StartWorker:
@@ -304,7 +304,7 @@ func (s *sim) join(p *simProc) {
 	s.step(WorkerJoined{p.id, Join{After: p.generation, Commits: p.commits, HoldsState: p.holds}})
 }
 
-// trouble is one random thing that happens.
+// trouble causes one random disturbance.
 func (s *sim) trouble() {
 	if s.ended {
 		return
@@ -351,7 +351,7 @@ func (s *sim) trouble() {
 	}
 }
 
-// stall is what is found out about workers that hold up others, in time or too late.
+// stall reports a worker that holds up others, in time or too late.
 func (s *sim) stall(p *simProc) {
 	generation := s.latest.world.Generation - uint64(min(s.rnd.IntN(4)/3, int(s.latest.world.Generation)))
 	switch s.rnd.IntN(6) {
@@ -371,7 +371,7 @@ func (s *sim) stall(p *simProc) {
 	}
 }
 
-// command is a person's, which may make no sense.
+// command gives an operator's command, which may be invalid.
 func (s *sim) command() {
 	c := job.Command{
 		Verb: []job.Verb{job.Drain, job.Exclude, job.Readmit, job.Readmit, job.Scale}[s.rnd.IntN(5)],
@@ -389,7 +389,7 @@ func (s *sim) command() {
 	s.step(Commanded{c})
 }
 
-// behave lets a worker do the next thing that its program would.
+// behave makes a worker take its next step.
 func (s *sim) behave(p *simProc) {
 	switch {
 	case p.hung && !p.stopped:
@@ -401,7 +401,7 @@ func (s *sim) behave(p *simProc) {
 	case p.generation == 0:
 		s.join(p)
 	case p.generation == s.latest.world.Generation && s.complete() && s.rnd.IntN(3) > 0:
-		// A commit needs everybody; afterwards all have it.
+		// A commit needs all members, and all have it afterwards.
 		for _, id := range s.latest.members {
 			q := s.proc(id)
 			q.commits, q.holds = q.commits+1, true
@@ -412,7 +412,7 @@ func (s *sim) behave(p *simProc) {
 	}
 }
 
-// complete tells whether all members of the latest world live and train.
+// complete reports whether all members of the latest world live and train.
 func (s *sim) complete() bool {
 	return !slices.ContainsFunc(s.latest.members, func(id string) bool {
 		p := s.proc(id)
@@ -441,8 +441,8 @@ func (s *sim) pass(d time.Duration) {
 	}
 }
 
-// calm ends the trouble: enough hosts stay, everybody does what they should, and the job must end
-// well, unless its state or all its workers are already gone.
+// calm ends the disturbances: enough hosts remain, all workers behave, and the job must succeed,
+// unless its state or all its workers are already lost.
 func (s *sim) calm() {
 	s.hosts = []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2}, {Name: "e", Slots: 4}}
 	s.step(HostsFound{slices.Clone(s.hosts)})
@@ -453,7 +453,7 @@ func (s *sim) calm() {
 		if s.ended {
 			break
 		}
-		// In calm, workers come to a new world only when they must.
+		// Without disturbances, workers join a new world only when required.
 		busy := false
 		for _, p := range slices.Clone(s.procs) {
 			switch {

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// snapshot is all that a machine is, between two steps, as a journal holds it in place of the
-// records that led there: one JSON object, whose parts are those of Machine.
+// snapshot is the machine's whole state between two steps. A journal holds it in place of the
+// records that led to it, as one JSON object with the parts of Machine.
 type snapshot struct {
 	Last      time.Time `json:"last"` // when the machine was last stepped
 	State     job.State `json:"state,omitempty"`
@@ -50,15 +50,15 @@ type savedHistory struct {
 type savedGeneration struct {
 	World     plan.World    `json:"world"`
 	Members   []string      `json:"members,omitempty"` // of the world, by rank
-	Gone      []savedWorker `json:"gone,omitempty"`    // members that have ended
+	Gone      []savedWorker `json:"gone,omitempty"`    // members that have exited
 	Root      int           `json:"root,omitempty"`
-	RootSeq   uint64        `json:"root_seq,omitempty"` // as the world was published
+	RootSeq   uint64        `json:"root_seq,omitempty"` // notification number when the world was published
 	Commits   uint64        `json:"commits,omitempty"`
 	Committed bool          `json:"committed,omitempty"`
 	Backends  []string      `json:"backends,omitempty"`
 	Announced plan.Change   `json:"announced,omitempty"`
 	savedLoss
-	savedWay
+	savedTransition
 }
 
 type savedLoss struct {
@@ -69,7 +69,7 @@ type savedLoss struct {
 	Unwritten *savedUnwritten `json:"unwritten,omitempty"`
 }
 
-type savedWay struct {
+type savedTransition struct {
 	RemoveFrom time.Time   `json:"remove_from,omitzero"`
 	ResetFrom  time.Time   `json:"reset_from,omitzero"`
 	ShortFrom  time.Time   `json:"short_from,omitzero"`
@@ -130,7 +130,6 @@ type savedLateness struct {
 	Reminded    bool      `json:"reminded,omitempty"`
 }
 
-// savedStart is how a worker was started.
 type savedStart struct {
 	Slot      plan.Slot `json:"slot"`
 	Size      int       `json:"size,omitempty"` // of the trial world, as are the next three
@@ -143,13 +142,13 @@ type savedStart struct {
 }
 
 type (
-	// slotRun is slots of a host that follow each other: there may be a hundred thousand.
+	// slotRun is a run of consecutive slots of a host, because a job may have 100,000 slots.
 	slotRun struct {
 		Host string `json:"host"`
 		From int    `json:"from,omitempty"`
 		N    int    `json:"n"`
 	}
-	// savedSlot is a slot, and how often there was something about it.
+	// savedSlot is a slot and a count.
 	savedSlot struct {
 		Host string `json:"host"`
 		Slot int    `json:"slot,omitempty"`
@@ -159,11 +158,11 @@ type (
 		Worker  string `json:"worker"`
 		Commits uint64 `json:"commits,omitempty"`
 	}
-	// savedError is an error, as far as the machine and its job's exit status look at it.
+	// savedError is an error, reduced to what the machine and the exit status use.
 	savedError struct {
 		Text   string       `json:"text,omitempty"`
-		Status int          `json:"status,omitempty"` // that it has as one of the package's errors
-		Signal int          `json:"signal,omitempty"` // that has ended the job
+		Status int          `json:"status,omitempty"` // exit status of the job package's error that it wraps
+		Signal int          `json:"signal,omitempty"` // signal that stopped the job
 		Worker *savedFailed `json:"worker,omitempty"`
 	}
 	// savedFailed is a *WorkerError.
@@ -180,7 +179,7 @@ type (
 	}
 )
 
-// save returns what the machine is now.
+// save returns the machine's state.
 func (m *Machine) save() snapshot {
 	s := snapshot{
 		Last: m.last, State: m.state, StateFrom: m.stateFrom, Size: m.size,
@@ -188,16 +187,16 @@ func (m *Machine) save() snapshot {
 			Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed), Queued: m.queued,
 		},
 		savedHistory: savedHistory{
-			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.newsFrom, Progress: m.progress,
+			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.startsFrom, Progress: m.progress,
 			Stucks: m.stucks, Resets: m.resets, ResetsAt: m.resetsAt, Wrote: m.wrote,
 		},
 		savedGeneration: savedGeneration{
 			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits,
 			Committed: m.committed, Backends: m.backends, Announced: m.announced,
 			savedLoss: savedLoss{Dead: m.dead, Told: m.told, DeadFrom: m.deadFrom, Given: m.given},
-			savedWay: savedWay{
+			savedTransition: savedTransition{
 				RemoveFrom: m.removeFrom, ResetFrom: m.resetFrom, ShortFrom: m.shortFrom, Short: m.short,
-				Reminded: m.reminded, Unready: m.unready, Bad: saveFailed(m.bad), Went: m.went,
+				Reminded: m.reminded, Unready: m.startFailed, Bad: saveFailed(m.firstFailure), Went: m.leftCleanly,
 			},
 		},
 		savedEnding: savedEnding{
@@ -228,22 +227,21 @@ func (m *Machine) save() snapshot {
 	return s
 }
 
-// load makes a machine that has just been made what another was. The snapshot is the machine's
-// then.
+// load restores a snapshot into a new machine, which takes ownership of it.
 func (m *Machine) load(s snapshot) (err error) {
 	m.last, m.size = s.Last, s.Size
 	if _, err := s.Size.WithDefaults(); err != nil {
 		return err
 	}
 	m.state, m.stateFrom, m.queued = s.State, s.StateFrom, s.Queued
-	m.seq, m.started, m.joined, m.newsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
+	m.seq, m.started, m.joined, m.startsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
 	m.stucks, m.resets, m.resetsAt, m.wrote = s.Stucks, s.Resets, s.ResetsAt, s.Wrote
 	m.generation = generation{
 		world: s.World, commits: s.Commits, committed: s.Committed, backends: s.Backends, announced: s.Announced,
 		loss: loss{dead: s.Dead, told: s.Told, deadFrom: s.DeadFrom, given: s.Given},
-		way: way{
+		transition: transition{
 			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, shortFrom: s.ShortFrom, short: s.Short,
-			reminded: s.Reminded, unready: s.Unready, bad: s.Bad.failed(), went: s.Went,
+			reminded: s.Reminded, startFailed: s.Unready, firstFailure: s.Bad.failed(), leftCleanly: s.Went,
 		},
 	}
 	m.ending = ending{
@@ -259,7 +257,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	for _, x := range s.Failures {
 		m.failures[plan.SlotID{Host: x.Host, Index: x.Slot}] = x.N
 	}
-	if m.hosts, err = restoreHosts(hostsConfig(m.blame), s.Hosts); err != nil {
+	if m.hosts, err = restoreHosts(cooldownsOf(m.blame), s.Hosts); err != nil {
 		return err
 	}
 	if m.wants, err = loadRuns(s.Wants); err != nil {
@@ -271,7 +269,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	return m.loadWorkers(s)
 }
 
-// loadWorkers is the part of load about the workers and the world.
+// loadWorkers restores the workers and the world.
 func (m *Machine) loadWorkers(s snapshot) error {
 	gone := make(map[string]*Worker, len(s.Gone))
 	for _, x := range s.Gone {
@@ -365,7 +363,7 @@ func loadRuns(runs []slotRun) (ids []plan.SlotID, err error) {
 	return ids, nil
 }
 
-// storedError stands for one of the package's errors that was wrapped.
+// storedError is a restored error that wraps the job package's errors.
 type storedError struct {
 	text string
 	is   []error
@@ -424,7 +422,7 @@ func saveFailed(e *job.WorkerError) *savedError {
 	return &savedError{Worker: f}
 }
 
-// failed returns the *WorkerError that was saved, nil where there was none.
+// failed returns the saved *WorkerError, or nil.
 func (s *savedError) failed() *job.WorkerError {
 	if s == nil || s.Worker == nil {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// notSaved are the fields of a machine and of its hosts that are made anew, rather than saved, and
-// why.
+// notSaved are the fields of a machine and of its hosts that are not saved but recomputed, with the
+// reason.
 var notSaved = map[string]string{
 	"Machine.newID":     "it is the driver's",
 	"Machine.out":       "it has been returned",
@@ -31,7 +31,7 @@ var notSaved = map[string]string{
 	"hostTable.next":    "it is what was found at the last change",
 }
 
-// state is all that counts of a machine.
+// state returns the relevant state of a machine.
 func state(m *Machine) string {
 	var b strings.Builder
 	dumpTo(&b, reflect.ValueOf(m).Elem(), func(of reflect.Type, field string) bool {
@@ -40,7 +40,7 @@ func state(m *Machine) string {
 	return b.String()
 }
 
-// again writes a machine down and makes another of that.
+// again saves a machine and restores another from the snapshot.
 func again(t testing.TB, m *Machine) *Machine {
 	t.Helper()
 	b, err := json.Marshal(m.save())
@@ -66,14 +66,14 @@ func sameState(t testing.TB, want, got *Machine, format string, args ...any) {
 	}
 }
 
-// TestSnapshotHasEveryField: a snapshot keeps each field of the machine, and of all that it is made
-// of. Whoever adds one has to save it too, or to say in notSaved why not.
+// TestSnapshotHasEveryField: a snapshot contains every field of the machine and of its parts. A new
+// field must be saved or listed in notSaved.
 func TestSnapshotHasEveryField(t *testing.T) {
 	m := full()
 	sameState(t, m, again(t, m), "filled")
 	empty := New(Config{Size: job.Size{NP: 1, Min: 1, Elastic: true}}, nil)
 	sameState(t, empty, again(t, empty), "new")
-	// What tells states apart sees each field.
+	// The comparison of states covers every field.
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Machine]()) {
 		other, v := full(), reflect.Value{}
 		owner := reflect.TypeFor[Machine]()
@@ -92,8 +92,7 @@ func TestSnapshotHasEveryField(t *testing.T) {
 	}
 }
 
-// full returns a machine in which each field has a value, and another than the rest where there are
-// that many.
+// full returns a machine in which every field has a value, distinct where possible.
 func full() *Machine {
 	f := &filler{}
 	m := &Machine{}
@@ -101,7 +100,7 @@ func full() *Machine {
 	m.size = job.Size{NP: 3, Min: 2, Max: 5, Starts: 7, Elastic: true}
 	m.blame = job.Blame{Policy: job.BlameHost, CooldownMin: time.Second, CooldownMax: time.Minute}
 	m.result = &storedError{"the state is lost, and somebody has stopped it", []error{job.ErrStateLost, job.StopSignal{Signal: syscall.SIGTERM}}}
-	// What is kept twice is the same.
+	// Redundant fields have equal values.
 	gone := m.published.Members[0]
 	m.byID, m.bySlot = map[string]*Worker{}, map[plan.SlotID]*Worker{}
 	workers := m.workers
@@ -110,9 +109,9 @@ func full() *Machine {
 	}
 	m.published.World, m.published.Members = m.world, []*Worker{consistent(gone), m.workers[0]}
 	m.published.Root = 1
-	// The numbers of the hosts' configuration come from the job's.
+	// The configuration of hosts is derived from the job's.
 	saved := m.hosts.State()
-	m.hosts, _ = restoreHosts(hostsConfig(m.blame), saved)
+	m.hosts, _ = restoreHosts(cooldownsOf(m.blame), saved)
 	return m
 }
 
@@ -121,7 +120,7 @@ func consistent(w *Worker) *Worker {
 	return w
 }
 
-// filler gives values to all fields, whoever may see them.
+// filler sets all fields, exported or not.
 type filler struct{ n int }
 
 func (f *filler) fill(v reflect.Value) {
@@ -170,8 +169,8 @@ func (f *filler) fill(v reflect.Value) {
 	}
 }
 
-// TestSnapshotAtEveryStep: a machine that is made of a snapshot is the one that it was taken of,
-// and does with all that follows the same.
+// TestSnapshotAtEveryStep: a machine restored from a snapshot equals the original and reacts
+// identically to all further inputs.
 func TestSnapshotAtEveryStep(t *testing.T) {
 	for seed := range rounds(16) {
 		s := newSim(t, seed)
@@ -225,8 +224,8 @@ func feed(t testing.TB, m *Machine, r Record) {
 	}
 }
 
-// TestSnapshotInTheJournal: a journal that begins with a snapshot makes the machine, and the recent
-// events, that all the records would have made, and tells the events since then.
+// TestSnapshotInTheJournal: a journal that begins with a snapshot restores the same machine and
+// recent events as all records, and reports the events since the snapshot.
 func TestSnapshotInTheJournal(t *testing.T) {
 	for seed := range uint64(8) {
 		s := newSim(t, seed)
@@ -295,7 +294,7 @@ func events(t *testing.T, log [][]byte) (all []job.Event) {
 	return all
 }
 
-// TestSnapshotFormat: a snapshot is what an earlier build of this version wrote.
+// TestSnapshotFormat: the format of a snapshot is that of an earlier build of this version.
 func TestSnapshotFormat(t *testing.T) {
 	got, err := json.MarshalIndent(full().save(), "", "\t")
 	if err != nil {

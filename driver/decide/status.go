@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// noteState notes since when the job has done what it does now.
+// noteState records when the job's state changes.
 func (m *Machine) noteState(now time.Time) {
 	if s := m.doing(); s != m.state {
 		m.state, m.stateFrom = s, now
@@ -39,7 +39,8 @@ func (m *Machine) doing() job.State {
 	return job.Running
 }
 
-// forgetFailures drops the counts of hosts that are gone, so that ever new names do not pile up.
+// forgetFailures deletes the counts of unlisted hosts, so that they do not accumulate when hosts
+// come and go under new names.
 func (m *Machine) forgetFailures() {
 	if len(m.failures) == 0 {
 		return
@@ -55,16 +56,16 @@ func (m *Machine) forgetFailures() {
 	}
 }
 
-// Beats is what workers tell of themselves while they train.
+// Beats gives access to the workers' heartbeats.
 type Beats interface {
-	// What tells in words what a worker does; empty: nothing is known.
+	// What describes what a worker is doing; empty: unknown.
 	What(now time.Time, id string) string
-	// Commits is the number of a worker's last commit in a generation; 0: nothing is known.
+	// Commits is the number of a worker's last commit in a generation; 0: unknown.
 	Commits(id string, generation uint64) uint64
 }
 
-// Status tells how the job is doing, without its name, its driver and its events. Beats are what
-// the workers have said of themselves; nil: nobody has heard.
+// Status returns the status of the job, without its name, driver and events. Beats are the workers'
+// heartbeats; nil: none are known.
 func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 	s := job.Status{
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
@@ -72,7 +73,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		NP: m.size.NP, MinNP: m.size.Min, MaxNP: m.size.Max, Elastic: m.size.Elastic, Resets: m.resets,
 		Hosts: []job.Host{}, Waits: []job.Wait{}, Events: []json.RawMessage{},
 	}
-	if m.state == "" { // nothing has happened yet
+	if m.state == "" { // before the first input
 		s.State = job.Waiting
 	}
 	if m.result != nil {
@@ -90,7 +91,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		}
 		s.Hosts = append(s.Hosts, host)
 	}
-	for _, w := range m.workers { // those that are in no slot of the list
+	for _, w := range m.workers { // workers in slots that are not listed
 		if in[w.slot] == nil {
 			continue
 		}
@@ -134,7 +135,7 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 		return s
 	}
 	s.PID = w.pid
-	if w.phase == waiting || w.generation != 0 { // else it never said anything
+	if w.phase == waiting || w.generation != 0 { // it has joined at least once
 		s.Commits = new(w.join.Commits)
 	}
 	if w.generation != 0 && w.generation == m.world.Generation {
@@ -163,7 +164,7 @@ var slotStates = [...]job.SlotState{
 	leaving: job.SlotLeaving, stopping: job.SlotStopping,
 }
 
-// whatOf is what the machine knows of what a worker does that is not in the name of its phase.
+// whatOf describes what a worker is doing beyond its phase, as far as the machine knows.
 func (m *Machine) whatOf(w *Worker) string {
 	switch {
 	case w.done:
@@ -180,8 +181,7 @@ func (m *Machine) whatOf(w *Worker) string {
 	return ""
 }
 
-// someNames lists the slots whose workers are in one of the phases, or the first of them where
-// there are many.
+// someNames lists the slots of workers in one of the phases, at most eight.
 func (m *Machine) someNames(phases ...phase) string {
 	return m.namesOf(func(w *Worker) bool { return slices.Contains(phases, w.phase) })
 }

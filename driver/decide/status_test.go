@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// told are the commits that all workers have told of generation 3.
+// told are heartbeats in which all workers report commits of generation 3.
 type told uint64
 
 func (told) What(time.Time, string) string { return "" }
@@ -17,8 +17,8 @@ func (n told) Commits(_ string, generation uint64) uint64 {
 	return 0
 }
 
-// TestCommitsOfBeats: a status has the newest number that a worker has told of its world, and none
-// of another.
+// TestCommitsOfBeats: a status has the newest number of commits that a worker reported for its
+// world, and ignores other worlds.
 func TestCommitsOfBeats(t *testing.T) {
 	m := &Machine{}
 	m.hosts = newHosts(cooldowns{})

@@ -8,37 +8,36 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// wait is something that the machine waits for, with the end of its patience. All of them stand in
-// the table that waits goes through. It says when the machine must be stepped, what is done at the
-// end, and what a status tells.
+// wait is a condition that the machine waits for, with its deadline. All waits are in the table
+// that waits enumerates: it sets the machine's timer, the action at the deadline, and what a status
+// shows.
 type wait struct {
 	kind  waitKind
 	until time.Time
-	who   *Worker // nil: nobody in particular
+	who   *Worker // nil if the wait is not for one worker
 }
 
-// waitKind is what is waited for.
 type waitKind uint8
 
-// The kinds of waits, in the order in which the machine acts on those that end at the same time.
+// The kinds of waits, in the order in which simultaneous deadlines are handled.
 const (
 	forSlots    waitKind = iota // enough slots, or workers, for a world
-	forReset                    // the log names those that do not come to the next world, or do not leave this one
-	forJoin                     // a worker that starts joins
-	forMember                   // a member of the world that is being left joins again
+	forReset                    // log reminder: members have not joined the next world, or not left this one
+	forJoin                     // a starting worker joins
+	forMember                   // a member of the world being left joins again
 	forLeave                    // a worker that was dismissed exits, or one that left writes its last checkpoint
 	forLoss                     // members notice a death by themselves
-	forDone                     // the others are done after the first
-	forReminder                 // the log names those that are done and do not exit
+	forDone                     // the remaining workers are done after the first
+	forReminder                 // log reminder: workers that are done have not exited
 	forExit                     // a worker that is done exits
 	forReturn                   // an exclusion ends
-	forRamp                     // a worker that starts does not count for its host any more
-	forNews                     // some worker that starts joins
-	forEnds                     // the log names workers that do not end when the job does
+	forRamp                     // a starting worker stops counting against its host's ramp
+	forStarts                   // any starting worker joins
+	forEnds                     // log reminder: workers have not ended although the job ends
 	forProcess                  // the process of a worker that is being stopped ends
 )
 
-// waits calls each with everything that the machine waits for now.
+// waits calls each for every current wait.
 func (m *Machine) waits(each func(wait)) {
 	if m.finished {
 		return
@@ -63,7 +62,7 @@ func (m *Machine) waits(each func(wait)) {
 	}
 }
 
-// waitsForWorld are those of a job that trains, or is about to.
+// waitsForWorld are the waits of a job that trains or is about to.
 func (m *Machine) waitsForWorld(each func(wait)) {
 	if !m.shortFrom.IsZero() {
 		each(wait{kind: forSlots, until: m.shortFrom.Add(m.wait.Elastic)})
@@ -92,8 +91,7 @@ func (m *Machine) waitsForWorld(each func(wait)) {
 	m.waitsForStarts(each, starts)
 }
 
-// lateFrom is since when members are to come to the next world, or to leave this one; zero: they
-// are to do neither.
+// lateFrom returns since when members have to join the next world or leave this one, or zero.
 func (m *Machine) lateFrom() time.Time {
 	if !m.resetFrom.IsZero() {
 		return m.resetFrom
@@ -101,21 +99,21 @@ func (m *Machine) lateFrom() time.Time {
 	return m.removeFrom
 }
 
-// waitsForStarts are those at whose end nothing is done but what each step does. When that was,
-// they are over.
+// waitsForStarts are waits whose deadlines need no action beyond the reconcile of each step. They
+// end by that step.
 func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 	if m.rampUntil.After(m.last) {
 		each(wait{kind: forRamp, until: m.rampUntil})
 	}
-	if m.newsFrom.IsZero() || m.queued == 0 && !(starts && m.size.Elastic) {
+	if m.startsFrom.IsZero() || m.queued == 0 && !(starts && m.size.Elastic) {
 		return
 	}
-	if until := m.newsFrom.Add(m.wait.Start); until.After(m.last) {
-		each(wait{kind: forNews, until: until})
+	if until := m.startsFrom.Add(m.wait.Start); until.After(m.last) {
+		each(wait{kind: forStarts, until: until})
 	}
 }
 
-// waitsForDone are those of a job whose training is done.
+// waitsForDone are the waits of a job whose training is done.
 func (m *Machine) waitsForDone(each func(wait)) {
 	for _, w := range m.workers {
 		switch {
@@ -131,10 +129,10 @@ func (m *Machine) waitsForDone(each func(wait)) {
 	}
 }
 
-// clocks are the times from which waits count.
+// clocks returns the start times of all waits, which resume shifts.
 func (m *Machine) clocks() []*time.Time {
 	all := []*time.Time{
-		&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom, &m.newsFrom, &m.deadFrom,
+		&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom, &m.startsFrom, &m.deadFrom,
 	}
 	for _, w := range m.workers {
 		all = append(all, &w.since, &w.begun, &w.wroteAt, &w.doneFrom, &w.movedFrom)
@@ -142,7 +140,7 @@ func (m *Machine) clocks() []*time.Time {
 	return slices.DeleteFunc(all, func(t *time.Time) bool { return t.IsZero() })
 }
 
-// Deadline returns when the machine must be stepped again even if nothing happens; false: never.
+// Deadline returns when the machine must be stepped even without an event; false: never.
 func (m *Machine) Deadline() (time.Time, bool) {
 	var next time.Time
 	m.waits(func(w wait) {
@@ -153,7 +151,7 @@ func (m *Machine) Deadline() (time.Time, bool) {
 	return next, !next.IsZero()
 }
 
-// endWaits acts on the waits that have ended.
+// endWaits handles the waits whose deadlines have passed.
 func (m *Machine) endWaits(now time.Time) {
 	var ended []wait
 	m.waits(func(w wait) {
@@ -167,10 +165,10 @@ func (m *Machine) endWaits(now time.Time) {
 	}
 }
 
-// endWait acts on one that has ended.
+// endWait handles a wait whose deadline has passed.
 func (m *Machine) endWait(now time.Time, w wait) {
 	if m.decided && w.kind < forEnds {
-		return // an earlier one has ended the job
+		return // a previous wait has ended the job
 	}
 	switch w.kind {
 	case forSlots:
@@ -188,7 +186,7 @@ func (m *Machine) endWait(now time.Time, w wait) {
 	case forDone:
 		m.stopUndone(now, w.who)
 	case forReminder:
-		m.remindOfExit(now) // the first names all who are late
+		m.remindOfExit(now) // one line names all late workers
 	case forExit:
 		m.log(Warn, "%s has not exited %v after it reported done (--exit-timeout), stopping it", w.who, m.wait.Exit)
 		m.stop(now, w.who, "")
@@ -198,19 +196,19 @@ func (m *Machine) endWait(now time.Time, w wait) {
 			m.endFrom.Add(m.wait.Drain).Sub(now))
 	case forProcess:
 		m.giveUpProcess(now, w.who)
-	case forReturn, forRamp, forNews: // reconcile looks at what holds now
+	case forReturn, forRamp, forStarts: // reconcile evaluates them in each step
 	}
 }
 
-// shownWaits are those that a status tells, the next first. What several workers are to do is told
-// once, with the end of the first.
+// shownWaits returns the waits that a status shows, earliest deadline first. Waits of one kind are
+// shown once, with the earliest deadline.
 func (m *Machine) shownWaits(now time.Time) []job.Wait {
 	first := map[waitKind]time.Time{}
 	m.waits(func(w wait) {
 		kind, until := w.kind, w.until
 		switch kind {
 		case forProcess:
-			kind, until = forLeave, until.Add(-killGrace) // then it is killed
+			kind, until = forLeave, until.Add(-killGrace) // when the worker is killed
 		case forDone:
 			until = m.doneFrom.Add(m.wait.Finish)
 		case forMember:
@@ -221,7 +219,7 @@ func (m *Machine) shownWaits(now time.Time) []job.Wait {
 		}
 	})
 	var all []job.Wait
-	for _, kind := range []waitKind{forDone, forExit, forSlots, forMember, forNews, forJoin, forLeave} {
+	for _, kind := range []waitKind{forDone, forExit, forSlots, forMember, forStarts, forJoin, forLeave} {
 		until, is := first[kind]
 		if what := m.waitWords(now, kind); is && what != "" {
 			all = append(all, job.Wait{For: what, Until: until.UTC()})
@@ -231,7 +229,7 @@ func (m *Machine) shownWaits(now time.Time) []job.Wait {
 	return all
 }
 
-// waitWords says what is waited for; empty: a person need not know.
+// waitWords describes a kind of wait; empty: a status does not show it.
 func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 	switch kind {
 	case forSlots:
@@ -242,7 +240,7 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 		return fmt.Sprintf("%d slots, %d there", need, len(m.hosts.Available(now)))
 	case forMember:
 		return m.someNames(training) + " to come to the next world"
-	case forNews:
+	case forStarts:
 		if m.queued > 0 {
 			return fmt.Sprintf("%d more slots, whose workers start by and by", m.queued)
 		}

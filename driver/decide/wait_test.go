@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// waitKey tells one wait from another.
+// waitKey identifies a wait.
 type waitKey struct {
 	kind waitKind
 	id   string
@@ -23,8 +23,8 @@ func waitsOf(m *Machine) map[waitKey]time.Time {
 	return all
 }
 
-// TestWaitsHaveEnds: in every state that random jobs come to, something is waited for with an end,
-// or the world trains, or the job is over.
+// TestWaitsHaveEnds: in every state of random jobs, there is a wait with a deadline, or the world
+// trains, or the job has ended.
 func TestWaitsHaveEnds(t *testing.T) {
 	seen := map[waitKind]bool{}
 	for seed := range rounds(200) {
@@ -55,7 +55,7 @@ func TestWaitsHaveEnds(t *testing.T) {
 	}
 }
 
-// TestResumeShiftsWaits: the driver's absence takes nothing from any wait.
+// TestResumeShiftsWaits: the driver's absence does not shorten any wait.
 func TestResumeShiftsWaits(t *testing.T) {
 	const away = 20 * time.Second
 	compared := map[waitKind]bool{}

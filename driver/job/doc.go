@@ -1,4 +1,4 @@
-// Package job holds the values that describe a job: the limits within which it runs (Size, Blame,
-// Timeouts), what happens to it (Event), how it is doing (Status), what a person asks of it
-// (Command), and how it and its workers end (Exit, WorkerError, the errors). It does nothing.
+// Package job defines the values that describe a job: its limits (Size, Blame, Timeouts), its
+// events (Event), its status (Status), operators' commands (Command), and the outcomes of a job and
+// of its workers (Exit, WorkerError, the errors). It has no behaviour of its own.
 package job

@@ -5,32 +5,30 @@ import (
 	"time"
 )
 
-// Event is one thing that happened to the job, as the events file tells it: Name and what of the
-// other fields belongs to that name (they are pointers or empty where they do not). It marshals to
-// one JSON object.
+// Event is an event of a job, as in its events file. It marshals to one JSON object.
 type Event struct {
 	Time time.Time
 	Name EventName
-	// Fields are the event's own, in the order in which they are written.
+	// Fields are the event's own fields, in the order in which they are written.
 	Fields []Field
 }
 
-// Field is one key and its value, which must be something encoding/json can write.
+// Field is a key and a value that encoding/json can write.
 type Field struct {
 	Key   string
 	Value any
 }
 
-// EventName is the "event" of an object in the events file.
+// EventName is the value of "event" in the events file.
 type EventName string
 
-// The events that a job's events file can hold.
+// The events of a job's events file, with their fields.
 const (
 	HostsFound      EventName = "hosts_found"      // hosts
 	DiscoveryFailed EventName = "discovery_failed" // error
 	WorkerStarted   EventName = "worker_started"   // host, slot, pid
 	WorkerReady     EventName = "worker_ready"     // host, slot
-	Draining        EventName = "draining"         // host, slot, pid, rank: a worker was asked to leave, by whoever runs its host
+	Draining        EventName = "draining"         // host, slot, pid, rank: a worker was asked to leave by the operator of its host
 	WorldPublished  EventName = "world_published"  // generation, size, slots
 	HostsUpdated    EventName = "hosts_updated"    // seq, change
 	FirstCommit     EventName = "first_commit"     // generation, commits: the first commit of a world
@@ -40,7 +38,7 @@ const (
 	Returned        EventName = "returned"         // host, slot or null
 	Reset           EventName = "reset"            // count
 	DrainAsked      EventName = "drain_asked"      // host, slot or null: by a person
-	Stalled         EventName = "stalled"          // host, slot, pid, rank, generation, what; host null: nobody is missing
+	Stalled         EventName = "stalled"          // host, slot, pid, rank, generation, what; host null: no worker is missing
 	StallEnded      EventName = "stall_ended"      // host, slot, pid, rank, generation, seconds
 	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
 	Resumed         EventName = "resumed"          // another driver has taken over from one that died
@@ -59,11 +57,11 @@ type PublishedSlot struct {
 type FoundHost struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
-	// Draining: its workers shall leave at the next step boundary.
+	// Draining: its workers have to leave at the next step boundary.
 	Draining bool `json:"draining,omitempty"`
 }
 
-// MarshalJSON writes the event as one object: time (RFC 3339 with nanoseconds), event, then its
+// MarshalJSON encodes the event as one object: time (RFC 3339 with nanoseconds), event, then its
 // fields in order.
 func (e Event) MarshalJSON() ([]byte, error) {
 	b := []byte(`{"time":"` + e.Time.UTC().Format("2006-01-02T15:04:05.000000000Z07:00") + `","event":"` + string(e.Name) + `"`)

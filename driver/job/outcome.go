@@ -8,44 +8,44 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Errors with which a job ends, wrapped with what led to them.
+// Errors with which a job ends, wrapped with their causes.
 var (
-	// ErrNotEnoughSlots: the hosts had not enough free slots within Timeouts.Elastic.
+	// ErrNotEnoughSlots: the hosts had too few free slots within Timeouts.Elastic.
 	ErrNotEnoughSlots = errors.New("driver: not enough slots in time")
-	// ErrResetLimit: the job would have needed more resets than Blame.ResetLimit.
+	// ErrResetLimit: the job exceeded Blame.ResetLimit.
 	ErrResetLimit = errors.New("driver: reset limit exceeded")
-	// ErrStateLost: the job had made progress, and no worker is left that has its state.
+	// ErrStateLost: the job has made progress, but no remaining worker has its state.
 	ErrStateLost = errors.New("driver: state lost")
 	// ErrDiscovery: the first discovery failed.
 	ErrDiscovery = errors.New("driver: the first discovery failed")
-	// ErrCheckpoint: the job ended well, or was stopped, but its last checkpoint could not be
+	// ErrCheckpoint: the job succeeded or was stopped, but its last checkpoint could not be
 	// written.
 	ErrCheckpoint = errors.New("driver: the last checkpoint could not be written")
 )
 
-// StopSignal is why a job ends that a signal has ended, as the cause of a context: ExitStatus knows
-// it, also where another driver has to bring the job to its end.
+// StopSignal is the cause of the context of a job that a signal ends. ExitStatus recognizes it,
+// also after another driver has taken over.
 type StopSignal struct{ syscall.Signal }
 
 // Error returns "stopped by signal: terminated".
 func (s StopSignal) Error() string { return "stopped by signal: " + s.Signal.String() }
 
-// WorkerError ends a job when a worker has failed. It tells the first such worker.
+// WorkerError ends a job because a worker has failed. It describes the first failure.
 type WorkerError struct {
 	Slot plan.SlotID
 	Rank int
 	Exit Exit
-	// Reason is set where the driver stopped the worker because it did not do its part, or where
-	// the exit alone does not tell what was wrong.
+	// Reason is set if the driver stopped the worker for a failure, or if the exit alone does not
+	// show the cause.
 	Reason string
 }
 
-// Error names host, slot, rank and exit.
+// Error includes host, slot, rank and exit.
 func (e *WorkerError) Error() string {
 	return "driver: one or more processes exited with non-zero status: " + e.What()
 }
 
-// What is Error without its first words.
+// What returns Error without its prefix.
 func (e *WorkerError) What() string {
 	how := e.Reason
 	if how == "" {
@@ -54,20 +54,20 @@ func (e *WorkerError) What() string {
 	return fmt.Sprintf("host %s slot %d rank %d %s", e.Slot.Host, e.Slot.Index, e.Rank, how)
 }
 
-// Exit tells how a worker's process ended. The zero Exit is a clean one.
+// Exit is how a worker's process ended. The zero Exit is a clean one.
 type Exit struct {
 	Code   int
 	Signal syscall.Signal
-	// Err is set where the process could not be started at all.
+	// Err is set if the process could not be started.
 	Err error
-	// Evicted: the agent of its host has ended it, or not started it, because the agent itself was
+	// Evicted: the agent of its host ended it or did not start it, because the agent itself was
 	// asked to end.
 	Evicted bool
-	// Unkillable: the process is still there, though it was killed. Err says more.
+	// Unkillable: the process still exists after SIGKILL. Err has details.
 	Unkillable bool
 }
 
-// String says it in words: "exited with code 7", "was killed by signal 9 (killed)".
+// String describes the exit: "exited with code 7", "was killed by signal 9 (killed)".
 func (e Exit) String() string {
 	switch {
 	case e.Unkillable:
@@ -80,17 +80,17 @@ func (e Exit) String() string {
 	return fmt.Sprintf("exited with code %d", e.Code)
 }
 
-// Clean tells whether the process ended with status 0.
+// Clean reports whether the process exited with status 0.
 func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil }
 
-// statuses are those of the errors that have one of their own.
+// statuses are the exit statuses of errors that have their own.
 var statuses = []struct {
 	err    error
 	status int
 }{{ErrNotEnoughSlots, 3}, {ErrResetLimit, 4}, {ErrStateLost, 5}, {ErrDiscovery, 6}, {ErrCheckpoint, 7}}
 
-// ExitStatus returns the exit status that stands for the error with which a job ends: 0 for nil,
-// 128+n for StopSignal n, 1 for an error that has none of its own.
+// ExitStatus returns the exit status for the error with which a job ends: 0 for nil, 128+n for
+// StopSignal n, 1 for an error without its own status.
 func ExitStatus(err error) int {
 	for _, s := range statuses {
 		if errors.Is(err, s.err) {
@@ -107,7 +107,7 @@ func ExitStatus(err error) int {
 	return 1
 }
 
-// Sentinel returns the error that has the exit status as its own; nil where none has.
+// Sentinel returns the error with the given exit status; nil if there is none.
 func Sentinel(status int) error {
 	for _, s := range statuses {
 		if s.status == status {

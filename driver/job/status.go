@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// State is what a job is doing.
+// State is the state of a job.
 type State string
 
 // The states of a job.
@@ -14,29 +14,30 @@ const (
 	Starting  State = "starting"  // for the workers of the first world to join
 	Running   State = "running"   // a world trains
 	Resetting State = "resetting" // between two worlds
-	Finishing State = "finishing" // training is done, workers come to their end
+	Finishing State = "finishing" // training is done; workers exit
 	Stopping  State = "stopping"  // workers are being stopped, then the job ends
 	Done      State = "done"
 	Failed    State = "failed"
 )
 
-// Status is how a job is doing. Its JSON names stay what they are.
+// Status is the status of a job. Its JSON names are stable.
 type Status struct {
 	Job  string    `json:"job"`
 	Time time.Time `json:"time"`
-	// Driver is the driver's process id; 0 where there is none.
+	// Driver is the driver's process id; 0: no driver runs.
 	Driver int `json:"driver_pid"`
-	// State is the job's since Since. Where there is no driver it is that of the last event that
-	// was written down, at Last.
+	// State is the job's state since Since. Without a driver it is the state after the last
+	// recorded event, at Last.
 	State State     `json:"state"`
 	Since time.Time `json:"since"`
 	Begun time.Time `json:"begun"`
 	Last  time.Time `json:"last_event"`
-	// Message says of a job that ends or has ended why; empty: it is done.
+	// Message is why the job ends or has ended; empty if it succeeded.
 	Message string `json:"message,omitempty"`
-	// Journal is what keeps the driver from writing its journal; empty: nothing.
+	// Journal is the error that keeps the driver from writing its journal; empty: none.
 	Journal string `json:"journal,omitempty"`
-	// Generation is that of the current world, 0 before the first, Size its size.
+	// Generation is the generation of the current world, 0 before the first; Size is its number of
+	// workers.
 	Generation uint64 `json:"generation"`
 	Size       int    `json:"size"`
 	// NP is the number of slots needed for the first start; MinNP and MaxNP bound the size. A MaxNP
@@ -46,59 +47,60 @@ type Status struct {
 	MaxNP   int  `json:"max_np"`
 	Elastic bool `json:"elastic"`
 	Resets  int  `json:"resets"`
-	// Hosts are those listed, the oldest first, then those that have workers still or are out.
+	// Hosts are the listed hosts, oldest first, then other hosts that still have workers.
 	Hosts []Host `json:"hosts"`
 	Waits []Wait `json:"waits"`
-	// Events are the last that happened, as the events file has them, the oldest first.
+	// Events are the last events, oldest first, as in the events file.
 	Events []json.RawMessage `json:"events"`
 }
 
 // Host is a host of a Status.
 type Host struct {
 	Host string `json:"host"`
-	// Listed is whether discovery lists it, Draining whether it says that its workers shall leave.
+	// Listed reports whether discovery lists the host, Draining whether discovery wants its workers
+	// to leave.
 	Listed   bool `json:"listed"`
 	Draining bool `json:"draining"`
-	// Slots are those listed, and others where workers are still.
+	// Slots are the listed slots and others that still have workers.
 	Slots []Slot `json:"slots"`
 }
 
-// SlotState is what there is of a slot.
+// SlotState is the state of a slot.
 type SlotState string
 
-// The states of slots. The first ones are those of its worker.
+// The states of slots; the first five are those of the slot's worker.
 const (
 	SlotStarting SlotState = "starting" // has not joined yet
-	SlotReady    SlotState = "ready"    // has joined, and waits for a world
+	SlotReady    SlotState = "ready"    // has joined and waits for a world
 	SlotTraining SlotState = "training" // in the current world
-	SlotLeaving  SlotState = "leaving"  // has been sent away, and ends by itself
-	SlotStopping SlotState = "stopping" // is being ended
-	SlotFree     SlotState = "free"     // there is no worker, and may be one
-	SlotExcluded SlotState = "excluded" // none may be, for failures, or because a person wants it so for a time
-	SlotDrained  SlotState = "drained"  // none may be, because the host or slot is drained
-	SlotHeld     SlotState = "held"     // none may be until a person readmits it
+	SlotLeaving  SlotState = "leaving"  // was dismissed and ends by itself
+	SlotStopping SlotState = "stopping" // is being stopped
+	SlotFree     SlotState = "free"     // no worker; one may start
+	SlotExcluded SlotState = "excluded" // no worker may start, after failures or for a time set by an operator
+	SlotDrained  SlotState = "drained"  // no worker may start: the host or slot is drained
+	SlotHeld     SlotState = "held"     // no worker may start until an operator readmits it
 )
 
 // Slot is a slot of a Host.
 type Slot struct {
 	Slot  int       `json:"slot"`
 	State SlotState `json:"state"`
-	// Out says of a slot that may have no worker why: excluded, drained or held; Until is when that
-	// ends, nil: not by itself. A worker may be there that has not gone yet.
+	// Out is why no worker may start in the slot: excluded, drained or held; empty: one may. Until
+	// is when that ends, nil: not by itself. An earlier worker may still be there.
 	Out   SlotState  `json:"out,omitempty"`
 	Until *time.Time `json:"until,omitempty"`
-	// Rank is the worker's in the current world, nil where it is in none.
+	// Rank is the worker's rank in the current world; nil: it is not a member.
 	Rank *int `json:"rank"`
 	PID  int  `json:"pid"`
-	// Commits is how many the worker was last known to have; nil: nothing is known.
+	// Commits is the worker's last known number of commits; nil: unknown.
 	Commits *uint64 `json:"commits"`
-	// Failures is how many workers have failed in the slot.
+	// Failures is the number of workers that have failed in the slot.
 	Failures int `json:"failures"`
-	// What says what the worker is doing or waiting for, in words, as far as is known.
+	// What describes what the worker is doing or waiting for; empty: unknown.
 	What string `json:"what,omitempty"`
 }
 
-// Wait is something that the driver waits for, with the end of its patience.
+// Wait is a condition that the driver waits for, with its deadline.
 type Wait struct {
 	For   string    `json:"for"`
 	Until time.Time `json:"until"`

@@ -1,25 +1,24 @@
-// Package checkpoint keeps commits in files that outlive the job.
+// Package checkpoint stores commits in files.
 //
-// A checkpoint is a safetensors file, so that other tools read its tensors as they are: eight bytes
-// with the length of the header, little-endian; the header, JSON padded with spaces to a multiple
-// of eight; the tensors' bytes, one after the other. On top of that, version 1 of this package's
-// format says:
+// A checkpoint is a safetensors file, so that other tools can read its tensors: eight bytes with
+// the length of the header, little-endian; the header, JSON padded with spaces to a multiple of
+// eight; the bytes of the tensors. Version 1 of this package's format adds:
 //
 //   - The header's "__metadata__" has one key "hvdrun": a JSON text with "version" (1), "commits"
-//     (the number of the commit), "time", "size" (ranks of the world) and "parts": of each part of
-//     the state its "name", its "kind" (what it must be in the program that reads it), a "text" for
-//     people where there is one, its "tensors" by name, and "sums": for each of these the CRC-32C
-//     of each chunk of 1 MiB, the last of which may be shorter.
-//   - What is no tensor to the program is one of type U8 (numbers: their own type, without a
-//     dimension): values in the encoding of encoding/gob, samplers as three varints, others as they
-//     see fit.
-//   - A part that is another on every rank has a tensor for each, "name.0" and so on, by rank, and
-//     after those of "size" ranks such as workers of earlier worlds have left.
+//     (the number of the commit), "time", "size" (ranks of the world) and "parts". Each part of the
+//     state has its "name", its "kind" (which must match in the program that reads it), an optional
+//     readable "text", its "tensors" by name, and "sums": for each tensor the CRC-32C of each chunk
+//     of 1 MiB, the last of which may be shorter.
+//   - Values that are not tensors are tensors of type U8, numbers of their own type without a
+//     dimension. Values are encoded by encoding/gob, samplers as three varints, other parts by
+//     their own methods.
+//   - A part that differs between ranks has one tensor per rank, "name.0" and so on, and after
+//     these the orphaned ones of workers of earlier worlds.
 //   - The last tensor, "hvdrun.seal", is twelve bytes: "hvdrseal" and the CRC-32C of everything
 //     before the tensors.
 //
-// A file that is cut anywhere, or of which any bit is another, is told from a whole one. Files take
-// their name when all of them is on the disk.
+// A file that is truncated or in which any bit has changed is detected as damaged. A file gets its
+// name after all of it is on disk.
 package checkpoint
 
 import (
@@ -36,10 +35,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
-// Version is that of the format.
+// Version is the version of the format.
 const Version = 1
 
 const (
@@ -48,18 +47,18 @@ const (
 	sealName    = "hvdrun.seal"
 	sealMagic   = "hvdrseal"
 	sealSize    = len(sealMagic) + 4
-	// maxHeader bounds what is read before anything has been checked: enough for 10 TB.
+	// maxHeader limits what is read before anything is verified: enough for 10 TB.
 	maxHeader = 256 << 20
 )
 
-// ErrDamaged is what errors about a file are that is not whole, or no checkpoint.
+// ErrDamaged is wrapped by errors about a file that is incomplete, corrupted or not a checkpoint.
 var ErrDamaged = errors.New("the checkpoint is damaged")
 
 func damaged(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrDamaged, fmt.Sprintf(format, args...))
 }
 
-// About is what a checkpoint says of itself.
+// About is the metadata of a checkpoint.
 type About struct {
 	Version int       `json:"version"`
 	Commits uint64    `json:"commits"`
@@ -68,69 +67,69 @@ type About struct {
 	Parts   []Part    `json:"parts"`
 }
 
-// Part is one part of the state.
+// Part describes one part of the state.
 type Part struct {
 	Name string `json:"name"`
-	// Kind is the same in the program that reads it as in the one that wrote it.
+	// Kind must be the same in the reading program as in the one that wrote the file.
 	Kind string `json:"kind"`
-	// Text shows people what it holds; it may be empty.
+	// Text is a readable summary of the value; it may be empty.
 	Text    string   `json:"text,omitempty"`
 	Tensors []string `json:"tensors"`
-	// Sums are the checksums of each tensor's chunks.
+	// Sums contains the checksums of each tensor's chunks.
 	Sums [][]uint32 `json:"sums"`
 }
 
-// Tensor is how one piece of an image is found in the file.
+// Tensor describes one blob of an image in the file.
 type Tensor struct {
 	// Name is unique in the file.
 	Name string
-	// Type is one of safetensors': F64, F32, F16, BF16, I64, …, U8, BOOL.
+	// Type is a type of safetensors: F64, F32, F16, BF16, I64, …, U8, BOOL.
 	Type string
-	// Scalar says that it has no dimension. Otherwise it has one.
+	// Scalar means that the tensor has no dimension. Otherwise it has one.
 	Scalar bool
 }
 
-// entry is a tensor of the header.
+// entry is a tensor in the header.
 type entry struct {
 	DType   string    `json:"dtype"`
 	Shape   []int64   `json:"shape"`
 	Offsets [2]uint64 `json:"data_offsets"`
 }
 
-// sizes are the bytes of an element of each type.
+// sizes contains the size in bytes of an element of each type.
 var sizes = map[string]int{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
 	"I8": 1, "U8": 1, "BOOL": 1}
 
-// Encode writes a checkpoint to w. The tensors are those of all parts, in their order, and pieces
-// their bytes; Tensors and Sums of the parts are filled in.
-func Encode(w io.Writer, about About, tensors [][]Tensor, pieces []image.Piece) error {
+// Encode writes a checkpoint to w. tensors describes the tensors of each part, and blobs contains
+// their bytes in the same order; Encode sets Tensors and Sums of the parts.
+func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []image.Blob) error {
 	about.Version = Version
 	about.Parts = slices.Clone(about.Parts)
 	header := map[string]any{}
 	type placed struct {
 		Tensor
-		piece *image.Piece
+		blob *image.Blob
 	}
 	var all []placed
 	for i := range about.Parts {
 		p := &about.Parts[i]
 		p.Tensors, p.Sums = nil, nil
 		for _, t := range tensors[i] {
-			piece := &pieces[len(all)]
-			p.Tensors, p.Sums = append(p.Tensors, t.Name), append(p.Sums, piece.Sums())
-			all = append(all, placed{t, piece})
+			blob := &blobs[len(all)]
+			p.Tensors, p.Sums = append(p.Tensors, t.Name), append(p.Sums, blob.Sums())
+			all = append(all, placed{t, blob})
 		}
 	}
-	// Elements lie where their size divides the offset, which some readers ask for.
+	// Sorting by element size aligns all elements, which some readers require.
 	slices.SortStableFunc(all, func(a, b placed) int { return cmp.Compare(sizes[b.Type], sizes[a.Type]) })
 	offset := uint64(0)
 	for _, t := range all {
 		if _, twice := header[t.Name]; twice || t.Name == metadataKey || t.Name == sealName {
 			return fmt.Errorf("checkpoint: two tensors are named %q", t.Name)
 		}
-		e := entry{DType: t.Type, Shape: []int64{}, Offsets: [2]uint64{offset, offset + uint64(t.piece.Len())}}
+		e := entry{DType: t.Type, Shape: []int64{}, Offsets: [2]uint64{offset, offset + uint64(t.blob.Len())}}
 		if !t.Scalar {
-			e.Shape = append(e.Shape, int64(t.piece.Len()/sizes[t.Type]))
+			e.Shape = append(e.Shape, int64(t.blob.Len()/sizes[t.Type]))
 		}
 		header[t.Name] = e
 		offset = e.Offsets[1]
@@ -153,8 +152,8 @@ func Encode(w io.Writer, about About, tensors [][]Tensor, pieces []image.Piece) 
 		return err
 	}
 	for _, t := range all {
-		for c := range t.piece.Chunks() {
-			if _, err := w.Write(t.piece.Chunk(c)); err != nil {
+		for c := range t.blob.Chunks() {
+			if _, err := w.Write(t.blob.Chunk(c)); err != nil {
 				return err
 			}
 		}
@@ -167,20 +166,20 @@ func seal(head []byte) []byte {
 	return binary.LittleEndian.AppendUint32([]byte(sealMagic), image.Sum(head))
 }
 
-// File is a checkpoint that is read.
+// File is an open checkpoint.
 type File struct {
 	About About
-	// Size is the file's, in bytes.
+	// Size is the size of the file in bytes.
 	Size int64
 
 	file    *os.File
-	data    int64 // where the tensors begin
+	data    int64 // offset of the tensors
 	entries map[string]entry
 }
 
-// Open opens a checkpoint and checks all of it but the tensors' bytes. Errors are those of reading
-// and ErrDamaged; of a version that is not known, or a safetensors file of somebody else's, they
-// say so. The caller closes the file.
+// Open opens a checkpoint and verifies all of it except the bytes of the tensors. Errors are those
+// of reading and ErrDamaged; an unknown version or a safetensors file of another program has an
+// error of its own text. The caller closes the file.
 func Open(path string) (*File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -221,7 +220,7 @@ func (f *File) readHead() error {
 	f.data = int64(len(head))
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(head[len(length):], &fields); err != nil {
-		return damaged("its header is no JSON: %v", err)
+		return damaged("its header is not JSON: %v", err)
 	}
 	end := make([]byte, sealSize)
 	if _, err := f.file.ReadAt(end, f.Size-int64(sealSize)); err != nil {
@@ -231,13 +230,13 @@ func (f *File) readHead() error {
 		if _, ours := fields[sealName]; !ours {
 			return damaged("it is a safetensors file of another program")
 		}
-		return damaged("its end is no seal of its header")
+		return damaged("its seal does not match its header")
 	}
-	// From here on the header is as it was written.
+	// The seal has verified the header.
 	return f.parse(fields)
 }
 
-// parse makes sense of the header.
+// parse decodes the header.
 func (f *File) parse(fields map[string]json.RawMessage) error {
 	var metadata map[string]string
 	if err := json.Unmarshal(fields[metadataKey], &metadata); err != nil {
@@ -264,7 +263,7 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 		f.entries[name] = e
 		last = max(last, e.Offsets[1])
 		if sum += e.Offsets[1] - e.Offsets[0]; sum > size {
-			return damaged("its tensors have more bytes than it")
+			return damaged("its tensors have more bytes than the file")
 		}
 	}
 	if f.data+int64(last) != f.Size {
@@ -273,7 +272,7 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 	taken := make(map[string]bool, len(f.entries))
 	for _, p := range f.About.Parts {
 		if len(p.Sums) != len(p.Tensors) {
-			return damaged("part %q has %d tensors and checksums of %d", p.Name, len(p.Tensors), len(p.Sums))
+			return damaged("part %q has %d tensors but checksums of %d", p.Name, len(p.Tensors), len(p.Sums))
 		}
 		for i, name := range p.Tensors {
 			e, ok := f.entries[name]
@@ -281,7 +280,7 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 				return damaged("part %q has no tensor %q of its length", p.Name, name)
 			}
 			if taken[name] {
-				return damaged("tensor %q is there twice", name)
+				return damaged("tensor %q is in two parts", name)
 			}
 			taken[name] = true
 		}
@@ -289,7 +288,7 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 	return nil
 }
 
-// Len returns the bytes of a part.
+// Len returns the size of a part in bytes.
 func (f *File) Len(p Part) (n int64) {
 	for _, name := range p.Tensors {
 		e := f.entries[name]
@@ -298,8 +297,7 @@ func (f *File) Len(p Part) (n int64) {
 	return n
 }
 
-// each reads tensor i of p chunk by chunk, and calls visit with those that are as they were
-// written.
+// each reads tensor i of p chunk by chunk, and calls visit with each verified chunk.
 func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
 	e := f.entries[p.Tensors[i]]
 	n := int64(e.Offsets[1] - e.Offsets[0])
@@ -318,7 +316,8 @@ func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
 	return nil
 }
 
-// Check reads a part and returns an error that is ErrDamaged where it is not as it was written.
+// Check reads a part and returns an error that wraps ErrDamaged if it has changed since it was
+// written.
 func (f *File) Check(p Part) error {
 	for i := range p.Tensors {
 		if err := f.each(p, i, func([]byte) {}); err != nil {
@@ -328,7 +327,7 @@ func (f *File) Check(p Part) error {
 	return nil
 }
 
-// Read returns the bytes of a part's tensors, checked.
+// Read returns the verified bytes of a part's tensors.
 func (f *File) Read(p Part) ([][]byte, error) {
 	all := make([][]byte, len(p.Tensors))
 	for i, name := range p.Tensors {

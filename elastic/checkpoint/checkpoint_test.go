@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
 var sample = About{Commits: 7, Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Size: 4,
@@ -30,8 +30,7 @@ func sampleBytes() [][]byte {
 	return [][]byte{{3, 0, 0, 0, 0, 0, 0, 0}, binary.LittleEndian.AppendUint32(large, math.Float32bits(1.5)), {1, 2}, {9, 8, 7}}
 }
 
-// pieces returns the sample's.
-// What is written is told as it reaches the disk, part by part.
+// Progress is reported as data reaches the disk.
 func TestWriteTelling(t *testing.T) {
 	const size = 5*settleEvery + 1000
 	var s image.Store
@@ -40,7 +39,7 @@ func TestWriteTelling(t *testing.T) {
 	p.Seal()
 	dir, parts, all := t.TempDir(), 0, int64(0)
 	about := About{Commits: 1, Parts: []Part{{Name: "x", Kind: "bytes"}}}
-	err := WriteTelling(dir, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Pieces(), func(n int64) {
+	err := WriteTelling(dir, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Blobs(), func(n int64) {
 		parts, all = parts+1, all+n
 	})
 	if err != nil || parts != 4 || all != 4*settleEvery {
@@ -56,7 +55,7 @@ func TestWriteTelling(t *testing.T) {
 	}
 }
 
-func pieces() []image.Piece {
+func blobs() []image.Blob {
 	var s image.Store
 	var sources []image.Source
 	for _, b := range sampleBytes() {
@@ -65,16 +64,16 @@ func pieces() []image.Piece {
 	p := s.Begin(7, sources)
 	p.Copy()
 	p.Seal()
-	return s.Last().Pieces()
+	return s.Last().Blobs()
 }
 
-// small is the sample without the large tensor, so that every byte of it can be tried.
+// small is the sample without the large tensor, small enough to damage each byte of it.
 func small(t *testing.T) []byte {
 	t.Helper()
 	about, tensors := sample, slices.Clone(sampleTensors)
 	about.Parts = about.Parts[:1]
 	var b bytes.Buffer
-	if err := Encode(&b, about, tensors[:1], pieces()[:1]); err != nil {
+	if err := Encode(&b, about, tensors[:1], blobs()[:1]); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -100,7 +99,7 @@ func read(path string) (*File, [][]byte, error) {
 
 func TestWriteAndRead(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	f, got, err := read(Path(dir, 7))
@@ -125,10 +124,10 @@ func TestWriteAndRead(t *testing.T) {
 	}
 }
 
-// What others read: the file by the words of the safetensors format alone.
+// The file follows the safetensors format, as read by code that knows only that format.
 func TestFormat(t *testing.T) {
 	var b bytes.Buffer
-	if err := Encode(&b, sample, sampleTensors, pieces()); err != nil {
+	if err := Encode(&b, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	file := b.Bytes()
@@ -186,7 +185,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// A file that is cut anywhere, has any bit flipped or any byte more is damaged.
+// A file that is truncated, extended or has any flipped bit is damaged.
 func TestDamage(t *testing.T) {
 	path, file := filepath.Join(t.TempDir(), "f"), small(t)
 	try := func(b []byte, why string, at int) {
@@ -208,7 +207,7 @@ func TestDamage(t *testing.T) {
 	}
 	try(append(slices.Clone(file), 0), "a byte more than", len(file))
 	var b bytes.Buffer // a tensor of two chunks
-	if err := Encode(&b, sample, sampleTensors, pieces()); err != nil {
+	if err := Encode(&b, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	large := b.Bytes()
@@ -252,7 +251,7 @@ func TestPruneAndSetAside(t *testing.T) {
 	for _, n := range []uint64{5, 1, 20, 3} {
 		about := sample
 		about.Commits = n
-		if err := Write(dir, about, sampleTensors, pieces()); err != nil {
+		if err := Write(dir, about, sampleTensors, blobs()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -270,7 +269,7 @@ func TestPruneAndSetAside(t *testing.T) {
 	}
 }
 
-// What a writer has left that was killed is removed; what one still writes is not.
+// Incomplete files of killed writers are removed; those of running writers are not.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	dead, alive := filepath.Join(dir, ".commit-dead.tmp"), filepath.Join(dir, ".commit-alive.tmp")
@@ -282,7 +281,7 @@ func TestSweep(t *testing.T) {
 	if err := errors.Join(os.WriteFile(dead, []byte("x"), 0o600), syscall.Flock(int(f.Fd()), syscall.LOCK_EX)); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
@@ -293,9 +292,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A disk that is full, wherever: the error says so, nothing is left behind, and what was there
-// before is whole. The limit on the size of files is that of a process, so it is set in one of its
-// own.
+// A disk that becomes full at any point: the error says so, no incomplete file remains, and
+// existing checkpoints are intact. The limit on file sizes applies to a process, so the test uses
+// another one.
 func TestFullDisk(t *testing.T) {
 	const variable = "HVD_TEST_FULL_DISK"
 	if dir := os.Getenv(variable); dir != "" {
@@ -309,14 +308,14 @@ func TestFullDisk(t *testing.T) {
 			if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: limit, Max: math.MaxUint64}); err != nil {
 				t.Fatal(err)
 			}
-			if err := Write(dir, about, sampleTensors, pieces()); !errors.Is(err, syscall.EFBIG) {
+			if err := Write(dir, about, sampleTensors, blobs()); !errors.Is(err, syscall.EFBIG) {
 				t.Errorf("at %d bytes: %v", limit, err)
 			}
 		}
 		return
 	}
 	dir := t.TempDir()
-	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestFullDisk$")
@@ -335,7 +334,7 @@ func TestFullDisk(t *testing.T) {
 func TestNamesThatClash(t *testing.T) {
 	for _, name := range []string{"epoch", sealName, metadataKey} {
 		tensors := [][]Tensor{{{"epoch", "I64", true}}, {{name, "F32", false}, {"b", "F16", false}}, {{"c", "U8", false}}}
-		if err := Encode(&bytes.Buffer{}, sample, tensors, pieces()); err == nil || !strings.Contains(err.Error(), "two tensors are named") {
+		if err := Encode(&bytes.Buffer{}, sample, tensors, blobs()); err == nil || !strings.Contains(err.Error(), "two tensors are named") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -364,7 +363,7 @@ func TestAcquire(t *testing.T) {
 		t.Fatal(second, err)
 	}
 	defer second.Release()
-	// Programs that are no job are not the same one.
+	// Two programs without a job are not the same job.
 	if l, err := Acquire(dir, Owner{}); l != nil || !errors.As(err, &locked) || locked.Owner != (Owner{"", "p"}) ||
 		!strings.HasPrefix(locked.Error(), "checkpoint: another program writes") {
 		t.Error(l, err)
@@ -379,7 +378,7 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
-// full makes a file system of 16 MiB in memory; only root may.
+// full mounts a file system of 16 MiB in memory, which requires root.
 func full(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -394,11 +393,11 @@ func full(t *testing.T) string {
 	return dir
 }
 
-// A file system of which every byte is taken, and then fewer: a checkpoint is whole or not there,
-// and those before it are.
+// A file system with no free byte, and then with more and more: a checkpoint is complete or does
+// not exist, and earlier ones are intact.
 func TestFullFileSystem(t *testing.T) {
 	dir := full(t)
-	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	ballast, err := os.Create(filepath.Join(dir, "ballast"))
@@ -418,7 +417,7 @@ func TestFullFileSystem(t *testing.T) {
 	about.Commits = 8
 	failed := 0
 	for err = syscall.ENOSPC; err != nil; failed++ {
-		if err = Write(dir, about, sampleTensors, pieces()); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		if err = Write(dir, about, sampleTensors, blobs()); err != nil && !errors.Is(err, syscall.ENOSPC) {
 			t.Fatal(err)
 		}
 		if _, _, err := read(Path(dir, 7)); err != nil {
@@ -437,13 +436,13 @@ func TestFullFileSystem(t *testing.T) {
 	}
 }
 
-// The library that other tools use reads the sample as it is, where it is installed.
+// The Python library safetensors, if installed, reads the sample.
 func TestPythonReadsIt(t *testing.T) {
 	if out, err := exec.Command("python3", "-c", "import safetensors").CombinedOutput(); err != nil {
 		t.Skipf("Python's safetensors is not there: %v: %s", err, bytes.TrimSpace(out))
 	}
 	dir := t.TempDir()
-	if err := Write(dir, sample, sampleTensors, pieces()); err != nil {
+	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	const program = `

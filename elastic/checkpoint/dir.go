@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hvdrun/hvdrun/elastic/image"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
 const (
@@ -24,13 +24,13 @@ const (
 	temporary = ".commit-*.tmp"
 )
 
-// Path returns the name of the checkpoint of a commit in a folder.
+// Path returns the path of the checkpoint of a commit in a folder.
 func Path(dir string, commits uint64) string {
 	return filepath.Join(dir, fmt.Sprintf("%s%020d%s", prefix, commits, suffix))
 }
 
-// List returns the commits of which there are checkpoints in a folder, newest first; none where
-// there is no folder.
+// List returns the numbers of the commits that have a checkpoint in a folder, newest first; none if
+// the folder does not exist.
 func List(dir string) ([]uint64, error) {
 	files, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -51,17 +51,16 @@ func List(dir string) ([]uint64, error) {
 	return all, nil
 }
 
-// Write writes a checkpoint into the folder, which it makes. It takes its name when all of it is on
-// the disk: whenever the program or the machine dies, and whatever fails, what was there before is
-// whole, and files that have not come to an end are removed by a later Write. It blocks as long as
-// the disk takes.
-func Write(dir string, about About, tensors [][]Tensor, pieces []image.Piece) error {
-	return WriteTelling(dir, about, tensors, pieces, func(int64) {})
+// Write writes a checkpoint into dir, which it creates if necessary. The file gets its name after
+// all of it is on disk, so a crash or an error leaves existing checkpoints intact; a later Write
+// removes incomplete files. It blocks until the data is on disk.
+func Write(dir string, about About, tensors [][]Tensor, blobs []image.Blob) error {
+	return WriteTelling(dir, about, tensors, blobs, func(int64) {})
 }
 
-// WriteTelling is Write, and tells how many more bytes have reached the disk, now and then and by
-// the calling goroutine.
-func WriteTelling(dir string, about About, tensors [][]Tensor, pieces []image.Piece, told func(bytes int64)) (err error) {
+// WriteTelling is Write with progress reports: it calls progress, from the calling goroutine, with
+// the number of bytes that have reached the disk since the last call.
+func WriteTelling(dir string, about About, tensors [][]Tensor, blobs []image.Blob, progress func(bytes int64)) (err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
@@ -75,14 +74,14 @@ func WriteTelling(dir string, about About, tensors [][]Tensor, pieces []image.Pi
 		if err != nil {
 			err = fmt.Errorf("checkpoint: commit %d: %w", about.Commits, err)
 			_ = f.Close()
-			_ = os.Remove(f.Name()) // sweep does it otherwise
+			_ = os.Remove(f.Name()) // if this fails, a later sweep removes it
 		}
 	}()
-	// The lock is what sweep knows a living writer by.
+	// The lock tells sweep that the writer is alive.
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return err
 	}
-	if err := Encode(&settling{f: f, told: told}, about, tensors, pieces); err != nil {
+	if err := Encode(&settling{f: f, progress: progress}, about, tensors, blobs); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -94,15 +93,15 @@ func WriteTelling(dir string, about About, tensors [][]Tensor, pieces []image.Pi
 	return errors.Join(f.Close(), syncDir(dir))
 }
 
-// settleEvery is how many bytes go to the disk together.
+// settleEvery is the number of bytes that are sent to the disk at a time.
 const settleEvery = 8 << 20
 
-// settling is a file of which the system begins to write each part to the disk when it is whole,
-// and waits for the part before: so a slow disk can be told from one that does nothing.
+// settling is a file that starts writing each section to disk when it is complete and waits for the
+// previous one, so that progress on a slow disk can be reported.
 type settling struct {
-	f                 *os.File
-	end, begun, there int64 // what is written, on its way to the disk, and on it
-	told              func(bytes int64)
+	f                  *os.File
+	end, begun, synced int64 // offsets: written, being sent to disk, on disk
+	progress           func(bytes int64)
 }
 
 func (s *settling) Write(b []byte) (n int, err error) {
@@ -117,17 +116,16 @@ func (s *settling) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// settle has the last part go on its way. What it cannot do, Sync does in the end, which tells of
-// errors too.
+// settle sends the last section to disk. Errors are ignored, because the final Sync reports them.
 func (s *settling) settle() {
 	fd := int(s.f.Fd())
 	_ = unix.SyncFileRange(fd, s.begun, s.end-s.begun, unix.SYNC_FILE_RANGE_WRITE)
 	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-	if s.begun > s.there {
-		_ = unix.SyncFileRange(fd, s.there, s.begun-s.there, all)
-		s.told(s.begun - s.there)
+	if s.begun > s.synced {
+		_ = unix.SyncFileRange(fd, s.synced, s.begun-s.synced, all)
+		s.progress(s.begun - s.synced)
 	}
-	s.there, s.begun = s.begun, s.end
+	s.synced, s.begun = s.begun, s.end
 }
 
 func syncDir(dir string) error {
@@ -138,7 +136,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// sweep removes what writers have left that are gone.
+// sweep removes incomplete files whose writer has ended.
 func sweep(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, temporary))
 	for _, path := range left {
@@ -153,8 +151,7 @@ func sweep(dir string) {
 	}
 }
 
-// Prune removes the checkpoints of a folder but the newest ones, of which it keeps as many as it is
-// told.
+// Prune removes all checkpoints of a folder except the newest keep.
 func Prune(dir string, keep int) error {
 	all, err := List(dir)
 	if err != nil {
@@ -162,12 +159,12 @@ func Prune(dir string, keep int) error {
 	}
 	var errs []error
 	for _, n := range all[min(keep, len(all)):] {
-		if err := os.Remove(Path(dir, n)); !errors.Is(err, fs.ErrNotExist) { // another job's writer may have been here
+		if err := os.Remove(Path(dir, n)); !errors.Is(err, fs.ErrNotExist) { // another writer may have removed it
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// SetAside gives a damaged checkpoint another name, so that it does not count any more.
+// SetAside renames a damaged checkpoint so that List ignores it.
 func SetAside(path string) error { return os.Rename(path, path+".damaged") }

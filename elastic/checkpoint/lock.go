@@ -12,25 +12,24 @@ import (
 
 const lockName = ".lock"
 
-// maxOwner bounds what is read of who holds a lock.
+// maxOwner limits the bytes read about the owner of a lock.
 const maxOwner = 1 << 10
 
-// Owner says who writes into a folder.
+// Owner identifies the writer of a folder.
 type Owner struct {
-	// Job is the same for all writers of one job, which follow each other; empty for a program that
-	// is alone.
+	// Job is the same for all writers of one job; empty for a program that runs without hvdrun.
 	Job string
-	// Process shows people which process it is.
+	// Process describes the process in error messages.
 	Process string
 }
 
-// LockedError says that another job writes into a folder.
+// LockedError reports that another job writes to a folder.
 type LockedError struct {
 	Dir   string
 	Owner Owner
 }
 
-// Error names folder and owner.
+// Error returns a message with the folder and the owner.
 func (e *LockedError) Error() string {
 	job := "another program"
 	if e.Owner.Job != "" {
@@ -39,13 +38,13 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("checkpoint: %s writes into %s (%s): each job needs a folder of its own", job, e.Dir, e.Owner.Process)
 }
 
-// Lock is the right to write into a folder. It ends with the process.
+// Lock is the exclusive right to write to a folder. It ends with the process.
 type Lock struct{ file *os.File }
 
-// Acquire makes a job the only one that writes into a folder, which it makes. While another has it,
-// it returns a *LockedError. While another process of the same job has it, it returns nil and no
-// error: one writer of a job follows the other, and the next try may find it free. So it does where
-// the file system has no locks. It does not block.
+// Acquire locks dir, which it creates if necessary, for a job. It does not block. If another job
+// has locked it, it returns a *LockedError. It returns a nil Lock and no error if another process
+// of the same job has locked it, because that process is about to end, and if the file system does
+// not support locks; the caller may try again.
 func Acquire(dir string, owner Owner) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
@@ -69,14 +68,14 @@ func Acquire(dir string, owner Owner) (*Lock, error) {
 	case err != nil:
 		return nil, f.Close()
 	}
-	// Who cannot say who it is, on a disk that is full, has the lock all the same.
+	// The lock is valid without the owner's name, for example if the disk is full.
 	if err := f.Truncate(0); err == nil {
 		_, _ = f.WriteAt([]byte(owner.Job+"\n"+owner.Process+"\n"), 0)
 	}
 	return &Lock{f}, nil
 }
 
-// Release gives the right back. A nil lock is none.
+// Release ends the lock. l may be nil.
 func (l *Lock) Release() {
 	if l != nil {
 		_ = l.file.Close()

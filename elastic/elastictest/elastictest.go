@@ -1,15 +1,14 @@
-// Package elastictest runs a whole elastic job in one process, so that a training loop can be
-// tested under failure by go test.
+// Package elastictest runs an elastic job in one process, so that go test can test a training loop
+// with failures.
 //
-// The driver, the rendezvous, the notifications and the connections between ranks are the real
-// ones. Hosts are names, and workers are goroutines: each executes a function which begins with
-// [elastic.Init], as the main function of a program does. A test adds, drains and removes hosts,
-// kills workers at moments that it names, and waits for what comes of it; it never has to sleep.
+// The driver, the rendezvous, the notifications and the connections between ranks are real. Hosts
+// are only names, and workers are goroutines: each executes a function that begins with
+// [elastic.Init], like the main function of a program. A test adds, drains and removes hosts, kills
+// workers at chosen moments, and waits for the effects without sleeping.
 //
-// A worker that is killed says no more to anybody: its connections end as those of a process do
-// that gets SIGKILL, and when its goroutine, or another of its own, is in package elastic or
-// collective or comes there the next time, it ends, as by [runtime.Goexit]. Its context ends too.
-// Only what the function does by itself in between is more than a process would do.
+// The connections of a killed worker close as those of a process that gets SIGKILL, and its context
+// ends. Its goroutines end, as by [runtime.Goexit], when they are in package elastic or collective
+// or enter it the next time. Until then they continue to run, unlike those of a process.
 package elastictest
 
 import (
@@ -30,73 +29,71 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Config says what job to run. Worker and Hosts are needed.
+// Config describes a job. Worker and Hosts are required.
 type Config struct {
-	// Worker is what every worker executes, on a goroutine of its own; the contexts of elastic.Init
-	// and elastic.Run must come from its own. It ends as a program would: nil, elastic.ErrRemoved
-	// and elastic.ErrFinished are exit status 0, any other error is a failure. Variables that must
-	// not be shared between workers are declared in it.
+	// Worker is the function that every worker executes on a goroutine of its own. It must derive
+	// the contexts of elastic.Init and elastic.Run from ctx. Its result acts as the exit of a
+	// program: nil, elastic.ErrRemoved and elastic.ErrFinished are exit status 0, any other error
+	// is a failure. Variables that workers must not share have to be declared in it.
 	Worker func(ctx context.Context) error
-	// Hosts are those that there are when the job begins.
+	// Hosts are the hosts at the start of the job.
 	Hosts []plan.Host
 
-	// Deaths are moments at which a worker is killed: each once in the life of the job, whoever has
-	// the rank then. A Generation of 0 and a Slot without a host stand for any.
+	// Deaths are moments at which a worker is killed, each once per job. A Generation of 0 and a
+	// Slot without a host match any.
 	Deaths []Moment
-	// At is called whenever a worker has come to another moment, on that worker's goroutine, which
-	// waits for it; true kills the worker there. Workers call it at the same time. Nil: nobody
-	// asks.
+	// At is called at every moment of every worker, on the worker's goroutine and so concurrently;
+	// the worker waits for it. If it returns true the worker is killed. It may be nil.
 	At func(Moment) bool
 
-	// Limit is when the job is stopped, because it hangs. 0: a minute.
+	// Limit is the time after which a hanging job is stopped. 0 or less: a minute.
 	Limit time.Duration
-	// Driver is what else there is to say: Size, Blame, Timeouts, VerifyState, Log and so on.
-	// Command, Source, Launcher and Output are the job's own. Where Size is zero, the job is
-	// elastic, begins with all slots of Hosts, and goes on with one worker. Where Blame is zero,
-	// the slot of a worker that was killed rests for 10 ms, and at most a second. Where Log is nil,
-	// nothing is logged.
+	// Driver contains all other settings: Size, Blame, Timeouts, VerifyState, Log and so on.
+	// Command, Source, Launcher and Output are overwritten. If Size is zero, the job is elastic,
+	// starts with all slots of Hosts and continues with at least one worker. If Blame is zero, the
+	// slot of a killed worker is excluded for 10 ms, at most a second. If Log is nil, nothing is
+	// logged.
 	Driver driver.Config
 }
 
-// Job is one that runs. Its methods may be called by many goroutines.
+// Job is a running job. Its methods may be called concurrently.
 type Job struct {
 	cfg    Config
 	source source
 	stop   context.CancelCauseFunc
 	done   chan struct{}
-	err    error // once done is closed
-	idle   bool  // so: it ended because it was stopped, and all was well
+	err    error // valid when done is closed
+	idle   bool  // valid when done is closed: the job ended by a stop and without a failure
 
 	workers sync.WaitGroup
 
 	mu       sync.Mutex
-	deaths   []Moment // to come
+	deaths   []Moment // not reached yet
 	procs    map[int]*process
 	status   Status
-	ranks    []int // of the newest world: the processes
+	ranks    []int // process IDs of the newest world, by rank
 	latest   uint64
 	failures []error
-	changed  chan struct{} // closed, and made anew, when the status changes
+	changed  chan struct{} // closed and replaced when the status changes
 }
 
-// Status is how a job is doing.
+// Status describes the progress of a job.
 type Status struct {
-	// World is the newest one; zero before the first. Its slots are in the order of their ranks; of
-	// their fields only Host, Index and Rank are set.
+	// World is the newest one; zero before the first. Its slots are in rank order, with only Host,
+	// Index and Rank set.
 	World plan.World
-	// Lost is how many workers of that world are over.
+	// Lost is the number of workers of that world that have ended.
 	Lost int
-	// Commits is how many commits that world has made.
+	// Commits is the number of commits that world has made.
 	Commits int
 	// LastCommit is the number of the last commit of the job.
 	LastCommit uint64
-	// Started, Killed and Ended count workers: Ended all whose functions are over or that were
-	// killed.
+	// Started, Killed and Ended are numbers of workers. Ended includes those killed.
 	Started, Killed, Ended int
 }
 
-// Start begins a job. The caller waits for its end, by Wait or Stop. Whatever is wrong with the
-// config is what it ends with.
+// Start starts a job in the background. The caller must call Wait or Stop, which also return the
+// errors of an invalid config.
 func Start(cfg Config) *Job {
 	ctx, stop := context.WithCancelCause(context.Background())
 	j := &Job{cfg: cfg, stop: stop, done: make(chan struct{}), deaths: slices.Clone(cfg.Deaths), procs: make(map[int]*process),
@@ -112,15 +109,15 @@ func Start(cfg Config) *Job {
 	return j
 }
 
-// errLimit is why a job is stopped that hangs.
-var errLimit = errors.New("elastictest: the job has come to its limit")
+// errLimit is the reason of stopping a hanging job.
+var errLimit = errors.New("elastictest: the job has exceeded its limit")
 
 func (j *Job) run(ctx context.Context) error {
 	if j.cfg.Worker == nil || len(j.cfg.Hosts) == 0 {
-		return errors.New("elastictest: a job needs a worker's function and hosts")
+		return errors.New("elastictest: a job needs a Worker function and Hosts")
 	}
 	limit := time.AfterFunc(j.cfg.Limit, func() {
-		j.stop(fmt.Errorf("%w of %v: %s", errLimit, j.cfg.Limit, j.whereabouts()))
+		j.stop(fmt.Errorf("%w of %v: %s", errLimit, j.cfg.Limit, j.describeWorkers()))
 	})
 	defer limit.Stop()
 	err := driver.Run(ctx, j.driverConfig())
@@ -153,50 +150,49 @@ func (j *Job) driverConfig() driver.Config {
 		cfg.Log = quiet
 	}
 	cfg.Command = []string{"a function"}
-	cfg.Env = append(slices.Clip(cfg.Env), plan.EnvOnlySockets+"=1") // shared memory knows processes alone
+	cfg.Env = append(slices.Clip(cfg.Env), plan.EnvOnlySockets+"=1") // shared memory works between processes only
 	cfg.Source, cfg.Launcher = &j.source, launcher{job: j, log: cfg.Log}
 	cfg.Output = &launch.Output{}
-	tell := cfg.Events
+	events := cfg.Events
 	cfg.Events = func(e driver.Event) {
-		j.hear(e)
-		if tell != nil {
-			tell(e)
+		j.observe(e)
+		if events != nil {
+			events(e)
 		}
 	}
 	return cfg
 }
 
-// leftBound is how long functions may go on after the end of the job.
-const leftBound = 10 * time.Second
+// exitTimeout limits how long Worker functions may run after the end of the job.
+const exitTimeout = 10 * time.Second
 
-// awaitWorkers waits for the goroutines of all workers.
 func (j *Job) awaitWorkers() error {
 	ended := make(chan struct{})
 	go func() {
 		j.workers.Wait()
 		close(ended)
 	}()
-	bound := time.NewTimer(leftBound)
+	bound := time.NewTimer(exitTimeout)
 	defer bound.Stop()
 	select {
 	case <-ended:
 		return nil
 	case <-bound.C:
-		return fmt.Errorf("elastictest: functions of workers go on %v after the job, they heed no end of their context: %s",
-			leftBound, j.whereabouts())
+		return fmt.Errorf("elastictest: Worker functions ignore the end of their context and still run %v after the job: %s",
+			exitTimeout, j.describeWorkers())
 	}
 }
 
-// Wait blocks until the job has ended and all goroutines of workers with it. It returns what
-// driver.Run has returned, nil where the job is done, and joined to it all errors of workers'
-// functions that were failures, also those which the job has survived.
+// Wait blocks until the job and all workers' goroutines have ended. It returns the error of
+// driver.Run, nil if the job is done, joined with all failures of Worker functions, including those
+// that the job has survived.
 func (j *Job) Wait() error {
 	<-j.done
 	return j.err
 }
 
-// Stop ends the job as SIGTERM ends hvdrun: members leave together at their next commit. It blocks
-// as Wait does, and returns the same, or nil where the job ended because of it.
+// Stop ends the job as SIGTERM ends hvdrun: its workers leave together at their next commit. It
+// blocks like Wait and returns the same, or nil if the job ended because of Stop.
 func (j *Job) Stop() error {
 	j.stop(driver.StopSignal{Signal: syscall.SIGTERM})
 	err := j.Wait()
@@ -206,8 +202,8 @@ func (j *Job) Stop() error {
 	return err
 }
 
-// Kill kills the worker that has the rank in the newest world, at once, as SIGKILL would. It
-// reports whether there was one.
+// Kill kills the worker with the given rank in the newest world at once, as SIGKILL would. It
+// reports whether there was such a worker.
 func (j *Job) Kill(rank int) bool {
 	j.mu.Lock()
 	var p *process
@@ -218,18 +214,18 @@ func (j *Job) Kill(rank int) bool {
 	return p != nil && p.kill(syscall.SIGKILL)
 }
 
-// Die kills the worker to whose function ctx was given, or another context that comes from it, and
-// ends the calling goroutine. It panics where there is no such worker.
+// Die kills the worker from whose context ctx is derived, and ends the calling goroutine. It panics
+// if there is no such worker.
 func Die(ctx context.Context) {
 	p, ok := ctx.Value(processKey{}).(*process)
 	if !ok {
-		panic("elastictest: Die with a context that comes from no worker's")
+		panic("elastictest: Die with a context that is not derived from a worker's")
 	}
 	p.kill(syscall.SIGKILL)
-	p.life.Survive()
+	p.fake.Survive()
 }
 
-// AddHost adds a host to those that discovery finds, or gives one other slots.
+// AddHost adds a host to the discovered ones, or changes its slots.
 func (j *Job) AddHost(name string, slots int) {
 	j.source.change(func(hosts []plan.Host) []plan.Host {
 		at := slices.IndexFunc(hosts, func(h plan.Host) bool { return h.Name == name })
@@ -241,7 +237,7 @@ func (j *Job) AddHost(name string, slots int) {
 	})
 }
 
-// DrainHost has discovery say that the workers of a host shall leave. They do at the next commit.
+// DrainHost makes discovery ask the workers of a host to leave, which they do at the next commit.
 func (j *Job) DrainHost(name string) {
 	j.source.change(func(hosts []plan.Host) []plan.Host {
 		for i := range hosts {
@@ -251,17 +247,15 @@ func (j *Job) DrainHost(name string) {
 	})
 }
 
-// RemoveHost takes a host away from those that discovery finds. Its workers are let leave at the
-// next commit.
+// RemoveHost removes a host from the discovered ones. Its workers leave at the next commit.
 func (j *Job) RemoveHost(name string) {
 	j.source.change(func(hosts []plan.Host) []plan.Host {
 		return slices.DeleteFunc(hosts, func(h plan.Host) bool { return h.Name == name })
 	})
 }
 
-// Await blocks until enough says so of the job's status. It is asked again when that has changed;
-// of changes that follow each other fast it may see the last alone. Await returns an error where
-// the job ends before.
+// Await blocks until enough returns true for the job's status. It calls enough after each change,
+// or once after several changes in quick succession. It returns an error if the job ends before.
 func (j *Job) Await(enough func(Status) bool) error {
 	for {
 		j.mu.Lock()
@@ -280,26 +274,27 @@ func (j *Job) Await(enough func(Status) bool) error {
 			case enough(status):
 				return nil
 			case j.err != nil:
-				return fmt.Errorf("elastictest: the job ended before what was waited for: %w", j.err)
+				return fmt.Errorf("elastictest: the job ended before the awaited status: %w", j.err)
 			}
-			return errors.New("elastictest: the job was done before what was waited for")
+			return errors.New("elastictest: the job was done before the awaited status")
 		}
 	}
 }
 
-// Size is for Await: the newest world has so many workers, which are all there, and has made a
-// commit.
+// Size returns a condition for Await: the newest world has n workers, none is lost, and it has made
+// a commit.
 func Size(n int) func(Status) bool {
 	return func(s Status) bool { return s.World.Size() == n && s.Lost == 0 && s.Commits > 0 }
 }
 
-// Commit is for Await: the job has made the commit of the number.
+// Commit returns a condition for Await: the job has made the commit with the given number or a
+// later one.
 func Commit(number uint64) func(Status) bool {
 	return func(s Status) bool { return s.LastCommit >= number }
 }
 
-// hear takes note of the driver's events.
-func (j *Job) hear(e driver.Event) {
+// observe updates the status from the driver's events.
+func (j *Job) observe(e driver.Event) {
 	if e.Name != driver.WorldPublished {
 		return
 	}
@@ -320,17 +315,17 @@ func (j *Job) hear(e driver.Event) {
 			}
 		}
 	}
-	j.tell()
+	j.notify()
 }
 
-// tell wakes who awaits another status. The caller holds mu.
-func (j *Job) tell() {
+// notify wakes calls of Await. The caller holds mu.
+func (j *Job) notify() {
 	close(j.changed)
 	j.changed = make(chan struct{})
 }
 
-// whereabouts says what each worker does.
-func (j *Job) whereabouts() string {
+// describeWorkers describes the progress of each worker.
+func (j *Job) describeWorkers() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var all []string
@@ -344,7 +339,7 @@ func (j *Job) whereabouts() string {
 	return strings.Join(all, "; ")
 }
 
-// source is discovery.
+// source implements discovery.
 type source struct {
 	mu      sync.Mutex
 	hosts   []plan.Host
@@ -371,7 +366,7 @@ func (s *source) Discover(context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch tells them at every change.
+// Watch reports the hosts at every change.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	for {
 		hosts, changed := s.now()

@@ -19,14 +19,14 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// loop is a training loop whose workers take steps until it is told that the test has seen enough.
+// loop is a training loop that runs until the test stops it.
 type loop struct {
 	t      *testing.T
 	enough atomic.Bool
-	steps  int // to take where it is not 0
+	steps  int // number of steps; 0: no limit
 
 	mu       sync.Mutex
-	returned int // functions
+	returned int // number of functions that have returned
 	wrong    []string
 }
 
@@ -87,7 +87,7 @@ func (l *loop) worker(ctx context.Context) error {
 
 func start(t *testing.T, l *loop, cfg elastictest.Config) *elastictest.Job {
 	t.Helper()
-	// A check for leaks that waits: timers of a worker that was removed run for a second.
+	// The check for leaks waits, because timers of a dismissed worker run for a second.
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	l.t, cfg.Worker = t, l.worker
 	if cfg.Limit == 0 {
@@ -119,7 +119,7 @@ func wait(t *testing.T, job *elastictest.Job) {
 	}
 }
 
-// Hosts come, go and are drained, and the worlds are what they must be.
+// Hosts are added, drained and removed, and the worlds follow.
 func TestHosts(t *testing.T) {
 	var l loop
 	job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
@@ -146,13 +146,13 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// A worker dies at each of the moments that there are: the job goes on, no commit is lost, and the
-// dead say nothing.
+// A worker dies at each kind of moment: the job continues, no commit is lost, and the dead worker
+// logs nothing.
 func TestDeaths(t *testing.T) {
 	grows := func(j *elastictest.Job) { j.AddHost("c", 1) }
 	for _, c := range []struct {
 		death elastictest.Moment
-		meet  func(*elastictest.Job) // makes the moment come
+		meet  func(*elastictest.Job) // makes the moment occur
 	}{
 		{elastictest.Moment{Rank: -1, Phase: elastictest.Joining}, nil},
 		{elastictest.Moment{Rank: -1, Phase: elastictest.Connecting}, nil},
@@ -180,7 +180,7 @@ func TestDeaths(t *testing.T) {
 			}
 			await(t, job, func(s elastictest.Status) bool { return s.Killed == 1 })
 			if c.meet != nil {
-				await(t, job, elastictest.Size(3)) // its slot has another
+				await(t, job, elastictest.Size(3)) // another worker has its slot
 				l.enough.Store(true)
 			}
 			wait(t, job)
@@ -215,7 +215,7 @@ func TestKillRanks(t *testing.T) {
 	wait(t, job)
 }
 
-// A worker dies where its own function says so, and At sees all that happens.
+// A worker dies by a call in its own function, and At receives all moments.
 func TestDie(t *testing.T) {
 	var died, seen atomic.Int32
 	job := elastictest.Start(elastictest.Config{
@@ -243,7 +243,7 @@ func TestDie(t *testing.T) {
 	}
 }
 
-// Members that are told to stop leave together, and nothing is left.
+// Stopped workers leave together, and no goroutine remains.
 func TestStop(t *testing.T) {
 	var l loop
 	job := start(t, &l, elastictest.Config{Hosts: []plan.Host{{Name: "a", Slots: 2}}})
@@ -257,7 +257,7 @@ func TestStop(t *testing.T) {
 	await(t, job, func(s elastictest.Status) bool { return s.Ended == 2 && s.Killed == 0 })
 }
 
-// What goes wrong is what the job ends with.
+// The result of a job includes its failures.
 func TestFailures(t *testing.T) {
 	broken := errors.New("broken")
 	two := []plan.Host{{Name: "a", Slots: 2}}
@@ -278,8 +278,8 @@ func TestFailures(t *testing.T) {
 		is   error
 		says []string
 	}{
-		{"no function", elastictest.Config{Hosts: two}, nil, []string{"a worker's function"}},
-		{"no hosts", elastictest.Config{Worker: hangs}, nil, []string{"hosts"}},
+		{"no function", elastictest.Config{Hosts: two}, nil, []string{"a Worker function"}},
+		{"no hosts", elastictest.Config{Worker: hangs}, nil, []string{"Hosts"}},
 		{"the driver's config", elastictest.Config{Worker: hangs, Hosts: two, Driver: driver.Config{Size: driver.Size{NP: -1}}},
 			nil, []string{"driver: a job needs at least one worker"}},
 		{"the function's error", elastictest.Config{Hosts: two, Driver: driver.Config{Size: driver.Size{NP: 2}},

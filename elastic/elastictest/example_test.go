@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// train is what the main function of a training program does: it adds up what all ranks contribute
-// to 50 steps.
+// train is the work of a training program's main function: it sums the contributions of all ranks
+// in 50 steps.
 func train(ctx context.Context) (sum int64, err error) {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -30,7 +30,7 @@ func train(ctx context.Context) (sum int64, err error) {
 			}
 			sum, step = sum+share[0], step+1
 			if err := state.Commit(); err != nil {
-				return err // as it is: elastic.Run knows what to do
+				return err // unchanged: elastic.Run handles it
 			}
 		}
 		return nil
@@ -38,8 +38,8 @@ func train(ctx context.Context) (sum int64, err error) {
 	return sum, err
 }
 
-// A job of two workers loses one in the middle of its tenth commit, gets another host, and comes to
-// the end as if nothing had happened.
+// A job of two workers loses one in its tenth commit, gets another host, and ends with the correct
+// result.
 func Example() {
 	var mu sync.Mutex
 	sums := make(map[int64]int)

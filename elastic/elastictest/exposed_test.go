@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// scribbled is a part to which another rank writes after each first Restore.
+// scribbled is a part that another rank writes to after each first Restore.
 type scribbled struct {
 	live, saved int64
 	again       bool
@@ -43,7 +43,7 @@ func (p *scribbled) Sync(ctx context.Context, g *collective.Group, root int) err
 	return err
 }
 
-// What other ranks write to a part when it has been restored is gone before training goes on.
+// Writes of other ranks to a restored part are undone before training continues.
 func TestExposed(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	const steps = 20

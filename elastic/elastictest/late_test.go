@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. Half way
-// it waits for a world that is not of the first size.
+// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. At half
+// of the steps it waits until the world has another size than first.
 func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	w, err := elastic.Init(ctx, elastic.Late)
 	if err != nil {
@@ -57,13 +57,12 @@ func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	})
 }
 
-// Workers that come late have the state before they join, whoever dies meanwhile, and nothing is
-// lost.
+// Late workers have the state before they join, even if workers die meanwhile, and no step is lost.
 func TestLate(t *testing.T) {
 	const steps, first, newcomers = 30, 2, 2
 	for _, c := range []struct {
 		name  string
-		death elastictest.Moment // of the first world's ranks, or of a newcomer
+		death elastictest.Moment // of the first world's ranks, or of a new worker
 	}{
 		{name: "undisturbed"},
 		{"newcomer fetches", elastictest.Moment{Rank: -1, Phase: elastictest.Fetching}},
@@ -100,7 +99,7 @@ func TestLate(t *testing.T) {
 				At: func(m elastictest.Moment) bool {
 					if m.Rank == 0 && m.Phase == elastictest.Saving && m.Commit == 10 {
 						once.Do(func() { close(grown) })
-						<-waiting // until newcomers have what there is
+						<-waiting // until new workers have fetched the state
 					}
 					mu.Lock()
 					defer mu.Unlock()
@@ -129,7 +128,7 @@ func TestLate(t *testing.T) {
 			}
 			fetched := 0
 			for _, e := range lines.AllEntries() {
-				if strings.Contains(e.Message, " is here: ") {
+				if strings.Contains(e.Message, "fetched commit ") {
 					fetched++
 				}
 			}

@@ -13,14 +13,14 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/elastic/internal/life"
+	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
-// launcher starts workers that are goroutines.
+// launcher starts workers as goroutines.
 type launcher struct {
 	job *Job
 	log logrus.FieldLogger
@@ -28,14 +28,14 @@ type launcher struct {
 
 var _ launch.Router = launcher{}
 
-// ListenAddr, Listening and HostAddr make it a Router, whose workers need no guard against the
-// death of the driver.
+// ListenAddr, Listening and HostAddr implement launch.Router: goroutines do not need to be stopped
+// when the driver's process ends.
 func (launcher) ListenAddr() string                { return identity.ListenLoopback() }
 func (launcher) Listening(int)                     {}
 func (launcher) HostAddr(h string) (string, error) { return h, nil }
 
-// Run implements launch.Launcher. It returns when the worker is dead to others; its goroutine may
-// end later.
+// Run implements launch.Launcher. It returns when the worker has ended for the others; its
+// goroutine may still run.
 func (l launcher) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
 	if ctx.Err() != nil {
 		return &launch.StartError{Command: s.Command[0], Err: ctx.Err()}
@@ -50,7 +50,7 @@ func (l launcher) Run(ctx context.Context, s launch.Spec, started func(pid int))
 			return p.exit()
 		case <-asked:
 			asked = nil
-			if !p.life.Terminate() {
+			if !p.fake.Terminate() {
 				p.kill(syscall.SIGTERM)
 				continue
 			}
@@ -70,20 +70,19 @@ type process struct {
 	job    *Job
 	pid    int
 	slot   plan.SlotID
-	life   *life.Life
+	fake   *fakeproc.Process
 	cancel context.CancelFunc
-	dead   chan struct{} // closed when nothing more is seen of it
+	dead   chan struct{} // closed when other workers can no longer see it
 
-	before rendezvous.Phase // its goroutine's alone
-	at     Moment           // guarded by the job's mu, as the next
+	before rendezvous.Phase // used by its goroutine only
+	at     Moment           // at and over are guarded by the job's mu
 	over   bool
 
 	mu     sync.Mutex
 	signal syscall.Signal // that has ended it
-	err    error          // with which it has ended by itself
+	err    error          // result of its function
 }
 
-// spawn starts a worker.
 func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
 	env := make(map[string]string)
 	for _, pair := range s.Env {
@@ -91,18 +90,18 @@ func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
 		env[name] = value
 	}
 	p := &process{job: j, slot: s.Slot, dead: make(chan struct{})}
-	p.life = &life.Life{
+	p.fake = &fakeproc.Process{
 		Lookup:  func(name string) (string, bool) { value, ok := env[name]; return value, ok },
 		Log:     log.WithField("worker", s.Slot.String()),
 		Reached: p.reached,
 	}
-	ctx, cancel := context.WithCancel(life.With(context.Background(), p.life))
+	ctx, cancel := context.WithCancel(fakeproc.With(context.Background(), p.fake))
 	p.cancel = cancel
 	j.mu.Lock()
 	j.status.Started++
 	p.pid, p.at = j.status.Started, Moment{Rank: -1}
 	j.procs[p.pid] = p
-	j.tell()
+	j.notify()
 	j.mu.Unlock()
 	j.workers.Go(func() {
 		p.main(context.WithValue(ctx, processKey{}, p))
@@ -112,27 +111,27 @@ func (j *Job) spawn(s launch.Spec, log logrus.FieldLogger) *process {
 
 var errEnded = errors.New("elastictest: the function has ended its goroutine")
 
-// main is the worker's goroutine.
+// main runs the worker's function on its goroutine.
 func (p *process) main(ctx context.Context) {
 	err := errEnded
 	defer func() {
 		p.end(0, err)
-		p.life.Clean()
+		p.fake.Clean()
 		p.job.mu.Lock()
 		delete(p.job.procs, p.pid)
 		p.job.mu.Unlock()
 	}()
-	if err = p.job.cfg.Worker(ctx); err == nil && !p.life.Entered() {
+	if err = p.job.cfg.Worker(ctx); err == nil && !p.fake.Entered() {
 		err = errors.New("elastictest: the function has not called elastic.Init with its own context")
 	}
 }
 
 func (p *process) kill(how syscall.Signal) bool { return p.end(how, nil) }
 
-// end is the end of the process, of which there is one only.
+// end ends the process and reports true, or false if it has ended before.
 func (p *process) end(how syscall.Signal, err error) bool {
 	p.mu.Lock()
-	if !p.life.Kill() {
+	if !p.fake.Kill() {
 		p.mu.Unlock()
 		return false
 	}
@@ -141,7 +140,7 @@ func (p *process) end(how syscall.Signal, err error) bool {
 	}
 	p.signal, p.err = how, err
 	p.mu.Unlock()
-	p.cancel() // after the connections: they end without a word
+	p.cancel() // after the connections, so that they close without goodbye messages
 	j := p.job
 	j.mu.Lock()
 	if err != nil {
@@ -155,13 +154,13 @@ func (p *process) end(how syscall.Signal, err error) bool {
 	if how == syscall.SIGKILL {
 		j.status.Killed++
 	}
-	j.tell()
+	j.notify()
 	j.mu.Unlock()
 	close(p.dead)
 	return true
 }
 
-// exit is how it has ended, as launch.Launcher tells it.
+// exit returns the result of the process as launch.Launcher defines it.
 func (p *process) exit() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,8 +173,8 @@ func (p *process) exit() error {
 	return nil
 }
 
-// reached hears where the worker's goroutine has come to.
-func (p *process) reached(m life.Moment) {
+// reached handles a moment of the worker's goroutine.
+func (p *process) reached(m fakeproc.Moment) {
 	phase := phaseOf(p.before, m)
 	p.before = m.Phase
 	if phase == 0 {
@@ -202,12 +201,12 @@ func (p *process) reached(m life.Moment) {
 	}
 }
 
-// committed takes note of a commit. The caller holds mu.
+// committed records a commit. The caller holds mu.
 func (j *Job) committed(m Moment) {
 	j.status.LastCommit = max(j.status.LastCommit, m.Commit)
 	if m.Generation == j.status.World.Generation && (j.status.Commits == 0 || m.Commit > j.latest) {
 		j.latest = m.Commit
 		j.status.Commits++
 	}
-	j.tell()
+	j.notify()
 }

@@ -25,9 +25,9 @@ var (
 	firstSeed = flag.Uint64("first-seed", 1, "of the random jobs")
 )
 
-// Whatever happens when: the state of every rank is one that some rank has reached by taking steps,
-// never a mix of two, and the same on all ranks of a world; no step is lost whose commit has
-// returned anywhere; every index of every epoch is delivered once.
+// Under any schedule, the state of every rank is one that some rank has reached by its steps, never
+// a mix of two, and the same on all ranks of a world; no step is lost after its commit has returned
+// on any rank; every index of every epoch is delivered once.
 func TestAnySchedule(t *testing.T) {
 	total := make(map[string]int)
 	for i := range *schedules {
@@ -45,14 +45,14 @@ func TestAnySchedule(t *testing.T) {
 		}
 	}
 	t.Log(total)
-	// These come with commits, which each job makes. Whether a worker is removed before its job
-	// ends is a race: see TestHosts.
+	// Every job has these moments. Whether a worker is removed before its job ends is a race: see
+	// TestHosts.
 	if *schedules >= 12 && min(total["died"], total["add"], total["drain"]+total["remove"]) == 0 {
 		t.Errorf("%d schedules have no death, no newcomer or no departure: %v", *schedules, total)
 	}
 }
 
-// schedule is a random job, and what is known of it.
+// schedule is a random job and the test's record of it.
 type schedule struct {
 	plan struct {
 		epochs, n, batch, every int
@@ -64,29 +64,29 @@ type schedule struct {
 	job *elastictest.Job
 
 	mu        sync.Mutex
-	moments   map[string]int       // that there were of each kind
-	hosts     map[string]bool      // that are there and not drained
-	holders   map[plan.SlotID]bool // workers that have the state, on such hosts
-	ledger    map[uint64]int       // steps that led to a state
-	entered   map[uint64]entry     // what a world began with
+	moments   map[string]int       // number of moments of each kind
+	hosts     map[string]bool      // present and not drained
+	holders   map[plan.SlotID]bool // workers on such hosts that have the state
+	ledger    map[uint64]int       // number of steps that lead to a state
+	entered   map[uint64]entry     // the state at the beginning of a world
 	committed map[uint64]uint64    // by generation: the last commit that has returned
 	wrong     []string
 	happened  map[string]int
 }
 
-// death comes at the so-many-th moment of a kind, or at the next of that kind where there is
-// somebody to spare.
+// death occurs at the moment of a kind with the given number, or at the next of that kind at which
+// another worker has the state.
 type death struct {
 	where string
 	after int
 }
 
-// places are where workers die, and among how many such moments one is drawn, in fours: those of
-// steps are many.
+// places are the kinds of moments at which workers die, with a limit for the number of the moment,
+// in multiples of four, because those of steps are frequent.
 var places = map[string]int{"joining": 1, "connecting": 1, "connected": 1, "resetting": 1, "mid-reset": 1, "syncing": 1, "mid-sync": 1, "synced": 1,
 	"mid-restore": 1, "training": 1, "between": 30, "saving": 30, "mid-save": 30, "saved": 30, "committed": 30, "leaving": 1, "fetching": 1}
 
-// act happens to the hosts at the first commit from that number on.
+// act changes the hosts at the first commit with at least that number.
 type act struct {
 	at   uint64
 	what string
@@ -142,7 +142,7 @@ func (s *schedule) run() {
 	}
 }
 
-// at sees every moment of the job, and tells whether the worker dies there.
+// at is called at every moment of the job and reports whether the worker dies there.
 func (s *schedule) at(m elastictest.Moment) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +163,8 @@ func (s *schedule) at(m elastictest.Moment) bool {
 	return s.dies(m.Slot, m.Phase.String())
 }
 
-// dies tells whether the worker of a slot dies here: where it is time, and the state lives on in
-// another. The caller holds mu.
+// dies reports whether the worker of a slot dies here: if a death is due, and another worker has
+// the state. The caller holds mu.
 func (s *schedule) dies(slot plan.SlotID, where string) bool {
 	s.moments[where]++
 	at := slices.IndexFunc(s.plan.deaths, func(d death) bool { return d.where == where && s.moments[where] > d.after })
@@ -178,7 +178,7 @@ func (s *schedule) dies(slot plan.SlotID, where string) bool {
 	return true
 }
 
-// spare tells whether there is a holder that is none of these.
+// spare reports whether a worker that these does not select has the state.
 func (s *schedule) spare(these func(plan.SlotID) bool) bool {
 	for o := range s.holders {
 		if !these(o) {
@@ -194,9 +194,9 @@ func (s *schedule) act(a act) {
 	if a.what == "add" {
 		s.hosts[name] = true
 		s.happened["add"]++
-		s.job.RemoveHost(name) // it may be draining
+		s.job.RemoveHost(name) // it can be draining
 		s.job.AddHost(name, 1+int(a.at)%2)
-		for o := range s.holders { // those of the host that was may be sent away
+		for o := range s.holders { // those of the previous host of that name can be dismissed
 			if o.Host == name && len(s.holders) > 1 {
 				delete(s.holders, o)
 			}
@@ -220,7 +220,7 @@ func (s *schedule) act(a act) {
 	}
 }
 
-// rank is a worker's part in it.
+// rank is one worker of the job.
 type rank struct {
 	*schedule
 	ctx     context.Context
@@ -228,18 +228,18 @@ type rank struct {
 	state   *elastic.State
 	sampler *elastic.Sampler
 	counts  []int32   // how often each index was delivered in this epoch
-	weights []float64 // derived from the record, which shows a mix of two states
+	weights []float64 // computed from the record, to detect a mix of two states
 	record  record
 }
 
 type record struct {
-	H     uint64 // digest of all steps that led here
+	H     uint64 // digest of all previous steps
 	Epoch int
 	Steps int
-	Last  int // size of the world that took the last step
+	Last  int // size of the world of the last step
 }
 
-// fuse is a part that holds nothing, and in whose midst a worker can die.
+// fuse is a part without a value during whose methods a worker can die.
 type fuse struct{ *rank }
 
 func (f fuse) Save() error                                        { f.mayDie("mid-save"); return nil }
@@ -303,7 +303,7 @@ func (r *rank) derive() {
 	}
 }
 
-// check looks at the state with which training begins in a world.
+// check verifies the state at the beginning of training in a world.
 func (r *rank) check() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -382,7 +382,7 @@ func (r *rank) step(ctx context.Context, batch []int) error {
 	return r.state.Commit()
 }
 
-// endEpoch checks that every index has been delivered once, but for those that fill the last round.
+// endEpoch checks that every index has been delivered once, except those that fill the last round.
 func (r *rank) endEpoch() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

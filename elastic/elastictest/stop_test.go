@@ -21,15 +21,15 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// endless counts steps, with a checkpoint every half a minute at most, so that only the first and
-// the last are written.
+// endless counts steps, with at most one checkpoint per half minute, so that only the first and the
+// last are written.
 type endless struct {
 	dir    string
-	local  bool // each rank has a piece of its own
+	local  bool // each rank has a Local piece
 	async  bool
-	steps  uint64        // 0: for ever
-	newest atomic.Uint64 // commit that has returned on any rank
-	fails  atomic.Uint64 // commit after which rank 0 ends by itself
+	steps  uint64        // 0: no limit
+	newest atomic.Uint64 // last commit that has returned on any rank
+	fails  atomic.Uint64 // commit after which rank 0 returns an error
 }
 
 var errOwn = errors.New("the program's own")
@@ -76,7 +76,7 @@ func (e *endless) train(ctx context.Context) error {
 	})
 }
 
-// kept checks that the newest checkpoint is of the newest commit, and whole.
+// kept checks that the newest checkpoint is intact and of the newest commit.
 func (e *endless) kept(t *testing.T) {
 	t.Helper()
 	all, err := checkpoint.List(e.dir)
@@ -108,12 +108,12 @@ func hosts(names string) (all []plan.Host) {
 	return all
 }
 
-// However a job is ended, its newest commit is on the disk.
+// However a job ends, its newest commit is on disk.
 func TestStopKeepsTheNewestCommit(t *testing.T) {
 	for name, c := range map[string]struct {
 		job  func(*endless, *elastictest.Config)
 		then func(*endless, *elastictest.Job)
-		want error // of the job's end; nil: it was stopped, and well
+		want error // of the job; nil: stopped without a failure
 	}{
 		"stop": {job: func(e *endless, _ *elastictest.Config) { e.local, e.async = true, true }},
 		"rank 0 has left": {then: func(_ *endless, job *elastictest.Job) {
@@ -169,7 +169,7 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 	}
 }
 
-// A job whose last checkpoint cannot be written has not ended well.
+// A job whose last checkpoint cannot be written has failed.
 func TestLastCheckpointCannotBeWritten(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t) })
 	for name, steps := range map[string]uint64{"stopped": 0, "done": 5} {
@@ -183,7 +183,7 @@ func TestLastCheckpointCannotBeWritten(t *testing.T) {
 			Hosts: hosts("abc"), Worker: e.train,
 			At: func(m elastictest.Moment) bool {
 				if m.Phase == elastictest.Committed && m.Commit == 4 && cut.CompareAndSwap(false, true) {
-					// The folder goes, and a file comes in its place.
+					// A file replaces the folder.
 					if err := errors.Join(os.Rename(e.dir, e.dir+".gone"), os.Rename(file, e.dir)); err != nil {
 						t.Error(err)
 					}

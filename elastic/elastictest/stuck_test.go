@@ -16,9 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestAllWaitForEachOther: two ranks take two groups in different orders, so each waits in one for
-// the other. The driver says who is where, and sends them back to their last commit; the second
-// time they do it right, and no worker is lost.
+// TestAllWaitForEachOther: two ranks use two groups in different orders, so each waits in one for
+// the other. The driver reports the deadlock and makes them restore their last commit. The second
+// time they use the same order, and no worker is lost.
 func TestAllWaitForEachOther(t *testing.T) {
 	const steps, wrong = 6, 3
 	log, lines := logtest.NewNullLogger()
@@ -60,7 +60,7 @@ func TestAllWaitForEachOther(t *testing.T) {
 		Worker: train, Hosts: []plan.Host{{Name: "a", Slots: 2}},
 		Driver: driver.Config{
 			Log: log, Size: driver.Size{Min: 2, Elastic: true},
-			Timeouts: driver.Timeouts{StallWarning: 500 * time.Millisecond, Stall: 2 * time.Second},
+			Timeouts: driver.Timeouts{StallWarning: time.Second, Stall: 6 * time.Second},
 			Events: func(e driver.Event) {
 				switch e.Name {
 				case driver.Reset:

@@ -14,11 +14,11 @@ import (
 
 const (
 	benchLayers = 32
-	benchLayer  = 256 << 10 // float32s of one
+	benchLayer  = 256 << 10 // float32s of a layer
 )
 
-// pace computes layers one after the other, each of which takes its time: on the processor, or
-// where a device does it and the processor waits.
+// pace simulates computing layers one after the other, each of the same duration: on the processor,
+// or on a device for which the processor waits.
 type pace struct {
 	device bool
 	layer  time.Duration
@@ -39,10 +39,10 @@ func (p *pace) compute(layer []float32) {
 	}
 }
 
-// A step whose backward pass takes as long on its own as the reduction of its gradients does: 32
-// layers of 1 MiB, and so many ranks. The three ways alternate: one AllReduce after the pass, an
-// averager that is told nothing before its end, and one that is told of each layer. The last's gain
-// over the first is at most one half.
+// A step whose backward pass takes as long as the reduction of its gradients: 32 layers of 1 MiB,
+// by the number of ranks. It alternates between one AllReduce after the pass, an averager without
+// calls of Ready, and one with a call per layer. The last can save at most half of the first's
+// time.
 func BenchmarkOverlap(b *testing.B) {
 	for _, hosts := range []string{"aa", "ab", "abcd"} {
 		for i, where := range []string{"device", "processor"} {

@@ -1,8 +1,8 @@
-// Package gradient averages the gradients of data-parallel training while they are computed.
+// Package gradient averages gradients across ranks while a backward pass computes them.
 //
-// An [Averager] has the memory of a model's gradients. A backward pass adds to it, from the last
-// layer to the first, and says which tensors are ready; what is ready goes to the other ranks, in
-// buckets, while the pass works on the layers before:
+// An [Averager] owns the memory of a model's gradients. A backward pass adds to it, from the last
+// layer to the first, and reports which tensors are ready. Ready tensors are averaged across the
+// ranks, in buckets, while the pass computes the previous layers:
 //
 //	grads := gradient.NewAverager[float32](w, gradient.Options{}, len(w1), len(b1), len(w2), len(b2))
 //	defer grads.Close()
@@ -11,7 +11,7 @@
 //		backwardOfLayer2(grads.Tensor(2), grads.Tensor(3))
 //		grads.Ready(2, 3)
 //		backwardOfLayer1(grads.Tensor(0), grads.Tensor(1))
-//		return nil // what has not been said to be ready is ready now
+//		return nil // all other tensors are ready now
 //	})
 //	if err != nil {
 //		return err // as it is: elastic.Run knows what to do
@@ -19,21 +19,21 @@
 //
 // # Several passes
 //
-// With [Options].Passes the gradients of so many passes are added up before they are averaged, for
-// batches that do not fit into memory at once; only then Pass returns true, and the optimizer makes
-// its step. What passes have added up is in no state: commit where Pass has returned true.
+// With [Options].Passes the gradients of several passes are accumulated before they are averaged,
+// for batches that do not fit into memory at once. Only the last of these calls of Pass returns
+// true, and the optimizer makes its step then. Accumulated gradients are not part of a State, so
+// commit only after Pass has returned true.
 //
 // # Uneven data
 //
-// A rank that has no more data calls [Averager.Join] in each step instead. It contributes nothing
-// and gets what the others average, so its weights go on with theirs, and commits stay collective.
-// Join returns false when no rank has any data left, in the same step on all.
+// A rank without further data calls [Averager.Join] in each step instead. It contributes nothing
+// and receives the average of the others, so its weights stay equal to theirs and commits remain
+// collective. Join returns false, in the same step on all ranks, when no rank has data left.
 //
 // # Other worlds
 //
-// An averager lives as long as the program. In another world than that of its last call it begins
-// anew: what was under way in the old one is thrown away, as the steps are that [elastic.Run] takes
-// back.
+// An averager is used for the whole run of the program. In a new world it starts again: it discards
+// the unfinished step of the previous world, as [elastic.Run] does.
 //
 // [elastic.Run]: https://pkg.go.dev/github.com/hvdrun/hvdrun/elastic#Run
 package gradient
@@ -46,72 +46,71 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/collective/kernel"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Float is what gradients are made of.
+// Float is the element type of gradients.
 type Float interface {
 	~float32 | ~float64 | collective.Float16 | collective.BFloat16
 }
 
-// Worker says with whom to average; an *elastic.Worker does. Its group may be another in each call.
+// Worker provides the group to average with, as *elastic.Worker does. Each call may return another.
 type Worker interface{ Group() *collective.Group }
 
-// Options say how gradients are averaged. The zero value averages after each pass. All ranks must
-// give the same.
+// Options configure an Averager. The zero value averages after each pass. All ranks must use the
+// same.
 type Options struct {
-	// Name tells the averagers of a program apart. Empty: "gradient".
+	// Name distinguishes the averagers of a program. Empty: "gradient".
 	Name string
-	// Passes are the backward passes of a step. 0: 1.
+	// Passes is the number of backward passes per step. 0 or less: 1.
 	Passes int
-	// Bucket is how many bytes are collected before they are sent: smaller ones begin earlier,
-	// larger ones cost less. 0: 4 MiB; negative: everything is sent as one.
+	// Bucket is the number of bytes that are sent at once: smaller buckets start earlier, larger
+	// ones are more efficient. 0: 4 MiB; negative: one bucket for all tensors.
 	Bucket int
-	// Compression is the form in which float32s go from rank to rank.
+	// Compression is the encoding of float32 values on the wire.
 	Compression collective.Compression
 }
 
-// defaultBucket takes a few milliseconds on a network of 10 Gbit/s, which is what stays to be done
-// after the backward pass.
+// defaultBucket takes a few milliseconds on a network of 10 Gbit/s, the time that the last bucket
+// adds to the backward pass.
 const defaultBucket = 4 << 20
 
-// Averager averages the gradients of one model. One goroutine at a time uses it, except that the
-// parts of a backward pass may call Ready from several.
+// Averager averages the gradients of one model. It must be used by one goroutine at a time, except
+// Ready, which backward passes may call concurrently.
 type Averager[T Float] struct {
 	worker  Worker
 	options Options
 	flat    []T
 	tensors [][]T
 	place   []int       // the bucket of each tensor
-	buckets []bucket[T] // in the order in which a backward pass comes to their ends
+	buckets []bucket[T] // in the order in which a backward pass completes them
 
-	invalid error // why nothing can be averaged at all
+	invalid error // why no group can be used
 
-	group  *collective.Group // of the step under way, or the last
-	err    error             // why nothing can be averaged in that group any more
-	passes [1]uint32         // of this step, made by this rank; after the reduction by all
+	group  *collective.Group // of the current or last step
+	err    error             // why this group can no longer be used
+	passes [1]uint32         // passes of this step on this rank; after the reduction, on all ranks
 	handle *collective.Handle
 
-	mu    sync.Mutex // guards what Ready uses
+	mu    sync.Mutex // guards the fields that Ready uses
 	ctx   context.Context
 	open  bool   // reductions may begin
-	ready []bool // tensors, in the pass under way
+	ready []bool // by tensor, in the current pass
 }
 
-// bucket is tensors that lie one after the other and are reduced as one.
+// bucket is a range of adjacent tensors that are reduced together.
 type bucket[T Float] struct {
 	name    string
 	data    []T
 	tensors int
-	missing int // tensors that are not ready
+	missing int // number of tensors that are not ready
 	handle  *collective.Handle
 }
 
-// NewAverager returns an averager of tensors of these lengths, in elements and in the order in
-// which forward passes use them, and starts nothing. The memory is taken at once. Ranks that share
-// a host average it without copies; that memory is not garbage-collected, so who drops an averager
-// long before the program ends calls Close. What is wrong with the arguments is an error of the
-// first Pass.
+// NewAverager returns an averager of tensors with the given lengths, in elements and in the order
+// of their use in forward passes. It allocates the memory and starts nothing. Ranks on the same
+// host average without copies in shared memory, which is not garbage collected: call Close if the
+// program drops the averager before it ends. Invalid arguments are an error of the first Pass.
 func NewAverager[T Float](w Worker, o Options, lengths ...int) *Averager[T] {
 	if o.Name == "" {
 		o.Name = "gradient"
@@ -133,7 +132,7 @@ func NewAverager[T Float](w Worker, o Options, lengths ...int) *Averager[T] {
 		total += n
 	}
 	var err error
-	if a.flat, err = collective.Alloc[T](total); err != nil { // there is no room in what is shared
+	if a.flat, err = collective.Alloc[T](total); err != nil { // no shared memory left
 		a.flat = make([]T, total)
 	}
 	rest := a.flat
@@ -145,7 +144,7 @@ func NewAverager[T Float](w Worker, o Options, lengths ...int) *Averager[T] {
 	return a
 }
 
-// cut puts the tensors into buckets, the last ones first.
+// cut divides the tensors into buckets, beginning with the last ones.
 func (a *Averager[T]) cut() {
 	size := int(unsafe.Sizeof(*new(T)))
 	end := len(a.flat)
@@ -163,16 +162,16 @@ func (a *Averager[T]) cut() {
 	}
 }
 
-// Tensor returns the gradient of tensor i, always the same slice. It is zero when a step begins;
-// backward passes add to it, and must not once they have said that it is ready. After a Pass or
-// Join that has returned true it is the average, until the next Pass.
+// Tensor returns the gradient of tensor i, always the same slice. It is zero when a step begins.
+// Backward passes add to it until they call Ready for it, and must not write to it afterwards.
+// After a Pass or Join that returned true it is the average, until the next call.
 func (a *Averager[T]) Tensor(i int) []T { return a.tensors[i] }
 
-// Len is the number of tensors.
+// Len returns the number of tensors.
 func (a *Averager[T]) Len() int { return len(a.tensors) }
 
-// Ready says that the backward pass under way adds nothing more to these tensors. It does not
-// block. All ranks may say so in orders of their own, or not at all.
+// Ready reports that the current backward pass adds nothing more to these tensors. It does not
+// block. Ranks may call it in different orders, or not at all.
 func (a *Averager[T]) Ready(tensors ...int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -192,13 +191,13 @@ func (a *Averager[T]) Ready(tensors ...int) {
 }
 
 // Pass makes one backward pass of a step: it calls backward, which adds to the tensors. In the last
-// pass of the step it then waits for the averages and returns true: each tensor is now the mean
-// over all passes of all ranks. Before that it returns false and has not talked to anybody. It is
-// collective: all ranks make equally many steps, each of either as many passes as the options say,
-// or a Join.
+// pass of the step it waits for the averages and returns true: each tensor is then the mean over
+// all passes of all ranks. In earlier passes it returns false without communication. Steps are
+// collective: all ranks must make the same number, each with as many passes as Options says or with
+// Join.
 //
-// After an error, of backward or of the collective, the tensors may hold anything, and every later
-// call returns one as well until the worker is in another world.
+// After an error of backward or of the collective the contents of the tensors are undefined, and
+// every later call returns an error until the worker enters another world.
 func (a *Averager[T]) Pass(ctx context.Context, backward func() error) (averaged bool, err error) {
 	if err := a.enter(ctx); err != nil {
 		return false, err
@@ -219,10 +218,10 @@ func (a *Averager[T]) Pass(ctx context.Context, backward func() error) (averaged
 	return a.finish()
 }
 
-// Join is a step without data: the rank contributes nothing but what earlier passes of the step
-// have added up, and gets the averages of the others, as Pass does. It returns false when no rank
-// had any data, which all ranks see in the same step: then all are through and the tensors are
-// zero. It blocks until every rank has come to the end of its step.
+// Join makes a step without data: the rank contributes only what earlier passes of the step have
+// accumulated, and receives the averages as from Pass. It returns false if no rank had data, in the
+// same step on all ranks; the tensors are then zero. It blocks until every rank has finished its
+// step.
 func (a *Averager[T]) Join(ctx context.Context) (averaged bool, err error) {
 	if err := a.enter(ctx); err != nil {
 		return false, err
@@ -231,8 +230,8 @@ func (a *Averager[T]) Join(ctx context.Context) (averaged bool, err error) {
 	return a.finish()
 }
 
-// Close waits for what is under way, which must not be in a world that goes on, and gives the
-// memory back.
+// Close waits for pending reductions and frees the memory. It must not be called in the middle of a
+// step in a world that continues.
 func (a *Averager[T]) Close() {
 	a.shut()
 	a.settle()
@@ -242,13 +241,13 @@ func (a *Averager[T]) Close() {
 	a.flat = nil
 }
 
-// enter sees to it that there is a step under way in the world that the worker is in.
+// enter prepares a step in the worker's current world.
 func (a *Averager[T]) enter(ctx context.Context) error {
 	if a.invalid != nil {
 		return a.invalid
 	}
 	if g := a.worker.Group(); g != a.group {
-		// Operations of a world that has been left end by themselves; their memory is needed again.
+		// Operations of the previous world end by themselves. Their memory is about to be reused.
 		a.settle()
 		a.group, a.err, a.passes[0] = g, nil, 0
 	}
@@ -261,7 +260,7 @@ func (a *Averager[T]) enter(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// begin lets the reductions of this step begin.
+// begin allows reductions for this step.
 func (a *Averager[T]) begin(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -276,7 +275,7 @@ func (a *Averager[T]) begin(ctx context.Context) {
 	}
 }
 
-// reduce begins the reduction of a bucket. The caller holds mu.
+// reduce starts the reduction of a bucket. The caller holds mu.
 func (a *Averager[T]) reduce(b *bucket[T]) {
 	if a.group.Size() == 1 {
 		return
@@ -285,14 +284,14 @@ func (a *Averager[T]) reduce(b *bucket[T]) {
 		collective.AsyncOptions{Compression: a.options.Compression, Prescale: 1 / float64(a.options.Passes)})
 }
 
-// shut ends the time in which reductions may begin.
+// shut prevents further reductions.
 func (a *Averager[T]) shut() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.open, a.ctx = false, nil
 }
 
-// settle waits for the reductions that have begun, and returns the first error.
+// settle waits for the started reductions and returns the first error.
 func (a *Averager[T]) settle() (err error) {
 	for i := range a.buckets {
 		b := &a.buckets[i]
@@ -313,7 +312,7 @@ func (a *Averager[T]) settle() (err error) {
 	return err
 }
 
-// finish ends the step.
+// finish reduces the remaining buckets and waits for the averages.
 func (a *Averager[T]) finish() (averaged bool, err error) {
 	a.mu.Lock()
 	for i := range a.buckets {
@@ -333,7 +332,7 @@ func (a *Averager[T]) finish() (averaged bool, err error) {
 	if made == 0 {
 		return false, nil
 	}
-	// Where all ranks have made all their passes the reduction has divided by as many.
+	// The reduction has divided by the number of passes that all ranks can make.
 	divided := 1.
 	if n := a.group.Size(); n > 1 {
 		divided = float64(n * a.options.Passes)

@@ -18,13 +18,13 @@ import (
 
 var _ gradient.Worker = (*elastic.Worker)(nil)
 
-// seat is a worker whose group is set.
+// seat is a worker with a given group.
 type seat struct{ group *collective.Group }
 
 func (s *seat) Group() *collective.Group { return s.group }
 
-// connected makes groups of n ranks over TCP, or in shared memory where hosts says that some are on
-// the same one.
+// connected returns groups of ranks connected by TCP, or by shared memory between ranks on the same
+// host.
 func connected(tb testing.TB, hosts string) []*collective.Group {
 	tb.Helper()
 	a, err := identity.NewAuthority("test")
@@ -53,7 +53,7 @@ func connected(tb testing.TB, hosts string) []*collective.Group {
 	return groups
 }
 
-// each runs f for all ranks and fails where one does.
+// each runs f for all ranks and fails if one does.
 func each(tb testing.TB, n int, f func(rank int) error) {
 	tb.Helper()
 	errs := errorsOf(n, f)
@@ -76,11 +76,11 @@ func closeAll(groups []*collective.Group) {
 	_ = errorsOf(len(groups), func(rank int) error { return groups[rank].Close() })
 }
 
-// kind converts numbers of one type.
+// kind converts between float64 and one type.
 type kind[T gradient.Float] struct {
 	to   func(float64) T
 	from func(T) float64
-	near float64 // relative
+	near float64 // relative tolerance
 }
 
 var (
@@ -93,17 +93,17 @@ var (
 // add adds x to element i.
 func (k kind[T]) add(data []T, i int, x float64) { data[i] = k.to(k.from(data[i]) + x) }
 
-// element is what a pass adds to an element.
+// element returns what a pass adds to an element.
 func element(rank, step, pass, tensor, i int) float64 {
 	return float64((rank*31+step*17+pass*13+tensor*7+i)%64) + 1
 }
 
-// lengths of the tensors in tests: empty ones, some that share a bucket of 64 bytes, and some that
-// do not fit into one.
+// lengths of the tensors in tests: empty ones, some that share a bucket of 64 bytes, and some
+// larger than one.
 var lengths = []int{3, 0, 17, 1, 1, 40, 0, 5}
 
-// backward adds the gradients of one pass, from last to first, and says in some order and at some
-// time that they are ready, or not at all.
+// backward adds the gradients of one pass, from last to first, and calls Ready for some, in various
+// orders and at various times.
 func backward[T gradient.Float](k kind[T], a *gradient.Averager[T], rank, step, pass int, r *rand.Rand) func() error {
 	return func() error {
 		quiet := r.IntN(4) == 0
@@ -126,7 +126,7 @@ func backward[T gradient.Float](k kind[T], a *gradient.Averager[T], rank, step, 
 	}
 }
 
-// check compares the averages of a step with those of the passes that ranks have made.
+// check compares the averages of a step with those of all ranks' passes.
 func check[T gradient.Float](k kind[T], a *gradient.Averager[T], step int, passes []int) error {
 	for t := range a.Len() {
 		for i, got := range a.Tensor(t) {
@@ -192,8 +192,8 @@ func TestAverages(t *testing.T) {
 	}
 }
 
-// Ranks have differently many batches, some end in the middle of a step, and all are through in the
-// same step.
+// Ranks have different numbers of batches, some end in the middle of a step, and all get false in
+// the same step.
 func TestJoin(t *testing.T) {
 	for _, c := range []struct {
 		passes  int
@@ -250,8 +250,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A peer dies in a step, anywhere; in the next world everything begins anew, and nothing of the old
-// one is in it.
+// A peer dies anywhere in a step; the next world starts with zero gradients.
 func TestOtherWorld(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -309,7 +308,7 @@ func TestOtherWorld(t *testing.T) {
 	}
 }
 
-// A world that ends between the passes of a step takes what they have added up with it.
+// A world that ends between the passes of a step discards what they have accumulated.
 func TestOtherWorldBetweenPasses(t *testing.T) {
 	s := &seat{collective.Local(1)[0]}
 	a := gradient.NewAverager[float32](s, gradient.Options{Passes: 2}, 1)
@@ -348,7 +347,7 @@ func TestErrors(t *testing.T) {
 	if averaged, err := a.Join(t.Context()); averaged || err != nil {
 		t.Error(averaged, err)
 	}
-	a.Ready(0) // outside of a pass it means nothing
+	a.Ready(0) // ignored outside of a pass
 	a.Close()
 	for want, a := range map[string]*gradient.Averager[float32]{
 		"is closed":     a,
@@ -359,7 +358,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	// Ranks that do not average the same are told so.
+	// Ranks with different options get an error.
 	groups := collective.Local(2)
 	defer closeAll(groups)
 	for rank, err := range errorsOf(2, func(rank int) error {

@@ -15,20 +15,20 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// job trains with an averager while workers die in their backward passes. The gradients of a step
-// are the same on all ranks, and their averages are exact, so that the weights at the end do not
-// depend on who was there.
+// job trains with an averager while workers die in their backward passes. All ranks compute the
+// same gradients in a step and their averages are exact, so the final weights do not depend on the
+// ranks.
 type job struct {
 	steps  int
-	deaths []int // calls of a pass, of all workers together, from which on one dies
+	deaths []int // numbers of passes, counted over all workers, from which on one dies
 
 	mu    sync.Mutex
 	calls int
-	lost  uint64 // the last generation that has lost somebody: another must survive
+	lost  uint64 // the last generation that has lost a worker, in which the others must survive
 	sums  [][]float64
 }
 
-// dies tells whether w dies in its backward pass that begins now.
+// dies reports whether w dies in the backward pass that begins.
 func (j *job) dies(w *elastic.Worker) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()

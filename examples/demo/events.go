@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// event is an object of the events file, with those fields that the demo looks at.
+// event is an object of the events file, with the fields that the demo uses.
 type event struct {
 	Time       time.Time `json:"time"`
 	Name       string    `json:"event"`
@@ -21,7 +21,7 @@ type event struct {
 	PID        int       `json:"pid"`
 	Rank       int       `json:"rank"`
 	Code       int       `json:"code"`
-	Signal     int       `json:"signal"` // 0 for none
+	Signal     int       `json:"signal"` // 0: none
 	Cause      string    `json:"cause"`
 	Change     string    `json:"change"`
 	Generation uint64    `json:"generation"`
@@ -46,7 +46,7 @@ type placed struct {
 	PID  int    `json:"pid"`
 }
 
-// who names the slot or host that the event is about.
+// who returns the slot or host of the event.
 func (e event) who() string {
 	if e.Slot == nil {
 		return "host " + e.Host
@@ -54,7 +54,7 @@ func (e event) who() string {
 	return fmt.Sprintf("%s slot %d", e.Host, *e.Slot)
 }
 
-// String tells the event in a few words.
+// String describes the event briefly.
 func (e event) String() string {
 	switch e.Name {
 	case "hosts_found":
@@ -99,7 +99,7 @@ func (e event) String() string {
 	return e.Name
 }
 
-// parseEvents returns the events of the whole lines in text, and what is left over after them.
+// parseEvents returns the events of the complete lines in text, and the rest of text.
 func parseEvents(text []byte) (events []event, rest []byte, err error) {
 	for {
 		line, after, whole := bytes.Cut(text, []byte("\n"))
@@ -114,14 +114,14 @@ func parseEvents(text []byte) (events []event, rest []byte, err error) {
 	}
 }
 
-// tail reads an events file that is still being written.
+// tail reads an events file that is being written.
 type tail struct {
 	path string
 	file *os.File // nil until the file exists
-	rest []byte   // the beginning of a line whose end is yet to be written
+	rest []byte   // an incomplete line
 }
 
-// read returns the events that have been written since the last call; none if there is no file yet.
+// read returns the events written since the last call; none if the file does not exist yet.
 func (t *tail) read() ([]event, error) {
 	if t.file == nil {
 		f, err := os.Open(t.path)
@@ -144,6 +144,6 @@ func (t *tail) read() ([]event, error) {
 
 func (t *tail) close() {
 	if t.file != nil {
-		t.file.Close() // was only read
+		t.file.Close() // errors of a file that was only read do not matter
 	}
 }

@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// observation is one thing seen of a running job: a line of its output, an event, or that it cannot
-// be watched.
+// observation is a line of a job's output, an event, or an error of observing it.
 type observation struct {
 	line  string
 	event *event
@@ -21,21 +20,21 @@ type observation struct {
 // job is a running hvdrun.
 type job struct {
 	seen <-chan observation
-	stop context.CancelFunc // asks it to end
-	done <-chan struct{}    // closed when it has ended and all has been received from seen
-	err  error              // how it ended, once done is closed
+	stop context.CancelFunc // asks the job to end
+	done <-chan struct{}    // closed when the job has ended and everything was received from seen
+	err  error              // result of the job, valid when done is closed
 }
 
-// startJob starts hvdrun and watches its output and, unless the path is "", its events file. Its
-// caller receives from seen and, at last, calls end.
+// startJob starts hvdrun and observes its output and, if eventsPath is not empty, its events file.
+// The caller must receive from seen and call end.
 func startJob(ctx context.Context, eventsPath, hvdrun string, args ...string) (*job, error) {
 	ctx, stop := context.WithCancel(ctx)
 	seen, done := make(chan observation), make(chan struct{})
 	lines := &lineWriter{seen: seen, done: done}
 	cmd := exec.CommandContext(ctx, hvdrun, args...)
 	cmd.Stdout, cmd.Stderr = lines, lines
-	// A group of its own: Ctrl-C reaches the demo alone, which ends hvdrun in an orderly way, which
-	// ends its workers.
+	// A process group of its own makes Ctrl-C reach only the demo, which then ends hvdrun
+	// gracefully, and hvdrun its workers.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
@@ -61,19 +60,19 @@ func startJob(ctx context.Context, eventsPath, hvdrun string, args ...string) (*
 	return j, nil
 }
 
-// end stops the job, if it runs still, and waits for it.
+// end stops the job if it is running and waits for it.
 func (j *job) end() {
 	j.stop()
 	for {
 		select {
-		case <-j.seen: // what it says while it goes is of no interest
+		case <-j.seen: // discards what is observed meanwhile
 		case <-j.done:
 			return
 		}
 	}
 }
 
-// follow sends the events of a growing file until ended is closed, and then those that are left.
+// follow sends the events of a growing file until ended is closed, and then the remaining ones.
 func follow(path string, ended <-chan struct{}, seen chan<- observation) {
 	t := &tail{path: path}
 	defer t.close()
@@ -85,7 +84,7 @@ func follow(path string, ended <-chan struct{}, seen chan<- observation) {
 			seen <- observation{event: &events[i]}
 		}
 		if err == nil && last && len(t.rest) > 0 {
-			err = fmt.Errorf("demo: events file: %q: the line has no end", t.rest)
+			err = fmt.Errorf("demo: events file: %q: incomplete line", t.rest)
 		}
 		if err != nil {
 			seen <- observation{err: err}
@@ -102,10 +101,10 @@ func follow(path string, ended <-chan struct{}, seen chan<- observation) {
 	}
 }
 
-// lineWriter sends whole lines. It is written to by one goroutine.
+// lineWriter sends complete lines. It must be used by one goroutine.
 type lineWriter struct {
 	seen chan<- observation
-	done <-chan struct{} // nobody receives any more: a worker that outlived hvdrun may still hold the pipe
+	done <-chan struct{} // closed: there is no receiver any more, but an orphaned worker can still write to the pipe
 	rest []byte
 }
 
@@ -124,5 +123,5 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// gone tells whether no process has that id any more.
+// gone reports whether no process has that ID.
 func gone(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }

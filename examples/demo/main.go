@@ -1,11 +1,10 @@
-// Demo shows on one machine, in less than a minute, what hvdrun does. It trains the digits example
-// once undisturbed, and once while a host is added, a worker is killed and comes back, and the
-// first host is removed; then it prints, from the events file, how long each change took, and
-// compares the results.
+// Demo demonstrates hvdrun on one machine in less than a minute. It trains the digits example once
+// undisturbed, and once while a host is added, a worker is killed and replaced, and the first host
+// is removed. Then it prints, from the events file, how long each change took, and compares the
+// results.
 //
-// It is run by make demo, which builds the two programs that it starts. Each change is made when
-// training has come far enough, not when some time has passed. The exit status is 1 if anything is
-// not as it should be.
+// make demo builds the two programs that it starts, and runs it. Each change is made when training
+// has reached a certain point, not after a certain time. The exit status is 1 if a check fails.
 package main
 
 import (
@@ -26,12 +25,12 @@ import (
 )
 
 const (
-	stepTime  = 10 * time.Millisecond // of the disturbed run, so that it can be watched
-	tolerance = 0.02                  // between the two accuracies
+	stepTime  = 10 * time.Millisecond // of the disturbed run, so that a viewer can follow it
+	tolerance = 0.02                  // maximum difference of the two accuracies
 )
 
 func main() {
-	// hvdrun ends with the thread that started it, see startJob: this one, which lives as long as
+	// startJob ties hvdrun's life to the thread that starts it. The main thread lives as long as
 	// the demo.
 	runtime.LockOSThread()
 	hvdrun := flag.String("hvdrun", "bin/hvdrun", "the launcher")
@@ -82,10 +81,10 @@ func run(ctx context.Context, hvdrun, digits string, epochs int) (err error) {
 	return nil
 }
 
-// discoveryInterval is short, as the demo is.
+// discoveryInterval is short because the demo is.
 const discoveryInterval = 200 * time.Millisecond
 
-// undisturbed runs the job on two workers as fast as it goes.
+// undisturbed runs the job on two workers at full speed.
 func undisturbed(ctx context.Context, t *teller, hvdrun string, train []string) (view, error) {
 	j, err := startJob(ctx, "", hvdrun, append([]string{"-np", "2", "--"}, train...)...)
 	if err != nil {
@@ -97,7 +96,7 @@ func undisturbed(ctx context.Context, t *teller, hvdrun string, train []string) 
 	return s.view, err
 }
 
-// disturbed runs the job through the whole story.
+// disturbed runs the job with all disturbances.
 func disturbed(ctx context.Context, t *teller, dir, hvdrun string, train []string) (*story, error) {
 	hostsFile, eventsFile := filepath.Join(dir, "hosts"), filepath.Join(dir, "events")
 	if err := writeHosts(hostsFile, firstHost); err != nil {
@@ -118,7 +117,7 @@ func disturbed(ctx context.Context, t *teller, dir, hvdrun string, train []strin
 	return s, s.tell(ctx)
 }
 
-// verify returns what is not as it should be.
+// verify returns the failed checks.
 func verify(rows []row, calm, stormy *view) []string {
 	var wrong []string
 	want := []row{{size: 2, cause: "start"}, {size: 4, cause: "host added"}, {size: 3, cause: "worker killed"},
@@ -147,5 +146,5 @@ func verify(rows []row, calm, stormy *view) []string {
 	return wrong
 }
 
-// quote returns s as one word of a shell.
+// quote quotes s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

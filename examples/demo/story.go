@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// The two hosts: names that both mean this machine, and are two hosts to hvdrun.
+// The two hosts: names of this machine that hvdrun treats as two hosts.
 const (
 	firstHost  = "localhost"
 	secondHost = "127.0.0.2"
 )
 
-// view is what has been seen of a job so far.
+// view is the observed state of a job.
 type view struct {
 	events   []event
-	world    event          // the last published
-	epochs   map[uint64]int // finished, by generation
+	world    event          // the last published one
+	epochs   map[uint64]int // number of finished epochs, by generation
 	accuracy float64        // 0: not printed yet
-	digests  []string       // of the weights, one from each worker at the end
+	digests  []string       // of the weights, one per worker at the end
 }
 
 var (
@@ -43,7 +43,7 @@ func (v *view) see(o observation) {
 		return
 	}
 	if m := epochLine.FindStringSubmatch(o.line); m != nil {
-		generation, _ := strconv.ParseUint(m[1], 10, 64) // digits, as the expression says
+		generation, _ := strconv.ParseUint(m[1], 10, 64) // the expression matches digits only
 		if v.epochs == nil {
 			v.epochs = make(map[uint64]int)
 		}
@@ -57,19 +57,20 @@ func (v *view) see(o observation) {
 	}
 }
 
-// trained tells whether the current world has that size and has finished so many epochs.
+// trained reports whether the current world has the given size and has finished that many epochs.
 func (v *view) trained(size, epochs int) bool {
 	return v.world.Size == size && v.epochs[v.world.Generation] >= epochs
 }
 
-// shrank tells whether a world of that size has completed a step since the one of the generation.
+// shrank reports whether a world of the given size, newer than the generation since, has completed
+// a step.
 func (v *view) shrank(since uint64, size int) bool {
 	return v.world.Generation > since && v.world.Size == size && slices.ContainsFunc(v.events, func(e event) bool {
 		return e.Name == "first_commit" && e.Generation == v.world.Generation
 	})
 }
 
-// teller prints what happens, with the time since it began.
+// teller prints events with the time since began.
 type teller struct{ began time.Time }
 
 func (t *teller) say(mark, format string, args ...any) {
@@ -87,20 +88,19 @@ func (t *teller) show(o observation) {
 	}
 }
 
-// stageTime is how long a stage may take before the demo gives up; the slowest takes some ten
-// seconds.
+// stageTime is the timeout of a stage; the slowest takes about ten seconds.
 const stageTime = 60 * time.Second
 
-// story is a job that is disturbed while it trains.
+// story is a job with disturbances during training.
 type story struct {
 	*teller
 	view
 	job       *job
 	hostsFile string
-	quiet     bool // epochs are not shown
+	quiet     bool // do not show epochs
 }
 
-// take notes and shows an observation.
+// take records and shows an observation.
 func (s *story) take(o observation) error {
 	if o.err != nil {
 		return o.err
@@ -112,10 +112,10 @@ func (s *story) take(o observation) error {
 	return nil
 }
 
-// errEnded is until's error when the job has ended.
+// errEnded is returned by until when the job has ended.
 var errEnded = errors.New("demo: the job ended")
 
-// until follows the job until the condition holds.
+// until observes the job until holds returns true.
 func (s *story) until(ctx context.Context, what string, holds func() bool) error {
 	late := time.NewTimer(stageTime)
 	defer late.Stop()
@@ -139,8 +139,8 @@ func (s *story) until(ctx context.Context, what string, holds func() bool) error
 	return nil
 }
 
-// tell disturbs the job, each time as soon as its progress shows that it has settled in the world
-// before.
+// tell disturbs the job. Each disturbance waits until the job trains in the world that the previous
+// one has led to.
 func (s *story) tell(ctx context.Context) error {
 	if err := s.until(ctx, "two epochs with 2 workers", func() bool { return s.trained(2, 2) }); err != nil {
 		return err
@@ -166,8 +166,7 @@ func (s *story) tell(ctx context.Context) error {
 	return s.finish(ctx)
 }
 
-// kill ends the first worker of the second host, and follows the job until the slot has a worker
-// again.
+// kill kills the first worker of the second host and waits until the slot has a worker again.
 func (s *story) kill(ctx context.Context) error {
 	i := slices.IndexFunc(s.world.Slots, func(p placed) bool { return p.Host == secondHost && p.Slot == 0 })
 	if i < 0 {
@@ -186,7 +185,7 @@ func (s *story) kill(ctx context.Context) error {
 	return s.until(ctx, "two epochs with 4 workers again", func() bool { return s.trained(4, 2) })
 }
 
-// finish follows the job to its end.
+// finish observes the job until its end.
 func (s *story) finish(ctx context.Context) error {
 	err := s.until(ctx, "an end of the job", func() bool { return false })
 	if errors.Is(err, errEnded) {
@@ -198,8 +197,7 @@ func (s *story) finish(ctx context.Context) error {
 	return err
 }
 
-// writeHosts makes the hosts file list two slots on each of the hosts, at one stroke: a script that
-// reads it meanwhile sees the old list or the new one.
+// writeHosts atomically replaces the hosts file by one with two slots on each host.
 func writeHosts(path string, hosts ...string) error {
 	var text string
 	for _, h := range hosts {

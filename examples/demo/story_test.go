@@ -94,7 +94,7 @@ func TestDiscoveryScriptPrintsTheHosts(t *testing.T) {
 	}
 }
 
-// TestJobIsWatchedToItsEnd lets a shell play the part of hvdrun.
+// TestJobIsWatchedToItsEnd uses a shell in place of hvdrun.
 func TestJobIsWatchedToItsEnd(t *testing.T) {
 	events := filepath.Join(t.TempDir(), "events")
 	const script = `echo '{"event":"reset"}' >"$0"; echo out; echo err >&2; echo '{"event":"job_done"}' >>"$0"; exit 3`

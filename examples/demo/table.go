@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// row is what the events file tells of one generation.
+// row describes one generation.
 type row struct {
 	generation uint64
 	size       int
 	cause      string
 	// toStep is the time from the cause to the first step that the generation completed. pause is
-	// the part of it in which nobody trained, or, precisely, the time from when the workers were
-	// told, or one of them died, to that step. They are 0 where there was none: a generation may
-	// end before a step, and before the first nobody trains.
+	// the part of it without training, from the moment when the workers were notified or one of
+	// them failed. They are 0 if the generation completed no step, and pause is 0 before training
+	// begins.
 	toStep, pause time.Duration
 }
 
-// table finds out why each generation came about, and how long it took.
+// table computes the cause of each generation and its durations from the events.
 func table(events []event) []row {
 	var rows []row
 	var listed []host
-	asked := false // hosts were found before
+	asked := false // the first hosts were found
 	var why cause
 	begun := make(map[uint64]cause)
 	for _, e := range events {
@@ -81,11 +81,11 @@ func (r *row) measure(why cause, step time.Time) {
 	}
 }
 
-// cause is all that happened since the last generation was published and bears upon the next.
+// cause collects the events since the last generation that lead to the next.
 type cause struct {
 	what        []string
-	since       time.Time // of the first of them
-	interrupted time.Time // when training was first disturbed
+	since       time.Time // time of the first event
+	interrupted time.Time // time of the first event that disturbed training
 }
 
 func (c *cause) add(at time.Time, what string) {
@@ -103,7 +103,7 @@ func (c *cause) interrupt(at time.Time) {
 	}
 }
 
-// compare tells what became of the hosts.
+// compare describes the changes of the hosts.
 func compare(before, after []host) []string {
 	var what []string
 	for _, h := range after {

@@ -36,7 +36,7 @@ func TestTableOfTheDemo(t *testing.T) {
 	}
 }
 
-// at makes an event, so many milliseconds after the beginning.
+// at returns an event the given number of milliseconds after the beginning.
 func at(ms int, name string, e event) event {
 	e.Time, e.Name = time.UnixMilli(int64(1000+ms)), name
 	return e

@@ -11,12 +11,12 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// display shows how training goes, on rank 0: a bar on a terminal, a line for each epoch anywhere
-// else.
+// display shows the progress of training on rank 0: a bar on a terminal, otherwise a line per
+// epoch.
 type display struct {
 	out      *os.File
-	bar      *progressbar.ProgressBar // nil: no terminal
-	perEpoch int                      // images
+	bar      *progressbar.ProgressBar // nil: not a terminal
+	perEpoch int                      // images per epoch
 }
 
 func newDisplay(out *os.File, epochs, perEpoch int) *display {
@@ -29,17 +29,17 @@ func newDisplay(out *os.File, epochs, perEpoch int) *display {
 	return d
 }
 
-// step tells of a finished step.
+// step shows a finished step.
 func (d *display) step(w *elastic.Worker, at progress) {
 	if d.bar == nil || w.Rank() != 0 {
 		return
 	}
-	// The sampler repeats a few images to fill an epoch's last round, hence the bound. A bar that
-	// cannot be drawn is no reason to stop training.
+	// The limit excludes images that the sampler repeats to fill an epoch's last round. A failure
+	// to draw the bar must not stop training.
 	_ = d.bar.Set(min(at.Epoch*d.perEpoch+at.Images, (at.Epoch+1)*d.perEpoch))
 }
 
-// epoch tells of a finished epoch. It is told again if a worker died before the next commit.
+// epoch shows a finished epoch. It is called again if a worker fails before the next commit.
 func (d *display) epoch(w *elastic.Worker, at progress) {
 	if w.Rank() != 0 {
 		return

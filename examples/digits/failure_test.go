@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestTrainUnderFailure trains while rank 0 dies in the middle of a commit, another worker in the
-// middle of a sync, a host comes and one is drained: in the end all have the same network, and it
-// reads digits as well as any.
+// TestTrainUnderFailure trains while rank 0 dies in a commit, another worker in a sync, a host is
+// added and one is drained. All workers end with the same network, which is as accurate as without
+// failures.
 func TestTrainUnderFailure(t *testing.T) {
 	set, heldOut, err := dataset.Load()
 	if err != nil {

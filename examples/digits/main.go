@@ -1,12 +1,12 @@
-// Digits trains a small network on handwritten digits, alone or with as many workers as there are:
+// Digits trains a small network on handwritten digits, alone or with any number of workers:
 //
 //	go run ./examples/digits
 //	hvdrun -np 4 bin/digits
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh bin/digits
 //
-// It shows all that an elastic training program needs: the state that must survive is named once,
-// gradients are averaged, the learning rate follows the number of workers, and every step ends with
-// a Commit. Workers may come, go and die meanwhile.
+// It shows the elements of an elastic training program: it registers the state once, averages
+// gradients, lets the learning rate follow the number of workers, and commits after every few
+// steps. Workers may join, leave and fail meanwhile.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// momentum is the share of its velocity that the optimizer keeps from step to step.
+// momentum is the fraction of its velocity that the optimizer keeps per step.
 const momentum = 0.9
 
 type options struct {
@@ -47,12 +47,12 @@ func main() {
 	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
 	flag.Parse()
 	if flag.NArg() > 0 || min(o.epochs, o.batch, o.hidden, o.commitEvery) < 1 {
-		fmt.Fprintln(os.Stderr, "digits: -epochs, -batch, -hidden and -commit-every are at least 1; nothing but flags")
+		fmt.Fprintln(os.Stderr, "digits: -epochs, -batch, -hidden and -commit-every must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
 	switch err := run(context.Background(), o); {
 	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
-		// No place for this worker any more: the others go on without it, or are done.
+		// The others continue or are done without this worker.
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -60,7 +60,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	w, err := elastic.Init(ctx, elastic.Late) // the others do not wait for this worker before it is in elastic.Run
+	w, err := elastic.Init(ctx, elastic.Late) // Late: the others wait for this worker only from elastic.Run on
 	if err != nil {
 		return err
 	}
@@ -82,15 +82,15 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// progress is how far the training is; exported fields, because it is state that workers send each
+// progress is the progress of training. Its fields are exported because workers send it to each
 // other.
 type progress struct {
-	Epoch, Steps int     // Steps are counted over all epochs
+	Epoch, Steps int     // over all epochs
 	Images       int     // of this epoch, on all workers
 	Loss         float64 // sum over these images
 }
 
-// train runs the epochs on all workers together. When it returns nil, all have the same parameters.
+// train runs the epochs. When it returns nil, all workers have the same parameters.
 func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images, o options, show *display) error {
 	var at progress
 	opt := newOptimizer(w, m)
@@ -104,7 +104,7 @@ func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images
 
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
 		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
-			sampler.SetEpoch(at.Epoch) // keeps its place in an epoch that was begun
+			sampler.SetEpoch(at.Epoch) // keeps the position if the epoch has begun
 			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
 				began := time.Now()
 				loss, err := opt.step(ctx, set, batch, float32(o.rate*scaling.Next()))
@@ -117,7 +117,7 @@ func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images
 				at.Loss += loss * float64(len(batch)*w.Size())
 				if at.Steps%o.commitEvery == 0 {
 					if err := state.Commit(); err != nil {
-						return err // as it is: Run knows what to do
+						return err // unchanged: Run handles it
 					}
 				}
 				show.step(w, at)
@@ -128,11 +128,11 @@ func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images
 	})
 }
 
-// optimizer is stochastic gradient descent with momentum, on gradients averaged over all workers.
+// optimizer is stochastic gradient descent with momentum on gradients averaged over all workers.
 type optimizer struct {
 	model    *model
-	velocity []float32                   // state
-	grads    *gradient.Averager[float32] // of the parameters, and the loss: it is averaged with them
+	velocity []float32                   // part of the state
+	grads    *gradient.Averager[float32] // of the parameters, and the loss
 }
 
 func newOptimizer(w gradient.Worker, m *model) *optimizer {
@@ -140,8 +140,8 @@ func newOptimizer(w gradient.Worker, m *model) *optimizer {
 	return &optimizer{model: m, velocity: make([]float32, n), grads: gradient.NewAverager[float32](w, gradient.Options{}, n, 1)}
 }
 
-// step descends along the mean gradient of the batches of all workers, and returns their mean loss.
-// On an error the parameters are as before.
+// step makes one step with the mean gradient of the batches of all workers, and returns their mean
+// loss. On an error the parameters are unchanged.
 func (o *optimizer) step(ctx context.Context, set *dataset.Images, batch []int, rate float32) (float64, error) {
 	grad, loss := o.grads.Tensor(0), o.grads.Tensor(1)
 	_, err := o.grads.Pass(ctx, func() error { loss[0] = o.model.gradient(grad, set, batch); return nil })

@@ -9,22 +9,22 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, judged by
-// softmax and cross-entropy.
+// model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, with softmax
+// and cross-entropy as its loss.
 //
-// All its parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor
-// holds the state.
+// All parameters are in one slice, so that one AllReduce averages all gradients and one Tensor is
+// the whole state.
 type model struct {
 	hidden int
 	params []float32 // w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10)
 
-	// What the forward pass of one image leaves for its backward pass.
+	// Results of the forward pass that the backward pass uses.
 	activation []float32                // of the hidden units
-	logits     [dataset.Classes]float32 // after softmax: probabilities
-	back       []float32                // gradient of the loss by the hidden units
+	logits     [dataset.Classes]float32 // replaced by probabilities in softmaxLoss
+	back       []float32                // gradient of the loss with respect to the hidden units
 }
 
-// newModel returns a model with He-initialized weights that depend on the seed alone.
+// newModel returns a model with He-initialized weights that depend only on seed.
 func newModel(hidden int, seed uint64) *model {
 	m := &model{
 		hidden:     hidden,
@@ -43,14 +43,14 @@ func newModel(hidden int, seed uint64) *model {
 	return m
 }
 
-// layers cuts a slice that is laid out as the parameters are.
+// layers splits a slice with the layout of params.
 func (m *model) layers(p []float32) (w1, b1, w2, b2 []float32) {
 	w1, p = p[:m.hidden*dataset.Pixels], p[m.hidden*dataset.Pixels:]
 	b1, p = p[:m.hidden], p[m.hidden:]
 	return w1, b1, p[:dataset.Classes*m.hidden], p[dataset.Classes*m.hidden:]
 }
 
-// forward leaves the activations and logits of one image in m.
+// forward computes the activations and logits of one image.
 func (m *model) forward(image []float32) {
 	w1, b1, w2, b2 := m.layers(m.params)
 	for j := range m.hidden {
@@ -61,8 +61,8 @@ func (m *model) forward(image []float32) {
 	}
 }
 
-// gradient adds the gradient of the mean loss over the images of the batch to grad, which is laid
-// out as the parameters are, and returns that loss; both are zero for an empty batch.
+// gradient adds the gradient of the mean loss over the batch to grad, which has the layout of
+// params, and returns that loss; both are zero for an empty batch.
 func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss float32) {
 	share := 1 / float32(len(batch))
 	for _, i := range batch {
@@ -73,14 +73,14 @@ func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss
 	return loss
 }
 
-// backward adds share × the gradient of one image, whose forward pass and softmax were just done,
-// to grad.
+// backward adds share × the gradient of one image to grad. Its forward pass and softmax must
+// precede.
 func (m *model) backward(grad, image []float32, label uint8, share float32) {
 	_, _, w2, _ := m.layers(m.params)
 	g1, gb1, g2, gb2 := m.layers(grad)
 	clear(m.back)
 	for k, p := range m.logits {
-		d := share * p // of softmax and cross-entropy together: probability − 1 for the label, probability for the others
+		d := share * p // gradient of softmax and cross-entropy: probability − 1 for the label, probability for the others
 		if k == int(label) {
 			d -= share
 		}
@@ -89,14 +89,14 @@ func (m *model) backward(grad, image []float32, label uint8, share float32) {
 		addScaled(m.back, d, w2[k*m.hidden:(k+1)*m.hidden])
 	}
 	for j, a := range m.activation {
-		if a > 0 { // elsewhere ReLU is flat
+		if a > 0 { // otherwise the gradient of ReLU is zero
 			gb1[j] += m.back[j]
 			addScaled(g1[j*dataset.Pixels:(j+1)*dataset.Pixels], m.back[j], image)
 		}
 	}
 }
 
-// accuracy returns the share of the set's images, 0..1, whose label has the highest logit.
+// accuracy returns the fraction of the set's images, 0..1, whose label has the highest logit.
 func (m *model) accuracy(set *dataset.Images) float64 {
 	right := 0
 	for i, label := range set.Labels {
@@ -114,11 +114,10 @@ func (m *model) accuracy(set *dataset.Images) float64 {
 	return float64(right) / float64(set.Len())
 }
 
-// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes
-// only if, they are.
+// digest returns a hash of the bits of the parameters.
 func (m *model) digest() uint64 {
 	h := fnv.New64a()
-	_ = binary.Write(h, binary.LittleEndian, m.params) // a hash takes everything
+	_ = binary.Write(h, binary.LittleEndian, m.params) // a hash never fails
 	return h.Sum64()
 }
 
@@ -130,8 +129,7 @@ func descend(params, velocity, grad []float32, rate, momentum float32) {
 	}
 }
 
-// softmaxLoss turns logits into probabilities, in place, and returns the cross-entropy with the
-// label.
+// softmaxLoss replaces logits by probabilities and returns the cross-entropy with the label.
 func softmaxLoss(logits *[dataset.Classes]float32, label uint8) float32 {
 	top := logits[0]
 	for _, l := range logits {

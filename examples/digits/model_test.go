@@ -15,16 +15,16 @@ func TestGradient(t *testing.T) {
 	for label := range uint8(6) {
 		image := make([]float32, dataset.Pixels)
 		for i := range image {
-			image[i] = random.Float32() - 0.5 // unlike on the digits, no pixel is always blank, and every unit fires at times
+			image[i] = random.Float32() - 0.5 // no pixel is always 0, unlike in the digits, and every unit is active for some images
 		}
 		set.Add(image, label)
 	}
 	m := newModel(5, 3)
-	batch := []int{0, 3, 5, 3} // an image may come twice
+	batch := []int{0, 3, 5, 3} // with a duplicate
 	grad, scratch := make([]float32, len(m.params)), make([]float32, len(m.params))
 	m.gradient(grad, set, batch)
 
-	const h = 1e-3 // float32 losses: much smaller, and rounding drowns the difference
+	const h = 1e-3 // rounding errors of float32 dominate with a much smaller step
 	wrong, flat := 0, 0
 	for i, p := range m.params {
 		m.params[i] = p + h
@@ -42,7 +42,7 @@ func TestGradient(t *testing.T) {
 		}
 	}
 	// Within h of a kink of ReLU the quotient is a mean of two slopes; nearly all parameters are
-	// far from one.
+	// farther from one.
 	if wrong > len(m.params)/100 {
 		t.Errorf("%d of %d gradients are wrong", wrong, len(m.params))
 	}

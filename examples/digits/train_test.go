@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// TestTrainAlone runs the whole training as a world of one.
+// TestTrainAlone runs the complete training in a world of one.
 func TestTrainAlone(t *testing.T) {
 	set, heldOut, err := dataset.Load()
 	if err != nil {
@@ -53,8 +53,8 @@ type member struct{ group *collective.Group }
 
 func (m member) Group() *collective.Group { return m.group }
 
-// TestStepTogether takes the same steps with three ranks and with one, whose batches are those of
-// the three together.
+// TestStepTogether makes the same steps with three ranks and with one, whose batches are the union
+// of the three.
 func TestStepTogether(t *testing.T) {
 	set, _, err := dataset.Load()
 	if err != nil {
@@ -103,7 +103,7 @@ func TestStepThatAbortsChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	groups := collective.Local(2)
-	if err := groups[1].Close(); err != nil { // a peer that is gone
+	if err := groups[1].Close(); err != nil { // simulates a failed peer
 		t.Fatal(err)
 	}
 	defer groups[0].Close()

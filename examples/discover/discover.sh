@@ -1,18 +1,18 @@
 #!/bin/sh
-# discover.sh name[:slots]…: prints those of the given hosts that the name service knows now.
+# discover.sh name[:slots]…: prints those of the given hosts that the name service resolves.
 #
 #   hvdrun -np 2 --host-discovery-script './discover.sh worker-0:4 worker-1:4 worker-2:4' python train.py
 #
-# This fits a place where names appear with their machines, such as a headless service of Kubernetes. To ask something
-# else (a cloud's command line, a batch system), replace `present`, or print from a loop of your own. hvdrun runs the
-# script every second and asks of it:
+# It suits name services whose names appear together with their hosts, such as a headless service of Kubernetes. For another
+# source (a cloud's command line, a batch system), replace `present` or the loop. hvdrun runs the script every second and
+# requires:
 #
-#   - One host a line, `name` or `name:slots`; a line without slots has what --slots-per-host says.
-#   - The whole list, every time. A host that is missing is gone: its workers are stopped.
-#   - If you cannot tell, exit with a status that is not 0. hvdrun then keeps the last list and asks again.
-#   - The same order, every time. Of hosts that appear together, the first gets the lower ranks.
-#   - Be quick: after --discovery-timeout the script is killed, with all that it has started.
-#   - What you print to stderr goes to hvdrun's log.
+#   - One host per line, `name` or `name:slots`. The default of slots is --slots-per-host.
+#   - The complete list in every run. The workers on a missing host are stopped.
+#   - A status other than 0 if the hosts are unknown. hvdrun then keeps the last list and runs the script again.
+#   - The same order in every run. Of hosts that appear together, the first gets the lower ranks.
+#   - An end within --discovery-timeout; otherwise hvdrun kills the script and its descendants.
+#   - Its stderr goes to hvdrun's log.
 set -u
 
 if [ $# -eq 0 ]; then
@@ -20,8 +20,8 @@ if [ $# -eq 0 ]; then
 	exit 2
 fi
 
-# present NAME succeeds if the host is there, and fails if it is not. getent says 2 for a name that is not known; any other
-# failure means that we cannot tell, and ends the script.
+# present NAME succeeds if the name resolves and fails if it is unknown, for which getent exits with 2. Other failures end the
+# script, because the hosts are then unknown.
 present() {
 	getent hosts "$1" >/dev/null
 	case $? in

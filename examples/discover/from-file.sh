@@ -1,7 +1,6 @@
 #!/bin/sh
-# from-file.sh [FILE]: prints the hosts that stand in a file, hosts.txt beside this script by default.
+# from-file.sh [FILE]: prints the hosts in a file, by default hosts.txt in the folder of this script.
 #
-# Edit the file while the job runs, and the job grows or shrinks. Replace it in one step, so that no half of it is ever
-# read: write hosts.new, then `mv hosts.new hosts.txt`. If the file cannot be read, cat's exit status says so, and hvdrun
-# keeps the last list.
+# When the file changes, a running job grows or shrinks. Replace it atomically: write hosts.new, then `mv hosts.new hosts.txt`.
+# If the file is unreadable, cat fails and hvdrun keeps the last list.
 exec cat -- "${1:-$(dirname -- "$0")/hosts.txt}"

@@ -1,7 +1,7 @@
-"""What makes a Python program a discovery plugin of hvdrun.
+"""The common part of hvdrun's discovery plugins in Python.
 
-It needs Debian's python3-grpcio, python3-protobuf and python3-cryptography, and discovery_pb2.py, which protoc makes of
-hvdrun's internal/wire/discovery.proto; what is asked of a plugin stands at the head of that file.
+It needs Debian's python3-grpcio, python3-protobuf and python3-cryptography, and discovery_pb2.py, which protoc generates
+from hvdrun's internal/wire/discovery.proto. The head of that file specifies the requirements of a plugin.
 """
 
 import base64
@@ -21,15 +21,15 @@ from cryptography.x509.oid import NameOID
 import discovery_pb2
 
 VERSION = 1  # of discovery.proto
-SERVING = b"\x08\x01"  # a grpc.health.v1.HealthCheckResponse that says so
-CALLS = 32  # at a time; each Watch holds a thread
+SERVING = b"\x08\x01"  # an encoded grpc.health.v1.HealthCheckResponse
+CALLS = 32  # maximum of concurrent calls; each Watch uses a thread
 
 
 class Source:
-    """What a plugin overrides. An exception's text is shown to the person who runs the job."""
+    """The base class of a plugin's source. hvdrun logs the text of its exceptions."""
 
     def configure(self, settings):
-        """Takes the settings, a dict of texts, or raises ValueError."""
+        """Receives the settings, a dict of strings, or raises ValueError."""
         if settings:
             raise ValueError(f"there are no settings, not even {sorted(settings)[0]!r}")
 
@@ -37,15 +37,15 @@ class Source:
         """Returns a list of discovery_pb2.Host, or raises. Several threads may call it at once."""
         raise NotImplementedError
 
-    watch = None  # or a method: yields the whole list at once and whenever it has changed, until the event given is set
+    watch = None  # or a method that yields the complete list at once and after each change, until the given event is set
 
 
 def serve(source):
-    """Runs the plugin until hvdrun ends it. It is called from the main thread of the program."""
+    """Runs the plugin until hvdrun ends it. It must be called from the main thread."""
     if os.environ.get("HVD_PLUGIN_COOKIE") != "hvdrun-discovery":
         sys.exit("This is a discovery plugin of hvdrun: hvdrun --discovery-plugin " + sys.argv[0])
     if str(VERSION) not in os.environ.get("PLUGIN_PROTOCOL_VERSIONS", "").split(","):
-        # hvdrun names both versions when it reads ours.
+        # hvdrun reports both versions when it reads this one's.
         print("this plugin speaks another version of the discovery protocol", file=sys.stderr)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,14 +63,14 @@ def serve(source):
     der = certificate.public_bytes(serialization.Encoding.DER)
     text = base64.b64encode(der).decode().rstrip("=")
     print(f"1|{VERSION}|tcp|127.0.0.1:{port}|grpc|{text}", flush=True)
-    sys.stdout = sys.stderr  # nothing else may ever be printed there
+    sys.stdout = sys.stderr  # stdout must contain nothing else
     ended.wait()
     server.stop(grace=None).wait()
-    os._exit(0)  # whatever a thread of the source is waiting for
+    os._exit(0)  # does not wait for threads of the source
 
 
 def make_certificate():
-    """Makes a certificate for this process alone, and its key. hvdrun learns it from the handshake."""
+    """Returns a new key and certificate of this process. hvdrun gets the certificate in the handshake."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.utcnow()
@@ -87,8 +87,8 @@ def make_certificate():
 
 
 def handlers(source, ended):
-    """The services: hvdrun.v1.Discovery, grpc.health.v1.Health by which hvdrun sees that the plugin lives, and what asks it
-    to end."""
+    """Returns the services: hvdrun.v1.Discovery, grpc.health.v1.Health, by which hvdrun checks the plugin, and the
+    controller that ends it."""
 
     def configure(request, context):
         try:
@@ -100,7 +100,7 @@ def handlers(source, ended):
     def discover(_, context):
         try:
             return discovery_pb2.HostList(hosts=source.discover())
-        except Exception as error:  # of whatever kind: a list would be wrong
+        except Exception as error:  # of any kind: a list would be wrong
             context.abort(grpc.StatusCode.UNAVAILABLE, f"{type(error).__name__}: {error}")
 
     def watch(_, context):
@@ -129,7 +129,7 @@ def handlers(source, ended):
 
     class Handlers(grpc.GenericRpcHandler):
         def service(self, details):
-            return methods.get(details.method)  # None: the client is told that it is not implemented
+            return methods.get(details.method)  # None: the call fails as not implemented
 
     return Handlers()
 

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""A discovery plugin in Python: the machines that a team lists in a JSON file.
+"""A discovery plugin in Python for the machines in a JSON file.
 
-hvdrun starts it, reads one line from its stdout, and then asks it by gRPC. What all such plugins need stands in
-discovery_plugin.py; this is what only this one knows.
+hvdrun starts it, reads one line from its stdout, and then calls it by gRPC. The part that all plugins share is in
+discovery_plugin.py.
 """
 
 import json
@@ -12,10 +12,10 @@ import discovery_plugin
 
 
 class Inventory(discovery_plugin.Source):
-    """Finds the machines of the file that are up or leaving."""
+    """Discovers the machines in the file that are up or leaving."""
 
     def configure(self, settings):
-        """Takes what stands in --discovery-config, before anything else is called."""
+        """Receives the settings of --discovery-config. hvdrun calls it before the other methods."""
         unknown = sorted(settings.keys() - {"inventory", "every"})
         if unknown:
             raise ValueError(f"{unknown[0]!r} is no setting: known are inventory and every")
@@ -25,10 +25,10 @@ class Inventory(discovery_plugin.Source):
         self.every = float(settings.get("every", 0.2))
 
     def discover(self):
-        """Returns the whole list, or raises: never a part of it, since hosts that are missing lose their workers."""
+        """Returns the complete list or raises. A partial list would stop the workers on the missing hosts."""
         with open(self.path, encoding="utf-8") as file:
             machines = json.load(file)
-        hosts = []  # in the order of the file: the same in every call
+        hosts = []  # in the order of the file, so that the order is the same in every call
         for machine in machines:
             if machine["state"] not in ("up", "leaving", "down"):
                 raise ValueError(f"{self.path}: machine {machine['name']!r} is in state {machine['state']!r}")
@@ -38,10 +38,10 @@ class Inventory(discovery_plugin.Source):
         return hosts
 
     def watch(self, ended):
-        """Optional. With it, a change reaches the job at once, rather than when hvdrun asks again."""
+        """Optional. It reports changes at once instead of at hvdrun's next poll."""
         last = None
         while not ended.is_set():
-            hosts = self.discover()  # where this fails, hvdrun keeps the last list and watches again
+            hosts = self.discover()  # if this fails, hvdrun keeps the last list and watches again
             if hosts != last:
                 last = hosts
                 yield hosts

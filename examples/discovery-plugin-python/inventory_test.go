@@ -22,10 +22,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// inventory is the file that the plugin reads.
+// inventory is the path of the file that the plugin reads.
 type inventory string
 
-// write replaces the file as a whole.
+// write replaces the file atomically.
 func (f inventory) write(t *testing.T, text string) {
 	t.Helper()
 	next := string(f) + ".new"
@@ -54,7 +54,7 @@ func (f inventory) list(t *testing.T, hosts []plan.Host) {
 	f.write(t, string(text))
 }
 
-// start returns the plugin and the file that it reads, which holds no machine yet.
+// start returns the plugin and its file, which lists no machine yet.
 func start(t *testing.T) (*plugin.Plugin, inventory) {
 	t.Helper()
 	f := inventory(filepath.Join(t.TempDir(), "machines.json"))
@@ -110,7 +110,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A plugin that has been killed is there again, and one that is to end does so.
+// A killed plugin is restarted, and a closed one ends.
 func TestProcess(t *testing.T) {
 	p, f := start(t)
 	want := []plan.Host{{Name: "a", Slots: 2}}
@@ -122,7 +122,7 @@ func TestProcess(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	got, err := p.Discover(t.Context()) // may meet the dead
+	got, err := p.Discover(t.Context()) // can reach the dead process
 	for range 5 {
 		if err == nil {
 			break

@@ -13,20 +13,20 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// machine is an entry of the inventory, a JSON file that holds a list of them.
+// machine is an entry of the inventory, a JSON list.
 type machine struct {
 	Name  string `json:"name"`
 	GPUs  int    `json:"gpus"`
 	State string `json:"state"` // "up", "leaving" or "down"
 }
 
-// inventory finds the machines of the file that are up or leaving.
+// inventory discovers the machines in the file that are up or leaving.
 type inventory struct {
 	path  string
-	every time.Duration // how often the file is looked at
+	every time.Duration // interval of reading the file
 }
 
-// Configure takes what stands in --discovery-config. hvdrun calls it before anything else.
+// Configure receives the settings of --discovery-config. hvdrun calls it before the other methods.
 func (v *inventory) Configure(settings map[string]string) error {
 	if err := plugin.CheckSettings(settings, "inventory", "every"); err != nil {
 		return err
@@ -45,8 +45,8 @@ func (v *inventory) Configure(settings map[string]string) error {
 	return nil
 }
 
-// Discover returns the whole list, or an error: never a part of it, since hosts that are missing
-// lose their workers.
+// Discover returns the complete list or an error. A partial list would stop the workers on the
+// missing hosts.
 func (v *inventory) Discover(ctx context.Context) ([]plan.Host, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -59,7 +59,7 @@ func (v *inventory) Discover(ctx context.Context) ([]plan.Host, error) {
 	if err := json.Unmarshal(text, &machines); err != nil {
 		return nil, fmt.Errorf("%s: %w", v.path, err)
 	}
-	hosts := make([]plan.Host, 0, len(machines)) // in the order of the file: the same in every call
+	hosts := make([]plan.Host, 0, len(machines)) // in the order of the file, so that the order is the same in every call
 	for _, m := range machines {
 		switch m.State {
 		case "up", "leaving":
@@ -72,7 +72,7 @@ func (v *inventory) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch is optional. With it, a change reaches the job at once, rather than when hvdrun asks again.
+// Watch is optional. It reports changes at once instead of at hvdrun's next poll.
 func (v *inventory) Watch(ctx context.Context, found func([]plan.Host)) error {
 	look := time.NewTicker(v.every)
 	defer look.Stop()

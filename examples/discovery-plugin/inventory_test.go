@@ -25,7 +25,7 @@ func newInventory(t *testing.T, text string) *inventory {
 	return v
 }
 
-// TestPromises runs hvdrun's tests of all that a source of hosts promises.
+// TestPromises runs hvdrun's tests of the contract of a source of hosts.
 func TestPromises(t *testing.T) {
 	discoverytest.Run(t, func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
 		machines := []machine{{"broken", 8, "down"}}

@@ -1,5 +1,5 @@
-// Command discovery-plugin is an example of a discovery plugin as another team would write one: a
-// Go module of its own that knows where the machines of that team are listed.
+// Command discovery-plugin is an example of a discovery plugin outside of hvdrun's repository: a Go
+// module of its own that reads a list of machines.
 package main
 
 import "github.com/hvdrun/hvdrun/discovery/plugin"

@@ -18,11 +18,11 @@ const (
 	classes = 10          // T-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, boot
 )
 
-// debianData is where the Debian package dataset-fashion-mnist puts its files.
+// debianData is the folder of the Debian package dataset-fashion-mnist.
 const debianData = "/usr/share/datasets/fashion-mnist"
 
-// images is a set of labelled images. Image i has the pixels[i*pixels:(i+1)*pixels] of the slice,
-// 0..255, and labels[i].
+// images is a set of labelled images. Image i is pixels[i*pixels:(i+1)*pixels], each 0..255, with
+// labels[i].
 type images struct {
 	pixels []byte
 	labels []byte
@@ -30,8 +30,7 @@ type images struct {
 
 func (s *images) len() int { return len(s.labels) }
 
-// load returns the images to train on and those that are held out to judge the result, from the
-// four files in dir.
+// load returns the training images and the held-out images from the four files in dir.
 func load(dir string) (train, heldOut *images, err error) {
 	if train, err = loadImages(dir, "train"); err == nil {
 		heldOut, err = loadImages(dir, "t10k")
@@ -88,7 +87,7 @@ func readGzip(path string, read func(io.Reader) error) error {
 	return nil
 }
 
-// maxExamples is the most that a file may hold, so that a broken one does not take all memory.
+// maxExamples limits the memory that a corrupt file can make the program allocate.
 const maxExamples = 1 << 20
 
 // readIDX reads a file of the format IDX: n examples of bytes, each of the given dimensions.
@@ -99,7 +98,7 @@ func readIDX(r io.Reader, dims ...int) (n int, data []byte, err error) {
 	}
 	const unsignedByte = 8
 	if kind := binary.BigEndian.Uint32(header); kind != unsignedByte<<8|uint32(1+len(dims)) {
-		return 0, nil, fmt.Errorf("its first word is %#x: no IDX file of bytes in %d dimensions", kind, 1+len(dims))
+		return 0, nil, fmt.Errorf("its first word is %#x: not an IDX file of bytes in %d dimensions", kind, 1+len(dims))
 	}
 	count := binary.BigEndian.Uint32(header[4:])
 	if count > maxExamples {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// idx returns a file of the format IDX, not compressed.
+// idx returns an uncompressed IDX file.
 func idx(n int, data []byte, dims ...int) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 8<<8|uint32(1+len(dims)))
 	b = binary.BigEndian.AppendUint32(b, uint32(n))
@@ -36,8 +36,8 @@ func writeGzip(t *testing.T, path string, data []byte) {
 	}
 }
 
-// stripes makes a data set that is learned in a few steps: class c is a bright stripe in noise, in
-// row 2c+4.
+// stripes returns a data set that is learned in a few steps: class c is a bright stripe in row
+// 2c+4, with noise.
 func stripes(n int, seed uint64) *images {
 	random := rand.New(rand.NewPCG(seed, 0))
 	s := &images{pixels: make([]byte, n*pixels), labels: make([]byte, n)}
@@ -54,7 +54,7 @@ func stripes(n int, seed uint64) *images {
 	return s
 }
 
-// write puts the sets into a folder, in the files of Fashion-MNIST, and returns it.
+// write writes the sets to a new folder in the format of Fashion-MNIST and returns the folder.
 func write(t *testing.T, train, heldOut *images) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -13,7 +13,7 @@ import (
 )
 
 // TestFashionMNIST trains on the whole data set, once undisturbed and once while workers die and
-// hosts come and go.
+// hosts are added and removed.
 func TestFashionMNIST(t *testing.T) {
 	const limit = 30 * time.Minute
 	if _, err := os.Stat(debianData); errors.Is(err, fs.ErrNotExist) {

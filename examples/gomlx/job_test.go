@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// programs builds hvdrun and this example, once, and returns the folder with both.
+// programs builds hvdrun and this example once and returns their folder.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "fashion-")
 	if err != nil {
@@ -28,7 +28,8 @@ var programs = sync.OnceValues(func() (string, error) {
 		{Dir: "../..", Args: []string{"go", "build", "-o", dir + "/hvdrun", "./cmd/hvdrun"}},
 		{Dir: ".", Args: []string{"go", "build", "-o", dir + "/fashion", "."}},
 	} {
-		// Training under the race detector, where GOFLAGS ask for that, takes ten times as long and
+		// Training under the race detector, if GOFLAGS enable it, takes ten times as long and tests
+		// no code of this repository.
 		// finds nothing of ours.
 		build.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
 		if build.Path, err = exec.LookPath("go"); err != nil {
@@ -41,24 +42,24 @@ var programs = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-var built string // where programs are, to be removed at last; "": nowhere
+var built string // folder of the programs, removed at the end; "": none
 
 func TestMain(m *testing.M) {
 	status := m.Run()
 	if built != "" {
-		_ = os.RemoveAll(built) // what is left is temporary
+		_ = os.RemoveAll(built) // errors do not matter: it is temporary
 	}
 	os.Exit(status)
 }
 
-// outcome is what a job has printed.
+// outcome is the parsed output of a job.
 type outcome struct {
 	step       int              // last reported
 	generation int              // of the last world
 	size       int              // of the last world
 	pids       map[int]int      // of the last world's ranks
 	worlds     int              // entered
-	digests    map[string][]int // of the variables at the end, with the ranks that have it
+	digests    map[string][]int // of the variables at the end, with the ranks that print them
 	accuracy   float64
 }
 
@@ -70,7 +71,7 @@ var (
 )
 
 func number(s string) int {
-	n, _ := strconv.Atoi(s) // digits, as the expression says
+	n, _ := strconv.Atoi(s) // the expression matches digits only
 	return n
 }
 
@@ -80,7 +81,7 @@ func (o *outcome) see(line string) {
 			o.generation, o.size, o.pids = g, number(m[3]), map[int]int{}
 			o.worlds++
 		}
-		if number(m[1]) == o.generation { // lines of different workers may overtake each other
+		if number(m[1]) == o.generation { // lines of different workers can be reordered
 			o.pids[number(m[2])] = number(m[4])
 		}
 	} else if m := stepLine.FindStringSubmatch(line); m != nil {
@@ -92,7 +93,7 @@ func (o *outcome) see(line string) {
 	}
 }
 
-// act is done when the job has reported this step.
+// act is executed when the job has reported the step.
 type act struct {
 	step int
 	do   func(t *testing.T, o *outcome)
@@ -113,10 +114,10 @@ func kill(rank int) func(*testing.T, *outcome) {
 	}
 }
 
-// list is a file with a list of hosts.
+// list is the path of a file with a list of hosts.
 type list string
 
-// set replaces the list in one step.
+// set replaces the list atomically.
 func (l list) set(lines ...string) error {
 	fresh := string(l) + ".new"
 	if err := os.WriteFile(fresh, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
@@ -125,7 +126,7 @@ func (l list) set(lines ...string) error {
 	return os.Rename(fresh, string(l))
 }
 
-// becomes is an act that replaces the list.
+// becomes returns an act that replaces the list.
 func (l list) becomes(lines ...string) func(*testing.T, *outcome) {
 	return func(t *testing.T, o *outcome) {
 		t.Logf("step %d: hosts are now %v", o.step, lines)
@@ -135,7 +136,7 @@ func (l list) becomes(lines ...string) func(*testing.T, *outcome) {
 	}
 }
 
-// runJob runs hvdrun with the example to its end, and does the acts meanwhile.
+// runJob runs hvdrun with the example until it ends, and executes the acts meanwhile.
 func runJob(t *testing.T, limit time.Duration, acts []act, hvdrunFlags, flags []string) *outcome {
 	t.Helper()
 	dir, err := programs()
@@ -183,7 +184,7 @@ func runJob(t *testing.T, limit time.Duration, acts []act, hvdrunFlags, flags []
 	return o
 }
 
-// digest is that of any rank.
+// digest returns the digest of any rank.
 func (o *outcome) digest() string {
 	for d := range o.digests {
 		return d
@@ -191,8 +192,8 @@ func (o *outcome) digest() string {
 	return ""
 }
 
-// TestDeath: a worker dies, and another takes its place before the others go on. It must be as if
-// nothing had happened.
+// TestDeath: a worker dies and is replaced before the others continue. The result must be that of
+// an undisturbed job.
 func TestDeath(t *testing.T) {
 	data := write(t, stripes(320, 1), stripes(100, 2))
 	hvdrun := []string{"-np", "2", "--min-np", "2", "-H", "localhost:2"}
@@ -218,7 +219,8 @@ func TestDeath(t *testing.T) {
 	}
 }
 
-// TestResizes: hosts come and go, and workers die, in a job that goes on with what is left.
+// TestResizes: hosts are added and removed, and workers die, in a job that continues with the
+// remaining workers.
 func TestResizes(t *testing.T) {
 	hosts := list(filepath.Join(t.TempDir(), "hosts"))
 	if err := hosts.set("localhost:1"); err != nil {

@@ -1,5 +1,5 @@
 // Fashion trains a convolutional network of the framework gomlx on the images of Fashion-MNIST,
-// alone or with as many workers as there are:
+// alone or with any number of workers:
 //
 //	go run .
 //	hvdrun -np 2 ./fashion
@@ -7,7 +7,7 @@
 //
 // It shows how a program of a framework becomes elastic: gomlx.NewStep averages the gradients of
 // all workers, and gomlx.NewState makes the variables of the model and of the optimizer part of the
-// state. Workers may come, go and die meanwhile.
+// state. Workers may join, leave and fail meanwhile.
 package main
 
 import (
@@ -52,12 +52,12 @@ func main() {
 	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
 	flag.Parse()
 	if flag.NArg() > 0 || min(o.epochs, o.batch, o.commitEvery, o.reportEvery) < 1 {
-		fmt.Fprintln(os.Stderr, "fashion: -epochs, -batch, -commit-every and -report-every are at least 1; nothing but flags")
+		fmt.Fprintln(os.Stderr, "fashion: -epochs, -batch, -commit-every and -report-every must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
 	switch err := run(context.Background(), o); {
 	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
-		// No place for this worker any more: the others go on without it, or are done.
+		// The others continue or are done without this worker.
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -65,7 +65,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	// What takes time comes before Init: from there on, other workers may be waiting for this one.
+	// Slow preparation comes before Init: afterwards, other workers can be waiting for this one.
 	set, heldOut, err := load(o.data)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// trainer is a model and how it is trained.
+// trainer trains a model.
 type trainer struct {
 	options
 	backend   compute.Backend
@@ -109,7 +109,7 @@ type trainer struct {
 	at        progress
 }
 
-// progress is how far the training is; exported fields, because it is state that workers send each
+// progress is the progress of training. Its fields are exported because workers send it to each
 // other.
 type progress struct{ Epoch, Steps int } // steps are counted over all epochs
 
@@ -130,15 +130,15 @@ func newTrainer(o options) (*trainer, error) {
 	return t, nil
 }
 
-// scale sets the learning rate for the epoch and for so many workers. The optimizer's rate is a
-// variable like others.
+// scale sets the learning rate for the epoch and the number of workers. The optimizer's rate is a
+// variable of the store.
 func (t *trainer) scale(workers int) error {
 	rate := t.rate * math.Pow(t.decay, float64(t.at.Epoch)) * math.Sqrt(float64(workers))
 	v := t.store.GetVariable(model.JoinPath("/", optimizer.Scope, optimizer.ParamLearningRate))
 	return v.SetValue(tensors.FromScalar(float32(rate)))
 }
 
-// train runs the epochs on all workers together. When it returns nil, all have the same variables.
+// train runs the epochs. When it returns nil, all workers have the same variables.
 func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) error {
 	sampler := elastic.NewSampler(set.len(), elastic.SamplerOptions{Shuffle: true, Seed: t.seed, Batch: t.batch})
 	parts := []elastic.Part{t.variables, elastic.Value("progress", &t.at), sampler}
@@ -150,15 +150,15 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 		fmt.Printf("generation %d: rank %d of %d, pid %d\n", w.Generation(), w.Rank(), w.Size(), os.Getpid())
 		return nil
 	}
-	_ = enter() // the first world; OnReset for all others
+	_ = enter() // of the first world; OnReset calls it in the others
 	state.OnReset(enter)
 
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
 		for ; t.at.Epoch < t.epochs; t.at.Epoch++ {
-			if err := t.scale(w.Size()); err != nil { // also when an epoch goes on in another world
+			if err := t.scale(w.Size()); err != nil { // also when an epoch continues in another world
 				return err
 			}
-			sampler.SetEpoch(t.at.Epoch) // keeps its place in an epoch that was begun
+			sampler.SetEpoch(t.at.Epoch) // keeps the position if the epoch has begun
 			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
 				began := time.Now()
 				x, y := set.tensors(batch)
@@ -173,7 +173,7 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 				}
 				if t.at.Steps%t.commitEvery == 0 {
 					if err := state.Commit(); err != nil {
-						return err // as it is: Run knows what to do
+						return err // unchanged: Run handles it
 					}
 				}
 			}
@@ -185,7 +185,7 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 	})
 }
 
-// compare returns an error if not all ranks have the same bits in all variables.
+// compare returns an error unless all ranks have the same bits in all variables.
 func (t *trainer) compare(ctx context.Context, g *collective.Group) error {
 	mine, err := t.variables.Digest()
 	if err != nil {

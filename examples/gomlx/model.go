@@ -22,11 +22,11 @@ func network(scope *model.Scope, x *graph.Node) *graph.Node {
 	return layers.Dense(scope.In("dense2"), x, true, classes)
 }
 
-// convolve is a convolution with bias and without padding, as a product of matrices: each place's
-// kernel×kernel neighbourhood by the weights. gomlx's backend in pure Go does this some ten times
-// faster than its layers.Convolution.
+// convolve is a convolution with bias and without padding, computed as a matrix product of each
+// position's kernel×kernel neighbourhood and the weights. With gomlx's pure Go backend this is
+// about ten times as fast as layers.Convolution.
 func convolve(scope *model.Scope, x *graph.Node, kernel, stride, channels int) *graph.Node {
-	places := (x.Shape().Dimensions[1]-kernel)/stride + 1 // in a row
+	places := (x.Shape().Dimensions[1]-kernel)/stride + 1 // per row
 	from := func(i int) graph.SliceAxisSpec {
 		return graph.AxisRange(i, i+stride*(places-1)+1).Stride(stride)
 	}
@@ -45,7 +45,7 @@ func crossEntropy(scope *model.Scope, in []*graph.Node) *graph.Node {
 	return graph.ReduceAllMean(loss.SparseCategoricalCrossEntropyLogits([]*graph.Node{in[1]}, []*graph.Node{logits}))
 }
 
-// inputShapes are those of a batch's images and labels.
+// inputShapes returns the shapes of a batch's images and labels.
 func inputShapes(batch int) []shapes.Shape {
 	return []shapes.Shape{shapes.Make(dtypes.Float32, batch, side, side, 1), shapes.Make(dtypes.Int32, batch, 1)}
 }
@@ -62,7 +62,7 @@ func (s *images) tensors(indices []int) (x, y *tensors.Tensor) {
 	return tensors.FromFlatDataAndDimensions(xs, len(ys), side, side, 1), tensors.FromFlatDataAndDimensions(ys, len(ys), 1)
 }
 
-// accuracy returns the share of the images, 0..1, whose label has the highest logit.
+// accuracy returns the fraction of the images, 0..1, whose label has the highest logit.
 func accuracy(backend compute.Backend, store *model.Store, set *images) (float64, error) {
 	predict, err := model.NewExec(backend, store, network)
 	if err != nil {
@@ -94,7 +94,7 @@ func accuracy(backend compute.Backend, store *model.Store, set *images) (float64
 	return float64(right) / float64(set.len()), nil
 }
 
-// best returns the index of the largest.
+// best returns the index of the largest logit.
 func best(logits []float32) (at int) {
 	for i, l := range logits {
 		if l > logits[at] {

@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// TestConvolve compares the convolution, and its gradients, with gomlx's own layer of the same
+// TestConvolve compares the convolution and its gradients with gomlx's own layer with the same
 // weights.
 func TestConvolve(t *testing.T) {
 	const kernel, stride, in, out = 3, 2, 2, 4
@@ -57,7 +57,7 @@ func TestConvolve(t *testing.T) {
 	if !mine[0].InDelta(layer[0], 1e-5) {
 		t.Errorf("outputs differ: %v and %v", mine[0].Shape(), layer[0].Shape())
 	}
-	byShape := map[int]*tensors.Tensor{} // the layers create weights and biases in any order
+	byShape := map[int]*tensors.Tensor{} // the layers create weights and biases in different orders
 	for _, gradient := range layer[1:] {
 		byShape[gradient.Size()] = gradient
 	}
@@ -75,7 +75,7 @@ func TestConvolve(t *testing.T) {
 	}
 }
 
-// TestTrainAlone runs a whole training as a world of one.
+// TestTrainAlone runs a complete training in a world of one.
 func TestTrainAlone(t *testing.T) {
 	if testing.Short() {
 		t.Skip("TestDeath trains as well")

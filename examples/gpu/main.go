@@ -1,12 +1,12 @@
-// Gpu trains a small network on handwritten digits, as examples/digits does, on a GPU: the
-// parameters are in its memory, the arithmetic is our own kernels, and gradients are averaged from
-// device to device. Several workers may share a card.
+// Gpu trains a small network on handwritten digits on a GPU, as examples/digits does on CPUs: its
+// parameters are in device memory, its arithmetic is in kernels of its own, and gradients are
+// averaged between devices. Several workers may share a GPU.
 //
 //	bin/gpu
 //	hvdrun -np 2 bin/gpu
 //	hvdrun -np 4 --min-np 1 bin/gpu
 //
-// It needs the driver and nothing else of CUDA. Workers may come, go and die meanwhile.
+// It needs only the driver of CUDA. Workers may join, leave and fail meanwhile.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// momentum is the share of its velocity that the optimizer keeps from step to step.
+// momentum is the fraction of its velocity that the optimizer keeps per step.
 const momentum = 0.9
 
 type options struct {
@@ -47,16 +47,16 @@ func main() {
 	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
 	flag.Parse()
 	if flag.NArg() > 0 || min(o.epochs, o.batch, o.hidden, o.commitEvery) < 1 {
-		fmt.Fprintln(os.Stderr, "gpu: -epochs, -batch, -hidden and -commit-every are at least 1; nothing but flags")
+		fmt.Fprintln(os.Stderr, "gpu: -epochs, -batch, -hidden and -commit-every must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
 	switch err := run(context.Background(), o); {
 	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
-		// No place for this worker any more: the others go on without it, or are done.
+		// The others continue or are done without this worker.
 	case errors.Is(err, cuda.ErrUnavailable):
 		fmt.Fprintln(os.Stderr, "gpu: this example needs an NVIDIA GPU:", err)
 		os.Exit(1)
-	case err != nil: // where it is cuda.ErrSticky a new process helps: hvdrun starts one
+	case err != nil: // after cuda.ErrSticky a new process is needed: hvdrun starts one
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -70,7 +70,7 @@ func run(ctx context.Context, o options) (err error) {
 	if len(devices) == 0 {
 		return fmt.Errorf("%w: the driver sees no device", cuda.ErrUnavailable)
 	}
-	w, err := elastic.Init(ctx, elastic.Late) // the others do not wait for this worker before it is in elastic.Run
+	w, err := elastic.Init(ctx, elastic.Late) // Late: the others wait for this worker only from elastic.Run on
 	if err != nil {
 		return err
 	}
@@ -117,15 +117,15 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// progress is how far the training is; exported fields, because it is state that workers send each
+// progress is the progress of training. Its fields are exported because workers send it to each
 // other.
 type progress struct {
-	Epoch, Steps int     // Steps are counted over all epochs
+	Epoch, Steps int     // over all epochs
 	Images       int     // of this epoch, on all workers
 	Loss         float64 // sum over these images
 }
 
-// train runs the epochs on all workers together. When it returns nil, all have the same parameters.
+// train runs the epochs. When it returns nil, all workers have the same parameters.
 func train(ctx context.Context, w *elastic.Worker, m *network, from *set, o options) error {
 	var at progress
 	scaling := elastic.NewScaling(elastic.ScalingOptions{})
@@ -138,12 +138,12 @@ func train(ctx context.Context, w *elastic.Worker, m *network, from *set, o opti
 
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
 		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
-			sampler.SetEpoch(at.Epoch) // keeps its place in an epoch that was begun
+			sampler.SetEpoch(at.Epoch) // keeps the position if the epoch has begun
 			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
 				began := time.Now()
 				loss, err := m.step(ctx, w.Group(), from, batch, float32(o.rate*scaling.Next()), momentum)
 				if err != nil {
-					return err // as it is: Run knows what to do
+					return err // unchanged: Run handles it
 				}
 				time.Sleep(o.stepTime - time.Since(began))
 				at.Steps++

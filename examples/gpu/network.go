@@ -16,44 +16,44 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// kernels are the network's arithmetic.
+// kernels contains the network's kernels.
 //
 //go:embed kernels.ptx
 var kernels string
 
 // network is a perceptron of two layers on a device: 64 pixels → hidden units with ReLU → 10
-// logits, judged by softmax and cross-entropy. All that it computes with is there.
+// logits, with softmax and cross-entropy as its loss. All its data is in device memory.
 type network struct {
 	device *cuda.Device
-	stream *cuda.Stream // of all its kernels
+	stream *cuda.Stream // all kernels run in it
 	module *cuda.Module
 
 	gather, linear, softmax, backward, gradient, descend *cuda.Function
 
-	hidden, room int // room: images of a batch at most
+	hidden, room int // room: maximum images per batch
 
-	// All parameters lie in one slice, so that one AllReduce averages all gradients and one Tensor
-	// holds the state: w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
+	// All parameters are in one slice, so that one AllReduce averages all gradients and one Tensor
+	// is the whole state: w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
 	params, velocity *cuda.Slice[float32]
-	grad             *cuda.Slice[float32] // of the parameters, and the loss: it is averaged with them
+	grad             *cuda.Slice[float32] // of the parameters, and the loss
 
-	// Of the batch at hand.
+	// Of the current batch.
 	index, label          *cuda.Slice[int32]
 	x, active, back, loss *cuda.Slice[float32]
 	logits                *cuda.Slice[float32] // and their gradient
 
-	held []func() error // gives back what was taken
+	held []func() error // release functions, in the order of allocation
 }
 
-// set is a data set on the device.
+// set is a data set in device memory.
 type set struct {
 	images *cuda.Slice[float32]
 	labels *cuda.Slice[int32]
 	n      int
 }
 
-// newNetwork returns a network with room for batches of so many images, and with He-initialized
-// weights that depend on the seed alone.
+// newNetwork returns a network for batches of up to room images, with He-initialized weights that
+// depend only on seed.
 func newNetwork(ctx context.Context, d *cuda.Device, hidden, room int, seed uint64) (*network, error) {
 	m := &network{device: d, hidden: hidden, room: room}
 	if err := m.take(); err != nil {
@@ -73,7 +73,7 @@ func newNetwork(ctx context.Context, d *cuda.Device, hidden, room int, seed uint
 	return m, nil
 }
 
-// take has the kernels compiled and takes the memory.
+// take compiles the kernels and allocates memory.
 func (m *network) take() (err error) {
 	if m.module, err = m.device.Load(kernels); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (m *network) take() (err error) {
 		alloc(m, &m.logits, m.room*dataset.Classes))
 }
 
-// alloc takes memory that the network's Close gives back.
+// alloc allocates memory that Close releases.
 func alloc[T collective.Element](m *network, s **cuda.Slice[T], n int) error {
 	taken, err := cuda.Alloc[T](m.device, n)
 	if err == nil {
@@ -106,7 +106,7 @@ func alloc[T collective.Element](m *network, s **cuda.Slice[T], n int) error {
 	return err
 }
 
-// Close gives everything back. Nothing of it may be under way.
+// Close releases all resources. No operation may be pending.
 func (m *network) Close() error {
 	var errs []error
 	for _, free := range slices.Backward(m.held) {
@@ -116,7 +116,7 @@ func (m *network) Close() error {
 	return errors.Join(errs...)
 }
 
-// load copies images to the device; they are given back with the network.
+// load copies images to the device. Close releases them.
 func (m *network) load(ctx context.Context, from *dataset.Images) (*set, error) {
 	s := &set{n: from.Len()}
 	labels := make([]int32, s.n)
@@ -129,7 +129,7 @@ func (m *network) load(ctx context.Context, from *dataset.Images) (*set, error) 
 	return s, errors.Join(s.images.CopyFrom(ctx, from.Pixels), s.labels.CopyFrom(ctx, labels))
 }
 
-// layers cuts a slice that is laid out as the parameters are.
+// layers splits a slice with the layout of params.
 func (m *network) layers(p *cuda.Slice[float32]) (w1, b1, w2, b2 *cuda.Slice[float32]) {
 	a := m.hidden * dataset.Pixels
 	b := a + m.hidden
@@ -137,17 +137,16 @@ func (m *network) layers(p *cuda.Slice[float32]) (w1, b1, w2, b2 *cuda.Slice[flo
 	return p.Slice(0, a), p.Slice(a, b), p.Slice(b, c), p.Slice(c, c+dataset.Classes)
 }
 
-// launch puts a kernel into the network's stream, with a thread for each of so many numbers.
+// launch starts a kernel in the network's stream, with the given number of threads.
 func (m *network) launch(f *cuda.Function, threads int, args ...any) error {
 	return f.Launch(m.stream, cuda.Linear(threads), args...)
 }
 
-// forward has the logits of some images computed. It returns when the images' numbers are on the
-// device, not when the logits are there. What was in the stream before must be done: it reads the
-// numbers.
+// forward starts computing the logits of a batch. It returns when the batch's indices are on the
+// device. Earlier work in the stream must be complete, because forward overwrites the indices.
 func (m *network) forward(ctx context.Context, from *set, batch []int) error {
 	if len(batch) == 0 || len(batch) > m.room {
-		return fmt.Errorf("gpu: a batch of %d images, with room for %d", len(batch), m.room)
+		return fmt.Errorf("gpu: a batch of %d images exceeds the maximum of %d", len(batch), m.room)
 	}
 	index := make([]int32, len(batch))
 	for i, at := range batch {
@@ -165,7 +164,7 @@ func (m *network) forward(ctx context.Context, from *set, batch []int) error {
 		m.launch(m.linear, len(batch)*dataset.Classes, w2, b2, m.active, m.logits, classes, hidden, uint32(0), n))
 }
 
-// pass has the gradient of the mean loss over the batch, and that loss, computed into grad.
+// pass starts computing the gradient of the mean loss over the batch, and that loss, into grad.
 func (m *network) pass(ctx context.Context, from *set, batch []int) error {
 	if err := m.forward(ctx, from, batch); err != nil {
 		return err
@@ -183,8 +182,8 @@ func (m *network) pass(ctx context.Context, from *set, batch []int) error {
 		m.launch(m.gradient, m.hidden*(dataset.Pixels+1), m.back, m.x, g1, gb1, hidden, pixels, n))
 }
 
-// step descends along the mean gradient of the batches of all ranks, and returns their mean loss.
-// When it returns nil the device has done all of it; on an error the parameters are as before.
+// step makes one step with the mean gradient of the batches of all ranks, and returns their mean
+// loss. When it returns nil the device has completed it; on an error the parameters are unchanged.
 func (m *network) step(ctx context.Context, g *collective.Group, from *set, batch []int, rate, momentum float32) (float64, error) {
 	if err := m.pass(ctx, from, batch); err != nil {
 		return 0, err
@@ -203,7 +202,7 @@ func (m *network) step(ctx context.Context, g *collective.Group, from *set, batc
 	return float64(loss[0]), m.stream.Synchronize(ctx)
 }
 
-// accuracy returns the share of the set's images, 0..1, whose label has the highest logit.
+// accuracy returns the fraction of the set's images, 0..1, whose label has the highest logit.
 func (m *network) accuracy(ctx context.Context, from *set) (float64, error) {
 	right, logits, labels := 0, make([]float32, m.room*dataset.Classes), make([]int32, m.room)
 	for at := 0; at < from.n; at += m.room {
@@ -227,8 +226,7 @@ func (m *network) accuracy(ctx context.Context, from *set) (float64, error) {
 	return float64(right) / float64(from.n), nil
 }
 
-// digest is a hash of the parameters' bits: equal on two workers if, and for all practical purposes
-// only if, they are.
+// digest returns a hash of the bits of the parameters.
 func (m *network) digest(ctx context.Context) (uint64, error) {
 	params := make([]float32, m.params.Len())
 	if err := m.params.CopyTo(ctx, params); err != nil {

@@ -8,12 +8,12 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/cuda"
-	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
-	"github.com/hvdrun/hvdrun/collective/cuda/ptxtest"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+	"github.com/hvdrun/hvdrun/internal/cudatest"
+	"github.com/hvdrun/hvdrun/internal/ptxtest"
 )
 
-// plain is the network in plain loops, on the processor.
+// plain is the network in plain loops on the CPU.
 type plain struct {
 	hidden         int
 	params         []float32
@@ -41,7 +41,7 @@ func layer(w, bias, x []float32, rows, cols int) []float32 {
 	return y
 }
 
-// pass returns the gradient of the mean loss over the batch, and behind it that loss.
+// pass returns the gradient of the mean loss over the batch, followed by that loss.
 func (p *plain) pass(set *dataset.Images, batch []int) []float32 {
 	const classes, pixels = dataset.Classes, dataset.Pixels
 	var x []float32
@@ -108,7 +108,8 @@ func near(t *testing.T, what string, got, want []float32) {
 	}
 }
 
-// noise is images unlike the digits: no pixel is always blank, and every unit fires at times.
+// noise returns images in which, unlike the digits, no pixel is always 0 and every unit is active
+// for some images.
 func noise(n int) *dataset.Images {
 	random := rand.New(rand.NewPCG(1, 2))
 	set := new(dataset.Images)
@@ -141,8 +142,8 @@ func values(t *testing.T, s *cuda.Slice[float32]) []float32 {
 	return v
 }
 
-// TestPass: the gradients and the loss on the device are those of plain loops, and a step descends
-// along them.
+// TestPass: the gradients and the loss on the device equal those of plain loops, and a step reduces
+// the loss.
 func TestPass(t *testing.T) {
 	d := device(t)
 	for _, c := range []struct {
@@ -203,7 +204,7 @@ func (b *board) Span(address uint64, n int) []byte {
 	return b.memory[address-origin:][:n:n]
 }
 
-// put returns the address of values, with nothing else beside them.
+// put returns the address of values in memory of their own, so that accesses beyond them fail.
 func put[T float32 | int32](b *board, values ...T) uint64 {
 	at := origin + uint64(len(b.memory))
 	b.memory, _ = binary.Append(b.memory, binary.LittleEndian, values)
@@ -217,7 +218,7 @@ func (b *board) floats(at uint64, n int) []float32 {
 	return v
 }
 
-// TestKernels: what each computes, as the strict reader of their text has it.
+// TestKernels: the results of each kernel in the interpreter of its PTX.
 func TestKernels(t *testing.T) {
 	module, err := ptxtest.Parse(kernels)
 	if err != nil {
@@ -292,5 +293,5 @@ func TestKernels(t *testing.T) {
 	}
 }
 
-// TestAssembled: NVIDIA's assembler takes the kernels, where it is installed.
+// TestAssembled: NVIDIA's assembler, if installed, accepts the kernels.
 func TestAssembled(t *testing.T) { cudatest.Assemble(t, kernels) }

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/cuda"
-	"github.com/hvdrun/hvdrun/collective/cuda/cudatest"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
-	"github.com/hvdrun/hvdrun/internal/e2e"
+	"github.com/hvdrun/hvdrun/internal/cudatest"
+	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
 )
 
 func TestNoDriver(t *testing.T) {
@@ -25,7 +25,7 @@ func TestNoDriver(t *testing.T) {
 	}
 }
 
-// TestTrainAlone runs the whole training as a world of one.
+// TestTrainAlone runs the complete training in a world of one.
 func TestTrainAlone(t *testing.T) {
 	d := device(t)
 	w, err := elastic.Init(t.Context())
@@ -55,8 +55,8 @@ func TestTrainAlone(t *testing.T) {
 	}
 }
 
-// TestTrainUnderFailure: three workers on one device, one of which is killed, and returns; all end
-// with the same network, which reads digits.
+// TestTrainUnderFailure: three workers on one device, one of which is killed and replaced; all end
+// with the same accurate network.
 func TestTrainUnderFailure(t *testing.T) {
 	library := cudatest.Library(t)
 	dir := t.TempDir()
@@ -76,7 +76,7 @@ func TestTrainUnderFailure(t *testing.T) {
 	}
 	for text, ended := "", false; !ended && !strings.Contains(text, "epoch 1 "); {
 		select {
-		case <-job.Ended(): // by force where the job is hung
+		case <-job.Ended(): // killed if the job hangs
 			ended = true
 		case <-time.After(5 * time.Millisecond):
 			out, err := os.ReadFile(job.OutputPath())

@@ -1,8 +1,9 @@
-// Hello is the smallest job: every rank adds its number to a sum and says where it is.
+// Hello is a minimal job: every rank adds its rank to a sum and prints it.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
@@ -11,21 +12,27 @@ import (
 )
 
 func main() {
-	ctx := context.Background()
-	w, err := elastic.Init(ctx)
-	if err != nil {
+	err := hello(context.Background())
+	switch {
+	case errors.Is(err, elastic.ErrRemoved), errors.Is(err, elastic.ErrFinished):
+		// The job continues or is done without this worker: its exit status is 0.
+	case err != nil:
 		log.Fatal(err)
 	}
+}
+
+func hello(ctx context.Context) error {
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return err
+	}
 	defer w.Close()
-	err = elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
+	return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
 		sum := []int64{int64(w.Rank())}
 		if err := collective.AllReduce(ctx, w.Group(), sum, collective.Sum); err != nil {
 			return err
 		}
-		fmt.Printf("hello from rank %d of %d on host %s; our ranks add up to %d\n", w.Rank(), w.Size(), w.Host(), sum[0])
+		fmt.Printf("hello from rank %d of %d on host %s; the sum of the ranks is %d\n", w.Rank(), w.Size(), w.Host(), sum[0])
 		return nil
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
 }

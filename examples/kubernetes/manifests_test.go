@@ -1,5 +1,5 @@
-// Package kubernetes_test holds the manifests against each other, and against what the plugin asks
-// for.
+// Package kubernetes_test checks that the manifests are consistent with each other and with the
+// plugin.
 package kubernetes_test
 
 import (
@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// object is what the test reads of any manifest.
+// object contains the tested fields of all kinds of manifests.
 type object struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string `yaml:"kind"`
@@ -91,7 +91,7 @@ type container struct {
 	} `yaml:"volumeMounts"`
 }
 
-// manifests reads all of them, by kind and name.
+// manifests reads all manifests, by kind and name.
 func manifests(t *testing.T) map[string]*object {
 	t.Helper()
 	files, err := filepath.Glob("*.yaml")
@@ -121,7 +121,7 @@ func manifests(t *testing.T) map[string]*object {
 	return all
 }
 
-// get returns one of them.
+// get returns one manifest.
 func get(t *testing.T, all map[string]*object, key string) *object {
 	t.Helper()
 	if all[key] == nil {
@@ -230,8 +230,8 @@ func TestPorts(t *testing.T) {
 	same(t, "the launch port", worker.Ports[i].ContainerPort, 7947)
 }
 
-// TestKey: both ends read the key of the Secret that the README makes, from files that nobody else
-// may read.
+// TestKey: both ends read the key of the Secret that the README creates, from files that no other
+// user may read.
 func TestKey(t *testing.T) {
 	all := manifests(t)
 	readme, err := os.ReadFile("README.md")

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Averager averages tensors over the ranks of a group. It keeps the memory in which they travel: a
-// program uses the same one for all its steps, one call at a time. The zero value is ready.
+// Averager averages tensors over the ranks of a group. It reuses its buffers, so a program should
+// use one Averager for all steps, by one goroutine at a time. The zero value is ready for use.
 type Averager struct {
 	float32s  []float32
 	float64s  []float64
@@ -21,9 +21,9 @@ type Averager struct {
 	bfloat16s []collective.BFloat16
 }
 
-// Average makes each tensor the mean of those in its place on all ranks, with one reduction for all
-// tensors of a type. The types are Float32, Float64, Float16 and BFloat16. Where it fails the
-// tensors may hold anything.
+// Average sets each tensor to the mean of the tensors with the same index on all ranks, with one
+// reduction per type. It is collective and blocks. The types are Float32, Float64, Float16 and
+// BFloat16. After an error the contents of the tensors are undefined.
 func (a *Averager) Average(ctx context.Context, g *collective.Group, list ...*tensors.Tensor) error {
 	for i, t := range list {
 		switch t.DType() {
@@ -47,7 +47,7 @@ func (a *Averager) Average(ctx context.Context, g *collective.Group, list ...*te
 	return average(ctx, g, list, dtypes.BFloat16, &a.bfloat16s)
 }
 
-// average averages the tensors of one type, whose elements T is, in the buffer.
+// average averages the tensors of one type, with elements T, in the buffer.
 func average[T collective.Element](ctx context.Context, g *collective.Group, list []*tensors.Tensor, dtype dtypes.DType, buffer *[]T) error {
 	n := 0
 	for _, t := range list {
@@ -68,8 +68,8 @@ func average[T collective.Element](ctx context.Context, g *collective.Group, lis
 	return each(list, dtype, *buffer, func(room, tensor []byte) { copy(tensor, room) })
 }
 
-// each calls visit for the tensors of the type, with the bytes of each and those of its place in
-// the buffer.
+// each calls visit for the tensors of the type, with the range of the buffer for each and its
+// bytes.
 func each[T collective.Element](list []*tensors.Tensor, dtype dtypes.DType, buffer []T, visit func(room, tensor []byte)) error {
 	rest := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(buffer))), len(buffer)*int(unsafe.Sizeof(buffer[0])))
 	for i, t := range list {

@@ -15,22 +15,22 @@ import (
 
 var _ elastic.Imaged = (*State)(nil)
 
-// head begins an image: the length of its JSON, in four bytes, and then the values of the
-// variables, one after the other.
+// head is the head of an image. The image begins with the length of its JSON, in four bytes; the
+// values of the variables follow the JSON.
 type head struct {
-	// Order is that of the trainable variables' creation, by path.
+	// Order contains the paths of the trainable variables in the order of their creation.
 	Order []string
-	// Variables are those that have a value, by path: the rest of their order may differ from rank
-	// to rank.
+	// Variables are those with a value, sorted by path, because the order of their creation can
+	// differ between ranks.
 	Variables []variable
 }
 
-// Image returns what the last save has kept, without variables that had no value then: it makes the
-// variables part of digests, of comparisons of the ranks' states and of elastic.Checkpoint's files.
-// It takes memory for the values and copies them.
+// Image returns the last save, without variables that had no value then. It makes the variables
+// part of digests, of comparisons of the ranks' states and of elastic.Checkpoint's files. It
+// allocates memory for the values and copies them.
 func (s *State) Image() ([]byte, error) {
 	if !s.hasSaved {
-		return nil, errors.New("gomlx: nothing has been saved yet")
+		return nil, errors.New("gomlx: there is no save")
 	}
 	type kept struct {
 		variable
@@ -65,9 +65,9 @@ func (s *State) Image() ([]byte, error) {
 	return b, nil
 }
 
-// SetImage gives the variables the values of an image, and creates those that are missing. One that
-// has no value yet, there or here, stays as it is. Where the image has another model's variables it
-// returns an error and changes nothing.
+// SetImage sets the variables to an image, and creates missing ones. Variables without a value, in
+// the image or the store, are unchanged. If the image is of another model it returns an error and
+// changes nothing.
 func (s *State) SetImage(b []byte) error {
 	from, err := parse(b)
 	if err != nil {
@@ -87,11 +87,11 @@ func (s *State) SetImage(b []byte) error {
 	return s.assign(from)
 }
 
-// parse returns what is in an image, in an order in which it can be created. What it says of
-// lengths is not checked.
+// parse decodes an image. The order of its variables is one in which they can be created. It does
+// not check the lengths of values.
 func parse(b []byte) (snapshot, error) {
 	if len(b) < 4 || uint64(len(b)-4) < uint64(binary.LittleEndian.Uint32(b)) {
-		return snapshot{}, errors.New("it is cut short")
+		return snapshot{}, errors.New("it is truncated")
 	}
 	n := 4 + int(binary.LittleEndian.Uint32(b))
 	var h head
@@ -110,7 +110,7 @@ func parse(b []byte) (snapshot, error) {
 	rest := b[n:]
 	for _, v := range h.Variables {
 		if v.Bytes < 0 || v.Bytes > len(rest) || v.Trainable != (place[v.Path] > 0) {
-			return snapshot{}, fmt.Errorf("its variable %v is not whole", v)
+			return snapshot{}, fmt.Errorf("its variable %v is truncated", v)
 		}
 		all = append(all, kept{v, rest[:v.Bytes]})
 		rest = rest[v.Bytes:]

@@ -24,8 +24,8 @@ func image(t *testing.T, s *State) []byte {
 	return b
 }
 
-// Images are the same where the values are, in whatever order the variables were created, and make
-// the same state of any other that fits, of an empty one too.
+// Images of equal values are equal, whatever the order in which variables were created, and restore
+// them in any compatible state, also in an empty one.
 func TestImage(t *testing.T) {
 	if _, err := NewState(model.NewStore()).Image(); err == nil {
 		t.Error("an image of what was never saved")
@@ -93,7 +93,7 @@ func TestImageRefuses(t *testing.T) {
 	}
 }
 
-// A program that begins anew goes on from a checkpoint, optimizer included.
+// A new program continues from a checkpoint, optimizer included.
 func TestCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	run := func(seed int64, want int) uint64 {

@@ -1,10 +1,9 @@
 // Package gomlx makes training programs of the framework gomlx (github.com/gomlx/gomlx) elastic and
 // data parallel.
 //
-// A State is the part of an elastic.State that holds all variables of a model.Store: weights, the
+// A State is the part of an elastic.State with all variables of a model.Store: weights, the
 // optimizer's moments and step, learning rate, random state. A Step averages gradients over the
-// ranks between the backward pass and their application, and an Averager does that alone, for
-// programs that have graphs of their own.
+// ranks before they are applied. An Averager only averages, for programs with graphs of their own.
 //
 //	step, err := gomlx.NewStep(backend, store, optimizer.Adam().Done(), loss, shapeOfX, shapeOfY)
 //	state := elastic.NewState(w, gomlx.NewState(store), elastic.Value("step", &n), sampler)
@@ -20,7 +19,7 @@
 //		}
 //	})
 //
-// Everything works with every backend: variables and gradients pass through the host's memory.
+// All backends are supported: variables and gradients are copied through host memory.
 package gomlx
 
 import (
@@ -44,59 +43,57 @@ import (
 
 var _ elastic.Part = (*State)(nil)
 
-// State is the variables of a store as a part of an elastic.State. It keeps two copies of their
-// values in the host's memory: that of the last save, and room for the next. The elastic.State
-// keeps another, or two while a commit is made, by which it compares the ranks, and writes
-// checkpoints.
+// State is a part of an elastic.State with the variables of a store. It keeps two copies of their
+// values in host memory: the last save, and a buffer for the next. The elastic.State keeps another,
+// or two during a commit, to compare the ranks and to write checkpoints.
 //
-// Variables may be created at any time, but those that a step creates (an optimizer's, mostly) must
-// be there before the first save, which elastic.Run makes when it begins: there is no going back to
-// a time before them. NewStep creates them. A worker that joins the job late needs none: a Sync
-// creates what it lacks.
+// Variables may be created at any time, but those that a step creates (mostly an optimizer's) must
+// exist before the first save, which elastic.Run makes when it begins, because Restore cannot
+// remove them. NewStep creates them. A worker that joins late needs none: Sync creates missing
+// variables.
 //
-// The zero value is of no use; NewState makes one.
+// The zero value is not usable; call NewState.
 type State struct {
-	// Skip, where it is not nil, says which variables are left out: neither saved, nor restored,
-	// nor synchronised. It must be set before the first use, and say the same on every rank.
-	// Metrics that only one rank computes are such variables.
+	// Skip, if not nil, selects the variables that are neither saved nor restored nor synchronised,
+	// such as metrics that only one rank computes. It must be set before the first use and select
+	// the same variables on every rank.
 	Skip func(*model.Variable) bool
 
 	store        *model.Store
 	saved, spare snapshot
 	hasSaved     bool
-	created      []string // by a Sync since the last save
+	created      []string // by Sync since the last save
 }
 
-// NewState returns the state of the variables of store, those that are yet to be created included.
+// NewState returns the state of all variables of store, including those created later.
 func NewState(store *model.Store) *State { return &State{store: store} }
 
 // snapshot is a copy of variables.
 type snapshot struct {
 	variables []variable
-	values    []byte // of all of them, one after the other
+	values    []byte // of all variables, concatenated
 }
 
-// variable is what is known of one besides its value; exported fields, because ranks send it each
-// other.
+// variable describes a variable without its value. Its fields are exported because ranks send it to
+// each other.
 type variable struct {
 	Path      string
 	DType     string
 	Dims      []int
 	Trainable bool
-	// Initial: it has no value yet, but an initializer that will give it one.
+	// Initial: it has an initializer but no value yet.
 	Initial bool `json:",omitempty"`
-	Bytes   int  // of its value
+	Bytes   int  // size of its value
 }
 
-// same tells whether two variables can hold each other's values.
+// same reports whether two variables can hold each other's values.
 func (v variable) same(w variable) bool {
 	return v.Path == w.Path && v.DType == w.DType && slices.Equal(v.Dims, w.Dims)
 }
 
 func (v variable) String() string { return fmt.Sprintf("%q (%s %v)", v.Path, v.DType, v.Dims) }
 
-// live calls visit for every variable of the store that is not left out, in the order of their
-// creation.
+// live calls visit for every variable of the store that is not skipped, in the order of creation.
 func (s *State) live(visit func(*model.Variable) error) error {
 	for v := range s.store.IterVariables() {
 		if s.Skip != nil && s.Skip(v) {
@@ -109,7 +106,7 @@ func (s *State) live(visit func(*model.Variable) error) error {
 	return nil
 }
 
-// describe tells of a variable all but the length of its value.
+// describe returns the description of v without the size of its value.
 func describe(v *model.Variable) variable {
 	shape := v.Shape()
 	return variable{
@@ -117,7 +114,7 @@ func describe(v *model.Variable) variable {
 	}
 }
 
-// capture copies all variables into to, whose memory it uses.
+// capture copies all variables to to, whose memory it reuses.
 func (s *State) capture(to *snapshot) error {
 	to.variables, to.values = to.variables[:0], to.values[:0]
 	return s.live(func(v *model.Variable) error {
@@ -138,7 +135,7 @@ func (s *State) capture(to *snapshot) error {
 			return err
 		}
 		to.variables = append(to.variables, d)
-		_, err = d.shape() // what cannot be given back is not taken
+		_, err = d.shape() // fails for a variable that could not be restored
 		return err
 	})
 }
@@ -153,14 +150,14 @@ func (s *State) Save() error {
 	return nil
 }
 
-// Restore gives every variable the value that it had at the last save. A variable that had none yet
-// then, but an initializer, is initialized anew when a graph next uses it. One that a Sync has
-// created since is deleted; any other that did not exist then is an error.
+// Restore sets every variable to its value at the last save. A variable that had only an
+// initializer then is initialized again when a graph next uses it. Variables that Sync has created
+// since are deleted; another variable that did not exist then is an error.
 func (s *State) Restore() error {
 	if !s.hasSaved {
-		return errors.New("gomlx: nothing has been saved yet that could be restored")
+		return errors.New("gomlx: there is no save to restore")
 	}
-	// No graph uses them yet: what follows a Sync that succeeds is a save.
+	// No graph uses them yet, because a save follows every successful Sync.
 	for _, path := range s.created {
 		if err := s.store.DeleteVariable(path); err != nil {
 			return fmt.Errorf("gomlx: variable %q: %w", path, err)
@@ -173,7 +170,7 @@ func (s *State) Restore() error {
 	return s.assign(s.saved)
 }
 
-// complete says which variable of the store, if any, is missing in from.
+// complete returns an error if a variable of the store is missing in from.
 func (s *State) complete(from snapshot) error {
 	there := make(map[string]bool, len(from.variables))
 	for _, v := range from.variables {
@@ -181,13 +178,13 @@ func (s *State) complete(from snapshot) error {
 	}
 	return s.live(func(v *model.Variable) error {
 		if !there[v.Path()] {
-			return errors.New("it did not exist in the state to go to")
+			return errors.New("it does not exist in the state to restore")
 		}
 		return nil
 	})
 }
 
-// assign gives the variables of the store the values of from, and creates those that are missing.
+// assign sets the variables of the store to from, and creates missing ones.
 func (s *State) assign(from snapshot) error {
 	rest := from.values
 	for _, d := range from.variables {
@@ -218,7 +215,7 @@ func (s *State) set(d variable, value []byte) error {
 		return err
 	}
 	if room != len(value) {
-		return fmt.Errorf("the value has %d bytes, room is for %d", len(value), room)
+		return fmt.Errorf("the value has %d bytes instead of %d", len(value), room)
 	}
 	if v == nil {
 		if v, err = s.store.CreateVariable(d.Path, t); err != nil {
@@ -232,7 +229,7 @@ func (s *State) set(d variable, value []byte) error {
 	return nil
 }
 
-// shape checks what another rank has sent before memory is taken for it.
+// shape validates a description from another rank before memory is allocated for it.
 func (v variable) shape() (shapes.Shape, error) {
 	dtype, err := dtypes.DTypeString(v.DType)
 	if err != nil {
@@ -254,10 +251,10 @@ func (v variable) shape() (shapes.Shape, error) {
 	return shapes.Make(dtype, v.Dims...), nil
 }
 
-// Sync makes the variables of every rank those of root. What a rank lacks is created, so that a
-// worker that comes to the job late may do so with an empty store; a rank that has a variable of
-// another shape, one that root does not have, or its trainable ones in another order (which is the
-// order of their gradients), gets an error and changes nothing.
+// Sync sets the variables of every rank to those of root. It is collective and blocks. It creates
+// missing variables, so a worker that joins late may have an empty store. A rank returns an error
+// and changes nothing if it has a variable that root does not have or of another shape, or if its
+// trainable variables are in another order, which is the order of their gradients.
 func (s *State) Sync(ctx context.Context, g *collective.Group, root int) error {
 	var message []byte
 	if g.Rank() == root {
@@ -269,7 +266,7 @@ func (s *State) Sync(ctx context.Context, g *collective.Group, root int) error {
 			return fmt.Errorf("gomlx: %w", err)
 		}
 	}
-	// Neither takes memory before it is filled, whatever length the root announces.
+	// Memory grows with the received data, regardless of the length that the root announces.
 	message, err := collective.BroadcastBytes(ctx, g, message, root)
 	if err != nil {
 		return err
@@ -289,7 +286,7 @@ func (s *State) Sync(ctx context.Context, g *collective.Group, root int) error {
 	return s.assign(from)
 }
 
-// fits tells whether what root has sent is whole and can be this rank's state.
+// fits returns an error unless the root's message is complete and matches this rank's store.
 func (s *State) fits(from snapshot) error {
 	left := len(from.values)
 	theirs := make(map[string]variable, len(from.variables))
@@ -299,7 +296,7 @@ func (s *State) fits(from snapshot) error {
 			return fmt.Errorf("gomlx: the root's variable %v: %w", d, err)
 		}
 		if d.Bytes < 0 || d.Bytes > left || d.Initial && d.Bytes > 0 {
-			return fmt.Errorf("gomlx: the root's variable %v: its value is cut short", d)
+			return fmt.Errorf("gomlx: the root's variable %v: its value is truncated", d)
 		}
 		left -= d.Bytes
 		theirs[d.Path] = d
@@ -308,7 +305,7 @@ func (s *State) fits(from snapshot) error {
 		}
 	}
 	if left != 0 || len(theirs) != len(from.variables) {
-		return errors.New("gomlx: the root's variables and their values do not belong together")
+		return errors.New("gomlx: the root's variables do not match the length of their values")
 	}
 	err := s.live(func(v *model.Variable) error {
 		d, there := theirs[v.Path()]
@@ -325,25 +322,25 @@ func (s *State) fits(from snapshot) error {
 	if err != nil {
 		return err
 	}
-	// What is missing here comes last, in the root's order.
+	// Variables that are missing here are created last, in the root's order.
 	for _, path := range order {
 		if !slices.Contains(mine, path) {
 			mine = append(mine, path)
 		}
 	}
 	if !slices.Equal(mine, order) {
-		return fmt.Errorf("gomlx: trainable variables were created in the order %v here, and %v on the root of the sync", mine, order)
+		return fmt.Errorf("gomlx: trainable variables were created in the order %v on this rank and %v on the root of the sync", mine, order)
 	}
 	return nil
 }
 
-// Digest is a hash of all names, shapes and values: equal on two ranks if, and for all practical
-// purposes only if, they have the same variables with the same bits.
+// Digest returns a hash of all names, shapes and values. Equal variables have equal digests on all
+// ranks.
 func (s *State) Digest() (uint64, error) {
 	if err := s.capture(&s.spare); err != nil {
 		return 0, err
 	}
-	// The order of creation may differ: it is not the same for a rank that had them from a Sync.
+	// The order of creation differs on a rank whose variables were created by Sync.
 	value := make(map[string][]byte, len(s.spare.variables))
 	rest := s.spare.values
 	for _, d := range s.spare.variables {

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// newStore returns a store with a variable for each value, all of them trainable but those whose
-// name begins with '#'.
+// newStore returns a store with a variable for each value, all trainable except those whose name
+// begins with '#'.
 func newStore(t *testing.T, pairs ...any) *model.Store {
 	t.Helper()
 	store := model.NewStore()
@@ -71,7 +71,7 @@ func TestRestore(t *testing.T) {
 	if digest(t, s) == saved {
 		t.Error("the digest does not tell that values have changed")
 	}
-	for range 2 { // the copy must survive its first use
+	for range 2 { // the copy must stay valid after its first use
 		must(t, s.Restore())
 		if got := digest(t, s); got != saved {
 			t.Error("the values are not those saved")
@@ -122,7 +122,7 @@ func TestSaveThatFailsKeepsTheLast(t *testing.T) {
 	b := store.GetVariable("b")
 	old, err := b.MustValue().LocalClone()
 	must(t, err)
-	must(t, b.MustValue().FinalizeAll()) // a value that cannot be read
+	must(t, b.MustValue().FinalizeAll()) // makes the value unreadable
 	if err := s.Save(); err == nil {
 		t.Fatal("saved a value that is gone")
 	}
@@ -133,7 +133,7 @@ func TestSaveThatFailsKeepsTheLast(t *testing.T) {
 	}
 }
 
-// syncAll synchronises the states, one a rank, and returns each rank's error.
+// syncAll synchronises the states, one per rank, and returns each rank's error.
 func syncAll(ctx context.Context, root int, states ...*State) []error {
 	errs := make([]error, len(states))
 	var running sync.WaitGroup
@@ -163,14 +163,14 @@ func TestSync(t *testing.T) {
 			}
 		}
 	}
-	// What ranks have is theirs: no value is shared.
+	// Ranks do not share values.
 	tensors.MustMutableFlatData(root.store.GetVariable("b").MustValue(), func(flat []float64) { flat[0] = 0 })
 	if digest(t, other) != want || digest(t, empty) != want {
 		t.Error("a change on the root is seen elsewhere")
 	}
 }
 
-// TestRestoreAfterAFailedSync: the sync of the variables succeeds, that of another part does not,
+// TestRestoreAfterAFailedSync: the sync of the variables succeeds but that of another part fails,
 // so there is no save.
 func TestRestoreAfterAFailedSync(t *testing.T) {
 	root, empty := NewState(newStore(t, "w", []float32{1}, "#step", int64(5))), NewState(model.NewStore())
@@ -196,7 +196,7 @@ func TestSyncRefuses(t *testing.T) {
 		"another shape": {[]any{"w", []float32{1}}, []any{"w", []float32{1, 2}}, `"/w": this rank's is a Float32 [2], the root's a Float32 [1]`},
 		"another type":  {[]any{"w", []float32{1}}, []any{"w", []int32{1}}, "this rank's is a Int32 [1], the root's a Float32 [1]"},
 		"more":          {[]any{"w", []float32{1}}, []any{"w", []float32{1}, "#m", float32(1)}, `"/#m": the root of the sync does not have it`},
-		"another order": {[]any{"w", []float32{1}, "v", []float32{1}}, []any{"v", []float32{1}}, "in the order [/v /w] here, and [/w /v] on the root"},
+		"another order": {[]any{"w", []float32{1}, "v", []float32{1}}, []any{"v", []float32{1}}, "in the order [/v /w] on this rank and [/w /v] on the root"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := NewState(newStore(t, c.other...))

@@ -16,31 +16,33 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Step is one step of data-parallel training: two graphs, one that computes loss and gradients, and
-// one that applies gradients, between which the gradients of all ranks are averaged on the host.
-// One goroutine at a time uses it.
+// Step makes steps of data-parallel training with two graphs: one computes the loss and the
+// gradients, the other applies gradients. In between the gradients are averaged over all ranks in
+// host memory. A Step must be used by one goroutine at a time.
 type Step struct {
 	gradients, apply *model.Exec
 	averager         Averager
-	arguments        []any // of apply, kept for its memory
+	arguments        []any // of apply, reused
 }
 
-// Loss builds the graph of a loss, a scalar, of the inputs that are given to Run. It is the mean
-// over the examples in them: what ranks compute is averaged with equal weights.
+// Loss builds the graph of a scalar loss of the inputs of Run. It must be the mean over the
+// examples of the inputs, because the losses and gradients of all ranks are averaged with equal
+// weights.
 type Loss func(scope *model.Scope, inputs []*graph.Node) *graph.Node
 
-// updater is what an optimizer of gomlx can do besides optimizer.Interface; those of gomlx all can.
+// updater is the additional method of optimizers that a Step needs. All optimizers of gomlx have
+// it.
 type updater interface {
 	UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.Node, lossType dtypes.DType)
 }
 
-// NewStep builds both graphs for inputs of these shapes, and with them creates and initializes all
-// variables of the model and of the optimizer in store. Run may be given inputs of other shapes as
-// well; each new combination is compiled once.
+// NewStep builds both graphs for inputs of these shapes, and creates and initializes all variables
+// of the model and of the optimizer in store. Run also accepts inputs of other shapes and compiles
+// each combination once.
 //
-// Every trainable variable that the loss depends on is trained. Variables that the loss's graph
-// itself changes are each rank's own affair: the random state changes alike on all ranks; means of
-// batch normalization do not, and belong to those that State.Skip names.
+// Every trainable variable that the loss depends on is trained. Variables that the graph of the
+// loss changes itself are not averaged: the random state changes equally on all ranks, but the
+// means of batch normalization do not, so State.Skip should exclude them.
 func NewStep(backend compute.Backend, store *model.Store, opt optimizer.Interface, loss Loss, inputs ...shapes.Shape) (*Step, error) {
 	update, ok := opt.(updater)
 	if !ok {
@@ -73,7 +75,7 @@ func NewStep(backend compute.Backend, store *model.Store, opt optimizer.Interfac
 	s.apply, err = model.NewExec(backend, store, func(scope *model.Scope, gradients []*graph.Node) *graph.Node {
 		g := gradients[0].Graph()
 		for _, v := range trained {
-			v.NodeValue(g) // optimizers take only variables that the graph uses
+			v.NodeValue(g) // optimizers update only variables that the graph uses
 		}
 		update.UpdateGraphWithGradients(scope, gradients, lossType)
 		return graph.ScalarZero(g, dtypes.Float32)
@@ -94,9 +96,10 @@ func NewStep(backend compute.Backend, store *model.Store, opt optimizer.Interfac
 	return s, nil
 }
 
-// Run computes the gradients of this rank's inputs (tensors, or Go values that gomlx makes tensors
-// of), averages them over the group, applies them, and returns the mean of all ranks' losses. It is
-// collective. Where it returns an error of the collective, the gradients have not been applied.
+// Run computes the gradients of this rank's inputs (tensors, or Go values that gomlx converts),
+// averages them over the group, applies them, and returns the mean loss of all ranks. It is
+// collective and blocks. If it returns an error of the collective, the gradients have not been
+// applied.
 func (s *Step) Run(ctx context.Context, g *collective.Group, inputs ...any) (float32, error) {
 	out, err := s.gradients.Call(inputs...)
 	if err != nil {
@@ -114,14 +117,14 @@ func (s *Step) Run(ctx context.Context, g *collective.Group, inputs ...any) (flo
 	}
 	loss := tensors.ToScalar[float32](out[0])
 	for _, t := range out {
-		if err := t.FinalizeAll(); err != nil { // gives the memory of devices back at once
+		if err := t.FinalizeAll(); err != nil { // frees device memory at once
 			return 0, fmt.Errorf("gomlx: %w", err)
 		}
 	}
 	return loss, nil
 }
 
-// Close gives back the memory of the compiled graphs. The variables stay.
+// Close frees the memory of the compiled graphs. The variables remain.
 func (s *Step) Close() {
 	s.gradients.Finalize()
 	s.apply.Finalize()

@@ -74,8 +74,8 @@ func together(t *testing.T, n int, f func(g *collective.Group)) {
 	running.Wait()
 }
 
-// TestStepTogether takes the same steps with three ranks and with one, whose examples are those of
-// the three together.
+// TestStepTogether makes the same steps with three ranks and with one, whose examples are the union
+// of the three.
 func TestStepTogether(t *testing.T) {
 	for name, opt := range map[string]func() optimizer.Interface{
 		"adam": adam, "sgd": func() optimizer.Interface { return optimizer.StochasticGradientDescent().WithLearningRate(0.1) },
@@ -131,7 +131,7 @@ func TestStepTogether(t *testing.T) {
 
 func TestStepThatAbortsAppliesNothing(t *testing.T) {
 	groups := collective.Local(2)
-	must(t, groups[1].Close()) // a peer that is gone
+	must(t, groups[1].Close()) // simulates a failed peer
 	defer groups[0].Close()
 	one := newTrainer(t, 1, adam())
 	s := NewState(one.store)
@@ -145,7 +145,7 @@ func TestStepThatAbortsAppliesNothing(t *testing.T) {
 	}
 }
 
-// TestJoiner: a worker comes when the others have made steps. It has no variables of an optimizer,
+// TestJoiner: a worker joins after the others have made steps. It has no variables of an optimizer,
 // or none at all.
 func TestJoiner(t *testing.T) {
 	veteran := newTrainer(t, 1, adam())
@@ -156,7 +156,7 @@ func TestJoiner(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bare := trainer{store: model.NewStore()} // gets its variables first, and its graphs then
+	bare := trainer{store: model.NewStore()} // gets its variables before its graphs exist
 	newcomer := NewState(bare.store)
 	must(t, newcomer.Save())
 	must(t, syncAll(t.Context(), 0, old, newcomer)[1])
@@ -168,7 +168,7 @@ func TestJoiner(t *testing.T) {
 		t.Fatal("building the graphs has changed what was synchronised")
 	}
 
-	forward := trainer{store: model.NewStore()} // has weights, of another seed, but nothing of the optimizer
+	forward := trainer{store: model.NewStore()} // has weights of another seed, but none of the optimizer's variables
 	must(t, forward.store.SetRNGStateFromSeed(2))
 	predict, err := model.NewExec(backend, forward.store, func(scope *model.Scope, xy []*graph.Node) *graph.Node { return meanSquares(scope, xy) })
 	must(t, err)
@@ -236,7 +236,7 @@ func TestAverage(t *testing.T) {
 		fill(4, byte(b), byte(b>>8), byte(b), byte(b>>8))
 		fill(5, byte(h), byte(h>>8))
 		var a Averager
-		for range 2 { // averages stay as they are
+		for range 2 { // averages of equal values do not change
 			if err := a.Average(t.Context(), g, list...); err != nil {
 				t.Errorf("rank %d: %v", g.Rank(), err)
 				return

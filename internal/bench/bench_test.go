@@ -23,17 +23,17 @@ func TestParseSizes(t *testing.T) {
 		{text: "4", want: []int{4}},
 		{text: "1MiB, 4,64KiB,4", want: []int{4, 65536, 1 << 20}},
 		{text: "4GiB,12B", want: []int{12, 4 << 30}},
-		{text: "", err: `"" is no number of bytes`},
-		{text: "4,", err: `"" is no number of bytes`},
-		{text: "KiB", err: `"KiB" is no number of bytes`},
-		{text: "4KB", err: `"4KB" is no number of bytes`},
-		{text: "1.5KiB", err: `"1.5KiB" is no number of bytes`},
-		{text: "-4", err: `"-4" is no number of bytes`},
-		{text: "0", err: "is no multiple of the 4 bytes"},
-		{text: "6", err: "is no multiple of the 4 bytes"},
-		{text: "5GiB", err: "is more than can be measured, 4GiB"},
-		{text: "9223372036854775804", err: "is more than can be measured"},
-		{text: "99999999999999999999", err: "is no number of bytes"},
+		{text: "", err: `"" is not a number of bytes`},
+		{text: "4,", err: `"" is not a number of bytes`},
+		{text: "KiB", err: `"KiB" is not a number of bytes`},
+		{text: "4KB", err: `"4KB" is not a number of bytes`},
+		{text: "1.5KiB", err: `"1.5KiB" is not a number of bytes`},
+		{text: "-4", err: `"-4" is not a number of bytes`},
+		{text: "0", err: "is not a multiple of the 4 bytes"},
+		{text: "6", err: "is not a multiple of the 4 bytes"},
+		{text: "5GiB", err: "exceeds the largest size, 4GiB"},
+		{text: "9223372036854775804", err: "exceeds the largest size"},
+		{text: "99999999999999999999", err: "is not a number of bytes"},
 	} {
 		got, err := ParseSizes(c.text)
 		if c.err == "" && (err != nil || !slices.Equal(got, c.want)) {
@@ -97,8 +97,7 @@ func ring(t *testing.T, n int, body func(g *collective.Group) error) {
 	}
 }
 
-// Every operation gives what is expected of it, with more ranks than elements too, and is measured
-// at each size.
+// Every operation is correct, also with more ranks than elements, and is measured at each size.
 func TestMeasure(t *testing.T) {
 	for _, op := range Ops {
 		for _, n := range []int{1, 2, 3, 5} {
@@ -149,7 +148,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// results are two rounds of one peer beside ours.
+// results returns two rounds of a peer and of hvdrun.
 func results(memory bool) *Report {
 	r := &Report{Op: AllReduce, Ranks: 2, Rounds: 2}
 	add := func(round int, peer string, row Row) { r.Results = append(r.Results, Result{row, round, peer}) }
@@ -253,9 +252,9 @@ func TestParsePeers(t *testing.T) {
 		n         int
 	}{
 		{text: "openmpi,openmpi-tcp,gloo", n: 3},
-		{text: "nccl", err: `"nccl" is none of openmpi, openmpi-tcp, gloo`},
-		{text: "gloo, gloo", err: "gloo is there twice"},
-		{text: "", err: `"" is none of`},
+		{text: "nccl", err: `"nccl" is not one of openmpi, openmpi-tcp, gloo`},
+		{text: "gloo, gloo", err: "gloo is listed twice"},
+		{text: "", err: `"" is not one of`},
 	} {
 		got, err := ParsePeers(c.text)
 		if len(got) != c.n && err == nil || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
@@ -278,7 +277,7 @@ func TestReadPeer(t *testing.T) {
 	}
 }
 
-// Peers that are not there say what to install.
+// Peers that are not installed name the packages to install.
 func TestPrepare(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for _, p := range Peers {
@@ -291,7 +290,7 @@ func TestPrepare(t *testing.T) {
 	if err.Error() != "g++ fails: gloo.cc:10:10: fatal error: gloo/allgatherv.h: No such file (Debian: apt-get install g++ libgloo-dev)" {
 		t.Error(err)
 	}
-	if _, err := Peers[2].Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "there is no reducescatter in it" {
+	if _, err := Peers[2].Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "it has no reducescatter" {
 		t.Error(err)
 	}
 }

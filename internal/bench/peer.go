@@ -17,19 +17,19 @@ import (
 	programs "github.com/hvdrun/hvdrun/bench"
 )
 
-// Peer is another library that can be measured.
+// Peer is another library to measure.
 type Peer struct {
 	Name string
-	// compiler makes program of source, with the library that is named; launcher is what else must
-	// be there.
+	// compiler compiles source with library. launcher is another required program.
 	compiler, source, library, launcher string
-	// packages are Debian's that have them.
+	// packages are the Debian packages that contain them.
 	packages string
 	lacks    []Op
 	command  func(program, folder string, ranks int, plan []string) []string
 }
 
-// mpirun's flags keep its own traffic on loopback and let ranks outnumber cores.
+// mpirun returns a command for mpirun. Its flags keep mpirun's traffic on loopback and permit more
+// ranks than cores.
 func mpirun(more ...string) func(program, folder string, ranks int, plan []string) []string {
 	return func(program, _ string, ranks int, plan []string) []string {
 		words := []string{"mpirun", "--allow-run-as-root", "--oversubscribe",
@@ -41,8 +41,7 @@ func mpirun(more ...string) func(program, folder string, ranks int, plan []strin
 
 const openMPIPackages = "openmpi-bin libopenmpi-dev"
 
-// Peers are all that there are: Open MPI with the transports that it takes by itself, Open MPI over
-// TCP alone, and Gloo.
+// Peers are all peers: Open MPI with its default transports, Open MPI over TCP only, and Gloo.
 var Peers = []Peer{
 	{Name: "openmpi", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", packages: openMPIPackages, command: mpirun()},
 	{Name: "openmpi-tcp", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", packages: openMPIPackages,
@@ -53,7 +52,7 @@ var Peers = []Peer{
 		}},
 }
 
-// ParsePeers reads a list as openmpi,gloo.
+// ParsePeers parses a list such as openmpi,gloo.
 func ParsePeers(text string) ([]Peer, error) {
 	var found []Peer
 	var names []string
@@ -64,21 +63,20 @@ func ParsePeers(text string) ([]Peer, error) {
 		i := slices.Index(names, strings.TrimSpace(word))
 		switch {
 		case i < 0:
-			return nil, fmt.Errorf("%q is none of %s", word, strings.Join(names, ", "))
+			return nil, fmt.Errorf("%q is not one of %s", word, strings.Join(names, ", "))
 		case slices.ContainsFunc(found, func(p Peer) bool { return p.Name == names[i] }):
-			return nil, fmt.Errorf("%s is there twice", names[i])
+			return nil, fmt.Errorf("%s is listed twice", names[i])
 		}
 		found = append(found, Peers[i])
 	}
 	return found, nil
 }
 
-// Prepare puts the peer's sources into a subfolder of its own, and returns the command that
-// compiles them. Its error is one line that says why the peer cannot be measured here, and what to
-// install.
+// Prepare writes the peer's sources to a subdirectory and returns the command that compiles them.
+// Its error is a single line that says why the peer cannot be measured here and what to install.
 func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 	if slices.Contains(p.lacks, op) {
-		return nil, fmt.Errorf("there is no %s in it", op)
+		return nil, fmt.Errorf("it has no %s", op)
 	}
 	for _, program := range []string{p.compiler, p.launcher} {
 		if program == "" {
@@ -103,14 +101,14 @@ func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
 	return compile, nil
 }
 
-// Uncompiled is the error of a compiler that has failed with this output, in one line.
+// Uncompiled returns, as a single line, the error of a compiler with this output.
 func (p Peer) Uncompiled(output string) error {
 	return fmt.Errorf("%s fails: %s (Debian: apt-get install %s)", p.compiler, firstError(output), p.packages)
 }
 
 func (p Peer) program(folder string) string { return filepath.Join(folder, p.Name, "program") }
 
-// firstError is the line of a compiler's output that tells most.
+// firstError returns the most informative line of a compiler's output.
 func firstError(out string) string {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	for _, l := range lines {
@@ -121,8 +119,7 @@ func firstError(out string) string {
 	return lines[0]
 }
 
-// Command is what measures as the spec says, once it is compiled. What it leaves in the folder is
-// removed with it.
+// Command returns the command of the compiled program for spec. Its temporary files are in folder.
 func (p Peer) Command(folder string, ranks int, spec Spec) ([]string, error) {
 	meeting, err := os.MkdirTemp(filepath.Join(folder, p.Name), "meeting")
 	if err != nil {
@@ -137,7 +134,7 @@ func (p Peer) Command(folder string, ranks int, spec Spec) ([]string, error) {
 	return p.command(p.program(folder), meeting, ranks, plan), nil
 }
 
-// ReadPeer reads the lines that a peer's program prints, one for each of the sizes.
+// ReadPeer parses the output of a peer's program, one line per size.
 func ReadPeer(out io.Reader, spec Spec) ([]Row, error) {
 	var rows []Row
 	lines := bufio.NewScanner(out)
@@ -145,20 +142,20 @@ func ReadPeer(out io.Reader, spec Spec) ([]Row, error) {
 		r := Row{Op: spec.Op}
 		n, err := fmt.Sscanf(lines.Text(), "%d\t%d\t%g\t%g\t%g", &r.Bytes, &r.Samples, &r.Min, &r.Median, &r.P99)
 		if n != 5 || err != nil || r.Samples < 1 || !(r.Min > 0 && r.Min <= r.Median && r.Median <= r.P99) {
-			return nil, fmt.Errorf("a line that is none of a measurement: %q", lines.Text())
+			return nil, fmt.Errorf("the line is not a measurement: %q", lines.Text())
 		}
 		rows = append(rows, r)
 	}
 	for i, size := range spec.Sizes {
 		if i >= len(rows) || rows[i].Bytes != size {
-			return nil, errors.Join(fmt.Errorf("no line for the size %d", size), lines.Err())
+			return nil, errors.Join(fmt.Errorf("no line for size %d", size), lines.Err())
 		}
 	}
 	return rows, nil
 }
 
-// Patience is the longest that a peer may take for the whole spec: some of them hang rather than
-// fail.
+// Patience returns the time limit of a peer for the whole spec, because some hang instead of
+// failing.
 func (s Spec) Patience() time.Duration {
 	return time.Minute + time.Duration(len(s.Sizes))*(4*s.Time+30*time.Second)
 }

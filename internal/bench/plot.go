@@ -8,7 +8,7 @@ import (
 	"math"
 )
 
-// The plot's measures, in pixels.
+// The plot's dimensions, in pixels.
 const (
 	plotWidth, plotHeight        = 800, 500
 	plotLeft, plotTop            = 80, 50
@@ -18,10 +18,10 @@ const (
 	plotTitle, plotTimes, plotBy = "%s, float32, %d ranks: median time over size", "µs", "bytes"
 )
 
-// plotColors are told apart by people who see colors differently (Okabe and Ito).
+// plotColors are distinguishable with color blindness (Okabe and Ito).
 var plotColors = []string{"#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7"}
 
-// WritePlot draws the medians over the sizes, both axes logarithmic, as an SVG.
+// WritePlot plots the medians over the sizes as an SVG with logarithmic axes.
 func (r *Report) WritePlot(w io.Writer) error {
 	x, y := logAxis{from: plotLeft, to: plotRight}, logAxis{from: plotBottom, to: plotTop}
 	sizes := r.sizes()
@@ -50,7 +50,7 @@ func (r *Report) WritePlot(w io.Writer) error {
 	for _, size := range sizes {
 		at := x.at(float64(max(size, 1)))
 		plotLine(&b, at, plotTop, at, plotBottom)
-		if at-last >= 45 { // a label needs room
+		if at-last >= 45 { // labels must not overlap
 			plotText(&b, at, plotBottom+18, "middle", SizeText(size))
 			last = at
 		}
@@ -82,11 +82,11 @@ func plotLine(b *bytes.Buffer, x1, y1, x2, y2 float64) {
 
 func plotText(b *bytes.Buffer, x, y float64, anchor, text string) {
 	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" %s>`, x, y, anchor, plotFont)
-	_ = xml.EscapeText(b, []byte(text)) // a buffer takes all
+	_ = xml.EscapeText(b, []byte(text)) // writing to a buffer never fails
 	b.WriteString("</text>\n")
 }
 
-// logAxis maps values to pixels by the logarithm.
+// logAxis maps values to pixels logarithmically.
 type logAxis struct {
 	from, to  float64
 	low, high float64 // decimal logarithms

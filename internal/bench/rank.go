@@ -12,9 +12,9 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// Rank is the program of one rank: it joins the job that started it as any worker does, measures
-// what the spec says, and on rank 0 writes each row as a line of JSON as soon as it is there. It
-// blocks until all ranks are done, ctx ends, or a rank is lost, which is not recovered from.
+// Rank is the program of a rank: it joins the job that started it, measures what spec says, and on
+// rank 0 writes each row as a line of JSON once it is complete. It blocks until all ranks are done,
+// ctx ends, or a rank is lost; it does not recover from a loss.
 func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -30,19 +30,19 @@ func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	})
 }
 
-// meter takes the time of operations on one rank.
+// meter times operations on one rank.
 type meter struct {
 	ctx   context.Context
 	group *collective.Group
 	spec  Spec
-	clock time.Time // since when time is counted: reading it that way costs half of time.Now
+	clock time.Time // origin of time: time.Since costs half as much as time.Now
 }
 
-// turns is how often the operations of one size take turns, so that what else happens on the
-// machine happens to all of them.
+// turns is the number of turns that the operations of one size take, so that disturbances on the
+// machine affect all of them.
 const turns = 8
 
-// measure writes the rows of every size.
+// measure writes the rows of all sizes.
 func (m *meter) measure(out *json.Encoder) error {
 	for _, size := range m.spec.Sizes {
 		ops := []Op{m.spec.Op}
@@ -74,7 +74,7 @@ func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
 		defer collective.Free(t.data)
 		trials[i] = t
 	}
-	runtime.GC() // of what other sizes have left behind
+	runtime.GC() // free the tensors of other sizes
 	for turn := range turns {
 		for _, t := range trials {
 			n := len(t.samples)
@@ -87,7 +87,7 @@ func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
 	for i, t := range trials {
 		over := collective.Max
 		if t.op == CopyAll {
-			over = collective.Average // each rank's own bandwidth counts, not the slowest's
+			over = collective.Average // the ranks' total bandwidth counts, not the slowest rank
 		}
 		if err := collective.AllReduce(m.ctx, m.group, t.samples, over); err != nil {
 			return nil, err
@@ -97,8 +97,7 @@ func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
 	return rows, nil
 }
 
-// trial makes an operation ready: it is known to be right, has run for a while, and has room for
-// all its samples.
+// trial prepares an operation: it verifies the result, warms up, and allocates the samples.
 func (m *meter) trial(op Op, size int) (*trial, error) {
 	data, err := m.tensor(op, size/4)
 	if err != nil {
@@ -109,7 +108,7 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 		collective.Free(data)
 		return nil, err
 	}
-	clear(t.data) // sums of sums would grow out of range, and zeros cost the same
+	clear(t.data) // repeated sums would overflow; zeros take the same time
 	n, err := m.warmUp(t)
 	if err != nil {
 		collective.Free(data)
@@ -119,7 +118,7 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 	return t, nil
 }
 
-// sample runs a trial once for each sample, back to back.
+// sample times one run of a trial per sample, back to back.
 func (m *meter) sample(t *trial, samples []time.Duration) error {
 	if err := collective.Barrier(m.ctx, m.group); err != nil {
 		return err
@@ -138,7 +137,7 @@ func (m *meter) sample(t *trial, samples []time.Duration) error {
 	return nil
 }
 
-// tensor returns n elements of the kind of memory that was asked for.
+// tensor returns n elements in the selected kind of memory.
 func (m *meter) tensor(op Op, n int) ([]float32, error) {
 	if m.spec.Alloc && op != CopyAlone && op != CopyAll {
 		return collective.Alloc[float32](n)
@@ -146,8 +145,8 @@ func (m *meter) tensor(op Op, n int) ([]float32, error) {
 	return make([]float32, n), nil
 }
 
-// warmUp runs the operation for a twentieth of the time, and returns how many samples fit into all
-// of it: the same number on every rank.
+// warmUp runs the operation for a twentieth of the time and returns the number of samples that fit
+// into the whole time, which is the same on every rank.
 func (m *meter) warmUp(t *trial) (int, error) {
 	for batch := 3; ; batch *= 2 {
 		begun := time.Since(m.clock)
@@ -178,7 +177,6 @@ type trial struct {
 	samples []time.Duration
 }
 
-// run runs the operation once.
 func (t *trial) run() (err error) {
 	switch t.op {
 	case AllReduce:
@@ -199,7 +197,7 @@ func (t *trial) run() (err error) {
 	return err
 }
 
-// prepare cuts the data into parts and runs the operation once on numbers whose result is known.
+// prepare splits the data into parts and verifies one run of the operation.
 func (t *trial) prepare() error {
 	n, rank := t.group.Size(), t.group.Rank()
 	t.parts = make([][]float32, n)
@@ -220,10 +218,10 @@ func (t *trial) prepare() error {
 	return collective.Barrier(t.ctx, t.group)
 }
 
-// sample is what rank has at place i. Sums of it are exact.
+// sample returns element i of rank's data. Sums of such values are exact.
 func sample(rank, i int) float32 { return float32(rank + 1 + i%7) }
 
-// sum is what all of n ranks have at place i together.
+// sum returns the sum of element i over n ranks.
 func sum(n, i int) float32 { return float32(n*(n+1)/2 + n*(i%7)) }
 
 func (t *trial) verify() error {
@@ -251,7 +249,7 @@ func (t *trial) verify() error {
 			got, err = collective.AllToAll(t.ctx, t.group, t.parts)
 		}
 		for r := 0; r < len(got) && err == nil; r++ {
-			part := r // whose place in the tensor the numbers had
+			part := r // part of the tensor that the elements come from
 			if t.op == AllToAll {
 				part = rank
 			}
@@ -266,7 +264,7 @@ func (t *trial) verify() error {
 	return err
 }
 
-// start is the place at which the part of a rank begins.
+// start returns the index at which the part of a rank begins.
 func (t *trial) start(rank int) (at int) {
 	for _, p := range t.parts[:rank] {
 		at += len(p)
@@ -274,7 +272,7 @@ func (t *trial) start(rank int) (at int) {
 	return at
 }
 
-// check compares what stands at place at and after it with what should.
+// check compares got, which begins at index at, with the expected values.
 func check(got []float32, at int, want func(i int) float32) error {
 	for i, v := range got {
 		if w := want(at + i); v != w {

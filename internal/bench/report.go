@@ -8,10 +8,10 @@ import (
 	"text/tabwriter"
 )
 
-// Ours is the name under which hvdrun's own rows stand.
+// Ours is the name of hvdrun's own rows.
 const Ours = "hvdrun"
 
-// Report is all that has been measured.
+// Report is the result of all measurements.
 type Report struct {
 	Op      Op
 	Ranks   int
@@ -19,7 +19,7 @@ type Report struct {
 	Results []Result
 }
 
-// peers returns the names in the order in which they first came, ours before all others.
+// peers returns the names of libraries in order of appearance, hvdrun first.
 func (r *Report) peers() []string {
 	names := []string{Ours}
 	for _, res := range r.Results {
@@ -30,7 +30,7 @@ func (r *Report) peers() []string {
 	return names
 }
 
-// sizes returns the bytes that have been measured, ascending.
+// sizes returns the measured sizes, ascending.
 func (r *Report) sizes() (sizes []int) {
 	for _, res := range r.Results {
 		if !slices.Contains(sizes, res.Bytes) {
@@ -41,7 +41,7 @@ func (r *Report) sizes() (sizes []int) {
 	return sizes
 }
 
-// row returns what the rounds come to.
+// row returns the merged row of all rounds.
 func (r *Report) row(peer string, op Op, bytes int) (Row, bool) {
 	var found []Result
 	for _, res := range r.Results {
@@ -55,11 +55,11 @@ func (r *Report) row(peer string, op Op, bytes int) (Row, bool) {
 	return merged(found), true
 }
 
-// Roof returns the bandwidth that memory allows an all-reduce of these bytes, in GB/s, and that of
-// the copies by all ranks at once that it follows from. There is none unless Spec.Memory was set.
+// Roof returns the bandwidth, in GB/s, to which memory limits an all-reduce of this size, and the
+// bandwidth of copies by all ranks at once from which it follows. It needs Spec.Memory.
 //
-// Each rank of n must at least read its n-th part of all n tensors, write that, and copy the other
-// parts of the result: 3 − 1/n times the bytes in all, where a copy of a byte moves two.
+// Each of n ranks must at least read its n-th part of all n tensors, write it, and copy the other
+// parts of the result: 3 − 1/n times the bytes in total. A copy of a byte moves two.
 func (r *Report) Roof(bytes int) (roof, copied float64, ok bool) {
 	row, ok := r.row(Ours, CopyAll, bytes)
 	if !ok || row.Median == 0 {
@@ -70,7 +70,7 @@ func (r *Report) Roof(bytes int) (roof, copied float64, ok bool) {
 	return 2 * copied / (3*n - 1), copied, true
 }
 
-// WriteTable writes a table for people. Ratios say how many times longer than ours a peer takes.
+// WriteTable writes a table as text. A ratio is a peer's time divided by hvdrun's.
 func (r *Report) WriteTable(w io.Writer) error {
 	peers := r.peers()
 	memory := slices.ContainsFunc(r.Results, func(res Result) bool { return res.Op == CopyAll })
@@ -106,7 +106,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return t.Flush()
 }
 
-// memory returns the table's columns of that.
+// memory returns the columns of memory bandwidth.
 func (r *Report) memory(bytes int, ours Row) string {
 	alone, ok := r.row(Ours, CopyAlone, bytes)
 	roof, copied, ok2 := r.Roof(bytes)
@@ -120,7 +120,7 @@ func (r *Report) memory(bytes int, ours Row) string {
 	return line + number(roof) + "\t" + number(ours.GBps()/roof) + "\t"
 }
 
-// micros writes a time with a precision that means something.
+// micros formats a time with adequate precision.
 func micros(us float64) string {
 	if us < 100 {
 		return strconv.FormatFloat(us, 'f', 2, 64)
@@ -128,7 +128,7 @@ func micros(us float64) string {
 	return strconv.FormatFloat(us, 'f', 0, 64)
 }
 
-// number writes a quotient.
+// number formats a ratio or bandwidth.
 func number(v float64) string {
 	switch {
 	case v < 1:
@@ -139,7 +139,7 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
-// WriteTSV writes the rows of every round, and those that the rounds come to, whose round is "all".
+// WriteTSV writes the rows of every round and the merged rows, whose round is "all".
 func (r *Report) WriteTSV(w io.Writer) error {
 	fmt.Fprintln(w, "round\tpeer\top\tranks\tbytes\tsamples\tmin_us\tmedian_us\tp99_us\tGBps")
 	line := func(round, peer string, row Row) error {

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Row is what the samples of one size come to, in microseconds.
+// Row summarises the samples of a size, in microseconds.
 type Row struct {
 	Op      Op
 	Bytes   int
 	Samples int
 	Min     float64
 	Median  float64
-	P99     float64 // the least that 99 % of the samples do not exceed
+	P99     float64 // smallest value that 99 % of the samples do not exceed
 }
 
-// summarize sorts the samples and makes a row of them. There is at least one.
+// summarize sorts the samples, of which there must be at least one, and returns their row.
 func summarize(op Op, bytes int, samples []time.Duration) Row {
 	slices.Sort(samples)
 	n := len(samples)
@@ -25,15 +25,15 @@ func summarize(op Op, bytes int, samples []time.Duration) Row {
 		P99: us(max(0, int(math.Ceil(0.99*float64(n)))-1))}
 }
 
-// Result is a row of one round, or what the rounds come to.
+// Result is a row of a round.
 type Result struct {
 	Row
 	Round int    // from 1
-	Peer  string // whose it is
+	Peer  string // library
 }
 
-// Merged are the rows of all rounds for one peer, operation and size: the least, and the medians of
-// the rounds' medians and 99th percentiles. Samples are those of all rounds.
+// merged combines the rows of all rounds for a peer, operation and size: the smallest minimum, the
+// medians of the rounds' medians and 99th percentiles, and all samples.
 func merged(results []Result) Row {
 	row := results[0].Row
 	row.Samples = 0
@@ -52,7 +52,7 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// GBps is the bandwidth as the caller sees it, bytes a nanosecond; 0 for no bytes.
+// GBps returns the bandwidth as the caller sees it, in bytes per nanosecond; 0 for no bytes.
 func (r Row) GBps() float64 {
 	if r.Median == 0 {
 		return 0

@@ -1,9 +1,9 @@
-// Package bench measures collective operations: ours as any worker of a job sees them, and those of
-// other libraries.
+// Package bench measures collective operations: hvdrun's, as any worker of a job calls them, and
+// those of other libraries.
 //
-// One rule for all of them: float32 sums, in place where there is such a form, called by every rank
-// back to back. A sample is one operation, and its time the longest over the ranks, by each rank's
-// monotonic clock. The result of an operation is checked before it is timed.
+// All are measured alike: float32 sums, in place if the library supports it, called back to back by
+// every rank. A sample is one operation; its time is the longest over the ranks, by each rank's
+// monotonic clock. The result of an operation is verified before it is timed.
 package bench
 
 import (
@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// Op is what is measured.
+// Op is an operation to measure.
 type Op string
 
-// The operations. Copy is none, but what bounds them: a plain copy of memory, half of the bytes
-// onto the other half, by rank 0 alone (CopyAlone) or by all ranks at once (CopyAll).
+// The operations. CopyAlone and CopyAll are not collectives but their bound: a plain copy of half
+// of the bytes onto the other half, by rank 0 alone or by all ranks at once.
 const (
 	AllReduce     Op = "allreduce"
 	Broadcast     Op = "broadcast"
@@ -31,29 +31,28 @@ const (
 	CopyAll   Op = "copy-all"
 )
 
-// Ops are those that a person may choose.
+// Ops are the operations that a user may select.
 var Ops = []Op{AllReduce, Broadcast, AllGather, ReduceScatter, AllToAll, Barrier}
 
 const (
 	minSamples = 10
 	maxSamples = 20000
 
-	// maxSize bounds the bytes of one tensor, whose elements MPI counts in 31 bits.
+	// maxSize bounds the size of a tensor in bytes, because MPI counts elements in 31 bits.
 	maxSize = 4 << 30
 )
 
-// Spec says what a rank is to measure.
+// Spec is what a rank measures.
 type Spec struct {
 	Op Op
-	// Sizes are bytes of float32: of the whole tensor, of which allgather, reducescatter and
-	// alltoall give or take a part by rank.
+	// Sizes are in bytes, of the whole tensor. In allgather, reducescatter and alltoall each rank
+	// gives or receives a part of it.
 	Sizes []int
-	// Time is aimed at for the samples of one size: as many as fit in, at least 10 and at most
-	// 20,000.
+	// Time is the target for all samples of a size: as many as fit, at least 10 and at most 20,000.
 	Time time.Duration
-	// Alloc takes tensors from memory that the ranks of a host share (collective.Alloc).
+	// Alloc allocates tensors in memory shared by the ranks of a host (collective.Alloc).
 	Alloc bool
-	// Memory asks for CopyAlone and CopyAll too.
+	// Memory also measures CopyAlone and CopyAll.
 	Memory bool
 }
 
@@ -62,8 +61,8 @@ var units = []struct {
 	bytes  int
 }{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1}}
 
-// ParseSizes reads a list as 4,64KiB,1MiB, and returns it sorted, without doubles. A size is a
-// multiple of 4 bytes.
+// ParseSizes parses a list such as 4,64KiB,1MiB and returns it sorted and without duplicates. Sizes
+// must be multiples of 4 bytes.
 func ParseSizes(text string) ([]int, error) {
 	var sizes []int
 	for word := range strings.SplitSeq(text, ",") {
@@ -86,19 +85,18 @@ func parseSize(word string) (int, error) {
 		n, err := strconv.Atoi(strings.TrimSpace(number))
 		switch {
 		case err != nil || n < 0:
-			return 0, fmt.Errorf("%q is no number of bytes (4, 64KiB, 1MiB, 1GiB)", word)
+			return 0, fmt.Errorf("%q is not a number of bytes (4, 64KiB, 1MiB, 1GiB)", word)
 		case n == 0 || n*u.bytes%4 != 0:
-			return 0, fmt.Errorf("%q is no multiple of the 4 bytes of a float32", word)
+			return 0, fmt.Errorf("%q is not a multiple of the 4 bytes of a float32", word)
 		case n > maxSize/u.bytes:
-			return 0, fmt.Errorf("%q is more than can be measured, %s", word, SizeText(maxSize))
+			return 0, fmt.Errorf("%q exceeds the largest size, %s", word, SizeText(maxSize))
 		}
 		return n * u.bytes, nil
 	}
-	panic("unreachable: the last unit is no suffix")
+	panic("unreachable: the last unit has no suffix")
 }
 
-// SizeText returns the bytes as ParseSizes reads them, in the largest unit of which they are a
-// multiple.
+// SizeText formats a size for ParseSizes, in the largest unit that divides it.
 func SizeText(n int) string {
 	for _, u := range units[:3] {
 		if n >= u.bytes && n%u.bytes == 0 {
@@ -108,7 +106,7 @@ func SizeText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// ParseOp reads the name of one of Ops.
+// ParseOp parses the name of one of Ops.
 func ParseOp(text string) (Op, error) {
 	if op := Op(strings.ToLower(text)); slices.Contains(Ops, op) {
 		return op, nil
@@ -117,5 +115,5 @@ func ParseOp(text string) (Op, error) {
 	for i, op := range Ops {
 		names[i] = string(op)
 	}
-	return "", fmt.Errorf("%q is none of %s", text, strings.Join(names, ", "))
+	return "", fmt.Errorf("%q is not one of %s", text, strings.Join(names, ", "))
 }

@@ -20,10 +20,10 @@ import (
 // ClusterKeyLen is the length of a cluster's key in bytes.
 const ClusterKeyLen = 32
 
-// ForCluster returns the authority of the cluster whose members have the key and give it that
-// label, which may be empty. Everybody who has both makes the same authority, and issues
-// credentials to itself: agents with the name of their host, drivers with their run id. Another key
-// or another label makes an authority whose certificates are refused.
+// ForCluster returns the authority of a cluster, derived from its key and its label, which may be
+// empty. Every process that has both derives the same authority and issues its own credentials: an
+// agent with the name of its host, a driver with its run id. Certificates of another key or label
+// are refused.
 func ForCluster(key []byte, label string) (*Authority, error) {
 	if len(key) != ClusterKeyLen {
 		return nil, fmt.Errorf("identity: the cluster's key has %d bytes, not %d", len(key), ClusterKeyLen)
@@ -42,8 +42,8 @@ func ForCluster(key []byte, label string) (*Authority, error) {
 	}
 	serial[0] &= 0x7f
 	a := &authority{key: ed25519.NewKeyFromSeed(seed), jobKey: (*[keyLen]byte)(proofs)}
-	// It holds as long as the key does. The dates are fixed so that everybody makes the same
-	// certificate.
+	// The certificate is valid as long as the key is used. The dates are fixed so that every
+	// process derives the same certificate.
 	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 	if err := a.sign("hvdrun cluster authority", new(big.Int).SetBytes(serial), from, to); err != nil {
 		return nil, err
@@ -51,8 +51,7 @@ func ForCluster(key []byte, label string) (*Authority, error) {
 	return &Authority{a}, nil
 }
 
-// GenerateClusterKey writes a new key to a new file that only its owner may read. An existing file
-// is an error.
+// GenerateClusterKey writes a new key to a new file with mode 0600. An existing file is an error.
 func GenerateClusterKey(path string) error {
 	var key [ClusterKeyLen]byte
 	rand.Read(key[:])
@@ -67,9 +66,9 @@ func GenerateClusterKey(path string) error {
 	return nil
 }
 
-// ReadClusterKey reads a cluster's key from a file: 32 bytes, written as 64 hexadecimal digits or
-// in base64. A file that others than its owner can read or write is refused. Its errors show
-// nothing of the key.
+// ReadClusterKey reads a cluster's key from a file: 32 bytes, encoded as 64 hexadecimal digits or
+// in base64. A file that users other than its owner can read or write is refused. Errors reveal
+// nothing about the key.
 func ReadClusterKey(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -80,8 +79,8 @@ func ReadClusterKey(path string) ([]byte, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
-	case fi.Mode().Type()&^fs.ModeNamedPipe != 0: // a pipe is how some pass secrets on
-		return nil, fmt.Errorf("identity: the cluster's key: %s is no file", path)
+	case fi.Mode().Type()&^fs.ModeNamedPipe != 0: // a pipe is permitted: shells pass secrets as <(…)
+		return nil, fmt.Errorf("identity: the cluster's key: %s is not a file", path)
 	case fi.Mode().Perm()&0o077 != 0:
 		return nil, fmt.Errorf("identity: the cluster's key: others may use %s (mode %#o): chmod 600 it", path, fi.Mode().Perm())
 	}

@@ -19,33 +19,32 @@ import (
 )
 
 const (
-	// backdate lets certificates pass on hosts whose clocks are behind the driver's.
+	// backdate makes certificates valid on hosts whose clocks are behind the driver's.
 	backdate = time.Hour
-	// lifetime is longer than any job: what ends the certificates is that the authority's key is
-	// forgotten.
+	// lifetime exceeds any job. Certificates end with their authority's key.
 	lifetime = 10 * 365 * 24 * time.Hour
 
 	keyLen = 32
-	// maxEncoded bounds what Decode looks at. Credentials with the longest names take less than
-	// half of it.
+	// maxEncoded bounds the input of Decode. Credentials with the longest names take less than half
+	// of it.
 	maxEncoded      = 16 << 10
 	encodingVersion = 1
 )
 
-// Authority issues the credentials of one job, or of one cluster. A job's key exists in the memory
-// of the driver, and where that writes down what Encode returns; a cluster's comes of the key that
-// all its members have. It may be used from several goroutines at once, and prints as nothing but
-// its run id.
+// Authority issues the credentials of a job or of a cluster. A job's key exists only in the
+// driver's memory and where the driver stores the text of Encode; a cluster's key is derived from
+// the key shared by its members. It is safe for concurrent use, and formatting it shows only its
+// run id.
 type Authority struct{ *authority }
 
 type authority struct {
-	runID  string // empty: a cluster's, which issues for any run
+	runID  string // empty: of a cluster, which issues for any run
 	cert   *x509.Certificate
 	key    crypto.Signer
 	jobKey *[keyLen]byte
 }
 
-// NewAuthority makes the authority of a new job, with new keys.
+// NewAuthority returns the authority of a new job, with new keys.
 func NewAuthority(runID string) (*Authority, error) {
 	if err := (Subject{RunID: runID, Role: Driver}).validate(); err != nil {
 		return nil, err
@@ -64,7 +63,7 @@ func NewAuthority(runID string) (*Authority, error) {
 	return &Authority{a}, nil
 }
 
-// sign makes the authority's own certificate.
+// sign creates the authority's own certificate.
 func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error {
 	template := &x509.Certificate{
 		SerialNumber:          serial,
@@ -86,20 +85,20 @@ func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error
 	return nil
 }
 
-// Issue makes a key and a certificate for s. An empty RunID of s stands for the authority's;
+// Issue creates a key and a certificate for s. If s.RunID is empty, the authority's is used;
 // another one is an error. A cluster's authority issues for agents, without a RunID, and for the
-// driver of any run; a job's for its own agents.
+// driver of any run; a job's authority also issues for its own agents.
 func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if s.RunID == "" {
 		s.RunID = a.runID
 	}
 	switch {
 	case a.runID == "" && s.Role != Driver && s.Role != Agent:
-		return nil, fmt.Errorf("identity: the authority of a cluster issues nothing for a %s", s.Role)
+		return nil, fmt.Errorf("identity: the authority of a cluster does not issue credentials for a %s", s.Role)
 	case a.runID == "" && s.Role == Agent && s.RunID != "":
-		return nil, fmt.Errorf("identity: the authority of a cluster issues nothing for the agent of run %q", s.RunID)
+		return nil, fmt.Errorf("identity: the authority of a cluster does not issue credentials for the agent of run %q", s.RunID)
 	case a.runID != "" && s.RunID != a.runID:
-		return nil, fmt.Errorf("identity: the authority of run %q issues nothing for a %s of run %q", a.runID, s.Role, s.RunID)
+		return nil, fmt.Errorf("identity: the authority of run %q does not issue credentials for a %s of run %q", a.runID, s.Role, s.RunID)
 	}
 	if err := s.validate(); err != nil {
 		return nil, err
@@ -112,8 +111,8 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity: key: %w", err)
 	}
-	// Every party is a client here and a server there; its role, not the extended usage, tells it
-	// apart.
+	// Every party is both a client and a server; its role, not the extended key usage, determines
+	// what it may do.
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:          newSerial(),
@@ -141,14 +140,13 @@ func newSerial() *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-// Credentials let one party prove that it belongs to a job and who in it it is. They are secret: no
-// form of printing them but Encode shows more than their subject. They may be used from several
-// goroutines at once.
+// Credentials authenticate a party of a job. They are secret: formatting them shows only their
+// subject; only Encode reveals them. They are safe for concurrent use.
 type Credentials struct{ *secrets }
 
-// secrets stand behind a pointer, and the keys behind one more: package fmt calls no method of an
-// unexported field, and follows one pointer when the verb does not suit it, but never two. So it
-// shows an address at most.
+// secrets are behind a pointer, and the keys behind a second one: package fmt calls no methods of
+// unexported fields and follows one pointer if the verb does not apply, but never two. So it prints
+// at most an address.
 type secrets struct {
 	subject Subject
 	ca      *x509.Certificate
@@ -158,14 +156,14 @@ type secrets struct {
 	jobKey  *[keyLen]byte
 }
 
-// newCredentials puts the parts together and checks that they belong to each other.
+// newCredentials combines the parts and checks that they match.
 func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey, jobKey []byte) (*Credentials, error) {
 	leaf, err := x509.ParseCertificate(leafDER)
 	if err != nil {
-		return nil, errors.New("identity: credentials hold no valid certificate")
+		return nil, errors.New("identity: credentials contain no valid certificate")
 	}
 	if len(jobKey) != keyLen {
-		return nil, errors.New("identity: credentials hold no valid job key")
+		return nil, errors.New("identity: credentials contain no valid job key")
 	}
 	if !key.PublicKey.Equal(leaf.PublicKey) {
 		return nil, errors.New("identity: the key in the credentials is not that of their certificate")
@@ -187,10 +185,10 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey,
 	}}, nil
 }
 
-// Subject returns whose credentials they are.
+// Subject returns the holder of the credentials.
 func (c *Credentials) Subject() Subject { return c.subject }
 
-// Format prints the subject for every verb, and no secret.
+// Format prints the subject for every verb, and no secrets.
 func (c Credentials) Format(f fmt.State, _ rune) {
 	if c.secrets == nil {
 		io.WriteString(f, "credentials(none)")
@@ -199,7 +197,7 @@ func (c Credentials) Format(f fmt.State, _ rune) {
 	fmt.Fprintf(f, "credentials(%v, redacted)", c.subject)
 }
 
-// Format prints the run id for every verb, and no secret.
+// Format prints the run id for every verb, and no secrets.
 func (a Authority) Format(f fmt.State, _ rune) {
 	if a.authority == nil {
 		io.WriteString(f, "authority(none)")
@@ -212,12 +210,12 @@ func (a Authority) Format(f fmt.State, _ rune) {
 	fmt.Fprintf(f, "authority(%s, redacted)", of)
 }
 
-// Encode returns the credentials as one line of text without blanks, for an environment variable.
-// It is the one thing here that shows the secrets: never put it into an argument list or a log.
+// Encode returns the credentials as one line of text without spaces, for an environment variable.
+// The text contains the secrets: it must not appear in an argument list or a log.
 func (c *Credentials) Encode() string {
 	key, err := c.key.Bytes()
 	if err != nil {
-		panic("identity: " + err.Error()) // only for keys of other curves
+		panic("identity: " + err.Error()) // cannot happen: only keys of other curves fail
 	}
 	b := []byte{encodingVersion}
 	for _, part := range [][]byte{c.ca.Raw, c.leaf.Raw, key, c.jobKey[:]} {
@@ -227,7 +225,7 @@ func (c *Credentials) Encode() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Decode reads what Encode wrote. Its errors show nothing of the text.
+// Decode parses the text of Encode. Errors reveal nothing about the text.
 func Decode(text string) (*Credentials, error) {
 	if len(text) > maxEncoded {
 		return nil, fmt.Errorf("identity: credentials of %d bytes; at most %d", len(text), maxEncoded)
@@ -243,21 +241,21 @@ func Decode(text string) (*Credentials, error) {
 	b = b[1:]
 	for i := range parts {
 		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
-			return nil, errors.New("identity: credentials are cut short")
+			return nil, errors.New("identity: credentials are truncated")
 		}
 		n := int(binary.BigEndian.Uint16(b))
 		parts[i], b = b[2:2+n], b[2+n:]
 	}
 	if len(b) != 0 {
-		return nil, errors.New("identity: credentials have something after their end")
+		return nil, errors.New("identity: credentials have trailing data")
 	}
 	ca, err := x509.ParseCertificate(parts[0])
 	if err != nil {
-		return nil, errors.New("identity: credentials hold no valid authority")
+		return nil, errors.New("identity: credentials contain no valid authority")
 	}
 	key, err := ecdsa.ParseRawPrivateKey(elliptic.P256(), parts[2])
 	if err != nil {
-		return nil, errors.New("identity: credentials hold no valid key")
+		return nil, errors.New("identity: credentials contain no valid key")
 	}
 	return newCredentials(ca, parts[1], key, parts[3])
 }

@@ -1,11 +1,11 @@
-// Package identity says who is who in a job: a certificate authority that is born and dies with the
-// job, the credentials it gives to the driver and to every worker, mutual TLS 1.3 for control
-// connections, and a keyed proof for connections that carry tensors. Between a driver and the
-// agents of a cluster, who have a key in common, ForCluster makes the same authority at both ends.
+// Package identity authenticates the parties of a job: a certificate authority per job, the
+// credentials that it issues to the driver and to every worker, mutual TLS 1.3 for control
+// connections, and a keyed proof for connections that carry tensors. A driver and the agents of a
+// cluster, which share a key, derive the same authority with ForCluster.
 //
-// Nobody outside the job holds a certificate of its authority or its key, so a stranger is refused
-// before it has said anything that is listened to. Who a peer is (role, host, slot, incarnation)
-// stands in its certificate, signed, and is never taken from a message.
+// Only parties of the job have a certificate of its authority or its key, so other peers are
+// refused before any of their data is interpreted. The identity of a peer (role, host, slot,
+// incarnation) is in its signed certificate and never taken from a message.
 package identity
 
 import (
@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// Role is what a party of the job may do.
+// Role is the role of a party of the job.
 type Role string
 
 // The roles of a job, and of a cluster, which has drivers and agents.
@@ -27,15 +27,15 @@ const (
 	Agent  Role = "agent"
 )
 
-// Subject is who a certificate was issued to. A driver has neither host, index nor incarnation; an
-// agent has a host, and a cluster's belongs to no run.
+// Subject is the holder of a certificate. A driver has no host, index and incarnation; an agent has
+// a host, and a cluster's agent has no run id.
 type Subject struct {
 	RunID string
 	Role  Role
-	// Host and Index name the worker's slot, as plan.SlotID does.
+	// Host and Index are the worker's slot, as in plan.SlotID.
 	Host  string
 	Index int
-	// Incarnation is the worker process.
+	// Incarnation identifies the worker process.
 	Incarnation string
 }
 
@@ -58,7 +58,7 @@ func (s Subject) validate() error {
 		return errors.New("identity: a subject needs a run id, unless it is a cluster's agent")
 	}
 	if s.Role == "" || strings.Trim(string(s.Role), "abcdefghijklmnopqrstuvwxyz") != "" {
-		return fmt.Errorf("identity: %q is no role", s.Role)
+		return fmt.Errorf("identity: %q is not a role", s.Role)
 	}
 	for _, v := range []string{s.RunID, string(s.Role), s.Host, s.Incarnation} {
 		if len(v) > maxName {
@@ -71,9 +71,9 @@ func (s Subject) validate() error {
 	return nil
 }
 
-// uri is the subject as it stands in a certificate:
-// hvdrun:///RUNID/ROLE?host=…&incarnation=…&index=…. The run id is a part of the path because the
-// host of a URI could not hold every name.
+// uri returns the subject as encoded in a certificate:
+// hvdrun:///RUNID/ROLE?host=…&incarnation=…&index=…. The run id is in the path because the host of
+// a URI cannot contain every name.
 func (s Subject) uri() (*url.URL, error) {
 	q := url.Values{"host": {s.Host}, "index": {strconv.Itoa(s.Index)}, "incarnation": {s.Incarnation}}
 	return url.Parse("hvdrun:///" + url.PathEscape(s.RunID) + "/" + url.PathEscape(string(s.Role)) + "?" + q.Encode())
@@ -99,12 +99,12 @@ func parseURI(u *url.URL) (Subject, error) {
 	return s, nil
 }
 
-// serverName is the DNS name in every certificate of the role. It is fixed, whatever host the party
-// runs on, so that ordinary verification of a server's name also verifies its role.
+// serverName returns the DNS name in every certificate of the role. It does not depend on the host,
+// so that ordinary verification of a server's name also verifies its role.
 func serverName(r Role) string { return string(r) + ".hvdrun.internal" }
 
-// SubjectOf returns who is at the other end of a connection that one of the configurations of this
-// package has verified; an error where nobody was verified.
+// SubjectOf returns the subject of the peer of a connection that a configuration of this package
+// has verified; an error if the peer was not verified.
 func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 	if len(cs.PeerCertificates) == 0 || len(cs.VerifiedChains) == 0 {
 		return Subject{}, errors.New("identity: the peer has shown no verified certificate")
@@ -116,9 +116,9 @@ func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 	return parseURI(leaf.URIs[0])
 }
 
-// ServerTLS returns a new configuration for a server whose clients must show a certificate of this
-// job and of the role want. TLS 1.3 only; no session is ever resumed, so that every connection
-// shows its certificate.
+// ServerTLS returns a new configuration for a server whose clients must present a certificate of
+// this job with the role want. It requires TLS 1.3 and disables resumption, so that every
+// connection presents its certificate.
 func (c *Credentials) ServerTLS(want Role) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.ClientAuth = tls.RequireAndVerifyClientCert
@@ -127,10 +127,10 @@ func (c *Credentials) ServerTLS(want Role) *tls.Config {
 	return cfg
 }
 
-// ClientTLS returns a new configuration for a client whose server must show a certificate of this
-// job (or cluster) and of the role of want; where want names an incarnation, it must be that of
-// want's host and index too, and where it names the host of an agent, that host's. TLS 1.3 only,
-// without resumption.
+// ClientTLS returns a new configuration for a client whose server must present a certificate of
+// this job (or cluster) with the role of want. If want has an incarnation, the certificate must
+// also match its host and index; if want is an agent with a host, it must be that host's. It
+// requires TLS 1.3 and disables resumption.
 func (c *Credentials) ClientTLS(want Subject) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.RootCAs = c.pool
@@ -145,13 +145,13 @@ func (c *Credentials) baseTLS() *tls.Config {
 		MaxVersion:             tls.VersionTLS13,
 		Certificates:           []tls.Certificate{{Certificate: [][]byte{c.leaf.Raw}, PrivateKey: c.key, Leaf: c.leaf}},
 		SessionTicketsDisabled: true,
-		// One write of the system for a message, instead of one for each 1,200 bytes.
+		// One system call per message instead of one per 1,200 bytes.
 		DynamicRecordSizingDisabled: true,
 	}
 }
 
-// verifier checks what the chain to the authority does not say: run, role and, where asked for, the
-// very process.
+// verifier checks what the certificate chain does not: run, role and, if want names it, the
+// process.
 func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 	if want.RunID == "" {
 		want.RunID = c.subject.RunID
@@ -162,8 +162,8 @@ func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 		if err != nil {
 			return err
 		}
-		// An agent without a run serves all: between it and a driver only the cluster, which has
-		// its own authority, is to be the same.
+		// An agent without a run id serves all runs: it and a driver share only the cluster, which
+		// has its own authority.
 		anyRun := runID == "" || got.RunID == "" && got.Role == Agent
 		if !anyRun && (got.RunID != runID || got.RunID != want.RunID) {
 			return errors.New("identity: the peer is of another job")

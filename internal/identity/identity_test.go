@@ -133,7 +133,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// Whatever is done to print them, credentials and authority show no secret.
+// No way of printing credentials or an authority shows secrets.
 func TestSecretsDoNotPrint(t *testing.T) {
 	a := newAuthority(t, "run-7")
 	c := issue(t, a, Subject{Role: Worker, Host: "h", Incarnation: "inc"})
@@ -185,7 +185,7 @@ func TestSecretsDoNotPrint(t *testing.T) {
 	}
 }
 
-// handshake returns what each end says of a TLS connection over loopback.
+// handshake returns the errors of both ends of a TLS connection over loopback.
 func handshake(t *testing.T, server, client *tls.Config) (s, c tls.ConnectionState, serverErr, clientErr error) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -214,8 +214,8 @@ func handshake(t *testing.T, server, client *tls.Config) (s, c tls.ConnectionSta
 	}
 	defer conn.Close()
 	tc := tls.Client(conn, client)
-	// A server of TLS 1.3 judges the client after the client's handshake is over: only a byte read
-	// shows it.
+	// A TLS 1.3 server verifies the client after the client's handshake: only reading a byte shows
+	// the result.
 	if _, clientErr = tc.Read(make([]byte, 1)); clientErr == nil {
 		c = tc.ConnectionState()
 	}
@@ -244,7 +244,7 @@ func TestMutualTLS(t *testing.T) {
 	if _, err := SubjectOf(tls.ConnectionState{PeerCertificates: s.PeerCertificates}); err == nil {
 		t.Error("a subject of a certificate that nobody verified")
 	}
-	// The other way round, with the very process named.
+	// The reverse direction, with a specific process required.
 	_, _, serverErr, clientErr = handshake(t, worker.ServerTLS(Driver), driver.ClientTLS(odd))
 	if serverErr != nil || clientErr != nil {
 		t.Fatal(serverErr, clientErr)
@@ -257,8 +257,8 @@ func TestTLSRefuses(t *testing.T) {
 	one := issue(t, a, Subject{Role: Worker, Host: "h", Index: 1, Incarnation: "one"})
 	twin := newAuthority(t, "r") // another job that calls itself the same
 	strangerDriver, strangerWorker := issue(t, twin, Subject{Role: Driver}), issue(t, twin, Subject{Role: Worker})
-	// Certificates of the right authority with another run id: no Issue makes them, but they must
-	// not pass either.
+	// Certificates of the right authority with another run id: Issue never creates them, but they
+	// must be refused too.
 	forged := *a.authority
 	forged.runID = "other"
 	otherRun := issue(t, &Authority{&forged}, Subject{Role: Worker})
@@ -305,7 +305,7 @@ func TestTLSRefuses(t *testing.T) {
 	}
 }
 
-// signedByWorker makes a driver's certificate with a worker's leaf as its issuer.
+// signedByWorker creates a driver's certificate issued by a worker's certificate.
 func signedByWorker(t *testing.T, c *Credentials) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -331,7 +331,7 @@ func signedByWorker(t *testing.T, c *Credentials) (*x509.Certificate, *ecdsa.Pri
 	return leaf, key
 }
 
-// A session is not resumed even by a client that would like to.
+// A session is not resumed even if the client offers it.
 func TestNoResumption(t *testing.T) {
 	a := newAuthority(t, "r")
 	server := issue(t, a, Subject{Role: Driver}).ServerTLS(Worker)

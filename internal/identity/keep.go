@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// keepVersion is that of what Authority.Encode writes.
+// keepVersion is the version of the format of Authority.Encode.
 const keepVersion = 1
 
-// Encode returns the authority of a job as one line of text without blanks, from which
-// DecodeAuthority makes the same. Who has it can issue credentials for anybody in the job: it
-// belongs into a file that only its owner may read, and nowhere else. The authority of a cluster
-// comes of the cluster's key, and is an error.
+// Encode returns the authority of a job as one line of text without spaces, for DecodeAuthority.
+// Its holder can issue credentials for every party of the job: store it only in a file that only
+// its owner may read. The authority of a cluster cannot be encoded, because it is derived from the
+// cluster's key.
 func (a *Authority) Encode() (string, error) {
 	key, ok := a.key.(*ecdsa.PrivateKey)
 	if !ok || a.runID == "" {
@@ -24,7 +24,7 @@ func (a *Authority) Encode() (string, error) {
 	}
 	raw, err := key.Bytes()
 	if err != nil {
-		return "", errors.New("identity: the key of the authority cannot be written down")
+		return "", errors.New("identity: the key of the authority cannot be encoded")
 	}
 	b := []byte{keepVersion}
 	for _, part := range [][]byte{[]byte(a.runID), a.cert.Raw, raw, a.jobKey[:]} {
@@ -34,9 +34,9 @@ func (a *Authority) Encode() (string, error) {
 	return base64.RawURLEncoding.EncodeToString(b), nil
 }
 
-// DecodeAuthority reads what Authority.Encode wrote. Its errors show nothing of the text.
+// DecodeAuthority parses the text of Authority.Encode. Errors reveal nothing about the text.
 func DecodeAuthority(text string) (*Authority, error) {
-	bad := errors.New("identity: this is no authority that this version can read")
+	bad := errors.New("identity: the text is not an authority of a version that this program can read")
 	if len(text) > maxEncoded || strings.ContainsAny(text, "\r\n") {
 		return nil, bad
 	}

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// The authority that was written down is the same one: who has credentials of either is known to
-// the other.
+// A decoded authority equals the original: each accepts credentials of the other.
 func TestAuthorityIsKept(t *testing.T) {
 	a := newAuthority(t, "run with blanks/and ünicode")
 	text, err := a.Encode()
@@ -35,7 +34,7 @@ func TestAuthorityIsKept(t *testing.T) {
 	}
 }
 
-// FuzzDecodeAuthority: whatever is read can be written again as it was.
+// FuzzDecodeAuthority: every text that decodes is encoded again identically.
 func FuzzDecodeAuthority(f *testing.F) {
 	a, err := NewAuthority("run")
 	if err != nil {

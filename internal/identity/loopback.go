@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Loopback returns the address at which processes of this machine reach each other: 127.0.0.1, or
-// ::1 where no interface has that.
+// Loopback returns the loopback address of this machine: 127.0.0.1, or ::1 if no interface has
+// that.
 func Loopback() netip.Addr {
 	v4 := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	lis, err := net.Listen("tcp4", netip.AddrPortFrom(v4, 0).String())
@@ -17,5 +17,5 @@ func Loopback() netip.Addr {
 	return v4
 }
 
-// ListenLoopback is what net.Listen takes for any free port of Loopback.
+// ListenLoopback returns the argument of net.Listen for any free port of Loopback.
 func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String() }

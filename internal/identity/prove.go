@@ -14,16 +14,16 @@ import (
 	"strings"
 )
 
-// The proof on a data connection. Both ends hold the job's key; neither shows it.
+// The proof on a data connection. Both ends have the job's key; neither sends it.
 //
 //	acceptor → dialer   challenge: magic, nonce A
 //	dialer → acceptor   claim:     magic, generation, lane, from, to, channel, nonce D, MAC("dialer", transcript)
 //	acceptor → dialer   verdict:   accepted, refused or later, reason, MAC("acceptor", transcript, verdict)
 //
-// The transcript holds the run id, the claim, both nonces and, under TLS, the exporter value of the
-// connection. Fresh nonces of both ends make a replay fail, the two labels a reflection, the
-// exporter a relay between two TLS connections. Every message has a fixed size, so that nobody
-// unproven makes the other end allocate or wait for more.
+// The transcript contains the run id, the claim, both nonces and, under TLS, the connection's
+// exporter value. The fresh nonces prevent replay, the two labels prevent reflection, and the
+// exporter value prevents a relay between two TLS connections. All messages have a fixed size, so
+// that an unproven peer cannot make the other end allocate or wait for more.
 const (
 	nonceLen  = 32
 	reasonLen = 126
@@ -43,9 +43,9 @@ const (
 	later    = 3 // refused for now
 )
 
-// Hello is what the dialer of a data connection claims: it is rank From of a group of the
-// generation and wants rank To. Lane tells the groups of a generation apart, Channel several
-// connections of the same two ranks of a group. Ranks and channel are from 0 to 2^31-1.
+// Hello is the claim of the dialer of a data connection: it is rank From of a group of the
+// generation and wants rank To. Lane identifies the group in the generation, Channel one of several
+// connections between the two ranks. Ranks and channel are from 0 to 2^31-1.
 type Hello struct {
 	Generation uint64
 	From, To   int
@@ -53,35 +53,34 @@ type Hello struct {
 	Lane       uint64
 }
 
-// ErrUnproven is what the errors of ProveDial and ProveAccept are (errors.Is) where the other end
-// has spoken, but has not shown that it holds the job's key and means this connection.
+// ErrUnproven is wrapped by errors of ProveDial and ProveAccept if the peer has answered but has
+// not proven that it has the job's key and means this connection.
 var ErrUnproven = errors.New("the peer has not proven that it is of this job")
 
-// RefusedError is returned by ProveDial where an acceptor that is of the job does not want the
-// connection.
+// RefusedError is returned by ProveDial if a proven acceptor refuses the connection.
 type RefusedError struct {
-	// Reason is the acceptor's, in at most 126 bytes.
+	// Reason is the acceptor's reason, at most 126 bytes.
 	Reason string
-	// Later: the acceptor does not want the connection now; a later attempt can go well.
+	// Later: the acceptor does not accept the connection now, but a later attempt may succeed.
 	Later bool
 }
 
-// ErrLater is what the error of a check of ProveAccept is (errors.Is) where the dialer's
-// RefusedError is to say Later.
+// ErrLater is wrapped by an error of ProveAccept's check if the dialer's RefusedError has to set
+// Later.
 var ErrLater = errors.New("try again later")
 
 // Error returns "identity: refused: " and the reason.
 func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
 
-// ProveDial proves to the acceptor at the other end of conn that the caller holds the job's key and
-// means h, and has the acceptor prove the same. It returns nil when both are proven and the
-// acceptor agrees, a *RefusedError when it does not, an error that is ErrUnproven, or one of the
-// connection. It blocks as conn does: the caller sets deadlines, and closes conn after an error.
-// Nothing is read beyond the proof.
+// ProveDial proves to the acceptor on conn that the caller has the job's key and means h, and
+// verifies the acceptor's proof. It returns nil if both are proven and the acceptor agrees, a
+// *RefusedError if it does not, an error that wraps ErrUnproven, or one of the connection. It
+// blocks as conn does: the caller sets deadlines, and closes conn after an error. It reads nothing
+// beyond the proof.
 func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	for _, n := range [...]int{h.From, h.To, h.Channel} {
 		if n < 0 || n > math.MaxInt32 {
-			return fmt.Errorf("identity: %d is no rank or channel", n)
+			return fmt.Errorf("identity: %d is not a valid rank or channel", n)
 		}
 	}
 	binding, err := exporter(conn)
@@ -119,11 +118,11 @@ func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)]), Later: said[0] == later}
 }
 
-// ProveAccept is the other side of ProveDial. It calls check (nil: everything is welcome) once the
-// dialer is proven and before anything but a nonce has been sent; an error of check is told to the
-// dialer, shortened to 126 bytes, and returned. The Hello is returned with every error that comes
-// after the dialer's proof, and is zero with any before. A dialer that proves nothing gets no
-// answer. It blocks as conn does: the caller sets deadlines, and closes conn after an error.
+// ProveAccept is the acceptor's side of ProveDial. It calls check (nil: accept all) once the dialer
+// is proven, before sending anything but a nonce. An error of check is sent to the dialer,
+// truncated to 126 bytes, and returned. The Hello is returned with errors after the dialer's proof
+// and is zero with earlier ones. A dialer without a proof gets no answer. It blocks as conn does:
+// the caller sets deadlines, and closes conn after an error.
 func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello, error) {
 	binding, err := exporter(conn)
 	if err != nil {
@@ -177,7 +176,7 @@ func (h Hello) append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(h.Channel))
 }
 
-// parseHello reports whether every number fits an int of any machine.
+// parseHello also reports whether every number is within its bounds.
 func parseHello(b []byte) (Hello, bool) {
 	from, to, channel := binary.BigEndian.Uint32(b[16:]), binary.BigEndian.Uint32(b[20:]), binary.BigEndian.Uint32(b[24:])
 	h := Hello{binary.BigEndian.Uint64(b), int(int32(from)), int(int32(to)), int(int32(channel)), binary.BigEndian.Uint64(b[8:])}
@@ -190,8 +189,8 @@ type transcript struct {
 	binding          []byte
 }
 
-// mac covers the transcript in a form in which no two transcripts look alike: what varies in length
-// follows its length.
+// mac returns the MAC of the transcript in an unambiguous encoding: parts of variable length are
+// preceded by their length.
 func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
 	b := make([]byte, 0, 512)
 	for _, part := range [...]string{label, c.subject.RunID, string(t.binding), string(said)} {
@@ -206,8 +205,7 @@ func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
 	return m.Sum(nil)
 }
 
-// exporter returns what ties a proof to the one TLS connection it is made on; nil for a connection
-// without TLS.
+// exporter returns the exporter value that binds a proof to a TLS connection; nil without TLS.
 func exporter(conn net.Conn) ([]byte, error) {
 	t, ok := conn.(*tls.Conn)
 	if !ok {
@@ -224,12 +222,12 @@ func exporter(conn net.Conn) ([]byte, error) {
 	return b, nil
 }
 
-// shorten cuts a reason to what fits, between two characters.
+// shorten truncates a reason to the size of the field, between two characters.
 func shorten(reason string) string {
 	return strings.ToValidUTF8(reason[:min(len(reason), reasonLen)], "")
 }
 
-// noEOF: a connection that ends inside the proof is never a clean end.
+// noEOF replaces io.EOF, because a connection that ends inside the proof is not a clean end.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -14,8 +14,7 @@ import (
 
 var hello = Hello{Generation: 3, From: 2, To: 1, Channel: 4, Lane: 5}
 
-// pair returns both ends of a connection over loopback, with deadlines that no test should come
-// near.
+// pair returns both ends of a connection over loopback, with generous deadlines.
 func pair(t testing.TB) (dialer, acceptor net.Conn) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -56,7 +55,7 @@ func accept(c *Credentials, conn net.Conn, check func(Hello) error) <-chan outco
 	return ch
 }
 
-// spy keeps what was read and written.
+// spy records the data read and written.
 type spy struct {
 	net.Conn
 	in, out bytes.Buffer
@@ -93,7 +92,7 @@ func TestProof(t *testing.T) {
 	if o := <-got; o.err != nil || o.hello != hello {
 		t.Fatalf("%+v", o)
 	}
-	// What follows the proof is untouched.
+	// Data after the proof is not consumed.
 	go d.Write([]byte("data"))
 	b := make([]byte, 4)
 	if _, err := io.ReadFull(a, b); err != nil || string(b) != "data" {
@@ -147,7 +146,7 @@ func TestProofOfAnotherJobFails(t *testing.T) {
 	}
 }
 
-// An acceptor without the key cannot pass itself off as one of the job.
+// An acceptor without the key cannot pose as one of the job.
 func TestDialerRefusesFalseAcceptor(t *testing.T) {
 	_, c := jobOf(t, "r")
 	challenge := append([]byte(magic), make([]byte, nonceLen)...)
@@ -184,7 +183,7 @@ func TestDialerRefusesFalseAcceptor(t *testing.T) {
 	}
 }
 
-// honest returns what a dialer of the job sends.
+// honest returns the claim of a dialer of the job.
 func honest(t testing.TB, c *Credentials, h Hello) []byte {
 	t.Helper()
 	d, a := pair(t)
@@ -233,8 +232,7 @@ func relay(t *testing.T, c *Credentials, tamper func([]byte)) (o outcome, dialEr
 	return o, <-done
 }
 
-// Every bit of a claim counts: other generation, other ranks, other channel, other nonce, other
-// proof.
+// Every bit of a claim is verified: generation, ranks, channel, nonce and proof.
 func TestTamperedClaimFails(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for i := range claimLen {
@@ -245,8 +243,7 @@ func TestTamperedClaimFails(t *testing.T) {
 	}
 }
 
-// A claim that was made for one connection between two ranks is not good for another that differs
-// in any number.
+// A claim for one connection is not valid for another that differs in any number.
 func TestHelloIsBound(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for _, h := range []Hello{{4, 2, 1, 4, 5}, {3, 0, 1, 4, 5}, {3, 2, 0, 4, 5}, {3, 2, 1, 5, 5}, {3, 1, 2, 4, 5}, {3, 2, 1, 4, 0}} {
@@ -293,8 +290,7 @@ func TestProofUnderTLS(t *testing.T) {
 	}
 }
 
-// One who sits between two TLS connections and passes the proof on is found out, though every byte
-// of it is genuine.
+// A relay between two TLS connections that forwards the genuine proof is detected.
 func TestProofIsBoundToTheTLSConnection(t *testing.T) {
 	_, c := jobOf(t, "r")
 	d, da := pair(t)

@@ -16,16 +16,16 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// localUnproven bounds the connections to a local socket that are being let in.
+// localUnproven bounds the connections to a local socket in their handshake.
 const localUnproven = 16
 
-// ServeLocal is Serve on a unix socket, for processes of this process's user and of root alone: the
-// system tells whose the other end is before a byte of it is read.
+// ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
+// kernel identifies the peer's user before any data is read.
 func ServeLocal(ctx context.Context, ln *net.UnixListener, register func(grpc.ServiceRegistrar), release func()) error {
 	return serve(ctx, ln, sameUser{insecure.NewCredentials()}, localUnproven, register, release)
 }
 
-// sameUser lets in who belongs to this process's user, or is root.
+// sameUser accepts peers of this process's user and of root.
 type sameUser struct {
 	credentials.TransportCredentials
 }
@@ -43,7 +43,7 @@ func (s sameUser) Clone() credentials.TransportCredentials { return s }
 func checkUser(conn net.Conn) error {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {
-		return fmt.Errorf("wire: a connection of the kind %T has no user", conn)
+		return fmt.Errorf("wire: a connection of type %T has no user", conn)
 	}
 	raw, err := local.SyscallConn()
 	if err != nil {
@@ -58,18 +58,18 @@ func checkUser(conn net.Conn) error {
 	}
 	switch {
 	case unknown != nil:
-		return fmt.Errorf("wire: asking for the other end's user: %w", unknown)
+		return fmt.Errorf("wire: the peer's user: %w", unknown)
 	case who.Uid != 0 && int(who.Uid) != os.Geteuid():
 		return fmt.Errorf("wire: user %d is refused", who.Uid)
 	}
 	return nil
 }
 
-// maxSocketPath is the longest path that a unix socket's address holds.
+// maxSocketPath is the longest path in the address of a unix socket.
 const maxSocketPath = 107
 
-// ListenLocal listens on a unix socket at the path, of any length, with mode 0600, in the place of
-// one that is there: the caller knows that nobody listens on that. Closing the listener leaves the
+// ListenLocal listens on a unix socket at a path of any length, with mode 0600. It replaces an
+// existing socket: the caller must know that it is not in use. Closing the listener leaves the
 // file.
 func ListenLocal(path string) (*net.UnixListener, error) {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode().Type() == os.ModeSocket {
@@ -85,7 +85,7 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln.SetUnlinkOnClose(false) // the short path may mean nothing by then
+	ln.SetUnlinkOnClose(false) // the short path may be invalid by then
 	if err := os.Chmod(path, 0o600); err != nil {
 		ln.Close()
 		return nil, err
@@ -93,7 +93,7 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// NewLocalClient returns a connection to who serves the unix socket at the path, of any length. It
+// NewLocalClient returns a connection to the server of the unix socket at a path of any length. It
 // does no I/O until the first call.
 func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///local",
@@ -116,8 +116,8 @@ func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	)
 }
 
-// withShortPath calls use with a path that an address holds: the one given, or one by way of its
-// open folder.
+// withShortPath calls use with a path that fits an address: path itself, or one through its open
+// directory.
 func withShortPath(path string, use func(short string) error) error {
 	if len(path) <= maxSocketPath {
 		return use(path)

@@ -91,17 +91,14 @@ const (
 	Report_REPORT_DRAINING Report = 4
 	// The worker has not joined yet, and brings the state from others, as far as it has come, before it does.
 	Report_REPORT_FETCHING Report = 5
-	// The ranks of the generation combine memory of their devices by this backend.
-	Report_REPORT_OVER_NCCL      Report = 6
-	Report_REPORT_OVER_IPC       Report = 7
-	Report_REPORT_OVER_IPC_HOSTS Report = 8
-	Report_REPORT_OVER_STAGING   Report = 9
 	// The worker has left its world and writes a last checkpoint, of the commit that is given: it may take a while.
 	Report_REPORT_WRITING Report = 10
 	// That checkpoint is on the disk.
 	Report_REPORT_WRITTEN Report = 11
 	// That checkpoint could not be written.
 	Report_REPORT_NOT_WRITTEN Report = 12
+	// The ranks of the generation combine memory of their devices by the backend that the report names.
+	Report_REPORT_BACKEND Report = 13
 )
 
 // Enum value maps for Report.
@@ -113,28 +110,22 @@ var (
 		3:  "REPORT_COMMITTED",
 		4:  "REPORT_DRAINING",
 		5:  "REPORT_FETCHING",
-		6:  "REPORT_OVER_NCCL",
-		7:  "REPORT_OVER_IPC",
-		8:  "REPORT_OVER_IPC_HOSTS",
-		9:  "REPORT_OVER_STAGING",
 		10: "REPORT_WRITING",
 		11: "REPORT_WRITTEN",
 		12: "REPORT_NOT_WRITTEN",
+		13: "REPORT_BACKEND",
 	}
 	Report_value = map[string]int32{
-		"REPORT_UNSPECIFIED":    0,
-		"REPORT_DONE":           1,
-		"REPORT_LEAVING":        2,
-		"REPORT_COMMITTED":      3,
-		"REPORT_DRAINING":       4,
-		"REPORT_FETCHING":       5,
-		"REPORT_OVER_NCCL":      6,
-		"REPORT_OVER_IPC":       7,
-		"REPORT_OVER_IPC_HOSTS": 8,
-		"REPORT_OVER_STAGING":   9,
-		"REPORT_WRITING":        10,
-		"REPORT_WRITTEN":        11,
-		"REPORT_NOT_WRITTEN":    12,
+		"REPORT_UNSPECIFIED": 0,
+		"REPORT_DONE":        1,
+		"REPORT_LEAVING":     2,
+		"REPORT_COMMITTED":   3,
+		"REPORT_DRAINING":    4,
+		"REPORT_FETCHING":    5,
+		"REPORT_WRITING":     10,
+		"REPORT_WRITTEN":     11,
+		"REPORT_NOT_WRITTEN": 12,
+		"REPORT_BACKEND":     13,
 	}
 )
 
@@ -645,8 +636,10 @@ type ReportRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Report Report                 `protobuf:"varint,1,opt,name=report,proto3,enum=hvdrun.v1.Report" json:"report,omitempty"`
 	// The generation that the report is about.
-	Generation    uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	Commits       uint64 `protobuf:"varint,3,opt,name=commits,proto3" json:"commits,omitempty"`
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Commits    uint64 `protobuf:"varint,3,opt,name=commits,proto3" json:"commits,omitempty"`
+	// With REPORT_BACKEND: its name, of 1 to 32 of the characters a-z, 0-9, '+', '-', '.' and '_'.
+	Backend       string `protobuf:"bytes,4,opt,name=backend,proto3" json:"backend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -700,6 +693,13 @@ func (x *ReportRequest) GetCommits() uint64 {
 		return x.Commits
 	}
 	return 0
+}
+
+func (x *ReportRequest) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
 }
 
 type ReportReply struct {
@@ -979,13 +979,14 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x0eaddress_starts\x18\x05 \x03(\rR\raddressStarts\x12#\n" +
 	"\raddress_ports\x18\x06 \x03(\rR\faddressPorts\x12\x16\n" +
 	"\x06starts\x18\a \x03(\tR\x06starts\"\r\n" +
-	"\vLookRequest\"t\n" +
+	"\vLookRequest\"\x8e\x01\n" +
 	"\rReportRequest\x12)\n" +
 	"\x06report\x18\x01 \x01(\x0e2\x11.hvdrun.v1.ReportR\x06report\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
-	"\acommits\x18\x03 \x01(\x04R\acommits\"\r\n" +
+	"\acommits\x18\x03 \x01(\x04R\acommits\x12\x18\n" +
+	"\abackend\x18\x04 \x01(\tR\abackend\"\r\n" +
 	"\vReportReply\"\xdd\x01\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
@@ -1006,22 +1007,19 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tDismissal\x12\x19\n" +
 	"\x15DISMISSAL_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11DISMISSAL_REMOVED\x10\x01\x12\x16\n" +
-	"\x12DISMISSAL_FINISHED\x10\x02*\xa4\x02\n" +
+	"\x12DISMISSAL_FINISHED\x10\x02*\xdf\x01\n" +
 	"\x06Report\x12\x16\n" +
 	"\x12REPORT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORT_DONE\x10\x01\x12\x12\n" +
 	"\x0eREPORT_LEAVING\x10\x02\x12\x14\n" +
 	"\x10REPORT_COMMITTED\x10\x03\x12\x13\n" +
 	"\x0fREPORT_DRAINING\x10\x04\x12\x13\n" +
-	"\x0fREPORT_FETCHING\x10\x05\x12\x14\n" +
-	"\x10REPORT_OVER_NCCL\x10\x06\x12\x13\n" +
-	"\x0fREPORT_OVER_IPC\x10\a\x12\x19\n" +
-	"\x15REPORT_OVER_IPC_HOSTS\x10\b\x12\x17\n" +
-	"\x13REPORT_OVER_STAGING\x10\t\x12\x12\n" +
+	"\x0fREPORT_FETCHING\x10\x05\x12\x12\n" +
 	"\x0eREPORT_WRITING\x10\n" +
 	"\x12\x12\n" +
 	"\x0eREPORT_WRITTEN\x10\v\x12\x16\n" +
-	"\x12REPORT_NOT_WRITTEN\x10\f*\xbc\x01\n" +
+	"\x12REPORT_NOT_WRITTEN\x10\f\x12\x12\n" +
+	"\x0eREPORT_BACKEND\x10\r\"\x04\b\x06\x10\t*\xbc\x01\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_JOINING\x10\x01\x12\x14\n" +

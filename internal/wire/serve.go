@@ -12,57 +12,56 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/grpclog"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
-// MaxMessage bounds, in bytes, what a server takes as one message.
+// MaxMessage bounds, in bytes, a message to a server.
 const MaxMessage = 1 << 20
 
 const (
-	// maxReply bounds what a client takes from a server it has verified: the world of thousands of
-	// workers.
+	// maxReply bounds a message from a verified server, such as the world of thousands of workers.
 	maxReply = 16 << 20
-	// dialTimeout bounds how long the kernel of the other machine may take to answer.
+	// dialTimeout bounds a TCP connect.
 	dialTimeout = 5 * time.Second
-	// handshakeTimeout bounds how long a stranger can hold a connection, and how long a try to
-	// connect lasts. Hundreds of processes that share a processor need many seconds, and each try
-	// that is given up costs as much as the first one.
+	// handshakeTimeout bounds a handshake, also of unauthenticated peers, and an attempt to
+	// connect. Hundreds of processes on one CPU need many seconds, and each abandoned attempt costs
+	// as much as the first.
 	handshakeTimeout = 20 * time.Second
-	// A peer whose machine has gone without a word is noticed by the kernel after pingAfter and
-	// lostAfter. A process that does not answer, though its machine does, has answerAfter: it may
-	// be starved.
+	// The kernel detects a dead machine after pingAfter and lostAfter. A process that does not
+	// answer although its machine does has answerAfter, because it may lack CPU time.
 	pingAfter   = 10 * time.Second
 	lostAfter   = 5 * time.Second
 	answerAfter = 30 * time.Second
-	// farewell is how long a server that stops lets its last answers travel.
-	farewell = 250 * time.Millisecond
-	// readBuffer is what a connection that says nothing holds on to, in bytes: a driver has two for
+	// stopGrace is how long a stopping server waits for its last answers to be sent.
+	stopGrace = 250 * time.Millisecond
+	// readBuffer is the size of an idle connection's read buffer in bytes: a driver has two for
 	// each worker.
 	readBuffer = 4 << 10
-	// streams bounds what one client can ask at a time; nobody here needs more than three.
+	// streams bounds the concurrent calls of a client; none needs more than three.
 	streams = 16
 )
 
-// What there is to say about connections is said by the packages that make them, in their callers'
-// logs.
+// gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// Serve runs a gRPC server on ln, which it closes, until ctx ends. Only those who pass the demands
-// of tlsConf reach a handler. Register is called once, to add the services. When ctx ends, release
-// is called: it must have every waiting handler answer soon. Serve returns when all handlers have
-// returned and all connections are closed: nil after the end of ctx, else why the listener failed.
+// Serve runs a gRPC server on ln, which it closes, until ctx ends. Only peers that satisfy tlsConf
+// reach a handler. register is called once to add the services. When ctx ends, release is called:
+// it must make every waiting handler return soon. Serve returns once all handlers have returned and
+// all connections are closed: nil after the end of ctx, otherwise the error of the listener.
 func Serve(
 	ctx context.Context, ln net.Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
 ) error {
 	return ServeGuarded(ctx, ln, tlsConf, 0, register, release)
 }
 
-// ServeGuarded is Serve for a server that strangers can reach: at most so many connections (0: any
-// number) are in a handshake at a time. One more pushes out the oldest: a handshake that is meant
-// takes milliseconds, and those that strangers hold open cannot keep it out.
+// ServeGuarded is Serve for a server that unauthenticated peers can reach: at most unproven
+// connections (0: any number) are in a handshake at a time. One more closes the oldest: a genuine
+// handshake takes milliseconds, so peers that hold handshakes open cannot block it.
 func ServeGuarded(
 	ctx context.Context, ln net.Listener, tlsConf *tls.Config, unproven int,
 	register func(grpc.ServiceRegistrar), release func(),
@@ -70,14 +69,14 @@ func ServeGuarded(
 	return serve(ctx, ln, credentials.NewTLS(tlsConf), unproven, register, release)
 }
 
-// serve serves those whom the credentials let in.
+// serve serves peers accepted by the credentials.
 func serve(
 	ctx context.Context, ln net.Listener, who credentials.TransportCredentials, unproven int,
 	register func(grpc.ServiceRegistrar), release func(),
 ) error {
-	door := &door{TransportCredentials: who, most: unproven, inside: make(map[net.Conn]uint64)}
+	pending := &handshakes{TransportCredentials: who, most: unproven, open: make(map[net.Conn]uint64)}
 	gs := grpc.NewServer(
-		grpc.Creds(door),
+		grpc.Creds(pending),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.MaxHeaderListSize(16<<10),
@@ -96,14 +95,14 @@ func serve(
 	case failed = <-served:
 	case <-ctx.Done():
 	}
-	door.shut()
+	pending.shut()
 	release()
 	graceful := make(chan struct{})
 	go func() {
 		gs.GracefulStop()
 		close(graceful)
 	}()
-	timer := time.NewTimer(farewell)
+	timer := time.NewTimer(stopGrace)
 	defer timer.Stop()
 	select {
 	case <-graceful:
@@ -117,75 +116,83 @@ func serve(
 	return failed
 }
 
-// door knows the connections whose handshake is under way: a server that stops would wait for
-// strangers among them.
-type door struct {
+// handshakes tracks the connections in a handshake, for which a graceful stop of the server would
+// wait.
+type handshakes struct {
 	credentials.TransportCredentials
 	most int // 0: no bound
 
 	mu     sync.Mutex
 	closed bool
 	count  uint64
-	inside map[net.Conn]uint64 // with the number of its coming
+	open   map[net.Conn]uint64 // with the number of its arrival
 }
 
-func (d *door) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
+func (h *handshakes) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
 		conn.Close()
-		return nil, nil, errors.New("wire: the server stops")
+		return nil, nil, errors.New("wire: the server is stopping")
 	}
-	if d.most > 0 && len(d.inside) >= d.most {
-		d.pushOut()
+	if h.most > 0 && len(h.open) >= h.most {
+		h.closeOldest()
 	}
-	d.count++
-	d.inside[conn] = d.count
-	d.mu.Unlock()
+	h.count++
+	h.open[conn] = h.count
+	h.mu.Unlock()
 	defer func() {
-		d.mu.Lock()
-		delete(d.inside, conn)
-		d.mu.Unlock()
+		h.mu.Lock()
+		delete(h.open, conn)
+		h.mu.Unlock()
 	}()
-	return d.TransportCredentials.ServerHandshake(conn)
+	return h.TransportCredentials.ServerHandshake(conn)
 }
 
-// pushOut closes the connection that has been inside longest.
-func (d *door) pushOut() {
+// closeOldest closes the connection with the longest handshake.
+func (h *handshakes) closeOldest() {
 	var oldest net.Conn
-	for conn, n := range d.inside {
-		if oldest == nil || n < d.inside[oldest] {
+	for conn, n := range h.open {
+		if oldest == nil || n < h.open[oldest] {
 			oldest = conn
 		}
 	}
 	oldest.Close()
-	delete(d.inside, oldest)
+	delete(h.open, oldest)
 }
 
-func (d *door) Clone() credentials.TransportCredentials { return d }
+func (h *handshakes) Clone() credentials.TransportCredentials { return h }
 
-func (d *door) shut() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.closed = true
-	for conn := range d.inside {
+func (h *handshakes) shut() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for conn := range h.open {
 		conn.Close()
 	}
 }
 
-// PeerTLS returns the TLS state of the connection that the call of a handler came on; false where
-// it has none.
-func PeerTLS(ctx context.Context) (tls.ConnectionState, bool) {
+// Caller returns who calls a handler, as subject reads it from the certificate of the connection.
+// Its error is a gRPC status, Unauthenticated.
+func Caller[S any](ctx context.Context, subject func(tls.ConnectionState) (S, error)) (S, error) {
+	var info credentials.TLSInfo
 	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return tls.ConnectionState{}, false
+	if ok {
+		info, ok = p.AuthInfo.(credentials.TLSInfo)
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	return info.State, ok
+	var none S
+	if !ok {
+		return none, status.Error(codes.Unauthenticated, "no certificate")
+	}
+	from, err := subject(info.State)
+	if err != nil {
+		return none, status.Error(codes.Unauthenticated, err.Error())
+	}
+	return from, nil
 }
 
-// PeerAddrs returns the addresses of both ends of the connection that the call of a handler came
-// on, as this end has them. They are the zero Addr where they are not known.
+// PeerAddrs returns this end's view of both addresses of the connection of a handler's call; the
+// zero Addr if unknown.
 func PeerAddrs(ctx context.Context) (local, remote netip.Addr) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -202,9 +209,9 @@ func addrOf(a net.Addr) netip.Addr {
 	return tcp.AddrPort().Addr().Unmap()
 }
 
-// NewClient returns a connection to addr (host:port) whose other end must pass the demands of
-// tlsConf. It does no I/O until the first call or Connect; then it stays open until Close, and when
-// it breaks it is made anew by the next call, with pauses from 50 ms that grow to maxPause.
+// NewClient returns a connection to addr (host:port), whose server must satisfy tlsConf. It does no
+// I/O until the first call or Connect. It stays open until Close; a broken connection is restored
+// by the next call, with pauses from 50 ms up to maxPause.
 func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(tlsConf)),
@@ -225,9 +232,9 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithReadBufferSize(readBuffer),
-		grpc.WithIdleTimeout(0), // a connection that is open already is what makes a join fast
+		grpc.WithIdleTimeout(0), // a join needs an open connection to be fast
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(), // callers repeat calls themselves, and know when to stop
+		grpc.WithDisableRetry(), // callers repeat calls themselves
 	)
 }

@@ -7,19 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelPings has the kernels of both ends tell whether the other machine is there. A process that
-// is starved, or computes, cannot be taken for a machine that has gone.
+// kernelPings configures TCP keepalives, by which the kernel detects a dead machine: unlike gRPC's
+// pings they do not depend on a busy process.
 var kernelPings = net.KeepAliveConfig{Enable: true, Idle: pingAfter, Interval: time.Second, Count: int(lostAfter / time.Second)}
 
-// Watch has the kernel end a TCP connection whose other machine has gone: where what is sent is not
-// acknowledged for 5 s, or, while nothing is sent, after 15 s. Of another connection it does
-// nothing.
+// Watch has the kernel close a TCP connection to a dead machine: 5 s after unacknowledged data, or
+// after 15 s while idle. It does nothing for other connections.
 func Watch(conn net.Conn) {
 	socket, ok := conn.(*net.TCPConn)
 	if !ok {
 		return
 	}
-	// What fails here is said by the next read, or leaves gRPC's own pings.
+	// Errors are ignored: the next read returns them, or gRPC's own pings remain.
 	_ = socket.SetKeepAliveConfig(kernelPings)
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -30,20 +29,20 @@ func Watch(conn net.Conn) {
 	})
 }
 
-// watched is a connection that is watched. It hides its socket from gRPC, which would give the
-// kernel of the other machine as long to answer as a process has.
+// watched is a watched connection. It hides its socket from gRPC, which would otherwise set the
+// kernel's timeout to that of a process.
 type watched struct{ net.Conn }
 
-// watch is Watch, and hides the socket.
+// watch calls Watch and hides the socket.
 func watch(conn net.Conn) net.Conn {
 	Watch(conn)
 	if _, ok := conn.(*net.TCPConn); ok {
 		return watched{conn}
 	}
-	return conn // whose socket tells who the peer is
+	return conn // a unix socket must stay visible: it identifies the peer
 }
 
-// watching is a listener that watches the connections it accepts.
+// watching is a listener whose connections are watched.
 type watching struct{ net.Listener }
 
 func (l watching) Accept() (net.Conn, error) {

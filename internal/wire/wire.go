@@ -1,5 +1,5 @@
-// Package wire holds the words on the wire: the messages and gRPC services between driver and
-// workers, generated from the .proto files beside it by `make generate`.
+// Package wire contains the messages and gRPC services between the processes of a job, generated
+// from the .proto files in its directory by `make generate`.
 package wire
 
 //go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$(go tool -n protoc-gen-go-grpc) --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative rendezvous.proto notify.proto discovery.proto agent.proto control.proto"

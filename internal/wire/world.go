@@ -8,9 +8,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// sharing is the codec of servers. A thousand workers are each told of a thousand: the members of a
-// world, which are encoded once, are not copied into the answers, so nobody may change their bytes
-// any more.
+// sharing is the codec of servers. Each of a thousand workers receives the thousand members of a
+// world, so their encoding is shared by the answers instead of copied: its bytes must not change.
 type sharing struct{ encoding.CodecV2 }
 
 func newSharing() encoding.CodecV2 { return sharing{encoding.GetCodecV2("proto")} }

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A world that shares its members with others arrives as one that does not.
+// A world with shared members is encoded like one without.
 func TestSharedMembersArrive(t *testing.T) {
 	members := []byte("somebody")
 	world := &World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members}

@@ -253,18 +253,23 @@ func writerFails(t *testing.T, l launch.Launcher) {
 	wantExit(t, l.Run(ctx, s, nil), launch.ExitError{Code: 4})
 }
 
-// running is a Run in progress and a pipe that its processes hold open.
-type running struct {
-	t      *testing.T
-	cancel context.CancelFunc
-	pipe   *os.File
-	stdout bytes.Buffer // to be read after wait
-	ended  chan error
+// HeldPipe makes a named pipe for processes to hold open. await reads n "ready" lines that they
+// write to it, and can be called again; gone waits until no process holds the pipe.
+func HeldPipe(t *testing.T) (path string, await func(n int), gone func()) {
+	t.Helper()
+	p := newHeldPipe(t)
+	p.limit(6 * patience)
+	return p.path, p.ready, p.gone
 }
 
-// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and
-// waits for n of them.
-func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text string) *running {
+// heldPipe is a named pipe that processes hold open.
+type heldPipe struct {
+	t          *testing.T
+	path       string
+	pipe, ours *os.File
+}
+
+func newHeldPipe(t *testing.T) *heldPipe {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "held")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -274,29 +279,68 @@ func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text str
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, err := os.OpenFile(path, os.O_WRONLY, 0) // no end of file before the script has come
+	ours, err := os.OpenFile(path, os.O_WRONLY, 0) // no end of file before the processes have come
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ours.Close()
+	t.Cleanup(func() { pipe.Close(); ours.Close() })
+	return &heldPipe{t, path, pipe, ours}
+}
+
+// limit bounds what is waited for from now on.
+func (p *heldPipe) limit(d time.Duration) { _ = p.pipe.SetReadDeadline(time.Now().Add(d)) }
+
+func (p *heldPipe) ready(n int) {
+	p.t.Helper()
+	if _, err := io.ReadFull(p.pipe, make([]byte, n*len("ready\n"))); err != nil {
+		p.t.Fatalf("the processes are not ready: %v", err)
+	}
+	p.ours.Close()
+}
+
+func (p *heldPipe) gone() {
+	p.t.Helper()
+	if rest, err := io.ReadAll(p.pipe); err != nil || len(rest) > 0 {
+		p.t.Fatalf("processes are left: %v (read %q)", err, rest)
+	}
+}
+
+// running is a Run in progress and a pipe that its processes hold open.
+type running struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	stdout bytes.Buffer // to be read after wait
+	ended  chan error
+	pipe   *heldPipe
+}
+
+// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and
+// waits for n of them.
+func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text string) *running {
+	t.Helper()
+	pipe := newHeldPipe(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	r := &running{t: t, cancel: cancel, pipe: pipe, ended: make(chan error, 1)}
-	s := script(`exec 9>"$1"; `+text, path)
+	t.Cleanup(cancel)
+	r := &running{t: t, cancel: cancel, ended: make(chan error, 1), pipe: pipe}
+	s := script(`exec 9>"$1"; `+text, pipe.path)
 	s.Grace = grace
 	s.Stdout = &r.stdout
 	go func() { r.ended <- l.Run(ctx, s, nil) }()
-	t.Cleanup(func() { cancel(); pipe.Close() })
 	r.ready(n)
 	return r
 }
 
+// ready waits for n "ready" lines, gone until no process holds the pipe.
 func (r *running) ready(n int) {
 	r.t.Helper()
-	_ = r.pipe.SetReadDeadline(time.Now().Add(patience))
-	buf := make([]byte, n*len("ready\n"))
-	if _, err := io.ReadFull(r.pipe, buf); err != nil {
-		r.t.Fatalf("the script is not ready: %v", err)
-	}
+	r.pipe.limit(patience)
+	r.pipe.ready(n)
+}
+
+func (r *running) gone() {
+	r.t.Helper()
+	r.pipe.limit(patience)
+	r.pipe.gone()
 }
 
 func (r *running) wait() error {
@@ -307,15 +351,6 @@ func (r *running) wait() error {
 	case <-time.After(patience):
 		r.t.Fatal("Run does not return")
 		return nil
-	}
-}
-
-// gone waits until nobody holds the pipe.
-func (r *running) gone() {
-	r.t.Helper()
-	_ = r.pipe.SetReadDeadline(time.Now().Add(patience))
-	if rest, err := io.ReadAll(r.pipe); err != nil || len(rest) > 0 {
-		r.t.Fatalf("somebody is left: %v (read %q)", err, rest)
 	}
 }
 

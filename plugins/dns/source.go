@@ -62,7 +62,7 @@ func (s *source) Configure(values map[string]string) error {
 	}
 	for i, name := range c.names {
 		if _, ok := dns.IsDomainName(name); !ok {
-			r.Fault("names", "%q is no name", name)
+			r.Fault("names", "%q is not a name", name)
 		} else if _, err := netip.ParseAddr(name); err == nil {
 			r.Fault("names", "%q is an address, not a name", name)
 		}
@@ -71,7 +71,7 @@ func (s *source) Configure(values map[string]string) error {
 	for i, server := range c.servers {
 		addr, err := serverAddr(server)
 		if err != nil {
-			r.Fault("servers", "%q is no address, or address:port", server)
+			r.Fault("servers", "%q is not an address, or address:port", server)
 		}
 		c.servers[i] = addr
 	}

@@ -86,10 +86,10 @@ func TestConfigure(t *testing.T) {
 	for _, c := range []struct{ values, want string }{
 		{"", "dns: setting names: must be given"},
 		{"names=a name=b", `dns: setting "name" is not known; there are: allow_empty, host, max_ttl, min_ttl, names, `},
-		{"names=a..b", `dns: setting names: "a..b" is no name`},
+		{"names=a..b", `dns: setting names: "a..b" is not a name`},
 		{"names=10.0.0.1", `dns: setting names: "10.0.0.1" is an address`},
 		{"names=a type=MX", `dns: setting type: "MX" is not one of: auto, A+AAAA, A, AAAA, SRV`},
-		{"names=a servers=ns.example", `dns: setting servers: "ns.example" is no address`},
+		{"names=a servers=ns.example", `dns: setting servers: "ns.example" is not an address`},
 		{"names=a servers=::1 resolv_conf=/x", `dns: setting resolv_conf: has no effect`},
 		{"names=a min_ttl=10s max_ttl=5s", `dns: setting min_ttl: 10s is more than max_ttl, 5s`},
 		{"names=a min_ttl=500ms", `dns: setting min_ttl: "500ms"`},

@@ -79,12 +79,12 @@ func decodeHost(item json.RawMessage, defaultSlots int) (plan.Host, error) {
 	return h, nil
 }
 
-// unmarshal names where a document is no JSON.
+// unmarshal names where a document is not JSON.
 func unmarshal(text []byte, into any) error {
 	err := json.Unmarshal(text, into)
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {
-		return fmt.Errorf("no JSON, at byte %d: %w", syntax.Offset, err)
+		return fmt.Errorf("not JSON, at byte %d: %w", syntax.Offset, err)
 	}
 	return err
 }

@@ -42,8 +42,8 @@ func TestDecodeFaults(t *testing.T) {
 		`{"Hosts":[]}`:                 `the document has no field "hosts"`,
 		`{"hosts":null}`:               "the hosts must be a list, not null",
 		`{"hosts":{}}`:                 "the hosts must be a list, not an object",
-		`{"hosts":[]`:                  "no JSON, at byte 11: unexpected end of JSON input",
-		`{"hosts":[]} {}`:              "no JSON, at byte 14: ",
+		`{"hosts":[]`:                  "not JSON, at byte 11: unexpected end of JSON input",
+		`{"hosts":[]} {}`:              "not JSON, at byte 14: ",
 		`["a"]`:                        "hosts[0]: a host must be an object, not a text",
 		`[{"name":"a"},{}]`:            "hosts[1]: name must be a text, not nothing",
 		`[{"name":3}]`:                 "hosts[0]: name must be a text, not a number",
@@ -54,10 +54,10 @@ func TestDecodeFaults(t *testing.T) {
 		`[{"name":"a","slots":65537}]`: "hosts[0]: slots must be a whole number",
 		`[{"name":"a","draining":1}]`:  "hosts[0]: draining must be true or false, not a number",
 		`[{"name":""}]`:                "host 1: no name",
-		`[{"name":"a b"}]`:             `no host has ' ' in its name`,
+		`[{"name":"a b"}]`:             `' ' is not allowed in a host name`,
 		`[{"name":"a"},{"name":"a"}]`:  "listed before",
-		strings.Repeat("[", 100_000):   "no JSON",
-		"[{\"name\":\"\xff\"}]":        "no host has",
+		strings.Repeat("[", 100_000):   "not JSON",
+		"[{\"name\":\"\xff\"}]":        "is not allowed in a host name",
 	} {
 		hosts, err := decode([]byte(document), 1)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -568,7 +568,7 @@ func TestWatchStreamFails(t *testing.T) {
 			}
 		}},
 		{"refused", "http: http://h/: status 404 (Not Found)", "0s end", http.NotFound},
-		{"half a document", "http: http://h/: no JSON, at byte 14", "0s end", func(w http.ResponseWriter, r *http.Request) { say(w, `[{"name":"a"},`) }},
+		{"half a document", "http: http://h/: not JSON, at byte 14", "0s end", func(w http.ResponseWriter, r *http.Request) { say(w, `[{"name":"a"},`) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lists, err := watched(t, time.Hour, c.handler, "stream=true")

@@ -108,7 +108,7 @@ func TestKubeconfigRefuses(t *testing.T) {
 		{a.URL, "certificate-authority-data: eA==", "token: x-secret", "no certificate"},
 		{"http://elsewhere.invalid", "", "token: x-secret", "not https"},
 		{"http://127.0.0.1:1", "", "token: x-secret", "unencrypted"},
-		{"elsewhere.invalid:6443", "", "", "no address"},
+		{"elsewhere.invalid:6443", "", "", "not the address"},
 		{a.URL, ca, "token: [x-secret", "not YAML"},
 	} {
 		_, err := ask(t, writeKubeconfig(t, c.server, c.cluster, c.user))

@@ -53,7 +53,7 @@ func newClient(a *access, cfg config) *client {
 	}}
 }
 
-// errGone says that the API server does not know any more what happened since then.
+// errGone reports that the API server does not know any more what happened since then.
 var errGone = errors.New("kubernetes: the API server has forgotten what it said before")
 
 // refusal is an answer other than what was asked for.
@@ -232,7 +232,7 @@ func (c *client) page(ctx context.Context, query url.Values) (*podList, error) {
 func checkJSON(response *http.Response) error {
 	kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if err != nil || kind != "application/json" {
-		return fmt.Errorf("kubernetes: the answer is no JSON, but %q", shorten(response.Header.Get("Content-Type")))
+		return fmt.Errorf("kubernetes: the answer is not JSON, but %q", shorten(response.Header.Get("Content-Type")))
 	}
 	return nil
 }
@@ -290,7 +290,7 @@ func (c *client) watch(ctx context.Context, version string, apply func(kind stri
 	}
 }
 
-// buffered tells whether more than white space has been read beyond the last event.
+// buffered returns whether more than white space has been read beyond the last event.
 func buffered(decoder *json.Decoder) bool {
 	rest, err := io.ReadAll(decoder.Buffered())
 	return err == nil && len(strings.TrimSpace(string(rest))) > 0

@@ -46,7 +46,7 @@ func readConfig(values map[string]string) (config, error) {
 		context:       s.Text("context", ""),
 	}
 	if c.namespace != "" && strings.ContainsAny(c.namespace, "/?#% ,") {
-		s.Fault("namespace", "%q is no name of one namespace", c.namespace)
+		s.Fault("namespace", "%q is not the name of one namespace", c.namespace)
 	}
 	return c, s.Err()
 }

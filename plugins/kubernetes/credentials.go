@@ -209,7 +209,7 @@ func (a *access) setCluster(c clusterConfig, dir string) error {
 	}
 	server, err := url.Parse(c.Server)
 	if err != nil || server.Host == "" || server.User != nil || server.RawQuery != "" {
-		return errors.New("server is no address of an API server")
+		return errors.New("server is not the address of an API server")
 	}
 	loopback := server.Hostname() == "localhost" || net.ParseIP(server.Hostname()).IsLoopback()
 	if server.Scheme != "https" && !(server.Scheme == "http" && loopback) {

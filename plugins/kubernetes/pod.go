@@ -176,7 +176,7 @@ func (c *config) slotsOf(p *pod) (int, error) {
 func count(text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > plan.MaxSlots {
-		return 0, fmt.Errorf("%q is no number from 0 to %d", shorten(text), plan.MaxSlots)
+		return 0, fmt.Errorf("%q is not a number from 0 to %d", shorten(text), plan.MaxSlots)
 	}
 	return n, nil
 }

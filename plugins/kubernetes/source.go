@@ -183,7 +183,7 @@ func (s *source) recovered() {
 
 var errClosed = errors.New("kubernetes: the watch was closed")
 
-// permanent tells whether it is no use to ask again soon.
+// permanent returns whether it is no use to ask again soon.
 func permanent(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && r.code < 500 && r.code != http.StatusTooManyRequests && r.code != http.StatusRequestTimeout

@@ -136,7 +136,7 @@ func (r *Reader) Int(key string, byDefault, least, most int) int {
 	}
 	n, err := strconv.Atoi(value)
 	if err != nil || n < least || n > most {
-		r.Fault(key, "%q is no whole number from %d to %d", value, least, most)
+		r.Fault(key, "%q is not a whole number from %d to %d", value, least, most)
 		return byDefault
 	}
 	return n
@@ -154,7 +154,7 @@ func (r *Reader) Duration(key string, byDefault, least, most time.Duration) time
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < least || d > most {
-		r.Fault(key, "%q is no time from %v to %v, as 30s or 500ms", value, least, most)
+		r.Fault(key, "%q is not a duration from %v to %v, as 30s or 500ms", value, least, most)
 		return byDefault
 	}
 	return d

@@ -41,11 +41,11 @@ func TestFaults(t *testing.T) {
 		{"a,,b", func(r *Reader) { r.List("k") }, `p: setting k: an empty item in "a,,b"`},
 		{"z", func(r *Reader) { r.OneOf("k", "x", "y") }, `p: setting k: "z" is not one of: x, y`},
 		{"1", func(r *Reader) { r.Bool("k", false) }, `p: setting k: "1" is neither true nor false`},
-		{"1.5", func(r *Reader) { r.Int("k", 0, 0, 9) }, `p: setting k: "1.5" is no whole number from 0 to 9`},
-		{"10", func(r *Reader) { r.Int("k", 0, 0, 9) }, `p: setting k: "10" is no whole number from 0 to 9`},
-		{"soon", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "soon" is no time from 0s to 1m0s, as 30s or 500ms`},
-		{"2m", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "2m" is no time`},
-		{"1e300", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "1e300" is no time`},
+		{"1.5", func(r *Reader) { r.Int("k", 0, 0, 9) }, `p: setting k: "1.5" is not a whole number from 0 to 9`},
+		{"10", func(r *Reader) { r.Int("k", 0, 0, 9) }, `p: setting k: "10" is not a whole number from 0 to 9`},
+		{"soon", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "soon" is not a duration from 0s to 1m0s, as 30s or 500ms`},
+		{"2m", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "2m" is not a duration`},
+		{"1e300", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "1e300" is not a duration`},
 		{"a", func(r *Reader) { r.Text("other", ""); r.Text("one", "") }, `p: setting "k" is not known; there are: one, other`},
 	} {
 		r := Read("p", map[string]string{"k": c.value})

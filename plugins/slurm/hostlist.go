@@ -58,7 +58,7 @@ func expandItem(item string, room int) ([]string, error) {
 	for rest != "" {
 		text, after, bracket := strings.Cut(rest, "[")
 		if strings.ContainsAny(text, "] \t\r\n") {
-			return nil, fmt.Errorf("%q is no name", shorten(item))
+			return nil, fmt.Errorf("%q is not a name", shorten(item))
 		}
 		numbers := []string{""}
 		if bracket {
@@ -122,7 +122,7 @@ func expandRanges(ranges string) (numbers []string, err error) {
 
 func number(digits string) (int, error) {
 	if digits == "" || strings.Trim(digits, "0123456789") != "" {
-		return 0, fmt.Errorf("%q is no number", shorten(digits))
+		return 0, fmt.Errorf("%q is not a number", shorten(digits))
 	}
 	if len(digits) > maxDigits {
 		return 0, fmt.Errorf("%q has more than %d digits", shorten(digits), maxDigits)

@@ -121,7 +121,7 @@ func FuzzExpandHostlist(f *testing.F) {
 		}
 		for _, name := range names {
 			if name == "" || strings.ContainsAny(name, "[], \t\r\n") {
-				t.Fatalf("%q is no name", name)
+				t.Fatalf("%q is not a name", name)
 			}
 		}
 	})

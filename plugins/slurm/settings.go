@@ -46,7 +46,7 @@ func readConfig(values map[string]string, lookup func(string) (string, bool)) (c
 	}
 	if n, err := strconv.Atoi(c.slots); err == nil {
 		if n < 0 || n > plan.MaxSlots {
-			s.Fault("slots", "%d is no number from 0 to %d", n, plan.MaxSlots)
+			s.Fault("slots", "%d is not a number from 0 to %d", n, plan.MaxSlots)
 		}
 	} else {
 		c.slots = s.OneOf("slots", "auto", "gpus", "tasks", "cpus")

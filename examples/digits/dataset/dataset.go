@@ -1,5 +1,5 @@
-// Package dataset is 1,797 images of handwritten digits, for examples that learn to read them.
-// README.md of examples/digits says whence.
+// Package dataset contains 1,797 images of handwritten digits for examples. README.md of
+// examples/digits names the source.
 package dataset
 
 import (
@@ -13,40 +13,39 @@ import (
 	"strings"
 )
 
-// An image is of Pixels, row by row, and shows one of Classes digits.
+// Sizes of an image, which is stored row by row, and the number of digits.
 const (
 	Pixels  = 8 * 8
 	Classes = 10
 
-	maxGrey = 16 // a pixel is 0..maxGrey in the file
+	maxGrey = 16 // maximum of a pixel in the file
 )
 
-// digitsCSV is the data set, a line for each image, its pixels and then its label.
+// digitsCSV is the data set: one line per image, with its pixels and its label.
 //
 //go:embed digits.csv.gz
 var digitsCSV []byte
 
-// Images is a set of labelled images. Image i has the Pixels[i*64:(i+1)*64] of the slice, each
-// 0..1, and Labels[i].
+// Images is a set of labelled images. Image i is Pixels[i*64:(i+1)*64], each 0..1, with Labels[i].
 type Images struct {
 	Pixels []float32
 	Labels []uint8
 }
 
-// Len is how many images there are.
+// Len returns the number of images.
 func (s *Images) Len() int { return len(s.Labels) }
 
-// Image returns the pixels of image i; the slice belongs to the set.
+// Image returns the pixels of image i. The slice aliases Pixels.
 func (s *Images) Image(i int) []float32 { return s.Pixels[i*Pixels : (i+1)*Pixels] }
 
-// Add puts an image of 64 pixels at the end.
+// Add appends an image of 64 pixels.
 func (s *Images) Add(image []float32, label uint8) {
 	s.Pixels = append(s.Pixels, image...)
 	s.Labels = append(s.Labels, label)
 }
 
-// Load returns the images to train on and those that are held out to judge the result: every fifth
-// of the data set, the same ones in every worker and every run.
+// Load returns the training images and the held-out images. The latter are every fifth of the data
+// set, the same in every worker and every run.
 func Load() (train, heldOut *Images, err error) {
 	z, err := gzip.NewReader(bytes.NewReader(digitsCSV))
 	if err != nil {
@@ -67,7 +66,7 @@ func Load() (train, heldOut *Images, err error) {
 	return train, heldOut, nil
 }
 
-// parseDigits reads lines of 64 pixels and a label, separated by commas. An error names the line.
+// parseDigits reads lines of 64 pixels and a label, separated by commas. Errors name the line.
 func parseDigits(r io.Reader) (*Images, error) {
 	set := new(Images)
 	lines := bufio.NewScanner(r)

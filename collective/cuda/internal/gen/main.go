@@ -15,7 +15,7 @@
 //	288  elements of head and tail      u64
 //	296  a number                       64 bits: what to divide or multiply by
 //
-// The arithmetic is that of collective/kernel in every bit. Rounding is said with each instruction,
+// The arithmetic is that of internal/kernel in every bit. Rounding is said with each instruction,
 // which keeps the compiler from fusing a product and a sum, and subnormal numbers stay what they
 // are. What a device makes of a NaN differs from what a processor does, so it is said too: the
 // first operand that is none, made quiet, or else the negative NaN without payload.

@@ -21,7 +21,7 @@ type kind struct {
 // half is a type that is computed in another.
 type half struct {
 	widen  func(w *writer, a string) string
-	narrow func(w *writer, a string) string // of what is no NaN
+	narrow func(w *writer, a string) string // of what is not a NaN
 }
 
 // operation is a kernel without its type.
@@ -167,7 +167,7 @@ func (t kind) extreme(w *writer, a, b, compare, join string) string {
 	return t.chosen(w, r, none, a, b, t.isNaN(w, x), t.isNaN(w, y))
 }
 
-// quotient divides by the number of ranks, which is no NaN and makes none.
+// quotient divides by the number of ranks, which is not a NaN and makes none.
 func (t kind) quotient(w *writer, a string) string {
 	x := t.widened(w, a)
 	none := t.isNaN(w, x)

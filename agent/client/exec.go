@@ -1,0 +1,83 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+// Exec starts job agents on this machine. They outlive this process.
+type Exec struct {
+	// Path is hvdrun. Empty: this process's own executable.
+	Path string
+}
+
+var _ Starter = Exec{}
+
+// agentArgs make hvdrun a job agent.
+var agentArgs = []string{"agent", "--job"}
+
+// Start implements Starter.
+func (e Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
+	fail := func(err error) (Ready, error) {
+		return Ready{}, &HostError{Host: host, Stage: stageCommand, Err: err}
+	}
+	line, err := hello.line()
+	if err != nil {
+		return fail(err)
+	}
+	path := e.Path
+	if path == "" {
+		if path, err = os.Executable(); err != nil {
+			return fail(err)
+		}
+	}
+	cmd := exec.Command(path, agentArgs...)
+	cmd.Stdin = bytes.NewReader(line)
+	stderr := &tail{}
+	cmd.Stderr = stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return fail(err)
+	}
+	if err := proc.StartSession(cmd); err != nil {
+		return fail(err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
+	var ready Ready
+	answer, _, err := readAnswer(stdout)
+	if text, ok := strings.CutPrefix(answer, readyMark); ok {
+		ready, err = decodeReady([]byte(text))
+	}
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = cmd.Process.Kill()
+		waitErr := proc.WaitSession(cmd)
+		switch {
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case stderr.last() != "":
+			err = errors.New(stderr.last())
+		case errors.Is(err, io.EOF) && waitErr != nil:
+			err = fmt.Errorf("%s: %w", path, waitErr)
+		}
+		return fail(err)
+	}
+	gone := make(chan struct{})
+	go func() { // Agents.Close waits for it
+		defer close(gone)
+		_ = proc.WaitSession(cmd)
+	}()
+	ready.gone = gone
+	ready.kill = func() { _ = cmd.Process.Kill() }
+	return ready, nil
+}

@@ -1,0 +1,141 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+)
+
+const (
+	// helloVersion is the version of Hello and Ready.
+	helloVersion = 1
+	// maxHello bounds a hello and an answer, in bytes.
+	maxHello = 64 << 10
+	// maxNoise bounds what else a remote shell may print before the answer.
+	maxNoise = 256 << 10
+	// readyMark begins the line that answers a hello.
+	readyMark = "hvdrun-agent-ready "
+)
+
+// Hello configures a job agent: one line of JSON on its standard input. It holds a
+// secret.
+type Hello struct {
+	Version int
+	// RunID is the job's, Host the name that the job has for the host.
+	RunID, Host string
+	// Credentials are the agent's in the job, encoded.
+	Credentials string
+	// Patience is how long the agent waits for its driver to come at all.
+	Patience time.Duration
+	// Drain is how long workers may take to leave once the agent is asked to stop.
+	Drain time.Duration
+	// Spool is a directory for what no driver has taken. Empty: there is none.
+	Spool string
+	// LogLevel is the least that is logged, as logrus names it. The log goes to the driver.
+	LogLevel string
+	// BindGPUs shows each worker the GPU of its slot only.
+	BindGPUs bool
+	// Loopback has the agent listen on the loopback interface only.
+	Loopback bool
+	// Detach asks the process to answer from another that has left its session.
+	Detach bool
+}
+
+// Ready is a job agent's answer: one line of JSON on its standard output.
+type Ready struct {
+	Version int
+	// Error reports why there is no agent; the fields that follow are empty then.
+	Error string `json:",omitempty"`
+	PID   int
+	// Port is where drivers connect to, Addresses are those that the host has.
+	Port      int
+	Addresses []string
+	// Build names the program.
+	Build string
+
+	gone <-chan struct{} // closed when a child of this process has ended; nil: not known
+	kill func()          // nil: it cannot be
+	seek []string        // more names and addresses of the host, from its starter
+}
+
+// Starter starts the agent of a job on a host.
+type Starter interface {
+	// Start blocks until the agent has answered, or has failed to. When ctx ends before, nothing of
+	// it is left that does not end by itself. Its methods may be called by many goroutines.
+	Start(ctx context.Context, host string, hello Hello) (Ready, error)
+}
+
+// line returns the hello as a line.
+func (h Hello) line() ([]byte, error) {
+	h.Version = helloVersion
+	b, err := json.Marshal(h)
+	if err == nil && len(b) >= maxHello {
+		err = fmt.Errorf("a hello of %d bytes; an agent takes %d", len(b), maxHello)
+	}
+	return append(b, '\n'), err
+}
+
+// ReadHello reads a Hello, and nothing beyond it. Its errors show nothing of it.
+func ReadHello(r io.Reader) (Hello, error) {
+	var h Hello
+	line, err := bufio.NewReaderSize(io.LimitReader(r, maxHello), maxHello).ReadSlice('\n')
+	if err != nil {
+		return h, fmt.Errorf("agent: %d bytes came of an agent's hello, and no end of line", len(line))
+	}
+	if err := json.Unmarshal(line, &h); err != nil {
+		return Hello{}, errors.New("agent: an agent's hello is not the JSON that it should be")
+	}
+	if h.Version != helloVersion {
+		return Hello{}, fmt.Errorf("agent: an agent's hello of version %d; this program knows version %d: "+
+			"driver and hosts need the same hvdrun", h.Version, helloVersion)
+	}
+	if h.RunID == "" || h.Host == "" || h.Patience <= 0 {
+		return Hello{}, errors.New("agent: an agent's hello without a run, a host or patience")
+	}
+	return h, nil
+}
+
+// Write writes the answer to a Hello.
+func (r Ready) Write(w io.Writer) error {
+	r.Version = helloVersion
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
+	}
+	_, err = fmt.Fprintf(w, "%s%s\n", readyMark, b)
+	return err
+}
+
+func decodeReady(text []byte) (Ready, error) {
+	var r Ready
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("the answer is not JSON: %w", err)
+	}
+	return r, r.check()
+}
+
+func (r Ready) check() error {
+	switch {
+	case r.Version != helloVersion:
+		return fmt.Errorf("the host's hvdrun (%s) speaks version %d, and this one version %d", r.Build, r.Version, helloVersion)
+	case r.Error != "":
+		return errors.New(r.Error)
+	case r.Port <= 0 || r.Port > 65535 || len(r.Addresses) > 256:
+		return fmt.Errorf("an answer with port %d and %d addresses", r.Port, len(r.Addresses))
+	}
+	return nil
+}
+
+// Endpoints are the addresses (host:port) at which others may find a job agent, best first.
+func (r Ready) Endpoints() (all []string) {
+	for _, name := range append(r.seek[:len(r.seek):len(r.seek)], r.Addresses...) {
+		all = append(all, net.JoinHostPort(name, strconv.Itoa(r.Port)))
+	}
+	return all
+}

@@ -1,0 +1,97 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// inspectRounds is how often the clock of a host is asked for: the fastest answer is the most
+// exact.
+const inspectRounds = 5
+
+// Inspection describes a host, as its agent reports it.
+type Inspection struct {
+	Host string
+	// Addr is where the driver has reached the agent, Endpoints where others may.
+	Addr      string
+	Endpoints []string
+	// Offset is how far the host's clock is ahead of this one's, give or take half of RoundTrip.
+	Offset, RoundTrip time.Duration
+	// Version is that of the host's hvdrun.
+	Version string
+	// GPUs is their number; where it cannot be known, GPUError says why.
+	GPUs     int
+	GPUError string
+}
+
+// Inspect asks the agent of the host, which it starts where there is none, what the host is like.
+// Its errors are *HostError where the agent could not be started.
+func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
+	s, err := a.session(ctx, host, false)
+	if err != nil {
+		return Inspection{}, err
+	}
+	in := Inspection{Host: host, Addr: s.addr, Endpoints: []string{s.addr}, RoundTrip: time.Hour}
+	a.mu.Lock()
+	if j := a.jobs[host]; j != nil && j.started() && j.err == nil {
+		in.Endpoints = j.candidates(a.cfg.LocalOnly)
+	}
+	a.mu.Unlock()
+	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+		for range inspectRounds {
+			begin := time.Now()
+			reply, err := agent.Inspect(ctx, &wire.InspectRequest{})
+			if err != nil {
+				return err
+			}
+			if trip := time.Since(begin); trip < in.RoundTrip {
+				in.RoundTrip = trip
+				in.Offset = time.Unix(0, reply.GetUnixNano()).Sub(begin.Add(trip / 2).Round(0))
+			}
+			in.Version, in.GPUs, in.GPUError = reply.GetVersion(), int(reply.GetGpus()), reply.GetGpuError()
+		}
+		return nil
+	})
+	return in, err
+}
+
+// Reachable asks the agent of the host whether it reaches those of others. It returns, for each of
+// the others, why not, or an empty text.
+func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection) (failures []string, err error) {
+	s, err := a.session(ctx, host, false)
+	if err != nil {
+		return nil, err
+	}
+	request := &wire.InspectRequest{}
+	for _, o := range others {
+		request.Targets = append(request.Targets, &wire.Target{Host: o.Host, Addresses: o.Endpoints})
+	}
+	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
+		reply, err := agent.Inspect(ctx, request)
+		failures = reply.GetFailures()
+		return err
+	})
+	if err == nil && len(failures) != len(others) {
+		err = errors.New("the agent did not answer what it was asked")
+	}
+	return failures, err
+}
+
+// ask calls the agent by a connection of its own.
+func (s *session) ask(ctx context.Context, do func(context.Context, wire.AgentClient) error) error {
+	conn, err := wire.NewClient(s.addr, s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host}), time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := do(ctx, wire.NewAgentClient(conn)); err != nil {
+		return &HostError{Host: s.host, Stage: stageReach, Err: errors.New(status.Convert(err).Message())}
+	}
+	return nil
+}

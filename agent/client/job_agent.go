@@ -1,0 +1,183 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+const (
+	// firstContact is how long a job agent waits for its driver.
+	firstContact = time.Minute
+	// reachTimeout bounds the search for an address at which a job agent is reached.
+	reachTimeout = 10 * time.Second
+)
+
+// jobAgent is the agent of one job on one host.
+type jobAgent struct {
+	host string
+	done chan struct{} // closed when it has been started, or could not be
+	// What follows is there when done is closed.
+	err     error
+	ready   Ready
+	addr    string    // where the driver reaches it
+	process *proc.Ref // its own, where that is on this machine; nil elsewhere
+}
+
+func (j *jobAgent) started() bool {
+	select {
+	case <-j.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// there returns an error where the agent is a process of this machine that has ended.
+func (j *jobAgent) there() error {
+	if j.process == nil {
+		return nil
+	}
+	return j.process.Ended()
+}
+
+// awaitEnd waits for the end of a child of this process, and kills it where that takes too long.
+func (j *jobAgent) awaitEnd() {
+	late := time.AfterFunc(endPatience, j.ready.kill)
+	defer late.Stop()
+	<-j.ready.gone
+}
+
+// awaitOrphan does the same for a process that was another's child.
+func (j *jobAgent) awaitOrphan() {
+	for late := time.Now().Add(endPatience); j.there() == nil; pauseFor(context.Background(), 2*time.Millisecond) {
+		if time.Now().After(late) {
+			j.ready.kill()
+			return
+		}
+	}
+}
+
+// knownAgent is one that a driver before this one has started.
+func knownAgent(k KnownAgent) *jobAgent {
+	j := &jobAgent{host: k.Host, addr: k.Addr, done: make(chan struct{}), ready: Ready{PID: k.PID}}
+	if k.Local {
+		j.process = proc.Find(k.PID, agentArgs...)
+		j.ready.kill = func() { j.process.Signal(syscall.SIGKILL) }
+	}
+	close(j.done)
+	return j
+}
+
+// jobAgent returns the host's, which it starts where there is none, unless it should be there, and
+// blocks until it is.
+func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAgent, error) {
+	a.mu.Lock()
+	if err := a.begin(); err != nil {
+		a.mu.Unlock()
+		return nil, err
+	}
+	if a.cfg.Starter == nil {
+		a.mu.Unlock()
+		return nil, fmt.Errorf("host %s has no agent", host)
+	}
+	j := a.jobs[host]
+	if j == nil && there {
+		a.mu.Unlock()
+		return nil, fmt.Errorf("host %s had no agent", host)
+	}
+	if j == nil || j.started() && j.there() != nil {
+		j = &jobAgent{host: host, done: make(chan struct{})}
+		a.jobs[host] = j
+		a.wg.Go(func() { a.startAgent(j) })
+	}
+	a.mu.Unlock()
+	select {
+	case <-j.done:
+		return j, j.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// startAgent starts the agent and finds an address at which it is reached.
+func (a *Agents) startAgent(j *jobAgent) {
+	select {
+	case a.starting <- struct{}{}:
+		j.err = a.startNow(j)
+		<-a.starting
+	case <-a.ctx.Done():
+		j.err = errors.New("the launcher was closed")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if j.err != nil && a.jobs[j.host] == j {
+		delete(a.jobs, j.host) // another try may do better
+	}
+	close(j.done)
+}
+
+func (a *Agents) startNow(j *jobAgent) error {
+	creds, err := a.cfg.Authority.Issue(identity.Subject{Role: identity.Agent, Host: j.host})
+	if err != nil {
+		return err
+	}
+	hello := a.cfg.Hello
+	hello.RunID, hello.Host, hello.Credentials = creds.Subject().RunID, j.host, creds.Encode()
+	hello.Loopback = a.cfg.LocalOnly
+	if hello.Patience <= 0 {
+		hello.Patience = firstContact
+	}
+	if j.ready, err = a.cfg.Starter.Start(a.ctx, j.host, hello); err != nil {
+		return err
+	}
+	if j.ready.gone != nil {
+		j.process = proc.RefOf(j.ready.PID, j.ready.gone)
+		a.mu.Lock()
+		a.children = append(a.children, j)
+		a.mu.Unlock()
+	}
+	if j.addr, err = a.reach(j); err != nil {
+		if j.ready.kill != nil {
+			j.ready.kill()
+		}
+		return &HostError{Host: j.host, Stage: stageReach, Err: err}
+	}
+	if a.cfg.Begun != nil {
+		a.beginning.Lock()
+		err := a.cfg.Begun(KnownAgent{j.host, j.addr, j.ready.PID, j.ready.gone != nil})
+		a.beginning.Unlock()
+		if err != nil {
+			if j.ready.kill != nil {
+				j.ready.kill()
+			}
+			return &HostError{Host: j.host, Stage: stageReach, Err: err}
+		}
+	}
+	a.cfg.Log.WithField("host", j.host).Debugf("agent: an agent was started: process %d, at %s", j.ready.PID, j.addr)
+	return nil
+}
+
+// reach returns the first address that leads to the agent.
+func (a *Agents) reach(j *jobAgent) (string, error) {
+	ctx, cancel := context.WithTimeout(a.ctx, reachTimeout)
+	defer cancel()
+	return Reach(ctx, a.own, j.host, j.candidates(a.cfg.LocalOnly))
+}
+
+// candidates are the addresses at which the agent may be reached, best first.
+func (j *jobAgent) candidates(localOnly bool) []string {
+	at := j.ready
+	switch {
+	case at.gone != nil && localOnly:
+		at.Addresses = []string{identity.Loopback().String()}
+	case at.gone != nil:
+		at.Addresses = []string{outwardAddr().String()} // the one that others have to reach
+	}
+	return at.Endpoints()
+}

@@ -1,0 +1,90 @@
+package client
+
+import (
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
+)
+
+// child starts a program that lives until it is killed, as a job agent of this machine.
+func child(t *testing.T) (v *proc.Ref, wait func()) {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		cmd.Wait()
+	}()
+	t.Cleanup(func() { cmd.Process.Kill(); <-gone })
+	return proc.RefOf(cmd.Process.Pid, gone), func() { <-gone }
+}
+
+// awaitStop blocks until a process is stopped, or goes on.
+func awaitStop(t *testing.T, v *proc.Ref, want bool) {
+	t.Helper()
+	how := unix.WCONTINUED
+	if want {
+		how = unix.WSTOPPED
+	}
+	if err := unix.Waitid(unix.P_PID, v.PID(), nil, how, nil); err != nil {
+		t.Fatal(err)
+	}
+	if v.Stopped() != want {
+		t.Fatalf("process %d: stopped is %v", v.PID(), !want)
+	}
+}
+
+// An agent of this machine is alive as long as its process is, however long it is silent, and
+// stopped or not. It is continued where something is wanted of it, and given up where it does
+// nothing of that.
+func TestSilenceOfALivingProcess(t *testing.T) {
+	v, wait := child(t)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s := newSession(New(Config{Lease: time.Second, Log: log}), place{host: "a", there: v.Ended, process: v})
+	lease := int(s.a.cfg.Lease/s.lookEvery()) + 1
+	look := func(n int) (err error) {
+		for range n {
+			err = errors.Join(err, s.silent())
+		}
+		return err
+	}
+	v.Signal(syscall.SIGSTOP)
+	awaitStop(t, v, true)
+	if err := look(100 * lease); err != nil {
+		t.Fatalf("nothing was wanted of it: %v", err)
+	}
+	s.contact, s.looks = time.Now().Add(-time.Hour), 0
+	if why, _ := s.hopeless(errors.New("the stream broke")); why != nil || !v.Stopped() {
+		t.Fatalf("a stream that broke: %v", why)
+	}
+	s.finish()
+	if err := look(lease); err != nil {
+		t.Fatal(err)
+	}
+	awaitStop(t, v, false)
+	err := look(patientLeases*lease - lease)
+	if !errors.Is(err, errNoAnswer) {
+		t.Fatalf("it does nothing: %v", err)
+	}
+	if why, over := s.hopeless(err); why == nil || over {
+		t.Errorf("hopeless: %v, %v", why, over)
+	}
+	v.Signal(syscall.SIGKILL)
+	wait()
+	if err := s.silent(); err == nil || !strings.Contains(err.Error(), "its process has ended") {
+		t.Errorf("after its end: %v", err)
+	}
+}

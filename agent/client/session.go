@@ -1,0 +1,496 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+const (
+	// endPatience is how long the end of a session may take.
+	endPatience = 2 * time.Second
+	// attachTimeout is how long one try to attach may take.
+	attachTimeout = 2 * time.Second
+	// attachPatience is the same for an agent whose process is known to be there.
+	attachPatience = 30 * time.Second
+	// takeEvery and ackEvery are after how many bytes of output, and how many events, an
+	// acknowledgement is sent at once.
+	takeEvery = 64 << 10
+	ackEvery  = 64
+	// missedBeats is how many beats without an answer make a stream one that is broken.
+	missedBeats = 3
+	// looksPerBeat is how often a stream is looked at meanwhile.
+	looksPerBeat = 4
+	// stdoutStream is the number of stdout on the wire; stderr has the next.
+	stdoutStream = 1
+)
+
+// errStale tells Run that its session ended before the worker was asked for, and that another
+// session may do better.
+var errStale = errors.New("agent: the session is over")
+
+// errMoved ends a stream whose other end must learn where the driver listens.
+var errMoved = errors.New("agent: the driver listens elsewhere")
+
+// session is the driver's side of what the agent of one host does for it. It outlives the
+// streams that carry it.
+type session struct {
+	a *Agents
+	place
+	id   []byte
+	beat time.Duration
+	log  logrus.FieldLogger
+
+	mu      sync.Mutex
+	workers map[string]*worker // by incarnation
+	inbox
+	before   *predecessor  // the driver before this one; nil: there was none, or the session is new
+	port     int64         // where the driver listens, as the stream's other end knows it
+	contact  time.Time     // when the agent last sent something
+	looks    int           // how often the stream was found silent since
+	attached bool          // ever
+	over     error         // set: nothing comes of the session any more
+	end      ending        // what the agent shall do with it
+	wake     chan struct{} // of capacity 1: there may be something to send
+}
+
+// ending is what becomes of a session at the agent.
+type ending int
+
+const (
+	ongoing  ending = iota
+	finished        // it ends, and its workers with their grace
+	fenced          // it ends at once: its workers count as killed
+)
+
+// inbox holds the events that have come of a session.
+type inbox struct {
+	heard uint64   // number of the last event
+	open  []*event // from the first that has not been handled
+	told  uint64   // the last event that was acknowledged
+}
+
+// event is an event that has come.
+type event struct {
+	*wire.FromAgent
+	done bool // the agent may forget it
+}
+
+func newSession(a *Agents, p place) *session {
+	id := make([]byte, 16)
+	rand.Read(id)
+	return &session{
+		a: a, place: p, id: id,
+		beat:    min(a.cfg.Lease/10, time.Second),
+		log:     a.cfg.Log.WithFields(logrus.Fields{"host": p.host, "agent": p.addr}),
+		workers: make(map[string]*worker),
+		contact: time.Now(),
+		wake:    make(chan struct{}, 1),
+	}
+}
+
+// settle records that the event has been handled.
+func (s *session) settle(e *event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done(e)
+}
+
+// done is settle; the lock is held.
+func (s *session) done(e *event) {
+	e.done = true
+	i := 0
+	for i < len(s.open) && s.open[i].done {
+		s.open[i] = nil
+		i++
+	}
+	s.open = s.open[i:]
+	if i > 0 && s.settled()-s.told >= ackEvery {
+		poke(s.wake)
+	}
+}
+
+// settled is the number of the last event that the agent may forget, with all before it; the lock
+// is held.
+func (in *inbox) settled() uint64 { return in.heard - uint64(len(in.open)) }
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (s *session) killAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.workers {
+		w.stop = 2
+	}
+	poke(s.wake)
+}
+
+func (s *session) finish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end = max(s.end, finished)
+	poke(s.wake)
+}
+
+// serve keeps the session up, over as many streams as it takes, until it is finished or lost. One
+// that is lost is ended at the agent as soon as that can be reached, or with it where it is a child
+// of this process: what an agent has started does not outlive it.
+func (s *session) serve(ctx context.Context) {
+	var reason error // of the last try that was not cut short
+	for {
+		err := s.stream(ctx)
+		if ctx.Err() != nil || s.isFinished() {
+			s.lose(errors.New("the launcher was closed"))
+			return
+		}
+		if reason == nil || status.Code(err) != codes.Canceled {
+			reason = err
+		}
+		if why, over := s.hopeless(reason); why != nil {
+			s.lose(why)
+			switch {
+			case s.kill != nil:
+				s.kill()
+			case !over:
+				s.fence(s.a.fences)
+			}
+			return
+		}
+		if errors.Is(err, errMoved) {
+			continue
+		}
+		s.log.Debugf("agent: the stream to the agent broke, and is made anew: %v", err)
+		pauseFor(ctx, s.beat/5)
+	}
+}
+
+// fence has the agent kill its workers, which have been given up, or finds out that it is gone.
+func (s *session) fence(ctx context.Context) {
+	s.mu.Lock()
+	s.end = fenced
+	s.mu.Unlock()
+	given := time.Now()
+	for pause := s.a.cfg.Lease / 10; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.cfg.Orphan; {
+		err := s.stream(ctx)
+		if _, over := s.hopeless(err); over || err == nil {
+			s.log.Infof("agent: the agent knows that it was given up")
+			return
+		}
+		pauseFor(ctx, pause)
+		pause = min(2*pause, 5*time.Second)
+	}
+}
+
+func pauseFor(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+func (s *session) isFinished() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.end != ongoing
+}
+
+// hopeless returns why there is no use in another stream, after err has ended the last, and whether
+// the agent itself has reported that.
+func (s *session) hopeless(err error) (why error, over bool) {
+	s.mu.Lock()
+	silent := time.Since(s.contact)
+	s.mu.Unlock()
+	switch status.Code(err) {
+	case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument:
+		return errors.New(status.Convert(err).Message()), true
+	}
+	switch {
+	case errors.Is(err, errNoAnswer), s.process != nil && silent >= patientLeases*s.a.cfg.Lease && s.wanted() && s.gone() == nil:
+		return fmt.Errorf("%w for %v", errNoAnswer, silent.Round(time.Millisecond)), false
+	case s.process == nil && silent >= s.a.cfg.Lease:
+		return fmt.Errorf("nothing was heard of it for %v: %s", silent.Round(time.Millisecond), status.Convert(err).Message()), false
+	}
+	return s.gone(), false
+}
+
+// gone returns an error where others know that the agent is not there any more, or that another is
+// in its place.
+func (s *session) gone() error {
+	if err := s.there(); err != nil {
+		return fmt.Errorf("it is silent, and %w", err)
+	}
+	return nil
+}
+
+// lose ends the session for all that still wait for something of it.
+func (s *session) lose(why error) {
+	s.a.forget(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over = why
+	if len(s.workers) > 0 {
+		s.log.Warnf("agent: the agent is lost, and its %d workers with it: %v", len(s.workers), why)
+	}
+	for _, w := range s.workers {
+		w.lost = why
+		if w.ended != nil && w.everSent {
+			w.ended(&LostError{Host: s.host, Addr: s.addr, Err: why})
+			w.ended = nil
+		}
+		poke(w.wake)
+	}
+}
+
+// stream attaches to the session by a connection of its own, for the last one may be dead, and
+// carries it until something breaks; nil after a good end.
+func (s *session) stream(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tlsConf := s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
+	conn, err := wire.NewClient(s.addr, tlsConf, time.Second)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	late := time.AfterFunc(s.attachLimit(), cancel)
+	defer late.Stop()
+	stream, err := wire.NewAgentClient(conn).Session(ctx)
+	if err != nil {
+		return err
+	}
+	_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_Attach{Attach: s.attach()}}) // where it fails, Recv returns why
+	answer, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if !late.Stop() {
+		return errors.New("the agent took too long to answer")
+	}
+	s.heardFrom(answer.GetAttached())
+	s.log.Debugf("agent: attached to session %s", hex.EncodeToString(s.id[:4]))
+	broken := make(chan error, 1)
+	go func() { broken <- s.listen(stream) }()
+	err = s.talk(stream, broken)
+	if err != nil {
+		cancel()
+		<-broken
+	}
+	return err
+}
+
+// attachLimit is how long a try to attach may take: no longer than the agent is waited for. Where
+// only the end of its process is an end, another try would find it no faster.
+func (s *session) attachLimit() time.Duration {
+	if s.process != nil {
+		return attachPatience
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	limit := min(attachTimeout, s.a.cfg.Lease)
+	if left := s.a.cfg.Lease - time.Since(s.contact); left > 0 {
+		limit = min(limit, left)
+	}
+	return limit
+}
+
+// attach begins a stream: what was sent on the one before may be lost.
+func (s *session) attach() *wire.Attach {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.workers {
+		w.sentStart, w.sentStop, w.sentTaken = false, 0, 0
+	}
+	s.told = s.settled() // events that are not settled come again, and are known then
+	s.port = s.a.driverPort.Load()
+	return &wire.Attach{
+		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
+		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true,
+	}
+}
+
+func (s *session) heardFrom(answer *wire.Attached) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attached, s.contact, s.looks = true, time.Now(), 0
+	if s.takesOver() {
+		s.takenOver(answer)
+	}
+}
+
+// talk sends what there is to send, and beats, until the stream is broken. It receives from broken,
+// once, where it returns nil; then the agent has closed the stream because the session was to end.
+func (s *session) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent], broken chan error) error {
+	look := time.NewTicker(s.lookEvery())
+	defer look.Stop()
+	var beaten time.Time
+	ended := false
+	for {
+		messages, end := s.due(time.Since(beaten) >= s.beat)
+		if s.moved() { // after due: nothing that was wanted later is started there
+			return errMoved
+		}
+		for _, m := range messages {
+			if m.GetBeat() != nil {
+				beaten = time.Now()
+			}
+			if err := stream.Send(m); err != nil {
+				err = <-broken // the other direction knows why
+				broken <- err
+				return err
+			}
+		}
+		if end != ongoing && !ended {
+			ended = true
+			_ = stream.Send(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: end == fenced}}})
+		}
+		select {
+		case err := <-broken:
+			broken <- err
+			if ended && errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		case <-s.wake:
+		case <-look.C:
+			if err := s.silent(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// moved returns whether the driver listens elsewhere than the agent knows.
+func (s *session) moved() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.port != s.a.driverPort.Load()
+}
+
+// due returns the messages that have not been sent on this stream yet.
+func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := s.port == s.a.driverPort.Load()
+	for inc, w := range s.workers {
+		if !w.known && !w.sentStart && told {
+			w.sentStart, w.everSent = true, true
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
+		}
+		if w.stop > w.sentStop && w.everSent {
+			w.sentStop = w.stop
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
+				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
+			}})
+		}
+		if w.more && w.sentStop == 1 {
+			w.more = false
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
+		}
+		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
+			w.sentTaken = w.taken
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Taken{
+				Taken: &wire.Taken{Incarnation: inc, Bytes: w.taken},
+			}})
+		}
+	}
+	if settled := s.settled(); beat || settled-s.told >= ackEvery {
+		s.told = settled
+		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
+	}
+	return messages, s.end
+}
+
+// listen hands on what comes until the stream ends.
+func (s *session) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent]) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := s.hear(m); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) hear(m *wire.FromAgent) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.contact, s.looks = time.Now(), 0
+	if l := m.GetLog(); l != nil && s.logs {
+		s.logLine(l)
+		return nil
+	}
+	switch {
+	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
+		return nil // no event, or one that came by an earlier stream
+	case m.GetNumber() != s.heard+1:
+		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
+	}
+	s.heard++
+	event := &event{FromAgent: m}
+	s.open = append(s.open, event)
+	incarnation := ""
+	switch e := m.GetWhat().(type) {
+	case *wire.FromAgent_Started:
+		incarnation = e.Started.GetIncarnation()
+	case *wire.FromAgent_Exited:
+		incarnation = e.Exited.GetIncarnation()
+	case *wire.FromAgent_Dying:
+		incarnation = e.Dying.GetIncarnation()
+	case *wire.FromAgent_Output:
+		incarnation = e.Output.GetIncarnation()
+		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
+			return fmt.Errorf("output of stream %d", n)
+		}
+	default:
+		return errors.New("an event of an unknown kind")
+	}
+	switch w := s.workers[incarnation]; {
+	case w != nil:
+		w.known = true
+		w.queue = append(w.queue, event)
+		w.reportEnd(s, event)
+		poke(w.wake)
+	case s.before != nil && s.before.awaited[incarnation]:
+		s.before.queues[incarnation] = append(s.before.queues[incarnation], event)
+	default:
+		s.done(event) // of an unknown worker
+	}
+	return nil
+}
+
+// logLine logs what an agent has logged.
+func (s *session) logLine(l *wire.Log) {
+	text := l.GetText()
+	switch logrus.Level(l.GetLevel()) {
+	case logrus.PanicLevel, logrus.FatalLevel, logrus.ErrorLevel:
+		s.log.Error(text)
+	case logrus.WarnLevel:
+		s.log.Warn(text)
+	case logrus.InfoLevel:
+		s.log.Info(text)
+	default:
+		s.log.Debug(text)
+	}
+}

@@ -1,0 +1,49 @@
+package client
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// A process that did not run for an hour finds a stream no more silent than it was: what the agent
+// has said meanwhile is read before anybody is given up.
+func TestSilenceIsCountedInLooks(t *testing.T) {
+	known := errors.New("the host is gone")
+	s := newSession(
+		New(Config{Lease: 10 * time.Second, Log: logrus.New()}),
+		place{host: "a", there: func() error { return known }},
+	)
+	s.contact = time.Now().Add(-time.Hour)
+	look := func(n int) (err error) {
+		for range n {
+			err = s.silent()
+		}
+		return err
+	}
+	const patient = looksPerBeat * 3 / 2
+	if err := look(patient); err != nil {
+		t.Errorf("after %d looks: %v", patient, err)
+	}
+	if err := s.hear(&wire.FromAgent{What: &wire.FromAgent_Beat{Beat: &wire.Beat{}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := look(patient); err != nil {
+		t.Errorf("%d looks after a beat: %v", patient, err)
+	}
+	if err := look(1); !errors.Is(err, known) {
+		t.Errorf("one look more: %v", err)
+	}
+	known = nil
+	if err := look(missedBeats*looksPerBeat - patient - 1); err != nil {
+		t.Errorf("an agent that may be there: %v", err)
+	}
+	if err := look(1); err == nil || !strings.Contains(err.Error(), "nothing was heard") {
+		t.Errorf("one look more: %v", err)
+	}
+}

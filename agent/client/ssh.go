@@ -1,0 +1,360 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// answerTimeout is how long a host that ssh has reached may take to answer.
+	answerTimeout = time.Minute
+	// copyTimeout is how long it may take to bring the program there.
+	copyTimeout = 10 * time.Minute
+	// endTimeout is how long ssh may take to end after the answer.
+	endTimeout = 5 * time.Second
+)
+
+// The lines by which our scripts on a host answer, besides readyMark.
+const (
+	lacksMark  = "hvdrun-lacks "
+	copiedMark = "hvdrun-copied"
+	failedMark = "hvdrun-failed "
+)
+
+// startScript runs the program $1 of the cache, of $2 bytes, or says that it is not there and what
+// machine this is. Like all that the remote user's shell, whichever that is, has to pass on, it is
+// one line without single quotes.
+const startScript = `f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
+	`if [ -x "$f" ] && [ "$(wc -c <"$f")" -eq "$2" ]; then exec "$f" agent --job; fi; ` +
+	`echo "` + lacksMark + `$(uname -s) $(uname -m)"`
+
+// installedScript runs the program $1, which a person has installed.
+const installedScript = `exec "$1" agent --job`
+
+// copyScript puts what comes on stdin into the cache as $1, if it has the checksum $2. Programs
+// that were not brought for a month are removed.
+const copyScript = `umask 077; d="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun"; ` +
+	`mkdir -p "$d" || { echo "` + failedMark + `directory"; exit; }; ` +
+	`t="$d/.$1.$$"; trap "rm -f \"$t\"" EXIT; trap "exit 1" HUP INT TERM; ` +
+	`{ cat >"$t" && chmod 700 "$t"; } || { echo "` + failedMark + `copy"; exit; }; ` +
+	`s=$(sha256sum "$t") || { echo "` + failedMark + `copy"; exit; }; s="${s%% *}"; ` +
+	`[ "$s" = "$2" ] || { echo "its checksum is $s" >&2; echo "` + failedMark + `copy"; exit; }; ` +
+	`mv -f "$t" "$d/$1" || { echo "` + failedMark + `copy"; exit; }; ` +
+	`[ -x "$d/$1" ] || { echo "nothing can be run in $d" >&2; echo "` + failedMark + `directory"; exit; }; ` +
+	`find "$d" -type f -name "hvdrun-*" -mtime +30 -exec rm -f {} + ; echo "` + copiedMark + `"`
+
+// SSH starts job agents on other machines by the system's ssh, so that its configuration, its agent
+// and its known hosts hold. It never prompts. The agents outlive the connection,
+// which ends when they have answered. The zero value is ready; the fields must not change once it
+// is used.
+type SSH struct {
+	// Command is what stands in place of ssh, with its first arguments. Empty: ssh.
+	Command []string
+	// Port and IdentityFile are ssh's -p and -i. 0 and empty: what ssh takes.
+	Port         int
+	IdentityFile string
+	// Hvdrun is the program on the hosts. Empty: the very program of this process, which is brought
+	// where it is missing.
+	Hvdrun string
+	// ConnectTimeout bounds the connection to a host. 0: 10 s.
+	ConnectTimeout time.Duration
+
+	own ownBuild
+}
+
+var _ Starter = (*SSH)(nil)
+
+// Start implements Starter. Its errors are *HostError.
+func (s *SSH) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
+	if host == "" || strings.HasPrefix(host, "-") || strings.ContainsAny(host, " \t\r\n'\"\\") {
+		return Ready{}, &HostError{host, stageLookup, errors.New("this is not the name of a host")}
+	}
+	hello.Detach = true
+	line, err := hello.line()
+	if err != nil {
+		return Ready{}, &HostError{host, stageCommand, err}
+	}
+	ready, err := s.start(ctx, host, line)
+	if err != nil {
+		return Ready{}, err
+	}
+	ready.seek = []string{s.hostName(ctx, host)}
+	return ready, nil
+}
+
+func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, error) {
+	if s.Hvdrun != "" {
+		answer, err := s.run(ctx, answerTimeout, host, bytes.NewReader(hello), installedScript, s.Hvdrun)
+		if err != nil {
+			return Ready{}, err
+		}
+		return parseReady(host, answer)
+	}
+	own, err := s.own.get()
+	if err != nil {
+		return Ready{}, &HostError{host, stageCopy, err}
+	}
+	for brought := false; ; brought = true {
+		answer, err := s.run(ctx, answerTimeout, host, bytes.NewReader(hello), startScript, own.name(), strconv.FormatInt(own.size, 10))
+		if err != nil {
+			return Ready{}, err
+		}
+		machine, lacks := strings.CutPrefix(answer, lacksMark)
+		switch {
+		case !lacks:
+			return parseReady(host, answer)
+		case brought:
+			return Ready{}, &HostError{host, stageCopy, errors.New("it was brought there, and is not there")}
+		}
+		if err := fits(machine); err != nil {
+			return Ready{}, &HostError{host, stageCommand, err}
+		}
+		if err := s.bring(ctx, host, own); err != nil {
+			return Ready{}, err
+		}
+	}
+}
+
+func parseReady(host, answer string) (Ready, error) {
+	var ready Ready
+	text, ok := strings.CutPrefix(answer, readyMark)
+	err := errors.New("an answer that nobody asked for")
+	if ok {
+		ready, err = decodeReady([]byte(text))
+	}
+	if err != nil {
+		return Ready{}, &HostError{host, stageCommand, err}
+	}
+	return ready, nil
+}
+
+// fits returns whether this program runs on a machine, as uname -s and -m name it.
+func fits(machine string) error {
+	system, processor, _ := strings.Cut(strings.TrimSpace(machine), " ")
+	arch := map[string]string{"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}[processor]
+	if strings.ToLower(system) == runtime.GOOS && arch == runtime.GOARCH {
+		return nil
+	}
+	return fmt.Errorf("the host is a %s %s, and this hvdrun is for %s/%s: install hvdrun there, and say where (--remote-hvdrun PATH)",
+		system, processor, runtime.GOOS, runtime.GOARCH)
+}
+
+// bring copies this program to the host's cache.
+func (s *SSH) bring(ctx context.Context, host string, own *build) error {
+	f, err := os.Open(own.path)
+	if err != nil {
+		return &HostError{host, stageCopy, err}
+	}
+	defer f.Close()
+	// Not f itself: ssh would share its position with this process.
+	_, err = s.run(ctx, copyTimeout, host, io.LimitReader(f, own.size), copyScript, own.name(), own.sum)
+	return err
+}
+
+// arguments returns those of ssh, up to the host.
+func (s *SSH) arguments() []string {
+	timeout := s.ConnectTimeout
+	if timeout <= 0 {
+		timeout = 10 * time.Second
+	}
+	args := []string{
+		"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=" + strconv.Itoa(int((timeout+time.Second-1)/time.Second)),
+		"-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+	}
+	if s.Port != 0 {
+		args = append(args, "-p", strconv.Itoa(s.Port))
+	}
+	if s.IdentityFile != "" {
+		args = append(args, "-i", s.IdentityFile)
+	}
+	return args
+}
+
+func (s *SSH) command(more ...string) *exec.Cmd {
+	words := s.Command
+	if len(words) == 0 {
+		words = []string{"ssh"}
+	}
+	words = append(words[:len(words):len(words)], more...)
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // its messages are parsed
+	return cmd
+}
+
+// hostName returns the address, or the name, that ssh connects to for the host.
+func (s *SSH) hostName(ctx context.Context, host string) string {
+	_, plain, found := strings.Cut(host, "@")
+	if !found {
+		plain = host
+	}
+	cmd := s.command(append(s.arguments(), "-G", host)...)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	cmd.WaitDelay = time.Second
+	if cmd.Start() != nil {
+		return plain
+	}
+	late := time.AfterFunc(endTimeout, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
+	if cmd.Wait() != nil {
+		return plain
+	}
+	for line := range strings.Lines(out.String()) {
+		if name, ok := strings.CutPrefix(line, "hostname "); ok {
+			return strings.TrimSpace(name)
+		}
+	}
+	return plain
+}
+
+// run runs a script on the host and returns the line by which it answers, which may come before its
+// end.
+func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.Reader, script string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer came within %v", limit))
+	defer cancel()
+	remote := "exec /bin/sh -c '" + script + "' hvdrun"
+	for _, a := range args {
+		remote += " '" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+	}
+	cmd := s.command(append(s.arguments(), host, remote)...)
+	stderr := &tail{}
+	cmd.Stdin, cmd.Stderr = in, stderr
+	cmd.WaitDelay = time.Second // others may hold its stderr, such as a master of connections
+	stdout, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return "", &HostError{host, stageCommand, err}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
+	answer, noise, readErr := readAnswer(stdout)
+	late := time.AfterFunc(endTimeout, func() { _ = cmd.Process.Kill() })
+	waitErr := cmd.Wait()
+	late.Stop()
+	if answer != "" {
+		return answer, failedAnswer(host, answer, stderr)
+	}
+	if ctx.Err() != nil {
+		return "", &HostError{host, stageCommand, context.Cause(ctx)}
+	}
+	return "", diagnose(host, stderr.String(), noise, waitErr, readErr)
+}
+
+// failedAnswer returns the failure that an answer reports.
+func failedAnswer(host, answer string, stderr *tail) error {
+	stage, failed := strings.CutPrefix(answer, failedMark)
+	if !failed {
+		return nil
+	}
+	why := stderr.last()
+	if why == "" {
+		why = "its shell does not say why"
+	}
+	return &HostError{host, Stage(strings.TrimSpace(stage)), errors.New(why)}
+}
+
+// readAnswer returns the first line that is an answer. What shells print besides is noise, of which
+// the last line is kept.
+func readAnswer(r io.Reader) (answer, noise string, err error) {
+	lines := bufio.NewReaderSize(io.LimitReader(r, maxNoise), maxHello)
+	for {
+		line, err := lines.ReadSlice('\n')
+		text := strings.TrimRight(string(line), "\r\n")
+		for _, mark := range []string{readyMark, lacksMark, copiedMark, failedMark} {
+			if err == nil && strings.HasPrefix(text, mark) {
+				return text, noise, nil
+			}
+		}
+		if strings.TrimSpace(text) != "" {
+			noise = text[:min(len(text), 200)]
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return "", noise, err
+		}
+	}
+}
+
+// sshMessages are messages of ssh, and the stage that they belong to. The first that are found
+// count.
+var sshMessages = []struct {
+	words string
+	stage Stage
+}{
+	{"Could not resolve hostname", stageLookup},
+	{"Name or service not known", stageLookup},
+	{"REMOTE HOST IDENTIFICATION HAS CHANGED", stageHostKey},
+	{"Host key verification failed", stageHostKey},
+	{"No matching host key", stageHostKey},
+	{"Permission denied (", stageAuth},
+	{"Too many authentication failures", stageAuth},
+	{"No more authentication methods", stageAuth},
+	{"UNPROTECTED PRIVATE KEY FILE", stageAuth},
+	{"Connection refused", stageConnect},
+	{"Connection timed out", stageConnect},
+	{"Operation timed out", stageConnect},
+	{"timed out", stageConnect},
+	{"No route to host", stageConnect},
+	{"Network is unreachable", stageConnect},
+	{"kex_exchange_identification", stageConnect},
+	{"Connection closed by", stageConnect},
+	{"Connection reset by", stageConnect},
+	{"Broken pipe", stageConnect},
+	{"not responding", stageConnect},
+}
+
+// diagnose makes an error of an ssh that has ended without an answer.
+func diagnose(host, stderr, noise string, waitErr, readErr error) error {
+	last := (&tail{text: []byte(stderr)}).last()
+	var exit *exec.ExitError
+	if errors.As(waitErr, &exit) && exit.ExitCode() == 255 {
+		for _, say := range sshMessages {
+			for line := range strings.Lines(stderr) {
+				if strings.Contains(line, say.words) {
+					if say.stage == stageHostKey {
+						line = hostKeyLine(stderr, line)
+					}
+					return &HostError{host, say.stage, errors.New(strings.Trim(line, "@ \t\r\n"))}
+				}
+			}
+		}
+		if last == "" {
+			last = "ssh failed without a word"
+		}
+		return &HostError{host, stageConnect, errors.New(last)}
+	}
+	switch {
+	case last != "":
+		return &HostError{host, stageCommand, errors.New(last)}
+	case noise != "":
+		return &HostError{host, stageCommand, fmt.Errorf("no answer came, only %q", noise)}
+	case waitErr != nil:
+		return &HostError{host, stageCommand, fmt.Errorf("no answer came: %w", waitErr)}
+	}
+	return &HostError{host, stageCommand, fmt.Errorf("no answer came: %w", readErr)}
+}
+
+// hostKeyLine returns the most useful line about why a host key is refused.
+func hostKeyLine(stderr, line string) string {
+	for l := range strings.Lines(stderr) {
+		if strings.HasPrefix(l, "No ") && strings.Contains(l, "host key is known for") {
+			return l
+		}
+		if strings.Contains(l, "REMOTE HOST IDENTIFICATION HAS CHANGED") {
+			return "the host shows another key than the one that is known of it"
+		}
+	}
+	return line
+}

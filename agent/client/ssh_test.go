@@ -1,0 +1,190 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// exited returns the end of a process with that status.
+func exited(t *testing.T, status int) error {
+	t.Helper()
+	if status == 0 {
+		return nil
+	}
+	err := exec.Command("sh", "-c", fmt.Sprintf("exit %d", status)).Run()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	return err
+}
+
+func TestDiagnose(t *testing.T) {
+	for _, c := range []struct {
+		stderr string
+		noise  string
+		status int
+		want   string
+	}{
+		{"ssh: Could not resolve hostname b: Name or service not known\r\n", "", 255,
+			"host b: name lookup failed: ssh: Could not resolve hostname b: Name or service not known"},
+		{"ssh: connect to host b port 22: Connection refused\r\n", "", 255,
+			"host b: connection failed: ssh: connect to host b port 22: Connection refused"},
+		{"ssh: connect to host b port 22: Connection timed out\r\n", "", 255,
+			"host b: connection failed: ssh: connect to host b port 22: Connection timed out"},
+		{"ssh: connect to host b port 22: No route to host\r\n", "", 255,
+			"host b: connection failed: ssh: connect to host b port 22: No route to host"},
+		{"Welcome.\nu@b: Permission denied (publickey,password).\r\n", "", 255,
+			"host b: authentication failed: u@b: Permission denied (publickey,password)."},
+		{"Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures\r\nDisconnected from 10.0.0.1 port 22\r\n", "", 255,
+			"host b: authentication failed: Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures"},
+		{"No ED25519 host key is known for b and you have requested strict checking.\r\nHost key verification failed.\r\n", "", 255,
+			"host b: host key failed: No ED25519 host key is known for b and you have requested strict checking."},
+		{"@@@@@@@@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n@@@@@@@@@@\nlong story\nHost key verification failed.\r\n", "", 255,
+			"host b: host key failed: the host shows another key than the one that is known of it"},
+		{"kex_exchange_identification: Connection closed by remote host\r\n", "", 255,
+			"host b: connection failed: kex_exchange_identification: Connection closed by remote host"},
+		{"Timeout, server b not responding.\r\n", "", 255, "host b: connection failed: Timeout, server b not responding."},
+		{"something new\r\n", "", 255, "host b: connection failed: something new"},
+		{"", "", 255, "host b: connection failed: ssh failed without a word"},
+		{"hvdrun: 1: exec: /opt/hvdrun: not found\n", "", 127, "host b: command failed: hvdrun: 1: exec: /opt/hvdrun: not found"},
+		{"", "This account is currently not available.", 1,
+			`host b: command failed: no answer came, only "This account is currently not available."`},
+		{"", "", 1, "host b: command failed: no answer came: exit status 1"},
+		{"", "", 0, "host b: command failed: no answer came: EOF"},
+	} {
+		err := diagnose("b", c.stderr, c.noise, exited(t, c.status), io.EOF)
+		var host *HostError
+		if err.Error() != c.want || !errors.As(err, &host) || strings.ContainsAny(err.Error(), "\r\n") {
+			t.Errorf("%q: %q; want %q", c.stderr, err, c.want)
+		}
+	}
+}
+
+func TestFits(t *testing.T) {
+	own := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+	for arch, machine := range own {
+		err := fits("Linux " + machine + "\n")
+		if (err == nil) != (arch == runtime.GOARCH) {
+			t.Errorf("%s: %v", machine, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "a Linux "+machine) {
+			t.Errorf("%s: %v", machine, err)
+		}
+	}
+	for _, machine := range []string{"", "Linux", "Darwin arm64", "Linux riscv64", "FreeBSD amd64"} {
+		if fits(machine) == nil {
+			t.Errorf("%q fits", machine)
+		}
+	}
+}
+
+// remote is a command in place of ssh: it runs the last of its arguments by a shell here, as on a
+// host with that home.
+func remote(t *testing.T, text string) *SSH {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ssh")
+	script := "#!/bin/sh\nfor last; do :; done\nexport HOME='" + t.TempDir() + "'\nunset XDG_CACHE_HOME\n" + text + "\n"
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return &SSH{Command: []string{path}}
+}
+
+// The names of hosts are not ours: one must not be taken for an option.
+func TestHostsThatAreNone(t *testing.T) {
+	s := remote(t, "echo started >&2; exit 1")
+	for _, host := range []string{"", "-oProxyCommand=x", "a b", "a\nb", "a'b"} {
+		_, err := s.Start(t.Context(), host, Hello{})
+		var at *HostError
+		if !errors.As(err, &at) || at.Stage != stageLookup || strings.Contains(err.Error(), "started") {
+			t.Errorf("%q: %v", host, err)
+		}
+	}
+}
+
+// A copy that does not arrive whole is not kept.
+func TestCopyIsChecked(t *testing.T) {
+	s := remote(t, `case "$last" in *umask*) head -c 1000 | eval "$last" ;; *) eval "$last" ;; esac`)
+	_, err := s.Start(t.Context(), "b", Hello{})
+	var at *HostError
+	if !errors.As(err, &at) || at.Stage != stageCopy || !strings.Contains(err.Error(), "its checksum is") {
+		t.Errorf("Start returned %v", err)
+	}
+}
+
+// What a login shell prints before the answer does no harm, and an ssh that hangs is given up.
+func TestAnswers(t *testing.T) {
+	ready := `hvdrun-agent-ready {"Version":1,"PID":7,"Port":99,"Addresses":["10.0.0.1"]}`
+	s := remote(t, `[ "$last" != b ] || { echo hostname c.example; exit; }; cat >/dev/null; echo Welcome; head -c 100000 /dev/zero; echo; echo '`+ready+`'`)
+	s.Hvdrun = "/opt/hvdrun"
+	got, err := s.Start(t.Context(), "b", Hello{})
+	if err != nil || got.PID != 7 || strings.Join(got.Endpoints(), " ") != "c.example:99 10.0.0.1:99" {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for answer, want := range map[string]string{
+		`hvdrun-agent-ready {"Version":1,"Error":"no port is free"}`: "host b: command failed: no port is free",
+		`hvdrun-agent-ready {"Version":2,"Build":"v2","Port":1}`:     "host b: command failed: the host's hvdrun (v2) speaks version 2",
+		`hvdrun-agent-ready {"Version":1,"Port":70000}`:              "host b: command failed: an answer with port 70000",
+		`hvdrun-agent-ready {`:                                       "host b: command failed: the answer is not JSON",
+		`hvdrun-copied`:                                              "host b: command failed: an answer that nobody asked for",
+		`unknown command: agent`:                                     "host b: command failed: no answer came, only",
+	} {
+		s := remote(t, "cat >/dev/null; echo '"+answer+"'")
+		s.Hvdrun = "/opt/hvdrun"
+		if _, err := s.Start(t.Context(), "b", Hello{}); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v", answer, err)
+		}
+	}
+	hangs := remote(t, "exec sleep 600")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("no longer wanted"))
+	defer cancel()
+	if _, err := hangs.Start(ctx, "b", Hello{}); err == nil || !strings.Contains(err.Error(), "no longer wanted") {
+		t.Errorf("one that hangs: %v", err)
+	}
+}
+
+// FuzzReadHello: whatever comes on an agent's standard input is a hello that can be used, or
+// refused.
+func FuzzReadHello(f *testing.F) {
+	line, err := Hello{RunID: "r", Host: "a", Credentials: "secret", Patience: time.Minute}.line()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(line)
+	f.Add([]byte("{}\n"))
+	f.Add([]byte(`{"Version":1`))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		h, err := ReadHello(strings.NewReader(string(said)))
+		if err != nil && h.Credentials != "" {
+			t.Error("a hello that was refused was returned")
+		}
+		if err == nil && (h.Version != helloVersion || h.Host == "" || h.RunID == "" || h.Patience <= 0) {
+			t.Errorf("taken: %+v", h)
+		}
+	})
+}
+
+// FuzzReadAnswer: whatever a remote shell prints, an answer has bounds, and an agent a port.
+func FuzzReadAnswer(f *testing.F) {
+	f.Add([]byte("Welcome\n" + readyMark + `{"Version":1,"Port":5}` + "\n"))
+	f.Add([]byte(lacksMark + "Linux x86_64\n"))
+	f.Add([]byte(failedMark))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		answer, noise, err := readAnswer(strings.NewReader(string(said)))
+		if (answer == "") != (err != nil) || len(answer) > maxHello || len(noise) > 200 {
+			t.Errorf("%q, %q, %v", answer, noise, err)
+		}
+		if ready, err := decodeReady([]byte(strings.TrimPrefix(answer, readyMark))); err == nil && (ready.Port < 1 || ready.Port > 65535) {
+			t.Errorf("%+v", ready)
+		}
+	})
+}

@@ -1,0 +1,20 @@
+package client
+
+import "context"
+
+// Hosts starts agents on this machine for hosts that are names of it, and elsewhere for others.
+type Hosts struct {
+	// Local starts those of this machine, Remote all others.
+	Local  Exec
+	Remote Starter
+}
+
+var _ Starter = Hosts{}
+
+// Start implements Starter.
+func (h Hosts) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
+	if newOwn().has(ctx, host) {
+		return h.Local.Start(ctx, host, hello)
+	}
+	return h.Remote.Start(ctx, host, hello)
+}

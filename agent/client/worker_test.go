@@ -1,0 +1,81 @@
+package client
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+// killedDriver dies at a write, or at the word that it was written.
+type killedDriver struct {
+	bytes.Buffer
+	left int // deeds
+}
+
+type killed struct{}
+
+func (k *killedDriver) deed() {
+	if k.left--; k.left < 0 {
+		panic(killed{})
+	}
+}
+
+func (k *killedDriver) Write(p []byte) (int, error) {
+	k.deed()
+	return k.Buffer.Write(p)
+}
+
+// TestNoLineIsLostWithTheDriver: wherever a driver dies while it passes on output, the next one
+// leaves nothing out, and repeats at most the line that was written and not told of.
+func TestNoLineIsLostWithTheDriver(t *testing.T) {
+	const text = "one\ntwo\r\nthree\nfo" // the rest of the fourth comes later
+	const rest = "ur\nfive\n\nsix"
+	want := strings.SplitAfter(text+rest, "\n")
+	for deeds := range 100 {
+		k := &killedDriver{left: deeds}
+		var told uint64
+		var held []byte
+		play := func() (dead bool) {
+			defer func() {
+				if r := recover(); r != nil {
+					_, dead = r.(killed)
+					if !dead {
+						panic(r)
+					}
+				}
+			}()
+			line, _ := (&launch.Output{Stdout: k}).Worker(nil)
+			line.Hold(held)
+			spec := launch.Spec{PassedBefore: told}
+			spec.Passed = func(at uint64) {
+				k.deed()
+				told, held = at, append([]byte(nil), line.Held()...)
+			}
+			var w io.Writer = line
+			passOn(spec, &w, []byte(text), 0)
+			passOn(spec, &w, []byte(rest), uint64(len(text)))
+			return line.Close() != nil
+		}
+		if !play() {
+			return // it has been killed everywhere
+		}
+		k.left = 1000
+		if play() {
+			t.Fatalf("deed %d: the second driver died too", deeds)
+		}
+		got := strings.SplitAfter(k.String(), "\n")
+		for i := 1; i < len(got); i++ { // the one that may be there twice
+			if len(got) > len(want) && got[i] == got[i-1] {
+				got = append(got[:i], got[i+1:]...)
+			}
+		}
+		if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
+			t.Errorf("deed %d: %q; want %q", deeds, got, want)
+		}
+	}
+	t.Fatal("it never ended")
+}

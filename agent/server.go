@@ -1,0 +1,390 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+const (
+	sessionLen = 16
+	// attachTimeout is how long a driver may take to name its session.
+	attachTimeout = 5 * time.Second
+	// unproven is how many connections may be in a handshake.
+	unproven = 64
+)
+
+// server serves the drivers that connect to one host: it keeps their sessions, and which worker has
+// which slot.
+type server struct {
+	local
+	log     logrus.FieldLogger
+	over    chan error                                                     // receives why a session is over; nil: not wanted
+	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
+	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: refused
+
+	mu       sync.Mutex
+	sessions map[string]*session // by run
+	taken    map[int]*worker
+	bad      []int         // slots whose devices have failed
+	drained  error         // set: no worker is started any more
+	news     chan struct{} // closed, and made anew, when a slot becomes free, a session is over, or all its events are acknowledged
+	wg       sync.WaitGroup
+}
+
+// local is the host and how workers are run on it.
+type local struct {
+	host     string
+	slots    int
+	launcher launch.Launcher
+	guard    func(session string) (io.Closer, error)
+	// Where output is kept while the driver is away, and how many bytes of it for each worker.
+	spoolDir  string
+	spoolSize int64
+}
+
+func newServer(host string, slots int, log logrus.FieldLogger) *server {
+	return &server{
+		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize},
+		log:   log, sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+	}
+}
+
+// startGuard starts what kills the processes that carry the session's mark once the agent is gone.
+func startGuard(session string) (io.Closer, error) {
+	g, err := proc.StartGuard(sessionVariable, session)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it
+// returns when nothing is left of them.
+func (srv *server) serve(ctx context.Context, ln net.Listener, creds *identity.Credentials) error {
+	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{srv: srv}) }
+	release := func() { srv.close(errShutdown) }
+	err := wire.ServeGuarded(ctx, ln, creds.ServerTLS(identity.Driver), unproven, register, release)
+	srv.close(errShutdown)
+	srv.wg.Wait()
+	if err != nil {
+		return fmt.Errorf("agent: serving drivers: %w", err)
+	}
+	return nil
+}
+
+// close ends all sessions, and lets none begin.
+func (srv *server) close(why error) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.drained = why
+	for _, s := range srv.sessions {
+		s.end(why)
+	}
+}
+
+// drain lets nothing be started any more.
+func (srv *server) drain() {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.drained = errors.New("the host is draining")
+}
+
+// stop asks all workers to end; kill ends them. Their sessions go on, so that drivers learn of it,
+// and that the agent did it.
+func (srv *server) stop(kill bool) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	for _, w := range srv.taken {
+		w.evicted = true
+		w.cancel(errShutdown)
+		if kill {
+			w.kill()
+		}
+	}
+}
+
+// setBad kills the workers of slots whose devices have failed, which counts as their failure, and
+// starts none there.
+func (srv *server) setBad(slots []int) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.bad = slots
+	for _, i := range slots {
+		if w := srv.taken[i]; w != nil {
+			srv.log.Warnf("agent: slot %d: its device has failed: killing process %d", i, w.pid)
+			w.kill() // first: one that is only asked might exit with 0
+			w.cancel(errors.New("its device has failed"))
+		}
+	}
+}
+
+// changed wakes those that wait for slots to be free or sessions to be over; the lock is held.
+func (srv *server) changed() {
+	close(srv.news)
+	srv.news = make(chan struct{})
+}
+
+// busy returns the number of slots that are taken and of sessions, and a channel that is closed
+// when it changes.
+func (srv *server) busy() (slots, sessions int, change <-chan struct{}) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	return len(srv.taken), len(srv.sessions), srv.news
+}
+
+// occupied is busy, of slots alone.
+func (srv *server) occupied() (slots int, change <-chan struct{}) {
+	slots, _, change = srv.busy()
+	return slots, change
+}
+
+// unacknowledged returns how much there is that drivers have not acknowledged yet and still may,
+// and a channel that is closed when it is less.
+func (srv *server) unacknowledged() (n int, change <-chan struct{}) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	for _, s := range srv.sessions {
+		if s.why != nil {
+			continue // what its driver sends is ignored
+		}
+		n += len(s.events)
+		for _, w := range s.workers {
+			if !w.over || w.exit != nil {
+				n++
+			}
+		}
+	}
+	return n, srv.news
+}
+
+// take gives a slot to the worker, or returns why it cannot have it; the lock is held.
+func (srv *server) take(w *worker) error {
+	i := w.id.Index
+	switch holder := srv.taken[i]; {
+	case srv.drained != nil:
+		return srv.drained
+	case i >= srv.slots:
+		return fmt.Errorf("slot %d is out of range: host %s has %d slots", i, srv.host, srv.slots)
+	case slices.Contains(srv.bad, i):
+		return fmt.Errorf("the device of slot %d of host %s has failed", i, srv.host)
+	case holder != nil:
+		return fmt.Errorf("slot %d of host %s is taken by worker %s of run %s, process %d",
+			i, srv.host, holder.incarnation, holder.s.run, holder.pid)
+	}
+	srv.taken[i] = w
+	return nil
+}
+
+// free gives the slot of a worker back; the lock is held.
+func (srv *server) free(w *worker) {
+	delete(srv.taken, w.id.Index)
+	srv.changed()
+}
+
+// attach finds the session of the run that the driver means, or begins it, and makes l its stream.
+func (srv *server) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, *wire.Attached, error) {
+	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
+	id := string(m.GetSession())
+	if len(id) != sessionLen || lease < client.MinLease || lease > client.MaxOrphan {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "an attach with a session of %d bytes and a lease of %v", len(id), lease)
+	}
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	s := srv.sessions[run]
+	taken := m.GetTakeOver() && s != nil && s.why == nil
+	known := s != nil && s.id == id || taken
+	switch {
+	case known && s.why != nil:
+		return nil, nil, status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+	case !known && m.GetResume():
+		return nil, nil, status.Error(codes.NotFound, "the agent does not know the session: it was restarted, or the session is over")
+	case !known && srv.drained != nil:
+		return nil, nil, status.Error(codes.Unavailable, srv.drained.Error())
+	case !known && s != nil:
+		// There is one driver of a run. A session that it does not name any more it has given up.
+		s.end(errTakenOver)
+		s.killAll()
+		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
+	case !known:
+		var err error
+		if s, err = srv.begin(run, id, lease); err != nil {
+			return nil, nil, status.Error(codes.Unavailable, err.Error())
+		}
+	}
+	heard, answer := m.GetHeard(), &wire.Attached{}
+	if m.GetTakeOver() {
+		heard, answer = s.handOver()
+	}
+	if heard > s.sent {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
+	}
+	if err := s.towards(near, far, m.GetDriverPort()); err != nil {
+		return nil, nil, status.Error(codes.Unavailable, err.Error())
+	}
+	s.knowsDying = m.GetKnowsDying()
+	if taken {
+		s.log.Info("agent: another driver has taken over")
+	}
+	s.attach(l, heard)
+	return s, answer, nil
+}
+
+// begin begins a session; the lock is held.
+func (srv *server) begin(run, id string, lease time.Duration) (*session, error) {
+	guard, err := srv.guard(hex.EncodeToString([]byte(id)))
+	if err != nil {
+		return nil, err
+	}
+	s := &session{
+		srv: srv, id: id, run: run, lease: lease, guard: guard,
+		log:     srv.log.WithFields(logrus.Fields{"run": run, "session": hex.EncodeToString([]byte(id[:4]))}),
+		contact: time.Now(),
+		workers: make(map[string]*worker),
+		room:    sync.NewCond(&srv.mu),
+		ending:  make(chan struct{}), ended: make(chan struct{}),
+	}
+	srv.sessions[run] = s
+	srv.wg.Go(s.live)
+	s.log.Info("agent: a driver began a session")
+	return s, nil
+}
+
+// service keeps the gRPC methods apart from the server's.
+type service struct {
+	wire.UnimplementedAgentServer
+	srv *server
+}
+
+// Session carries one stream of a session.
+func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
+	from, err := wire.Caller(stream.Context(), identity.SubjectOf)
+	if err != nil {
+		return err
+	}
+	// Recv ends when this handler has returned, so the goroutine that receives is waited for by the
+	// server.
+	said, failed, stop := make(chan *wire.ToAgent), make(chan error, 1), make(chan struct{})
+	defer close(stop)
+	v.srv.wg.Go(func() { failed <- receive(stream, said, stop) })
+	var first *wire.ToAgent
+	patience := time.NewTimer(attachTimeout)
+	defer patience.Stop()
+	select {
+	case first = <-said:
+	case err := <-failed:
+		return err
+	case <-patience.C:
+	}
+	if first.GetAttach() == nil {
+		return status.Error(codes.InvalidArgument, "a stream begins with an attach")
+	}
+	near, far := wire.PeerAddrs(stream.Context())
+	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
+	s, answer, err := v.srv.attach(from.RunID, first.GetAttach(), l, near, far)
+	if err != nil {
+		return err
+	}
+	defer s.detach(l)
+	if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Attached{Attached: answer}}); err != nil {
+		return err
+	}
+	return s.carry(l, stream, said, failed)
+}
+
+func receive(
+	stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said chan<- *wire.ToAgent, stop <-chan struct{},
+) error {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		select {
+		case said <- m:
+		case <-stop:
+			return nil
+		}
+	}
+}
+
+// carry sends and receives until the stream breaks, another takes its place, or the session is
+// over.
+func (s *session) carry(
+	l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent], said <-chan *wire.ToAgent, failed <-chan error,
+) error {
+	for {
+		events, beats := s.pending(l)
+		for _, b := range beats {
+			if err := stream.Send(&wire.FromAgent{What: &wire.FromAgent_Beat{Beat: b}}); err != nil {
+				return err
+			}
+		}
+		for _, e := range append(events, s.srv.lines.take()...) {
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-s.srv.lines.news():
+		case <-l.wake:
+		case m := <-said:
+			if err := s.handle(l, m); err != nil {
+				s.log.Warnf("agent: the driver violates the protocol: %v", err)
+				return status.Error(codes.InvalidArgument, err.Error())
+			}
+		case err := <-failed:
+			s.log.Debugf("agent: the stream broke: %v", err)
+			return err
+		case <-l.gone:
+			return status.Error(codes.Aborted, "another stream has taken the place of this one")
+		case <-s.ended:
+			return s.finish(l, stream)
+		}
+	}
+}
+
+// finish sends the last events of a session that is over.
+func (s *session) finish(l *link, stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
+	for {
+		events, _ := s.pending(l)
+		if len(events) == 0 {
+			break
+		}
+		for _, e := range events {
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		}
+	}
+	if errors.Is(s.why, errEnd) {
+		return nil
+	}
+	return status.Errorf(codes.NotFound, "the session is over: %v", s.why)
+}
+
+// Inspect describes the host.
+func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
+	if v.srv.inspect == nil {
+		return nil, status.Error(codes.Unimplemented, "this agent does not describe its host")
+	}
+	return v.srv.inspect(ctx, r), nil
+}

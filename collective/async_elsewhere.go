@@ -1,0 +1,104 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Elsewhere is a vector that lies outside the memory of this process, on a device for example.
+type Elsewhere struct {
+	Name  string // as in [AllReduceAsync]
+	Type  kernel.Type
+	Count int // elements
+	Work  Work
+}
+
+// Work performs an operation on a vector that lies outside the memory of this process. Its methods
+// are called by the group's engine, one at a time.
+type Work interface {
+	// Reduce combines vectors, of which the receiver's is the first, in place with those of the
+	// other ranks. They have one type and one operation, are in the same order on every rank, and
+	// fit the fusion threshold, or it is one alone. All ranks call Reduce at the same time, so it
+	// may use lane, a group of the same ranks, for operations of its own; it must not close or
+	// abort it. An error, which is the handles', ends the group, and so does the end of the group
+	// end ctx.
+	Reduce(ctx context.Context, lane *Group, bucket []Work) error
+	// Ended is called once, when the operation has ended, before Wait returns.
+	Ended(err error)
+}
+
+// AllReduceElsewhere is [AllReduceAsync] of vectors that lie elsewhere, submitted all at once, as
+// [GroupedAllReduce] does. Everything that holds for the names, the order, the fusion and the
+// failures of that holds for them, but for this: [Adasum] is refused, and so is, by the end of the
+// group, a rank that has joined. Where a rank's own Work has failed its handles have that error and
+// no other.
+func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhere) []*Handle {
+	handles := make([]*Handle, len(vectors))
+	for i, v := range vectors {
+		h := &Handle{name: v.Name, work: v.Work, request: request{dtype: v.Type, op: op, count: uint64(v.Count), prescale: 1, postscale: 1, elsewhere: true}}
+		h.err = checkName(v.Name)
+		switch {
+		case v.Type == 0 || v.Type >= kernel.Types || v.Count < 0 || v.Count > math.MaxInt/v.Type.Size():
+			h.request.dtype, h.request.count = kernel.Uint8, 0
+			h.refuse(fmt.Errorf("there are no %d elements of %v", v.Count, v.Type))
+		case op == Adasum:
+			h.refuse(fmt.Errorf("%v is for vectors in memory", op))
+		case op.check(v.Type) != nil:
+			h.refuse(op.check(v.Type))
+		}
+		handles[i] = h
+	}
+	return g.submit(ctx, handles...)
+}
+
+// lifetime is the context of work on a lane: it ends with the lane.
+type lifetime struct{ lane *Group }
+
+func (lifetime) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (l lifetime) Done() <-chan struct{}     { return l.lane.failed }
+func (lifetime) Value(any) any               { return nil }
+
+func (l lifetime) Err() error {
+	select {
+	case <-l.lane.failed:
+		return l.lane.err()
+	default:
+		return nil
+	}
+}
+
+var errJoinedElsewhere = errors.New("collective: a rank has joined, and cannot take part in what is reduced elsewhere than in memory")
+
+// reduceElsewhere does the operations of a bucket of vectors elsewhere.
+func (e *engine) reduceElsewhere(b *bucket) error {
+	if e.contribute < e.g.size {
+		return e.fail(gone(errJoinedElsewhere, e.g.rank))
+	}
+	e.mark(0)
+	e.mark(1)
+	works := make([]Work, len(b.ids))
+	for i, id := range b.ids {
+		works[i] = e.table[id].mine.work
+	}
+	if err := works[0].Reduce(lifetime{e.lane}, e.lane, works); err != nil {
+		if e.lane.err() == nil || !errors.Is(err, ErrAborted) {
+			e.broken = err
+		}
+		return e.fail(gone(err, e.g.rank))
+	}
+	e.mark(2)
+	for _, id := range b.ids {
+		t := &e.table[id]
+		h := t.mine
+		e.record(h)
+		t.mine = nil
+		e.pending--
+		e.complete(h, nil)
+	}
+	return nil
+}

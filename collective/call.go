@@ -1,0 +1,190 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+)
+
+// call is an operation under way on one rank.
+type call struct {
+	g    *Group
+	ctx  context.Context
+	desc descriptor
+	seq  uint64
+
+	outs    []*outgoing // used ones first, in the order of their sends
+	outUsed int
+	ins     []*incoming
+	inUsed  int
+	buffer  []byte
+	owners  []int
+
+	segment    int // most bytes of a frame
+	sentBefore []int
+	posted     []*incoming
+}
+
+func (c *call) begin(ctx context.Context, d descriptor) error {
+	c.ctx, c.desc = ctx, d
+	c.seq++
+	c.outUsed, c.inUsed = 0, 0
+	if c.segment = c.g.family.segment; c.segment == 0 {
+		c.segment = segment
+	}
+	if ctx.Err() != nil {
+		return c.cancelled()
+	}
+	if c.g.tcp != nil && !c.g.tcp.start() {
+		return c.lost()
+	}
+	for i := range c.g.boxes {
+		if i == c.g.rank {
+			continue
+		}
+		if n, ok := c.g.boxes[i].enter(c.seq, d); !ok {
+			c.g.fail(n)
+			return c.lost()
+		}
+	}
+	return nil
+}
+
+// end ensures that nothing touches the caller's buffers after an error, and drops references to
+// them.
+func (c *call) end(err error) error {
+	if err != nil && c.g.path != nil {
+		c.g.path.release()
+		c.g.path.quiesce()
+	}
+	for _, o := range c.outs[:c.outUsed] {
+		o.data = nil
+	}
+	for _, r := range c.ins[:c.inUsed] {
+		r.buf = nil
+	}
+	c.ctx, c.outUsed, c.inUsed = nil, 0, 0
+	if err == nil {
+		c.g.finished.Store(c.seq)
+	}
+	if c.g.tcp != nil {
+		c.g.tcp.finish()
+		c.g.tcp.concluded()
+	}
+	return err
+}
+
+// cancelled ends the group because this rank does not take part in the operation any more.
+func (c *call) cancelled() error {
+	err := c.ctx.Err()
+	c.g.fail(gone(err, c.g.rank))
+	<-c.g.failed
+	return fmt.Errorf("collective: %s: %w", actionNames[c.desc.action], err)
+}
+
+// lost is the error of an operation whose group has failed.
+func (c *call) lost() error { return c.g.lost() }
+
+// send starts to send one frame.
+func (c *call) send(to int, step uint32, data []byte) *outgoing {
+	return c.sendOf(to, step, c.desc.count, data)
+}
+
+// sendOf sends a frame with a count of its own in the header.
+func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *outgoing {
+	if c.outUsed == len(c.outs) {
+		c.outs = append(c.outs, &outgoing{group: c.g})
+	}
+	o := c.outs[c.outUsed]
+	c.outUsed++
+	o.header = header{kind: dataFrame, call: c.desc, step: step, length: uint32(len(data)),
+		generation: c.g.generation, seq: c.seq}
+	o.header.call.count = count
+	o.data = data
+	o.done.Store(false)
+	c.g.path.send(to, o)
+	return o
+}
+
+// post asks for the next frame of a rank, which must be of this step and fill buf.
+func (c *call) post(from int, step uint32, buf []byte) *incoming {
+	if c.inUsed == len(c.ins) {
+		c.ins = append(c.ins, new(incoming))
+	}
+	r := c.ins[c.inUsed]
+	c.inUsed++
+	r.buf, r.step = buf, step
+	r.done.Store(false)
+	c.expect(from)
+	c.g.boxes[from].post(r)
+	return r
+}
+
+// expect connects a rank that is waited for, so that its death is noticed.
+func (c *call) expect(from int) {
+	if c.g.tcp != nil {
+		c.g.tcp.want(from)
+	}
+}
+
+// receive posts and waits.
+func (c *call) receive(from int, step uint32, buf []byte) error {
+	return c.wait(&c.post(from, step, buf).done)
+}
+
+// peek waits for the header of the next frame of a rank, without taking the frame.
+func (c *call) peek(from int) (header, error) {
+	c.expect(from)
+	for {
+		if h, ok := c.g.boxes[from].peek(); ok {
+			return h, nil
+		}
+		if err := c.pause(); err != nil {
+			return header{}, err
+		}
+	}
+}
+
+// wait waits for one request.
+func (c *call) wait(done *atomic.Bool) error {
+	for !done.Load() {
+		if err := c.pause(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush waits for all sends.
+func (c *call) flush() error {
+	for _, o := range c.outs[:c.outUsed] {
+		if err := c.wait(&o.done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pause waits until something has changed.
+func (c *call) pause() error {
+	if c.g.tcp != nil && c.g.tcp.driven {
+		return c.g.tcp.pause(c)
+	}
+	select {
+	case <-c.g.wake:
+		return nil
+	case <-c.g.failed:
+		return c.lost()
+	case <-c.ctx.Done():
+		return c.cancelled()
+	}
+}
+
+// scratch returns n bytes for partial results, aligned for every element type. They are valid until
+// the next call of it.
+func (c *call) scratch(n int) []byte {
+	if cap(c.buffer) < n {
+		c.buffer = make([]byte, n)
+	}
+	return c.buffer[:n]
+}

@@ -1,0 +1,410 @@
+package cuda
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Backends by name, as [Config] has them.
+const (
+	BackendNCCL    = "nccl"      // NVIDIA's library; until its communicator is ready, the best of the others
+	BackendIPC     = "ipc"       // kernels combine memory of processes of one host in place
+	BackendHosts   = "ipc+hosts" // as ipc within each host, then between the hosts through pinned memory, each rank its part
+	BackendStaging = "staging"   // everything goes through pinned memory of the host
+)
+
+// backends are all of them, the best first.
+var backends = []string{BackendNCCL, BackendIPC, BackendHosts, BackendStaging}
+
+const (
+	nonceSize  = 32
+	maxRecord  = 4 << 10 // bytes
+	maxTrouble = 256     // bytes
+)
+
+// backend is how the ranks of a group combine what is in memory of their devices. All ranks of a
+// group have the same one. It is used by one operation at a time; deferFree and takeDeferred are
+// called under device.mu.
+type backend interface {
+	// name is its name in logs and events.
+	name() string
+	// allReduce combines n elements at an address of each rank in place, once the event ready has
+	// occurred; nil: they are ready.
+	allReduce(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error
+	// broadcast sets n bytes at an address of each rank to those of root.
+	broadcast(ctx context.Context, address uint64, n, root int) error
+	// allGather copies the bytes of each rank r, of which there are sizes[r], to into[r] on every
+	// rank; this rank's are at own.
+	allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error
+	// reduceScatter combines n elements at an address of each rank and puts this rank's part of the
+	// result, as kernel.Split has it, to into.
+	reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error
+	// shut waits for what is under way and closes what belongs to other processes. A second call
+	// does nothing.
+	shut() error
+	// takeDeferred hands over the memory that others may have open and that is unused here.
+	takeDeferred() []uint64
+	// deferFree reports whether others may have open what is to be freed; then it is freed once
+	// takeDeferred has returned it.
+	deferFree(address, bytes uint64) bool
+}
+
+// BackendError says that the group cannot use the backend that a rank wants. All ranks get the same
+// error; the group stays usable.
+type BackendError struct {
+	Rank    int    // that wants it
+	Backend string // Config.Backend
+	Reason  string
+}
+
+// Error names the rank, the backend and the reason.
+func (e *BackendError) Error() string {
+	return fmt.Sprintf("cuda: rank %d wants the backend %s: %s", e.Rank, e.Backend, e.Reason)
+}
+
+// backend returns how a group's ranks reach each other's memory. They choose it together at the
+// first call. Memory that was opened in earlier generations is closed then; when all ranks have
+// done so, it is freed.
+func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, error) {
+	d.mu.Lock()
+	b := d.backends[g]
+	var past []backend
+	for other, of := range d.backends {
+		if other.Generation() < g.Generation() {
+			past = append(past, of)
+		}
+	}
+	d.mu.Unlock()
+	if b != nil {
+		return b, nil
+	}
+	if err := d.shutAll(past); err != nil {
+		return nil, err
+	}
+	if g.Size() == 1 {
+		b = &stagingBackend{d, g}
+	} else {
+		var err error
+		if b, err = d.meet(ctx, g); err != nil {
+			return nil, err
+		}
+	}
+	d.mu.Lock()
+	maps.DeleteFunc(d.backends, func(other *collective.Group, _ backend) bool { return other.Generation() < g.Generation() })
+	d.backends[g] = b
+	d.deferredFrees = append(d.deferredFrees, d.forgetFusions(g.Generation())...)
+	for _, of := range past {
+		d.deferredFrees = append(d.deferredFrees, of.takeDeferred()...)
+	}
+	var addresses []uint64
+	if g.Size() > 1 { // ranks of generations before may have it open until they have met again
+		addresses, d.deferredFrees = d.deferredFrees, nil
+	}
+	d.mu.Unlock()
+	return b, d.freeAll(addresses)
+}
+
+// shutAll shuts backends, which another group of this process may be shutting as well.
+func (d *Device) shutAll(past []backend) error {
+	d.shutting.Lock()
+	defer d.shutting.Unlock()
+	for _, of := range past {
+		if err := of.shut(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeAll frees memory that no process has open any more.
+func (d *Device) freeAll(addresses []uint64) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	return d.do(func() error {
+		var errs []error
+		for _, address := range addresses {
+			errs = append(errs, d.api.check("cuMemFree_v2", d.api.memFree(address)))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// record is what a rank tells the others about itself, so that all make the same choice.
+type record struct {
+	Host    string      // ranks that have the same one try each other's memory
+	Wish    string      // Config.Backend
+	Forced  string      // the algorithm of AllReduces, if they are not free to choose one
+	Nonce   []byte      // what is in the memory that Handle names
+	Handle  []byte      // empty: this rank's memory is not opened by others
+	Trouble string      // why memory of this rank or of others of its host is not opened
+	NCCL    *ncclRecord `json:",omitempty"` // nil: this rank does not want it
+}
+
+// meet exchanges what the ranks can do, tries it, and makes the backend that they choose.
+func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error) {
+	probe, err := Alloc[byte](d, nonceSize)
+	if err != nil {
+		return nil, err
+	}
+	seen, has := openedMemory{device: d}, d.offerNCCL(g)
+	defer has.withdraw()
+	all, err := d.exchangeRecords(ctx, g, probe, &seen, has.record)
+	if err = errors.Join(err, seen.closeAll()); err == nil {
+		err = collective.Barrier(ctx, g)
+	}
+	if err != nil { // others may be reading it
+		d.mu.Lock()
+		delete(d.owned, probe.address)
+		d.deferredFrees = append(d.deferredFrees, probe.address)
+		d.mu.Unlock()
+		return nil, err
+	}
+	if err := probe.Free(); err != nil {
+		return nil, err
+	}
+	name, why, err := choose(all)
+	if err != nil {
+		return nil, err
+	}
+	if name == BackendNCCL {
+		return d.newNCCLBackend(ctx, g, all, has)
+	}
+	return d.make(ctx, name, why, g, all)
+}
+
+// make makes a backend other than NCCL's, and reports it.
+func (d *Device) make(ctx context.Context, name, why string, g *collective.Group, all []record) (b backend, err error) {
+	switch name {
+	case BackendIPC:
+		b, err = newIPCBackend(d, g)
+	case BackendHosts:
+		b, err = newHostsBackend(ctx, d, g, all)
+	default:
+		b = &stagingBackend{d, g}
+	}
+	if err != nil {
+		return nil, err
+	}
+	g.TellBackend(name, why)
+	return b, nil
+}
+
+// exchangeRecords returns the records of all ranks. Where the choice depends on it, each has
+// verified what the others of its host have written into some of their memory.
+func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe *Slice[byte], seen *openedMemory, lib *ncclRecord) ([]record, error) {
+	own := record{Host: d.config.host, Wish: d.config.Backend, Nonce: make([]byte, nonceSize), NCCL: lib}
+	if own.Host == "" {
+		own.Host = thisHost()
+	}
+	if a := g.Algorithm(); a != collective.Auto {
+		own.Forced = a.String()
+	}
+	rand.Read(own.Nonce)
+	if err := probe.CopyFrom(ctx, own.Nonce); err != nil {
+		return nil, err
+	}
+	if own.Wish != BackendStaging {
+		var handle ipcHandle
+		err := d.call("cuIpcGetMemHandle", func(a *api) result { return a.ipcGetMemHandle(&handle, probe.address) })
+		switch {
+		case errors.Is(err, ErrSticky):
+			return nil, err
+		case err != nil:
+			own.Trouble = trouble(err)
+		default:
+			own.Handle = handle.bytes[:]
+		}
+	}
+	text, err := json.Marshal(own)
+	if err != nil {
+		return nil, err
+	}
+	texts, err := collective.AllGather(ctx, g, text)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]record, len(texts))
+	for rank, text := range texts {
+		if len(text) > maxRecord {
+			return nil, fmt.Errorf("cuda: rank %d tells %d bytes of itself", rank, len(text))
+		}
+		if err := json.Unmarshal(text, &all[rank]); err != nil {
+			return nil, fmt.Errorf("cuda: what rank %d tells of itself: %w", rank, err)
+		}
+	}
+	if name, _, err := choose(all); err != nil || name == BackendStaging {
+		return all, nil
+	}
+	err = seen.openAll(ctx, g.Rank(), all)
+	var refused *Error
+	if err != nil && !errors.Is(err, errOtherMemory) && (!errors.As(err, &refused) || errors.Is(err, ErrSticky)) {
+		return nil, err
+	}
+	found, err := collective.AllGather(ctx, g, []byte(trouble(err)))
+	for rank, text := range found {
+		all[rank].Trouble = string(text[:min(len(text), maxTrouble)])
+	}
+	return all, err
+}
+
+// trouble is the text by which a rank tells the others of an error.
+func trouble(err error) string {
+	if err == nil {
+		return ""
+	}
+	text := strings.TrimPrefix(err.Error(), "cuda: ")
+	return strings.ToValidUTF8(text[:min(len(text), maxTrouble)], "")
+}
+
+// choose finds the backend for ranks with these records, and says why none of the better ones is
+// taken.
+func choose(all []record) (name, why string, err error) {
+	by := slices.IndexFunc(all, func(r record) bool { return r.Wish != "" })
+	if by >= 0 {
+		name = all[by].Wish
+		for rank, r := range all {
+			if r.Wish != "" && r.Wish != name {
+				return "", "", &BackendError{rank, r.Wish, fmt.Sprintf("rank %d wants %s", by, name)}
+			}
+		}
+	}
+	var reasons []string
+	for _, possible := range backends {
+		obstacle := obstacles[possible](all)
+		switch {
+		case name == possible && obstacle != "":
+			return "", "", &BackendError{by, name, obstacle}
+		case name == possible:
+			return name, fmt.Sprintf("rank %d wants it", by), nil
+		case name != "":
+		case obstacle == "":
+			return possible, strings.Join(reasons, "; "), nil
+		default:
+			reasons = append(reasons, fmt.Sprintf("not %s: %s", possible, obstacle))
+		}
+	}
+	return "", "", &BackendError{max(by, 0), name, "there is none of that name"}
+}
+
+// obstacles return why ranks cannot use a backend; empty if they can.
+var obstacles = map[string]func(all []record) string{
+	BackendNCCL: noNCCL,
+	BackendIPC: func(all []record) string {
+		for rank, r := range all {
+			if r.Host != all[0].Host {
+				return fmt.Sprintf("rank %d is on another host than rank 0", rank)
+			}
+		}
+		return ipcObstacle(all)
+	},
+	BackendHosts: func(all []record) string {
+		count, wanted := map[string]int{}, false
+		for rank, r := range all {
+			if r.Forced != "" {
+				return fmt.Sprintf("the algorithm of rank %d is %s", rank, r.Forced)
+			}
+			count[r.Host]++
+			wanted = wanted || r.Wish == BackendHosts
+		}
+		if len(count) == len(all) && !wanted {
+			return "every rank has a host of its own"
+		}
+		return ipcObstacle(all)
+	},
+	BackendStaging: func([]record) string { return "" },
+}
+
+// ipcObstacle returns why ranks of a host cannot open each other's memory; empty if all can.
+func ipcObstacle(all []record) string {
+	count := map[string]int{}
+	for rank, r := range all {
+		if r.Trouble != "" {
+			return fmt.Sprintf("rank %d: %s", rank, r.Trouble)
+		}
+		if count[r.Host]++; count[r.Host] > places {
+			return fmt.Sprintf("there are more than %d ranks on the host of rank %d", places, rank)
+		}
+	}
+	return ""
+}
+
+// openedMemory is memory of other processes that this one has opened.
+type openedMemory struct {
+	device *Device
+	opened map[string]uint64 // by handle
+}
+
+// open maps memory of another process and returns its address in this one.
+func (o *openedMemory) open(handle []byte) (uint64, error) {
+	if address, there := o.opened[string(handle)]; there {
+		return address, nil
+	}
+	var h ipcHandle
+	copy(h.bytes[:], handle)
+	var address uint64
+	err := o.device.call("cuIpcOpenMemHandle_v2", func(a *api) result { return a.ipcOpenMemHandle(&address, h, ipcLazyPeerAccess) })
+	if err == nil {
+		if o.opened == nil {
+			o.opened = map[string]uint64{}
+		}
+		o.opened[string(handle)] = address
+	}
+	return address, err
+}
+
+// openAll opens the memory that the other ranks of this host have named, and checks what is in it.
+func (o *openedMemory) openAll(ctx context.Context, own int, all []record) error {
+	for rank, r := range all {
+		if rank == own || r.Host != all[own].Host {
+			continue
+		}
+		address, err := o.open(r.Handle)
+		if err != nil {
+			return fmt.Errorf("memory of rank %d: %w", rank, err)
+		}
+		seen := make([]byte, nonceSize)
+		if err := (&Slice[byte]{device: o.device, address: address, n: nonceSize}).CopyTo(ctx, seen); err != nil {
+			return fmt.Errorf("memory of rank %d: %w", rank, err)
+		}
+		if !bytes.Equal(seen, r.Nonce) {
+			return fmt.Errorf("memory of rank %d: %w", rank, errOtherMemory)
+		}
+	}
+	return nil
+}
+
+var errOtherMemory = errors.New("it is other memory in this process")
+
+// closeAll closes all that has been opened.
+func (o *openedMemory) closeAll() error {
+	return o.device.do(func() error {
+		var errs []error
+		for handle, address := range o.opened {
+			errs = append(errs, o.device.api.check("cuIpcCloseMemHandle", o.device.api.ipcCloseMemHandle(address)))
+			delete(o.opened, handle)
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// thisHost identifies the system that processes run on: it is the same in all containers of a
+// machine.
+var thisHost = sync.OnceValue(func() string {
+	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		return strings.TrimSpace(string(id))
+	}
+	return rand.Text()
+})

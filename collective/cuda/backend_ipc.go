@@ -1,0 +1,317 @@
+package cuda
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Variables for tests.
+var (
+	// bankSize is how many bytes of a vector that other processes cannot open are combined at a
+	// time.
+	bankSize = 64 << 20
+	// maxDeferred is how much memory that was freed is kept for those that have it open. Beyond
+	// that nothing more is opened to them.
+	maxDeferred = 64 << 20
+)
+
+const placeSize = 8 + len(ipcHandle{}.bytes)
+
+// ipcBackend is the backend of ranks on one host, which have each other's vectors open. Every rank
+// combines its part of the vector, reading those of all in the order of the ranks, and writes the
+// result to all. An element is read and written by one rank alone, so it is done in place, and a
+// device that all share reads and writes each vector once.
+//
+// Of memory that this process has not allocated it is unknown when it is freed, so it is not opened
+// to others: it goes through a bank.
+type ipcBackend struct {
+	stagingBackend // for types without kernels
+	openedMemory
+	stream uintptr
+	event  uintptr
+	bank   uint64 // 0: not needed yet
+
+	// Guarded by device.mu.
+	exported      map[uint64]ipcHandle // what others may have open, by address
+	deferred      []uint64             // of these, what has been freed here
+	deferredBytes uint64               // bytes of what is deferred
+}
+
+// newIPCBackend makes the backend of ranks that can open each other's memory.
+func newIPCBackend(d *Device, g *collective.Group) (*ipcBackend, error) {
+	w := &ipcBackend{stagingBackend: stagingBackend{d, g}, openedMemory: openedMemory{device: d}, exported: map[uint64]ipcHandle{}}
+	if err := d.do(w.make); err != nil {
+		return nil, errors.Join(err, w.shut())
+	}
+	return w, nil
+}
+
+func (*ipcBackend) name() string { return BackendIPC }
+
+// make is called on the device's thread.
+func (w *ipcBackend) make() error {
+	a := w.stagingBackend.device.api
+	return errors.Join(a.check("cuStreamCreate", a.streamCreate(&w.stream, streamNonBlocking)),
+		a.check("cuEventCreate", a.eventCreate(&w.event, eventDisableTiming)))
+}
+
+// shut waits for what is under way and closes the memory of others. A second call does nothing.
+func (w *ipcBackend) shut() error {
+	var errs []error
+	if w.stream != 0 && w.event != 0 {
+		errs = append(errs, w.settle(context.Background()))
+	}
+	errs = append(errs, w.closeAll(), w.stagingBackend.device.do(func() error {
+		a := w.stagingBackend.device.api
+		var errs []error
+		if w.event != 0 {
+			errs = append(errs, a.check("cuEventDestroy_v2", a.eventDestroy(w.event)))
+		}
+		if w.stream != 0 {
+			errs = append(errs, a.check("cuStreamDestroy_v2", a.streamDestroy(w.stream)))
+		}
+		w.event, w.stream = 0, 0
+		return errors.Join(errs...)
+	}))
+	return errors.Join(errs...)
+}
+
+// takeDeferred is the memory that others may have open and that is unused here. The caller holds
+// device.mu.
+func (w *ipcBackend) takeDeferred() []uint64 {
+	all := w.deferred
+	w.deferred = nil
+	if w.bank != 0 {
+		all = append(all, w.bank)
+		w.bank = 0
+	}
+	return all
+}
+
+// deferFree reports whether others may have open what is to be freed. Then it is freed after the
+// backend is shut. The caller holds device.mu.
+func (w *ipcBackend) deferFree(address, bytes uint64) bool {
+	if _, there := w.exported[address]; !there {
+		return false
+	}
+	delete(w.exported, address)
+	w.deferred = append(w.deferred, address)
+	w.deferredBytes += bytes
+	return true
+}
+
+// settle waits for the stream.
+func (w *ipcBackend) settle(ctx context.Context) error {
+	a := w.stagingBackend.device.api
+	if err := w.stagingBackend.device.do(func() error { return a.check("cuEventRecord", a.eventRecord(w.event, w.stream)) }); err != nil {
+		return err
+	}
+	return w.stagingBackend.device.await(ctx, w.event)
+}
+
+// after returns when the event has occurred; nil is none.
+func (w *ipcBackend) after(ctx context.Context, e *Event) error {
+	if e == nil {
+		return nil
+	}
+	err := w.stagingBackend.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(w.stream, e.handle, 0) })
+	if err != nil {
+		return err
+	}
+	return w.settle(ctx)
+}
+
+// place is where a rank's vector is for the others.
+type place struct {
+	address uint64 // in this process
+	banked  bool
+}
+
+// allReduce combines n elements at an address of each rank.
+func (w *ipcBackend) allReduce(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
+	if !hasKernels(t) {
+		return w.stagingBackend.allReduce(ctx, t, op, address, n, ready)
+	}
+	if err := w.after(ctx, ready); err != nil {
+		return err
+	}
+	all, err := w.exchange(ctx, address)
+	if err != nil {
+		return err
+	}
+	step, told := n, true // after the exchange, all vectors are ready
+	for _, v := range all {
+		if v.banked {
+			step, told = bankSize/t.Size(), false
+		}
+	}
+	mine := all[w.group.Rank()]
+	for at := 0; at < n; at += step {
+		part, offset := min(step, n-at), uint64(at*t.Size())
+		addresses := make([]uint64, len(all))
+		for i, v := range all {
+			addresses[i] = v.address
+			if !v.banked {
+				addresses[i] += offset
+			}
+		}
+		if mine.banked {
+			if err := w.copy(mine.address, address+offset, part*t.Size()); err != nil {
+				return err
+			}
+			if err := w.settle(ctx); err != nil {
+				return err
+			}
+		}
+		if !told {
+			if err := collective.Barrier(ctx, w.group); err != nil {
+				return err
+			}
+		}
+		if err := w.combine(ctx, t, op, addresses, part); err != nil {
+			return err
+		}
+		if mine.banked {
+			if err := w.copy(address+offset, mine.address, part*t.Size()); err != nil {
+				return err
+			}
+		}
+	}
+	if mine.banked {
+		return w.settle(ctx)
+	}
+	return nil
+}
+
+// combine reduces this rank's part of the vectors, and returns when all ranks have done theirs.
+func (w *ipcBackend) combine(ctx context.Context, t kernel.Type, op collective.Op, vectors []uint64, n int) error {
+	lo, hi := kernel.Split(n, w.group.Size(), w.group.Rank())
+	if lo < hi {
+		at := make([]uint64, len(vectors))
+		for i, v := range vectors {
+			at[i] = v + uint64(lo*t.Size())
+		}
+		args := over(t, hi-lo, at, at...)
+		args.number = divisor(t, w.group.Size())
+		if err := w.stagingBackend.device.do(func() error { return w.stagingBackend.device.launch(w.stream, combination(op), t, args) }); err != nil {
+			return err
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+	}
+	return collective.Barrier(ctx, w.group)
+}
+
+func (w *ipcBackend) copy(to, from uint64, n int) error {
+	return w.stagingBackend.device.call("cuMemcpyDtoDAsync_v2", func(a *api) result { return a.memcpyDtoDAsync(to, from, uint64(n), w.stream) })
+}
+
+// exchange tells all ranks where this one's vector is, and returns where those of all are.
+func (w *ipcBackend) exchange(ctx context.Context, address uint64) ([]place, error) {
+	return w.exchangeOf(ctx, address, slices.Repeat([]int{1}, w.group.Size()))
+}
+
+// exchangeOf is exchange where only ranks whose size is not 0 have a vector.
+func (w *ipcBackend) exchangeOf(ctx context.Context, address uint64, sizes []int) ([]place, error) {
+	var own place
+	var message []byte
+	if sizes[w.group.Rank()] > 0 {
+		var err error
+		if own, message, err = w.tell(address); err != nil {
+			return nil, err
+		}
+	}
+	told, err := collective.AllGather(ctx, w.group, message)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]place, len(told))
+	for rank, p := range told {
+		if rank == w.group.Rank() {
+			all[rank] = own
+			continue
+		}
+		if sizes[rank] == 0 {
+			continue
+		}
+		if len(p) != placeSize {
+			return nil, fmt.Errorf("cuda: rank %d tells %d bytes of where its vector is", rank, len(p))
+		}
+		at := binary.LittleEndian.Uint64(p)
+		base, err := w.open(p[8:])
+		if err != nil {
+			return nil, fmt.Errorf("cuda: the vector of rank %d: %w", rank, err)
+		}
+		all[rank] = place{address: base + at>>1, banked: at&1 == 1}
+	}
+	return all, nil
+}
+
+// tell returns where others find what is at an address, and the message that tells them.
+func (w *ipcBackend) tell(address uint64) (place, []byte, error) {
+	base, handle, banked, err := w.export(address)
+	if err != nil {
+		return place{}, nil, err
+	}
+	own := place{address: address, banked: banked}
+	if banked {
+		own.address = base
+	}
+	at := (own.address - base) << 1
+	if banked {
+		at |= 1
+	}
+	return own, append(binary.LittleEndian.AppendUint64(nil, at), handle.bytes[:]...), nil
+}
+
+// export returns what others open in order to reach an address: the allocation that it lies in, or
+// the bank.
+func (w *ipcBackend) export(address uint64) (base uint64, handle ipcHandle, banked bool, err error) {
+	d := w.stagingBackend.device
+	err = d.do(func() error {
+		var size uint64
+		if r := d.api.memGetAddressRange(&base, &size, address); r != success {
+			base = 0 // memory of a kind that has no range, such as a pool's
+		}
+		d.mu.Lock()
+		_, own := d.owned[base]
+		known, there := w.exported[base]
+		full := w.deferredBytes > uint64(maxDeferred)
+		d.mu.Unlock()
+		switch {
+		case own && there:
+			handle = known
+			return nil
+		case !own || full:
+			banked = true
+			if err := w.needBank(); err != nil {
+				return err
+			}
+			base = w.bank
+		}
+		if err := d.api.check("cuIpcGetMemHandle", d.api.ipcGetMemHandle(&handle, base)); err != nil {
+			return err
+		}
+		if !banked {
+			d.mu.Lock()
+			w.exported[base] = handle
+			d.mu.Unlock()
+		}
+		return nil
+	})
+	return base, handle, banked, err
+}
+
+func (w *ipcBackend) needBank() error {
+	if w.bank != 0 {
+		return nil
+	}
+	return w.stagingBackend.device.api.check("cuMemAlloc_v2", w.stagingBackend.device.api.memAlloc(&w.bank, uint64(bankSize)))
+}

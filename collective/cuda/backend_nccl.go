@@ -1,0 +1,546 @@
+package cuda
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+	"github.com/hvdrun/hvdrun/internal/nccl"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+const sharesSince nccl.Version = 23000 // several ranks on one device
+
+// ncclRecord is what a rank tells the others about NCCL.
+type ncclRecord struct {
+	Version nccl.Version
+	Device  [16]byte // UUID
+	Shares  bool     // NCCL permits several ranks on one device
+	Trouble string   // why this rank cannot use it
+	Parent  *parent  // a communicator of another generation; nil: none
+}
+
+// parent is a communicator that a new one may be made from.
+type parent struct {
+	Tag        uint64
+	Rank, Size int
+	Broken     bool
+}
+
+// ncclOffer is what a rank can contribute to NCCL.
+type ncclOffer struct {
+	lib    *nccl.Library
+	record *ncclRecord
+	parent *communicator // nil: none, or not any more
+}
+
+// offerNCCL looks for NCCL, and for a communicator of earlier generations.
+func (d *Device) offerNCCL(g *collective.Group) *ncclOffer {
+	o := &ncclOffer{}
+	if d.config.Backend != "" && d.config.Backend != BackendNCCL {
+		return o
+	}
+	o.record = &ncclRecord{Device: d.info.UUID, Shares: d.config.ncclShared}
+	var err error
+	if o.lib, err = nccl.Load(d.config.NCCL); err != nil {
+		o.record.Trouble = strings.TrimPrefix(trouble(err), "nccl: ")
+		return o
+	}
+	o.record.Version = o.lib.Version()
+	if o.parent = d.takeParent(g); o.parent != nil {
+		c := o.parent
+		o.record.Parent = &parent{c.tag, c.rank, c.size, c.broken.Load()}
+	}
+	return o
+}
+
+// withdraw closes what has been offered and was not taken.
+func (o *ncclOffer) withdraw() {
+	if o.parent != nil {
+		o.parent.close()
+	}
+}
+
+// takeParent takes the communicator that the same group of the previous generation has left, if it
+// can be a parent. Those that were not taken in a generation are closed.
+func (d *Device) takeParent(g *collective.Group) *communicator {
+	d.mu.Lock()
+	var old *communicator
+	var useless []*communicator
+	d.reusable = slices.DeleteFunc(d.reusable, func(c *communicator) bool {
+		switch {
+		case c.state.Load() != commReady || c.offered != 0 && c.offered < g.Generation():
+			useless = append(useless, c)
+			return true
+		case old == nil && c.lane == g.Lane():
+			old = c
+			return true
+		}
+		c.offered = g.Generation()
+		return false
+	})
+	d.mu.Unlock()
+	for _, c := range useless {
+		c.close()
+	}
+	return old
+}
+
+// noNCCL returns why ranks cannot use NCCL; empty if they can.
+func noNCCL(all []record) string {
+	for rank, r := range all {
+		switch {
+		case r.NCCL == nil:
+			return fmt.Sprintf("rank %d does not want it", rank)
+		case r.NCCL.Trouble != "":
+			return fmt.Sprintf("rank %d: %s", rank, r.NCCL.Trouble)
+		case r.NCCL.Version != all[0].NCCL.Version:
+			return fmt.Sprintf("rank %d has version %v, rank 0 %v", rank, r.NCCL.Version, all[0].NCCL.Version)
+		}
+	}
+	for rank, r := range all {
+		for other := range rank {
+			if all[other].NCCL.Device != r.NCCL.Device {
+				continue
+			}
+			if r.NCCL.Version < sharesSince {
+				return fmt.Sprintf("ranks %d and %d are on one device, which takes version %v", other, rank, sharesSince)
+			}
+			for alone, r := range all {
+				if !r.NCCL.Shares {
+					return fmt.Sprintf("ranks %d and %d are on one device, and rank %d has no %s=1", other, rank, alone, plan.EnvNCCLShared)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// How a communicator is made.
+const (
+	formNew = iota
+	formShrunk
+	formGrown
+)
+
+// formation is how the ranks of a group make their communicator: the same on all.
+type formation struct {
+	kind    int
+	without []int // ranks of the parent that are gone
+	abort   bool  // something may be under way in the parent
+}
+
+// chooseFormation chooses how a communicator is made. A parent can be used whose ranks are still in
+// their order, before all others; some of them may be gone, or others have come, but not both.
+func chooseFormation(all []record, lib *nccl.Library) formation {
+	first := all[0].NCCL.Parent
+	if first == nil {
+		return formation{}
+	}
+	f, last, survivors := formation{}, -1, 0
+	for rank, r := range all {
+		p := r.NCCL.Parent
+		if p == nil || p.Tag != first.Tag {
+			continue
+		}
+		if survivors != rank || p.Rank <= last || p.Rank >= p.Size || p.Size != first.Size {
+			return formation{}
+		}
+		for gone := last + 1; gone < p.Rank; gone++ {
+			f.without = append(f.without, gone)
+		}
+		last = p.Rank
+		survivors++
+		f.abort = f.abort || p.Broken
+	}
+	for gone := last + 1; gone < first.Size; gone++ {
+		f.without = append(f.without, gone)
+	}
+	switch {
+	case len(f.without) > 0 && survivors == len(all) && lib.CanShrink():
+		f.kind = formShrunk
+	case len(f.without) == 0 && survivors < len(all) && !f.abort && lib.CanGrow():
+		f.kind = formGrown
+	}
+	return f
+}
+
+// communicatorName is what rank 0 tells the others of a communicator that is to be made.
+type communicatorName struct {
+	ok  bool
+	tag uint64
+	id  nccl.ID
+}
+
+const communicatorNameSize = 1 + 8 + len(nccl.ID{}.Bytes)
+
+func (b *communicatorName) encode() []byte {
+	text := make([]byte, 9, communicatorNameSize)
+	if b.ok {
+		text[0] = 1
+	}
+	binary.LittleEndian.PutUint64(text[1:], b.tag)
+	return append(text, b.id.Bytes[:]...)
+}
+
+func decodeCommunicatorName(text []byte) communicatorName {
+	b := communicatorName{ok: text[0] == 1, tag: binary.LittleEndian.Uint64(text[1:])}
+	copy(b.id.Bytes[:], text[9:])
+	return b
+}
+
+// ncclBackend is a group whose ranks have, or are about to have, a communicator of NCCL. Until all
+// have it, and for what NCCL cannot do, the other backend is used.
+type ncclBackend struct {
+	backend // that of the degraded steps
+	device  *Device
+	group   *collective.Group
+	comm    *communicator
+
+	stream, event uintptr
+	active        atomic.Bool // all ranks have agreed to use NCCL
+	abandoned     bool        // or not to use it
+	using         sync.Mutex  // held while an operation uses NCCL, and by shut
+	done          chan struct{}
+}
+
+// newNCCLBackend begins to make a communicator for ranks that have chosen NCCL; in the meantime the
+// best of the other backends is used. It takes the communicator that this rank has offered if that
+// is its parent.
+func (d *Device) newNCCLBackend(ctx context.Context, g *collective.Group, all []record, has *ncclOffer) (backend, error) {
+	others := slices.Clone(all)
+	for i := range others {
+		others[i].Wish, others[i].NCCL = "", nil
+	}
+	name, _, err := choose(others)
+	if err != nil {
+		return nil, err
+	}
+	meanwhile, err := d.make(ctx, name, "nccl is being prepared", g, all)
+	if err != nil {
+		return nil, err
+	}
+	w := &ncclBackend{backend: meanwhile, device: d, group: g, done: make(chan struct{})}
+	err = d.do(func() error {
+		return errors.Join(d.api.check("cuStreamCreate", d.api.streamCreate(&w.stream, streamNonBlocking)),
+			d.api.check("cuEventCreate", d.api.eventCreate(&w.event, eventDisableTiming)))
+	})
+	f := chooseFormation(all, has.lib)
+	var old *communicator
+	if p := all[0].NCCL.Parent; f.kind != formNew && has.parent != nil && has.parent.tag == p.Tag {
+		old = has.parent
+	}
+	if err == nil {
+		w.comm, err = d.newCommunicator(has.lib, old, g)
+	}
+	if err == nil {
+		if old != nil {
+			has.parent = nil
+		}
+		err = w.nameCommunicator(ctx, f, old)
+	}
+	if err != nil {
+		return nil, errors.Join(err, w.shut())
+	}
+	return w, nil
+}
+
+// nameCommunicator distributes rank 0's name of the communicator, and begins to make it.
+func (w *ncclBackend) nameCommunicator(ctx context.Context, f formation, old *communicator) error {
+	c := w.comm
+	text := make([]byte, communicatorNameSize)
+	if w.group.Rank() == 0 {
+		b := communicatorName{}
+		var tag [8]byte
+		rand.Read(tag[:])
+		b.tag = binary.LittleEndian.Uint64(tag[:])
+		limited, stop := context.WithTimeoutCause(ctx, endLimit, errLimit)
+		named := make(chan nccl.ID, 1)
+		err := c.thread.do(limited, func() (err error) {
+			var id nccl.ID
+			switch f.kind {
+			case formNew:
+				id, err = c.lib.NewID()
+			case formGrown:
+				id, err = old.comm.GrowID()
+			}
+			named <- id
+			return err
+		})
+		stop()
+		if err == nil {
+			b.ok, b.id = true, <-named
+		} else {
+			c.reason = err
+		}
+		copy(text, b.encode())
+	}
+	if err := collective.Broadcast(ctx, w.group, text, 0); err != nil {
+		return err
+	}
+	b := decodeCommunicatorName(text)
+	c.tag = b.tag
+	w.watch()
+	w.device.threads.Go(func() {
+		c.thread.do(context.Background(), func() error {
+			c.form(func() (*nccl.Comm, error) { return w.begin(f, b, old) })
+			return nil
+		})
+	})
+	return nil
+}
+
+var errUnnamed = errors.New("cuda: rank 0 could not name a communicator")
+
+// begin calls NCCL for a new communicator. It is called on its thread.
+func (w *ncclBackend) begin(f formation, b communicatorName, old *communicator) (*nccl.Comm, error) {
+	c := w.comm
+	switch {
+	case !b.ok && c.reason != nil:
+		return nil, c.reason
+	case !b.ok:
+		return nil, errUnnamed
+	case f.kind == formShrunk:
+		return old.comm.Shrink(f.without, f.abort)
+	case f.kind == formGrown && old == nil:
+		return c.lib.Join(b.id, c.size, c.rank)
+	case f.kind == formGrown && c.rank == 0:
+		return old.comm.Grow(&b.id, c.size)
+	case f.kind == formGrown:
+		return old.comm.Grow(nil, c.size)
+	}
+	return c.lib.Init(b.id, c.size, c.rank)
+}
+
+// watch forbids new operations in the communicator once the group has failed.
+func (w *ncclBackend) watch() {
+	w.device.threads.Go(func() {
+		select {
+		case <-w.group.Failed():
+			w.comm.cancel(collective.ErrAborted)
+		case <-w.done:
+		}
+	})
+}
+
+func (w *ncclBackend) name() string {
+	if w.active.Load() {
+		return BackendNCCL
+	}
+	return w.backend.name()
+}
+
+// agree takes the highest of all ranks' states. All ranks learn it at the same operation: from that
+// one on they use NCCL, or never do.
+func (w *ncclBackend) agree(ctx context.Context, worst int64) error {
+	switch {
+	case worst == commReady && !w.active.Load():
+		w.active.Store(true)
+		w.group.TellBackend(BackendNCCL, "all ranks are ready for it")
+	case worst == commFailed && !w.abandoned:
+		w.abandoned = true
+		reason := ""
+		if w.comm.state.Load() == commFailed {
+			reason = trouble(w.comm.reason)
+		}
+		w.comm.cancel(errUnused)
+		w.device.threads.Go(w.comm.close)
+		reasons, err := collective.AllGather(ctx, w.group, []byte(reason))
+		if err != nil {
+			return err
+		}
+		for rank, r := range reasons {
+			if len(r) > 0 {
+				why := fmt.Sprintf("not nccl: rank %d: %s", rank, r[:min(len(r), maxTrouble)])
+				w.group.TellBackend(w.backend.name(), why)
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// pending is this rank's state of NCCL in a group, sent when the ranks agree on an operation.
+func (d *Device) pending(g *collective.Group) int64 {
+	if w := d.ncclBackendOf(g); w != nil {
+		return w.comm.state.Load()
+	}
+	return commForming
+}
+
+func (d *Device) ncclBackendOf(g *collective.Group) *ncclBackend {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w, _ := d.backends[g].(*ncclBackend)
+	return w
+}
+
+// ncclTypes are the types that NCCL has, in all versions that are used.
+var ncclTypes = map[kernel.Type]nccl.Type{kernel.Int8: nccl.Int8, kernel.Uint8: nccl.Uint8, kernel.Int32: nccl.Int32,
+	kernel.Uint32: nccl.Uint32, kernel.Int64: nccl.Int64, kernel.Uint64: nccl.Uint64, kernel.Float16: nccl.Float16,
+	kernel.Float32: nccl.Float32, kernel.Float64: nccl.Float64, kernel.BFloat16: nccl.BFloat16}
+
+var ncclOps = map[collective.Op]nccl.Op{collective.Sum: nccl.Sum, collective.Product: nccl.Product, collective.Max: nccl.Max,
+	collective.Min: nccl.Min, collective.Average: nccl.Average}
+
+// ncclWords returns NCCL's type and operation; false if the other backend does it.
+func (w *ncclBackend) ncclWords(t kernel.Type, op collective.Op) (nccl.Type, nccl.Op, bool) {
+	typ, typed := ncclTypes[t]
+	what, able := ncclOps[op]
+	whole := t != kernel.Float16 && t != kernel.BFloat16 && t != kernel.Float32 && t != kernel.Float64
+	if op == collective.Average && whole { // NCCL does not specify how integers are rounded
+		able = false
+	}
+	return typ, what, typed && able && w.active.Load()
+}
+
+func (w *ncclBackend) allReduce(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
+	typ, what, able := w.ncclWords(t, op)
+	if !able {
+		return w.backend.allReduce(ctx, t, op, address, n, ready)
+	}
+	return w.run(ctx, ready, func(c *nccl.Comm) error { return c.AllReduce(address, address, n, typ, what, w.stream) })
+}
+
+func (w *ncclBackend) broadcast(ctx context.Context, address uint64, n, root int) error {
+	if !w.active.Load() {
+		return w.backend.broadcast(ctx, address, n, root)
+	}
+	return w.run(ctx, nil, func(c *nccl.Comm) error { return c.Broadcast(address, address, n, nccl.Uint8, root, w.stream) })
+}
+
+// allGather is a broadcast of each rank, since sizes may differ and every copy has its own place.
+func (w *ncclBackend) allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error {
+	if !w.active.Load() {
+		return w.backend.allGather(ctx, own, into, sizes)
+	}
+	return w.run(ctx, nil, func(c *nccl.Comm) error {
+		return w.comm.lib.Group(func() error {
+			for root, n := range sizes {
+				from := into[root]
+				if root == w.group.Rank() {
+					from = own
+				}
+				if n == 0 {
+					continue
+				}
+				if err := c.Broadcast(from, into[root], n, nccl.Uint8, root, w.stream); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// reduceScatter is NCCL's where the parts are equally long.
+func (w *ncclBackend) reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error {
+	typ, what, able := w.ncclWords(t, op)
+	if size := w.group.Size(); !able || n%size != 0 {
+		return w.backend.reduceScatter(ctx, t, op, address, n, into)
+	}
+	return w.run(ctx, nil, func(c *nccl.Comm) error {
+		return c.ReduceScatter(address, into, n/w.group.Size(), typ, what, w.stream)
+	})
+}
+
+// run does an operation by NCCL. When it returns, the device does not use the memory any more,
+// whatever has happened to the group, unless NCCL hangs.
+func (w *ncclBackend) run(ctx context.Context, ready *Event, begin func(*nccl.Comm) error) error {
+	w.using.Lock()
+	defer w.using.Unlock()
+	c := w.comm
+	both, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	defer stop()
+	var err error
+	if ready != nil {
+		err = w.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(w.stream, ready.handle, 0) })
+	}
+	if err == nil {
+		err = c.perform(both, w.stream, w.event, begin)
+	}
+	if err == nil {
+		return nil
+	}
+	if left := c.cancelAll(err); left != nil {
+		err = fmt.Errorf("%w (and %w)", err, left)
+	}
+	return w.blame(ctx, err)
+}
+
+// blame is the error of an operation that has failed with err: the group's, if it has failed. NCCL
+// may have noticed first.
+func (w *ncclBackend) blame(ctx context.Context, err error) error {
+	var met *nccl.Error
+	if errors.As(err, &met) {
+		limited, stop := context.WithTimeout(ctx, grace)
+		defer stop()
+		select {
+		case <-w.group.Failed():
+		case <-limited.Done():
+		}
+	}
+	select {
+	case <-w.group.Failed():
+		if lost := collective.Barrier(context.Background(), w.group); lost != nil {
+			return lost
+		}
+	default:
+	}
+	return err
+}
+
+// shut leaves the communicator for the next generation.
+func (w *ncclBackend) shut() error {
+	w.using.Lock()
+	defer w.using.Unlock()
+	select {
+	case <-w.done:
+		return nil
+	default:
+		close(w.done)
+	}
+	if c := w.comm; c != nil {
+		c.cancel(errUnused)
+		if c.state.Load() == commReady {
+			w.device.mu.Lock()
+			w.device.reusable = append(w.device.reusable, c)
+			w.device.mu.Unlock()
+		} else {
+			c.close()
+		}
+	}
+	return errors.Join(w.backend.shut(), w.device.do(func() error {
+		a := w.device.api
+		var errs []error
+		if w.event != 0 {
+			errs = append(errs, a.check("cuEventDestroy_v2", a.eventDestroy(w.event)))
+		}
+		if w.stream != 0 {
+			errs = append(errs, a.check("cuStreamDestroy_v2", a.streamDestroy(w.stream)))
+		}
+		return errors.Join(errs...)
+	}))
+}
+
+// endNCCL closes the reusable communicators, and waits for all that NCCL is still doing.
+func (d *Device) endNCCL() {
+	d.mu.Lock()
+	left := d.reusable
+	d.reusable = nil
+	d.mu.Unlock()
+	for _, c := range left {
+		d.threads.Go(c.close)
+	}
+	d.threads.Wait()
+}

@@ -1,0 +1,272 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Options say how a collective on device memory is done. The zero value changes nothing.
+type Options struct {
+	// After is a stream of the device: what has been put into it before the call is done before the
+	// operation touches the slice. Nil: the slice is ready.
+	After *Stream
+}
+
+// event is the end of what After holds now; nil if there is no stream.
+func (o Options) event() (*Event, error) {
+	if o.After == nil {
+		return nil, nil
+	}
+	return o.After.Record()
+}
+
+// Each operation is called by every rank of the group with the same arguments, except for the data,
+// as those of package collective, and in the same order with those. It blocks until the result is
+// complete on this rank's device; what is put into any stream afterwards finds it. What goes wrong
+// on one rank's device ends the group for all: that rank returns the error, the others an error
+// that is [collective.ErrAborted].
+
+// AllReduce combines the slices of all ranks, element by element, and puts the result into the
+// slice on every rank. Lengths must be equal. On one host it has the bits of [collective.AllReduce]
+// under [collective.Strict]. With several hosts ([BackendHosts]) the ranks of each host are
+// combined in their order, and the results of the hosts in that of the group's algorithm; staged,
+// all are in that. Under Strict the bits are the same by all of these. By NCCL they are NCCL's, the
+// same on all ranks but perhaps others in another world, and where operands are NaN its own.
+// [collective.Adasum] is refused. After an error the slice is undefined.
+func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) error {
+	return AllReduceWith(ctx, g, s, op, Options{})
+}
+
+// AllReduceWith is AllReduce with options.
+func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op, o Options) error {
+	if g == nil {
+		return errNoGroup
+	}
+	return s.device.together(g, func() error {
+		ready, err := o.event()
+		if err != nil {
+			return err
+		}
+		defer ready.Close()
+		return s.device.allReduceSlice(ctx, g, typeOf[T](), op, s.address, s.n, ready)
+	})
+}
+
+// allReduceSlice combines n elements at an address of each rank once the event has occurred, if
+// there is one.
+func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error {
+	c := call{what: allReduceAction, kind: t, op: op, n: n, invalid: refuse(op)}
+	if err := d.agree(ctx, g, c); err != nil || n == 0 {
+		return err
+	}
+	if g.Size() == 1 {
+		if ready == nil {
+			return nil
+		}
+		return d.await(ctx, ready.handle)
+	}
+	b, err := d.backend(ctx, g)
+	if err != nil {
+		return err
+	}
+	return b.allReduce(ctx, t, op, address, n, ready)
+}
+
+// Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an
+// error the slice is undefined. Where memory is opened to others each rank copies root's, device to
+// device.
+func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], root int) error {
+	if g == nil {
+		return errNoGroup
+	}
+	return s.device.together(g, func() error {
+		c := call{what: broadcastAction, kind: typeOf[T](), root: root, n: s.n}
+		if root < 0 || root >= g.Size() {
+			c.invalid = fmt.Errorf("cuda: Broadcast: there is no rank %d among %d", root, g.Size())
+		}
+		if err := s.device.agree(ctx, g, c); err != nil || s.n == 0 {
+			return err
+		}
+		b, err := s.device.backend(ctx, g)
+		if err != nil {
+			return err
+		}
+		return b.broadcast(ctx, s.address, int(s.bytes()), root)
+	})
+}
+
+// AllGather returns the slices of every rank, by rank, as copies on this rank's device, which the
+// caller frees one by one. Lengths may differ.
+func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T]) ([]*Slice[T], error) {
+	var all []*Slice[T]
+	d := s.device
+	err := d.together(g, func() error {
+		lengths, err := collective.AllGather(ctx, g, []uint64{uint64(s.n)})
+		if err != nil {
+			return err
+		}
+		into, sizes := make([]uint64, len(lengths)), make([]int, len(lengths))
+		for rank, n := range lengths {
+			if len(n) != 1 || n[0] > uint64(math.MaxInt) {
+				return fmt.Errorf("cuda: AllGather: rank %d has %d elements", rank, n)
+			}
+			part, err := Alloc[T](d, int(n[0]))
+			if err != nil {
+				return err
+			}
+			all = append(all, part)
+			into[rank], sizes[rank] = part.address, int(part.bytes())
+		}
+		b, err := d.backend(ctx, g)
+		if err != nil {
+			return err
+		}
+		return b.allGather(ctx, s.address, into, sizes)
+	})
+	if err != nil {
+		for _, part := range all {
+			err = errors.Join(err, part.abandon(err))
+		}
+		return nil, err
+	}
+	return all, nil
+}
+
+// ReduceScatter combines the slices of all ranks, element by element, and returns this rank's part
+// of the result on its device, which the caller frees; the slice stays as it is. Lengths must be
+// equal; the parts are those of [collective.ReduceScatter].
+func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) (*Slice[T], error) {
+	if g == nil {
+		return nil, errNoGroup
+	}
+	var part *Slice[T]
+	d := s.device
+	err := d.together(g, func() error {
+		c := call{what: reduceScatterAction, kind: typeOf[T](), op: op, n: s.n, invalid: refuse(op)}
+		if err := d.agree(ctx, g, c); err != nil {
+			return err
+		}
+		lo, hi := kernel.Split(s.n, g.Size(), g.Rank())
+		var err error
+		if part, err = Alloc[T](d, hi-lo); err != nil || s.n == 0 {
+			return err
+		}
+		b, err := d.backend(ctx, g)
+		if err != nil {
+			return err
+		}
+		return b.reduceScatter(ctx, typeOf[T](), op, s.address, s.n, part.address)
+	})
+	if err != nil {
+		if part != nil {
+			err = errors.Join(err, part.abandon(err))
+		}
+		return nil, err
+	}
+	return part, nil
+}
+
+var errNoDevice = errors.New("cuda: a slice of no device")
+
+// together does one rank's part of an operation. If that fails, the group is aborted, so that the
+// others do not wait.
+func (d *Device) together(g *collective.Group, f func() error) error {
+	err := errNoDevice
+	if d != nil {
+		err = f()
+	}
+	if err != nil && !common(err) {
+		g.Abort(err)
+	}
+	return err
+}
+
+// common reports whether the other ranks have the same error, or none because nothing has begun.
+func common(err error) bool {
+	var mismatch *collective.MismatchError
+	var backend *BackendError
+	return errors.As(err, &mismatch) || errors.As(err, &backend) || errors.Is(err, collective.ErrAborted) || errors.Is(err, errUnequal) || errors.Is(err, errRefused) ||
+		errors.Is(err, collective.ErrBusy) || errors.Is(err, collective.ErrClosed)
+}
+
+var errNoGroup = errors.New("cuda: no group")
+
+// refuse is the error of an unsupported operation.
+func refuse(op collective.Op) error {
+	if combination(op) == "" {
+		return fmt.Errorf("cuda: %v is not supported on device memory", op)
+	}
+	return nil
+}
+
+// call is what a rank is about to do. All ranks must be about to do the same.
+type call struct {
+	what    action
+	kind    kernel.Type
+	op      collective.Op
+	root    int
+	n       int   // elements
+	invalid error // why this rank refuses it
+}
+
+type action uint8
+
+const (
+	allReduceAction action = iota + 1
+	broadcastAction
+	reduceScatterAction
+)
+
+// word is the call without its length, in 57 bits. A refused one differs from every valid one.
+func (c call) word() int64 {
+	w := int64(uint32(c.root))<<24 | int64(c.op)<<16 | int64(c.kind)<<8 | int64(c.what)
+	if c.invalid != nil {
+		w |= 1 << 56
+	}
+	return w
+}
+
+var (
+	errUnequal = errors.New("cuda: the ranks' slices have different lengths")
+	errRefused = errors.New("cuda: the ranks' calls differ, or are refused")
+)
+
+// agree verifies that all ranks are about to do the same operation, of one length, by the same
+// backend.
+func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
+	w := c.word()
+	bounds := [5]int64{int64(c.n), -int64(c.n), d.pending(g), w, -w}
+	if err := collective.AllReduce(ctx, g, bounds[:], collective.Max); err != nil {
+		return err
+	}
+	if w := d.ncclBackendOf(g); w != nil {
+		if err := w.agree(ctx, bounds[2]); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.invalid != nil:
+		return fmt.Errorf("%w: %w", errRefused, c.invalid)
+	case bounds[3] != -bounds[4]:
+		return fmt.Errorf("%w: another rank's is not this rank's %v", errRefused, c)
+	case bounds[0] != -bounds[1]:
+		return fmt.Errorf("%w: from %d to %d elements", errUnequal, -bounds[1], bounds[0])
+	}
+	return nil
+}
+
+// String is the call as errors tell it.
+func (c call) String() string {
+	switch c.what {
+	case allReduceAction:
+		return fmt.Sprintf("AllReduce of %d %v (%v)", c.n, c.kind, c.op)
+	case broadcastAction:
+		return fmt.Sprintf("Broadcast of %d %v from rank %d", c.n, c.kind, c.root)
+	}
+	return fmt.Sprintf("ReduceScatter of %d %v (%v)", c.n, c.kind, c.op)
+}

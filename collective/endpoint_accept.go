@@ -1,0 +1,209 @@
+package collective
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// groupKey identifies a group among those that a worker takes part in.
+type groupKey struct{ generation, lane uint64 }
+
+// awaitedGroup is where connections wait until this rank comes to their group.
+type awaitedGroup struct {
+	open    chan struct{} // closed when it does, or when the generation is over
+	waiting int
+}
+
+// accept is the loop of the listener.
+func (e *Endpoint) accept() {
+	for {
+		raw, err := e.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			e.cfg.Log.WithError(err).Warn("collective: accept") // mostly for lack of descriptors
+			timer := time.NewTimer(firstBackoff)
+			select {
+			case <-timer.C:
+			case <-e.closed:
+				timer.Stop()
+			}
+			continue
+		}
+		if e.admit(raw) {
+			e.running.Go(func() { e.prove(raw) })
+		}
+	}
+}
+
+// bound is how many accepted connections may be in one state: at least few, and twice those of the
+// largest world so far. The caller holds mu.
+func (e *Endpoint) bound(few int) int {
+	if e.forcedBound > 0 {
+		return e.forcedBound
+	}
+	return max(few, 2*e.largest) * (e.cfg.Connections + 1) / 2
+}
+
+// admit registers an accepted connection. Strangers that send nothing cannot keep others out: the
+// oldest unproven connection gives way.
+func (e *Endpoint) admit(raw net.Conn) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	select {
+	case <-e.closed:
+		raw.Close()
+		return false
+	default:
+	}
+	if len(e.unproven) >= e.bound(fewUnproven) {
+		e.unproven[0].Close()
+		e.unproven = slices.Delete(e.unproven, 0, 1)
+	}
+	e.unproven = append(e.unproven, raw)
+	e.inbound[raw] = struct{}{}
+	return true
+}
+
+// proven takes a connection from those that may have to give way. It reports false for one that has
+// given way: it can claim nothing.
+func (e *Endpoint) proven(raw net.Conn) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := slices.Index(e.unproven, raw)
+	if i >= 0 {
+		e.unproven = slices.Delete(e.unproven, i, i+1)
+	}
+	return i >= 0
+}
+
+var errGaveWay = errors.New("it has given way to newer connections")
+
+// prove verifies one accepted connection and hands it to its group.
+func (e *Endpoint) prove(raw net.Conn) {
+	e.mu.Lock()
+	bound := proofBound + time.Duration(e.largest)*proofEach
+	e.mu.Unlock()
+	raw.SetDeadline(time.Now().Add(bound))
+	c := &conn{Conn: raw, raw: raw}
+	if e.cfg.Encrypt {
+		c.Conn = tls.Server(raw, e.cfg.Credentials.ServerTLS(identity.Worker))
+	}
+	var path *tcpPath
+	claimed, visiting := false, false
+	h, err := e.cfg.Credentials.ProveAccept(c.Conn, func(h identity.Hello) (err error) {
+		if !e.proven(raw) {
+			return errGaveWay // the dialer sees it broken, and dials again
+		}
+		if h == visit {
+			visiting, err = e.admitVisit()
+		} else {
+			path, claimed, err = e.awaitGroup(h)
+		}
+		raw.SetDeadline(time.Now().Add(bound))
+		return err
+	})
+	e.proven(raw)
+	if visiting {
+		if err == nil {
+			raw.SetDeadline(time.Time{})
+			e.cfg.Visited(c.Conn)
+			err = errVisited
+		}
+		e.endVisit()
+	}
+	e.mu.Lock()
+	delete(e.inbound, raw)
+	e.mu.Unlock()
+	if err == nil {
+		raw.SetDeadline(time.Time{})
+		e.made.Add(1)
+		path.install(h.From, h.Channel, c)
+		return
+	}
+	if claimed {
+		path.unclaim(h.From, h.Channel)
+	}
+	raw.Close()
+	e.cfg.Log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
+}
+
+// awaitGroup decides on a connection whose dialer is proven. One for a group to which this rank has
+// not come waits until it does. That includes those for a generation that has failed here already:
+// its other groups tell their dialers so.
+func (e *Endpoint) awaitGroup(h identity.Hello) (path *tcpPath, claimed bool, err error) {
+	timer := time.NewTimer(waitBound)
+	defer timer.Stop()
+	at := groupKey{h.Generation, h.Lane}
+	for {
+		e.mu.Lock()
+		if f := e.current; f != nil && h.Generation <= f.generation {
+			if h.Generation < f.generation {
+				e.mu.Unlock()
+				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.generation)
+			}
+			if g := f.group(h.Lane); g != nil {
+				e.mu.Unlock()
+				return g.claimChannel(h)
+			}
+			if err := f.demand(h.Lane); err != nil {
+				e.mu.Unlock()
+				return nil, false, err
+			}
+		}
+		if e.waiting >= e.bound(fewWaiting) {
+			e.mu.Unlock()
+			return nil, false, fmt.Errorf("too many connections wait for groups to come (%w)", identity.ErrLater)
+		}
+		r := e.awaited[at]
+		if r == nil {
+			r = &awaitedGroup{open: make(chan struct{})}
+			e.awaited[at] = r
+		}
+		r.waiting++
+		e.waiting++
+		e.mu.Unlock()
+		select {
+		case <-r.open:
+		case <-timer.C:
+			err = fmt.Errorf("not in generation %d, lane %x within %v (%w)", h.Generation, h.Lane, waitBound, identity.ErrLater)
+		case <-e.closed:
+			err = errors.New("the endpoint is closed")
+		}
+		e.mu.Lock()
+		e.waiting--
+		if r.waiting--; r.waiting == 0 && e.awaited[at] == r {
+			delete(e.awaited, at)
+		}
+		e.mu.Unlock()
+		if err != nil {
+			return nil, false, err
+		}
+	}
+}
+
+// claimChannel checks that a connection is expected, and the first of its kind. Where the group has
+// ended already, the dialer is accepted to be told why.
+func (g *Group) claimChannel(h identity.Hello) (path *tcpPath, claimed bool, err error) {
+	path = g.path.(*tcpPath)
+	due := h.From < g.size && h.From != g.rank && h.To == g.rank && path.due(h.From, h.Channel)
+	if !due {
+		return nil, false, fmt.Errorf("rank %d of %d expects no channel %d from rank %d to rank %d",
+			g.rank, g.size, h.Channel, h.From, h.To)
+	}
+	if g.err() != nil {
+		return path, false, nil
+	}
+	if !path.claim(h.From, h.Channel) {
+		return nil, false, fmt.Errorf("rank %d is connected already (%w)", h.From, identity.ErrLater)
+	}
+	path.want(h.From)
+	return path, true, nil
+}

@@ -1,0 +1,144 @@
+package shm
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+)
+
+// TestArena gives out and takes back memory at random and compares with what was written there.
+func TestArena(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	type block struct {
+		b    []byte
+		mark byte
+	}
+	var blocks []block
+	check := func(i int) {
+		k := blocks[i]
+		for _, v := range k.b {
+			if v != k.mark {
+				t.Fatalf("memory of %d bytes was given out twice", len(k.b))
+			}
+		}
+		Free(k.b)
+		blocks = append(blocks[:i], blocks[i+1:]...)
+	}
+	for range 1000 {
+		if len(blocks) > 20 || len(blocks) > 0 && random.IntN(2) == 0 {
+			check(random.IntN(len(blocks)))
+			continue
+		}
+		n := random.IntN(5 * page)
+		if random.IntN(50) == 0 {
+			n += hugePage
+		}
+		b, err := Alloc(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uintptr(unsafe.Pointer(unsafe.SliceData(b)))%64 != 0 {
+			t.Fatal("not aligned")
+		}
+		if len(bytes.Trim(b, "\x00")) > 0 {
+			t.Fatal("not zero")
+		}
+		k := block{b, byte(1 + random.IntN(255))}
+		for i := range b {
+			b[i] = k.mark
+		}
+		blocks = append(blocks, k)
+	}
+	for len(blocks) > 0 {
+		check(0)
+	}
+	if len(arena.free) != 1 || len(arena.used) != 0 {
+		t.Errorf("%d pieces are free when all is, %d in use", len(arena.free), len(arena.used))
+	}
+}
+
+func TestArenaRefuses(t *testing.T) {
+	for _, n := range []int{-1, 1<<63 - 1, 1 << 50} {
+		if _, err := Alloc(n); err == nil {
+			t.Errorf("Alloc(%d) succeeds", n)
+		}
+	}
+	b, err := Alloc(2 * page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, wrong := range map[string][]byte{"heap": make([]byte, 10), "middle": b[page:], "none": nil} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("Free of %s does not panic", name)
+				}
+			}()
+			Free(wrong)
+		}()
+	}
+	Free(b)
+}
+
+// TestRefusedRegion has a member whose arena the others cannot map: all use slots instead.
+func TestRefusedRegion(t *testing.T) {
+	members := gathering(t, 3, small(3))
+	defer leave(t, members)
+	members[1].regions.announced = true // nothing is
+	r := reductions(3)[0]
+	inputs := [][]byte{random(rand.New(rand.NewPCG(1, 1)), r.t, 5000), random(rand.New(rand.NewPCG(1, 2)), r.t, 5000),
+		random(rand.New(rand.NewPCG(1, 3)), r.t, 5000)}
+	want := expected(inputs, &r.Reduction)
+	for range 3 {
+		eachMust(t, members, func(m *Member) error {
+			b, err := Alloc(len(want))
+			if err != nil {
+				return err
+			}
+			defer Free(b)
+			copy(b, inputs[m.index])
+			if err := m.AllReduce(background, Desc{}, b, &r.Reduction); err != nil {
+				return err
+			}
+			if !bytes.Equal(b, want) || !m.regions.met || m.regions.usable {
+				t.Errorf("member %d: wrong result or path", m.index)
+			}
+			return nil
+		})
+	}
+}
+
+// TestTensorBeyondRegion has a member that tells of data where there is none.
+func TestTensorBeyondRegion(t *testing.T) {
+	members := gathering(t, 2, small(2))
+	defer leave(t, members)
+	b, err := Alloc(8000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Free(b)
+	eachMust(t, members, func(m *Member) error { // both use the same memory, which only serves the introduction
+		return m.AllReduce(background, Desc{}, b[4000*m.index:][:4000], &sumOfFloats)
+	})
+	errs := each(members, func(m *Member) error {
+		c, err := m.begin(background)
+		if err != nil {
+			return err
+		}
+		m.announceData(c, b)
+		if m.index == 1 {
+			for i := range 8 {
+				c.data[i] = 0xff
+			}
+		}
+		if err := m.arrive(background, c, Desc{}); err != nil {
+			return err
+		}
+		_, err = m.direct(background, Desc{}, b)
+		return err
+	})
+	if errs[0] == nil || errs[1] != nil {
+		t.Error(errs)
+	}
+}

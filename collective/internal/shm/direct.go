@@ -1,0 +1,219 @@
+package shm
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+)
+
+// Data that lies in the members' arenas needs no slots: all can read all of it where it is. Each
+// member tells in its cell where its data lies, and only if all do is that path taken.
+
+// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the caches,
+// where tensors do not.
+const directLeast = 16
+
+// regions is what a member knows of the others' arenas.
+type regions struct {
+	announced bool // this member's own
+	met       bool // all have tried to map all others'
+	usable    bool // and all could
+	peers     []*mapping
+	tensors   [][]byte // of the operation under way, by member
+}
+
+// regionName is where a member announces its arena.
+type regionName struct {
+	invitation [invitationSize]byte
+	_          [128 - invitationSize]byte
+}
+
+// announceData puts into the cell where data lies: 0, or the place in this process's arena.
+func (m *Member) announceData(c *cell, data []byte) {
+	at, ok := arenaOffset(data)
+	if ok && !m.regions.announced {
+		copy(m.own.region.invitation[:], region.Load().encode())
+		m.regions.announced = true
+	}
+	binary.LittleEndian.PutUint64(c.data[:], at)
+}
+
+// direct says, after the arrival, whether all data lies in arenas that all can read. All members
+// find the same.
+func (m *Member) direct(ctx context.Context, d Desc, data []byte) (bool, error) {
+	for i := range m.areas {
+		if m.where(i) == 0 {
+			return false, nil
+		}
+	}
+	if !m.regions.met {
+		if err := m.mapArenas(ctx, d, data); err != nil {
+			return false, err
+		}
+	}
+	if !m.regions.usable {
+		return false, nil
+	}
+	for i, p := range m.regions.peers {
+		if i == m.index {
+			m.regions.tensors[i] = data
+			continue
+		}
+		at, n := m.where(i), uint64(len(data))
+		if at > p.size || n > p.size-at {
+			return false, fmt.Errorf("shm: member %d tells of data beyond its memory", i)
+		}
+		m.regions.tensors[i] = p.memory[at : at+n]
+	}
+	return true, nil
+}
+
+// where is what a member has put into its cell by tell.
+func (m *Member) where(i int) uint64 { return binary.LittleEndian.Uint64(m.cellOf(i).data[:]) }
+
+// mapArenas maps the others' arenas and agrees with them once whether all could. It takes an
+// arrival of its own, which tells again where data lies.
+func (m *Member) mapArenas(ctx context.Context, d Desc, data []byte) error {
+	m.regions.peers, m.regions.tensors = make([]*mapping, m.members), make([][]byte, m.members)
+	good := byte(1)
+	for i := range m.areas {
+		if i == m.index {
+			continue
+		}
+		name := m.areas[i].region
+		p, err := openArenaOf(name.invitation[:])
+		if err != nil {
+			good = 0
+			break
+		}
+		m.regions.peers[i] = p
+	}
+	c, err := m.begin(ctx)
+	if err != nil {
+		return err
+	}
+	m.announceData(c, data)
+	c.data[8] = good
+	if err := m.arrive(ctx, c, d); err != nil {
+		return err
+	}
+	m.regions.met, m.regions.usable = true, true
+	for i := range m.areas {
+		m.regions.usable = m.regions.usable && m.cellOf(i).data[8] == 1
+	}
+	if !m.regions.usable {
+		m.regions.close()
+	}
+	return nil
+}
+
+func (r *regions) close() {
+	for i, p := range r.peers {
+		if p != nil {
+			p.close()
+		}
+		r.peers[i] = nil
+	}
+}
+
+// allReduceDirect has each member reduce its part straight from the others' data into its own, in
+// rounds, while the others copy from there what is finished. No member writes into the memory of
+// another; this member returns when no other reads its own any more.
+//
+// A member that is aborted may return earlier, and its caller may then change the data while others
+// still read it. They look for an abort after their last read, so none of them takes what it has
+// read for a result.
+func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction) error {
+	m.split(m.dst, data, r.Size, m.members)
+	last := m.roundsOf(len(m.dst[0]))
+	err := m.reduceDirect(ctx, 0, r)
+	for t := 0; t < last && err == nil; t++ {
+		if t+1 < last {
+			err = m.reduceDirect(ctx, t+1, r)
+		}
+		if err == nil {
+			err = m.takeDirect(ctx, t)
+		}
+	}
+	if err == nil {
+		err = m.awaitReaders(ctx, m.rounds+uint64(last))
+	}
+	m.finish(last)
+	clear(m.regions.tensors)
+	return err
+}
+
+func (m *Member) reduceDirect(ctx context.Context, t int, r *Reduction) error {
+	m.in(Reducing)
+	if m.aborted() {
+		return ErrAborted
+	}
+	target := m.inRound(m.dst[m.index], t)
+	base := m.offset(m.index) + t*m.round
+	for lo := 0; lo < len(target); lo += block {
+		hi := min(lo+block, len(target))
+		m.combineDirect(target[lo:hi], base+lo, r)
+	}
+	m.publish(&m.own.reduced.word, m.rounds+uint64(t)+1)
+	return nil
+}
+
+// combineDirect reduces one block. All partial results but the last are kept elsewhere, since
+// target is an operand too.
+func (m *Member) combineDirect(target []byte, at int, r *Reduction) {
+	n := len(target)
+	sum := m.own.out[0][:n]
+	first := m.regions.tensors[0][at : at+n]
+	for i := 1; i < m.members; i++ {
+		into := sum
+		if i == m.members-1 {
+			into = target
+		}
+		r.Combine(into, first, m.regions.tensors[i][at:at+n])
+		first = into
+	}
+	if r.Finish != nil {
+		r.Finish(target)
+	}
+}
+
+// offset is where a member's part begins in data.
+func (m *Member) offset(i int) int {
+	at := 0
+	for _, part := range m.dst[:i] {
+		at += len(part)
+	}
+	return at
+}
+
+func (m *Member) takeDirect(ctx context.Context, t int) error {
+	m.in(CopyingOut)
+	at := t * m.round
+	for o := range m.dst {
+		part := m.inRound(m.dst[o], t)
+		if o != m.index && len(part) > 0 {
+			if err := m.wait(ctx, o, &m.areas[o].reduced.word, m.rounds+uint64(t)+1); err != nil {
+				return err
+			}
+			copy(part, m.regions.tensors[o][at:])
+		}
+		at += len(m.dst[o])
+	}
+	return nil
+}
+
+// awaitReaders waits until all are done with this member's data.
+func (m *Member) awaitReaders(ctx context.Context, value uint64) error {
+	m.publish(&m.own.given.word, value)
+	for i := range m.areas {
+		if i != m.index {
+			if err := m.wait(ctx, i, &m.areas[i].given.word, value); err != nil {
+				return err
+			}
+		}
+	}
+	if m.aborted() {
+		return ErrAborted
+	}
+	return nil
+}

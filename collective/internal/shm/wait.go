@@ -1,0 +1,239 @@
+package shm
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	tryAll               = 64  // of so many waits one spins as long as it may
+	betweenMoves         = 512 // waits from one change of core to the next
+	yields               = 20
+	oversubscribedYields = 16                   // few, so that working threads can be moved to the cores of sleeping ones
+	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
+	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
+	napWithoutContext    = time.Second
+)
+
+// publish stores a word of this member and wakes those that sleep until it has changed.
+//
+// A member that is about to sleep counts itself as a sleeper, makes sure that all see that, and
+// only then looks at the word for a last time. So either it sees the new value there or this one
+// sees the sleeper here, provided that the store does not linger in the store buffer while the
+// sleepers are read. An atomic store does not, but it holds up this processor until the others have
+// given up the line. Where all members can, the sleeper empties the others' store buffers instead.
+func (m *Member) publish(word *uint64, value uint64) {
+	if m.relaxed {
+		storeRelease(word, value, m.next())
+	} else {
+		atomic.StoreUint64(word, value)
+	}
+	if atomic.LoadUint32(&m.own.sleepers) != 0 {
+		futexWakeAll(low(word))
+	}
+}
+
+// next is the cell that this member will write after the next one. No member looks at it before.
+func (m *Member) next() *cell { return &m.own.cells[(m.op+2)%cells].cell }
+
+// wait waits until a member's word is at least value.
+func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) error {
+	if atomic.LoadUint64(word) >= value {
+		return nil
+	}
+	return m.waitLong(ctx, of, word, value)
+}
+
+func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
+	before := m.in(Waiting)
+	err := m.await(ctx, of, word, value)
+	m.in(before)
+	return err
+}
+
+func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) error {
+	abort := &m.header.abort
+	turns := oversubscribedYields
+	if m.oversubscribed {
+		m.spreadOut()
+		m.shortenSlices()
+	} else {
+		turns = yields
+		budget := m.budget()
+		for range budget {
+			if atomic.LoadUint64(word) >= value {
+				m.spin = min(2*budget, spins)
+				return nil
+			}
+			if atomic.LoadUint32(abort) != 0 {
+				return ErrAborted
+			}
+		}
+	}
+	for i := range turns {
+		if i%8 == 7 {
+			runtime.Gosched() // members of one process, and the program's other goroutines
+			if m.dead() {
+				m.abort()
+			}
+		} else {
+			schedYield()
+		}
+		if atomic.LoadUint64(word) >= value {
+			if i == 0 && !m.oversubscribed { // the other one has waited for this core all the time
+				m.spin = max(m.spin/2, fewSpins)
+				m.moveApart(of)
+			}
+			return nil
+		}
+		if atomic.LoadUint32(abort) != 0 {
+			return ErrAborted
+		}
+	}
+	return m.sleep(ctx, of, word, value)
+}
+
+// shortenSlices gives this thread short time slices, where there are more members than cores. Since
+// Linux 6.18 a thread that yields forfeits what is left of its slice, and falls behind by as much.
+// Among members that all yield that has no effect, but when one of them dies, taking down its
+// memory occupies a core, and the others would wait for milliseconds before they learn of it. The
+// thread has its own slice back when the members of this process that share cores have left.
+func (m *Member) shortenSlices() {
+	if tid := gettid(); tid != m.thread {
+		borrowed.borrow(m.thread == 0)
+		m.thread = tid
+	}
+}
+
+// budget is how often to look at a word before the core is given away. Programs beside this one may
+// take a core, and two members share another one then: one that spins only keeps the other from its
+// work. Where that is seen, the budget falls; it is tried whole from time to time.
+func (m *Member) budget() int {
+	m.waits++
+	if m.waits%tryAll == 0 {
+		return spins
+	}
+	return m.spin
+}
+
+// moveApart moves this thread to another core where two members take turns on one. Left alone they
+// stay there, also beside a core that is free: neither of them is ready to run and kept waiting for
+// long enough to be moved by the system. The higher one moves, and not too often, since the other
+// cores may be taken by others.
+func (m *Member) moveApart(of int) {
+	if m.index < of || m.waits-m.moved < betweenMoves {
+		return
+	}
+	m.moved, m.spin = m.waits, spins
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, all, ok := whereabouts()
+	if !ok {
+		return
+	}
+	others := all
+	if others.Clear(here); others.Count() > 0 {
+		ownAffinity.move(&others, &all)
+	}
+}
+
+// spreadOut moves this thread to another core, where there are more members than cores, if that has
+// at least two members fewer than this one. The system leaves them as they are, since they sleep
+// and wake too often to be counted: four members on two cores take half as long again when three of
+// them are on one. Of those on a core the highest moves.
+func (m *Member) spreadOut() {
+	if m.waits++; m.waits%betweenMoves != 0 {
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, all, ok := whereabouts()
+	if !ok {
+		return
+	}
+	atomic.StoreUint32(&m.own.core, uint32(here)+1)
+	var on [len(all) * 64]uint16 // members by core
+	for i := range m.areas {
+		core := atomic.LoadUint32(&m.areas[i].core)
+		if core == 0 || int(core) > len(on) || int(core) == here+1 && i > m.index {
+			return
+		}
+		on[core-1]++
+	}
+	best := here
+	for core := range on {
+		if all.IsSet(core) && on[core] < on[best] {
+			best = core
+		}
+	}
+	if on[here] < on[best]+2 {
+		return
+	}
+	var there unix.CPUSet
+	if there.Set(best); ownAffinity.move(&there, &all) {
+		atomic.StoreUint32(&m.own.core, uint32(best)+1)
+	}
+}
+
+// whereabouts returns the core that this thread runs on, and the cores that it may run on.
+func whereabouts() (here int, all unix.CPUSet, ok bool) {
+	var core uint32
+	_, _, e := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&core)), 0, 0)
+	ok = e == 0 && unix.SchedGetaffinity(0, &all) == nil
+	return int(core), all, ok
+}
+
+// sleep waits in the kernel.
+func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64) error {
+	sleepers := &m.areas[of].sleepers
+	atomic.AddUint32(sleepers, 1)
+	defer atomic.AddUint32(sleepers, ^uint32(0))
+	if m.relaxed {
+		membarrierGlobal()
+	}
+	nap := napWithoutContext
+	if ctx.Done() != nil {
+		nap = napWithContext * time.Duration(m.sleepFactor)
+	}
+	var words [3]awaited
+	for {
+		told := atomic.LoadUint32(&m.departures)
+		seen := atomic.LoadUint64(word)
+		switch {
+		case seen >= value:
+			return nil
+		case atomic.LoadUint32(&m.header.abort) != 0:
+			return ErrAborted
+		case m.dead():
+			m.abort()
+			return ErrAborted
+		case m.gone[of].Load():
+			if atomic.LoadUint64(word) >= value { // it may have changed since it was read
+				return nil
+			}
+			return &LeftError{Member: of}
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		words[0].set(low(word), uint32(seen), 0)
+		words[1].set(&m.header.abort, 0, 0)
+		words[2].set(&m.departures, told, futexPrivate)
+		futexWaitAny(words[:], nap)
+	}
+}
+
+// abort ends all waits of all members.
+func (m *Member) abort() {
+	if atomic.SwapUint32(&m.header.abort, 1) == 0 {
+		futexWakeAll(&m.header.abort)
+	}
+}
+
+// aborted is checked between blocks of work.
+func (m *Member) aborted() bool { return atomic.LoadUint32(&m.header.abort) != 0 }

@@ -1,0 +1,90 @@
+package collective
+
+import (
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Op says how values are combined. The zero value is no operation and is refused.
+type Op uint8
+
+const (
+	// Sum adds. Integers wrap around.
+	Sum Op = iota + 1
+	// Average is the sum divided by the number of ranks. For integers the sum wraps around and the
+	// division truncates towards zero; for floating point the division is done once, on the
+	// finished sum.
+	Average
+	// Min takes the smaller value; −0 is smaller than +0. A NaN on any rank makes the result NaN on
+	// every rank.
+	Min
+	// Max takes the larger value; +0 is larger than −0. A NaN on any rank makes the result NaN on
+	// every rank.
+	Max
+	// Product multiplies. Integers wrap around.
+	Product
+	// Adasum adds vectors as far as they are orthogonal, and averages them as far as they are
+	// parallel: adasum(a, b) = (1 − a·b/2|a|²)·a + (1 − a·b/2|b|²)·b. Ranks are taken in pairs,
+	// lower ones first, then pairs of pairs; those beyond a power of two are folded in, first of
+	// all, by pairs of the lowest. It is for AllReduce of floating point numbers, and all of a
+	// tensor is one vector: it gives other results for two halves of a tensor, so a model's tensors
+	// are reduced one by one. Products are summed in float64, each pair's result is rounded to the
+	// element type. A vector whose |a|² exceeds float64 gives NaNs. A group takes as much memory
+	// for it as the largest vector, and keeps that. See Maleki et al., "Scaling Distributed
+	// Training with Adaptive Summation", MLSys 2021.
+	Adasum
+	ops
+)
+
+// String is the lower-case name.
+func (o Op) String() string {
+	switch o {
+	case Sum:
+		return "sum"
+	case Average:
+		return "average"
+	case Min:
+		return "min"
+	case Max:
+		return "max"
+	case Product:
+		return "product"
+	case Adasum:
+		return "adasum"
+	}
+	return fmt.Sprintf("op(%d)", uint8(o))
+}
+
+// check refuses an invalid operation on elements of a type.
+func (o Op) check(t kernel.Type) error {
+	switch {
+	case o < Sum || o >= ops:
+		return fmt.Errorf("%v is not an operation", o)
+	case o == Adasum && kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64:
+		return fmt.Errorf("%v is for floating point numbers, not for %v", o, t)
+	}
+	return nil
+}
+
+// checkParts is check for an operation whose results are parts of vectors.
+func (o Op) checkParts(t kernel.Type) error {
+	if o == Adasum {
+		return errAdasumParts
+	}
+	return o.check(t)
+}
+
+// kernels are the operations that combine; an average is a sum that is divided when it is complete.
+// Adasum combines no elements.
+var kernels = [ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.Min, Max: kernel.Max, Product: kernel.Product,
+	Adasum: kernel.Ops}
+
+// combiner sets dst[i] to a[i] combined with b[i], a being of the lower ranks; see
+// [kernel.Combine]. The same code and operand order on every rank keep even NaN payloads equal.
+type combiner = func(dst, a, b []byte)
+
+func (a descriptor) combiner() combiner { return kernel.Combine(a.dtype, kernels[a.reduce]) }
+
+// divide divides every element by the number of ranks.
+func (a descriptor) divide(b []byte, n int) { kernel.Divide(a.dtype)(b, n) }

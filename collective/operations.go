@@ -1,0 +1,212 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Each operation is called by every rank of the group with the same arguments, except for the data.
+// It blocks until the result is complete on this rank. The end of ctx on one rank ends the group
+// for all: that rank returns the error of its context, the others an *AbortedError that names it.
+
+// AllReduce combines data of all ranks, element by element, and puts the result into data on every
+// rank. Lengths must be equal. Between hosts it runs recursive doubling where there is little data,
+// Rabenseifner's algorithm or a pipelined ring where there is more ([Algorithm]). [Adasum] always
+// runs recursive doubling over sockets.
+//
+// It blocks until the result is complete on this rank, for which every rank must have called it; it
+// keeps no reference to data. Empty data on all ranks is a barrier. Its errors:
+//   - an [*AbortedError] where another rank is lost, has left, or gives up; elastic.Run goes on
+//     from the last commit;
+//   - ctx's error where ctx ends first; the others then get an *AbortedError;
+//   - a [*MismatchError] on every rank where lengths, element types, ops or operations differ;
+//   - an error that names the op on every rank where all ranks give one that there is not, or
+//     Adasum of integers: data is as before and the group can be used again;
+//   - [ErrBusy] while another operation of this rank is under way, [ErrClosed] after Close, and an
+//     error for a nil group, all without an effect on the group.
+//
+// After the first three, data is undefined and the group is of no use any more.
+func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error {
+	return g.allReduceBytes(ctx, typeOf[T](), op, bytesOf(data))
+}
+
+// allReduceBytes is AllReduce of bytes that hold elements of a type.
+func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data []byte) error {
+	d := descriptor{action: allReduceAction, dtype: t, reduce: op, count: uint64(len(data) / t.Size())}
+	if g != nil {
+		d.algorithm = g.algorithm()
+	}
+	if h := g.inMemory(); h != nil && d.algorithm.shares() && op != Adasum {
+		return h.allReduceShared(ctx, d, op.check(t), data)
+	}
+	return g.run(ctx, d, op.check(t), func(c *call) error { return c.allReduceSockets(data) })
+}
+
+// Broadcast sets data on every rank to that of rank root. Lengths must be equal.
+func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) error {
+	d := descriptor{action: broadcastAction, dtype: typeOf[T](), root: clampRoot(root), count: uint64(len(data))}
+	if h := g.inMemory(); h != nil {
+		return h.do(ctx, d, checkRoot(g, root), func(m *shm.Member, call shm.Desc) error {
+			return m.Broadcast(ctx, call, bytesOf(data), root)
+		})
+	}
+	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcastTree(bytesOf(data)) })
+}
+
+// AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
+func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error) {
+	d := descriptor{action: allGatherAction, dtype: typeOf[T](), count: uint64(len(data))}
+	if h := g.inMemory(); h != nil {
+		all := gathering(g.rank, g.size, data)
+		return result(all, h.allGatherShared(ctx, d, nil, bytesOf(data), receiving(all)))
+	}
+	var all [][]T
+	err := g.run(ctx, d, nil, func(c *call) error {
+		b := bytesOf(data)
+		parts, err := c.exchangePairs(func(int) []byte { return b })
+		all = gathered(parts, g.rank, data)
+		return err
+	})
+	return result(all, err)
+}
+
+// ReduceScatter combines data of all ranks, element by element, and returns this rank's part of the
+// result; data stays as it is. Lengths must be equal. The parts are consecutive and as even as can
+// be: of count elements rank r gets count/n, the first count%n ranks one more.
+func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
+	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
+	var part []T
+	if h := g.inMemory(); h != nil {
+		lo, hi := kernel.Split(len(data), g.size, g.rank)
+		part = make([]T, hi-lo)
+		return result(part, h.do(ctx, d, op.checkParts(d.dtype), func(m *shm.Member, call shm.Desc) error {
+			return m.ReduceScatter(ctx, call, bytesOf(data), bytesOf(part), h.reduction(d.dtype, d.reduce))
+		}))
+	}
+	err := g.run(ctx, d, op.checkParts(d.dtype), func(c *call) error {
+		lo, hi := kernel.Split(len(data), g.size, g.rank)
+		part = make([]T, hi-lo)
+		return c.reduceScatterDirect(bytesOf(data), bytesOf(part))
+	})
+	return result(part, err)
+}
+
+// AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as
+// copies. There must be one part per rank; their lengths may differ, in both directions.
+func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, error) {
+	d := descriptor{action: allToAllAction, dtype: typeOf[T](), root: clampRoot(len(parts))}
+	var invalid error
+	if g != nil && len(parts) != g.size {
+		invalid = fmt.Errorf("%d parts for %d ranks", len(parts), g.size)
+	}
+	if h := g.inMemory(); h != nil {
+		var all [][]T
+		sent := make([][]byte, len(parts))
+		for i, p := range parts {
+			sent[i] = bytesOf(p)
+		}
+		if invalid == nil {
+			all = gathering(g.rank, g.size, parts[g.rank])
+		}
+		return result(all, h.allToAllShared(ctx, d, invalid, sent, receiving(all)))
+	}
+	var all [][]T
+	err := g.run(ctx, d, invalid, func(c *call) error {
+		got, err := c.exchangePairs(func(to int) []byte { return bytesOf(parts[to]) })
+		all = gathered(got, g.rank, parts[g.rank])
+		return err
+	})
+	return result(all, err)
+}
+
+// Barrier returns when every rank has called it.
+func Barrier(ctx context.Context, g *Group) error {
+	if h := g.inMemory(); h != nil {
+		return h.do(ctx, descriptor{action: barrierAction}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
+	}
+	return g.run(ctx, descriptor{action: barrierAction}, nil, (*call).agree)
+}
+
+// BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
+// root's data counts. Memory is taken as the bytes arrive, whatever length was announced; where all
+// ranks are on one host, at once, and no more than that machine has.
+func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
+	d := descriptor{action: broadcastBytesAction, dtype: kernel.Uint8, root: clampRoot(root)}
+	var all []byte
+	if h := g.inMemory(); h != nil {
+		var own []byte
+		if root == g.rank {
+			own, all = data, data
+		}
+		err := h.allGatherShared(ctx, d, checkRoot(g, root), own, func(rank, n int) []byte {
+			b := make([]byte, n)
+			if rank == root {
+				all = b
+			}
+			return b
+		})
+		return result(all, err)
+	}
+	err := g.run(ctx, d, checkRoot(g, root), func(c *call) (err error) {
+		all, err = c.broadcastBytesTree(data)
+		return err
+	})
+	return result(all, err)
+}
+
+func checkRoot(g *Group, root int) error {
+	if g != nil && (root < 0 || root >= g.size) {
+		return fmt.Errorf("there is no rank %d among %d", root, g.size)
+	}
+	return nil
+}
+
+// clampRoot keeps a number that is out of range out of range in 32 bits.
+func clampRoot(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
+
+// gathering is the result before anything is received: a copy of the own part.
+func gathering[T Element](rank, size int, own []T) [][]T {
+	all := make([][]T, size)
+	all[rank] = cloned(own)
+	return all
+}
+
+// cloned is a copy of data; never nil.
+func cloned[T Element](data []T) []T {
+	c := make([]T, len(data))
+	kernel.Copy(bytesOf(c), bytesOf(data))
+	return c
+}
+
+// receiving makes the buffers for the other parts.
+func receiving[T Element](all [][]T) func(rank, elements int) []byte {
+	return func(rank, elements int) []byte {
+		all[rank] = make([]T, elements)
+		return bytesOf(all[rank])
+	}
+}
+
+// gathered puts what the others have sent and a copy of the own part together.
+func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {
+	all := make([][]T, len(parts))
+	for i, p := range parts {
+		if i == rank {
+			all[i] = cloned(own)
+			continue
+		}
+		all[i] = slices.Clip(elements[T](p))
+	}
+	return all
+}
+
+func result[T any](v []T, err error) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}

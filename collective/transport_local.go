@@ -1,0 +1,125 @@
+package collective
+
+import (
+	"context"
+	"sync"
+)
+
+// Local returns the n connected groups of one process, by rank, generation 0; each is used by a
+// goroutine of its own. They start no goroutines but those of asynchronous operations. An n below 1
+// gives none.
+func Local(n int) []*Group {
+	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
+	for i := range w.families {
+		f := newFamily(0, n)
+		f.connect = func(_ context.Context, l lane) (*Group, error) { return w.connect(l), nil }
+		f.startEngines = w.startEngines
+		w.families[i] = f
+	}
+	groups := make([]*Group, len(w.families))
+	for i := range groups {
+		groups[i] = w.connect(lane{rank: i, size: n})
+	}
+	return groups
+}
+
+// localWorld is the ranks of one process.
+type localWorld struct {
+	families []*family // by rank
+
+	mu    sync.Mutex
+	lanes map[uint64]*localLane // those to which not every rank has come
+}
+
+type localLane struct {
+	groups []*Group
+	absent int
+}
+
+// connect returns the group of one rank of a lane. The first one that comes makes those of all.
+func (w *localWorld) connect(l lane) *Group {
+	w.mu.Lock()
+	all := w.lanes[l.id]
+	if all == nil {
+		all = &localLane{groups: make([]*Group, l.size), absent: l.size}
+		w.lanes[l.id] = all
+		for i := range all.groups {
+			all.groups[i] = newGroup(w.families[l.original(i)], l.id, i, l.size, l.members)
+			all.groups[i].strict = l.strict
+			if l.size > 1 {
+				all.groups[i].path = &localPath{world: all.groups, rank: i}
+			}
+		}
+		for _, g := range all.groups {
+			g.family.add(g)
+		}
+		for _, g := range all.groups {
+			g.family.catchUp(g)
+		}
+	}
+	if all.absent--; all.absent == 0 {
+		delete(w.lanes, l.id)
+	}
+	w.mu.Unlock()
+	return all.groups[l.rank] // it may have failed: its first operation says so
+}
+
+// startEngines starts the engines of all ranks of g, whose lane is there. Those that have closed g
+// leave it.
+func (w *localWorld) startEngines(g, lane *Group) {
+	for i := range g.size {
+		f := w.families[g.original(i)]
+		peer := f.group(g.lane)
+		if peer != nil {
+			if _, err := peer.engine(); err == nil {
+				continue
+			}
+		}
+		if l := f.group(lane.lane); l != nil && (peer == nil || peer.err() == nil) {
+			l.Close()
+		}
+	}
+}
+
+// localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of
+// whichever comes second.
+type localPath struct {
+	world []*Group
+	rank  int
+}
+
+func (p *localPath) send(to int, o *outgoing) { p.world[to].boxes[p.rank].deliver(o) }
+
+func (p *localPath) flood(n *notice) {
+	for i, g := range p.world {
+		if i != p.rank {
+			g.failAs(*n)
+		}
+	}
+}
+
+func (p *localPath) release() {}
+
+// quiesce takes back the requests of both kinds: those for frames, and the frames that wait where
+// they were sent. After a leave there are none, and what has been kept for slower ranks must stay.
+func (p *localPath) quiesce() {
+	if p.world[p.rank].err() == nil {
+		return
+	}
+	for i, g := range p.world {
+		if i != p.rank {
+			p.world[p.rank].boxes[i].close()
+			g.boxes[p.rank].close()
+		}
+	}
+}
+
+func (p *localPath) nudge(to int, cycle uint64) { p.world[to].nudged(cycle) }
+
+func (p *localPath) leave() {
+	for i, g := range p.world {
+		if i != p.rank {
+			g.boxes[p.rank].end(p.world[p.rank].finished.Load())
+		}
+	}
+}

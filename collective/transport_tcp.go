@@ -1,0 +1,630 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Two connections join a pair of ranks: all pairs of few ranks, of many those that
+// transport_tcp_mesh.go names, and any other pair once an operation needs it. The data channel
+// carries operations, the control channel notices, goodbyes and acknowledgements: it is always
+// being read and never full, so a notice reaches a rank whatever the data channel is doing, and the
+// end of a peer is noticed while nothing else is read from it.
+const (
+	dataChannel       = 0 // dialled by the higher rank
+	controlChannel    = 1 // dialled by the lower rank, so that both of a pair notice when the other one is missing
+	visitChannel      = 2 // of no group
+	firstExtraChannel = 3 // and on: further connections of the data channel, dialled like it
+)
+
+const (
+	tlsRecord    = 16 << 10    // bytes of a frame that go into one TLS record with its header
+	noticeBound  = time.Second // longest until the kernel has taken a notice, on a rank that is starved
+	verdictBound = time.Second // longest until the control channel comes, or tells why the data channel has ended
+	leaveBound   = time.Second // longest a leaving rank waits for the others to read what it has sent
+)
+
+// tcpPath is the transport of a group whose ranks are processes. Encrypted data channels have a
+// reader and a writer goroutine each; others are driven by the operations themselves
+// (transport_tcp_driven.go).
+type tcpPath struct {
+	g     *Group
+	links []*link // by rank; nil for the own one
+
+	stop     chan struct{} // closed by leave and release: readers do not wait for requests any more
+	stopOnce sync.Once
+	complete chan struct{} // closed when every channel of every near link is there
+	dials    dials         // of far links
+
+	mu       sync.Mutex // guards what follows, and the conns of the links
+	missing  int        // connections of near links
+	fresh    []*link    // far ones that are complete, and that no operation drives yet
+	ended    bool       // the group has ended: later connections are told so
+	released bool
+	running  sync.WaitGroup // all goroutines of the links
+	driver
+
+	left atomic.Int32 // peers that have said goodbye
+}
+
+// driver is how operations drive the data channels.
+type driver struct {
+	driven  bool // they do; guarded by tcpPath.mu, as the next two
+	driving bool // one does at the moment
+	alarm   int  // eventfd that wakes it; −1: none
+
+	sleeping       atomic.Bool
+	hasFresh       atomic.Bool   // there are fresh links
+	oversubscribed bool          // more ranks than cores are on this host
+	polls          []unix.PollFd // of the operation under way
+}
+
+// conn is a proven connection.
+type conn struct {
+	net.Conn          // with TLS where it is encrypted
+	raw      net.Conn // the socket
+}
+
+func (c *conn) encrypted() bool { return c.Conn != c.raw }
+
+// duplicate returns another descriptor of the socket, which the caller must close.
+func (c *conn) duplicate() (fd int, err error) {
+	sc, ok := c.raw.(syscall.Conn)
+	if !ok {
+		return -1, errors.ErrUnsupported
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var dupErr error
+	err = raw.Control(func(is uintptr) { fd, dupErr = unix.FcntlInt(is, unix.F_DUPFD_CLOEXEC, 0) })
+	return fd, errors.Join(err, dupErr)
+}
+
+// sameHost reports whether both ends of a connection have one address.
+func sameHost(c *conn) bool {
+	local, ok1 := c.raw.LocalAddr().(*net.TCPAddr)
+	remote, ok2 := c.raw.RemoteAddr().(*net.TCPAddr)
+	return ok1 && ok2 && local.IP.Equal(remote.IP)
+}
+
+// link is the path to one other rank.
+type link struct {
+	path *tcpPath
+	rank int
+	connecting
+	data    *conn
+	more    []*conn // of the data channel, by channel from firstExtraChannel
+	control *conn
+	out     sender // where it is encrypted
+	wire    wire   // where it is not
+
+	listenEnded   chan struct{} // closed when no goroutine reads the data channel any more
+	controlWrites sync.Mutex
+
+	mu sync.Mutex // guards what follows
+	ends
+	leaving
+}
+
+// connecting is how far a link's connections have come.
+type connecting struct {
+	near      bool         // it is complete before the group is handed out; the others are far
+	wanted    atomic.Bool  // a far one that is needed: it is being connected or complete
+	lacking   int          // its connections that have yet to come
+	dataConns int          // connections of the data channel
+	claimed   map[int]bool // by channel; nil: none
+}
+
+// ends are how a link's channels have ended.
+type ends struct {
+	began   bool  // operations have come, so the peer's side of the link was complete
+	ending  error // how reading from the data channel has ended; nil while it has not
+	suspect error // how writing to it has failed
+	silent  error // how the control channel has ended, without a notice
+	verdict *time.Timer
+}
+
+// leaving is how far the peer's leave has come.
+type leaving struct {
+	goodbye bool // the peer leaves
+	owed    bool // its goodbye is not acknowledged yet
+	acked   chan struct{}
+	ackOnce sync.Once
+}
+
+func newTCPPath(g *Group) *tcpPath {
+	p := &tcpPath{g: g, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}), driver: driver{alarm: -1}}
+	p.dials.slots = make(chan struct{}, maxDialing)
+	p.dials.ctx, p.dials.stop = context.WithCancel(context.Background())
+	for i := range p.links {
+		if i != g.rank {
+			l := &link{path: p, rank: i, connecting: connecting{dataConns: g.family.dataConnsBetween(g.original(g.rank), g.original(i))},
+				leaving: leaving{acked: make(chan struct{})}, listenEnded: make(chan struct{})}
+			l.more = make([]*conn, l.dataConns-1)
+			l.out.kick = make(chan struct{}, 1)
+			l.wire.fd = -1
+			l.lacking = 1 + l.dataConns
+			if l.near = g.family.near((i-g.rank+g.size)%g.size, g.size); l.near {
+				l.wanted.Store(true)
+				p.missing += l.lacking
+			}
+			p.links[i] = l
+		}
+	}
+	return p
+}
+
+// dataConnsBetween is how many connections the data channel of two ranks of the generation has: one
+// where nothing but this host's memory lies between them.
+func (f *family) dataConnsBetween(a, b int) int {
+	if f.sameHost(a, b) {
+		return 1
+	}
+	return f.dataConns
+}
+
+// sameHost reports whether two ranks of the generation are known to be on one host.
+func (f *family) sameHost(a, b int) bool {
+	return a < len(f.hosts) && b < len(f.hosts) && f.hosts[a] != "" && f.hosts[a] == f.hosts[b]
+}
+
+// dialled are the channels to a peer that this rank dials.
+func (p *tcpPath) dialled(peer int) []int {
+	if peer > p.g.rank {
+		return []int{controlChannel}
+	}
+	all := []int{dataChannel}
+	for i := range p.links[peer].more {
+		all = append(all, firstExtraChannel+i)
+	}
+	return all
+}
+
+// due reports whether a peer dials a channel.
+func (p *tcpPath) due(peer, channel int) bool {
+	if peer < p.g.rank {
+		return channel == controlChannel
+	}
+	return channel == dataChannel || channel >= firstExtraChannel && channel < firstExtraChannel+len(p.links[peer].more)
+}
+
+// claim reserves a channel for one connection.
+func (p *tcpPath) claim(from, channel int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.links[from]
+	was := l.claimed[channel]
+	if l.claimed == nil {
+		l.claimed = map[int]bool{}
+	}
+	l.claimed[channel] = true
+	return !was
+}
+
+func (p *tcpPath) unclaim(from, channel int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.links[from].claimed[channel] = false
+}
+
+// install gives a link its connection and starts its goroutines. If the group has ended meanwhile,
+// the peer is told why instead.
+func (p *tcpPath) install(peer, channel int, c *conn) {
+	p.mu.Lock()
+	if p.ended {
+		p.mu.Unlock()
+		p.g.tellFailure(c)
+		return
+	}
+	l := p.links[peer]
+	if channel >= firstExtraChannel {
+		l.more[channel-firstExtraChannel] = c
+	} else if channel == dataChannel && c.encrypted() {
+		l.data = c
+		if l.near {
+			l.serve()
+		}
+	} else if channel == dataChannel {
+		l.data = c
+		l.wire.in = &frameReader{r: c}
+		p.running.Add(1)
+		go func() { defer p.running.Done(); l.listen() }()
+	} else {
+		l.control = c
+		l.mu.Lock()
+		if l.ending != nil {
+			c.SetReadDeadline(time.Now().Add(verdictBound))
+		}
+		l.mu.Unlock()
+		p.running.Add(1)
+		go func() { defer p.running.Done(); l.readControl() }()
+	}
+	last := p.arrived(l)
+	p.mu.Unlock()
+	if last {
+		p.takeOver()
+		close(p.complete)
+	}
+}
+
+// arrived notes that one connection more of a link is there, and reports whether it is the last one
+// that the group needs. The caller holds p.mu.
+func (p *tcpPath) arrived(l *link) bool {
+	l.lacking--
+	if l.near {
+		p.missing--
+		return p.missing == 0
+	}
+	switch {
+	case l.lacking > 0:
+	case l.data.encrypted():
+		l.serve()
+	default:
+		p.fresh = append(p.fresh, l)
+		p.hasFresh.Store(true)
+		p.wakeOperation()
+	}
+	return false
+}
+
+// tellFailure tells the other end of a connection that came too late why the group has ended, and
+// closes it.
+func (g *Group) tellFailure(c *conn) {
+	g.mu.Lock()
+	n := g.notice
+	failed := g.failure != nil
+	g.mu.Unlock()
+	if failed && !g.family.killed.Load() {
+		c.SetWriteDeadline(time.Now().Add(noticeBound))
+		c.Write(n.frame(g.generation)) // if this fails, the end of the connection tells it
+	}
+	c.raw.Close()
+}
+
+// lacking is how many connections are still to come.
+func (p *tcpPath) lacking() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.missing
+}
+
+// absent lists the ranks to which a channel is missing that the group needs.
+func (p *tcpPath) absent() []int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var ranks []int
+	for i, l := range p.links {
+		if l != nil && l.near && l.lacking > 0 {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
+}
+
+func (p *tcpPath) send(to int, o *outgoing) {
+	p.want(to)
+	if p.driven {
+		p.links[to].carry(o)
+	} else {
+		p.links[to].out.send(o)
+	}
+}
+
+func (p *tcpPath) flood(n *notice) {
+	p.mu.Lock()
+	p.ended = true
+	p.mu.Unlock()
+	frame := n.frame(p.g.generation)
+	for _, l := range p.links {
+		if l != nil {
+			l.tell(frame)
+		}
+	}
+}
+
+func (p *tcpPath) nudge(to int, cycle uint64) {
+	h := header{kind: nudgeFrame, generation: p.g.generation, seq: cycle}
+	p.links[to].tell(h.append(make([]byte, 0, headerSize)))
+}
+
+// tell writes a frame to the control channel. Its reader notices errors too. While there is no
+// control channel yet, no operation can have begun, and the data channel is used.
+func (l *link) tell(frame []byte) {
+	l.path.mu.Lock()
+	c := l.control
+	if c == nil {
+		c = l.data
+	}
+	l.path.mu.Unlock()
+	if c == nil {
+		return
+	}
+	l.controlWrites.Lock()
+	defer l.controlWrites.Unlock()
+	c.SetWriteDeadline(time.Now().Add(noticeBound))
+	c.Write(frame)
+}
+
+func (p *tcpPath) release() {
+	p.stopOnce.Do(func() { close(p.stop) })
+	p.dials.stop()
+	p.mu.Lock()
+	p.ended, p.released, p.fresh = true, true, nil
+	var conns []*conn
+	for _, l := range p.links {
+		if l != nil {
+			conns = append(append(conns, l.data, l.control), l.more...)
+		}
+	}
+	p.shutWires()
+	p.mu.Unlock()
+	for _, c := range conns {
+		if c != nil {
+			c.raw.Close() // closing twice does no harm
+		}
+	}
+	for _, l := range p.links {
+		if l == nil {
+			continue
+		}
+		l.out.poke()
+		l.mu.Lock()
+		if l.verdict != nil {
+			l.verdict.Stop()
+		}
+		l.mu.Unlock()
+	}
+}
+
+func (p *tcpPath) quiesce() { p.running.Wait() }
+
+func (p *tcpPath) leave() {
+	goodbye := (&header{kind: goodbyeFrame, generation: p.g.generation, seq: p.g.finished.Load()}).append(nil)
+	connected := p.connected()
+	for _, l := range connected {
+		l.tell(goodbye)
+	}
+	bound := time.NewTimer(leaveBound)
+	defer bound.Stop()
+	for _, l := range connected {
+		select {
+		case <-l.acked:
+		case <-p.g.failed:
+			return
+		case <-bound.C:
+			return
+		}
+	}
+}
+
+// concluded is the end of an operation that went well: what peers have sent before they left may be
+// read now.
+func (p *tcpPath) concluded() {
+	if p.left.Load() == 0 {
+		return
+	}
+	for _, l := range p.links {
+		if l != nil {
+			l.acknowledge()
+		}
+	}
+}
+
+// acknowledge tells a peer that has left that this rank has finished all operations of which the
+// peer was part, and so has read all that it sent.
+func (l *link) acknowledge() {
+	l.mu.Lock()
+	owed := l.owed && l.path.g.boxes[l.rank].done(l.path.g.finished.Load())
+	l.owed = l.owed && !owed
+	l.mu.Unlock()
+	if owed {
+		l.tell((&header{kind: ackFrame, generation: l.path.g.generation}).append(nil))
+	}
+}
+
+func (l *link) lost(err error) { l.path.g.fail(gone(err, l.rank)) }
+
+func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
+
+// listen reads the data channel while the group is not complete: a peer whose Connect fails may say
+// so there. It ends at the latest when operations take the channel over, and keeps for them what it
+// has read.
+func (l *link) listen() {
+	defer close(l.listenEnded)
+	f := l.wire.in
+	for {
+		if need := f.missing(); need > 0 {
+			n, err := l.data.Read(f.buf[f.hi:])
+			f.hi += n
+			switch {
+			case n > 0 || err == nil:
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				return
+			default:
+				if err == io.EOF && f.hi > 0 {
+					err = io.ErrUnexpectedEOF
+				}
+				l.broken(err)
+				return
+			}
+			continue
+		}
+		h, err := parseHeader(f.buf[f.lo:])
+		if err == nil && h.kind == dataFrame {
+			return
+		}
+		f.lo += headerSize
+		if err == nil {
+			err = errFrame
+			if h.kind == abortFrame || h.kind == mismatchFrame {
+				err = l.notice(f, &h)
+			}
+		}
+		l.broken(err)
+		return
+	}
+}
+
+func (p *tcpPath) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.released
+}
+
+// begin notes that the peer's side of the link is complete. If its control channel had ended
+// already, the peer is gone.
+func (l *link) begin() bool {
+	l.mu.Lock()
+	l.began = true
+	silent := l.silent
+	l.mu.Unlock()
+	if silent != nil {
+		l.lost(silent)
+	}
+	return silent == nil
+}
+
+// notice reads a notice and ends the group with it.
+func (l *link) notice(f *frameReader, h *header) error {
+	p := make([]byte, h.length)
+	if err := f.payload(p); err != nil {
+		return err
+	}
+	n, err := parseNotice(h.kind, p, l.path.g.family.size)
+	if err != nil {
+		return err
+	}
+	l.path.g.failAs(n)
+	return errShut
+}
+
+// ended is called when nothing more comes over the data channel. That is expected after a goodbye.
+// Otherwise the peer is gone, or has ended the group because of another rank and says so on the
+// control channel, which is therefore asked first.
+func (l *link) ended(err error) {
+	l.mu.Lock()
+	l.ending = err
+	goodbye := l.goodbye
+	l.mu.Unlock()
+	if !goodbye {
+		l.awaitVerdict(err)
+	}
+}
+
+// unwritable is called when a write has failed. A peer that has said goodbye needs no more frames;
+// if the operation needs the peer, it fails as it receives.
+func (l *link) unwritable(err error) {
+	l.mu.Lock()
+	if l.suspect = err; l.goodbye {
+		err = nil
+	}
+	l.mu.Unlock()
+	if err != nil {
+		l.awaitVerdict(err)
+	}
+}
+
+// awaitVerdict waits for the control channel to say why the data channel does not work.
+func (l *link) awaitVerdict(err error) {
+	l.path.mu.Lock()
+	c, over := l.control, l.path.released
+	l.path.mu.Unlock()
+	l.mu.Lock()
+	silent := l.silent != nil
+	if !over && !silent && c == nil && l.rank < l.path.g.rank && l.verdict == nil {
+		l.verdict = time.AfterFunc(verdictBound, func() { l.lost(err) }) // longer than a starved peer needs to dial
+	}
+	l.mu.Unlock()
+	switch {
+	case over:
+	case silent:
+		l.lost(err)
+	case c != nil:
+		c.SetReadDeadline(time.Now().Add(verdictBound))
+	}
+	// Otherwise this rank is dialling the control channel, which ends with a notice, a refusal or a
+	// connection.
+}
+
+// readControl reads what the peer says about the group, until the channel ends.
+func (l *link) readControl() {
+	f := &frameReader{r: l.control}
+	for {
+		h, err := f.next()
+		if err == nil {
+			err = l.heard(f, &h)
+		}
+		if err != nil {
+			l.acknowledged() // no acknowledgement will come
+			l.judge(err)
+			return
+		}
+	}
+}
+
+func (l *link) heard(f *frameReader, h *header) error {
+	if h.generation != l.path.g.generation {
+		return errFrame
+	}
+	switch h.kind {
+	case abortFrame, mismatchFrame:
+		return l.notice(f, h)
+	case ackFrame:
+		l.acknowledged()
+	case nudgeFrame:
+		l.path.g.nudged(h.seq)
+	case goodbyeFrame:
+		l.mu.Lock()
+		l.goodbye, l.owed = true, true
+		l.mu.Unlock()
+		l.path.left.Add(1)
+		l.path.g.boxes[l.rank].end(h.seq)
+		if host := l.path.g.host.Load(); host != nil {
+			host.left(l.rank)
+		}
+		l.acknowledge()
+	default:
+		return errFrame
+	}
+	return nil
+}
+
+// judge decides what the end of the control channel means. A lower rank whose Connect fails may
+// break off its dial of this channel without a notice, but then says why on the data channel, on
+// which nothing else has come.
+func (l *link) judge(err error) {
+	l.mu.Lock()
+	goodbye, data := l.goodbye, l.ending
+	if data == nil {
+		data = l.suspect
+	}
+	unsaid := !goodbye && !l.began && data == nil && l.rank < l.path.g.rank
+	if unsaid {
+		l.silent = err
+		if l.verdict == nil {
+			l.verdict = time.AfterFunc(verdictBound, func() { l.judgeSilence(err) })
+		}
+	}
+	l.mu.Unlock()
+	switch {
+	case goodbye || errors.Is(err, errShut) || l.path.over():
+	case unsaid && !errors.Is(err, errFrame):
+	case errors.Is(err, os.ErrDeadlineExceeded) && data != nil:
+		l.lost(data)
+	case errors.Is(err, io.EOF):
+		l.lost(errors.New("its connection has ended without a goodbye"))
+	default:
+		l.lost(err)
+	}
+}

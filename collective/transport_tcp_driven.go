@@ -1,0 +1,658 @@
+package collective
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The data channels of a group that is not encrypted belong to the operation under way: its own
+// goroutine writes and reads them, without blocking, whenever it has to wait. No other goroutine
+// stands between the kernel and the buffers of an operation, and once it has returned nothing
+// touches them. Between operations nothing reads: the control channels tell what happens to the
+// group.
+
+const (
+	spinBound          = 100 * time.Microsecond // how long a wait polls before it sleeps
+	spinOversubscribed = 20 * time.Microsecond  // the same where ranks of one host outnumber its cores
+	lookAround         = 16                     // passes between two polls of all links
+	sleepBound         = time.Second            // of one sleep
+	sleepContext       = 10 * time.Millisecond  // the same where a context may end meanwhile
+	sameHostPacing     = "cubic"                // congestion control between ranks of one host: others pace their packets without need
+)
+
+// leastShared is the size from which on several connections share a frame.
+const leastShared = 64 << 10
+
+// dataConn is one connection of a data channel. The first one has the headers, all small frames and
+// the first share of each large one; a further one has its share of each large frame, without a
+// header, in the order of the frames.
+type dataConn struct {
+	fd    int // −1 while there is none: under TLS, before the group is complete and after its end
+	queue fifo[*outgoing]
+	sent  int // bytes of the first in the queue, with its header, that the kernel has taken
+}
+
+// extraConn is a connection beside the first.
+type extraConn struct {
+	dataConn
+	due  fifo[*incoming] // whose shares come next
+	into []byte          // where the rest of the first one's goes; empty: it has not begun
+}
+
+// wire is one data channel as operations drive it. It belongs to the operation under way.
+type wire struct {
+	dataConn
+	more      []extraConn
+	shareFrom int // least bytes of a frame that the connections share; MaxConnections at least
+
+	head       [headerSize]byte // of the first in the queue
+	both       [2][]byte
+	writeEnded bool // frames are dropped: the group ends, or the peer needs them no more
+
+	in        *frameReader
+	pending   early     // a frame that is not requested yet
+	waiting   bool      // there is one
+	target    *incoming // whose frame is under way
+	into      []byte    // where the rest of it goes
+	filling   bool      // there is one
+	readEnded bool      // nothing more comes
+}
+
+// shares is how many connections have a part of a frame.
+func (w *wire) shares(frame int) int {
+	if frame < w.shareFrom {
+		return 1
+	}
+	return 1 + len(w.more)
+}
+
+// share is the part of a frame that a connection has; the first is number 0.
+func (w *wire) share(frame []byte, i int) []byte {
+	n, all := len(frame), w.shares(len(frame))
+	return frame[n*i/all : n*(i+1)/all]
+}
+
+// sending reports whether the kernel has yet to take something.
+func (w *wire) sending() bool {
+	waits := w.queue.len() > 0
+	for i := range w.more {
+		waits = waits || w.more[i].queue.len() > 0
+	}
+	return waits
+}
+
+// takeOver hands the data channels to the operations, once the group is complete: no connection can
+// fail to come any more, so nothing but notices has to be read while no operation is under way, and
+// those come over the control channels.
+func (p *tcpPath) takeOver() {
+	here := 1
+	for _, l := range p.links {
+		if l == nil || !l.near {
+			continue
+		}
+		if l.data.encrypted() {
+			return // then all are
+		}
+		l.stopListening()
+		if sameHost(l.data) {
+			here++
+		}
+	}
+	p.oversubscribed = here > runtime.GOMAXPROCS(0)
+	p.mu.Lock()
+	err := p.takeOverLocked()
+	p.mu.Unlock()
+	if err != nil {
+		p.g.fail(gone(fmt.Errorf("collective: %w", err), p.g.rank))
+	}
+}
+
+func (p *tcpPath) takeOverLocked() (err error) {
+	if p.released {
+		return nil
+	}
+	if p.alarm, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		p.alarm = -1
+		return err
+	}
+	for _, l := range p.links {
+		if l == nil {
+			continue
+		}
+		w := &l.wire
+		w.shareFrom, w.more = leastShared, make([]extraConn, len(l.more))
+		for i := range w.more {
+			w.more[i].fd = -1
+		}
+		if !l.near {
+			continue
+		}
+		if err = l.drive(); err != nil {
+			return err
+		}
+	}
+	p.driven = true
+	return nil
+}
+
+// stopListening ends the goroutine that reads the data channel.
+func (l *link) stopListening() {
+	l.data.SetReadDeadline(time.Unix(1, 0))
+	<-l.listenEnded
+}
+
+// drive has operations drive a link, which no goroutine reads any more. The caller holds p.mu.
+func (l *link) drive() (err error) {
+	w := &l.wire
+	if w.fd, err = l.data.drive(); err != nil {
+		return err
+	}
+	for i, c := range l.more {
+		if w.more[i].fd, err = c.drive(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drive takes a connection from the runtime's poller. What it returns is −1 after an error.
+func (c *conn) drive() (fd int, err error) {
+	if fd, err = c.duplicate(); err != nil {
+		return -1, err
+	}
+	if sameHost(c) {
+		unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, sameHostPacing) // as well as can be
+	}
+	c.raw.Close()
+	return fd, nil
+}
+
+// fds are the descriptors of the wires. The caller holds p.mu.
+func (p *tcpPath) fds(each func(fd *int)) {
+	for _, l := range p.links {
+		if l == nil {
+			continue
+		}
+		if l.wire.fd >= 0 {
+			each(&l.wire.fd)
+		}
+		for i := range l.wire.more {
+			if f := &l.wire.more[i]; f.fd >= 0 {
+				each(&f.fd)
+			}
+		}
+	}
+}
+
+// start lets an operation drive; false where the group has ended.
+func (p *tcpPath) start() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.released {
+		return false
+	}
+	p.driving = true
+	return true
+}
+
+// finish is the end of an operation.
+func (p *tcpPath) finish() {
+	p.mu.Lock()
+	p.driving = false
+	if p.released {
+		p.closeWires()
+	}
+	p.mu.Unlock()
+}
+
+// shutWires ends all movement on the wires, so that an operation that sleeps wakes up. The caller
+// holds p.mu.
+func (p *tcpPath) shutWires() {
+	p.fds(func(fd *int) { unix.Shutdown(*fd, unix.SHUT_RDWR) }) // an error means that it has ended already
+	p.alert()
+	if !p.driving {
+		p.closeWires()
+	}
+}
+
+// closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is
+// under way.
+func (p *tcpPath) closeWires() {
+	p.fds(func(fd *int) {
+		unix.Close(*fd)
+		*fd = -1
+	})
+	if p.alarm >= 0 {
+		unix.Close(p.alarm)
+		p.alarm = -1
+	}
+}
+
+// poke wakes an operation that sleeps.
+func (p *tcpPath) poke() {
+	if p.sleeping.Load() {
+		p.mu.Lock()
+		p.alert()
+		p.mu.Unlock()
+	}
+}
+
+// alert raises the alarm. The caller holds p.mu.
+func (p *tcpPath) alert() {
+	if p.alarm >= 0 {
+		one := [8]byte{1}
+		unix.Write(p.alarm, one[:]) // fails only where the alarm is raised already
+	}
+}
+
+// pause moves frames until there is something for the operation to look at. It polls for a moment,
+// since what it waits for is mostly on its way, and then sleeps between polls.
+func (p *tcpPath) pause(c *call) error {
+	var until time.Time
+	slept := false
+	for pass := 1; ; pass++ {
+		if p.advance(slept || pass%lookAround == 0) {
+			return nil
+		}
+		select {
+		case <-p.g.wake:
+			return nil
+		case <-p.g.failed:
+			return c.lost()
+		default:
+		}
+		now := time.Now()
+		if until.IsZero() {
+			until = now.Add(p.patience())
+		}
+		if now.After(until) {
+			if c.ctx.Err() != nil {
+				return c.cancelled()
+			}
+			p.sleep(c)
+			slept = true
+			continue
+		}
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // the rank that is waited for may share this core
+	}
+}
+
+func (p *tcpPath) patience() time.Duration {
+	if p.oversubscribed {
+		return spinOversubscribed
+	}
+	return spinBound
+}
+
+// judgeSilence judges a peer whose control channel has ended without a notice. The peer may have
+// sent the reason on the data channel, which nothing reads between operations; ranks that wait in
+// another group of the generation must be told too.
+func (l *link) judgeSilence(err error) {
+	p := l.path
+	p.mu.Lock()
+	if p.released || !p.driven || p.driving || l.wire.fd < 0 { // then the data channel is read
+		p.mu.Unlock()
+		return
+	}
+	said := append([]byte(nil), l.wire.in.buf[l.wire.in.lo:l.wire.in.hi]...)
+	var more [headerSize + maxNotice]byte
+	if n, _, err := unix.Recvfrom(l.wire.fd, more[:], unix.MSG_PEEK|unix.MSG_DONTWAIT); err == nil {
+		said = append(said, more[:n]...)
+	}
+	p.mu.Unlock()
+	if len(said) >= headerSize {
+		h, wrong := parseHeader(said)
+		rest := said[headerSize:]
+		if wrong == nil && (h.kind == abortFrame || h.kind == mismatchFrame) && int(h.length) <= len(rest) {
+			if n, wrong := parseNotice(h.kind, rest[:h.length], p.g.family.size); wrong == nil {
+				p.g.failAs(n)
+				return
+			}
+		}
+	}
+	l.lost(err)
+}
+
+// advance moves what can be moved on the links where the operation needs it, or on all of them.
+func (p *tcpPath) advance(all bool) bool {
+	moved := p.hasFresh.Load() && p.takeFresh()
+	for _, l := range p.links {
+		if l == nil || l.wire.fd < 0 {
+			continue
+		}
+		if l.wire.sending() && l.push() {
+			moved = true
+		}
+		if !l.wire.readEnded && (all || l.wire.filling || p.g.boxes[l.rank].expectsFrame()) && l.pull() {
+			moved = true
+		}
+		for i := range l.wire.more {
+			if !l.wire.readEnded && l.pullMore(i) {
+				moved = true
+			}
+		}
+	}
+	return moved
+}
+
+// sleep waits for the kernel, for an alarm, or for a bound.
+func (p *tcpPath) sleep(c *call) {
+	p.polls = append(p.polls[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
+	for _, l := range p.links {
+		if l == nil || l.wire.fd < 0 {
+			continue
+		}
+		w, events := &l.wire, int16(0)
+		if w.queue.len() > 0 {
+			events = unix.POLLOUT
+		}
+		if !w.readEnded && !w.waiting {
+			events |= unix.POLLIN
+		}
+		p.watch(w.fd, events)
+		for i := range w.more {
+			f, events := &w.more[i], int16(0)
+			if f.queue.len() > 0 {
+				events = unix.POLLOUT
+			}
+			if !w.readEnded && f.due.len() > 0 {
+				events |= unix.POLLIN
+			}
+			p.watch(f.fd, events)
+		}
+	}
+	bound := sleepBound
+	if c.ctx.Done() != nil {
+		bound = sleepContext
+	}
+	p.sleeping.Store(true)
+	select {
+	case <-p.g.failed: // the next look finds it
+	case <-p.g.wake:
+		p.g.poke()
+	default:
+		unix.Poll(p.polls, int(bound.Milliseconds())) // whatever it returns, the links are polled next
+	}
+	p.sleeping.Store(false)
+	if p.polls[0].Revents != 0 {
+		var count [8]byte
+		unix.Read(p.alarm, count[:])
+	}
+}
+
+// watch adds to what the kernel is asked for.
+func (p *tcpPath) watch(fd int, events int16) {
+	if events != 0 {
+		p.polls = append(p.polls, unix.PollFd{Fd: int32(fd), Events: events})
+	}
+}
+
+// carry takes a frame of the operation under way and writes at once what the kernel takes of it.
+func (l *link) carry(o *outgoing) {
+	w := &l.wire
+	if w.writeEnded || w.fd < 0 && l.near {
+		o.done.Store(true) // the end of the group is told otherwise
+		return
+	}
+	o.shares = w.shares(len(o.data))
+	idle := w.queue.len() == 0 && w.fd >= 0
+	w.queue.push(o)
+	for i := range o.shares - 1 {
+		idle = idle || w.more[i].queue.len() == 0 && w.fd >= 0
+		w.more[i].queue.push(o)
+	}
+	if idle {
+		l.push()
+	}
+}
+
+// push writes what the kernel takes and reports whether that was anything.
+func (l *link) push() bool {
+	w := &l.wire
+	moved := l.pushOn(&w.dataConn, 0)
+	for i := range w.more {
+		moved = l.pushOn(&w.more[i].dataConn, i+1) || moved
+	}
+	return moved
+}
+
+func (l *link) pushOn(s *dataConn, number int) (moved bool) {
+	w := &l.wire
+	for s.queue.len() > 0 {
+		o := s.queue.at(0)
+		n, err := w.write(s, number, o)
+		if n > 0 {
+			moved = true
+			s.sent += n
+		}
+		size := len(w.share(o.data, number))
+		if number == 0 {
+			size += headerSize
+		}
+		switch {
+		case s.sent == size:
+			s.queue.pop()
+			s.sent = 0
+			if o.shares--; o.shares == 0 {
+				o.done.Store(true)
+			}
+		case err == nil || errors.Is(err, unix.EAGAIN):
+			return moved
+		case !errors.Is(err, unix.EINTR):
+			w.dropFrames()
+			l.unwritable(fmt.Errorf("write: %w", err))
+			return true
+		}
+	}
+	return moved
+}
+
+// dropFrames drops all frames, from now on too.
+func (w *wire) dropFrames() {
+	w.writeEnded = true
+	drop := func(s *dataConn) {
+		for s.queue.len() > 0 {
+			s.queue.pop().done.Store(true)
+		}
+	}
+	drop(&w.dataConn)
+	for i := range w.more {
+		drop(&w.more[i].dataConn)
+	}
+}
+
+// write writes some of a connection's share of a frame.
+func (w *wire) write(s *dataConn, number int, o *outgoing) (int, error) {
+	data := w.share(o.data, number)
+	if number > 0 {
+		return unix.Write(s.fd, data[s.sent:])
+	}
+	if w.sent >= headerSize {
+		return unix.Write(w.fd, data[w.sent-headerSize:])
+	}
+	o.header.append(w.head[:0])
+	if len(data) == 0 {
+		return unix.Write(w.fd, w.head[w.sent:])
+	}
+	w.both = [2][]byte{w.head[w.sent:], data}
+	n, err := unix.Writev(w.fd, w.both[:])
+	w.both = [2][]byte{}
+	return n, err
+}
+
+// pull reads at most one frame and reports whether anything has come.
+func (l *link) pull() bool {
+	w, moved := &l.wire, false
+	for {
+		switch {
+		case w.filling:
+			if len(w.into) > 0 {
+				n, err := w.fill()
+				moved = moved || n > 0
+				if err != nil {
+					return l.broken(err) || moved
+				}
+				if w.into = w.into[n:]; len(w.into) > 0 {
+					return moved
+				}
+			}
+			w.filling = false
+			w.target.arrived()
+			return true
+		case w.waiting:
+			r := l.path.g.boxes[l.rank].wanted(&w.pending)
+			if r == nil {
+				return moved
+			}
+			w.waiting = false
+			w.expect(r)
+		default:
+			n, ok, err := l.head()
+			moved = moved || n > 0
+			if err != nil {
+				return l.broken(err) || moved
+			}
+			if !ok {
+				return moved
+			}
+			moved = true // it may have come with the last read
+		}
+	}
+}
+
+// expect has a frame read to where it was asked for.
+func (w *wire) expect(r *incoming) {
+	r.shares = w.shares(len(r.buf))
+	w.target, w.into, w.filling = r, w.share(r.buf, 0), true
+	for i := range r.shares - 1 {
+		w.more[i].due.push(r)
+	}
+}
+
+// arrived notes that one more share is there.
+func (r *incoming) arrived() {
+	if r.shares--; r.shares == 0 {
+		r.done.Store(true)
+	}
+}
+
+// pullMore reads what an extra connection has of frames whose headers have come, and reports
+// whether that was anything.
+func (l *link) pullMore(i int) (moved bool) {
+	f := &l.wire.more[i]
+	for f.due.len() > 0 {
+		r := f.due.at(0)
+		if len(f.into) == 0 {
+			f.into = l.wire.share(r.buf, i+1)
+		}
+		n, err := unix.Read(f.fd, f.into)
+		if n <= 0 {
+			if err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+			return l.broken(err) || moved
+		}
+		moved = true
+		if f.into = f.into[n:]; len(f.into) == 0 {
+			f.due.pop()
+			r.arrived()
+		}
+	}
+	return moved
+}
+
+// broken handles the end of the incoming stream; it ignores errors that only mean that nothing is
+// there.
+func (l *link) broken(err error) bool {
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return false
+	}
+	l.wire.readEnded = true
+	switch {
+	case errors.Is(err, errShut): // the group has ended
+	case errors.Is(err, errFrame):
+		l.lost(err)
+	default:
+		l.ended(err)
+	}
+	return true
+}
+
+// fill reads some of the payload of the frame under way.
+func (w *wire) fill() (int, error) {
+	if f := w.in; f.lo < f.hi {
+		n := copy(w.into, f.buf[f.lo:f.hi])
+		f.lo += n
+		return n, nil
+	}
+	n, err := unix.Read(w.fd, w.into)
+	if n == 0 && err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return max(n, 0), err
+}
+
+// head reads the header of the next frame; ok where it is complete, and the frame is handled or
+// under way.
+func (l *link) head() (n int, ok bool, err error) {
+	f := l.wire.in
+	if need := f.missing(); need > 0 {
+		f.hi = copy(f.buf[:], f.buf[f.lo:f.hi])
+		f.lo = 0
+		if n, err = unix.Read(l.wire.fd, f.buf[f.hi:]); n <= 0 {
+			if err == nil {
+				if err = io.ErrUnexpectedEOF; f.hi == 0 {
+					err = io.EOF
+				}
+			}
+			return 0, false, err
+		}
+		f.hi += n
+		if n < need || f.missing() > 0 {
+			return n, false, nil
+		}
+	}
+	h, err := parseHeader(f.buf[f.lo:])
+	f.lo += headerSize
+	if err != nil {
+		return n, false, err
+	}
+	return n, true, l.arrived(f, &h)
+}
+
+// missing is how many bytes of the next header, and of the payload of a notice, are not read yet.
+func (f *frameReader) missing() int {
+	have := f.hi - f.lo
+	if have < headerSize {
+		return headerSize - have
+	}
+	if h, err := parseHeader(f.buf[f.lo:]); err == nil && h.kind != dataFrame {
+		return max(0, headerSize+int(h.length)-have)
+	}
+	return 0
+}
+
+// arrived handles the header of a frame.
+func (l *link) arrived(f *frameReader, h *header) error {
+	w := &l.wire
+	switch {
+	case h.kind == abortFrame || h.kind == mismatchFrame: // where the peer's group had ended before this connection
+		return l.notice(f, h)
+	case h.kind != dataFrame:
+		return errFrame
+	case !l.begin():
+		return errShut
+	}
+	r, err := l.path.g.boxes[l.rank].announce(h, &w.pending)
+	if r != nil {
+		w.expect(r)
+	} else {
+		w.waiting = err == nil
+	}
+	return err
+}

@@ -1,0 +1,118 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+)
+
+// Of more than fullMesh ranks only some pairs are connected before the group is handed out: those
+// whose distance on the ring of all ranks is a power of two, in either direction. These are the
+// near links. A rank of 300 has 18 of them instead of 299. They are the pairs of dissemination, of
+// binomial trees and, where the number of ranks is a power of two, of doubling and halving. The
+// other pairs, the far ones, are connected when an operation sends to the other rank or waits for
+// it.
+//
+// A far link is like any other when it is complete. What does not go over it before then:
+//
+//   - A notice. A rank that learns of the end of the group tells all those that it is connected to,
+//     so all learn of it after log2(n) such steps at most. A rank that fails without a notice is
+//     noticed by its near ranks, and by those that wait for it.
+//   - A goodbye. An operation that would need a rank that has left fails on its near ranks as they
+//     call it, which tell the others. What a rank has sent to another one has gone over a link that
+//     is complete.
+const fullMesh = 32
+
+// near reports whether two ranks at this distance on the ring of so many are connected before the
+// group is handed out.
+func (f *family) near(distance, size int) bool {
+	if f.mesh != nil {
+		return f.mesh(distance, size)
+	}
+	back := size - distance
+	return size <= fullMesh || distance&(distance-1) == 0 || back&(back-1) == 0
+}
+
+// dials dials the connections of far links.
+type dials struct {
+	ctx         context.Context // ends with the group
+	stop        context.CancelFunc
+	slots       chan struct{} // attempts at a time
+	dialChannel func(ctx context.Context, peer, channel int)
+}
+
+// dial dials this rank's connections to a peer.
+func (p *tcpPath) dial(ctx context.Context, peer int, run func(func())) {
+	for _, channel := range p.dialled(peer) {
+		run(func() {
+			select {
+			case p.dials.slots <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
+			defer func() { <-p.dials.slots }()
+			p.dials.dialChannel(ctx, peer, channel)
+		})
+	}
+}
+
+// want starts to connect the link to a peer, unless it is connected or being connected. It does not
+// block. The peer wants the link too as soon as it is reached, and dials its own channels.
+func (p *tcpPath) want(peer int) {
+	l := p.links[peer]
+	if l.wanted.Load() {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended || !l.wanted.CompareAndSwap(false, true) {
+		return
+	}
+	p.dial(p.dials.ctx, peer, p.running.Go)
+}
+
+// takeFresh has operations drive the far links that have become complete, and reports whether there
+// were any. It belongs to the operation under way.
+func (p *tcpPath) takeFresh() bool {
+	p.mu.Lock()
+	fresh := p.fresh
+	p.fresh = nil
+	p.hasFresh.Store(false)
+	p.mu.Unlock()
+	for _, l := range fresh {
+		l.stopListening()
+		p.mu.Lock()
+		var err error
+		if !p.released {
+			err = l.drive()
+		}
+		p.mu.Unlock()
+		if err != nil {
+			p.g.fail(gone(fmt.Errorf("collective: %w", err), p.g.rank))
+		}
+	}
+	return len(fresh) > 0
+}
+
+// connected are the links over which something may have been sent or received.
+func (p *tcpPath) connected() []*link {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var links []*link
+	for _, l := range p.links {
+		if l != nil && l.lacking == 0 {
+			links = append(links, l)
+		}
+	}
+	return links
+}
+
+// wakeOperation has the operation under way look at its links. The caller holds p.mu.
+func (p *tcpPath) wakeOperation() {
+	select {
+	case p.g.wake <- struct{}{}:
+	default:
+	}
+	if p.sleeping.Load() {
+		p.alert()
+	}
+}

@@ -1,0 +1,101 @@
+package collective_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
+)
+
+// sparse are workers that are connected to the next ranks alone before an operation needs others.
+func sparse(t testing.TB, cfg collective.Config, n int) *workers {
+	w := newWorkers(t, cfg, n)
+	collective.Sparse(w.endpoints)
+	return w
+}
+
+// TestSparse runs the kit where pairs of ranks are connected as operations need them.
+func TestSparse(t *testing.T) {
+	t.Run("sockets", func(t *testing.T) { collectivetest.RunBrief(t, sparse(t, collective.Config{}, 8).connect) })
+	if testing.Short() { // make test does the others
+		return
+	}
+	t.Run("encrypted", func(t *testing.T) {
+		collectivetest.RunOps(t, sparse(t, collective.Config{Encrypt: true}, 8).connect)
+	})
+	t.Run("several connections", func(t *testing.T) {
+		w := sparse(t, collective.Config{Connections: 3}, 8)
+		collectivetest.RunOps(t, func(t *testing.T, n int) []*collective.Group {
+			groups := w.connect(t, n)
+			if n > 1 {
+				collective.ShareFrom(groups, collective.MaxConnections)
+			}
+			return groups
+		})
+	})
+	for _, hosts := range []string{"abababab", "aaaaaaaa"} {
+		t.Run(hosts, func(t *testing.T) {
+			w := sparse(t, collective.Config{}, 8)
+			w.hosts = hosts
+			collectivetest.RunOps(t, w.connect)
+		})
+	}
+}
+
+// TestSparseSevered: a rank whose connections end without a word, at random moments, is named by
+// all the others, also by those that are not connected to it.
+func TestSparseSevered(t *testing.T) {
+	collectivetest.CheckDeath(t, collectivetest.Rounds(30), sparse(t, collective.Config{}, 7).connect, collective.Sever)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{Encrypt: true}, 7).connect, collective.Sever)
+	collectivetest.CheckSubsetDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{}, 7).connect, collective.Sever)
+}
+
+// TestManyRanks: of many ranks few pairs are connected, until an operation needs all of them.
+func TestManyRanks(t *testing.T) {
+	const n = 40
+	w := newWorkers(t, collective.Config{}, n)
+	for _, hosts := range []string{"", strings.Repeat("a", n), strings.Repeat("ab", n/2)} {
+		t.Run("hosts="+hosts, func(t *testing.T) {
+			w.hosts = hosts
+			groups := w.connect(t, n)
+			few := 10 // distances 1, 2, 4, 8, 16, 32 and the same back, of which 8 and 32 are the same
+			for _, g := range groups {
+				if c := collective.Connected(g); c != few {
+					t.Fatalf("rank %d is connected to %d ranks, not %d", g.Rank(), c, few)
+				}
+			}
+			each(t, groups, func(g *collective.Group) error {
+				data := []int64{int64(g.Rank()), 1}
+				if err := collective.AllReduce(t.Context(), g, data, collective.Sum); err != nil {
+					return err
+				}
+				if want := []int64{n * (n - 1) / 2, n}; !slices.Equal(data, want) {
+					return fmt.Errorf("%v, not %v", data, want)
+				}
+				parts := make([][]int32, n)
+				for i := range parts {
+					parts[i] = []int32{int32(g.Rank()), int32(i)}
+				}
+				got, err := collective.AllToAll(t.Context(), g, parts)
+				if err != nil {
+					return err
+				}
+				for i, p := range got {
+					if !slices.Equal(p, []int32{int32(i), int32(g.Rank())}) {
+						return fmt.Errorf("part %d is %v", i, p)
+					}
+				}
+				return nil
+			})
+			for _, g := range groups {
+				if c := collective.Connected(g); hosts == "" && c != n-1 {
+					t.Errorf("rank %d is connected to %d ranks after all have sent to all", g.Rank(), c)
+				}
+			}
+			each(t, groups, func(g *collective.Group) error { return g.Close() })
+		})
+	}
+}

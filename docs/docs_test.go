@@ -1,0 +1,368 @@
+// Package docs_test keeps README.md and the pages of docs true: it runs their commands, checks
+// their flags, messages, links and files, and builds the training loop of the README.
+package docs_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// root is the repository, as seen from here.
+const root = ".."
+
+// limit bounds a command of a page, which takes a fraction of a second on an idle machine.
+const limit = 5 * time.Minute
+
+var temp string // for the programs; TestMain removes it
+
+func TestMain(m *testing.M) {
+	var err error
+	if temp, err = os.MkdirTemp("", "hvdrun-docs-"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := os.RemoveAll(temp); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// page is a file of Markdown.
+type page struct {
+	name string // from the root
+	text string
+}
+
+// pages reads the pages of the patterns.
+func pages(t *testing.T, patterns ...string) (all []page) {
+	t.Helper()
+	for _, pattern := range patterns {
+		names, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, names, err)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, page{strings.TrimPrefix(name, root+"/"), string(text)})
+		}
+	}
+	return all
+}
+
+// userPages are those with commands.
+func userPages(t *testing.T) []page { return pages(t, "README.md", "docs/*.md", "discovery/README.md") }
+
+// block is what stands between fences.
+type block struct {
+	line int    // of its first line
+	info string // behind the opening fence
+	text string
+}
+
+// blocks returns the blocks of a page whose info is one of these.
+func (p page) blocks(infos ...string) (found []block) {
+	var open *block
+	for i, line := range strings.Split(p.text, "\n") {
+		info, fence := strings.CutPrefix(line, "```")
+		switch {
+		case fence && open == nil:
+			open = &block{line: i + 2, info: info}
+		case fence:
+			if slices.Contains(infos, open.info) {
+				found = append(found, *open)
+			}
+			open = nil
+		case open != nil:
+			open.text += line + "\n"
+		}
+	}
+	return found
+}
+
+// prose is the page with an empty line for each line of a block.
+func (p page) prose() []string {
+	lines, inside := strings.Split(p.text, "\n"), false
+	for i, line := range lines {
+		fence := strings.HasPrefix(line, "```")
+		if inside || fence {
+			lines[i] = ""
+		}
+		inside = inside != fence
+	}
+	return lines
+}
+
+// bin builds the programs of the pages: hvdrun, two examples, and the README's loop as train.
+var bin = sync.OnceValues(func() (string, error) {
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		return "", err
+	}
+	loops := page{"README.md", string(readme)}.blocks("go")
+	if len(loops) != 1 {
+		return "", fmt.Errorf("README.md has %d blocks of Go, not its training loop alone", len(loops))
+	}
+	source, dir := filepath.Join(temp, "train.go"), filepath.Join(temp, "bin")
+	if err := os.WriteFile(source, []byte(loops[0].text), 0o600); err != nil {
+		return "", err
+	}
+	for _, args := range [][]string{
+		{"-o", dir + "/", "./cmd/hvdrun", "./examples/hello", "./examples/digits"},
+		{"-o", filepath.Join(temp, "train"), source},
+	} {
+		cmd := exec.Command("go", append([]string{"build"}, args...)...)
+		cmd.Dir = root
+		// The pages' programs need neither cgo nor the race detector of the tests.
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("go build %v: %w\n%s", args, err, out)
+		}
+	}
+	return dir, nil
+})
+
+// sandbox is a folder in which the commands of a page find what they name.
+type sandbox struct {
+	dir string
+	env []string
+}
+
+func newSandbox(t *testing.T) sandbox {
+	t.Helper()
+	programs, err := bin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := sandbox{dir: t.TempDir()}
+	for name, to := range map[string]string{"bin": programs, "train": filepath.Join(temp, "train")} {
+		if err := os.Symlink(to, filepath.Join(s.dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := "#!/bin/sh\necho localhost:2\n"
+	if err := os.WriteFile(filepath.Join(s.dir, "discover.sh"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// A program under the race detector would otherwise sleep for a second before it exits.
+	s.env = append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "HOME="+s.dir,
+		"XDG_STATE_HOME="+filepath.Join(s.dir, "state"), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=10")
+	return s
+}
+
+// command returns a command of the sandbox, which the end of the test kills with all that it has
+// started.
+func (s sandbox) command(t *testing.T, name string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env = s.dir, s.env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}
+
+// TestCommands runs the commands of each page, one block after the other.
+func TestCommands(t *testing.T) {
+	n := 0
+	for _, p := range userPages(t) {
+		all := p.blocks("sh", "sh job", "sh cluster")
+		if len(all) == 0 {
+			continue
+		}
+		n += len(all)
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			s := newSandbox(t)
+			for _, b := range all {
+				at := fmt.Sprintf("%s:%d", p.name, b.line)
+				switch b.info {
+				case "sh":
+					s.run(t, at, b.text)
+				case "sh job":
+					s.runWithJob(t, at, b.text)
+				case "sh cluster":
+					s.checkFlags(t, at, b.text)
+				}
+			}
+		})
+	}
+	if n < 20 {
+		t.Errorf("the pages have %d blocks of commands", n)
+	}
+}
+
+// run runs a block by bash; of make, only the target is looked for.
+func (s sandbox) run(t *testing.T, at, text string) {
+	t.Helper()
+	var script strings.Builder
+	for line := range strings.Lines(text) {
+		if !checkTarget(t, at, line) {
+			script.WriteString(line)
+		}
+	}
+	cmd := s.command(t, "bash", "-ec", script.String())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%s: %v\n%s", at, err, out)
+	}
+}
+
+// checkTarget tells whether the line is a command of make, whose target must be in the Makefile.
+func checkTarget(t *testing.T, at, line string) bool {
+	t.Helper()
+	words := strings.Fields(line)
+	if len(words) < 2 || words[0] != "make" {
+		return false
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(words[1]) + `:.*##`).Match(makefile) {
+		t.Errorf("%s: the Makefile has no documented target %s", at, words[1])
+	}
+	return true
+}
+
+// runWithJob runs a block while a job trains, which the block must stop.
+func (s sandbox) runWithJob(t *testing.T, at, text string) {
+	t.Helper()
+	events, theirs, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	job := s.command(t, "bin/hvdrun", "-np", "3", "--min-np", "1", "-H", "localhost:2,127.0.0.1:1", "--events-file", "/dev/fd/3",
+		"bin/digits", "-epochs", "1000000", "-step-time", "1ms")
+	job.ExtraFiles = []*os.File{theirs}
+	var out bytes.Buffer
+	job.Stderr = &out
+	if err := errors.Join(job.Start(), theirs.Close()); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(events)
+	for lines.Scan() && !strings.Contains(lines.Text(), `"first_commit"`) {
+	}
+	s.run(t, at, text)
+	_, _ = io.Copy(io.Discard, events) // the driver writes on until its end
+	err = job.Wait()
+	if code := job.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
+		t.Errorf("%s: the job ended with %v\n%s", at, err, &out)
+	}
+}
+
+// checkFlags has hvdrun parse each of its commands in a block, by asking for help besides.
+func (s sandbox) checkFlags(t *testing.T, at, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if checkTarget(t, at, line) {
+			continue
+		}
+		line, _, _ = strings.Cut(line, " # ")
+		words := strings.Fields(line)
+		if i := slices.Index(words, "hvdrun"); i >= 0 {
+			if out, err := s.command(t, "bin/hvdrun", withHelp(words[i+1:])...).CombinedOutput(); err != nil {
+				t.Errorf("%s: hvdrun %v: %v\n%s", at, words[i+1:], err, out)
+			}
+		}
+	}
+}
+
+// withHelp asks for help where a flag may stand, which is before all others.
+func withHelp(words []string) []string {
+	if len(words) > 0 && !strings.HasPrefix(words[0], "-") {
+		return slices.Insert(slices.Clone(words), 1, "--help")
+	}
+	return slices.Insert(slices.Clone(words), 0, "--help")
+}
+
+func TestFlagsAreChecked(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t)
+	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all"} {
+		if out, err := s.command(t, "bin/hvdrun", withHelp(strings.Fields(line))...).CombinedOutput(); err == nil {
+			t.Errorf("hvdrun %s is accepted:\n%s", line, out)
+		}
+	}
+}
+
+// TestLoop: the training loop of the README trains.
+func TestLoop(t *testing.T) {
+	t.Parallel()
+	out, err := newSandbox(t).command(t, "./train").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "y = 1.00 + 3.00 x") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+var (
+	inlineCode = regexp.MustCompile("`[^`]+`")
+	flagName   = regexp.MustCompile(`(^|[\s\[(|])(--[a-z][a-z-]+)`)
+	helpFlag   = regexp.MustCompile(`(?m)^\s+(?:-\w, )?(--[a-z][a-z-]+)`)
+	helpName   = regexp.MustCompile(`(?m)^  ([a-z]+)  `)
+)
+
+// foreign are flags of other programs.
+var foreign = []string{"--no-kill"}
+
+// TestFlags: each flag that a page names is hvdrun's, or one of horovodrun that is refused.
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t)
+	help := func(args ...string) string {
+		out, err := s.command(t, "bin/hvdrun", append(args, "--help")...).Output()
+		if err != nil {
+			t.Fatalf("hvdrun %v --help: %v", args, err)
+		}
+		return string(out)
+	}
+	known := make(map[string]bool)
+	take := func(text string) {
+		for _, m := range helpFlag.FindAllStringSubmatch(text, -1) {
+			known[m[1]] = true
+		}
+	}
+	top := help()
+	take(top)
+	_, commands, _ := strings.Cut(top, "Available Commands:")
+	commands, _, _ = strings.Cut(commands, "\n\n")
+	for _, m := range helpName.FindAllStringSubmatch(commands, -1) {
+		take(help(m[1]))
+	}
+	if len(known) < 60 {
+		t.Fatalf("the help lists %d flags", len(known))
+	}
+	for _, p := range pages(t, "README.md", "docs/*.md", "docs/design/*.md", "discovery/README.md", "ARCHITECTURE.md") {
+		for _, code := range inlineCode.FindAllString(strings.Join(p.prose(), "\n"), -1) {
+			for _, m := range flagName.FindAllStringSubmatch(strings.Trim(code, "`"), -1) {
+				flag := strings.TrimSuffix(m[2], "-")
+				if known[flag] || slices.Contains(foreign, flag) || s.takes(t, flag) {
+					continue
+				}
+				t.Errorf("%s: %s: hvdrun has no such flag", p.name, code)
+			}
+		}
+	}
+}
+
+// takes tells whether hvdrun knows another name of a flag, or refuses it as horovodrun's.
+func (s sandbox) takes(t *testing.T, flag string) bool {
+	out, err := s.command(t, "bin/hvdrun", flag+"=1", "--help").CombinedOutput()
+	return err == nil || strings.Contains(string(out), "of horovodrun is not taken")
+}

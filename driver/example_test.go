@@ -1,0 +1,34 @@
+package driver_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// A job of one worker on this machine, run by another program than hvdrun.
+func ExampleRun() {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	err := driver.Run(context.Background(), driver.Config{
+		Command: []string{"true"},
+		Source:  discovery.Fixed{{Name: "localhost", Slots: 1}},
+		Size:    driver.Size{NP: 1},
+		Events: func(e driver.Event) {
+			if e.Name == "worker_exited" || e.Name == "job_done" {
+				fmt.Println(e.Name)
+			}
+		},
+		Log: log,
+	})
+	fmt.Println(driver.Status(err), err)
+	// Output:
+	// worker_exited
+	// job_done
+	// 0 <nil>
+}

@@ -1,0 +1,46 @@
+package elastic
+
+import (
+	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// killable is a meeting that can end as if its process was killed: without messages and without
+// blocking.
+type killable interface{ kill() }
+
+// kill closes everything that other processes can see of this worker. The goroutines that close
+// waits for end.
+func (d *driven) kill() {
+	d.endpoint.Kill()
+	d.stopServing()
+	_ = d.client.Close() // pending calls fail; nothing else uses the error
+}
+
+// appear lets a worker that is a goroutine be killed like a process.
+func (w *Worker) appear() {
+	if w.fake == nil {
+		return
+	}
+	w.log = w.fake.Log
+	w.doing.entered = func(p rendezvous.Phase) { w.reach(p, false) }
+	w.fake.Enter(func() {
+		w.reports.stop()
+		if m, ok := w.meeting.(killable); ok {
+			m.kill()
+		}
+	}, func() { w.use.closing.Do(func() { w.use.closeErr = w.close() }) })
+}
+
+// reach reports the worker's progress to its fakeproc.Process, if any. It does not return if that
+// was killed.
+func (w *Worker) reach(p rendezvous.Phase, committed bool) {
+	if w.fake == nil {
+		return
+	}
+	m := fakeproc.Moment{Phase: p, Commit: w.run.commit, Committed: committed, Rank: -1}
+	if p := w.member.Load(); p != nil {
+		m.Rank, m.Generation = p.slot.Rank, p.world.Generation
+	}
+	w.fake.Reach(m)
+}

@@ -1,0 +1,160 @@
+package dirty
+
+import "unsafe"
+
+// Watching does not help for a chunk that is mostly rewritten between two scans: it has to be read
+// anyway, and each page costs a fault. After two such scans in a row the chunk rests: it counts as
+// changed, and none of its pages is protected. After some scans a sample of its pages is protected
+// for one scan; if much of the sample is rewritten too, the chunk rests again for twice as long.
+const (
+	muchOf   = 4  // a fraction of more than 1/muchOf of the pages is much
+	sampleOf = 16 // a sample has 1/sampleOf of the pages
+	restless = 2  // scans in a row before the first rest
+	longest  = 64 // maximum of state.wait; a rest is up to twice as long, so that samples are spread over scans
+)
+
+// Memory is a watched range of bytes. Only whole pages are watched; see Edges.
+type Memory struct {
+	watcher *Watcher
+	bytes   []byte
+	base    uintptr // of bytes
+	pages   span
+	size    int // of a chunk in bytes
+	chunks  []state
+}
+
+// state is the state of a chunk.
+type state struct {
+	changed bool // may have been written to since Keep
+	look    int  // offset of the first write
+	written int  // bytes, in the current scan
+
+	mode mode
+	much int // scans in a row in which much was written
+	rest int // remaining scans of the rest
+	wait int // minimum scans of the last rest
+}
+
+// mode says which pages of a chunk are protected after a scan.
+type mode uint8
+
+const (
+	watched mode = iota // all
+	sampled             // some
+	resting             // none
+)
+
+// Is reports whether b is the watched memory.
+func (m *Memory) Is(b []byte) bool {
+	return unsafe.SliceData(b) == unsafe.SliceData(m.bytes) && len(b) == len(m.bytes)
+}
+
+// Edges returns the number of bytes at the beginning and at the end that are not watched, because
+// they share a page with other memory. Each is less than a page.
+func (m *Memory) Edges() (head, tail int) {
+	return int(m.pages.from - m.base), int(m.base + uintptr(len(m.bytes)) - m.pages.to)
+}
+
+// Changed reports whether chunk i may have been written to between its Keep and the last Scan.
+func (m *Memory) Changed(i int) bool { return m.chunks[i].changed }
+
+// Look returns the offset in chunk i at which a write is most likely.
+func (m *Memory) Look(i int) int { return m.chunks[i].look }
+
+// Keep records that the caller has a copy of chunk i made since the last Scan: only a write after
+// that Scan makes it changed again.
+func (m *Memory) Keep(i int) { m.chunks[i].changed = false }
+
+// Scan updates Changed and Look, and protects memory again. A write after it counts for the next
+// Scan; a concurrent one may count for this one. After an error the memory is no longer watched and
+// nothing is known of it.
+func (m *Memory) Scan() error {
+	for i := range m.chunks {
+		m.chunks[i].written = 0
+	}
+	// The result of this pass decides what the next one protects. Chunks without a write are still
+	// protected.
+	if err := m.scan(false, func(c *state) mode { return c.mode }); err != nil {
+		return err
+	}
+	for i := range m.chunks {
+		m.chunks[i].decide(i, min(m.size, len(m.bytes)-i*m.size))
+	}
+	return m.scan(true, func(c *state) mode {
+		if c.changed {
+			return c.mode
+		}
+		return resting
+	})
+}
+
+// decide updates the mode of chunk i, of size bytes, after the first pass of a scan.
+func (c *state) decide(i, size int) {
+	switch {
+	case c.mode == resting:
+		c.changed = true
+		if c.rest--; c.rest == 0 {
+			c.mode = sampled
+		}
+	case c.mode == sampled && c.written <= size/sampleOf/muchOf:
+		c.changed, c.mode, c.much, c.wait = true, watched, 0, 0
+	case c.mode == watched && c.written <= size/muchOf:
+		c.much, c.wait = 0, 0
+	case c.mode == watched && c.much < restless-1:
+		c.much++
+	default:
+		c.wait = min(max(2*c.wait, 2), longest)
+		c.changed, c.mode, c.rest = true, resting, c.wait+i%c.wait
+	}
+}
+
+// scan reads the pages that the chunks' modes select, and protects them if protect is set.
+func (m *Memory) scan(protect bool, of func(*state) mode) error {
+	page := m.watcher.page
+	for i := 0; i < len(m.chunks); i++ {
+		from, to := i*m.size, (i+1)*m.size
+		switch of(&m.chunks[i]) {
+		case resting:
+			continue
+		case sampled:
+			from += m.size / 2
+			to = from + max(m.size/sampleOf, int(page))
+		case watched: // merged with adjacent watched chunks
+			for i+1 < len(m.chunks) && of(&m.chunks[i+1]) == watched {
+				i++
+				to += m.size
+			}
+		}
+		s := span{
+			max((m.base+uintptr(from))&^(page-1), m.pages.from),
+			min((m.base+uintptr(to)+page-1)&^(page-1), m.pages.to),
+		}
+		if s.from >= s.to { // only unwatched edges
+			continue
+		}
+		if err := m.watcher.kernel.scan(s, protect, m.note); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// note records a span of written pages.
+func (m *Memory) note(s span) {
+	from, to := max(int(s.from)-int(m.base), 0), min(int(s.to)-int(m.base), len(m.bytes))
+	for i := from / m.size; i*m.size < to; i++ {
+		c := &m.chunks[i]
+		a, b := max(from, i*m.size), min(to, (i+1)*m.size)
+		if c.written == 0 {
+			c.look = a - i*m.size
+		}
+		c.changed = true
+		c.written += b - a
+	}
+}
+
+// Close stops watching the memory.
+func (m *Memory) Close() {
+	m.watcher.kernel.unregister(m.pages)
+	delete(m.watcher.spans, m.pages)
+}

@@ -1,0 +1,356 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// giver is a worker with commits.
+type giver struct {
+	mu     sync.Mutex
+	store  image.Store
+	number uint64
+	live   [][]byte
+
+	layout string
+	given  func() // called before a requested commit is returned
+	spoil  func(net.Conn) net.Conn
+	held   int    // number of commits that are not released
+	sent   int    // bytes sent
+	gave   func() // called after chunks have been sent; may block
+}
+
+const layout = "0 tensor"
+
+func newGiver(live ...[]byte) *giver {
+	g := &giver{layout: layout, live: live}
+	g.commit()
+	return g
+}
+
+// commit saves the live bytes.
+func (g *giver) commit() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.number++
+	var sources []image.Source
+	for _, b := range g.live {
+		sources = append(sources, image.Source{Bytes: b})
+	}
+	p := g.store.Begin(g.number, sources)
+	p.Copy()
+	p.Seal()
+}
+
+func (g *giver) newest() *Commit {
+	if g.given != nil {
+		g.given()
+	}
+	held := g.store.Hold()
+	if held == nil {
+		return nil
+	}
+	g.mu.Lock()
+	g.held++
+	g.mu.Unlock()
+	c := &Commit{Number: held.Number(), Layout: g.layout, Release: func() {
+		g.mu.Lock()
+		g.held--
+		g.mu.Unlock()
+		held.Release()
+	}}
+	for i := range held.Blobs() {
+		c.Blobs = append(c.Blobs, &held.Blobs()[i])
+	}
+	return c
+}
+
+// counting counts the bytes written.
+type counting struct {
+	net.Conn
+	g *giver
+}
+
+func (c counting) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.g.mu.Lock()
+	c.g.sent += n
+	gave := c.g.gave != nil && c.g.sent >= image.ChunkSize
+	c.g.mu.Unlock()
+	if gave {
+		c.g.gave()
+	}
+	return n, err
+}
+
+// source returns a Source that serves on a connection of its own.
+func (g *giver) source(serving *sync.WaitGroup) Source {
+	return func(context.Context) (net.Conn, error) {
+		near, far := net.Pipe()
+		conn := net.Conn(counting{far, g})
+		if g.spoil != nil {
+			conn = g.spoil(conn)
+		}
+		serving.Go(func() {
+			_ = Serve(conn, g.newest) // take checks the result on the other end
+			conn.Close()
+		})
+		return near, nil
+	}
+}
+
+// take runs Take with givers and checks that all commits are released.
+func take(t *testing.T, ctx context.Context, givers []*giver, lengths []int, o Options) ([][]byte, Taken, error) {
+	t.Helper()
+	var serving sync.WaitGroup
+	var sources []Source
+	for _, g := range givers {
+		sources = append(sources, g.source(&serving))
+	}
+	blobs := make([][]byte, len(lengths))
+	for i, n := range lengths {
+		blobs[i] = make([]byte, n)
+	}
+	taken, err := Take(ctx, sources, layout, blobs, o)
+	serving.Wait()
+	for i, g := range givers {
+		if g.held != 0 {
+			t.Errorf("source %d holds %d commits", i, g.held)
+		}
+	}
+	return blobs, taken, err
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	for i := 0; i+8 <= n; i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
+	}
+	return b
+}
+
+func same(t *testing.T, got, want [][]byte) {
+	t.Helper()
+	for i := range want {
+		if !bytes.Equal(got[i], want[i]) {
+			t.Errorf("blob %d is not what was committed", i)
+		}
+	}
+}
+
+// Several sources each supply a part; blobs may be empty and end anywhere.
+func TestTake(t *testing.T) {
+	live := [][]byte{random(24*image.ChunkSize + 5), nil, random(image.ChunkSize), random(3)}
+	givers := []*giver{newGiver(live...), newGiver(live...), newGiver(live...)}
+	// On a busy machine one of them could supply everything before another is scheduled.
+	var waiting sync.WaitGroup
+	for _, g := range givers {
+		waiting.Add(1)
+		first := sync.OnceFunc(waiting.Done)
+		g.gave = func() { first(); waiting.Wait() }
+	}
+	got, taken, err := take(t, t.Context(), givers, []int{len(live[0]), 0, len(live[2]), 3}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, got, live)
+	if want := int64(len(live[0]) + len(live[2]) + 3); taken.Number != 1 || taken.Bytes != want || taken.Rounds != 2 {
+		t.Errorf("%+v, want %d bytes and a second look", taken, want)
+	}
+	for i, g := range givers {
+		if g.sent < image.ChunkSize {
+			t.Errorf("source %d gave %d bytes", i, g.sent)
+		}
+	}
+}
+
+// severed breaks after some bytes; flipped changes a bit there.
+type severed struct {
+	net.Conn
+	left int
+	flip bool
+	done *bool // set when that has happened
+}
+
+func (s *severed) Write(b []byte) (int, error) {
+	if s.left -= len(b); s.left < 0 && s.left+len(b) >= 0 {
+		*s.done = true
+		if !s.flip {
+			s.Conn.Close()
+			return 0, net.ErrClosed
+		}
+		b = slices.Clone(b)
+		b[len(b)/2] ^= 4
+	}
+	return s.Conn.Write(b)
+}
+
+// A source that dies, or sends a wrong bit, delays only its share.
+func TestTakeFromFaultySources(t *testing.T) {
+	live := random(10*image.ChunkSize + 1)
+	for _, flip := range []bool{false, true} {
+		for _, after := range []int{0, 1000, 3*image.ChunkSize + 9} {
+			bad := newGiver(live)
+			spoiled := false // a slow source may not get enough requests
+			bad.spoil = func(c net.Conn) net.Conn { return &severed{c, after, flip, &spoiled} }
+			var rejected []int
+			got, _, err := take(t, t.Context(), []*giver{bad, newGiver(live)}, []int{len(live)}, Options{
+				Rejected: func(source int, err error) { rejected = append(rejected, source) },
+			})
+			if err != nil {
+				t.Fatalf("after %d bytes: %v", after, err)
+			}
+			same(t, got, [][]byte{live})
+			if len(rejected) > 0 && !slices.Equal(rejected, []int{0}) || !flip && spoiled && len(rejected) == 0 {
+				t.Errorf("after %d bytes: rejected: %v", after, rejected)
+			}
+		}
+	}
+}
+
+// Of sources with different newest commits the majority's is used, and those without a usable state
+// are ignored.
+func TestTakeFromTheMajority(t *testing.T) {
+	live := random(5 * image.ChunkSize)
+	odd := slices.Clone(live)
+	odd[3*image.ChunkSize]++
+	other := newGiver(live)
+	other.layout = "another"
+	shorter := newGiver(live[1:])
+	got, _, err := take(t, t.Context(), []*giver{newGiver(odd), newGiver(live), other, {layout: layout}, shorter, newGiver(live)}, []int{len(live)}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, got, [][]byte{live})
+	_, _, err = take(t, t.Context(), []*giver{other, {layout: layout}, shorter}, []int{len(live)}, Options{})
+	if !errors.Is(err, errLayout) || !errors.Is(err, errNone) {
+		t.Errorf("no source of this state: %v", err)
+	}
+}
+
+// Chunks that change during a fetch are fetched again until few are left; the result is always one
+// commit.
+func TestTakeWhatMoves(t *testing.T) {
+	const chunks = 27
+	live := random(chunks * image.ChunkSize)
+	a, b := newGiver(live), newGiver(live)
+	changing := chunks
+	a.given = func() {
+		for i := range changing {
+			live[i*image.ChunkSize+7]++
+		}
+		changing /= 3
+		a.commit()
+		b.commit()
+		b.store.Hold().Release()
+	}
+	got, taken, err := take(t, t.Context(), []*giver{a}, []int{len(live)}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, got, [][]byte{live})
+	if taken.Rounds != 3 || taken.Bytes != (chunks+chunks/3+chunks/9)*image.ChunkSize || taken.Number != a.number {
+		t.Errorf("%+v of commit %d", taken, a.number)
+	}
+
+	// The number of rounds is limited if everything changes all the time.
+	a.given = func() {
+		for i := range chunks {
+			live[i*image.ChunkSize+7]++
+		}
+		a.commit()
+	}
+	got, taken, err = take(t, t.Context(), []*giver{a}, []int{len(live)}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, got, [][]byte{live})
+	if taken.Rounds != 2 {
+		t.Errorf("%+v", taken)
+	}
+}
+
+// The end of the context ends Take.
+func TestTakeIsEnded(t *testing.T) {
+	live := random(4 * image.ChunkSize)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, _, err := take(t, ctx, []*giver{newGiver(live), newGiver(live)}, []int{len(live)}, Options{
+		Progress: func(have, of int64) { cancel() },
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// A source refuses invalid requests and closes the connection.
+func TestServeSenseless(t *testing.T) {
+	for name, question := range map[string]string{
+		"unknown": "x", "chunks of nothing": "c\x01\x00\x00\x00\x00\x00\x00\x00", "too many": "c\xff\xff\xff\x7f", "behind the end": "mc\x01\x00\x00\x00\x09\x00\x00\x00",
+	} {
+		g := newGiver(make([]byte, 10))
+		near, far := net.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			err := Serve(far, g.newest)
+			far.Close()
+			done <- err
+		}()
+		go func() { _, _ = near.Write([]byte(question)) }()
+		b := make([]byte, 1000)
+		for {
+			if _, err := near.Read(b); err != nil {
+				break
+			}
+		}
+		if err := <-done; err == nil || strings.Contains(err.Error(), "EOF") || g.held != 0 {
+			t.Errorf("%s: %v, %d held", name, err, g.held)
+		}
+		near.Close()
+	}
+}
+
+// FuzzManifest: any response of a source is a manifest with the requested lengths, or an error.
+func FuzzManifest(f *testing.F) {
+	g := newGiver(make([]byte, image.ChunkSize+1), nil)
+	var b bytes.Buffer
+	s := &source{conn: into{&b}, commit: g.newest()}
+	if err := s.manifest(); err != nil {
+		f.Fatal(err)
+	}
+	s.release()
+	f.Add(b.Bytes())
+	f.Add([]byte{0})
+	f.Add(b.Bytes()[:20])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := readManifest(bytes.NewReader(b), layout, []int{image.ChunkSize + 1, 0})
+		if err == nil && len(m.sums) != 2 {
+			t.Errorf("%d checksums", len(m.sums))
+		}
+	})
+}
+
+// into is a connection that writes to a buffer.
+type into struct{ *bytes.Buffer }
+
+func (into) Close() error                     { return nil }
+func (into) LocalAddr() net.Addr              { return nil }
+func (into) RemoteAddr() net.Addr             { return nil }
+func (into) SetDeadline(time.Time) error      { return nil }
+func (into) SetReadDeadline(time.Time) error  { return nil }
+func (into) SetWriteDeadline(time.Time) error { return nil }

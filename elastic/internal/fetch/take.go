@@ -1,0 +1,302 @@
+package fetch
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+const (
+	rounds = 5       // maximum
+	little = 4 << 20 // bytes that are not worth another round: the sync sends them
+)
+
+// Source connects to a worker that may have a commit.
+type Source func(context.Context) (net.Conn, error)
+
+// Options configure Take. The zero value is valid.
+type Options struct {
+	// Progress, if not nil, is called by one goroutine at a time as bytes arrive, with the bytes
+	// received and the total of the round.
+	Progress func(have, of int64)
+	// Rejected, if not nil, is called by one goroutine at a time when a source becomes unusable.
+	Rejected func(source int, err error)
+}
+
+// Taken is the result of Take.
+type Taken struct {
+	// Number is the number of the commit.
+	Number uint64
+	// Bytes is the number of bytes received in Rounds.
+	Bytes  int64
+	Rounds int
+}
+
+// Take sets blobs to the newest commit with the same layout that a source has. It blocks until that
+// is done or ctx ends, closes its connections and waits for its goroutines. Blobs may be empty.
+// After an error they may contain parts of several commits.
+func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, o Options) (Taken, error) {
+	if len(layout) > maxLayout || len(blobs) > maxPieces {
+		return Taken{}, errors.New("fetch: the state has too many parts")
+	}
+	t := &taker{options: o, layout: layout, chunks: chunked(blobs)}
+	for _, p := range blobs {
+		t.lengths = append(t.lengths, len(p))
+	}
+	t.have = make([]uint32, len(t.chunks))
+	t.known = make([]bool, len(t.chunks))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	t.connect(ctx, sources)
+	defer t.close()
+	stop := context.AfterFunc(ctx, t.close)
+	defer stop()
+	var last int64
+	for {
+		took, err := t.round()
+		if ctx.Err() != nil {
+			return t.taken, fmt.Errorf("fetch: %w", context.Cause(ctx))
+		}
+		if err != nil {
+			return t.taken, fmt.Errorf("fetch: %w", err)
+		}
+		if took <= little || t.taken.Rounds == rounds || t.taken.Rounds > 1 && took > last/2 {
+			return t.taken, nil
+		}
+		last = took
+	}
+}
+
+// taker is the state of one Take.
+type taker struct {
+	options Options
+	layout  string
+	lengths []int
+	chunks  [][]byte
+	have    []uint32 // checksum of each chunk, if known
+	known   []bool
+	taken   Taken
+
+	mu      sync.Mutex
+	peers   []*peer // some have failed
+	missing []int   // chunks of this round that have not been requested
+	got, of int64   // bytes of this round
+	errs    []error
+	closed  bool
+}
+
+// peer is a source and its manifest in this round.
+type peer struct {
+	number   int
+	conn     net.Conn
+	manifest manifest
+	failed   atomic.Bool
+}
+
+func (t *taker) connect(ctx context.Context, sources []Source) {
+	var dialing sync.WaitGroup
+	for i, source := range sources {
+		dialing.Go(func() {
+			conn, err := source(ctx)
+			if err != nil {
+				t.reject(&peer{number: i}, err)
+				return
+			}
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.peers = append(t.peers, &peer{number: i, conn: conn})
+		})
+	}
+	dialing.Wait()
+}
+
+// close closes all connections, which ends pending reads.
+func (t *taker) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	for _, p := range t.peers {
+		p.conn.Close()
+	}
+}
+
+// reject stops using a source. The others continue.
+func (t *taker) reject(p *peer, err error) {
+	if p.failed.Swap(true) {
+		return
+	}
+	if p.conn != nil {
+		p.conn.Close()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.errs = append(t.errs, err)
+	if t.options.Rejected != nil && !t.closed {
+		t.options.Rejected(p.number, err)
+	}
+}
+
+// each calls f for all usable peers concurrently, and rejects those for which it fails.
+func (t *taker) each(f func(*peer) error) {
+	var asking sync.WaitGroup
+	for _, p := range t.peers {
+		if !p.failed.Load() {
+			asking.Go(func() {
+				if err := f(p); err != nil {
+					t.reject(p, err)
+				}
+			})
+		}
+	}
+	asking.Wait()
+}
+
+// round fetches the chunks that differ from the newest commit, and returns their size in bytes.
+func (t *taker) round() (int64, error) {
+	t.each(t.ask)
+	base := t.newest()
+	if base == nil {
+		return 0, errors.Join(append([]error{errors.New("no source has a usable commit")}, t.errs...)...)
+	}
+	t.missing, t.got, t.of = t.missing[:0], 0, 0
+	for i, sum := range base.sums {
+		if !t.known[i] || t.have[i] != sum {
+			t.known[i] = false
+			t.missing = append(t.missing, i)
+			t.of += int64(len(t.chunks[i]))
+		}
+	}
+	t.each(func(p *peer) error { return t.pull(p, base) })
+	t.taken.Rounds++
+	t.taken.Bytes += t.got
+	if len(t.missing) > 0 {
+		if t.newest() == nil || t.taken.Rounds == rounds {
+			return 0, errors.Join(append([]error{fmt.Errorf("no source has the missing %d chunks", len(t.missing))}, t.errs...)...)
+		}
+		return t.round() // the remaining peers may have newer commits
+	}
+	t.taken.Number = base.number
+	return t.got, nil
+}
+
+// ask requests a peer's manifest.
+func (t *taker) ask(p *peer) error {
+	// The checksums of a large state take long to compute.
+	if err := p.conn.SetDeadline(time.Now().Add(2 * idle)); err != nil {
+		return err
+	}
+	if _, err := p.conn.Write([]byte{askManifest}); err != nil {
+		return err
+	}
+	var err error
+	p.manifest, err = readManifest(p.conn, t.layout, t.lengths)
+	return err
+}
+
+// newest returns the manifest of the newest commit, the most common one if peers differ; nil if
+// there is none.
+func (t *taker) newest() *manifest {
+	var best *manifest
+	most := 0
+	for _, p := range t.peers {
+		if p.failed.Load() || best != nil && p.manifest.number < best.number {
+			continue
+		}
+		votes := 0
+		for _, other := range t.peers {
+			if !other.failed.Load() && other.manifest.number == p.manifest.number && sameSums(other.manifest.sums, p.manifest.sums) {
+				votes++
+			}
+		}
+		if best == nil || p.manifest.number > best.number || votes > most {
+			best, most = &p.manifest, votes
+		}
+	}
+	return best
+}
+
+func sameSums(a, b []uint32) bool {
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// pull fetches chunks from a peer until none is left to request.
+func (t *taker) pull(p *peer, base *manifest) error {
+	for {
+		wanted := t.next(p, base)
+		if len(wanted) == 0 {
+			return nil
+		}
+		done, err := t.fetch(p, base, wanted)
+		if err != nil {
+			t.mu.Lock()
+			t.missing = append(t.missing, wanted[done:]...)
+			t.mu.Unlock()
+			return err
+		}
+	}
+}
+
+// next takes a batch of missing chunks that the peer has.
+func (t *taker) next(p *peer, base *manifest) []int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var wanted []int
+	rest := t.missing[:0]
+	for _, i := range t.missing {
+		if len(wanted) < batch && p.manifest.sums[i] == base.sums[i] {
+			wanted = append(wanted, i)
+		} else {
+			rest = append(rest, i)
+		}
+	}
+	t.missing = rest
+	return wanted
+}
+
+// fetch requests chunks from a peer and returns how many have arrived intact.
+func (t *taker) fetch(p *peer, base *manifest, wanted []int) (done int, err error) {
+	b := binary.LittleEndian.AppendUint32([]byte{askChunks}, uint32(len(wanted)))
+	for _, i := range wanted {
+		b = binary.LittleEndian.AppendUint32(b, uint32(i))
+	}
+	if _, err := p.conn.Write(b); err != nil {
+		return 0, err
+	}
+	for n, i := range wanted {
+		if err := p.conn.SetDeadline(time.Now().Add(idle)); err != nil {
+			return n, err
+		}
+		if _, err := io.ReadFull(p.conn, t.chunks[i]); err != nil {
+			return n, err
+		}
+		if image.Sum(t.chunks[i]) != base.sums[i] {
+			return n, fmt.Errorf("chunk %d has a wrong checksum", i)
+		}
+		t.received(i, base.sums[i])
+	}
+	return len(wanted), nil
+}
+
+// received records the arrival of a chunk.
+func (t *taker) received(i int, sum uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.have[i], t.known[i] = sum, true
+	t.got += int64(len(t.chunks[i]))
+	if t.options.Progress != nil {
+		t.options.Progress(t.got, t.of)
+	}
+}

@@ -1,0 +1,521 @@
+// Package image stores the bytes of commits.
+//
+// An [Image] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It is
+// immutable, so its holder reads one commit and never a mix of two. A [Store] makes images from
+// live memory and keeps the newest. A chunk that is equal to that of the last image is shared with
+// it; others are copied to memory that no image uses. A store therefore needs twice the size of a
+// state that changes completely between commits, and little more than its size if few chunks
+// change.
+// its two banks, and where little changes to little more than once.
+// A chunk that differs at its beginning is copied at once, so a state that changes completely costs
+// one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
+// only the live memory. Checksums that other processes can compare are computed on demand, once per
+// chunk, outside the training loop.
+//
+// The package uses neither files nor networks.
+package image
+
+import (
+	"bytes"
+	"errors"
+	"hash/crc32"
+	"hash/maphash"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// ChunkSize is the size in bytes of all chunks of a blob except the last, which may be shorter.
+const ChunkSize = 1 << 20
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Sum returns the checksum of a chunk, its CRC-32C.
+func Sum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+// Chunks returns the number of chunks of a blob of n bytes.
+func Chunks(n int) int { return (n + ChunkSize - 1) / ChunkSize }
+
+// chunk is a range of bytes that one or more images share.
+type chunk struct {
+	data  []byte
+	owned bool // the store may overwrite data when no image refers to it
+	refs  int  // number of images; guarded by the store's mutex
+	sum   atomic.Uint64
+
+	// mark is the chunk's hash in this process if hashed; used only while copying.
+	mark   uint64
+	hashed bool
+}
+
+// glance is the number of bytes that are compared, at the likeliest offset, before a chunk is
+// hashed.
+const glance = 4096
+
+var seed = maphash.MakeSeed()
+
+// same reports whether live equals c. It compares the bytes at look first. If it has to hash live,
+// it returns the hash too.
+func (c *chunk) same(live []byte, look int) (same bool, mark uint64, hashed bool) {
+	look = max(0, min(look, len(live)-glance))
+	end := min(look+glance, len(live))
+	if !bytes.Equal(c.data[look:end], live[look:end]) {
+		return false, 0, false
+	}
+	if end-look == len(live) {
+		return true, 0, false
+	}
+	if !c.hashed {
+		c.mark, c.hashed = maphash.Bytes(seed, c.data), true
+	}
+	mark = maphash.Bytes(seed, live)
+	return mark == c.mark, mark, true
+}
+
+// known marks a computed checksum.
+const known = 1 << 32
+
+func (c *chunk) checksum() uint32 {
+	sum := c.sum.Load()
+	if sum == 0 {
+		sum = known | uint64(Sum(c.data))
+		c.sum.Store(sum)
+	}
+	return uint32(sum)
+}
+
+// Blob is a sequence of bytes of an image. Its methods may be called concurrently while the image
+// is held.
+type Blob struct {
+	size   int
+	chunks []*chunk
+}
+
+// Len returns the blob's length in bytes.
+func (p *Blob) Len() int { return p.size }
+
+// Chunks returns the number of chunks; 0 for an empty blob.
+func (p *Blob) Chunks() int { return len(p.chunks) }
+
+// Chunk returns the bytes of chunk i. The caller must not write to them.
+func (p *Blob) Chunk(i int) []byte { return p.chunks[i].data }
+
+// Sum returns the checksum of chunk i. The first call computes it.
+func (p *Blob) Sum(i int) uint32 { return p.chunks[i].checksum() }
+
+// Sums returns the checksums of all chunks. It computes missing ones on all processors.
+func (p *Blob) Sums() []uint32 {
+	sums := make([]uint32, len(p.chunks))
+	share(len(p.chunks), workers(p.size), func(i int) { sums[i] = p.Sum(i) })
+	return sums
+}
+
+// Prepare computes, on all processors, the checksums and the hashes that the next image's
+// comparison needs. Only the goroutine that begins images may call it.
+func (p *Blob) Prepare() {
+	share(len(p.chunks), workers(p.size), func(i int) {
+		c := p.chunks[i]
+		c.checksum()
+		if !c.hashed {
+			c.mark, c.hashed = maphash.Bytes(seed, c.data), true
+		}
+	})
+}
+
+// Bytes returns all bytes of the blob. The caller must not write to them.
+func (p *Blob) Bytes() []byte {
+	if len(p.chunks) == 1 {
+		return p.chunks[0].data
+	}
+	b := make([]byte, p.size)
+	p.CopyTo(b)
+	return b
+}
+
+// Same reports whether the blob equals b. It reads all of both, with all processors if they are
+// large.
+func (p *Blob) Same(b []byte) bool { return p.same(b, ChunkSize) }
+
+// Resembles reports whether the first 4 KiB of each chunk equal those of b.
+func (p *Blob) Resembles(b []byte) bool { return p.same(b, glance) }
+
+func (p *Blob) same(b []byte, each int) bool {
+	if len(b) != p.size {
+		return false
+	}
+	var differ atomic.Bool
+	share(len(p.chunks), workers(p.size/ChunkSize*each), func(i int) {
+		c := p.chunks[i].data
+		n := min(each, len(c))
+		if !differ.Load() && !bytes.Equal(c[:n], b[i*ChunkSize:i*ChunkSize+n]) {
+			differ.Store(true)
+		}
+	})
+	return !differ.Load()
+}
+
+// Differing returns the index of the first chunk that differs from b, of those for which among
+// returns true, or -1. b must have the blob's length. It reads all these chunks, with all
+// processors if they are large.
+func (p *Blob) Differing(b []byte, among func(chunk int) bool) int {
+	differ := make([]bool, len(p.chunks))
+	share(len(p.chunks), workers(p.size), func(i int) {
+		c := p.chunks[i].data
+		differ[i] = among(i) && !bytes.Equal(c, b[i*ChunkSize:i*ChunkSize+len(c)])
+	})
+	return slices.Index(differ, true)
+}
+
+// CopyTo copies the blob to dst, which must have its length, with all processors if it is large.
+func (p *Blob) CopyTo(dst []byte) {
+	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
+}
+
+// Image contains the bytes of one commit. The zero value has no blobs.
+type Image struct {
+	store  *Store
+	number uint64
+	refs   int // guarded by the store's mutex
+	blobs  []Blob
+}
+
+// Number returns the number of the commit.
+func (m *Image) Number() uint64 { return m.number }
+
+// Blobs returns the blobs in the order of the sources. They are valid while the image is held.
+func (m *Image) Blobs() []Blob { return m.blobs }
+
+// Release ends the hold of [Store.Hold]. It must be called once, by any goroutine.
+func (m *Image) Release() {
+	m.store.mu.Lock()
+	defer m.store.mu.Unlock()
+	m.store.release(m)
+}
+
+// Source provides the bytes of one blob of an image.
+type Source struct {
+	Bytes []byte
+	// Given transfers Bytes to the image, and nothing may write to them afterwards. Otherwise they
+	// are copied.
+	Given bool
+	// Changed, if not nil, says of each chunk whether it may differ from that of the last image;
+	// the others are not read. It applies to Bytes that are not Given.
+	Changed []bool
+	// Look, if not nil, is the offset in each chunk at which a change is most likely.
+	Look []int
+	// Later, if not nil, returns the bytes instead, as Given. It is called in a goroutine of the
+	// Pending and blocks until they are available.
+	Later func() ([]byte, error)
+}
+
+// Store makes images and keeps the newest. The zero value is an empty store. Begin and the methods
+// of Pending must be called by one goroutine at a time; Hold and Release may be called
+// concurrently.
+type Store struct {
+	mu      sync.Mutex
+	last    *Image
+	spare   map[int][]*chunk // chunks that no image uses, by length
+	extra   int              // bytes in spare
+	bank    int              // copied bytes of the newest image or the next one
+	retired *Image           // its slices are reused
+	pending Pending
+}
+
+// Last returns the newest image, nil before the first. It is valid until the next Seal.
+func (s *Store) Last() *Image {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// Hold returns the newest image, or nil, and keeps it until its Release. Later images then use
+// other memory.
+func (s *Store) Hold() *Image {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != nil {
+		s.last.refs++
+	}
+	return s.last
+}
+
+// release removes one reference to m. The caller holds mu.
+func (s *Store) release(m *Image) {
+	if m.refs--; m.refs > 0 {
+		return
+	}
+	for i := range m.blobs {
+		for j, c := range m.blobs[i].chunks {
+			s.drop(c)
+			m.blobs[i].chunks[j] = nil
+		}
+	}
+	s.retired = m
+}
+
+// drop removes an image's reference to c. The caller holds mu.
+func (s *Store) drop(c *chunk) {
+	if c == nil {
+		return
+	}
+	if c.refs--; c.refs > 0 || !c.owned || s.extra+len(c.data) > s.bank {
+		return // a store never needs more than one bank beside the newest image
+	}
+	s.extra += len(c.data)
+	if s.spare == nil {
+		s.spare = make(map[int][]*chunk)
+	}
+	s.spare[len(c.data)] = append(s.spare[len(c.data)], c)
+}
+
+// take returns an unused chunk of n bytes.
+func (s *Store) take(n int) *chunk {
+	s.mu.Lock()
+	free := s.spare[n]
+	if len(free) == 0 {
+		s.mu.Unlock()
+		return &chunk{data: make([]byte, n), owned: true}
+	}
+	c := free[len(free)-1]
+	free[len(free)-1] = nil
+	s.spare[n] = free[:len(free)-1]
+	s.extra -= n
+	s.mu.Unlock()
+	c.sum.Store(0)
+	return c
+}
+
+// Pending is an incomplete image. Seal makes it the store's newest.
+type Pending struct {
+	store   *Store
+	image   *Image
+	base    *Image // the last image; nil: none
+	jobs    []job
+	bytes   int // of the jobs
+	next    atomic.Int64
+	running sync.WaitGroup
+
+	later  []Source // by blob; empty: none has Later
+	coming sync.WaitGroup
+	mu     sync.Mutex
+	err    error // of Later functions
+}
+
+// job is a chunk to compare and copy.
+type job struct {
+	src   []byte
+	look  int // offset of the likeliest change
+	blob  int
+	chunk int
+}
+
+// Begin begins an image of the sources, which must not change until Copy or Wait has returned. It
+// must not be called again before Seal or a failed Wait.
+func (s *Store) Begin(number uint64, sources []Source) *Pending {
+	p := &s.pending
+	bank := 0
+	for i := range sources {
+		if !sources[i].Given {
+			bank += len(sources[i].Bytes)
+		}
+	}
+	s.mu.Lock()
+	m := s.retired
+	s.retired = nil
+	p.base = s.last
+	s.bank = bank
+	s.mu.Unlock()
+	if m == nil {
+		m = &Image{store: s}
+	}
+	m.number, m.refs = number, 1
+	for len(m.blobs) < len(sources) {
+		m.blobs = append(m.blobs, Blob{})
+	}
+	m.blobs = m.blobs[:len(sources)]
+	p.store, p.image, p.jobs, p.bytes = s, m, p.jobs[:0], 0
+	p.next.Store(0)
+	for i := range sources {
+		if sources[i].Later != nil {
+			p.later = append(p.later, sources...)
+			break
+		}
+	}
+	for i := range sources {
+		if sources[i].Later == nil {
+			p.add(i, sources[i])
+		}
+	}
+	return p
+}
+
+// add adds blob i with the bytes of src, and jobs for the chunks to copy.
+func (p *Pending) add(i int, src Source) {
+	blob, n := &p.image.blobs[i], Chunks(len(src.Bytes))
+	blob.size = len(src.Bytes)
+	if cap(blob.chunks) < n {
+		blob.chunks = make([]*chunk, n)
+	}
+	blob.chunks = blob.chunks[:n]
+	for c := range blob.chunks {
+		b := src.Bytes[c*ChunkSize : min((c+1)*ChunkSize, len(src.Bytes))]
+		switch old := p.before(i, c); {
+		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
+			blob.chunks[c] = old
+		case !src.Given:
+			j := job{src: b, blob: i, chunk: c}
+			if src.Look != nil {
+				j.look = src.Look[c]
+			}
+			p.jobs = append(p.jobs, j)
+			p.bytes += len(b)
+		case old != nil && bytes.Equal(old.data, b):
+			if n > 1 { // sharing the old chunk would keep its whole buffer from being collected
+				same := &chunk{data: b}
+				same.sum.Store(old.sum.Load())
+				old = same
+			}
+			blob.chunks[c] = old
+		default:
+			blob.chunks[c] = &chunk{data: b}
+		}
+	}
+}
+
+// before returns the chunk of the last image, or nil.
+func (p *Pending) before(blob, chunk int) *chunk {
+	if p.base == nil || blob >= len(p.base.blobs) || chunk >= len(p.base.blobs[blob].chunks) {
+		return nil
+	}
+	return p.base.blobs[blob].chunks[chunk]
+}
+
+// copy does jobs until none is left.
+func (p *Pending) copy() {
+	for {
+		i := int(p.next.Add(1)) - 1
+		if i >= len(p.jobs) {
+			return
+		}
+		j := &p.jobs[i]
+		c := p.before(j.blob, j.chunk)
+		var same, hashed bool
+		var mark uint64
+		if c != nil && len(c.data) == len(j.src) {
+			same, mark, hashed = c.same(j.src, j.look)
+		}
+		if !same {
+			c = p.store.take(len(j.src))
+			copy(c.data, j.src)
+			c.mark, c.hashed = mark, hashed
+		}
+		p.image.blobs[j.blob].chunks[j.chunk] = c
+	}
+}
+
+// fetch calls the Later functions in the background.
+func (p *Pending) fetch() {
+	for i, src := range p.later {
+		if src.Later == nil {
+			continue
+		}
+		p.coming.Go(func() {
+			b, err := src.Later()
+			if err != nil {
+				p.mu.Lock()
+				p.err = errors.Join(p.err, err)
+				p.mu.Unlock()
+				return
+			}
+			p.add(i, Source{Bytes: b, Given: true})
+		})
+	}
+}
+
+// Copy copies what has changed, with all processors if it is large, and returns when that is done.
+// Later functions run in the background.
+func (p *Pending) Copy() {
+	p.start(workers(p.bytes) - 1)
+	p.copy()
+	p.running.Wait()
+}
+
+// HasLater reports whether a source has Later, so that the image is not complete after Copy.
+func (p *Pending) HasLater() bool { return len(p.later) > 0 }
+
+// Start starts copying in the background with half of the processors; training uses the others.
+func (p *Pending) Start() { p.start((workers(p.bytes) + 1) / 2) }
+
+func (p *Pending) start(n int) {
+	p.fetch()
+	for range n {
+		p.running.Go(p.copy)
+	}
+}
+
+// Wait blocks until everything is copied and all Later functions have returned. After an error the
+// image is discarded, must not be sealed, and the previous one stays the newest.
+func (p *Pending) Wait() error {
+	p.running.Wait()
+	p.coming.Wait()
+	err := p.err
+	if err != nil {
+		p.end()
+	}
+	return err
+}
+
+// Seal atomically makes the image the store's newest and releases the previous one. Copying must be
+// complete.
+func (p *Pending) Seal() {
+	s := p.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range p.image.blobs {
+		for _, c := range p.image.blobs[i].chunks {
+			c.refs++
+		}
+	}
+	before := s.last
+	s.last = p.image
+	if before != nil {
+		s.release(before)
+	}
+	p.end()
+}
+
+// end clears the references to sources, so that they can be garbage collected.
+func (p *Pending) end() {
+	p.image, p.base, p.err = nil, nil, nil
+	clear(p.jobs)
+	clear(p.later)
+	p.later = p.later[:0]
+}
+
+// small is the number of bytes that one processor copies in the time of starting another goroutine.
+const small = 4 * ChunkSize
+
+// workers returns the number of goroutines for n bytes.
+func workers(n int) int {
+	if n < small {
+		return 1
+	}
+	return min(runtime.GOMAXPROCS(0), Chunks(n))
+}
+
+// share calls f(0) to f(n-1) on the given number of goroutines and waits for all calls.
+func share(n, goroutines int, f func(int)) {
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			f(i)
+		}
+	}
+	var others sync.WaitGroup
+	for range min(goroutines, n) - 1 {
+		others.Go(work)
+	}
+	work()
+	others.Wait()
+}

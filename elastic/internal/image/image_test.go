@@ -1,0 +1,248 @@
+package image
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// commit makes an image of live, whose even blobs are copied and whose odd ones are Given.
+func commit(s *Store, number uint64, live [][]byte, async bool) {
+	sources := make([]Source, len(live))
+	for i, b := range live {
+		if sources[i] = (Source{Bytes: b}); i%2 == 1 {
+			sources[i] = Source{Bytes: slices.Clone(b), Given: true}
+		}
+	}
+	p := s.Begin(number, sources)
+	if async {
+		p.Start()
+		p.Wait()
+	} else {
+		p.Copy()
+	}
+	p.Seal()
+}
+
+// holds checks the bytes and checksums of an image.
+func holds(t interface{ Errorf(string, ...any) }, m *Image, number uint64, want [][]byte) {
+	if m.Number() != number || len(m.Blobs()) != len(want) {
+		t.Errorf("image %d of %d blobs, want %d of %d", m.Number(), len(m.Blobs()), number, len(want))
+		return
+	}
+	for i, p := range m.Blobs() {
+		if !bytes.Equal(p.Bytes(), want[i]) || p.Len() != len(want[i]) || p.Chunks() != Chunks(len(want[i])) {
+			t.Errorf("image %d: blob %d of %d bytes, %d chunks, is another", number, i, p.Len(), p.Chunks())
+		}
+		for c, sum := range p.Sums() {
+			if sum != Sum(p.Chunk(c)) || p.Sum(c) != sum {
+				t.Errorf("image %d: the sum of chunk %d of blob %d is not its own", number, c, i)
+			}
+		}
+	}
+}
+
+// A held image does not change, whatever is committed later.
+func TestImagesNeverChange(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var s Store
+		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 100, ChunkSize - 1, ChunkSize, 2*ChunkSize + 3}), 1, 3).Draw(t, "sizes")
+		live := make([][]byte, len(sizes))
+		for i, n := range sizes {
+			live[i] = make([]byte, n)
+		}
+		type held struct {
+			image *Image
+			want  [][]byte
+		}
+		var all []held
+		number := uint64(0)
+		for range rapid.IntRange(1, 6).Draw(t, "steps") {
+			for i := range live { // some chunks of some blobs change
+				for at := 0; at < len(live[i]); at += ChunkSize {
+					if rapid.Bool().Draw(t, "changes") {
+						live[i][at+rapid.IntRange(0, min(ChunkSize, len(live[i])-at)-1).Draw(t, "at")]++
+					}
+				}
+				if i%2 == 1 && rapid.Bool().Draw(t, "grows") { // Given bytes may have another length each time
+					live[i] = append(live[i], 7)
+				}
+			}
+			number++
+			commit(&s, number, live, rapid.Bool().Draw(t, "async"))
+			want := make([][]byte, len(live))
+			for i := range live {
+				want[i] = slices.Clone(live[i])
+			}
+			holds(t, s.Last(), number, want)
+			if rapid.Bool().Draw(t, "hold") {
+				all = append(all, held{s.Hold(), want})
+			}
+			if len(all) > 0 && rapid.Bool().Draw(t, "release") {
+				i := rapid.IntRange(0, len(all)-1).Draw(t, "which")
+				all[i].image.Release()
+				all = slices.Delete(all, i, i+1)
+			}
+			for _, h := range all {
+				holds(t, h.image, h.image.Number(), h.want)
+			}
+		}
+	})
+}
+
+// A reader in the background sees one image while others are made.
+func TestHoldWhileCommitting(t *testing.T) {
+	var s Store
+	live := [][]byte{make([]byte, 6*ChunkSize)}
+	commit(&s, 0, live, false)
+	var readers sync.WaitGroup
+	for number := uint64(1); number <= 20; number++ {
+		m := s.Hold()
+		readers.Go(func() {
+			defer m.Release()
+			for c := range m.Blobs()[0].Chunks() {
+				b := m.Blobs()[0].Chunk(c)
+				if b[0] != byte(m.Number()) || b[len(b)-1] != byte(m.Number()) || m.Blobs()[0].Sum(c) != Sum(b) {
+					t.Errorf("chunk %d of image %d is another's", c, m.Number())
+				}
+			}
+		})
+		for i := 0; i < len(live[0]); i += ChunkSize {
+			live[0][i], live[0][i+ChunkSize-1] = byte(number), byte(number)
+		}
+		commit(&s, number, live, true)
+	}
+	readers.Wait()
+}
+
+// Unchanged chunks are not copied, and memory is reused if all chunks change.
+func TestMemory(t *testing.T) {
+	var s Store
+	live := [][]byte{make([]byte, 8*ChunkSize+5)}
+	commit(&s, 0, live, false)
+	first := s.Hold()
+	live[0][3*ChunkSize]++
+	commit(&s, 1, live, false)
+	for c := range first.Blobs()[0].Chunks() {
+		shared := &first.Blobs()[0].Chunk(c)[0] == &s.Last().Blobs()[0].Chunk(c)[0]
+		if shared != (c != 3) {
+			t.Errorf("chunk %d: shared is %t", c, shared)
+		}
+	}
+	first.Release()
+	allocated := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.TotalAlloc
+	}
+	change := func(n uint64) {
+		for i := 0; i < len(live[0]); i += 1024 {
+			live[0][i]++
+		}
+		commit(&s, n, live, false)
+	}
+	change(2)
+	change(3)
+	before := allocated()
+	for n := range uint64(10) {
+		change(4 + n)
+	}
+	if more := allocated() - before; more > ChunkSize {
+		t.Errorf("%d bytes more in ten commits", more)
+	}
+	// A slow reader costs memory only while it reads.
+	held := []*Image{s.Hold()}
+	for n := range uint64(5) {
+		change(20 + n)
+		held = append(held, s.Hold())
+	}
+	for _, h := range held {
+		h.Release()
+	}
+	if s.extra > len(live[0]) {
+		t.Errorf("%d bytes are spare, of a state of %d", s.extra, len(live[0]))
+	}
+}
+
+// bench commits blobs repeatedly, after change has modified them.
+func bench(b *testing.B, size int, change func(live []byte)) {
+	var s Store
+	live := make([]byte, size)
+	for i := range live {
+		live[i] = byte(rand.Uint32())
+	}
+	sources := []Source{{Bytes: live}}
+	run := func(n uint64) {
+		p := s.Begin(n, sources)
+		p.Copy()
+		p.Seal()
+	}
+	for n := range uint64(3) {
+		change(live)
+		run(n)
+	}
+	b.SetBytes(int64(size))
+	for b.Loop() {
+		b.StopTimer()
+		change(live)
+		b.StartTimer()
+		run(9)
+	}
+}
+
+func BenchmarkCommit(b *testing.B) {
+	const size = 256 << 20
+	all := func(live []byte) {
+		for i := 0; i < len(live); i += 64 {
+			live[i]++
+		}
+	}
+	b.Run("all changed", func(b *testing.B) { bench(b, size, all) })
+	b.Run("last byte of each chunk changed", func(b *testing.B) {
+		bench(b, size, func(live []byte) {
+			for i := ChunkSize - 1; i < len(live); i += ChunkSize {
+				live[i]++
+			}
+		})
+	})
+	b.Run("tenth changed", func(b *testing.B) { bench(b, size, func(live []byte) { all(live[:size/10]) }) })
+	b.Run("nothing changed", func(b *testing.B) { bench(b, size, func([]byte) {}) })
+	b.Run("plain copy", func(b *testing.B) {
+		live, saved := make([]byte, size), make([]byte, size)
+		all(live)
+		copy(saved, live)
+		b.SetBytes(size)
+		for b.Loop() {
+			b.StopTimer()
+			all(live)
+			b.StartTimer()
+			copy(saved, live)
+		}
+	})
+}
+
+func BenchmarkSmallCommit(b *testing.B) {
+	var s Store
+	live := make([]byte, 4096)
+	given := []byte{1, 2, 3}
+	sources := []Source{{Bytes: live}, {Bytes: given, Given: true}, {Bytes: given, Given: true}}
+	for b.Loop() {
+		live[0]++
+		p := s.Begin(1, sources)
+		p.Copy()
+		p.Seal()
+	}
+}
+
+func BenchmarkSum(b *testing.B) {
+	data := make([]byte, ChunkSize)
+	b.SetBytes(ChunkSize)
+	for b.Loop() {
+		Sum(data)
+	}
+}

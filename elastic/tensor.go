@@ -1,0 +1,88 @@
+package elastic
+
+import (
+	"fmt"
+	"reflect"
+	"unsafe"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+)
+
+// Tensor is a Part whose live value is data, which a sync overwrites in place. It keeps a copy of
+// data as of the last commit and, while the next one is made, copies of the chunks of 1 MiB that
+// have changed. The name must be unique within a State. data must stay the same slice; its length
+// and type must be the same on every rank. A commit reads all of data to find changes; see
+// [Watched].
+func Tensor[T collective.Element](name string, data []T) Part {
+	memory := [][]byte{memoryOf(data)}
+	return newPart(content{
+		name:    name,
+		layout:  func() string { return fmt.Sprintf("tensor %q: %T of %d", name, data, len(data)) },
+		memory:  func() [][]byte { return memory },
+		tensors: func(name string) []checkpoint.Tensor { return []checkpoint.Tensor{{Name: name, Type: dtype[T]()}} },
+	})
+}
+
+// Tensors is a Part of several slices, such as a network's layers or an optimizer's moments. What
+// [Tensor] says applies to each slice; they are saved and restored together. Their number, lengths
+// and type must be the same on every rank, and each must stay the same slice. In a checkpoint they
+// are named name.0, name.1 and so on.
+func Tensors[T collective.Element](name string, data [][]T) Part {
+	return newPart(content{
+		name: name,
+		layout: func() string {
+			lengths := make([]int, len(data))
+			for i := range data {
+				lengths[i] = len(data[i])
+			}
+			return fmt.Sprintf("tensors %q: %T of %v", name, data, lengths)
+		},
+		memory: func() [][]byte {
+			all := make([][]byte, len(data))
+			for i := range data {
+				all[i] = memoryOf(data[i])
+			}
+			return all
+		},
+		tensors: func(name string) []checkpoint.Tensor {
+			all := make([]checkpoint.Tensor, len(data))
+			for i := range all {
+				all[i] = checkpoint.Tensor{Name: fmt.Sprint(name, ".", i), Type: dtype[T]()}
+			}
+			return all
+		},
+	})
+}
+
+// memoryOf returns the memory of data.
+func memoryOf[T collective.Element](data []T) []byte {
+	if len(data) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
+}
+
+// dtype returns the type of a tensor of T in a checkpoint.
+func dtype[T collective.Element]() string {
+	switch any(*new(T)).(type) {
+	case collective.Float16:
+		return "F16"
+	case collective.BFloat16:
+		return "BF16"
+	}
+	return dtypeOf(reflect.TypeFor[T]())
+}
+
+func dtypeOf(t reflect.Type) string {
+	letter := "I"
+	switch k := t.Kind(); {
+	case k == reflect.Bool:
+		return "BOOL"
+	case k == reflect.Float32 || k == reflect.Float64:
+		letter = "F"
+	case k >= reflect.Uint && k <= reflect.Uint64:
+		letter = "U"
+	}
+	return fmt.Sprint(letter, t.Bits())
+}

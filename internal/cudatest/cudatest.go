@@ -1,0 +1,88 @@
+// Package cudatest builds a driver's library for tests of programs that use package cuda where
+// there is no GPU: it has the driver's functions, device memory that processes open from each
+// other, and runs kernels on the processor. Nothing in it takes as long as on a device, and what is
+// put into a stream is done at once.
+package cudatest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// Library builds the library, to be given as cuda.Config.Library, and sets the environment that it
+// needs; processes that are to share a device inherit both. Flags are for the C compiler: -DWRONG=1
+// makes sums of float32 wrong by a bit. Without a C compiler the test is skipped.
+func Library(t testing.TB, flags ...string) string {
+	t.Helper()
+	folder := t.TempDir()
+	t.Setenv("FAKECUDA_FOLDER", folder)
+	return build(t, folder, "libfakecuda.so.1", "fakecuda.c", flags)
+}
+
+// NCCL builds a library that stands in for NCCL over a driver of [Library], to be given as
+// cuda.Config.NCCL. Its ranks, of which several may be on one device, meet in the driver's folder.
+func NCCL(t testing.TB, driver string, flags ...string) string {
+	t.Helper()
+	return build(t, filepath.Dir(driver), "libfakenccl.so.2", "fakenccl.c", flags)
+}
+
+// Assemble has NVIDIA's own assembler, ptxas of CUDA's toolkit, read a text of PTX for several
+// generations of devices. Without it in PATH the test is skipped.
+func Assemble(t testing.TB, ptx string) {
+	t.Helper()
+	ptxas, err := exec.LookPath("ptxas")
+	if err != nil {
+		t.Skip("there is no ptxas here: ", err)
+	}
+	path := filepath.Join(t.TempDir(), "text.ptx")
+	if err := os.WriteFile(path, []byte(ptx), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, generation := range []string{"sm_70", "sm_80", "sm_90"} {
+		if out, err := exec.Command(ptxas, "--warning-as-error", "-arch", generation, "-o", os.DevNull, path).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", generation, err, out)
+		}
+	}
+}
+
+// built are libraries by what they were built from.
+var built sync.Map
+
+// build compiles a library, or copies one that was built in the same way.
+func build(t testing.TB, folder, name, source string, flags []string) string {
+	t.Helper()
+	path, key := filepath.Join(folder, name), fmt.Sprint(source, flags)
+	if code, there := built.Load(key); there {
+		if err := os.WriteFile(path, code.([]byte), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	if _, err := exec.LookPath("gcc"); err != nil {
+		t.Skip("there is no gcc here to build the libraries of the test with: ", err)
+	}
+	root, err := os.Getwd()
+	for ; err == nil; root = filepath.Dir(root) {
+		if _, missing := os.Stat(filepath.Join(root, "go.mod")); missing == nil {
+			break
+		}
+		if root == filepath.Dir(root) {
+			t.Fatal("cudatest: the test does not run in this module")
+		}
+	}
+	args := append([]string{"-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", path,
+		filepath.Join(root, "internal", "cudatest", "testdata", source)}, flags...)
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	code, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	built.Store(key, code)
+	return path
+}

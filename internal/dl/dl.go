@@ -1,0 +1,41 @@
+// Package dl loads shared libraries of C at run time, without cgo.
+package dl
+
+import (
+	"runtime"
+
+	"github.com/ebitengine/purego"
+)
+
+// Symbol is a function of a library. It is an alias, so that long tables need no field names.
+type Symbol = struct {
+	Name string
+	Call any // pointer to a variable of the function's type, which Bind sets
+}
+
+// Open loads the library at a path, or under a name that the system's linker looks for. The library
+// is never unloaded.
+func Open(path string) (handle uintptr, err error) {
+	runtime.LockOSThread() // the reason is that of the thread's last failure
+	defer runtime.UnlockOSThread()
+	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+}
+
+// Bind sets the functions that the library has. It returns the names of those that it lacks, and
+// the linker's reason for the first of them.
+func Bind(handle uintptr, symbols []Symbol) (missing []string, reason error) {
+	runtime.LockOSThread() // as in Open
+	defer runtime.UnlockOSThread()
+	for _, s := range symbols {
+		address, err := purego.Dlsym(handle, s.Name)
+		if err != nil {
+			if reason == nil {
+				reason = err
+			}
+			missing = append(missing, s.Name)
+			continue
+		}
+		purego.RegisterFunc(s.Call, address)
+	}
+	return missing, reason
+}

@@ -1,0 +1,419 @@
+// Package journal is a file of records that one process appends and another reads after its death.
+//
+// A record accepted by Append survives the death of the process; one followed by Sync survives the
+// death of the machine. A record that was not written completely is not read. Replace atomically
+// replaces all records, and Reserve reserves disk space for that and for further records. The
+// format is:
+//
+//	"hvdrunJ" version      8 bytes, the version is 2
+//	salt   uint32          differs in each file, and after each Replace
+//	record                 the run id
+//	record …               the payloads of Append
+//
+// where a record is
+//
+//	length uint32          little endian, of the payload, not 0
+//	sum    uint32          CRC-32C of salt, length and payload
+//	payload
+//
+// Bytes after the last record, which are zeros or remains of records before a Replace, are not
+// records of this salt. A file of version 1, which has no salt, can also be read and appended to.
+package journal
+
+import (
+	"bufio"
+	"cmp"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	magic = "hvdrunJ\x02"
+	first = "hvdrunJ\x01" // of version 1
+	// isBehind is a bit of the version: the journal lacks records.
+	isBehind = 0x80
+	// frame is the number of bytes before a payload.
+	frame = 8
+	// MaxRecord is the largest size of a payload in bytes.
+	MaxRecord = 16 << 20
+	// maxRun is the largest size of a run id in bytes.
+	maxRun = 255
+	// spare is the suffix of the file that the next Replace writes.
+	spare = ".spare"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+var (
+	// ErrLocked: another process has the journal open for writing.
+	ErrLocked = errors.New("journal: another process has it open")
+	// ErrFormat: the file is not a journal, or is one of another version.
+	ErrFormat = errors.New("journal: the file is not a journal of a version that this program can read")
+	// ErrBehind: the writer of the journal could not write its last records.
+	ErrBehind = errors.New("journal: the last records could not be written")
+)
+
+// CorruptError is a damaged record that is followed by others: the file is damaged rather than
+// truncated, and none of it should be trusted.
+type CorruptError struct {
+	// Offset is the start of the record.
+	Offset int64
+}
+
+// Error includes the offset.
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("journal: the record at byte %d is damaged", e.Offset)
+}
+
+// Journal is a journal open for appending. It is not safe for concurrent use.
+type Journal struct {
+	path, run string
+	file      *os.File
+	seed      uint32 // of the checksums
+	end       int64  // end of the last complete record
+	room      int64  // reserved size of the file
+	buf       []byte
+	broken    error
+
+	next     *os.File // file that the next Replace writes; nil: not created yet
+	nextRoom int64
+}
+
+// Create creates a journal at a path that does not exist, with mode 0600, locks it, and syncs it to
+// disk. The run id must have 1 to 255 bytes.
+func Create(path, run string) (*Journal, error) {
+	if run == "" || len(run) > maxRun {
+		return nil, fmt.Errorf("journal: a run id of %d bytes", len(run))
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	j := &Journal{path: path, run: run, file: f}
+	err = lock(f)
+	if err == nil {
+		head, seed := newHead(run)
+		_, err = f.Write(head)
+		j.seed, j.end = seed, int64(len(head))
+	}
+	if err == nil {
+		err = errors.Join(j.Sync(), syncDir(filepath.Dir(path)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", errors.Join(err, f.Close(), os.Remove(path)))
+	}
+	return j, nil
+}
+
+// newHead returns the first bytes of a file and the seed of its checksums.
+func newHead(run string) (head []byte, seed uint32) {
+	salt := make([]byte, 4)
+	rand.Read(salt) // never fails: crypto/rand ends the program if there is no randomness
+	seed = seedOf(salt)
+	return appendRecord(append([]byte(magic), salt...), []byte(run), seed), seed
+}
+
+func seedOf(salt []byte) uint32 { return crc32.Checksum(salt, castagnoli) }
+
+// Open locks a journal, passes its records to visit as Read does, and returns it ready for
+// appending, with its run id. Its errors are those of Read, and ErrLocked.
+func Open(path string, visit func(payload []byte) error) (*Journal, string, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, "", fmt.Errorf("journal: %w", err)
+	}
+	j := &Journal{path: path, file: f}
+	if err := j.begin(visit); err != nil {
+		return nil, "", errors.Join(err, j.Close())
+	}
+	return j, j.run, nil
+}
+
+func (j *Journal) begin(visit func([]byte) error) error {
+	if err := lock(j.file); err != nil {
+		return err
+	}
+	s, err := read(j.file, visit)
+	if err != nil {
+		return err
+	}
+	if is, err := sameFile(j.file, j.path); err != nil || !is {
+		return errors.Join(err, ErrLocked) // its writer has replaced the file
+	}
+	j.run, j.end, j.seed = s.run, s.end, s.seed
+	j.next, err = os.OpenFile(j.path+spare, os.O_RDWR, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		j.next = nil
+	case err == nil:
+		err = lock(j.next)
+	}
+	if err != nil && j.next != nil {
+		return fmt.Errorf("journal: %s: %w", j.path+spare, err)
+	}
+	return j.Mend()
+}
+
+// lock locks the file until the process ends.
+func lock(f *os.File) error {
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return ErrLocked
+	}
+	return err
+}
+
+// Locked reports whether a process has the journal open for writing. It takes no lock itself.
+func Locked(path string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, fmt.Errorf("journal: %w", err)
+	}
+	defer f.Close()
+	is := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &is); err != nil {
+		return false, fmt.Errorf("journal: %w", err)
+	}
+	return is.Type != unix.F_UNLCK, nil
+}
+
+// Append appends a record of 1 to MaxRecord bytes in one system call. It does not keep payload.
+// After a failure all further calls fail, so that no record in the middle is missing.
+func (j *Journal) Append(payload []byte) error {
+	if j.broken != nil {
+		return j.broken
+	}
+	if len(payload) == 0 || len(payload) > MaxRecord {
+		return fmt.Errorf("journal: a record of %d bytes", len(payload))
+	}
+	b := appendRecord(j.buf[:0], payload, j.seed)
+	j.buf = b[:0]
+	if _, err := j.file.Write(b); err != nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+		return j.broken
+	}
+	j.end += int64(len(b))
+	return nil
+}
+
+// appendRecord appends the encoded record to b.
+func appendRecord(b, payload []byte, seed uint32) []byte {
+	at := len(b)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(payload)))
+	b = binary.LittleEndian.AppendUint32(b, sum(seed, b[at:], payload))
+	return append(b, payload...)
+}
+
+// Sync blocks until all records are on disk.
+func (j *Journal) Sync() error {
+	if j.broken != nil {
+		return j.broken
+	}
+	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+	}
+	return j.broken
+}
+
+// Mend makes a journal usable after a failure: it appends after the last complete record. It needs
+// no disk space.
+func (j *Journal) Mend() error {
+	fi, err := j.file.Stat()
+	if err == nil {
+		_, err = j.file.Seek(j.end, io.SeekStart)
+	}
+	var zeros [64 << 10]byte
+	for at := j.end; err == nil && at < fi.Size(); at += int64(len(zeros)) {
+		_, err = j.file.WriteAt(zeros[:min(fi.Size()-at, int64(len(zeros)))], at)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	j.broken = nil
+	return nil
+}
+
+// SetBehind marks the journal as lacking records, until Replace: Read and Open return ErrBehind. It
+// needs no disk space.
+func (j *Journal) SetBehind() error {
+	var version [1]byte
+	at := int64(len(magic) - 1)
+	_, err := j.file.ReadAt(version[:], at)
+	if err == nil {
+		version[0] |= isBehind
+		_, err = j.file.WriteAt(version[:], at)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}
+
+// Size returns the size of the journal in bytes, without reserved space.
+func (j *Journal) Size() int64 { return j.end }
+
+// Close releases the lock and closes the files.
+func (j *Journal) Close() error {
+	err := j.file.Close()
+	if j.next != nil {
+		err = errors.Join(err, j.next.Close())
+	}
+	return err
+}
+
+// Remove removes the journal at the path.
+func Remove(path string) error {
+	err := os.Remove(path + spare)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(os.Remove(path), err)
+}
+
+// Read passes the records of a journal to visit, in order, and returns its run id and the end of
+// the last complete record; an incomplete one may follow. The payload is valid until visit returns.
+// An error of visit ends the reading. Read also returns ErrFormat, ErrBehind, *CorruptError, and
+// errors of r. Its memory is at most twice the size of the largest record.
+func Read(r io.Reader, visit func(payload []byte) error) (run string, end int64, err error) {
+	s, err := read(r, visit)
+	if err != nil {
+		return "", 0, err
+	}
+	return s.run, s.end, nil
+}
+
+func read(r io.Reader, visit func(payload []byte) error) (*reader, error) {
+	s := &reader{r: bufio.NewReaderSize(r, 64<<10)}
+	if err := s.head(); err != nil {
+		return nil, err
+	}
+	name, err := s.next()
+	if err == io.EOF || err == nil && len(name) > maxRun {
+		return nil, ErrFormat
+	}
+	for s.run = string(name); err == nil; {
+		var payload []byte
+		if payload, err = s.next(); err == nil {
+			err = visit(payload)
+		}
+	}
+	if err != io.EOF {
+		return nil, err
+	}
+	return s, nil
+}
+
+// reader reads a journal record by record.
+type reader struct {
+	r    *bufio.Reader
+	run  string
+	seed uint32 // of the checksums
+	end  int64  // end of the last complete record
+	buf  []byte
+}
+
+// head reads the bytes before the first record.
+func (s *reader) head() error {
+	head := make([]byte, len(magic)+4)
+	n, err := io.ReadFull(s.r, head[:len(magic)])
+	if err != nil && !isEnd(err) {
+		return fmt.Errorf("journal: %w", err)
+	}
+	last := len(magic) - 1
+	if n > last && head[last]&isBehind != 0 {
+		if head[last] &^= isBehind; string(head[:n]) == magic || string(head[:n]) == first {
+			return ErrBehind
+		}
+		return ErrFormat
+	}
+	switch string(head[:n]) {
+	case first:
+	case magic:
+		if _, err := io.ReadFull(s.r, head[n:]); err != nil {
+			return cmp.Or(failure(err), ErrFormat)
+		}
+		s.seed, n = seedOf(head[n:]), len(head)
+	default:
+		return ErrFormat
+	}
+	s.end = int64(n)
+	return nil
+}
+
+// next returns the next record, io.EOF after the last complete one, and *CorruptError if a damaged
+// record is followed by a valid one.
+func (s *reader) next() ([]byte, error) {
+	payload, n, whole, err := s.record()
+	switch {
+	case err != nil:
+		return nil, err
+	case whole:
+		s.end += n
+		return payload, nil
+	case n == 0:
+		return nil, io.EOF
+	}
+	if _, _, whole, err := s.record(); err != nil {
+		return nil, err
+	} else if whole {
+		return nil, &CorruptError{s.end}
+	}
+	return nil, io.EOF
+}
+
+// record reads the bytes at the position of a record. n is 0 if there is no record or it extends
+// beyond the end of the file.
+func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
+	var head [frame]byte
+	if _, err := io.ReadFull(s.r, head[:]); err != nil {
+		return nil, 0, false, failure(err)
+	}
+	length := binary.LittleEndian.Uint32(head[:4])
+	if length == 0 || length > MaxRecord {
+		return nil, 0, false, nil
+	}
+	// The length may be garbage: memory is allocated only for data that exists.
+	s.buf = s.buf[:0]
+	for left := int(length); left > 0; {
+		n := min(left, 64<<10)
+		s.buf = append(s.buf, make([]byte, n)...)
+		if _, err := io.ReadFull(s.r, s.buf[len(s.buf)-n:]); err != nil {
+			return nil, 0, false, failure(err)
+		}
+		left -= n
+	}
+	whole = binary.LittleEndian.Uint32(head[4:]) == sum(s.seed, head[:4], s.buf)
+	return s.buf, frame + int64(length), whole, nil
+}
+
+// failure returns nil for an error that means the end of the file.
+func failure(err error) error {
+	if isEnd(err) {
+		return nil
+	}
+	return fmt.Errorf("journal: %w", err)
+}
+
+func isEnd(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
+
+func sum(seed uint32, length, payload []byte) uint32 {
+	return crc32.Update(crc32.Update(seed, castagnoli, length), castagnoli, payload)
+}
+
+// syncDir syncs the entries of a directory to disk.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,153 @@
+package journal
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Replace atomically replaces all records of the journal: a reader, and a process that opens the
+// journal after this process's death, finds either all old or all new records. With sync this also
+// holds for the death of the machine, and the new records are on disk when Replace returns. After
+// an error the journal is unchanged, unless the disk itself fails: then all further calls fail.
+//
+// Within the space reserved by Reserve it needs no more disk space.
+func (j *Journal) Replace(records iter.Seq[[]byte], sync bool) error {
+	if err := j.openNext(); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	end, seed, err := j.write(records)
+	if err == nil && sync {
+		err = unix.Fdatasync(int(j.next.Fd()))
+	}
+	if err != nil {
+		return fmt.Errorf("journal: writing the replacement: %w", err)
+	}
+	if err := j.swap(); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	j.end, j.seed, j.broken = end, seed, nil
+	if _, err = j.file.Seek(end, io.SeekStart); err == nil && sync {
+		err = syncDir(filepath.Dir(j.path))
+	}
+	if err != nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+	}
+	return j.broken
+}
+
+// write writes the records to the next file, overwriting its contents.
+func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err error) {
+	head, seed := newHead(j.run)
+	w := bufio.NewWriterSize(io.NewOffsetWriter(j.next, 0), 256<<10)
+	_, _ = w.Write(head) // Flush returns the error
+	end = int64(len(head))
+	for payload := range records {
+		if len(payload) == 0 || len(payload) > MaxRecord {
+			return 0, 0, fmt.Errorf("a record of %d bytes", len(payload))
+		}
+		j.buf = appendRecord(j.buf[:0], payload, seed)
+		_, _ = w.Write(j.buf)
+		end += int64(len(j.buf))
+	}
+	return end, seed, w.Flush()
+}
+
+// swap gives the next file the journal's name. If the file system can exchange names, the old file
+// becomes the next one and keeps its reserved space.
+func (j *Journal) swap() error {
+	err := unix.Renameat2(unix.AT_FDCWD, j.path+spare, unix.AT_FDCWD, j.path, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) {
+		if err := os.Rename(j.path+spare, j.path); err != nil {
+			return err
+		}
+		_ = j.file.Close() // it has no name any more and is not used
+		j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, nil, 0
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	j.file, j.room, j.next, j.nextRoom = j.next, j.nextRoom, j.file, j.room
+	return nil
+}
+
+// openNext opens and locks the next file.
+func (j *Journal) openNext() error {
+	if j.next != nil {
+		return nil
+	}
+	f, err := os.OpenFile(j.path+spare, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := lock(f); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	j.next = f
+	return nil
+}
+
+// Reserve reserves disk space for a journal of so many bytes and for its replacement. Then neither
+// Append, up to that size, nor Replace fails because the disk is full, provided that the file
+// system writes in place.
+func (j *Journal) Reserve(bytes int64) error {
+	err := j.openNext()
+	if err == nil {
+		err = reserve(j.file, &j.room, max(bytes, j.end))
+	}
+	if err == nil {
+		err = reserve(j.next, &j.nextRoom, bytes)
+	}
+	if err != nil {
+		return fmt.Errorf("journal: reserving disk space: %w", err)
+	}
+	return nil
+}
+
+func reserve(f *os.File, room *int64, bytes int64) error {
+	if *room >= bytes {
+		return nil
+	}
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); err != nil {
+		return errors.Join(err, f.Truncate(fi.Size())) // part of it may have been allocated
+	}
+	*room = bytes
+	return nil
+}
+
+// Room returns the number of bytes reserved.
+func (j *Journal) Room() int64 { return min(j.room, j.nextRoom) }
+
+// Release frees the reserved space. All further calls fail.
+func (j *Journal) Release() error {
+	j.broken = errors.New("journal: the journal was released")
+	err := j.file.Truncate(j.end)
+	if j.next != nil {
+		err = errors.Join(err, os.Remove(j.path+spare))
+	}
+	return err
+}
+
+// sameFile reports whether the open file is the one at path.
+func sameFile(f *os.File, path string) (bool, error) {
+	open, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	named, err := os.Stat(path)
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(open, named), nil
+}

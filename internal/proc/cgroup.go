@@ -1,0 +1,162 @@
+package proc
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroupName begins the names of all cgroups that this package makes.
+const cgroupName = "hvdrun-"
+
+// cgroupLook is the longest pause between two looks whether a cgroup is empty.
+const cgroupLook = 10 * time.Millisecond
+
+// noCgroups: a worker could not be started in a cgroup, so the next ones are not.
+var noCgroups atomic.Bool
+
+// cgroup is a control group (version 2, without a controller) that holds a worker and everything
+// that it starts, whatever session, parent and environment that has. A nil cgroup holds no process.
+type cgroup struct {
+	path string
+	dir  *os.File
+}
+
+// cgroupPrefix returns what the paths of this process's cgroups begin with; empty where it can make
+// none. It removes what processes that are gone have left behind.
+var cgroupPrefix = sync.OnceValue(func() string {
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return ""
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	parent := cgroupDir(string(own), string(mounts))
+	if parent == "" {
+		return ""
+	}
+	sweepCgroups(parent, time.Now().Add(-time.Minute))
+	prefix := filepath.Join(parent, cgroupName+rand.Text())
+	if err := os.Mkdir(prefix, 0o755); err != nil {
+		return ""
+	}
+	defer os.Remove(prefix)
+	if err := unix.Access(filepath.Join(prefix, "cgroup.kill"), unix.W_OK); err != nil {
+		return "" // Linux before 5.14
+	}
+	return prefix + "-"
+})
+
+// cgroupDir returns the folder of a process's own cgroup, by what /proc/PID/cgroup and
+// /proc/PID/mountinfo say; empty where no hierarchy of version 2 is mounted that has it.
+func cgroupDir(own, mounts string) string {
+	path := ""
+	for line := range strings.Lines(own) {
+		if p, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
+			path = p
+		}
+	}
+	if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/..") {
+		return "" // there is none, or it is outside of this process's namespace
+	}
+	for line := range strings.Lines(mounts) {
+		before, after, _ := strings.Cut(line, " - ")
+		fields := strings.Fields(before)
+		if !strings.HasPrefix(after, "cgroup2 ") || len(fields) < 5 {
+			continue
+		}
+		root, point := fields[3], unescape.Replace(fields[4])
+		if below, err := filepath.Rel(root, path); err == nil && filepath.IsLocal(below) {
+			return filepath.Join(point, below)
+		}
+	}
+	return ""
+}
+
+// unescape replaces what mountinfo escapes.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// sweepCgroups removes cgroups that are empty and that were made before then.
+func sweepCgroups(parent string, then time.Time) {
+	left, _ := filepath.Glob(filepath.Join(parent, cgroupName+"*")) // the pattern is well-formed
+	for _, path := range left {
+		if fi, err := os.Stat(path); err == nil && fi.ModTime().Before(then) {
+			_ = unix.Rmdir(path) // fails where it is not empty
+		}
+	}
+}
+
+// newCgroup makes the cgroup of a worker that is to be started; nil where there can be none.
+func newCgroup() *cgroup {
+	prefix := cgroupPrefix()
+	if prefix == "" || noCgroups.Load() {
+		return nil
+	}
+	g := &cgroup{path: prefix + rand.Text()}
+	if err := os.Mkdir(g.path, 0o755); err != nil {
+		return nil
+	}
+	dir, err := os.Open(g.path)
+	if err != nil {
+		_ = unix.Rmdir(g.path)
+		return nil
+	}
+	g.dir = dir
+	return g
+}
+
+// enter has a process that is to be started begin in the cgroup.
+func (g *cgroup) enter(attr *syscall.SysProcAttr) {
+	if g != nil {
+		attr.UseCgroupFD, attr.CgroupFD = true, int(g.dir.Fd())
+	}
+}
+
+// kill sends SIGKILL to all processes of the cgroup, and those that they start meanwhile. It does
+// not block.
+func (g *cgroup) kill() error {
+	if g == nil {
+		return errors.ErrUnsupported
+	}
+	return os.WriteFile(filepath.Join(g.path, "cgroup.kill"), []byte("1"), 0)
+}
+
+// populated returns whether there is a process in the cgroup.
+func (g *cgroup) populated() bool {
+	if g == nil {
+		return false
+	}
+	events, err := os.ReadFile(filepath.Join(g.path, "cgroup.events"))
+	return err == nil && bytes.Contains(events, []byte("populated 1"))
+}
+
+// empty kills all processes of the cgroup, and waits until they are gone or killBound has passed.
+func (g *cgroup) empty() {
+	if !g.populated() || g.kill() != nil {
+		return
+	}
+	deadline := time.Now().Add(killBound)
+	for pause := time.Millisecond; g.populated() && time.Now().Before(deadline); pause = min(2*pause, cgroupLook) {
+		time.Sleep(pause)
+	}
+}
+
+// remove removes the cgroup, where it is empty. It must be the last call.
+func (g *cgroup) remove() {
+	if g == nil {
+		return
+	}
+	_ = g.dir.Close()
+	_ = unix.Rmdir(g.path) // the next process of hvdrun sweeps what stays
+}

@@ -1,0 +1,138 @@
+package proc
+
+import (
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Child is a process that this one has started. It leads a process group of its own, and the kernel
+// kills it when this process dies. Its methods may be called by many goroutines.
+type Child struct {
+	// PID is the process, and its group.
+	PID int
+
+	ended   chan struct{} // closed when it has ended
+	release chan struct{} // closed when no more signals are sent: it may be reaped
+	exit    chan exit     // of capacity 1
+
+	mu       sync.Mutex
+	released bool
+}
+
+type exit struct {
+	status syscall.WaitStatus
+	err    error
+}
+
+// Start starts a command, whose streams must be files. Where there is no error the caller must call
+// Reap, and not cmd.Wait.
+func Start(cmd *exec.Cmd) (*Child, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	lead(cmd.SysProcAttr)
+	c, err := start(false, func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	if err == nil {
+		_ = cmd.Process.Release() // the child is waited for by its number
+	}
+	return c, err
+}
+
+// lead makes a process that is to be started the leader of a group that dies with this process.
+func lead(attr *syscall.SysProcAttr) {
+	attr.Setpgid, attr.Pdeathsig = true, syscall.SIGKILL
+}
+
+// start starts a child from a thread that stays until the child is reaped: the kernel sends the
+// parent-death signal when the thread that forked ends, not the process.
+func start(worker bool, fork func() (pid int, err error)) (*Child, error) {
+	c := newChild()
+	forked := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := own.fork(worker, func() (pid int, err error) {
+			c.PID, err = fork()
+			return c.PID, err
+		})
+		forked <- err
+		if err == nil {
+			c.exit <- c.wait()
+		}
+	}()
+	if err := <-forked; err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func newChild() *Child {
+	return &Child{ended: make(chan struct{}), release: make(chan struct{}), exit: make(chan exit, 1)}
+}
+
+// wait blocks in the kernel until the child has ended, and again until no more signals are sent.
+func (c *Child) wait() (e exit) {
+	for unix.Waitid(unix.P_PID, c.PID, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		continue
+	}
+	close(c.ended)
+	<-c.release
+	for {
+		if _, e.err = syscall.Wait4(c.PID, &e.status, 0, nil); e.err != syscall.EINTR {
+			own.reaped(c.PID)
+			return e
+		}
+	}
+}
+
+// Ended is closed when the process has ended. Until Reap it keeps its number, and that of its
+// group, so that no signal can meet a stranger that got the number next.
+func (c *Child) Ended() <-chan struct{} { return c.ended }
+
+func (c *Child) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Signal sends a signal to the process group, unless the child has been reaped.
+func (c *Child) Signal(sig syscall.Signal) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.released {
+		return
+	}
+	err := syscall.Kill(-c.PID, sig)
+	if err == syscall.ESRCH || sig == syscall.SIGKILL {
+		_ = syscall.Kill(c.PID, sig) // it may have moved to another group
+	}
+}
+
+// Reap kills what is left of the process group, blocks until the process has ended, and returns
+// how. It is called once.
+func (c *Child) Reap() (syscall.WaitStatus, error) {
+	c.Signal(syscall.SIGKILL)
+	c.abandon()
+	e := <-c.exit
+	return e.status, e.err
+}
+
+// abandon has the child reaped whenever it ends, and sends it no more signals.
+func (c *Child) abandon() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.released = true
+	close(c.release)
+}

@@ -1,0 +1,206 @@
+package proc
+
+import (
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// killBound is how long processes that were sent SIGKILL are waited for: one that hangs in the
+// kernel never ends.
+const killBound = 2 * time.Second
+
+// execPause is between two looks at a process that is in the middle of becoming another program.
+const execPause = time.Millisecond
+
+// descendants finds and kills what a process started: those below it, and those that carry its mark
+// in the environment.
+//
+// Processes are held by descriptors. One is opened first and what it stands for is looked at after,
+// so that a number that was given to another process is noticed; a descriptor stays with its
+// process.
+type descendants struct {
+	mark string      // NAME=value; empty: none
+	root int         // a process that has not been reaped; 0: none
+	held map[int]int // descriptors by process id
+}
+
+func newDescendants(mark string, root int) *descendants {
+	return &descendants{mark: mark, root: root, held: make(map[int]int)}
+}
+
+func (d *descendants) release() {
+	for pid, fd := range d.held {
+		_ = unix.Close(fd)
+		delete(d.held, pid)
+	}
+}
+
+// kill kills all descendants and those they start meanwhile, until none is left or killBound has
+// passed.
+func (d *descendants) kill() {
+	deadline := time.Now().Add(killBound)
+	for {
+		d.freeze(deadline)
+		if len(d.held) == 0 {
+			return
+		}
+		d.signal(syscall.SIGKILL)
+		if d.await(deadline); time.Now().After(deadline) {
+			return
+		}
+	}
+}
+
+// freeze stops all descendants: a process that is stopped starts no other, which would have lost
+// the parent to be found by.
+func (d *descendants) freeze(deadline time.Time) {
+	d.await(time.Now())
+	for {
+		d.signal(syscall.SIGSTOP)
+		found, unclear := d.find()
+		if found == 0 && !unclear || time.Now().After(deadline) {
+			return
+		}
+		if found == 0 {
+			time.Sleep(execPause)
+		}
+	}
+}
+
+func (d *descendants) signal(sig syscall.Signal) {
+	for _, fd := range d.held {
+		_ = unix.PidfdSendSignal(fd, sig, nil, 0) // fails for the dead
+	}
+}
+
+// await blocks until all held processes have ended or the deadline has passed, and releases the
+// dead.
+func (d *descendants) await(deadline time.Time) {
+	for len(d.held) > 0 {
+		pids := make([]int, 0, len(d.held))
+		fds := make([]unix.PollFd, 0, len(d.held))
+		for pid, fd := range d.held {
+			pids = append(pids, pid)
+			fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+		}
+		left := max(0, time.Until(deadline))
+		n, err := unix.Poll(fds, int((left+time.Millisecond-1)/time.Millisecond))
+		if err != nil && err != unix.EINTR {
+			return
+		}
+		for i, fd := range fds {
+			if n > 0 && fd.Revents != 0 {
+				_ = unix.Waitid(unix.P_PIDFD, int(fd.Fd), nil, unix.WEXITED|unix.WNOHANG, nil) // fails unless it is inherited
+				_ = unix.Close(int(fd.Fd))
+				delete(d.held, pids[i])
+			}
+		}
+		if n == 0 && left == 0 {
+			return
+		}
+	}
+}
+
+// find holds descendants that are not held yet and returns how many these were, and whether there
+// may be more: it is not clear what a process carries while it becomes another program.
+func (d *descendants) find() (found int, unclear bool) {
+	parents := d.candidates()
+	before := len(d.held)
+	for pid := range parents {
+		if d.mark == "" {
+			break
+		}
+		carried, unknown := carries(pid, d.mark)
+		if carried {
+			d.hold(pid, func() bool {
+				carried, again := carries(pid, d.mark)
+				unclear = unclear || again
+				return carried
+			})
+		}
+		unclear = unclear || unknown
+	}
+	d.holdInherited(parents)
+	for grown := true; grown; {
+		grown = false
+		for pid, parent := range parents {
+			if _, held := d.held[parent]; (held || d.isRoot(parent)) && !d.isRoot(pid) {
+				grown = d.hold(pid, func() bool { return d.isParent(parent, pid) }) || grown
+			}
+		}
+	}
+	return len(d.held) - before, unclear
+}
+
+// candidates returns the parents of the processes among which descendants are sought: where this
+// process inherits all of them, its own descendants.
+func (d *descendants) candidates() map[int]int {
+	if !adopting.Load() {
+		return processes()
+	}
+	roots := own.inherited()
+	if d.root != 0 {
+		roots = append(roots, d.root)
+	}
+	for pid := range d.held {
+		roots = append(roots, pid)
+	}
+	if parents, ok := below(roots); ok {
+		return parents
+	}
+	return processes()
+}
+
+// holdInherited holds those that this process has inherited and that carry no mark of any worker,
+// where no worker that lives can have started them.
+func (d *descendants) holdInherited(parents map[int]int) {
+	if !adopting.Load() || d.mark == "" || d.root != 0 {
+		return
+	}
+	self := os.Getpid()
+	for pid, parent := range parents {
+		if parent != self {
+			continue
+		}
+		d.hold(pid, func() bool {
+			birth, _, err := Born(pid)
+			now, ok := parentOf(pid)
+			return err == nil && ok && now == self && own.noWorkerStarted(birth) && slices.Contains(own.inherited(), pid)
+		})
+	}
+}
+
+// hold opens the process and keeps it if it still belongs to the tree. It returns whether the
+// process is held now and was not before.
+func (d *descendants) hold(pid int, belongs func() bool) bool {
+	if _, ok := d.held[pid]; ok || pid == os.Getpid() || pid <= 1 {
+		return false
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return false
+	}
+	if !belongs() {
+		_ = unix.Close(fd)
+		return false
+	}
+	d.held[pid] = fd
+	return true
+}
+
+// isRoot is false for id 0, which stands in /proc for parents outside the container and for the
+// kernel.
+func (d *descendants) isRoot(pid int) bool { return pid != 0 && pid == d.root }
+
+// isParent returns whether pid is a child of parent and that number is still the descendant's: the
+// root's, or a held one's that has not been reaped.
+func (d *descendants) isParent(parent, pid int) bool {
+	if now, ok := parentOf(pid); !ok || now != parent {
+		return false
+	}
+	return d.isRoot(parent) || unix.PidfdSendSignal(d.held[parent], 0, nil, 0) == nil
+}

@@ -1,0 +1,64 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Ref is a process of this machine that another may have started. It is known by its number and its
+// birth, by which a later process with the number is told apart.
+type Ref struct {
+	pid   int
+	birth uint64          // in ticks after boot; 0: not known
+	ended <-chan struct{} // closed when a child of this process has ended; nil: it is no child
+}
+
+// RefOf returns a child of this process, whose end closes the channel.
+func RefOf(pid int, ended <-chan struct{}) *Ref { return &Ref{pid: pid, ended: ended} }
+
+// Find returns a process that is no child of this one and that was started with such arguments.
+// Where the number has none, or another, the Ref is one that has ended.
+func Find(pid int, args ...string) *Ref {
+	r := &Ref{pid: pid}
+	line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err == nil && bytes.Contains(line, []byte("\x00"+strings.Join(args, "\x00"))) {
+		r.birth, _, _ = Born(pid)
+	}
+	return r
+}
+
+// PID returns the number.
+func (r *Ref) PID() int { return r.pid }
+
+// Ended returns an error once the process has ended.
+func (r *Ref) Ended() error {
+	if r.ended != nil {
+		select {
+		case <-r.ended:
+			return errors.New("its process has ended")
+		default:
+			return nil
+		}
+	}
+	if birth, state, err := Born(r.pid); err != nil || state == 'Z' || state == 'X' || birth != r.birth {
+		return errors.New("its process has ended")
+	}
+	return nil
+}
+
+// Stopped returns whether a signal or a debugger has stopped the process.
+func (r *Ref) Stopped() bool {
+	_, state, err := Born(r.pid)
+	return err == nil && (state == 'T' || state == 't') && r.Ended() == nil
+}
+
+// Signal sends a signal to a process that has not ended.
+func (r *Ref) Signal(sig syscall.Signal) {
+	if r.Ended() == nil {
+		_ = syscall.Kill(r.pid, sig) // fails where it has just ended
+	}
+}

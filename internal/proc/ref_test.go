@@ -1,0 +1,41 @@
+package proc
+
+import (
+	"os/exec"
+	"syscall"
+	"testing"
+)
+
+// A process that another has started is known by its birth: a later one with its number is not it.
+func TestRefOfAnothersChild(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		cmd.Wait()
+	}()
+	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
+	pid := cmd.Process.Pid
+	other := &Ref{pid: pid}
+	if other.Ended() == nil {
+		t.Error("a later process with the number counts as the one that is meant")
+	}
+	if Find(pid, "agent", "--job").Ended() == nil {
+		t.Error("a process with other arguments counts as the one that is meant")
+	}
+	if err := Find(pid, "1000").Ended(); err != nil {
+		t.Error(err)
+	}
+	var err error
+	if other.birth, _, err = Born(pid); err != nil || other.Ended() != nil {
+		t.Fatalf("it is there: %v, %v", err, other.Ended())
+	}
+	RefOf(pid, ended).Signal(syscall.SIGKILL)
+	<-ended
+	if other.Ended() == nil {
+		t.Error("it has ended")
+	}
+}

@@ -1,0 +1,181 @@
+package proc
+
+import (
+	"context"
+	"syscall"
+	"time"
+)
+
+// KillPatience is how long a process that was sent SIGKILL is waited for.
+const KillPatience = 10 * time.Second
+
+// Command is a worker that Fork starts.
+type Command struct {
+	// Path is the program's, relative to Dir, and Args are its name and arguments.
+	Path string
+	Args []string
+	// Env is the whole environment, and Dir the working directory; empty: this process's.
+	Env []string
+	Dir string
+	// Files become the descriptors from 0 on.
+	Files []uintptr
+	// Mark is an entry of Env (NAME=value) by which descendants are found that have lost their
+	// parents. Empty: there is none.
+	Mark string
+	// CoreLimit bounds the core file in bytes, and is never more than this process's own hard
+	// limit. 0: there is none; UnlimitedCore: no bound but that.
+	CoreLimit uint64
+}
+
+// Stop says how a process is ended.
+type Stop struct {
+	// Grace is the time between SIGTERM and SIGKILL. Zero or less: SIGKILL at once.
+	Grace time.Duration
+	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
+	// begin anew with each value.
+	Hurry, More <-chan struct{}
+	// Dying, if not nil, is called once where the process dumps its core by itself, which may take
+	// long; what completes a sentence.
+	Dying func(what string)
+}
+
+// Tree is a worker's process with everything that it starts. Where cgroups of version 2 can be
+// made, it has one of its own. It is for one goroutine.
+type Tree struct {
+	*Child
+	cgroup      *cgroup
+	descendants *descendants
+	dump        *dumpWatch
+}
+
+// Fork starts a worker. The caller must call Wait, and Release after that.
+func Fork(c Command) (*Tree, error) {
+	g := newCgroup()
+	child, err := c.fork(g)
+	if err != nil && g != nil { // it may be the cgroup that the kernel refuses
+		g.remove()
+		g = nil
+		if child, err = c.fork(nil); err == nil {
+			noCgroups.Store(true)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Tree{
+		Child: child, cgroup: g, descendants: newDescendants(c.Mark, child.PID), dump: watchDump(child.PID, c.CoreLimit),
+	}, nil
+}
+
+func (c Command) fork(g *cgroup) (*Child, error) {
+	attr := &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Files: c.Files, Sys: &syscall.SysProcAttr{}}
+	lead(attr.Sys)
+	g.enter(attr.Sys)
+	return start(true, func() (int, error) { return forkWithCore(c, attr) })
+}
+
+// Wait blocks until the process has ended, and kills what it leaves. Once ctx has ended it ends the
+// process by stop. It returns false where the process is still there KillPatience after it was sent
+// SIGKILL: then it is not waited for any longer.
+func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, ended bool) {
+	stopped := t.await(ctx, stop)
+	if !t.hasEnded() {
+		t.abandon()
+		return 0, false
+	}
+	status, _ = t.Reap() // fails only where it was reaped elsewhere
+	t.descendants.root = 0
+	t.cgroup.empty()
+	if stopped || adopting.Load() && len(own.inherited()) > 0 {
+		t.Sweep()
+	}
+	return status, true
+}
+
+// Sweep kills what the process has started, after its end, as far as it can be found. It reads all
+// of /proc where this process does not inherit what its descendants leave (Adopt).
+func (t *Tree) Sweep() { t.descendants.kill() }
+
+// Release lets go of what belongs to the tree.
+func (t *Tree) Release() {
+	t.dump.close()
+	t.descendants.release()
+	t.cgroup.remove()
+}
+
+// await blocks until the child has ended, or SIGKILL has not ended it in time. It ends the child
+// once ctx has ended, and returns whether it had to.
+func (t *Tree) await(ctx context.Context, stop Stop) (stopped bool) {
+	if t.endsByItself(ctx, stop) {
+		return false
+	}
+	if stop.Grace > 0 && !closed(stop.Hurry) {
+		if !adopting.Load() {
+			t.descendants.find() // now: those whose parent ends cannot be found by it later
+		}
+		t.Signal(syscall.SIGTERM)
+		t.Signal(syscall.SIGCONT) // a stopped process handles no SIGTERM
+		if t.within(stop.Grace, stop.Hurry, stop.More) {
+			return true
+		}
+	}
+	for bound := time.Now().Add(dumpBound); t.dump.dumping() && !closed(stop.Hurry) && time.Now().Before(bound); {
+		if t.within(dumpLook, stop.Hurry, nil) { // the core file is wanted whole
+			return true
+		}
+	}
+	if t.cgroup.kill() != nil {
+		t.descendants.freeze(time.Now().Add(killBound))
+	}
+	t.Signal(syscall.SIGKILL)
+	t.within(KillPatience, nil, nil)
+	return true
+}
+
+// endsByItself blocks until the child has ended, which it returns, or ctx has.
+func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
+	look := time.NewTimer(t.dump.every())
+	defer look.Stop()
+	for {
+		select {
+		case <-t.ended:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-look.C:
+		}
+		if !t.dump.dumping() {
+			look.Reset(t.dump.every())
+		} else if stop.Dying != nil {
+			stop.Dying(t.dump.what())
+		}
+	}
+}
+
+// within returns whether the child ends before the time is over, which begins anew with each value
+// of more, or hurry is closed.
+func (t *Tree) within(d time.Duration, hurry, more <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-t.ended:
+			return true
+		case <-more:
+			timer.Reset(d)
+			continue
+		case <-timer.C:
+		case <-hurry:
+		}
+		return false
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

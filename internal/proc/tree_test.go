@@ -1,0 +1,111 @@
+package proc
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// stuck is a process that does not end, and whose core is being dumped as long as the file says so.
+func stuck(t *testing.T, dumps bool) *Tree {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "status")
+	text := "State:\tR (running)\nCoreDumping:\t0\n"
+	if dumps {
+		text = "State:\tD (disk sleep)\nCoreDumping:\t1\n"
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { status.Close() })
+	const nobody = 1 << 30 // no process has such a number
+	c := newChild()
+	c.PID = nobody
+	return &Tree{
+		Child: c, descendants: newDescendants("", 0),
+		dump: &dumpWatch{pid: nobody, pause: dumpLook, status: status, buf: make([]byte, 4<<10)},
+	}
+}
+
+// A process that SIGKILL does not end is waited for no longer than is said.
+func TestUnkillable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := stuck(t, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin := time.Now()
+		if !p.await(ctx, Stop{Grace: time.Second}) || p.hasEnded() {
+			t.Error("it counts as ended")
+		}
+		if took := time.Since(begin); took != time.Second+KillPatience {
+			t.Errorf("it was waited for %v", took)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		p := stuck(t, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		begin, more := time.Now(), make(chan struct{})
+		go func() {
+			for range 3 { // the grace begins anew each time
+				<-time.After(50 * time.Second)
+				more <- struct{}{}
+			}
+		}()
+		p.await(ctx, Stop{Grace: time.Minute, More: more})
+		if took := time.Since(begin); took != 210*time.Second+KillPatience {
+			t.Errorf("with more time it was waited for %v", took)
+		}
+	})
+}
+
+// A worker that dumps its core is told of once, at the first look, long before its process ends; a
+// stop leaves it the time to write, but not without a bound.
+func TestDumping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := stuck(t, true)
+		begin, told := time.Now(), 0
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		p.await(ctx, Stop{Grace: time.Second, Dying: func(string) {
+			told++
+			if took := time.Since(begin); took != dumpLook {
+				t.Errorf("it was told of after %v", took)
+			}
+		}})
+		if told != 1 {
+			t.Errorf("it was told of %d times", told)
+		}
+		if took := time.Since(begin); took < dumpBound || took > dumpBound+KillPatience+3*time.Second {
+			t.Errorf("it was waited for %v", took)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		p := stuck(t, true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		hurry := make(chan struct{})
+		close(hurry)
+		begin := time.Now()
+		p.await(ctx, Stop{Grace: time.Hour, Hurry: hurry})
+		if took := time.Since(begin); took != KillPatience {
+			t.Errorf("with a hurry it was waited for %v", took)
+		}
+	})
+}
+
+// What the kernel says of a dump is understood, and so is the signal that leads to it.
+func TestDumpWatch(t *testing.T) {
+	w := watchDump(os.Getpid(), UnlimitedCore)
+	defer w.close()
+	if w.dumping() || w.pause != dumpLook || w.what() != "dumps its core" {
+		t.Errorf("dumping %v, pause %v, %q", w.dumping(), w.pause, w.what())
+	}
+}

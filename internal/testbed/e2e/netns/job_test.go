@@ -1,0 +1,218 @@
+//go:build netns
+
+package netns
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
+)
+
+// job is a job over a cluster of agents, with the events observed so far.
+type job struct {
+	*e2e.Running
+	t     *testing.T
+	seen  int // events that are over
+	ended bool
+}
+
+// run starts an endless job whose driver is on the host "driver". It ends by [job.end] or is
+// killed.
+func (n *network) run(flags ...string) *job {
+	n.t.Helper()
+	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainer: binaries.Trainer}
+	running, err := programs.Start(e2e.Job{Dir: n.t.TempDir(),
+		Flags:   append(flags, "--log-level", "debug", "--drain-timeout", "5"),
+		Trainer: []string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	j := &job{Running: running, t: n.t}
+	n.t.Cleanup(func() {
+		if j.ended {
+			return
+		}
+		j.Kill()
+		if res, err := j.Wait(); err == nil {
+			n.t.Log(res.Story())
+		}
+	})
+	return j
+}
+
+const endless = 1_000_000 // steps
+
+// end stops the job and checks that it ends gracefully.
+func (j *job) end() {
+	j.t.Helper()
+	j.ended = true
+	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
+		j.t.Fatal(err)
+	}
+	res, err := j.Wait()
+	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
+		j.t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
+	}
+	if err := steplog.Check(res.Lines, endless, steplog.Size); err != nil {
+		j.t.Error(err)
+	}
+}
+
+// await blocks until a matching event after the position of the last await, and returns it; the
+// position moves behind it.
+func (j *job) await(what string, is func(e2e.Event) bool) e2e.Event {
+	j.t.Helper()
+	ctx, cancel := context.WithTimeout(j.t.Context(), 2*e2e.Patience)
+	defer cancel()
+	var found e2e.Event
+	err := j.AwaitEvents(ctx, func(all []e2e.Event) bool {
+		for i := j.seen; i < len(all); i++ {
+			if is(all[i]) {
+				found, j.seen = all[i], i+1
+				return true
+			}
+		}
+		return false
+	})
+	if err != nil {
+		j.t.Fatalf("waiting for %s: %v", what, err)
+	}
+	return found
+}
+
+// hosts waits for a list of exactly these hosts; "b!" is a draining one.
+func (j *job) hosts(names ...string) e2e.Event {
+	j.t.Helper()
+	return j.await("hosts "+strings.Join(names, " "), func(e e2e.Event) bool {
+		var got []string
+		for _, h := range e.Hosts {
+			name := h.Host
+			if h.Draining {
+				name += "!"
+			}
+			got = append(got, name)
+		}
+		return e.Name == "hosts_found" && slices.Equal(got, names)
+	})
+}
+
+// world waits for a world of these hosts, one slot each, in order of rank, that has committed: a
+// world that failed to connect does not count.
+func (j *job) world(hosts ...string) e2e.Event {
+	j.t.Helper()
+	var last e2e.Event
+	j.await("a commit in a world of "+strings.Join(hosts, " "), func(e e2e.Event) bool {
+		var got []string
+		for _, s := range e.Slots {
+			got = append(got, s.Host)
+		}
+		if e.Name == "world_published" && slices.Equal(got, hosts) {
+			last = e
+		}
+		return e.Name == "first_commit" && e.Generation == last.Generation
+	})
+	return last
+}
+
+// exited waits for the end of a host's worker. That may come before or after the others' first
+// commit without it, so it does not move the position of await.
+func (j *job) exited(host string, since time.Time) e2e.Event {
+	j.t.Helper()
+	seen := j.seen
+	defer func() { j.seen = seen }()
+	j.seen = 0
+	return j.await("the end of the worker on "+host, func(e e2e.Event) bool {
+		return e.Name == "worker_exited" && e.Host == host && e.Time.After(since)
+	})
+}
+
+// TestHostsComeAndGo: three agents and a driver, each on its own host. A host is disconnected and
+// returns; the driver's host is disconnected for a moment, which has no effect; a host leaves
+// gracefully and returns.
+func TestHostsComeAndGo(t *testing.T) {
+	n := newNetwork(t)
+	key := filepath.Join(t.TempDir(), "key")
+	names := []string{"a", "b", "c"}
+	addrs := map[string]string{}
+	for _, h := range append(names, "driver") {
+		addrs[h] = n.add(h)
+	}
+	seeds := strings.Join([]string{addrs["a"], addrs["b"], addrs["c"]}, ",")
+	n.agent("driver", "--generate-key", key).wait()
+	begin := func(host string) *agent {
+		return n.agent(host, "--key-file", key, "--label", "test", "--name", host, "--slots", "1", "--join", seeds,
+			"--bind", addrs[host], "--log-level", "debug")
+	}
+	agents := map[string]*agent{}
+	agents["a"] = begin("a")
+	n.listens("a", 7946)
+	j := n.run("-np", "1", "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test",
+		"--gossip-bind", addrs["driver"]+":0", "--elastic-timeout", "60")
+	j.hosts("a")
+	j.world("a")
+	since := time.Now()
+	agents["b"] = begin("b")
+	found := j.hosts("a", "b").Time.Sub(since)
+	told := j.await("the news of it", func(e e2e.Event) bool { return e.Name == "hosts_updated" }).Time.Sub(since)
+	t.Logf("an agent starts: on the list after %v, workers told, with a new one that has joined, after %v", found, told)
+	j.world("a", "b")
+	agents["c"] = begin("c")
+	j.hosts("a", "b", "c")
+	j.world("a", "b", "c")
+
+	since = time.Now()
+	n.cable("c", "down")
+	found = j.hosts("a", "b").Time.Sub(since)
+	exit := j.exited("c", since)
+	left := j.world("a", "b")
+	t.Logf("a host is cut off: off the list after %v, its worker lost after %v, the next world after %v",
+		found, exit.Time.Sub(since), left.Time.Sub(since))
+	// Without a message from the driver, the kernel would end their wait 5 s after the
+	// disconnection.
+	if after := left.Time.Sub(exit.Time); left.Time.Sub(since) > 5*time.Second && after > 2*time.Second {
+		t.Errorf("the survivors, who hear nothing, came to the next world %v after the driver knew of the loss", after)
+	}
+	since = time.Now()
+	n.cable("c", "up")
+	found = j.hosts("a", "b", "c").Time.Sub(since)
+	back := j.world("a", "b", "c")
+	t.Logf("it is back: on the list after %v, the next world after %v", found, back.Time.Sub(since))
+
+	since = time.Now()
+	n.cable("driver", "down")
+	noticed := j.await("the driver's notice that it is cut off", func(e e2e.Event) bool { return e.Name == "discovery_failed" })
+	n.cable("driver", "up")
+	t.Logf("the driver itself is cut off: noticed after %v", noticed.Time.Sub(since))
+
+	since = time.Now()
+	agents["b"].ask()
+	found = j.hosts("a", "b!", "c").Time.Sub(since)
+	moved := j.world("a", "c")
+	if moved.Generation != back.Generation+1 {
+		t.Errorf("generation %d follows %d: the driver's being cut off has cost a reset", moved.Generation, back.Generation)
+	}
+	if exit := j.exited("b", since); exit.Cause != "left" || exit.Code != 0 {
+		t.Errorf("the worker of the host that leaves: %+v", exit)
+	}
+	gone := j.hosts("a", "c").Time.Sub(since)
+	t.Logf("a host leaves: draining after %v, the next world after %v, off the list after %v", found, moved.Time.Sub(since), gone)
+	agents["b"].wait()
+	since = time.Now()
+	agents["b"] = begin("b")
+	t.Logf("an agent's start to hosts_found: %v", j.hosts("a", "c", "b").Time.Sub(since))
+	j.world("a", "c", "b")
+
+	j.end()
+	for _, a := range agents {
+		a.ask()
+		a.wait()
+	}
+}

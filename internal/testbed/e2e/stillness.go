@@ -1,0 +1,62 @@
+package e2e
+
+import (
+	"os"
+	"time"
+)
+
+// Patience is the time without progress after which something counts as hung. It does not bound
+// work: even a machine a hundred times slower than an idle one makes progress in much less time.
+const Patience = 2 * time.Minute
+
+// look is the longest time between two observations that counts in full: the observer may lack CPU
+// time, or the machine may have been suspended.
+const look = 200 * time.Millisecond
+
+// stillness measures the time without progress.
+type stillness struct {
+	limit time.Duration
+	last  int64
+	still time.Duration
+}
+
+// hung is called with a number that changes with progress and the time since the last call. It
+// reports whether the number has been constant for the limit.
+func (s *stillness) hung(moved int64, since time.Duration) bool {
+	if moved != s.last {
+		s.last, s.still = moved, 0
+		return false
+	}
+	s.still += min(since, look)
+	return s.still >= s.limit
+}
+
+// moved returns the number of bytes that the job has written to its steplog and its events, and the
+// output of a command without a steplog. Other output of hvdrun is no progress: it may report a
+// wait repeatedly.
+func (r *Running) moved() int64 {
+	paths := []string{r.StepLogPath(), r.EventsPath()}
+	if len(r.Command) > 0 {
+		paths = append(paths, r.OutputPath())
+	}
+	var n int64
+	for _, path := range paths {
+		if fi, err := os.Stat(path); err == nil {
+			n += fi.Size()
+		}
+	}
+	return n
+}
+
+// Poll calls done until it returns true, at most for [Patience], and returns its last result.
+func Poll(done func() bool) bool {
+	s := stillness{limit: Patience}
+	for last := time.Now(); !done(); time.Sleep(5 * time.Millisecond) {
+		now := time.Now()
+		if s.hung(0, now.Sub(last)) {
+			return false
+		}
+		last = now
+	}
+	return true
+}

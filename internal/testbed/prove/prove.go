@@ -1,0 +1,81 @@
+// Package prove is the code shared by the randomized test programs: the selection and time limit of
+// a run's cases, and the summary of results.
+package prove
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Run selects the cases of a run: those of the seeds from Seed on, in order, until For has passed;
+// with One, only the first. A seed determines its case.
+type Run struct {
+	For  time.Duration // no case begins later; 0: no bound
+	Seed uint64
+	One  bool
+}
+
+// Flags defines -for, -seed and -one. The default seed is random and short.
+func (r *Run) Flags(f *flag.FlagSet) {
+	f.DurationVar(&r.For, "for", 10*time.Minute, "time in which cases begin; 0: no limit")
+	f.Uint64Var(&r.Seed, "seed", uint64(rand.Uint32()), "seed of the first case, incremented for each further case")
+	f.BoolVar(&r.One, "one", false, "run only the first case")
+}
+
+// More reports whether the case with this number, from 0, is to be run at this time.
+func (r *Run) More(number int, passed time.Duration) bool {
+	if r.One {
+		return number == 0
+	}
+	return r.For <= 0 || passed < r.For
+}
+
+// Tally counts the cases of a run. The zero value is empty. It is not safe for concurrent use.
+type Tally struct {
+	Cases, Operations int
+	Bytes             int64
+	Took              time.Duration
+	counts            map[string]map[string]int
+	failures          []string
+}
+
+// Count counts a case for a value of a dimension.
+func (t *Tally) Count(dimension, value string) {
+	if t.counts == nil {
+		t.counts = map[string]map[string]int{}
+	}
+	if t.counts[dimension] == nil {
+		t.counts[dimension] = map[string]int{}
+	}
+	t.counts[dimension][value]++
+}
+
+// Fail counts a failed case.
+func (t *Tally) Fail(seed uint64, what string) {
+	t.failures = append(t.failures, fmt.Sprintf("seed %d: %s", seed, what))
+}
+
+// Failures is the number of failed cases.
+func (t *Tally) Failures() int { return len(t.failures) }
+
+// Print prints the tally, one line per dimension and per failure.
+func (t *Tally) Print(w io.Writer) {
+	fmt.Fprintf(w, "%d cases, %d operations, %.1f GiB, %v, %d failed\n", t.Cases, t.Operations, float64(t.Bytes)/(1<<30),
+		t.Took.Round(time.Second), len(t.failures))
+	for _, dimension := range slices.Sorted(maps.Keys(t.counts)) {
+		var words []string
+		for _, value := range slices.Sorted(maps.Keys(t.counts[dimension])) {
+			words = append(words, fmt.Sprintf("%s %d", value, t.counts[dimension][value]))
+		}
+		fmt.Fprintf(w, "  %s: %s\n", dimension, strings.Join(words, ", "))
+	}
+	for _, failure := range t.failures {
+		fmt.Fprintf(w, "FAILED %s\n", failure)
+	}
+}

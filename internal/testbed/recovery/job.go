@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
+)
+
+const (
+	// warmth is the number of steps of a world before it is disturbed.
+	warmth = 20
+	// quiet is the time after a disturbance in which the job is not observed, so that observation
+	// does not affect it.
+	quiet = 100 * time.Millisecond
+	// rest is the exclusion time of a dead worker's slot, longer than the recovery from the death.
+	rest = "0.2,0.2"
+)
+
+// endless starts a job that runs until finish.
+func (b *bench) endless(name string, flags []string, stages []e2e.Stage) (*watch, error) {
+	dir, err := os.MkdirTemp(b.dir, name)
+	if err != nil {
+		return nil, err
+	}
+	r, err := b.binaries.Start(e2e.Job{
+		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages,
+		Trainer: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String(),
+			"-ballast", strconv.Itoa(b.ballast), "-late=" + strconv.FormatBool(b.late)},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &watch{job: r, steplog: steplog.Follow[steplog.Line](r.StepLogPath()), ranks: make(map[int]int)}, nil
+}
+
+// watch is a running job with the state of its steplog so far.
+type watch struct {
+	job        *e2e.Running
+	steplog    *steplog.Follower[steplog.Line]
+	generation uint64
+	size       int
+	ranks      map[int]int // of the newest world: rank by process
+	steps      int         // of rank 0 in the newest world
+}
+
+// settled blocks until a world of that size, later than the generation, has completed some steps.
+func (w *watch) settled(ctx context.Context, size int, after uint64) error {
+	for {
+		lines, err := w.steplog.Next()
+		if err != nil {
+			return err
+		}
+		for _, l := range lines {
+			if l.Generation > w.generation {
+				w.generation, w.size, w.steps = l.Generation, l.Size, 0
+				clear(w.ranks)
+			}
+			if l.Generation == w.generation {
+				w.ranks[l.PID] = l.Rank
+			}
+			if l.Generation == w.generation && l.Rank == 0 && l.Event == steplog.Step {
+				w.steps++
+			}
+		}
+		if w.generation > after && w.size == size && len(w.ranks) == size && w.steps >= warmth {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-w.job.Ended():
+			return fmt.Errorf("the job in %s ended too early", w.job.Dir)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// finish ends the job and checks its result.
+func (w *watch) finish(size int, failed error) (e2e.Result, error) {
+	_ = syscall.Kill(w.job.PID, syscall.SIGINT) // fails if it has ended
+	res, err := w.job.Wait()
+	steps := 0
+	for _, l := range res.Lines {
+		steps = max(steps, l.Step)
+	}
+	switch {
+	case failed != nil:
+		return res, fmt.Errorf("%w\n%s", failed, res.Output)
+	case err != nil:
+		return res, err
+	case res.Status != 128+int(syscall.SIGINT) || len(res.Left) > 0:
+		return res, fmt.Errorf("the job in %s: exit status %d, processes left: %q\n%s", w.job.Dir, res.Status, res.Left, res.Output)
+	}
+	return res, steplog.Check(res.Lines, steps, size)
+}
+
+// killSome runs a job and kills n of its workers, one after the other.
+func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
+	hosts := fmt.Sprintf("localhost:%d,127.0.0.1:%d", (b.workers+1)/2, b.workers/2)
+	w, err := b.endless("kills", []string{"-np", strconv.Itoa(b.workers), "--min-np", "1", "-H", hosts,
+		"--blacklist-cooldown-range", rest, "--discovery-interval", b.interval.String(), "--drain-timeout", "2s"}, nil)
+	if err != nil {
+		return nil, err
+	}
+	b.seed++
+	dice := rand.New(rand.NewPCG(b.seed, 0))
+	var samples []sample
+	disturbed := uint64(0)
+	for range n {
+		if err = w.settled(ctx, b.workers, disturbed); err != nil {
+			break
+		}
+		disturbed = w.generation
+		time.Sleep(time.Duration(dice.Int64N(int64(20 * time.Millisecond))))
+		var pids []int
+		for pid := range w.ranks {
+			pids = append(pids, pid)
+		}
+		slices.Sort(pids)
+		pid := pids[dice.IntN(len(pids))]
+		s := sample{at: time.Now(), generation: w.generation, rank: w.ranks[pid], pid: pid}
+		if err = syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			break
+		}
+		samples = append(samples, s)
+		time.Sleep(quiet)
+	}
+	res, err := w.finish(b.size, err)
+	if err != nil {
+		return nil, err
+	}
+	for i := range samples {
+		samples[i].death(res)
+	}
+	return samples, b.remove(w.job.Dir)
+}
+
+// growSome runs a job and n times adds a host and removes it.
+func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
+	few := (b.workers + 1) / 2
+	small := fmt.Sprintf("localhost:%d", few)
+	large := fmt.Sprintf("%s 127.0.0.1:%d", small, b.workers-few)
+	stages := []e2e.Stage{{Hosts: small}}
+	for i := range n {
+		stages = append(stages,
+			e2e.Stage{After: fmt.Sprintf("add.%d", i), Hosts: large},
+			e2e.Stage{After: fmt.Sprintf("remove.%d", i), Hosts: small})
+	}
+	w, err := b.endless("joins", []string{"-np", strconv.Itoa(few), "--min-np", "1",
+		"--discovery-interval", b.interval.String(), "--drain-timeout", "2s"}, stages)
+	if err != nil {
+		return nil, err
+	}
+	var samples []sample
+	disturbed := uint64(0)
+	for i := range n {
+		if err = w.settled(ctx, few, disturbed); err != nil {
+			break
+		}
+		disturbed = w.generation
+		s := sample{generation: w.generation}
+		if err = w.mark(fmt.Sprintf("add.%d", i)); err != nil {
+			break
+		}
+		if err = w.settled(ctx, b.workers, disturbed); err != nil {
+			break
+		}
+		if s.at, err = w.shown(2*i + 1); err != nil {
+			break
+		}
+		samples = append(samples, s)
+		if err = w.mark(fmt.Sprintf("remove.%d", i)); err != nil {
+			break
+		}
+	}
+	res, err := w.finish(b.size, err)
+	if err != nil {
+		return nil, err
+	}
+	for i := range samples {
+		samples[i].growth(res)
+	}
+	return samples, b.remove(w.job.Dir)
+}
+
+// mark creates a file that the discovery script waits for.
+func (w *watch) mark(name string) error {
+	return os.WriteFile(filepath.Join(w.job.Dir, name), nil, 0o666)
+}
+
+// shown returns when the script first printed a stage.
+func (w *watch) shown(stage int) (time.Time, error) {
+	b, err := os.ReadFile(filepath.Join(w.job.Dir, fmt.Sprintf("shown.%d", stage)))
+	if err != nil {
+		return time.Time{}, err
+	}
+	ns, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return time.Unix(0, ns), err
+}

@@ -1,0 +1,118 @@
+// Command recovery measures for how long training is interrupted when a worker is killed and when
+// workers are added.
+//
+//	go run ./internal/testbed/recovery -kills 200 -joins 40
+//
+// A death is timed from right before kill(2) of a worker until every survivor has completed a step
+// in a later world. The dead worker's slot returns, and the next worker is killed some time later.
+//
+// Growth is timed by the discovery script, from right before it first prints a second host with as
+// many slots as the first, until the first step in the larger world. The pause is the longest time
+// in between from one step of an old worker to its next, less a median step. Because a first step
+// may be slow for other reasons, the time outside the training function is reported too.
+//
+// An arrival is timed from right before another `hvdrun agent` is started in the cluster of the
+// job, until Commit has returned a HostsUpdatedError in every worker, while a new worker waits to
+// join.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var b bench
+	flag.IntVar(&b.kills, "kills", 200, "workers to kill")
+	flag.IntVar(&b.joins, "joins", 40, "times to add a host")
+	flag.IntVar(&b.arrivals, "arrivals", 20, "times to start an agent on another host")
+	flag.IntVar(&b.workers, "workers", 4, "workers of the job; at least 2")
+	flag.IntVar(&b.size, "size", 256, "weights of the model, of 4 bytes each")
+	flag.IntVar(&b.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
+	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
+	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
+	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
+	flag.StringVar(&b.tsv, "tsv", "", "file for a line of times for each kill and join")
+	flag.BoolVar(&b.keep, "keep", false, "keep the jobs' step logs, events and logs")
+	flag.Parse()
+	if err := b.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "recovery:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// bench is the flags and the directory of the jobs.
+type bench struct {
+	kills, joins, arrivals int
+	workers, size, ballast int
+	late                   bool
+	stepTime, interval     time.Duration
+	seed                   uint64
+	tsv                    string
+	keep                   bool
+
+	binaries e2e.Binaries
+	dir      string
+}
+
+// killsPerJob keeps the step logs short.
+const killsPerJob = 50
+
+func (b *bench) run(ctx context.Context) (err error) {
+	if b.workers < 2 {
+		return errors.New("at least 2 workers are needed")
+	}
+	if b.dir, err = os.MkdirTemp("", "hvdrun-recovery-"); err != nil {
+		return err
+	}
+	if b.binaries, err = e2e.Build(ctx, b.dir); err != nil {
+		return errors.Join(err, os.RemoveAll(b.dir))
+	}
+	var deaths, growths, arrivals []sample
+	for left := b.kills; left > 0; left -= killsPerJob {
+		more, err := b.killSome(ctx, min(left, killsPerJob))
+		if err != nil {
+			return err
+		}
+		deaths = append(deaths, more...)
+		fmt.Fprintf(os.Stderr, "\r%d of %d kills ", len(deaths), b.kills)
+	}
+	for left := b.joins; left > 0; left -= killsPerJob {
+		more, err := b.growSome(ctx, min(left, killsPerJob))
+		if err != nil {
+			return err
+		}
+		growths = append(growths, more...)
+		fmt.Fprintf(os.Stderr, "\r%d of %d joins ", len(growths), b.joins)
+	}
+	if b.arrivals > 0 {
+		if arrivals, err = b.arriveSome(ctx, b.arrivals); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(os.Stderr)
+	b.report(os.Stdout, deaths, growths)
+	b.reportArrivals(os.Stdout, arrivals)
+	return errors.Join(b.writeTSV(deaths, growths, arrivals), b.remove(b.dir))
+}
+
+// remove removes a directory, or reports that it is kept.
+func (b *bench) remove(dir string) error {
+	if b.keep {
+		fmt.Fprintln(os.Stderr, "kept:", dir)
+		return nil
+	}
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,35 @@
+package launch
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The time to wait is over before we have read anything, as where our own reader is slow, and the
+// other end stays open.
+func TestLastWordsAreReadAfterTheBound(t *testing.T) {
+	var out strings.Builder
+	p, err := newPipes(&out, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.closeChild()
+	holder := os.NewFile(p.child[1], "child's end")
+	p.child = []uintptr{p.child[0], p.child[2]}
+	defer holder.Close()
+	if _, err := holder.WriteString("last words"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range p.copiers {
+		if err := c.from.SetReadDeadline(time.Unix(1, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.start()
+	<-p.done
+	if out.String() != "last words" {
+		t.Fatalf("got %q", out.String())
+	}
+}

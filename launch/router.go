@@ -1,0 +1,29 @@
+package launch
+
+// Router is a Launcher whose workers reach the driver through their agents, and may run on other
+// machines.
+type Router interface {
+	Launcher
+	// ListenAddr returns where the driver has to listen for its workers, as net.Listen takes it.
+	ListenAddr() string
+	// Listening sets the port at which the driver does. It is called before the first Run.
+	Listening(port int)
+	// HostAddr returns an address, or a name, at which the job's other hosts reach the host. It may
+	// block.
+	HostAddr(host string) (string, error)
+}
+
+// Keeper is a Launcher whose workers outlive the process that uses it: agents keep them, with their
+// events, until another driver of the run comes. That one calls Run again for each worker whose end
+// is not in the journal; the one that was started before is taken over then, and not started once
+// more.
+type Keeper interface {
+	Launcher
+	// Adopt names the workers, by incarnation, for which Run will be called since a driver before
+	// this one may have started them. It is called before the first Run, and not at all by a first
+	// driver. Agents may forget the events of others.
+	Adopt(incarnations []string)
+	// Settle records that what Run has returned for the incarnation is in the journal. The agent
+	// keeps it until then. It does not block.
+	Settle(incarnation string)
+}
