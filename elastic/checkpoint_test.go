@@ -244,7 +244,7 @@ type told struct {
 	reports chan rendezvous.Report
 }
 
-func (m told) report(_ context.Context, r rendezvous.Report, _, _ uint64) error {
+func (m told) Report(_ context.Context, r rendezvous.Report, _, _ uint64) error {
 	if r != rendezvous.Committed {
 		m.reports <- r
 	}

@@ -23,8 +23,8 @@ import (
 
 // driven is the meeting of a worker that a driver has started.
 type driven struct {
-	client     *rendezvous.Client
-	service    *notify.Service
+	*rendezvous.Client
+	*notify.Service
 	endpoint   *collective.Endpoint
 	timeline   *timeline.Recorder // nil: no timeline is recorded
 	notifyAddr string
@@ -53,8 +53,8 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
 	}
-	d := &driven{service: notify.NewService(creds), warning: env.StallWarning}
-	if d.client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
+	d := &driven{Service: notify.NewService(creds), warning: env.StallWarning}
+	if d.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
 	}
 	data := collective.Config{
@@ -82,16 +82,16 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		data.Timeline = d.timeline
 	}
 	if d.endpoint, err = collective.Listen(data); err != nil {
-		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.client.Close())
+		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Client.Close())
 	}
 	listener, err := net.Listen("tcp", netip.AddrPortFrom(local, 0).String())
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.client.Close())
+		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.Client.Close())
 	}
 	d.notifyAddr = listener.Addr().String()
 	ctx, stop := context.WithCancel(context.Background())
 	d.stopServing = stop
-	d.serving.Go(func() { d.served = d.service.Serve(ctx, listener) })
+	d.serving.Go(func() { d.served = d.Serve(ctx, listener) })
 	return d, nil
 }
 
@@ -117,7 +117,7 @@ func dataListenAddr(local netip.Addr) string {
 
 func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
 	j.DataAddrs, j.NotifyAddr = d.endpoint.Addrs(), d.notifyAddr
-	place, err := d.client.Join(ctx, j)
+	place, err := d.Join(ctx, j)
 	if err != nil {
 		return rendezvous.World{}, err
 	}
@@ -136,21 +136,9 @@ func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.G
 	return g, nil
 }
 
-func (d *driven) report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error {
-	return d.client.Report(ctx, r, generation, commits)
-}
-
-func (d *driven) beat(ctx context.Context, b rendezvous.Beat) error { return d.client.Beat(ctx, b) }
-
 func (d *driven) connections() uint64 { return d.endpoint.Connections() }
 
 func (d *driven) stallWarning() time.Duration { return d.warning }
-
-func (d *driven) reachable() bool { return d.client.Connected() }
-
-func (d *driven) latest() notify.Update { return d.service.Latest() }
-
-func (d *driven) loss() (notify.Loss, <-chan struct{}) { return d.service.Loss() }
 
 func (d *driven) close() error {
 	d.stopServing()
@@ -158,7 +146,7 @@ func (d *driven) close() error {
 	if d.timeline != nil {
 		_ = d.timeline.Close() // always nil: it logs write errors itself
 	}
-	return errors.Join(d.endpoint.Close(), d.served, d.client.Close())
+	return errors.Join(d.endpoint.Close(), d.served, d.Client.Close())
 }
 
 func hostsOf(w plan.World) []string {

@@ -242,7 +242,7 @@ func updated(c plan.Change) error {
 func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	p := s.worker.member.Load()
 	// The reduction takes the maximum, so all ranks act on the same change if any rank knows of it.
-	latest := s.worker.meeting.latest()
+	latest := s.worker.meeting.Latest()
 	if latest.Seq <= p.world.Seq { // all ranks that know of no change send the same value, staysBit apart
 		latest = notify.Update{Seq: p.world.Seq}
 	}

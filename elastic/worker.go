@@ -260,7 +260,7 @@ func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*membersh
 // ends first.
 func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 	for {
-		loss, more := w.meeting.loss()
+		loss, more := w.meeting.Loss()
 		if loss.Generation == generation && generation != 0 {
 			cause := errReportedLost
 			if len(loss.Ranks) == 0 {
@@ -341,7 +341,7 @@ func (w *Worker) committed(commits uint64) {
 	w.reports.committed = generation
 	w.reports.Go(func() {
 		// Ignored on failure: the report is used for measurements only.
-		_ = w.meeting.report(w.reports.ctx, rendezvous.Committed, generation, commits)
+		_ = w.meeting.Report(w.reports.ctx, rendezvous.Committed, generation, commits)
 	})
 }
 
@@ -351,7 +351,7 @@ func (w *Worker) chosen(d *driven, generation uint64, backend string) {
 	defer w.use.mu.Unlock()
 	if !w.use.closed {
 		// Ignored on failure: the report is used for the events file only.
-		w.reports.Go(func() { _ = d.client.ReportBackend(w.reports.ctx, generation, backend) })
+		w.reports.Go(func() { _ = d.ReportBackend(w.reports.ctx, generation, backend) })
 	}
 }
 
@@ -413,7 +413,7 @@ func (w *Worker) close() error {
 	if p := w.member.Load(); p != nil {
 		if !over && !w.run.late {
 			// Ignored on failure: the driver notices the end of the process.
-			_ = w.meeting.report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
+			_ = w.meeting.Report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
 		}
 		if err = p.leave(nil); err != nil {
 			err = fmt.Errorf("elastic: close: %w", err)
