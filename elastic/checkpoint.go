@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -340,7 +339,7 @@ const (
 
 // load sets the state from a checkpoint, or leaves it unchanged.
 func (s *State) load(commits uint64) error {
-	if s.saved.Last() == nil { // the first save defines the sources
+	if s.saved.Last() == nil { // local parts keep their values of the last save
 		if err := s.Save(); err != nil {
 			return err
 		}
@@ -375,15 +374,15 @@ func (s *State) load(commits uint64) error {
 	return nil
 }
 
-// read returns the checked content of a checkpoint of this state: the sources of an image, and the
-// pieces of all ranks of Local parts.
+// read returns the checked content of a checkpoint of this state: the sources of an image, with the
+// Local parts of the last save, and the pieces of all ranks of Local parts.
 func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 	f, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	sources := slices.Clone(s.saved.sources)
+	last, sources := s.saved.Last().Blobs(), make([]image.Source, s.parts.blobs)
 	locals := make([][][]byte, 0, len(s.locals.parts))
 	if have, want := len(f.About.Parts), len(s.parts.all); have != want {
 		return nil, nil, fmt.Errorf("elastic: %s has %d parts, the state has %d", path, have, want)
@@ -399,7 +398,7 @@ func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 		}
 		if d.local != nil {
 			locals = append(locals, tensors)
-			continue
+			tensors = [][]byte{last[s.parts.first[i]].Bytes()} // this rank's own piece stays
 		}
 		for j, b := range tensors {
 			sources[s.parts.first[i]+j] = image.Source{Bytes: b, Given: true}
