@@ -36,7 +36,7 @@
 //
 // Ranks of a group that are on one host meet in shared memory (shared_memory.go). Where these are
 // all ranks, everything but a forced algorithm and [Adasum] runs in it; where they are not,
-// AllReduce runs within hosts and between them (allreduce_hierarchical.go). Slices of [Alloc] are
+// AllReduce runs within hosts and between them (allreduce.go). Slices of [Alloc] are
 // reduced in it without a copy, if they are large.
 //
 // # Layers

@@ -54,31 +54,48 @@ func (l *loop) guarded(ctx context.Context) error {
 }
 
 // loop passes events to the machine and performs its actions. Other goroutines only post events;
-// the goroutine in run alone uses the machine.
+// the goroutine in run alone uses the machine. Its fields are grouped by lifetime.
 type loop struct {
-	cfg     Config
-	m       *decide.Machine
-	clock   clock
+	cfg    Config
+	m      *decide.Machine
+	clock  clock
+	recent decide.Recent
+	stalls *stalls
+	record
+	services
+	inbox
+	crew
+}
+
+// record is what the job's next driver finds.
+type record struct {
 	writer  journalWriter
 	outputs outputs
 	job     decide.JobRecord
-	resumes bool          // the job had a previous driver
-	keeper  launch.Keeper // the launcher, if it is a Keeper
-	events  chan posted
-	asks    chan func()   // functions for the loop's goroutine
-	ended   chan struct{} // closed when the loop takes no more events
-	recent  decide.Recent
-	stalls  *stalls
+	resumes bool // the job had a previous driver
+}
 
+// services are set up by serve, before the first event.
+type services struct {
 	credentials *identity.Authority
 	listen      netip.AddrPort // address of the rendezvous
+	meet        meeting
+	push        pusher
+}
 
-	meet meeting
-	push pusher
+// inbox is open until run returns.
+type inbox struct {
+	events chan posted
+	asks   chan func()   // functions for the loop's goroutine
+	ended  chan struct{} // closed when the loop takes no more events
+}
 
-	procs  map[string]*process
-	wg     sync.WaitGroup // goroutines that post events
-	output sync.WaitGroup // forwarding of the workers' output; awaited only at the job's end
+// crew is the workers that run, and the goroutines for them.
+type crew struct {
+	keeper launch.Keeper       // the launcher, if it is a Keeper
+	procs  map[string]*process // by incarnation
+	wg     sync.WaitGroup      // goroutines that post events
+	output sync.WaitGroup      // forwarding of the workers' output; awaited only at the job's end
 }
 
 // meeting and pusher are the parts of rendezvous.Server and notify.Pusher that the loop uses.
@@ -118,11 +135,9 @@ func newLoop(cfg Config) *loop {
 	l := &loop{
 		cfg:    cfg,
 		clock:  newClock(time.Time{}),
-		events: make(chan posted, 64),
-		asks:   make(chan func()),
-		ended:  make(chan struct{}),
-		procs:  make(map[string]*process),
 		stalls: newStalls(cfg.Timeouts),
+		inbox:  inbox{events: make(chan posted, 64), asks: make(chan func()), ended: make(chan struct{})},
+		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
 	l.writer.log = cfg.Log
@@ -598,25 +613,25 @@ func exitOf(err error) Exit {
 }
 
 // post sends an event to the loop; after the loop's end it is dropped.
-func (l *loop) post(in decide.Input) {
+func (b *inbox) post(in decide.Input) {
 	select {
-	case l.events <- posted{input: in}:
-	case <-l.ended:
+	case b.events <- posted{input: in}:
+	case <-b.ended:
 	}
 }
 
 // postNoted also blocks until the event is in the journal, so that its sender need not repeat it to
 // another driver.
-func (l *loop) postNoted(in decide.Input) {
+func (b *inbox) postNoted(in decide.Input) {
 	noted := make(chan struct{})
 	select {
-	case l.events <- posted{input: in, noted: noted}:
-	case <-l.ended:
+	case b.events <- posted{input: in, noted: noted}:
+	case <-b.ended:
 		return
 	}
 	select {
 	case <-noted:
-	case <-l.ended:
+	case <-b.ended:
 	}
 }
 

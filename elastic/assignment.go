@@ -339,36 +339,3 @@ func (l *locals) reportAssignment(g *collective.Group, set *announcedSet, h *ass
 		l.worker.log.Infof("no rank takes over the pieces of local parts %s of rank %s: they are kept for new workers", plain, strings.Join(left, ", "))
 	}
 }
-
-// replicateSync is replicate for the save at the end of a sync.
-func (l *locals) replicateSync(ctx context.Context) error {
-	p := l.worker.member.Load()
-	if l.sync == nil {
-		return l.replicateAfter(ctx, l.set(l.current))
-	}
-	l.sync.set.id = l.next(p.world)
-	return l.prepare(ctx, p, l.sync.set, l.sync.before, l.sync.base)
-}
-
-// keep ends a sync: all ranks save their live state as commit number commits.
-func (s *State) keep(ctx context.Context, g *collective.Group, commits uint64) error {
-	l := &s.locals
-	if len(l.parts) > 0 {
-		if err := l.replicateSync(ctx); err != nil {
-			return err
-		}
-	}
-	if err := s.save(commits); err != nil {
-		return err
-	}
-	s.commits, s.holds, s.agreed = commits, true, true
-	if len(l.parts) == 0 {
-		return nil
-	}
-	l.counted()
-	if err := collective.Barrier(ctx, g); err != nil {
-		return err
-	}
-	l.settled()
-	return nil
-}

@@ -15,8 +15,8 @@ import (
 // beater is a meeting whose driver receives reports about the worker's activity.
 type beater interface {
 	meeting
-	// beat sends b once, if a connection exists.
-	beat(ctx context.Context, b rendezvous.Beat) error
+	// Beat sends b once, if a connection exists.
+	Beat(ctx context.Context, b rendezvous.Beat) error
 	// connections returns the number of connections made to other ranks so far.
 	connections() uint64
 	// stallWarning is the wait for other ranks after which the driver is informed at once. 0: the
@@ -129,7 +129,7 @@ func (p *pulse) run(ctx context.Context) {
 		looked = now
 		long := p.warning > 0 && waits >= p.warning
 		if long && !p.reported || now.Sub(lastBeat) >= spacing*(p.every-p.pause/2) {
-			err := p.to.beat(ctx, p.beat())
+			err := p.to.Beat(ctx, p.beat())
 			if err == nil {
 				p.reported = long
 			}

@@ -58,7 +58,7 @@ func (m *listener) connections() uint64 { return m.made.Load() }
 
 func (m *listener) stallWarning() time.Duration { return m.warning }
 
-func (m *listener) beat(_ context.Context, b rendezvous.Beat) error {
+func (m *listener) Beat(_ context.Context, b rendezvous.Beat) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.tries++

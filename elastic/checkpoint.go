@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -259,52 +258,69 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 		return root, fmt.Errorf("elastic: checkpoints: %w", err)
 	}
 	for {
-		// The newest of all, and of ranks that have it the lowest.
-		word := []uint64{0}
-		if len(mine) > 0 {
-			word[0] = mine[0] + 1
-		}
-		if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil {
+		elected, commits, err := elect(ctx, g, mine)
+		if err != nil {
 			return root, err
 		}
-		newest := word[0]
-		if newest == 0 {
+		if elected < 0 {
 			if g.Rank() == root {
 				s.worker.log.Infof("there is no checkpoint in %s: training starts from nothing", c.Dir)
 			}
 			return root, nil
 		}
-		word[0] = 0
-		if len(mine) > 0 && mine[0]+1 == newest {
-			word[0] = math.MaxUint32 - uint64(g.Rank())
+		damaged, err := s.loadOn(ctx, g, elected, commits)
+		if err != nil || !damaged {
+			return elected, err
 		}
-		if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil {
-			return root, err
-		}
-		elected := int(math.MaxUint32 - word[0])
-		outcome := []uint8{whole}
 		if elected == g.Rank() {
-			if err = s.load(mine[0]); errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, fs.ErrNotExist) {
-				outcome[0] = torn
-				mine = mine[1:]
-			} else if err != nil {
-				outcome[0] = misfit
-			}
-		}
-		if cerr := collective.Broadcast(ctx, g, outcome, elected); cerr != nil {
-			return root, cerr
-		}
-		switch outcome[0] {
-		case whole:
-			return elected, nil
-		case misfit:
-			awaitAllInformed(ctx, g)
-			if elected != g.Rank() {
-				err = fmt.Errorf("elastic: rank %d cannot continue from its checkpoint of commit %d", elected, newest-1)
-			}
-			return root, err
+			mine = mine[1:]
 		}
 	}
+}
+
+// elect returns the newest checkpoint that any rank has and, of the ranks that have it, the lowest;
+// -1: there is none. mine are this rank's, newest first.
+func elect(ctx context.Context, g *collective.Group, mine []uint64) (rank int, commits uint64, err error) {
+	word := []uint64{0}
+	if len(mine) > 0 {
+		word[0] = mine[0] + 1
+	}
+	if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil || word[0] == 0 {
+		return -1, 0, err
+	}
+	commits = word[0] - 1
+	word[0] = 0
+	if len(mine) > 0 && mine[0] == commits {
+		word[0] = math.MaxUint32 - uint64(g.Rank())
+	}
+	if err := collective.AllReduce(ctx, g, word, collective.Max); err != nil {
+		return -1, 0, err
+	}
+	return int(math.MaxUint32 - word[0]), commits, nil
+}
+
+// loadOn reads a checkpoint on one rank and reports on all ranks whether it is damaged. If it is
+// not of this state, or cannot be read, all ranks return an error.
+func (s *State) loadOn(ctx context.Context, g *collective.Group, rank int, commits uint64) (damaged bool, err error) {
+	outcome := []uint8{whole}
+	if rank == g.Rank() {
+		if err = s.load(commits); errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, fs.ErrNotExist) {
+			outcome[0] = torn
+		} else if err != nil {
+			outcome[0] = misfit
+		}
+	}
+	if cerr := collective.Broadcast(ctx, g, outcome, rank); cerr != nil {
+		return false, cerr
+	}
+	if outcome[0] != misfit {
+		return outcome[0] == torn, nil
+	}
+	awaitAllInformed(ctx, g)
+	if rank != g.Rank() {
+		err = fmt.Errorf("elastic: rank %d cannot continue from its checkpoint of commit %d", rank, commits)
+	}
+	return false, err
 }
 
 // claim makes rank 0 lock the folder. If another job has locked it, all ranks return an error.
@@ -340,7 +356,7 @@ const (
 
 // load sets the state from a checkpoint, or leaves it unchanged.
 func (s *State) load(commits uint64) error {
-	if s.saved.Last() == nil { // the first save defines the sources
+	if s.saved.Last() == nil { // local parts keep their values of the last save
 		if err := s.Save(); err != nil {
 			return err
 		}
@@ -375,15 +391,15 @@ func (s *State) load(commits uint64) error {
 	return nil
 }
 
-// read returns the checked content of a checkpoint of this state: the sources of an image, and the
-// pieces of all ranks of Local parts.
+// read returns the checked content of a checkpoint of this state: the sources of an image, with the
+// Local parts of the last save, and the pieces of all ranks of Local parts.
 func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 	f, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer f.Close()
-	sources := slices.Clone(s.saved.sources)
+	last, sources := s.saved.Last().Blobs(), make([]image.Source, s.parts.blobs)
 	locals := make([][][]byte, 0, len(s.locals.parts))
 	if have, want := len(f.About.Parts), len(s.parts.all); have != want {
 		return nil, nil, fmt.Errorf("elastic: %s has %d parts, the state has %d", path, have, want)
@@ -399,7 +415,7 @@ func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
 		}
 		if d.local != nil {
 			locals = append(locals, tensors)
-			continue
+			tensors = [][]byte{last[s.parts.first[i]].Bytes()} // this rank's own piece stays
 		}
 		for j, b := range tensors {
 			sources[s.parts.first[i]+j] = image.Source{Bytes: b, Given: true}

@@ -244,7 +244,7 @@ type told struct {
 	reports chan rendezvous.Report
 }
 
-func (m told) report(_ context.Context, r rendezvous.Report, _, _ uint64) error {
+func (m told) Report(_ context.Context, r rendezvous.Report, _, _ uint64) error {
 	if r != rendezvous.Committed {
 		m.reports <- r
 	}
@@ -384,4 +384,29 @@ func TestFolderLockedLater(t *testing.T) {
 		t.Errorf("%v\n%s", err, log)
 	}
 	lock.Release()
+}
+
+// A save that has failed does not prevent that the state is read from a checkpoint.
+func TestCheckpointAfterAFailedSave(t *testing.T) {
+	dir := t.TempDir()
+	_, errs := durableJob(t, &logs{}, 3, dir)
+	ok(t, errs)
+	w := stillWorld(t, 1, 0)[0]
+	w.log = quiet()
+	m := &trained{weights: make([]float32, image.ChunkSize/2), half: make([]int16, 3), tags: map[string]int{"n": 0}, user: &imaged{},
+		sampler: NewSampler(1000, SamplerOptions{Shuffle: true})}
+	broken := errors.New("no room")
+	s := NewState(w, Tensor("weights", m.weights), Checkpoint(dir), Tensor("half", m.half), Value("step", &m.step), Value("tags", &m.tags),
+		Value("flag", &m.flag), m.sampler, m.user)
+	if err := s.Save(); err != nil {
+		t.Fatal(err)
+	}
+	m.user.fail = broken
+	if err := s.Save(); !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	m.user.fail = nil
+	if err := s.Sync(t.Context()); err != nil || s.Commits() != 3 || !m.at(3) {
+		t.Errorf("%v, commit %d, step %d", err, s.Commits(), m.step)
+	}
 }

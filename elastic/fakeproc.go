@@ -14,7 +14,7 @@ type killable interface{ kill() }
 func (d *driven) kill() {
 	d.endpoint.Kill()
 	d.stopServing()
-	_ = d.client.Close() // pending calls fail; nothing else uses the error
+	_ = d.Client.Close() // pending calls fail; nothing else uses the error
 }
 
 // appear lets a worker that is a goroutine be killed like a process.

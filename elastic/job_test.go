@@ -451,7 +451,7 @@ func (s *seat) connect(_ context.Context, w rendezvous.World) (*collective.Group
 	return j.groups[s.p], nil
 }
 
-func (s *seat) report(_ context.Context, r rendezvous.Report, generation, commits uint64) error {
+func (s *seat) Report(_ context.Context, r rendezvous.Report, generation, commits uint64) error {
 	if r != rendezvous.Done {
 		return nil
 	}
@@ -474,8 +474,8 @@ func (s *seat) report(_ context.Context, r rendezvous.Report, generation, commit
 }
 
 // Ranks see the latest update in different steps.
-func (s *seat) reachable() bool { return true }
-func (s *seat) latest() notify.Update {
+func (s *seat) Connected() bool { return true }
+func (s *seat) Latest() notify.Update {
 	s.p.mayDie()
 	s.p.job.mu.Lock()
 	defer s.p.job.mu.Unlock()
@@ -485,7 +485,7 @@ func (s *seat) latest() notify.Update {
 	return s.p.job.update
 }
 
-func (s *seat) loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
+func (s *seat) Loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
 func (s *seat) close() error                         { return nil }
 
 // mortal is a part during whose methods a worker can die.

@@ -103,7 +103,7 @@ func (s *State) reportLast(r rendezvous.Report) {
 	}
 	ctx, stop := context.WithTimeout(context.Background(), reportTimeout)
 	defer stop()
-	if err := s.worker.meeting.report(ctx, r, s.worker.Generation(), s.commits); err != nil {
+	if err := s.worker.meeting.Report(ctx, r, s.worker.Generation(), s.commits); err != nil {
 		s.worker.log.Warnf("reporting the last checkpoint to the driver failed: %v", err)
 	}
 }

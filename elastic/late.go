@@ -106,7 +106,7 @@ func (r *runner) fetch() error {
 
 // reportFetching makes the driver extend the start timeout. It does not block.
 func (w *Worker) reportFetching() {
-	w.reports.Go(func() { _ = w.meeting.report(w.reports.ctx, rendezvous.Fetching, 0, 0) })
+	w.reports.Go(func() { _ = w.meeting.Report(w.reports.ctx, rendezvous.Fetching, 0, 0) })
 }
 
 // adopt marks the fetched save as different from the root's, so that a sync compares the two. It
@@ -163,7 +163,7 @@ func (d *driven) visited(conn net.Conn) {
 }
 
 func (d *driven) sources(ctx context.Context) ([]fetch.Source, error) {
-	world, err := d.client.Look(ctx)
+	world, err := d.Look(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -77,8 +77,8 @@ type seated struct {
 	update notify.Update
 }
 
-func (s *seated) reachable() bool       { return true }
-func (s *seated) latest() notify.Update { return s.update }
+func (s *seated) Connected() bool       { return true }
+func (s *seated) Latest() notify.Update { return s.update }
 
 // world puts members into a new world on the given hosts and synchronises them.
 func (c *crew) world(root int, hosts []string, members ...*member) {

@@ -291,6 +291,16 @@ func (l *locals) replicateAfter(ctx context.Context, before *pieceSet) error {
 	return l.prepare(ctx, p, set, mine, b)
 }
 
+// replicateSync is replicate for the save at the end of a sync.
+func (l *locals) replicateSync(ctx context.Context) error {
+	p := l.worker.member.Load()
+	if l.sync == nil {
+		return l.replicateAfter(ctx, l.set(l.current))
+	}
+	l.sync.set.id = l.next(p.world)
+	return l.prepare(ctx, p, l.sync.set, l.sync.before, l.sync.base)
+}
+
 // prepare adds this rank's bundle to set, following before, and spreads it.
 func (l *locals) prepare(ctx context.Context, p *membership, set *pieceSet, before bundle, b base) (err error) {
 	if set.of[set.mine], err = l.write(before); err != nil {

@@ -178,7 +178,7 @@ func (r *runner) trainOnce() error {
 	if err := collective.Barrier(r.ctx, r.worker.Group()); err != nil {
 		return err
 	}
-	err := r.worker.meeting.report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)
+	err := r.worker.meeting.Report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)
 	if err != nil {
 		return fmt.Errorf("elastic: training is done, but reporting it to the driver failed: %w", err)
 	}

@@ -64,7 +64,7 @@ func (m *script) connect(ctx context.Context, w rendezvous.World) (*collective.G
 	return solo{}.connect(ctx, w)
 }
 
-func (m *script) report(_ context.Context, r rendezvous.Report, generation, commits uint64) error {
+func (m *script) Report(_ context.Context, r rendezvous.Report, generation, commits uint64) error {
 	m.reports <- report{r, generation, commits}
 	if r == rendezvous.Done {
 		return m.done
@@ -72,9 +72,9 @@ func (m *script) report(_ context.Context, r rendezvous.Report, generation, comm
 	return nil
 }
 
-func (m *script) reachable() bool                      { return true }
-func (m *script) latest() notify.Update                { return m.update }
-func (m *script) loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
+func (m *script) Connected() bool                      { return true }
+func (m *script) Latest() notify.Update                { return m.update }
+func (m *script) Loss() (notify.Loss, <-chan struct{}) { return notify.Loss{}, nil }
 
 func (m *script) close() error {
 	m.closed++
@@ -461,7 +461,7 @@ func TestLongWaitsAreLogged(t *testing.T) {
 // An unreachable driver delays Close by its grace period at most.
 type deaf struct{ solo }
 
-func (deaf) report(ctx context.Context, _ rendezvous.Report, _, _ uint64) error {
+func (deaf) Report(ctx context.Context, _ rendezvous.Report, _, _ uint64) error {
 	<-ctx.Done()
 	return ctx.Err()
 }

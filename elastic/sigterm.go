@@ -79,7 +79,7 @@ const aloneAfter = time.Second
 
 // alone reports whether the worker was asked to leave and the driver is unreachable. h may be nil.
 func (h *termHandler) alone() bool {
-	return h != nil && passed(&h.latest, aloneAfter) && h.acknowledged.Load() == nil && !h.worker.meeting.reachable()
+	return h != nil && passed(&h.latest, aloneAfter) && h.acknowledged.Load() == nil && !h.worker.meeting.Connected()
 }
 
 // committed records a commit after which the worker stays in its world. h may be nil.
@@ -181,7 +181,7 @@ func (h *termHandler) report() {
 	if w.isOver() {
 		return
 	}
-	err := w.meeting.report(h.ctx, rendezvous.Draining, w.Generation(), 0)
+	err := w.meeting.Report(h.ctx, rendezvous.Draining, w.Generation(), 0)
 	if err == nil {
 		now := time.Now()
 		h.acknowledged.Store(&now)

@@ -44,6 +44,37 @@ type State struct {
 	loggedLeftOut bool         // the parts without an image have been logged
 }
 
+// imageID identifies a save that all ranks of a world have made in one commit or sync. The zero
+// value stands for a save of one rank alone. Saves with the same ID are equal if training is
+// deterministic across ranks; comparisons verify that.
+type imageID struct{ Generation, Count uint64 }
+
+// saves contains the images of a State and metadata of the last one.
+type saves struct {
+	image.Store
+	sources []image.Source // of the last save begun, as many as the parts have blobs; nil before the first
+
+	copying *image.Pending // begun by a commit and not settled yet; nil: none
+	lost    error          // why the last settled save failed, until it is returned
+	torn    bool           // foreign parts may have saved a newer value than the last image has
+
+	mark     imageID            // of the last save
+	given    imageID            // the last ID assigned
+	clean    bool               // the live value equals the last save; set by Run, cleared by Sync
+	promised *HostsUpdatedError // of a Commit after which tensors must not change
+	synced   [][][]bool         // per part in memory and slice: the chunks that a sync has written to; nil: unknown
+}
+
+// nextMark returns the ID of the next save of a world. Failed saves count too, because all ranks
+// call Commit and Sync equally often.
+func (m *saves) nextMark(generation uint64) imageID {
+	if m.given.Generation != generation {
+		m.given = imageID{Generation: generation}
+	}
+	m.given.Count++
+	return m.given
+}
+
 // NewState returns a State of w with the given parts. It does not block and starts no goroutine. A
 // nil worker, a nil part or two parts of the same name make Run, Sync, Commit and all other methods
 // that return an error fail.
@@ -242,7 +273,7 @@ func updated(c plan.Change) error {
 func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	p := s.worker.member.Load()
 	// The reduction takes the maximum, so all ranks act on the same change if any rank knows of it.
-	latest := s.worker.meeting.latest()
+	latest := s.worker.meeting.Latest()
 	if latest.Seq <= p.world.Seq { // all ranks that know of no change send the same value, staysBit apart
 		latest = notify.Update{Seq: p.world.Seq}
 	}
@@ -382,7 +413,7 @@ func (s *State) beginCommit() (*image.Pending, error) {
 }
 
 // begin does the part of a save that can fail; copying tensors remains.
-func (s *State) begin(number uint64) (_ *image.Pending, err error) {
+func (s *State) begin(number uint64) (*image.Pending, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
@@ -393,7 +424,10 @@ func (s *State) begin(number uint64) (_ *image.Pending, err error) {
 		return nil, err
 	}
 	m := &s.saved
-	if m.sources, err = s.parts.sources(m.sources[:0], true); err != nil {
+	if m.sources == nil {
+		m.sources = make([]image.Source, s.parts.blobs)
+	}
+	if err := s.parts.sources(m.sources, true); err != nil {
 		return nil, err
 	}
 	for i := range m.synced {
@@ -402,7 +436,7 @@ func (s *State) begin(number uint64) (_ *image.Pending, err error) {
 		}
 	}
 	m.torn = true
-	if m.sources, err = s.parts.sources(m.sources, false); err != nil {
+	if err := s.parts.sources(m.sources, false); err != nil {
 		return nil, err
 	}
 	if err := s.watch.mark(m.sources, m.Last(), s.worker.verification.due(number)); err != nil {

@@ -276,6 +276,29 @@ func (s *State) runs(lacked []uint8) (all []run) {
 	return all
 }
 
+// keep ends a sync: all ranks save their live state as commit number commits.
+func (s *State) keep(ctx context.Context, g *collective.Group, commits uint64) error {
+	l := &s.locals
+	if len(l.parts) > 0 {
+		if err := l.replicateSync(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.save(commits); err != nil {
+		return err
+	}
+	s.commits, s.holds, s.agreed = commits, true, true
+	if len(l.parts) == 0 {
+		return nil
+	}
+	l.counted()
+	if err := collective.Barrier(ctx, g); err != nil {
+		return err
+	}
+	l.settled()
+	return nil
+}
+
 func sameLayout(mine, roots []string) error {
 	if len(mine) != len(roots) {
 		return fmt.Errorf("elastic: sync: the state has %d parts on this rank and %d on the root", len(mine), len(roots))

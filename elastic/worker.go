@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -27,17 +24,8 @@ var ErrRemoved = errors.New("elastic: this worker has no place in the new world"
 // with status 0.
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
-var (
-	errReportedLost = errors.New("reported by the driver")
-	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout)")
-)
-
-const (
-	// closeGrace limits the reports that Close makes to the driver.
-	closeGrace = 2 * time.Second
-	// patience is the wait for a new world after which it is logged; the interval then doubles.
-	patience = 5 * time.Second
-)
+// closeGrace limits the reports that Close makes to the driver.
+const closeGrace = 2 * time.Second
 
 // Worker is this process's membership in the job. Its methods may be called concurrently. They
 // describe the world that Run entered last; before the first Run, that of Init.
@@ -88,218 +76,6 @@ type use struct {
 	closeErr error // result of closing
 }
 
-// membership is a world, this worker's slot in it and its connections.
-type membership struct {
-	world rendezvous.World
-	slot  plan.Slot
-	group *collective.Group
-	// unwatch stops watching for lost ranks and waits for the watching goroutine.
-	unwatch func()
-}
-
-// leave closes the group, aborting it first if why is not nil, and stops watching for losses.
-func (p *membership) leave(why error) error {
-	if why != nil {
-		p.group.Abort(why)
-	}
-	err := p.group.Close()
-	p.unwatch()
-	return err
-}
-
-// leaveAsync calls leave in the background; the returned function waits for it. An error is ignored
-// because the group is not used again.
-func (p *membership) leaveAsync(why error) (left func()) {
-	var leaving sync.WaitGroup
-	leaving.Go(func() { _ = p.leave(why) })
-	return leaving.Wait
-}
-
-// Init joins the job that started this process and blocks until there is a world that includes this
-// worker, or ctx ends. With [Late] it does not join; Run does. In a process that hvdrun did not
-// start, the worker is alone in a world of size one, without sockets. Errors are ErrRemoved,
-// ErrFinished, ctx's error, and those of an invalid environment or an unreachable driver. The
-// caller must close the worker.
-func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
-	late := slices.Contains(options, Late)
-	lookup := os.LookupEnv
-	if l := fakeproc.From(ctx); l != nil {
-		lookup = l.Lookup
-	}
-	env, started, err := plan.WorkerFromEnv(lookup)
-	if err != nil {
-		return nil, fmt.Errorf("elastic: environment: %w", err)
-	}
-	var m meeting = solo{}
-	if started {
-		if m, err = newDriven(env); err != nil {
-			return nil, err
-		}
-	}
-	first := rendezvous.Joins
-	if late {
-		first = rendezvous.Outside
-	}
-	w := newOutsider(ctx, m, first)
-	w.driven, w.job = started, env.RunID
-	w.verification = verification{every: env.VerifyState, heal: env.HealState}
-	w.replicas = env.CommitReplicas
-	if late {
-		w.stayOut(env.Slot.SlotID)
-		return w, nil
-	}
-	return w.arrive(ctx)
-}
-
-// newWorker returns a worker in the first world of m. It closes m if that fails.
-func newWorker(ctx context.Context, m meeting) (*Worker, error) {
-	return newOutsider(ctx, m, rendezvous.Joins).arrive(ctx)
-}
-
-// newOutsider returns a worker of m that is in no world, in the given phase.
-func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
-	w := &Worker{meeting: m, log: logrus.StandardLogger(), fake: fakeproc.From(ctx)}
-	w.reports.ctx, w.reports.stop = context.WithCancel(context.Background())
-	if d, ok := m.(*driven); ok {
-		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
-		d.chosen.Store(&chosen)
-	}
-	w.doing.enter(first)
-	w.stopPulse = w.startPulse()
-	w.appear()
-	return w
-}
-
-// arrive enters the first world and closes the worker if that fails.
-func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
-	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
-		return nil, errors.Join(err, w.Close())
-	}
-	return w, nil
-}
-
-// enter joins the next world, calls left, which waits until the previous world is left, and
-// connects. If connecting fails it joins again, as the peers do.
-func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
-	for {
-		world, err := w.join(ctx, j)
-		if err != nil {
-			return err
-		}
-		left()
-		p, err := w.connect(ctx, world)
-		if err == nil {
-			w.member.Store(p)
-			w.doing.enter(rendezvous.Outside)
-			w.run.outside = false
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		w.logUnconnected(world, err)
-		j.After, j.Cause = world.Generation, err.Error()
-	}
-}
-
-// logUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
-// reported dead, so that the job's log has it once, and at debug level on the others.
-func (w *Worker) logUnconnected(world rendezvous.World, err error) {
-	level, speaker := logrus.DebugLevel, 0
-	var aborted *collective.AbortedError
-	if errors.As(err, &aborted) {
-		for slices.Contains(aborted.Dead, speaker) {
-			speaker++
-		}
-	}
-	if world.Rank == speaker {
-		level = logrus.WarnLevel
-	}
-	w.log.WithError(err).WithFields(logrus.Fields{"generation": world.Generation, "size": world.Size()}).
-		Log(level, "elastic: no connection to all workers of the world; waiting for the next one")
-}
-
-// connect connects to a world that join returned. It fails, or the group is aborted, as soon as the
-// driver reports a dead rank in that world: peers on an unreachable host would otherwise be noticed
-// only after a long timeout.
-func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*membership, error) {
-	w.doing.commits.Store(0)
-	w.entering.Store(world.Generation)
-	w.doing.enter(rendezvous.Connecting)
-	watch, stop := context.WithCancel(context.Background())
-	connecting, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	connected := make(chan *collective.Group, 1)
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		lost := w.awaitLoss(watch, world.Generation)
-		if lost == nil {
-			return
-		}
-		giveUp()
-		select {
-		case group := <-connected:
-			group.Abort(lost)
-		case <-watch.Done():
-		}
-	})
-	unwatch := func() {
-		stop()
-		watching.Wait()
-	}
-	group, err := w.meeting.connect(connecting, world)
-	if err != nil {
-		unwatch()
-		return nil, err
-	}
-	connected <- group
-	return &membership{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
-}
-
-// awaitLoss blocks until the driver reports dead ranks of the generation or abandons it; nil if ctx
-// ends first.
-func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
-	for {
-		loss, more := w.meeting.loss()
-		if loss.Generation == generation && generation != 0 {
-			cause := errReportedLost
-			if len(loss.Ranks) == 0 {
-				cause = errAbandoned
-			}
-			return &collective.AbortedError{Generation: generation, Dead: loss.Ranks, Cause: cause}
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
-	w.doing.enter(rendezvous.Joins)
-	stop := w.logWaiting()
-	world, err := w.meeting.join(ctx, j)
-	stop()
-	w.fake.Survive()
-	switch {
-	case errors.Is(err, rendezvous.ErrRemoved):
-		w.run.last = errors.Is(err, rendezvous.ErrLast)
-		w.setOver()
-		return world, ErrRemoved
-	case errors.Is(err, rendezvous.ErrFinished):
-		w.setOver()
-		return world, ErrFinished
-	case ctx.Err() != nil:
-		return world, ctx.Err()
-	case err != nil:
-		return world, fmt.Errorf("elastic: join: %w", err)
-	case world.Rank < 0 || world.Rank >= world.Size() || world.SyncRoot < 0 || world.SyncRoot >= world.Size():
-		return world, fmt.Errorf("elastic: join: a world of %d with rank %d and root %d", world.Size(), world.Rank, world.SyncRoot)
-	}
-	return world, nil
-}
-
 // endWithoutDriver ends the job on this rank when all ranks were asked to leave and the driver is
 // unreachable. last: this rank writes the last checkpoint.
 func (w *Worker) endWithoutDriver(last bool) error {
@@ -307,26 +83,6 @@ func (w *Worker) endWithoutDriver(last bool) error {
 	w.run.last = last
 	w.setOver()
 	return ErrRemoved
-}
-
-// logWaiting logs long waits for a new world until stop is called.
-func (w *Worker) logWaiting() (stop func()) {
-	began, done := time.Now(), make(chan struct{})
-	var logging sync.WaitGroup
-	logging.Go(func() {
-		for next := patience; ; next *= 2 {
-			select {
-			case <-done:
-				return
-			case <-time.After(next - time.Since(began)):
-				w.log.Warnf("waiting for a new world since %v", time.Since(began).Round(time.Second))
-			}
-		}
-	})
-	return func() {
-		close(done)
-		logging.Wait()
-	}
 }
 
 // committed reports the first commit of a generation to the driver, without blocking. Beats report
@@ -341,7 +97,7 @@ func (w *Worker) committed(commits uint64) {
 	w.reports.committed = generation
 	w.reports.Go(func() {
 		// Ignored on failure: the report is used for measurements only.
-		_ = w.meeting.report(w.reports.ctx, rendezvous.Committed, generation, commits)
+		_ = w.meeting.Report(w.reports.ctx, rendezvous.Committed, generation, commits)
 	})
 }
 
@@ -351,7 +107,7 @@ func (w *Worker) chosen(d *driven, generation uint64, backend string) {
 	defer w.use.mu.Unlock()
 	if !w.use.closed {
 		// Ignored on failure: the report is used for the events file only.
-		w.reports.Go(func() { _ = d.client.ReportBackend(w.reports.ctx, generation, backend) })
+		w.reports.Go(func() { _ = d.ReportBackend(w.reports.ctx, generation, backend) })
 	}
 }
 
@@ -413,7 +169,7 @@ func (w *Worker) close() error {
 	if p := w.member.Load(); p != nil {
 		if !over && !w.run.late {
 			// Ignored on failure: the driver notices the end of the process.
-			_ = w.meeting.report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
+			_ = w.meeting.Report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
 		}
 		if err = p.leave(nil); err != nil {
 			err = fmt.Errorf("elastic: close: %w", err)

@@ -13,7 +13,6 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -70,52 +69,6 @@ type hosts struct {
 }
 
 var _ launch.Router = (*Agents)(nil)
-
-// LostError is the end of a worker whose agent cannot be reached any more: it is not known how it
-// has ended, or will, and it counts as killed. It is also a *launch.ExitError of SIGKILL. Its text
-// has no package prefix: it completes a sentence.
-type LostError struct {
-	// Host is the worker's, Addr where its agent listened.
-	Host, Addr string
-	// Err is what led to it.
-	Err error
-}
-
-// Error returns "was lost: its agent at ADDR is lost: …".
-func (e *LostError) Error() string {
-	return fmt.Sprintf("was lost: its agent at %s is lost: %v", e.Addr, e.Err)
-}
-
-// Unwrap returns a *launch.ExitError and the cause.
-func (e *LostError) Unwrap() []error {
-	return []error{exitOfSignal(syscall.SIGKILL), e.Err}
-}
-
-// Run implements launch.Launcher. Besides, it returns *LostError, and start errors that are a
-// *HostError. Where an agent of the cluster cannot be reached it tries for the time of a lease. An
-// empty Dir is the driver's working directory, which must exist on the host as well.
-func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
-	if err := context.Cause(ctx); err != nil && !s.Resumed {
-		return launch.NewStartError(s, err)
-	}
-	finding := ctx
-	if s.Resumed {
-		finding = context.WithoutCancel(ctx) // the worker to stop must be found first
-	}
-	for {
-		session, err := a.session(finding, s.Slot.Host, s.Resumed)
-		switch {
-		case err != nil && s.Resumed:
-			return &LostError{Host: s.Slot.Host, Err: err}
-		case err != nil:
-			return launch.NewStartError(s, err)
-		}
-		err = session.run(ctx, s, started)
-		if !errors.Is(err, errStale) {
-			return err
-		}
-	}
-}
 
 // Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
 // failed. It returns the errors, most of them *HostError, by host. Run does the same for its host,

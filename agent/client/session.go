@@ -379,47 +379,6 @@ func (s *session) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAg
 	}
 }
 
-// moved returns whether the driver listens elsewhere than the agent knows.
-func (s *session) moved() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.port != s.a.driverPort.Load()
-}
-
-// due returns the messages that have not been sent on this stream yet.
-func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	told := s.port == s.a.driverPort.Load()
-	for inc, w := range s.workers {
-		if !w.known && !w.sentStart && told {
-			w.sentStart, w.everSent = true, true
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
-		}
-		if w.stop > w.sentStop && w.everSent {
-			w.sentStop = w.stop
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
-				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
-			}})
-		}
-		if w.more && w.sentStop == 1 {
-			w.more = false
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
-		}
-		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
-			w.sentTaken = w.taken
-			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Taken{
-				Taken: &wire.Taken{Incarnation: inc, Bytes: w.taken},
-			}})
-		}
-	}
-	if settled := s.settled(); beat || settled-s.told >= ackEvery {
-		s.told = settled
-		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
-	}
-	return messages, s.end
-}
-
 // listen hands on what comes until the stream ends.
 func (s *session) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAgent]) error {
 	for {
@@ -433,51 +392,11 @@ func (s *session) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire.From
 	}
 }
 
-func (s *session) hear(m *wire.FromAgent) error {
+// moved returns whether the driver listens elsewhere than the agent knows.
+func (s *session) moved() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.contact, s.looks = time.Now(), 0
-	if l := m.GetLog(); l != nil && s.logs {
-		s.logLine(l)
-		return nil
-	}
-	switch {
-	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
-		return nil // no event, or one that came by an earlier stream
-	case m.GetNumber() != s.heard+1:
-		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
-	}
-	s.heard++
-	event := &event{FromAgent: m}
-	s.open = append(s.open, event)
-	incarnation := ""
-	switch e := m.GetWhat().(type) {
-	case *wire.FromAgent_Started:
-		incarnation = e.Started.GetIncarnation()
-	case *wire.FromAgent_Exited:
-		incarnation = e.Exited.GetIncarnation()
-	case *wire.FromAgent_Dying:
-		incarnation = e.Dying.GetIncarnation()
-	case *wire.FromAgent_Output:
-		incarnation = e.Output.GetIncarnation()
-		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
-			return fmt.Errorf("output of stream %d", n)
-		}
-	default:
-		return errors.New("an event of an unknown kind")
-	}
-	switch w := s.workers[incarnation]; {
-	case w != nil:
-		w.known = true
-		w.queue = append(w.queue, event)
-		w.reportEnd(s, event)
-		poke(w.wake)
-	case s.before != nil && s.before.awaited[incarnation]:
-		s.before.queues[incarnation] = append(s.before.queues[incarnation], event)
-	default:
-		s.done(event) // of an unknown worker
-	}
-	return nil
+	return s.port != s.a.driverPort.Load()
 }
 
 // logLine logs what an agent has logged.

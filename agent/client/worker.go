@@ -37,6 +37,52 @@ type worker struct {
 	resumed bool          // a driver before this one has started it
 }
 
+// LostError is the end of a worker whose agent cannot be reached any more: it is not known how it
+// has ended, or will, and it counts as killed. It is also a *launch.ExitError of SIGKILL. Its text
+// has no package prefix: it completes a sentence.
+type LostError struct {
+	// Host is the worker's, Addr where its agent listened.
+	Host, Addr string
+	// Err is what led to it.
+	Err error
+}
+
+// Error returns "was lost: its agent at ADDR is lost: …".
+func (e *LostError) Error() string {
+	return fmt.Sprintf("was lost: its agent at %s is lost: %v", e.Addr, e.Err)
+}
+
+// Unwrap returns a *launch.ExitError and the cause.
+func (e *LostError) Unwrap() []error {
+	return []error{exitOfSignal(syscall.SIGKILL), e.Err}
+}
+
+// Run implements launch.Launcher. Besides, it returns *LostError, and start errors that are a
+// *HostError. Where an agent of the cluster cannot be reached it tries for the time of a lease. An
+// empty Dir is the driver's working directory, which must exist on the host as well.
+func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) error {
+	if err := context.Cause(ctx); err != nil && !s.Resumed {
+		return launch.NewStartError(s, err)
+	}
+	finding := ctx
+	if s.Resumed {
+		finding = context.WithoutCancel(ctx) // the worker to stop must be found first
+	}
+	for {
+		session, err := a.session(finding, s.Slot.Host, s.Resumed)
+		switch {
+		case err != nil && s.Resumed:
+			return &LostError{Host: s.Slot.Host, Err: err}
+		case err != nil:
+			return launch.NewStartError(s, err)
+		}
+		err = session.run(ctx, s, started)
+		if !errors.Is(err, errStale) {
+			return err
+		}
+	}
+}
+
 // run is Agents.Run, in this session.
 func (s *session) run(ctx context.Context, spec launch.Spec, started func(pid int)) error {
 	w, err := newWorker(spec)
@@ -277,6 +323,87 @@ func (s *session) extend(w *worker) {
 	defer s.mu.Unlock()
 	w.more = true
 	poke(s.wake)
+}
+
+// due returns the messages that have not been sent on this stream yet.
+func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := s.port == s.a.driverPort.Load()
+	for inc, w := range s.workers {
+		if !w.known && !w.sentStart && told {
+			w.sentStart, w.everSent = true, true
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Start{Start: w.start}})
+		}
+		if w.stop > w.sentStop && w.everSent {
+			w.sentStop = w.stop
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{
+				Stop: &wire.Stop{Incarnation: inc, Now: w.stop == 2},
+			}})
+		}
+		if w.more && w.sentStop == 1 {
+			w.more = false
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
+		}
+		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
+			w.sentTaken = w.taken
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Taken{
+				Taken: &wire.Taken{Incarnation: inc, Bytes: w.taken},
+			}})
+		}
+	}
+	if settled := s.settled(); beat || settled-s.told >= ackEvery {
+		s.told = settled
+		messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Beat{Beat: &wire.Beat{Heard: settled}}})
+	}
+	return messages, s.end
+}
+
+func (s *session) hear(m *wire.FromAgent) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.contact, s.looks = time.Now(), 0
+	if l := m.GetLog(); l != nil && s.logs {
+		s.logLine(l)
+		return nil
+	}
+	switch {
+	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
+		return nil // no event, or one that came by an earlier stream
+	case m.GetNumber() != s.heard+1:
+		return fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
+	}
+	s.heard++
+	event := &event{FromAgent: m}
+	s.open = append(s.open, event)
+	incarnation := ""
+	switch e := m.GetWhat().(type) {
+	case *wire.FromAgent_Started:
+		incarnation = e.Started.GetIncarnation()
+	case *wire.FromAgent_Exited:
+		incarnation = e.Exited.GetIncarnation()
+	case *wire.FromAgent_Dying:
+		incarnation = e.Dying.GetIncarnation()
+	case *wire.FromAgent_Output:
+		incarnation = e.Output.GetIncarnation()
+		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
+			return fmt.Errorf("output of stream %d", n)
+		}
+	default:
+		return errors.New("an event of an unknown kind")
+	}
+	switch w := s.workers[incarnation]; {
+	case w != nil:
+		w.known = true
+		w.queue = append(w.queue, event)
+		w.reportEnd(s, event)
+		poke(w.wake)
+	case s.before != nil && s.before.awaited[incarnation]:
+		s.before.queues[incarnation] = append(s.before.queues[incarnation], event)
+	default:
+		s.done(event) // of an unknown worker
+	}
+	return nil
 }
 
 // take returns what has come for the worker, how many bytes of output came before, and why nothing

@@ -165,16 +165,6 @@ func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 	return done, nil
 }
 
-// lose records that a member of the current world takes part in no operation any more, whether or
-// not its process still exists.
-func (m *Machine) lose(now time.Time, w *Worker) {
-	if slices.Contains(m.dead, w.rank) {
-		return
-	}
-	m.dead = append(m.dead, w.rank)
-	m.deadFrom = now
-}
-
 // readmit ends drains and exclusions, including those for failures, and deletes the failures.
 func (m *Machine) readmit(now time.Time, c job.Command) (string, error) {
 	if c.Slot != nil {

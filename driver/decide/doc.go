@@ -2,11 +2,13 @@
 // event as an Input and returns the Actions to perform. It has no goroutine, lock, clock, socket or
 // process.
 //
-//   - machine.go: what each input changes
-//   - reconcile.go: the difference between the facts and what is wanted, whatever event led there
+//   - machine.go: the facts
+//   - step.go: one step, from an input to what is wanted and missing: workers, worlds, notifications
+//   - worker.go: what workers report, how they end, and whose failure that is
+//   - loss.go: worlds that cannot continue; finish.go: the end of the job
 //   - wait.go: every deadline of the machine
 //   - hosts.go, holds.go: age, exclusions and holds of hosts and slots
-//   - hung.go, stuck.go, ramp.go, drain.go, last.go, unkillable.go: one concern each
+//   - hung.go, ramp.go, drain.go, last.go: one concern each
 //   - command.go, status.go: commands and status for operators
 //   - record.go, snapshot.go, resume.go: how another driver takes over a job
 //

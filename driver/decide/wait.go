@@ -113,6 +113,21 @@ func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 	}
 }
 
+// startBy returns the join deadline of a starting worker; false: it has none. A job that is not
+// elastic may run a command that never joins, so its workers have a deadline only once one of them
+// has joined.
+func (m *Machine) startBy(w *Worker) (time.Time, bool) {
+	switch {
+	case m.size.Elastic:
+		return w.since.Add(m.wait.Start), true
+	case m.joined.IsZero():
+		return time.Time{}, false
+	case m.joined.After(w.since):
+		return m.joined.Add(m.wait.Start), true
+	}
+	return w.since.Add(m.wait.Start), true
+}
+
 // waitsForDone are the waits of a job whose training is done.
 func (m *Machine) waitsForDone(each func(wait)) {
 	for _, w := range m.workers {

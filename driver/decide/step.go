@@ -9,6 +9,122 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
+// Step processes an input and returns the actions to perform, in order.
+func (m *Machine) Step(now time.Time, in Input) []Action {
+	m.out = nil
+	if m.finished {
+		return nil
+	}
+	defer func() { m.last = now }()
+	switch e := in.(type) {
+	case HostsFound:
+		m.emit(now, job.HostsFound, field("hosts", foundHosts(e.Hosts)))
+		m.hosts.Update(now, e.Hosts)
+		m.forgetFailures()
+	case SourceFailed:
+		m.emit(now, job.DiscoveryFailed, field("error", e.Err.Error()))
+		m.decide(now, fmt.Errorf("%w: %w", job.ErrDiscovery, e.Err))
+	case SourceStale:
+		m.emit(now, job.DiscoveryFailed, field("error", e.Err.Error()))
+	case WorkerForked:
+		m.forked(now, e)
+	case WorkerJoined:
+		m.workerJoined(now, e)
+	case WorkerReported:
+		m.reported(now, e)
+	case WorkerWrites:
+		m.writerProgress(now, e)
+	case WorkerEnded:
+		m.ended(now, e)
+	case Interrupted:
+		m.decide(now, e.Cause)
+	case WorkerStalled:
+		m.stalled(now, e)
+	case WorkerStirred:
+		m.stirred(now, m.member(e.ID, e.Generation))
+	case WorkerHung:
+		m.hung(now, e)
+	case WorkerMoved:
+		m.moved(now, e)
+	case WorkerDying:
+		m.dying(now, e)
+	case WorldJammed:
+		m.jammed(now, e)
+	case WorldStuck:
+		m.stuck(now, e)
+	case DeadlinePassed:
+	case Commanded:
+		m.command(now, e.Command)
+	case Resumed:
+		m.resume(now)
+	case BackendTold:
+		m.backendTold(now, e)
+	default:
+		panic(fmt.Sprintf("driver: unknown input %T", in))
+	}
+	m.reconcile(now)
+	m.noteState(now)
+	return m.out
+}
+
+func (m *Machine) forked(now time.Time, e WorkerForked) {
+	if w := m.find(e.ID); w != nil && w.pid != e.PID { // otherwise a previous driver has recorded it
+		w.pid = e.PID
+		m.emit(now, job.WorkerStarted, field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", e.PID))
+	}
+}
+
+// workerJoined handles a worker's request for a world newer than its last. A repeated join counts
+// once; the join of a worker that is being stopped is answered with a dismissal.
+func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
+	w := m.find(e.ID)
+	if w == nil {
+		return
+	}
+	if w.phase == stopping && m.leavesLast() {
+		w.join, w.holds, w.comes = e.Join, e.Join.HoldsState, true // answerAll answers it
+	} else if w.phase == stopping {
+		m.release(w)
+	}
+	if !w.live() {
+		return // a dismissed worker already has its answer
+	}
+	if e.Join.After < w.generation {
+		return // a repeated join that its current world has answered
+	}
+	if m.joined.IsZero() {
+		m.joined = now
+	}
+	w.join, w.holds = e.Join, e.Join.HoldsState
+	m.progress = m.progress || e.Join.Commits > 0
+	switch w.phase {
+	case starting:
+		m.startsFrom = now
+		m.emit(now, job.WorkerReady, field("host", w.slot.Host), field("slot", w.slot.Index))
+	case training:
+		m.stirred(now, w)
+		if !m.deadFrom.IsZero() {
+			m.deadFrom = now // members notice the death by themselves
+		}
+		if e.Join.Cause != "" {
+			m.log(Debug, "%s left generation %d: %s", w.slot, w.generation, e.Join.Cause)
+		}
+		if m.doneFrom.IsZero() {
+			m.beginReset(now)
+		}
+	}
+	m.enter(now, w, waiting)
+}
+
+// foundHosts converts hosts for an event.
+func foundHosts(hosts []plan.Host) []job.FoundHost {
+	found := make([]job.FoundHost, len(hosts))
+	for i, h := range hosts {
+		found[i] = job.FoundHost{Host: h.Name, Slots: h.Slots, Draining: h.Draining}
+	}
+	return found
+}
+
 // reconcile compares the facts with what is wanted and emits the actions for the difference. It
 // depends on the state only, never on the event that led to it, so that events may arrive in any
 // order and repeatedly.
@@ -302,6 +418,21 @@ func (m *Machine) incomplete(n int) error {
 	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic", n, m.size.NP)
 }
 
+// lackSlots and lackWorkers start the wait for slots and log it once.
+func (m *Machine) lackSlots(now time.Time, have, need int) {
+	if m.shortFrom.IsZero() {
+		m.shortFrom = now
+		m.log(Info, "waiting up to %v for %d slots, %d available", m.wait.Elastic, need, have)
+	}
+}
+
+func (m *Machine) lackWorkers(now time.Time, have int) {
+	if m.shortFrom.IsZero() {
+		m.shortFrom = now
+		m.log(Info, "waiting up to %v for %d workers, %d joined", m.wait.Elastic, m.size.Min, have)
+	}
+}
+
 func (m *Machine) publish(now time.Time, members []*Worker) {
 	ids := make([]plan.SlotID, len(members))
 	for i, w := range members {
@@ -346,6 +477,35 @@ func better(a, b *Worker) bool {
 	return a.holds && a.join.Commits > b.join.Commits
 }
 
+// beginReset records and counts that the current world is being left.
+func (m *Machine) beginReset(now time.Time) {
+	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
+		return
+	}
+	m.resetFrom, m.reminded = now, false
+	m.resets++
+	if limit := m.blame.ResetLimit; limit != nil && m.resetsWithin(now) > *limit {
+		within := ""
+		if m.blame.ResetWindow > 0 {
+			within = fmt.Sprintf(" within %v", m.blame.ResetWindow)
+		}
+		m.decide(now, fmt.Errorf("%w: number of resets exceeded limit %d%s", job.ErrResetLimit, *limit, within))
+		return
+	}
+	m.emit(now, job.Reset, field("count", m.resets))
+}
+
+// resetsWithin returns the number of resets that count towards the limit, including one at now.
+func (m *Machine) resetsWithin(now time.Time) int {
+	window := m.blame.ResetWindow
+	if window == 0 {
+		return m.resets
+	}
+	m.resetsAt = slices.DeleteFunc(m.resetsAt, func(at time.Time) bool { return !now.Before(at.Add(window)) })
+	m.resetsAt = append(m.resetsAt, now)
+	return len(m.resetsAt)
+}
+
 // announce notifies the members of the current world how the wanted slots differ from it: removals
 // at once, additions once all starting workers wait in a join. A change that was reverted is
 // announced as none.
@@ -383,167 +543,4 @@ func (m *Machine) announce(now time.Time) {
 	m.seq++
 	m.emit(now, job.HostsUpdated, field("seq", m.seq), field("change", change.String()))
 	m.do(NotifyWorkers{m.seq, change, m.world.Generation, members})
-}
-
-// lossAfter is how long members have to notice a death by themselves. The kernel of a process that
-// died resets its connections at once; only the loss of a whole host is silent. While members keep
-// dying or joining, no loss is sent: the deaths of a thousand workers take longer than this.
-const lossAfter = 20 * time.Millisecond
-
-// spreadLoss sends the dead ranks to the members that still train in the current world, because no
-// collective operation can complete any more. A rank that exited with 0 is not among the dead: it
-// has closed its connections itself.
-func (m *Machine) spreadLoss() {
-	m.told, m.deadFrom = len(m.dead), time.Time{}
-	m.tellLoss(slices.Sorted(slices.Values(m.dead)))
-}
-
-// tellLoss sends the dead ranks to the members that still train. An empty list gives the world up.
-func (m *Machine) tellLoss(ranks []int) {
-	var members []*Worker
-	for _, w := range m.workers {
-		if w.phase == training {
-			members = append(members, w)
-		}
-	}
-	if len(members) > 0 {
-		m.do(TellLoss{Generation: m.world.Generation, Ranks: ranks, Members: members})
-	}
-}
-
-// finish waits for the remaining workers once one worker has reported done. What a worker does
-// after training, such as saving a model, has its own timeout.
-func (m *Machine) finish(now time.Time) {
-	for _, w := range m.workers {
-		switch w.phase {
-		case waiting:
-			m.dismiss(now, w, DismissFinished)
-		case starting:
-			m.stop(now, w, "")
-		}
-	}
-	if len(m.workers) == 0 {
-		if m.late != nil && (m.late.Exit.Signal == 0 || !m.doneExit) {
-			m.decide(now, m.late)
-		}
-		m.decide(now, nil)
-		m.windDown(now)
-	}
-}
-
-// stopUndone stops a worker that did not report done in time after the first one.
-func (m *Machine) stopUndone(now time.Time, w *Worker) {
-	if w.phase == training {
-		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.rank, m.wait.Finish)
-	}
-	if w.phase == training || w.phase == leaving {
-		m.stop(now, w, "")
-	}
-}
-
-// windDown stops all workers and ends the job when the last has exited.
-func (m *Machine) windDown(now time.Time) {
-	m.notifyStopping()
-	if m.leavesLast() {
-		m.answerAll()
-	}
-	for _, w := range m.workers {
-		m.stop(now, w, "")
-	}
-	if m.endFrom.IsZero() {
-		m.endFrom, m.reminded = now, false
-	}
-	if len(m.workers) > 0 || m.finished {
-		return
-	}
-	m.finished = true
-	m.result = m.withUnwritten(m.result)
-	message := ""
-	if m.result != nil {
-		message = m.result.Error()
-	}
-	m.emit(now, job.JobDone, field("status", job.ExitStatus(m.result)), field("message", message))
-	m.do(FinishJob{m.result})
-}
-
-// checkAlive ends the job when no worker is left that can continue it.
-func (m *Machine) checkAlive(now time.Time) {
-	if !m.started || m.decided {
-		return
-	}
-	alive, able := m.queued, false
-	for _, w := range m.workers {
-		if w.live() {
-			alive++
-			// Whether a member of the current world has the state is not known before it joins
-			// again.
-			able = able || w.holds || w.phase == training
-		}
-	}
-	switch {
-	case m.progress && !able:
-		m.decide(now, m.stateLost())
-	case alive == 0 && m.firstFailure != nil:
-		m.decide(now, m.firstFailure)
-	case alive == 0 && m.leftCleanly:
-		// No worker reported done, but none has committed either: a command that does not use
-		// hvdrun's library ends like this.
-		m.decide(now, nil)
-	}
-}
-
-func (m *Machine) stateLost() error {
-	if m.firstFailure == nil {
-		return fmt.Errorf("%w: the last worker that had it has left", job.ErrStateLost)
-	}
-	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
-}
-
-// lackSlots and lackWorkers start the wait for slots and log it once.
-func (m *Machine) lackSlots(now time.Time, have, need int) {
-	if m.shortFrom.IsZero() {
-		m.shortFrom = now
-		m.log(Info, "waiting up to %v for %d slots, %d available", m.wait.Elastic, need, have)
-	}
-}
-
-func (m *Machine) lackWorkers(now time.Time, have int) {
-	if m.shortFrom.IsZero() {
-		m.shortFrom = now
-		m.log(Info, "waiting up to %v for %d workers, %d joined", m.wait.Elastic, m.size.Min, have)
-	}
-}
-
-// startBy returns the join deadline of a starting worker; false: it has none. A job that is not
-// elastic may run a command that never joins, so its workers have a deadline only once one of them
-// has joined.
-func (m *Machine) startBy(w *Worker) (time.Time, bool) {
-	switch {
-	case m.size.Elastic:
-		return w.since.Add(m.wait.Start), true
-	case m.joined.IsZero():
-		return time.Time{}, false
-	case m.joined.After(w.since):
-		return m.joined.Add(m.wait.Start), true
-	}
-	return w.since.Add(m.wait.Start), true
-}
-
-// notEnough is the job's error when the elastic timeout has passed.
-func (m *Machine) notEnough(now time.Time) error {
-	need, there := m.size.Min, len(m.hosts.Available(now))
-	switch {
-	case !m.started:
-		need = m.size.NP
-	case m.startFailed && m.firstFailure != nil:
-		come := 0
-		for _, w := range m.workers {
-			if w.phase == waiting {
-				come++
-			}
-		}
-		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
-			job.ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.firstFailure.What())
-	}
-	return fmt.Errorf("%w: %d needed, %d available after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
 }

@@ -2,10 +2,47 @@ package decide
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
 )
+
+// lossAfter is how long members have to notice a death by themselves. The kernel of a process that
+// died resets its connections at once; only the loss of a whole host is silent. While members keep
+// dying or joining, no loss is sent: the deaths of a thousand workers take longer than this.
+const lossAfter = 20 * time.Millisecond
+
+// lose records that a member of the current world takes part in no operation any more, whether or
+// not its process still exists.
+func (m *Machine) lose(now time.Time, w *Worker) {
+	if slices.Contains(m.dead, w.rank) {
+		return
+	}
+	m.dead = append(m.dead, w.rank)
+	m.deadFrom = now
+}
+
+// spreadLoss sends the dead ranks to the members that still train in the current world, because no
+// collective operation can complete any more. A rank that exited with 0 is not among the dead: it
+// has closed its connections itself.
+func (m *Machine) spreadLoss() {
+	m.told, m.deadFrom = len(m.dead), time.Time{}
+	m.tellLoss(slices.Sorted(slices.Values(m.dead)))
+}
+
+// tellLoss sends the dead ranks to the members that still train. An empty list gives the world up.
+func (m *Machine) tellLoss(ranks []int) {
+	var members []*Worker
+	for _, w := range m.workers {
+		if w.phase == training {
+			members = append(members, w)
+		}
+	}
+	if len(members) > 0 {
+		m.do(TellLoss{Generation: m.world.Generation, Ranks: ranks, Members: members})
+	}
+}
 
 // If every rank of a world waits in an operation and none is missing, the ranks wait for each other
 // or the operation takes very long. No worker is to blame: the world is given up, and its workers

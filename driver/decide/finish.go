@@ -1,0 +1,122 @@
+package decide
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// finish waits for the remaining workers once one worker has reported done. What a worker does
+// after training, such as saving a model, has its own timeout.
+func (m *Machine) finish(now time.Time) {
+	for _, w := range m.workers {
+		switch w.phase {
+		case waiting:
+			m.dismiss(now, w, DismissFinished)
+		case starting:
+			m.stop(now, w, "")
+		}
+	}
+	if len(m.workers) == 0 {
+		if m.late != nil && (m.late.Exit.Signal == 0 || !m.doneExit) {
+			m.decide(now, m.late)
+		}
+		m.decide(now, nil)
+		m.windDown(now)
+	}
+}
+
+// stopUndone stops a worker that did not report done in time after the first one.
+func (m *Machine) stopUndone(now time.Time, w *Worker) {
+	if w.phase == training {
+		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.rank, m.wait.Finish)
+	}
+	if w.phase == training || w.phase == leaving {
+		m.stop(now, w, "")
+	}
+}
+
+// windDown stops all workers and ends the job when the last has exited.
+func (m *Machine) windDown(now time.Time) {
+	m.notifyStopping()
+	if m.leavesLast() {
+		m.answerAll()
+	}
+	for _, w := range m.workers {
+		m.stop(now, w, "")
+	}
+	if m.endFrom.IsZero() {
+		m.endFrom, m.reminded = now, false
+	}
+	if len(m.workers) > 0 || m.finished {
+		return
+	}
+	m.finished = true
+	m.result = m.withUnwritten(m.result)
+	message := ""
+	if m.result != nil {
+		message = m.result.Error()
+	}
+	m.emit(now, job.JobDone, field("status", job.ExitStatus(m.result)), field("message", message))
+	m.do(FinishJob{m.result})
+}
+
+// checkAlive ends the job when no worker is left that can continue it.
+func (m *Machine) checkAlive(now time.Time) {
+	if !m.started || m.decided {
+		return
+	}
+	alive, able := m.queued, false
+	for _, w := range m.workers {
+		if w.live() {
+			alive++
+			// Whether a member of the current world has the state is not known before it joins
+			// again.
+			able = able || w.holds || w.phase == training
+		}
+	}
+	switch {
+	case m.progress && !able:
+		m.decide(now, m.stateLost())
+	case alive == 0 && m.firstFailure != nil:
+		m.decide(now, m.firstFailure)
+	case alive == 0 && m.leftCleanly:
+		// No worker reported done, but none has committed either: a command that does not use
+		// hvdrun's library ends like this.
+		m.decide(now, nil)
+	}
+}
+
+func (m *Machine) stateLost() error {
+	if m.firstFailure == nil {
+		return fmt.Errorf("%w: the last worker that had it has left", job.ErrStateLost)
+	}
+	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
+}
+
+// decide sets the job's result; later calls do not change it.
+func (m *Machine) decide(now time.Time, err error) {
+	if !m.decided {
+		m.decided, m.result = true, err
+	}
+}
+
+// notEnough is the job's error when the elastic timeout has passed.
+func (m *Machine) notEnough(now time.Time) error {
+	need, there := m.size.Min, len(m.hosts.Available(now))
+	switch {
+	case !m.started:
+		need = m.size.NP
+	case m.startFailed && m.firstFailure != nil:
+		come := 0
+		for _, w := range m.workers {
+			if w.phase == waiting {
+				come++
+			}
+		}
+		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
+			job.ErrNotEnoughSlots, need, come, m.wait.Elastic, there, m.firstFailure.What())
+	}
+	return fmt.Errorf("%w: %d needed, %d available after %v", job.ErrNotEnoughSlots, need, there, m.wait.Elastic)
+}

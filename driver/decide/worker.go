@@ -1,0 +1,328 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// phase is a worker's position in its life cycle.
+type phase uint8
+
+const (
+	starting phase = iota // started, has not joined yet
+	waiting               // in a join: before its first world, or between two worlds
+	training              // a member of the current world
+	leaving               // dismissed; expected to exit by itself
+	stopping              // being stopped by the driver
+)
+
+// Worker is one incarnation: the process in a slot, from start to exit.
+type Worker struct {
+	// The fields that each step reads come first so that they share one 64-byte cache line; a job
+	// may have thousands of workers.
+	since      time.Time // when it entered the phase
+	begun      time.Time // when it was started
+	generation uint64    // of its last world; 0: none
+	rank       int       // in its last world; before the first world, in the trial assignment
+	phase      phase
+	holds      bool
+	done       bool
+	wanted     bool // its slot is one of fleet.wants
+	removed    bool // dismissed because its slot is not wanted
+	asked      bool // to leave, but not by this driver
+	stays      bool // the log has said why it stays although it should leave
+
+	identity
+	departure
+	lateness
+}
+
+// identity is a worker's identity and what it reported last.
+type identity struct {
+	id    string
+	slot  plan.SlotID
+	pid   int
+	join  Join
+	start StartWorker
+}
+
+// departure is what is known about a worker's end before it exits.
+type departure struct {
+	reason    string    // why it was stopped; not empty if that counts as its failure
+	comes     bool      // it waits in a join although it is being stopped
+	answered  bool      // its join was answered because the job ends
+	last      bool      // that answer told it to write the last checkpoint
+	left      bool      // it has left its world by itself and still writes a checkpoint
+	writes    uint64    // commit of the last checkpoint it is writing; 0: none
+	wroteAt   time.Time // when that checkpoint was last seen to grow on disk
+	unwritten bool      // it could not write its last checkpoint; its exit code may say so
+}
+
+// lateness is how long others have waited for a worker.
+type lateness struct {
+	stalledFrom time.Time // when it was reported as holding up the others
+	movedFrom   time.Time // when it was last seen moving to the next world
+	doneFrom    time.Time // when it reported done
+	reminded    bool      // the log has named it because it has not exited since
+}
+
+func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
+
+// ID returns the worker's incarnation.
+func (w *Worker) ID() string { return w.id }
+
+// DataAddrs returns the addresses on which peers reach the worker, from its last join.
+func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
+
+// NotifyAddr returns the address on which the driver reaches the worker, from its last join.
+func (w *Worker) NotifyAddr() string { return w.join.NotifyAddr }
+
+func (m *Machine) reported(now time.Time, e WorkerReported) {
+	w := m.find(e.ID)
+	if w == nil {
+		return
+	}
+	switch e.Report {
+	case ReportDraining:
+		m.draining(now, w)
+	case ReportFetching:
+		if w.phase == starting {
+			w.since, m.startsFrom = now, now // its start timeout restarts while it receives state
+		}
+	case ReportWriting:
+		m.writing(now, w, e.Commits)
+	case ReportWritten, ReportNotWritten:
+		m.written(w, e.Commits, e.Report == ReportWritten)
+	case ReportLeaving:
+		m.log(Debug, "%s (rank %d) is about to leave", w.slot, w.rank)
+	case ReportDone:
+		// A report of an older generation was sent before a reset and does not finish the job.
+		if e.Generation == m.world.Generation && w.generation == e.Generation {
+			if !w.done {
+				w.done, w.doneFrom = true, now
+			}
+			if m.doneFrom.IsZero() {
+				m.doneFrom = now
+				m.log(Debug, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
+			}
+		}
+	case ReportCommitted:
+		if e.Generation != m.world.Generation || m.committed {
+			return
+		}
+		m.committed, m.progress, m.commits = true, true, e.Commits
+		m.stucks = 0
+		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", e.Commits))
+		// A commit ends with a collective check, which a member reaches only after its sync.
+		for _, w := range m.workers {
+			w.holds = w.holds || w.phase == training
+		}
+	}
+}
+
+// backendTold records the collective backend of the current world's GPUs.
+func (m *Machine) backendTold(now time.Time, e BackendTold) {
+	w := m.find(e.ID)
+	if w == nil || e.Generation != m.world.Generation || w.generation != e.Generation ||
+		slices.Contains(m.backends, e.Backend) {
+		return
+	}
+	m.backends = append(m.backends, e.Backend)
+	m.emit(now, job.Backend, field("generation", e.Generation), field("backend", e.Backend), field("size", len(m.world.Slots)))
+}
+
+// ended removes a worker and determines the cause of its exit.
+func (m *Machine) ended(now time.Time, e WorkerEnded) {
+	w := m.find(e.ID)
+	if w == nil {
+		return
+	}
+	m.remove(w)
+	m.writerEnded(w)
+	cause := m.cause(w, e.Exit)
+	signal := any(nil)
+	if e.Exit.Signal != 0 {
+		signal = int(e.Exit.Signal)
+	}
+	m.emit(now, job.WorkerExited, field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid),
+		field("rank", w.rank), field("code", e.Exit.Code), field("signal", signal), field("cause", cause))
+	if w.generation != 0 && w.generation == m.world.Generation && !e.Exit.Clean() {
+		m.lose(now, w)
+	}
+	if e.Exit.Unkillable {
+		m.giveUpSlot(now, w, e.Exit)
+	}
+	switch cause {
+	case causeDone:
+		m.doneExit = true
+	case causeLeft:
+		if w.live() || w.asked || w.left {
+			m.departed(now, w, e.Exit)
+		}
+	case causeFailed:
+		if w.reason == "" { // a worker stopped for its failure was counted when it was stopped
+			m.failed(now, w, &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.Exit})
+		}
+	}
+}
+
+// exitCause is the "cause" of a worker_exited event.
+type exitCause string
+
+const (
+	causeDone    exitCause = "done"
+	causeLeft    exitCause = "left"
+	causeFailed  exitCause = "failed"
+	causeStopped exitCause = "stopped"
+)
+
+func (m *Machine) cause(w *Worker, x job.Exit) exitCause {
+	switch {
+	case w.phase == stopping && w.reason != "":
+		return causeFailed
+	case w.phase == stopping && w.done && x.Clean():
+		return causeDone
+	case w.phase == stopping:
+		return causeStopped
+	case x.Clean() && w.done:
+		return causeDone
+	case x.Clean(), w.removed, w.asked, x.Evicted && m.size.Elastic:
+		return causeLeft
+	}
+	return causeFailed
+}
+
+// departed handles a worker that left before it was done, without being dismissed by this driver.
+// Its slot rests like that of a failed worker, because the cause of the exit is likely to end a new
+// worker as well.
+func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
+	how := ""
+	if x.Clean() {
+		m.leftCleanly = true
+		if delete(m.ran, w.slot); m.joined.IsZero() {
+			m.ran[w.slot] = true
+		}
+	} else {
+		how = ", it " + x.String()
+		if m.firstFailure == nil { // not a failure, but the job's result if no worker remains
+			m.firstFailure = &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}
+		}
+	}
+	if !m.size.Elastic || !m.doneFrom.IsZero() {
+		return
+	}
+	if x.Evicted && x.Err != nil {
+		m.log(Info, "%s: no worker was started: %v", w.slot, x.Err)
+		m.rest(now, m.hosts.RestSlot(now, w.slot))
+		return
+	}
+	m.log(Info, "%s (rank %d) has left%s", w.slot, w.rank, how)
+	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
+	if !x.Clean() && w.generation != 0 && w.generation == m.world.Generation {
+		m.beginReset(now) // its peers cannot continue
+	}
+}
+
+// failed handles a failure of the worker itself.
+func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
+	if !m.doneFrom.IsZero() {
+		m.failedLate(w, err)
+		return
+	}
+	m.failures[w.slot]++
+	m.startFailed = m.startFailed || w.generation == 0
+	if m.firstFailure == nil {
+		m.firstFailure = err
+	}
+	if !m.size.Elastic {
+		m.decide(now, err)
+		return
+	}
+	m.log(Warn, "%s", err.What())
+	if m.blame.Policy == job.BlameHost {
+		m.exclude(now, m.hosts.ExcludeHost(now, w.slot.Host))
+		for _, o := range m.workers {
+			if o.slot.Host == w.slot.Host {
+				m.stop(now, o, "")
+			}
+		}
+	} else {
+		m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
+	}
+	if w.generation != 0 && w.generation == m.world.Generation {
+		m.beginReset(now)
+	}
+}
+
+// failedLate handles a failure after all workers reported done. An exit code is a failure of the
+// program. A signal is treated as a lost machine, which is harmless if another worker exits
+// cleanly.
+func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
+	if w.unwritten && err.Exit.Signal == 0 {
+		return // the missing checkpoint already is the more precise error
+	}
+	m.log(Warn, "%s (rank %d) %s after training was done", w.slot, w.rank, err.Exit)
+	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
+		m.late = err
+	}
+}
+
+// stop ends a worker. A reason counts as the worker's own failure.
+func (m *Machine) stop(now time.Time, w *Worker, reason string) {
+	if w.phase == stopping {
+		return
+	}
+	if w.phase == waiting && m.leavesLast() {
+		w.comes = !w.answered
+	} else if w.phase == waiting {
+		m.release(w)
+	}
+	m.enter(now, w, stopping)
+	w.reason = reason
+	m.do(StopWorker{w.id})
+	if reason != "" {
+		m.failed(now, w, &job.WorkerError{Slot: w.slot, Rank: w.rank, Reason: reason})
+	}
+}
+
+func (m *Machine) dismiss(now time.Time, w *Worker, why Dismissal) {
+	m.enter(now, w, leaving)
+	w.removed = why != DismissFinished
+	m.do(DismissWorker{w.id, why})
+}
+
+func (m *Machine) enter(now time.Time, w *Worker, p phase) { w.phase, w.since = p, now }
+
+// A process that blocks in the kernel, for example on a dead file server, cannot be killed. Its
+// slot is given up after a time, so that neither new workers nor the end of the job wait for it.
+
+// killGrace is how long after SIGKILL, that is after the drain timeout, the machine waits for a
+// process to end. Launchers report an unkillable process earlier.
+const killGrace = 30 * time.Second
+
+// giveUpProcess removes a worker that has not ended after SIGKILL and of which the launcher has
+// reported nothing.
+func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
+	exit := job.Exit{Code: 137, Unkillable: true,
+		Err: fmt.Errorf("process %d has not ended %v after it was stopped", w.pid, now.Sub(w.graceFrom(w.since)))}
+	m.ended(now, WorkerEnded{w.id, exit})
+	m.do(ForgetWorker{w.id})
+}
+
+// endsBy returns the deadline for the end of a worker that is being stopped.
+func (m *Machine) endsBy(w *Worker) time.Time {
+	return w.graceFrom(w.since).Add(m.wait.Drain + killGrace)
+}
+
+// giveUpSlot logs a process that could not be killed. Its slot rests, for whatever reason the
+// worker was stopped.
+func (m *Machine) giveUpSlot(now time.Time, w *Worker, x job.Exit) {
+	m.log(Warn, "%s %s: its slot is given up, and its memory and devices may still be in use", w, x)
+	if _, out := m.hosts.Excluded(now, w.slot); !out && m.size.Elastic && !m.decided {
+		m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
+	}
+}

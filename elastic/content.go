@@ -1,0 +1,427 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+// content describes a part to its State. Optional functions are nil. Either memory or both encode
+// and decode are set.
+type content struct {
+	self   Part          // the part; a type that embeds it is another, and its own methods must be called
+	name   string        // unique within a State; empty: unnamed
+	layout func() string // describes the part; states are compatible if all ranks have the same layouts
+	kind   func() string // the layout in checkpoints, for which options that may change are left out; nil: layout
+
+	// memory returns the live value of a part that consists of memory only, always in the same
+	// number of slices. A sync may write to it chunk by chunk.
+	memory  func() [][]byte
+	watched bool // see Watched
+
+	encode func() ([]byte, error) // returns the live value; nothing writes to the bytes afterwards
+	decode func([]byte) error     // sets the live value from encoded bytes
+	later  func() func() ([]byte, error)
+	// canonical converts encoded bytes to bytes that are equal in all processes if the values are;
+	// nil: the encoded bytes are.
+	canonical func([]byte) ([]byte, error)
+	// opaque: encoded bytes of equal values can differ between processes, so they are not compared
+	// after a sync.
+	opaque bool
+
+	tensors func(name string) []checkpoint.Tensor // the part's tensors in a checkpoint; nil: one of bytes
+	text    func([]byte) string                   // formats encoded bytes for logs; nil: no text
+
+	setRank func(rank, size int) // nil: the part does not depend on the rank
+	local   localPart            // nil: all ranks have the same value
+	// foreign: a part of another package; the State calls its Save and Restore too.
+	foreign bool
+}
+
+// ownPart is a part of this package. A State does not call its Save and Restore: it stores its
+// value in one image with all other parts, so that a save is atomic.
+type ownPart interface {
+	Part
+	content() *content
+}
+
+// contentOf returns the content of p; nil if p is in no image.
+func contentOf(p Part) *content {
+	if o, ok := p.(ownPart); ok {
+		if c := o.content(); c.self == p {
+			return c
+		}
+	}
+	f, ok := p.(Imaged)
+	if !ok {
+		return nil
+	}
+	c := &content{self: p, foreign: true, kind: func() string { return fmt.Sprintf("%T", p) }, encode: f.Image, decode: f.SetImage}
+	c.layout = c.kind
+	if d, ok := p.(Deferred); ok {
+		c.later = d.Pending
+	}
+	return c
+}
+
+// blobs returns the number of blobs that the part has in an image.
+func (c *content) blobs() int {
+	if c.memory != nil {
+		return len(c.memory())
+	}
+	return 1
+}
+
+// sources sets the sources from which an image copies the live value: the first of to.
+func (c *content) sources(to []image.Source) error {
+	switch {
+	case c.memory != nil:
+		for i, b := range c.memory() {
+			to[i] = image.Source{Bytes: b}
+		}
+	case c.later != nil:
+		to[0] = image.Source{Later: c.later()}
+	default:
+		b, err := c.encode()
+		if err != nil {
+			return err
+		}
+		to[0] = image.Source{Bytes: b, Given: true}
+	}
+	return nil
+}
+
+// restore sets the live value from the part's blobs, which are the first of pieces.
+func (c *content) restore(pieces []image.Blob) error {
+	if c.memory == nil {
+		return c.decode(pieces[0].Bytes())
+	}
+	for i, b := range c.memory() {
+		pieces[i].CopyTo(b)
+	}
+	return nil
+}
+
+// sums returns the checksums of the part's blobs, which are the first of pieces. They are equal in
+// all processes if the values are.
+func (c *content) sums(pieces []image.Blob) (sums []uint32, err error) {
+	switch {
+	case c.local != nil:
+		return nil, nil
+	case c.canonical != nil:
+		b, err := c.canonical(pieces[0].Bytes())
+		if err != nil {
+			return nil, err
+		}
+		return sumsOf(b), nil
+	}
+	for i := range c.blobs() {
+		sums = append(sums, pieces[i].Sums()...)
+	}
+	return sums, nil
+}
+
+// maxCarried is the size in bytes up to which a tensor is part of the opening message of a sync.
+const maxCarried = 16 << 10
+
+// carried reports whether the part is part of the opening message of a sync. Ranks with the same
+// layouts agree on it.
+func (c *content) carried() bool {
+	return !c.foreign && c.local == nil && (c.memory == nil || c.size() <= maxCarried)
+}
+
+// inMemory reports whether a sync can send only the part's changed chunks.
+func (c *content) inMemory() bool { return c.memory != nil && !c.carried() }
+
+// size returns the size of the part's memory in bytes.
+func (c *content) size() (n int) {
+	for _, b := range c.memory() {
+		n += len(b)
+	}
+	return n
+}
+
+// write returns the live value for a message.
+func (c *content) write() ([]byte, error) {
+	if c.memory != nil {
+		return slices.Concat(c.memory()...), nil
+	}
+	return c.encode()
+}
+
+// read sets the live value from the bytes of write.
+func (c *content) read(b []byte) error {
+	if c.memory == nil {
+		return c.decode(b)
+	}
+	if n := c.size(); len(b) != n {
+		return fmt.Errorf("elastic: %s: %d bytes instead of %d", c.layout(), len(b), n)
+	}
+	for _, live := range c.memory() {
+		b = b[copy(live, b):]
+	}
+	return nil
+}
+
+// sync sets the live value to that of root with messages of its own.
+func (c *content) sync(ctx context.Context, g *collective.Group, root int) error {
+	if c.local != nil {
+		return nil // State.Sync synchronises local parts
+	}
+	if c.memory != nil {
+		for _, b := range c.memory() {
+			if err := collective.Broadcast(ctx, g, b, root); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var b []byte
+	var err error
+	if g.Rank() == root {
+		if b, err = c.encode(); err != nil {
+			return err
+		}
+	}
+	if b, err = collective.BroadcastBytes(ctx, g, b, root); err != nil || g.Rank() == root {
+		return err
+	}
+	return c.decode(b)
+}
+
+// kindName identifies the part in a checkpoint.
+func (c *content) kindName() string {
+	if c.kind != nil {
+		return c.kind()
+	}
+	return c.layout()
+}
+
+// tensorsAs returns the tensors of the part in a checkpoint under the given name.
+func (c *content) tensorsAs(name string) []checkpoint.Tensor {
+	if c.tensors != nil {
+		return c.tensors(name)
+	}
+	return []checkpoint.Tensor{{Name: name, Type: "U8"}}
+}
+
+// textOf formats the part's value for logs.
+func (c *content) textOf(pieces []image.Blob) string {
+	if c.text == nil {
+		return ""
+	}
+	text := c.text(pieces[0].Bytes())
+	if len(text) > maxText {
+		return text[:maxText] + "…"
+	}
+	return text
+}
+
+// maxText limits the length of a part's text in bytes.
+const maxText = 200
+
+var errNothingSaved = errors.New("elastic: there is no save to restore")
+
+// parts are the parts of a State and their positions in its images.
+type parts struct {
+	all   []Part
+	of    []*content // of all[i]; nil: in no image
+	first []int      // index of all[i]'s first blob in an image
+	blobs int        // that an image has
+}
+
+// newParts puts the parts of this package first in images, because their saves precede those of
+// foreign parts. Nil parts and duplicate names are errors.
+func newParts(all []Part) (parts, error) {
+	ps := parts{all: all, of: make([]*content, len(all)), first: make([]int, len(all))}
+	var err error
+	names := make(map[string]bool)
+	for i, p := range all {
+		if p == nil {
+			return ps, fmt.Errorf("elastic: part %d of the state is nil", i)
+		}
+		ps.of[i] = contentOf(p)
+		if !ps.own(i) {
+			continue
+		}
+		if name := ps.of[i].name; name != "" && names[name] {
+			err = fmt.Errorf("elastic: two parts of the state are named %q", name)
+		} else {
+			names[name] = true
+		}
+	}
+	for _, own := range []bool{true, false} {
+		for i, c := range ps.of {
+			if c != nil && ps.own(i) == own {
+				ps.first[i] = ps.blobs
+				ps.blobs += c.blobs()
+			}
+		}
+	}
+	return ps, err
+}
+
+// own reports whether part i is of this package.
+func (ps *parts) own(i int) bool { return ps.of[i] != nil && !ps.of[i].foreign }
+
+// name returns the name of part i for messages.
+func (ps *parts) name(i int) string {
+	if c := ps.of[i]; c != nil && c.name != "" {
+		return fmt.Sprintf("%q", c.name)
+	}
+	return fmt.Sprintf("part %d (%T)", i, ps.all[i])
+}
+
+// fileName returns the name of part i in a checkpoint.
+func (ps *parts) fileName(i int) string {
+	if c := ps.of[i]; c != nil && c.name != "" {
+		return c.name
+	}
+	return fmt.Sprintf("part.%d", i)
+}
+
+func (ps *parts) layouts() []string {
+	all := make([]string, len(ps.all))
+	for i, c := range ps.of {
+		if c != nil {
+			all[i] = c.layout()
+		} else {
+			all[i] = fmt.Sprintf("%T", ps.all[i])
+		}
+	}
+	return all
+}
+
+// withoutImage returns the names of the parts that are in no image.
+func (ps *parts) withoutImage() (names []string) {
+	for i, c := range ps.of {
+		if c == nil {
+			names = append(names, ps.name(i))
+		}
+	}
+	return names
+}
+
+func (ps *parts) setRank(rank, size int) {
+	for _, c := range ps.of {
+		if c != nil && c.setRank != nil {
+			c.setRank(rank, size)
+		}
+	}
+}
+
+func (ps *parts) local() (all []localPart) {
+	for _, c := range ps.of {
+		if c != nil && c.local != nil {
+			all = append(all, c.local)
+		}
+	}
+	return all
+}
+
+// inMemory calls f for slice j of each part i whose changed chunks a sync can send.
+func (ps *parts) inMemory(f func(i, j int, live []byte)) {
+	for i, c := range ps.of {
+		if c == nil || !c.inMemory() {
+			continue
+		}
+		for j, b := range c.memory() {
+			f(i, j, b)
+		}
+	}
+}
+
+// memory returns these slices and a description of their parts.
+func (ps *parts) memory() (layout string, memory [][]byte) {
+	var text strings.Builder
+	ps.inMemory(func(i, j int, live []byte) {
+		if j == 0 {
+			fmt.Fprintf(&text, "%d %s\n", i, ps.of[i].layout())
+		}
+		memory = append(memory, live)
+	})
+	return text.String(), memory
+}
+
+// memoryIn returns the blobs of these slices in an image.
+func (ps *parts) memoryIn(m *image.Image) (pieces []*image.Blob) {
+	ps.inMemory(func(i, j int, _ []byte) { pieces = append(pieces, ps.piece(m, i, j)) })
+	return pieces
+}
+
+// piece returns blob j of part i in an image.
+func (ps *parts) piece(m *image.Image, i, j int) *image.Blob { return &m.Blobs()[ps.first[i]+j] }
+
+// sums returns the checksums of the chunks of each part, nil for parts in no image. After a sync,
+// opaque parts are left out: the opening message that carried them has a checksum. It does not read
+// live values.
+func (ps *parts) sums(m *image.Image, synced bool) ([][]uint32, error) {
+	if m == nil {
+		return nil, errNothingSaved
+	}
+	sums := make([][]uint32, len(ps.all))
+	for i, c := range ps.of {
+		if c == nil || synced && c.opaque {
+			continue
+		}
+		var err error
+		if sums[i], err = c.sums(m.Blobs()[ps.first[i]:]); err != nil {
+			return nil, err
+		}
+	}
+	return sums, nil
+}
+
+// restore restores the parts for which which returns true from an image, which may be nil. torn:
+// foreign parts may have saved a newer value than the image has.
+func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool) (errs []error) {
+	for i, p := range ps.all {
+		if !which(p) {
+			continue
+		}
+		var err error
+		switch {
+		case m != nil && (ps.own(i) || torn && ps.of[i] != nil):
+			err = ps.of[i].restore(m.Blobs()[ps.first[i]:])
+		case ps.own(i):
+			err = errNothingSaved
+		default:
+			err = p.Restore()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("elastic: restore part %d: %w", i, err))
+		}
+	}
+	return errs
+}
+
+// sources sets the sources of an image, those of this package's parts or of foreign ones. It calls
+// Save of foreign parts first.
+func (ps *parts) sources(to []image.Source, own bool) error {
+	for i, p := range ps.all {
+		if ps.own(i) != own {
+			continue
+		}
+		if !own {
+			if err := p.Save(); err != nil {
+				return fmt.Errorf("elastic: save part %d (%T): %w", i, p, err)
+			}
+		}
+		c := ps.of[i]
+		if c == nil {
+			continue
+		}
+		if err := c.sources(to[ps.first[i]:]); err != nil && !own {
+			return fmt.Errorf("elastic: image of part %d (%T): %w", i, p, err)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,447 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/timeline"
+	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
+	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/notify"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+var (
+	errReportedLost = errors.New("reported by the driver")
+	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout)")
+)
+
+// patience is the wait for a new world after which it is logged; the interval then doubles.
+const patience = 5 * time.Second
+
+// Init joins the job that started this process and blocks until there is a world that includes this
+// worker, or ctx ends. With [Late] it does not join; Run does. In a process that hvdrun did not
+// start, the worker is alone in a world of size one, without sockets. Errors are ErrRemoved,
+// ErrFinished, ctx's error, and those of an invalid environment or an unreachable driver. The
+// caller must close the worker.
+func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
+	late := slices.Contains(options, Late)
+	lookup := os.LookupEnv
+	if l := fakeproc.From(ctx); l != nil {
+		lookup = l.Lookup
+	}
+	env, started, err := plan.WorkerFromEnv(lookup)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: environment: %w", err)
+	}
+	var m meeting = solo{}
+	if started {
+		if m, err = newDriven(env); err != nil {
+			return nil, err
+		}
+	}
+	first := rendezvous.Joins
+	if late {
+		first = rendezvous.Outside
+	}
+	w := newOutsider(ctx, m, first)
+	w.driven, w.job = started, env.RunID
+	w.verification = verification{every: env.VerifyState, heal: env.HealState}
+	w.replicas = env.CommitReplicas
+	if late {
+		w.stayOut(env.Slot.SlotID)
+		return w, nil
+	}
+	return w.arrive(ctx)
+}
+
+// newWorker returns a worker in the first world of m. It closes m if that fails.
+func newWorker(ctx context.Context, m meeting) (*Worker, error) {
+	return newOutsider(ctx, m, rendezvous.Joins).arrive(ctx)
+}
+
+// newOutsider returns a worker of m that is in no world, in the given phase.
+func newOutsider(ctx context.Context, m meeting, first rendezvous.Phase) *Worker {
+	w := &Worker{meeting: m, log: logrus.StandardLogger(), fake: fakeproc.From(ctx)}
+	w.reports.ctx, w.reports.stop = context.WithCancel(context.Background())
+	if d, ok := m.(*driven); ok {
+		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
+		d.chosen.Store(&chosen)
+	}
+	w.doing.enter(first)
+	w.stopPulse = w.startPulse()
+	w.appear()
+	return w
+}
+
+// arrive enters the first world and closes the worker if that fails.
+func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
+	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// enter joins the next world, calls left, which waits until the previous world is left, and
+// connects. If connecting fails it joins again, as the peers do.
+func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
+	for {
+		world, err := w.join(ctx, j)
+		if err != nil {
+			return err
+		}
+		left()
+		p, err := w.connect(ctx, world)
+		if err == nil {
+			w.member.Store(p)
+			w.doing.enter(rendezvous.Outside)
+			w.run.outside = false
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.logUnconnected(world, err)
+		j.After, j.Cause = world.Generation, err.Error()
+	}
+}
+
+func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	w.doing.enter(rendezvous.Joins)
+	stop := w.logWaiting()
+	world, err := w.meeting.join(ctx, j)
+	stop()
+	w.fake.Survive()
+	switch {
+	case errors.Is(err, rendezvous.ErrRemoved):
+		w.run.last = errors.Is(err, rendezvous.ErrLast)
+		w.setOver()
+		return world, ErrRemoved
+	case errors.Is(err, rendezvous.ErrFinished):
+		w.setOver()
+		return world, ErrFinished
+	case ctx.Err() != nil:
+		return world, ctx.Err()
+	case err != nil:
+		return world, fmt.Errorf("elastic: join: %w", err)
+	case world.Rank < 0 || world.Rank >= world.Size() || world.SyncRoot < 0 || world.SyncRoot >= world.Size():
+		return world, fmt.Errorf("elastic: join: a world of %d with rank %d and root %d", world.Size(), world.Rank, world.SyncRoot)
+	}
+	return world, nil
+}
+
+// logWaiting logs long waits for a new world until stop is called.
+func (w *Worker) logWaiting() (stop func()) {
+	began, done := time.Now(), make(chan struct{})
+	var logging sync.WaitGroup
+	logging.Go(func() {
+		for next := patience; ; next *= 2 {
+			select {
+			case <-done:
+				return
+			case <-time.After(next - time.Since(began)):
+				w.log.Warnf("waiting for a new world since %v", time.Since(began).Round(time.Second))
+			}
+		}
+	})
+	return func() {
+		close(done)
+		logging.Wait()
+	}
+}
+
+// logUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
+// reported dead, so that the job's log has it once, and at debug level on the others.
+func (w *Worker) logUnconnected(world rendezvous.World, err error) {
+	level, speaker := logrus.DebugLevel, 0
+	var aborted *collective.AbortedError
+	if errors.As(err, &aborted) {
+		for slices.Contains(aborted.Dead, speaker) {
+			speaker++
+		}
+	}
+	if world.Rank == speaker {
+		level = logrus.WarnLevel
+	}
+	w.log.WithError(err).WithFields(logrus.Fields{"generation": world.Generation, "size": world.Size()}).
+		Log(level, "elastic: no connection to all workers of the world; waiting for the next one")
+}
+
+// connect connects to a world that join returned. It fails, or the group is aborted, as soon as the
+// driver reports a dead rank in that world: peers on an unreachable host would otherwise be noticed
+// only after a long timeout.
+func (w *Worker) connect(ctx context.Context, world rendezvous.World) (*membership, error) {
+	w.doing.commits.Store(0)
+	w.entering.Store(world.Generation)
+	w.doing.enter(rendezvous.Connecting)
+	watch, stop := context.WithCancel(context.Background())
+	connecting, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	connected := make(chan *collective.Group, 1)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		lost := w.awaitLoss(watch, world.Generation)
+		if lost == nil {
+			return
+		}
+		giveUp()
+		select {
+		case group := <-connected:
+			group.Abort(lost)
+		case <-watch.Done():
+		}
+	})
+	unwatch := func() {
+		stop()
+		watching.Wait()
+	}
+	group, err := w.meeting.connect(connecting, world)
+	if err != nil {
+		unwatch()
+		return nil, err
+	}
+	connected <- group
+	return &membership{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
+}
+
+// awaitLoss blocks until the driver reports dead ranks of the generation or abandons it; nil if ctx
+// ends first.
+func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
+	for {
+		loss, more := w.meeting.Loss()
+		if loss.Generation == generation && generation != 0 {
+			cause := errReportedLost
+			if len(loss.Ranks) == 0 {
+				cause = errAbandoned
+			}
+			return &collective.AbortedError{Generation: generation, Dead: loss.Ranks, Cause: cause}
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// membership is a world, this worker's slot in it and its connections.
+type membership struct {
+	world rendezvous.World
+	slot  plan.Slot
+	group *collective.Group
+	// unwatch stops watching for lost ranks and waits for the watching goroutine.
+	unwatch func()
+}
+
+// leave closes the group, aborting it first if why is not nil, and stops watching for losses.
+func (p *membership) leave(why error) error {
+	if why != nil {
+		p.group.Abort(why)
+	}
+	err := p.group.Close()
+	p.unwatch()
+	return err
+}
+
+// leaveAsync calls leave in the background; the returned function waits for it. An error is ignored
+// because the group is not used again.
+func (p *membership) leaveAsync(why error) (left func()) {
+	var leaving sync.WaitGroup
+	leaving.Go(func() { _ = p.leave(why) })
+	return leaving.Wait
+}
+
+// meeting brings a worker into worlds: those of a driver, or one of its own. Its methods are called
+// by one goroutine at a time, except Report, Connected, Latest and Loss.
+type meeting interface {
+	// join blocks until a world newer than j.After includes this worker. The meeting sets the
+	// addresses of j. It returns rendezvous.ErrRemoved or ErrFinished if no such world follows.
+	join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error)
+	// connect connects to the ranks of a world that join returned. The caller closes the group.
+	connect(ctx context.Context, w rendezvous.World) (*collective.Group, error)
+	// Report tells the driver about this worker.
+	Report(ctx context.Context, r rendezvous.Report, generation, commits uint64) error
+	// Connected reports whether the driver is connected. It does not block.
+	Connected() bool
+	// Latest returns the newest notification; it does not block.
+	Latest() notify.Update
+	// Loss returns the ranks that the driver reports as lost, and a channel that is closed at its
+	// next report. It does not block.
+	Loss() (notify.Loss, <-chan struct{})
+	// close ends everything that the meeting has started and waits for it.
+	close() error
+}
+
+// solo is the meeting of a worker without a driver: every world has one rank.
+type solo struct{}
+
+func (solo) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	if err := ctx.Err(); err != nil {
+		return rendezvous.World{}, err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	slot := plan.Slot{SlotID: plan.SlotID{Host: host}, LocalSize: 1, CrossSize: 1}
+	return rendezvous.World{World: plan.World{Generation: j.After + 1, Slots: []plan.Slot{slot}}}, nil
+}
+
+func (solo) connect(context.Context, rendezvous.World) (*collective.Group, error) {
+	return collective.Local(1)[0], nil
+}
+
+func (solo) Report(context.Context, rendezvous.Report, uint64, uint64) error { return nil }
+func (solo) Connected() bool                                                 { return true }
+func (solo) Latest() notify.Update                                           { return notify.Update{} }
+func (solo) Loss() (notify.Loss, <-chan struct{})                            { return notify.Loss{}, nil }
+func (solo) close() error                                                    { return nil }
+
+// driven is the meeting of a worker that a driver has started.
+type driven struct {
+	*rendezvous.Client
+	*notify.Service
+	endpoint   *collective.Endpoint
+	timeline   *timeline.Recorder // nil: no timeline is recorded
+	notifyAddr string
+	warning    time.Duration // see beater.stallWarning
+
+	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
+	supply atomic.Pointer[func() *fetch.Commit]                    // nil: no commit to supply
+
+	stopServing context.CancelFunc
+	serving     sync.WaitGroup
+	served      error
+}
+
+// newDriven opens the worker's two listeners, for notifications and for its peers. join sends their
+// addresses to the driver.
+func newDriven(env plan.Worker) (_ *driven, err error) {
+	creds, err := identity.Decode(env.Credentials)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: credentials: %w", err)
+	}
+	algorithm, err := collective.ParseAlgorithm(env.Algorithm)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: %s: %w", plan.EnvAlgorithm, err)
+	}
+	local, err := addressTowards(env.DriverAddr)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
+	}
+	d := &driven{Service: notify.NewService(creds), warning: env.StallWarning}
+	if d.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
+		return nil, fmt.Errorf("elastic: %w", err)
+	}
+	data := collective.Config{
+		Credentials: creds,
+		ListenAddr:  dataListenAddr(local),
+		Interfaces:  env.NetworkInterfaces,
+		Encrypt:     env.EncryptData,
+		Algorithm:   algorithm,
+		OnlySockets: env.OnlySockets,
+		Connections: env.Connections,
+		Log:         logrus.StandardLogger(),
+		Visited:     d.visited,
+		Backend: func(generation uint64, backend string) {
+			if chosen := d.chosen.Load(); chosen != nil {
+				(*chosen)(generation, backend)
+			}
+		},
+
+		FusionThreshold: env.FusionThreshold << 20,
+		CycleTime:       env.CycleTime,
+		StallWarning:    env.StallWarning,
+	}
+	if env.TimelineFilename != "" {
+		d.timeline = timeline.New(timeline.Config{Filename: env.TimelineFilename, RunID: env.RunID, Log: logrus.StandardLogger()})
+		data.Timeline = d.timeline
+	}
+	if d.endpoint, err = collective.Listen(data); err != nil {
+		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Client.Close())
+	}
+	listener, err := net.Listen("tcp", netip.AddrPortFrom(local, 0).String())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.Client.Close())
+	}
+	d.notifyAddr = listener.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	d.stopServing = stop
+	d.serving.Go(func() { d.served = d.Serve(ctx, listener) })
+	return d, nil
+}
+
+// addressTowards returns this machine's address on the route to the driver. Connecting a UDP socket
+// selects the route without sending a packet.
+func addressTowards(driver string) (netip.Addr, error) {
+	conn, err := net.Dial("udp", driver)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return addr.Addr().Unmap(), err
+}
+
+// dataListenAddr returns the address for peers: all addresses, or loopback if the driver is local.
+func dataListenAddr(local netip.Addr) string {
+	if local.IsLoopback() {
+		return netip.AddrPortFrom(local, 0).String()
+	}
+	return ""
+}
+
+func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {
+	j.DataAddrs, j.NotifyAddr = d.endpoint.Addrs(), d.notifyAddr
+	place, err := d.Join(ctx, j)
+	if err != nil {
+		return rendezvous.World{}, err
+	}
+	return place.World()
+}
+
+func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
+	g, err := d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs(), Hosts: hostsOf(w.World)})
+	if err != nil || d.timeline == nil {
+		return g, err
+	}
+	if err := d.timeline.Enter(ctx, g); err != nil {
+		g.Abort(err)
+		return nil, err
+	}
+	return g, nil
+}
+
+func (d *driven) connections() uint64 { return d.endpoint.Connections() }
+
+func (d *driven) stallWarning() time.Duration { return d.warning }
+
+func (d *driven) close() error {
+	d.stopServing()
+	d.serving.Wait()
+	if d.timeline != nil {
+		_ = d.timeline.Close() // always nil: it logs write errors itself
+	}
+	return errors.Join(d.endpoint.Close(), d.served, d.Client.Close())
+}
+
+func hostsOf(w plan.World) []string {
+	hosts := make([]string, len(w.Slots))
+	for i, s := range w.Slots {
+		hosts[i] = s.Host
+	}
+	return hosts
+}
