@@ -151,7 +151,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 // listen listens for drivers, at the address that gossip is bound to.
-func (c Config) listen() (net.Listener, error) {
+func (c Config) listen() (*identity.Listener, error) {
 	host := ""
 	if c.Bind != "" {
 		var err error
@@ -159,7 +159,7 @@ func (c Config) listen() (net.Listener, error) {
 			host = c.Bind // without a port
 		}
 	}
-	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(c.LaunchPort)))
+	return identity.Drivers.Listen(net.JoinHostPort(host, strconv.Itoa(c.LaunchPort)))
 }
 
 // agent is a Run, or a RunJob, in progress.

@@ -3,14 +3,15 @@ package agent
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -20,7 +21,7 @@ const dialTimeout = 20 * time.Second
 // forwarder carries the connections of a session's workers to the driver, wherever that is now.
 // It cannot read them: TLS goes from end to end.
 type forwarder struct {
-	ln     net.Listener
+	ln     *identity.Listener
 	log    logrus.FieldLogger
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -34,7 +35,7 @@ type forwarder struct {
 
 // newForwarder listens at an address of this host.
 func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
-	ln, err := net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
+	ln, err := identity.Forward.Listen(netip.AddrPortFrom(at, 0).String())
 	if err != nil {
 		return nil, fmt.Errorf("agent: listening for workers: %w", err)
 	}
@@ -80,18 +81,12 @@ func (f *forwarder) accept() {
 			}
 			return
 		case err != nil: // of one connection, or of too many open files
-			pause := time.NewTimer(10 * time.Millisecond)
-			select {
-			case <-pause.C:
-			case <-f.ctx.Done():
-				pause.Stop()
-			}
 			continue
 		case !fromHere(conn):
 			conn.Close()
 			continue
 		}
-		f.wg.Go(func() { f.carry(conn) })
+		f.wg.Go(func() { f.carry(conn.(*identity.Conn)) })
 	}
 }
 
@@ -103,7 +98,7 @@ func fromHere(conn net.Conn) bool {
 }
 
 // carry blocks until one of the ends closes the connection.
-func (f *forwarder) carry(worker net.Conn) {
+func (f *forwarder) carry(worker *identity.Conn) {
 	defer worker.Close()
 	f.mu.Lock()
 	to := f.to
@@ -121,14 +116,51 @@ func (f *forwarder) carry(worker net.Conn) {
 	}
 	defer f.forget(worker, driver)
 	var wg sync.WaitGroup
-	for _, pair := range [][2]net.Conn{{driver, worker}, {worker, driver}} {
-		wg.Go(func() {
-			_, _ = io.Copy(pair[0], pair[1])
-			worker.Close()
-			driver.Close()
+	var turns turns
+	wg.Go(func() { pass(driver, worker, turns.worker) })
+	wg.Go(func() {
+		pass(worker, driver, func() {
+			if turns.driver() {
+				worker.Proven()
+			}
 		})
-	}
+	})
 	wg.Wait()
+}
+
+// pass copies until one of the connections ends, and closes both. passing is called before each part.
+// Its buffer is small, and it takes no more descriptors, as a copy by the kernel would.
+func pass(to, from net.Conn, passing func()) {
+	defer to.Close()
+	defer from.Close()
+	buf := make([]byte, 8<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			passing()
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// turns tells when the driver has accepted a worker's proof. In a handshake of TLS 1.3 the driver
+// answers the hello, and speaks again once it has the worker's certificate and signature. To a
+// stranger that is an alert, after which it closes the connection. A hello that the driver asks to
+// repeat is taken for a proof as well: then the driver's own bounds hold.
+type turns struct{ n atomic.Int32 }
+
+// worker notes that the worker has spoken.
+func (t *turns) worker() { t.n.CompareAndSwap(1, 2) }
+
+// driver notes that the driver has spoken, and returns whether the worker is proven.
+func (t *turns) driver() bool {
+	t.n.CompareAndSwap(0, 1)
+	return t.n.CompareAndSwap(2, 3)
 }
 
 // complain logs, once, that the driver cannot be reached from here, though it has reached this

@@ -51,7 +51,7 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	if cfg.Hello.Loopback {
 		listen = identity.ListenLoopback()
 	}
-	ln, err := net.Listen("tcp", listen)
+	ln, err := identity.Drivers.Listen(listen)
 	if err != nil {
 		return fmt.Errorf("agent: listening for the driver: %w", err)
 	}

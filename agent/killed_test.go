@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -17,7 +16,7 @@ import (
 // playServer is a server in a process of its own: it prints its address, and serves until its
 // stdin is closed.
 func playServer() {
-	ln, err := net.Listen("tcp", os.Getenv("AGENT_TEST_SERVER"))
+	ln, err := identity.Drivers.Listen(os.Getenv("AGENT_TEST_SERVER"))
 	if err != nil {
 		panic(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -28,8 +27,6 @@ const (
 	sessionLen = 16
 	// attachTimeout is how long a driver may take to name its session.
 	attachTimeout = 5 * time.Second
-	// unproven is how many connections may be in a handshake.
-	unproven = 64
 )
 
 // server serves the drivers that connect to one host: it keeps their sessions, and which worker has
@@ -79,10 +76,10 @@ func startGuard(session string) (io.Closer, error) {
 
 // serve answers drivers on ln, which it closes, until ctx ends; then all sessions are ended, and it
 // returns when nothing is left of them.
-func (srv *server) serve(ctx context.Context, ln net.Listener, creds *identity.Credentials) error {
+func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *identity.Credentials) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{srv: srv}) }
 	release := func() { srv.close(errShutdown) }
-	err := wire.ServeGuarded(ctx, ln, creds.ServerTLS(identity.Driver), unproven, register, release)
+	err := wire.Serve(ctx, ln, creds.ServerTLS(identity.Driver), register, release)
 	srv.close(errShutdown)
 	srv.wg.Wait()
 	if err != nil {

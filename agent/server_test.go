@@ -80,7 +80,7 @@ type host struct {
 
 func newHost(t testing.TB, slots int) *host {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := identity.Drivers.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

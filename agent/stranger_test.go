@@ -258,7 +258,7 @@ func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	// come again.
 	for try := 1; !pushOut(t, h); try++ {
 		if try == 10 {
-			t.Fatalf("of %d strangers those that came first are let wait", 3*unproven)
+			t.Fatalf("of %d strangers those that came first are let wait", 3*identity.Drivers.Unproven)
 		}
 	}
 	s, _ := script(t, 0, "exit 9")
@@ -275,7 +275,7 @@ func pushOut(t *testing.T, h *host) bool {
 	t.Helper()
 	begun := time.Now()
 	var conns []net.Conn
-	for range 3 * unproven {
+	for range 3 * identity.Drivers.Unproven {
 		c, err := net.Dial("tcp", h.addr)
 		if err != nil {
 			t.Fatal(err)
@@ -283,7 +283,7 @@ func pushOut(t *testing.T, h *host) bool {
 		defer c.Close()
 		conns = append(conns, c)
 	}
-	for _, c := range conns[:unproven] {
+	for _, c := range conns[:identity.Drivers.Unproven] {
 		c.SetReadDeadline(begun.Add(patience))
 		if _, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
 			t.Fatalf("a stranger among %d is let wait: %v", len(conns), err)

@@ -18,9 +18,7 @@ import (
 )
 
 const (
-	proofBound    = 5 * time.Second        // longest a connection may take to prove itself
-	proofEach     = 50 * time.Millisecond  // and this much longer for each rank of the world: they may share the processors
-	fewUnproven   = 256                    // unproven connections, whatever the world's size; the oldest gives way to a new one
+	proofEach     = 50 * time.Millisecond  // by which a proof may take longer for each rank of the world: they may share the processors
 	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
 	fewWaiting    = 1024                   // such connections, whatever the world's size
 	maxVisits     = 16                     // at a time
@@ -79,7 +77,7 @@ type Config struct {
 // over all generations.
 type Endpoint struct {
 	cfg      Config // with the defaults of Log and Connections
-	listener net.Listener
+	listener *identity.Listener
 	addrs    []string
 	closed   chan struct{}
 	made     atomic.Uint64  // see Connections
@@ -94,11 +92,10 @@ type Endpoint struct {
 
 // arrivals are connections that were accepted and not handed over.
 type arrivals struct {
-	inbound  map[net.Conn]struct{}
-	unproven []net.Conn                 // those that have proven nothing, oldest first
-	visits   int                        // those that are visits
-	waiting  int                        // those that wait for a group
-	awaited  map[groupKey]*awaitedGroup // where connections wait for groups that this rank has not come to yet
+	inbound map[net.Conn]struct{}
+	visits  int                        // those that are visits
+	waiting int                        // those that wait for a group
+	awaited map[groupKey]*awaitedGroup // where connections wait for groups that this rank has not come to yet
 }
 
 // testHooks is what tests set; the zero value changes nothing.
@@ -131,8 +128,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 	if addr == "" {
 		addr = ":0"
 	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	ln, err := identity.Data.Listen(addr)
 	if err != nil {
 		return nil, fmt.Errorf("collective: %w", err)
 	}
@@ -148,6 +144,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}),
 		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}}
+	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
 	e.running.Go(e.accept)
 	if !e.cfg.OnlySockets {
 		e.running.Go(shm.Prepare)
@@ -373,6 +370,7 @@ func (e *Endpoint) admitGroup(g *Group) error {
 	}
 	e.current = g.family
 	e.largest = max(e.largest, g.family.size)
+	e.grow()
 	for d, r := range e.awaited {
 		if d.generation < g.generation || d.generation == g.generation && (d.lane == g.lane || g.lane == 0) {
 			close(r.open)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -23,22 +22,16 @@ type awaitedGroup struct {
 // accept is the loop of the listener.
 func (e *Endpoint) accept() {
 	for {
-		raw, err := e.listener.Accept()
+		accepted, err := e.listener.Accept()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			e.cfg.Log.WithError(err).Warn("collective: accept") // mostly for lack of descriptors
-			timer := time.NewTimer(firstBackoff)
-			select {
-			case <-timer.C:
-			case <-e.closed:
-				timer.Stop()
-			}
 			continue
 		}
-		if e.admit(raw) {
-			e.running.Go(func() { e.prove(raw) })
+		if c := accepted.(*identity.Conn); e.admit(c) {
+			e.running.Go(func() { e.prove(c) })
 		}
 	}
 }
@@ -52,54 +45,52 @@ func (e *Endpoint) bound(few int) int {
 	return max(few, 2*e.largest) * (e.cfg.Connections + 1) / 2
 }
 
-// admit registers an accepted connection. Strangers that send nothing cannot keep others out: the
-// oldest unproven connection gives way.
-func (e *Endpoint) admit(raw net.Conn) bool {
+// patience is how long an accepted connection may take to prove itself: longer where there are more
+// ranks, which may share the processors. The caller holds mu.
+func (e *Endpoint) patience() time.Duration {
+	return identity.Data.Deadline + time.Duration(e.largest)*proofEach
+}
+
+// grow adapts the bounds to the largest world so far. The caller holds mu.
+func (e *Endpoint) grow() {
+	e.listener.Resize(e.bound(identity.Data.Unproven), e.patience())
+}
+
+// admit registers an accepted connection.
+func (e *Endpoint) admit(c *identity.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	select {
 	case <-e.closed:
-		raw.Close()
+		c.Close()
 		return false
 	default:
 	}
-	if len(e.unproven) >= e.bound(fewUnproven) {
-		e.unproven[0].Close()
-		e.unproven = slices.Delete(e.unproven, 0, 1)
-	}
-	e.unproven = append(e.unproven, raw)
-	e.inbound[raw] = struct{}{}
+	e.inbound[c.NetConn()] = struct{}{}
 	return true
-}
-
-// proven takes a connection from those that may have to give way. It reports false for one that has
-// given way: it can claim nothing.
-func (e *Endpoint) proven(raw net.Conn) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	i := slices.Index(e.unproven, raw)
-	if i >= 0 {
-		e.unproven = slices.Delete(e.unproven, i, i+1)
-	}
-	return i >= 0
 }
 
 var errGaveWay = errors.New("it has given way to newer connections")
 
-// prove verifies one accepted connection and hands it to its group.
-func (e *Endpoint) prove(raw net.Conn) {
+// prove verifies one accepted connection and hands it to its group, without the listener's bounds.
+func (e *Endpoint) prove(unproven *identity.Conn) {
 	e.mu.Lock()
-	bound := proofBound + time.Duration(e.largest)*proofEach
+	bound := e.patience()
 	e.mu.Unlock()
-	raw.SetDeadline(time.Now().Add(bound))
+	raw := unproven.NetConn()
+	if tcp, ok := raw.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(keepAlive) // where it fails, the next read does
+	}
 	c := &conn{Conn: raw, raw: raw}
+	var bounded net.Conn = unproven
 	if e.cfg.Encrypt {
-		c.Conn = tls.Server(raw, e.cfg.Credentials.ServerTLS(identity.Worker))
+		c.Conn = tls.Server(unproven, e.cfg.Credentials.ServerTLS(identity.Worker))
+		bounded = c.Conn
 	}
 	var path *tcpPath
 	claimed, visiting := false, false
-	h, err := e.cfg.Credentials.ProveAccept(c.Conn, func(h identity.Hello) (err error) {
-		if !e.proven(raw) {
+	h, err := e.cfg.Credentials.ProveAccept(bounded, func(h identity.Hello) (err error) {
+		if !unproven.Proven() {
 			return errGaveWay // the dialer sees it broken, and dials again
 		}
 		if h == visit {
@@ -110,7 +101,6 @@ func (e *Endpoint) prove(raw net.Conn) {
 		raw.SetDeadline(time.Now().Add(bound))
 		return err
 	})
-	e.proven(raw)
 	if visiting {
 		if err == nil {
 			raw.SetDeadline(time.Time{})
@@ -131,7 +121,7 @@ func (e *Endpoint) prove(raw net.Conn) {
 	if claimed {
 		path.unclaim(h.From, h.Channel)
 	}
-	raw.Close()
+	unproven.Close()
 	e.cfg.Log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
 }
 

@@ -91,6 +91,7 @@ func Narrow(e *Endpoint, most int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.forcedBound = most
+	e.grow()
 }
 
 // Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that

@@ -146,7 +146,7 @@ func newLoop(cfg Config) *loop {
 }
 
 // open sets up the job's credentials, the rendezvous listener and the journal.
-func (l *loop) open() (net.Listener, error) {
+func (l *loop) open() (*identity.Listener, error) {
 	l.credentials = l.cfg.Authority
 	if l.credentials == nil {
 		var err error
@@ -180,9 +180,9 @@ func (l *loop) open() (net.Listener, error) {
 
 // listenForWorkers listens on the previous driver's address, if there was one and it is free, so
 // that its workers find this driver.
-func (l *loop) listenForWorkers() (net.Listener, error) {
+func (l *loop) listenForWorkers() (*identity.Listener, error) {
 	if l.resumes {
-		if lis, err := net.Listen("tcp", l.job.Listen); err == nil {
+		if lis, err := identity.Rendezvous.Listen(l.job.Listen); err == nil {
 			return lis, nil
 		}
 	}
@@ -191,7 +191,7 @@ func (l *loop) listenForWorkers() (net.Listener, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		listen = router.ListenAddr()
 	}
-	return net.Listen("tcp", listen)
+	return identity.Rendezvous.Listen(listen)
 }
 
 // serve sets up the job's services and runs the loop.

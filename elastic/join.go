@@ -373,7 +373,7 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 	if d.endpoint, err = collective.Listen(data); err != nil {
 		return nil, errors.Join(fmt.Errorf("elastic: %w", err), d.Client.Close())
 	}
-	listener, err := net.Listen("tcp", netip.AddrPortFrom(local, 0).String())
+	listener, err := identity.Notify.Listen(netip.AddrPortFrom(local, 0).String())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("elastic: notifications: %w", err), d.endpoint.Close(), d.Client.Close())
 	}

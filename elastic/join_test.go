@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -54,7 +53,7 @@ func newTestDriver(t *testing.T, wanted ...string) *testDriver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

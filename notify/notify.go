@@ -9,7 +9,6 @@ package notify
 import (
 	"context"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 
@@ -70,7 +69,7 @@ func NewService(c *identity.Credentials) *Service {
 // Serve receives notifications on ln, from the job's driver only, until ctx ends. It closes ln and
 // must be called once. It returns when all handlers have: nil after the end of ctx, or the error of
 // ln.
-func (s *Service) Serve(ctx context.Context, ln net.Listener) error {
+func (s *Service) Serve(ctx context.Context, ln *identity.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterNotificationServer(r, handler{s: s}) }
 	if err := wire.Serve(ctx, ln, s.credentials.ServerTLS(identity.Driver), register, func() {}); err != nil {
 		return fmt.Errorf("notify: %w", err)

@@ -102,9 +102,9 @@ func subject(inc string) identity.Subject {
 	return identity.Subject{Role: identity.Worker, Host: "h", Index: 2, Incarnation: inc}
 }
 
-func listen(t testing.TB, addr string) net.Listener {
+func listen(t testing.TB, addr string) *identity.Listener {
 	t.Helper()
-	ln, err := net.Listen("tcp", addr)
+	ln, err := identity.Notify.Listen(addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,7 +363,7 @@ func (l listener) HostsUpdated(_ context.Context, req *wire.HostsUpdatedRequest)
 	}
 }
 
-func (j *job) listener(inc string, ln net.Listener) listener {
+func (j *job) listener(inc string, ln *identity.Listener) listener {
 	l := listener{heard: make(chan uint64, 1000), fail: make(chan error, 10)}
 	conf := j.credentials(subject(inc)).ServerTLS(identity.Driver)
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterNotificationServer(r, l) }

@@ -86,7 +86,7 @@ func newJob(t testing.TB) *job {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := identity.Rendezvous.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 	return c
 }
 
-func (j *job) serve(ln net.Listener) {
+func (j *job) serve(ln *identity.Listener) {
 	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
@@ -407,7 +407,7 @@ func TestServerStopsAndReturns(t *testing.T) {
 	for _, r := range results {
 		none(t, "gave up at once", r)
 	}
-	ln, err := net.Listen("tcp", j.addr)
+	ln, err := identity.Rendezvous.Listen(j.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -447,7 +447,7 @@ func TestDriverAppearsLate(t *testing.T) {
 	for s := c.conn.GetState(); s != connectivity.TransientFailure; s = c.conn.GetState() {
 		c.conn.WaitForStateChange(context.Background(), s)
 	}
-	ln, err := net.Listen("tcp", j.addr)
+	ln, err := identity.Rendezvous.Listen(j.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -514,7 +514,7 @@ func TestAbsence(t *testing.T) {
 			continue
 		}
 		<-time.After(300 * time.Millisecond)
-		ln, err := net.Listen("tcp", j.addr)
+		ln, err := identity.Rendezvous.Listen(j.addr)
 		if err != nil {
 			t.Fatal(err)
 		}

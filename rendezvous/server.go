@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 
 	"github.com/sirupsen/logrus"
@@ -99,7 +98,7 @@ func NewServer(cfg ServerConfig) *Server {
 // Serve serves workers of the job on ln until ctx ends; it closes ln and must be called once. Then
 // it fails every waiting join as unavailable, and returns nil once all handlers have returned. It
 // returns an error if ln fails.
-func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterRendezvousServer(r, service{s: s}) }
 	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release); err != nil {
 		return fmt.Errorf("rendezvous: %w", err)

@@ -17,11 +17,13 @@ import (
 )
 
 // transport is the network, or what a test puts in its place, with what memberlist's own lacks: its
-// dials end when it is closed, so do its connections, and it waits for those who use them.
+// dials end when it is closed, so do its connections, and it waits for those who use them. Streams
+// that come in are bounded: memberlist reads up to 20 MiB of each before it can check the key.
 type transport struct {
 	memberlist.Transport
 	dial    func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error)
 	streams chan net.Conn
+	pending *identity.Pending
 	ctx     context.Context
 	cancel  context.CancelFunc
 	all     sync.WaitGroup
@@ -63,7 +65,8 @@ func listen(bind string, logger *log.Logger) (*transport, error) {
 // newTransport wraps another. A nil dial is that one's.
 func newTransport(inner memberlist.Transport,
 	dial func(context.Context, string, time.Duration) (net.Conn, error)) *transport {
-	t := &transport{Transport: inner, dial: dial, streams: make(chan net.Conn), conns: map[*conn]bool{},
+	t := &transport{Transport: inner, dial: dial, streams: make(chan net.Conn),
+		pending: identity.NewPending(identity.Gossip), conns: map[*conn]bool{},
 		idle: make(chan struct{})}
 	if dial == nil {
 		t.dial = func(_ context.Context, addr string, timeout time.Duration) (net.Conn, error) {
@@ -83,7 +86,7 @@ func (t *transport) forward() {
 			return
 		case c := <-t.Transport.StreamCh():
 			select {
-			case t.streams <- t.track(c):
+			case t.streams <- t.track(t.pending.Admit(c)):
 			case <-t.ctx.Done():
 				c.Close()
 				return

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -20,7 +21,7 @@ func Listen(path string) (*net.UnixListener, error) { return wire.ListenLocal(pa
 // Serve serves ln until ctx ends, and closes it. Only processes of this process's user and of root
 // are served.
 func Serve(ctx context.Context, ln *net.UnixListener, h Handler) error {
-	return wire.ServeLocal(ctx, ln, func(r grpc.ServiceRegistrar) {
+	return wire.ServeLocal(ctx, identity.Control.Guard(ln), func(r grpc.ServiceRegistrar) {
 		wire.RegisterControlServer(r, &server{h: h})
 	}, func() {})
 }

@@ -16,13 +16,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// localUnproven bounds the connections to a local socket in their handshake.
-const localUnproven = 16
-
 // ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
 // kernel identifies the peer's user before any data is read.
-func ServeLocal(ctx context.Context, ln *net.UnixListener, register func(grpc.ServiceRegistrar), release func()) error {
-	return serve(ctx, ln, sameUser{insecure.NewCredentials()}, localUnproven, register, release)
+func ServeLocal(ctx context.Context, ln Listener, register func(grpc.ServiceRegistrar), release func()) error {
+	return serve(ctx, ln, sameUser{insecure.NewCredentials()}, register, release)
 }
 
 // sameUser accepts peers of this process's user and of root.
@@ -41,9 +38,9 @@ func (s sameUser) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 func (s sameUser) Clone() credentials.TransportCredentials { return s }
 
 func checkUser(conn net.Conn) error {
-	local, ok := conn.(*net.UnixConn)
+	local, ok := bare(conn).(*net.UnixConn)
 	if !ok {
-		return fmt.Errorf("wire: a connection of type %T has no user", conn)
+		return fmt.Errorf("wire: a connection of type %T has no user", bare(conn))
 	}
 	raw, err := local.SyscallConn()
 	if err != nil {

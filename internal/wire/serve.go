@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -49,34 +48,30 @@ const (
 // gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
+// Listener is a listener that strangers may reach, an identity.Listener: it bounds what a connection
+// may cost until Proven is called for it. Proven returns false for one that was closed before.
+type Listener interface {
+	net.Listener
+	Proven(conn net.Conn) bool
+}
+
 // Serve runs a gRPC server on ln, which it closes, until ctx ends. Only peers that satisfy tlsConf
 // reach a handler. register is called once to add the services. When ctx ends, release is called:
 // it must make every waiting handler return soon. Serve returns once all handlers have returned and
 // all connections are closed: nil after the end of ctx, otherwise the error of the listener.
 func Serve(
-	ctx context.Context, ln net.Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
+	ctx context.Context, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
 ) error {
-	return ServeGuarded(ctx, ln, tlsConf, 0, register, release)
-}
-
-// ServeGuarded is Serve for a server that unauthenticated peers can reach: at most unproven
-// connections (0: any number) are in a handshake at a time. One more closes the oldest: a genuine
-// handshake takes milliseconds, so peers that hold handshakes open cannot block it.
-func ServeGuarded(
-	ctx context.Context, ln net.Listener, tlsConf *tls.Config, unproven int,
-	register func(grpc.ServiceRegistrar), release func(),
-) error {
-	return serve(ctx, ln, credentials.NewTLS(tlsConf), unproven, register, release)
+	return serve(ctx, ln, credentials.NewTLS(tlsConf), register, release)
 }
 
 // serve serves peers accepted by the credentials.
 func serve(
-	ctx context.Context, ln net.Listener, who credentials.TransportCredentials, unproven int,
+	ctx context.Context, ln Listener, who credentials.TransportCredentials,
 	register func(grpc.ServiceRegistrar), release func(),
 ) error {
-	pending := &handshakes{TransportCredentials: who, most: unproven, open: make(map[net.Conn]uint64)}
 	gs := grpc.NewServer(
-		grpc.Creds(pending),
+		grpc.Creds(proving{who, ln}),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.MaxHeaderListSize(16<<10),
@@ -95,7 +90,7 @@ func serve(
 	case failed = <-served:
 	case <-ctx.Done():
 	}
-	pending.shut()
+	_ = ln.Close() // a graceful stop would wait for the connections in a handshake
 	release()
 	graceful := make(chan struct{})
 	go func() {
@@ -116,61 +111,26 @@ func serve(
 	return failed
 }
 
-// handshakes tracks the connections in a handshake, for which a graceful stop of the server would
-// wait.
-type handshakes struct {
+// proving are credentials whose handshake is the proof that the listener waits for.
+type proving struct {
 	credentials.TransportCredentials
-	most int // 0: no bound
-
-	mu     sync.Mutex
-	closed bool
-	count  uint64
-	open   map[net.Conn]uint64 // with the number of its arrival
+	ln Listener
 }
 
-func (h *handshakes) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	h.mu.Lock()
-	if h.closed {
-		h.mu.Unlock()
+func (p proving) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := p.TransportCredentials.ServerHandshake(conn)
+	if err != nil {
 		conn.Close()
-		return nil, nil, errors.New("wire: the server is stopping")
+		return nil, nil, err
 	}
-	if h.most > 0 && len(h.open) >= h.most {
-		h.closeOldest()
+	if !p.ln.Proven(conn) {
+		secured.Close()
+		return nil, nil, errors.New("wire: the connection has given way to newer ones")
 	}
-	h.count++
-	h.open[conn] = h.count
-	h.mu.Unlock()
-	defer func() {
-		h.mu.Lock()
-		delete(h.open, conn)
-		h.mu.Unlock()
-	}()
-	return h.TransportCredentials.ServerHandshake(conn)
+	return secured, info, nil
 }
 
-// closeOldest closes the connection with the longest handshake.
-func (h *handshakes) closeOldest() {
-	var oldest net.Conn
-	for conn, n := range h.open {
-		if oldest == nil || n < h.open[oldest] {
-			oldest = conn
-		}
-	}
-	oldest.Close()
-	delete(h.open, oldest)
-}
-
-func (h *handshakes) Clone() credentials.TransportCredentials { return h }
-
-func (h *handshakes) shut() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.closed = true
-	for conn := range h.open {
-		conn.Close()
-	}
-}
+func (p proving) Clone() credentials.TransportCredentials { return p }
 
 // Caller returns who calls a handler, as subject reads it from the certificate of the connection.
 // Its error is a gRPC status, Unauthenticated.
@@ -225,7 +185,8 @@ func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.
 			if err != nil {
 				return nil, err
 			}
-			return watch(conn), nil
+			Watch(conn)
+			return watched{conn}, nil
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: pingAfter, Timeout: answerAfter, PermitWithoutStream: true,

@@ -14,7 +14,7 @@ var kernelPings = net.KeepAliveConfig{Enable: true, Idle: pingAfter, Interval: t
 // Watch has the kernel close a TCP connection to a dead machine: 5 s after unacknowledged data, or
 // after 15 s while idle. It does nothing for other connections.
 func Watch(conn net.Conn) {
-	socket, ok := conn.(*net.TCPConn)
+	socket, ok := bare(conn).(*net.TCPConn)
 	if !ok {
 		return
 	}
@@ -29,20 +29,19 @@ func Watch(conn net.Conn) {
 	})
 }
 
+// bare returns the connection below the bounds of a listener.
+func bare(conn net.Conn) net.Conn {
+	if bounded, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		return bounded.NetConn()
+	}
+	return conn
+}
+
 // watched is a watched connection. It hides its socket from gRPC, which would otherwise set the
 // kernel's timeout to that of a process.
 type watched struct{ net.Conn }
 
-// watch calls Watch and hides the socket.
-func watch(conn net.Conn) net.Conn {
-	Watch(conn)
-	if _, ok := conn.(*net.TCPConn); ok {
-		return watched{conn}
-	}
-	return conn // a unix socket must stay visible: it identifies the peer
-}
-
-// watching is a listener whose connections are watched.
+// watching is a listener whose connections are watched. Their own type hides their sockets.
 type watching struct{ net.Listener }
 
 func (l watching) Accept() (net.Conn, error) {
@@ -50,5 +49,6 @@ func (l watching) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return watch(conn), nil
+	Watch(conn)
+	return conn, nil
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"strings"
 	"sync"
 	"syscall"
@@ -172,7 +171,7 @@ func (c *workers) train(w *worker) error {
 	if err != nil {
 		return err
 	}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	lis, err := identity.Notify.Listen("127.0.0.1:0")
 	if err != nil {
 		return err
 	}

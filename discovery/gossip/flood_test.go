@@ -1,0 +1,119 @@
+package gossip
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// pushState begins a stream that announces an encrypted message of 19 MiB, which memberlist reads
+// before it can know that the key is wrong.
+func pushState(label string) []byte {
+	const hasLabel, encrypted = 244, 10
+	words := append([]byte{hasLabel, byte(len(label))}, label...)
+	return binary.BigEndian.AppendUint32(append(words, encrypted), 19<<20)
+}
+
+// flood opens streams of which each sends as much of such a message as it can, and returns when all
+// have ended.
+func flood(t *testing.T, addr string, streams int) {
+	t.Helper()
+	var sending sync.WaitGroup
+	body := make([]byte, 19<<20)
+	for range streams {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sending.Go(func() {
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(patience))
+			c.Write(pushState("test"))
+			c.Write(body)
+			var n net.Error
+			if _, err := io.Copy(io.Discard, c); errors.As(err, &n) && n.Timeout() {
+				t.Error("a stream without the key stays open")
+			}
+		})
+	}
+	sending.Wait()
+}
+
+// TestFloodOfState: forty streams of 19 MiB do not take a member's memory, and another one joins
+// meanwhile.
+func TestFloodOfState(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	runtime.GC()
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	stop, peak := make(chan struct{}), make(chan uint64)
+	go func() {
+		var most uint64
+		for {
+			select {
+			case <-stop:
+				peak <- most
+				return
+			case <-time.After(5 * time.Millisecond):
+				runtime.ReadMemStats(&now)
+				most = max(most, now.HeapAlloc)
+			}
+		}
+	}()
+	var flooding sync.WaitGroup
+	flooding.Go(func() { flood(t, a.Addr(), 40) })
+	b := mustJoin(t, agentConfig("b", 0, a.Addr()))
+	flooding.Wait()
+	if err := b.Leave(within(t)); err != nil {
+		t.Error(err)
+	}
+	close(stop)
+	grown := int64(<-peak) - int64(before.HeapAlloc) - 19<<20 // what the strangers themselves send
+	t.Logf("the heap grew by %d MiB", grown>>20)
+	if grown > 100<<20 { // 760 MiB came
+		t.Errorf("the heap grew by %d MiB", grown>>20)
+	}
+}
+
+// TestStreamsAreBounded: of many streams no more than the bounds permit are open, and hold no more
+// bytes.
+func TestStreamsAreBounded(t *testing.T) {
+	tr, err := listen("127.0.0.1:0", log.New(io.Discard, "", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Shutdown()
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(tr.Transport.(*memberlist.NetTransport).GetAutoBindPort()))
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	const streams = 400
+	for i := range streams {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		far := <-tr.StreamCh()
+		reading.Go(func() {
+			defer far.Close()
+			io.Copy(io.Discard, far)
+		})
+		if i%4 == 0 {
+			reading.Go(func() { c.Write(make([]byte, 1<<20)) })
+		}
+		if n, held := tr.pending.Unproven(), tr.pending.Held(); n > identity.Gossip.Unproven || held > identity.Gossip.Total {
+			t.Fatalf("%d streams hold %d bytes", n, held)
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package identity
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// Listener is a net.Listener whose connections are bounded until they have proven who they are. It
+// may listen on several addresses.
+type Listener struct {
+	*Pending
+	conns  chan *Conn
+	failed chan error
+	done   chan struct{} // closed by Close
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	sockets []net.Listener
+}
+
+// acceptPause is the pause after a failure to accept, mostly for lack of descriptors.
+const acceptPause = 10 * time.Millisecond
+
+// Open listens on one more TCP address, and returns it with its port.
+func (l *Listener) Open(addr string) (net.Addr, error) {
+	socket, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return socket.Addr(), l.add(socket)
+}
+
+func (l *Listener) add(socket net.Listener) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		socket.Close()
+		return net.ErrClosed
+	}
+	l.sockets = append(l.sockets, socket)
+	l.wg.Go(func() { l.accept(socket) })
+	return nil
+}
+
+func (l *Listener) accept(socket net.Listener) {
+	for {
+		conn, err := socket.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			pause := time.NewTimer(acceptPause)
+			select {
+			case <-pause.C:
+			case <-l.done:
+			}
+			pause.Stop()
+			select {
+			case l.failed <- err:
+			case <-l.done:
+			}
+			continue
+		}
+		c := l.Admit(conn)
+		select {
+		case l.conns <- c:
+		case <-l.done:
+			c.Close()
+		}
+	}
+}
+
+// Accept returns the next connection, a *Conn. Its error is net.ErrClosed after Close, or else of
+// one connection: the next call may succeed.
+func (l *Listener) Accept() (net.Conn, error) {
+	select {
+	case <-l.done:
+		return nil, net.ErrClosed
+	default:
+	}
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case err := <-l.failed:
+		return nil, temporary{err}
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// temporary is an error after which servers go on.
+type temporary struct{ error }
+
+// Temporary and Timeout make it a net.Error.
+func (temporary) Temporary() bool { return true }
+func (temporary) Timeout() bool   { return false }
+func (t temporary) Unwrap() error { return t.error }
+
+// Addr returns the first address.
+func (l *Listener) Addr() net.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sockets[0].Addr()
+}
+
+// Proven is Conn.Proven, for a connection that Accept has returned.
+func (l *Listener) Proven(conn net.Conn) bool {
+	c, ok := conn.(*Conn)
+	return ok && c.Proven()
+}
+
+// Close stops listening, and closes the connections that have proven nothing. It may be called
+// again.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	var err error
+	if !l.closed {
+		l.closed = true
+		close(l.done)
+		for _, socket := range l.sockets {
+			err = errors.Join(err, socket.Close())
+		}
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+	l.Pending.Close()
+	return err
+}

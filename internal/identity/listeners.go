@@ -1,0 +1,127 @@
+package identity
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"time"
+)
+
+// Bounds describes the listeners of one kind: who listens, who is let in, and what a connection may
+// cost before it has proven who it is. ARCHITECTURE.md has a table of all of them, which a test
+// makes from All.
+type Bounds struct {
+	// Name is what the listener is for, Process is whose it is, and Address is where it listens
+	// unless --listen or another setting says otherwise.
+	Name, Process, Address string
+	// Admits says which proof a connection must give.
+	Admits string
+	// Unproven is how many connections may be without a proof at a time. No more than a quarter of
+	// the process's descriptors are used for them.
+	Unproven int
+	// Bytes is how much is read of one of them, and Total of all together. Total 0: Unproven times
+	// Bytes.
+	Bytes, Total int64
+	// Deadline is how long one may be without a proof.
+	Deadline time.Duration
+}
+
+const (
+	// handshakeTime bounds TLS handshakes. Hundreds of processes on one CPU need many seconds, and each
+	// abandoned attempt costs as much as the first.
+	handshakeTime = 20 * time.Second
+	// helloBytes is several times what a client sends in a handshake.
+	helloBytes = 16 << 10
+)
+
+// The listeners of a job and of a cluster.
+var (
+	// Rendezvous has one connection for each worker. Hundreds may come at once.
+	Rendezvous = Bounds{
+		Name: "rendezvous", Process: "driver", Address: "loopback; other addresses once a host is another machine",
+		Admits: "workers of the job: TLS 1.3, certificate of the job's authority", Unproven: 512, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// Notify has one connection: the driver's.
+	Notify = Bounds{
+		Name: "notifications", Process: "worker", Address: "the address that is used towards the driver or its agent",
+		Admits: "the job's driver: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// Data has connections of all other workers. Unproven and Deadline grow with the world: see
+	// package collective.
+	Data = Bounds{
+		Name: "data", Process: "worker", Address: "loopback; other addresses once a host is another machine",
+		Admits:   "workers of the job: proof of the job's key, with --encrypt-data within TLS 1.3",
+		Unproven: 256, Bytes: helloBytes, Deadline: 5 * time.Second,
+	}
+	// Drivers is where drivers come to an agent.
+	Drivers = Bounds{
+		Name: "drivers", Process: "agent", Address: "loopback for an agent that its driver has started on its own machine; else all addresses",
+		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// Forward carries the connections of an agent's workers to the driver, which asks for the proof.
+	Forward = Bounds{
+		Name: "workers", Process: "agent", Address: "the address at which the driver has reached the agent",
+		Admits:   "processes of this machine; they count as proven once the driver has answered their part of the handshake",
+		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// Gossip reads a whole message before it can be authenticated: the state of a cluster of 2,000
+	// members takes less than 2 MiB.
+	Gossip = Bounds{
+		Name: "gossip", Process: "agent, driver with --gossip-join", Address: "all addresses; port 7946 for an agent",
+		Admits:   "members of the cluster: messages encrypted with the gossip key; packets over UDP are dropped one by one",
+		Unproven: 256, Bytes: 2 << 20, Total: 4 << 20, Deadline: 10 * time.Second,
+	}
+	// Control is a unix socket in the job's folder.
+	Control = Bounds{
+		Name: "control", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
+		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+)
+
+// All are the bounds of all listeners.
+func All() []Bounds {
+	return []Bounds{Rendezvous, Control, Drivers, Forward, Gossip, Notify, Data}
+}
+
+// Table returns bounds as a table in Markdown.
+func Table(all []Bounds) string {
+	var b strings.Builder
+	b.WriteString("| listener | process | address | who is let in | unproven | bytes of each | of all | deadline |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|\n")
+	for _, l := range all {
+		total := l.Total
+		if total == 0 {
+			total = int64(l.Unproven) * l.Bytes
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %s | %s | %v |\n",
+			l.Name, l.Process, l.Address, l.Admits, l.Unproven, size(l.Bytes), size(total), l.Deadline)
+	}
+	return b.String()
+}
+
+func size(n int64) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// Listen listens on a TCP address, as net.Listen does. Close ends it.
+func (b Bounds) Listen(addr string) (*Listener, error) {
+	l := b.listener()
+	if _, err := l.Open(addr); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Guard bounds the connections of a listener, which Close closes.
+func (b Bounds) Guard(ln net.Listener) *Listener {
+	l := b.listener()
+	_ = l.add(ln) // fails for a closed one only
+	return l
+}
+
+func (b Bounds) listener() *Listener {
+	return &Listener{Pending: NewPending(b), conns: make(chan *Conn), failed: make(chan error), done: make(chan struct{})}
+}
