@@ -79,7 +79,7 @@ func Init(path string, token Grant, now time.Time) (*Dir, error) {
 // Open opens the folder of a cluster.
 func Open(path string) (*Dir, error) {
 	d := &Dir{path: path}
-	text, err := readSecret(d.file(authorityFile), maxAuthorityFile)
+	text, err := ReadSecret(d.file(authorityFile), maxAuthorityFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("cluster: %s has no %s: `hvdrun cluster init %[1]s` makes a cluster", path, authorityFile)
 	}
@@ -118,7 +118,7 @@ func (d *Dir) View() (*State, error) {
 }
 
 func (d *Dir) read() (*State, error) {
-	text, err := readSecret(d.file(stateFile), maxStateFile)
+	text, err := ReadSecret(d.file(stateFile), maxStateFile)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
@@ -174,8 +174,8 @@ func (d *Dir) NewToken(file string, g Grant, now time.Time) error {
 	return err
 }
 
-// readSecret reads a file that users other than its owner cannot use.
-func readSecret(file string, most int64) ([]byte, error) {
+// ReadSecret reads a file that users other than its owner cannot use.
+func ReadSecret(file string, most int64) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe that nobody writes does not block
 	if err != nil {
 		return nil, err

@@ -73,7 +73,7 @@ func ParseToken(text string) (Token, error) {
 
 // ReadToken reads a token from a file that users other than its owner cannot use.
 func ReadToken(file string) (Token, error) {
-	text, err := readSecret(file, maxTokenFile)
+	text, err := ReadSecret(file, maxTokenFile)
 	if err != nil {
 		return Token{}, fmt.Errorf("cluster: the token: %w", err)
 	}
