@@ -1,8 +1,6 @@
 package gossip
 
 import (
-	"crypto/hkdf"
-	"crypto/sha256"
 	"fmt"
 	"net"
 	"strconv"
@@ -81,8 +79,10 @@ type Config struct {
 	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again.
 	// One that refuses this member's key or label is an error all the same.
 	KeepTrying bool
-	// Key is the cluster's key, of 32 bytes.
-	Key []byte
+	// Key is the cluster's key, of 32 bytes, which encrypts. OtherKeys decrypt as well, while the
+	// cluster's key is being replaced; SetKeys changes both.
+	Key       []byte
+	OtherKeys [][]byte
 	// Label names the cluster; members of another label are not heard. Up to 255 bytes, which are
 	// sent in clear.
 	Label string
@@ -150,12 +150,12 @@ func (c Config) withDefaults() (Config, error) {
 // address for a name that it thinks alive, and would let it dispute its predecessor's last
 // messages.
 func (c Config) library(name string) (*memberlist.Config, error) {
-	key, err := hkdf.Key(sha256.New, c.Key, []byte(c.Label), "hvdrun cluster v1 gossip", keyLen)
+	keys, err := c.keyring()
 	if err != nil {
-		return nil, fmt.Errorf("gossip: deriving from the cluster's key: %w", err)
+		return nil, err
 	}
 	l := memberlist.DefaultLANConfig()
-	l.Name, l.Label, l.SecretKey = name, c.Label, key
+	l.Name, l.Label, l.Keyring = name, c.Label, keys
 	l.ProbeInterval, l.ProbeTimeout = c.ProbeInterval, c.ProbeTimeout
 	l.SuspicionMult, l.SuspicionMaxTimeoutMult = suspicionMult, 1
 	l.AwarenessMaxMultiplier = awareness

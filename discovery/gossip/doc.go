@@ -23,5 +23,5 @@
 //
 // The messages are those of hashicorp/memberlist, encrypted by AES-256-GCM with a key that is
 // derived from the cluster's. A holder of the cluster's key can send anything; messages of others
-// are dropped.
+// are dropped. SetKeys replaces the key without a restart.
 package gossip

@@ -44,6 +44,7 @@ type Member struct {
 	node   string
 	addr   string
 	list   *memberlist.Memberlist
+	keys   *memberlist.Keyring
 	ctx    context.Context // until Close
 	cancel context.CancelFunc
 	all    sync.WaitGroup
@@ -143,7 +144,7 @@ func (m *Member) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lib.Logger = newLibraryLog(m.log)
+	lib.Logger, m.keys = newLibraryLog(m.log), lib.Keyring
 	var t *transport
 	if m.cfg.Transport != nil {
 		t = newTransport(m.cfg.Transport, nil)

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -72,14 +73,20 @@ func (s *Source) observe(ctx context.Context) (*Member, error) {
 	case m != nil:
 		return m, nil
 	}
-	m, err := Join(ctx, s.cfg)
+	s.mu.Lock()
+	cfg := s.cfg
+	s.mu.Unlock()
+	m, err := Join(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.member = m
-	s.mu.Unlock()
-	return m, nil
+	if !bytes.Equal(cfg.Key, s.cfg.Key) || len(cfg.OtherKeys) != len(s.cfg.OtherKeys) { // they were set meanwhile
+		err = m.SetKeys(append([][]byte{s.cfg.Key}, s.cfg.OtherKeys...))
+	}
+	return m, err
 }
 
 // Close leaves the cluster and waits for all that was started. A Watch that goes on ends with an

@@ -15,6 +15,7 @@ import (
 	"io"
 	"math/big"
 	"net/url"
+	"sync/atomic"
 	"time"
 )
 
@@ -32,9 +33,9 @@ const (
 )
 
 // Authority issues the credentials of a job or of a cluster. A job's key exists only in the
-// driver's memory and where the driver stores the text of Encode; a cluster's key is derived from
-// the key shared by its members. It is safe for concurrent use, and formatting it shows only its
-// run id.
+// driver's memory and where the driver stores the text of Encode; a cluster's key exists only where
+// the text of PEM is stored, or is derived from the key shared by its members. It is safe for
+// concurrent use, and formatting it shows only its run id.
 type Authority struct{ *authority }
 
 type authority struct {
@@ -85,18 +86,48 @@ func (a *authority) sign(name string, serial *big.Int, from, to time.Time) error
 	return nil
 }
 
-// Issue creates a key and a certificate for s. If s.RunID is empty, the authority's is used;
-// another one is an error. A cluster's authority issues for agents, without a RunID, and for the
-// driver of any run; a job's authority also issues for its own agents.
+// Issue creates a key and a certificate for s, valid for longer than any job. If s.RunID is empty,
+// the authority's is used; another one is an error. A cluster's authority issues for agents and
+// registrars, without a RunID, and for the driver of any run; a job's authority also issues for its
+// own agents.
 func (a *Authority) Issue(s Subject) (*Credentials, error) {
+	return a.IssueFor(s, time.Now(), lifetime)
+}
+
+// IssueFor is Issue with a certificate that is valid from an hour before now for the time of life
+// after it.
+func (a *Authority) IssueFor(s Subject, now time.Time, life time.Duration) (*Credentials, error) {
+	key, err := NewKey()
+	if err != nil {
+		return nil, err
+	}
+	der, err := a.certify(&key.PublicKey, s, now, life)
+	if err != nil {
+		return nil, err
+	}
+	return newCredentials(a.cert, der, key, a.jobKey[:])
+}
+
+// NewKey returns a new key for credentials.
+func NewKey() (*ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("identity: key: %w", err)
+	}
+	return key, nil
+}
+
+// certify signs a certificate of the public key for s.
+func (a *Authority) certify(public *ecdsa.PublicKey, s Subject, now time.Time, life time.Duration) ([]byte, error) {
 	if s.RunID == "" {
 		s.RunID = a.runID
 	}
+	ofCluster := s.Role == Driver || s.Role == Agent || s.Role == Registrar
 	switch {
-	case a.runID == "" && s.Role != Driver && s.Role != Agent:
+	case a.runID == "" && !ofCluster:
 		return nil, fmt.Errorf("identity: the authority of a cluster does not issue credentials for a %s", s.Role)
-	case a.runID == "" && s.Role == Agent && s.RunID != "":
-		return nil, fmt.Errorf("identity: the authority of a cluster does not issue credentials for the agent of run %q", s.RunID)
+	case a.runID == "" && s.Role != Driver && s.RunID != "":
+		return nil, fmt.Errorf("identity: the authority of a cluster does not issue credentials for the %s of run %q", s.Role, s.RunID)
 	case a.runID != "" && s.RunID != a.runID:
 		return nil, fmt.Errorf("identity: the authority of run %q does not issue credentials for a %s of run %q", a.runID, s.Role, s.RunID)
 	}
@@ -107,29 +138,24 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity: subject: %w", err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("identity: key: %w", err)
-	}
 	// Every party is both a client and a server; its role, not the extended key usage, determines
 	// what it may do.
-	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:          newSerial(),
 		Subject:               pkix.Name{CommonName: "hvdrun " + string(s.Role)},
 		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(lifetime),
+		NotAfter:              now.Add(life),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
 		DNSNames:              []string{serverName(s.Role)},
 		URIs:                  []*url.URL{uri},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, public, a.key)
 	if err != nil {
 		return nil, fmt.Errorf("identity: certificate: %w", err)
 	}
-	return newCredentials(a.cert, der, key, a.jobKey[:])
+	return der, nil
 }
 
 func newSerial() *big.Int {
@@ -151,9 +177,14 @@ type secrets struct {
 	subject Subject
 	ca      *x509.Certificate
 	pool    *x509.CertPool
-	leaf    *x509.Certificate
-	key     *ecdsa.PrivateKey
+	own     atomic.Pointer[own]
 	jobKey  *[keyLen]byte
+}
+
+// own is the key and certificate of the holder, which Renew replaces.
+type own struct {
+	leaf *x509.Certificate
+	key  *ecdsa.PrivateKey
 }
 
 // newCredentials combines the parts and checks that they match.
@@ -180,9 +211,9 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey,
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
-	return &Credentials{&secrets{
-		subject: subject, ca: ca, pool: pool, leaf: leaf, key: key, jobKey: (*[keyLen]byte)(bytes.Clone(jobKey)),
-	}}, nil
+	c := &Credentials{&secrets{subject: subject, ca: ca, pool: pool, jobKey: (*[keyLen]byte)(bytes.Clone(jobKey))}}
+	c.own.Store(&own{leaf, key})
+	return c, nil
 }
 
 // Subject returns the holder of the credentials.
@@ -213,12 +244,13 @@ func (a Authority) Format(f fmt.State, _ rune) {
 // Encode returns the credentials as one line of text without spaces, for an environment variable.
 // The text contains the secrets: it must not appear in an argument list or a log.
 func (c *Credentials) Encode() string {
-	key, err := c.key.Bytes()
+	own := c.own.Load()
+	key, err := own.key.Bytes()
 	if err != nil {
 		panic("identity: " + err.Error()) // cannot happen: only keys of other curves fail
 	}
 	b := []byte{encodingVersion}
-	for _, part := range [][]byte{c.ca.Raw, c.leaf.Raw, key, c.jobKey[:]} {
+	for _, part := range [][]byte{c.ca.Raw, own.leaf.Raw, key, c.jobKey[:]} {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
 		b = append(b, part...)
 	}

@@ -1,7 +1,11 @@
 // Package identity authenticates the parties of a job: a certificate authority per job, the
 // credentials that it issues to the driver and to every worker, mutual TLS 1.3 for control
-// connections, and a keyed proof for connections that carry tensors. A driver and the agents of a
-// cluster, which share a key, derive the same authority with ForCluster.
+// connections, and a keyed proof for connections that carry tensors.
+//
+// A cluster has an authority of its own (NewClusterAuthority): who starts jobs holds its key, an
+// agent holds only a certificate, which the authority has signed at the agent's request
+// (SignRequest) and which is renewed while the agent lives. For trying out, a driver and agents may
+// share one key instead, from which all derive the same authority (ForCluster).
 //
 // Only parties of the job have a certificate of its authority or its key, so other peers are
 // refused before any of their data is interpreted. The identity of a peer (role, host, slot,
@@ -25,10 +29,12 @@ const (
 	Driver Role = "driver"
 	Worker Role = "worker"
 	Agent  Role = "agent"
+	// Registrar signs the requests of agents that join a cluster, and renews their certificates.
+	Registrar Role = "registrar"
 )
 
 // Subject is the holder of a certificate. A driver has no host, index and incarnation; an agent has
-// a host, and a cluster's agent has no run id.
+// a host, and a cluster's agent has no run id. A cluster's registrar has a role only.
 type Subject struct {
 	RunID string
 	Role  Role
@@ -37,6 +43,9 @@ type Subject struct {
 	Index int
 	// Incarnation identifies the worker process.
 	Incarnation string
+	// User and UID are those of the person who started a cluster's driver, as the holder of the
+	// authority's key states them; UID is a decimal number. Empty: not stated.
+	User, UID string
 }
 
 // String returns "driver", "agent host" or "worker host/index (incarnation)", for logs.
@@ -54,16 +63,19 @@ func (s Subject) String() string {
 const maxName = 255
 
 func (s Subject) validate() error {
-	if s.RunID == "" && s.Role != Agent {
+	if s.RunID == "" && s.Role != Agent && s.Role != Registrar {
 		return errors.New("identity: a subject needs a run id, unless it is a cluster's agent")
 	}
 	if s.Role == "" || strings.Trim(string(s.Role), "abcdefghijklmnopqrstuvwxyz") != "" {
 		return fmt.Errorf("identity: %q is not a role", s.Role)
 	}
-	for _, v := range []string{s.RunID, string(s.Role), s.Host, s.Incarnation} {
+	for _, v := range []string{s.RunID, string(s.Role), s.Host, s.Incarnation, s.User} {
 		if len(v) > maxName {
 			return fmt.Errorf("identity: a name of %d bytes in a subject; at most %d", len(v), maxName)
 		}
+	}
+	if len(s.UID) > 10 || strings.Trim(s.UID, "0123456789") != "" {
+		return errors.New("identity: the user id in a subject is not a decimal number")
 	}
 	if s.Index < 0 {
 		return fmt.Errorf("identity: slot index %d is negative", s.Index)
@@ -76,6 +88,11 @@ func (s Subject) validate() error {
 // a URI cannot contain every name.
 func (s Subject) uri() (*url.URL, error) {
 	q := url.Values{"host": {s.Host}, "index": {strconv.Itoa(s.Index)}, "incarnation": {s.Incarnation}}
+	for name, value := range map[string]string{"user": s.User, "uid": s.UID} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
 	return url.Parse("hvdrun:///" + url.PathEscape(s.RunID) + "/" + url.PathEscape(string(s.Role)) + "?" + q.Encode())
 }
 
@@ -92,7 +109,10 @@ func parseURI(u *url.URL) (Subject, error) {
 	if errors.Join(err1, err2, err3, err4) != nil {
 		return Subject{}, bad
 	}
-	s := Subject{RunID: runID, Role: Role(role), Host: q.Get("host"), Index: index, Incarnation: q.Get("incarnation")}
+	s := Subject{
+		RunID: runID, Role: Role(role), Host: q.Get("host"), Index: index, Incarnation: q.Get("incarnation"),
+		User: q.Get("user"), UID: q.Get("uid"),
+	}
 	if s.validate() != nil {
 		return Subject{}, bad
 	}
@@ -143,11 +163,18 @@ func (c *Credentials) baseTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		MaxVersion:             tls.VersionTLS13,
-		Certificates:           []tls.Certificate{{Certificate: [][]byte{c.leaf.Raw}, PrivateKey: c.key, Leaf: c.leaf}},
 		SessionTicketsDisabled: true,
+		// Each handshake presents the certificate that is current then (Renew).
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.certificate(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.certificate(), nil },
 		// One system call per message instead of one per 1,200 bytes.
 		DynamicRecordSizingDisabled: true,
 	}
+}
+
+func (c *Credentials) certificate() *tls.Certificate {
+	own := c.own.Load()
+	return &tls.Certificate{Certificate: [][]byte{own.leaf.Raw}, PrivateKey: own.key, Leaf: own.leaf}
 }
 
 // verifier checks what the certificate chain does not: run, role and, if want names it, the

@@ -83,10 +83,10 @@ func TestIssueRefuses(t *testing.T) {
 func TestDecodeRefuses(t *testing.T) {
 	a, other := newAuthority(t, "r"), newAuthority(t, "r")
 	one, two := issue(t, a, Subject{Role: Worker}), issue(t, other, Subject{Role: Worker})
-	mix := func(f func(s *secrets)) string {
-		s := *one.secrets
-		f(&s)
-		return (&Credentials{&s}).Encode()
+	mix := func(f func(s *secrets, o *own)) string {
+		s, o := mixed(one)
+		f(s, o)
+		return (&Credentials{s}).Encode()
 	}
 	good := one.Encode()
 	raw, err := base64.RawURLEncoding.DecodeString(good)
@@ -101,10 +101,10 @@ func TestDecodeRefuses(t *testing.T) {
 		"cut":       good[:len(good)/2],
 		"longer":    base64.RawURLEncoding.EncodeToString(append(raw[:len(raw):len(raw)], 0)),
 		"version":   base64.RawURLEncoding.EncodeToString(append([]byte{9}, raw[1:]...)),
-		"key":       mix(func(s *secrets) { s.key = two.key }),
-		"authority": mix(func(s *secrets) { s.ca = two.ca }),
+		"key":       mix(func(_ *secrets, o *own) { o.key = two.own.Load().key }),
+		"authority": mix(func(s *secrets, _ *own) { s.ca = two.ca }),
 		"job key":   base64.RawURLEncoding.EncodeToString(short),
-		"cert":      mix(func(s *secrets) { s.leaf = s.ca }),
+		"cert":      mix(func(s *secrets, o *own) { o.leaf = s.ca }),
 	}
 	for name, text := range texts {
 		_, err := Decode(text)
@@ -123,6 +123,13 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+// mixed returns the secrets of c, to be changed.
+func mixed(c *Credentials) (*secrets, *own) {
+	s, o := &secrets{subject: c.subject, ca: c.ca, pool: c.pool, jobKey: c.jobKey}, *c.own.Load()
+	s.own.Store(&o)
+	return s, &o
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add(issue(f, newAuthority(f, "r"), Subject{Role: Worker}).Encode())
 	f.Add("")
@@ -137,7 +144,7 @@ func FuzzDecode(f *testing.F) {
 func TestSecretsDoNotPrint(t *testing.T) {
 	a := newAuthority(t, "run-7")
 	c := issue(t, a, Subject{Role: Worker, Host: "h", Incarnation: "inc"})
-	key, err := c.key.Bytes()
+	key, err := c.own.Load().key.Bytes()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,15 +272,15 @@ func TestTLSRefuses(t *testing.T) {
 
 	toDriver := func(c *Credentials) *tls.Config { return c.ClientTLS(Subject{Role: Driver}) }
 	none := toDriver(one)
-	none.Certificates = nil
+	none.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &tls.Certificate{}, nil }
 	blind := toDriver(driver) // does not look at whom it talks to
 	blind.InsecureSkipVerify, blind.VerifyConnection = true, nil
 	old := toDriver(one)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 
 	// A worker that signs a certificate for itself.
-	selfmade := *one.secrets
-	selfmade.leaf, selfmade.key = signedByWorker(t, one)
+	selfmade, with := mixed(one)
+	with.leaf, with.key = signedByWorker(t, one)
 
 	at := func(index int, inc string) Subject {
 		return Subject{Role: Worker, Host: "h", Index: index, Incarnation: inc}
@@ -290,7 +297,7 @@ func TestTLSRefuses(t *testing.T) {
 		"another incarnation":          {one.ServerTLS(Driver), driver.ClientTLS(at(1, "two"))},
 		"another slot":                 {one.ServerTLS(Driver), driver.ClientTLS(at(2, "one"))},
 		"client wants another run":     {one.ServerTLS(Driver), driver.ClientTLS(Subject{RunID: "x", Role: Worker})},
-		"signed by a worker's own key": {(&Credentials{&selfmade}).ServerTLS(Worker), toDriver(one)},
+		"signed by a worker's own key": {(&Credentials{selfmade}).ServerTLS(Worker), toDriver(one)},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -316,11 +323,12 @@ func signedByWorker(t *testing.T, c *Credentials) (*x509.Certificate, *ecdsa.Pri
 	if err != nil {
 		t.Fatal(err)
 	}
+	own := c.own.Load()
 	template := &x509.Certificate{
-		SerialNumber: newSerial(), NotBefore: c.leaf.NotBefore, NotAfter: c.leaf.NotAfter,
-		ExtKeyUsage: c.leaf.ExtKeyUsage, DNSNames: []string{serverName(Driver)}, URIs: []*url.URL{uri},
+		SerialNumber: newSerial(), NotBefore: own.leaf.NotBefore, NotAfter: own.leaf.NotAfter,
+		ExtKeyUsage: own.leaf.ExtKeyUsage, DNSNames: []string{serverName(Driver)}, URIs: []*url.URL{uri},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, c.leaf, key.Public(), c.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, own.leaf, key.Public(), own.key)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,411 @@
+package enroll
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/cluster"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what must come. It is no measure of speed.
+const patience = 2 * time.Minute
+
+func quiet() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// served is a cluster with a registrar on loopback.
+type served struct {
+	t    *testing.T
+	dir  *cluster.Dir
+	path string
+	addr string
+}
+
+// serve serves a new cluster until the test is over.
+func serve(t *testing.T, s Server) served {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "cluster")
+	dir, err := cluster.Init(path, cluster.Grant{Expires: time.Now().Add(time.Hour), Reusable: true}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Dir = dir
+	if s.Log == nil {
+		s.Log = quiet()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, ln) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return served{t, dir, path, ln.Addr().String()}
+}
+
+// token makes a token and returns its file.
+func (s served) token(g cluster.Grant) string {
+	s.t.Helper()
+	file := filepath.Join(s.t.TempDir(), "token")
+	if err := s.dir.NewToken(file, g, time.Now()); err != nil {
+		s.t.Fatal(err)
+	}
+	return file
+}
+
+func (s served) config(host, token string) Config {
+	return Config{Addr: s.addr, TokenFile: token, Host: host, Dir: filepath.Join(s.t.TempDir(), "state"), Log: quiet()}
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); {
+		if time.Now().After(end) {
+			t.Fatalf("it is not so that %s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func TestJoin(t *testing.T) {
+	s := serve(t, Server{})
+	hour := time.Now().Add(time.Hour)
+	cfg := s.config("a", s.token(cluster.Grant{Expires: hour}))
+	m, err := Join(within(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if who := m.Credentials().Subject(); who != (identity.Subject{Role: identity.Agent, Host: "a"}) {
+		t.Errorf("it is %+v", who)
+	}
+	state, err := s.dir.View()
+	if err != nil || len(m.Keys()) != 1 || !bytes.Equal(m.Keys()[0], state.Ring.Keys[0]) {
+		t.Errorf("%d keys, %v", len(m.Keys()), err)
+	}
+	files, err := os.ReadDir(cfg.Dir)
+	if err != nil || len(files) != 2 {
+		t.Errorf("%v, %v", files, err)
+	}
+	for _, f := range files {
+		if fi, err := f.Info(); err != nil || fi.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", f.Name(), fi.Mode(), err)
+		}
+	}
+	// An agent that is started again needs no token.
+	cfg.TokenFile = ""
+	again, err := Join(within(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, first := m.Credentials().Valid()
+	if _, now := again.Credentials().Valid(); !now.Equal(first) {
+		t.Error("another certificate was made")
+	}
+	cfg.Addr = "127.0.0.1:1" // nor the registrar
+	if _, err := Join(within(t), cfg); err != nil {
+		t.Error(err)
+	}
+	cfg.Host = "b"
+	if _, err := Join(within(t), cfg); err == nil || !strings.Contains(err.Error(), `is of agent a, and this is host "b": a token is needed`) {
+		t.Errorf("another host with the folder of the first: %v", err)
+	}
+	if err := os.Chmod(cfg.Dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Join(within(t), cfg); err == nil || !strings.Contains(err.Error(), "chmod 700") {
+		t.Errorf("a folder that others can read: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	s, other := serve(t, Server{}), serve(t, Server{})
+	hour := time.Now().Add(time.Hour)
+	used := s.token(cluster.Grant{Expires: hour})
+	if _, err := Join(within(t), s.config("first", used)); err != nil {
+		t.Fatal(err)
+	}
+	garbage := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(garbage, []byte("hunter2"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unknown := s.token(cluster.Grant{Expires: hour})
+	err := s.dir.Update(func(st *cluster.State) error { st.Tokens = st.Tokens[:len(st.Tokens)-1]; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct{ token, err string }{
+		"used":              {used, `was used by host "first"`},
+		"expired":           {s.token(cluster.Grant{Expires: time.Now().Add(-time.Minute)}), "expired at"},
+		"another host's":    {s.token(cluster.Grant{Expires: hour, Hosts: "node*"}), `pattern "node*"`},
+		"another cluster's": {other.token(cluster.Grant{Expires: hour}), "not of its cluster"},
+		"unknown":           {unknown, "not of its cluster"},
+		"garbage":           {garbage, "is not a token"},
+		"none":              {"", "a token is needed"},
+		"missing":           {filepath.Join(t.TempDir(), "none"), "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := s.config("a", tt.token)
+			if _, err := Join(within(t), cfg); err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("got %v, want %q", err, tt.err)
+			}
+			if left, err := os.ReadDir(cfg.Dir); err != nil || len(left) > 0 {
+				t.Errorf("%v, %v are left", left, err)
+			}
+		})
+	}
+}
+
+// An agent gets certificates for its own host only, whatever it asks for.
+func TestAgentsAskForThemselves(t *testing.T) {
+	s := serve(t, Server{})
+	m, err := Join(within(t), s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := identity.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := identity.NewRequest(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := m.Credentials().ClientTLS(identity.Subject{Role: identity.Registrar})
+	if _, err := ask(within(t), s.addr, as, &wire.EnrollRequest{Host: "b", Request: request}); !errors.Is(err, errRefused) {
+		t.Errorf("it became another host: %v", err)
+	}
+	if _, err := ask(within(t), s.addr, as, &wire.EnrollRequest{Host: "a", Request: make([]byte, 100)}); !errors.Is(err, errRefused) {
+		t.Errorf("a request that is none: %v", err)
+	}
+	if err := s.dir.Update(func(st *cluster.State) error { return st.Remove("a") }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(within(t), s.addr, as, &wire.EnrollRequest{Host: "a"}); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "removed") {
+		t.Errorf("a host that was removed: %v", err)
+	}
+	back, err := Join(within(t), s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := back.refresh(within(t), time.Now()); err != nil {
+		t.Errorf("it is back with another token: %v", err)
+	}
+}
+
+func TestDue(t *testing.T) {
+	from := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	until := from.Add(6 * time.Hour)
+	for _, tt := range []struct {
+		age         time.Duration
+		renew, late bool
+	}{
+		{-time.Hour, false, false}, {0, false, false}, {2 * time.Hour, false, false}, {2*time.Hour + 1, true, false},
+		{3 * time.Hour, true, false}, {3*time.Hour + 1, true, true}, {7 * time.Hour, true, true},
+	} {
+		if renew, late := due(from, until, from.Add(tt.age)); renew != tt.renew || late != tt.late {
+			t.Errorf("at %v: renew %v, late %v", tt.age, renew, late)
+		}
+	}
+}
+
+// follower follows a membership until the test is over.
+type follower struct {
+	mu   sync.Mutex
+	keys [][]byte
+}
+
+func follow(t *testing.T, m *Membership) *follower {
+	f := &follower{keys: m.Keys()}
+	ctx, cancel := context.WithCancel(context.Background())
+	var following sync.WaitGroup
+	following.Go(func() {
+		m.Follow(ctx, func(keys [][]byte) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.keys = keys
+			return nil
+		})
+	})
+	t.Cleanup(func() {
+		cancel()
+		following.Wait()
+	})
+	return f
+}
+
+func (f *follower) primary() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return string(f.keys[0])
+}
+
+// A short-lived certificate is renewed again and again, in memory and in the folder.
+func TestRenewal(t *testing.T) {
+	s := serve(t, Server{AgentLife: time.Minute, Pause: leastPause})
+	cfg := s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)}))
+	m, err := Join(within(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, before := m.Credentials().Valid()
+	if _, err := m.refresh(within(t), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, now := m.Credentials().Valid(); !now.Equal(before) {
+		t.Error("renewed at once")
+	}
+	kept, err := os.ReadFile(m.file(credentialsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.refresh(within(t), time.Now().Add(30*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	now, err := os.ReadFile(m.file(credentialsFile))
+	if err != nil || bytes.Equal(now, kept) {
+		t.Errorf("the folder has the old certificate: %v", err)
+	}
+	again := &Membership{cfg: cfg}
+	if err := again.load(time.Now()); err != nil {
+		t.Error(err)
+	}
+	if err := again.load(time.Now().Add(2 * time.Minute)); err == nil || !strings.Contains(err.Error(), "ended at") {
+		t.Errorf("long after: %v", err)
+	}
+}
+
+// The key of the gossip is replaced while agents follow, and one that comes meanwhile follows too.
+func TestRotation(t *testing.T) {
+	s := serve(t, Server{Pause: leastPause})
+	token := filepath.Join(s.path, cluster.TokenFile)
+	join := func(host string) *follower {
+		m, err := Join(within(t), s.config(host, token))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return follow(t, m)
+	}
+	all := []*follower{join("a"), join("b")}
+	old := all[0].primary()
+	if err := s.dir.Update(func(st *cluster.State) error { st.BeginRotation(time.Now()); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	all = append(all, join("c"))
+	until(t, "the rotation ends", func() bool {
+		stable := false
+		err := s.dir.Update(func(st *cluster.State) error {
+			st.AdvanceRotation(time.Now(), 0)
+			stable = st.Ring.Phase == cluster.Stable
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stable
+	})
+	state, err := s.dir.View()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range all {
+		f.mu.Lock()
+		if len(f.keys) != 1 || !bytes.Equal(f.keys[0], state.Ring.Keys[0]) || string(f.keys[0]) == old {
+			t.Errorf("agent %d has %d keys", i, len(f.keys))
+		}
+		f.mu.Unlock()
+	}
+}
+
+// An agent whose registrar is away keeps its certificate, and says so when it gets late.
+func TestRegistrarIsAway(t *testing.T) {
+	ctx, cancel := context.WithCancel(within(t))
+	s := serve(t, Server{})
+	cfg := s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)}))
+	m, err := Join(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	log := logrus.New()
+	log.SetOutput(&text)
+	m.cfg.Log = log
+	from, until := m.Credentials().Valid()
+	failed := errors.New("nobody there")
+	third, late := from.Add(until.Sub(from)*2/5), from.Add(until.Sub(from)*3/5)
+	if warned := m.complain(failed, time.Time{}, third); !warned.IsZero() || text.Len() > 0 {
+		t.Errorf("too early: %s", text.String())
+	}
+	warned := m.complain(failed, time.Time{}, late)
+	m.complain(failed, warned, late.Add(time.Second))
+	if n := strings.Count(text.String(), "cannot be renewed"); n != 1 {
+		t.Errorf("%d warnings: %s", n, text.String())
+	}
+	// Nobody there at the first enrollment: it tries until it is told to stop.
+	away := s.config("b", filepath.Join(s.path, cluster.TokenFile))
+	away.Addr = "127.0.0.1:1"
+	away.Log = logrus.New()
+	away.Log.(*logrus.Logger).SetOutput(writer(func(b []byte) { cancel() }))
+	if _, err := Join(ctx, away); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+type writer func([]byte)
+
+func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
+
+// One applicant cannot keep the registrar busy with certificates.
+func TestRation(t *testing.T) {
+	r := &registrar{Server: Server{Log: quiet()}, recent: map[string]int{}}
+	now := time.Now()
+	agent := identity.Applicant{Agent: identity.Subject{Role: identity.Agent, Host: "a"}}
+	for range mostCertificates {
+		if err := r.ration(agent, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.ration(agent, now); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one more: %v", err)
+	}
+	if err := r.ration(identity.Applicant{Token: make(ed25519.PublicKey, ed25519.PublicKeySize)}, now); err != nil {
+		t.Errorf("another: %v", err)
+	}
+	if err := r.ration(agent, now.Add(certificateWindow+1)); err != nil {
+		t.Errorf("later: %v", err)
+	}
+}

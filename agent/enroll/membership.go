@@ -1,0 +1,343 @@
+package enroll
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/cluster"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+const (
+	// askTimeout bounds a question.
+	askTimeout = 20 * time.Second
+	// refreshTimeout bounds the question of an agent that starts and could do without an answer.
+	refreshTimeout = 5 * time.Second
+	// leastPause and mostPause bound the pause that a server may ask for.
+	leastPause, mostPause = 50 * time.Millisecond, time.Hour
+	// firstRetry is the pause after the first question that failed; it doubles.
+	firstRetry = time.Second
+
+	credentialsFile = "agent.pem"
+	ringFile        = "gossip.json"
+	maxFile         = 64 << 10
+)
+
+// Config says where an agent enrolls.
+type Config struct {
+	// Addr is the registrar's, host:port.
+	Addr string
+	// TokenFile holds a token of the cluster. It is read only where the agent has no valid
+	// certificate.
+	TokenFile string
+	// Host is the name of the host.
+	Host string
+	// Dir is the agent's folder, of mode 0700. It is made where it is missing.
+	Dir string
+	// Log takes what is worth knowing.
+	Log logrus.FieldLogger
+}
+
+// Membership is what an agent has of its cluster: a certificate, and the keys of the gossip.
+type Membership struct {
+	cfg   Config
+	creds *identity.Credentials
+	ring  ring
+	pause time.Duration // between questions, as the server wants it
+}
+
+// ring is the keys of the gossip.
+type ring struct {
+	Version uint64
+	Keys    [][]byte
+}
+
+// Join returns the membership that the agent's folder holds, brought up to date if the registrar
+// answers within some seconds. Where the folder holds none, or one whose certificate has ended, it
+// enrolls with the token: it blocks until the registrar can be reached, and a refusal is an error.
+func Join(ctx context.Context, cfg Config) (*Membership, error) {
+	if err := privateFolder(cfg.Dir); err != nil {
+		return nil, err
+	}
+	m := &Membership{cfg: cfg, pause: DefaultPause}
+	err := m.load(time.Now())
+	if err != nil {
+		if cfg.TokenFile == "" {
+			return nil, fmt.Errorf("%w: a token is needed", err)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			cfg.Log.Warnf("%v: enrolling anew", err)
+		}
+		return m, m.enroll(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	if _, err := m.refresh(ctx, time.Now()); err != nil {
+		cfg.Log.Warnf("enroll: going on with the keys that are known: %v", err)
+	}
+	return m, nil
+}
+
+// privateFolder makes the folder, or checks that nobody else can use it.
+func privateFolder(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("enroll: the agent's folder: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return fmt.Errorf("enroll: the agent's folder %s: %w", dir, err)
+	}
+	switch {
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("enroll: the agent's folder %s belongs to user %d, and the agent is user %d", dir, st.Uid, os.Geteuid())
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("enroll: others may use the agent's folder %s (mode %#o): chmod 700 it", dir, st.Mode&0o777)
+	}
+	return nil
+}
+
+func (m *Membership) file(name string) string { return filepath.Join(m.cfg.Dir, name) }
+
+// load reads the folder.
+func (m *Membership) load(now time.Time) error {
+	text, err := cluster.ReadSecret(m.file(credentialsFile), maxFile)
+	if err != nil {
+		return fmt.Errorf("enroll: the agent's certificate: %w", err)
+	}
+	creds, err := identity.ParsePEM(text)
+	if err != nil {
+		return fmt.Errorf("enroll: %s: %w", m.file(credentialsFile), err)
+	}
+	who := creds.Subject()
+	switch _, until := creds.Valid(); {
+	case who != identity.Subject{Role: identity.Agent, Host: m.cfg.Host}:
+		return fmt.Errorf("enroll: %s is of %v, and this is host %q", m.file(credentialsFile), who, m.cfg.Host)
+	case !now.Before(until):
+		return fmt.Errorf("enroll: the certificate in %s ended at %s", m.file(credentialsFile), until.Format(time.RFC3339))
+	}
+	text, err = cluster.ReadSecret(m.file(ringFile), maxFile)
+	if err != nil {
+		return fmt.Errorf("enroll: the keys of the gossip: %w", err)
+	}
+	if err = json.Unmarshal(text, &m.ring); err == nil {
+		err = cluster.CheckKeys(m.ring.Keys)
+	}
+	if err != nil {
+		return fmt.Errorf("enroll: %s is damaged", m.file(ringFile))
+	}
+	m.creds = creds
+	return nil
+}
+
+// Credentials returns the agent's, which Follow renews.
+func (m *Membership) Credentials() *identity.Credentials { return m.creds }
+
+// Keys returns the keys of the gossip, of which the first encrypts, as they were when Join
+// returned.
+func (m *Membership) Keys() [][]byte { return m.ring.Keys }
+
+// enroll gets the first certificate, by the token.
+func (m *Membership) enroll(ctx context.Context) error {
+	token, err := cluster.ReadToken(m.cfg.TokenFile)
+	if err != nil {
+		return err
+	}
+	tlsConf, err := identity.TokenTLS(token.Key(), token.Authority())
+	if err != nil {
+		return err
+	}
+	key, err := identity.NewKey()
+	if err != nil {
+		return err
+	}
+	request, err := identity.NewRequest(key)
+	if err != nil {
+		return err
+	}
+	for retry := firstRetry; ; retry = min(2*retry, DefaultPause) {
+		reply, err := ask(ctx, m.cfg.Addr, tlsConf, &wire.EnrollRequest{Host: m.cfg.Host, Request: request})
+		if err == nil {
+			if m.creds, err = identity.Assemble(key, reply.GetCertificate(), reply.GetAuthority()); err != nil {
+				return fmt.Errorf("enroll: the registrar's answer: %w", err)
+			}
+			return m.take(reply)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("enroll: %w", context.Cause(ctx))
+		}
+		if errors.Is(err, errRefused) {
+			return err
+		}
+		m.cfg.Log.Warnf("%v; trying again in %v", err, retry)
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+}
+
+// take keeps what the registrar has answered: the ring first, so that a folder with a certificate
+// has both.
+func (m *Membership) take(reply *wire.EnrollReply) error {
+	if err := cluster.CheckKeys(reply.GetKeys()); err != nil || reply.GetRing() == 0 {
+		return errors.New("enroll: the registrar's answer has no keys of the gossip that can be used")
+	}
+	m.pause = max(leastPause, min(time.Duration(reply.GetPauseMs())*time.Millisecond, mostPause))
+	if reply.GetRing() != m.ring.Version {
+		next := ring{Version: reply.GetRing(), Keys: reply.GetKeys()}
+		text, err := json.Marshal(next)
+		if err == nil {
+			err = cluster.WriteSecret(m.file(ringFile), text)
+		}
+		if err != nil {
+			return fmt.Errorf("enroll: keeping the keys of the gossip: %w", err)
+		}
+		m.ring = next
+	}
+	if len(reply.GetCertificate()) == 0 {
+		return nil
+	}
+	text, err := m.creds.PEM()
+	if err == nil {
+		err = cluster.WriteSecret(m.file(credentialsFile), text)
+	}
+	if err != nil {
+		return fmt.Errorf("enroll: keeping the agent's certificate: %w", err)
+	}
+	return nil
+}
+
+// due says whether a certificate is to be renewed, which is tried from a third of its life on, and
+// whether it is late, from half of its life on.
+func due(from, until, now time.Time) (renew, late bool) {
+	life, age := until.Sub(from), now.Sub(from)
+	return age > life/3, age > life/2
+}
+
+// refresh asks the registrar for what is new, and returns whether the keys are.
+func (m *Membership) refresh(ctx context.Context, now time.Time) (changed bool, err error) {
+	q := &wire.EnrollRequest{Host: m.cfg.Host, Ring: m.ring.Version}
+	from, until := m.creds.Valid()
+	key, err := identity.NewKey()
+	if err != nil {
+		return false, err
+	}
+	if renew, _ := due(from, until, now); renew {
+		if q.Request, err = identity.NewRequest(key); err != nil {
+			return false, err
+		}
+	}
+	reply, err := ask(ctx, m.cfg.Addr, m.creds.ClientTLS(identity.Subject{Role: identity.Registrar}), q)
+	if err != nil {
+		return false, err
+	}
+	if len(q.Request) > 0 {
+		next, err := identity.Assemble(key, reply.GetCertificate(), m.creds.Authority())
+		if err == nil {
+			err = m.creds.Renew(next)
+		}
+		if err != nil {
+			return false, fmt.Errorf("enroll: the renewed certificate: %w", err)
+		}
+		m.cfg.Log.Infof("enroll: the certificate was renewed")
+	}
+	before := m.ring.Version
+	err = m.take(reply)
+	return m.ring.Version != before, err
+}
+
+// Follow renews the certificate in time, and calls use with the keys of the gossip whenever they
+// have changed. Where the registrar cannot be reached it tries again, and warns from half of the
+// certificate's life on. It blocks until ctx ends.
+func (m *Membership) Follow(ctx context.Context, use func(keys [][]byte) error) {
+	var warned time.Time
+	retry := firstRetry
+	for ctx.Err() == nil {
+		pause := m.pause
+		changed, err := m.refresh(ctx, time.Now())
+		if err == nil && changed {
+			err = use(m.ring.Keys)
+		}
+		switch {
+		case err != nil && ctx.Err() == nil:
+			pause, retry = min(retry, max(m.pause, firstRetry)), 2*min(retry, mostPause)
+			warned = m.complain(err, warned, time.Now())
+		case changed:
+			pause = 0 // the registrar waits to hear that the keys are used
+		default:
+			retry = firstRetry
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause - time.Duration(rand.Int64N(int64(pause/8)+1))):
+		}
+	}
+}
+
+// complain logs that a question has failed, and returns when it was last warned of.
+func (m *Membership) complain(err error, warned, now time.Time) time.Time {
+	from, until := m.creds.Valid()
+	_, late := due(from, until, now)
+	pause := max(until.Sub(from)/100, time.Minute)
+	switch {
+	case errors.Is(err, errRefused) && now.Sub(warned) > pause:
+		m.cfg.Log.Error(err)
+	case late && now.Sub(warned) > pause:
+		m.cfg.Log.Warnf("the certificate ends at %s and cannot be renewed: %v", until.Format(time.RFC3339), err)
+	default:
+		m.cfg.Log.Debug(err)
+		return warned
+	}
+	return now
+}
+
+var errRefused = errors.New("the registrar refuses")
+
+// refusals are what TLS and gRPC make of a peer that has refused this one, or that was refused.
+var refusals = []string{
+	"remote error: tls: bad certificate", "identity: the server is not of the cluster", "remote error: tls: expired certificate",
+	"x509: certificate", "remote error: tls: unknown certificate authority",
+}
+
+// ask asks the registrar once. An error that wraps errRefused does not go away by asking again.
+func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *wire.EnrollRequest) (*wire.EnrollReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	conn, err := wire.NewClient(addr, tlsConf, time.Second)
+	if err != nil {
+		return nil, fmt.Errorf("enroll: %s: %w", addr, err)
+	}
+	defer conn.Close()
+	reply, err := wire.NewRegistrarClient(conn).Enroll(ctx, q)
+	if err == nil {
+		return reply, nil
+	}
+	said := status.Convert(err)
+	switch said.Code() {
+	case codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented:
+		return nil, fmt.Errorf("enroll: %w, at %s: %s", errRefused, addr, said.Message())
+	case codes.Unauthenticated:
+		return nil, fmt.Errorf("enroll: %w, at %s: %s", errRefused, addr, said.Message())
+	}
+	for _, text := range refusals {
+		if strings.Contains(said.Message(), text) {
+			return nil, fmt.Errorf("enroll: %w, at %s: the token or the certificate is not of its cluster, or has ended: %s", errRefused, addr, said.Message())
+		}
+	}
+	return nil, fmt.Errorf("enroll: the registrar at %s: %s", addr, said.Message())
+}

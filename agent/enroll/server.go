@@ -1,0 +1,234 @@
+// Package enroll makes the agent of a host one of a cluster, and keeps it one.
+//
+//	hvdrun agent ── token ──────────────────────────→ hvdrun cluster serve
+//	  a key of its own   request for a certificate      checks and marks the token, signs
+//	  certificate  ←──── certificate, gossip keys       role agent, this host, some days
+//	      └── again and again, by its certificate ────→ renews it, tells new gossip keys
+//
+// Server is what those who have the authority of the cluster run, Membership what an agent has. The
+// token is never sent: a host proves by TLS to have it, and the server proves to have the authority
+// that the token names, before either sends anything else.
+package enroll
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/cluster"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+const (
+	// DefaultAgentLife is how long an agent's certificate is valid.
+	DefaultAgentLife = 7 * 24 * time.Hour
+	// DefaultPause is the pause of an agent between two questions.
+	DefaultPause = 30 * time.Second
+	// registrarLife is how long the server's own certificate is valid. It is renewed at half of it.
+	registrarLife = 24 * time.Hour
+	// unproven is how many connections may be in a handshake.
+	unproven = 64
+	// mostCertificates bounds how many certificates one applicant may have within certificateWindow.
+	mostCertificates  = 60
+	certificateWindow = time.Minute
+)
+
+// Server signs the requests of agents, and tells them the keys of the gossip.
+type Server struct {
+	// Dir is the cluster's folder.
+	Dir *cluster.Dir
+	// AgentLife is how long the certificates are valid. 0: DefaultAgentLife.
+	AgentLife time.Duration
+	// Pause is the pause of an agent between two questions. 0: DefaultPause.
+	Pause time.Duration
+	// Log takes a line for each certificate. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+// Serve serves agents on ln, which it closes, until ctx ends. Only holders of a token of the
+// cluster and agents of it reach a handler; at most 64 others are in a handshake at a time.
+func (s Server) Serve(ctx context.Context, ln net.Listener) error {
+	if s.AgentLife == 0 {
+		s.AgentLife = DefaultAgentLife
+	}
+	if s.Pause == 0 {
+		s.Pause = DefaultPause
+	}
+	if s.Log == nil {
+		s.Log = logrus.StandardLogger()
+	}
+	creds, err := s.Dir.Authority().IssueFor(identity.Subject{Role: identity.Registrar}, time.Now(), registrarLife)
+	if err != nil {
+		return err
+	}
+	r := &registrar{Server: s, creds: creds, recent: map[string]int{}}
+	side, cancel := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	defer cancel()
+	renewing.Go(func() { s.Dir.Follow(side, creds, 0, func([][]byte) error { return nil }, s.Log) })
+	register := func(to grpc.ServiceRegistrar) { wire.RegisterRegistrarServer(to, r) }
+	if err := wire.ServeGuarded(ctx, ln, creds.RegistrarTLS(r.knows), unproven, register, func() {}); err != nil {
+		return fmt.Errorf("enroll: serving agents: %w", err)
+	}
+	return nil
+}
+
+// registrar is a Server in progress.
+type registrar struct {
+	wire.UnimplementedRegistrarServer
+	Server
+	creds *identity.Credentials
+
+	mu     sync.Mutex
+	window time.Time      // when the counts of recent began
+	recent map[string]int // certificates by applicant
+}
+
+// knows returns whether the cluster has a token.
+func (r *registrar) knows(token ed25519.PublicKey) bool {
+	state, err := r.Dir.View()
+	if err != nil {
+		r.Log.Error(err)
+		return false
+	}
+	return state.KnowsToken(token)
+}
+
+// Enroll answers an agent, or one that wants to be.
+func (r *registrar) Enroll(ctx context.Context, q *wire.EnrollRequest) (*wire.EnrollReply, error) {
+	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) { return r.creds.Applicant(cs) })
+	if err != nil {
+		return nil, err
+	}
+	_, far := wire.PeerAddrs(ctx)
+	log := r.Log.WithFields(logrus.Fields{"host": q.GetHost(), "from": far})
+	reply, err := r.answer(who, q, time.Now())
+	if err != nil {
+		log.Warnf("enroll: refused: %v", err)
+		return nil, err
+	}
+	if len(reply.GetCertificate()) > 0 {
+		by := "by its certificate"
+		if who.Token != nil {
+			by = "by a token"
+		}
+		log.Infof("enroll: signed a certificate, asked for %s", by)
+	}
+	return reply, nil
+}
+
+// answer decides. Its errors are gRPC statuses.
+func (r *registrar) answer(who identity.Applicant, q *wire.EnrollRequest, now time.Time) (*wire.EnrollReply, error) {
+	if who.Token == nil && who.Agent.Host != q.GetHost() {
+		return nil, status.Errorf(codes.PermissionDenied, "the agent of host %q asks as host %.255q", who.Agent.Host, q.GetHost())
+	}
+	reply := &wire.EnrollReply{Authority: r.Dir.Authority().Certificate(), PauseMs: uint32(r.Pause.Milliseconds())}
+	var key [sha256.Size]byte
+	if len(q.GetRequest()) > 0 || who.Token != nil {
+		if err := r.ration(who, now); err != nil {
+			return nil, err
+		}
+		public, err := identity.ParseRequest(q.GetRequest())
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		der, err := public.Bytes()
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, "the key of the request is malformed")
+		}
+		key = sha256.Sum256(der)
+	}
+	if err := r.record(who, q, key, now); err != nil {
+		return nil, err
+	}
+	if len(q.GetRequest()) > 0 {
+		var err error
+		subject := identity.Subject{Role: identity.Agent, Host: q.GetHost()}
+		if reply.Certificate, err = r.Dir.Authority().SignRequest(q.GetRequest(), subject, now, r.AgentLife); err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	state, err := r.Dir.View()
+	if err != nil {
+		return nil, r.unavailable(err)
+	}
+	reply.Ring, reply.Keys = state.Ring.Version, state.Ring.Keys
+	return reply, nil
+}
+
+// ration bounds the certificates of an applicant.
+func (r *registrar) ration(who identity.Applicant, now time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Sub(r.window) > certificateWindow {
+		r.window = now
+		clear(r.recent)
+	}
+	name := "agent " + who.Agent.Host
+	if who.Token != nil {
+		name = "token " + string(who.Token)
+	}
+	most := mostCertificates
+	if who.Token != nil {
+		most *= 100 // thousands of hosts may join with one token at a time
+	}
+	if r.recent[name]++; r.recent[name] > most {
+		return status.Error(codes.ResourceExhausted, "too many certificates within a minute")
+	}
+	return nil
+}
+
+// record checks whether the applicant may have what it asks for, and notes that it has, before it
+// does. Nothing is written where nothing is new.
+func (r *registrar) record(who identity.Applicant, q *wire.EnrollRequest, key [sha256.Size]byte, now time.Time) error {
+	state, err := r.Dir.View()
+	if err != nil {
+		return r.unavailable(err)
+	}
+	host := q.GetHost()
+	known, is := state.Hosts[host]
+	if is && who.Token == nil && known.Removed {
+		return status.Errorf(codes.PermissionDenied, "host %q was removed from the cluster; it may join again with a token", host)
+	}
+	if len(q.GetRequest()) == 0 && is && known.Ring == q.GetRing() {
+		return nil
+	}
+	var refused error
+	err = r.Dir.Update(func(s *cluster.State) error {
+		if who.Token != nil {
+			if refused = s.Admit(who.Token, host, key, now); refused != nil {
+				return refused
+			}
+		}
+		if len(q.GetRequest()) > 0 || !is { // not known: the record was lost, and its certificate is not older than that
+			s.Issued(host, now.Add(r.AgentLife), now)
+		}
+		s.Heard(host, q.GetRing())
+		return nil
+	})
+	switch {
+	case refused != nil:
+		return status.Error(codes.PermissionDenied, refused.Error())
+	case err != nil:
+		return r.unavailable(err)
+	}
+	return nil
+}
+
+// unavailable is a failure of the server's own, which the applicant is not told.
+func (r *registrar) unavailable(err error) error {
+	r.Log.Error(err)
+	return status.Error(codes.Unavailable, "the registrar cannot use its folder")
+}

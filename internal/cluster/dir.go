@@ -1,0 +1,218 @@
+package cluster
+
+import (
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// The files of a Dir.
+const (
+	authorityFile = "authority.pem"
+	stateFile     = "state.json"
+	lockFile      = "lock"
+	// TokenFile is the token that Init makes.
+	TokenFile = "token"
+)
+
+const (
+	maxAuthorityFile = 16 << 10
+	// maxStateFile bounds state.json: a host takes about 100 bytes in it, and a token 250.
+	maxStateFile = 32 << 20
+)
+
+// Dir is the folder of a cluster. Its methods may be called by several goroutines and processes.
+type Dir struct {
+	path      string
+	authority *identity.Authority
+
+	mu    sync.Mutex
+	seen  os.FileInfo // of the file that state was read from
+	state *State
+}
+
+// Init makes the folder of a new cluster, of mode 0700, with an authority, a key of the gossip, and
+// a token in TokenFile. The folder may exist if it is empty.
+func Init(path string, token Grant, now time.Time) (*Dir, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	there, err := os.ReadDir(path)
+	if err == nil && len(there) > 0 {
+		err = fmt.Errorf("%s is not empty: it may have a cluster already", path)
+	}
+	if err == nil {
+		err = os.Chmod(path, 0o700)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	authority, err := identity.NewClusterAuthority(now)
+	if err != nil {
+		return nil, err
+	}
+	text, err := authority.PEM()
+	if err != nil {
+		return nil, err
+	}
+	d := &Dir{path: path, authority: authority}
+	if err := WriteSecret(d.file(authorityFile), text); err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	if err := d.write(newState(now)); err != nil {
+		return nil, err
+	}
+	return d, d.NewToken(d.file(TokenFile), token, now)
+}
+
+// Open opens the folder of a cluster.
+func Open(path string) (*Dir, error) {
+	d := &Dir{path: path}
+	text, err := ReadSecret(d.file(authorityFile), maxAuthorityFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cluster: %s has no %s: `hvdrun cluster init %[1]s` makes a cluster", path, authorityFile)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	if d.authority, err = identity.ParseAuthority(text); err != nil {
+		return nil, fmt.Errorf("cluster: %s: %w", d.file(authorityFile), err)
+	}
+	_, err = d.View()
+	return d, err
+}
+
+// Authority returns the cluster's.
+func (d *Dir) Authority() *identity.Authority { return d.authority }
+
+func (d *Dir) file(name string) string { return filepath.Join(d.path, name) }
+
+// View returns the state as it is now. The caller must not change it.
+func (d *Dir) View() (*State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fi, err := os.Stat(d.file(stateFile))
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	if d.seen != nil && os.SameFile(fi, d.seen) && fi.ModTime().Equal(d.seen.ModTime()) && fi.Size() == d.seen.Size() {
+		return d.state, nil
+	}
+	s, err := d.read()
+	if err != nil {
+		return nil, err
+	}
+	d.seen, d.state = fi, s // where the file was replaced since the Stat, the next View reads again
+	return s, nil
+}
+
+func (d *Dir) read() (*State, error) {
+	text, err := ReadSecret(d.file(stateFile), maxStateFile)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	s, err := decodeState(text)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %s: %w", d.file(stateFile), err)
+	}
+	return s, nil
+}
+
+// Update has change change the state, which other processes do not meanwhile. Where it returns an
+// error nothing is changed.
+func (d *Dir) Update(change func(*State) error) error {
+	lock, err := os.OpenFile(d.file(lockFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
+	defer lock.Close()
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		return fmt.Errorf("cluster: locking %s: %w", lock.Name(), err)
+	}
+	s, err := d.read()
+	if err != nil {
+		return err
+	}
+	if err := change(s); err != nil {
+		return err
+	}
+	return d.write(s)
+}
+
+func (d *Dir) write(s *State) error {
+	text, err := json.MarshalIndent(s, "", "\t")
+	if err == nil {
+		err = WriteSecret(d.file(stateFile), append(text, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
+	return nil
+}
+
+// NewToken makes a token and writes it to a new file of mode 0600.
+func (d *Dir) NewToken(file string, g Grant, now time.Time) error {
+	t := newToken(d.authority.Fingerprint())
+	if err := makeTokenFile(file, t); err != nil {
+		return err
+	}
+	err := d.Update(func(s *State) error { return s.addToken(t.Key().Public().(ed25519.PublicKey), g, now) })
+	if err != nil {
+		_ = os.Remove(file) // it is no token
+	}
+	return err
+}
+
+// ReadSecret reads a file that users other than its owner cannot use.
+func ReadSecret(file string, most int64) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe that nobody writes does not block
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !fi.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a file", file)
+	case fi.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("others may use %s (mode %#o): chmod 600 it", file, fi.Mode().Perm())
+	case fi.Size() > most:
+		return nil, fmt.Errorf("%s has %d bytes; at most %d", file, fi.Size(), most)
+	}
+	return io.ReadAll(io.LimitReader(f, most))
+}
+
+// WriteSecret replaces a file in one step by one of mode 0600. The text is on the disk when it
+// returns.
+func WriteSecret(file string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(file), ".new-") // of mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), file)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // it may be gone
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
