@@ -21,6 +21,7 @@ const (
 	proofEach     = 50 * time.Millisecond  // by which a proof may take longer for each rank of the world: they may share the processors
 	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
 	fewWaiting    = 1024                   // such connections, whatever the world's size
+	mostPast      = 4                      // generations before the current one whose dialers are told that it is over
 	maxVisits     = 16                     // at a time
 	connectBound  = 30 * time.Second       // of Connect without any new connection, where its context has no deadline
 	connectEach   = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
@@ -30,6 +31,7 @@ const (
 	maxDialing    = 64                     // attempts at a time for one group: with more, the processes of one host starve each other
 	localStagger  = time.Second            // between two addresses of a peer of this host: all lead there
 	dialAttempts  = 24                     // where a connection breaks while it is being proven
+	heldFor       = time.Second            // after which a connection that breaks was held by a peer that is behind
 	firstBackoff  = 5 * time.Millisecond
 	lastBackoff   = 250 * time.Millisecond
 )
@@ -84,8 +86,10 @@ type Endpoint struct {
 	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
 	mu      sync.Mutex
-	current *family // of the newest generation that Connect was called for
-	largest int     // ranks of the largest generation that Connect was called for
+	current *family       // of the newest generation that Connect was called for
+	past    []*family     // of those before, for as many as mostPast, newest first
+	turned  chan struct{} // closed and replaced when current is
+	largest int           // ranks of the largest generation that Connect was called for
 	arrivals
 	testHooks
 }
@@ -108,9 +112,10 @@ type testHooks struct {
 // Peers are the ranks that [Endpoint.Connect] connects.
 type Peers struct {
 	Generation uint64
-	Rank       int        // of this worker
-	Addrs      [][]string // by rank: what Addrs of their endpoints returned; the own entry is not used
-	Hosts      []string   // by rank: ranks of one host share memory, if that can be; nil, or empty names: they do not
+	Key        identity.DataKey // of the generation: every member has it, and nobody else
+	Rank       int              // of this worker
+	Addrs      [][]string       // by rank: what Addrs of their endpoints returned; the own entry is not used
+	Hosts      []string         // by rank: ranks of one host share memory, if that can be; nil, or empty names: they do not
 }
 
 // Listen opens an endpoint and starts to accept connections; Close ends it.
@@ -142,7 +147,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		quiet.SetOutput(io.Discard)
 		cfg.Log = quiet
 	}
-	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}),
+	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), turned: make(chan struct{}),
 		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}}
 	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
 	e.running.Go(e.accept)
@@ -264,6 +269,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
 	}
 	f := newFamily(p.Generation, n)
+	f.key = p.Key
 	f.settings = settings{
 		hosts: p.Hosts, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend,
 		algorithm: e.cfg.Algorithm, dataConns: e.cfg.Connections, mesh: e.mesh,
@@ -367,6 +373,13 @@ func (e *Endpoint) admitGroup(g *Group) error {
 	}
 	if !g.family.add(g) {
 		return fmt.Errorf("collective: generation %d has lane %x already", g.generation, g.lane)
+	}
+	if e.current != nil && e.current != g.family {
+		e.past = slices.Insert(e.past, 0, e.current)[:min(len(e.past)+1, mostPast)]
+	}
+	if e.current != g.family {
+		close(e.turned)
+		e.turned = make(chan struct{})
 	}
 	e.current = g.family
 	e.largest = max(e.largest, g.family.size)

@@ -70,7 +70,10 @@ func (e *Endpoint) admit(c *identity.Conn) bool {
 	return true
 }
 
-var errGaveWay = errors.New("it has given way to newer connections")
+var (
+	errGaveWay = errors.New("it has given way to newer connections, or was not proven in time")
+	errClosed  = errors.New("the endpoint is closed")
+)
 
 // prove verifies one accepted connection and hands it to its group, without the listener's bounds.
 func (e *Endpoint) prove(unproven *identity.Conn) {
@@ -89,12 +92,13 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 	}
 	var path *tcpPath
 	claimed, visiting := false, false
-	h, err := e.cfg.Credentials.ProveAccept(bounded, func(h identity.Hello) (err error) {
+	keyOf := func(h identity.Hello) (identity.DataKey, error) { return e.keyOf(unproven, h) }
+	h, err := e.cfg.Credentials.ProveAccept(bounded, keyOf, func(h identity.Hello) (err error) {
 		if !unproven.Proven() {
 			return errGaveWay // the dialer sees it broken, and dials again
 		}
-		if h == visit {
-			visiting, err = e.admitVisit()
+		if h == visit(h.Generation) {
+			visiting, err = e.admitVisit(h.Generation)
 		} else {
 			path, claimed, err = e.awaitGroup(h)
 		}
@@ -123,6 +127,39 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 	}
 	unproven.Close()
 	e.cfg.Log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
+}
+
+// keyOf returns the key of what a dialer claims. A dialer of a generation that this rank has not
+// come to waits until it does, among those that have proven nothing: nobody can tell whether it is
+// a stranger. The keys of generations that are over serve to tell their dialers so.
+func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.DataKey, error) {
+	for {
+		e.mu.Lock()
+		families, turned := e.past, e.turned
+		newest := uint64(0)
+		if e.current != nil {
+			families, newest = append([]*family{e.current}, e.past...), e.current.generation
+		}
+		e.mu.Unlock()
+		if h.Generation <= newest {
+			for _, f := range families {
+				if f.generation == h.Generation && h == visit(h.Generation) {
+					return f.key.ForVisits(), nil
+				}
+				if f.generation == h.Generation {
+					return f.key, nil
+				}
+			}
+			return identity.DataKey{}, fmt.Errorf("collective: generation %d is long over, this is generation %d", h.Generation, newest)
+		}
+		select {
+		case <-turned:
+		case <-unproven.Gone():
+			return identity.DataKey{}, errGaveWay
+		case <-e.closed:
+			return identity.DataKey{}, errClosed
+		}
+	}
 }
 
 // awaitGroup decides on a connection whose dialer is proven. One for a group to which this rank has
@@ -165,7 +202,7 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *tcpPath, claimed bool, er
 		case <-timer.C:
 			err = fmt.Errorf("not in generation %d, lane %x within %v (%w)", h.Generation, h.Lane, waitBound, identity.ErrLater)
 		case <-e.closed:
-			err = errors.New("the endpoint is closed")
+			err = errClosed
 		}
 		e.mu.Lock()
 		e.waiting--

@@ -24,7 +24,7 @@ func (e *Endpoint) dialChannel(ctx context.Context, g *Group, path *tcpPath, pee
 		return
 	}
 	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: channel, Lane: g.lane}
-	c, err := e.dial(ctx, addrs, h, stagger, path.lacking)
+	c, err := e.dial(ctx, addrs, g.family.key, h, stagger, path.lacking)
 	if err == nil {
 		e.made.Add(1)
 		path.install(peer, channel, c)
@@ -56,11 +56,16 @@ func retryable(err error, attempt int) bool {
 // dial dials until it succeeds, or a retry is useless. A timeout alone is no reason to give up
 // where the peer is of this host, nor while other connections of the group come, of which lacking
 // tells how many do not: then this host is slow.
-func (e *Endpoint) dial(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration, lacking func() int) (*conn, error) {
+func (e *Endpoint) dial(
+	ctx context.Context, addrs []string, key identity.DataKey, h identity.Hello, stagger time.Duration, lacking func() int,
+) (*conn, error) {
 	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
-		before := lacking()
-		c, err := e.dialAll(ctx, addrs, h, stagger)
+		before, began := lacking(), time.Now()
+		c, err := e.dialAll(ctx, addrs, key, h, stagger)
+		if time.Since(began) >= heldFor {
+			attempt = 1 // the peer has not come to the generation, so it can answer nothing
+		}
 		slow := errors.Is(err, errTimeout) && (stagger > 0 || loopback(addrs) || lacking() < before)
 		if err == nil || ctx.Err() != nil || !slow && !retryable(err, attempt) {
 			return c, err
@@ -87,12 +92,14 @@ func loopback(addrs []string) bool {
 // dialAll tries all addresses at once, or each of them so much later than the one before or when
 // that has failed, and returns the connection that is proven first. The acceptor agrees to one
 // alone, so it cannot agree to a second one.
-func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello, stagger time.Duration) (*conn, error) {
+func (e *Endpoint) dialAll(
+	ctx context.Context, addrs []string, key identity.DataKey, h identity.Hello, stagger time.Duration,
+) (*conn, error) {
 	switch len(addrs) {
 	case 0:
 		return nil, errors.New("it has given no address")
 	case 1:
-		return e.dialOne(ctx, addrs[0], h)
+		return e.dialOne(ctx, addrs[0], key, h)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -108,7 +115,7 @@ func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello
 		addr := addrs[started]
 		started++
 		go func() {
-			c, err := e.dialOne(ctx, addr, h)
+			c, err := e.dialOne(ctx, addr, key, h)
 			results <- result{c, err}
 		}()
 	}
@@ -154,7 +161,7 @@ func (e *Endpoint) dialAll(ctx context.Context, addrs []string, h identity.Hello
 	return won, nil
 }
 
-func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (*conn, error) {
+func (e *Endpoint) dialOne(ctx context.Context, addr string, key identity.DataKey, h identity.Hello) (*conn, error) {
 	if e.dialOnce != nil {
 		return nil, e.dialOnce()
 	}
@@ -174,7 +181,7 @@ func (e *Endpoint) dialOne(ctx context.Context, addr string, h identity.Hello) (
 	if e.cfg.Encrypt {
 		c.Conn = tls.Client(raw, e.cfg.Credentials.ClientTLS(identity.Subject{Role: identity.Worker}))
 	}
-	err = e.cfg.Credentials.ProveDial(c.Conn, h)
+	err = e.cfg.Credentials.ProveDial(c.Conn, key, h)
 	if !stop() {
 		err = ctx.Err()
 	}

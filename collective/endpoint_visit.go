@@ -3,22 +3,27 @@ package collective
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// visit is what the dialer of a visit claims. No group has it: a generation's number is not 0.
-var visit = identity.Hello{Channel: visitChannel}
+// visit is what the dialer of a visit to a member of a generation claims. No group has it: no rank
+// connects to itself.
+func visit(generation uint64) identity.Hello {
+	return identity.Hello{Generation: generation, Channel: visitChannel}
+}
 
 var errVisited = errors.New("collective: a visit has ended")
 
-// Visit connects to another worker of the job, which need not be in a world with this one, at the
-// first of its addresses that answers. Both ends have proven that they belong to the job, and the
-// connection is encrypted if tensors are. The other worker's Config.Visited gets the other end. The
-// caller closes the connection; the endpoint does not.
-func (e *Endpoint) Visit(ctx context.Context, addrs []string) (net.Conn, error) {
-	c, err := e.dial(ctx, addrs, visit, 0, func() int { return 0 })
+// Visit connects to a member of a generation in which this worker need not be, at the first of its
+// addresses that answers. The key is that of visits to the members, which the driver tells to
+// workers of the job. The connection is encrypted if tensors are. A member that has entered a later
+// generation refuses. The other worker's Config.Visited gets the other end. The caller closes the
+// connection; the endpoint does not.
+func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.DataKey, addrs []string) (net.Conn, error) {
+	c, err := e.dial(ctx, addrs, key, visit(generation), 0, func() int { return 0 })
 	if err != nil {
 		return nil, err
 	}
@@ -26,10 +31,12 @@ func (e *Endpoint) Visit(ctx context.Context, addrs []string) (net.Conn, error) 
 }
 
 // admitVisit decides on a visit whose dialer is proven. If it is admitted, endVisit follows.
-func (e *Endpoint) admitVisit() (bool, error) {
+func (e *Endpoint) admitVisit(generation uint64) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
+	case e.current.generation != generation:
+		return false, fmt.Errorf("generation %d is over, this is generation %d", generation, e.current.generation)
 	case e.cfg.Visited == nil:
 		return false, errors.New("this rank accepts no visits")
 	case e.visits == maxVisits:

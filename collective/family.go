@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 // lane is a group that is to be made among ranks of a generation. Its id is derived from that of
@@ -58,6 +60,7 @@ func (g *Group) algorithm() Algorithm {
 type family struct {
 	generation uint64
 	size       int // of the group of all ranks
+	key        identity.DataKey
 	settings
 	connect      func(context.Context, lane) (*Group, error) // connects the ranks of a lane; nothing else
 	startEngines func(g, lane *Group)                        // starts the engines of the other ranks of g; nil: they start as they are reached

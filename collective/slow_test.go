@@ -30,7 +30,7 @@ func TestSlowDial(t *testing.T) {
 				}
 				return errTimeout
 			}}}
-			_, err := e.dial(t.Context(), []string{"peer"}, identity.Hello{}, test.stagger, func() int { return lacking })
+			_, err := e.dial(t.Context(), []string{"peer"}, identity.DataKey{}, identity.Hello{}, test.stagger, func() int { return lacking })
 			if !errors.Is(err, errTimeout) || dials != test.want {
 				t.Errorf("%s: %d dials, %v", test.name, dials, err)
 			}
@@ -46,7 +46,7 @@ func TestSlowDial(t *testing.T) {
 			}
 			return errTimeout
 		}}}
-		if _, err := e.dial(t.Context(), []string{"peer"}, identity.Hello{}, localStagger, func() int { return 1 }); err != done {
+		if _, err := e.dial(t.Context(), []string{"peer"}, identity.DataKey{}, identity.Hello{}, localStagger, func() int { return 1 }); err != done {
 			t.Errorf("on this host: %v after %d dials", err, dials)
 		}
 	})

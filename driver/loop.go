@@ -103,6 +103,8 @@ type (
 	meeting interface {
 		Publish(w plan.World, members []rendezvous.Member, root int, seq uint64)
 		Dismiss(incarnation string, why error)
+		Admit(incarnation string)
+		Expel(incarnation string)
 	}
 	pusher interface {
 		Push(targets []notify.Target, u notify.Update)
@@ -211,9 +213,14 @@ func (l *loop) serve(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
 	}
-	server := rendezvous.NewServer(rendezvous.ServerConfig{Credentials: own, Handler: l, Log: l.cfg.Log})
+	server := rendezvous.NewServer(rendezvous.ServerConfig{
+		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Log: l.cfg.Log,
+	})
 	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
 	l.meet, l.push = server, push
+	for _, id := range l.m.Incarnations() { // the previous driver's
+		server.Admit(id)
+	}
 
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer l.finishOutput()
@@ -373,6 +380,7 @@ func (l *loop) feed(in posted) *decide.FinishJob {
 		l.push.Forget(e.ID)
 		l.stalls.forget(e.ID)
 		delete(l.procs, e.ID)
+		l.meet.Expel(e.ID)
 	}
 	l.tidy()
 	return nil
@@ -493,6 +501,7 @@ func (l *loop) start(a decide.StartWorker) {
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p
+	l.meet.Admit(a.ID)
 	l.stalls.expect(a.ID)
 	l.wg.Go(func() {
 		ended, all := make(chan Exit, 1), make(chan Exit, 1)

@@ -414,7 +414,7 @@ func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.Wor
 }
 
 func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.Group, error) {
-	g, err := d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Rank: w.Rank, Addrs: w.DataAddrs(), Hosts: hostsOf(w.World)})
+	g, err := d.endpoint.Connect(ctx, collective.Peers{Generation: w.Generation, Key: w.Key, Rank: w.Rank, Addrs: w.DataAddrs(), Hosts: hostsOf(w.World)})
 	if err != nil || d.timeline == nil {
 		return g, err
 	}

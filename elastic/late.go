@@ -171,7 +171,9 @@ func (d *driven) sources(ctx context.Context) ([]fetch.Source, error) {
 	var sources []fetch.Source
 	for _, rank := range rand.Perm(len(addrs)) {
 		if len(sources) < mostSources {
-			sources = append(sources, func(ctx context.Context) (net.Conn, error) { return d.endpoint.Visit(ctx, addrs[rank]) })
+			sources = append(sources, func(ctx context.Context) (net.Conn, error) {
+				return d.endpoint.Visit(ctx, world.Generation, world.Key, addrs[rank])
+			})
 		}
 	}
 	return sources, nil

@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/connectivity"
 
-	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -175,7 +174,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 }
 
 func (v service) Beat(ctx context.Context, req *wire.BeatRequest) (*wire.BeatReply, error) {
-	from, err := wire.Caller(ctx, identity.SubjectOf)
+	from, err := v.s.caller(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -75,6 +76,7 @@ type Place struct {
 	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
 
+	key     identity.DataKey
 	members []byte // a wire.Members
 }
 
@@ -87,6 +89,9 @@ type World struct {
 	SyncRoot int
 	// Seq is the number of the last notification that the world takes into account.
 	Seq uint64
+	// Key is the key of data connections among the members, or, of a World that Look has returned,
+	// of visits to them.
+	Key identity.DataKey
 
 	columns *wire.Members // decoded by DataAddrs on demand
 }

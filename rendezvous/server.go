@@ -50,12 +50,15 @@ type ServerConfig struct {
 	Credentials *identity.Credentials
 	// Handler receives joins and reports. Nil: they are not passed on.
 	Handler Handler
+	// DataKey returns the key of data connections of a generation. Nil: each world has a random one.
+	DataKey func(generation uint64) identity.DataKey
 	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
 
-// Server holds the current world and the joins that wait. Its methods are safe for concurrent use,
-// before, during and after Serve.
+// Server holds the current world and the joins that wait. It answers only workers that Admit has
+// named: a certificate of the job is not enough, because it outlives its worker. Its methods are
+// safe for concurrent use, before, during and after Serve.
 type Server struct {
 	cfg ServerConfig
 
@@ -64,6 +67,7 @@ type Server struct {
 	current   *published
 	waiting   map[string]*waiter // by incarnation
 	dismissed map[string]*wire.JoinReply
+	admitted  map[string]bool // by incarnation
 }
 
 // published is the current world in wire format. It is immutable, so all replies share it.
@@ -73,6 +77,7 @@ type published struct {
 	seq        uint64
 	ranks      map[string]uint32 // by incarnation
 	members    []byte            // a wire.Members
+	key        identity.DataKey
 }
 
 // waiter is a Join that waits. Removing it from Server.waiting obliges the remover to answer it,
@@ -92,7 +97,48 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	return &Server{cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply)}
+	if cfg.DataKey == nil {
+		cfg.DataKey = func(uint64) identity.DataKey { return identity.NewDataKey() }
+	}
+	return &Server{
+		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply), admitted: make(map[string]bool),
+	}
+}
+
+// Admit lets a worker call the server, until Expel.
+func (s *Server) Admit(incarnation string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.admitted[incarnation] = true
+}
+
+// Expel refuses a worker from now on, whatever its credentials: its process has ended, or counts as
+// ended. A join of it that waits fails.
+func (s *Server) Expel(incarnation string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.admitted, incarnation)
+	delete(s.dismissed, incarnation)
+	if w, ok := s.waiting[incarnation]; ok {
+		delete(s.waiting, incarnation)
+		w.answer <- answer{err: errExpelled}
+	}
+}
+
+var errExpelled = status.Error(codes.PermissionDenied, "this worker does not belong to the job any more")
+
+// caller returns the worker that makes a call, or an error for one that may not.
+func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
+	from, err := wire.Caller(ctx, identity.SubjectOf)
+	if err != nil {
+		return from, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.admitted[from.Incarnation] {
+		return from, errExpelled
+	}
+	return from, nil
 }
 
 // Serve serves workers of the job on ln until ctx ends; it closes ln and must be called once. Then
@@ -134,7 +180,7 @@ func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	p := &published{
 		generation: w.Generation, root: uint32(root), seq: seq,
 		ranks:   make(map[string]uint32, len(members)),
-		members: shared,
+		members: shared, key: s.cfg.DataKey(w.Generation),
 	}
 	for r, m := range members {
 		p.ranks[m.Incarnation] = uint32(r)
@@ -166,12 +212,13 @@ func (p *published) reply(inc string, after uint64) *wire.JoinReply {
 	if !ok {
 		return nil
 	}
-	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: p.world(rank)}}
+	return &wire.JoinReply{Outcome: &wire.JoinReply_World{World: p.world(rank, p.key)}}
 }
 
-func (p *published) world(rank uint32) *wire.World {
+func (p *published) world(rank uint32, key identity.DataKey) *wire.World {
 	return &wire.World{
 		Generation: p.generation, Rank: rank, SyncRoot: p.root, Seq: p.seq, Size: uint32(len(p.ranks)), Members: p.members,
+		DataKey: key.Bytes(),
 	}
 }
 
@@ -237,7 +284,7 @@ type service struct {
 
 func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinReply, error) {
 	s := v.s
-	from, err := wire.Caller(ctx, identity.SubjectOf)
+	from, err := s.caller(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -261,15 +308,19 @@ func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinRep
 }
 
 func (v service) Look(ctx context.Context, _ *wire.LookRequest) (*wire.World, error) {
-	if _, err := wire.Caller(ctx, identity.SubjectOf); err != nil {
+	from, err := v.s.caller(ctx)
+	if err != nil {
 		return nil, err
 	}
 	v.s.mu.Lock()
 	defer v.s.mu.Unlock()
-	if v.s.current == nil {
+	switch {
+	case v.s.dismissed[from.Incarnation] != nil:
+		return nil, status.Error(codes.PermissionDenied, "this worker was dismissed")
+	case v.s.current == nil:
 		return &wire.World{}, nil
 	}
-	return v.s.current.world(0), nil
+	return v.s.current.world(0, v.s.current.key.ForVisits()), nil
 }
 
 var reportsFromWire = map[wire.Report]Report{
@@ -279,7 +330,7 @@ var reportsFromWire = map[wire.Report]Report{
 }
 
 func (v service) Report(ctx context.Context, req *wire.ReportRequest) (*wire.ReportReply, error) {
-	from, err := wire.Caller(ctx, identity.SubjectOf)
+	from, err := v.s.caller(ctx)
 	if err != nil {
 		return nil, err
 	}

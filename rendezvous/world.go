@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -70,9 +71,13 @@ func placeFromWire(m *wire.World, after uint64) (Place, error) {
 	if m.GetGeneration() <= after || m.GetRank() >= size || m.GetSyncRoot() >= size || size > maxMembers {
 		return Place{}, invalidReply("generation %d, rank %d of %d, root %d", m.GetGeneration(), m.GetRank(), size, m.GetSyncRoot())
 	}
+	key, err := identity.ParseDataKey(m.GetDataKey())
+	if err != nil {
+		return Place{}, invalidReply("%w", err)
+	}
 	return Place{
 		Generation: m.GetGeneration(), Rank: int(m.GetRank()), Size: int(size), SyncRoot: int(m.GetSyncRoot()), Seq: m.GetSeq(),
-		members: m.GetMembers(),
+		key: key, members: m.GetMembers(),
 	}, nil
 }
 
@@ -95,7 +100,7 @@ func (p Place) World() (World, error) {
 	}
 	return World{
 		World: plan.World{Generation: p.Generation, Slots: slots},
-		Rank:  p.Rank, SyncRoot: p.SyncRoot, Seq: p.Seq, columns: &m,
+		Rank:  p.Rank, SyncRoot: p.SyncRoot, Seq: p.Seq, Key: p.key, columns: &m,
 	}, nil
 }
 

@@ -37,8 +37,6 @@ const (
 	DefaultPause = 30 * time.Second
 	// registrarLife is how long the server's own certificate is valid. It is renewed at half of it.
 	registrarLife = 24 * time.Hour
-	// unproven is how many connections may be in a handshake.
-	unproven = 64
 	// mostCertificates bounds how many certificates one applicant may have within certificateWindow.
 	mostCertificates  = 60
 	certificateWindow = time.Minute
@@ -57,7 +55,7 @@ type Server struct {
 }
 
 // Serve serves agents on ln, which it closes, until ctx ends. Only holders of a token of the
-// cluster and agents of it reach a handler; at most 64 others are in a handshake at a time.
+// cluster and agents of it reach a handler; identity.Enrollment bounds the others.
 func (s Server) Serve(ctx context.Context, ln net.Listener) error {
 	if s.AgentLife == 0 {
 		s.AgentLife = DefaultAgentLife
@@ -79,7 +77,7 @@ func (s Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer cancel()
 	renewing.Go(func() { s.Dir.Follow(side, creds, 0, func([][]byte) error { return nil }, s.Log) })
 	register := func(to grpc.ServiceRegistrar) { wire.RegisterRegistrarServer(to, r) }
-	if err := wire.ServeGuarded(ctx, ln, creds.RegistrarTLS(r.knows), unproven, register, func() {}); err != nil {
+	if err := wire.Serve(ctx, identity.Enrollment.Guard(ln), creds.RegistrarTLS(r.knows), register, func() {}); err != nil {
 		return fmt.Errorf("enroll: serving agents: %w", err)
 	}
 	return nil

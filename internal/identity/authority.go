@@ -28,8 +28,7 @@ func NewClusterAuthority(now time.Time) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &authority{key: key, jobKey: new([keyLen]byte)}
-	rand.Read(a.jobKey[:])
+	a := &authority{key: key}
 	if err := a.sign("hvdrun cluster authority", newSerial(), now.Add(-backdate), now.Add(authorityLife)); err != nil {
 		return nil, err
 	}
@@ -58,9 +57,7 @@ func ParseAuthority(text []byte) (*Authority, error) {
 	if err != nil || len(certs) != 1 || !certs[0].IsCA || !key.PublicKey.Equal(certs[0].PublicKey) {
 		return nil, errors.New("identity: the text is not the authority of a cluster")
 	}
-	a := &authority{key: key, cert: certs[0], jobKey: new([keyLen]byte)}
-	rand.Read(a.jobKey[:])
-	return &Authority{a}, nil
+	return &Authority{&authority{key: key, cert: certs[0]}}, nil
 }
 
 // NewRequest returns a request for a certificate of the key.
@@ -100,15 +97,13 @@ func (a *Authority) SignRequest(request []byte, s Subject, now time.Time, life t
 }
 
 // Assemble returns the credentials of who has the key, the certificate that SignRequest returned
-// and that of the authority. They cannot prove data connections.
+// and that of the authority.
 func Assemble(key *ecdsa.PrivateKey, certificate, authority []byte) (*Credentials, error) {
 	ca, err := x509.ParseCertificate(authority)
 	if err != nil || !ca.IsCA {
 		return nil, errors.New("identity: the certificate of the authority is malformed")
 	}
-	var none [keyLen]byte
-	rand.Read(none[:])
-	return newCredentials(ca, certificate, key, none[:])
+	return newCredentials(ca, certificate, key)
 }
 
 // PEM returns the key, the certificate and that of the authority as text, for ParsePEM.

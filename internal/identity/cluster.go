@@ -36,12 +36,11 @@ func ForCluster(key []byte, label string) (*Authority, error) {
 	}
 	seed, err1 := derive("authority", ed25519.SeedSize)
 	serial, err2 := derive("serial", 16)
-	proofs, err3 := derive("proofs", keyLen)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("identity: deriving from the cluster's key: %w", err)
 	}
 	serial[0] &= 0x7f
-	a := &authority{key: ed25519.NewKeyFromSeed(seed), jobKey: (*[keyLen]byte)(proofs)}
+	a := &authority{key: ed25519.NewKeyFromSeed(seed)}
 	// The certificate is valid as long as the key is used. The dates are fixed so that every
 	// process derives the same certificate.
 	from, to := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)

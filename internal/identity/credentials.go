@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -29,7 +28,7 @@ const (
 	// maxEncoded bounds the input of Decode. Credentials with the longest names take less than half
 	// of it.
 	maxEncoded      = 16 << 10
-	encodingVersion = 1
+	encodingVersion = 2
 )
 
 // Authority issues the credentials of a job or of a cluster. A job's key exists only in the
@@ -42,7 +41,7 @@ type authority struct {
 	runID  string // empty: of a cluster, which issues for any run
 	cert   *x509.Certificate
 	key    crypto.Signer
-	jobKey *[keyLen]byte
+	jobKey *[keyLen]byte // from which data keys are derived; nil: of a cluster
 }
 
 // NewAuthority returns the authority of a new job, with new keys.
@@ -105,7 +104,7 @@ func (a *Authority) IssueFor(s Subject, now time.Time, life time.Duration) (*Cre
 	if err != nil {
 		return nil, err
 	}
-	return newCredentials(a.cert, der, key, a.jobKey[:])
+	return newCredentials(a.cert, der, key)
 }
 
 // NewKey returns a new key for credentials.
@@ -178,7 +177,6 @@ type secrets struct {
 	ca      *x509.Certificate
 	pool    *x509.CertPool
 	own     atomic.Pointer[own]
-	jobKey  *[keyLen]byte
 }
 
 // own is the key and certificate of the holder, which Renew replaces.
@@ -188,13 +186,10 @@ type own struct {
 }
 
 // newCredentials combines the parts and checks that they match.
-func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey, jobKey []byte) (*Credentials, error) {
+func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey) (*Credentials, error) {
 	leaf, err := x509.ParseCertificate(leafDER)
 	if err != nil {
 		return nil, errors.New("identity: credentials contain no valid certificate")
-	}
-	if len(jobKey) != keyLen {
-		return nil, errors.New("identity: credentials contain no valid job key")
 	}
 	if !key.PublicKey.Equal(leaf.PublicKey) {
 		return nil, errors.New("identity: the key in the credentials is not that of their certificate")
@@ -211,7 +206,7 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey,
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
-	c := &Credentials{&secrets{subject: subject, ca: ca, pool: pool, jobKey: (*[keyLen]byte)(bytes.Clone(jobKey))}}
+	c := &Credentials{&secrets{subject: subject, ca: ca, pool: pool}}
 	c.own.Store(&own{leaf, key})
 	return c, nil
 }
@@ -250,7 +245,7 @@ func (c *Credentials) Encode() string {
 		panic("identity: " + err.Error()) // cannot happen: only keys of other curves fail
 	}
 	b := []byte{encodingVersion}
-	for _, part := range [][]byte{c.ca.Raw, own.leaf.Raw, key, c.jobKey[:]} {
+	for _, part := range [][]byte{c.ca.Raw, own.leaf.Raw, key} {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
 		b = append(b, part...)
 	}
@@ -269,7 +264,7 @@ func Decode(text string) (*Credentials, error) {
 	if b[0] != encodingVersion {
 		return nil, fmt.Errorf("identity: credentials are of version %d; this program knows version %d", b[0], encodingVersion)
 	}
-	var parts [4][]byte
+	var parts [3][]byte
 	b = b[1:]
 	for i := range parts {
 		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
@@ -289,5 +284,5 @@ func Decode(text string) (*Credentials, error) {
 	if err != nil {
 		return nil, errors.New("identity: credentials contain no valid key")
 	}
-	return newCredentials(ca, parts[1], key, parts[3])
+	return newCredentials(ca, parts[1], key)
 }

@@ -125,7 +125,7 @@ func TestDecodeRefuses(t *testing.T) {
 
 // mixed returns the secrets of c, to be changed.
 func mixed(c *Credentials) (*secrets, *own) {
-	s, o := &secrets{subject: c.subject, ca: c.ca, pool: c.pool, jobKey: c.jobKey}, *c.own.Load()
+	s, o := &secrets{subject: c.subject, ca: c.ca, pool: c.pool}, *c.own.Load()
 	s.own.Store(&o)
 	return s, &o
 }
@@ -173,7 +173,7 @@ func TestSecretsDoNotPrint(t *testing.T) {
 		fmt.Fprintln(&printed, string(text), err)
 	}
 	out := printed.String()
-	for name, secret := range map[string][]byte{"key": key, "job key": c.jobKey[:], "key of the authority": caKey} {
+	for name, secret := range map[string][]byte{"key": key, "job key": a.jobKey[:], "key of the authority": caKey} {
 		for _, form := range []string{"%s", "%v", "%x", "%X", "%d", "%#v", "%+q"} {
 			text := strings.Trim(fmt.Sprintf(form, secret[4:12]), "[]\"")
 			if strings.Contains(out, text) {

@@ -71,6 +71,12 @@ var (
 		Admits:   "members of the cluster: messages encrypted with the gossip key; packets over UDP are dropped one by one",
 		Unproven: 256, Bytes: 2 << 20, Total: 4 << 20, Deadline: 10 * time.Second,
 	}
+	// Enrollment is where agents enroll and renew their certificates.
+	Enrollment = Bounds{
+		Name: "enrollment", Process: "hvdrun cluster serve", Address: "all addresses",
+		Admits:   "agents of the cluster, and holders of a join token: TLS 1.3, certificate of either",
+		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
 	// Control is a unix socket in the job's folder.
 	Control = Bounds{
 		Name: "control", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
@@ -80,7 +86,7 @@ var (
 
 // All are the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, Drivers, Forward, Gossip, Notify, Data}
+	return []Bounds{Rendezvous, Control, Drivers, Forward, Gossip, Enrollment, Notify, Data}
 }
 
 // Table returns bounds as a table in Markdown.

@@ -74,11 +74,12 @@ func (p *Pending) Held() int64 {
 
 // Admit counts a connection until it is proven or closed. It is closed at once if p is.
 func (p *Pending) Admit(conn net.Conn) *Conn {
-	c := &Conn{Conn: conn, pending: p, from: sourceOf(conn)}
+	c := &Conn{Conn: conn, pending: p, from: sourceOf(conn), gone: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		c.state.Store(gaveWay)
+		close(c.gone)
 		conn.Close()
 		return c
 	}
@@ -136,6 +137,9 @@ func (p *Pending) giveWay(c *Conn) {
 func (p *Pending) remove(c *Conn, state int32) bool {
 	if !c.state.CompareAndSwap(unproven, state) {
 		return false
+	}
+	if state == gaveWay {
+		close(c.gone)
 	}
 	c.expiry.Stop()
 	s := p.sources[c.from]
@@ -196,6 +200,7 @@ type Conn struct {
 	pending *Pending
 	from    netip.Prefix
 	state   atomic.Int32
+	gone    chan struct{} // closed with an unproven connection
 	// The pending's lock guards what follows.
 	number uint64
 	read   int64
@@ -209,6 +214,9 @@ func (c *Conn) Proven() bool {
 	defer c.pending.mu.Unlock()
 	return c.pending.remove(c, proven) || c.state.Load() == proven
 }
+
+// Gone is closed when the connection was closed without having been proven.
+func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
 // NetConn returns the connection below this one.
 func (c *Conn) NetConn() net.Conn { return c.Conn }

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// The proof on a data connection. Both ends have the job's key; neither sends it.
+// The proof on a data connection. Both ends have the data key; neither sends it.
 //
 //	acceptor → dialer   challenge: magic, nonce A
 //	dialer → acceptor   claim:     magic, generation, lane, from, to, channel, nonce D, MAC("dialer", transcript)
@@ -33,7 +33,7 @@ const (
 	verdictLen   = 2 + reasonLen + sha256.Size
 	helloLen     = 8 + 8 + 4 + 4 + 4
 
-	magic         = "hvdrun\x00\x02" // the last byte is the version of the proof
+	magic         = "hvdrun\x00\x03" // the last byte is the version of the proof
 	dialerLabel   = "hvdrun data connection, dialer"
 	acceptorLabel = "hvdrun data connection, acceptor"
 	exporterLabel = "EXPORTER-hvdrun-data-connection"
@@ -54,7 +54,7 @@ type Hello struct {
 }
 
 // ErrUnproven is wrapped by errors of ProveDial and ProveAccept if the peer has answered but has
-// not proven that it has the job's key and means this connection.
+// not proven that it has the data key and means this connection.
 var ErrUnproven = errors.New("the peer has not proven that it is of this job")
 
 // RefusedError is returned by ProveDial if a proven acceptor refuses the connection.
@@ -72,12 +72,15 @@ var ErrLater = errors.New("try again later")
 // Error returns "identity: refused: " and the reason.
 func (e *RefusedError) Error() string { return "identity: refused: " + e.Reason }
 
-// ProveDial proves to the acceptor on conn that the caller has the job's key and means h, and
-// verifies the acceptor's proof. It returns nil if both are proven and the acceptor agrees, a
+// ProveDial proves to the acceptor on conn that the caller has the key and means h, and verifies
+// the acceptor's proof. It returns nil if both are proven and the acceptor agrees, a
 // *RefusedError if it does not, an error that wraps ErrUnproven, or one of the connection. It
 // blocks as conn does: the caller sets deadlines, and closes conn after an error. It reads nothing
 // beyond the proof.
-func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
+func (c *Credentials) ProveDial(conn net.Conn, key DataKey, h Hello) error {
+	if key.key == nil {
+		return errors.New("identity: a data connection needs a key")
+	}
 	for _, n := range [...]int{h.From, h.To, h.Channel} {
 		if n < 0 || n > math.MaxInt32 {
 			return fmt.Errorf("identity: %d is not a valid rank or channel", n)
@@ -100,7 +103,7 @@ func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	nonce := p[len(p) : len(p)+nonceLen]
 	rand.Read(nonce)
 	t := transcript{h, [nonceLen]byte(nonce), [nonceLen]byte(challenge[len(magic):]), binding}
-	copy(claim[claimLen-sha256.Size:], c.mac(dialerLabel, &t, nil))
+	copy(claim[claimLen-sha256.Size:], c.mac(key, dialerLabel, &t, nil))
 	if _, err := conn.Write(claim[:]); err != nil {
 		return fmt.Errorf("identity: claim: %w", err)
 	}
@@ -109,7 +112,7 @@ func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 		return fmt.Errorf("identity: verdict: %w", noEOF(err))
 	}
 	said, sum := verdict[:2+reasonLen], verdict[2+reasonLen:]
-	if !hmac.Equal(sum, c.mac(acceptorLabel, &t, said)) {
+	if !hmac.Equal(sum, c.mac(key, acceptorLabel, &t, said)) {
 		return fmt.Errorf("identity: verdict: %w", ErrUnproven)
 	}
 	if said[0] == accepted {
@@ -118,12 +121,13 @@ func (c *Credentials) ProveDial(conn net.Conn, h Hello) error {
 	return &RefusedError{Reason: string(said[2 : 2+min(int(said[1]), reasonLen)]), Later: said[0] == later}
 }
 
-// ProveAccept is the acceptor's side of ProveDial. It calls check (nil: accept all) once the dialer
-// is proven, before sending anything but a nonce. An error of check is sent to the dialer,
-// truncated to 126 bytes, and returned. The Hello is returned with errors after the dialer's proof
+// ProveAccept is the acceptor's side of ProveDial. It asks keyOf for the key of what the dialer
+// claims, which is not proven then; keyOf may block, and its error is returned without an answer to
+// the dialer. It calls check (nil: accept all) once the dialer is proven, before sending anything
+// but a nonce. An error of check is sent to the dialer, truncated to 126 bytes, and returned. The Hello is returned with errors after the dialer's proof
 // and is zero with earlier ones. A dialer without a proof gets no answer. It blocks as conn does:
 // the caller sets deadlines, and closes conn after an error.
-func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello, error) {
+func (c *Credentials) ProveAccept(conn net.Conn, keyOf func(Hello) (DataKey, error), check func(Hello) error) (Hello, error) {
 	binding, err := exporter(conn)
 	if err != nil {
 		return Hello{}, err
@@ -140,8 +144,15 @@ func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello
 	}
 	body, sum := claim[:claimLen-sha256.Size], claim[claimLen-sha256.Size:]
 	h, ok := parseHello(body[len(magic):])
+	if string(body[:len(magic)]) != magic || !ok {
+		return Hello{}, fmt.Errorf("identity: claim: %w", ErrUnproven)
+	}
+	key, err := keyOf(h)
+	if err != nil {
+		return Hello{}, err
+	}
 	t := transcript{h, [nonceLen]byte(body[len(magic)+helloLen:]), [nonceLen]byte(nonce), binding}
-	if !hmac.Equal(sum, c.mac(dialerLabel, &t, nil)) || string(body[:len(magic)]) != magic || !ok {
+	if key.key == nil || !hmac.Equal(sum, c.mac(key, dialerLabel, &t, nil)) {
 		return Hello{}, fmt.Errorf("identity: claim: %w", ErrUnproven)
 	}
 	var refusal error
@@ -157,7 +168,7 @@ func (c *Credentials) ProveAccept(conn net.Conn, check func(Hello) error) (Hello
 		}
 		said[1] = byte(copy(said[2:], shorten(refusal.Error())))
 	}
-	copy(verdict[2+reasonLen:], c.mac(acceptorLabel, &t, said))
+	copy(verdict[2+reasonLen:], c.mac(key, acceptorLabel, &t, said))
 	_, err = conn.Write(verdict[:])
 	if refusal != nil {
 		return h, fmt.Errorf("identity: rank %d of generation %d refused: %w", h.From, h.Generation, refusal)
@@ -191,7 +202,7 @@ type transcript struct {
 
 // mac returns the MAC of the transcript in an unambiguous encoding: parts of variable length are
 // preceded by their length.
-func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
+func (c *Credentials) mac(key DataKey, label string, t *transcript, said []byte) []byte {
 	b := make([]byte, 0, 512)
 	for _, part := range [...]string{label, c.subject.RunID, string(t.binding), string(said)} {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
@@ -200,9 +211,7 @@ func (c *Credentials) mac(label string, t *transcript, said []byte) []byte {
 	b = t.hello.append(b)
 	b = append(b, t.dialer[:]...)
 	b = append(b, t.acceptor[:]...)
-	m := hmac.New(sha256.New, c.jobKey[:])
-	m.Write(b)
-	return m.Sum(nil)
+	return key.sum(b)
 }
 
 // exporter returns the exporter value that binds a proof to a TLS connection; nil without TLS.

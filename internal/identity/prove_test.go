@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -37,6 +38,11 @@ func pair(t testing.TB) (dialer, acceptor net.Conn) {
 	return dialer, acceptor
 }
 
+// dataKey is that of all connections of these tests.
+var dataKey = NewDataKey()
+
+func oneKey(Hello) (DataKey, error) { return dataKey, nil }
+
 type outcome struct {
 	hello Hello
 	err   error
@@ -46,7 +52,7 @@ type outcome struct {
 func accept(c *Credentials, conn net.Conn, check func(Hello) error) <-chan outcome {
 	ch := make(chan outcome, 1)
 	go func() {
-		h, err := c.ProveAccept(conn, check)
+		h, err := c.ProveAccept(conn, oneKey, check)
 		if err != nil {
 			conn.Close()
 		}
@@ -86,7 +92,7 @@ func TestProof(t *testing.T) {
 		}
 		return nil
 	})
-	if err := c.ProveDial(d, hello); err != nil {
+	if err := c.ProveDial(d, dataKey, hello); err != nil {
 		t.Fatal(err)
 	}
 	if o := <-got; o.err != nil || o.hello != hello {
@@ -107,7 +113,7 @@ func TestProofRefusedByCheck(t *testing.T) {
 	for _, why := range []error{over, long} {
 		d, a := pair(t)
 		got := accept(c, a, func(Hello) error { return why })
-		err := c.ProveDial(d, hello)
+		err := c.ProveDial(d, dataKey, hello)
 		var refusal *RefusedError
 		if !errors.As(err, &refusal) {
 			t.Fatalf("dialer: %v", err)
@@ -124,20 +130,23 @@ func TestProofRefusedByCheck(t *testing.T) {
 	}
 }
 
-func TestProofOfAnotherJobFails(t *testing.T) {
+func TestProofOfAnotherKeyFails(t *testing.T) {
 	one, c := jobOf(t, "r")
-	_, wrongKey := jobOf(t, "r")
 	forged := *one.authority
 	forged.runID = "other"
-	otherRun := issue(t, &Authority{&forged}, Subject{Role: Worker}) // the same key, another run id
-	for _, stranger := range []*Credentials{wrongKey, otherRun} {
+	otherRun := issue(t, &Authority{&forged}, Subject{Role: Worker})
+	for _, stranger := range []struct {
+		*Credentials
+		key DataKey
+	}{{c, NewDataKey()}, {c, dataKey.ForVisits()}, {c, DataKey{}}, {otherRun, dataKey}} {
 		d, a := pair(t)
 		s := &spy{Conn: a}
 		got := accept(c, s, func(Hello) error { t.Error("check was asked about a stranger"); return nil })
-		if err := stranger.ProveDial(d, hello); err == nil {
+		if err := stranger.ProveDial(d, stranger.key, hello); err == nil {
 			t.Error("a stranger was let in")
 		}
-		if o := <-got; !errors.Is(o.err, ErrUnproven) || o.hello != (Hello{}) {
+		d.Close()
+		if o := <-got; o.err == nil || o.hello != (Hello{}) {
 			t.Errorf("%+v", o)
 		}
 		if s.out.Len() != challengeLen {
@@ -168,7 +177,7 @@ func TestDialerRefusesFalseAcceptor(t *testing.T) {
 				a.Write(answer(claim))
 			}
 		}()
-		err := c.ProveDial(d, hello)
+		err := c.ProveDial(d, dataKey, hello)
 		if want := name != "cut"; err == nil || errors.Is(err, ErrUnproven) != want {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -178,7 +187,7 @@ func TestDialerRefusesFalseAcceptor(t *testing.T) {
 	}
 	d, a := pair(t)
 	go a.Write(bytes.Repeat([]byte("HTTP/1.1"), 100))
-	if err := c.ProveDial(d, hello); !errors.Is(err, ErrUnproven) {
+	if err := c.ProveDial(d, dataKey, hello); !errors.Is(err, ErrUnproven) {
 		t.Errorf("another service: %v", err)
 	}
 }
@@ -189,7 +198,7 @@ func honest(t testing.TB, c *Credentials, h Hello) []byte {
 	d, a := pair(t)
 	s := &spy{Conn: d}
 	got := accept(c, a, nil)
-	if err := c.ProveDial(s, h); err != nil {
+	if err := c.ProveDial(s, dataKey, h); err != nil {
 		t.Fatal(err)
 	}
 	if o := <-got; o.err != nil {
@@ -216,7 +225,7 @@ func relay(t *testing.T, c *Credentials, tamper func([]byte)) (o outcome, dialEr
 	ad, a := pair(t)
 	got := accept(c, a, nil)
 	done := make(chan error, 1)
-	go func() { done <- c.ProveDial(d, hello) }()
+	go func() { done <- c.ProveDial(d, dataKey, hello) }()
 	challenge, claim := make([]byte, challengeLen), make([]byte, claimLen)
 	if _, err := io.ReadFull(ad, challenge); err != nil {
 		t.Fatal(err)
@@ -272,7 +281,7 @@ func TestTruncatedClaimFails(t *testing.T) {
 func TestProveDialRefusesNumbers(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for _, h := range []Hello{{From: -1}, {To: 1 << 31}, {Channel: -1}} {
-		if err := c.ProveDial(nil, h); err == nil {
+		if err := c.ProveDial(nil, dataKey, h); err == nil {
 			t.Errorf("%+v was sent", h)
 		}
 	}
@@ -282,7 +291,7 @@ func TestProofUnderTLS(t *testing.T) {
 	_, c := jobOf(t, "r")
 	d, a := pair(t)
 	got := accept(c, tls.Server(a, c.ServerTLS(Worker)), nil)
-	if err := c.ProveDial(tls.Client(d, c.ClientTLS(Subject{Role: Worker})), hello); err != nil {
+	if err := c.ProveDial(tls.Client(d, c.ClientTLS(Subject{Role: Worker})), dataKey, hello); err != nil {
 		t.Fatal(err)
 	}
 	if o := <-got; o.err != nil || o.hello != hello {
@@ -299,7 +308,7 @@ func TestProofIsBoundToTheTLSConnection(t *testing.T) {
 	got := accept(c, tls.Server(a, server), nil)
 	done := make(chan error, 1)
 	go func() {
-		err := c.ProveDial(tls.Client(d, client), hello)
+		err := c.ProveDial(tls.Client(d, client), dataKey, hello)
 		done <- err
 	}()
 	left, right := tls.Server(da, server), tls.Client(ad, client)
@@ -345,7 +354,7 @@ func BenchmarkProof(b *testing.B) {
 	done := make(chan error, 1)
 	go func() {
 		for range b.N {
-			if _, err := c.ProveAccept(a, nil); err != nil {
+			if _, err := c.ProveAccept(a, oneKey, nil); err != nil {
 				done <- err
 				return
 			}
@@ -355,11 +364,50 @@ func BenchmarkProof(b *testing.B) {
 	b.ResetTimer()
 	b.ReportAllocs()
 	for range b.N {
-		if err := c.ProveDial(d, hello); err != nil {
+		if err := c.ProveDial(d, dataKey, hello); err != nil {
 			b.Fatal(err)
 		}
 	}
 	if err := <-done; err != nil {
 		b.Fatal(err)
+	}
+}
+
+// TestDataKeys: the keys of generations, of jobs and of visits differ, and each driver of a job
+// derives the same.
+func TestDataKeys(t *testing.T) {
+	a, b := newAuthority(t, "r"), newAuthority(t, "r")
+	text, err := a.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := DecodeAuthority(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(a.DataKey(7).Bytes(), again.DataKey(7).Bytes()) {
+		t.Error("the next driver has another key")
+	}
+	seen := map[string]bool{}
+	for _, k := range []DataKey{
+		a.DataKey(7), a.DataKey(8), b.DataKey(7), a.DataKey(7).ForVisits(), a.DataKey(8).ForVisits(), NewDataKey(), NewDataKey(),
+	} {
+		parsed, err := ParseDataKey(k.Bytes())
+		if err != nil || !bytes.Equal(parsed.Bytes(), k.Bytes()) || len(k.Bytes()) != keyLen || seen[string(k.Bytes())] {
+			t.Errorf("%x, parsed as %x: %v", k.Bytes(), parsed.Bytes(), err)
+		}
+		seen[string(k.Bytes())] = true
+		if text := fmt.Sprintf("%v %x %+v %d", k, k, k, k); strings.Contains(text, fmt.Sprintf("%x", k.Bytes()[:4])) {
+			t.Errorf("printed as %s", text)
+		}
+	}
+	if _, err := ParseDataKey(make([]byte, keyLen-1)); err == nil {
+		t.Error("a short key was parsed")
+	}
+	if k := (DataKey{}); k.Bytes() != nil || k.ForVisits().Bytes() != nil {
+		t.Error("the zero value is a key")
+	}
+	if k := clusterOf(t, clusterKey, "blue").DataKey(1); k.Bytes() != nil {
+		t.Error("the authority of a cluster has data keys")
 	}
 }

@@ -421,8 +421,11 @@ type World struct {
 	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
 	// How many members it has, and who they are: a Members, which is the same for all of them and which nobody needs to read
 	// who does not connect to them.
-	Size          uint32 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
-	Members       []byte `protobuf:"bytes,6,opt,name=members,proto3" json:"members,omitempty"`
+	Size    uint32 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	Members []byte `protobuf:"bytes,6,opt,name=members,proto3" json:"members,omitempty"`
+	// The key of data connections, 32 bytes: in the answer to Join, of those among the members; in the answer to Look, of
+	// visits to them.
+	DataKey       []byte `protobuf:"bytes,7,opt,name=data_key,json=dataKey,proto3" json:"data_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -495,6 +498,13 @@ func (x *World) GetSize() uint32 {
 func (x *World) GetMembers() []byte {
 	if x != nil {
 		return x.Members
+	}
+	return nil
+}
+
+func (x *World) GetDataKey() []byte {
+	if x != nil {
+		return x.DataKey
 	}
 	return nil
 }
@@ -961,7 +971,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05world\x18\x01 \x01(\v2\x10.hvdrun.v1.WorldH\x00R\x05world\x124\n" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissal\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\bR\x04lastB\t\n" +
-	"\aoutcome\"\x98\x01\n" +
+	"\aoutcome\"\xb3\x01\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -970,7 +980,8 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\tsync_root\x18\x03 \x01(\rR\bsyncRoot\x12\x10\n" +
 	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\x12\n" +
 	"\x04size\x18\x05 \x01(\rR\x04size\x12\x18\n" +
-	"\amembers\x18\x06 \x01(\fR\amembers\"\xdc\x01\n" +
+	"\amembers\x18\x06 \x01(\fR\amembers\x12\x19\n" +
+	"\bdata_key\x18\a \x01(\fR\adataKey\"\xdc\x01\n" +
 	"\aMembers\x12\x14\n" +
 	"\x05hosts\x18\x01 \x03(\tR\x05hosts\x12\x16\n" +
 	"\x06counts\x18\x02 \x03(\rR\x06counts\x12\x18\n" +
