@@ -2,6 +2,7 @@ package collective_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -21,7 +22,16 @@ func visitable(t *testing.T, encrypt bool, rank int, visited func(net.Conn)) *co
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close() })
+	enter(t, e, 1, dataKey)
 	return e
+}
+
+// enter brings an endpoint into a generation of its own.
+func enter(t *testing.T, e *collective.Endpoint, generation uint64, key identity.DataKey) {
+	t.Helper()
+	if _, err := e.Connect(t.Context(), collective.Peers{Key: key, Generation: generation, Addrs: [][]string{nil}}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func said(conn net.Conn, text string) error {
@@ -43,7 +53,7 @@ func said(conn net.Conn, text string) error {
 func TestVisit(t *testing.T) {
 	for _, encrypt := range []bool{false, true} {
 		host, guest := visitable(t, encrypt, 0, echo), visitable(t, encrypt, 1, nil)
-		conn, err := guest.Visit(t.Context(), host.Addrs())
+		conn, err := guest.Visit(t.Context(), 1, dataKey.ForVisits(), host.Addrs())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,16 +87,16 @@ func TestVisitRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stranger.Close()
-	if conn, err := stranger.Visit(t.Context(), host.Addrs()); err == nil {
+	if conn, err := stranger.Visit(t.Context(), 1, dataKey.ForVisits(), host.Addrs()); err == nil {
 		conn.Close()
 		t.Error("a stranger was let in")
 	}
 	var refused *identity.RefusedError
-	if _, err := host.Visit(t.Context(), shy.Addrs()); !errors.As(err, &refused) {
+	if _, err := host.Visit(t.Context(), 1, dataKey.ForVisits(), shy.Addrs()); !errors.As(err, &refused) {
 		t.Errorf("a visit to one that takes none: %v", err)
 	}
 	for {
-		conn, err := shy.Visit(t.Context(), host.Addrs())
+		conn, err := shy.Visit(t.Context(), 1, dataKey.ForVisits(), host.Addrs())
 		if err != nil {
 			if !errors.As(err, &refused) {
 				t.Error(err)
@@ -97,7 +107,63 @@ func TestVisitRefused(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := shy.Visit(ctx, host.Addrs()); !errors.Is(err, context.Canceled) {
+	if _, err := shy.Visit(ctx, 1, dataKey.ForVisits(), host.Addrs()); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// TestOldKeys: what a removed worker keeps, its credentials and the keys of the generations that it
+// was in, opens nothing of a later generation: no rank's connection, and no visit.
+func TestOldKeys(t *testing.T) {
+	for _, encrypt := range []bool{false, true} {
+		host, removed := visitable(t, encrypt, 0, echo), visitable(t, encrypt, 1, nil)
+		enter(t, host, 9, identity.NewDataKey())
+		old := credentials(t, 1)
+		for _, test := range []struct {
+			what string
+			key  identity.DataKey
+			identity.Hello
+		}{
+			{"a rank", dataKey, identity.Hello{Generation: 9, From: 1}},
+			{"a rank of its own generation", dataKey, identity.Hello{Generation: 1, From: 1}},
+			{"a rank, with the key of visits", dataKey.ForVisits(), identity.Hello{Generation: 9, From: 1}},
+			{"a rank, without a key", identity.DataKey{}, identity.Hello{Generation: 9, From: 1}},
+		} {
+			conn, err := net.Dial("tcp", host.Addrs()[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			var way net.Conn = conn
+			if encrypt {
+				way = tls.Client(conn, old.ClientTLS(identity.Subject{Role: identity.Worker}))
+			}
+			if err := old.ProveDial(way, test.key, test.Hello); err == nil {
+				t.Errorf("encrypted %v: %s is let in", encrypt, test.what)
+			}
+			conn.Close()
+		}
+		for _, generation := range []uint64{1, 9} {
+			if conn, err := removed.Visit(t.Context(), generation, dataKey.ForVisits(), host.Addrs()); err == nil {
+				conn.Close()
+				t.Errorf("encrypted %v: a visit in generation %d is let in", encrypt, generation)
+			}
+		}
+	}
+}
+
+// TestVisitIsHeld: a visit to a member that has not come to the generation yet waits for it.
+func TestVisitIsHeld(t *testing.T) {
+	host, guest := visitable(t, false, 0, echo), visitable(t, false, 1, nil)
+	key, ended := identity.NewDataKey(), make(chan error, 1)
+	go func() {
+		conn, err := guest.Visit(t.Context(), 2, key.ForVisits(), host.Addrs())
+		if err == nil {
+			err = errors.Join(said(conn, "hello"), conn.Close())
+		}
+		ended <- err
+	}()
+	enter(t, host, 2, key)
+	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }

@@ -71,7 +71,7 @@ func killOne(t *testing.T, w *workers, victim int) {
 			t.Errorf("connect of rank %d: %v", rank, err)
 		}
 	}
-	if _, err := w.endpoints[victim].Connect(t.Context(), collective.Peers{Generation: 101, Rank: victim, Addrs: w.addrs}); err == nil {
+	if _, err := w.endpoints[victim].Connect(t.Context(), collective.Peers{Key: dataKey, Generation: 101, Rank: victim, Addrs: w.addrs}); err == nil {
 		t.Error("the dead can connect")
 	}
 }

@@ -44,6 +44,7 @@ type order struct {
 	plight
 	Rank        int
 	Credentials string
+	Key         []byte
 }
 
 // ending is what one of them says when its operation has failed.
@@ -63,6 +64,10 @@ func worker(text string) error {
 	if err != nil {
 		return err
 	}
+	key, err := identity.ParseDataKey(o.Key)
+	if err != nil {
+		return err
+	}
 	e, err := collective.Listen(collective.Config{Credentials: c, ListenAddr: "127.0.0.1:0"})
 	if err != nil {
 		return err
@@ -76,7 +81,7 @@ func worker(text string) error {
 	for i := 0; i < len(ballast); i += 4096 {
 		ballast[i] = 1
 	}
-	g, err := e.Connect(context.Background(), collective.Peers{Generation: 1, Rank: o.Rank, Addrs: addrs, Hosts: strings.Split(o.Hosts, "")})
+	g, err := e.Connect(context.Background(), collective.Peers{Generation: 1, Key: key, Rank: o.Rank, Addrs: addrs, Hosts: strings.Split(o.Hosts, "")})
 	if err != nil {
 		return err
 	}
@@ -111,7 +116,7 @@ func suffer(tb testing.TB, p plight, victim int, after time.Duration) (took []ti
 		return outs[rank].Text()
 	}
 	for i := range p.Ranks {
-		o := order{p, i, credentials(tb, i).Encode()}
+		o := order{p, i, credentials(tb, i).Encode(), dataKey.Bytes()}
 		if i != victim {
 			o.Resident = 0
 		}

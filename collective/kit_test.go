@@ -123,6 +123,9 @@ type workers struct {
 	generation atomic.Uint64
 }
 
+// dataKey is that of all generations of these tests.
+var dataKey = identity.NewDataKey()
+
 var authority = sync.OnceValues(func() (*identity.Authority, error) { return identity.NewAuthority("test") })
 
 func credentials(t testing.TB, index int) *identity.Credentials {
@@ -168,7 +171,7 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	for i := range n {
 		wg.Go(func() {
 			groups[i], errs[i] = w.endpoints[i].Connect(context.Background(),
-				collective.Peers{Generation: generation, Rank: i, Addrs: w.addrs[:n],
+				collective.Peers{Key: dataKey, Generation: generation, Rank: i, Addrs: w.addrs[:n],
 					Hosts: strings.Split(w.hosts[:min(n, len(w.hosts))], "")})
 		})
 	}

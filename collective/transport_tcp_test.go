@@ -97,7 +97,7 @@ func TestConnectAbsent(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range errs {
 		wg.Go(func() {
-			_, errs[i] = w.endpoints[i].Connect(ctx, collective.Peers{Generation: 1, Rank: i, Addrs: w.addrs})
+			_, errs[i] = w.endpoints[i].Connect(ctx, collective.Peers{Key: dataKey, Generation: 1, Rank: i, Addrs: w.addrs})
 		})
 	}
 	cancel()
@@ -123,7 +123,7 @@ func (w *workers) try(generation uint64, ranks ...int) []error {
 	for _, rank := range ranks {
 		wg.Go(func() {
 			groups[rank], errs[rank] = w.endpoints[rank].Connect(context.Background(),
-				collective.Peers{Generation: generation, Rank: rank, Addrs: w.addrs})
+				collective.Peers{Key: dataKey, Generation: generation, Rank: rank, Addrs: w.addrs})
 		})
 	}
 	wg.Wait()
@@ -143,7 +143,7 @@ func TestOneIsLate(t *testing.T) {
 		var wg sync.WaitGroup
 		connect := func(i int) {
 			groups[i], errs[i] = w.endpoints[i].Connect(context.Background(),
-				collective.Peers{Generation: generation, Rank: i, Addrs: w.addrs})
+				collective.Peers{Key: dataKey, Generation: generation, Rank: i, Addrs: w.addrs})
 		}
 		for i := range groups {
 			if i != late {
@@ -196,7 +196,7 @@ func TestOlderGeneration(t *testing.T) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	var refused *identity.RefusedError
-	err = credentials(t, 1).ProveDial(conn, identity.Hello{Generation: 6, From: 1, To: 0})
+	err = credentials(t, 1).ProveDial(conn, dataKey, identity.Hello{Generation: 6, From: 1, To: 0})
 	if !errors.As(err, &refused) || !strings.Contains(refused.Reason, "generation 6 is over") {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestStrangers(t *testing.T) {
 				t.Fatal(err)
 			}
 			conn.SetDeadline(time.Now().Add(2 * time.Minute))
-			if err := c.ProveDial(conn, h); err == nil {
+			if err := c.ProveDial(conn, dataKey, h); err == nil {
 				t.Errorf("hello %d is welcome", i)
 			}
 			conn.Close()
@@ -283,7 +283,7 @@ func TestPlaceTaken(t *testing.T) {
 	errs := make([]error, 2)
 	connect := func(rank int) {
 		var g *collective.Group
-		g, errs[rank] = w.endpoints[rank].Connect(t.Context(), collective.Peers{Generation: 1, Rank: rank, Addrs: w.addrs})
+		g, errs[rank] = w.endpoints[rank].Connect(t.Context(), collective.Peers{Key: dataKey, Generation: 1, Rank: rank, Addrs: w.addrs})
 		g.Close()
 	}
 	wg.Go(func() { connect(0) })
@@ -346,17 +346,17 @@ func TestListen(t *testing.T) {
 	if a := e.Addrs(); len(a) == 0 || !strings.HasPrefix(a[0], "127.") {
 		t.Errorf("the addresses of lo are %q", a)
 	}
-	g, err := e.Connect(context.Background(), collective.Peers{Generation: 3, Addrs: [][]string{nil}})
+	g, err := e.Connect(context.Background(), collective.Peers{Key: dataKey, Generation: 3, Addrs: [][]string{nil}})
 	if err != nil || g.Size() != 1 || g.Generation() != 3 {
 		t.Errorf("alone: %v", err)
 	}
-	if _, err := e.Connect(context.Background(), collective.Peers{Generation: 4, Rank: 1, Addrs: [][]string{nil}}); err == nil {
+	if _, err := e.Connect(context.Background(), collective.Peers{Key: dataKey, Generation: 4, Rank: 1, Addrs: [][]string{nil}}); err == nil {
 		t.Error("rank 1 of 1")
 	}
 	if err := errors.Join(e.Close(), e.Close()); err != nil {
 		t.Error(err)
 	}
-	if _, err := e.Connect(context.Background(), collective.Peers{Generation: 5, Addrs: [][]string{nil}}); err == nil {
+	if _, err := e.Connect(context.Background(), collective.Peers{Key: dataKey, Generation: 5, Addrs: [][]string{nil}}); err == nil {
 		t.Error("a closed endpoint connects")
 	}
 }
@@ -378,7 +378,7 @@ func TestDeathWhileConnecting(t *testing.T) {
 			wg.Go(func() {
 				var g *collective.Group
 				g, errs[i] = w.endpoints[i].Connect(context.Background(),
-					collective.Peers{Generation: 1, Rank: i, Addrs: w.addrs})
+					collective.Peers{Key: dataKey, Generation: 1, Rank: i, Addrs: w.addrs})
 				if errs[i] == nil && i == victim {
 					collective.Sever(g)
 				} else if errs[i] == nil {

@@ -100,6 +100,10 @@ func (j *testJob) Dismiss(id string, _ error) {
 	j.dismissed = append(j.dismissed, id)
 }
 
+func (*testJob) Admit(string) {}
+
+func (*testJob) Expel(string) {}
+
 func (j *testJob) Push(_ []notify.Target, u notify.Update) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -89,6 +89,7 @@ func (d *testDriver) env(incarnation string, index int) plan.Worker {
 	if err != nil {
 		d.t.Fatal(err)
 	}
+	d.server.Admit(incarnation)
 	slot := plan.Slot{SlotID: plan.SlotID{Host: "h", Index: index}, LocalSize: 1, CrossSize: 1}
 	return plan.Worker{RunID: "run", Incarnation: incarnation, Slot: slot, Size: 1, Elastic: true,
 		DriverAddr: d.addr, Credentials: creds.Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}

@@ -583,8 +583,9 @@ func socketGroups(b *testing.B, n int) []*collective.Group {
 		addrs[r] = ends[r].Addrs()
 		b.Cleanup(func() { _ = ends[r].Close() })
 	}
+	key := identity.NewDataKey()
 	for _, err := range errorsOf(n, func(r int) (err error) {
-		groups[r], err = ends[r].Connect(b.Context(), collective.Peers{Generation: 1, Rank: r, Addrs: addrs})
+		groups[r], err = ends[r].Connect(b.Context(), collective.Peers{Generation: 1, Key: key, Rank: r, Addrs: addrs})
 		return err
 	}) {
 		if err != nil {

@@ -43,8 +43,8 @@ func FuzzJoin(f *testing.F) {
 
 // FuzzPlace: an accepted place is in a later world.
 func FuzzPlace(f *testing.F) {
-	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Size: 2, Members: []byte("x")}), uint64(2))
-	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Size: 1}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, Rank: 1, Size: 2, Members: []byte("x"), DataKey: make([]byte, 32)}), uint64(2))
+	f.Add(encoded(f, &wire.World{Generation: 3, SyncRoot: 1, Size: 1, DataKey: make([]byte, 31)}), uint64(2))
 	f.Fuzz(func(t *testing.T, b []byte, after uint64) {
 		var m wire.World
 		if proto.Unmarshal(b, &m) != nil {
@@ -109,7 +109,7 @@ func again(t *testing.T, w World, addrs [][]string) World {
 	}
 	place, err := placeFromWire(&wire.World{
 		Generation: w.Generation, Rank: uint32(w.Rank), SyncRoot: uint32(w.SyncRoot), Seq: w.Seq,
-		Size: uint32(w.Size()), Members: said,
+		Size: uint32(w.Size()), Members: said, DataKey: make([]byte, 32),
 	}, w.Generation-1)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -71,7 +72,8 @@ type job struct {
 	heard     recorder
 	server    *Server
 	addr      string
-	stop      func() // ends Serve and waits for it
+	stop      func()   // ends Serve and waits for it
+	admitted  []string // workers
 }
 
 func quiet() logrus.FieldLogger {
@@ -101,6 +103,10 @@ func (j *job) credentials(s identity.Subject) *identity.Credentials {
 	if err != nil {
 		j.t.Fatal(err)
 	}
+	if s.Role == identity.Worker {
+		j.admitted = append(j.admitted, s.Incarnation)
+		j.server.Admit(s.Incarnation)
+	}
 	return c
 }
 
@@ -108,6 +114,9 @@ func (j *job) serve(ln *identity.Listener) {
 	j.heard = recorder{make(chan joined, 1000), make(chan reported, 1000), make(chan chosen, 1000)}
 	driver := j.credentials(identity.Subject{Role: identity.Driver})
 	j.server = NewServer(ServerConfig{Credentials: driver, Handler: j.heard, Log: quiet()})
+	for _, inc := range j.admitted {
+		j.server.Admit(inc)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- j.server.Serve(ctx, ln) }()
@@ -228,7 +237,7 @@ func TestJoinWaitsForPublish(t *testing.T) {
 			{SlotID: plan.SlotID{Host: "host-a", Index: 1}, Rank: 0, LocalSize: 1, CrossRank: 0, CrossSize: 2},
 			{SlotID: plan.SlotID{Host: "host-b", Index: 1}, Rank: 1, LocalSize: 1, CrossRank: 1, CrossSize: 2},
 		}},
-		Rank: 0, SyncRoot: 1, Seq: 9, columns: w.columns,
+		Rank: 0, SyncRoot: 1, Seq: 9, Key: w.Key, columns: w.columns,
 	}
 	if !reflect.DeepEqual(w, want) {
 		t.Errorf("got %+v\nwant %+v", w, want)
@@ -603,7 +612,7 @@ func TestBounds(t *testing.T) {
 
 func TestAnswersThatMakeNoSense(t *testing.T) {
 	good := func(change func(*wire.World)) *wire.World {
-		w := &wire.World{Generation: 3, Rank: 1, Size: 2}
+		w := &wire.World{Generation: 3, Rank: 1, Size: 2, DataKey: make([]byte, 32)}
 		change(w)
 		return w
 	}
@@ -613,6 +622,7 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	for name, w := range map[string]*wire.World{
 		"nothing":          nil,
 		"old":              good(func(w *wire.World) { w.Generation = 2 }),
+		"key":              good(func(w *wire.World) { w.DataKey = w.DataKey[1:] }),
 		"rank":             good(func(w *wire.World) { w.Rank = 2 }),
 		"root":             good(func(w *wire.World) { w.SyncRoot = 2 }),
 		"too many members": good(func(w *wire.World) { w.Size = maxMembers + 1 }),
@@ -698,7 +708,7 @@ func TestStrangers(t *testing.T) {
 	other := newJob(t)
 	toDriver := identity.Subject{Role: identity.Driver}
 	noCert := j.credentials(slotOf("a")).ClientTLS(toDriver)
-	noCert.Certificates = nil
+	noCert.Certificates, noCert.GetClientCertificate = nil, nil
 	blind := func(c *identity.Credentials) *tls.Config {
 		conf := c.ClientTLS(toDriver)
 		conf.InsecureSkipVerify, conf.VerifyConnection = true, nil
@@ -879,4 +889,64 @@ func BenchmarkWorld(b *testing.B) {
 		w.DataAddrs()
 	}
 	b.ReportMetric(float64(len(text)), "bytes")
+}
+
+// TestExpelled: a certificate of the job opens nothing once its worker has been expelled, nor if it
+// was never admitted.
+func TestExpelled(t *testing.T) {
+	j := newJob(t)
+	gone, unknown := j.client("a"), j.client("b")
+	j.server.Expel("b")
+	j.publish(1, 0, 0, "a")
+	j.world("a", join(gone, Joining{}), 1, 0)
+	waits := join(gone, Joining{After: 1})
+	<-j.heard.joins
+	j.server.Expel("a")
+	const refusal = "this worker does not belong to the job any more"
+	if o := <-waits; o.err == nil || !strings.Contains(o.err.Error(), refusal) {
+		t.Errorf("a join that waits: %v", o.err)
+	}
+	for name, c := range map[string]*Client{"expelled": gone, "never admitted": unknown} {
+		_, joined := c.Join(t.Context(), Joining{After: 1})
+		_, looked := c.Look(t.Context())
+		for what, err := range map[string]error{
+			"join": joined, "look": looked, "report": c.Report(t.Context(), Done, 1, 0), "beat": c.Beat(t.Context(), Beat{Generation: 1}),
+			"backend": c.ReportBackend(t.Context(), 1, "nccl"),
+		} {
+			if err == nil || !strings.Contains(err.Error(), refusal) {
+				t.Errorf("%s of one that is %s: %v", what, name, err)
+			}
+		}
+	}
+	select {
+	case r := <-j.heard.reports:
+		t.Errorf("the handler has heard %+v", r)
+	default:
+	}
+}
+
+// TestLookHidesTheKey: who looks gets the key of visits, not that of the members.
+func TestLookHidesTheKey(t *testing.T) {
+	j := newJob(t)
+	member, guest := j.client("a"), j.client("b")
+	j.publish(1, 0, 0, "a")
+	place, err := member.Join(t.Context(), Joining{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	world, err := place.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, err := guest.Look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(seen.Key.Bytes(), world.Key.ForVisits().Bytes()) || bytes.Equal(seen.Key.Bytes(), world.Key.Bytes()) {
+		t.Error("another key")
+	}
+	j.server.Dismiss("b", ErrRemoved)
+	if _, err := guest.Look(t.Context()); err == nil || !strings.Contains(err.Error(), "was dismissed") {
+		t.Errorf("a dismissed worker looks: %v", err)
+	}
 }

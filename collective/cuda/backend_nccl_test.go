@@ -109,7 +109,7 @@ func chosen(t *testing.T, n int, config collective.Config) func(members ...int) 
 		var all sync.WaitGroup
 		for rank, m := range members {
 			all.Go(func() {
-				groups[m], errs[m] = endpoints[m].Connect(t.Context(), collective.Peers{Generation: generation, Rank: rank, Addrs: addrs})
+				groups[m], errs[m] = endpoints[m].Connect(t.Context(), collective.Peers{Key: dataKey, Generation: generation, Rank: rank, Addrs: addrs})
 			})
 		}
 		all.Wait()

@@ -12,6 +12,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
+// dataKey is that of all generations of these tests.
+var dataKey = identity.NewDataKey()
+
 // meetings makes groups of growing generations, of endpoints on one host or on a host each.
 func meetings(t *testing.T, n int, oneHost bool) func() []*collective.Group {
 	t.Helper()
@@ -62,7 +65,7 @@ func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) f
 		for i, e := range endpoints {
 			all.Go(func() {
 				groups[i], errs[i] = e.Connect(context.Background(),
-					collective.Peers{Generation: generation, Rank: i, Addrs: addrs, Hosts: hosts})
+					collective.Peers{Key: dataKey, Generation: generation, Rank: i, Addrs: addrs, Hosts: hosts})
 			})
 		}
 		all.Wait()

@@ -103,7 +103,10 @@ func TestOldLibrary(t *testing.T) {
 }
 
 // assignment is what a process of a world is told first; and then, for each world, a meeting.
-type assignment struct{ Library, Credentials, Host, Backend string }
+type assignment struct {
+	Library, Credentials, Host, Backend string
+	Key                                 []byte
+}
 
 type meeting struct {
 	Generation uint64
@@ -121,6 +124,10 @@ func work(text string) error {
 		return err
 	}
 	c, err := identity.Decode(a.Credentials)
+	if err != nil {
+		return err
+	}
+	key, err := identity.ParseDataKey(a.Key)
 	if err != nil {
 		return err
 	}
@@ -147,7 +154,7 @@ func work(text string) error {
 		} else if err != nil {
 			return err
 		}
-		g, err := e.Connect(context.Background(), collective.Peers{Generation: m.Generation, Rank: m.Rank, Addrs: m.Addrs,
+		g, err := e.Connect(context.Background(), collective.Peers{Generation: m.Generation, Key: key, Rank: m.Rank, Addrs: m.Addrs,
 			Hosts: m.Hosts})
 		if err != nil {
 			return err
@@ -289,7 +296,7 @@ func (c *crew) start(t *testing.T, host string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(assignment{c.library, credentials.Encode(), host, c.backend})
+	text, err := json.Marshal(assignment{c.library, credentials.Encode(), host, c.backend, dataKey.Bytes()})
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerVariable+"="+string(text), "FAKECUDA_FOLDER="+folder)
 	cmd.Stderr = os.Stderr

@@ -44,10 +44,10 @@ func connected(tb testing.TB, hosts string) []*collective.Group {
 		tb.Cleanup(func() { endpoints[i].Close() })
 		addrs[i] = endpoints[i].Addrs()
 	}
-	groups := make([]*collective.Group, n)
+	key, groups := identity.NewDataKey(), make([]*collective.Group, n)
 	each(tb, n, func(rank int) (err error) {
 		groups[rank], err = endpoints[rank].Connect(context.Background(),
-			collective.Peers{Generation: 1, Rank: rank, Addrs: addrs, Hosts: strings.Split(hosts, "")})
+			collective.Peers{Generation: 1, Key: key, Rank: rank, Addrs: addrs, Hosts: strings.Split(hosts, "")})
 		return err
 	})
 	return groups

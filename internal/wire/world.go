@@ -28,6 +28,7 @@ func (s sharing) Marshal(v any) (mem.BufferSlice, error) {
 	}
 	own, err := proto.Marshal(&World{
 		Generation: w.GetGeneration(), Rank: w.GetRank(), SyncRoot: w.GetSyncRoot(), Seq: w.GetSeq(), Size: w.GetSize(),
+		DataKey: w.GetDataKey(),
 	})
 	if err != nil {
 		return nil, err

@@ -9,7 +9,13 @@ import (
 // A world with shared members is encoded like one without.
 func TestSharedMembersArrive(t *testing.T) {
 	members := []byte("somebody")
-	world := &World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members}
+	world := &World{Generation: 7, Rank: 300, SyncRoot: 2, Seq: 9, Size: 500, Members: members, DataKey: []byte("key")}
+	fields := world.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		if !world.ProtoReflect().Has(fields.Get(i)) {
+			t.Errorf("the test leaves %s out", fields.Get(i).Name())
+		}
+	}
 	codec := newSharing()
 	for name, sent := range map[string]*JoinReply{
 		"shared":    {Outcome: &JoinReply_World{World: world}},

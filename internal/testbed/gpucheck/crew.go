@@ -24,6 +24,7 @@ import (
 // to others.
 type duty struct {
 	Credentials string
+	Key         []byte // of data connections
 	Rank, Size  int
 	Task        string
 	Backend     string
@@ -49,7 +50,7 @@ func crew(ctx context.Context, o *options, n int, task, backend string, env ...s
 	if err != nil {
 		return nil, err
 	}
-	said := &locked{}
+	key, said := identity.NewDataKey(), &locked{}
 	var ins []io.WriteCloser
 	var outs []*json.Decoder
 	for rank := range n {
@@ -68,7 +69,7 @@ func crew(ctx context.Context, o *options, n int, task, backend string, env ...s
 		}
 		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 		ins, outs = append(ins, in), append(outs, json.NewDecoder(bufio.NewReader(out)))
-		if err := json.NewEncoder(in).Encode(duty{c.Encode(), rank, n, task, backend, *o}); err != nil {
+		if err := json.NewEncoder(in).Encode(duty{c.Encode(), key.Bytes(), rank, n, task, backend, *o}); err != nil {
 			return nil, err
 		}
 	}
@@ -200,9 +201,13 @@ func (s *seat) perform(ctx context.Context, a *answer) (err error) {
 
 // meet connects the ranks of a world.
 func (s *seat) meet(ctx context.Context, generation uint64) (*collective.Group, error) {
+	key, err := identity.ParseDataKey(s.Key)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	return s.endpoint.Connect(ctx, collective.Peers{Generation: generation, Rank: s.Rank, Addrs: s.addrs,
+	return s.endpoint.Connect(ctx, collective.Peers{Generation: generation, Key: key, Rank: s.Rank, Addrs: s.addrs,
 		Hosts: slices.Repeat([]string{"here"}, s.Size)})
 }
 

@@ -133,6 +133,7 @@ func (c *crew) start() error {
 	if err != nil {
 		return err
 	}
+	key := identity.NewDataKey()
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -165,7 +166,7 @@ func (c *crew) start() error {
 		}
 		m.in, m.out = in, json.NewDecoder(out)
 		c.ranks = append(c.ranks, m)
-		if err := json.NewEncoder(in).Encode(duty{c.program, rank, credentials.Encode()}); err != nil {
+		if err := json.NewEncoder(in).Encode(duty{c.program, rank, credentials.Encode(), key.Bytes()}); err != nil {
 			return fmt.Errorf("rank %d: %w: %s", rank, err, m.said.String())
 		}
 	}

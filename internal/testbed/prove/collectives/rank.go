@@ -23,6 +23,7 @@ type duty struct {
 	Program     *program
 	Rank        int
 	Credentials string
+	Key         []byte // of data connections
 }
 
 // message is a message of a rank on its standard output. Exactly one field is set.
@@ -136,7 +137,11 @@ func asRank() error {
 		return err
 	}
 	a.disturb(-1)
-	group, err := endpoint.Connect(context.Background(), a.peers(addrs))
+	key, err := identity.ParseDataKey(a.Key)
+	if err != nil {
+		return err
+	}
+	group, err := endpoint.Connect(context.Background(), a.peers(key, addrs))
 	if err != nil {
 		return err
 	}
@@ -169,8 +174,8 @@ func (a *actor) listen() (*collective.Endpoint, error) {
 		CycleTime: time.Duration(a.Program.Cycle) * time.Microsecond, StallWarning: -1})
 }
 
-func (a *actor) peers(addrs [][]string) collective.Peers {
-	p := collective.Peers{Generation: 1, Rank: a.Rank, Addrs: addrs}
+func (a *actor) peers(key identity.DataKey, addrs [][]string) collective.Peers {
+	p := collective.Peers{Generation: 1, Key: key, Rank: a.Rank, Addrs: addrs}
 	for rank := range addrs {
 		p.Hosts = append(p.Hosts, fmt.Sprintf("127.0.0.%d", a.Program.hostOf(rank)+1))
 	}
