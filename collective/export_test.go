@@ -41,12 +41,8 @@ func sever(g *Group) {
 	g.poke()
 }
 
-// Waiting is the number of connections that wait at e for newer generations.
-func Waiting(e *Endpoint) int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.waiting
-}
+// Waiting is the number of connections that wait at e for newer generations, or prove themselves.
+func Waiting(e *Endpoint) int { return e.listener.Unproven() }
 
 // Force has the groups of a world run one algorithm, with segments of at most so many bytes; 0: as
 // is best.

@@ -179,9 +179,9 @@ func waiting(t *testing.T, e *collective.Endpoint) {
 // forward.
 func TestOlderGeneration(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 2)
-	for rank, err := range w.try(7, 0, 1) {
-		if err != nil {
-			t.Fatalf("rank %d: %v", rank, err)
+	for _, generation := range []uint64{6, 7} {
+		if err := errors.Join(w.try(generation, 0, 1)...); err != nil {
+			t.Fatalf("generation %d: %v", generation, err)
 		}
 	}
 	for _, generation := range []uint64{6, 7} {
@@ -199,6 +199,14 @@ func TestOlderGeneration(t *testing.T) {
 	err = credentials(t, 1).ProveDial(conn, dataKey, identity.Hello{Generation: 6, From: 1, To: 0})
 	if !errors.As(err, &refused) || !strings.Contains(refused.Reason, "generation 6 is over") {
 		t.Fatal(err)
+	}
+	stranger, err := net.Dial("tcp", w.addrs[0][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	if err := credentials(t, 1).ProveDial(stranger, dataKey, identity.Hello{Generation: 5, From: 1}); err == nil {
+		t.Error("a generation that this rank was never in is let in")
 	}
 }
 
@@ -234,13 +242,13 @@ func TestStrangers(t *testing.T) {
 		{Generation: 1, From: 2, To: 0},
 		{Generation: 1, From: 1, To: 0, Channel: 5},
 	} {
-		for _, c := range []*identity.Credentials{credentials(t, 1), other} {
+		for c, key := range map[*identity.Credentials]identity.DataKey{credentials(t, 1): dataKey, other: identity.NewDataKey()} {
 			conn, err := net.Dial("tcp", w.addrs[0][0])
 			if err != nil {
 				t.Fatal(err)
 			}
 			conn.SetDeadline(time.Now().Add(2 * time.Minute))
-			if err := c.ProveDial(conn, dataKey, h); err == nil {
+			if err := c.ProveDial(conn, key, h); err == nil {
 				t.Errorf("hello %d is welcome", i)
 			}
 			conn.Close()
