@@ -101,11 +101,11 @@ func TestKubeconfigRefuses(t *testing.T) {
 		{a.URL, ca, "auth-provider: {name: gcp}", "auth-provider"},
 		{a.URL, ca, "username: ann, password: x-secret", "username"},
 		{a.URL, ca, "token: x-secret, as: root", "impersonation"},
-		{a.URL, ca, `token: "x-secret\ny"`, "characters"},
+		{a.URL, ca, `token: "x-secret\ny"`, "invalid header"},
 		{a.URL, ca, "tokenFile: no-such-file", "no-such-file"},
 		{a.URL, ca, "client-certificate-data: eA==", "client-certificate"},
 		{a.URL, ca, "client-key-data: '%'", "base64"},
-		{a.URL, "certificate-authority-data: eA==", "token: x-secret", "no certificate"},
+		{a.URL, "certificate-authority-data: eA==", "token: x-secret", "certificate"},
 		{"http://elsewhere.invalid", "", "token: x-secret", "not https"},
 		{"http://127.0.0.1:1", "", "token: x-secret", "unencrypted"},
 		{"elsewhere.invalid:6443", "", "", "not the address"},
@@ -130,6 +130,27 @@ func TestKubeconfigRefuses(t *testing.T) {
 	}
 }
 
+// selfSigned returns a certificate and its key, as PEM.
+func selfSigned(t *testing.T, name string) (certPEM, keyPEM string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true,
+		NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}))
+}
+
 // TestClientCertificate asks a server that knows its clients by certificates, and takes a new one
 // when it is in the file.
 func TestClientCertificate(t *testing.T) {
@@ -142,24 +163,10 @@ func TestClientCertificate(t *testing.T) {
 	dir := t.TempDir()
 	pool := x509.NewCertPool()
 	issue := func(name string) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true,
-			NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true}
-		der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cert, _ := x509.ParseCertificate(der)
-		pool.AddCert(cert)
-		writeFile(t, filepath.Join(dir, "cert.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-		writeFile(t, filepath.Join(dir, "key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
+		cert, key := selfSigned(t, name)
+		pool.AppendCertsFromPEM([]byte(cert))
+		writeFile(t, filepath.Join(dir, "cert.pem"), cert)
+		writeFile(t, filepath.Join(dir, "key.pem"), key)
 	}
 	issue("ann")
 	a.TLS.ClientAuth, a.TLS.ClientCAs = tls.RequireAndVerifyClientCert, pool
@@ -198,7 +205,7 @@ func TestInCluster(t *testing.T) {
 		t.Errorf("%v, %v", hosts, err)
 	}
 	writeFile(t, filepath.Join(dir, "token"), "")
-	if err := try(nil); err == nil || !strings.Contains(err.Error(), "is empty") {
+	if err := try(nil); err == nil || !strings.Contains(err.Error(), "empty token") {
 		t.Error(err)
 	}
 	if err := os.Remove(filepath.Join(dir, "ca.crt")); err != nil {
@@ -219,8 +226,13 @@ func TestInCluster(t *testing.T) {
 
 func TestAServerOfAnotherAuthority(t *testing.T) {
 	a := newServer(t)
-	s, _ := newSourceFor(t, a)
-	s.client.access.tls.RootCAs = x509.NewCertPool()
+	s := newSource()
+	s.dir, s.lookup = a.mount()
+	cert, _ := selfSigned(t, "elsewhere")
+	writeFile(t, filepath.Join(s.dir, "ca.crt"), cert)
+	if err := s.Configure(nil); err != nil {
+		t.Fatal(err)
+	}
 	if hosts, err := s.Discover(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") || len(a.asked()) > 0 {
 		t.Errorf("%v, %v, %d requests", hosts, err, len(a.asked()))
 	}
