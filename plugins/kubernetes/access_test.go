@@ -61,7 +61,7 @@ func ask(t *testing.T, path string) (string, error) {
 	if err := s.Configure(map[string]string{"kubeconfig": path, "context": "here"}); err != nil {
 		return "", err
 	}
-	t.Cleanup(s.client.http.CloseIdleConnections)
+	t.Cleanup(s.client.transport.CloseIdleConnections)
 	hosts, err := s.Discover(t.Context())
 	return text(hosts), err
 }
@@ -156,10 +156,6 @@ func selfSigned(t *testing.T, name string) (certPEM, keyPEM string) {
 func TestClientCertificate(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
-	a.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
-		r.Header.Set("Authorization", "Bearer first-secret") // who has shown a certificate needs no token
-		return false
-	})
 	dir := t.TempDir()
 	pool := x509.NewCertPool()
 	issue := func(name string) {
@@ -177,11 +173,28 @@ func TestClientCertificate(t *testing.T) {
 	if err := s.Configure(map[string]string{"kubeconfig": path, "context": "here"}); err != nil {
 		t.Fatal(err)
 	}
+	asked := make(chan string, 1)
+	a.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
+		asked <- r.TLS.PeerCertificates[0].Subject.CommonName
+		r.Header.Set("Authorization", "Bearer first-secret") // who has shown a certificate needs no token
+		return false
+	})
+	again := time.NewTicker(50 * time.Millisecond) // client-go reads the files once a second
+	defer again.Stop()
+	late := time.After(patience)
 	for _, name := range []string{"ann", "bob"} {
 		issue(name)
-		s.client.http.CloseIdleConnections()
-		if hosts, err := s.Discover(t.Context()); err != nil || text(hosts) != "10.0.0.1:1" {
-			t.Errorf("%s: %v, %v", name, hosts, err)
+		for got := ""; got != name; {
+			s.client.transport.CloseIdleConnections()
+			if hosts, err := s.Discover(t.Context()); err != nil || text(hosts) != "10.0.0.1:1" {
+				t.Fatalf("%s: %v, %v", name, hosts, err)
+			}
+			select {
+			case <-late:
+				t.Fatalf("asked by %s, not %s", got, name)
+			case got = <-asked:
+				<-again.C
+			}
 		}
 	}
 	if _, err := ask(t, writeKubeconfig(t, a.URL, caData(a), "token: "+a.token)); err == nil {

@@ -50,9 +50,10 @@ var (
 
 // client asks an API server for pods.
 type client struct {
-	cfg  config
-	http *http.Client
-	rest rest.Interface
+	cfg       config
+	transport *http.Transport
+	http      *http.Client // by that, and by what sets and keeps the token
+	rest      rest.Interface
 }
 
 // baseConfig is what does not depend on who asks. Retries and pauses are those of source.
@@ -80,7 +81,7 @@ func newClient(a *access, cfg config) (*client, error) {
 	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: pingTimeout, Interval: pingTimeout / 3, Count: 3}}
 	// That of client-go waits without end for an answer, and is never closed.
-	through, err := rest.HTTPWrappersForConfig(&a.server, &http.Transport{
+	transport := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           dialer.DialContext,
 		TLSClientConfig:       tls,
@@ -89,11 +90,12 @@ func newClient(a *access, cfg config) (*client, error) {
 		IdleConnTimeout:       90 * time.Second,
 		ForceAttemptHTTP2:     true,
 		HTTP2:                 &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout},
-	})
+	}
+	through, err := rest.HTTPWrappersForConfig(&a.server, transport)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	c := &client{cfg: cfg, http: &http.Client{
+	c := &client{cfg: cfg, transport: transport, http: &http.Client{
 		Transport: through,
 		// Nobody else is told the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -359,7 +359,7 @@ func newSourceFor(t *testing.T, a *apiServer, pairs ...string) (*source, *journa
 	if err := s.Configure(values); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.client.http.CloseIdleConnections)
+	t.Cleanup(s.client.transport.CloseIdleConnections)
 	return s, logged
 }
 
