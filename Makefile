@@ -21,6 +21,9 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 # The generator of internal/kernel's vector code, a module of its own.
 VECTOR = internal/kernel/internal/gen
 
+# A plugin that is a module of its own: the main module does not need client-go.
+KUBERNETES = plugins/kubernetes
+
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
 FRAMEWORKS = frameworks/gomlx examples/gomlx
@@ -33,7 +36,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +46,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 	@mkdir -p bin/plugins
 	@$(GO) build -o bin/ ./cmd/... $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./examples/...)
 	@$(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
+	@$(GO) -C $(KUBERNETES) build -o $(CURDIR)/bin/plugins/ .
 
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
@@ -74,6 +78,7 @@ deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@echo "== deps: Go modules"
 	@$(GO) mod download
 	@$(GO) -C $(VECTOR) mod download
+	@$(GO) -C $(KUBERNETES) mod download
 
 fmt:
 	@echo "== gofmt"
@@ -94,13 +99,13 @@ fresh:
 
 # They repeat what this module needs.
 examples:
-	@echo "== modules of examples and frameworks"
-	@for dir in examples/discovery-plugin $(FRAMEWORKS); do \
+	@echo "== modules of examples, plugins and frameworks"
+	@for dir in examples/discovery-plugin $(KUBERNETES) $(FRAMEWORKS); do \
 		$(GO) -C $$dir mod tidy -diff || { echo "$$dir/go.mod is out of step: run make tidy-examples"; exit 1; }; \
 	done
 
-tidy-examples: ## bring the modules of examples and frameworks in step with this one
-	@for dir in examples/discovery-plugin $(FRAMEWORKS); do $(GO) -C $$dir mod tidy || exit 1; done
+tidy-examples: ## bring the modules of examples, plugins and frameworks in step with this one
+	@for dir in examples/discovery-plugin $(KUBERNETES) $(FRAMEWORKS); do $(GO) -C $$dir mod tidy || exit 1; done
 
 frameworks: ## check and test the modules of frameworks; ARGS go to go test
 	@echo "== frameworks"
@@ -108,6 +113,13 @@ frameworks: ## check and test the modules of frameworks; ARGS go to go test
 		$(GO) -C $$dir vet -tags training ./... && (cd $$dir && $$lint -tags training ./...) && \
 		$(GO) -C $$dir test -race -vet=off -timeout 30m $(SHORT) $(ARGS) ./... || exit 1; \
 	done
+
+# It shares what it compiles with the step pure.
+kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS go to go test
+	@echo "== $(KUBERNETES)"
+	@export $(PURE) $(QUICK); lint=$$($(GO) tool -n staticcheck) && \
+		$(GO) -C $(KUBERNETES) vet . && (cd $(KUBERNETES) && $$lint .) && \
+		$(GO) -C $(KUBERNETES) test -vet=off -ldflags=-w -timeout 30m $(SHORT) $(ARGS) .
 
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
 	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .
@@ -122,7 +134,7 @@ test: ## run the tests under the race detector, with more rounds than make check
 fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | while read -r dir target; do \
 		echo "== $$target of $$dir"; \
-		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) $$dir </dev/null || exit 1; \
+		$(GO) -C $$dir test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) . </dev/null || exit 1; \
 	done
 
 resumes: # a short chaos-drivers
@@ -139,7 +151,7 @@ minute:
 	@$(MAKE) --no-print-directory -j4 prove-jobs prove-collectives frameworks meanwhile SHORT=$(SHORT)
 
 meanwhile:
-	@$(MAKE) --no-print-directory -j1 fresh pure arm64 resumes commits
+	@$(MAKE) --no-print-directory -j1 fresh pure kubernetes arm64 resumes commits
 
 prove-jobs: # a short prove of jobs
 	@echo "== jobs in trouble"
@@ -161,7 +173,7 @@ cross: ## build and vet everything for arm64
 	@echo "== build and vet for arm64"
 	@CGO_ENABLED=0 GOARCH=arm64 $(GO) build ./...
 	@CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
-	@for dir in $(FRAMEWORKS); do CGO_ENABLED=0 GOARCH=arm64 $(GO) -C $$dir vet ./... || exit 1; done
+	@for dir in $(KUBERNETES) $(FRAMEWORKS); do CGO_ENABLED=0 GOARCH=arm64 $(GO) -C $$dir vet ./... || exit 1; done
 
 check-net: ## run a job over hosts that are network namespaces; needs root
 	@echo "== hosts in network namespaces"

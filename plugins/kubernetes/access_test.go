@@ -61,7 +61,7 @@ func ask(t *testing.T, path string) (string, error) {
 	if err := s.Configure(map[string]string{"kubeconfig": path, "context": "here"}); err != nil {
 		return "", err
 	}
-	t.Cleanup(s.client.http.CloseIdleConnections)
+	t.Cleanup(s.client.transport.CloseIdleConnections)
 	hosts, err := s.Discover(t.Context())
 	return text(hosts), err
 }
@@ -101,11 +101,11 @@ func TestKubeconfigRefuses(t *testing.T) {
 		{a.URL, ca, "auth-provider: {name: gcp}", "auth-provider"},
 		{a.URL, ca, "username: ann, password: x-secret", "username"},
 		{a.URL, ca, "token: x-secret, as: root", "impersonation"},
-		{a.URL, ca, `token: "x-secret\ny"`, "characters"},
+		{a.URL, ca, `token: "x-secret\ny"`, "invalid header"},
 		{a.URL, ca, "tokenFile: no-such-file", "no-such-file"},
 		{a.URL, ca, "client-certificate-data: eA==", "client-certificate"},
 		{a.URL, ca, "client-key-data: '%'", "base64"},
-		{a.URL, "certificate-authority-data: eA==", "token: x-secret", "no certificate"},
+		{a.URL, "certificate-authority-data: eA==", "token: x-secret", "certificate"},
 		{"http://elsewhere.invalid", "", "token: x-secret", "not https"},
 		{"http://127.0.0.1:1", "", "token: x-secret", "unencrypted"},
 		{"elsewhere.invalid:6443", "", "", "not the address"},
@@ -130,36 +130,39 @@ func TestKubeconfigRefuses(t *testing.T) {
 	}
 }
 
+// selfSigned returns a certificate and its key, as PEM.
+func selfSigned(t *testing.T, name string) (certPEM, keyPEM string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true,
+		NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}))
+}
+
 // TestClientCertificate asks a server that knows its clients by certificates, and takes a new one
 // when it is in the file.
 func TestClientCertificate(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
-	a.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
-		r.Header.Set("Authorization", "Bearer first-secret") // who has shown a certificate needs no token
-		return false
-	})
 	dir := t.TempDir()
 	pool := x509.NewCertPool()
 	issue := func(name string) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IsCA: true,
-			NotAfter: time.Now().Add(time.Hour), BasicConstraintsValid: true}
-		der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cert, _ := x509.ParseCertificate(der)
-		pool.AddCert(cert)
-		writeFile(t, filepath.Join(dir, "cert.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-		writeFile(t, filepath.Join(dir, "key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
+		cert, key := selfSigned(t, name)
+		pool.AppendCertsFromPEM([]byte(cert))
+		writeFile(t, filepath.Join(dir, "cert.pem"), cert)
+		writeFile(t, filepath.Join(dir, "key.pem"), key)
 	}
 	issue("ann")
 	a.TLS.ClientAuth, a.TLS.ClientCAs = tls.RequireAndVerifyClientCert, pool
@@ -170,11 +173,28 @@ func TestClientCertificate(t *testing.T) {
 	if err := s.Configure(map[string]string{"kubeconfig": path, "context": "here"}); err != nil {
 		t.Fatal(err)
 	}
+	asked := make(chan string, 1)
+	a.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
+		asked <- r.TLS.PeerCertificates[0].Subject.CommonName
+		r.Header.Set("Authorization", "Bearer first-secret") // who has shown a certificate needs no token
+		return false
+	})
+	again := time.NewTicker(50 * time.Millisecond) // client-go reads the files once a second
+	defer again.Stop()
+	late := time.After(patience)
 	for _, name := range []string{"ann", "bob"} {
 		issue(name)
-		s.client.http.CloseIdleConnections()
-		if hosts, err := s.Discover(t.Context()); err != nil || text(hosts) != "10.0.0.1:1" {
-			t.Errorf("%s: %v, %v", name, hosts, err)
+		for got := ""; got != name; {
+			s.client.transport.CloseIdleConnections()
+			if hosts, err := s.Discover(t.Context()); err != nil || text(hosts) != "10.0.0.1:1" {
+				t.Fatalf("%s: %v, %v", name, hosts, err)
+			}
+			select {
+			case <-late:
+				t.Fatalf("asked by %s, not %s", got, name)
+			case got = <-asked:
+				<-again.C
+			}
 		}
 	}
 	if _, err := ask(t, writeKubeconfig(t, a.URL, caData(a), "token: "+a.token)); err == nil {
@@ -198,7 +218,7 @@ func TestInCluster(t *testing.T) {
 		t.Errorf("%v, %v", hosts, err)
 	}
 	writeFile(t, filepath.Join(dir, "token"), "")
-	if err := try(nil); err == nil || !strings.Contains(err.Error(), "is empty") {
+	if err := try(nil); err == nil || !strings.Contains(err.Error(), "empty token") {
 		t.Error(err)
 	}
 	if err := os.Remove(filepath.Join(dir, "ca.crt")); err != nil {
@@ -219,8 +239,13 @@ func TestInCluster(t *testing.T) {
 
 func TestAServerOfAnotherAuthority(t *testing.T) {
 	a := newServer(t)
-	s, _ := newSourceFor(t, a)
-	s.client.access.tls.RootCAs = x509.NewCertPool()
+	s := newSource()
+	s.dir, s.lookup = a.mount()
+	cert, _ := selfSigned(t, "elsewhere")
+	writeFile(t, filepath.Join(s.dir, "ca.crt"), cert)
+	if err := s.Configure(nil); err != nil {
+		t.Fatal(err)
+	}
 	if hosts, err := s.Discover(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") || len(a.asked()) > 0 {
 		t.Errorf("%v, %v, %d requests", hosts, err, len(a.asked()))
 	}

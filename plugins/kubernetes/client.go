@@ -1,20 +1,28 @@
 package main
 
 import (
-	"cmp"
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"mime"
 	"net"
 	"net/http"
-	"net/url"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -27,30 +35,140 @@ const (
 	pingTimeout = 15 * time.Second // a connection that is silent for as long is asked whether it is still there
 )
 
+var (
+	version1 = schema.GroupVersion{Version: "v1"}
+	// kinds are those that an API server may answer: pods of our own, Status, events of a watch.
+	kinds = func() *runtime.Scheme {
+		s := runtime.NewScheme()
+		s.AddKnownTypeWithName(version1.WithKind("Pod"), &pod{})
+		s.AddKnownTypeWithName(version1.WithKind("PodList"), &podList{})
+		metav1.AddToGroupVersion(s, version1)
+		return s
+	}()
+	queries = runtime.NewParameterCodec(kinds)
+)
+
 // client asks an API server for pods.
 type client struct {
-	access *access
-	http   *http.Client
-	cfg    config
+	cfg       config
+	transport *http.Transport
+	http      *http.Client // by that, and by what sets and keeps the token
+	rest      rest.Interface
 }
 
-func newClient(a *access, cfg config) *client {
+// baseConfig is what does not depend on who asks. Retries and pauses are those of source.
+func baseConfig(server string) rest.Config {
+	return rest.Config{
+		Host:    server,
+		APIPath: "/api",
+		ContentConfig: rest.ContentConfig{
+			GroupVersion:         &version1,
+			NegotiatedSerializer: serializer.NewCodecFactory(kinds).WithoutConversion(),
+			ContentType:          runtime.ContentTypeJSON,
+		},
+		UserAgent:      "hvdrun-discovery",
+		QPS:            -1,
+		WarningHandler: rest.NoWarnings{},
+		WrapTransport:  func(next http.RoundTripper) http.RoundTripper { return guard{next, maxList, maxEvent} },
+	}
+}
+
+func newClient(a *access, cfg config) (*client, error) {
+	tls, err := rest.TLSConfigFor(&a.server)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: certificates: %w", err)
+	}
 	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: pingTimeout, Interval: pingTimeout / 3, Count: 3}}
-	return &client{access: a, cfg: cfg, http: &http.Client{
-		Transport: &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           dialer.DialContext,
-			TLSClientConfig:       a.tls,
-			TLSHandshakeTimeout:   10 * time.Second,
-			ResponseHeaderTimeout: cfg.timeout,
-			IdleConnTimeout:       90 * time.Second,
-			ForceAttemptHTTP2:     true,
-			HTTP2:                 &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout},
-		},
+	// That of client-go waits without end for an answer, and is never closed.
+	transport := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           dialer.DialContext,
+		TLSClientConfig:       tls,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: cfg.timeout,
+		IdleConnTimeout:       90 * time.Second,
+		ForceAttemptHTTP2:     true,
+		HTTP2:                 &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout},
+	}
+	through, err := rest.HTTPWrappersForConfig(&a.server, transport)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	c := &client{cfg: cfg, transport: transport, http: &http.Client{
+		Transport: through,
 		// Nobody else is told the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
+	if c.rest, err = rest.RESTClientForConfigAndClient(&a.server, c.http); err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	return c, nil
+}
+
+// guard bounds what is read of an answer, which client-go does not, and takes the token out of a
+// refusal that repeats it.
+type guard struct {
+	next              http.RoundTripper
+	maxList, maxEvent int64
+}
+
+// RoundTrip changes nothing of the request.
+func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := g.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode == http.StatusOK {
+		if r.URL.Query().Has("watch") {
+			response.Body = &lines{ReadCloser: response.Body, most: g.maxEvent}
+		} else {
+			response.Body = http.MaxBytesReader(nil, response.Body, g.maxList)
+		}
+		return response, nil
+	}
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxMessage)) // what there is of it
+	response.Body.Close()
+	if _, token, _ := strings.Cut(r.Header.Get("Authorization"), " "); token != "" {
+		text = bytes.ReplaceAll(text, []byte(token), []byte("(token)"))
+	}
+	response.Body = io.NopCloser(bytes.NewReader(text))
+	return response, nil
+}
+
+// lines is a stream of events, each of which the API server writes as a line.
+type lines struct {
+	io.ReadCloser
+	most, length int64
+}
+
+// Read fails in a line that is too long.
+func (l *lines) Read(p []byte) (int, error) {
+	n, err := l.ReadCloser.Read(p)
+	if end := bytes.LastIndexByte(p[:n], '\n'); end >= 0 {
+		l.length = int64(n - end - 1)
+	} else {
+		l.length += int64(n)
+	}
+	if l.length > l.most {
+		return n, fmt.Errorf("an event of more than %d bytes", l.most)
+	}
+	return n, err
+}
+
+// again repeats a request that is refused: its token may have been replaced meanwhile.
+type again struct{ next http.RoundTripper }
+
+func askAgain(next http.RoundTripper) http.RoundTripper { return again{next} }
+
+// RoundTrip is for requests without a body.
+func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := a.next.RoundTrip(r)
+	if err != nil || response.StatusCode != http.StatusUnauthorized {
+		return response, err
+	}
+	response.Body.Close()
+	return a.next.RoundTrip(r)
 }
 
 // errGone reports that the API server does not know any more what happened since then.
@@ -68,275 +186,127 @@ func (r *refusal) Error() string {
 	return strings.TrimSuffix(fmt.Sprintf("kubernetes: the API server says %d %s: %s", r.code, http.StatusText(r.code), r.message), ": ")
 }
 
-// get asks for the pods. A token that is refused is read again, since it may have been replaced.
-func (c *client) get(ctx context.Context, query url.Values) (*http.Response, error) {
-	if c.cfg.labels != "" {
-		query.Set("labelSelector", c.cfg.labels)
-	}
-	if c.cfg.fields != "" {
-		query.Set("fieldSelector", c.cfg.fields)
-	}
-	u := c.access.server.JoinPath("api/v1/namespaces", c.cfg.namespace, "pods")
-	u.RawQuery = query.Encode()
-	for last := "\x00"; ; {
-		token, err := c.access.token()
-		if err != nil {
-			return nil, err
-		}
-		response, err := c.send(ctx, u, token)
-		if err != nil {
-			return nil, scrub(err, token)
-		}
-		if response.StatusCode == http.StatusOK {
-			return response, nil
-		}
-		err = scrub(refused(response), token)
-		response.Body.Close()
-		if response.StatusCode != http.StatusUnauthorized || token == last || token == "" {
-			return nil, err
-		}
-		last = token
-	}
-}
-
-func (c *client) send(ctx context.Context, u *url.URL, token string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err != nil {
-		return nil, fmt.Errorf("kubernetes: %w", err)
-	}
-	request.Header.Set("Accept", "application/json")
-	request.Header.Set("User-Agent", "hvdrun-discovery")
-	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
-	}
-	response, err := c.http.Do(request)
-	if err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, fmt.Errorf("kubernetes: %w", err)
-	}
-	return response, nil
-}
-
-// refused reads what the server says in place of pods.
-func refused(response *http.Response) error {
-	if response.StatusCode == http.StatusGone {
+// fault is what an error of client-go means: errGone, a refusal, or something else.
+func fault(ctx context.Context, err error) error {
+	var status apierrors.APIStatus
+	var long *http.MaxBytesError
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("kubernetes: %w", context.Cause(ctx))
+	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 		return errGone
+	case errors.As(err, &status):
+		s := status.Status()
+		r := &refusal{code: int(s.Code), message: shorten(s.Message)}
+		if s.Details != nil {
+			r.after = min(time.Duration(s.Details.RetryAfterSeconds)*time.Second, maxRetry)
+		}
+		return r
+	case errors.As(err, &long):
+		return fmt.Errorf("kubernetes: a page of more than %d bytes", long.Limit)
 	}
-	r := &refusal{code: response.StatusCode}
-	if seconds, err := strconv.Atoi(response.Header.Get("Retry-After")); err == nil && seconds > 0 {
-		r.after = min(time.Duration(seconds)*time.Second, maxRetry)
-	}
-	text, _ := io.ReadAll(io.LimitReader(response.Body, maxMessage)) // what there is of it
-	var status struct {
-		Message string `json:"message"`
-	}
-	if json.Unmarshal(text, &status) != nil || status.Message == "" {
-		status.Message = strings.Join(strings.Fields(string(text)), " ")
-	}
-	r.message = shorten(status.Message)
-	return r
+	return fmt.Errorf("kubernetes: %w", err)
 }
 
-// scrub makes sure that a message does not repeat the token, whoever wrote it.
-func scrub(err error, token string) error {
-	if token == "" || !strings.Contains(err.Error(), token) {
-		return err
-	}
-	return errors.New(strings.ReplaceAll(err.Error(), token, "(token)"))
+// quiet keeps client-go from writing to stderr what is returned as an error as well.
+func quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
+
+func (c *client) get(options metav1.ListOptions) *rest.Request {
+	options.LabelSelector, options.FieldSelector = c.cfg.labels, c.cfg.fields
+	return c.rest.Get().Namespace(c.cfg.namespace).Resource("pods").VersionedParams(&options, queries).MaxRetries(0)
 }
 
-// podList is a page of a list.
-type podList struct {
-	Kind     string `json:"kind"`
-	Metadata struct {
-		ResourceVersion string `json:"resourceVersion"`
-		Continue        string `json:"continue"`
-	} `json:"metadata"`
-	Items []*pod `json:"items"`
-}
-
-// list returns all pods by name, and the version of the list, from which a watch goes on. It reads
-// page after page; where the server forgets the list between two of them it begins again, and then
-// asks for all at once.
-func (c *client) list(ctx context.Context) (pods map[string]*pod, version string, err error) {
+// list returns all pods, as a list that has a version, from which a watch goes on. It reads page
+// after page; where the server forgets the list between two of them it asks for all at once.
+func (c *client) list(ctx context.Context) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.timeout, fmt.Errorf("no whole list in %v", c.cfg.timeout))
 	defer cancel()
-	for _, pageSize := range []int{c.cfg.pageSize, c.cfg.pageSize, 0} {
-		if pods, version, err = c.pages(ctx, pageSize); !errors.Is(err, errGone) {
-			break
+	pages, pods := 0, 0
+	p := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		if options.Continue == "" {
+			pages, pods = 0, 0
 		}
+		page, err := c.page(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		pages, pods = pages+1, pods+len(page.Items)
+		switch {
+		case pods > maxPods:
+			return nil, errTooMany
+		case pages > maxPages:
+			return nil, fmt.Errorf("a list of more than %d pages", maxPages)
+		}
+		return page, nil
+	})
+	p.PageSize = c.cfg.pageSize
+	list, _, err := p.ListWithAlloc(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fault(ctx, err)
 	}
-	return pods, version, err
+	return list, nil
 }
 
-func (c *client) pages(ctx context.Context, pageSize int) (pods map[string]*pod, version string, err error) {
-	pods = map[string]*pod{}
-	query := url.Values{}
-	if pageSize > 0 {
-		query.Set("limit", strconv.Itoa(pageSize))
-	}
-	for range maxPages {
-		page, err := c.page(ctx, query)
-		if err != nil {
-			return nil, "", err
-		}
-		for _, p := range page.Items {
-			if p == nil || p.Metadata.Name == "" {
-				return nil, "", errors.New("kubernetes: a list with a pod of no name")
-			}
-			pods[p.Metadata.Name] = p
-		}
-		if len(pods) > maxPods {
-			return nil, "", fmt.Errorf("kubernetes: more than %d pods: set label_selector", maxPods)
-		}
-		if page.Metadata.Continue == "" {
-			return pods, page.Metadata.ResourceVersion, nil
-		}
-		query.Set("continue", page.Metadata.Continue)
-	}
-	return nil, "", fmt.Errorf("kubernetes: a list of more than %d pages", maxPages)
-}
+var errTooMany = fmt.Errorf("more than %d pods: set label_selector", maxPods)
 
 // page reads one page whole. Anything but a list of pods is an error: an empty object, as something
 // between here and the server might send, is not an empty list.
-func (c *client) page(ctx context.Context, query url.Values) (*podList, error) {
-	response, err := c.get(ctx, query)
+func (c *client) page(ctx context.Context, options metav1.ListOptions) (*podList, error) {
+	answer, err := c.get(options).Do(quiet(ctx)).Get()
 	if err != nil {
 		return nil, err
 	}
-	defer response.Body.Close()
-	if err := checkJSON(response); err != nil {
-		return nil, err
+	page, is := answer.(*podList)
+	if !is || page.ResourceVersion == "" {
+		return nil, fmt.Errorf("no list of pods that has a version, but a %T", answer)
 	}
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxList+1))
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, fmt.Errorf("kubernetes: list: %w", context.Cause(ctx))
-	case err != nil:
-		return nil, fmt.Errorf("kubernetes: half a list: %w", err)
-	case len(text) > maxList:
-		return nil, fmt.Errorf("kubernetes: a page of more than %d bytes", maxList)
-	}
-	page := &podList{}
-	if err := json.Unmarshal(text, page); err != nil {
-		return nil, fmt.Errorf("kubernetes: list: %w", err)
-	}
-	if page.Kind != "PodList" || page.Metadata.ResourceVersion == "" {
-		return nil, fmt.Errorf("kubernetes: no list of pods, but kind %q", shorten(page.Kind))
+	for i := range page.Items {
+		if page.Items[i].Name == "" {
+			return nil, errors.New("a list with a pod of no name")
+		}
+		page.Items[i].ManagedFields = nil // they are most of it
 	}
 	return page, nil
 }
 
-func checkJSON(response *http.Response) error {
-	kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	if err != nil || kind != "application/json" {
-		return fmt.Errorf("kubernetes: the answer is not JSON, but %q", shorten(response.Header.Get("Content-Type")))
-	}
-	return nil
+// podsOf returns the pods of a list.
+func podsOf(list runtime.Object) (pods []*pod, err error) {
+	err = meta.EachListItem(list, func(o runtime.Object) error {
+		pods = append(pods, o.(*pod))
+		return nil
+	})
+	return pods, err
 }
 
-// event is one of a watch.
-type event struct {
-	Type   string          `json:"type"`
-	Object json.RawMessage `json:"object"`
-}
-
-// watch reads events from a version on, and calls apply with each (a pod is nil where it says only
-// the version) until the stream ends, which it does from time to time. more tells that another
-// event is there already. A stream that ends between two events ends without an error.
-func (c *client) watch(ctx context.Context, version string, apply func(kind string, p *pod, version string, more bool) error) error {
+// watch hears what happens to pods from a version on. The stream ends from time to time.
+func (c *client) watch(ctx context.Context, version string) (*stream, error) {
 	// Servers must not all be asked again at the same time.
 	length := c.cfg.watchTimeout - time.Duration(rand.Int64N(int64(c.cfg.watchTimeout)/4+1))
-	limit := length + c.cfg.timeout
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("watch did not end in %v", limit))
-	defer cancel()
-	response, err := c.get(ctx, url.Values{
-		"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {version},
-		"timeoutSeconds": {strconv.Itoa(max(1, int(length/time.Second)))},
-	})
+	seconds := int64(max(1, length/time.Second))
+	w, err := c.get(metav1.ListOptions{
+		Watch: true, AllowWatchBookmarks: true, ResourceVersion: version, TimeoutSeconds: &seconds,
+	}).Watch(quiet(ctx))
 	if err != nil {
-		return err
+		return nil, fault(ctx, err)
 	}
-	defer response.Body.Close()
-	if err := checkJSON(response); err != nil {
-		return err
+	if _, is := w.(*watch.StreamWatcher); !is { // but one that says nothing, in place of an error
+		return nil, errUnanswered
 	}
-	body := &rationed{r: response.Body}
-	decoder := json.NewDecoder(body)
-	for {
-		body.left = maxEvent
-		var e event
-		switch err := decoder.Decode(&e); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil && ctx.Err() != nil:
-			return fmt.Errorf("kubernetes: watch: %w", context.Cause(ctx))
-		case err != nil:
-			return fmt.Errorf("kubernetes: watch: %w", err)
-		}
-		p, err := e.read()
-		if err != nil {
-			return err
-		}
-		at := p.Metadata.ResourceVersion
-		if e.Type == "BOOKMARK" {
-			p = nil
-		}
-		if err := apply(e.Type, p, at, buffered(decoder)); err != nil {
-			return err
-		}
-	}
+	return &stream{Interface: w, limit: time.AfterFunc(length+c.cfg.timeout, w.Stop)}, nil
 }
 
-// buffered returns whether more than white space has been read beyond the last event.
-func buffered(decoder *json.Decoder) bool {
-	rest, err := io.ReadAll(decoder.Buffered())
-	return err == nil && len(strings.TrimSpace(string(rest))) > 0
+var errUnanswered = errors.New("kubernetes: the API server does not answer a watch, or closes the connection")
+
+// stream is a watch that is ended when the server should have ended it long ago.
+type stream struct {
+	watch.Interface
+	limit *time.Timer
 }
 
-// read returns the pod of the event; that of a bookmark has nothing but a version.
-func (e *event) read() (*pod, error) {
-	switch e.Type {
-	case "ADDED", "MODIFIED", "DELETED", "BOOKMARK":
-		p := &pod{}
-		if err := json.Unmarshal(e.Object, p); err != nil {
-			return nil, fmt.Errorf("kubernetes: watch: %w", err)
-		}
-		if p.Metadata.ResourceVersion == "" || p.Metadata.Name == "" && e.Type != "BOOKMARK" {
-			return nil, fmt.Errorf("kubernetes: watch: %s of no name or version", e.Type)
-		}
-		return p, nil
-	case "ERROR":
-		var status struct {
-			Code    int    `json:"code"`
-			Message string `json:"message"`
-			Reason  string `json:"reason"`
-		}
-		if err := json.Unmarshal(e.Object, &status); err != nil {
-			return nil, fmt.Errorf("kubernetes: watch: %w", err)
-		}
-		if status.Code == http.StatusGone {
-			return nil, errGone
-		}
-		return nil, &refusal{code: status.Code, message: shorten(cmp.Or(status.Message, status.Reason))}
+// Stop returns when whatever reads the stream has ended.
+func (s *stream) Stop() {
+	s.limit.Stop()
+	s.Interface.Stop()
+	for range s.ResultChan() { // a filter would wait for ever for its last event to be taken
 	}
-	return nil, fmt.Errorf("kubernetes: watch: no such event is known: %q", shorten(e.Type))
-}
-
-// rationed reads no more than what is left.
-type rationed struct {
-	r    io.Reader
-	left int
-}
-
-// Read fails where nothing is left.
-func (r *rationed) Read(p []byte) (int, error) {
-	if r.left <= 0 {
-		return 0, fmt.Errorf("an event of more than %d bytes", maxEvent)
-	}
-	n, err := r.r.Read(p[:min(len(p), r.left)])
-	r.left -= n
-	return n, err
 }

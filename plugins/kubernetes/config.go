@@ -20,7 +20,7 @@ type config struct {
 	defaultSlots  int
 	host          string // ip, name or fqdn
 	clusterDomain string
-	pageSize      int
+	pageSize      int64
 	timeout       time.Duration
 	watchTimeout  time.Duration
 	kubeconfig    string
@@ -39,7 +39,7 @@ func readConfig(values map[string]string) (config, error) {
 		defaultSlots:  s.Int("default_slots", 1, 0, plan.MaxSlots),
 		host:          s.OneOf("host", "ip", "name", "fqdn"),
 		clusterDomain: strings.Trim(s.Text("cluster_domain", "cluster.local"), "."),
-		pageSize:      s.Int("page_size", 500, 1, 1<<20),
+		pageSize:      int64(s.Int("page_size", 500, 1, 1<<20)),
 		timeout:       s.Duration("timeout", 15*time.Second, time.Millisecond, time.Hour),
 		watchTimeout:  s.Duration("watch_timeout", 5*time.Minute, time.Second, time.Hour),
 		kubeconfig:    s.Text("kubeconfig", ""),

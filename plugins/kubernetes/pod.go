@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -14,17 +16,12 @@ import (
 // slotsAnnotation of a pod says how many slots it has.
 const slotsAnnotation = "hvdrun.dev/slots"
 
-// pod is what is read of one. Its fields have the names of the API.
+// pod is what is read of one. The Pod of k8s.io/api has a hundred fields more, each of which would
+// be compiled, linked, and held in memory for each pod. Its fields have the names of the API.
 type pod struct {
-	Metadata struct {
-		Name              string            `json:"name"`
-		Namespace         string            `json:"namespace"`
-		UID               string            `json:"uid"`
-		ResourceVersion   string            `json:"resourceVersion"`
-		CreationTimestamp time.Time         `json:"creationTimestamp"`
-		DeletionTimestamp *time.Time        `json:"deletionTimestamp"`
-		Annotations       map[string]string `json:"annotations"`
-	} `json:"metadata"`
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
 	Spec struct {
 		Hostname   string      `json:"hostname"`
 		Subdomain  string      `json:"subdomain"`
@@ -44,6 +41,28 @@ type pod struct {
 			} `json:"state"`
 		} `json:"containerStatuses"`
 	} `json:"status"`
+}
+
+// DeepCopyObject makes it a runtime.Object. Spec and status are shared: nobody changes them.
+func (p *pod) DeepCopyObject() runtime.Object {
+	q := *p
+	q.ObjectMeta = *p.ObjectMeta.DeepCopy()
+	return &q
+}
+
+// podList is a page of a list, or all of it.
+type podList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []pod `json:"items"`
+}
+
+// DeepCopyObject makes it a runtime.Object; the items are shared.
+func (l *podList) DeepCopyObject() runtime.Object {
+	m := *l
+	m.ListMeta = *l.ListMeta.DeepCopy()
+	return &m
 }
 
 type container struct {
@@ -92,38 +111,34 @@ func (p *pod) over(container string) bool {
 //
 // A pod that is running and Ready is a host. One that is terminating is a host that is draining, as
 // long as it runs, Ready or not. A pod whose slots cannot be read has none.
-func (c *config) hostsOf(pods map[string]*pod) (hosts []plan.Host, faults map[string]string, err error) {
-	sorted := make([]*pod, 0, len(pods))
-	for _, p := range pods {
-		sorted = append(sorted, p)
-	}
-	slices.SortFunc(sorted, func(a, b *pod) int {
-		return cmp.Or(a.Metadata.CreationTimestamp.Compare(b.Metadata.CreationTimestamp),
-			cmp.Compare(a.Metadata.Name, b.Metadata.Name))
+func (c *config) hostsOf(pods []*pod) (hosts []plan.Host, faults map[string]string, err error) {
+	sorted := slices.SortedFunc(slices.Values(pods), func(a, b *pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Name, b.Name))
 	})
 	faults = map[string]string{}
 	taken := map[string]int{}
 	owners := []string{}
 	for _, p := range sorted {
-		draining := p.Metadata.DeletionTimestamp != nil
+		draining := p.DeletionTimestamp != nil
 		if p.Status.Phase != "Running" || p.Status.PodIP == "" || !draining && !p.ready() || p.over(c.container) {
 			continue
 		}
 		slots, err := c.slotsOf(p)
 		if err != nil {
-			faults[p.Metadata.Name] = err.Error()
+			faults[p.Name] = err.Error()
 		}
 		host := plan.Host{Name: c.nameOf(p), Slots: slots, Draining: draining}
 		i, twice := taken[host.Name]
 		switch {
 		case !twice:
 			taken[host.Name] = len(hosts)
-			hosts, owners = append(hosts, host), append(owners, p.Metadata.Name)
+			hosts, owners = append(hosts, host), append(owners, p.Name)
 		case hosts[i].Draining:
-			hosts[i], owners[i] = host, p.Metadata.Name // its successor is there already
+			hosts[i], owners[i] = host, p.Name // its successor is there already
 		case !draining:
 			return nil, nil, fmt.Errorf("kubernetes: the pods %s and %s are both called %s: set host to something else",
-				owners[i], p.Metadata.Name, host.Name)
+				owners[i], p.Name, host.Name)
 		}
 	}
 	return hosts, faults, nil
@@ -133,14 +148,14 @@ func (c *config) hostsOf(pods map[string]*pod) (hosts []plan.Host, faults map[st
 func (c *config) nameOf(p *pod) string {
 	switch c.host {
 	case "name":
-		return p.Metadata.Name
+		return p.Name
 	case "fqdn":
 		// The name that the pods of a headless service have: of a StatefulSet, for one.
-		name := cmp.Or(p.Spec.Hostname, p.Metadata.Name)
+		name := cmp.Or(p.Spec.Hostname, p.Name)
 		if p.Spec.Subdomain != "" {
 			name += "." + p.Spec.Subdomain
 		}
-		return name + "." + p.Metadata.Namespace + ".svc." + c.clusterDomain
+		return name + "." + p.Namespace + ".svc." + c.clusterDomain
 	}
 	return p.Status.PodIP
 }
@@ -148,7 +163,7 @@ func (c *config) nameOf(p *pod) string {
 // slotsOf returns how many slots the pod has: those of its annotation, else its limit of GPUs, else
 // the default.
 func (c *config) slotsOf(p *pod) (int, error) {
-	if text, given := p.Metadata.Annotations[slotsAnnotation]; given {
+	if text, given := p.Annotations[slotsAnnotation]; given {
 		n, err := count(text)
 		if err != nil {
 			return 0, fmt.Errorf("annotation %s: %w", slotsAnnotation, err)

@@ -3,22 +3,22 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"strings"
 	"testing"
-	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
-// podMap keys pods by their names.
-func podMap(pods ...*pod) map[string]*pod {
-	m := map[string]*pod{}
-	for _, p := range pods {
-		m[p.Metadata.Name] = p
-	}
-	return m
+// shuffled returns the pods in any order, as a list or a store holds them.
+func shuffled(pods ...*pod) []*pod {
+	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
+	return pods
 }
 
 func defaults(t *testing.T, pairs ...string) *config {
@@ -44,6 +44,10 @@ func TestRealPods(t *testing.T) {
 	if err := json.Unmarshal(raw, page); err != nil {
 		t.Fatal(err)
 	}
+	pods, err := podsOf(page)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ settings, want string }{
 		{"", "10.42.0.17:8 10.42.1.9:3 10.42.2.4:2/draining"},
 		{"host=name", "train-0:8 train-1:3 train-2:2/draining"},
@@ -57,7 +61,7 @@ func TestRealPods(t *testing.T) {
 			key, value, _ := strings.Cut(s, "=")
 			pairs = append(pairs, key, value)
 		}
-		hosts, faults, err := defaults(t, pairs...).hostsOf(podMap(page.Items...))
+		hosts, faults, err := defaults(t, pairs...).hostsOf(pods)
 		if err != nil || len(faults) > 0 || text(hosts) != c.want {
 			t.Errorf("%s: %s, %v, %v; want %s", c.settings, text(hosts), faults, err, c.want)
 		}
@@ -83,7 +87,7 @@ func TestWhichPodsAreHosts(t *testing.T) {
 	}
 	limit := func(text string) func(p *pod) {
 		return func(p *pod) {
-			delete(p.Metadata.Annotations, slotsAnnotation)
+			delete(p.Annotations, slotsAnnotation)
 			if err := json.Unmarshal([]byte(`[{"name":"main","resources":{"limits":{"nvidia.com/gpu":`+text+`}}}]`), &p.Spec.Containers); err != nil {
 				t.Fatal(err)
 			}
@@ -105,14 +109,14 @@ func TestWhichPodsAreHosts(t *testing.T) {
 		{"terminating, its container ended", terminate(change(ended("main", "sidecar"))), ""},
 		{"terminating, one container ended", terminate(change(ended("sidecar"))), "10.0.0.1:2/draining"},
 		{"terminating and failed", terminate(change(func(p *pod) { p.Status.Phase = "Failed" })), ""},
-		{"no slots", change(func(p *pod) { p.Metadata.Annotations[slotsAnnotation] = "0" }), "10.0.0.1:0"},
-		{"the default", change(func(p *pod) { p.Metadata.Annotations = nil }), "10.0.0.1:1"},
+		{"no slots", change(func(p *pod) { p.Annotations[slotsAnnotation] = "0" }), "10.0.0.1:0"},
+		{"the default", change(func(p *pod) { p.Annotations = nil }), "10.0.0.1:1"},
 		{"GPUs as a text", change(limit(`"8"`)), "10.0.0.1:8"},
 		{"GPUs as a number", change(limit(`8`)), "10.0.0.1:8"},
 		{"GPUs that are none", change(limit(`"8k"`)), "10.0.0.1:0"},
-		{"negative slots", change(func(p *pod) { p.Metadata.Annotations[slotsAnnotation] = "-1" }), "10.0.0.1:0"},
+		{"negative slots", change(func(p *pod) { p.Annotations[slotsAnnotation] = "-1" }), "10.0.0.1:0"},
 	} {
-		hosts, faults, err := defaults(t).hostsOf(podMap(c.pod))
+		hosts, faults, err := defaults(t).hostsOf(shuffled(c.pod))
 		if got := text(hosts); err != nil || got != c.want {
 			t.Errorf("%s: %q, %v; want %q", c.what, got, err, c.want)
 		}
@@ -121,7 +125,7 @@ func TestWhichPodsAreHosts(t *testing.T) {
 		}
 	}
 	one := terminate(newPod("a", "10.0.0.1", 2))
-	hosts, _, err := defaults(t, "container", "main").hostsOf(podMap(func() *pod { ended("main")(one); return one }()))
+	hosts, _, err := defaults(t, "container", "main").hostsOf(shuffled(func() *pod { ended("main")(one); return one }()))
 	if err != nil || len(hosts) > 0 {
 		t.Errorf("its container main has ended: %v, %v", hosts, err)
 	}
@@ -129,43 +133,83 @@ func TestWhichPodsAreHosts(t *testing.T) {
 
 func TestOrderAndNames(t *testing.T) {
 	at := func(p *pod, second int) *pod {
-		p.Metadata.CreationTimestamp = time.Unix(int64(second), 0)
+		p.CreationTimestamp = metav1.Unix(int64(second), 0)
 		return p
 	}
 	z, y, x := at(newPod("z", "10.0.0.1", 1), 1), at(newPod("y", "10.0.0.2", 1), 2), at(newPod("x", "10.0.0.3", 1), 2)
-	if hosts, _, err := defaults(t, "host", "name").hostsOf(podMap(x, y, z)); err != nil || text(hosts) != "z:1 x:1 y:1" {
+	if hosts, _, err := defaults(t, "host", "name").hostsOf(shuffled(x, y, z)); err != nil || text(hosts) != "z:1 x:1 y:1" {
 		t.Errorf("%v, %v", hosts, err)
 	}
 	// Pods on the network of their node: the successor of one that is terminating is not draining.
 	young := at(newPod("young", "10.0.0.1", 3), 9)
-	for range 20 { // maps have no order
-		if hosts, _, err := defaults(t).hostsOf(podMap(terminate(z), young)); err != nil || text(hosts) != "10.0.0.1:3" {
+	for range 20 {
+		if hosts, _, err := defaults(t).hostsOf(shuffled(terminate(z), young)); err != nil || text(hosts) != "10.0.0.1:3" {
 			t.Fatalf("%v, %v", hosts, err)
 		}
-		if hosts, _, err := defaults(t).hostsOf(podMap(z, terminate(young))); err != nil || text(hosts) != "10.0.0.1:1" {
+		if hosts, _, err := defaults(t).hostsOf(shuffled(z, terminate(young))); err != nil || text(hosts) != "10.0.0.1:1" {
 			t.Fatalf("%v, %v", hosts, err)
 		}
-		if hosts, _, err := defaults(t).hostsOf(podMap(z, young)); err == nil || hosts != nil || !strings.Contains(err.Error(), "z and young") {
+		if hosts, _, err := defaults(t).hostsOf(shuffled(z, young)); err == nil || hosts != nil || !strings.Contains(err.Error(), "z and young") {
 			t.Fatalf("%v, %v", hosts, err)
 		}
 	}
 }
 
-// offline is a client whose server says this.
-func offline(t testing.TB, body []byte) *client {
-	c, err := readConfig(nil)
+// offline is a client whose server says this, up to the limits that are usual.
+func offline(t testing.TB, body []byte) *client { return within(t, body, maxList, maxEvent) }
+
+func within(t testing.TB, body []byte, list, event int64) *client {
+	cfg, err := readConfig(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.namespace = "training"
-	server, _ := url.Parse("http://127.0.0.1")
-	return &client{cfg: c, access: &access{server: server, token: noToken}, http: &http.Client{Transport: roundTrip(
-		func(*http.Request) (*http.Response, error) {
-			r := httptest.NewRecorder()
-			r.Header().Set("Content-Type", "application/json")
-			r.Write(body)
-			return r.Result(), nil
-		})}}
+	cfg.namespace = "training"
+	c, err := newClient(&access{server: baseConfig("http://127.0.0.1")}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.http.Transport = guard{roundTrip(func(*http.Request) (*http.Response, error) {
+		r := httptest.NewRecorder()
+		r.Header().Set("Content-Type", "application/json")
+		r.Write(body)
+		return r.Result(), nil
+	}), list, event}
+	return c
+}
+
+// TestLimits: answers are read up to a limit.
+func TestLimits(t *testing.T) {
+	const size = 100 << 10
+	one := `{"type":"ADDED","object":{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1",` +
+		`"labels":{"long":"` + strings.Repeat("x", size) + `"}}}}` + "\n"
+	hear := func(limit int64) (events int, err error) {
+		s := newSource()
+		s.client = within(t, []byte(strings.Repeat(one, 10)), 0, limit)
+		f := &feed{source: s, stop: func(error) {}}
+		w, err := f.watch(t.Context(), metav1.ListOptions{ResourceVersion: "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		for range w.ResultChan() {
+			events++
+		}
+		return events, f.broken
+	}
+	if n, err := hear(size + size/2); n != 10 || err != nil {
+		t.Errorf("%d events, %v", n, err)
+	}
+	if n, err := hear(size / 2); n != 0 || err == nil || !strings.Contains(err.Error(), "an event of more than") {
+		t.Errorf("%d events, %v", n, err)
+	}
+	list := `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`
+	if _, err := within(t, []byte(list), int64(len(list)), 0).list(t.Context()); err != nil {
+		t.Error(err)
+	}
+	_, err := within(t, []byte(list), int64(len(list)-1), 0).list(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "a page of more than") {
+		t.Error(err)
+	}
 }
 
 type roundTrip func(*http.Request) (*http.Response, error)
@@ -178,12 +222,22 @@ func FuzzList(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(text)
-	f.Add([]byte(`{"kind":"PodList","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`))
+	f.Add([]byte(`{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a"}}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		c := offline(t, body)
-		pods, version, err := c.list(context.Background())
-		if (err == nil) != (version != "") {
-			t.Errorf("version %q, %v", version, err)
+		list, err := c.list(context.Background())
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "kubernetes: ") || list != nil {
+				t.Errorf("%v, %v", list, err)
+			}
+			return
+		}
+		if m, err := meta.ListAccessor(list); err != nil || m.GetResourceVersion() == "" {
+			t.Errorf("a list of no version: %v", err)
+		}
+		pods, err := podsOf(list)
+		if err != nil {
+			t.Fatal(err)
 		}
 		if _, _, err := c.cfg.hostsOf(pods); err != nil && !strings.HasPrefix(err.Error(), "kubernetes: the pods") {
 			t.Error(err)
@@ -192,18 +246,26 @@ func FuzzList(f *testing.F) {
 }
 
 func FuzzWatch(f *testing.F) {
-	f.Add([]byte(`{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"1"}}}` + "\n" +
-		`{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"2"}}}`))
+	f.Add([]byte(`{"type":"ADDED","object":{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}}` + "\n" +
+		`{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"2"}}}`))
 	f.Add([]byte(`{"type":"ERROR","object":` + statusText(410, "too old") + `}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		err := offline(t, body).watch(context.Background(), "1", func(kind string, p *pod, version string, _ bool) error {
-			if version == "" || (p == nil) != (kind == "BOOKMARK") || p != nil && p.Metadata.Name == "" {
-				t.Errorf("%s of version %q, %v", kind, version, p)
+		s := newSource()
+		s.client = offline(t, body)
+		f := &feed{source: s, stop: func(error) {}}
+		w, err := f.watch(t.Context(), metav1.ListOptions{ResourceVersion: "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			p, is := e.Object.(*pod)
+			if !is || p.ResourceVersion == "" || (p.Name == "") && e.Type != watch.Bookmark {
+				t.Errorf("%s of %v", e.Type, e.Object)
 			}
-			return nil
-		})
-		if err != nil && !strings.HasPrefix(err.Error(), "kubernetes: ") {
-			t.Error(err)
+		}
+		if f.broken != nil && !strings.HasPrefix(f.broken.Error(), "kubernetes: ") {
+			t.Error(f.broken)
 		}
 	})
 }

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"os/exec"
-	"path/filepath"
+	"os"
 	"strings"
 	"testing"
 
@@ -12,19 +11,30 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
+// asPlugin makes this program the plugin, which need not be linked a second time.
+const asPlugin = "run-as-the-plugin"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == asPlugin {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
 // TestAsAProcess runs the plugin as hvdrun does.
 func TestAsAProcess(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
-	path := filepath.Join(t.TempDir(), "kubernetes")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
 	logged := &journal{}
 	log := logrus.New()
 	log.Out = logged
 	start := func(settings map[string]string) *plugin.Plugin {
-		p := plugin.New(plugin.Config{Path: path, Settings: settings, Log: log})
+		p := plugin.New(plugin.Config{Path: self, Args: []string{asPlugin}, Settings: settings, Log: log})
 		t.Cleanup(func() {
 			if err := p.Close(); err != nil {
 				t.Error(err)
@@ -52,7 +62,7 @@ func TestAsAProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := start(map[string]string{"colour": "red"}).Discover(t.Context())
+	_, err = start(map[string]string{"colour": "red"}).Discover(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `"colour" is not known; there are: cluster_domain, container`) {
 		t.Error(err)
 	}

@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -74,7 +76,11 @@ func status(w http.ResponseWriter, code int, message string) {
 }
 
 func statusText(code int, message string) string {
-	return fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":%q,"code":%d}`, message, code)
+	reason := ""
+	if code == http.StatusGone {
+		reason = string(metav1.StatusReasonExpired)
+	}
+	return fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":%q,"reason":%q,"code":%d}`, message, reason, code)
 }
 
 func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
@@ -89,7 +95,7 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		status(w, http.StatusUnauthorized, "Unauthorized")
 	case r.Method != http.MethodGet || r.URL.Path != "/api/v1/namespaces/training/pods":
 		status(w, http.StatusForbidden, "pods is forbidden: "+r.URL.Path)
-	case query.Get("watch") == "1":
+	case query.Has("watch"):
 		a.watch(w, r, query)
 	default:
 		a.list(w, query)
@@ -184,14 +190,14 @@ func (a *apiServer) put(p *pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	kind := "ADDED"
-	i, there := slices.BinarySearchFunc(a.pods, p.Metadata.Name, func(p *pod, name string) int { return strings.Compare(p.Metadata.Name, name) })
+	i, there := slices.BinarySearchFunc(a.pods, p.Name, func(p *pod, name string) int { return strings.Compare(p.Name, name) })
 	if there {
 		kind = "MODIFIED"
-		p.Metadata.CreationTimestamp = a.pods[i].Metadata.CreationTimestamp
+		p.CreationTimestamp = a.pods[i].CreationTimestamp
 		a.pods[i] = p
 	} else {
-		if a.created++; p.Metadata.CreationTimestamp.IsZero() {
-			p.Metadata.CreationTimestamp = time.Date(2026, 1, 1, 0, 0, a.created, 0, time.UTC)
+		if a.created++; p.CreationTimestamp.IsZero() {
+			p.CreationTimestamp = metav1.Date(2026, 1, 1, 0, 0, a.created, 0, time.UTC)
 		}
 		a.pods = slices.Insert(a.pods, i, p)
 	}
@@ -203,7 +209,7 @@ func (a *apiServer) remove(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, p := range a.pods {
-		if p.Metadata.Name == name {
+		if p.Name == name {
 			a.pods = slices.Delete(slices.Clone(a.pods), i, i+1)
 			gone := *p
 			a.changed("DELETED", &gone)
@@ -216,7 +222,7 @@ func (a *apiServer) remove(name string) {
 // changed is called with the lock held.
 func (a *apiServer) changed(kind string, p *pod) {
 	a.version++
-	p.Metadata.ResourceVersion = strconv.Itoa(a.version)
+	p.ResourceVersion = strconv.Itoa(a.version)
 	f := frame{version: a.version, text: fmt.Sprintf("{\"type\":%q,\"object\":%s}\n", kind, mustJSON(p))}
 	a.history = append(a.history, f)
 	for w := range a.watchers {
@@ -259,9 +265,9 @@ func (a *apiServer) asked() []url.Values {
 
 // newPod returns a pod that is Ready.
 func newPod(name, ip string, slots int) *pod {
-	p := &pod{}
-	p.Metadata.Name, p.Metadata.Namespace, p.Metadata.UID = name, "training", "uid-"+name
-	p.Metadata.Annotations = map[string]string{slotsAnnotation: strconv.Itoa(slots)}
+	p := &pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}}
+	p.Name, p.Namespace, p.UID = name, "training", types.UID("uid-"+name)
+	p.Annotations = map[string]string{slotsAnnotation: strconv.Itoa(slots)}
 	p.Status.Phase, p.Status.PodIP = "Running", ip
 	p.setReady(true)
 	return p
@@ -281,8 +287,8 @@ func (p *pod) setReady(ready bool) {
 // terminate returns the pod as it is once somebody has deleted it.
 func terminate(p *pod) *pod {
 	q := *p
-	at := time.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC)
-	q.Metadata.DeletionTimestamp = &at
+	at := metav1.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC)
+	q.DeletionTimestamp = &at
 	return &q
 }
 
@@ -353,7 +359,7 @@ func newSourceFor(t *testing.T, a *apiServer, pairs ...string) (*source, *journa
 	if err := s.Configure(values); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.client.http.CloseIdleConnections)
+	t.Cleanup(s.client.transport.CloseIdleConnections)
 	return s, logged
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -23,12 +22,6 @@ const (
 	// backoffMax and the default timeout of a list are together less than hvdrun waits for an
 	// answer (--discovery-timeout).
 	backoffMax = 10 * time.Second
-	// maxDrops is how often in a row a watch may break, with nothing heard in between, before that
-	// is a failure.
-	maxDrops = 3
-	// shortWatch is what a watch lasts at least, unless it says something: one that is ended at
-	// once is refused in truth.
-	shortWatch = time.Second
 )
 
 // source finds pods. newSource makes one, and Configure must be called before it is asked.
@@ -70,8 +63,9 @@ func (s *source) Configure(values map[string]string) error {
 		return err
 	}
 	c.namespace = cmp.Or(c.namespace, a.namespace, "default")
-	s.cfg, s.client = c, newClient(a, c)
-	return nil
+	s.cfg = c
+	s.client, err = newClient(a, c)
+	return err
 }
 
 var errNotConfigured = errors.New("kubernetes: not configured")
@@ -81,7 +75,11 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.client == nil {
 		return nil, errNotConfigured
 	}
-	pods, _, err := s.client.list(ctx)
+	list, err := s.client.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := podsOf(list)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +87,7 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 }
 
 // hosts returns the hosts that the pods are, and logs what is wrong with some of them, once.
-func (s *source) hosts(pods map[string]*pod) ([]plan.Host, error) {
+func (s *source) hosts(pods []*pod) ([]plan.Host, error) {
 	hosts, faults, err := s.cfg.hostsOf(pods)
 	if err != nil {
 		return nil, err
@@ -120,7 +118,7 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 			return err
 		}
 	}
-	err := s.follow(ctx, &view{source: s, found: found})
+	err := s.follow(ctx, found)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -130,58 +128,12 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return err
 }
 
-// follow lists and watches until that fails.
-func (s *source) follow(ctx context.Context, v *view) error {
-	drops := 0
-	for {
-		pods, version, err := s.client.list(ctx)
-		if err != nil {
-			return err
-		}
-		v.pods, v.version = pods, version
-		if err := v.publish(); err != nil {
-			return err
-		}
-		for err == nil {
-			start := time.Now()
-			v.progress = false
-			err = s.client.watch(ctx, v.version, v.apply)
-			if v.dirty && v.broken == nil && ctx.Err() == nil {
-				_ = v.publish() // what it says is in broken
-			}
-			lively := v.progress || err == nil && time.Since(start) >= shortWatch
-			if lively {
-				drops = 0
-				s.recovered()
-			}
-			if ctx.Err() != nil || v.broken != nil {
-				return cmp.Or(v.broken, err)
-			}
-			if err == nil && lively {
-				continue
-			}
-			if drops++; drops > maxDrops || permanent(err) {
-				return cmp.Or(err, errors.New("kubernetes: the API server ends every watch at once"))
-			}
-			s.log.WithError(cmp.Or(err, errClosed)).Info("kubernetes: the watch broke; going on")
-			if err := s.wait(ctx, backoff(drops, err)); err != nil {
-				return err
-			}
-			if !errors.Is(err, errGone) {
-				err = nil // go on where it was
-			}
-		}
-	}
-}
-
 // recovered forgets that anything failed.
 func (s *source) recovered() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failures = 0
 }
-
-var errClosed = errors.New("kubernetes: the watch was closed")
 
 // permanent returns whether it is no use to ask again soon.
 func permanent(err error) bool {
@@ -203,56 +155,4 @@ func backoff(failures int, err error) time.Duration {
 		d = max(d, r.after)
 	}
 	return d
-}
-
-// view is the pods as one Watch knows them.
-type view struct {
-	source   *source
-	found    func([]plan.Host)
-	pods     map[string]*pod
-	version  string
-	progress bool // something was heard
-	dirty    bool // and has not been told
-	told     bool
-	last     []plan.Host
-	broken   error // what publish returned
-}
-
-// apply takes an event. Where more is there to be read it is not told yet: many pods often change
-// at once.
-func (v *view) apply(kind string, p *pod, version string, more bool) error {
-	if !v.progress {
-		v.source.recovered()
-	}
-	v.version, v.progress, v.dirty = version, true, true
-	switch kind {
-	case "ADDED", "MODIFIED":
-		v.pods[p.Metadata.Name] = p
-		if len(v.pods) > maxPods {
-			v.broken = fmt.Errorf("kubernetes: more than %d pods: set label_selector", maxPods)
-			return v.broken
-		}
-	case "DELETED":
-		delete(v.pods, p.Metadata.Name)
-	}
-	if more {
-		return nil
-	}
-	return v.publish()
-}
-
-// publish tells the hosts where they differ from the last.
-func (v *view) publish() error {
-	v.dirty = false
-	hosts, err := v.source.hosts(v.pods)
-	if err != nil {
-		v.broken = err
-		return err
-	}
-	if v.told && slices.Equal(hosts, v.last) {
-		return nil
-	}
-	v.told, v.last = true, slices.Clone(hosts)
-	v.found(hosts)
-	return nil
 }

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
+)
+
+// serviceAccount is where Kubernetes puts what a pod needs to ask the API server.
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// access is how to reach an API server, and as whom.
+type access struct {
+	server    rest.Config
+	namespace string // "": not told
+}
+
+// setTokenFile takes the token from a file. It is read again after a minute, and when the server
+// refuses it, since Kubernetes replaces it long before it expires.
+func (a *access) setTokenFile(path string) error {
+	source := transport.NewCachedFileTokenSource(path)
+	if _, err := source.Token(); err != nil {
+		return fmt.Errorf("token: %w", err)
+	}
+	a.server.Wrap(transport.ResettableTokenSourceWrapTransport(source))
+	a.server.Wrap(askAgain)
+	return nil
+}
+
+// inCluster is the access that Kubernetes gives to a pod, whose files are in dir.
+// rest.InClusterConfig reads fixed paths and the process's environment.
+func inCluster(dir string, lookup func(string) (string, bool)) (*access, error) {
+	host, _ := lookup("KUBERNETES_SERVICE_HOST")
+	port, _ := lookup("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, errors.New("kubernetes: this process runs in no pod (no KUBERNETES_SERVICE_HOST): set kubeconfig")
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: no service account in this pod (automountServiceAccountToken?): %w", err)
+	}
+	a := &access{server: baseConfig("https://" + net.JoinHostPort(host, port))}
+	a.server.CAData = ca
+	if err := a.setTokenFile(filepath.Join(dir, "token")); err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "namespace")); err == nil {
+		a.namespace = strings.TrimSpace(string(text))
+	}
+	return a, nil
+}
+
+// fromKubeconfig is the access that a context of the file gives; "" is its current one.
+func fromKubeconfig(path, context string) (*access, error) {
+	a, err := readKubeconfig(path, context)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: kubeconfig %s: %w", path, err)
+	}
+	return a, nil
+}
+
+func readKubeconfig(path, context string) (*access, error) {
+	file, err := clientcmd.LoadFromFile(path)
+	if missing := (*fs.PathError)(nil); errors.As(err, &missing) {
+		return nil, err
+	} else if err != nil { // which might quote secrets
+		return nil, errors.New("it is not YAML of a kubeconfig, or its data are not base64")
+	}
+	if err := clientcmd.ResolveLocalPaths(file); err != nil {
+		return nil, err
+	}
+	if context == "" {
+		context = file.CurrentContext
+	}
+	chosen := file.Contexts[context]
+	if chosen == nil {
+		return nil, fmt.Errorf("there is no context %q", context)
+	}
+	cluster, user := file.Clusters[chosen.Cluster], file.AuthInfos[chosen.AuthInfo]
+	switch {
+	case cluster == nil:
+		return nil, fmt.Errorf("there is no cluster %q", chosen.Cluster)
+	case user == nil && chosen.AuthInfo != "":
+		return nil, fmt.Errorf("there is no user %q", chosen.AuthInfo)
+	case user == nil:
+		user = &api.AuthInfo{}
+	}
+	if err := checkCluster(cluster); err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", chosen.Cluster, err)
+	}
+	a := &access{server: baseConfig(cluster.Server), namespace: chosen.Namespace}
+	a.server.TLSClientConfig = rest.TLSClientConfig{
+		ServerName: cluster.TLSServerName,
+		CAFile:     cluster.CertificateAuthority, CAData: cluster.CertificateAuthorityData,
+		CertFile: user.ClientCertificate, CertData: user.ClientCertificateData,
+		KeyFile: user.ClientKey, KeyData: user.ClientKeyData,
+	}
+	if err := a.setUser(user); err != nil {
+		return nil, fmt.Errorf("user %s: %w", chosen.AuthInfo, err)
+	}
+	return a, nil
+}
+
+// checkCluster refuses servers that are not verified, or not asked directly.
+func checkCluster(c *api.Cluster) error {
+	switch {
+	case c.InsecureSkipTLSVerify:
+		return errors.New("insecure-skip-tls-verify: a server that is not verified is sent no token; give its certificate-authority")
+	case c.ProxyURL != "":
+		return errors.New("proxy-url is not supported; HTTPS_PROXY is")
+	}
+	server, err := url.Parse(c.Server)
+	if err != nil || server.Host == "" || server.User != nil || server.RawQuery != "" {
+		return errors.New("server is not the address of an API server")
+	}
+	loopback := server.Hostname() == "localhost" || net.ParseIP(server.Hostname()).IsLoopback()
+	if server.Scheme != "https" && !(server.Scheme == "http" && loopback) {
+		return fmt.Errorf("server %s is not https", server.Redacted())
+	}
+	return nil
+}
+
+// setUser takes the user's credentials. What would change who asks, and is not taken, is refused.
+func (a *access) setUser(u *api.AuthInfo) error {
+	for what, given := range map[string]bool{
+		"exec (a program that gets credentials)": u.Exec != nil, "auth-provider": u.AuthProvider != nil,
+		"username":           u.Username != "" || u.Password != "",
+		"as (impersonation)": u.Impersonate != "" || u.ImpersonateUID != "" || len(u.ImpersonateGroups)+len(u.ImpersonateUserExtra) > 0,
+	} {
+		if given {
+			return fmt.Errorf("%s is not supported: use a token, or a client certificate, "+
+				"as `kubectl create token` or a service account has it", what)
+		}
+	}
+	tls := a.server.TLSClientConfig
+	if (tls.CertFile == "" && tls.CertData == nil) != (tls.KeyFile == "" && tls.KeyData == nil) {
+		return errors.New("of client-certificate and client-key one is given without the other")
+	}
+	if strings.HasPrefix(a.server.Host, "http:") && (u.Token != "" || u.TokenFile != "") {
+		return errors.New("its token would travel unencrypted over http")
+	}
+	if u.TokenFile != "" {
+		return a.setTokenFile(u.TokenFile)
+	}
+	a.server.BearerToken = u.Token
+	return nil
+}
