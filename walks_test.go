@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -20,6 +21,26 @@ type step struct {
 	decl           *ast.FuncDecl
 }
 
+// walk is a table of the page.
+type walk struct {
+	steps []*step
+	size  string // what the page says of it, above the table
+}
+
+// counted is what the page should say of it.
+func (w *walk) counted() string {
+	left, returns, last := map[string]bool{}, 0, ""
+	for _, s := range w.steps {
+		if s.file != last && left[s.file] {
+			returns++
+		}
+		left[s.file], last = true, s.file
+	}
+	return fmt.Sprintf("%d files, %d returns.", len(left), returns)
+}
+
+var sizeLine = regexp.MustCompile(`^\d+ files, \d+ returns\.$`)
+
 // TestWalks: each function of docs/walks.md is where the page says, and is mentioned by the one
 // before it.
 func TestWalks(t *testing.T) {
@@ -31,25 +52,32 @@ func TestWalks(t *testing.T) {
 	for _, f := range faults {
 		t.Error(f)
 	}
-	if len(walks) != 4 {
-		t.Errorf("%s has %d walks, not 4", walksFile, len(walks))
+	if len(walks) != 5 {
+		t.Errorf("%s has %d walks, not 5", walksFile, len(walks))
 	}
-	for _, walk := range walks {
-		if len(walk) < 10 {
-			t.Errorf("%s:%d: a walk of %d functions", walksFile, walk[0].line, len(walk))
+	for _, w := range walks {
+		at := w.steps[0].line
+		if len(w.steps) < 10 {
+			t.Errorf("%s:%d: a walk of %d functions", walksFile, at, len(w.steps))
+		}
+		if is := w.counted(); w.size != is {
+			t.Errorf("%s:%d: the line above the table is %q; write %q", walksFile, at, w.size, is)
 		}
 	}
 }
 
 // readWalks reads the walks of a page, and returns what is wrong with them.
-func readWalks(text string, read func(path string) ([]byte, error)) (walks [][]*step, faults []string) {
+func readWalks(text string, read func(path string) ([]byte, error)) (walks []*walk, faults []string) {
 	files := make(map[string]*ast.File)
-	var walk []*step
+	w := &walk{}
 	for i, line := range strings.Split(text, "\n") {
 		cells := strings.Split(strings.Trim(line, "|"), "|")
 		if len(cells) != 5 || !strings.HasPrefix(line, "| `") {
-			if len(walk) > 0 {
-				walks, walk = append(walks, walk), nil
+			if len(w.steps) > 0 {
+				walks, w = append(walks, w), &walk{}
+			}
+			if sizeLine.MatchString(line) {
+				w.size = line
 			}
 			continue
 		}
@@ -57,7 +85,7 @@ func readWalks(text string, read func(path string) ([]byte, error)) (walks [][]*
 			cells[i] = strings.Trim(c, " `")
 		}
 		s := &step{line: i + 1, name: cells[0], file: cells[1], by: cells[3]}
-		fault := s.link(walk, cells[2])
+		fault := s.link(w.steps, cells[2])
 		if fault == "" {
 			fault = s.find(files, read)
 		}
@@ -67,10 +95,10 @@ func readWalks(text string, read func(path string) ([]byte, error)) (walks [][]*
 		if fault != "" {
 			faults = append(faults, fmt.Sprintf("%s:%d: %s: %s", walksFile, s.line, s.name, fault))
 		}
-		walk = append(walk, s)
+		w.steps = append(w.steps, s)
 	}
-	if len(walk) > 0 {
-		walks = append(walks, walk)
+	if len(w.steps) > 0 {
+		walks = append(walks, w)
 	}
 	return walks, faults
 }
@@ -186,5 +214,15 @@ func TestWalksAreChecked(t *testing.T) {
 		if said != "" && !strings.HasPrefix(said, walksFile+":2: ") {
 			t.Errorf("%s: %q does not name the line", row, said)
 		}
+	}
+}
+
+func TestWalksAreCounted(t *testing.T) {
+	w := &walk{}
+	for _, file := range strings.Fields("a a b a c b b a") {
+		w.steps = append(w.steps, &step{file: file})
+	}
+	if got, want := w.counted(), "3 files, 3 returns."; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/job"
 )
 
-// The values of a job, exported for programs that embed the driver.
+// The values of a job, exported for programs that embed the driver. Those of commands and of the
+// status are in driver/control/names.go.
 type (
 	Size          = job.Size
 	FailurePolicy = job.FailurePolicy

@@ -3,7 +3,7 @@
 // process.
 //
 //   - machine.go: the facts
-//   - step.go: one step, from an input to what is wanted and missing: workers, worlds, notifications
+//   - step.go: one step, from an input to what is missing: workers, worlds, notifications
 //   - worker.go: what workers report, how they end, and whose failure that is
 //   - loss.go: worlds that cannot continue; finish.go: the end of the job
 //   - wait.go: every deadline of the machine
