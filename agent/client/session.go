@@ -321,7 +321,7 @@ func (s *session) attach() *wire.Attach {
 		w.sentStart, w.sentStop, w.sentTaken = false, 0, 0
 	}
 	s.told = s.settled() // events that are not settled come again, and are known then
-	s.port = s.a.driverPort.Load()
+	s.port = s.driverPort()
 	return &wire.Attach{
 		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
 		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true,
@@ -383,14 +383,14 @@ func (s *session) talk(stream grpc.BidiStreamingClient[wire.ToAgent, wire.FromAg
 func (s *session) moved() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.port != s.a.driverPort.Load()
+	return s.port != s.driverPort()
 }
 
 // due returns the messages that have not been sent on this stream yet.
 func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := s.port == s.a.driverPort.Load()
+	told := s.port == s.driverPort()
 	for inc, w := range s.workers {
 		if !w.known && !w.sentStart && told {
 			w.sentStart, w.everSent = true, true

@@ -108,7 +108,7 @@ func size(n int64) string {
 
 // Listen listens on a TCP address, as net.Listen does. Close ends it.
 func (b Bounds) Listen(addr string) (*Listener, error) {
-	l := b.listener()
+	l := b.Listener()
 	if _, err := l.Open(addr); err != nil {
 		return nil, err
 	}
@@ -117,11 +117,12 @@ func (b Bounds) Listen(addr string) (*Listener, error) {
 
 // Guard bounds the connections of a listener, which Close closes.
 func (b Bounds) Guard(ln net.Listener) *Listener {
-	l := b.listener()
+	l := b.Listener()
 	_ = l.add(ln) // fails for a closed one only
 	return l
 }
 
-func (b Bounds) listener() *Listener {
+// Listener returns a listener that listens nowhere until Open.
+func (b Bounds) Listener() *Listener {
 	return &Listener{Pending: NewPending(b), conns: make(chan *Conn), failed: make(chan error), done: make(chan struct{})}
 }
