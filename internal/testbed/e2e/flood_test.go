@@ -3,29 +3,27 @@ package e2e
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 )
 
-// floodSize is how many connections strangers open to each listener: E2E_FLOOD, or few enough for
-// every machine. The job's processes may have fewer descriptors than that.
+// floodSize is how many connections strangers open to each listener, and how many descriptors the
+// job's processes may have: few enough for every machine, or what E2E_FLOOD says, as 8000:1024.
 func floodSize(t *testing.T) (connections, descriptors int) {
 	t.Helper()
 	text := os.Getenv("E2E_FLOOD")
 	if text == "" {
 		return 300, 192
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
+	if _, err := fmt.Sscanf(text, "%d:%d", &connections, &descriptors); err != nil {
 		t.Fatal(err)
 	}
-	return n, 1024
+	return connections, descriptors
 }
 
 // usage is what a process has.
@@ -44,21 +42,22 @@ func usageOf(pid int) (u usage) {
 	return u
 }
 
-// hold opens connections that say nothing, or begin a handshake, until the test is over.
-func hold(t *testing.T, addr string, connections int) {
+// hold opens connections that say nothing, or begin a handshake, and returns them.
+func hold(t *testing.T, addr string, connections int) (all []net.Conn) {
 	t.Helper()
 	words := []byte{0x16, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3} // of a hello of 16 KiB
 	for i := range connections {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Errorf("stranger %d at %s: %v", i, addr, err)
-			return
+			return all
 		}
-		t.Cleanup(func() { c.Close() })
+		all = append(all, c)
 		if i%2 == 0 {
 			c.Write(append(words, make([]byte, 8<<10)...))
 		}
 	}
+	return all
 }
 
 // TestFloodsDoNotKeepAJobFromHealing: strangers hold more connections open to each listener of a
@@ -85,42 +84,52 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 		}
 	})
 	r.awaitStep(t, 5)
-	before, names := map[int]usage{}, map[int]string{}
-	var flooding sync.WaitGroup
-	for _, pid := range append(Processes(r.marks()...), r.PID) {
-		addrs := Listening(pid)
-		if len(addrs) == 0 {
-			continue
-		}
-		before[pid], names[pid] = usageOf(pid), commandLine(pid)
-		for _, at := range addrs {
-			flooding.Go(func() { hold(t, at.String(), connections) })
-		}
-	}
-	flooding.Wait()
-	for pid, was := range before {
-		now := usageOf(pid)
-		t.Logf("%.60s: %d descriptors, %d kB; after %d connections to each of its %d listeners: %d, %d kB",
-			names[pid], was.descriptors, was.kilobytes, connections, len(Listening(pid)), now.descriptors, now.kilobytes)
-		if room := descriptors / 8; now.descriptors > descriptors-room {
-			t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
-		}
-	}
-	if len(before) != 4 {
-		t.Errorf("%d processes listen: %v; want a driver, an agent and two workers", len(before), names)
-	}
-	victim := 0
+	var workers []int
 	err = r.AwaitEvents(t.Context(), func(events []Event) bool {
-		i := slices.IndexFunc(events, func(e Event) bool { return e.Name == "worker_started" })
-		if i >= 0 {
-			victim = events[i].PID
+		workers = nil
+		for _, e := range events {
+			if e.Name == "worker_started" {
+				workers = append(workers, e.PID)
+			}
 		}
-		return i >= 0
+		return len(workers) == 2
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+	listeners := map[int][]netip.AddrPort{}
+	for _, pid := range append(Processes(r.marks()...), r.PID) {
+		if addrs := Listening(pid); len(addrs) > 0 {
+			listeners[pid] = addrs
+		}
+	}
+	if len(listeners) != 4 {
+		t.Errorf("%d processes listen; want a driver, an agent and two workers", len(listeners))
+	}
+	for pid, addrs := range listeners {
+		for _, at := range addrs {
+			before := usageOf(pid)
+			conns := hold(t, at.String(), connections)
+			now := usageOf(pid)
+			t.Logf("%.60s: %d descriptors, %d kB; after %d connections to %v: %d, %d kB",
+				commandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
+			if now.descriptors > descriptors/2 {
+				t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
+			}
+			for _, c := range conns {
+				c.Close()
+			}
+		}
+	}
+	for _, pid := range []int{r.PID, workers[1]} { // these stay until the job has healed
+		conns := hold(t, listeners[pid][0].String(), connections)
+		defer func() {
+			for _, c := range conns {
+				c.Close()
+			}
+		}()
+	}
+	if err := syscall.Kill(workers[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	res := finish(t, r, 0, 10)
