@@ -60,7 +60,11 @@ type Config struct {
 	// which others reach this host where that is another, and Join are members of the cluster that
 	// may be there already.
 	Bind, Advertise string
-	Join            []string
+	// Listen is the IP address on which drivers are served, on which workers listen for each other,
+	// and, unless Bind names another, that of gossip. Empty: that of Bind, and for workers what
+	// their job says.
+	Listen string
+	Join   []string
 	// LaunchPort is where drivers come to. 0: any that is free.
 	LaunchPort int
 
@@ -88,6 +92,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Slots < 0 || c.LaunchPort < 0 || c.LaunchPort > 65535 {
 		return c, fmt.Errorf("agent: %d slots and port %d", c.Slots, c.LaunchPort)
+	}
+	if c.Bind == "" && c.Listen != "" {
+		c.Bind = net.JoinHostPort(c.Listen, strconv.Itoa(gossip.DefaultPort))
 	}
 	if c.Drain == 0 {
 		c.Drain = defaultDrain
@@ -124,6 +131,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("agent: listening for drivers: %w", err)
 	}
 	a := &agent{cfg: cfg, server: newServer(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
+	a.server.listen = cfg.Listen
 	a.server.launcher, a.server.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
@@ -150,10 +158,10 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// listen listens for drivers, at the address that gossip is bound to.
+// listen listens for drivers.
 func (c Config) listen() (*identity.Listener, error) {
-	host := ""
-	if c.Bind != "" {
+	host := c.Listen
+	if host == "" && c.Bind != "" {
 		var err error
 		if host, _, err = net.SplitHostPort(c.Bind); err != nil {
 			host = c.Bind // without a port

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -47,9 +48,9 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	if cfg.Launcher == nil {
 		cfg.Launcher = launch.Local{}
 	}
-	listen := ":0"
-	if cfg.Hello.Loopback {
-		listen = identity.ListenLoopback()
+	listen, err := listenFor(cfg.Hello)
+	if err != nil {
+		return fmt.Errorf("agent: %w", err)
 	}
 	ln, err := identity.Drivers.Listen(listen)
 	if err != nil {
@@ -81,10 +82,26 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	return a.attend(ctx, cfg.Hello.Patience)
 }
 
+// listenFor returns where a job agent listens, as net.Listen takes it.
+func listenFor(hello client.Hello) (string, error) {
+	if hello.Listen == "" {
+		if hello.Loopback {
+			return identity.ListenLoopback(), nil
+		}
+		return ":0", nil
+	}
+	own, err := identity.OwnAddr(hello.Listen)
+	return netip.AddrPortFrom(own, 0).String(), err
+}
+
 func (cfg JobConfig) ready(ln net.Listener) client.Ready {
 	r := client.Ready{
 		PID: os.Getpid(), Port: ln.Addr().(*net.TCPAddr).Port,
 		Build: cfg.Facts.Version,
+	}
+	if at := ln.Addr().(*net.TCPAddr).IP; !at.IsUnspecified() && !at.IsLoopback() {
+		r.Addresses = []string{at.String()}
+		return r
 	}
 	for _, addr := range client.OwnAddrs() {
 		r.Addresses = append(r.Addresses, addr.String())

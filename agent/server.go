@@ -53,6 +53,7 @@ type local struct {
 	slots    int
 	launcher launch.Launcher
 	guard    func(session string) (io.Closer, error)
+	listen   string // where workers listen for each other; empty: where their job says
 	// Where output is kept while the driver is away, and how many bytes of it for each worker.
 	spoolDir  string
 	spoolSize int64

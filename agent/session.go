@@ -395,6 +395,9 @@ func (s *session) start(m *wire.Start) error {
 		spec.Env = append(spec.Env, string(entry))
 	}
 	spec.Env = append(spec.Env, sessionVariable+"="+hex.EncodeToString([]byte(s.id)))
+	if s.srv.listen != "" {
+		spec.Env = append(spec.Env, plan.EnvListen+"="+s.srv.listen)
+	}
 	if s.forward != nil {
 		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr())
 	}

@@ -48,8 +48,8 @@ const MaxConnections = 16
 // Config configures an [Endpoint].
 type Config struct {
 	Credentials *identity.Credentials // of this worker; needed
-	ListenAddr  string                // host:port; empty: every address, a free port
-	Interfaces  []string              // whose addresses are offered where ListenAddr names none; empty: all
+	ListenAddr  string                // host:port; empty: the addresses of the interfaces, a free port
+	Interfaces  []string              // listened on where ListenAddr names no address, and by Widen; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Algorithm   Algorithm             // of AllReduce; every rank must agree
@@ -80,12 +80,12 @@ type Config struct {
 type Endpoint struct {
 	cfg      Config // with the defaults of Log and Connections
 	listener *identity.Listener
-	addrs    []string
 	closed   chan struct{}
 	made     atomic.Uint64  // see Connections
 	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
 	mu      sync.Mutex
+	addrs   []string
 	current *family       // of the newest generation that Connect was called for
 	past    []*family     // of those before, for as many as mostPast, newest first
 	turned  chan struct{} // closed and replaced when current is
@@ -129,17 +129,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 	if cfg.Encrypt || cfg.Connections == 0 {
 		cfg.Connections = 1 // an encrypted one is bounded by the processor
 	}
-	addr := cfg.ListenAddr
-	if addr == "" {
-		addr = ":0"
-	}
-	ln, err := identity.Data.Listen(addr)
+	ln, addrs, err := listen(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("collective: %w", err)
-	}
-	addrs, err := candidates(ln.Addr().(*net.TCPAddr), cfg.Interfaces)
-	if err != nil {
-		ln.Close()
 		return nil, err
 	}
 	if cfg.Log == nil {
@@ -157,11 +148,70 @@ func Listen(cfg Config) (*Endpoint, error) {
 	return e, nil
 }
 
+// listen listens as the configuration says, and returns the addresses to offer.
+func listen(cfg Config) (*identity.Listener, []string, error) {
+	addr := cfg.ListenAddr
+	if addr == "" {
+		addr = ":0"
+	}
+	at, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return nil, nil, fmt.Errorf("collective: %w", err)
+	}
+	ln := identity.Data.Listener()
+	addrs, err := open(ln, at, cfg.Interfaces)
+	if err != nil {
+		ln.Close()
+		return nil, nil, err
+	}
+	return ln, addrs, nil
+}
+
+// open listens on an address, or where it names none on those of the interfaces, and returns the
+// addresses to offer.
+func open(ln *identity.Listener, at *net.TCPAddr, interfaces []string) ([]string, error) {
+	all := []string{at.String()}
+	if at.IP.IsUnspecified() || at.IP == nil {
+		if len(interfaces) == 0 {
+			addr, err := ln.Open(at.String())
+			if err != nil {
+				return nil, fmt.Errorf("collective: %w", err)
+			}
+			return candidates(addr.(*net.TCPAddr), nil)
+		}
+		var err error
+		if all, err = candidates(at, interfaces); err != nil {
+			return nil, err
+		}
+	}
+	for i, one := range all {
+		addr, err := ln.Open(one)
+		if err != nil {
+			return nil, fmt.Errorf("collective: %w", err)
+		}
+		all[i] = addr.String()
+	}
+	return all, nil
+}
+
+// Widen listens on the addresses of the interfaces, or on all, besides that of Config.ListenAddr,
+// and returns the addresses to give to the other ranks from now on.
+func (e *Endpoint) Widen() ([]string, error) {
+	addrs, err := open(e.listener, &net.TCPAddr{}, e.cfg.Interfaces)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.addrs = addrs
+	return slices.Clone(addrs), nil
+}
+
 // candidates are the addresses under which a listener may be reached: its own, or where it listens
 // on all of them those of the interfaces; loopback ones only where there is nothing else or an
 // interface was named.
 func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
-	if !at.IP.IsUnspecified() {
+	if at.IP != nil && !at.IP.IsUnspecified() {
 		return []string{at.String()}, nil
 	}
 	var found, loopback []string
@@ -201,7 +251,11 @@ func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 
 // Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new
 // slice.
-func (e *Endpoint) Addrs() []string { return slices.Clone(e.addrs) }
+func (e *Endpoint) Addrs() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.addrs)
+}
 
 // Connections is the number of connections to other ranks so far, of all generations: while Connect
 // is under way, a sign of its progress. Any goroutine may call it.

@@ -161,9 +161,6 @@ func (l *loop) open() (*identity.Listener, error) {
 		return nil, fmt.Errorf("driver: listening for workers: %w", err)
 	}
 	l.listen = lis.Addr().(*net.TCPAddr).AddrPort()
-	if router, ok := l.cfg.Launcher.(launch.Router); ok {
-		router.Listening(int(l.listen.Port()))
-	}
 	if l.resumes {
 		return lis, nil
 	}
@@ -221,6 +218,7 @@ func (l *loop) serve(ctx context.Context) error {
 	for _, id := range l.m.Incarnations() { // the previous driver's
 		server.Admit(id)
 	}
+	l.route(lis, server)
 
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer l.finishOutput()
@@ -241,6 +239,24 @@ func (l *loop) serve(ctx context.Context) error {
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
 	defer l.serveControl(side)()
 	return l.run(ctx)
+}
+
+// route tells a Router where the driver listens, and how it listens for other machines.
+func (l *loop) route(lis *identity.Listener, server *rendezvous.Server) {
+	if router, ok := l.cfg.Launcher.(launch.Router); ok {
+		router.Listening(int(l.listen.Port()))
+	}
+	if widener, ok := l.cfg.Launcher.(launch.Widener); ok {
+		widener.Widen(func() (int, error) {
+			addr, err := lis.Open(":0")
+			if err != nil {
+				return 0, fmt.Errorf("driver: listening for workers on other machines: %w", err)
+			}
+			server.Widen()
+			l.cfg.Log.Infof("a host is another machine: the driver listens at %v too", addr)
+			return addr.(*net.TCPAddr).Port, nil
+		})
+	}
 }
 
 // discover posts the results of discovery until ctx ends. known are the hosts of the previous

@@ -74,3 +74,43 @@ func TestRouter(t *testing.T) {
 		}
 	}
 }
+
+// widened is a routed launcher whose workers are on this machine until one is started.
+type widened struct {
+	routed
+	open *func() (int, error)
+}
+
+func (widened) ListenAddr() string                        { return "127.0.0.1:0" }
+func (w widened) Widen(open func() (port int, err error)) { *w.open = open }
+
+// The driver listens on loopback until the launcher asks for more, and on both after that.
+func TestWidener(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	near := 0
+	var open func() (int, error)
+	reaches := func(host string, port int) bool {
+		conn, err := net.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}
+	seen := asked{func(launch.Spec) {
+		if !reaches("127.0.0.1", near) || reaches("127.0.0.2", near) {
+			t.Error("the driver does not listen on loopback alone")
+		}
+		far, err := open()
+		if err != nil || !reaches("127.0.0.2", far) || !reaches("127.0.0.1", near) {
+			t.Errorf("the driver is not reached at port %d: %v", far, err)
+		}
+	}}
+	err := Run(t.Context(), Config{
+		Command: []string{"train"}, Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: Size{NP: 1},
+		Launcher: widened{routed{seen, &near}, &open}, Log: log,
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -343,12 +343,19 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		return nil, fmt.Errorf("elastic: driver %s: %w", env.DriverAddr, err)
 	}
 	d := &driven{Service: notify.NewService(creds), warning: env.StallWarning}
-	if d.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: env.DriverAddr, Credentials: creds}); err != nil {
+	dataAddr, err := dataListenAddr(env.Listen, local)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: %s=%s: %w", plan.EnvListen, env.Listen, err)
+	}
+	d.Client, err = rendezvous.NewClient(rendezvous.ClientConfig{
+		Addr: env.DriverAddr, Credentials: creds, Widen: func() ([]string, error) { return d.endpoint.Widen() },
+	})
+	if err != nil {
 		return nil, fmt.Errorf("elastic: %w", err)
 	}
 	data := collective.Config{
 		Credentials: creds,
-		ListenAddr:  dataListenAddr(local),
+		ListenAddr:  dataAddr,
 		Interfaces:  env.NetworkInterfaces,
 		Encrypt:     env.EncryptData,
 		Algorithm:   algorithm,
@@ -396,12 +403,21 @@ func addressTowards(driver string) (netip.Addr, error) {
 	return addr.Addr().Unmap(), err
 }
 
-// dataListenAddr returns the address for peers: all addresses, or loopback if the driver is local.
-func dataListenAddr(local netip.Addr) string {
-	if local.IsLoopback() {
-		return netip.AddrPortFrom(local, 0).String()
+// dataListenAddr returns the address for peers. It follows from what a person asks for, or else is
+// loopback if the driver's side is: the driver asks for others when there are other machines. Empty:
+// all addresses, or those of the interfaces.
+func dataListenAddr(asked string, local netip.Addr) (string, error) {
+	if asked == "" {
+		if local.IsLoopback() {
+			return netip.AddrPortFrom(local, 0).String(), nil
+		}
+		return "", nil
 	}
-	return ""
+	own, err := identity.OwnAddr(asked)
+	if err != nil || own.IsUnspecified() {
+		return "", err
+	}
+	return netip.AddrPortFrom(own, 0).String(), nil
 }
 
 func (d *driven) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {

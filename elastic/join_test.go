@@ -447,8 +447,21 @@ func TestDataListenAddr(t *testing.T) {
 		netip.MustParseAddr("192.0.2.1"):   "",
 		netip.MustParseAddr("2001:db8::1"): "",
 	} {
-		if got := dataListenAddr(addr); got != want {
-			t.Errorf("%v: %q, want %q", addr, got, want)
+		if got, err := dataListenAddr("", addr); got != want || err != nil {
+			t.Errorf("%v: %q, want %q, %v", addr, got, want, err)
 		}
+	}
+	for asked, want := range map[string]string{
+		"127.0.0.2": "127.0.0.2:0",
+		"127.0.0.1": "127.0.0.1:0",
+		"0.0.0.0":   "",
+		"::":        "",
+	} {
+		if got, err := dataListenAddr(asked, local); got != want || err != nil {
+			t.Errorf("asked for %s: %q, want %q, %v", asked, got, want, err)
+		}
+	}
+	if _, err := dataListenAddr("eth0", local); err == nil {
+		t.Error("an interface is taken for an address")
 	}
 }

@@ -13,6 +13,16 @@ type Router interface {
 	HostAddr(host string) (string, error)
 }
 
+// Widener is a Router whose workers may all be on this machine at first: ListenAddr is a loopback
+// address then.
+type Widener interface {
+	Router
+	// Widen sets what the Widener calls, at most once, before a worker on another machine has to
+	// reach the driver: it makes the driver listen on other addresses too, and returns the port
+	// there. Widen is called before the first Run, and may call open itself.
+	Widen(open func() (port int, err error))
+}
+
 // Keeper is a Launcher whose workers outlive the process that uses it: agents keep them, with their
 // events, until another driver of the run comes. That one calls Run again for each worker whose end
 // is not in the journal; the one that was started before is taken over then, and not started once

@@ -58,6 +58,9 @@ type Tuning struct {
 	// NetworkInterfaces names those whose addresses workers offer to their peers; nil means all. No
 	// name holds a comma.
 	NetworkInterfaces []string
+	// Listen is the IP address to listen on for other workers, or on another machine one towards it;
+	// "" means loopback, and all once a host is another machine.
+	Listen string
 	// TimelineFilename is what the files are named after, on each worker's host, in which workers
 	// record their operations; "" asks for none.
 	TimelineFilename string
@@ -92,6 +95,7 @@ const (
 	EnvCredentials       = "HVD_CREDENTIALS"
 	EnvEncryptData       = "HVD_ENCRYPT_DATA"
 	EnvNetworkInterfaces = "HVD_NETWORK_INTERFACES"
+	EnvListen            = "HVD_LISTEN"
 	EnvTimelineFilename  = "HVD_TIMELINE_FILENAME"
 	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
 	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
@@ -154,6 +158,7 @@ func (w Worker) Environ() []string {
 	text(EnvCredentials, w.Credentials)
 	text(EnvEncryptData, flag(w.EncryptData))
 	text(EnvNetworkInterfaces, strings.Join(w.NetworkInterfaces, ","))
+	text(EnvListen, w.Listen)
 	text(EnvTimelineFilename, w.TimelineFilename)
 	text(EnvFusionThreshold, tuned(float64(w.FusionThreshold)))
 	text(EnvCycleTime, tuned(w.CycleTime.Seconds()*1e3))
@@ -188,6 +193,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	if list, _ := lookup(EnvNetworkInterfaces); list != "" {
 		w.NetworkInterfaces = strings.Split(list, ",")
 	}
+	w.Listen, _ = lookup(EnvListen)
 	w.TimelineFilename, _ = lookup(EnvTimelineFilename)
 	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))
 	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))

@@ -46,6 +46,10 @@ type ClientConfig struct {
 	// Absence is the same after the driver has been reached once, because another driver may take
 	// over. Zero: Patience if that is set, otherwise a week.
 	Absence time.Duration
+	// Widen has the worker's data listener listen on addresses that other machines reach, and returns
+	// all that it has. Join calls it, at most once, when the driver asks for that, and joins with
+	// these addresses. Nil: the driver does not ask.
+	Widen func() ([]string, error)
 }
 
 // Client is a worker's connection to the driver. It stays open between calls. Its methods are safe
@@ -56,6 +60,7 @@ type Client struct {
 	rpc   wire.RendezvousClient
 	joins atomic.Uint64 // number of calls of Join; the latest one counts
 	met   atomic.Bool   // the driver has been reached
+	wide  atomic.Bool   // Widen has been called
 }
 
 // NewClient returns a client. It does no I/O before the first call.
@@ -88,19 +93,13 @@ func (c *Client) Close() error { return c.conn.Close() }
 // ErrRemoved, ErrLast or ErrFinished if the driver dismisses the worker, an *UnreachableError,
 // ErrSuperseded, the cause of ctx's end, or the driver's reason for refusing the request.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
-	req := j.toWire()
-	if err := validate(req); err != nil {
-		return Place{}, fmt.Errorf("rendezvous: join: %w", err)
-	}
-	mine := c.joins.Add(1)
-	var reply *wire.JoinReply
-	err := c.call(ctx, "join", func(ctx context.Context) (err error) {
-		reply, err = c.rpc.Join(ctx, req)
-		if status.Code(err) == codes.Aborted && c.joins.Load() != mine {
-			return ErrSuperseded
+	reply, err := c.joinOnce(ctx, j)
+	if err == nil && reply.GetWiden() && c.cfg.Widen != nil && c.wide.CompareAndSwap(false, true) {
+		if j.DataAddrs, err = c.cfg.Widen(); err != nil {
+			return Place{}, fmt.Errorf("rendezvous: listening for workers on other machines: %w", err)
 		}
-		return err
-	})
+		reply, err = c.joinOnce(ctx, j)
+	}
 	if err != nil {
 		return Place{}, err
 	}
@@ -114,6 +113,25 @@ func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 		return Place{}, ErrFinished
 	}
 	return placeFromWire(reply.GetWorld(), j.After)
+}
+
+// joinOnce asks with the addresses of j, and returns what the driver answers.
+func (c *Client) joinOnce(ctx context.Context, j Joining) (*wire.JoinReply, error) {
+	req := j.toWire()
+	req.CanWiden = c.cfg.Widen != nil && !c.wide.Load()
+	if err := validate(req); err != nil {
+		return nil, fmt.Errorf("rendezvous: join: %w", err)
+	}
+	mine := c.joins.Add(1)
+	var reply *wire.JoinReply
+	err := c.call(ctx, "join", func(ctx context.Context) (err error) {
+		reply, err = c.rpc.Join(ctx, req)
+		if status.Code(err) == codes.Aborted && c.joins.Load() != mine {
+			return ErrSuperseded
+		}
+		return err
+	})
+	return reply, err
 }
 
 // Look returns the newest world. This worker need not be a member: its Rank there has no meaning. A

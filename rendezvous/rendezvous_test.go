@@ -443,7 +443,7 @@ func TestStopReleasesWaiters(t *testing.T) {
 	if e := take(t, "released", err); status.Code(e) != codes.Unavailable {
 		t.Errorf("got %v", e)
 	}
-	if _, w, e := j.server.arrive("b", 0); w != nil || status.Code(e) != codes.Unavailable {
+	if _, w, e := j.server.arrive("b", &wire.JoinRequest{}); w != nil || status.Code(e) != codes.Unavailable {
 		t.Errorf("a join after the end: %v, %v", w, e)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/sirupsen/logrus"
@@ -68,6 +70,25 @@ type Server struct {
 	waiting   map[string]*waiter // by incarnation
 	dismissed map[string]*wire.JoinReply
 	admitted  map[string]bool // by incarnation
+	widening
+}
+
+// widening is what a Server knows of workers that listen on loopback alone. It is empty as long as
+// all workers are on one machine.
+type widening struct {
+	wide bool // workers on other machines take part
+	// asked are those that were asked to listen on other addresses, with all that they have since; nil
+	// as long as they have not joined again.
+	asked map[string][]string
+	held  *world // published, but some of its members have not joined again; nil: none
+}
+
+// world is what Publish is given.
+type world struct {
+	plan.World
+	members []Member
+	root    int
+	seq     uint64
 }
 
 // published is the current world in wire format. It is immutable, so all replies share it.
@@ -84,6 +105,7 @@ type published struct {
 // once.
 type waiter struct {
 	after  uint64
+	narrow bool        // its worker listens on loopback alone, and need not
 	answer chan answer // capacity 1
 }
 
@@ -102,6 +124,7 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 	return &Server{
 		cfg: cfg, waiting: make(map[string]*waiter), dismissed: make(map[string]*wire.JoinReply), admitted: make(map[string]bool),
+		widening: widening{asked: make(map[string][]string)},
 	}
 }
 
@@ -168,11 +191,76 @@ func (s *Server) release() {
 // last notification that it takes into account. The slots of w must be as plan.Place sets them. It
 // answers the waiting joins of members that have left an older generation. It panics if members and
 // w differ in size or root is not a rank of w. A world that is not newer than the current one is
-// ignored. Publish keeps none of its arguments and never blocks.
+// ignored. A world with a member that Widen has asked to join again is published when all of these
+// have. Publish keeps none of its arguments and never blocks.
 func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	if len(members) != w.Size() || root < 0 || root >= w.Size() {
 		panic(fmt.Sprintf("rendezvous: a world of %d slots, %d members and root %d", w.Size(), len(members), root))
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held = &world{w, slices.Clone(members), root, seq}
+	s.publishHeld()
+}
+
+// Widen tells that workers on other machines take part from now on: workers that listen on loopback
+// alone, those that wait included, are asked to listen on other addresses and to join again. It
+// never blocks.
+func (s *Server) Widen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wide = true
+	for inc, w := range s.waiting {
+		if w.narrow {
+			delete(s.waiting, inc)
+			w.answer <- answer{reply: s.askToWiden(inc)}
+		}
+	}
+}
+
+// askToWiden returns what has a worker join again; the lock is held.
+func (s *Server) askToWiden(inc string) *wire.JoinReply {
+	s.asked[inc] = nil
+	return &wire.JoinReply{Widen: true}
+}
+
+// widened notes with which addresses a worker has joined; the lock is held.
+func (s *Server) widened(inc string, addrs []string) {
+	if _, asked := s.asked[inc]; asked {
+		s.asked[inc] = slices.Clone(addrs)
+		s.publishHeld()
+	}
+}
+
+// publishHeld publishes the world that was held, with the addresses that its members have now,
+// unless some have not joined again; the lock is held.
+func (s *Server) publishHeld() {
+	if s.held == nil {
+		return
+	}
+	for i, m := range s.held.members {
+		if addrs, asked := s.asked[m.Incarnation]; asked && addrs == nil {
+			return
+		} else if asked {
+			s.held.members[i].DataAddrs = addrs
+		}
+	}
+	next := *s.held
+	s.held = nil
+	s.publish(next)
+}
+
+// isNarrow returns whether a worker listens on loopback alone, and can do otherwise.
+func isNarrow(req *wire.JoinRequest) bool {
+	return req.GetCanWiden() && !slices.ContainsFunc(req.GetDataAddresses(), func(addr string) bool {
+		at, err := netip.ParseAddrPort(addr)
+		return err != nil || !at.Addr().IsLoopback()
+	})
+}
+
+// publish makes a world the current one; the lock is held.
+func (s *Server) publish(next world) {
+	w, members, root, seq := next.World, next.members, next.root, next.seq
 	shared, err := proto.Marshal(membersToWire(w, members))
 	if err != nil {
 		panic(fmt.Sprintf("rendezvous: a world that cannot be sent: %v", err)) // cannot happen: names and addresses are valid UTF-8
@@ -185,8 +273,6 @@ func (s *Server) Publish(w plan.World, members []Member, root int, seq uint64) {
 	for r, m := range members {
 		p.ranks[m.Incarnation] = uint32(r)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.current != nil && w.Generation <= s.current.generation {
 		s.cfg.Log.Errorf("rendezvous: world %d is not newer than world %d: ignored", w.Generation, s.current.generation)
 		return
@@ -246,7 +332,8 @@ func (s *Server) Dismiss(incarnation string, why error) {
 }
 
 // arrive returns the answer to a join, or the waiter that will receive it.
-func (s *Server) arrive(inc string, after uint64) (*wire.JoinReply, *waiter, error) {
+func (s *Server) arrive(inc string, req *wire.JoinRequest) (*wire.JoinReply, *waiter, error) {
+	after, narrow := req.GetAfterGeneration(), isNarrow(req)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -259,10 +346,14 @@ func (s *Server) arrive(inc string, after uint64) (*wire.JoinReply, *waiter, err
 	if reply, ok := s.dismissed[inc]; ok {
 		return reply, nil, nil
 	}
+	if s.wide && narrow {
+		return s.askToWiden(inc), nil, nil
+	}
+	s.widened(inc, req.GetDataAddresses())
 	if reply := s.current.reply(inc, after); reply != nil {
 		return reply, nil, nil
 	}
-	w := &waiter{after: after, answer: make(chan answer, 1)}
+	w := &waiter{after: after, narrow: narrow, answer: make(chan answer, 1)}
 	s.waiting[inc] = w
 	return nil, w, nil
 }
@@ -291,7 +382,7 @@ func (v service) Join(ctx context.Context, req *wire.JoinRequest) (*wire.JoinRep
 	if err := validate(req); err != nil {
 		return nil, s.invalid(from, "join", err)
 	}
-	reply, w, err := s.arrive(from.Incarnation, req.GetAfterGeneration())
+	reply, w, err := s.arrive(from.Incarnation, req)
 	if w == nil {
 		return reply, err
 	}

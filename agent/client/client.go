@@ -11,8 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -35,11 +35,11 @@ const (
 // shared by all workers on it. Where a cluster has no agent on a host, one is started for this job
 // alone. Its methods may be called by many goroutines.
 type Agents struct {
-	cfg        Config
-	driverPort atomic.Int64
-	beginning  sync.Mutex    // one call of Begun at a time
-	starting   chan struct{} // of as many job agents as may start at a time
-	wg         sync.WaitGroup
+	cfg       Config
+	wide      widening
+	beginning sync.Mutex    // one call of Begun at a time
+	starting  chan struct{} // of as many job agents as may start at a time
+	wg        sync.WaitGroup
 	hosts
 	ends keptEnds
 }
@@ -68,7 +68,7 @@ type hosts struct {
 	adopted  *adopted              // nil: there was no driver before this one
 }
 
-var _ launch.Router = (*Agents)(nil)
+var _ launch.Widener = (*Agents)(nil)
 
 // Prepare starts an agent on each of the hosts that has none, and blocks until all have answered or
 // failed. It returns the errors, most of them *HostError, by host. Run does the same for its host,
@@ -121,7 +121,7 @@ func (a *Agents) begin() error {
 func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
 	if a.cfg.Find != nil {
 		if addr, ok := a.cfg.Find(host); ok {
-			return a.sessionAt(place{host: host, addr: addr, credentials: a.cfg.Credentials, there: func() error {
+			return a.sessionAt(place{host: host, addr: addr, away: true, credentials: a.cfg.Credentials, there: func() error {
 				switch now, ok := a.cfg.Find(host); {
 				case !ok:
 					return errors.New("the host is gone")
@@ -136,12 +136,14 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*session
 	if err != nil {
 		return nil, err
 	}
-	return a.sessionAt(place{host: host, addr: j.addr, credentials: a.own, there: j.there, process: j.process, kill: j.ready.kill, logs: true})
+	away := j.process == nil && !a.cfg.LocalOnly
+	return a.sessionAt(place{host: host, addr: j.addr, away: away, credentials: a.own, there: j.there, process: j.process, kill: j.ready.kill, logs: true})
 }
 
 // place is an agent, and where it is.
 type place struct {
 	host, addr  string
+	away        bool // it may be on another machine
 	credentials *identity.Credentials
 	there       func() error // an error where it is useless to wait for an agent that is silent
 	process     *proc.Ref    // its own, on this machine; nil: it is elsewhere, or not known
@@ -150,6 +152,11 @@ type place struct {
 }
 
 func (a *Agents) sessionAt(p place) (*session, error) {
+	if p.away {
+		if err := a.widen(); err != nil {
+			return nil, &HostError{Host: p.host, Stage: stageReach, Err: err}
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.begin(); err != nil {
@@ -228,15 +235,20 @@ func (a *Agents) Close() error {
 
 // ListenAddr implements Router.
 func (a *Agents) ListenAddr() string {
-	if a.cfg.LocalOnly {
-		return identity.ListenLoopback()
+	if a.cfg.Listen.IsValid() {
+		return netip.AddrPortFrom(a.cfg.Listen, 0).String()
 	}
-	return ":0"
+	return identity.ListenLoopback()
 }
 
 // Listening implements Router. Sessions that there are inform their agents.
 func (a *Agents) Listening(port int) {
-	a.driverPort.Store(int64(port))
+	a.wide.near.Store(int64(port))
+	a.tell()
+}
+
+// tell has the sessions look where the driver listens.
+func (a *Agents) tell() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range a.sessions {
@@ -257,6 +269,9 @@ func (a *Agents) HostAddr(host string) (string, error) {
 	name, _, err := net.SplitHostPort(s.addr)
 	if err != nil {
 		return "", fmt.Errorf("agent: the agent of %s: %w", host, err)
+	}
+	if addr, err := netip.ParseAddr(name); err == nil && addr.IsLoopback() && !s.away && !a.cfg.Listen.IsValid() {
+		return outwardAddr().String(), nil // others may have to reach it
 	}
 	return name, nil
 }

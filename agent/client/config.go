@@ -1,6 +1,7 @@
 package client
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -28,6 +29,10 @@ type Config struct {
 	// LocalOnly says that all hosts are this machine, and always will be: no other machine needs to
 	// reach anything.
 	LocalOnly bool
+	// Listen is the IP address of this machine on which the driver listens, and of which job agents
+	// use the one of theirs that leads to it. The zero Addr: loopback, and all addresses as soon as a
+	// host is another machine.
+	Listen netip.Addr
 
 	// Lease is how long the driver and an agent may be out of each other's reach: after that the
 	// workers count as killed here. Zero: defaultLease. They exchange beats ten times as often, but

@@ -40,7 +40,7 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	in := Inspection{Host: host, Addr: s.addr, Endpoints: []string{s.addr}, RoundTrip: time.Hour}
 	a.mu.Lock()
 	if j := a.jobs[host]; j != nil && j.started() && j.err == nil {
-		in.Endpoints = j.candidates(a.cfg.LocalOnly)
+		in.Endpoints = j.candidates(a.cfg.Listen)
 	}
 	a.mu.Unlock()
 	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {

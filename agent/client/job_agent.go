@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -129,7 +130,10 @@ func (a *Agents) startNow(j *jobAgent) error {
 	}
 	hello := a.cfg.Hello
 	hello.RunID, hello.Host, hello.Credentials = creds.Subject().RunID, j.host, creds.Encode()
-	hello.Loopback = a.cfg.LocalOnly
+	hello.Loopback = a.cfg.LocalOnly && !a.cfg.Listen.IsValid()
+	if a.cfg.Listen.IsValid() {
+		hello.Listen = a.cfg.Listen.String()
+	}
 	if hello.Patience <= 0 {
 		hello.Patience = firstContact
 	}
@@ -167,17 +171,20 @@ func (a *Agents) startNow(j *jobAgent) error {
 func (a *Agents) reach(j *jobAgent) (string, error) {
 	ctx, cancel := context.WithTimeout(a.ctx, reachTimeout)
 	defer cancel()
-	return Reach(ctx, a.own, j.host, j.candidates(a.cfg.LocalOnly))
+	return Reach(ctx, a.own, j.host, j.candidates(a.cfg.Listen))
 }
 
 // candidates are the addresses at which the agent may be reached, best first.
-func (j *jobAgent) candidates(localOnly bool) []string {
+func (j *jobAgent) candidates(listen netip.Addr) []string {
 	at := j.ready
 	switch {
-	case at.gone != nil && localOnly:
+	case at.gone == nil:
+	case !listen.IsValid():
 		at.Addresses = []string{identity.Loopback().String()}
-	case at.gone != nil:
+	case listen.IsUnspecified():
 		at.Addresses = []string{outwardAddr().String()} // the one that others have to reach
+	default:
+		at.Addresses = []string{listen.String()}
 	}
 	return at.Endpoints()
 }

@@ -321,7 +321,7 @@ func (s *session) attach() *wire.Attach {
 		w.sentStart, w.sentStop, w.sentTaken = false, 0, 0
 	}
 	s.told = s.settled() // events that are not settled come again, and are known then
-	s.port = s.a.driverPort.Load()
+	s.port = s.driverPort()
 	return &wire.Attach{
 		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
 		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true,
@@ -396,7 +396,7 @@ func (s *session) listen(stream grpc.BidiStreamingClient[wire.ToAgent, wire.From
 func (s *session) moved() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.port != s.a.driverPort.Load()
+	return s.port != s.driverPort()
 }
 
 // logLine logs what an agent has logged.

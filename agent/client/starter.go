@@ -14,6 +14,7 @@ var _ Starter = Hosts{}
 // Start implements Starter.
 func (h Hosts) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
 	if newOwn().has(ctx, host) {
+		hello.Loopback = hello.Loopback || hello.Listen == ""
 		return h.Local.Start(ctx, host, hello)
 	}
 	return h.Remote.Start(ctx, host, hello)

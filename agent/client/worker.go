@@ -329,7 +329,7 @@ func (s *session) extend(w *worker) {
 func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := s.port == s.a.driverPort.Load()
+	told := s.port == s.driverPort()
 	for inc, w := range s.workers {
 		if !w.known && !w.sentStart && told {
 			w.sentStart, w.everSent = true, true

@@ -39,6 +39,7 @@ var agentTable = section("agent", []setting{
 // agentShares are the settings of a job that an agent has too, with what they mean there.
 var agentShares = []struct{ name, usage string }{
 	{"slots-per-host", "room for workers on this host; auto: as many as GPUs are seen, else 1; also --slots"},
+	{"listen", "IP address for drivers, gossip and workers (default: that of --bind, and for workers all)"},
 	{"bind-gpus", "show each worker the GPU of its slot only (CUDA_VISIBLE_DEVICES)"},
 	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop"},
 	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default: info)"},
@@ -117,6 +118,9 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	if !s.given("log-level") {
 		s.logLevel = logrus.InfoLevel
 	}
+	if _, err := s.listenAddr(); err != nil {
+		return err
+	}
 	log, slots := p.logger(s), s.defaultSlots()
 	launcher, health, err := s.agentDevices(log, slots)
 	if err != nil {
@@ -126,7 +130,7 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	err = agent.Run(ctx, agent.Config{
 		Launcher: launcher, Health: health, Facts: facts(),
 		Name: c.name, Slots: slots, Key: key, Label: c.label,
-		Bind: c.bind, Advertise: c.advertise, Join: c.join, LaunchPort: c.launchPort,
+		Listen: s.tuning.Listen, Bind: c.bind, Advertise: c.advertise, Join: c.join, LaunchPort: c.launchPort,
 		Drain: s.timeouts.Drain, Hurry: p.hurry, Log: log,
 	})
 	if err != nil {

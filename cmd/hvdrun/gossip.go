@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 
 	"github.com/sirupsen/logrus"
 
@@ -58,8 +59,12 @@ func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", s.origin("gossip-key-file"), err)
 	}
+	bind := s.cluster.bind
+	if bind == "" && s.tuning.Listen != "" {
+		bind = net.JoinHostPort(s.tuning.Listen, "0")
+	}
 	source := gossip.NewSource(gossip.Config{
-		BindAddr: s.cluster.bind, AdvertiseAddr: s.cluster.advertise, Join: s.cluster.join,
+		BindAddr: bind, AdvertiseAddr: s.cluster.advertise, Join: s.cluster.join,
 		Key: key, Label: s.cluster.label, Log: log,
 	})
 	s.cluster.key, s.cluster.source = key, source

@@ -78,7 +78,12 @@ func hostNames(hosts []plan.Host) []string {
 func (s *settings) agents(
 	ctx context.Context, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger,
 ) (cfg client.Config, err error) {
+	listen, err := s.listenAddr()
+	if err != nil {
+		return cfg, err
+	}
 	cfg = client.Config{
+		Listen:    listen,
 		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
 		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
 	}

@@ -201,7 +201,7 @@ func (s *settings) contradictions() error {
 
 // workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside
 // one they are not what a person has set.
-var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvTimelineFilename,
+var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvListen, plan.EnvTimelineFilename,
 	plan.EnvConnections, plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
 	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}
 

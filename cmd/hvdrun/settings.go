@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -246,8 +248,11 @@ var table = slices.Concat(
 			set:   sshText(func(c *sshSettings) *string { return &c.remoteHvdrun })},
 	}),
 	section("data", []setting{
+		{name: "listen", arg: "ADDR", unset: "loopback; all once a host is another machine",
+			usage: "IP address of this machine to listen on, and of which other machines use theirs towards it; 0.0.0.0: all",
+			set:   setListen},
 		{name: "network-interfaces", aliases: []string{"network-interface"}, arg: "a,b", repeat: true, unset: "all",
-			usage: "interfaces whose addresses workers offer to each other", set: setInterfaces},
+			usage: "interfaces on which workers listen for each other, and whose addresses they offer", set: setInterfaces},
 		{name: "encrypt-data", def: "false",
 			usage: "encrypt the connections that carry tensors too",
 			set:   onOff(func(s *settings) *bool { return &s.tuning.EncryptData })},
@@ -454,6 +459,26 @@ func setResetWindow(s *settings, text string) (err error) {
 func setInterfaces(s *settings, text string) (err error) {
 	s.tuning.NetworkInterfaces, err = parseList(text)
 	return err
+}
+
+func setListen(s *settings, text string) error {
+	addr, err := identity.ParseListen(text)
+	if err == nil {
+		s.tuning.Listen = addr.String()
+	}
+	return err
+}
+
+// listenAddr returns the address to listen on; the zero Addr where none is given.
+func (s *settings) listenAddr() (netip.Addr, error) {
+	if s.tuning.Listen == "" {
+		return netip.Addr{}, nil
+	}
+	addr := netip.MustParseAddr(s.tuning.Listen)
+	if !addr.IsUnspecified() && !identity.IsOwn(addr) {
+		return addr, fmt.Errorf("%s: %v is not an address of this machine; `ip addr` lists these", s.origin("listen"), addr)
+	}
+	return addr, nil
 }
 
 func setTimeline(s *settings, text string) (err error) {

@@ -10,9 +10,9 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// defaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked
+// DefaultPort is where agents gossip, over UDP and TCP, and where a seed without a port is looked
 // for.
-const defaultPort = 7946
+const DefaultPort = 7946
 
 // keyLen is the length of a cluster's key in bytes.
 const keyLen = 32
@@ -132,7 +132,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("gossip: a probe that may take %v does not fit an interval of %v", c.ProbeTimeout, c.ProbeInterval)
 	}
 	if c.BindAddr == "" {
-		port := defaultPort
+		port := DefaultPort
 		if c.Meta == nil {
 			port = 0
 		}

@@ -448,7 +448,7 @@ func TestStrangersAreRefused(t *testing.T) {
 func TestSeedsComeLater(t *testing.T) {
 	// An address of this process's own, and a port that no listener is given by chance.
 	pid := os.Getpid()
-	seed := fmt.Sprintf("127.77.%d.%d:%d", pid>>8&255, pid&255|1, defaultPort)
+	seed := fmt.Sprintf("127.77.%d.%d:%d", pid>>8&255, pid&255|1, DefaultPort)
 	cfg := agentConfig("b", 1, seed)
 	cfg.KeepTrying = true
 	b := mustJoin(t, cfg)

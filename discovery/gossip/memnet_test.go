@@ -34,7 +34,7 @@ func (n *memNet) port() *memPort {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	i := len(n.ports) + 1
-	p := &memPort{net: n, addr: &net.UDPAddr{IP: net.IPv4(10, 9, byte(i>>8), byte(i)).To4(), Port: defaultPort},
+	p := &memPort{net: n, addr: &net.UDPAddr{IP: net.IPv4(10, 9, byte(i>>8), byte(i)).To4(), Port: DefaultPort},
 		packets: make(chan *memberlist.Packet, 1024), streams: make(chan net.Conn), down: make(chan struct{})}
 	n.ports[p.addr.String()] = p
 	return p

@@ -39,7 +39,7 @@ var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
 // listen binds the address and returns the network as a transport.
 func listen(bind string, logger *log.Logger) (*transport, error) {
-	host, port, err := hostPort(bind, defaultPort)
+	host, port, err := hostPort(bind, DefaultPort)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (c *conn) Close() error {
 
 // resolve returns the addresses of a seed.
 func resolve(ctx context.Context, seed string) ([]string, error) {
-	host, port, err := hostPort(seed, defaultPort)
+	host, port, err := hostPort(seed, DefaultPort)
 	if err != nil {
 		return nil, err
 	}

@@ -16,9 +16,9 @@ type Bounds struct {
 	Name, Process, Address string
 	// Admits says which proof a connection must give.
 	Admits string
-	// Unproven is how many connections may be without a proof at a time. No more than a quarter of
-	// the process's descriptors are used for them.
-	Unproven int
+	// Unproven is how many connections may be without a proof at a time, and Descriptors how many
+	// each of them takes; 0: one. No more than a quarter of the process's descriptors are used so.
+	Unproven, Descriptors int
 	// Bytes is how much is read of one of them, and Total of all together. Total 0: Unproven times
 	// Bytes.
 	Bytes, Total int64
@@ -39,7 +39,7 @@ var (
 	// Rendezvous has one connection for each worker. Hundreds may come at once.
 	Rendezvous = Bounds{
 		Name: "rendezvous", Process: "driver", Address: "loopback; other addresses once a host is another machine",
-		Admits: "workers of the job: TLS 1.3, certificate of the job's authority", Unproven: 512, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "workers of the job: TLS 1.3, certificate of the job's authority", Unproven: 384, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Notify has one connection: the driver's.
 	Notify = Bounds{
@@ -62,7 +62,7 @@ var (
 	Forward = Bounds{
 		Name: "workers", Process: "agent", Address: "the address at which the driver has reached the agent",
 		Admits:   "processes of this machine; they count as proven once the driver has answered their part of the handshake",
-		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
+		Unproven: 256, Descriptors: 2, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Gossip reads a whole message before it can be authenticated: the state of a cluster of 2,000
 	// members takes less than 2 MiB.
@@ -114,7 +114,7 @@ func size(n int64) string {
 
 // Listen listens on a TCP address, as net.Listen does. Close ends it.
 func (b Bounds) Listen(addr string) (*Listener, error) {
-	l := b.listener()
+	l := b.Listener()
 	if _, err := l.Open(addr); err != nil {
 		return nil, err
 	}
@@ -123,11 +123,12 @@ func (b Bounds) Listen(addr string) (*Listener, error) {
 
 // Guard bounds the connections of a listener, which Close closes.
 func (b Bounds) Guard(ln net.Listener) *Listener {
-	l := b.listener()
+	l := b.Listener()
 	_ = l.add(ln) // fails for a closed one only
 	return l
 }
 
-func (b Bounds) listener() *Listener {
+// Listener returns a listener that listens nowhere until Open.
+func (b Bounds) Listener() *Listener {
 	return &Listener{Pending: NewPending(b), conns: make(chan *Conn), failed: make(chan error), done: make(chan struct{})}
 }

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 )
@@ -19,3 +20,47 @@ func Loopback() netip.Addr {
 
 // ListenLoopback returns the argument of net.Listen for any free port of Loopback.
 func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String() }
+
+// ParseListen parses an address to listen on, as a person writes it: an IP address without a port,
+// such as 10.0.0.5, ::1, or 0.0.0.0 for all addresses.
+func ParseListen(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil || addr.IsMulticast() {
+		return netip.Addr{}, fmt.Errorf("%q is no IP address to listen on, such as 10.0.0.5, or 0.0.0.0 for all", text)
+	}
+	return addr.Unmap(), nil
+}
+
+// OwnAddr returns where a process of a job listens for which a person has asked for an address: at
+// that, where it is one of this machine or stands for all, and else at the address from which this
+// machine reaches it. It sends nothing.
+func OwnAddr(text string) (netip.Addr, error) {
+	addr, err := ParseListen(text)
+	if err != nil || addr.IsUnspecified() || IsOwn(addr) {
+		return addr, err
+	}
+	conn, err := net.Dial("udp", netip.AddrPortFrom(addr, 9).String()) // selects a route
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("no address of this machine leads to %s: %w", addr, err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+}
+
+// IsOwn returns whether an address is this machine's.
+func IsOwn(addr netip.Addr) bool {
+	if addr.IsLoopback() {
+		return true
+	}
+	all, _ := net.InterfaceAddrs() // none known: none
+	for _, a := range all {
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		if own, ok := netip.AddrFromSlice(n.IP); ok && own.Unmap() == addr.WithZone("") {
+			return true
+		}
+	}
+	return false
+}

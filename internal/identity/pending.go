@@ -19,6 +19,7 @@ import (
 type Pending struct {
 	mu       sync.Mutex
 	most     int
+	share    int   // descriptors of each connection
 	each     int64 // bytes
 	total    int64
 	deadline time.Duration
@@ -37,8 +38,8 @@ type source struct {
 
 // NewPending returns an empty one. It starts nothing.
 func NewPending(b Bounds) *Pending {
-	p := &Pending{each: b.Bytes, total: b.Total, deadline: b.Deadline, sources: make(map[netip.Prefix]*source)}
-	p.most = permitted(b.Unproven)
+	p := &Pending{share: max(1, b.Descriptors), each: b.Bytes, total: b.Total, deadline: b.Deadline, sources: make(map[netip.Prefix]*source)}
+	p.most = p.permitted(b.Unproven)
 	return p
 }
 
@@ -46,16 +47,16 @@ func NewPending(b Bounds) *Pending {
 func (p *Pending) Resize(unproven int, deadline time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.most, p.deadline = permitted(unproven), deadline
+	p.most, p.deadline = p.permitted(unproven), deadline
 }
 
 // permitted bounds a number of connections by the descriptors of this process.
-func permitted(most int) int {
+func (p *Pending) permitted(most int) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return most
 	}
-	return max(1, int(min(uint64(most), limit.Cur/4)))
+	return max(1, int(min(uint64(most), limit.Cur/4/uint64(p.share))))
 }
 
 // Unproven returns how many connections have proven nothing yet.

@@ -241,7 +241,9 @@ type JoinRequest struct {
 	// Where the driver reaches its notification service, host:port.
 	NotifyAddress string `protobuf:"bytes,5,opt,name=notify_address,json=notifyAddress,proto3" json:"notify_address,omitempty"`
 	// Why it left its last generation, for the log; empty for the first join.
-	Cause         string `protobuf:"bytes,6,opt,name=cause,proto3" json:"cause,omitempty"`
+	Cause string `protobuf:"bytes,6,opt,name=cause,proto3" json:"cause,omitempty"`
+	// Whether its data listener can be opened on other addresses as well: see JoinReply.widen.
+	CanWiden      bool `protobuf:"varint,7,opt,name=can_widen,json=canWiden,proto3" json:"can_widen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -318,6 +320,13 @@ func (x *JoinRequest) GetCause() string {
 	return ""
 }
 
+func (x *JoinRequest) GetCanWiden() bool {
+	if x != nil {
+		return x.CanWiden
+	}
+	return false
+}
+
 type JoinReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Outcome:
@@ -327,7 +336,10 @@ type JoinReply struct {
 	Outcome isJoinReply_Outcome `protobuf_oneof:"outcome"`
 	// With DISMISSAL_REMOVED: no world follows, and this worker is the one to write the job's last commit to disk, where its
 	// program keeps checkpoints.
-	Last          bool `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	Last bool `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	// Without an outcome: workers on other machines are to join the job, and all data addresses of the request are loopback
+	// addresses. The worker is to listen on others as well, and to join again.
+	Widen         bool `protobuf:"varint,4,opt,name=widen,proto3" json:"widen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -390,6 +402,13 @@ func (x *JoinReply) GetDismissal() Dismissal {
 func (x *JoinReply) GetLast() bool {
 	if x != nil {
 		return x.Last
+	}
+	return false
+}
+
+func (x *JoinReply) GetWiden() bool {
+	if x != nil {
+		return x.Widen
 	}
 	return false
 }
@@ -958,7 +977,7 @@ var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
 	"\n" +
-	"\x10rendezvous.proto\x12\thvdrun.v1\"\xd7\x01\n" +
+	"\x10rendezvous.proto\x12\thvdrun.v1\"\xf4\x01\n" +
 	"\vJoinRequest\x12)\n" +
 	"\x10after_generation\x18\x01 \x01(\x04R\x0fafterGeneration\x12\x18\n" +
 	"\acommits\x18\x02 \x01(\x04R\acommits\x12\x1f\n" +
@@ -966,11 +985,13 @@ const file_rendezvous_proto_rawDesc = "" +
 	"holdsState\x12%\n" +
 	"\x0edata_addresses\x18\x04 \x03(\tR\rdataAddresses\x12%\n" +
 	"\x0enotify_address\x18\x05 \x01(\tR\rnotifyAddress\x12\x14\n" +
-	"\x05cause\x18\x06 \x01(\tR\x05cause\"\x8a\x01\n" +
+	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x1b\n" +
+	"\tcan_widen\x18\a \x01(\bR\bcanWiden\"\xa0\x01\n" +
 	"\tJoinReply\x12(\n" +
 	"\x05world\x18\x01 \x01(\v2\x10.hvdrun.v1.WorldH\x00R\x05world\x124\n" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissal\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\bR\x04lastB\t\n" +
+	"\x04last\x18\x03 \x01(\bR\x04last\x12\x14\n" +
+	"\x05widen\x18\x04 \x01(\bR\x05widenB\t\n" +
 	"\aoutcome\"\xb3\x01\n" +
 	"\x05World\x12\x1e\n" +
 	"\n" +

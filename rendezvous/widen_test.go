@@ -1,0 +1,98 @@
+package rendezvous
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// narrow is a worker that listens on loopback alone until it is asked for more.
+func (j *job) narrow(inc string, wide ...string) *Client {
+	j.t.Helper()
+	c, err := NewClient(ClientConfig{
+		Addr: j.addr, Credentials: j.credentials(slotOf(inc)), Widen: func() ([]string, error) { return wide, nil },
+	})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestWiden: workers that listen on loopback alone, those that wait included, join again with other
+// addresses once a worker of another machine takes part; others are not asked. A world that was
+// published with the old addresses has the new ones.
+func TestWiden(t *testing.T) {
+	j := newJob(t)
+	loopback := func(port string) Joining {
+		return Joining{DataAddrs: []string{"127.0.0.1:" + port}, NotifyAddr: "127.0.0.1:9"}
+	}
+	waits := join(j.narrow("a", "10.0.0.1:4"), loopback("1"))
+	if got := take(t, "the join of a", j.heard.joins); got.from.Incarnation != "a" {
+		t.Fatal(got)
+	}
+	j.server.Widen()
+	again := take(t, "the second join of a", j.heard.joins)
+	if again.from.Incarnation != "a" || !slices.Equal(again.j.DataAddrs, []string{"10.0.0.1:4"}) {
+		t.Fatalf("a joined again as %+v", again)
+	}
+	late := join(j.narrow("b", "10.0.0.1:5"), loopback("2"))
+	if got := take(t, "the join of b", j.heard.joins); !slices.Equal(got.j.DataAddrs, []string{"10.0.0.1:5"}) {
+		t.Errorf("b joined as %+v", got)
+	}
+	old := join(j.client("c"), loopback("3")) // it cannot listen elsewhere
+	take(t, "the join of c", j.heard.joins)
+	j.publish(1, 0, 0, "a", "b", "c")
+	for rank, ch := range []<-chan result{waits, late, old} {
+		w := j.world("the first world", ch, 1, rank)
+		addrs := w.DataAddrs()
+		if !slices.Equal(addrs[0], []string{"10.0.0.1:4"}) || !slices.Equal(addrs[1], []string{"10.0.0.1:5"}) {
+			t.Errorf("rank %d: the addresses are %v", rank, addrs)
+		}
+	}
+}
+
+// TestWorldWaitsForWideMembers: a world of which a member was asked to listen elsewhere is published
+// when that has joined again, with what it says then; a newer world takes its place.
+func TestWorldWaitsForWideMembers(t *testing.T) {
+	j := newJob(t)
+	arrive := func(inc string, after uint64, addr string, can bool) (*wire.JoinReply, *waiter) {
+		t.Helper()
+		reply, w, err := j.server.arrive(inc, &wire.JoinRequest{
+			AfterGeneration: after, DataAddresses: []string{addr}, NotifyAddress: "127.0.0.1:9", CanWiden: can,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply, w
+	}
+	j.server.Widen()
+	_, far := arrive("far", 0, "10.0.0.2:1", true)
+	if reply, w := arrive("near", 0, "[::1]:1", true); w != nil || !reply.GetWiden() {
+		t.Fatalf("near is told %v", reply)
+	}
+	j.publish(1, 0, 0, "far", "near")
+	select {
+	case a := <-far.answer:
+		t.Fatalf("far has a world of which a member is not ready: %v", a.reply)
+	default:
+	}
+	j.publish(2, 0, 0, "far", "near")
+	reply, w := arrive("near", 0, "10.0.0.1:1", false)
+	if w != nil || reply.GetWorld().GetGeneration() != 2 {
+		t.Fatalf("near is told %v", reply)
+	}
+	a := <-far.answer
+	place, err := placeFromWire(a.reply.GetWorld(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	world, err := place.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := world.DataAddrs()[1]; world.Generation != 2 || !slices.Equal(got, []string{"10.0.0.1:1"}) {
+		t.Errorf("generation %d, near at %v", world.Generation, got)
+	}
+}
