@@ -1,6 +1,6 @@
 // Package follow runs whole jobs for tests and measurements, and follows them: the real hvdrun, a
-// discovery script whose output depends on training progress, and workers (internal/testbed/trainer)
-// that record their steps.
+// discovery script whose output depends on training progress, and workers
+// (internal/testbed/trainer) that record their steps.
 package follow
 
 import (
@@ -31,8 +31,8 @@ func Build(ctx context.Context, dir string, buildFlags ...string) (Programs, err
 
 // Job is a job to run.
 type Job struct {
-	// Dir is the directory of the job's files, of which there are none yet. Name, which may be empty,
-	// ends their names, so that several jobs can share a directory.
+	// Dir is the directory of the job's files, of which there are none yet. Name, which may be
+	// empty, ends their names, so that several jobs can share a directory.
 	Dir, Name string
 	// Flags are hvdrun's flags; the discovery script and the events file are added.
 	Flags []string
@@ -56,9 +56,9 @@ type Job struct {
 	Output *os.File
 	// Marks are entries of the environment or arguments of further processes of the job.
 	Marks []string
-	// Still is the time without progress after which all processes dump their stacks and are killed. 0:
-	// [Patience]. Progress is a step or an event, output of a Command, and a change of what Progress
-	// returns, if it is set. The whole job has no time limit.
+	// Still is the time without progress after which all processes dump their stacks and are
+	// killed. 0: [Patience]. Progress is a step or an event, output of a Command, and a change of
+	// what Progress returns, if it is set. The whole job has no time limit.
 	Still    time.Duration
 	Progress func() int64
 }

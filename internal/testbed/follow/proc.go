@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Processes returns the living processes of the job: those with its tag or marks, or with its run id
-// in the environment or the arguments, as the guard uses it.
+// Processes returns the living processes of the job: those with its tag or marks, or with its run
+// id in the environment or the arguments, as the guard uses it.
 func (r *Running) Processes() []int {
 	marks := append([]string{r.Tag}, r.Marks...)
 	if id := r.RunID(); id != "" {
@@ -42,8 +42,8 @@ func (r *Running) AwaitGone(limit time.Duration) (left []string) {
 	return left
 }
 
-// Kill kills all processes of the job and returns when they have ended, or after [killing] where they
-// cannot.
+// Kill kills all processes of the job and returns when they have ended, or after [killing] where
+// they cannot.
 func (r *Running) Kill() {
 	poll(killing, func() bool { return r.strike(syscall.SIGKILL) == 0 && r.Over() })
 }
@@ -62,9 +62,9 @@ func (r *Running) strike(s syscall.Signal) int {
 	return len(pids)
 }
 
-// Stacks records once what the job's processes are doing: their kernel stacks in a file of the job's
-// directory, then the stacks of Go programs, which that ends, in hvdrun's output. The workers go
-// first, because hvdrun forwards their output.
+// Stacks records once what the job's processes are doing: their kernel stacks in a file of the
+// job's directory, then the stacks of Go programs, which that ends, in hvdrun's output. The workers
+// go first, because hvdrun forwards their output.
 func (r *Running) Stacks() { r.dump.Do(r.stacks) }
 
 func (r *Running) stacks() {

@@ -157,8 +157,8 @@ func (r *Running) Over() bool {
 	}
 }
 
-// Status returns the exit status of hvdrun, which must have ended: 128+n if signal n ended it, -1 if
-// its process could not be awaited.
+// Status returns the exit status of hvdrun, which must have ended: 128+n if signal n ended it, -1
+// if its process could not be awaited.
 func (r *Running) Status() int {
 	var exit *exec.ExitError
 	switch {

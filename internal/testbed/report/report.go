@@ -15,8 +15,8 @@ type Row struct {
 	Spread Spread
 }
 
-// Rows prints the quantiles of spreads under a title, in milliseconds, the parts of a time first and
-// the time itself last, with its histogram and with its targets.
+// Rows prints the quantiles of spreads under a title, in milliseconds, the parts of a time first
+// and the time itself last, with its histogram and with its targets.
 func Rows(w io.Writer, title string, parts []Row, total Row, targets ...Target) {
 	fmt.Fprintf(w, "\n%s\n%s\n", title, header)
 	for _, r := range parts {
