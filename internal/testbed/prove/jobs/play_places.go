@@ -154,7 +154,7 @@ func playOrphans(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.worker("-stray", j.plan.Marks[0])
+	j.worker("-orphan-number", j.plan.Marks[0])
 	if err := j.start(); err != nil {
 		return err
 	}
