@@ -328,9 +328,9 @@ func flagName(name string) string {
 	return "--" + name
 }
 
-func count(least int, field func(*settings) *int) func(*settings, string) error {
+func count(field func(*settings) *int) func(*settings, string) error {
 	return func(s *settings, text string) (err error) {
-		*field(s), err = parseCount(text, least)
+		*field(s), err = parseCount(text, 1)
 		return err
 	}
 }
