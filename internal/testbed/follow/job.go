@@ -78,8 +78,8 @@ func (j *Job) StateDir() string { return cmp.Or(j.State, j.path("state")) }
 func (j *Job) path(name string) string { return filepath.Join(j.Dir, name+j.Name) }
 
 // environment returns the environment of hvdrun and of its subcommands.
-func (j *Job) environment(mark string) []string {
-	env := append(os.Environ(), mark, "XDG_STATE_HOME="+j.StateDir())
+func (j *Job) environment() []string {
+	env := append(os.Environ(), "XDG_STATE_HOME="+j.StateDir())
 	env = slices.DeleteFunc(env, func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(j.Unset, name)

@@ -98,7 +98,7 @@ func (r *Running) begin(args []string) error {
 	}
 	line := slices.Concat(r.Wrap, []string{r.programs.Hvdrun}, args)
 	cmd := exec.Command(line[0], line[1:]...)
-	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = r.environment(r.Tag), r.Dir, out, out
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = append(r.environment(), r.Tag), r.Dir, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 
 	started := make(chan error, 1)
@@ -206,10 +206,10 @@ func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) er
 	return r.Until(ctx, "events", func() bool { return enough(r.Events) })
 }
 
-// Subcommand returns a subcommand of hvdrun in the job's environment.
+// Subcommand returns a subcommand of hvdrun in the job's environment. Its process is not the job's.
 func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.programs.Hvdrun, args...)
-	cmd.Env, cmd.Dir, cmd.WaitDelay = r.environment(r.Tag), r.Dir, time.Second
+	cmd.Env, cmd.Dir, cmd.WaitDelay = r.environment(), r.Dir, time.Second
 	return cmd
 }
 
