@@ -278,15 +278,14 @@ func (s *session) handOver() (heard uint64, a *wire.Attached) {
 	return heard, a
 }
 
-// emit appends an event and returns its number; the lock is held.
-func (s *session) emit(e *wire.FromAgent) uint64 {
+// emit appends an event; the lock is held.
+func (s *session) emit(e *wire.FromAgent) {
 	s.last++
 	e.Number = s.last
 	s.events = append(s.events, e)
 	if s.link != nil {
 		s.link.poke()
 	}
-	return s.last
 }
 
 // pending returns what there is to send on the link: the beats to return, and so few events that

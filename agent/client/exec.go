@@ -13,11 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// Exec starts job agents on this machine. They outlive this process.
-type Exec struct {
-	// Path is hvdrun. Empty: this process's own executable.
-	Path string
-}
+// Exec starts job agents on this machine, with this process's own executable. They outlive this
+// process.
+type Exec struct{}
 
 var _ Starter = Exec{}
 
@@ -25,7 +23,7 @@ var _ Starter = Exec{}
 var agentArgs = []string{"agent", "--job"}
 
 // Start implements Starter.
-func (e Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
+func (Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error) {
 	fail := func(err error) (Ready, error) {
 		return Ready{}, &HostError{Host: host, Stage: stageCommand, Err: err}
 	}
@@ -33,11 +31,9 @@ func (e Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error
 	if err != nil {
 		return fail(err)
 	}
-	path := e.Path
-	if path == "" {
-		if path, err = os.Executable(); err != nil {
-			return fail(err)
-		}
+	path, err := os.Executable()
+	if err != nil {
+		return fail(err)
 	}
 	cmd := exec.Command(path, agentArgs...)
 	cmd.Stdin = bytes.NewReader(line)

@@ -18,8 +18,7 @@ const inspectRounds = 5
 // Inspection describes a host, as its agent reports it.
 type Inspection struct {
 	Host string
-	// Addr is where the driver has reached the agent, Endpoints where others may.
-	Addr      string
+	// Endpoints are where others may reach the agent.
 	Endpoints []string
 	// Offset is how far the host's clock is ahead of this one's, give or take half of RoundTrip.
 	Offset, RoundTrip time.Duration
@@ -37,7 +36,7 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 	if err != nil {
 		return Inspection{}, err
 	}
-	in := Inspection{Host: host, Addr: s.addr, Endpoints: []string{s.addr}, RoundTrip: time.Hour}
+	in := Inspection{Host: host, Endpoints: []string{s.addr}, RoundTrip: time.Hour}
 	a.mu.Lock()
 	if j := a.jobs[host]; j != nil && j.started() && j.err == nil {
 		in.Endpoints = j.candidates(a.cfg.Listen)

@@ -66,8 +66,6 @@ type SSH struct {
 	// Hvdrun is the program on the hosts. Empty: the very program of this process, which is brought
 	// where it is missing.
 	Hvdrun string
-	// ConnectTimeout bounds the connection to a host. 0: 10 s.
-	ConnectTimeout time.Duration
 
 	own ownBuild
 }
@@ -163,12 +161,8 @@ func (s *SSH) bring(ctx context.Context, host string, own *build) error {
 
 // arguments returns those of ssh, up to the host.
 func (s *SSH) arguments() []string {
-	timeout := s.ConnectTimeout
-	if timeout <= 0 {
-		timeout = 10 * time.Second
-	}
 	args := []string{
-		"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=" + strconv.Itoa(int((timeout+time.Second-1)/time.Second)),
+		"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", // seconds
 		"-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
 	}
 	if s.Port != 0 {

@@ -122,13 +122,13 @@ var table = slices.Concat(
 	section("job", []setting{
 		{name: "np", aliases: []string{"num-proc"}, arg: "N", source: true, unset: "the slots of -H",
 			usage: "slots needed before the first start, mostly written -np N",
-			set:   count(1, func(s *settings) *int { return &s.np })},
+			set:   count(func(s *settings) *int { return &s.np })},
 		{name: "min-np", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
 			usage: "fewest workers with which training goes on; makes the job elastic",
-			set:   count(1, func(s *settings) *int { return &s.minNP })},
+			set:   count(func(s *settings) *int { return &s.minNP })},
 		{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
 			usage: "most workers; makes the job elastic",
-			set:   count(1, func(s *settings) *int { return &s.maxNP })},
+			set:   count(func(s *settings) *int { return &s.maxNP })},
 		{name: "core-limit", arg: "BYTES", def: "0",
 			usage: "bound of a crashed worker's core file (4096, 64MiB, unlimited); the others go on while it is written",
 			set: func(s *settings, text string) (err error) {
@@ -181,7 +181,7 @@ var table = slices.Concat(
 			set:   duration(func(s *settings) *time.Duration { return &s.discoveryTimeout })},
 		{name: "discovery-removal-after", arg: "N", source: true, def: "1",
 			usage: "lists in a row from which a host must be missing before it counts as gone; it takes two empty ones at least",
-			set:   count(1, func(s *settings) *int { return &s.removalAfter })},
+			set:   count(func(s *settings) *int { return &s.removalAfter })},
 	}),
 	section("timeouts", []setting{
 		{name: "elastic-timeout", arg: "D", def: "600s",
@@ -333,9 +333,9 @@ func flagName(name string) string {
 	return "--" + name
 }
 
-func count(least int, field func(*settings) *int) func(*settings, string) error {
+func count(field func(*settings) *int) func(*settings, string) error {
 	return func(s *settings, text string) (err error) {
-		*field(s), err = parseCount(text, least)
+		*field(s), err = parseCount(text, 1)
 		return err
 	}
 }

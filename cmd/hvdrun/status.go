@@ -91,7 +91,7 @@ func (d *jobDir) status(ctx context.Context) (s control.Status, err error) {
 // watchStatus shows the status again and again, until the job or ctx ends.
 func (p *program) watchStatus(ctx context.Context, d *jobDir, asJSON bool) error {
 	_, file := p.stdout.(*stream).terminal()
-	show := (&statusLines{p.stdout, d, control.Status{}}).show
+	show := (&statusLines{out: p.stdout}).show
 	switch {
 	case asJSON:
 		show = (&statusObjects{p.stdout, nil}).show
@@ -155,7 +155,6 @@ func (o *statusObjects) show(s control.Status) error {
 // statusLines prints what is new in each status, a line each.
 type statusLines struct {
 	out  io.Writer
-	job  *jobDir
 	last control.Status
 }
 

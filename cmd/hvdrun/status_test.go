@@ -110,7 +110,7 @@ func TestStatusLines(t *testing.T) {
 	var out strings.Builder
 	s := statuses(t)["running"]
 	all := s.Events
-	lines := &statusLines{out: &out, job: nil}
+	lines := &statusLines{out: &out}
 	for _, part := range [][]json.RawMessage{all[:2], all[:2], all[1:4], all[4:]} {
 		s.Events = part
 		if err := lines.show(s); err != nil {

@@ -39,26 +39,37 @@ func (e *conflictError) Error() string {
 
 // Member is a member of a cluster. Its methods may be called by several goroutines at once.
 type Member struct {
-	cfg    Config
-	log    logrus.FieldLogger
-	node   string
-	addr   string
-	list   *memberlist.Memberlist
-	keys   *memberlist.Keyring
-	ctx    context.Context // until Close
-	cancel context.CancelFunc
-	all    sync.WaitGroup
-	heard  atomic.Int64 // when a member last gave a sign of life, in Unix nanoseconds
-
+	cfg  Config
+	log  logrus.FieldLogger
+	list *memberlist.Memberlist
+	keys *memberlist.Keyring
+	name
+	life
+	heard    atomic.Int64  // when a member last gave a sign of life, in Unix nanoseconds
 	speaking chan struct{} // holds one token: memberlist's UpdateNode and Leave are for one at a time
-	closing  sync.Once
-	closed   error
 
-	mu      sync.Mutex
-	meta    *Meta
-	encoded []byte
+	mu sync.Mutex // guards what follows
+	statement
 	others
-	left bool
+	left bool // no goroutine may start any more
+}
+
+// name is how the others know this member.
+type name struct{ node, addr string }
+
+// life is until when this member runs.
+type life struct {
+	ctx     context.Context // until Close
+	cancel  context.CancelFunc
+	all     sync.WaitGroup
+	closing sync.Once
+	closed  error
+}
+
+// statement is what this member says of its host.
+type statement struct {
+	meta    *Meta // nil: an observer
+	encoded []byte
 }
 
 // others are the other members of the cluster.

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 	"github.com/hvdrun/hvdrun/internal/cudatest"
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 func TestNoDriver(t *testing.T) {
@@ -66,7 +66,7 @@ func TestTrainUnderFailure(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	job, err := e2e.Binaries{Hvdrun: filepath.Join(dir, "hvdrun")}.Start(e2e.Job{
+	job, err := follow.Programs{Hvdrun: filepath.Join(dir, "hvdrun")}.Start(follow.Job{
 		Dir:     t.TempDir(),
 		Flags:   []string{"-np", "3", "--min-np", "1", "-H", "localhost:3", "--blacklist-cooldown-range", "0.2,0.2"},
 		Command: []string{filepath.Join(dir, "gpu"), "-driver", library, "-epochs", "8", "-hidden", "16", "-batch", "32", "-lr", "0.03", "-commit-every", "3", "-digest"},
@@ -86,7 +86,7 @@ func TestTrainUnderFailure(t *testing.T) {
 		}
 	}
 	victim := 0
-	if err := job.AwaitEvents(t.Context(), func(all []e2e.Event) bool {
+	if err := job.AwaitEvents(t.Context(), func(all []follow.Event) bool {
 		for _, e := range all {
 			if e.Name == "world_published" && e.Size == 3 {
 				victim = e.Slots[1].PID
@@ -104,7 +104,7 @@ func TestTrainUnderFailure(t *testing.T) {
 	}
 	digests := regexp.MustCompile(`digest ([0-9a-f]{16})`).FindAllStringSubmatch(res.Output, -1)
 	accuracy := regexp.MustCompile(`held-out accuracy ([0-9.]+) on Fake in C`).FindStringSubmatch(res.Output)
-	if res.Status != 0 || len(res.Left) > 0 || len(digests) == 0 || accuracy == nil || e2e.Count(res.Events, "reset") == 0 {
+	if res.Status != 0 || len(res.Left) > 0 || len(digests) == 0 || accuracy == nil || follow.Count(res.Events, "reset") == 0 {
 		t.Fatalf("exit status %d, left %v\n%s", res.Status, res.Left, res.Story())
 	}
 	for _, d := range digests {

@@ -29,19 +29,10 @@ type Device struct {
 	Index int
 	// UUID is "GPU-…" or "MIG-…"; empty where the device is lost.
 	UUID string
-	Name string
 	// GPU is the number of the whole GPU, as nvidia-smi has it.
 	GPU int
 	// MIG is the instance that the device is; nil for a whole GPU.
 	MIG *Instance
-	// MemoryTotal and MemoryUsed are in bytes.
-	MemoryTotal, MemoryUsed uint64
-	// Processes are those that compute on it, by number.
-	Processes []Process
-	// Temperature is that of the whole GPU, in degrees Celsius.
-	Temperature int
-	// ECC counts the whole GPU's memory errors since the driver was loaded. Nil: not counted.
-	ECC *ECC
 	// Fault is why the device cannot be used, such as "GPU is lost"; empty where nothing is known
 	// against it.
 	Fault string
@@ -50,16 +41,6 @@ type Device struct {
 // Instance is a MIG instance, by the numbers of its GPU instance and of its compute instance in
 // that.
 type Instance struct{ GPU, Compute int }
-
-// Process is a process that computes on a device. Memory is what it uses there, in bytes. In a
-// container, PID may be that of the machine.
-type Process struct {
-	PID    int
-	Memory uint64
-}
-
-// ECC counts memory errors: those that were corrected, and those that were not.
-type ECC struct{ Corrected, Uncorrected uint64 }
 
 // String returns such as "GPU 3 (GPU-…)", "MIG 1/0 of GPU 3 (MIG-…)".
 func (d Device) String() string {

@@ -17,9 +17,7 @@ const (
 	// context has ended.
 	waitTime = 500 * time.Millisecond
 	// lookTime is how often a silent GPU is asked whether it is there.
-	lookTime = 2 * time.Second
-	// notAvailable is how NVML writes that it does not know.
-	notAvailable = ^uint64(0)
+	lookTime     = 2 * time.Second
 	allInstances = ^uint32(0)
 )
 
@@ -145,7 +143,7 @@ func (l *library) devices(handle nvml.Device, number int) []Device {
 		d.MIG = &Instance{}
 		d.MIG.GPU, _ = part.GetGpuInstanceId()
 		d.MIG.Compute, _ = part.GetComputeInstanceId()
-		d.Temperature, d.ECC, d.Fault = whole.Temperature, whole.ECC, whole.Fault
+		d.Fault = whole.Fault
 		instances = append(instances, d)
 	}
 	return instances
@@ -161,28 +159,10 @@ func describe(handle nvml.Device, number int) Device {
 	if d.UUID, ret = handle.GetUUID(); ret != nvml.SUCCESS {
 		d.Fault = ret.Error()
 	}
-	d.Name, _ = handle.GetName()
-	if memory, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS {
-		d.MemoryTotal, d.MemoryUsed = memory.Total, memory.Used
-	}
-	if temperature, ret := handle.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
-		d.Temperature = int(temperature)
-	} else if isLost(ret) {
+	// A lost GPU still has its UUID.
+	if _, ret := handle.GetTemperature(nvml.TEMPERATURE_GPU); isLost(ret) {
 		d.Fault = ret.Error()
 	}
-	corrected, ret1 := handle.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC)
-	uncorrected, ret2 := handle.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-	if ret1 == nvml.SUCCESS && ret2 == nvml.SUCCESS {
-		d.ECC = &ECC{corrected, uncorrected}
-	}
-	processes, _ := handle.GetComputeRunningProcesses()
-	for _, p := range processes {
-		if p.UsedGpuMemory == notAvailable {
-			p.UsedGpuMemory = 0
-		}
-		d.Processes = append(d.Processes, Process{int(p.Pid), p.UsedGpuMemory})
-	}
-	slices.SortFunc(d.Processes, func(a, b Process) int { return a.PID - b.PID })
 	return d
 }
 

@@ -43,8 +43,8 @@ const (
 	isBehind = 0x80
 	// frame is the number of bytes before a payload.
 	frame = 8
-	// MaxRecord is the largest size of a payload in bytes.
-	MaxRecord = 16 << 20
+	// maxRecord is the largest size of a payload in bytes.
+	maxRecord = 16 << 20
 	// maxRun is the largest size of a run id in bytes.
 	maxRun = 255
 	// spare is the suffix of the file that the next Replace writes.
@@ -56,8 +56,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 var (
 	// ErrLocked: another process has the journal open for writing.
 	ErrLocked = errors.New("journal: another process has it open")
-	// ErrFormat: the file is not a journal, or is one of another version.
-	ErrFormat = errors.New("journal: the file is not a journal of a version that this program can read")
+	// errFormat: the file is not a journal, or is one of another version.
+	errFormat = errors.New("journal: the file is not a journal of a version that this program can read")
 	// ErrBehind: the writer of the journal could not write its last records.
 	ErrBehind = errors.New("journal: the last records could not be written")
 )
@@ -186,13 +186,13 @@ func Locked(path string) (bool, error) {
 	return is.Type != unix.F_UNLCK, nil
 }
 
-// Append appends a record of 1 to MaxRecord bytes in one system call. It does not keep payload.
+// Append appends a record of 1 to maxRecord bytes in one system call. It does not keep payload.
 // After a failure all further calls fail, so that no record in the middle is missing.
 func (j *Journal) Append(payload []byte) error {
 	if j.broken != nil {
 		return j.broken
 	}
-	if len(payload) == 0 || len(payload) > MaxRecord {
+	if len(payload) == 0 || len(payload) > maxRecord {
 		return fmt.Errorf("journal: a record of %d bytes", len(payload))
 	}
 	b := appendRecord(j.buf[:0], payload, j.seed)
@@ -281,7 +281,7 @@ func Remove(path string) error {
 
 // Read passes the records of a journal to visit, in order, and returns its run id and the end of
 // the last complete record; an incomplete one may follow. The payload is valid until visit returns.
-// An error of visit ends the reading. Read also returns ErrFormat, ErrBehind, *CorruptError, and
+// An error of visit ends the reading. Read also returns errFormat, ErrBehind, *CorruptError, and
 // errors of r. Its memory is at most twice the size of the largest record.
 func Read(r io.Reader, visit func(payload []byte) error) (run string, end int64, err error) {
 	s, err := read(r, visit)
@@ -298,7 +298,7 @@ func read(r io.Reader, visit func(payload []byte) error) (*reader, error) {
 	}
 	name, err := s.next()
 	if err == io.EOF || err == nil && len(name) > maxRun {
-		return nil, ErrFormat
+		return nil, errFormat
 	}
 	for s.run = string(name); err == nil; {
 		var payload []byte
@@ -333,17 +333,17 @@ func (s *reader) head() error {
 		if head[last] &^= isBehind; string(head[:n]) == magic || string(head[:n]) == first {
 			return ErrBehind
 		}
-		return ErrFormat
+		return errFormat
 	}
 	switch string(head[:n]) {
 	case first:
 	case magic:
 		if _, err := io.ReadFull(s.r, head[n:]); err != nil {
-			return cmp.Or(failure(err), ErrFormat)
+			return cmp.Or(failure(err), errFormat)
 		}
 		s.seed, n = seedOf(head[n:]), len(head)
 	default:
-		return ErrFormat
+		return errFormat
 	}
 	s.end = int64(n)
 	return nil
@@ -378,7 +378,7 @@ func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 		return nil, 0, false, failure(err)
 	}
 	length := binary.LittleEndian.Uint32(head[:4])
-	if length == 0 || length > MaxRecord {
+	if length == 0 || length > maxRecord {
 		return nil, 0, false, nil
 	}
 	// The length may be garbage: memory is allocated only for data that exists.

@@ -49,7 +49,7 @@ func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err e
 	_, _ = w.Write(head) // Flush returns the error
 	end = int64(len(head))
 	for payload := range records {
-		if len(payload) == 0 || len(payload) > MaxRecord {
+		if len(payload) == 0 || len(payload) > maxRecord {
 			return 0, 0, fmt.Errorf("a record of %d bytes", len(payload))
 		}
 		j.buf = appendRecord(j.buf[:0], payload, seed)

@@ -21,8 +21,8 @@ const DefaultLibrary = "libnccl.so.2"
 // accept.
 const Oldest Version = 21400
 
-// ErrUnavailable says that there is no library, or none that can be used.
-var ErrUnavailable = errors.New("nccl: not available")
+// errUnavailable says that there is no library, or none that can be used.
+var errUnavailable = errors.New("nccl: not available")
 
 // Version is NCCL's, as its header has it: 21403 is 2.14.3.
 type Version int
@@ -112,7 +112,7 @@ var loaded struct {
 
 // Load returns the library at a path, or under a name that the system's linker looks for;
 // [DefaultLibrary] if it is empty. A failure is tried again by the next call; it is
-// [ErrUnavailable], and names what an unusable library lacks.
+// [errUnavailable], and names what an unusable library lacks.
 func Load(path string) (*Library, error) {
 	if path == "" {
 		path = DefaultLibrary
@@ -124,11 +124,11 @@ func Load(path string) (*Library, error) {
 	}
 	handle, err := dl.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: %v", errUnavailable, err)
 	}
 	l := &Library{path: path}
 	if err := l.bind(handle); err != nil {
-		return nil, fmt.Errorf("%w: %s %w", ErrUnavailable, path, err)
+		return nil, fmt.Errorf("%w: %s %w", errUnavailable, path, err)
 	}
 	if loaded.all == nil {
 		loaded.all = make(map[string]*Library)

@@ -153,7 +153,7 @@ func end(c *Comm) error {
 
 // TestLoad: what is there is told, what is not is named.
 func TestLoad(t *testing.T) {
-	if _, err := Load(filepath.Join(t.TempDir(), "libnccl.so.2")); !errors.Is(err, ErrUnavailable) {
+	if _, err := Load(filepath.Join(t.TempDir(), "libnccl.so.2")); !errors.Is(err, errUnavailable) {
 		t.Error(err)
 	}
 	for _, c := range []struct{ flags, want string }{
@@ -162,7 +162,7 @@ func TestLoad(t *testing.T) {
 		{"-DncclAllGather=ncclAllGatherings", "is version 2.30.7, but lacks ncclAllGather"},
 		{"-DncclGetVersion=version", "has no ncclGetVersion"},
 	} {
-		if _, err := Load(fake(t, c.flags)); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), c.want) {
+		if _, err := Load(fake(t, c.flags)); !errors.Is(err, errUnavailable) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.flags, err)
 		}
 	}

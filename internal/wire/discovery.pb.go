@@ -1,8 +1,8 @@
-// What hvdrun asks of a discovery plugin: a program of its own, in any language, that says which hosts there are.
+// The protocol between hvdrun and a discovery plugin: a separate program, in any language, that lists the hosts.
 //
 // A plugin is started by hvdrun as a plugin of github.com/hashicorp/go-plugin:
 //
-//   - Its environment holds HVD_PLUGIN_COOKIE=hvdrun-discovery, without which it should say what it is and exit with 1;
+//   - Its environment holds HVD_PLUGIN_COOKIE=hvdrun-discovery, without which it should print what it is and exit with 1;
 //     PLUGIN_PROTOCOL_VERSIONS, the versions of this file that hvdrun speaks, separated by commas; and PLUGIN_CLIENT_CERT,
 //     hvdrun's certificate in PEM.
 //   - It listens on a unix socket in the folder PLUGIN_UNIX_SOCKET_DIR, or on a port of 127.0.0.1, and serves by TLS with a
@@ -191,7 +191,7 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 	return file_discovery_proto_rawDescGZIP(), []int{3}
 }
 
-// HostList is all hosts there are. An empty one says that there is none.
+// HostList is the list of all hosts. If it is empty, there are none.
 type HostList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hosts         []*Host                `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
@@ -238,11 +238,11 @@ func (x *HostList) GetHosts() []*Host {
 
 type Host struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By which the host is known and reached. It stands in the list once.
+	// By which the host is known and reached. It occurs in the list once.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Room for workers; 0 is legal.
 	Slots uint32 `protobuf:"varint,2,opt,name=slots,proto3" json:"slots,omitempty"`
-	// The host is about to go: its workers shall leave at the next step boundary.
+	// The host is about to leave: its workers leave at the next step boundary.
 	Draining      bool `protobuf:"varint,3,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,8 +1,8 @@
-// What hvdrun asks of a discovery plugin: a program of its own, in any language, that says which hosts there are.
+// The protocol between hvdrun and a discovery plugin: a separate program, in any language, that lists the hosts.
 //
 // A plugin is started by hvdrun as a plugin of github.com/hashicorp/go-plugin:
 //
-//   - Its environment holds HVD_PLUGIN_COOKIE=hvdrun-discovery, without which it should say what it is and exit with 1;
+//   - Its environment holds HVD_PLUGIN_COOKIE=hvdrun-discovery, without which it should print what it is and exit with 1;
 //     PLUGIN_PROTOCOL_VERSIONS, the versions of this file that hvdrun speaks, separated by commas; and PLUGIN_CLIENT_CERT,
 //     hvdrun's certificate in PEM.
 //   - It listens on a unix socket in the folder PLUGIN_UNIX_SOCKET_DIR, or on a port of 127.0.0.1, and serves by TLS with a
@@ -48,16 +48,15 @@ const (
 //
 // Discovery is served by a plugin. An error's message is shown to the person who runs the job.
 type DiscoveryClient interface {
-	// Takes the settings that a person has given with --discovery-config. It is called once, before anything else, even
-	// where there are none. INVALID_ARGUMENT with a message that names the key refuses them. A plugin that has no settings
+	// Receives the settings that a user has given with --discovery-config. It is called once, before anything else, even
+	// if there are none. INVALID_ARGUMENT with a message that names the key refuses them. A plugin that has no settings
 	// need not implement it.
 	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureReply, error)
-	// Returns the whole list of hosts there are now, or an error where only a part can be found. Hosts that are still there
-	// keep their order from call to call; those that stand first are older and get the lower ranks. Several calls may be
-	// under way at once.
+	// Returns the whole current list of hosts, or an error if only a part can be found. Remaining hosts keep their order
+	// from call to call; the first ones are older and get the lower ranks. Calls may be concurrent.
 	Discover(ctx context.Context, in *DiscoverRequest, opts ...grpc.CallOption) (*HostList, error)
 	// Sends the whole list as soon as it is known, and again whenever it has changed, until the call is cancelled. A plugin
-	// that cannot know of changes need not implement it, and is asked by Discover again and again.
+	// that cannot observe changes need not implement it, and is polled by Discover.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[HostList], error)
 }
 
@@ -114,16 +113,15 @@ type Discovery_WatchClient = grpc.ServerStreamingClient[HostList]
 //
 // Discovery is served by a plugin. An error's message is shown to the person who runs the job.
 type DiscoveryServer interface {
-	// Takes the settings that a person has given with --discovery-config. It is called once, before anything else, even
-	// where there are none. INVALID_ARGUMENT with a message that names the key refuses them. A plugin that has no settings
+	// Receives the settings that a user has given with --discovery-config. It is called once, before anything else, even
+	// if there are none. INVALID_ARGUMENT with a message that names the key refuses them. A plugin that has no settings
 	// need not implement it.
 	Configure(context.Context, *ConfigureRequest) (*ConfigureReply, error)
-	// Returns the whole list of hosts there are now, or an error where only a part can be found. Hosts that are still there
-	// keep their order from call to call; those that stand first are older and get the lower ranks. Several calls may be
-	// under way at once.
+	// Returns the whole current list of hosts, or an error if only a part can be found. Remaining hosts keep their order
+	// from call to call; the first ones are older and get the lower ranks. Calls may be concurrent.
 	Discover(context.Context, *DiscoverRequest) (*HostList, error)
 	// Sends the whole list as soon as it is known, and again whenever it has changed, until the call is cancelled. A plugin
-	// that cannot know of changes need not implement it, and is asked by Discover again and again.
+	// that cannot observe changes need not implement it, and is polled by Discover.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[HostList]) error
 	mustEmbedUnimplementedDiscoveryServer()
 }

@@ -18,7 +18,6 @@ const (
 // node is one line of scontrol show node -o.
 type node struct {
 	name, hostname, addr string
-	state                string
 	health               health
 }
 
@@ -32,7 +31,7 @@ func parseNodes(text string) (map[string]node, error) {
 		}
 		name, _ := field(line, "NodeName")
 		state, _ := field(line, "State")
-		n := node{name: name, state: state}
+		n := node{name: name}
 		n.addr, _ = field(line, "NodeAddr")
 		n.hostname, _ = field(line, "NodeHostName")
 		var err error

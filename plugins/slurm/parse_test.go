@@ -88,7 +88,7 @@ func TestParseNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := fmt.Sprint(nodes["n1"], nodes["n2"], len(nodes))
-	if want := "{n1 host-a 10.0.0.1 ALLOCATED+DRAIN 2} {n2 host-b 10.0.0.2 MIXED 3} 2"; got != want {
+	if want := "{n1 host-a 10.0.0.1 2} {n2 host-b 10.0.0.2 3} 2"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }

@@ -103,7 +103,7 @@ func mortalRole(m *Member) error {
 }
 
 // lostMembers is what the tripwire of this process's member, in a role, has told.
-var lostMembers = make(chan int, MaxMembers)
+var lostMembers = make(chan int, maxMembers)
 
 // kill runs members that move bytes at a time, kills the one with the highest index, which has
 // resident MiB of its own, in the midst of operations, and returns how long each of the others took

@@ -126,10 +126,10 @@ func (r *regions) close() {
 func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction) error {
 	m.split(m.dst, data, r.Size, m.members)
 	last := m.roundsOf(len(m.dst[0]))
-	err := m.reduceDirect(ctx, 0, r)
+	err := m.reduceDirect(0, r)
 	for t := 0; t < last && err == nil; t++ {
 		if t+1 < last {
-			err = m.reduceDirect(ctx, t+1, r)
+			err = m.reduceDirect(t+1, r)
 		}
 		if err == nil {
 			err = m.takeDirect(ctx, t)
@@ -143,7 +143,7 @@ func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction)
 	return err
 }
 
-func (m *Member) reduceDirect(ctx context.Context, t int, r *Reduction) error {
+func (m *Member) reduceDirect(t int, r *Reduction) error {
 	m.in(Reducing)
 	if m.aborted() {
 		return ErrAborted

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// MaxMembers is the most that a segment can have.
-	MaxMembers = 512
+	// maxMembers is the most that a segment can have.
+	maxMembers = 512
 
 	magic    = 0x6876647368610002 // with the version of this layout
 	page     = 4096
@@ -59,7 +59,7 @@ type control struct {
 	region   regionName
 	robust   robustHead
 	_        [104]byte
-	wires    [MaxMembers]wire // by watching member
+	wires    [maxMembers]wire // by watching member
 }
 
 // spacedCell and counter take two lines each, since processors fetch lines in pairs.
@@ -91,8 +91,8 @@ func newLayout(members int) layout {
 
 func (l layout) check() error {
 	switch {
-	case l.members < 1 || l.members > MaxMembers:
-		return fmt.Errorf("shm: %d members, not 1 to %d", l.members, MaxMembers)
+	case l.members < 1 || l.members > maxMembers:
+		return fmt.Errorf("shm: %d members, not 1 to %d", l.members, maxMembers)
 	case l.bank < max(line, 8*l.members) || l.bank > maxBank || l.bank%line != 0,
 		l.out < line || l.out > maxSlot || l.out%line != 0,
 		l.in < l.out*l.members || l.in > maxSlot || l.in%line != 0:

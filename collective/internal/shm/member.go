@@ -71,7 +71,7 @@ type Member struct {
 
 	thread uintptr // see shortenSlices; 0: none yet
 
-	gone       [MaxMembers]atomic.Bool // members that have left, as this process was told
+	gone       [maxMembers]atomic.Bool // members that have left, as this process was told
 	departures uint32                  // how many times; sleepers wake when it changes
 
 	life   sync.RWMutex // held for reading while Abort touches the memory

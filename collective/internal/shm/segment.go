@@ -171,7 +171,7 @@ type Segment struct {
 	used bool
 }
 
-// Create makes a segment for this number of members, 1 to [MaxMembers]. It fails where the system
+// Create makes a segment for this number of members, 1 to [maxMembers]. It fails where the system
 // has no memfd.
 func Create(members int) (*Segment, error) {
 	return create(members, newLayout(members))
@@ -200,7 +200,7 @@ func Open(invite []byte, members int) (*Segment, error) {
 	if err := v.decode(invite); err != nil {
 		return nil, err
 	}
-	most := uint64(page + MaxMembers*(&layout{members: MaxMembers, bank: maxBank, in: maxSlot, out: maxSlot}).area())
+	most := uint64(page + maxMembers*(&layout{members: maxMembers, bank: maxBank, in: maxSlot, out: maxSlot}).area())
 	m, err := openMapping(&v, most)
 	if err != nil {
 		return nil, err

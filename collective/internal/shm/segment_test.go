@@ -87,7 +87,7 @@ func TestHeader(t *testing.T) {
 }
 
 func TestCreateRefuses(t *testing.T) {
-	for _, n := range []int{-1, 0, MaxMembers + 1} {
+	for _, n := range []int{-1, 0, maxMembers + 1} {
 		if s, err := Create(n); err == nil {
 			t.Errorf("%d members: created", n)
 			s.Close()
@@ -107,10 +107,10 @@ func TestJoinRefuses(t *testing.T) {
 	if s.Close() == nil {
 		t.Error("closed twice")
 	}
-	if s, err = Create(MaxMembers); err != nil {
+	if s, err = Create(maxMembers); err != nil {
 		t.Fatal(err)
 	}
-	m, err := s.Join(MaxMembers-1, nil)
+	m, err := s.Join(maxMembers-1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ type tripwire struct {
 	lost func(int)
 	stop uint32
 	done chan struct{}
-	seen [MaxMembers]bool // deaths that were told
+	seen [maxMembers]bool // deaths that were told
 }
 
 // fewWatched is up to how many members each watches all others: the kernel waits for one of 128

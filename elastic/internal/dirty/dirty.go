@@ -21,9 +21,9 @@ import (
 	"unsafe"
 )
 
-// MostMemories is the maximum number of Memories of a Watcher. Each uses up to two of the 65,530
+// mostMemories is the maximum number of Memories of a Watcher. Each uses up to two of the 65,530
 // mappings of a process.
-const MostMemories = 4096
+const mostMemories = 4096
 
 // leastPages is the minimum size that is worth a system call.
 const leastPages = 16
@@ -80,7 +80,7 @@ func (w *Watcher) watch(b []byte, chunk int, free []span) (*Memory, error) {
 	if pages.to < pages.from+leastPages*w.page {
 		return nil, errSmall
 	}
-	if len(w.spans) >= MostMemories {
+	if len(w.spans) >= mostMemories {
 		return nil, errMany
 	}
 	ours := false

@@ -7,7 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -22,7 +22,7 @@ func (c *chaos) trainer(more ...string) []string {
 func (c *chaos) undisturbed() (ending, error) {
 	path := filepath.Join(c.dir, "undisturbed")
 	args := append(c.trainer("-log", path), "-step-time", "0")
-	if out, err := exec.Command(c.binaries.Trainer, args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(c.programs.Trainer, args...).CombinedOutput(); err != nil {
 		return ending{}, fmt.Errorf("the undisturbed run: %w\n%s", err, out)
 	}
 	lines, err := steplog.Follow[steplog.Line](path).Next()
@@ -40,7 +40,7 @@ func (c *chaos) undisturbed() (ending, error) {
 }
 
 // check returns the errors of a run.
-func (c *chaos) check(res e2e.Result) error {
+func (c *chaos) check(res follow.Result) error {
 	var errs []error
 	if res.Hung {
 		errs = append(errs, fmt.Errorf("it hung: no progress for %v; it was killed", c.still))
@@ -75,7 +75,7 @@ func (c *chaos) check(res e2e.Result) error {
 
 // checkResets checks that every reset leads to one world and has a cause: the end of a worker or a
 // change of hosts.
-func checkResets(events []e2e.Event) error {
+func checkResets(events []follow.Event) error {
 	resets, worlds, cause := 0, 0, false
 	for _, e := range events {
 		switch e.Name {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -22,10 +22,10 @@ const beyond = 0.25
 // this job are over.
 func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err error) {
 	for made < tries {
-		if err := k.look(); err != nil {
+		if err := k.job.Look(); err != nil {
 			return made, err
 		}
-		if k.step >= k.until {
+		if k.job.Step >= k.until {
 			return made, nil
 		}
 		victims := k.victims()
@@ -40,12 +40,10 @@ func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err er
 				return made, err
 			}
 		}
-		select {
-		case <-k.job.Ended():
+		if k.job.Over() {
 			return made, nil
-		default:
 		}
-		if err := k.sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(k.pause))); err != nil {
+		if err := follow.Sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(k.pause))); err != nil {
 			return made, err
 		}
 	}
@@ -55,18 +53,13 @@ func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err er
 // victims selects one or two members of the newest world, of which at least one survives. Every
 // other time rank 0 is one of them.
 func (k *killer) victims() []int {
-	var holders []int
-	for _, pid := range k.alive {
-		if _, ok := k.ranks[pid]; ok {
-			holders = append(holders, pid)
-		}
-	}
-	if k.step == 0 || len(holders) < 2 {
+	holders := k.spare(k.job.Holders())
+	if k.job.Step == 0 || len(holders) < 2 {
 		return nil
 	}
 	k.dice.Shuffle(len(holders), func(i, j int) { holders[i], holders[j] = holders[j], holders[i] })
 	if k.dice.IntN(2) == 0 {
-		if at := slices.IndexFunc(holders, func(pid int) bool { return k.ranks[pid] == 0 }); at > 0 {
+		if at := slices.IndexFunc(holders, func(pid int) bool { return k.job.Ranks[pid] == 0 }); at > 0 {
 			holders[0], holders[at] = holders[at], holders[0]
 		}
 	}
@@ -87,26 +80,15 @@ func (k *killer) mark(pid int) error {
 	if err := os.WriteFile(path+".new", when, 0o666); err != nil {
 		return err
 	}
-	k.seen[pid] = true
-	k.kills = append(k.kills, kill{time.Now(), pid, k.ranks[pid], k.generation})
+	k.struck[pid] = true
+	k.kills = append(k.kills, kill{time.Now(), pid, k.job.Ranks[pid], k.job.Generation})
 	return os.Rename(path+".new", path)
 }
 
 // awaitGone blocks until hvdrun has reported the end of the workers, or has ended.
 func (k *killer) awaitGone(ctx context.Context, pids []int) error {
-	return k.job.AwaitEvents(ctx, func(events []e2e.Event) bool {
-		select {
-		case <-k.job.Ended():
-			return true
-		default:
-		}
-		gone := 0
-		for _, e := range events {
-			if e.Name == "worker_exited" && slices.Contains(pids, e.PID) {
-				gone++
-			}
-		}
-		return gone == len(pids)
+	return k.job.Until(ctx, "the ends of the killed workers", func() bool {
+		return k.job.Over() || !slices.ContainsFunc(pids, func(pid int) bool { return slices.Contains(k.job.Alive, pid) })
 	})
 }
 

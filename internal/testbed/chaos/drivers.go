@@ -7,7 +7,8 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -16,15 +17,15 @@ type driverKiller struct {
 	left     int // remaining kills
 	killed   int
 	limit    time.Duration // longest time until a resumed driver controls the job; 0: no limit
-	controls e2e.Spread
+	controls report.Spread
 }
 
 // turn reports whether hvdrun is killed next. The kills are spread over the job.
 func (d *driverKiller) turn(k *killer) bool {
-	if d.left == 0 || k.step == 0 {
+	if d.left == 0 || k.job.Step == 0 {
 		return false
 	}
-	due := float64(k.step) / float64(k.until) * float64(d.left+d.killed)
+	due := float64(k.job.Step) / float64(k.until) * float64(d.left+d.killed)
 	return float64(d.killed) < due && k.dice.IntN(3) > 0
 }
 
@@ -34,20 +35,20 @@ func (k *killer) killDriver(ctx context.Context) error {
 	k.endDriver()
 	before := len(k.kills)
 	for {
-		if err := k.sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(50*time.Millisecond))); err != nil {
+		if err := follow.Sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(50*time.Millisecond))); err != nil {
 			return err
 		}
 		if k.dice.IntN(4) == 0 {
 			k.strike()
 		}
 		began := time.Now()
-		next, err := k.job.Resume()
+		next, err := k.job.Resume("")
 		if err != nil {
 			return err
 		}
 		k.job = next
 		if k.drivers.left > 0 && k.dice.IntN(5) == 0 {
-			if err := k.sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(10*time.Millisecond))); err != nil {
+			if err := follow.Sleep(ctx, time.Duration(k.dice.ExpFloat64()*float64(10*time.Millisecond))); err != nil {
 				return err
 			}
 			k.endDriver()
@@ -63,59 +64,37 @@ func (k *killer) endDriver() {
 	k.job.KillDriver()
 }
 
-func (k *killer) sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // awaitControl blocks until the resumed driver has reported that it controls the job, and has
 // reported the workers that were killed while there was no driver.
 func (k *killer) awaitControl(ctx context.Context, began time.Time, deaths []kill) error {
-	follower := steplog.Follow[e2e.Event](k.job.EventsPath())
 	missing := make(map[int]bool)
 	for _, d := range deaths {
 		missing[d.pid] = true
 	}
 	var control time.Time
-	for {
-		events, err := follower.Next()
-		if err != nil {
-			return err
-		}
-		for _, e := range events {
-			switch {
-			case e.Name == "worker_exited" && missing[e.PID]:
-				delete(missing, e.PID)
-			case e.Name == "resumed" && e.Time.After(began):
-			default:
-				continue
-			}
-			if e.Time.After(control) {
+	seen := 0
+	err := k.job.Until(ctx, "control of the resumed driver", func() bool {
+		for _, e := range k.job.Events[seen:] {
+			resumed := e.Name == "resumed" && e.Time.After(began)
+			if (resumed || e.Name == "worker_exited" && missing[e.PID]) && e.Time.After(control) {
 				control = e.Time
 			}
+			if e.Name == "worker_exited" {
+				delete(missing, e.PID)
+			}
 		}
-		if control.After(began) && len(missing) == 0 {
-			k.drivers.controls = append(k.drivers.controls, control.Sub(began))
-			return nil
-		}
-		select {
-		case <-k.job.Ended():
-			return nil // check evaluates its exit status
-		default:
-		}
-		if err := k.sleep(ctx, 2*time.Millisecond); err != nil {
-			return err
-		}
+		seen = len(k.job.Events)
+		return k.job.Over() || control.After(began) && len(missing) == 0 // check evaluates the exit status
+	})
+	if err == nil && control.After(began) && len(missing) == 0 {
+		k.drivers.controls = append(k.drivers.controls, control.Sub(began))
 	}
+	return err
 }
 
 // checkResumed checks that kills of hvdrun had no effect: all workers that ended before the job was
 // done had been killed, and every resume was within the limit.
-func (k *killer) checkResumed(res e2e.Result) error {
+func (k *killer) checkResumed(res follow.Result) error {
 	var errs []error
 	started := make(map[int]int)
 	member := make(map[int]bool)
@@ -130,7 +109,7 @@ func (k *killer) checkResumed(res e2e.Result) error {
 			}
 		case e.Name == "worker_exited" && e.Cause == "left" && e.Code == 0 && !member[e.PID]:
 			// It started when the others had finished, or when its slot was no longer wanted.
-		case e.Name == "worker_exited" && (e.Cause == "failed" || e.Cause == "left") && !k.seen[e.PID]:
+		case e.Name == "worker_exited" && (e.Cause == "failed" || e.Cause == "left") && !k.struck[e.PID]:
 			errs = append(errs, fmt.Errorf("worker %d of %s ended but was not killed: %s", e.PID, e.Host, e))
 		}
 	}
@@ -139,7 +118,7 @@ func (k *killer) checkResumed(res e2e.Result) error {
 		ended[l.PID] = ended[l.PID] || l.Event == steplog.End
 	}
 	for pid, well := range ended {
-		if !well && !k.seen[pid] {
+		if !well && !k.struck[pid] {
 			errs = append(errs, fmt.Errorf("worker %d was not killed but is missing at the end", pid))
 		}
 	}

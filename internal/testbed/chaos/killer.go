@@ -7,7 +7,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -21,32 +22,16 @@ type kill struct {
 
 // killer kills workers of a running job, but always spares one with the job's state.
 type killer struct {
-	job     *e2e.Running
+	job     *follow.Running
 	dice    *rand.Rand
 	pause   time.Duration
 	until   int // the step after which nothing is killed
 	drivers driverKiller
 	ask     float64 // share of workers that are asked to leave instead of killed
 
-	steplog *steplog.Follower[steplog.Line]
-	events  *steplog.Follower[e2e.Event]
-
-	alive      []int        // processes that have neither exited nor been killed
-	ranks      map[int]int  // of the newest world: rank by process
-	generation uint64       // its number
-	step       int          // last step seen
-	seen       map[int]bool // all processes killed or asked to leave so far
-	kills      []kill
-	asked      int
-}
-
-func newKiller(r *e2e.Running, dice *rand.Rand, pause time.Duration, until int) *killer {
-	return &killer{
-		job: r, dice: dice, pause: pause, until: until,
-		steplog: steplog.Follow[steplog.Line](r.StepLogPath()),
-		events:  steplog.Follow[e2e.Event](r.EventsPath()),
-		ranks:   make(map[int]int), seen: make(map[int]bool),
-	}
+	struck map[int]bool // all processes killed or asked to leave so far
+	kills  []kill
+	asked  int
 }
 
 // run kills until step until, or until the job has ended.
@@ -59,10 +44,10 @@ func (k *killer) run(ctx context.Context) error {
 			return nil
 		case <-time.After(k.next()):
 		}
-		if err := k.look(); err != nil {
+		if err := k.job.Look(); err != nil {
 			return err
 		}
-		if k.step >= k.until {
+		if k.job.Step >= k.until {
 			return nil
 		}
 		if k.drivers.turn(k) {
@@ -90,57 +75,25 @@ func (k *killer) next() time.Duration {
 	return time.Duration(k.dice.ExpFloat64() * float64(k.pause))
 }
 
-// look updates the killer's view of the job.
-func (k *killer) look() error {
-	events, err := k.events.Next()
-	if err != nil {
-		return err
-	}
-	for _, e := range events {
-		switch e.Name {
-		case "worker_started":
-			k.alive = append(k.alive, e.PID)
-		case "worker_exited":
-			k.alive = slices.DeleteFunc(k.alive, func(pid int) bool { return pid == e.PID })
-		}
-	}
-	k.alive = slices.DeleteFunc(k.alive, func(pid int) bool { return k.seen[pid] })
-	lines, err := k.steplog.Next()
-	if err != nil {
-		return err
-	}
-	for _, l := range lines {
-		if l.Generation > k.generation {
-			k.generation = l.Generation
-			clear(k.ranks)
-		}
-		if l.Generation == k.generation {
-			k.ranks[l.PID] = l.Rank
-		}
-		k.step = max(k.step, l.Step)
-	}
-	return nil
+// spare returns the processes that have not been killed.
+func (k *killer) spare(pids []int) []int {
+	return slices.DeleteFunc(slices.Clone(pids), func(pid int) bool { return k.struck[pid] })
 }
 
 // strike kills one worker, or asks it to leave, if another one with the state remains: a member of
 // the newest world that has begun to train.
 func (k *killer) strike() {
-	var holders []int
-	for _, pid := range k.alive {
-		if _, ok := k.ranks[pid]; ok {
-			holders = append(holders, pid)
-		}
-	}
-	if k.step == 0 || len(holders) == 0 {
+	holders := k.spare(k.job.Holders())
+	if k.job.Step == 0 || len(holders) == 0 {
 		return
 	}
 	spared := holders[k.dice.IntN(len(holders))]
-	victims := slices.DeleteFunc(slices.Clone(k.alive), func(pid int) bool { return pid == spared })
+	victims := slices.DeleteFunc(k.spare(k.job.Alive), func(pid int) bool { return pid == spared })
 	if len(victims) == 0 {
 		return
 	}
 	pid := victims[k.dice.IntN(len(victims))]
-	rank, ok := k.ranks[pid]
+	rank, ok := k.job.Ranks[pid]
 	if !ok {
 		rank = -1
 	}
@@ -152,19 +105,18 @@ func (k *killer) strike() {
 	if syscall.Kill(pid, how) != nil {
 		return // it has just ended
 	}
-	k.seen[pid] = true
-	k.alive = slices.DeleteFunc(k.alive, func(p int) bool { return p == pid })
+	k.struck[pid] = true
 	if how == syscall.SIGTERM {
 		k.asked++
 		return
 	}
-	k.kills = append(k.kills, kill{at, pid, rank, k.generation})
+	k.kills = append(k.kills, kill{at, pid, rank, k.job.Generation})
 }
 
 // recoveries returns, for each kill of a member, the time until any worker completed a step in a
 // later world.
-func recoveries(kills []kill, lines []steplog.Line) e2e.Spread {
-	var s e2e.Spread
+func recoveries(kills []kill, lines []steplog.Line) report.Spread {
+	var s report.Spread
 	for _, k := range kills {
 		at, first := k.at.UnixNano(), int64(0)
 		for _, l := range lines {

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -29,7 +30,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -48,7 +50,7 @@ func main() {
 	flag.DurationVar(&c.control, "control-limit", 0, "longest time until a resumed driver controls the job, on an idle machine; 0: no limit")
 	flag.IntVar(&c.commits, "commits", 0, "number of kills of one or two workers during commits, instead of all other kills, in as many runs as needed")
 	flag.IntVar(&c.size, "size", steplog.Size, "weights of a job, of 4 bytes each")
-	flag.DurationVar(&c.still, "still", e2e.Patience, "longest time without progress in a run: neither a step nor an event")
+	flag.DurationVar(&c.still, "still", follow.Patience, "longest time without progress in a run: neither a step nor an event")
 	flag.Parse()
 	if err := c.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
@@ -66,7 +68,7 @@ type chaos struct {
 	stepTime, pause, still time.Duration
 	control                time.Duration
 
-	binaries e2e.Binaries
+	programs follow.Programs
 	dir      string
 	calm     ending // of the undisturbed run
 }
@@ -77,14 +79,14 @@ func (c *chaos) run(ctx context.Context) error {
 		return err
 	}
 	c.dir = dir
-	if c.binaries, err = e2e.Build(ctx, dir); err != nil {
+	if c.programs, err = follow.Build(ctx, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	if c.calm, err = c.undisturbed(); err != nil {
 		return err
 	}
 	sum, err := c.runAll(ctx)
-	fmt.Print(sum.report())
+	sum.print(os.Stdout)
 	if err != nil {
 		return err
 	}
@@ -140,7 +142,7 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 		flags = []string{"-log-all", "-struck", fmt.Sprintf("-async=%t", dice.IntN(2) == 0), fmt.Sprintf("-local=%t", dice.IntN(2) == 0)}
 	}
 	began := time.Now()
-	r, err := c.binaries.Start(e2e.Job{
+	r, err := c.programs.Start(follow.Job{
 		Dir: dir,
 		Flags: []string{"-np", "4", "--min-np", "1", "--commit-replicas", "1", "-H", "localhost:2,127.0.0.1:2",
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
@@ -150,9 +152,10 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 	if err != nil {
 		return outcome{err: err}
 	}
-	k := newKiller(r, dice, c.pause, c.steps*85/100)
-	k.ask = c.ask
-	k.drivers.left, k.drivers.limit = c.drivers, c.control
+	k := &killer{
+		job: r, dice: dice, pause: c.pause, until: c.steps * 85 / 100, ask: c.ask,
+		drivers: driverKiller{left: c.drivers, limit: c.control}, struck: make(map[int]bool),
+	}
 	var hit strikes
 	var killErr error
 	if c.commits > 0 {
@@ -165,7 +168,7 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 	}
 	res, err := k.job.Wait()
 	o := outcome{
-		took: time.Since(began), kills: k.kills, asked: k.asked, resets: e2e.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines),
+		took: time.Since(began), kills: k.kills, asked: k.asked, resets: follow.Count(res.Events, "reset"), recoveries: recoveries(k.kills, res.Lines),
 		drivers: k.drivers.killed, controls: k.drivers.controls,
 	}
 	if o.err = errors.Join(killErr, err); o.err == nil {
@@ -192,9 +195,9 @@ type outcome struct {
 	kills      []kill
 	asked      int
 	resets     int
-	recoveries e2e.Spread
-	drivers    int        // kills of hvdrun
-	controls   e2e.Spread // from resume to control of the job
+	recoveries report.Spread
+	drivers    int           // kills of hvdrun
+	controls   report.Spread // from resume to control of the job
 	strikes    strikes
 	err        error
 }
@@ -206,10 +209,10 @@ func (o outcome) String() string {
 	}
 	resumed := ""
 	if o.drivers > 0 {
-		resumed = fmt.Sprintf(", %d of hvdrun, slowest resume %6.1f ms", o.drivers, e2e.Milliseconds(o.controls.Quantile(1)))
+		resumed = fmt.Sprintf(", %d of hvdrun, slowest resume %6.1f ms", o.drivers, report.Milliseconds(o.controls.Quantile(1)))
 	}
 	return fmt.Sprintf("%5.2f s, %2d kills, %2d asked to leave, %2d resets, slowest recovery %6.1f ms%s: %s",
-		o.took.Seconds(), len(o.kills), o.asked, o.resets, e2e.Milliseconds(o.recoveries.Quantile(1)), resumed, verdict)
+		o.took.Seconds(), len(o.kills), o.asked, o.resets, report.Milliseconds(o.recoveries.Quantile(1)), resumed, verdict)
 }
 
 // summary is the result of all runs.
@@ -218,7 +221,7 @@ type summary struct {
 	asked                       int
 	zeros, newcomers, bursts    int
 	drivers                     int
-	recoveries, controls        e2e.Spread
+	recoveries, controls        report.Spread
 	strikes                     strikes
 	took                        time.Duration
 }
@@ -248,18 +251,14 @@ func (s *summary) add(o outcome) {
 	}
 }
 
-func (s *summary) report() string {
-	resumed := ""
+func (s *summary) print(w io.Writer) {
 	if s.drivers > 0 {
-		resumed = fmt.Sprintf("\n%d kills of hvdrun; from the start of resume to control of the job:\n%s\n%s\n",
-			s.drivers, e2e.SpreadHeader, s.controls.Row("resume"))
+		report.Rows(w, fmt.Sprintf("%d kills of hvdrun; from the start of resume to control of the job:", s.drivers), nil,
+			report.Row{Name: "resume", Spread: s.controls})
 	}
-	return resumed + s.strikes.report() + fmt.Sprintf(`
-%d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d asked to leave, %d resets
-
-From a member's death to the next completed step in a later world, including further deaths in between:
-%s
-%s
-%s`, s.runs, s.took.Round(time.Second), s.failed, s.kills, s.zeros, s.newcomers, s.bursts, s.asked, s.resets,
-		e2e.SpreadHeader, s.recoveries.Row("recovery"), s.recoveries.Histogram())
+	fmt.Fprint(w, s.strikes.report())
+	fmt.Fprintf(w, "\n%d runs in %v, %d failed; %d kills (%d of rank 0, %d of newcomers, %d within 20 ms of another), %d asked to leave, %d resets\n",
+		s.runs, s.took.Round(time.Second), s.failed, s.kills, s.zeros, s.newcomers, s.bursts, s.asked, s.resets)
+	report.Rows(w, "From a member's death to the next completed step in a later world, including further deaths in between:", nil,
+		report.Row{Name: "recovery", Spread: s.recoveries})
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // parent returns the parent of a process.
@@ -104,7 +106,7 @@ func TestAgentStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	res := finish(t, r, 128+int(syscall.SIGTERM), 100000)
-	if n := Count(res.Events, "world_published"); n != 1 {
+	if n := follow.Count(res.Events, "world_published"); n != 1 {
 		t.Errorf("%d worlds, want the first alone", n)
 	}
 	for _, e := range res.Events {

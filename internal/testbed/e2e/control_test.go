@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -50,7 +51,7 @@ func slots(s control.Status) string {
 func awaitSlots(t *testing.T, r *Running, want string, args ...string) control.Status {
 	t.Helper()
 	var s control.Status
-	if !Poll(func() bool {
+	if !follow.Poll(func() bool {
 		s = statusOf(t, r, args...)
 		return slots(s) == want
 	}) {
@@ -184,7 +185,7 @@ func TestExclude(t *testing.T) {
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 		for _, e := range events {
 			switch {
-			case e.where() != hostA+":1":
+			case e.Where() != hostA+":1":
 			case e.Name == "excluded":
 				out = e.Time
 			case e.Name == "worker_started" && !out.IsZero():
@@ -250,8 +251,8 @@ func TestControlOfAnotherDriver(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 	refused(t, r, 1, "has no driver: hvdrun resume "+s.Job, "readmit", long, hostB)
-	next := &Running{Job: r.Job, Mark: r.Mark, hvdrun: r.hvdrun}
-	if err := next.begin([]string{"resume", long}); err != nil {
+	next, err := r.Resume(long)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -259,7 +260,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 			next.Kill()
 		}
 	})
-	if err := next.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "resumed") == 1 }); err != nil {
+	if err := next.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "resumed") == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	s = awaitSlots(t, next, "localhost:0 training 0, localhost:1 training 1, 127.0.0.1:0 training 2, 127.0.0.1:1 drained", long)
@@ -287,8 +288,7 @@ func TestWatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.CommandContext(t.Context(), binaries.Hvdrun, append([]string{"status", "--watch"}, args...)...)
-		cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir())
+		cmd := r.Subcommand(t.Context(), append([]string{"status", "--watch"}, args...)...)
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -306,7 +306,7 @@ func TestWatch(t *testing.T) {
 	}
 	until := func(what string, lines func() string, n int) {
 		t.Helper()
-		if !Poll(func() bool { return strings.Count(lines(), what) >= n }) {
+		if !follow.Poll(func() bool { return strings.Count(lines(), what) >= n }) {
 			t.Fatalf("%s is not told %d times:\n%s", what, n, lines())
 		}
 	}

@@ -1,4 +1,3 @@
-// Package e2e runs whole jobs: the real hvdrun, a discovery script whose output depends on training
-// progress, and workers (internal/testbed/trainer) that die by schedule. Its tests check every line
-// that a job writes; the programs chaos and recovery run their jobs with it.
+// Package e2e has tests of whole jobs: the real hvdrun with workers that die by schedule, of which
+// each line that they write is checked. It also runs an ssh server for them.
 package e2e

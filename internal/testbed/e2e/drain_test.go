@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -72,7 +73,7 @@ func inOrder(t *testing.T, res Result, causes ...string) {
 func awaitOutput(t *testing.T, r *Running, enough func(text string) bool) {
 	t.Helper()
 	var text []byte
-	if !Poll(func() (ok bool) {
+	if !follow.Poll(func() (ok bool) {
 		var err error
 		if text, err = os.ReadFile(r.OutputPath()); err != nil {
 			t.Fatal(err)
@@ -114,10 +115,10 @@ func TestWorkerAskedToLeave(t *testing.T) {
 			ask(t, r.PID)
 			res := finish(t, r, 143, 100000)
 			inOrder(t, res, "left", "stopped")
-			if n := Count(res.Events, "excluded"); n != len(ranks) {
+			if n := follow.Count(res.Events, "excluded"); n != len(ranks) {
 				t.Errorf("%d exclusions, want %d", n, len(ranks))
 			}
-			if n := Count(res.Events, "draining"); n != len(ranks) {
+			if n := follow.Count(res.Events, "draining"); n != len(ranks) {
 				t.Errorf("%d workers were asked to leave, want %d", n, len(ranks))
 			}
 			if again.Slots[0].Host != hostA && len(ranks) == 1 {
@@ -174,7 +175,7 @@ func TestAskedTwice(t *testing.T) {
 	began := time.Now()
 	again := time.NewTicker(20 * time.Millisecond)
 	defer again.Stop()
-	for alive("/proc/" + strconv.Itoa(pid)) {
+	for follow.Alive(pid) {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		<-again.C
 	}
@@ -290,7 +291,7 @@ func TestAgentAskedBeforeTheStart(t *testing.T) {
 					pids[e.Host] = e.PID
 				}
 			}
-			return Count(events, "worker_started") == n
+			return follow.Count(events, "worker_started") == n
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -336,7 +337,7 @@ func TestDrainingHost(t *testing.T) {
 	ask(t, r.PID)
 	res := finish(t, r, 143, 100000)
 	inOrder(t, res, "left", "stopped")
-	if n := Count(res.Events, "excluded"); n != 0 {
+	if n := follow.Count(res.Events, "excluded"); n != 0 {
 		t.Errorf("%d exclusions", n)
 	}
 }
@@ -371,7 +372,7 @@ func TestClusterAgentAskedToLeave(t *testing.T) {
 	}
 	discover := []string{"discover", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"}
 	var out []byte
-	if !Poll(func() bool {
+	if !follow.Poll(func() bool {
 		var err error
 		out, err = exec.Command(binaries.Hvdrun, discover...).CombinedOutput()
 		return err == nil && strings.Count(string(out), "agent") == 2

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -73,7 +74,7 @@ func endless(t *testing.T, more ...string) *Running {
 		t.Fatalf("%v\n%s", err, res.Story())
 	}
 	// hvdrun, its guard, four workers and their four children, and sometimes the discovery script.
-	if n := len(Processes(r.marks()...)); n < 10 {
+	if n := len(r.Processes()); n < 10 {
 		t.Errorf("%d processes are there of the job, want at least 10", n)
 	}
 	return r
@@ -88,7 +89,7 @@ func TestDriverKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-r.Ended()
-	if left := r.AwaitGone(); len(left) > 0 {
+	if left := r.AwaitGone(follow.Patience); len(left) > 0 {
 		t.Errorf("after hvdrun was killed there are still %q", left)
 	}
 	if _, err := r.Wait(); err != nil {

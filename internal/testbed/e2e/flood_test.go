@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // floodSize is how many connections strangers open to each listener, and how many descriptors the
@@ -69,7 +71,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 	if err := os.WriteFile(limited, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Binaries{Hvdrun: limited, Trainer: binaries.Trainer}.Start(Job{
+	r, err := follow.Programs{Hvdrun: limited, Trainer: binaries.Trainer}.Start(Job{
 		Dir:     t.TempDir(),
 		Flags:   []string{"-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "1,1", "--discovery-interval", "100ms", "--log-level", "debug"},
 		Stages:  []Stage{{Hosts: on(hostA, 2)}},
@@ -83,7 +85,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 			r.Kill()
 		}
 	})
-	r.awaitStep(t, 5)
+	awaitStep(t, r, 5)
 	var workers []int
 	err = r.AwaitEvents(t.Context(), func(events []Event) bool {
 		workers = nil
@@ -98,8 +100,8 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 		t.Fatal(err)
 	}
 	listeners := map[int][]netip.AddrPort{}
-	for _, pid := range append(Processes(r.marks()...), r.PID) {
-		if addrs := Listening(pid); len(addrs) > 0 {
+	for _, pid := range append(r.Processes(), r.PID) {
+		if addrs := follow.Listening(pid); len(addrs) > 0 {
 			listeners[pid] = addrs
 		}
 	}
@@ -112,7 +114,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 			conns := hold(t, at.String(), connections)
 			now := usageOf(pid)
 			t.Logf("%.60s: %d descriptors, %d kB; after %d connections to %v: %d, %d kB",
-				commandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
+				follow.CommandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
 			if now.descriptors > descriptors/2 {
 				t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
 			}
@@ -133,7 +135,7 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 		t.Fatal(err)
 	}
 	res := finish(t, r, 0, 10)
-	if n := Count(res.Events, "worker_started"); n != 3 {
+	if n := follow.Count(res.Events, "worker_started"); n != 3 {
 		t.Errorf("%d workers were started, want 3", n)
 	}
 }

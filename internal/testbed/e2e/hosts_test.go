@@ -3,6 +3,7 @@ package e2e
 import (
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -81,10 +82,10 @@ func TestSpareHostsComeAndGoWithoutReset(t *testing.T) {
 	}, []steplog.World{
 		{From: 1, To: 25, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
 	})
-	if n := Count(res.Events, "hosts_found"); n != 5 {
+	if n := follow.Count(res.Events, "hosts_found"); n != 5 {
 		t.Errorf("hosts were found %d times, want 5", n)
 	}
-	if n := Count(res.Events, "hosts_updated"); n != 0 {
+	if n := follow.Count(res.Events, "hosts_updated"); n != 0 {
 		t.Errorf("workers were told %d times of spare hosts", n)
 	}
 }
@@ -174,7 +175,7 @@ func TestNewcomerThatCannotStart(t *testing.T) {
 	}, []steplog.World{
 		{From: 1, To: 15, Generation: 1, Size: 1, Zero: "localhost:0", First: 0},
 	})
-	if n := Count(res.Events, "hosts_updated"); n != 0 {
+	if n := follow.Count(res.Events, "hosts_updated"); n != 0 {
 		t.Errorf("the worker was told %d times of a host that could not be used", n)
 	}
 	for _, where := range []string{"127.0.0.1:0", "127.0.0.1:1"} {
@@ -198,7 +199,7 @@ func TestLaterDiscoveryFails(t *testing.T) {
 		{From: 1, To: 10, Generation: 1, Size: 1, Zero: "localhost:0", First: 0},
 		{From: 11, To: 15, Generation: 2, Size: 2, Zero: "localhost:0", First: 0},
 	})
-	if Count(res.Events, "discovery_failed") == 0 {
+	if follow.Count(res.Events, "discovery_failed") == 0 {
 		t.Error("no event tells of the failed discovery")
 	}
 }

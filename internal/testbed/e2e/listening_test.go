@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -25,7 +26,7 @@ func TestListening(t *testing.T) {
 		want = append(want, netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).String())
 	}
 	var got []string
-	for _, at := range Listening(os.Getpid()) {
+	for _, at := range follow.Listening(os.Getpid()) {
 		got = append(got, at.String())
 	}
 	for _, w := range want {
@@ -38,33 +39,23 @@ func TestListening(t *testing.T) {
 // addresses returns the addresses on which the job's processes listen, by what they are.
 func addresses(r *Running) map[string][]netip.Addr {
 	found := map[string][]netip.Addr{}
-	for _, pid := range append(Processes(r.marks()...), r.PID) {
+	for _, pid := range append(r.Processes(), r.PID) {
 		what := "worker"
-		switch line := commandLine(pid); {
+		switch line := follow.CommandLine(pid); {
 		case pid == r.PID:
 			what = "driver"
 		case strings.Contains(line, "agent --job"):
 			what = "agent"
 		}
-		for _, at := range Listening(pid) {
+		for _, at := range follow.Listening(pid) {
 			found[what] = append(found[what], at.Addr())
 		}
 	}
 	return found
 }
 
-func (r *Running) awaitStep(t *testing.T, step int) {
-	t.Helper()
-	err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool {
-		return slices.ContainsFunc(lines, func(l steplog.Line) bool { return l.Step >= step })
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // proceed lets the script go on to the stage that waits for the file.
-func (r *Running) proceed(t *testing.T, file string) {
+func proceed(t *testing.T, r *Running, file string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(r.Dir, file), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -95,7 +86,7 @@ func TestListensWhereNeeded(t *testing.T) {
 				},
 				Trainer: []string{"-hold", "5,10", "-steps", "15"},
 			})
-			r.awaitStep(t, 4)
+			awaitStep(t, r, 4)
 			for what, all := range addresses(r) {
 				for _, a := range all {
 					if a != test.narrow && !(test.flags != nil && a.IsLoopback()) {
@@ -103,8 +94,8 @@ func TestListensWhereNeeded(t *testing.T) {
 					}
 				}
 			}
-			r.proceed(t, "narrow")
-			r.awaitStep(t, 8)
+			proceed(t, r, "narrow")
+			awaitStep(t, r, 8)
 			now := addresses(r)
 			for _, what := range []string{"driver", "worker"} {
 				outside := slices.ContainsFunc(now[what], func(a netip.Addr) bool { return a.IsUnspecified() })
@@ -112,7 +103,7 @@ func TestListensWhereNeeded(t *testing.T) {
 					t.Errorf("the %s listens at %v, and there is another host", what, now[what])
 				}
 			}
-			r.proceed(t, "wide")
+			proceed(t, r, "wide")
 			res := finish(t, r, 0, 15)
 			err := steplog.CheckWorlds(res.Lines, []steplog.World{
 				{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -20,7 +21,16 @@ const (
 	hostD = "127.0.0.3"
 )
 
-var binaries Binaries
+// The tests name these without their package.
+type (
+	Job     = follow.Job
+	Stage   = follow.Stage
+	Running = follow.Running
+	Result  = follow.Result
+	Event   = follow.Event
+)
+
+var binaries follow.Programs
 
 // parallel jobs mostly wait, so there may be more of them than cores.
 const parallel = "4"
@@ -33,7 +43,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	if binaries, err = Build(context.Background(), dir, buildFlags...); err != nil {
+	if binaries, err = follow.Build(context.Background(), dir, buildFlags...); err != nil {
 		panic(err)
 	}
 	code := m.Run()
@@ -113,7 +123,7 @@ func run(t *testing.T, j Job, worlds []steplog.World) Result {
 		t.Error(err)
 	}
 	if last.Generation != 0 {
-		if n := Count(res.Events, "reset"); n != int(last.Generation)-1 {
+		if n := follow.Count(res.Events, "reset"); n != int(last.Generation)-1 {
 			t.Errorf("%d resets, want %d", n, last.Generation-1)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -108,8 +109,8 @@ func TestPluginKilled(t *testing.T) {
 	}
 	reach(5)
 	killed := 0
-	for _, pid := range Processes(program) {
-		if strings.HasPrefix(commandLine(pid), program) { // hvdrun has it among its arguments
+	for _, pid := range follow.Processes(program) {
+		if strings.HasPrefix(follow.CommandLine(pid), program) { // hvdrun has it among its arguments
 			killed++
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
@@ -119,7 +120,7 @@ func TestPluginKilled(t *testing.T) {
 	if killed != 1 {
 		t.Fatalf("%d processes of the plugin", killed)
 	}
-	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "discovery_failed") > 0 }); err != nil {
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "discovery_failed") > 0 }); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(r.Dir, "killed"), nil, 0o600); err != nil {
@@ -134,11 +135,11 @@ func TestPluginKilled(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
-	if n := Count(res.Events, "discovery_failed"); n != 1 {
+	if n := follow.Count(res.Events, "discovery_failed"); n != 1 {
 		t.Errorf("%d failures of the discovery", n)
 	}
 	says(t, res, "was killed by signal 9 (killed)")
-	if left := Processes(program); len(left) > 0 {
+	if left := follow.Processes(program); len(left) > 0 {
 		t.Errorf("the plugin is left: %v", left)
 	}
 }
@@ -153,7 +154,7 @@ func TestPluginDiesWithDriver(t *testing.T) {
 		Flags:   flags("-np", "1", "--orphan-timeout", "10s", "--discovery-plugin", program, "--discovery-config", "inventory="+machines),
 		Command: []string{"sleep", "600"},
 	})
-	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "worker_started") > 0 }); err != nil {
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "worker_started") > 0 }); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
@@ -162,7 +163,7 @@ func TestPluginDiesWithDriver(t *testing.T) {
 	if _, err := r.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if left := r.AwaitGone(); len(left) > 0 {
+	if left := r.AwaitGone(follow.Patience); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }

@@ -1,10 +1,10 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -33,7 +34,7 @@ func awaitStep(t *testing.T, r *Running, step int) {
 // resume resumes a job whose driver was killed.
 func resume(t *testing.T, r *Running) *Running {
 	t.Helper()
-	next, err := r.Resume()
+	next, err := r.Resume("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,17 +62,17 @@ func TestResume(t *testing.T) {
 		mark(t, r, fmt.Sprint("without.", n))
 		awaitGrowth(t, r, n*20+20)
 		r = resume(t, r)
-		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "resumed") == n }); err != nil {
+		if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "resumed") == n }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	mark(t, r, "resumed")
 	res := finish(t, r, 0, steps)
-	if worlds := Count(res.Events, "world_published"); worlds != 1 || Count(res.Events, "reset") != 0 {
-		t.Errorf("%d worlds and %d resets, want one world", worlds, Count(res.Events, "reset"))
+	if worlds := follow.Count(res.Events, "world_published"); worlds != 1 || follow.Count(res.Events, "reset") != 0 {
+		t.Errorf("%d worlds and %d resets, want one world", worlds, follow.Count(res.Events, "reset"))
 	}
 	for name, want := range map[string]int{"worker_started": 4, "worker_ready": 4, "worker_exited": 4, "first_commit": 1, "job_done": 1} {
-		if n := Count(res.Events, name); n != want {
+		if n := follow.Count(res.Events, name); n != want {
 			t.Errorf("%d events %s, want %d", n, name, want)
 		}
 	}
@@ -95,7 +96,7 @@ func awaitGrowth(t *testing.T, r *Running, step int) {
 	t.Helper()
 	last := 0
 	follower := steplog.Follow[steplog.Line](r.StepLogPath())
-	if !Poll(func() bool {
+	if !follow.Poll(func() bool {
 		lines, err := follower.Next()
 		if err != nil {
 			t.Fatal(err)
@@ -126,7 +127,7 @@ func TestResumeFindsDeaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = resume(t, r)
-	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "worker_started") == 4 }); err != nil {
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "worker_started") == 4 }); err != nil {
 		t.Error(err)
 	}
 	mark(t, r, "replaced")
@@ -136,7 +137,7 @@ func TestResumeFindsDeaths(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	if n := Count(res.Events, "worker_started"); n != 4 {
+	if n := follow.Count(res.Events, "worker_started"); n != 4 {
 		t.Errorf("%d workers were started, want 4", n)
 	}
 }
@@ -154,8 +155,8 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 	awaitStep(t, r, 20)
 	r.KillDriver()
 	killed := false
-	for _, pid := range Processes(r.Mark) {
-		if strings.HasSuffix(commandLine(pid), " agent --job") && !killed {
+	for _, pid := range follow.Processes(r.Tag) {
+		if strings.HasSuffix(follow.CommandLine(pid), " agent --job") && !killed {
 			killed = syscall.Kill(pid, syscall.SIGKILL) == nil
 		}
 	}
@@ -165,7 +166,7 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 	r = resume(t, r)
 	// Nothing may wait for the agent timeout, which exceeds that of a test.
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
-		return Count(events, "worker_exited") >= 2 && Count(events, "worker_started") >= 6
+		return follow.Count(events, "worker_exited") >= 2 && follow.Count(events, "worker_started") >= 6
 	}); err != nil {
 		t.Errorf("two workers were lost, and not found to be: %v", err)
 	}
@@ -187,7 +188,7 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 func TestJobFolder(t *testing.T) {
 	t.Parallel()
 	r := endless(t)
-	_, secret, _ := strings.Cut(r.Mark, "=") // as good a secret as any that is in the environment
+	_, secret, _ := strings.Cut(r.Tag, "=") // as good a secret as any that is in the environment
 	folder, err := r.Folder()
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +199,7 @@ func TestJobFolder(t *testing.T) {
 	look := func(want bool) {
 		t.Helper()
 		found := false
-		err := filepath.WalkDir(r.stateDir(), func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(r.StateDir(), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
 				return err
 			}
@@ -217,8 +218,8 @@ func TestJobFolder(t *testing.T) {
 		}
 	}
 	look(true)
-	for _, pid := range Processes(r.marks()...) {
-		if line := commandLine(pid); strings.Contains(line, secret) || regexp.MustCompile(`[A-Za-z0-9_-]{100}`).MatchString(line) {
+	for _, pid := range r.Processes() {
+		if line := follow.CommandLine(pid); strings.Contains(line, secret) || regexp.MustCompile(`[A-Za-z0-9_-]{100}`).MatchString(line) {
 			t.Errorf("a secret is among the arguments of %d: %s", pid, line)
 		}
 	}
@@ -243,8 +244,6 @@ func TestJobFolder(t *testing.T) {
 
 // hvdrun runs a command of hvdrun beside the job.
 func hvdrun(r *Running, args ...string) (string, error) {
-	cmd := exec.Command(binaries.Hvdrun, args...)
-	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir())
-	out, err := cmd.CombinedOutput()
+	out, err := r.Subcommand(context.Background(), args...).CombinedOutput()
 	return string(out), err
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -77,7 +78,7 @@ func TestSSH(t *testing.T) {
 	if fi, err := os.Stat(programs[0]); err != nil || fi.Mode().Perm() != 0o700 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
-	if n := Count(res.Events, "worker_started"); n != 4 {
+	if n := follow.Count(res.Events, "worker_started"); n != 4 {
 		t.Errorf("%d workers were started, want 4", n)
 	}
 }
@@ -100,7 +101,7 @@ func TestSSHShowsNoSecret(t *testing.T) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
 		environ, _ := os.ReadFile(dir + "/environ")
-		if strings.Contains(string(environ), "E2E_JOB="+strings.TrimPrefix(r.Mark, "E2E_JOB=")) {
+		if strings.Contains(string(environ), r.Tag) {
 			for entry := range strings.SplitSeq(string(environ), "\x00") {
 				if value, ok := strings.CutPrefix(entry, "HVD_CREDENTIALS="); ok {
 					secret = value
@@ -215,7 +216,7 @@ func TestSSHDriverKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-r.Ended()
-	if left := r.AwaitGone(); len(left) > 0 {
+	if left := r.AwaitGone(follow.Patience); len(left) > 0 {
 		t.Errorf("after hvdrun was killed there are still %q", left)
 	}
 	if _, err := r.Wait(); err != nil {
@@ -225,8 +226,8 @@ func TestSSHDriverKilled(t *testing.T) {
 	if len(programs) != 1 {
 		t.Fatalf("in the cache: %q", programs)
 	}
-	if !Poll(func() bool { return len(Processes(programs[0])) == 0 }) {
-		t.Fatalf("the agent is left: %v", Processes(programs[0]))
+	if !follow.Poll(func() bool { return len(follow.Processes(programs[0])) == 0 }) {
+		t.Fatalf("the agent is left: %v", follow.Processes(programs[0]))
 	}
 }
 
@@ -275,7 +276,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("no line %q", line)
 		}
 	}
-	if !Poll(func() bool { return len(Processes(cached(t, s)...)) == 0 }) {
+	if !follow.Poll(func() bool { return len(follow.Processes(cached(t, s)...)) == 0 }) {
 		t.Fatal("agents are left")
 	}
 }
@@ -308,15 +309,15 @@ func TestSSHResume(t *testing.T) {
 	mark(t, r, "without")
 	awaitGrowth(t, r, 40)
 	r = resume(t, r)
-	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return Count(events, "resumed") == 1 }); err != nil {
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "resumed") == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	mark(t, r, "resumed")
 	res := finish(t, r, 0, steps)
-	if n := Count(res.Events, "resumed"); n != 1 {
+	if n := follow.Count(res.Events, "resumed"); n != 1 {
 		t.Errorf("%d events of a driver that takes over", n)
 	}
-	if worlds, started := Count(res.Events, "world_published"), Count(res.Events, "worker_started"); worlds != 1 || started != 2 {
+	if worlds, started := follow.Count(res.Events, "world_published"), follow.Count(res.Events, "worker_started"); worlds != 1 || started != 2 {
 		t.Errorf("%d worlds of %d workers, want one of 2", worlds, started)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // SSHD is an ssh server of this user with the files that clients need.
@@ -87,7 +89,7 @@ LogLevel INFO
 
 // await blocks until the server listens.
 func (s *SSHD) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+	ctx, cancel := context.WithTimeout(ctx, follow.Patience)
 	defer cancel()
 	for !strings.Contains(s.Log(), "Server listening") {
 		select {

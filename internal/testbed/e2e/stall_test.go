@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -141,7 +142,7 @@ func TestStallEnds(t *testing.T) {
 	pid := pidAt(t, r, hostB)
 	told := func(name string, n int) error { // on a busy machine others may be slow too
 		return r.AwaitEvents(t.Context(), func(events []Event) bool {
-			return Count(slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.PID != pid }), name) >= n
+			return follow.Count(slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.PID != pid }), name) >= n
 		})
 	}
 	for n := 1; n <= 2; n++ {
@@ -161,7 +162,7 @@ func TestStallEnds(t *testing.T) {
 		awaitGrowth(t, r, 20+20*n)
 	}
 	res := finish(t, r, 0, 60)
-	if n := Count(res.Events, "world_published"); n != 1 {
+	if n := follow.Count(res.Events, "world_published"); n != 1 {
 		t.Errorf("%d worlds, want 1", n)
 	}
 	says(t, res, " continues, ")
@@ -209,7 +210,7 @@ func pidAt(t *testing.T, r *Running, host string) (pid int) {
 
 // stalls returns the stall events of the worker in a slot.
 func stalls(res Result, where string) []Event {
-	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.where() != where })
+	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.Where() != where })
 }
 
 // waitedFor returns how long a worker had waited, by its own clock, when a line reported the

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 var (
@@ -28,7 +28,7 @@ func checkExample(ctx context.Context, o *options) ([]figure, error) {
 		return nil, err
 	}
 	began := time.Now()
-	job, err := e2e.Binaries{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(e2e.Job{Dir: dir, Still: 80 * time.Second,
+	job, err := follow.Programs{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(follow.Job{Dir: dir, Still: 80 * time.Second,
 		Flags:   []string{"-np", "2", "--orphan-timeout", "20s"},
 		Command: append([]string{filepath.Join(o.Bin, "gpu"), "-driver", o.Driver, "-digest"}, args...)})
 	if err != nil {

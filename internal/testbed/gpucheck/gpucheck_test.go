@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/cudatest"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 	"github.com/hvdrun/hvdrun/internal/nccl"
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // programVariable makes the test's binary the program.
@@ -50,7 +50,7 @@ func program(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func left() []int { return e2e.Processes("FAKECUDA_FOLDER=" + os.Getenv("FAKECUDA_FOLDER")) }
+func left() []int { return follow.Processes("FAKECUDA_FOLDER=" + os.Getenv("FAKECUDA_FOLDER")) }
 
 // TestWhole: all checks with a simulated driver at small sizes.
 func TestWhole(t *testing.T) {
@@ -74,7 +74,7 @@ func TestWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r report
+	var r summary
 	if err := json.Unmarshal(text, &r); err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestConclusions(t *testing.T) {
 		{[]result{{Status: "skip"}}, 1, "checks: 0 passed, 0 failed, 1 skipped; targets: 0 met, 0 missed\n"},
 	} {
 		var b bytes.Buffer
-		if got := (&report{Results: c.results}).conclude(&b); got != c.status || b.String() != c.says {
+		if got := (&summary{Results: c.results}).conclude(&b); got != c.status || b.String() != c.says {
 			t.Errorf("%d: %s", got, &b)
 		}
 	}

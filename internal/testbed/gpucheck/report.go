@@ -8,10 +8,12 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 )
 
-// report is the results of a run.
-type report struct {
+// summary is the results of a run.
+type summary struct {
 	Time    time.Time `json:"time"`
 	Driver  string    `json:"driver"`
 	Quick   bool      `json:"quick"`
@@ -20,13 +22,13 @@ type report struct {
 	Results []result  `json:"checks"`
 }
 
-func newReport(o options, device string) *report {
-	return &report{Time: time.Now().UTC(), Driver: o.Driver, Quick: o.Quick, Device: device,
+func newSummary(o options, device string) *summary {
+	return &summary{Time: time.Now().UTC(), Driver: o.Driver, Quick: o.Quick, Device: device,
 		Machine: fmt.Sprintf("%s, %d processors", runtime.GOARCH, runtime.NumCPU())}
 }
 
 // add records a result and prints it.
-func (r *report) add(w io.Writer, done result) {
+func (r *summary) add(w io.Writer, done result) {
 	r.Results = append(r.Results, done)
 	fmt.Fprintf(w, "%-4s  %-12s %6.1f s  %s\n", done.Status, done.Check, done.Seconds, done.Reason)
 	for _, f := range done.Figures {
@@ -40,16 +42,14 @@ func (f figure) String() string {
 	switch {
 	case f.Target != "" && f.Met == nil:
 		line += " target " + f.Target + ": not judged"
-	case f.Target != "" && *f.Met:
-		line += " target " + f.Target + ": met"
 	case f.Target != "":
-		line += " target " + f.Target + ": MISSED"
+		line += " target " + f.Target + ": " + report.Verdict(*f.Met)
 	}
 	return strings.TrimRight(line, " ")
 }
 
 // conclude prints the summary and returns the exit status.
-func (r *report) conclude(w io.Writer) int {
+func (r *summary) conclude(w io.Writer) int {
 	count, met, missed := map[string]int{}, 0, 0
 	for _, done := range r.Results {
 		count[done.Status]++
@@ -74,7 +74,7 @@ func (r *report) conclude(w io.Writer) int {
 	return 0
 }
 
-func (r *report) write(path string) error {
+func (r *summary) write(path string) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err

@@ -18,7 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/cuda"
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -153,7 +154,7 @@ func kills(backend string) func(context.Context, *options) ([]figure, error) {
 }
 
 // killSome runs the job.
-func killSome(ctx context.Context, o *options, dir, backend string) ([]kill, e2e.Result, error) {
+func killSome(ctx context.Context, o *options, dir, backend string) ([]kill, follow.Result, error) {
 	n, count := 64<<20, 12
 	switch {
 	case o.Quick:
@@ -163,18 +164,18 @@ func killSome(ctx context.Context, o *options, dir, backend string) ([]kill, e2e
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, e2e.Result{}, err
+		return nil, follow.Result{}, err
 	}
 	command := []string{self, "worker", "-dir", dir, "-driver", o.Driver, "-n", strconv.Itoa(n), "-backend", backend, "-nccl", o.NCCL}
 	if backend == cuda.BackendNCCL {
 		command = append(append([]string{"env"}, sharing()...), command...)
 	}
-	job, err := e2e.Binaries{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(e2e.Job{Dir: dir, Still: 2 * time.Minute,
+	job, err := follow.Programs{Hvdrun: filepath.Join(o.Bin, "hvdrun")}.Start(follow.Job{Dir: dir, Still: 2 * time.Minute,
 		Flags: []string{"-np", strconv.Itoa(workers), "--min-np", "1", "-H", "localhost:" + strconv.Itoa(workers),
 			"--blacklist-cooldown-range", "0.3,0.3", "--orphan-timeout", "20s"},
 		Command: command})
 	if err != nil {
-		return nil, e2e.Result{}, err
+		return nil, follow.Result{}, err
 	}
 	w := &watch{job: job, dir: dir, dice: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0)), backend: backend,
 		stepLogs: map[int]*steplog.Follower[note]{}, done: map[place]int{}}
@@ -205,7 +206,7 @@ func killSome(ctx context.Context, o *options, dir, backend string) ([]kill, e2e
 
 // watch is an observed job.
 type watch struct {
-	job      *e2e.Running
+	job      *follow.Running
 	dir      string
 	backend  string // required backend of a world; empty: any
 	dice     *rand.Rand
@@ -236,7 +237,7 @@ func (w *watch) count(pid int, generation uint64) int {
 // operations, and selects one of its workers.
 func (w *watch) settled(ctx context.Context, workers int, after uint64) (kill, error) {
 	var k kill
-	err := w.job.AwaitEvents(ctx, func(events []e2e.Event) bool {
+	err := w.job.AwaitEvents(ctx, func(events []follow.Event) bool {
 		k = kill{}
 		for _, e := range events {
 			if e.Name == "world_published" && e.Generation > after && e.Size >= workers {
@@ -246,7 +247,7 @@ func (w *watch) settled(ctx context.Context, workers int, after uint64) (kill, e
 				}
 			}
 		}
-		if w.backend != "" && len(k.others) > 1 && !slices.ContainsFunc(events, func(e e2e.Event) bool {
+		if w.backend != "" && len(k.others) > 1 && !slices.ContainsFunc(events, func(e follow.Event) bool {
 			return e.Name == "backend" && e.Generation == k.generation && e.Backend == w.backend
 		}) {
 			return false
@@ -282,8 +283,8 @@ func struck(ctx context.Context, dir string, k *kill) error {
 }
 
 // killFigures determines from the step logs how the survivors continued.
-func killFigures(o *options, dir string, all []kill, res e2e.Result) ([]figure, error) {
-	var times e2e.Spread
+func killFigures(o *options, dir string, all []kill, res follow.Result) ([]figure, error) {
+	var times report.Spread
 	inside := 0
 	for _, k := range all {
 		notes, err := steplog.Follow[note](stepLogPath(dir, k.pid)).Next()
@@ -320,9 +321,9 @@ func killFigures(o *options, dir string, all []kill, res e2e.Result) ([]figure, 
 	return []figure{
 		{Name: "workers killed, of 4", Value: float64(len(all))},
 		{Name: "of these in the middle of an operation", Value: float64(inside)},
-		figure{Name: "to the survivors' next operation, median", Value: e2e.Milliseconds(median), Unit: "ms"}.judged(o, "< 500 ms",
+		figure{Name: "to the survivors' next operation, median", Value: report.Milliseconds(median), Unit: "ms"}.judged(o, "< 500 ms",
 			median < 500*time.Millisecond),
-		{Name: "to the survivors' next operation, worst", Value: e2e.Milliseconds(times.Quantile(1)), Unit: "ms"},
+		{Name: "to the survivors' next operation, worst", Value: report.Milliseconds(times.Quantile(1)), Unit: "ms"},
 		{Name: "survivors restarted", Value: 0},
 	}, nil
 }

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/cuda"
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // check is one check of the suite.
@@ -91,7 +91,7 @@ func resultOf(figures []figure, err error) result {
 }
 
 // runAll runs the checks one after the other and prints the result of each.
-func runAll(ctx context.Context, o options, device string, chosen *regexp.Regexp) (*report, error) {
+func runAll(ctx context.Context, o options, device string, chosen *regexp.Regexp) (*summary, error) {
 	temp, err := os.MkdirTemp("", "gpucheck-")
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func runAll(ctx context.Context, o options, device string, chosen *regexp.Regexp
 	defer os.RemoveAll(temp)
 	o.Temp = temp
 	mark := "GPUCHECK_RUN=" + rand.Text()
-	r := newReport(o, device)
+	r := newSummary(o, device)
 	for _, c := range checks {
 		if !chosen.MatchString(c.name) {
 			continue
@@ -154,7 +154,7 @@ func one(ctx context.Context, c check, o options, mark string) result {
 // sweep kills all processes with the mark and waits until they have ended, for a limited time.
 func sweep(mark string) {
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		left := e2e.Processes(mark)
+		left := follow.Processes(mark)
 		if len(left) == 0 {
 			return
 		}

@@ -21,7 +21,7 @@ type agent struct {
 // agent starts an agent of a host with so many slots; seed is the address at which agents find each
 // other.
 func (b *bench) agent(name string, slots int, bind, seed, key string) (*agent, error) {
-	a := &agent{cmd: exec.Command(b.binaries.Hvdrun, "agent", "--name", name, "--slots", strconv.Itoa(slots),
+	a := &agent{cmd: exec.Command(b.programs.Hvdrun, "agent", "--name", name, "--slots", strconv.Itoa(slots),
 		"--bind", bind, "--join", seed, "--key-file", key)}
 	a.cmd.Stdout, a.cmd.Stderr = &a.log, &a.log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -43,7 +43,7 @@ func (a *agent) stop() error {
 // starts and leaves again.
 func (b *bench) arriveSome(ctx context.Context, n int) (_ []sample, err error) {
 	key := filepath.Join(b.dir, "key")
-	if out, err := exec.CommandContext(ctx, b.binaries.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, b.programs.Hvdrun, "agent", "--generate-key", key).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
 	seed, err := freeAddr()
@@ -65,7 +65,7 @@ func (b *bench) arriveSome(ctx context.Context, n int) (_ []sample, err error) {
 		if err = w.settled(ctx, b.workers, after); err != nil {
 			break
 		}
-		s := sample{at: time.Now(), generation: w.generation}
+		s := sample{at: time.Now(), generation: w.Generation}
 		var a *agent
 		if a, err = b.agent(fmt.Sprintf("other-%d", i), 1, "127.0.0.1:0", seed, key); err != nil {
 			break
@@ -73,7 +73,7 @@ func (b *bench) arriveSome(ctx context.Context, n int) (_ []sample, err error) {
 		if err = w.settled(ctx, b.workers+1, s.generation); err != nil {
 			break
 		}
-		after, samples = w.generation, append(samples, s)
+		after, samples = w.Generation, append(samples, s)
 		if err = a.stop(); err != nil {
 			break
 		}
@@ -89,7 +89,7 @@ func (b *bench) arriveSome(ctx context.Context, n int) (_ []sample, err error) {
 	if err := first.stop(); err != nil {
 		return nil, err
 	}
-	return samples, b.remove(w.job.Dir)
+	return samples, b.remove(w.Dir)
 }
 
 // freeAddr returns a free loopback address.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -12,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -27,12 +28,12 @@ const (
 )
 
 // endless starts a job that runs until finish.
-func (b *bench) endless(name string, flags []string, stages []e2e.Stage) (*watch, error) {
+func (b *bench) endless(name string, flags []string, stages []follow.Stage) (*watch, error) {
 	dir, err := os.MkdirTemp(b.dir, name)
 	if err != nil {
 		return nil, err
 	}
-	r, err := b.binaries.Start(e2e.Job{
+	r, err := b.programs.Start(follow.Job{
 		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages,
 		Trainer: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String(),
 			"-ballast", strconv.Itoa(b.ballast), "-late=" + strconv.FormatBool(b.late)},
@@ -40,68 +41,46 @@ func (b *bench) endless(name string, flags []string, stages []e2e.Stage) (*watch
 	if err != nil {
 		return nil, err
 	}
-	return &watch{job: r, steplog: steplog.Follow[steplog.Line](r.StepLogPath()), ranks: make(map[int]int)}, nil
+	return &watch{r}, nil
 }
 
-// watch is a running job with the state of its steplog so far.
-type watch struct {
-	job        *e2e.Running
-	steplog    *steplog.Follower[steplog.Line]
-	generation uint64
-	size       int
-	ranks      map[int]int // of the newest world: rank by process
-	steps      int         // of rank 0 in the newest world
-}
+// watch is a running job.
+type watch struct{ *follow.Running }
 
 // settled blocks until a world of that size, later than the generation, has completed some steps.
 func (w *watch) settled(ctx context.Context, size int, after uint64) error {
-	for {
-		lines, err := w.steplog.Next()
-		if err != nil {
-			return err
+	return w.Until(ctx, fmt.Sprintf("a world of %d", size), func() bool {
+		return w.Generation > after && w.Size == size && len(w.Ranks) == size && w.warm()
+	})
+}
+
+// warm reports whether rank 0 has completed enough steps in the newest world.
+func (w *watch) warm() bool {
+	steps := 0
+	for _, l := range slices.Backward(w.Lines) {
+		if l.Generation == w.Generation && l.Rank == 0 && l.Event == steplog.Step {
+			steps++
 		}
-		for _, l := range lines {
-			if l.Generation > w.generation {
-				w.generation, w.size, w.steps = l.Generation, l.Size, 0
-				clear(w.ranks)
-			}
-			if l.Generation == w.generation {
-				w.ranks[l.PID] = l.Rank
-			}
-			if l.Generation == w.generation && l.Rank == 0 && l.Event == steplog.Step {
-				w.steps++
-			}
-		}
-		if w.generation > after && w.size == size && len(w.ranks) == size && w.steps >= warmth {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-w.job.Ended():
-			return fmt.Errorf("the job in %s ended too early", w.job.Dir)
-		case <-time.After(5 * time.Millisecond):
+		if steps == warmth || l.Generation < w.Generation {
+			break
 		}
 	}
+	return steps == warmth
 }
 
 // finish ends the job and checks its result.
-func (w *watch) finish(size int, failed error) (e2e.Result, error) {
-	_ = syscall.Kill(w.job.PID, syscall.SIGINT) // fails if it has ended
-	res, err := w.job.Wait()
-	steps := 0
-	for _, l := range res.Lines {
-		steps = max(steps, l.Step)
-	}
+func (w *watch) finish(size int, failed error) (follow.Result, error) {
+	_ = syscall.Kill(w.PID, syscall.SIGINT) // fails if it has ended
+	res, err := w.Wait()
 	switch {
 	case failed != nil:
 		return res, fmt.Errorf("%w\n%s", failed, res.Output)
 	case err != nil:
 		return res, err
 	case res.Status != 128+int(syscall.SIGINT) || len(res.Left) > 0:
-		return res, fmt.Errorf("the job in %s: exit status %d, processes left: %q\n%s", w.job.Dir, res.Status, res.Left, res.Output)
+		return res, fmt.Errorf("the job in %s: exit status %d, processes left: %q\n%s", w.Dir, res.Status, res.Left, res.Output)
 	}
-	return res, steplog.Check(res.Lines, steps, size)
+	return res, steplog.Check(res.Lines, w.Step, size)
 }
 
 // killSome runs a job and kills n of its workers, one after the other.
@@ -120,15 +99,11 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 		if err = w.settled(ctx, b.workers, disturbed); err != nil {
 			break
 		}
-		disturbed = w.generation
+		disturbed = w.Generation
 		time.Sleep(time.Duration(dice.Int64N(int64(20 * time.Millisecond))))
-		var pids []int
-		for pid := range w.ranks {
-			pids = append(pids, pid)
-		}
-		slices.Sort(pids)
+		pids := slices.Sorted(maps.Keys(w.Ranks))
 		pid := pids[dice.IntN(len(pids))]
-		s := sample{at: time.Now(), generation: w.generation, rank: w.ranks[pid], pid: pid}
+		s := sample{at: time.Now(), generation: w.Generation, rank: w.Ranks[pid], pid: pid}
 		if err = syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			break
 		}
@@ -142,7 +117,7 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	for i := range samples {
 		samples[i].death(res)
 	}
-	return samples, b.remove(w.job.Dir)
+	return samples, b.remove(w.Dir)
 }
 
 // growSome runs a job and n times adds a host and removes it.
@@ -150,11 +125,11 @@ func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
 	few := (b.workers + 1) / 2
 	small := fmt.Sprintf("localhost:%d", few)
 	large := fmt.Sprintf("%s 127.0.0.1:%d", small, b.workers-few)
-	stages := []e2e.Stage{{Hosts: small}}
+	stages := []follow.Stage{{Hosts: small}}
 	for i := range n {
 		stages = append(stages,
-			e2e.Stage{After: fmt.Sprintf("add.%d", i), Hosts: large},
-			e2e.Stage{After: fmt.Sprintf("remove.%d", i), Hosts: small})
+			follow.Stage{After: fmt.Sprintf("add.%d", i), Hosts: large},
+			follow.Stage{After: fmt.Sprintf("remove.%d", i), Hosts: small})
 	}
 	w, err := b.endless("joins", []string{"-np", strconv.Itoa(few), "--min-np", "1",
 		"--discovery-interval", b.interval.String(), "--drain-timeout", "2s"}, stages)
@@ -167,8 +142,8 @@ func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
 		if err = w.settled(ctx, few, disturbed); err != nil {
 			break
 		}
-		disturbed = w.generation
-		s := sample{generation: w.generation}
+		disturbed = w.Generation
+		s := sample{generation: w.Generation}
 		if err = w.mark(fmt.Sprintf("add.%d", i)); err != nil {
 			break
 		}
@@ -190,17 +165,17 @@ func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
 	for i := range samples {
 		samples[i].growth(res)
 	}
-	return samples, b.remove(w.job.Dir)
+	return samples, b.remove(w.Dir)
 }
 
 // mark creates a file that the discovery script waits for.
 func (w *watch) mark(name string) error {
-	return os.WriteFile(filepath.Join(w.job.Dir, name), nil, 0o666)
+	return os.WriteFile(filepath.Join(w.Dir, name), nil, 0o666)
 }
 
 // shown returns when the script first printed a stage.
 func (w *watch) shown(stage int) (time.Time, error) {
-	b, err := os.ReadFile(filepath.Join(w.job.Dir, fmt.Sprintf("shown.%d", stage)))
+	b, err := os.ReadFile(filepath.Join(w.Dir, fmt.Sprintf("shown.%d", stage)))
 	if err != nil {
 		return time.Time{}, err
 	}

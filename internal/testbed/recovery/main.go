@@ -21,12 +21,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 func main() {
@@ -63,7 +65,7 @@ type bench struct {
 	tsv                    string
 	keep                   bool
 
-	binaries e2e.Binaries
+	programs follow.Programs
 	dir      string
 }
 
@@ -77,7 +79,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if b.dir, err = os.MkdirTemp("", "hvdrun-recovery-"); err != nil {
 		return err
 	}
-	if b.binaries, err = e2e.Build(ctx, b.dir); err != nil {
+	if b.programs, err = follow.Build(ctx, b.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(b.dir))
 	}
 	var deaths, growths, arrivals []sample
@@ -103,8 +105,15 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 	}
 	fmt.Fprintln(os.Stderr)
-	b.report(os.Stdout, deaths, growths)
-	b.reportArrivals(os.Stdout, arrivals)
+	fmt.Printf("%d workers of %d weights, %v a step besides communication; %d CPUs\n", b.workers, b.size, b.stepTime, runtime.NumCPU())
+	for _, k := range []struct {
+		samples []sample
+		report  func(io.Writer, []sample)
+	}{{deaths, b.reportDeaths}, {growths, b.reportGrowths}, {arrivals, b.reportArrivals}} {
+		if len(k.samples) > 0 {
+			k.report(os.Stdout, k.samples)
+		}
+	}
 	return errors.Join(b.writeTSV(deaths, growths, arrivals), b.remove(b.dir))
 }
 

@@ -5,7 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -32,7 +33,7 @@ type sample struct {
 }
 
 // observe records the times of the driver's events up to the next world.
-func (s *sample) observe(events []e2e.Event) {
+func (s *sample) observe(events []follow.Event) {
 	for _, e := range events {
 		at := e.Time.Sub(s.at)
 		if at < 0 {
@@ -87,19 +88,19 @@ func (s *sample) next(lines []steplog.Line) (entered, stepped, firstStep time.Du
 }
 
 // death computes the recovery from a kill.
-func (s *sample) death(res e2e.Result) {
+func (s *sample) death(res follow.Result) {
 	s.observe(res.Events)
 	s.entered, s.stepped, _ = s.next(res.Lines)
 }
 
 // growth computes the transition to a larger world.
-func (s *sample) growth(res e2e.Result) {
+func (s *sample) growth(res follow.Result) {
 	s.observe(res.Events)
 	s.entered, _, s.stepped = s.next(res.Lines)
 
 	from, to := s.at.UnixNano(), s.at.Add(s.stepped).UnixNano()
 	last := make(map[int]int64) // time of the last step of each old worker
-	var gaps e2e.Spread
+	var gaps report.Spread
 	longest := make(map[int]time.Duration)
 	ended := make(map[int]bool)
 	for _, l := range res.Lines {

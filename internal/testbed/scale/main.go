@@ -106,7 +106,7 @@ func measure(ctx context.Context) error {
 		}
 		rows[i] = median(samples)
 	}
-	report(os.Stdout, sizes, rows)
+	write(os.Stdout, sizes, rows)
 	return nil
 }
 

@@ -6,6 +6,8 @@ import (
 	"math"
 	"runtime"
 	"slices"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 )
 
 // quantity is a measured quantity.
@@ -64,30 +66,27 @@ func exponent(fewer, more int, v, w float64) float64 {
 	return math.Log(w/v) / math.Log(float64(more)/float64(fewer))
 }
 
-func report(w io.Writer, sizes []int, rows []sample) {
-	fmt.Fprintf(w, "%d CPUs\n\n| workers |", runtime.NumCPU())
+func write(w io.Writer, sizes []int, rows []sample) {
+	var table report.Table
+	head := []any{"workers"}
 	for _, n := range sizes {
-		fmt.Fprintf(w, " %d |", n)
+		head = append(head, n)
 	}
-	fmt.Fprint(w, " exponent |\n|---|")
-	for range sizes {
-		fmt.Fprint(w, "---|")
-	}
-	fmt.Fprintln(w, "---|")
+	table.Add(append(head, "exponent")...)
 	for _, q := range quantities {
 		name := q.name
 		if q.unit != "" {
 			name += ", " + q.unit
 		}
-		fmt.Fprintf(w, "| %s |", name)
+		cells := []any{name}
 		for i := range rows {
-			fmt.Fprintf(w, " %.4g |", *q.of(&rows[i]))
+			cells = append(cells, fmt.Sprintf("%.4g", *q.of(&rows[i])))
 		}
-		last := len(sizes) - 1
-		if last > 0 {
-			fmt.Fprintf(w, " %.2f |\n", exponent(sizes[0], sizes[last], *q.of(&rows[0]), *q.of(&rows[last])))
-		} else {
-			fmt.Fprintln(w, "  |")
+		growth := ""
+		if last := len(sizes) - 1; last > 0 {
+			growth = fmt.Sprintf("%.2f", exponent(sizes[0], sizes[last], *q.of(&rows[0]), *q.of(&rows[last])))
 		}
+		table.Add(append(cells, growth)...)
 	}
+	fmt.Fprintf(w, "%d CPUs\n\n%s", runtime.NumCPU(), table.Markdown())
 }

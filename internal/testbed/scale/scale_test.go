@@ -37,7 +37,7 @@ func TestSmallCrowd(t *testing.T) {
 func TestReport(t *testing.T) {
 	few := median([]sample{{Formed: 30}, {Formed: 10}, {Formed: 20}})
 	var out bytes.Buffer
-	report(&out, []int{100, 1000}, []sample{few, {Formed: 200, Acked: 5}})
+	write(&out, []int{100, 1000}, []sample{few, {Formed: 200, Acked: 5}})
 	for _, want := range []string{
 		"| workers | 100 | 1000 | exponent |\n|---|---|---|---|\n",
 		"| from the start until all have the first world, ms | 20 | 200 | 1.00 |\n",

@@ -22,6 +22,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -90,7 +91,7 @@ func (sc scenario) run(ctx context.Context) (s sample, err error) {
 	s, err = st.play(ctx)
 	err = errors.Join(err, st.workers.in.Close())
 	wg.Wait()
-	s.WorkersCPU = milliseconds(st.workers.cmd.ProcessState.UserTime() + st.workers.cmd.ProcessState.SystemTime())
+	s.WorkersCPU = report.Milliseconds(st.workers.cmd.ProcessState.UserTime() + st.workers.cmd.ProcessState.SystemTime())
 	return s, errors.Join(err, listened)
 }
 
@@ -119,7 +120,7 @@ func (st *stage) play(ctx context.Context) (s sample, err error) {
 	stopped := time.Now()
 	stop(errStop)
 	result := <-ended
-	s.Stopped = milliseconds(time.Since(stopped))
+	s.Stopped = report.Milliseconds(time.Since(stopped))
 	if !errors.Is(result, errStop) {
 		err = errors.Join(err, fmt.Errorf("the driver: %w", result))
 	}
@@ -160,11 +161,11 @@ func (st *stage) acts(ctx context.Context, s *sample, began time.Time, cpu time.
 	if err != nil {
 		return err
 	}
-	s.Formed, s.Received = milliseconds(first.Sub(began)), milliseconds(first.Sub(published))
+	s.Formed, s.Received = report.Milliseconds(first.Sub(began)), report.Milliseconds(first.Sub(published))
 	if _, err = st.await(ctx, driver.FirstCommit, 1); err != nil {
 		return err
 	}
-	s.FormCPU = milliseconds(processor() - cpu)
+	s.FormCPU = report.Milliseconds(processor() - cpu)
 
 	cpu = processor()
 	if s.Acked, err = st.change(ctx, hosts(st.Workers+slotsPerHost), 2); err != nil {
@@ -176,7 +177,7 @@ func (st *stage) acts(ctx context.Context, s *sample, began time.Time, cpu time.
 	if _, err = st.await(ctx, driver.WorkerExited, slotsPerHost); err != nil {
 		return err
 	}
-	s.GrowCPU = milliseconds(processor() - cpu)
+	s.GrowCPU = report.Milliseconds(processor() - cpu)
 	if err := s.memory(); err != nil {
 		return err
 	}
@@ -191,7 +192,7 @@ func (st *stage) acts(ctx context.Context, s *sample, began time.Time, cpu time.
 	if err != nil {
 		return err
 	}
-	s.Reformed, s.DieCPU = milliseconds(next.Sub(died)), milliseconds(processor()-cpu)
+	s.Reformed, s.DieCPU = report.Milliseconds(next.Sub(died)), report.Milliseconds(processor()-cpu)
 	return nil
 }
 
@@ -211,7 +212,7 @@ func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms
 		return 0, err
 	}
 	_, err = st.await(ctx, driver.FirstCommit, generation)
-	return milliseconds(heard.Sub(told)), err
+	return report.Milliseconds(heard.Sub(told)), err
 }
 
 // await returns when the event of that name happened for the nth time.
@@ -298,8 +299,6 @@ func processor() time.Duration {
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d) / 1e6 }
 
 // memory records this process's memory.
 func (s *sample) memory() error {

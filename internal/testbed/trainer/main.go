@@ -57,7 +57,7 @@ type settings struct {
 	checkpoints string
 	pause       time.Duration // between checkpoints
 	print       int
-	stray       string
+	orphanMark  string
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -81,7 +81,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.BoolVar(&s.struck, "struck", false, "be killed at moments of a commit, as files in the folder -dir say")
 	f.StringVar(&s.checkpoints, "checkpoints", "", "folder to which commits are written; -exit and -struck hit no sync then")
 	f.IntVar(&s.print, "print", 0, "MB of numbered lines that this worker prints in all, in equal parts at each step")
-	f.StringVar(&s.stray, "stray", "", "start a process without an environment that leaves the session and its parent; its last argument is this `NUMBER`")
+	f.StringVar(&s.orphanMark, "orphan-number", "", "start a process without an environment that leaves the session and its parent; its last argument is this `NUMBER`")
 	f.StringVar(&s.faults.cgroup, "oom-cgroup", "", "`FOLDER` of a memory cgroup with a limit, in which a fault oom happens")
 	f.DurationVar(&s.pause, "checkpoint-interval", 0, "least time between two checkpoints; 0: the library's")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
@@ -92,8 +92,8 @@ func (s *settings) run(ctx context.Context) error {
 	if s.stubborn {
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	}
-	if s.stray != "" {
-		if err := orphan(s.stray); err != nil {
+	if s.orphanMark != "" {
+		if err := orphan(s.orphanMark); err != nil {
 			return err
 		}
 	}

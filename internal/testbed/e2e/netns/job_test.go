@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
 // job is a job over a cluster of agents, with the events observed so far.
 type job struct {
-	*e2e.Running
+	*follow.Running
 	t     *testing.T
 	seen  int // events that are over
 	ended bool
@@ -28,8 +28,8 @@ type job struct {
 // killed.
 func (n *network) run(flags ...string) *job {
 	n.t.Helper()
-	programs := e2e.Binaries{Hvdrun: n.hvdrun("driver"), Trainer: binaries.Trainer}
-	running, err := programs.Start(e2e.Job{Dir: n.t.TempDir(),
+	programs := follow.Programs{Hvdrun: n.hvdrun("driver"), Trainer: binaries.Trainer}
+	running, err := programs.Start(follow.Job{Dir: n.t.TempDir(),
 		Flags:   append(flags, "--log-level", "debug", "--drain-timeout", "5"),
 		Trainer: []string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}})
 	if err != nil {
@@ -68,12 +68,12 @@ func (j *job) end() {
 
 // await blocks until a matching event after the position of the last await, and returns it; the
 // position moves behind it.
-func (j *job) await(what string, is func(e2e.Event) bool) e2e.Event {
+func (j *job) await(what string, is func(follow.Event) bool) follow.Event {
 	j.t.Helper()
-	ctx, cancel := context.WithTimeout(j.t.Context(), 2*e2e.Patience)
+	ctx, cancel := context.WithTimeout(j.t.Context(), 2*follow.Patience)
 	defer cancel()
-	var found e2e.Event
-	err := j.AwaitEvents(ctx, func(all []e2e.Event) bool {
+	var found follow.Event
+	err := j.AwaitEvents(ctx, func(all []follow.Event) bool {
 		for i := j.seen; i < len(all); i++ {
 			if is(all[i]) {
 				found, j.seen = all[i], i+1
@@ -89,9 +89,9 @@ func (j *job) await(what string, is func(e2e.Event) bool) e2e.Event {
 }
 
 // hosts waits for a list of exactly these hosts; "b!" is a draining one.
-func (j *job) hosts(names ...string) e2e.Event {
+func (j *job) hosts(names ...string) follow.Event {
 	j.t.Helper()
-	return j.await("hosts "+strings.Join(names, " "), func(e e2e.Event) bool {
+	return j.await("hosts "+strings.Join(names, " "), func(e follow.Event) bool {
 		var got []string
 		for _, h := range e.Hosts {
 			name := h.Host
@@ -106,10 +106,10 @@ func (j *job) hosts(names ...string) e2e.Event {
 
 // world waits for a world of these hosts, one slot each, in order of rank, that has committed: a
 // world that failed to connect does not count.
-func (j *job) world(hosts ...string) e2e.Event {
+func (j *job) world(hosts ...string) follow.Event {
 	j.t.Helper()
-	var last e2e.Event
-	j.await("a commit in a world of "+strings.Join(hosts, " "), func(e e2e.Event) bool {
+	var last follow.Event
+	j.await("a commit in a world of "+strings.Join(hosts, " "), func(e follow.Event) bool {
 		var got []string
 		for _, s := range e.Slots {
 			got = append(got, s.Host)
@@ -124,12 +124,12 @@ func (j *job) world(hosts ...string) e2e.Event {
 
 // exited waits for the end of a host's worker. That may come before or after the others' first
 // commit without it, so it does not move the position of await.
-func (j *job) exited(host string, since time.Time) e2e.Event {
+func (j *job) exited(host string, since time.Time) follow.Event {
 	j.t.Helper()
 	seen := j.seen
 	defer func() { j.seen = seen }()
 	j.seen = 0
-	return j.await("the end of the worker on "+host, func(e e2e.Event) bool {
+	return j.await("the end of the worker on "+host, func(e follow.Event) bool {
 		return e.Name == "worker_exited" && e.Host == host && e.Time.After(since)
 	})
 }
@@ -161,7 +161,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	since := time.Now()
 	agents["b"] = begin("b")
 	found := j.hosts("a", "b").Time.Sub(since)
-	told := j.await("the news of it", func(e e2e.Event) bool { return e.Name == "hosts_updated" }).Time.Sub(since)
+	told := j.await("the news of it", func(e follow.Event) bool { return e.Name == "hosts_updated" }).Time.Sub(since)
 	t.Logf("an agent starts: on the list after %v, workers told, with a new one that has joined, after %v", found, told)
 	j.world("a", "b")
 	agents["c"] = begin("c")
@@ -188,7 +188,7 @@ func TestHostsComeAndGo(t *testing.T) {
 
 	since = time.Now()
 	n.cable("driver", "down")
-	noticed := j.await("the driver's notice that it is cut off", func(e e2e.Event) bool { return e.Name == "discovery_failed" })
+	noticed := j.await("the driver's notice that it is cut off", func(e follow.Event) bool { return e.Name == "discovery_failed" })
 	n.cable("driver", "up")
 	t.Logf("the driver itself is cut off: noticed after %v", noticed.Time.Sub(since))
 

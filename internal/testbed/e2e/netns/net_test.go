@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
-var binaries e2e.Binaries
+var binaries follow.Programs
 
 func TestMain(m *testing.M) {
 	if err := exec.Command("unshare", "--net", "true").Run(); err != nil {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	if binaries, err = e2e.Build(context.Background(), dir, "-race"); err != nil {
+	if binaries, err = follow.Build(context.Background(), dir, "-race"); err != nil {
 		panic(err)
 	}
 	code := m.Run()
@@ -138,7 +138,7 @@ func (n *network) agent(host string, flags ...string) *agent {
 // listens waits until a TCP port on the host is open.
 func (n *network) listens(host string, port int) {
 	n.t.Helper()
-	for end := time.Now().Add(e2e.Patience); ; <-time.After(5 * time.Millisecond) {
+	for end := time.Now().Add(follow.Patience); ; <-time.After(5 * time.Millisecond) {
 		cmd := exec.Command("ip", "netns", "exec", n.space(host), "ss", "-Hltn", fmt.Sprintf("sport = :%d", port))
 		out, err := cmd.CombinedOutput()
 		switch {
@@ -169,7 +169,7 @@ func (a *agent) wait() {
 		if err != nil {
 			a.t.Fatalf("%v\n%s", err, a.out.String())
 		}
-	case <-time.After(e2e.Patience):
+	case <-time.After(follow.Patience):
 		a.t.Fatal("the agent does not end")
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -51,8 +52,8 @@ func (j *job) steps(more int) {
 // exits counts the workers that have ended so far.
 func (j *job) exits() (n int) {
 	j.t.Helper()
-	_ = j.AwaitEvents(j.t.Context(), func(all []e2e.Event) bool {
-		n = e2e.Count(all, "worker_exited")
+	_ = j.AwaitEvents(j.t.Context(), func(all []follow.Event) bool {
+		n = follow.Count(all, "worker_exited")
 		return true
 	})
 	return n
@@ -105,7 +106,7 @@ func TestLinkOfASSHHost(t *testing.T) {
 	n.cable("b", "up")
 	j.world("a", "b")
 	t.Logf("it is back: the next world after %v", time.Since(since))
-	if !e2e.Poll(func() bool {
+	if !follow.Poll(func() bool {
 		stat, err := os.ReadFile(old + "/stat")
 		return err != nil || strings.Contains(string(stat), ") Z ")
 	}) {

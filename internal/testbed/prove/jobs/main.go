@@ -34,7 +34,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/prove"
 )
 
@@ -80,7 +80,7 @@ type prover struct {
 	small    bool
 	list     bool
 	can      can
-	programs e2e.Binaries
+	programs follow.Programs
 	help     string
 	dir      string
 	tally    tally
@@ -103,7 +103,7 @@ func (p *prover) run(ctx context.Context) error {
 	if p.dir, err = os.MkdirTemp("", "hvdrun-prove-jobs-"); err != nil {
 		return err
 	}
-	if p.programs, err = e2e.Build(ctx, p.dir); err != nil {
+	if p.programs, err = follow.Build(ctx, p.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(p.dir))
 	}
 	help, err := exec.CommandContext(ctx, p.programs.Hvdrun, "--help").CombinedOutput()
@@ -114,7 +114,7 @@ func (p *prover) run(ctx context.Context) error {
 	p.tally.began = time.Now()
 	p.tryAll(ctx)
 	fmt.Print(p.tally.String())
-	if n := p.tally.failed(); n > 0 {
+	if n := len(p.tally.all().failed); n > 0 {
 		return fmt.Errorf("%d cases failed; their files are in %s", n, p.dir)
 	}
 	return errors.Join(context.Cause(ctx), os.RemoveAll(p.dir))
@@ -158,8 +158,8 @@ func (p *prover) try(ctx context.Context, s setup, k kind) {
 	}
 	fmt.Printf("  %s\n", strings.ReplaceAll(err.Error(), "\n", "\n  "))
 	for _, j := range t.jobs {
-		fmt.Printf("  the end of %s:\n%s\n", j.outputPath(), j.log)
-		for _, e := range j.happened[max(0, len(j.happened)-20):] {
+		fmt.Printf("  the end of %s:\n%s\n", j.OutputPath(), j.Tail)
+		for _, e := range j.Events[max(0, len(j.Events)-20):] {
 			fmt.Printf("  %s %s\n", e.Time.Format("15:04:05.000"), e)
 		}
 	}

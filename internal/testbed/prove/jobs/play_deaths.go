@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // playDeaths makes some workers, but not all, end at some steps in the manner of How.
@@ -26,11 +26,11 @@ func playDeaths(ctx context.Context, t *trial) error {
 		if err != nil {
 			return err
 		}
-		j.trainer = append(j.trainer, "-oom-cgroup", cgroup)
+		j.worker("-oom-cgroup", cgroup)
 	}
 	slots := t.dice.Perm(t.Workers)[:min(t.Times, t.Workers-1)]
 	for _, i := range slots {
-		j.trainer = append(j.trainer, "-exit", fmt.Sprintf("%s@step=%d:%s", t.slot(i), 1+t.dice.IntN(t.Steps-1), t.How))
+		j.worker("-exit", fmt.Sprintf("%s@step=%d:%s", t.slot(i), 1+t.dice.IntN(t.Steps-1), t.How))
 	}
 	if err := j.start(); err != nil {
 		return err
@@ -45,18 +45,18 @@ func playDeaths(ctx context.Context, t *trial) error {
 // moment.
 func (j *job) noticed(faults int) error {
 	for i := range faults {
-		fi, err := os.Stat(filepath.Join(j.dir, fmt.Sprintf("fault.%d", i)))
+		fi, err := os.Stat(filepath.Join(j.Dir, fmt.Sprintf("fault.%d", i)))
 		if err != nil {
 			continue // the slot's worker never reached that step
 		}
-		at := slices.IndexFunc(j.happened, func(e e2e.Event) bool {
+		at := slices.IndexFunc(j.Events, func(e follow.Event) bool {
 			known := e.Name == "worker_exited" && e.Cause == "failed" || e.Name == "excluded" // possibly before its core is written
 			return known && e.Time.After(fi.ModTime())
 		})
 		if at < 0 {
 			return fmt.Errorf("no event tells of the death of fault %d", i)
 		}
-		if took := j.happened[at].Time.Sub(fi.ModTime()); took > noticed {
+		if took := j.Events[at].Time.Sub(fi.ModTime()); took > noticed {
 			return fmt.Errorf("a death was noticed after %v, more than %v", took.Round(time.Millisecond), noticed)
 		}
 	}
@@ -73,7 +73,7 @@ func playState(ctx context.Context, t *trial) error {
 	if err := t.kills(ctx, j, 1); err != nil {
 		return err
 	}
-	if err := j.full(ctx, j.world-1); err != nil {
+	if err := j.full(ctx, j.Generation-1); err != nil {
 		return err
 	}
 	return errors.Join(j.trained(ctx, 3), j.stop(ctx))
@@ -91,11 +91,11 @@ func playCore(ctx context.Context, t *trial) error {
 			return err
 		}
 		if wanted {
-			j.flags = append(j.flags, flag, "unlimited")
+			j.flag(flag, "unlimited")
 			j.again(2)
 		}
-		j.wrap = []string{"prlimit", "--core=unlimited:unlimited"}
-		j.trainer = append(j.trainer, "-exit", fmt.Sprintf("%s@step=5:%s", t.slot(1), t.How))
+		j.plan.Wrap = []string{"prlimit", "--core=unlimited:unlimited"}
+		j.worker("-exit", fmt.Sprintf("%s@step=5:%s", t.slot(1), t.How))
 		if err := j.start(); err != nil {
 			return err
 		}
@@ -113,23 +113,23 @@ func playScale(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.flags = append(j.flags, "--start-timeout", "120s")
+	j.flag("--start-timeout", "120s")
 	if err := j.start(); err != nil {
 		return err
 	}
 	began := time.Now()
-	if err := j.until(ctx, "three steps", func() bool { return j.step >= 3 }); err != nil {
+	if err := j.until(ctx, "three steps", func() bool { return j.Step >= 3 }); err != nil {
 		return err
 	}
 	t.note("%d workers train after %v", t.Workers, time.Since(began).Round(100*time.Millisecond))
-	if n := j.count("world_published"); n != 1 || j.publishedSize != t.Workers {
-		return fmt.Errorf("%d worlds were published before the third step, the last of %d workers, want one of %d", n, j.publishedSize, t.Workers)
+	if n := j.Count("world_published"); n != 1 || j.World.Size != t.Workers {
+		return fmt.Errorf("%d worlds were published before the third step, the last of %d workers, want one of %d", n, j.World.Size, t.Workers)
 	}
-	if j.exits > 0 {
-		return fmt.Errorf("%d workers have ended before the third step", j.exits)
+	if j.Exits > 0 {
+		return fmt.Errorf("%d workers have ended before the third step", j.Exits)
 	}
 	if t.Times > 0 {
-		members, generation := j.members(), j.world
+		members, generation := j.Members(), j.Generation
 		pid := members[t.dice.IntN(len(members))]
 		if !j.strike(pid, syscall.SIGKILL) {
 			return fmt.Errorf("worker %d has ended before it was killed", pid)
@@ -148,14 +148,14 @@ func playStopped(ctx context.Context, t *trial) error {
 		return err
 	}
 	var pids []int
-	generation := j.world
+	generation := j.Generation
 	switch t.How {
 	case "agent":
-		pids = j.processes(j.programs.Hvdrun, "agent")
+		pids = j.processes(j.trial.programs.Hvdrun, "agent")
 	case "hvdrun":
 		pids = []int{j.driver()}
 	default:
-		members := j.holders()
+		members := j.Holders()
 		pids = []int{members[t.dice.IntN(len(members))]}
 	}
 	if slices.Contains(pids, 0) || len(pids) == 0 {
@@ -173,7 +173,7 @@ func playStopped(ctx context.Context, t *trial) error {
 		if t.How == "worker for a moment" {
 			moment = 2 * time.Second
 		}
-		if err = rest(ctx, moment); err == nil && t.How != "worker for a moment" {
+		if err = follow.Sleep(ctx, moment); err == nil && t.How != "worker for a moment" {
 			err = j.trained(ctx, 1) // training does not need the suspended process
 		}
 		for _, pid := range pids {
@@ -183,8 +183,8 @@ func playStopped(ctx context.Context, t *trial) error {
 	if err := errors.Join(err, j.trained(ctx, 10)); err != nil {
 		return err
 	}
-	if t.How != "worker" && j.exits > 0 {
-		return fmt.Errorf("%d workers were ended although none was dead", j.exits)
+	if t.How != "worker" && j.Exits > 0 {
+		return fmt.Errorf("%d workers were ended although none was dead", j.Exits)
 	}
 	if _, err := j.must(ctx, "status"); err != nil {
 		return err
@@ -200,7 +200,7 @@ func playFrozen(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	members, generation := j.holders(), j.world
+	members, generation := j.Holders(), j.Generation
 	thaw, err := t.freeze(fmt.Sprintf("prove-%d-%d", os.Getpid(), t.Seed), members[t.dice.IntN(len(members))])
 	if err != nil {
 		return err
@@ -215,12 +215,11 @@ func playFrozen(ctx context.Context, t *trial) error {
 		return err
 	}
 	j.signal(syscall.SIGINT)
-	if err := j.until(ctx, "the end, with a process that cannot be killed", j.over); err != nil {
+	if err := j.until(ctx, "the end, with a process that cannot be killed", j.Over); err != nil {
 		return err
 	}
 	if err := thaw(); err != nil {
 		return err
 	}
-	j.wanted = []int{128 + int(syscall.SIGINT)}
-	return j.end(ctx)
+	return j.end(ctx, interrupted)
 }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -34,7 +35,7 @@ func playPrint(ctx context.Context, t *trial) error {
 		return err
 	}
 	defer r.Close()
-	j.out = w
+	j.plan.Output = w
 	err = j.start()
 	w.Close()
 	if err != nil {
@@ -45,8 +46,8 @@ func playPrint(ctx context.Context, t *trial) error {
 	go func() { counted <- countPrinted(r, lines, j) }()
 	most := int64(0)
 	err = j.until(ctx, "the end", func() bool {
-		most = max(most, peak(j.pid()))
-		return j.over()
+		most = max(most, peak(j.PID))
+		return j.Over()
 	})
 	if err != nil {
 		return err
@@ -106,12 +107,9 @@ func playReader(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.flags = append(j.flags, "--drain-timeout", "2s")
-	j.out = w
-	if err := j.start(); err != nil {
-		return err
-	}
-	if err := j.trained(ctx, 3); err != nil {
+	j.flag("--drain-timeout", "2s")
+	j.plan.Output = w
+	if err := j.train(ctx, 3); err != nil {
 		return err
 	}
 	if err := t.kills(ctx, j, 2); err != nil {
@@ -120,22 +118,21 @@ func playReader(ctx context.Context, t *trial) error {
 	if _, err := j.must(ctx, "status"); err != nil {
 		return err
 	}
-	j.wanted = []int{128 + int(syscall.SIGINT), 128 + int(syscall.SIGTERM), 128 + int(syscall.SIGKILL)}
 	if t.How == "stop" {
 		if _, err := j.must(ctx, "stop", "--now"); err != nil {
 			return err
 		}
-		if err := rest(ctx, 3*time.Second); err != nil {
+		if err := follow.Sleep(ctx, 3*time.Second); err != nil {
 			return err
 		}
 	}
 	for range 2 {
 		j.signal(syscall.SIGINT)
-		if err := rest(ctx, 2*time.Second); err != nil {
+		if err := follow.Sleep(ctx, 2*time.Second); err != nil {
 			return err
 		}
 	}
-	return j.end(ctx)
+	return j.end(ctx, interrupted, terminated, killed)
 }
 
 // fillPipe writes until the pipe is full.
@@ -162,29 +159,25 @@ func playCheckpoint(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.trainer = append(j.trainer, "-checkpoints", folder)
-	if err := j.start(); err != nil {
+	j.worker("-checkpoints", folder)
+	if err := j.train(ctx, 1); err != nil {
 		return err
 	}
-	if err := j.trained(ctx, 1); err != nil {
-		return err
-	}
-	if err := rest(ctx, t.After); err != nil {
+	if err := follow.Sleep(ctx, t.After); err != nil {
 		return err
 	}
 	if t.How == "SIGTERM to all" { // new workers replace them
-		if err := j.look(); err != nil {
+		if err := j.Look(); err != nil {
 			return err
 		}
-		generation := j.world
-		for _, pid := range j.holders() {
+		generation := j.Generation
+		for _, pid := range j.Holders() {
 			j.strike(pid, syscall.SIGTERM)
 		}
 		if err := j.later(ctx, generation); err != nil {
 			return err
 		}
 	}
-	j.wanted = []int{128 + int(syscall.SIGINT), 128 + int(syscall.SIGTERM)}
 	switch t.How {
 	case "SIGTERM":
 		j.signal(syscall.SIGTERM)
@@ -195,7 +188,7 @@ func playCheckpoint(ctx context.Context, t *trial) error {
 	default:
 		j.signal(syscall.SIGINT)
 	}
-	if err := j.end(ctx); err != nil {
+	if err := j.end(ctx, interrupted, terminated); err != nil {
 		return err
 	}
 	return t.goesOn(ctx, j, folder)
@@ -203,16 +196,16 @@ func playCheckpoint(ctx context.Context, t *trial) error {
 
 // goesOn checks that another job with the same checkpoints continues where this one ended.
 func (t *trial) goesOn(ctx context.Context, before *job, folder string) error {
-	t.Steps = before.step + 10
+	t.Steps = before.Step + 10
 	next, err := t.job()
 	if err != nil {
 		return err
 	}
 	next.again(2)
-	next.trainer = append(next.trainer, "-checkpoints", folder)
+	next.worker("-checkpoints", folder)
 	// The steplogs of both are checked as one job's: a step committed in the first must not be
 	// repeated in the second.
-	next.before = before.lines
+	next.before = before.Lines
 	if err := next.start(); err != nil {
 		return err
 	}
@@ -229,26 +222,23 @@ func playDisk(ctx context.Context, t *trial) error {
 	path, bytes, checkpoints := filepath.Join(t.dir, "full"), int64(1<<20), strings.HasPrefix(t.How, "checkpoints")
 	switch {
 	case strings.HasPrefix(t.How, "job"):
-		if j.env[0] = "XDG_STATE_HOME=" + path; t.How == "job" {
+		if j.plan.State = path; t.How == "job" {
 			bytes = 8 << 20 // enough for the journal to reserve space
 		}
 	case t.How == "events":
-		j.events = filepath.Join(path, "events")
+		j.plan.EventsFile = filepath.Join(path, "events")
 	case t.How == "output":
-		j.flags = append(j.flags, "--output-filename", path)
-		j.trainer = append(j.trainer, "-chatter")
+		j.flag("--output-filename", path)
+		j.worker("-chatter")
 	case checkpoints:
 		bytes = 16*t.State + 1<<20
-		j.trainer = append(j.trainer, "-checkpoints", path, "-checkpoint-interval", "50ms")
+		j.worker("-checkpoints", path, "-checkpoint-interval", "50ms")
 	}
 	d, err := t.disk(path, bytes, t.failed.Load)
 	if err != nil {
 		return err
 	}
-	if err := j.start(); err != nil {
-		return err
-	}
-	if err := j.trained(ctx, 3); err != nil {
+	if err := j.train(ctx, 3); err != nil {
 		return err
 	}
 	if err := d.fill(); err != nil {
@@ -262,9 +252,9 @@ func playDisk(ctx context.Context, t *trial) error {
 			return fmt.Errorf("hvdrun was killed while the disk is full: %w", err)
 		}
 	}
-	j.wanted = []int{128 + int(syscall.SIGTERM)}
+	status := terminated
 	if t.How == "checkpoints to the end" {
-		j.wanted = []int{7}
+		status = 7
 	} else {
 		d.free()
 		if err := t.room(ctx, j); err != nil {
@@ -274,7 +264,7 @@ func playDisk(ctx context.Context, t *trial) error {
 	if _, err := j.must(ctx, "stop"); err != nil {
 		return err
 	}
-	if err := j.end(ctx); err != nil || t.How != "checkpoints" {
+	if err := j.end(ctx, status); err != nil || t.How != "checkpoints" {
 		return err
 	}
 	return t.goesOn(ctx, j, path)
@@ -285,7 +275,7 @@ func (t *trial) room(ctx context.Context, j *job) error {
 	if err := t.dieAndTell(ctx, j, 1); err != nil || !strings.HasPrefix(t.How, "job") || t.Seed%2 != 0 {
 		return err
 	}
-	if err := rest(ctx, 3*time.Second); err != nil { // the journal is rewritten
+	if err := follow.Sleep(ctx, 3*time.Second); err != nil { // the journal is rewritten
 		return err
 	}
 	return j.resume(ctx, 0)
@@ -303,15 +293,17 @@ func (t *trial) dieAndTell(ctx context.Context, j *job, n int) error {
 // killsUnseen is kills if the events file may be incomplete: it relies on the steplog.
 func (t *trial) killsUnseen(ctx context.Context, j *job, n int) error {
 	for range n {
-		trains := func(l steplog.Line) bool { return l.Generation == j.world && l.Event == steplog.Step && l.Size > 1 }
+		trains := func(l steplog.Line) bool {
+			return l.Generation == j.Generation && l.Event == steplog.Step && l.Size > 1
+		}
 		err := j.until(ctx, "a world of two that train", func() bool {
-			return len(j.lines) > 0 && trains(j.lines[len(j.lines)-1]) && len(j.ranks) > 1
+			return len(j.Lines) > 0 && trains(j.Lines[len(j.Lines)-1]) && len(j.Ranks) > 1
 		})
 		if err != nil {
 			return err
 		}
-		generation := j.world
-		for pid, rank := range j.ranks {
+		generation := j.Generation
+		for pid, rank := range j.Ranks {
 			if rank == 1 {
 				j.strike(pid, syscall.SIGKILL) // it may have ended
 			}
@@ -325,30 +317,18 @@ func (t *trial) killsUnseen(ctx context.Context, j *job, n int) error {
 
 // resume kills hvdrun, waits, and resumes the job.
 func (j *job) resume(ctx context.Context, pause time.Duration) error {
-	j.signal(syscall.SIGKILL)
-	<-j.ended
-	if err := rest(ctx, pause); err != nil {
+	j.KillDriver()
+	if err := follow.Sleep(ctx, pause); err != nil {
 		return err
 	}
-	folder, err := j.folder()
+	resumed := j.Count("resumed")
+	next, err := j.Resume("")
 	if err != nil {
 		return err
 	}
-	resumed := j.count("resumed")
-	if err := j.begin([]string{"resume", folder}); err != nil {
-		return err
-	}
-	if err := j.until(ctx, "the word of the driver that resumes", func() bool { return j.count("resumed") > resumed }); err != nil {
+	j.Running = next
+	if err := j.until(ctx, "the word of the driver that resumes", func() bool { return j.Count("resumed") > resumed }); err != nil {
 		return err
 	}
 	return j.trained(ctx, 3)
-}
-
-func (j *job) folder() (string, error) {
-	_, state, _ := bytes.Cut([]byte(j.env[0]), []byte("="))
-	found, err := filepath.Glob(filepath.Join(string(state), "hvdrun", "jobs", "*"))
-	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("the job's folders are %q, %v", found, err)
-	}
-	return found[0], nil
 }

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // playInterrupt sends SIGINT at some moment, possibly twice.
@@ -21,26 +21,25 @@ func playInterrupt(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.flags = append(j.flags, "--drain-timeout", "2s")
+	j.flag("--drain-timeout", "2s")
 	if t.How == "stubborn" {
-		j.trainer = append(j.trainer, "-stubborn")
+		j.worker("-stubborn")
 	}
 	// Before that hvdrun has not installed its signal handlers: the default action ends it, and it
 	// has started nothing.
 	if err := j.start(); err != nil {
 		return err
 	}
-	if err := rest(ctx, t.After); err != nil {
+	if err := follow.Sleep(ctx, t.After); err != nil {
 		return err
 	}
 	for range t.Times {
 		j.signal(syscall.SIGINT)
-		if err := rest(ctx, time.Duration(t.dice.IntN(500))*time.Millisecond); err != nil {
+		if err := follow.Sleep(ctx, time.Duration(t.dice.IntN(500))*time.Millisecond); err != nil {
 			return err
 		}
 	}
-	j.wanted = []int{128 + int(syscall.SIGINT)}
-	return j.end(ctx)
+	return j.end(ctx, interrupted)
 }
 
 // playCommands runs a series of commands and sometimes kills a worker.
@@ -56,10 +55,10 @@ func playCommands(ctx context.Context, t *trial) error {
 			[]string{"exclude", slot}, []string{"scale", "--max-np", fmt.Sprint(1 + t.dice.IntN(t.Workers))},
 			[]string{"scale", "--max-np", "none"}, []string{"kill"})
 		if words[0] == "kill" {
-			if err := j.look(); err != nil {
+			if err := j.Look(); err != nil {
 				return err
 			}
-			if members := j.holders(); len(members) > 1 && j.world == j.published {
+			if members := j.Holders(); len(members) > 1 && j.Generation == j.World.Generation {
 				j.strike(members[t.dice.IntN(len(members))], syscall.SIGKILL) // it may have ended
 			}
 			continue
@@ -71,7 +70,7 @@ func playCommands(ctx context.Context, t *trial) error {
 		if asks := words[0] == "status" || words[0] == "jobs"; asks && status != 0 {
 			return fmt.Errorf("hvdrun %s: status %d: %s", words[0], status, out)
 		}
-		if err := rest(ctx, time.Duration(t.dice.IntN(200))*time.Millisecond); err != nil {
+		if err := follow.Sleep(ctx, time.Duration(t.dice.IntN(200))*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -83,17 +82,16 @@ func playCommands(ctx context.Context, t *trial) error {
 			return err
 		}
 	}
-	if err := j.look(); err != nil {
+	if err := j.Look(); err != nil {
 		return err
 	}
-	if err := errors.Join(j.full(ctx, j.world-1), j.trained(ctx, 5)); err != nil {
+	if err := errors.Join(j.full(ctx, j.Generation-1), j.trained(ctx, 5)); err != nil {
 		return err
 	}
 	if _, err := j.must(ctx, "stop"); err != nil {
 		return err
 	}
-	j.wanted = []int{128 + int(syscall.SIGTERM)}
-	return j.end(ctx)
+	return j.end(ctx, terminated)
 }
 
 // playDriver kills hvdrun.
@@ -105,13 +103,10 @@ func playDriver(ctx context.Context, t *trial) error {
 	}
 	orphans := 15 * time.Second
 	if t.How == "orphans" {
-		j.flags = append(j.flags, "--orphan-timeout", orphans.String(), "--drain-timeout", "90s")
-		j.trainer = append(j.trainer, "-stubborn")
+		j.flag("--orphan-timeout", orphans.String(), "--drain-timeout", "90s")
+		j.worker("-stubborn")
 	}
-	if err := j.start(); err != nil {
-		return err
-	}
-	if err := j.trained(ctx, 5); err != nil {
+	if err := j.train(ctx, 5); err != nil {
 		return err
 	}
 	if t.How == "resume" {
@@ -123,20 +118,18 @@ func playDriver(ctx context.Context, t *trial) error {
 		}
 		return j.stop(ctx)
 	}
-	j.signal(syscall.SIGKILL)
-	<-j.ended
-	j.wanted = []int{128 + int(syscall.SIGKILL)}
-	folder, err := j.folder()
+	j.KillDriver()
+	folder, err := j.Folder()
 	if err != nil {
 		return err
 	}
 	switch t.How {
 	case "orphans":
 		const limit = time.Minute // less than the drain timeout
-		if left := j.left(ctx, limit); len(left) > 0 {
+		if left := j.AwaitGone(limit); len(left) > 0 {
 			return fmt.Errorf("--orphan-timeout %v, and processes are left %v after the end of hvdrun: %q", orphans, limit, left)
 		}
-		return j.end(ctx)
+		return j.end(ctx, killed)
 	case "damaged":
 		if err := damage(filepath.Join(folder, "journal")); err != nil {
 			return err
@@ -145,10 +138,10 @@ func playDriver(ctx context.Context, t *trial) error {
 	if _, err := j.must(ctx, "stop"); err != nil {
 		return err
 	}
-	if left := j.left(ctx, answer); len(left) > 0 {
+	if left := j.AwaitGone(answer); len(left) > 0 {
 		return fmt.Errorf("hvdrun stop has said that all is well, and processes are left: %q", left)
 	}
-	return j.end(ctx)
+	return j.end(ctx, killed)
 }
 
 // damage changes a byte in the middle of a file.
@@ -176,31 +169,22 @@ else printf '127.0.0.1:2\n127.0.0.2:2\n'; fi
 	if err != nil {
 		return err
 	}
-	at := slices.Index(j.flags, "-H")
-	j.flags = append(slices.Delete(j.flags, at, at+2), "--max-np", "4", "--discovery-interval", "0.2s", "--host-discovery-script", path)
-	if err := j.start(); err != nil {
+	j.source("--max-np", "4", "--discovery-interval", "0.2s", "--host-discovery-script", path)
+	if err := j.train(ctx, 3); err != nil {
 		return err
 	}
-	if err := j.trained(ctx, 3); err != nil {
-		return err
-	}
-	generation := j.world
+	generation := j.Generation
 	if err := os.WriteFile(filepath.Join(t.dir, t.How), nil, 0o666); err != nil {
 		return err
 	}
 	if t.How == "replaced" {
 		err = j.until(ctx, "a world on the new hosts", func() bool {
-			at := slices.IndexFunc(j.happened, func(e e2e.Event) bool {
-				return e.Name == "world_published" && e.Size == 4 && !slices.ContainsFunc(e.Slots, func(s struct {
-					Rank int    `json:"rank"`
-					Host string `json:"host"`
-					Slot int    `json:"slot"`
-					PID  int    `json:"pid"`
-				}) bool {
+			at := slices.IndexFunc(j.Events, func(e follow.Event) bool {
+				return e.Name == "world_published" && e.Size == 4 && !slices.ContainsFunc(e.Slots, func(s follow.Slot) bool {
 					return s.Host == "127.0.0.1" || s.Host == "127.0.0.2"
 				})
 			})
-			return at >= 0 && j.world >= j.happened[at].Generation
+			return at >= 0 && j.Generation >= j.Events[at].Generation
 		})
 	} else {
 		// The script has run five times since.
@@ -214,13 +198,13 @@ else printf '127.0.0.1:2\n127.0.0.2:2\n'; fi
 	if err := errors.Join(err, j.trained(ctx, 10)); err != nil {
 		return err
 	}
-	for _, e := range j.happened {
+	for _, e := range j.Events {
 		if e.Name == "world_published" && e.Size > 4 {
 			return fmt.Errorf("generation %d has %d workers, more than --max-np 4", e.Generation, e.Size)
 		}
 	}
-	if t.How == "empty" && j.world != generation {
-		return fmt.Errorf("one empty list took the job from generation %d to %d", generation, j.world)
+	if t.How == "empty" && j.Generation != generation {
+		return fmt.Errorf("one empty list took the job from generation %d to %d", generation, j.Generation)
 	}
 	return j.stop(ctx)
 }
@@ -243,29 +227,28 @@ func playList(ctx context.Context, t *trial) error {
 		return err
 	}
 	const limit, slack = 8 * time.Second, time.Minute // a busy machine is slow, but a failure never ends
-	at := slices.Index(j.flags, "-H")
-	j.flags = append(slices.Delete(j.flags, at, at+2), "--host-discovery-script", "cat "+path, "--ssh-command", "false",
+	j.source("--host-discovery-script", "cat "+path, "--ssh-command", "false",
 		"--log-level", "error", "--elastic-timeout", limit.String())
 	if t.How == "some work" {
-		j.flags = append(j.flags, "--max-np", fmt.Sprint(t.Workers))
+		j.flag("--max-np", fmt.Sprint(t.Workers))
 	}
 	most, began := int64(0), time.Now()
-	watched := func() bool { most = max(most, peak(j.pid())); return j.over() }
+	watched := func() bool { most = max(most, peak(j.PID)); return j.Over() }
 	if err := j.start(); err != nil {
 		return err
 	}
-	var wait time.Duration
+	statuses, wait := []int{0}, time.Duration(0)
 	switch t.How {
 	case "none works": // 1: every slot has failed before the timeout
-		j.wanted, wait = []int{1, 3}, limit+slack
+		statuses, wait = []int{1, 3}, limit+slack
 	case "interrupted":
-		if err := rest(ctx, time.Second+t.After); err != nil {
+		if err := follow.Sleep(ctx, time.Second+t.After); err != nil {
 			return err
 		}
 		began = time.Now()
 		j.signal(syscall.SIGINT)
-		if j.wanted, wait = []int{128 + int(syscall.SIGINT)}, slack; t.Listed <= 100 {
-			j.wanted = append(j.wanted, 1) // a few slots may all have failed by then
+		if statuses, wait = []int{interrupted}, slack; t.Listed <= 100 {
+			statuses = append(statuses, 1) // a few slots may all have failed by then
 		}
 	}
 	if err := j.until(ctx, "the end", func() bool { return watched() || wait > 0 && time.Since(began) > wait }); err != nil {
@@ -278,5 +261,5 @@ func playList(ctx context.Context, t *trial) error {
 	if most > memoryOfDriver {
 		return fmt.Errorf("hvdrun took %d MiB of memory, more than %d", most>>20, memoryOfDriver>>20)
 	}
-	return j.end(ctx)
+	return j.end(ctx, statuses...)
 }

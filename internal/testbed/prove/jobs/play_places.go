@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
 // littering is a worker command that leaves short-lived processes behind.
@@ -25,34 +27,30 @@ func playInit(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.wrap = []string{"unshare", "--fork", "--pid", "--mount-proc", "--kill-child"}
-	j.command = slices.Concat([]string{"sh", "-c", littering, t.programs.Trainer, "-log", j.stepLogPath(), "-dir", t.dir}, j.trainer)
-	if err := j.start(); err != nil {
-		return err
-	}
-	if err := j.trained(ctx, 3); err != nil {
+	j.plan.Wrap = []string{"unshare", "--fork", "--pid", "--mount-proc", "--kill-child"}
+	j.plan.Command = slices.Concat([]string{"sh", "-c", littering, t.programs.Trainer, "-log", j.plan.StepLogPath(), "-dir", t.dir}, j.plan.Trainer)
+	if err := j.train(ctx, 3); err != nil {
 		return err
 	}
 	if err := t.kills(ctx, j, 2); err != nil {
 		return err
 	}
-	dead := zombies(j.pid())
+	dead := zombies(j.PID)
 	for end := time.Now().Add(lingering); len(dead) > 0; {
 		if time.Now().After(end) {
 			return fmt.Errorf("%d processes have ended and have not been reaped", len(dead))
 		}
-		if err := rest(ctx, 100*time.Millisecond); err != nil {
+		if err := follow.Sleep(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
-		now := zombies(j.pid())
+		now := zombies(j.PID)
 		dead = slices.DeleteFunc(dead, func(pid int) bool { return !slices.Contains(now, pid) })
 	}
 	if _, err := j.must(ctx, "status"); err != nil {
 		return err
 	}
 	j.signal(syscall.SIGINT)
-	j.wanted = []int{128 + int(syscall.SIGINT)}
-	return j.end(ctx)
+	return j.end(ctx, interrupted)
 }
 
 // zombies returns the descendants of a process that have ended without being reaped.
@@ -89,24 +87,21 @@ func playHome(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.env, j.unset = j.env[1:], []string{"HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"}
+	j.plan.Unset = []string{"HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"}
 	if t.How == "unwritable" {
-		j.env = append(j.env, "HOME=/proc/nobody")
+		j.plan.Env = append(j.plan.Env, "HOME=/proc/nobody")
 	}
 	if t.Seed%2 == 0 {
 		run := filepath.Join(t.dir, "run")
 		if err := os.Mkdir(run, 0o700); err != nil {
 			return err
 		}
-		j.env = append(j.env, "XDG_RUNTIME_DIR="+run)
+		j.plan.Env = append(j.plan.Env, "XDG_RUNTIME_DIR="+run)
 	}
-	if err := j.start(); err != nil {
+	if err := j.train(ctx, 3); err != nil {
 		return err
 	}
-	if err := j.trained(ctx, 3); err != nil {
-		return err
-	}
-	id := j.runID()
+	id := j.RunID()
 	t.undo = append(t.undo, func() error { return removeFolders(id) })
 	out, err := j.must(ctx, "jobs")
 	if err != nil {
@@ -120,8 +115,7 @@ func playHome(ctx context.Context, t *trial) error {
 			return err
 		}
 	}
-	j.wanted = []int{128 + int(syscall.SIGTERM)}
-	return j.end(ctx)
+	return j.end(ctx, terminated)
 }
 
 // removeFolders removes the job's directories among the temporary files.
@@ -143,9 +137,8 @@ func playSix(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.wrap = []string{"unshare", "--net", "sh", "-c", `ip link set lo up && ip -4 addr flush dev lo && exec "$0" "$@"`}
-	at := slices.Index(j.flags, "-H")
-	j.flags = slices.Delete(j.flags, at, at+2) // localhost
+	j.plan.Wrap = []string{"unshare", "--net", "sh", "-c", `ip link set lo up && ip -4 addr flush dev lo && exec "$0" "$@"`}
+	j.source() // localhost
 	if err := j.start(); err != nil {
 		return err
 	}
@@ -161,7 +154,7 @@ func playOrphans(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.trainer = append(j.trainer, "-stray", j.word)
+	j.worker("-orphan-number", j.plan.Marks[0])
 	if err := j.start(); err != nil {
 		return err
 	}
@@ -186,10 +179,10 @@ func playDone(ctx context.Context, t *trial) error {
 		return err
 	}
 	if flag := "--exit-timeout"; t.has(flag) {
-		j.flags = append(j.flags, flag, "10s")
+		j.flag(flag, "10s")
 	}
-	j.flags = append(j.flags, "--finish-timeout", "10s", "--drain-timeout", "2s")
-	j.trainer = append(j.trainer, "-exit", t.slot(t.dice.IntN(t.Workers))+"@end=0:hang")
+	j.flag("--finish-timeout", "10s", "--drain-timeout", "2s")
+	j.worker("-exit", t.slot(t.dice.IntN(t.Workers))+"@end=0:hang")
 	if err := j.start(); err != nil {
 		return err
 	}
@@ -228,10 +221,9 @@ func playLinks(ctx context.Context, t *trial) error {
 			return err
 		}
 	}
-	at := slices.Index(j.flags, "-H")
-	j.flags = append(slices.Delete(j.flags, at, at+2), "--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "prove",
+	j.source("--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "prove",
 		"--gossip-bind", addrs["driver"]+":0", "--drain-timeout", "5s")
-	j.wrap = n.on("driver")
+	j.plan.Wrap = n.on("driver")
 	if err := j.start(); err != nil {
 		return err
 	}
@@ -244,13 +236,13 @@ func playLinks(ctx context.Context, t *trial) error {
 	if err := n.cable("driver", "down"); err != nil {
 		return err
 	}
-	if err := rest(ctx, time.Duration(500+t.dice.IntN(3000))*time.Millisecond); err != nil {
+	if err := follow.Sleep(ctx, time.Duration(500+t.dice.IntN(3000))*time.Millisecond); err != nil {
 		return err
 	}
 	if err := n.cable("driver", "up"); err != nil {
 		return err
 	}
-	generation := j.world
+	generation := j.Generation
 	if err := j.trained(ctx, 5); err != nil {
 		return err
 	}
@@ -258,44 +250,43 @@ func playLinks(ctx context.Context, t *trial) error {
 		return err
 	}
 	j.signal(syscall.SIGINT)
-	j.wanted = []int{128 + int(syscall.SIGINT)}
-	return j.endAmong(ctx)
+	return j.endAmong(ctx, interrupted)
 }
 
 // cut disconnects a host until the others train without it, and waits until it is back.
 func (j *job) cut(ctx context.Context, n *network, i int) error {
-	generation := j.world
+	generation := j.Generation
 	if err := n.cable(n.hosts[i], "down"); err != nil {
 		return err
 	}
-	err := j.until(ctx, "steps of the hosts that are not cut off", func() bool { return j.world > generation && j.publishedSize == 4 })
+	err := j.until(ctx, "steps of the hosts that are not cut off", func() bool { return j.Generation > generation && j.World.Size == 4 })
 	if err := errors.Join(err, j.trained(ctx, 10), n.cable(n.hosts[i], "up")); err != nil {
 		return err
 	}
-	return j.full(ctx, j.world)
+	return j.full(ctx, j.Generation)
 }
 
 // endAmong is end for a job on a cluster whose agents continue: only workers must have ended.
-func (j *job) endAmong(ctx context.Context) error {
-	if err := j.until(ctx, "the end", j.over); err != nil {
+func (j *job) endAmong(ctx context.Context, status int) error {
+	if err := j.until(ctx, "the end", j.Over); err != nil {
 		return err
 	}
 	for end := time.Now().Add(lingering); ; {
-		left := j.processes(j.programs.Trainer)
+		left := j.processes(j.trial.programs.Trainer)
 		if len(left) == 0 {
 			break
 		}
 		if time.Now().After(end) {
 			return fmt.Errorf("workers are left: %v", left)
 		}
-		if err := rest(ctx, 20*time.Millisecond); err != nil {
+		if err := follow.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
-	if !slices.Contains(j.wanted, j.status()) {
-		return fmt.Errorf("exit status %d, want one of %v", j.status(), j.wanted)
+	if j.Status() != status {
+		return fmt.Errorf("exit status %d, want %d", j.Status(), status)
 	}
-	return errors.Join(j.look(), j.checkStepLog())
+	return errors.Join(j.Look(), j.checkStepLog())
 }
 
 // background starts a process of the job beside hvdrun; kill ends it. Its output goes to a file of
@@ -307,7 +298,8 @@ func (t *trial) background(ctx context.Context, j *job, name string, words []str
 	}
 	defer out.Close()
 	cmd := exec.Command(words[0], words[1:]...)
-	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = j.environment(), t.dir, out, out
+	cmd.Env = append(append(os.Environ(), "XDG_STATE_HOME="+j.plan.StateDir()), append(j.plan.Env, j.plan.Marks...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = t.dir, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -329,7 +321,7 @@ func (t *trial) said(ctx context.Context, name, text string) error {
 		if err != nil || bytes.Contains(out, []byte(text)) {
 			return err
 		}
-		if err := rest(ctx, 10*time.Millisecond); err != nil {
+		if err := follow.Sleep(ctx, 10*time.Millisecond); err != nil {
 			return fmt.Errorf("%s does not print %q: %w", name, text, err)
 		}
 	}

@@ -2,8 +2,9 @@ package main
 
 import (
 	"fmt"
-	"strings"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 )
 
 // tally counts cases by kind.
@@ -13,11 +14,11 @@ type tally struct {
 }
 
 type row struct {
-	cases, failed, skipped, workers int
-	state                           int64
-	worlds, exits, steps            int
-	took                            time.Duration
-	seeds                           []uint64 // of failed cases
+	cases, skipped, workers int
+	state                   int64
+	worlds, exits, steps    int
+	took                    time.Duration
+	failed                  []uint64 // seeds
 }
 
 func (t *tally) row(s setup) *row {
@@ -33,54 +34,53 @@ func (t *tally) row(s setup) *row {
 func (t *tally) skip(s setup) { t.row(s).skipped++ }
 
 func (t *tally) add(s setup, took time.Duration, jobs []*job, err error) {
-	r := t.row(s)
-	r.cases++
-	r.took += took
-	r.workers, r.state = max(r.workers, s.Workers), max(r.state, s.State)
+	r := row{cases: 1, workers: s.Workers, state: s.State, took: took}
 	for _, j := range jobs {
-		r.worlds += j.count("world_published")
-		r.exits += j.exits
-		r.steps += j.step
+		r.worlds += j.Count("world_published")
+		r.exits += j.Exits
+		r.steps += j.Step
 	}
 	if err != nil {
-		r.failed++
-		r.seeds = append(r.seeds, s.Seed)
+		r.failed = []uint64{s.Seed}
 	}
+	t.row(s).add(&r)
 }
 
-func (t *tally) failed() int {
-	n := 0
-	for _, r := range t.rows {
-		n += r.failed
+func (r *row) add(o *row) {
+	r.cases, r.skipped = r.cases+o.cases, r.skipped+o.skipped
+	r.workers, r.state = max(r.workers, o.workers), max(r.state, o.state)
+	r.worlds, r.exits, r.steps, r.took = r.worlds+o.worlds, r.exits+o.exits, r.steps+o.steps, r.took+o.took
+	r.failed = append(r.failed, o.failed...)
+}
+
+// all is the row of all cases.
+func (t *tally) all() *row {
+	var all row
+	for _, k := range kinds {
+		if r := t.rows[k.name]; r != nil {
+			all.add(r)
+		}
 	}
-	return n
+	return &all
 }
 
 // String formats a table, with a line for each kind and one for all.
 func (t *tally) String() string {
-	var text strings.Builder
-	fmt.Fprintf(&text, "\n%-10s %6s %6s %8s %12s %10s %7s %8s %8s %9s\n", "kind", "cases", "failed", "left out", "most workers", "most state", "worlds",
-		"exits", "steps", "seconds")
-	all := row{}
-	for _, k := range kinds {
-		r := t.rows[k.name]
-		if r == nil {
-			continue
+	var table report.Table
+	table.Add("kind", "cases", "failed", "left out", "most workers", "most state", "worlds", "exits", "steps", "seconds")
+	add := func(name string, r *row) {
+		if r != nil {
+			table.Add(name, r.cases, len(r.failed), r.skipped, r.workers, size(r.state), r.worlds, r.exits, r.steps, fmt.Sprintf("%.1f", r.took.Seconds()))
 		}
-		fmt.Fprintf(&text, "%-10s %s\n", k.name, r)
-		all.cases, all.failed, all.skipped = all.cases+r.cases, all.failed+r.failed, all.skipped+r.skipped
-		all.workers, all.state = max(all.workers, r.workers), max(all.state, r.state)
-		all.worlds, all.exits, all.steps, all.took = all.worlds+r.worlds, all.exits+r.exits, all.steps+r.steps, all.took+r.took
-		all.seeds = append(all.seeds, r.seeds...)
 	}
-	fmt.Fprintf(&text, "%-10s %s\n", "all", &all)
-	if len(all.seeds) > 0 {
-		fmt.Fprintf(&text, "seeds of those that failed: %v\n", all.seeds)
+	for _, k := range kinds {
+		add(k.name, t.rows[k.name])
 	}
-	return text.String()
-}
-
-func (r *row) String() string {
-	return fmt.Sprintf("%6d %6d %8d %12d %10s %7d %8d %8d %9.1f", r.cases, r.failed, r.skipped, r.workers, size(r.state), r.worlds, r.exits,
-		r.steps, r.took.Seconds())
+	all := t.all()
+	add("all", all)
+	text := "\n" + table.Text()
+	if len(all.failed) > 0 {
+		text += fmt.Sprintf("seeds of those that failed: %v\n", all.failed)
+	}
+	return text
 }

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hvdrun/hvdrun/internal/testbed/e2e"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -22,11 +22,11 @@ type trial struct {
 	setup
 	can
 	place
-	programs e2e.Binaries
+	programs follow.Programs
 	help     string // output of hvdrun --help
 	dir      string
 	dice     *rand.Rand
-	jobs     []*job
+	jobs     []*job      // that have been started
 	failed   atomic.Bool // the case's files are kept
 	notes    string      // notes in the case's line
 }
@@ -48,12 +48,11 @@ func (t *trial) try(ctx context.Context, k kind) error {
 	if err != nil && ctx.Err() == nil {
 		t.failed.Store(true)
 		for _, j := range t.jobs {
-			j.log = tail(j.outputPath(), 3000)
-			j.stacks()
+			j.Stacks()
 		}
 	}
 	for _, j := range t.jobs {
-		j.kill()
+		j.Kill()
 	}
 	if cerr := t.close(); cerr != nil && err == nil {
 		err = fmt.Errorf("what the case had of the machine: %w", cerr)
@@ -64,42 +63,26 @@ func (t *trial) try(ctx context.Context, k kind) error {
 	return err
 }
 
-// job returns a new job of the case.
-func (t *trial) job() (*job, error) {
-	j, err := newJob(t.setup, t.programs, t.dir)
-	if err == nil {
-		t.jobs = append(t.jobs, j)
-	}
-	return j, err
-}
-
 // begin starts a job with additional flags and waits for its first steps.
 func (t *trial) begin(ctx context.Context, flags ...string) (*job, error) {
 	j, err := t.job()
 	if err != nil {
 		return nil, err
 	}
-	j.flags = append(j.flags, flags...)
-	if err := j.start(); err != nil {
-		return nil, err
-	}
-	return j, j.trained(ctx, 3)
+	j.flag(flags...)
+	return j, j.train(ctx, 3)
 }
 
 // stop ends an endless job by SIGINT.
 func (j *job) stop(ctx context.Context) error {
-	if err := j.look(); err != nil {
-		return err
-	}
-	j.wanted = []int{128 + int(syscall.SIGINT)}
 	j.signal(syscall.SIGINT)
-	return j.end(ctx)
+	return j.end(ctx, interrupted)
 }
 
 // full waits until the wanted number of workers train in a world after the generation.
 func (j *job) full(ctx context.Context, generation uint64) error {
 	return j.until(ctx, fmt.Sprintf("a step of %d workers after generation %d", j.Workers, generation), func() bool {
-		return slices.ContainsFunc(j.lines, func(l steplog.Line) bool {
+		return slices.ContainsFunc(j.Lines, func(l steplog.Line) bool {
 			return l.Generation > generation && l.Event == steplog.Step && l.Size == j.Workers
 		})
 	})
@@ -109,11 +92,11 @@ func (j *job) full(ctx context.Context, generation uint64) error {
 // the state, and waits until the others continue.
 func (t *trial) kills(ctx context.Context, j *job, n int) error {
 	for range n {
-		err := j.until(ctx, "a world of two that train", func() bool { return len(j.holders()) > 1 && j.world == j.published })
+		err := j.until(ctx, "a world of two that train", func() bool { return len(j.Holders()) > 1 && j.Generation == j.World.Generation })
 		if err != nil {
 			return err
 		}
-		members, generation := j.holders(), j.world
+		members, generation := j.Holders(), j.Generation
 		pid := members[t.dice.IntN(len(members))]
 		if !j.strike(pid, syscall.SIGKILL) {
 			continue // it has just ended
@@ -131,7 +114,7 @@ func (t *trial) kills(ctx context.Context, j *job, n int) error {
 // strike sends a signal to a worker, identified by its own PID, which differs in a PID namespace.
 // It reports whether the job has such a process.
 func (j *job) strike(pid int, s syscall.Signal) bool {
-	for _, outer := range j.processes(j.programs.Trainer) {
+	for _, outer := range j.processes(j.trial.programs.Trainer) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", outer)) // empty if it has ended
 		_, rest, _ := strings.Cut(string(text), "NSpid:")
 		line, _, _ := strings.Cut(rest, "\n")
@@ -149,8 +132,8 @@ const noticed = 10 * time.Second
 // processes returns the job's processes whose command line begins with a program and words.
 func (j *job) processes(words ...string) []int {
 	var pids []int
-	for _, pid := range e2e.Processes(j.marks()...) {
-		if strings.HasPrefix(commandLine(pid)+" ", strings.Join(words, " ")+" ") {
+	for _, pid := range j.Processes() {
+		if strings.HasPrefix(follow.CommandLine(pid)+" ", strings.Join(words, " ")+" ") {
 			pids = append(pids, pid)
 		}
 	}
@@ -159,8 +142,8 @@ func (j *job) processes(words ...string) []int {
 
 // driver returns hvdrun's process, also if it is wrapped.
 func (j *job) driver() int {
-	for _, pid := range j.processes(j.programs.Hvdrun) {
-		if !strings.HasPrefix(commandLine(pid), j.programs.Hvdrun+" agent") {
+	for _, pid := range j.processes(j.trial.programs.Hvdrun) {
+		if !strings.HasPrefix(follow.CommandLine(pid), j.trial.programs.Hvdrun+" agent") {
 			return pid
 		}
 	}

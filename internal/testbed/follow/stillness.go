@@ -1,4 +1,4 @@
-package e2e
+package follow
 
 import (
 	"os"
@@ -31,9 +31,9 @@ func (s *stillness) hung(moved int64, since time.Duration) bool {
 	return s.still >= s.limit
 }
 
-// moved returns the number of bytes that the job has written to its steplog and its events, and the
-// output of a command without a steplog. Other output of hvdrun is no progress: it may report a
-// wait repeatedly.
+// moved returns a number that changes with the job's progress: the bytes that it has written to its
+// steplog and its events, the output of a command without a steplog, and what Progress returns.
+// Other output of hvdrun is no progress: it may report a wait repeatedly.
 func (r *Running) moved() int64 {
 	paths := []string{r.StepLogPath(), r.EventsPath()}
 	if len(r.Command) > 0 {
@@ -45,12 +45,17 @@ func (r *Running) moved() int64 {
 			n += fi.Size()
 		}
 	}
+	if r.Progress != nil {
+		n += r.Progress()
+	}
 	return n
 }
 
 // Poll calls done until it returns true, at most for [Patience], and returns its last result.
-func Poll(done func() bool) bool {
-	s := stillness{limit: Patience}
+func Poll(done func() bool) bool { return poll(Patience, done) }
+
+func poll(limit time.Duration, done func() bool) bool {
+	s := stillness{limit: limit}
 	for last := time.Now(); !done(); time.Sleep(5 * time.Millisecond) {
 		now := time.Now()
 		if s.hung(0, now.Sub(last)) {

@@ -1,4 +1,4 @@
-package e2e
+package report
 
 import (
 	"fmt"
@@ -21,11 +21,11 @@ func (s Spread) Quantile(q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
-// SpreadHeader is the header of Spread.Row.
-const SpreadHeader = "                                          n     min  median     p90     p99     max  (ms)"
+// header is the header of Spread.row.
+const header = "                                          n     min  median     p90     p99     max  (ms)"
 
-// Row formats quantiles as a line, in milliseconds.
-func (s Spread) Row(name string) string {
+// row formats quantiles as a line, in milliseconds.
+func (s Spread) row(name string) string {
 	row := fmt.Sprintf("%-38s %4d", name, len(s))
 	for _, q := range []float64{0, 0.5, 0.9, 0.99, 1} {
 		row += fmt.Sprintf(" %7.1f", Milliseconds(s.Quantile(q)))
@@ -33,8 +33,8 @@ func (s Spread) Row(name string) string {
 	return row
 }
 
-// Histogram formats a histogram, a line per bin; the width of bins grows by the square root of two.
-func (s Spread) Histogram() string {
+// histogram formats a histogram, a line per bin; the width of bins grows by the square root of two.
+func (s Spread) histogram() string {
 	if len(s) == 0 {
 		return ""
 	}

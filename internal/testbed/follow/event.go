@@ -1,4 +1,4 @@
-package e2e
+package follow
 
 import (
 	"fmt"
@@ -25,21 +25,24 @@ type Event struct {
 	Message    string    `json:"message"`
 	What       string    `json:"what"`
 	Backend    string    `json:"backend"`
-	Slots      []struct {
-		Rank int    `json:"rank"`
-		Host string `json:"host"`
-		Slot int    `json:"slot"`
-		PID  int    `json:"pid"`
-	} `json:"slots"`
-	Hosts []struct {
+	Slots      []Slot    `json:"slots"`
+	Hosts      []struct {
 		Host     string `json:"host"`
 		Slots    int    `json:"slots"`
 		Draining bool   `json:"draining"`
 	} `json:"hosts"`
 }
 
-// where returns the slot or host of the event.
-func (e Event) where() string {
+// Slot is a member of a published world.
+type Slot struct {
+	Rank int    `json:"rank"`
+	Host string `json:"host"`
+	Slot int    `json:"slot"`
+	PID  int    `json:"pid"`
+}
+
+// Where returns the slot or host of the event.
+func (e Event) Where() string {
 	if e.Slot == nil {
 		return e.Host
 	}
@@ -48,7 +51,7 @@ func (e Event) where() string {
 
 // String summarises the event in a line.
 func (e Event) String() string {
-	where := e.where()
+	where := e.Where()
 	switch e.Name {
 	case "hosts_found":
 		return fmt.Sprint(e.Name, " ", e.Hosts)

@@ -1,0 +1,167 @@
+package follow
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Processes returns the living processes of the job: those with its tag or marks, or with its run
+// id in the environment or the arguments, as the guard uses it.
+func (r *Running) Processes() []int {
+	marks := append([]string{r.Tag}, r.Marks...)
+	if id := r.RunID(); id != "" {
+		marks = append(marks, "HVD_RUN_ID="+id)
+	}
+	return Processes(marks...)
+}
+
+// Left returns the living processes of the job, with their command lines.
+func (r *Running) Left() (left []string) {
+	for _, pid := range r.Processes() {
+		left = append(left, fmt.Sprintf("%d %s", pid, CommandLine(pid)))
+	}
+	return left
+}
+
+// AwaitGone blocks until no process of the job remains, at most for the limit, and returns the
+// remaining ones. It kills nothing.
+func (r *Running) AwaitGone(limit time.Duration) (left []string) {
+	poll(limit, func() bool {
+		left = r.Left()
+		return len(left) == 0
+	})
+	return left
+}
+
+// Kill kills all processes of the job and returns when they have ended, or after [killing] where
+// they cannot.
+func (r *Running) Kill() {
+	poll(killing, func() bool { return r.strike(syscall.SIGKILL) == 0 && r.Over() })
+}
+
+// killing is the longest time in which [Running.Kill] waits for processes.
+const killing = 20 * time.Second
+
+// strike sends a signal to all processes of the job, suspended ones as well, and returns their
+// number.
+func (r *Running) strike(s syscall.Signal) int {
+	pids := r.Processes()
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, s) // it may have ended
+		_ = syscall.Kill(pid, syscall.SIGCONT)
+	}
+	return len(pids)
+}
+
+// Stacks records once what the job's processes are doing: their kernel stacks in a file of the
+// job's directory, then the stacks of Go programs, which that ends, in hvdrun's output. The workers
+// go first, because hvdrun forwards their output.
+func (r *Running) Stacks() { r.dump.Do(r.stacks) }
+
+func (r *Running) stacks() {
+	r.Tail = tail(r.OutputPath(), 3000)
+	f, err := os.Create(filepath.Join(r.Dir, "processes"))
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	pids := r.Processes()
+	for _, pid := range pids {
+		fmt.Fprintf(f, "== %d %s\n", pid, CommandLine(pid))
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
+		for _, name := range append(files, fmt.Sprintf("/proc/%d/status", pid)) {
+			if text, err := os.ReadFile(name); err == nil {
+				fmt.Fprintf(f, "-- %s\n%s", name, text)
+			}
+		}
+	}
+	for _, hvdrun := range []bool{false, true} {
+		for _, pid := range pids {
+			if strings.HasPrefix(CommandLine(pid), r.programs.Hvdrun) == hvdrun {
+				_ = syscall.Kill(pid, syscall.SIGQUIT) // it may have ended
+			}
+		}
+		select {
+		case <-r.ended:
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// tail returns the end of a file.
+func tail(path string, n int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err == nil && fi.Size() > n {
+		_, _ = f.Seek(-n, io.SeekEnd) // read as much as possible
+	}
+	b, _ := io.ReadAll(io.LimitReader(f, n))
+	return string(b)
+}
+
+// Processes returns the living processes with one of the entries in their environment or arguments.
+func Processes(entries ...string) []int {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	var pids []int
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if Alive(pid) && (holds(dir+"/environ", entries) || holds(dir+"/cmdline", entries)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func holds(path string, entries []string) bool {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	for word := range bytes.SplitSeq(b, []byte{0}) {
+		if slices.Contains(entries, string(word)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Alive returns false for processes that do not exist and for zombies.
+func Alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	return len(fields) > 0 && !bytes.ContainsAny(fields[0], "ZX")
+}
+
+// CommandLine returns the command line of a process; empty if it has ended.
+func CommandLine(pid int) string {
+	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	return strings.TrimSpace(string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})))
+}
+
+// Sleep blocks for a time, or until ctx ends, and returns the cause of that.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}

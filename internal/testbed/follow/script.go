@@ -1,0 +1,55 @@
+package follow
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Stage is a stage of a discovery script. It begins when training has completed Step steps, the
+// previous stage has been printed in Polls runs, the file After (if set) exists in the job's
+// directory, and the events report the end of Exits workers.
+type Stage struct {
+	Step, Polls int
+	After       string
+	Exits       int
+	// Hosts are printed, one word per line; with "!" the script fails.
+	Hosts string
+}
+
+func (j *Job) script() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, `#!/bin/sh
+cd '%s' || exit 1
+stage=0 polls=0
+[ ! -e at ] || read -r stage polls <at
+[ "$polls" -lt 1 ] || : >"polled.$stage"
+`, j.Dir)
+	if slices.ContainsFunc(j.Stages, func(st Stage) bool { return st.Step > 0 }) {
+		s.WriteString("step=$(sed -n 's/.*\"step\":\\([0-9]*\\),.*/\\1/p' steplog 2>/dev/null | sort -n | tail -n 1)\n")
+	}
+	s.WriteString("case $stage in\n")
+	for i, st := range j.Stages[1:] {
+		test := fmt.Sprintf(`[ "${step:-0}" -ge %d ] && [ "$polls" -ge %d ]`, st.Step, st.Polls)
+		if st.After != "" {
+			test += fmt.Sprintf(` && [ -e '%s' ]`, st.After)
+		}
+		if st.Exits > 0 {
+			test += fmt.Sprintf(` && [ "$(grep -c '"worker_exited"' '%s')" -ge %d ]`, j.EventsPath(), st.Exits)
+		}
+		fmt.Fprintf(&s, "%d) if %s; then stage=%d polls=0; fi ;;\n", i, test, i+1)
+	}
+	s.WriteString("esac\necho \"$stage $((polls + 1))\" >at\n[ \"$polls\" -gt 0 ] || date +%s%N >\"shown.$stage\"\ncase $stage in\n")
+	for i, st := range j.Stages {
+		what := "printf '%s\\n' " + st.Hosts
+		switch st.Hosts {
+		case "":
+			what = ":"
+		case "!":
+			what = "echo 'no hosts today' >&2; exit 1"
+		}
+		fmt.Fprintf(&s, "%d) %s ;;\n", i, what)
+	}
+	s.WriteString("esac\n")
+	return s.String()
+}
