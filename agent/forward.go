@@ -128,8 +128,8 @@ func (f *forwarder) carry(worker *identity.Conn) {
 	wg.Wait()
 }
 
-// pass copies until one of the connections ends, and closes both. passing is called before each part.
-// Its buffer is small, and it takes no more descriptors, as a copy by the kernel would.
+// pass copies until one of the connections ends, and closes both. passing is called before each
+// part. Its buffer is small, and it takes no more descriptors, as a copy by the kernel would.
 func pass(to, from net.Conn, passing func()) {
 	defer to.Close()
 	defer from.Close()

@@ -404,8 +404,8 @@ func addressTowards(driver string) (netip.Addr, error) {
 }
 
 // dataListenAddr returns the address for peers. It follows from what a person asks for, or else is
-// loopback if the driver's side is: the driver asks for others when there are other machines. Empty:
-// all addresses, or those of the interfaces.
+// loopback if the driver's side is: the driver asks for others when there are other machines.
+// Empty: all addresses, or those of the interfaces.
 func dataListenAddr(asked string, local netip.Addr) (string, error) {
 	if asked == "" {
 		if local.IsLoopback() {

@@ -58,8 +58,8 @@ type Tuning struct {
 	// NetworkInterfaces names those whose addresses workers offer to their peers; nil means all. No
 	// name holds a comma.
 	NetworkInterfaces []string
-	// Listen is the IP address to listen on for other workers, or on another machine one towards it;
-	// "" means loopback, and all once a host is another machine.
+	// Listen is the IP address to listen on for other workers, or on another machine one towards
+	// it; "" means loopback, and all once a host is another machine.
 	Listen string
 	// TimelineFilename is what the files are named after, on each worker's host, in which workers
 	// record their operations; "" asks for none.

@@ -46,9 +46,9 @@ type ClientConfig struct {
 	// Absence is the same after the driver has been reached once, because another driver may take
 	// over. Zero: Patience if that is set, otherwise a week.
 	Absence time.Duration
-	// Widen has the worker's data listener listen on addresses that other machines reach, and returns
-	// all that it has. Join calls it, at most once, when the driver asks for that, and joins with
-	// these addresses. Nil: the driver does not ask.
+	// Widen has the worker's data listener listen on addresses that other machines reach, and
+	// returns all that it has. Join calls it, at most once, when the driver asks for that, and
+	// joins with these addresses. Nil: the driver does not ask.
 	Widen func() ([]string, error)
 }
 

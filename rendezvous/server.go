@@ -77,8 +77,8 @@ type Server struct {
 // all workers are on one machine.
 type widening struct {
 	wide bool // workers on other machines take part
-	// asked are those that were asked to listen on other addresses, with all that they have since; nil
-	// as long as they have not joined again.
+	// asked are those that were asked to listen on other addresses, with all that they have since;
+	// nil as long as they have not joined again.
 	asked map[string][]string
 	held  *world // published, but some of its members have not joined again; nil: none
 }

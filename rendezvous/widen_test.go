@@ -53,8 +53,8 @@ func TestWiden(t *testing.T) {
 	}
 }
 
-// TestWorldWaitsForWideMembers: a world of which a member was asked to listen elsewhere is published
-// when that has joined again, with what it says then; a newer world takes its place.
+// TestWorldWaitsForWideMembers: a world of which a member was asked to listen elsewhere is
+// published when that has joined again, with what it says then; a newer world takes its place.
 func TestWorldWaitsForWideMembers(t *testing.T) {
 	j := newJob(t)
 	arrive := func(inc string, after uint64, addr string, can bool) (*wire.JoinReply, *waiter) {

@@ -30,8 +30,8 @@ type Config struct {
 	// reach anything.
 	LocalOnly bool
 	// Listen is the IP address of this machine on which the driver listens, and of which job agents
-	// use the one of theirs that leads to it. The zero Addr: loopback, and all addresses as soon as a
-	// host is another machine.
+	// use the one of theirs that leads to it. The zero Addr: loopback, and all addresses as soon as
+	// a host is another machine.
 	Listen netip.Addr
 
 	// Lease is how long the driver and an agent may be out of each other's reach: after that the

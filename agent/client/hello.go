@@ -41,8 +41,8 @@ type Hello struct {
 	LogLevel string
 	// BindGPUs shows each worker the GPU of its slot only.
 	BindGPUs bool
-	// Loopback has the agent listen on the loopback interface only. Listen, where it is not empty, is
-	// the address to listen on instead, or one towards which the agent's own address is.
+	// Loopback has the agent listen on the loopback interface only. Listen, where it is not empty,
+	// is the address to listen on instead, or one towards which the agent's own address is.
 	Loopback bool
 	Listen   string
 	// Detach asks the process to answer from another that has left its session.

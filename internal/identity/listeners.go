@@ -27,8 +27,8 @@ type Bounds struct {
 }
 
 const (
-	// handshakeTime bounds TLS handshakes. Hundreds of processes on one CPU need many seconds, and each
-	// abandoned attempt costs as much as the first.
+	// handshakeTime bounds TLS handshakes. Hundreds of processes on one CPU need many seconds, and
+	// each abandoned attempt costs as much as the first.
 	handshakeTime = 20 * time.Second
 	// helloBytes is several times what a client sends in a handshake.
 	helloBytes = 16 << 10
@@ -58,7 +58,8 @@ var (
 		Name: "drivers", Process: "agent", Address: "loopback for an agent that its driver has started on its own machine; else all addresses",
 		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// Forward carries the connections of an agent's workers to the driver, which asks for the proof.
+	// Forward carries the connections of an agent's workers to the driver, which asks for the
+	// proof.
 	Forward = Bounds{
 		Name: "workers", Process: "agent", Address: "the address at which the driver has reached the agent",
 		Admits:   "processes of this machine; they count as proven once the driver has answered their part of the handshake",

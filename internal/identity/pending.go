@@ -134,7 +134,8 @@ func (p *Pending) giveWay(c *Conn) {
 	}
 }
 
-// remove ends the count of an unproven connection, and returns whether it was one; the lock is held.
+// remove ends the count of an unproven connection, and returns whether it was one; the lock is
+// held.
 func (p *Pending) remove(c *Conn, state int32) bool {
 	if !c.state.CompareAndSwap(unproven, state) {
 		return false

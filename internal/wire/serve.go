@@ -48,8 +48,9 @@ const (
 // gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// Listener is a listener that strangers may reach, an identity.Listener: it bounds what a connection
-// may cost until Proven is called for it. Proven returns false for one that was closed before.
+// Listener is a listener that strangers may reach, an identity.Listener: it bounds what a
+// connection may cost until Proven is called for it. Proven returns false for one that was closed
+// before.
 type Listener interface {
 	net.Listener
 	Proven(conn net.Conn) bool
