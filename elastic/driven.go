@@ -78,7 +78,9 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		StallWarning:    env.StallWarning,
 	}
 	if env.TimelineFilename != "" {
-		d.timeline = timeline.New(timeline.Config{Filename: env.TimelineFilename, RunID: env.RunID, Log: logrus.StandardLogger()})
+		d.timeline = timeline.New(timeline.Config{
+			Filename: env.TimelineFilename, RunID: env.RunID, Shared: env.ShareOutput, Log: logrus.StandardLogger(),
+		})
 		data.Timeline = d.timeline
 	}
 	if d.endpoint, err = collective.Listen(data); err != nil {

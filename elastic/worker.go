@@ -51,6 +51,7 @@ type Worker struct {
 
 	verification verification // of the ranks' states
 	replicas     int          // number of ranks that keep copies of each rank's Local pieces
+	shared       bool         // other users may read the job's checkpoints
 	doing        doing
 	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
 	stopPulse    func()
@@ -143,7 +144,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	w := newOutsider(ctx, m, first)
 	w.driven, w.job = started, env.RunID
 	w.verification = verification{every: env.VerifyState, heal: env.HealState}
-	w.replicas = env.CommitReplicas
+	w.replicas, w.shared = env.CommitReplicas, env.ShareOutput
 	if late {
 		w.stayOut(env.Slot.SlotID)
 		return w, nil

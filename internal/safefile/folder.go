@@ -14,8 +14,8 @@ import (
 )
 
 // MakeDir makes a folder for files of the mode, and those above it that are missing, whatever the
-// umask. A folder that is there stays as it is, and so does a link to one if it belongs to this user
-// or to root.
+// umask. A folder that is there stays as it is, and so does a link to one if it belongs to this
+// user or to root.
 func MakeDir(path string, mode fs.FileMode) error {
 	perm := uint32(mode | 0o700 | mode&0o044>>2)
 	err := unix.Mkdir(path, perm)
@@ -57,7 +57,7 @@ func isDir(path string) error {
 	if fi, err := os.Stat(path); err != nil {
 		return err
 	} else if !fi.IsDir() {
-		return fmt.Errorf("%s is not a folder", path)
+		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
 	}
 	return nil
 }
@@ -80,8 +80,8 @@ func PrivateDir(path string) error {
 	return nil
 }
 
-// SecretDir is PrivateDir for folders of secrets: none of the folders and links on the way to it may
-// be one that others could replace.
+// SecretDir is PrivateDir for folders of secrets: none of the folders and links on the way to it
+// may be one that others could replace.
 func SecretDir(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -124,7 +124,8 @@ func names(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
 }
 
-// unreplaced returns an error if users other than this one and root may replace what is in a folder.
+// unreplaced returns an error if users other than this one and root may replace what is in a
+// folder.
 func unreplaced(dir string) error {
 	fi, err := os.Lstat(dir)
 	if err != nil {

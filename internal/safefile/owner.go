@@ -20,8 +20,8 @@ func ours(uid uint32, path string) bool {
 	if uid == 0 || int(uid) == os.Geteuid() {
 		return true
 	}
-	// A server may give the files of all users, or those of root, to one owner of its own. Then that
-	// owner tells nothing, and the server's rules are all there is.
+	// A server may give the files of all users, or those of root, to one owner of its own. Then
+	// that owner tells nothing, and the server's rules are all there is.
 	dir := filepath.Dir(path)
 	return networkName(dir) != "" && ownerOfNew(dir) == int(uid)
 }

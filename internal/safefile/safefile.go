@@ -4,10 +4,11 @@
 //
 // What is found is judged by the descriptor that is used, not by its name: it must be a regular
 // file, it must belong to this user or to root, and no other may write to it. A symbolic link in
-// place of the file is followed where it belongs to this user or to root, who could have named the
-// file themselves, and is refused otherwise. Links among the folders before it are followed as
-// always, because users put folders on other disks that way, and what they lead to is judged all
-// the same. Hard links to files of others are left to the kernel (fs.protected_hardlinks).
+// place of a file that a person has named is followed where it belongs to this user or to root, who
+// could have named the file themselves, and is refused otherwise; in place of a file whose name this
+// program has chosen it is always refused. Links among the folders before it are followed as always,
+// because users put folders on other disks that way, and what they lead to is judged all the same.
+// Hard links to files of others are left to the kernel (fs.protected_hardlinks).
 //
 // Files are made by O_EXCL, and have the mode that is asked for whatever the umask is.
 package safefile
@@ -54,6 +55,7 @@ type request struct {
 	mode    fs.FileMode // of a new file, and of an old one that is written to; 0: it stays
 	create  bool        // if there is none
 	streams bool        // a pipe or device will do
+	plain   bool        // no link will do
 	anyones bool        // as will a file of whatever owner and mode
 	secret  bool        // it is refused if others may read it
 }
@@ -66,10 +68,15 @@ func Append(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true}.open(path)
 }
 
+// AppendPlain is Append for a name that a person has not chosen: no link will do.
+func AppendPlain(path string, access int, mode fs.FileMode) (*os.File, error) {
+	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true, plain: true}.open(path)
+}
+
 // Update opens a regular file for reading and writing, which it makes if there is none and create
-// is set. What is in the file stays.
+// is set. What is in the file stays. No link will do: it is for names that a person has not chosen.
 func Update(path string, mode fs.FileMode, create bool) (*os.File, error) {
-	return request{flags: unix.O_RDWR, mode: mode, create: create}.open(path)
+	return request{flags: unix.O_RDWR, mode: mode, create: create, plain: true}.open(path)
 }
 
 // Create makes a file and opens it for reading and writing. If anything has the name already, the
@@ -96,8 +103,9 @@ func ReadSecret(path string) (*os.File, error) {
 	return request{streams: true, secret: true}.open(path)
 }
 
-// Replace writes a file that appears under its name complete or not at all. What had the name before
-// is not written to: a link is replaced, and whoever has the old file open does not see the new one.
+// Replace writes a file that appears under its name complete or not at all. What had the name
+// before is not written to: a link is replaced, and whoever has the old file open does not see the
+// new one.
 func Replace(path string, text []byte, mode fs.FileMode) error {
 	f, err := createTemp(path, mode)
 	if err != nil {
@@ -159,7 +167,7 @@ func (r request) openSeen(p int, path, at string) (f *os.File, next string, err 
 	flags := r.flags | always
 	switch kind := seen.Mode & unix.S_IFMT; {
 	case kind == unix.S_IFLNK:
-		if on(p, unix.PROC_SUPER_MAGIC) && r.streams {
+		if on(p, unix.PROC_SUPER_MAGIC) && r.streams && !r.plain {
 			return r.inherited(path, at)
 		}
 		next, err = r.follow(p, &seen, path, at)
@@ -202,9 +210,9 @@ func othersUse(path string, mode uint32) error {
 	return fmt.Errorf("others may use %s (mode %#o): chmod 600 it", path, mode&0o777)
 }
 
-// inherited opens a link of /proc/self/fd, to which /dev/stdout and /dev/fd lead. Its
-// owner needs no judgement: the parent process has opened what it leads to, and nobody else can make
-// such a link. The mode stays, which is not this program's to choose.
+// inherited opens a link of /proc/self/fd, to which /dev/stdout and /dev/fd lead. Its owner needs
+// no judgement: the parent process has opened what it leads to, and nobody else can make such a
+// link. The mode stays, which is not this program's to choose.
 func (r request) inherited(path, at string) (*os.File, string, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(at, r.flags|unix.O_CLOEXEC|unix.O_NOCTTY, 0) })
 	if err != nil {
@@ -229,6 +237,9 @@ func (r request) inherited(path, at string) (*os.File, string, error) {
 
 // follow returns what the link p names.
 func (r request) follow(p int, link *unix.Stat_t, path, at string) (string, error) {
+	if r.plain {
+		return "", fmt.Errorf("%s is a symbolic link of %s, where hvdrun makes a file: remove the link", path, userName(link.Uid))
+	}
 	if !r.anyones && !ours(link.Uid, at) {
 		return "", fmt.Errorf("%s is a symbolic link of %s, who may have it lead anywhere: name the file itself, or remove the link",
 			path, userName(link.Uid))
@@ -254,7 +265,8 @@ func (r request) judge(found *unix.Stat_t, path, at string) error {
 	case r.anyones || found.Mode&unix.S_IFMT == unix.S_IFCHR: // only root makes devices
 		return nil
 	case !ours(found.Uid, at):
-		return fmt.Errorf("%s belongs to %s: name another file, or remove it if it is not wanted", path, userName(found.Uid))
+		return fmt.Errorf("%s belongs to %s: remove it, name another file, or have it given to user %d", path, userName(found.Uid),
+			os.Geteuid())
 	case r.secret && perm&0o077 != 0:
 		return othersUse(path, perm)
 	case found.Mode&unix.S_IFMT == unix.S_IFREG && writable(perm, found.Gid) && !r.settles(found) && networkName(at) == "":

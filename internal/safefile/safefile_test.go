@@ -18,13 +18,14 @@ const stranger = 65534
 
 // calls are all functions that open or make one file, by name.
 var calls = map[string]func(path string) (*os.File, error){
-	"append":      func(p string) (*os.File, error) { return Append(p, os.O_WRONLY, Private) },
-	"append read": func(p string) (*os.File, error) { return Append(p, os.O_RDWR, Private) },
-	"update":      func(p string) (*os.File, error) { return Update(p, Private, true) },
-	"old":         func(p string) (*os.File, error) { return Update(p, Private, false) },
-	"create":      func(p string) (*os.File, error) { return Create(p, Private) },
-	"own":         ReadOwn,
-	"secret":      ReadSecret,
+	"append":       func(p string) (*os.File, error) { return Append(p, os.O_WRONLY, Private) },
+	"append plain": func(p string) (*os.File, error) { return AppendPlain(p, os.O_WRONLY, Private) },
+	"append read":  func(p string) (*os.File, error) { return Append(p, os.O_RDWR, Private) },
+	"update":       func(p string) (*os.File, error) { return Update(p, Private, true) },
+	"old":          func(p string) (*os.File, error) { return Update(p, Private, false) },
+	"create":       func(p string) (*os.File, error) { return Create(p, Private) },
+	"own":          ReadOwn,
+	"secret":       ReadSecret,
 }
 
 func needsRoot(t *testing.T) {
@@ -111,7 +112,7 @@ func TestForeignFile(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "file"), "theirs", 0o600)
 	give(t, path)
 	for name := range calls {
-		says := []string{path, "belongs to user 65534", "remove it"}
+		says := []string{path, "belongs to user 65534", "remove it, name another"}
 		if name == "create" {
 			says = []string{"exists"}
 		}
@@ -154,8 +155,11 @@ func TestOwnLink(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(disk, "file")); err != nil || string(text) != "a\nfolder/file\n" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if _, err := Update(filepath.Join(dir, "loop"), Private, true); !errors.Is(err, syscall.ELOOP) {
+	if _, err := Append(filepath.Join(dir, "loop"), os.O_WRONLY, Private); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("an endless link: %v", err)
+	}
+	for _, name := range []string{"update", "old", "append plain"} {
+		refused(t, name, filepath.Join(dir, "a"), filepath.Join(disk, "file"), "symbolic link", "remove")
 	}
 	if _, err := Create(filepath.Join(dir, "a"), Private); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("a new file in place of a link: %v", err)

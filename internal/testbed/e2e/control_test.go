@@ -288,7 +288,7 @@ func TestWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		cmd := exec.CommandContext(t.Context(), binaries.Hvdrun, append([]string{"status", "--watch"}, args...)...)
-		cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir())
+		cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir(), "XDG_RUNTIME_DIR="+r.runtimeDir())
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)

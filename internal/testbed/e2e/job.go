@@ -162,7 +162,8 @@ func (r *Running) Folder() (string, error) {
 	return found[0], nil
 }
 
-func (r *Running) stateDir() string { return filepath.Join(r.Dir, "state") }
+func (r *Running) stateDir() string   { return filepath.Join(r.Dir, "state") }
+func (r *Running) runtimeDir() string { return filepath.Join(r.Dir, "run") }
 
 // KillDriver kills hvdrun only, and returns when it has ended.
 func (r *Running) KillDriver() {
@@ -189,7 +190,10 @@ func (r *Running) begin(args []string) error {
 	}
 	defer out.Close()
 	cmd := exec.Command(r.hvdrun, args...)
-	cmd.Env = append(os.Environ(), r.Mark, "XDG_STATE_HOME="+r.stateDir())
+	if err := os.MkdirAll(r.runtimeDir(), 0o700); err != nil {
+		return fmt.Errorf("e2e: %w", err)
+	}
+	cmd.Env = append(os.Environ(), r.Mark, "XDG_STATE_HOME="+r.stateDir(), "XDG_RUNTIME_DIR="+r.runtimeDir())
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 

@@ -244,7 +244,7 @@ func TestJobFolder(t *testing.T) {
 // hvdrun runs a command of hvdrun beside the job.
 func hvdrun(r *Running, args ...string) (string, error) {
 	cmd := exec.Command(binaries.Hvdrun, args...)
-	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir())
+	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+r.stateDir(), "XDG_RUNTIME_DIR="+r.runtimeDir())
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
