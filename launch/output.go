@@ -410,8 +410,8 @@ func (o *Output) file(rank int, tag string) *stream {
 
 // open opens the stream's file.
 func (s *stream) open() error {
-	// Dir may be a folder in which others may make files too. Links to it and in place of rank.N are
-	// followed, which users make to another disk.
+	// Dir may be a folder in which others may make files too. Links to it and in place of rank.N
+	// are followed, which users make to another disk.
 	if err := safefile.MakeDir(filepath.Dir(s.path), s.mode); err != nil {
 		return err
 	}

@@ -57,8 +57,8 @@ func on(t *testing.T, names map[string]string) {
 	network = func(path string) string { return names[path] }
 }
 
-// The best place is the first that is this user's alone and on this machine; the job's own folder is
-// the last, with a warning where other machines may read it.
+// The best place is the first that is this user's alone and on this machine; the job's own folder
+// is the last, with a warning where other machines may read it.
 func TestSecretsPlace(t *testing.T) {
 	good, remote, made := privateDir(t), privateDir(t), filepath.Join(t.TempDir(), "hvdrun-0")
 	open := filepath.Join(t.TempDir(), "open")
@@ -155,7 +155,7 @@ func TestGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		defer d.guard(places, quiet())()
 		next := func() {
-			time.Sleep(touchEvery + 1) // virtual
+			<-time.After(touchEvery + 1) // virtual
 			synctest.Wait()
 		}
 		next()

@@ -13,8 +13,8 @@ import (
 
 const stranger = 65534
 
-// In a folder where others may make files, the lock's name may be that of a link: nothing of what it
-// leads to is changed, wherever the link comes from.
+// In a folder where others may make files, the lock's name may be that of a link: nothing of what
+// it leads to is changed, wherever the link comes from.
 func TestPlantedLock(t *testing.T) {
 	dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")
 	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, filepath.Join(dir, lockName))); err != nil {

@@ -5,10 +5,10 @@
 // What is found is judged by the descriptor that is used, not by its name: it must be a regular
 // file, it must belong to this user or to root, and no other may write to it. A symbolic link in
 // place of a file that a person has named is followed where it belongs to this user or to root, who
-// could have named the file themselves, and is refused otherwise; in place of a file whose name this
-// program has chosen it is always refused. Links among the folders before it are followed as always,
-// because users put folders on other disks that way, and what they lead to is judged all the same.
-// Hard links to files of others are left to the kernel (fs.protected_hardlinks).
+// could have named the file themselves, and is refused otherwise; in place of a file whose name
+// this program has chosen it is always refused. Links among the folders before it are followed as
+// always, because users put folders on other disks that way, and what they lead to is judged all
+// the same. Hard links to files of others are left to the kernel (fs.protected_hardlinks).
 //
 // Files are made by O_EXCL, and have the mode that is asked for whatever the umask is.
 package safefile
