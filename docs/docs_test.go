@@ -160,9 +160,13 @@ func newSandbox(t *testing.T) sandbox {
 	if err := os.WriteFile(filepath.Join(s.dir, "discover.sh"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Mkdir(filepath.Join(s.dir, "run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	// A program under the race detector would otherwise sleep for a second before it exits.
 	s.env = append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "HOME="+s.dir,
-		"XDG_STATE_HOME="+filepath.Join(s.dir, "state"), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=10")
+		"XDG_STATE_HOME="+filepath.Join(s.dir, "state"), "XDG_RUNTIME_DIR="+filepath.Join(s.dir, "run"),
+		"GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=10")
 	return s
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // serveControl serves the job's control socket until ctx ends; the returned function removes the
@@ -102,7 +103,7 @@ func (l *controlled) stopJob(now bool) (string, error) {
 // InspectStatus returns the last status of a job without a driver, from its journal. Inspect
 // reports whether a driver runs.
 func InspectStatus(path string) (control.Status, error) {
-	f, err := os.Open(path)
+	f, err := safefile.Read(path)
 	if err != nil {
 		return control.Status{}, fmt.Errorf("driver: %w", err)
 	}

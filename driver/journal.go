@@ -13,6 +13,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -301,7 +302,7 @@ type Job struct {
 
 // Inspect reads the journal of a job, also while its driver runs. It changes nothing.
 func Inspect(path string) (Job, error) {
-	f, err := os.Open(path)
+	f, err := safefile.Read(path)
 	if err != nil {
 		return Job{}, fmt.Errorf("driver: %w", err)
 	}

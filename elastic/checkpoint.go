@@ -41,7 +41,7 @@ import (
 // In a new job the first sync looks for checkpoints on all ranks. A rank with the newest intact one
 // reads it, and its content becomes the state, including the number of the commit. Damaged
 // checkpoints are renamed, and the result is logged. A checkpoint that does not match the program's
-// state ends Run, so that a new job overwrites nothing.
+// state, or that another user could have written, ends Run, so that a new job overwrites nothing.
 type Checkpoints struct {
 	// Dir is the folder, on this rank's host or on a shared file system. It is created if missing.
 	Dir string
@@ -50,6 +50,9 @@ type Checkpoints struct {
 	// Interval is the minimum time between the beginnings of two checkpoints. 0: 30 seconds;
 	// negative: no pause between checkpoints.
 	Interval time.Duration
+	// Shared lets other users read the checkpoints: files have mode 0644 and new folders 0755,
+	// instead of 0600 and 0700. hvdrun's --share-output does that too.
+	Shared bool
 
 	writing sync.WaitGroup
 	bytes   atomic.Uint64 // bytes of all checkpoints that have been written to disk
@@ -165,11 +168,14 @@ func (c *Checkpoints) end(commits uint64, err error) {
 
 // acquire locks the folder if this process has not locked it. It must be called before each
 // checkpoint, and release after the last.
-func (c *Checkpoints) acquire(job string) error {
+func (c *Checkpoints) acquire(job string, shared bool) error {
 	c.locking.Lock()
 	defer c.locking.Unlock()
 	if c.lock != nil {
 		return nil
+	}
+	if err := checkpoint.MakeDir(c.Dir, c.Shared || shared); err != nil {
+		return err
 	}
 	host, _ := os.Hostname()
 	var err error
@@ -220,11 +226,11 @@ func (s *State) write(c *Checkpoints, m *image.Image, size int, locals *pieceSet
 		pieces = append(pieces, own[:len(tensors[i])]...)
 		about.Parts = append(about.Parts, checkpoint.Part{Name: name, Kind: d.kindName(), Text: d.textOf(own)})
 	}
-	if err := c.acquire(s.worker.job); err != nil {
+	if err := c.acquire(s.worker.job, s.worker.shared); err != nil {
 		return err
 	}
 	written := func(bytes int64) { c.bytes.Add(uint64(bytes)) }
-	if err := checkpoint.WriteTelling(c.Dir, about, tensors, pieces, written); err != nil {
+	if err := checkpoint.WriteTelling(c.Dir, c.Shared || s.worker.shared, about, tensors, pieces, written); err != nil {
 		return err
 	}
 	if err := checkpoint.Prune(c.Dir, c.keep()); err != nil {
@@ -328,7 +334,7 @@ func (s *State) loadOn(ctx context.Context, g *collective.Group, rank int, commi
 func (s *State) claim(ctx context.Context, g *collective.Group) error {
 	taken := []uint8{0}
 	var locked *checkpoint.LockedError
-	if g.Rank() == 0 && errors.As(s.checkpoints.acquire(s.worker.job), &locked) {
+	if g.Rank() == 0 && errors.As(s.checkpoints.acquire(s.worker.job, s.worker.shared), &locked) {
 		taken[0] = 1
 	}
 	if err := collective.Broadcast(ctx, g, taken, 0); err != nil || taken[0] == 0 {
@@ -394,7 +400,7 @@ func (s *State) load(commits uint64) error {
 // read returns the checked content of a checkpoint of this state: the sources of an image, with the
 // Local parts of the last save, and the pieces of all ranks of Local parts.
 func (s *State) read(path string) ([]image.Source, *pieceSet, error) {
-	f, err := checkpoint.Open(path)
+	f, err := checkpoint.OpenOwn(path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -60,7 +60,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	w := newOutsider(ctx, m, first)
 	w.driven, w.job = started, env.RunID
 	w.verification = verification{every: env.VerifyState, heal: env.HealState}
-	w.replicas = env.CommitReplicas
+	w.replicas, w.shared = env.CommitReplicas, env.ShareOutput
 	if late {
 		w.stayOut(env.Slot.SlotID)
 		return w, nil
@@ -374,7 +374,9 @@ func newDriven(env plan.Worker) (_ *driven, err error) {
 		StallWarning:    env.StallWarning,
 	}
 	if env.TimelineFilename != "" {
-		d.timeline = timeline.New(timeline.Config{Filename: env.TimelineFilename, RunID: env.RunID, Log: logrus.StandardLogger()})
+		d.timeline = timeline.New(timeline.Config{
+			Filename: env.TimelineFilename, RunID: env.RunID, Shared: env.ShareOutput, Log: logrus.StandardLogger(),
+		})
 		data.Timeline = d.timeline
 	}
 	if d.endpoint, err = collective.Listen(data); err != nil {

@@ -39,6 +39,7 @@ type Worker struct {
 
 	verification verification // of the ranks' states
 	replicas     int          // number of ranks that keep copies of each rank's Local pieces
+	shared       bool         // other users may read the job's checkpoints
 	doing        doing
 	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
 	stopPulse    func()

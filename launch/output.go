@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,6 +15,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // maxPiece is the most text of one line that is held back until the line ends.
@@ -33,8 +36,10 @@ type Output struct {
 	// Stdout and Stderr are where lines go; nil is nowhere. They may be the same.
 	Stdout, Stderr io.Writer
 	// Dir, if not empty, receives a second copy: Dir/rank.N/stdout and stderr are appended to, and
-	// made when needed.
+	// made when needed. Files that belong to another user are refused.
 	Dir string
+	// Shared lets other users read the files of Dir.
+	Shared bool
 	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01
 	// 2020[1]<stdout>:".
 	Timestamps bool
@@ -67,6 +72,7 @@ type streams struct {
 type stream struct {
 	turn chan struct{} // of capacity 1
 	path string        // of a file that is opened when it is first written to
+	mode fs.FileMode   // of that file
 	w    io.Writer
 	last *LineWriter
 	end  ending
@@ -393,7 +399,7 @@ func (o *Output) file(rank int, tag string) *stream {
 	s, ok := o.files[path]
 	if !ok {
 		s = newStream(nil)
-		s.path = path
+		s.path, s.mode = path, safefile.Mode(o.Shared)
 		if o.files == nil {
 			o.files = make(map[string]*stream)
 		}
@@ -404,10 +410,12 @@ func (o *Output) file(rank int, tag string) *stream {
 
 // open opens the stream's file.
 func (s *stream) open() error {
-	if err := os.MkdirAll(filepath.Dir(s.path), 0o777); err != nil {
+	// Dir may be a folder in which others may make files too. Links to it and in place of rank.N
+	// are followed, which users make to another disk.
+	if err := safefile.MakeDir(filepath.Dir(s.path), s.mode); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
+	f, err := safefile.AppendPlain(s.path, os.O_RDWR, s.mode)
 	if err != nil {
 		return err
 	}

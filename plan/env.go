@@ -64,6 +64,8 @@ type Tuning struct {
 	// TimelineFilename is what the files are named after, on each worker's host, in which workers
 	// record their operations; "" asks for none.
 	TimelineFilename string
+	// ShareOutput lets other users read the files that workers write: timelines and checkpoints.
+	ShareOutput bool
 	// FusionThreshold (in MiB) and CycleTime tune asynchronous collectives. 0: as is usual;
 	// negative: no fusion, no delay.
 	FusionThreshold int
@@ -97,6 +99,7 @@ const (
 	EnvNetworkInterfaces = "HVD_NETWORK_INTERFACES"
 	EnvListen            = "HVD_LISTEN"
 	EnvTimelineFilename  = "HVD_TIMELINE_FILENAME"
+	EnvShareOutput       = "HVD_SHARE_OUTPUT"
 	EnvFusionThreshold   = "HVD_FUSION_THRESHOLD_MB"
 	EnvCycleTime         = "HVD_CYCLE_TIME_MS"
 	EnvStallWarning      = "HVD_STALL_WARNING"
@@ -160,6 +163,7 @@ func (w Worker) Environ() []string {
 	text(EnvNetworkInterfaces, strings.Join(w.NetworkInterfaces, ","))
 	text(EnvListen, w.Listen)
 	text(EnvTimelineFilename, w.TimelineFilename)
+	text(EnvShareOutput, flag(w.ShareOutput))
 	text(EnvFusionThreshold, tuned(float64(w.FusionThreshold)))
 	text(EnvCycleTime, tuned(w.CycleTime.Seconds()*1e3))
 	text(EnvStallWarning, tuned(w.StallWarning.Seconds()))
@@ -195,6 +199,7 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	}
 	w.Listen, _ = lookup(EnvListen)
 	w.TimelineFilename, _ = lookup(EnvTimelineFilename)
+	w.ShareOutput = r.flag(EnvShareOutput)
 	w.FusionThreshold = int(r.tuning(EnvFusionThreshold, 1, MaxFusionThreshold))
 	w.CycleTime = time.Duration(r.tuning(EnvCycleTime, 1e6, math.MaxInt32))
 	w.StallWarning = time.Duration(r.tuning(EnvStallWarning, 1e9, math.MaxInt32))

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -155,6 +156,19 @@ var (
 func isSecret(name, value string) bool {
 	isFile := strings.HasSuffix(strings.ToLower(name), "file") || strings.HasSuffix(strings.ToLower(name), "path")
 	return secretURL.MatchString(value) || secretName.MatchString(name) && !isFile
+}
+
+// exposedSecrets returns the names of the secrets in a config file that everybody may read.
+func (s *settings) exposedSecrets() []string {
+	if !s.configExposed {
+		return nil
+	}
+	held := keyed(s.env)
+	if from := s.origins["discovery-config"]; !strings.HasPrefix(from, "--") && !strings.HasPrefix(from, "HVD_") {
+		maps.Copy(held, s.pluginSettings)
+	}
+	_, secrets := withoutSecrets(held)
+	return secrets
 }
 
 // withoutSecrets returns the rest of a map, and the names of those that are left out.

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // maxConfig bounds a config file, in bytes.
@@ -17,19 +19,44 @@ const maxConfig = 1 << 20
 
 // readBounded reads a file that is no longer than that.
 func readBounded(path string, most int64) (string, error) {
-	f, err := os.Open(path)
+	f, err := safefile.Read(path)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
+	return readAll(f, most)
+}
+
+// readAll reads a file that is no longer than that.
+func readAll(f *os.File, most int64) (string, error) {
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	switch {
 	case err != nil:
 		return "", err
 	case int64(len(b)) > most:
-		return "", fmt.Errorf("%s is longer than %d bytes", path, most)
+		return "", fmt.Errorf("%s is longer than %d bytes", f.Name(), most)
 	}
 	return string(b), nil
+}
+
+// readConfigFile reads a config file: one of a team, which may belong to any of them, but not one
+// that everybody may write to, since it says what is run. The path may name a pipe. exposed reports
+// whether everybody may read it.
+func readConfigFile(path string) (text string, exposed bool, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", false, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return "", false, err
+	}
+	if perm := fi.Mode().Perm(); fi.Mode().IsRegular() && perm&0o002 != 0 && safefile.Network(path) == "" {
+		return "", false, fmt.Errorf("everybody may write to %s (mode %#o), which says what is run: chmod o-w it", path, perm)
+	}
+	text, err = readAll(f, maxConfig)
+	return text, fi.Mode().Perm()&0o004 != 0, err
 }
 
 // config is the contents of a config file. A key stands at the top, or in its section.

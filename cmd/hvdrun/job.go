@@ -22,6 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -43,9 +44,12 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 		}
 	}
 	if s.outputDir != "" {
-		if err := os.MkdirAll(s.outputDir, 0o777); err != nil {
+		if err := safefile.MakeDir(s.outputDir, safefile.Mode(s.tuning.ShareOutput)); err != nil {
 			return fmt.Errorf("%s: %w", s.origin("output-filename"), err)
 		}
+	}
+	if names := s.exposedSecrets(); len(names) > 0 {
+		log.Warnf("everybody may read the config file, which holds secrets (%s): chmod 600 it", strings.Join(names, ", "))
 	}
 	s.runID = driver.NewRunID()
 	j := jobRun{command: command, fixed: fixed, size: size}
@@ -119,6 +123,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 				j.dir.end(err, log)
 			}
 		}()
+		defer j.dir.guard(secretPlaces(p.env), log)()
 	}
 	source, closeSource, err := s.openSource(j.fixed, log)
 	if err != nil {
@@ -133,14 +138,16 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if err != nil {
 		return err
 	}
-	if j.dir == nil {
+	if j.dir == nil || j.dir.secrets.dir == "" {
 		agents.Orphan = 0 // there is nothing to wait for
-	} else {
+	}
+	if j.dir != nil {
 		agents.Keep, agents.Begun, agents.Known = true, j.dir.begun, j.known
 	}
 	launcher := client.New(agents)
 	defer launcher.Close()
 	output := &launch.Output{Stdout: p.stdout, Stderr: p.stderr, Dir: s.outputDir, Timestamps: s.timestamps, Log: log}
+	output.Shared = s.tuning.ShareOutput
 	kill := func() {
 		launcher.Kill()
 		output.Hurry()
@@ -246,7 +253,8 @@ func openEvents(s *settings, log logrus.FieldLogger) (*eventFile, error) {
 	if s.eventsFile == "" {
 		return nil, nil
 	}
-	f, err := os.OpenFile(s.eventsFile, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
+	// It may be in a folder where others may make files, such as /tmp.
+	f, err := safefile.Append(s.eventsFile, os.O_WRONLY, safefile.Mode(s.tuning.ShareOutput))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.origin("events-file"), err)
 	}

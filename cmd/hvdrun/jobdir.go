@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const (
@@ -27,32 +28,33 @@ const (
 )
 
 // jobDir is the folder in which a job keeps what another driver must know to go on with it. Only
-// its owner may enter it, and only its owner may read what is in it. When the job has ended, no
-// secret is left there.
+// its owner may enter it, and only its owner may read what is in it. Its secrets are elsewhere,
+// unless a person has named the folder.
 type jobDir struct {
-	path   string
-	about  jobFile
-	agents *journal.Journal // nil: not open
+	path    string
+	named   bool // by --job-dir
+	about   jobFile
+	secrets jobSecrets
+	agents  *journal.Journal // nil: not open
 }
 
 // The files of a job's folder.
-func (d *jobDir) journal() string       { return filepath.Join(d.path, "journal") }
-func (d *jobDir) agentsPath() string    { return filepath.Join(d.path, "agents") }
-func (d *jobDir) authorityPath() string { return filepath.Join(d.path, "authority") }
-func (d *jobDir) aboutPath() string     { return filepath.Join(d.path, "job.json") }
+func (d *jobDir) journal() string    { return filepath.Join(d.path, "journal") }
+func (d *jobDir) agentsPath() string { return filepath.Join(d.path, "agents") }
+func (d *jobDir) aboutPath() string  { return filepath.Join(d.path, "job.json") }
 
-// jobFile is job.json: how hvdrun was called. The environment may hold secrets.
+// jobFile is job.json: what is known of the job by those who list jobs.
 type jobFile struct {
 	Version int       `json:"version"`
 	RunID   string    `json:"run"`
 	Begun   time.Time `json:"begun"`
-	Args    []string  `json:"args"`
 	Command []string  `json:"command"`
-	Env     []string  `json:"env,omitempty"`
 	Dir     string    `json:"dir"`
-	// Config is the text of the config file, for it may be changed while the job runs. It may hold
-	// secrets too.
-	Config string `json:"config,omitempty"`
+	// Host is the machine of the job's driver, Boot the machine's present start.
+	Host string `json:"host,omitempty"`
+	Boot string `json:"boot,omitempty"`
+	// Keys is the folder of the job's secrets; empty where they are in its driver's memory alone.
+	Keys string `json:"keys,omitempty"`
 	// EventsFrom is how long the events file was.
 	EventsFrom int64 `json:"events_from"`
 	// Ended is set when the job has, Status is its exit status then.
@@ -60,7 +62,9 @@ type jobFile struct {
 	Status int        `json:"status"`
 }
 
-const jobFileVersion = 1
+// jobFileVersion is the version of job.json. Of version 1, which held the secrets, jobs are listed
+// and stopped, but not resumed.
+const jobFileVersion = 2
 
 // stateDirs are where jobs may have their folders, best first: the state folder, and for whoever
 // has none that can be used the folder of the login, and last one of the user's own in temp.
@@ -80,49 +84,42 @@ func stateDirs(env []string, temp string) (all []string) {
 // shared is a folder in which others may make files too.
 const shared = "/tmp"
 
-// own returns an error where the folder is not this user's alone, or is a link.
-func own(path string) error {
-	fi, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return err
-	case !fi.IsDir():
-		return fmt.Errorf("%s is not a folder", path)
-	}
-	if st := fi.Sys().(*syscall.Stat_t); int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d", path, st.Uid)
-	}
-	return private(path)
-}
-
 // usable returns why one of stateDirs cannot be used, where that is known before it is tried: those
 // that are not below the home folder must be below one that is the user's alone. That in temp is
 // made where asked for.
 func usable(env []string, all, temp string, create bool) error {
 	base := filepath.Dir(all)
 	if runtime, _ := lookup(env, "XDG_RUNTIME_DIR"); runtime != "" && filepath.Dir(base) == filepath.Clean(runtime) {
-		return own(runtime)
+		return safefile.SecretDir(runtime)
 	}
 	if filepath.Dir(base) != filepath.Clean(temp) || !strings.HasPrefix(filepath.Base(base), "hvdrun-") {
 		return nil
 	}
 	if create {
-		if err := os.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := safefile.MakeDir(base, safefile.Private); err != nil {
 			return err
 		}
 	}
-	return own(base)
+	return safefile.SecretDir(base)
 }
 
 // newJobDir makes the folder of a job that begins; nil where there can be none and none was asked
 // for.
 func (p *program) newJobDir(s *settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*jobDir, error) {
-	about := jobFile{
-		Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Args: p.args, Command: command, Env: p.env, Config: s.configText,
+	pruneSecrets(p.env, time.Now())
+	d := &jobDir{path: s.jobDir, named: s.jobDir != ""}
+	d.about = jobFile{Version: jobFileVersion, RunID: s.runID, Begun: time.Now(), Command: command, Boot: bootID()}
+	d.about.Host, _ = os.Hostname()
+	key, err := authority.Encode()
+	if err != nil {
+		return nil, runError{err}
 	}
-	if s.jobDir != "" {
-		d := &jobDir{path: s.jobDir, about: about}
-		if err := d.make(authority, s.eventsFile); err != nil {
+	d.secrets = jobSecrets{authority: key, launch: launchFile{Args: p.args, Env: p.env, Config: s.configText, Orphan: s.orphanTime()}}
+	if d.named {
+		if err = d.make(s.eventsFile); err == nil {
+			err = p.keepSecrets(s, d, log)
+		}
+		if err != nil {
 			return nil, runError{fmt.Errorf("%s: %w", s.origin("job-dir"), err)}
 		}
 		return d, nil
@@ -133,15 +130,18 @@ func (p *program) newJobDir(s *settings, command []string, authority *identity.A
 		failed = append(failed, "neither XDG_STATE_HOME nor HOME says where")
 	}
 	for _, all := range stateDirs(p.env, shared) {
-		d := &jobDir{path: filepath.Join(all, about.RunID), about: about}
+		d.path = filepath.Join(all, d.about.RunID)
 		err := usable(p.env, all, shared, true)
 		if err == nil {
 			prune(all, time.Now())
-			err = d.make(authority, s.eventsFile)
+			err = d.make(s.eventsFile)
 		}
 		if err == nil {
 			if len(failed) > 0 {
 				log.Warnf("the job's folder is %s: %s", d.path, strings.Join(failed, "; "))
+			}
+			if err := p.keepSecrets(s, d, log); err != nil {
+				log.WithError(err).Warn("the job cannot be resumed: there is no place for its key")
 			}
 			return d, nil
 		}
@@ -152,19 +152,31 @@ func (p *program) newJobDir(s *settings, command []string, authority *identity.A
 	return nil, nil
 }
 
+// keepSecrets puts the job's secrets where another driver finds them, unless that is not wanted,
+// and writes job.json.
+func (p *program) keepSecrets(s *settings, d *jobDir, log logrus.FieldLogger) error {
+	if s.noResume {
+		return d.write()
+	}
+	d.secrets.launch.Job = d.path
+	if err := d.putSecrets(secretPlaces(p.env), log); err != nil {
+		d.secrets.dir, d.about.Keys = "", ""
+		return errors.Join(err, d.write())
+	}
+	return nil
+}
+
 // undo removes what make has made before it failed.
 func (d *jobDir) undo() {
 	if d.agents != nil {
 		_ = d.agents.Close() // nothing is in it
+		d.agents = nil
 	}
 	_ = os.RemoveAll(d.path) // no other job has the name
 }
 
-func (d *jobDir) make(authority *identity.Authority, eventsFile string) error {
-	key, err := authority.Encode()
-	if err != nil {
-		return err
-	}
+// make makes the folder and what is in it from the beginning, but job.json.
+func (d *jobDir) make(eventsFile string) (err error) {
 	if d.about.Dir, err = os.Getwd(); err != nil {
 		return err
 	}
@@ -174,36 +186,30 @@ func (d *jobDir) make(authority *identity.Authority, eventsFile string) error {
 	if d.path, err = filepath.Abs(d.path); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(d.path), 0o700); err != nil {
+	_, missing := os.Lstat(d.path)
+	if err := safefile.MakeDir(d.path, safefile.Private); err != nil {
 		return err
 	}
-	if err := os.Mkdir(d.path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := d.private(); err != nil {
+		if errors.Is(missing, fs.ErrNotExist) {
+			_ = os.Remove(d.path) // an empty folder would be all that is left
+		}
 		return err
 	}
-	if err := private(d.path); err != nil {
-		return err
-	}
-	if _, err := os.Stat(d.journal()); err == nil {
+	if _, err := os.Lstat(d.journal()); err == nil {
 		return fmt.Errorf("%s is the folder of another job", d.path)
 	}
-	if d.agents, err = journal.Create(d.agentsPath(), d.about.RunID); err != nil {
-		return err
-	}
-	return errors.Join(os.WriteFile(d.authorityPath(), []byte(key+"\n"), 0o600), d.write())
+	d.agents, err = journal.Create(d.agentsPath(), d.about.RunID)
+	return err
 }
 
-// private refuses a folder that belongs to another user, or that others may read.
-func private(path string) error {
-	fi, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return err
-	case !fi.IsDir():
-		return fmt.Errorf("%s is not a folder", path)
-	case fi.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("others may enter %s (mode %#o): chmod 700 it", path, fi.Mode().Perm())
+// private refuses a folder that belongs to another user, or that others may enter. One that holds
+// secrets must not be in a folder of others either, and nothing that root writes.
+func (d *jobDir) private() error {
+	if d.named || os.Geteuid() == 0 {
+		return safefile.SecretDir(d.path)
 	}
-	return nil
+	return safefile.PrivateDir(d.path)
 }
 
 // write writes job.json, all of it or nothing.
@@ -212,40 +218,42 @@ func (d *jobDir) write() error {
 	if err != nil {
 		return err
 	}
-	next := d.aboutPath() + ".new"
-	if err := os.WriteFile(next, append(b, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, d.aboutPath())
+	return safefile.Replace(d.aboutPath(), append(b, '\n'), safefile.Private)
 }
+
+// maxAbout bounds job.json, in bytes: of version 1 it holds an environment.
+const maxAbout = 64 << 20
 
 // readJobDir returns the folder of a job, for looking.
 func readJobDir(path string) (*jobDir, error) {
 	d := &jobDir{path: path}
-	b, err := os.ReadFile(d.aboutPath())
+	text, err := readBounded(d.aboutPath(), maxAbout)
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(b, &d.about); err != nil {
+	if err := json.Unmarshal([]byte(text), &d.about); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.aboutPath(), err)
 	}
-	if d.about.Version != jobFileVersion {
+	if v := d.about.Version; v != jobFileVersion && v != 1 {
 		return nil, fmt.Errorf("%s is of version %d; this program knows version %d", d.aboutPath(), d.about.Version, jobFileVersion)
+	}
+	if d.about.Version == 1 && d.about.Ended == nil {
+		d.about.Keys = d.path
 	}
 	return d, nil
 }
 
 // open makes the folder that of a driver that goes on with the job, and returns what the one before
 // had.
-func (d *jobDir) open() (authority *identity.Authority, known []client.KnownAgent, err error) {
-	if err := private(d.path); err != nil {
+func (d *jobDir) open(env []string) (authority *identity.Authority, known []client.KnownAgent, err error) {
+	if err := d.private(); err != nil {
 		return nil, nil, err
 	}
-	text, err := os.ReadFile(d.authorityPath())
-	if err != nil {
+	if d.secrets, err = d.findSecrets(env); err != nil {
 		return nil, nil, err
 	}
-	if authority, err = identity.DecodeAuthority(strings.TrimSpace(string(text))); err != nil {
+	d.named = d.secrets.dir == d.path
+	if authority, err = identity.DecodeAuthority(d.secrets.authority); err != nil {
 		return nil, nil, err
 	}
 	d.agents, _, err = journal.Open(d.agentsPath(), func(b []byte) error {
@@ -276,13 +284,13 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	job, unread := d.inspect()
 	switch {
 	case errors.Is(unread, fs.ErrNotExist):
-		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.authorityPath()), os.Remove(d.aboutPath()), os.Remove(d.path))
+		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.aboutPath()), d.secrets.forget(), gone(os.Remove(d.path)))
 	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
 	case job.Finished, unread != nil: // the end is not in the journal
 		now := time.Now()
-		d.about.Env, d.about.Config, d.about.Ended, d.about.Status = nil, "", &now, status(result)
-		err = errors.Join(err, d.write(), os.Remove(d.authorityPath()), os.Remove(d.agentsPath()))
+		d.about.Keys, d.about.Ended, d.about.Status = "", &now, status(result)
+		err = errors.Join(err, d.secrets.forget(), d.write(), os.Remove(d.agentsPath()))
 	}
 	if err != nil {
 		log.WithError(err).Warn("the job's folder is not in order")

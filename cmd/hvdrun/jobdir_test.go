@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,8 +24,8 @@ func TestStateDirs(t *testing.T) {
 	}
 }
 
-// A folder in a shared place is used where it is this user's alone: not through a link, not one
-// that others may enter, and not another user's.
+// A folder in a shared place is used where it is this user's alone: not through a link of others,
+// not one that they may enter, and not another user's.
 func TestOwnTemp(t *testing.T) {
 	temp := t.TempDir()
 	all := stateDirs(nil, temp)[0]
@@ -52,10 +53,12 @@ func TestOwnTemp(t *testing.T) {
 	if err := os.Remove(base); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(t.TempDir(), base); err != nil {
+	if err := os.WriteFile(base, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refused("is not a folder")
+	if err := usable(nil, all, temp, true); err == nil {
+		t.Error("a file was used as a folder")
+	}
 	if os.Geteuid() != 0 {
 		return // the rest takes root
 	}
@@ -69,4 +72,9 @@ func TestOwnTemp(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("belongs to user 12345")
+	private := t.TempDir()
+	if err := errors.Join(os.Remove(base), os.Chmod(private, 0o700), os.Symlink(private, base), os.Lchown(base, 12345, -1)); err != nil {
+		t.Fatal(err)
+	}
+	refused("symbolic link of user 12345")
 }

@@ -46,6 +46,7 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {
+			pruneSecrets(p.env, time.Now())
 			dirs, bad, err := listJobs(p.env)
 			if err != nil {
 				return runError{err}
@@ -102,6 +103,9 @@ func (d *jobDir) line() jobLine {
 		l.State, l.Message = jobFailed, strings.TrimPrefix(job.Result.Error(), "driver: ")
 	default:
 		l.State = jobResumable
+		if err := d.keyLost(); err != nil {
+			l.State, l.Message, l.Workers = jobFailed, "its hvdrun has died: "+err.Error(), 0
+		}
 	}
 	return l
 }

@@ -17,8 +17,16 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// defaultOrphan is how long workers are kept whose driver is silent.
+// defaultOrphan is the default of --orphan-timeout.
 const defaultOrphan = 10 * time.Minute
+
+// orphanTime is how long workers are kept whose driver is silent.
+func (s *settings) orphanTime() time.Duration {
+	if s.orphan == 0 {
+		return defaultOrphan
+	}
+	return s.orphan
+}
 
 // sshSettings say how agents are started on other machines.
 type sshSettings struct {
@@ -84,11 +92,8 @@ func (s *settings) agents(
 	}
 	cfg = client.Config{
 		Listen:    listen,
-		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphan, Log: log,
+		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphanTime(), Log: log,
 		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
-	}
-	if cfg.Orphan == 0 {
-		cfg.Orphan = defaultOrphan
 	}
 	if s.bindGPUs && cfg.LocalOnly {
 		if _, err := localDevices(); err != nil {

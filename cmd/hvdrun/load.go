@@ -143,7 +143,7 @@ func (s *settings) readConfig(path, text string) (map[string]origin, error) {
 	}
 	if text == "" {
 		var err error
-		if text, err = readBounded(path, maxConfig); err != nil {
+		if text, s.configExposed, err = readConfigFile(path); err != nil {
 			return nil, fmt.Errorf("--config-file: %w", err)
 		}
 	}
@@ -202,6 +202,7 @@ func (s *settings) contradictions() error {
 // workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside
 // one they are not what a person has set.
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvListen, plan.EnvTimelineFilename,
+	plan.EnvShareOutput,
 	plan.EnvConnections, plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
 	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}
 

@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // missedEvents finds out which events the driver of a job has not written to the events file before
@@ -88,7 +89,7 @@ func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed f
 // something else, as after another job that wrote to it too, it is nothing.
 func (m *missedEvents) take(log logrus.FieldLogger) []byte {
 	var held []byte
-	f, err := os.Open(m.path)
+	f, err := safefile.Read(m.path)
 	if err == nil {
 		defer f.Close()
 		held, err = io.ReadAll(io.NewSectionReader(f, m.from, int64(len(m.all))+1))

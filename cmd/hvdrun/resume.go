@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -78,23 +79,27 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	fs.SetInterspersed(false)
 	fs.SetOutput(io.Discard)
 	addFlags(fs, false)
-	if err := fs.Parse(d.about.Args); err != nil {
+	j := jobRun{command: d.about.Command, dir: d, resumed: true}
+	var err error
+	if j.authority, j.known, err = d.open(p.env); err != nil {
+		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+	}
+	if err := d.moved(); err != nil {
+		p.logger(&settings{outputSettings: outputSettings{logLevel: logrus.WarnLevel}}).WithError(err).Warn("job.json is not in order")
+	}
+	launch := d.secrets.launch
+	if err := fs.Parse(launch.Args); err != nil {
 		return err
 	}
 	again := *p
-	again.env = d.about.Env
-	s, err := loadAgain(fs, again.env, d.about.Config)
+	again.args, again.env = launch.Args, launch.Env
+	s, err := loadAgain(fs, again.env, launch.Config)
 	if err != nil {
 		return err
 	}
 	s.runID = d.about.RunID
-	fixed, err := s.fixedHosts()
-	if err != nil {
+	if j.fixed, err = s.fixedHosts(); err != nil {
 		return err
-	}
-	j := jobRun{command: d.about.Command, fixed: fixed, dir: d, resumed: true}
-	if j.authority, j.known, err = d.open(); err != nil {
-		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
 	}
 	err = again.drive(ctx, &s, j)
 	switch {

@@ -35,6 +35,7 @@ type settings struct {
 	ssh           sshSettings
 	lease, orphan time.Duration // 0: the defaults
 	jobDir        string
+	noResume      bool
 	fileSettings
 	provenance
 }
@@ -72,6 +73,7 @@ type provenance struct {
 	// and texts its value.
 	origins, texts map[string]string
 	configText     string // of the file
+	configExposed  bool   // everybody may read it
 }
 
 // given returns whether the setting was set at all.
@@ -139,8 +141,11 @@ var table = slices.Concat(
 			usage: "show each worker the GPU of its slot only, and use no slot whose GPU fails (on hosts of agents, theirs counts)",
 			set:   onOff(func(s *settings) *bool { return &s.bindGPUs })},
 		{name: "job-dir", arg: "DIR", unset: "one in ~/.local/state/hvdrun/jobs",
-			usage: "the job's folder, from which it can be resumed",
+			usage: "the job's folder, from which it can be resumed; the job's key and environment are in it then",
 			set:   text(func(s *settings) *string { return &s.jobDir })},
+		{name: "no-resume", def: "false",
+			usage: "keep the job's key and environment in memory alone: where hvdrun dies, its workers soon end",
+			set:   onOff(func(s *settings) *bool { return &s.noResume })},
 	}),
 	section("discovery", []setting{
 		{name: "hosts", short: "H", list: true, arg: "a:2,b:4", source: true, unset: "localhost with -np slots",
@@ -275,6 +280,9 @@ var table = slices.Concat(
 		{name: "events-file", arg: "F",
 			usage: "append what happens to the job, one JSON object a line",
 			set:   text(func(s *settings) *string { return &s.eventsFile })},
+		{name: "share-output", def: "false",
+			usage: "let other users read output, events, timelines and checkpoints (modes 0644 and 0755, else 0600 and 0700)",
+			set:   onOff(func(s *settings) *bool { return &s.tuning.ShareOutput })},
 		{name: "timeline-filename", arg: "F",
 			usage: "write the workers' operations to F.rank.N.json on their hosts; hvdrun timeline F joins them for Perfetto",
 			set:   setTimeline},

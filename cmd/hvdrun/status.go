@@ -236,7 +236,11 @@ func (d *jobDir) picture(s control.Status) string {
 		}
 	}
 	if s.Driver == 0 && s.State != control.Done && s.State != control.Failed {
-		fmt.Fprintf(&b, "its workers may train on; `hvdrun resume %s` takes the job over\n", s.Job)
+		if err := d.keyLost(); err != nil && d.about.Version == jobFileVersion {
+			fmt.Fprintf(&b, "it cannot be resumed: %v\n", err)
+		} else {
+			fmt.Fprintf(&b, "its workers may train on; `hvdrun resume %s` takes the job over\n", s.Job)
+		}
 	}
 	if len(s.Hosts) > 0 {
 		b.WriteString("\n")

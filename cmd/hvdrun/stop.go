@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // stopJob has the job's driver stop it, or ends the workers of a job whose driver is gone.
@@ -50,7 +51,7 @@ func damagedJob(env []string, name string) *jobDir {
 		path = paths[i]
 	}
 	d := &jobDir{path: path}
-	f, err := os.Open(d.agentsPath())
+	f, err := safefile.Read(d.agentsPath())
 	if err != nil {
 		return nil
 	}
@@ -65,7 +66,7 @@ func damagedJob(env []string, name string) *jobDir {
 // endWorkers has the agents that the job's drivers have started end the workers and themselves. It
 // looks at neither the journal nor job.json, which may be damaged.
 func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
-	authority, known, err := d.open()
+	authority, known, err := d.open(p.env)
 	switch {
 	case errors.Is(err, journal.ErrLocked):
 		return runError{fmt.Errorf("job %s has a driver that does not answer: end that process first", d.about.RunID)}
@@ -105,10 +106,10 @@ func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 
 // close forgets the secrets of a job that was stopped without its driver.
 func (d *jobDir) close() error {
-	err := errors.Join(d.agents.Close(), gone(os.Remove(d.authorityPath())), gone(os.Remove(d.agentsPath())))
+	err := errors.Join(d.agents.Close(), d.secrets.forget(), gone(os.Remove(d.agentsPath())))
 	if d.about.Version != 0 { // else there is no job.json that could be written anew
 		stopped := time.Now()
-		d.about.Env, d.about.Config, d.about.Ended = nil, "", &stopped
+		d.about.Keys, d.about.Ended = "", &stopped
 		d.about.Status = status(runError{driver.StopSignal{Signal: syscall.SIGTERM}})
 		err = errors.Join(err, d.write())
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hvdrun/hvdrun/collective/timeline"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 func (p *program) timelineCommand() *cobra.Command {
@@ -56,9 +57,14 @@ func (p *program) mergeTimelines(files []string, output string) (err error) {
 			return fmt.Errorf("%s would be written over", f)
 		}
 	}
-	out, err := os.Create(output)
+	out, err := safefile.Append(output, os.O_WRONLY, safefile.Private)
 	if err != nil {
 		return err
+	}
+	if fi, err := out.Stat(); err == nil && fi.Mode().IsRegular() {
+		if err := out.Truncate(0); err != nil {
+			return errors.Join(err, out.Close())
+		}
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
 	merged, err := timeline.Merge(out, files)

@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const (
@@ -24,6 +26,7 @@ type rankFile struct {
 	offset    int64 // to the clock of rank 0
 	limit     int64 // at which the file is moved away
 	host      string
+	mode      fs.FileMode
 
 	file   *os.File
 	size   int64
@@ -39,16 +42,16 @@ func Path(filename string, rank int) (path, old string) {
 }
 
 func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
-	f := &rankFile{run: cfg.RunID, rank: rank, offset: offset, limit: cfg.MaxBytes / 2}
+	f := &rankFile{run: cfg.RunID, rank: rank, offset: offset, limit: cfg.MaxBytes / 2, mode: safefile.Mode(cfg.Shared)}
 	f.path, f.old = Path(cfg.Filename, rank)
 	f.host, _ = os.Hostname() // for display only
 	if f.ofThisRun() {
-		return f, f.open(0)
+		return f, f.open(false)
 	}
 	if err := os.Remove(f.old); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	return f, f.open(os.O_TRUNC)
+	return f, f.open(true)
 }
 
 // header is the second line of a file, which identifies the run.
@@ -59,7 +62,7 @@ func (f *rankFile) header() string {
 // ofThisRun reports whether the file has been begun in this run: by this process, or another that
 // had the rank before.
 func (f *rankFile) ofThisRun() bool {
-	file, err := os.Open(f.path)
+	file, err := safefile.Read(f.path)
 	if err != nil {
 		return false
 	}
@@ -68,12 +71,19 @@ func (f *rankFile) ofThisRun() bool {
 	return lines.Scan() && lines.Text() == "[" && lines.Scan() && lines.Text() == f.header()
 }
 
-func (f *rankFile) open(flags int) (err error) {
-	f.file, err = os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|flags, 0o666)
+// open opens the file, which must be this user's: the folder may be one in which others may make
+// files too, such as /tmp.
+func (f *rankFile) open(empty bool) (err error) {
+	f.file, err = safefile.AppendPlain(f.path, os.O_WRONLY, f.mode)
 	if err != nil {
 		return err
 	}
 	info, err := f.file.Stat()
+	if err == nil && empty && info.Mode().IsRegular() {
+		if err = f.file.Truncate(0); err == nil {
+			info, err = f.file.Stat()
+		}
+	}
 	if err != nil {
 		return errors.Join(err, f.file.Close())
 	}
@@ -104,7 +114,7 @@ func (f *rankFile) flush() error {
 	if err := os.Rename(f.path, f.old); err != nil {
 		return err
 	}
-	return f.open(0)
+	return f.open(false)
 }
 
 // row returns the number of the row of a lane or tensor, and names it in the file where that has

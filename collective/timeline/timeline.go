@@ -30,6 +30,8 @@ type Config struct {
 	// RunID names the job. Files of another job are overwritten, those of the same job are appended
 	// to.
 	RunID string
+	// Shared lets other users read the files.
+	Shared bool
 	// MaxBytes bounds the files of a rank together. 0: 256 MiB.
 	MaxBytes int64
 	// Log takes one message when files cannot be written. Nil: nothing is logged.

@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // Version is the version of the format.
@@ -180,8 +181,22 @@ type File struct {
 // Open opens a checkpoint and verifies all of it except the bytes of the tensors. Errors are those
 // of reading and ErrDamaged; an unknown version or a safetensors file of another program has an
 // error of its own text. The caller closes the file.
-func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+func Open(path string) (*File, error) { return open(path, safefile.Read) }
+
+// OpenOwn is Open for a checkpoint to continue from: it must belong to this user or to root, and no
+// other may write to it. In a folder where others may make files, each could be the newest.
+func OpenOwn(path string) (*File, error) {
+	return open(path, func(path string) (*os.File, error) {
+		f, err := safefile.ReadOwn(path)
+		if err != nil {
+			err = fmt.Errorf("checkpoint: training cannot go on from it: %w", err)
+		}
+		return f, err
+	})
+}
+
+func open(path string, by func(string) (*os.File, error)) (*File, error) {
+	f, err := by(path)
 	if err != nil {
 		return nil, err
 	}

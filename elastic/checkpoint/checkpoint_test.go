@@ -39,7 +39,7 @@ func TestWriteTelling(t *testing.T) {
 	p.Seal()
 	dir, parts, all := t.TempDir(), 0, int64(0)
 	about := About{Commits: 1, Parts: []Part{{Name: "x", Kind: "bytes"}}}
-	err := WriteTelling(dir, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Blobs(), func(n int64) {
+	err := WriteTelling(dir, false, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Blobs(), func(n int64) {
 		parts, all = parts+1, all+n
 	})
 	if err != nil || parts != 4 || all != 4*settleEvery {

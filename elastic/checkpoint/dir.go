@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const (
@@ -51,22 +52,34 @@ func List(dir string) ([]uint64, error) {
 	return all, nil
 }
 
-// Write writes a checkpoint into dir, which it creates if necessary. The file gets its name after
-// all of it is on disk, so a crash or an error leaves existing checkpoints intact; a later Write
-// removes incomplete files. It blocks until the data is on disk.
+// MakeDir creates a folder for checkpoints if necessary, with mode 0700, or 0755 if it is shared
+// with all users. An existing folder keeps its mode.
+func MakeDir(dir string, shared bool) error {
+	if err := safefile.MakeDir(dir, safefile.Mode(shared)); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	return nil
+}
+
+// Write writes a checkpoint into dir, which it creates if necessary. Only this user may read the
+// file. It gets its name after all of it is on disk, so a crash or an error leaves existing
+// checkpoints intact; a later Write removes incomplete files. It blocks until the data is on disk.
 func Write(dir string, about About, tensors [][]Tensor, blobs []image.Blob) error {
-	return WriteTelling(dir, about, tensors, blobs, func(int64) {})
+	return WriteTelling(dir, false, about, tensors, blobs, func(int64) {})
 }
 
 // WriteTelling is Write with progress reports: it calls progress, from the calling goroutine, with
-// the number of bytes that have reached the disk since the last call.
-func WriteTelling(dir string, about About, tensors [][]Tensor, blobs []image.Blob, progress func(bytes int64)) (err error) {
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
+// the number of bytes that have reached the disk since the last call. If shared, all users may read
+// the file.
+func WriteTelling(
+	dir string, shared bool, about About, tensors [][]Tensor, blobs []image.Blob, progress func(bytes int64),
+) (err error) {
+	if err := MakeDir(dir, shared); err != nil {
+		return err
 	}
 	sweep(dir)
 	name := strings.Replace(temporary, "*", rand.Text(), 1)
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := safefile.Create(filepath.Join(dir, name), safefile.Mode(shared))
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
@@ -136,11 +149,12 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// sweep removes incomplete files whose writer has ended.
+// sweep removes incomplete files whose writer has ended. Of those that are no regular files of this
+// user it opens none: a pipe would block it.
 func sweep(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, temporary))
 	for _, path := range left {
-		f, err := os.Open(path)
+		f, err := safefile.ReadOwn(path)
 		if err != nil {
 			continue
 		}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const lockName = ".lock"
@@ -44,12 +46,15 @@ type Lock struct{ file *os.File }
 // Acquire locks dir, which it creates if necessary, for a job. It does not block. If another job
 // has locked it, it returns a *LockedError. It returns a nil Lock and no error if another process
 // of the same job has locked it, because that process is about to end, and if the file system does
-// not support locks; the caller may try again.
+// not support locks; the caller may try again. A lock file that belongs to another user is an
+// error.
 func Acquire(dir string, owner Owner) (*Lock, error) {
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, fmt.Errorf("checkpoint: %w", err)
+	if err := MakeDir(dir, false); err != nil {
+		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o666)
+	// The lock is truncated below, so it must be this user's own: in a folder in which others may
+	// make files, its name may be that of a link to anything.
+	f, err := safefile.Update(filepath.Join(dir, lockName), safefile.Private, true)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
 	}

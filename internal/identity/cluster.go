@@ -11,10 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math/big"
-	"os"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // ClusterKeyLen is the length of a cluster's key in bytes.
@@ -54,7 +54,7 @@ func ForCluster(key []byte, label string) (*Authority, error) {
 func GenerateClusterKey(path string) error {
 	var key [ClusterKeyLen]byte
 	rand.Read(key[:])
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := safefile.Create(path, safefile.Private)
 	if err != nil {
 		return fmt.Errorf("identity: the cluster's key: %w", err)
 	}
@@ -66,23 +66,16 @@ func GenerateClusterKey(path string) error {
 }
 
 // ReadClusterKey reads a cluster's key from a file: 32 bytes, encoded as 64 hexadecimal digits or
-// in base64. A file that users other than its owner can read or write is refused. Errors reveal
-// nothing about the key.
+// in base64. A file of another user than this one and root is refused, and one that others can read
+// or write; a pipe is permitted, because shells pass secrets as <(…). Errors reveal nothing about
+// the key.
 func ReadClusterKey(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	// Links are followed where they are this user's or root's: Kubernetes mounts secrets as links.
+	f, err := safefile.ReadSecret(path)
 	if err != nil {
 		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
-	case fi.Mode().Type()&^fs.ModeNamedPipe != 0: // a pipe is permitted: shells pass secrets as <(…)
-		return nil, fmt.Errorf("identity: the cluster's key: %s is not a file", path)
-	case fi.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("identity: the cluster's key: others may use %s (mode %#o): chmod 600 it", path, fi.Mode().Perm())
-	}
 	text, err := io.ReadAll(io.LimitReader(f, 1024))
 	if err != nil {
 		return nil, fmt.Errorf("identity: the cluster's key: %w", err)

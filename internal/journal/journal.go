@@ -34,6 +34,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const (
@@ -94,7 +96,7 @@ func Create(path, run string) (*Journal, error) {
 	if run == "" || len(run) > maxRun {
 		return nil, fmt.Errorf("journal: a run id of %d bytes", len(run))
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := safefile.Create(path, safefile.Private)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -127,7 +129,7 @@ func seedOf(salt []byte) uint32 { return crc32.Checksum(salt, castagnoli) }
 // Open locks a journal, passes its records to visit as Read does, and returns it ready for
 // appending, with its run id. Its errors are those of Read, and ErrLocked.
 func Open(path string, visit func(payload []byte) error) (*Journal, string, error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	f, err := safefile.Update(path, safefile.Private, false)
 	if err != nil {
 		return nil, "", fmt.Errorf("journal: %w", err)
 	}
@@ -150,7 +152,7 @@ func (j *Journal) begin(visit func([]byte) error) error {
 		return errors.Join(err, ErrLocked) // its writer has replaced the file
 	}
 	j.run, j.end, j.seed = s.run, s.end, s.seed
-	j.next, err = os.OpenFile(j.path+spare, os.O_RDWR, 0)
+	j.next, err = safefile.Update(j.path+spare, safefile.Private, false)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		j.next = nil
@@ -174,7 +176,7 @@ func lock(f *os.File) error {
 
 // Locked reports whether a process has the journal open for writing. It takes no lock itself.
 func Locked(path string) (bool, error) {
-	f, err := os.Open(path)
+	f, err := safefile.Read(path)
 	if err != nil {
 		return false, fmt.Errorf("journal: %w", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // Replace atomically replaces all records of the journal: a reader, and a process that opens the
@@ -83,7 +85,7 @@ func (j *Journal) openNext() error {
 	if j.next != nil {
 		return nil
 	}
-	f, err := os.OpenFile(j.path+spare, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := safefile.Update(j.path+spare, safefile.Private, true)
 	if err != nil {
 		return err
 	}

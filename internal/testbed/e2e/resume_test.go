@@ -183,8 +183,8 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 	}
 }
 
-// TestJobFolder: secrets of a job are in files that only its owner may read, and are removed when
-// the job has ended.
+// TestJobFolder: secrets of a job are in files that only its owner may read, outside of the job's
+// folder, which may be in a home that other machines see, and are removed when the job has ended.
 func TestJobFolder(t *testing.T) {
 	t.Parallel()
 	r := endless(t)
@@ -196,10 +196,10 @@ func TestJobFolder(t *testing.T) {
 	if fi, err := os.Stat(folder); err != nil || fi.Mode().Perm() != 0o700 {
 		t.Errorf("%s has mode %v, %v", folder, fi.Mode(), err)
 	}
-	look := func(want bool) {
+	look := func(dir string, want bool) {
 		t.Helper()
 		found := false
-		err := filepath.WalkDir(r.StateDir(), func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
 				return err
 			}
@@ -214,10 +214,11 @@ func TestJobFolder(t *testing.T) {
 			return err
 		})
 		if err != nil || found != want {
-			t.Errorf("secrets: %v, want %v; %v", found, want, err)
+			t.Errorf("secrets in %s: %v, want %v; %v", dir, found, want, err)
 		}
 	}
-	look(true)
+	look(r.StateDir(), false)
+	look(r.RuntimeDir(), true)
 	for _, pid := range r.Processes() {
 		if line := follow.CommandLine(pid); strings.Contains(line, secret) || regexp.MustCompile(`[A-Za-z0-9_-]{100}`).MatchString(line) {
 			t.Errorf("a secret is among the arguments of %d: %s", pid, line)
@@ -233,13 +234,46 @@ func TestJobFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	finish(t, r, 128+15, 20000)
-	look(false)
+	look(r.StateDir(), false)
+	look(r.RuntimeDir(), false)
 	if out, err := hvdrun(r, "resume", filepath.Base(folder)[:6]); err == nil || !strings.Contains(out, "the job has ended") {
 		t.Errorf("resume of a job that has ended: %v, %s", err, out)
 	}
 	if out, err := hvdrun(r, "jobs", "--json"); err != nil || !strings.Contains(out, `"state": "failed"`) {
 		t.Errorf("jobs: %v, %s", err, out)
 	}
+}
+
+// TestResumeWithoutKey: what a dead driver has left is enough for another, but a copy of the job's
+// folder is not, and neither is the folder once the key is gone.
+func TestResumeWithoutKey(t *testing.T) {
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   []string{"-np", "2", "--min-np", "1", "-H", on(hostA, 2), "--orphan-timeout", "10m"},
+		Trainer: []string{"-steps", "20", "-step-time", "1ms", "-log-all", "-gate", "10=resumed"},
+	})
+	awaitStep(t, r, 10)
+	r.KillDriver()
+	folder, err := r.Folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := filepath.Join(r.RuntimeDir(), "hvdrun")
+	if err := os.Rename(run, run+".stolen"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := hvdrun(r, "resume", folder); err == nil || !strings.Contains(out, "cannot be resumed: its key in "+run) {
+		t.Errorf("resume without the key: %v, %s", err, out)
+	}
+	if out, err := hvdrun(r, "jobs"); err != nil || !strings.Contains(out, filepath.Base(folder)+"  failed") {
+		t.Errorf("jobs: %v, %s", err, out)
+	}
+	if err := os.Rename(run+".stolen", run); err != nil {
+		t.Fatal(err)
+	}
+	r = resume(t, r)
+	mark(t, r, "resumed")
+	finish(t, r, 0, 20)
 }
 
 // hvdrun runs a command of hvdrun beside the job.

@@ -75,11 +75,14 @@ func (j *Job) EventsPath() string { return cmp.Or(j.EventsFile, j.path("events")
 // StateDir returns the directory in which hvdrun keeps its jobs' directories.
 func (j *Job) StateDir() string { return cmp.Or(j.State, j.path("state")) }
 
+// RuntimeDir returns XDG_RUNTIME_DIR, in which hvdrun keeps its jobs' keys.
+func (j *Job) RuntimeDir() string { return j.path("run") }
+
 func (j *Job) path(name string) string { return filepath.Join(j.Dir, name+j.Name) }
 
 // environment returns the environment of hvdrun and of its subcommands.
 func (j *Job) environment() []string {
-	env := append(os.Environ(), "XDG_STATE_HOME="+j.StateDir())
+	env := append(os.Environ(), "XDG_STATE_HOME="+j.StateDir(), "XDG_RUNTIME_DIR="+j.RuntimeDir())
 	env = slices.DeleteFunc(env, func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(j.Unset, name)

@@ -87,6 +87,9 @@ func (r *Running) Resume(folder string) (next *Running, err error) {
 }
 
 func (r *Running) begin(args []string) error {
+	if err := os.MkdirAll(r.RuntimeDir(), 0o700); err != nil {
+		return fmt.Errorf("follow: %w", err)
+	}
 	r.ended = make(chan struct{})
 	out := r.Output
 	if out == nil {

@@ -1,0 +1,145 @@
+package safefile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// MakeDir makes a folder for files of the mode, and those above it that are missing, whatever the
+// umask. A folder that is there stays as it is, and so does a link to one if it belongs to this
+// user or to root.
+func MakeDir(path string, mode fs.FileMode) error {
+	perm := uint32(mode | 0o700 | mode&0o044>>2)
+	err := unix.Mkdir(path, perm)
+	if parent := filepath.Dir(path); errors.Is(err, unix.ENOENT) && parent != path {
+		if err := MakeDir(parent, mode); err != nil {
+			return err
+		}
+		err = unix.Mkdir(path, perm)
+	}
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return isDir(path)
+	case err != nil:
+		return &fs.PathError{Op: "mkdir", Path: path, Err: err}
+	}
+	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_DIRECTORY|always, 0) })
+	if err != nil {
+		return wrap(path, err)
+	}
+	defer unix.Close(fd)
+	var made unix.Stat_t
+	if err := unix.Fstat(fd, &made); err != nil || made.Mode&0o777 == perm || int(made.Uid) != os.Geteuid() {
+		return wrap(path, err)
+	}
+	chmod(fd, fs.FileMode(perm))
+	return nil
+}
+
+// isDir returns an error if the path is no folder, or a link that others have made.
+func isDir(path string) error {
+	link, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if owner := owner(link); link.Mode().Type() == fs.ModeSymlink && !ours(owner, path) {
+		return fmt.Errorf("%s is a symbolic link of %s, who may have it lead anywhere: name the folder itself, or remove the link",
+			path, userName(owner))
+	}
+	if fi, err := os.Stat(path); err != nil {
+		return err
+	} else if !fi.IsDir() {
+		return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
+	}
+	return nil
+}
+
+// PrivateDir returns an error if the path is no folder of this user, or if others may list or enter
+// it. A link to one will do: only this user or root can have made what it leads to.
+func PrivateDir(path string) error {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	switch owner := owner(fi); {
+	case !fi.IsDir():
+		return fmt.Errorf("%s is not a folder", path)
+	case int(owner) != os.Geteuid() && (owner == 0 || !ours(owner, filepath.Join(path, "any"))):
+		return fmt.Errorf("%s belongs to %s, not to user %d: name a folder of your own", path, userName(owner), os.Geteuid())
+	case fi.Mode().Perm()&0o077 != 0:
+		return fmt.Errorf("others may enter %s (mode %#o): chmod 700 it", path, fi.Mode().Perm())
+	}
+	return nil
+}
+
+// SecretDir is PrivateDir for folders of secrets: none of the folders and links on the way to it
+// may be one that others could replace.
+func SecretDir(path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	at, links := "/", 0
+	for rest := names(path); len(rest) > 0; {
+		if err := unreplaced(at); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		next := filepath.Join(at, rest[0]) // at has no links, so this is what .. means
+		rest = rest[1:]
+		fi, err := os.Lstat(next)
+		if err != nil {
+			return err
+		}
+		if fi.Mode().Type() != fs.ModeSymlink {
+			at = next
+			continue
+		}
+		if owner := owner(fi); owner != 0 && int(owner) != os.Geteuid() && int(owner) != unmapped() {
+			return fmt.Errorf("%s: %s is a symbolic link of %s, who may have it lead anywhere", path, next, userName(owner))
+		}
+		if links++; links > maxLinks {
+			return wrap(path, unix.ELOOP)
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			return err
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = slices.Concat(names(target), rest)
+	}
+	return PrivateDir(at)
+}
+
+func names(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
+}
+
+// unreplaced returns an error if users other than this one and root may replace what is in a
+// folder.
+func unreplaced(dir string) error {
+	fi, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	st := fi.Sys().(*syscall.Stat_t)
+	switch {
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid() && int(st.Uid) != unmapped():
+		return fmt.Errorf("%s belongs to %s, who could replace what is in it: name a folder elsewhere", dir, userName(st.Uid))
+	case writable(st.Mode&0o777, st.Gid) && fi.Mode()&fs.ModeSticky == 0:
+		return fmt.Errorf("others may write to %s (mode %#o) and could replace what is in it: chmod go-w it, or name a folder elsewhere",
+			dir, st.Mode&0o777)
+	}
+	return nil
+}
+
+func owner(fi fs.FileInfo) uint32 { return fi.Sys().(*syscall.Stat_t).Uid }

@@ -1,0 +1,332 @@
+// Package safefile opens and makes files where other users of the machine may have put something
+// first: a symbolic link to a file of this user, a file or folder that stays theirs, a pipe that
+// blocks who opens it.
+//
+// What is found is judged by the descriptor that is used, not by its name: it must be a regular
+// file, it must belong to this user or to root, and no other may write to it. A symbolic link in
+// place of a file that a person has named is followed where it belongs to this user or to root, who
+// could have named the file themselves, and is refused otherwise; in place of a file whose name
+// this program has chosen it is always refused. Links among the folders before it are followed as
+// always, because users put folders on other disks that way, and what they lead to is judged all
+// the same. Hard links to files of others are left to the kernel (fs.protected_hardlinks).
+//
+// Files are made by O_EXCL, and have the mode that is asked for whatever the umask is.
+package safefile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Modes of what is made, and of files of this user that are written to again.
+const (
+	// Private is for this user alone; folders get 0700.
+	Private fs.FileMode = 0o600
+	// Shared is for all to read, where this user has asked for that; folders get 0755.
+	Shared fs.FileMode = 0o644
+)
+
+// Mode returns Shared or Private.
+func Mode(shared bool) fs.FileMode {
+	if shared {
+		return Shared
+	}
+	return Private
+}
+
+// maxLinks is the number of links that are followed, as in the kernel. maxRaces is the number of
+// times that something else is found under the name than a moment before.
+const (
+	maxLinks = 40
+	maxRaces = 100
+)
+
+// always are flags of every call. Opening does not block, whatever is found.
+const always = unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOCK
+
+// request is what is opened, and what is accepted there.
+type request struct {
+	flags   int         // besides always
+	mode    fs.FileMode // of a new file, and of an old one that is written to; 0: it stays
+	create  bool        // if there is none
+	streams bool        // a pipe or device will do
+	plain   bool        // no link will do
+	anyones bool        // as will a file of whatever owner and mode
+	secret  bool        // it is refused if others may read it
+}
+
+// Append opens a file for appending, which it makes if there is none. access is os.O_WRONLY or
+// os.O_RDWR. The path may also name a pipe, a terminal or another device, and by /dev/stdout or
+// /dev/fd/3 whatever this process has inherited. A pipe without a reader blocks if access is
+// os.O_WRONLY.
+func Append(path string, access int, mode fs.FileMode) (*os.File, error) {
+	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true}.open(path)
+}
+
+// AppendPlain is Append for a name that a person has not chosen: no link will do.
+func AppendPlain(path string, access int, mode fs.FileMode) (*os.File, error) {
+	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true, plain: true}.open(path)
+}
+
+// Update opens a regular file for reading and writing, which it makes if there is none and create
+// is set. What is in the file stays. No link will do: it is for names that a person has not chosen.
+func Update(path string, mode fs.FileMode, create bool) (*os.File, error) {
+	return request{flags: unix.O_RDWR, mode: mode, create: create, plain: true}.open(path)
+}
+
+// Create makes a file and opens it for reading and writing. If anything has the name already, the
+// error is fs.ErrExist.
+func Create(path string, mode fs.FileMode) (*os.File, error) {
+	f, err := request{flags: unix.O_RDWR, mode: mode}.make(path)
+	if err != nil {
+		return nil, &fs.PathError{Op: "create", Path: path, Err: err}
+	}
+	return f, nil
+}
+
+// Read opens a regular file for reading, whoever it belongs to: for what a person has asked to be
+// shown. It does not block where a pipe has the name, as os.Open does.
+func Read(path string) (*os.File, error) { return request{anyones: true}.open(path) }
+
+// ReadOwn is Read for files that decide what this process does: they must belong to this user or to
+// root, and no other may write to them.
+func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
+
+// ReadSecret is ReadOwn for secrets, which no other may read either. The path may name a pipe, as
+// shells pass on secrets: <(…).
+func ReadSecret(path string) (*os.File, error) {
+	return request{streams: true, secret: true}.open(path)
+}
+
+// Replace writes a file that appears under its name complete or not at all. What had the name
+// before is not written to: a link is replaced, and whoever has the old file open does not see the
+// new one.
+func Replace(path string, text []byte, mode fs.FileMode) error {
+	f, err := createTemp(path, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// open opens what the path names. It looks before it opens, because opening a device or a pipe may
+// do something, and compares after it, because someone may have replaced it meanwhile.
+func (r request) open(path string) (*os.File, error) {
+	at, links := path, 0
+	for range maxRaces {
+		p, err := unix.Open(at, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		switch {
+		case errors.Is(err, unix.ENOENT) && r.create:
+			f, err := r.make(at)
+			if errors.Is(err, unix.EEXIST) {
+				continue // now there is one
+			}
+			return f, wrap(path, err)
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, wrap(path, err)
+		}
+		f, next, err := r.openSeen(p, path, at)
+		unix.Close(p)
+		if errors.Is(err, errChanged) {
+			continue
+		}
+		if next == "" || err != nil {
+			return f, err
+		}
+		if at, links = next, links+1; links > maxLinks {
+			return nil, wrap(path, unix.ELOOP)
+		}
+	}
+	return nil, fmt.Errorf("%s changes all the time", path)
+}
+
+// errChanged: something else has the name now.
+var errChanged = errors.New("the file was replaced")
+
+// openSeen opens what p, an O_PATH descriptor, has found at the path at, or returns the path to
+// which it leads.
+func (r request) openSeen(p int, path, at string) (f *os.File, next string, err error) {
+	var seen unix.Stat_t
+	if err := unix.Fstat(p, &seen); err != nil {
+		return nil, "", wrap(path, err)
+	}
+	flags := r.flags | always
+	switch kind := seen.Mode & unix.S_IFMT; {
+	case kind == unix.S_IFLNK:
+		if on(p, unix.PROC_SUPER_MAGIC) && r.streams && !r.plain {
+			return r.inherited(path, at)
+		}
+		next, err = r.follow(p, &seen, path, at)
+		return nil, next, err
+	case kind == unix.S_IFREG:
+	case (kind == unix.S_IFIFO || kind == unix.S_IFCHR) && r.streams:
+		flags &^= unix.O_NONBLOCK // else a pipe without a reader is an error, and one without a writer empty
+	default:
+		return nil, "", fmt.Errorf("%s is %s: name a regular file", path, kindName(kind))
+	}
+	if err := r.judge(&seen, path, at); err != nil {
+		return nil, "", err
+	}
+	fd, err := retry(func() (int, error) { return unix.Open(at, flags, 0) })
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
+		return nil, "", errChanged
+	} else if err != nil {
+		return nil, "", wrap(path, err)
+	}
+	var opened unix.Stat_t
+	if err := unix.Fstat(fd, &opened); err != nil || opened.Dev != seen.Dev || opened.Ino != seen.Ino {
+		unix.Close(fd)
+		return nil, "", errChanged
+	}
+	// The mode and owner that were judged may have been changed only by who was trusted then.
+	if r.settles(&opened) && opened.Mode&0o777 != uint32(r.mode) {
+		chmod(fd, r.mode)
+	}
+	return file(fd, at, opened.Mode), "", nil
+}
+
+// file returns fd as a file. Pipes and terminals wait in the runtime's poller, as those that os
+// opens.
+func file(fd int, path string, mode uint32) *os.File {
+	_ = unix.SetNonblock(fd, mode&unix.S_IFMT != unix.S_IFREG) // else a read or write takes a thread
+	return os.NewFile(uintptr(fd), path)
+}
+
+func othersUse(path string, mode uint32) error {
+	return fmt.Errorf("others may use %s (mode %#o): chmod 600 it", path, mode&0o777)
+}
+
+// inherited opens a link of /proc/self/fd, to which /dev/stdout and /dev/fd lead. Its owner needs
+// no judgement: the parent process has opened what it leads to, and nobody else can make such a
+// link. The mode stays, which is not this program's to choose.
+func (r request) inherited(path, at string) (*os.File, string, error) {
+	fd, err := retry(func() (int, error) { return unix.Open(at, r.flags|unix.O_CLOEXEC|unix.O_NOCTTY, 0) })
+	if err != nil {
+		return nil, "", wrap(path, err)
+	}
+	var opened unix.Stat_t
+	if err := unix.Fstat(fd, &opened); err != nil {
+		unix.Close(fd)
+		return nil, "", wrap(path, err)
+	}
+	switch kind := opened.Mode & unix.S_IFMT; {
+	case kind != unix.S_IFREG && kind != unix.S_IFIFO && kind != unix.S_IFCHR:
+		err = fmt.Errorf("%s is %s: name a file or a pipe", path, kindName(kind))
+	case r.secret && opened.Mode&0o077 != 0:
+		err = othersUse(path, opened.Mode)
+	default:
+		return file(fd, path, opened.Mode), "", nil
+	}
+	unix.Close(fd)
+	return nil, "", err
+}
+
+// follow returns what the link p names.
+func (r request) follow(p int, link *unix.Stat_t, path, at string) (string, error) {
+	if r.plain {
+		return "", fmt.Errorf("%s is a symbolic link of %s, where hvdrun makes a file: remove the link", path, userName(link.Uid))
+	}
+	if !r.anyones && !ours(link.Uid, at) {
+		return "", fmt.Errorf("%s is a symbolic link of %s, who may have it lead anywhere: name the file itself, or remove the link",
+			path, userName(link.Uid))
+	}
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(p, "", buf)
+	if err != nil {
+		return "", wrap(path, err)
+	}
+	if target := string(buf[:n]); filepath.IsAbs(target) {
+		return target, nil
+	} else if target == "" {
+		return "", wrap(path, unix.ENOENT)
+	} else {
+		return filepath.Dir(at) + "/" + target, nil // not joined: that would take .. for its own
+	}
+}
+
+// judge returns why what was found cannot be used.
+func (r request) judge(found *unix.Stat_t, path, at string) error {
+	perm := found.Mode & 0o777
+	switch {
+	case r.anyones || found.Mode&unix.S_IFMT == unix.S_IFCHR: // only root makes devices
+		return nil
+	case !ours(found.Uid, at):
+		return fmt.Errorf("%s belongs to %s: remove it, name another file, or have it given to user %d", path, userName(found.Uid),
+			os.Geteuid())
+	case r.secret && perm&0o077 != 0:
+		return othersUse(path, perm)
+	case found.Mode&unix.S_IFMT == unix.S_IFREG && writable(perm, found.Gid) && !r.settles(found) && networkName(at) == "":
+		return fmt.Errorf("others may write to %s (mode %#o): chmod go-w it", path, perm)
+	}
+	return nil
+}
+
+// settles reports whether the mode of a file that is found is changed to that asked for.
+func (r request) settles(found *unix.Stat_t) bool {
+	return r.mode != 0 && found.Mode&unix.S_IFMT == unix.S_IFREG && int(found.Uid) == os.Geteuid()
+}
+
+// chmod gives a file that is open its mode. A file system that has no modes, or one for all files,
+// refuses that; who may use such files is the decision of who has mounted it.
+func chmod(fd int, mode fs.FileMode) { _ = unix.Fchmod(fd, uint32(mode)) }
+
+// make makes a new file. It fails with EEXIST if anything has the name.
+func (r request) make(path string) (*os.File, error) {
+	flags := r.flags | always | unix.O_CREAT | unix.O_EXCL
+	fd, err := retry(func() (int, error) { return unix.Open(path, flags, uint32(r.mode)) })
+	if err != nil {
+		return nil, err
+	}
+	var made unix.Stat_t
+	if err := unix.Fstat(fd, &made); err != nil {
+		unix.Close(fd)
+		return nil, errors.Join(err, os.Remove(path))
+	}
+	if made.Mode&0o777 != uint32(r.mode) { // by the umask
+		chmod(fd, r.mode)
+	}
+	return file(fd, path, unix.S_IFREG), nil
+}
+
+func retry(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+func wrap(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: "open", Path: path, Err: err}
+}
+
+func kindName(kind uint32) string {
+	switch kind {
+	case unix.S_IFDIR:
+		return "a folder"
+	case unix.S_IFIFO:
+		return "a named pipe"
+	case unix.S_IFSOCK:
+		return "a socket"
+	case unix.S_IFLNK:
+		return "a symbolic link"
+	}
+	return "a device"
+}
