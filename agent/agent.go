@@ -53,9 +53,16 @@ type Config struct {
 	// Launcher starts the workers on this host. Nil: launch.Local.
 	Launcher launch.Launcher
 
-	// Key is the cluster's, of identity.ClusterKeyLen bytes, and Label its name.
-	Key   []byte
-	Label string
+	// Credentials are the agent's in the cluster. Nil: they are derived from Key.
+	Credentials *identity.Credentials
+	// Key encrypts the gossip, of identity.ClusterKeyLen bytes, OtherKeys decrypt as well, and Label
+	// is the cluster's name.
+	Key       []byte
+	OtherKeys [][]byte
+	Label     string
+	// Follow, if not nil, is run while the agent is in the cluster, until ctx ends. It calls use
+	// when the keys of the gossip have changed: the first encrypts.
+	Follow func(ctx context.Context, use func(keys [][]byte) error)
 	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under
 	// which others reach this host where that is another, and Join are members of the cluster that
 	// may be there already.
@@ -111,11 +118,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	authority, err := identity.ForCluster(cfg.Key, cfg.Label)
-	if err != nil {
-		return fmt.Errorf("agent: %w", err)
-	}
-	creds, err := authority.Issue(identity.Subject{Role: identity.Agent, Host: cfg.Name})
+	creds, err := cfg.credentials()
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
@@ -136,6 +139,9 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 		return err
 	}
+	if cfg.Follow != nil {
+		a.wg.Go(func() { cfg.Follow(side, a.member.SetKeys) })
+	}
 	if cfg.Health != nil {
 		a.wg.Go(func() { a.watchHealth(side) })
 	}
@@ -148,6 +154,21 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a.leave()
 	return err
+}
+
+// credentials returns the agent's.
+func (c Config) credentials() (*identity.Credentials, error) {
+	if c.Credentials != nil {
+		if who := c.Credentials.Subject(); who != (identity.Subject{Role: identity.Agent, Host: c.Name}) {
+			return nil, fmt.Errorf("the credentials are those of %v, and this is host %q", who, c.Name)
+		}
+		return c.Credentials, nil
+	}
+	authority, err := identity.ForCluster(c.Key, c.Label)
+	if err != nil {
+		return nil, err
+	}
+	return authority.Issue(identity.Subject{Role: identity.Agent, Host: c.Name})
 }
 
 // listen listens for drivers, at the address that gossip is bound to.
@@ -185,7 +206,7 @@ func (a *agent) join(ctx context.Context, launchPort string) (err error) {
 		Name: a.cfg.Name, Slots: a.cfg.Slots, Start: time.Now(), LaunchAddr: net.JoinHostPort("", launchPort),
 	}
 	a.member, err = gossip.Join(ctx, gossip.Config{
-		Meta: &a.meta, Key: a.cfg.Key, Label: a.cfg.Label,
+		Meta: &a.meta, Key: a.cfg.Key, OtherKeys: a.cfg.OtherKeys, Label: a.cfg.Label,
 		BindAddr: a.cfg.Bind, AdvertiseAddr: a.cfg.Advertise, Join: a.cfg.Join, KeepTrying: true, Log: a.cfg.Log,
 	})
 	if err != nil {
