@@ -27,6 +27,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/runas"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
@@ -71,6 +72,9 @@ type Config struct {
 	// LaunchPort is where drivers come to. 0: any that is free.
 	LaunchPort int
 
+	// RunAs says as whom workers run, for an agent that runs as root. Nil: as the agent itself.
+	RunAs RunAs
+
 	// Facts are what drivers may ask of the host.
 	Facts Facts
 
@@ -80,6 +84,12 @@ type Config struct {
 	Hurry <-chan struct{}
 	// Log takes the agent's messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+}
+
+// RunAs says as whom the workers of drivers run. It is a *runas.Policy.
+type RunAs interface {
+	// For returns what holds for the driver with the certificate, or why it may start no workers.
+	For(driver identity.Subject) (runas.Rule, error)
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -127,7 +137,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("agent: listening for drivers: %w", err)
 	}
 	a := &agent{cfg: cfg, server: newServer(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
-	a.server.launcher, a.server.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
+	a.server.launcher, a.server.runAs, a.server.inspect = cfg.Launcher, cfg.RunAs, cfg.Facts.inspector(creds)
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()

@@ -4,15 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/agent"
 	"github.com/hvdrun/hvdrun/agent/enroll"
+	"github.com/hvdrun/hvdrun/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
 // agentTable is what only an agent can be told, in the order of the help. Like the settings of a
@@ -44,6 +48,9 @@ var agentTable = section("agent", []setting{
 	{name: "advertise", arg: "ADDR",
 		usage: "address under which others reach this host, where that is not the one that is bound to",
 		set:   clusterText(func(c *clusterSettings) *string { return &c.advertise })},
+	{name: "run-as", arg: "F",
+		usage: "file that says as which user the workers of which drivers run, and in which cgroup; for an agent that is root",
+		set:   clusterText(func(c *clusterSettings) *string { return &c.runAs })},
 	{name: "launch-port", arg: "P",
 		unset: "any that is free", usage: "TCP port to which drivers come", set: setLaunchPort},
 })
@@ -135,16 +142,18 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 		Facts: facts(), Name: c.name, Slots: slots, Label: c.label, Bind: c.bind, Advertise: c.advertise, Join: c.join,
 		LaunchPort: c.launchPort, Drain: s.timeouts.Drain, Hurry: p.hurry, Log: log,
 	}
+	var err error
 	if cfg.Name == "" {
-		var err error
 		if cfg.Name, err = os.Hostname(); err != nil {
 			return runError{fmt.Errorf("the host's name: %w", err)}
 		}
 	}
+	if cfg.RunAs, err = s.runAs(log); err != nil {
+		return err
+	}
 	if err := s.joinCluster(ctx, &cfg); err != nil {
 		return err
 	}
-	var err error
 	if cfg.Launcher, cfg.Health, err = s.agentDevices(log, slots); err != nil {
 		return err
 	}
@@ -186,4 +195,32 @@ func (s *settings) joinCluster(ctx context.Context, cfg *agent.Config) error {
 	cfg.Credentials, cfg.Follow = m.Credentials(), m.Follow
 	cfg.Key, cfg.OtherKeys = m.Keys()[0], m.Keys()[1:]
 	return nil
+}
+
+// runAs returns the policy that says as whom workers run; nil where they run as this process's user.
+func (s *settings) runAs(log logrus.FieldLogger) (agent.RunAs, error) {
+	file, root := s.cluster.runAs, os.Geteuid() == 0
+	switch {
+	case file == "" && root:
+		log.Warn("agent: workers run as root, as the agent does, and can read what it has; --run-as names another user for them")
+		return nil, nil
+	case file == "":
+		return nil, nil
+	case !root:
+		return nil, fmt.Errorf("%s: only an agent that runs as root can start workers as other users", s.origin("run-as"))
+	}
+	policy, err := runas.Read(file)
+	if err == nil {
+		err = policy.Check(func(cgroup string) error {
+			_, err := proc.CgroupsBelow(cgroup)
+			return err
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.origin("run-as"), err)
+	}
+	// Descriptors that this process was started with are none of the workers' business. Linux before
+	// 5.11 cannot; there are none under systemd or in a container.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	return policy, nil
 }
