@@ -67,8 +67,8 @@ func (s *settings) checkGossip() error {
 		return fmt.Errorf("%s and %s: give one of them", s.origin("cluster"), s.origin("gossip-key-file"))
 	}
 	if s.given("gossip-join") && !s.given("gossip-key-file") && !s.given("cluster") {
-		return fmt.Errorf("%s: --cluster is missing, the folder that `hvdrun cluster init` made; "+
-			"--gossip-key-file is missing too: the key that the agents have, where they share one", s.origin("gossip-join"))
+		return fmt.Errorf("%s: --gossip-key-file is missing: the key that the agents have; "+
+			"or --cluster, the folder of their cluster (hvdrun cluster init)", s.origin("gossip-join"))
 	}
 	return nil
 }
