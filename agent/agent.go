@@ -56,8 +56,8 @@ type Config struct {
 
 	// Credentials are the agent's in the cluster. Nil: they are derived from Key.
 	Credentials *identity.Credentials
-	// Key encrypts the gossip, of identity.ClusterKeyLen bytes, OtherKeys decrypt as well, and Label
-	// is the cluster's name.
+	// Key encrypts the gossip, of identity.ClusterKeyLen bytes, OtherKeys decrypt as well; Label is
+	// the cluster's name.
 	Key       []byte
 	OtherKeys [][]byte
 	Label     string

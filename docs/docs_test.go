@@ -338,13 +338,17 @@ func TestFlags(t *testing.T) {
 			known[m[1]] = true
 		}
 	}
-	top := help()
-	take(top)
-	_, commands, _ := strings.Cut(top, "Available Commands:")
-	commands, _, _ = strings.Cut(commands, "\n\n")
-	for _, m := range helpName.FindAllStringSubmatch(commands, -1) {
-		take(help(m[1]))
+	var takeAll func(path ...string)
+	takeAll = func(path ...string) {
+		text := help(path...)
+		take(text)
+		_, commands, _ := strings.Cut(text, "Available Commands:")
+		commands, _, _ = strings.Cut(commands, "\n\n")
+		for _, m := range helpName.FindAllStringSubmatch(commands, -1) {
+			takeAll(append(slices.Clone(path), m[1])...)
+		}
 	}
+	takeAll()
 	if len(known) < 60 {
 		t.Fatalf("the help lists %d flags", len(known))
 	}

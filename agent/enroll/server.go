@@ -39,7 +39,7 @@ const (
 	registrarLife = 24 * time.Hour
 	// unproven is how many connections may be in a handshake.
 	unproven = 64
-	// mostCertificates bounds how many certificates one applicant may have within certificateWindow.
+	// mostCertificates bounds the certificates of one applicant within certificateWindow.
 	mostCertificates  = 60
 	certificateWindow = time.Minute
 )

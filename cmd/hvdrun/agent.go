@@ -74,7 +74,7 @@ func setLaunchPort(s *settings, text string) (err error) {
 
 func (p *program) agentCommand() *cobra.Command {
 	var newKey string
-	var job bool
+	var job, enrollOnly bool
 	cmd := &cobra.Command{
 		Use:   "agent [flags]",
 		Short: "Be the agent of this host: offer its slots to jobs by gossip, and run their workers",
@@ -112,6 +112,9 @@ that short.`,
 			if err != nil {
 				return err
 			}
+			if enrollOnly {
+				return s.joinCluster(cmd.Context(), &agent.Config{Name: s.cluster.name, Log: p.logger(&s)})
+			}
 			return p.runAgent(cmd.Context(), &s)
 		},
 	}
@@ -127,6 +130,7 @@ that short.`,
 		}
 	}
 	fs.StringVar(&newKey, "generate-key", "", "write a new key for a cluster to this new file, and exit")
+	fs.BoolVar(&enrollOnly, "enroll-only", false, "get a certificate where there is no valid one, and exit: then the agent itself needs no token")
 	fs.BoolVar(&job, "job", false, "be the agent of one job, which its driver has started")
 	fs.Lookup("job").Hidden = true
 	return cmd
@@ -143,11 +147,6 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 		LaunchPort: c.launchPort, Drain: s.timeouts.Drain, Hurry: p.hurry, Log: log,
 	}
 	var err error
-	if cfg.Name == "" {
-		if cfg.Name, err = os.Hostname(); err != nil {
-			return runError{fmt.Errorf("the host's name: %w", err)}
-		}
-	}
 	if cfg.RunAs, err = s.runAs(log); err != nil {
 		return err
 	}
@@ -167,6 +166,12 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 // joinCluster gives the agent what makes it one of the cluster.
 func (s *settings) joinCluster(ctx context.Context, cfg *agent.Config) error {
 	c := s.cluster
+	if cfg.Name == "" {
+		var err error
+		if cfg.Name, err = os.Hostname(); err != nil {
+			return runError{fmt.Errorf("the host's name: %w", err)}
+		}
+	}
 	switch {
 	case c.enroll != "" && c.keyFile != "":
 		return fmt.Errorf("%s and %s: give one of them", s.origin("enroll"), s.origin("key-file"))
@@ -197,7 +202,7 @@ func (s *settings) joinCluster(ctx context.Context, cfg *agent.Config) error {
 	return nil
 }
 
-// runAs returns the policy that says as whom workers run; nil where they run as this process's user.
+// runAs returns the policy that says as whom workers run; nil: they run as this process's user.
 func (s *settings) runAs(log logrus.FieldLogger) (agent.RunAs, error) {
 	file, root := s.cluster.runAs, os.Geteuid() == 0
 	switch {
@@ -219,8 +224,8 @@ func (s *settings) runAs(log logrus.FieldLogger) (agent.RunAs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.origin("run-as"), err)
 	}
-	// Descriptors that this process was started with are none of the workers' business. Linux before
-	// 5.11 cannot; there are none under systemd or in a container.
+	// Descriptors that this process was started with are none of the workers' business. Linux
+	// before 5.11 cannot; there are none under systemd or in a container.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	return policy, nil
 }

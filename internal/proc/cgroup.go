@@ -98,8 +98,8 @@ func sweepCgroups(parent string, then time.Time) {
 	}
 }
 
-// newCgroup makes the cgroup of a worker that is to be started; nil where there can be none and none
-// is demanded.
+// newCgroup makes the cgroup of a worker that is to be started; nil where there can be none, and
+// none is demanded.
 func (c Command) newCgroup() (*cgroup, error) {
 	if c.Cgroup != "" {
 		prefix, err := CgroupsBelow(c.Cgroup)
