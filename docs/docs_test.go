@@ -249,7 +249,7 @@ func (s sandbox) runWithJob(t *testing.T, at, text string) {
 	}
 	defer events.Close()
 	job := s.command(t, "bin/hvdrun", "-np", "3", "--min-np", "1", "-H", "localhost:2,127.0.0.1:1", "--events-file", "/dev/fd/3",
-		"bin/digits", "-epochs", "1000000", "-step-time", "1ms")
+		"bin/digits", "-epochs", "1000000", "-step-time", "10ms")
 	job.ExtraFiles = []*os.File{theirs}
 	var out bytes.Buffer
 	job.Stderr = &out

@@ -32,7 +32,7 @@ func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size in
 		Flags: append(flags("-np", "4", "--min-np", "2", "--agent-timeout", "1s", "--drain-timeout", "5"),
 			"--blacklist-cooldown-range", "0.1,0.1"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms"},
 	})
 	return r, func(generation uint64, size int) (world Event) {
 		t.Helper()

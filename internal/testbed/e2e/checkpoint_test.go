@@ -77,7 +77,7 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 			r := start(t, Job{
 				Flags: []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1),
 					"--blacklist-cooldown-range", "600,600"}, // whoever is the last stays
-				Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all", "-checkpoints", folder},
+				Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all", "-checkpoints", folder},
 			})
 			first := world(t, r, 0, 3)
 			awaitStep(t, r, 5)
@@ -109,7 +109,7 @@ func TestStopWithoutADriver(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "kept")
 	r := start(t, Job{
 		Flags:   []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1)},
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all", "-checkpoints", folder},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all", "-checkpoints", folder},
 	})
 	world(t, r, 0, 3)
 	awaitStep(t, r, 5)

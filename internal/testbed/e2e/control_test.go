@@ -108,7 +108,7 @@ func controlled(t *testing.T, more ...string) *Running {
 	t.Helper()
 	r := start(t, Job{
 		Flags:   flags(append(more, "-np", "4", "--min-np", "1", "-H", on(hostA, 2)+","+on(hostB, 2), "--orphan-timeout", "60s")...),
-		Trainer: []string{"-steps", strconv.Itoa(controlledSteps), "-step-time", "1ms"},
+		Trainer: []string{"-steps", strconv.Itoa(controlledSteps), "-step-time", "10ms"},
 	})
 	awaitWorld(t, r, 0, 4)
 	return r

@@ -92,7 +92,7 @@ func TestWorkerAskedToLeave(t *testing.T) {
 			r := start(t, Job{
 				Flags:   append(flags("-np", "3", "--min-np", "1"), "--blacklist-cooldown-range", "0.2,0.2"),
 				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
-				Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+				Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 			})
 			first := world(t, r, 0, 3)
 			for _, rank := range ranks {
@@ -133,7 +133,7 @@ func TestLastAskedToLeave(t *testing.T) {
 	r := start(t, Job{
 		Flags:   flags("-np", "1", "--min-np", "1", "--max-np", "2"),
 		Stages:  []Stage{{Hosts: on(hostA, 1)}, {After: "asked", Hosts: on(hostA, 1, hostB, 1)}},
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 	})
 	first := world(t, r, 0, 1)
 	ask(t, first.Slots[0].PID)
@@ -221,7 +221,7 @@ func TestStoppedTwice(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
 		Flags:   []string{"-np", "2", "--min-np", "1", "-H", on(hostA, 2), "--drain-timeout", "10m"},
-		Trainer: []string{"-steps", "100000", "-step-time", "1ms", "-commit-every", "1000000", "-signals"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-commit-every", "1000000", "-signals"},
 	})
 	awaitStep(t, r, 5)
 	ask(t, r.PID)
@@ -241,7 +241,7 @@ func TestStaticAskedToLeave(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
 		Flags:   []string{"-np", "2"},
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 	})
 	first := world(t, r, 0, 2)
 	ask(t, first.Slots[1].PID)
@@ -257,7 +257,7 @@ func TestJobAgentAskedToLeave(t *testing.T) {
 	r := start(t, Job{
 		Flags:   append(flags("-np", "4", "--min-np", "1"), "--blacklist-cooldown-range", "0.5,0.5"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 	})
 	first := world(t, r, 0, 4)
 	agent := parent(t, first.Slots[3].PID)
@@ -326,7 +326,7 @@ func TestDrainingHost(t *testing.T) {
 	r := start(t, Job{
 		Flags: flags("-np", "4", "--min-np", "1", "--discovery-plugin", program,
 			"--discovery-config", "inventory="+machines, "--discovery-config", "every=1ms"),
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 	})
 	first := world(t, r, 0, 4)
 	say("leaving")
@@ -380,7 +380,7 @@ func TestClusterAgentAskedToLeave(t *testing.T) {
 	}
 	r := start(t, Job{
 		Flags:   flags("-np", "4", "--min-np", "1", "--gossip-join", seed, "--gossip-key-file", key, "--gossip-bind", "127.0.0.1:0"),
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-log-all"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 	})
 	first := world(t, r, 0, 4)
 	ask(t, agents["b"].Process.Pid)

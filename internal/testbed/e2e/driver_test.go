@@ -63,7 +63,7 @@ func endless(t *testing.T, more ...string) *Running {
 	r := start(t, Job{
 		Flags:   flags(append(more, "-np", "4", "--min-np", "1", "--drain-timeout", "2s")...),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
-		Trainer: []string{"-steps", "20000", "-step-time", "2ms", "-orphan"},
+		Trainer: []string{"-steps", "20000", "-step-time", "10ms", "-orphan"},
 	})
 	err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool {
 		return len(lines) > 0 && lines[len(lines)-1].Step >= 10

@@ -179,7 +179,7 @@ func TestPush(t *testing.T) {
 	r := start(t, Job{
 		Flags: []string{"-np", "4", "--min-np", "1", "--discovery-plugin", program, "--discovery-interval", poll.String(),
 			"--discovery-config", "inventory=" + machines, "--discovery-config", "every=1ms"},
-		Trainer: []string{"-steps", "1000000", "-step-time", "1ms", "-log-all"},
+		Trainer: []string{"-steps", "1000000", "-step-time", "10ms", "-log-all"},
 	})
 	// of returns the lines of all workers of a generation, or nil if some are missing.
 	of := func(lines []steplog.Line, generation uint64, size int, is func(steplog.Line) bool) (found []steplog.Line) {

@@ -89,7 +89,7 @@ func TestSSHShowsNoSecret(t *testing.T) {
 	s := server(t)
 	r := start(t, Job{
 		Flags:   flags("-np", "2", "-H", "far-a:2", "--ssh-command", client(t, Host{Name: "far-a", Server: s})),
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms"},
 	})
 	if err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool { return len(lines) > 10 }); err != nil {
 		res, _ := r.Wait()
@@ -205,7 +205,7 @@ func TestSSHDriverKilled(t *testing.T) {
 	r := start(t, Job{
 		Flags: flags("-np", "2", "-H", "far-a:2", "--orphan-timeout", "20s", "--drain-timeout", "2s",
 			"--ssh-command", client(t, Host{Name: "far-a", Server: s})),
-		Trainer: []string{"-steps", "100000", "-step-time", "2ms", "-orphan"},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-orphan"},
 	})
 	if err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool { return len(lines) > 10 }); err != nil {
 		res, _ := r.Wait()
