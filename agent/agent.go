@@ -27,6 +27,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/runas"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
@@ -53,9 +54,16 @@ type Config struct {
 	// Launcher starts the workers on this host. Nil: launch.Local.
 	Launcher launch.Launcher
 
-	// Key is the cluster's, of identity.ClusterKeyLen bytes, and Label its name.
-	Key   []byte
-	Label string
+	// Credentials are the agent's in the cluster. Nil: they are derived from Key.
+	Credentials *identity.Credentials
+	// Key encrypts the gossip, of identity.ClusterKeyLen bytes, OtherKeys decrypt as well; Label is
+	// the cluster's name.
+	Key       []byte
+	OtherKeys [][]byte
+	Label     string
+	// Follow, if not nil, is run while the agent is in the cluster, until ctx ends. It calls use
+	// when the keys of the gossip have changed: the first encrypts.
+	Follow func(ctx context.Context, use func(keys [][]byte) error)
 	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the one under
 	// which others reach this host where that is another, and Join are members of the cluster that
 	// may be there already.
@@ -68,6 +76,9 @@ type Config struct {
 	// LaunchPort is where drivers come to. 0: any that is free.
 	LaunchPort int
 
+	// RunAs says as whom workers run, for an agent that runs as root. Nil: as the agent itself.
+	RunAs RunAs
+
 	// Facts are what drivers may ask of the host.
 	Facts Facts
 
@@ -77,6 +88,12 @@ type Config struct {
 	Hurry <-chan struct{}
 	// Log takes the agent's messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+}
+
+// RunAs says as whom the workers of drivers run. It is a *runas.Policy.
+type RunAs interface {
+	// For returns what holds for the driver with the certificate, or why it may start no workers.
+	For(driver identity.Subject) (runas.Rule, error)
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -118,11 +135,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	authority, err := identity.ForCluster(cfg.Key, cfg.Label)
-	if err != nil {
-		return fmt.Errorf("agent: %w", err)
-	}
-	creds, err := authority.Issue(identity.Subject{Role: identity.Agent, Host: cfg.Name})
+	creds, err := cfg.credentials()
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
@@ -132,7 +145,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{cfg: cfg, server: newServer(cfg.Name, cfg.Slots, cfg.Log), failed: make(chan error, 2)}
 	a.server.listen = cfg.Listen
-	a.server.launcher, a.server.inspect = cfg.Launcher, cfg.Facts.inspector(creds)
+	a.server.launcher, a.server.runAs, a.server.inspect = cfg.Launcher, cfg.RunAs, cfg.Facts.inspector(creds)
 	side, cancel := context.WithCancel(context.Background())
 	defer a.wg.Wait()
 	defer cancel()
@@ -143,6 +156,9 @@ func Run(ctx context.Context, cfg Config) error {
 			return nil
 		}
 		return err
+	}
+	if cfg.Follow != nil {
+		a.wg.Go(func() { cfg.Follow(side, a.member.SetKeys) })
 	}
 	if cfg.Health != nil {
 		a.wg.Go(func() { a.watchHealth(side) })
@@ -156,6 +172,21 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a.leave()
 	return err
+}
+
+// credentials returns the agent's.
+func (c Config) credentials() (*identity.Credentials, error) {
+	if c.Credentials != nil {
+		if who := c.Credentials.Subject(); who != (identity.Subject{Role: identity.Agent, Host: c.Name}) {
+			return nil, fmt.Errorf("the credentials are those of %v, and this is host %q", who, c.Name)
+		}
+		return c.Credentials, nil
+	}
+	authority, err := identity.ForCluster(c.Key, c.Label)
+	if err != nil {
+		return nil, err
+	}
+	return authority.Issue(identity.Subject{Role: identity.Agent, Host: c.Name})
 }
 
 // listen listens for drivers.
@@ -193,7 +224,7 @@ func (a *agent) join(ctx context.Context, launchPort string) (err error) {
 		Name: a.cfg.Name, Slots: a.cfg.Slots, Start: time.Now(), LaunchAddr: net.JoinHostPort("", launchPort),
 	}
 	a.member, err = gossip.Join(ctx, gossip.Config{
-		Meta: &a.meta, Key: a.cfg.Key, Label: a.cfg.Label,
+		Meta: &a.meta, Key: a.cfg.Key, OtherKeys: a.cfg.OtherKeys, Label: a.cfg.Label,
 		BindAddr: a.cfg.Bind, AdvertiseAddr: a.cfg.Advertise, Join: a.cfg.Join, KeepTrying: true, Log: a.cfg.Log,
 	})
 	if err != nil {

@@ -52,7 +52,8 @@ type local struct {
 	host     string
 	slots    int
 	launcher launch.Launcher
-	guard    func(session string) (io.Closer, error)
+	runAs    RunAs // nil: workers run as this process's user
+	guard    func(session, cgroups string) (io.Closer, error)
 	listen   string // where workers listen for each other; empty: where their job says
 	// Where output is kept while the driver is away, and how many bytes of it for each worker.
 	spoolDir  string
@@ -66,9 +67,18 @@ func newServer(host string, slots int, log logrus.FieldLogger) *server {
 	}
 }
 
-// startGuard starts what kills the processes that carry the session's mark once the agent is gone.
-func startGuard(session string) (io.Closer, error) {
-	g, err := proc.StartGuard(sessionVariable, session)
+// startGuard starts what kills the processes that carry the session's mark, and those in its own
+// cgroups below cgroups, if that is not empty, once the agent is gone.
+func startGuard(session, cgroups string) (io.Closer, error) {
+	var prefixes []string
+	if cgroups != "" {
+		prefix, err := proc.CgroupsBelow(cgroups)
+		if err != nil {
+			return nil, err
+		}
+		prefixes = append(prefixes, prefix)
+	}
+	g, err := proc.StartGuard(sessionVariable, session, prefixes...)
 	if err != nil {
 		return nil, err
 	}
@@ -180,6 +190,8 @@ func (srv *server) take(w *worker) error {
 	switch holder := srv.taken[i]; {
 	case srv.drained != nil:
 		return srv.drained
+	case w.s.refusal != nil:
+		return w.s.refusal
 	case i >= srv.slots:
 		return fmt.Errorf("slot %d is out of range: host %s has %d slots", i, srv.host, srv.slots)
 	case slices.Contains(srv.bad, i):
@@ -198,8 +210,10 @@ func (srv *server) free(w *worker) {
 	srv.changed()
 }
 
-// attach finds the session of the run that the driver means, or begins it, and makes l its stream.
-func (srv *server) attach(run string, m *wire.Attach, l *link, near, far netip.Addr) (*session, *wire.Attached, error) {
+// attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
+func (srv *server) attach(
+	driver identity.Subject, m *wire.Attach, l *link, near, far netip.Addr,
+) (*session, *wire.Attached, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
 	if len(id) != sessionLen || lease < client.MinLease || lease > client.MaxOrphan {
@@ -207,7 +221,10 @@ func (srv *server) attach(run string, m *wire.Attach, l *link, near, far netip.A
 	}
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
-	s := srv.sessions[run]
+	s := srv.sessions[driver.RunID]
+	if s != nil && (s.driver.User != driver.User || s.driver.UID != driver.UID) {
+		return nil, nil, status.Errorf(codes.PermissionDenied, "the run is of user %q, and not of %q", s.driver.User, driver.User)
+	}
 	taken := m.GetTakeOver() && s != nil && s.why == nil
 	known := s != nil && s.id == id || taken
 	switch {
@@ -224,7 +241,7 @@ func (srv *server) attach(run string, m *wire.Attach, l *link, near, far netip.A
 		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
 	case !known:
 		var err error
-		if s, err = srv.begin(run, id, lease); err != nil {
+		if s, err = srv.begin(driver, id, lease); err != nil {
 			return nil, nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}
@@ -247,20 +264,32 @@ func (srv *server) attach(run string, m *wire.Attach, l *link, near, far netip.A
 }
 
 // begin begins a session; the lock is held.
-func (srv *server) begin(run, id string, lease time.Duration) (*session, error) {
-	guard, err := srv.guard(hex.EncodeToString([]byte(id)))
-	if err != nil {
-		return nil, err
-	}
+func (srv *server) begin(driver identity.Subject, id string, lease time.Duration) (*session, error) {
 	s := &session{
-		srv: srv, id: id, run: run, lease: lease, guard: guard,
-		log:     srv.log.WithFields(logrus.Fields{"run": run, "session": hex.EncodeToString([]byte(id[:4]))}),
+		srv: srv, id: id, run: driver.RunID, driver: driver, lease: lease,
+		log:     srv.log.WithFields(logrus.Fields{"run": driver.RunID, "session": hex.EncodeToString([]byte(id[:4]))}),
 		contact: time.Now(),
 		workers: make(map[string]*worker),
 		room:    sync.NewCond(&srv.mu),
 		ending:  make(chan struct{}), ended: make(chan struct{}),
 	}
-	srv.sessions[run] = s
+	if driver.User != "" || driver.UID != "" {
+		s.log = s.log.WithFields(logrus.Fields{"user": driver.User, "uid": driver.UID})
+	}
+	cgroups := ""
+	if srv.runAs != nil {
+		rule, err := srv.runAs.For(driver)
+		if err == nil {
+			s.as, cgroups = &rule, rule.Cgroup
+			s.log.Infof("agent: workers run as user %s", rule.As.Name)
+		}
+		s.refusal = err
+	}
+	var err error
+	if s.guard, err = srv.guard(hex.EncodeToString([]byte(id)), cgroups); err != nil {
+		return nil, err
+	}
+	srv.sessions[s.run] = s
 	srv.wg.Go(s.live)
 	s.log.Info("agent: a driver began a session")
 	return s, nil
@@ -297,7 +326,7 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	}
 	near, far := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-	s, answer, err := v.srv.attach(from.RunID, first.GetAttach(), l, near, far)
+	s, answer, err := v.srv.attach(from, first.GetAttach(), l, near, far)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/agent/runas"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -46,6 +48,11 @@ type session struct {
 	lease time.Duration
 	guard io.Closer // ends what workers have left
 	log   logrus.FieldLogger
+	// driver is the one that began it. as is whom its workers run as; nil: this process's user.
+	// refusal is why it may start none.
+	driver  identity.Subject
+	as      *runas.Rule
+	refusal error
 
 	forward *forwarder // of workers' connections to the driver; nil: they find it themselves
 	contact time.Time  // when the driver last sent something
@@ -399,6 +406,11 @@ func (s *session) start(m *wire.Start) error {
 	}
 	if s.forward != nil {
 		spec.Env = append(spec.Env, plan.EnvDriverAddr+"="+s.forward.addr())
+	}
+	if s.as != nil {
+		as := s.as.As
+		spec.As, spec.Cgroup = &as, s.as.Cgroup
+		spec.Env = append(spec.Env, "HOME="+as.Home, "USER="+as.Name, "LOGNAME="+as.Name)
 	}
 	s.running.Go(func() {
 		defer cancel(nil)

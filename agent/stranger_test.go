@@ -355,7 +355,7 @@ func FuzzDriver(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		srv := newServer("a", 2, quiet())
 		srv.launcher = fakeLauncher{}
-		srv.guard = func(string) (io.Closer, error) { return io.NopCloser(nil), nil }
+		srv.guard = func(string, string) (io.Closer, error) { return io.NopCloser(nil), nil }
 		var s *session
 		l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
 		for len(said) >= 2 {
@@ -364,7 +364,7 @@ func FuzzDriver(f *testing.F) {
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-					if got, _, err := srv.attach("run", m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
+					if got, _, err := srv.attach(identity.Subject{RunID: "run", Role: identity.Driver}, m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
 						s, l = got, next
 					}
 				} else {

@@ -291,7 +291,11 @@ func (s sandbox) checkFlags(t *testing.T, at, text string) {
 // withHelp asks for help where a flag may stand, which is before all others.
 func withHelp(words []string) []string {
 	if len(words) > 0 && !strings.HasPrefix(words[0], "-") {
-		return slices.Insert(slices.Clone(words), 1, "--help")
+		behind := 1
+		if words[0] == "cluster" { // which has commands of its own
+			behind = 2
+		}
+		return slices.Insert(slices.Clone(words), behind, "--help")
 	}
 	return slices.Insert(slices.Clone(words), 0, "--help")
 }
@@ -299,7 +303,7 @@ func withHelp(words []string) []string {
 func TestFlagsAreChecked(t *testing.T) {
 	t.Parallel()
 	s := newSandbox(t)
-	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all"} {
+	for _, line := range []string{"-np 2 --min-npp 1 ./train", "check -H a:1 --nothing", "drain --force a", "resume --all", "cluster serve c --nothing"} {
 		if out, err := s.command(t, "bin/hvdrun", withHelp(strings.Fields(line))...).CombinedOutput(); err == nil {
 			t.Errorf("hvdrun %s is accepted:\n%s", line, out)
 		}
@@ -342,13 +346,17 @@ func TestFlags(t *testing.T) {
 			known[m[1]] = true
 		}
 	}
-	top := help()
-	take(top)
-	_, commands, _ := strings.Cut(top, "Available Commands:")
-	commands, _, _ = strings.Cut(commands, "\n\n")
-	for _, m := range helpName.FindAllStringSubmatch(commands, -1) {
-		take(help(m[1]))
+	var takeAll func(path ...string)
+	takeAll = func(path ...string) {
+		text := help(path...)
+		take(text)
+		_, commands, _ := strings.Cut(text, "Available Commands:")
+		commands, _, _ = strings.Cut(commands, "\n\n")
+		for _, m := range helpName.FindAllStringSubmatch(commands, -1) {
+			takeAll(append(slices.Clone(path), m[1])...)
+		}
 	}
+	takeAll()
 	if len(known) < 60 {
 		t.Fatalf("the help lists %d flags", len(known))
 	}

@@ -22,6 +22,9 @@ import (
 // does.
 const UnlimitedCore = proc.UnlimitedCore
 
+// User is whom a worker runs as, where that is not the launcher's own user.
+type User = proc.User
+
 // Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
 type Spec struct {
 	// Incarnation names this one life of the worker. Env must hold it as HVD_INCARNATION: by that,
@@ -49,6 +52,11 @@ type Spec struct {
 	// never more than the launcher's own hard limit. 0: there is none; UnlimitedCore: no bound but
 	// that.
 	CoreLimit uint64
+	// As, if not nil, is whom the process runs as, and Cgroup, if not empty, the folder of a cgroup
+	// of version 2 below which it gets its own. Local needs the rights of root for them; other
+	// Launchers ignore them.
+	As     *User
+	Cgroup string
 	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good
 	// as dead but may be there for long, because it dumps its core; what completes a sentence. Run
 	// returns when it has ended.

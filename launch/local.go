@@ -35,7 +35,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 	if err != nil {
 		return NewStartError(s, err)
 	}
-	out, err := newPipes(s.Stdout, s.Stderr)
+	out, err := newPipes(s.Stdout, s.Stderr, s.As)
 	if err != nil {
 		return NewStartError(s, err)
 	}
@@ -69,6 +69,7 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 func fork(path string, s Spec, files []uintptr) (*proc.Tree, error) {
 	c := proc.Command{
 		Path: path, Args: s.Command, Env: lastOfEach(s.Env), Dir: s.Dir, Files: files, CoreLimit: s.CoreLimit,
+		User: s.As, Cgroup: s.Cgroup,
 	}
 	if s.Incarnation != "" {
 		c.Mark = plan.EnvIncarnation + "=" + s.Incarnation
@@ -79,7 +80,7 @@ func fork(path string, s Spec, files []uintptr) (*proc.Tree, error) {
 			err = fmt.Errorf("its interpreter is missing: %w", err)
 		}
 	}
-	return tree, err
+	return tree, s.As.Explain(err, s.Dir, path)
 }
 
 // lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it,

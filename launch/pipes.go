@@ -33,7 +33,9 @@ type copier struct {
 	to   io.Writer
 }
 
-func newPipes(stdout, stderr io.Writer) (*pipes, error) {
+// newPipes makes the pipes of a process that runs as the user, who may open them again by their
+// paths in /proc; nil: it is this process's.
+func newPipes(stdout, stderr io.Writer, as *User) (*pipes, error) {
 	p := &pipes{done: make(chan struct{})}
 	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -49,7 +51,9 @@ func newPipes(stdout, stderr io.Writer) (*pipes, error) {
 		err := unix.Pipe2(ends[:], unix.O_CLOEXEC)
 		if err == nil {
 			p.child = append(p.child, uintptr(ends[1]))
-			err = unix.SetNonblock(ends[0], true)
+			if err = unix.SetNonblock(ends[0], true); err == nil && as != nil {
+				err = unix.Fchown(ends[1], int(as.UID), int(as.GID))
+			}
 			p.copiers = append(p.copiers, &copier{os.NewFile(uintptr(ends[0]), "pipe"), w})
 		}
 		if err != nil {

@@ -75,7 +75,11 @@ func serve(t *testing.T, s Server) served {
 func (s served) token(g cluster.Grant) string {
 	s.t.Helper()
 	file := filepath.Join(s.t.TempDir(), "token")
-	if err := s.dir.NewToken(file, g, time.Now()); err != nil {
+	token, err := s.dir.NewToken(g, time.Now())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := token.WriteFile(file); err != nil {
 		s.t.Fatal(err)
 	}
 	return file

@@ -93,10 +93,14 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	return m, nil
 }
 
-// privateFolder makes the folder, or checks that nobody else can use it.
+// privateFolder makes the folder, or checks that nobody else can use it. An empty one of this user
+// is closed to others: systems that make folders for services leave some of them open.
 func privateFolder(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("enroll: the agent's folder: %w", err)
+	}
+	if there, err := os.ReadDir(dir); err == nil && len(there) == 0 {
+		_ = os.Chmod(dir, 0o700) // fails where it is another user's, which is seen next
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {

@@ -37,7 +37,7 @@ const (
 	DefaultPause = 30 * time.Second
 	// registrarLife is how long the server's own certificate is valid. It is renewed at half of it.
 	registrarLife = 24 * time.Hour
-	// mostCertificates bounds how many certificates one applicant may have within certificateWindow.
+	// mostCertificates bounds the certificates of one applicant within certificateWindow.
 	mostCertificates  = 60
 	certificateWindow = time.Minute
 )

@@ -1,14 +1,21 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
+	"os"
+	"os/user"
+	"strconv"
+	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
+	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
@@ -16,11 +23,21 @@ import (
 type clusterSettings struct {
 	join            []string
 	keyFile, label  string
+	dir             string // of the authority; a driver's
 	bind, advertise string
-	name            string // of an agent's host
-	launchPort      int
-	source          *gossip.Source // once it is open
-	key             []byte
+	agentSettings
+	source      *gossip.Source        // once it is open
+	credentials *identity.Credentials // a driver's, then
+}
+
+// agentSettings are those of an agent only.
+type agentSettings struct {
+	name       string // of the host
+	launchPort int
+	enroll     string // the registrar, host:port
+	tokenFile  string
+	stateDir   string
+	runAs      string // the policy's file
 }
 
 func clusterText(field func(*clusterSettings) *string) func(*settings, string) error {
@@ -42,37 +59,103 @@ func setLease(s *settings, text string) (err error) {
 
 // checkGossip refuses settings of gossip that lack what they need.
 func (s *settings) checkGossip() error {
-	for _, name := range []string{"gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
+	for _, name := range []string{"cluster", "gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
 		if s.given(name) && !s.given("gossip-join") {
 			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.origin(name))
 		}
 	}
-	if s.given("gossip-join") && !s.given("gossip-key-file") {
-		return fmt.Errorf("%s: --gossip-key-file is missing: the key that the agents have", s.origin("gossip-join"))
+	if s.given("gossip-key-file") && s.given("cluster") {
+		return fmt.Errorf("%s and %s: give one of them", s.origin("cluster"), s.origin("gossip-key-file"))
+	}
+	if s.given("gossip-join") && !s.given("gossip-key-file") && !s.given("cluster") {
+		return fmt.Errorf("%s: --gossip-key-file is missing: the key that the agents have; "+
+			"or --cluster, the folder of their cluster (hvdrun cluster init)", s.origin("gossip-join"))
 	}
 	return nil
 }
 
+// singleKeyWarning is logged where one key is all that protects a cluster.
+const singleKeyWarning = "one shared key is for trying out: whoever reads it can run commands on every host; " +
+	"`hvdrun cluster init` makes a cluster whose hosts and workers cannot"
+
 // openGossip returns the hosts of the cluster's agents.
 func openGossip(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
-	key, err := identity.ReadClusterKey(s.cluster.keyFile)
+	cfg := gossip.Config{
+		BindAddr: s.cluster.bind, AdvertiseAddr: s.cluster.advertise, Join: s.cluster.join, Label: s.cluster.label, Log: log,
+	}
+	if cfg.BindAddr == "" && s.tuning.Listen != "" {
+		cfg.BindAddr = net.JoinHostPort(s.tuning.Listen, "0")
+	}
+	follow := func(context.Context) {}
+	var err error
+	if s.cluster.dir != "" {
+		follow, err = s.openCluster(&cfg, log)
+	} else {
+		err = s.useSingleKey(&cfg, log)
+	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", s.origin("gossip-key-file"), err)
+		return nil, nil, err
 	}
-	bind := s.cluster.bind
-	if bind == "" && s.tuning.Listen != "" {
-		bind = net.JoinHostPort(s.tuning.Listen, "0")
-	}
-	source := gossip.NewSource(gossip.Config{
-		BindAddr: bind, AdvertiseAddr: s.cluster.advertise, Join: s.cluster.join,
-		Key: key, Label: s.cluster.label, Log: log,
-	})
-	s.cluster.key, s.cluster.source = key, source
+	source := gossip.NewSource(cfg)
+	s.cluster.source = source
+	ctx, cancel := context.WithCancel(context.Background())
+	var following sync.WaitGroup
+	following.Go(func() { follow(ctx) })
 	return source, func() {
+		cancel()
+		following.Wait()
 		if err := source.Close(); err != nil {
 			log.WithError(err).Debug("leaving the cluster")
 		}
 	}, nil
+}
+
+// openCluster takes the keys from the folder of the cluster, and returns what keeps them up to date
+// until the context ends.
+func (s *settings) openCluster(cfg *gossip.Config, log logrus.FieldLogger) (func(context.Context), error) {
+	dir, err := cluster.Open(s.cluster.dir)
+	var state *cluster.State
+	if err == nil {
+		state, err = dir.View()
+	}
+	if err == nil && s.runID != "" {
+		name, uid := driverUser()
+		s.cluster.credentials, err = dir.Driver(s.runID, name, uid, time.Now())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.origin("cluster"), err)
+	}
+	cfg.Key, cfg.OtherKeys = state.Ring.Keys[0], state.Ring.Keys[1:]
+	return func(ctx context.Context) {
+		dir.Follow(ctx, s.cluster.credentials, state.Ring.Version, s.cluster.source.SetKeys, log)
+	}, nil
+}
+
+// useSingleKey takes everything from the key that agents and drivers share.
+func (s *settings) useSingleKey(cfg *gossip.Config, log logrus.FieldLogger) (err error) {
+	if cfg.Key, err = identity.ReadClusterKey(s.cluster.keyFile); err != nil {
+		return fmt.Errorf("%s: %w", s.origin("gossip-key-file"), err)
+	}
+	if s.runID == "" {
+		return nil
+	}
+	log.Warnf("%s: %s", s.origin("gossip-key-file"), singleKeyWarning)
+	authority, err := identity.ForCluster(cfg.Key, s.cluster.label)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
+	}
+	name, uid := driverUser()
+	s.cluster.credentials, err = authority.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver, User: name, UID: uid})
+	return err
+}
+
+// driverUser returns who runs this process.
+func driverUser() (name, uid string) {
+	uid = strconv.Itoa(os.Getuid())
+	if u, err := user.LookupId(uid); err == nil {
+		return u.Username, uid
+	}
+	return "", uid
 }
 
 // findAgent returns where the agent of a host takes drivers, in the cluster that is open.

@@ -135,7 +135,15 @@ func TestJobLosesADevice(t *testing.T) {
 	faults := make(chan gpu.Event)
 	stopA := c.run("a", 1, nil, nil)
 	stopB := c.run("b", 2, twoDevices(), faults)
-	s := &settings{cluster: clusterSettings{key: c.key, source: source}, runID: rand.Text()}
+	s := &settings{cluster: clusterSettings{source: source}, runID: rand.Text()}
+	cluster, err := identity.ForCluster(c.key, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cluster.credentials, err = cluster.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver})
+	if err != nil {
+		t.Fatal(err)
+	}
 	authority, err := identity.NewAuthority(s.runID)
 	if err != nil {
 		t.Fatal(err)

@@ -100,17 +100,10 @@ func (s *settings) agents(
 			return cfg, fmt.Errorf("%s: %w", s.origin("bind-gpus"), err)
 		}
 	}
-	source := s.cluster.source
-	if source == nil {
+	if s.cluster.source == nil {
 		return cfg, nil
 	}
-	cluster, err := identity.ForCluster(s.cluster.key, s.cluster.label)
-	if err != nil {
-		return cfg, fmt.Errorf("%s: %w", s.origin("gossip-label"), err)
-	}
-	if cfg.Credentials, err = cluster.Issue(identity.Subject{RunID: s.runID, Role: identity.Driver}); err != nil {
-		return cfg, runError{err}
-	}
+	cfg.Credentials = s.cluster.credentials
 	cfg.Find = s.findAgent
 	return cfg, nil
 }

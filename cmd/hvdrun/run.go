@@ -255,7 +255,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
+	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
 		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand(), p.inspectCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root

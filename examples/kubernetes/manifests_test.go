@@ -23,9 +23,10 @@ type object struct {
 		Name      string `yaml:"name"`
 		Namespace string `yaml:"namespace"`
 	} `yaml:"metadata"`
-	Rules   []rule    `yaml:"rules"`
-	RoleRef subject   `yaml:"roleRef"`
-	Subject []subject `yaml:"subjects"`
+	Rules   []rule            `yaml:"rules"`
+	RoleRef subject           `yaml:"roleRef"`
+	Data    map[string]string `yaml:"data"`
+	Subject []subject         `yaml:"subjects"`
 	Spec    struct {
 		ClusterIP      string    `yaml:"clusterIP"`
 		EarlyAddresses bool      `yaml:"publishNotReadyAddresses"`
@@ -63,12 +64,16 @@ type port struct {
 type podSpec struct {
 	ServiceAccount string      `yaml:"serviceAccountName"`
 	RestartPolicy  string      `yaml:"restartPolicy"`
+	InitContainers []container `yaml:"initContainers"`
 	Containers     []container `yaml:"containers"`
 	Volumes        []volume    `yaml:"volumes"`
 }
 
 type volume struct {
-	Name   string `yaml:"name"`
+	Name      string `yaml:"name"`
+	ConfigMap struct {
+		Name string `yaml:"name"`
+	} `yaml:"configMap"`
 	Secret struct {
 		Name string `yaml:"secretName"`
 		Mode int    `yaml:"defaultMode"`
@@ -230,37 +235,76 @@ func TestPorts(t *testing.T) {
 	same(t, "the launch port", worker.Ports[i].ContainerPort, 7947)
 }
 
-// TestKey: both ends read the key of the Secret that the README creates, from files that no other
-// user may read.
-func TestKey(t *testing.T) {
+// secrets returns the secrets that a container of a pod mounts, and where.
+func secrets(t *testing.T, spec podSpec, c container) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for _, m := range c.Mounts {
+		i := slices.IndexFunc(spec.Volumes, func(v volume) bool { return v.Name == m.Name })
+		if i < 0 || spec.Volumes[i].Secret.Name == "" {
+			continue // it is of a claim's template, or of another kind
+		}
+		if mode := spec.Volumes[i].Secret.Mode; mode != 0o400 {
+			t.Errorf("%s: mode %#o of a secret", c.Name, mode)
+		}
+		found[spec.Volumes[i].Secret.Name] = m.Path
+	}
+	return found
+}
+
+// TestCustody: the authority is where jobs are started and certificates signed, a token where a pod
+// enrolls, and neither where workers are. The README makes them.
+func TestCustody(t *testing.T) {
 	all := manifests(t)
+	worker := get(t, all, "StatefulSet/train-worker").Spec.Template.Spec
+	driver := get(t, all, "Job/train-driver").Spec.Template.Spec
+	keeper := get(t, all, "StatefulSet/train-cluster").Spec.Template.Spec
+	agent, enroll := worker.Containers[0], worker.InitContainers[0]
+	same(t, "secrets of the agent", secrets(t, worker, agent), map[string]string{})
+	token := secrets(t, worker, enroll)
+	same(t, "the token", values(enroll, "--token-file"), []string{token["train-token"] + "/token"})
+	same(t, "secrets of those who enroll", len(token), 1)
+	same(t, "the driver's folder", values(driver.Containers[0], "--cluster"), []string{secrets(t, driver, driver.Containers[0])["train-cluster"]})
+	same(t, "secrets of the keeper", secrets(t, keeper, keeper.InitContainers[0]), map[string]string{"train-cluster": "/keys"})
+	for _, flag := range []string{"--enroll", "--state-dir"} {
+		same(t, flag, values(agent, flag), values(enroll, flag))
+	}
+	service := get(t, all, "Service/train-cluster")
+	same(t, "where agents enroll", values(agent, "--enroll"), []string{service.Metadata.Name + ":7945"})
+	same(t, "where they are served", values(keeper.Containers[0], "--listen"), []string{":7945"})
+	same(t, "the service's port", service.Spec.Ports[0].Port, keeper.Containers[0].Ports[0].ContainerPort)
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for owner, flag := range map[string]string{"StatefulSet/train-worker": "--key-file", "Job/train-driver": "--gossip-key-file"} {
-		spec := get(t, all, owner).Spec.Template.Spec
-		c := spec.Containers[0]
-		path := ""
-		for _, m := range c.Mounts {
-			i := slices.IndexFunc(spec.Volumes, func(v volume) bool { return v.Name == m.Name })
-			if i < 0 {
-				t.Fatalf("%s: no volume %s", owner, m.Name)
-			}
-			secret := spec.Volumes[i].Secret
-			if secret.Name == "" {
-				continue
-			}
-			path = m.Path + "/key"
-			if secret.Mode != 0o400 {
-				t.Errorf("%s: mode %#o of the key", owner, secret.Mode)
-			}
-			if !bytes.Contains(readme, []byte("kubectl create secret generic "+secret.Name+" --from-literal=key=")) {
-				t.Errorf("%s: the README makes no secret %s", owner, secret.Name)
+	for _, command := range []string{
+		"hvdrun cluster init train\n", "hvdrun cluster token train train.token --reusable",
+		"kubectl create secret generic train-cluster --from-file=train/authority.pem --from-file=train/state.json\n",
+		"kubectl create secret generic train-token --from-file=token=train.token\n",
+	} {
+		if !bytes.Contains(readme, []byte(command)) {
+			t.Errorf("the README lacks %q", command)
+		}
+	}
+}
+
+// TestRunAs: the policy is one that agents take.
+func TestRunAs(t *testing.T) {
+	all := manifests(t)
+	worker := get(t, all, "StatefulSet/train-worker").Spec.Template.Spec
+	file := ""
+	for _, v := range worker.Volumes {
+		for _, m := range worker.Containers[0].Mounts {
+			if m.Name == v.Name && v.ConfigMap.Name != "" {
+				policy := get(t, all, "ConfigMap/"+v.ConfigMap.Name).Data["run-as"]
+				if !strings.HasPrefix(policy, "user=") || !strings.Contains(policy, " as=") {
+					t.Errorf("the policy is %q", policy)
+				}
+				file = m.Path + "/run-as"
 			}
 		}
-		same(t, owner+": the key's file", values(c, flag), []string{path})
 	}
+	same(t, "the policy's file", values(worker.Containers[0], "--run-as"), []string{file})
 }
 
 func TestReadmeNamesAllFiles(t *testing.T) {

@@ -73,7 +73,11 @@ func Init(path string, token Grant, now time.Time) (*Dir, error) {
 	if err := d.write(newState(now)); err != nil {
 		return nil, err
 	}
-	return d, d.NewToken(d.file(TokenFile), token, now)
+	t, err := d.NewToken(token, now)
+	if err != nil {
+		return nil, err
+	}
+	return d, t.WriteFile(d.file(TokenFile))
 }
 
 // Open opens the folder of a cluster.
@@ -161,17 +165,10 @@ func (d *Dir) write(s *State) error {
 	return nil
 }
 
-// NewToken makes a token and writes it to a new file of mode 0600.
-func (d *Dir) NewToken(file string, g Grant, now time.Time) error {
+// NewToken makes a token.
+func (d *Dir) NewToken(g Grant, now time.Time) (Token, error) {
 	t := newToken(d.authority.Fingerprint())
-	if err := makeTokenFile(file, t); err != nil {
-		return err
-	}
-	err := d.Update(func(s *State) error { return s.addToken(t.Key().Public().(ed25519.PublicKey), g, now) })
-	if err != nil {
-		_ = os.Remove(file) // it is no token
-	}
-	return err
+	return t, d.Update(func(s *State) error { return s.addToken(t.Key().Public().(ed25519.PublicKey), g, now) })
 }
 
 // ReadSecret reads a file that users other than its owner cannot use.

@@ -166,8 +166,8 @@ func checkHost(host string) error {
 	return nil
 }
 
-// makeTokenFile writes a token to a new file of mode 0600.
-func makeTokenFile(file string, t Token) error {
+// WriteFile writes the token to a new file of mode 0600.
+func (t Token) WriteFile(file string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("cluster: the token: %w", err)

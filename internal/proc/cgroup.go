@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -97,23 +98,57 @@ func sweepCgroups(parent string, then time.Time) {
 	}
 }
 
-// newCgroup makes the cgroup of a worker that is to be started; nil where there can be none.
-func newCgroup() *cgroup {
+// newCgroup makes the cgroup of a worker that is to be started; nil where there can be none, and
+// none is demanded.
+func (c Command) newCgroup() (*cgroup, error) {
+	if c.Cgroup != "" {
+		prefix, err := CgroupsBelow(c.Cgroup)
+		if err != nil {
+			return nil, err
+		}
+		return makeCgroup(prefix)
+	}
 	prefix := cgroupPrefix()
 	if prefix == "" || noCgroups.Load() {
-		return nil
+		return nil, nil
 	}
+	g, _ := makeCgroup(prefix) // nil: it does without
+	return g, nil
+}
+
+func makeCgroup(prefix string) (*cgroup, error) {
 	g := &cgroup{path: prefix + rand.Text()}
 	if err := os.Mkdir(g.path, 0o755); err != nil {
-		return nil
+		return nil, fmt.Errorf("the worker's cgroup: %w", err)
 	}
 	dir, err := os.Open(g.path)
 	if err != nil {
 		_ = unix.Rmdir(g.path)
-		return nil
+		return nil, fmt.Errorf("the worker's cgroup: %w", err)
 	}
 	g.dir = dir
-	return g
+	return g, nil
+}
+
+// ownCgroups is a part of the names of all cgroups that this process makes below those that it is
+// told.
+var ownCgroups = sync.OnceValue(rand.Text)
+
+// CgroupsBelow returns what the paths of the cgroups begin with that this process makes below a
+// folder, or why it cannot. It removes what processes that are gone have left behind there.
+func CgroupsBelow(folder string) (prefix string, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(folder, &fs); err != nil {
+		return "", &os.PathError{Op: "cgroup", Path: folder, Err: err}
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return "", fmt.Errorf("%s is not a cgroup of version 2", folder)
+	}
+	if err := unix.Access(folder, unix.W_OK); err != nil {
+		return "", &os.PathError{Op: "cgroup", Path: folder, Err: err}
+	}
+	sweepCgroups(folder, time.Now().Add(-time.Minute))
+	return filepath.Join(folder, cgroupName+ownCgroups()) + "-", nil
 }
 
 // enter has a process that is to be started begin in the cgroup.

@@ -12,25 +12,29 @@ import (
 
 // guardScript waits for the end of its input and kills all processes that carry the entry $1, until
 // two looks in a row find none: one look can miss a process that is just being started. Where the
-// input ends without a line, its writer has died: then all cgroups whose paths begin with $2 are
-// emptied too.
+// input ends without a line, its writer has died: then all cgroups whose paths begin with one of
+// the other arguments are emptied too.
 const guardScript = `
 told=
 while read -r line; do told=$line; done
-[ -z "$told" ] || set -- "$1" ""
-if [ -n "$2" ]; then
-	for c in "$2"*; do [ ! -d "$c" ] || echo 1 >"$c/cgroup.kill"; done
-fi 2>/dev/null
+mark=$1
+shift
+[ -z "$told" ] || set --
+for prefix; do
+	for c in "$prefix"*; do [ ! -d "$c" ] || echo 1 >"$c/cgroup.kill"; done
+done 2>/dev/null
 leave() {
-	[ -z "$2" ] || rmdir "$2"* 2>/dev/null
-	exit "$1"
+	status=$1
+	shift
+	for prefix; do rmdir "$prefix"*; done 2>/dev/null
+	exit "$status"
 }
 quiet=0 look=0
 while :; do
-	found=$(grep -lszxF -e "$1" /proc/[0-9]*/environ)
+	found=$(grep -lszxF -e "$mark" /proc/[0-9]*/environ)
 	if [ -z "$found" ]; then
 		quiet=$((quiet + 1))
-		[ "$quiet" -lt 2 ] || leave 0 "$2"
+		[ "$quiet" -lt 2 ] || leave 0 "$@"
 	else
 		quiet=0
 		for f in $found; do
@@ -39,7 +43,7 @@ while :; do
 		done
 	fi
 	look=$((look + 1))
-	[ "$look" -lt 200 ] || leave 1 "$2"
+	[ "$look" -lt 200 ] || leave 1 "$@"
 	sleep 0.01
 done
 `
@@ -58,8 +62,10 @@ type Guard struct {
 
 // StartGuard starts the guard of the processes with that variable, such as HVD_RUN_ID and a run's
 // id. Both are made of letters, digits, "_" and "-". It needs /bin/sh and grep. The caller must
-// call Close, and must not carry the mark itself.
-func StartGuard(variable, value string) (*Guard, error) {
+// call Close, and must not carry the mark itself. Cgroups that begin with one of the prefixes (see
+// CgroupsBelow) are emptied as well, and so are those that this process makes without being told
+// where.
+func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	mark := variable + "=" + value
 	if !markPattern.MatchString(variable) || !markPattern.MatchString(value) {
 		return nil, fmt.Errorf("proc: guard: %q has other characters than letters, digits, _ and -", mark)
@@ -70,7 +76,11 @@ func StartGuard(variable, value string) (*Guard, error) {
 	if _, err := exec.LookPath("grep"); err != nil {
 		return nil, fmt.Errorf("proc: guard: %w", err)
 	}
-	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", "-c", guardScript, "hvdrun-guard", mark, cgroupPrefix())}
+	args := append([]string{"-c", guardScript, "hvdrun-guard", mark}, prefixes...)
+	if own := cgroupPrefix(); own != "" {
+		args = append(args, own)
+	}
+	g := &Guard{mark: mark, shell: exec.Command("/bin/sh", args...)}
 	g.shell.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	g.shell.Dir = "/"
 	pipe, err := g.shell.StdinPipe()

@@ -25,6 +25,11 @@ type Command struct {
 	// CoreLimit bounds the core file in bytes, and is never more than this process's own hard
 	// limit. 0: there is none; UnlimitedCore: no bound but that.
 	CoreLimit uint64
+	// User, if not nil, is whom the worker runs as. That needs the rights of root.
+	User *User
+	// Cgroup, if not empty, is the folder of a cgroup of version 2, below which the worker gets its
+	// own. Where it cannot, it is not started. Empty: it gets one where that can be made.
+	Cgroup string
 }
 
 // Stop says how a process is ended.
@@ -50,8 +55,15 @@ type Tree struct {
 
 // Fork starts a worker. The caller must call Wait, and Release after that.
 func Fork(c Command) (*Tree, error) {
-	g := newCgroup()
+	g, err := c.newCgroup()
+	if err != nil {
+		return nil, err
+	}
 	child, err := c.fork(g)
+	if err != nil && c.Cgroup != "" {
+		g.remove()
+		return nil, err
+	}
 	if err != nil && g != nil { // it may be the cgroup that the kernel refuses
 		g.remove()
 		g = nil
@@ -68,7 +80,7 @@ func Fork(c Command) (*Tree, error) {
 }
 
 func (c Command) fork(g *cgroup) (*Child, error) {
-	attr := &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Files: c.Files, Sys: &syscall.SysProcAttr{}}
+	attr := &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Files: c.Files, Sys: &syscall.SysProcAttr{Credential: c.User.credential()}}
 	lead(attr.Sys)
 	g.enter(attr.Sys)
 	return start(true, func() (int, error) { return forkWithCore(c, attr) })
