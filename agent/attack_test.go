@@ -253,7 +253,7 @@ func TestWorkerCannotReachOtherHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := identity.Enrollment.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

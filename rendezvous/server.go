@@ -52,7 +52,7 @@ type ServerConfig struct {
 	Credentials *identity.Credentials
 	// Handler receives joins and reports. Nil: they are not passed on.
 	Handler Handler
-	// DataKey returns the key of data connections of a generation. Nil: each world has a random one.
+	// DataKey returns the key of data connections of a generation. Nil: a random one for each.
 	DataKey func(generation uint64) identity.DataKey
 	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger

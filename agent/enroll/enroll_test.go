@@ -6,7 +6,6 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,7 +50,7 @@ func serve(t *testing.T, s Server) served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := identity.Enrollment.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/agent/enroll"
 	"github.com/hvdrun/hvdrun/internal/cluster"
+	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 const (
@@ -158,7 +158,7 @@ asked to stop. Agents do without it for half of the life of their certificates b
 		if err != nil {
 			return runError{err}
 		}
-		ln, err := net.Listen("tcp", listen)
+		ln, err := identity.Enrollment.Listen(listen)
 		if err != nil {
 			return fmt.Errorf("--listen: %w", err)
 		}

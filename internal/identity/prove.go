@@ -124,9 +124,10 @@ func (c *Credentials) ProveDial(conn net.Conn, key DataKey, h Hello) error {
 // ProveAccept is the acceptor's side of ProveDial. It asks keyOf for the key of what the dialer
 // claims, which is not proven then; keyOf may block, and its error is returned without an answer to
 // the dialer. It calls check (nil: accept all) once the dialer is proven, before sending anything
-// but a nonce. An error of check is sent to the dialer, truncated to 126 bytes, and returned. The Hello is returned with errors after the dialer's proof
-// and is zero with earlier ones. A dialer without a proof gets no answer. It blocks as conn does:
-// the caller sets deadlines, and closes conn after an error.
+// but a nonce. An error of check is sent to the dialer, truncated to 126 bytes, and returned. The
+// Hello is returned with errors after the dialer's proof and is zero with earlier ones. A dialer
+// without a proof gets no answer. It blocks as conn does: the caller sets deadlines, and closes
+// conn after an error.
 func (c *Credentials) ProveAccept(conn net.Conn, keyOf func(Hello) (DataKey, error), check func(Hello) error) (Hello, error) {
 	binding, err := exporter(conn)
 	if err != nil {
