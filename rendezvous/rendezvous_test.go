@@ -698,7 +698,7 @@ func TestStrangers(t *testing.T) {
 	other := newJob(t)
 	toDriver := identity.Subject{Role: identity.Driver}
 	noCert := j.credentials(slotOf("a")).ClientTLS(toDriver)
-	noCert.Certificates = nil
+	noCert.GetClientCertificate = nil
 	blind := func(c *identity.Credentials) *tls.Config {
 		conf := c.ClientTLS(toDriver)
 		conf.InsecureSkipVerify, conf.VerifyConnection = true, nil
