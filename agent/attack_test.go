@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/big"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"

@@ -480,7 +480,7 @@ func TestStrangers(t *testing.T) {
 	s, to := j.service("a", "127.0.0.1:0")
 	driver := identity.Subject{Role: identity.Driver}
 	noCert := j.credentials(driver).ClientTLS(to.Subject)
-	noCert.Certificates = nil
+	noCert.GetClientCertificate = nil
 	blind := func(c *identity.Credentials) *tls.Config {
 		conf := c.ClientTLS(to.Subject)
 		conf.InsecureSkipVerify, conf.VerifyConnection = true, nil

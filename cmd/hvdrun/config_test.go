@@ -186,7 +186,7 @@ func TestFileOfTheDocs(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(used)); len(got) < len(sections()) {
 		t.Errorf("it has the sections %v of %v", got, sections())
 	}
-	if a.cluster.keyFile == "" {
+	if a.cluster.enroll == "" || a.cluster.stateDir == "" {
 		t.Error("there is nothing for an agent")
 	}
 }
