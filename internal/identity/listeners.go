@@ -50,7 +50,7 @@ var (
 	// package collective.
 	Data = Bounds{
 		Name: "data", Process: "worker", Address: "loopback; other addresses once a host is another machine",
-		Admits:   "workers of the job: proof of the job's key, with --encrypt-data within TLS 1.3",
+		Admits:   "members of the same world: proof of its key, with --encrypt-data within TLS 1.3",
 		Unproven: 256, Bytes: helloBytes, Deadline: 5 * time.Second,
 	}
 	// Drivers is where drivers come to an agent.
