@@ -31,11 +31,11 @@ const (
 	failedMark = "hvdrun-failed "
 )
 
-// startScript runs the program $1 of the cache, of $2 bytes, or says that it is not there and what
-// machine this is. Like all that the remote user's shell, whichever that is, has to pass on, it is
-// one line without single quotes.
+// startScript runs the program $1 of the cache if its checksum is $2, or says that it is not there
+// and what machine this is. Like all that the remote user's shell, whichever that is, has to pass
+// on, it is one line without single quotes.
 const startScript = `f="${XDG_CACHE_HOME:-$HOME/.cache}/hvdrun/$1"; ` +
-	`if [ -x "$f" ] && [ "$(wc -c <"$f")" -eq "$2" ]; then exec "$f" agent --job; fi; ` +
+	`if [ -x "$f" ] && s=$(sha256sum "$f") && [ "${s%% *}" = "$2" ]; then exec "$f" agent --job; fi; ` +
 	`echo "` + lacksMark + `$(uname -s) $(uname -m)"`
 
 // installedScript runs the program $1, which a person has installed.
@@ -103,7 +103,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 		return Ready{}, &HostError{host, stageCopy, err}
 	}
 	for brought := false; ; brought = true {
-		answer, err := s.run(ctx, answerTimeout, host, bytes.NewReader(hello), startScript, own.name(), strconv.FormatInt(own.size, 10))
+		answer, err := s.run(ctx, answerTimeout, host, bytes.NewReader(hello), startScript, own.name(), own.sum)
 		if err != nil {
 			return Ready{}, err
 		}

@@ -214,14 +214,14 @@ func (p *program) printChecked(all []*checked) error {
 			gpus = "?"
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%.2fs\t%+.1fms\t%s\t%s\t%d of %d\n",
-			c.Host, c.Slots, local, c.Took, 1000*c.Offset, name, gpus, c.Reaches, len(all)-1)
+			c.Host, c.Slots, local, c.Took, 1000*c.Offset, escape(name), gpus, c.Reaches, len(all)-1)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	for _, c := range all {
 		for _, text := range c.Problems {
-			if _, err := fmt.Fprintf(p.stdout, "host %s: %s\n", c.Host, text); err != nil {
+			if _, err := fmt.Fprintf(p.stdout, "host %s: %s\n", c.Host, escape(text)); err != nil {
 				return err
 			}
 		}

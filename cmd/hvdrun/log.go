@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
 )
@@ -26,7 +28,7 @@ func (textFormat) Format(e *logrus.Entry) ([]byte, error) {
 	if e.Level == logrus.WarnLevel {
 		level = "WARN"
 	}
-	fmt.Fprintf(&b, "%s %-5s %s", e.Time.Format(timeText), level, strings.TrimRight(e.Message, "\n"))
+	fmt.Fprintf(&b, "%s %-5s %s", e.Time.Format(timeText), level, escape(strings.TrimRight(e.Message, "\n")))
 	names := make([]string, 0, len(e.Data))
 	for name := range e.Data {
 		names = append(names, name)
@@ -34,11 +36,32 @@ func (textFormat) Format(e *logrus.Entry) ([]byte, error) {
 	slices.Sort(names)
 	for _, name := range names {
 		value := fmt.Sprint(e.Data[name])
-		if value == "" || strings.ContainsAny(value, " \t\r\n\"=") {
+		if value == "" || strings.ContainsAny(value, " \t\r\n\"=") || escape(value) != value {
 			value = strconv.Quote(value)
 		}
 		fmt.Fprintf(&b, " %s=%s", name, value)
 	}
 	b.WriteByte('\n')
 	return b.Bytes(), nil
+}
+
+// escape escapes what could command a terminal, as "\x1b", and keeps line ends and tabs. Texts
+// of other machines and of workers are parts of log lines, errors and tables.
+func escape(text string) string {
+	commands := func(r rune) bool {
+		return unicode.IsControl(r) && r != '\n' && r != '\t' || r == utf8.RuneError || unicode.Is(unicode.Bidi_Control, r)
+	}
+	if !strings.ContainsFunc(text, commands) {
+		return text
+	}
+	var b strings.Builder
+	for i, r := range text {
+		_, size := utf8.DecodeRuneInString(text[i:])
+		if part := text[i : i+size]; commands(r) {
+			b.WriteString(strings.Trim(strconv.QuoteToASCII(part), `"`))
+		} else {
+			b.WriteString(part)
+		}
+	}
+	return b.String()
 }

@@ -78,7 +78,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		err = runError{context.Cause(ctx)}
 	}
 	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
-		fmt.Fprintln(p.log, "hvdrun:", strings.TrimPrefix(err.Error(), "driver: "))
+		fmt.Fprintln(p.log, "hvdrun:", escape(strings.TrimPrefix(err.Error(), "driver: ")))
 	}
 	_ = p.log.flush(p.flushPatience()) // it cannot be reported
 	return status(err)

@@ -47,6 +47,26 @@ func TestTextFormat(t *testing.T) {
 	}
 }
 
+// Other machines and workers cannot command the terminal of who reads the log.
+func TestEscape(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                            "",
+		"plain, é, 世界\tand\nmore":     "plain, é, 世界\tand\nmore",
+		"\x1b]0;title\x07\x1b[31mred": `\x1b]0;title\a\x1b[31mred`,
+		"a\rb\x00\x7f\u009b1m":        `a\rb\x00\x7f\u009b1m`,
+		"cut \xe4\xb8":                `cut \xe4\xb8`,
+		"\u202etxt.exe":               `\u202etxt.exe`,
+	} {
+		if got := escape(text); got != want {
+			t.Errorf("%q is escaped as %q, want %q", text, got, want)
+		}
+	}
+	line, err := textFormat{}.Format(&logrus.Entry{Message: "ssh: \x1b[2J", Data: logrus.Fields{"host": "a\x1b"}})
+	if err != nil || strings.Contains(string(line), "\x1b") {
+		t.Errorf("%q, %v", line, err)
+	}
+}
+
 // A stdout that nobody reads any more stops the job; other failures to write do not.
 func TestStream(t *testing.T) {
 	for _, c := range []struct {

@@ -177,7 +177,7 @@ func (l *statusLines) show(s control.Status) error {
 		fmt.Fprintf(&b, "%s  %s\n", s.Time.Local().Format(timeText), headline(s))
 	}
 	l.last = s
-	_, err := io.WriteString(l.out, b.String())
+	_, err := io.WriteString(l.out, escape(b.String()))
 	return err
 }
 
@@ -252,7 +252,7 @@ func (d *jobDir) picture(s control.Status) string {
 	for _, e := range s.Events {
 		fmt.Fprintln(&b, eventLine(e))
 	}
-	return b.String()
+	return escape(b.String())
 }
 
 func slotTable(out io.Writer, s control.Status) {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -261,7 +262,26 @@ func TestCheck(t *testing.T) {
 			t.Errorf("no line %q", line)
 		}
 	}
+	// What lies in the cache under the program's name is not run unless it is the program.
+	programs := cached(t, s)
+	if len(programs) != 1 {
+		t.Fatalf("in the cache: %q", programs)
+	}
+	genuine, err := os.ReadFile(programs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := append([]byte("#!/bin/sh\ntouch "+s.Dir+"/forged\nexit\n"), genuine...)[:len(genuine)]
+	if err := errors.Join(os.Remove(programs[0]), os.WriteFile(programs[0], forged, 0o700)); err != nil {
+		t.Fatal(err)
+	}
 	out, status = check("far-a:4,no-key:1,stranger:1")
+	if now, err := os.ReadFile(programs[0]); err != nil || !bytes.Equal(now, genuine) {
+		t.Errorf("the forged program stays in the cache: %v", err)
+	}
+	if _, err := os.Stat(s.Dir + "/forged"); err == nil {
+		t.Error("the forged program has run")
+	}
 	if status != 1 {
 		t.Errorf("exit status %d", status)
 	}
