@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -73,6 +74,7 @@ func TestVisit(t *testing.T) {
 // TestVisitRefused: strangers are refused, and so is a visit to an endpoint that takes none, or has
 // enough of them.
 func TestVisitRefused(t *testing.T) {
+	t.Parallel() // a stranger is not answered, and tries for seconds
 	host, shy := visitable(t, false, 0, echo), visitable(t, false, 1, nil)
 	authority, err := identity.NewAuthority("another")
 	if err != nil {
@@ -116,37 +118,44 @@ func TestVisitRefused(t *testing.T) {
 // was in, opens nothing of a later generation: no rank's connection, and no visit.
 func TestOldKeys(t *testing.T) {
 	for _, encrypt := range []bool{false, true} {
-		host, removed := visitable(t, encrypt, 0, echo), visitable(t, encrypt, 1, nil)
-		enter(t, host, 9, identity.NewDataKey())
-		old := credentials(t, 1)
-		for _, test := range []struct {
-			what string
-			key  identity.DataKey
-			identity.Hello
-		}{
-			{"a rank", dataKey, identity.Hello{Generation: 9, From: 1}},
-			{"a rank of its own generation", dataKey, identity.Hello{Generation: 1, From: 1}},
-			{"a rank, with the key of visits", dataKey.ForVisits(), identity.Hello{Generation: 9, From: 1}},
-			{"a rank, without a key", identity.DataKey{}, identity.Hello{Generation: 9, From: 1}},
-		} {
-			conn, err := net.Dial("tcp", host.Addrs()[0])
-			if err != nil {
-				t.Fatal(err)
-			}
-			var way net.Conn = conn
-			if encrypt {
-				way = tls.Client(conn, old.ClientTLS(identity.Subject{Role: identity.Worker}))
-			}
-			if err := old.ProveDial(way, test.key, test.Hello); err == nil {
-				t.Errorf("encrypted %v: %s is let in", encrypt, test.what)
-			}
-			conn.Close()
+		t.Run(fmt.Sprint("encrypted ", encrypt), func(t *testing.T) {
+			t.Parallel() // who has no key is not answered, and tries for seconds
+			tryOldKeys(t, encrypt)
+		})
+	}
+}
+
+func tryOldKeys(t *testing.T, encrypt bool) {
+	host, removed := visitable(t, encrypt, 0, echo), visitable(t, encrypt, 1, nil)
+	enter(t, host, 9, identity.NewDataKey())
+	old := credentials(t, 1)
+	for _, test := range []struct {
+		what string
+		key  identity.DataKey
+		identity.Hello
+	}{
+		{"a rank", dataKey, identity.Hello{Generation: 9, From: 1}},
+		{"a rank of its own generation", dataKey, identity.Hello{Generation: 1, From: 1}},
+		{"a rank, with the key of visits", dataKey.ForVisits(), identity.Hello{Generation: 9, From: 1}},
+		{"a rank, without a key", identity.DataKey{}, identity.Hello{Generation: 9, From: 1}},
+	} {
+		conn, err := net.Dial("tcp", host.Addrs()[0])
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, generation := range []uint64{1, 9} {
-			if conn, err := removed.Visit(t.Context(), generation, dataKey.ForVisits(), host.Addrs()); err == nil {
-				conn.Close()
-				t.Errorf("encrypted %v: a visit in generation %d is let in", encrypt, generation)
-			}
+		var way net.Conn = conn
+		if encrypt {
+			way = tls.Client(conn, old.ClientTLS(identity.Subject{Role: identity.Worker}))
+		}
+		if err := old.ProveDial(way, test.key, test.Hello); err == nil {
+			t.Errorf("%s is let in", test.what)
+		}
+		conn.Close()
+	}
+	for _, generation := range []uint64{1, 9} {
+		if conn, err := removed.Visit(t.Context(), generation, dataKey.ForVisits(), host.Addrs()); err == nil {
+			conn.Close()
+			t.Errorf("a visit in generation %d is let in", generation)
 		}
 	}
 }
