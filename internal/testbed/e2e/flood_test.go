@@ -115,7 +115,9 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 			now := usageOf(pid)
 			t.Logf("%.60s: %d descriptors, %d kB; after %d connections to %v: %d, %d kB",
 				follow.CommandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
-			if now.descriptors > descriptors/2 {
+			// An agent has two listeners, each of which may hold a quarter; those of the flood
+			// before may not be closed yet.
+			if now.descriptors > descriptors*3/4 {
 				t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
 			}
 			for _, c := range conns {
