@@ -20,6 +20,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
@@ -119,7 +120,7 @@ func (m *Membership) file(name string) string { return filepath.Join(m.cfg.Dir, 
 
 // load reads the folder.
 func (m *Membership) load(now time.Time) error {
-	text, err := cluster.ReadSecret(m.file(credentialsFile), maxFile)
+	text, err := safefile.SecretText(m.file(credentialsFile), maxFile)
 	if err != nil {
 		return fmt.Errorf("enroll: the agent's certificate: %w", err)
 	}
@@ -134,7 +135,7 @@ func (m *Membership) load(now time.Time) error {
 	case !now.Before(until):
 		return fmt.Errorf("enroll: the certificate in %s ended at %s", m.file(credentialsFile), until.Format(time.RFC3339))
 	}
-	text, err = cluster.ReadSecret(m.file(ringFile), maxFile)
+	text, err = safefile.SecretText(m.file(ringFile), maxFile)
 	if err != nil {
 		return fmt.Errorf("enroll: the keys of the gossip: %w", err)
 	}
@@ -206,7 +207,7 @@ func (m *Membership) take(reply *wire.EnrollReply) error {
 		next := ring{Version: reply.GetRing(), Keys: reply.GetKeys()}
 		text, err := json.Marshal(next)
 		if err == nil {
-			err = cluster.WriteSecret(m.file(ringFile), text)
+			err = safefile.ReplaceSynced(m.file(ringFile), text, safefile.Private)
 		}
 		if err != nil {
 			return fmt.Errorf("enroll: keeping the keys of the gossip: %w", err)
@@ -218,7 +219,7 @@ func (m *Membership) take(reply *wire.EnrollReply) error {
 	}
 	text, err := m.creds.PEM()
 	if err == nil {
-		err = cluster.WriteSecret(m.file(credentialsFile), text)
+		err = safefile.ReplaceSynced(m.file(credentialsFile), text, safefile.Private)
 	}
 	if err != nil {
 		return fmt.Errorf("enroll: keeping the agent's certificate: %w", err)

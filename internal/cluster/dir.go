@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // The files of a Dir.
@@ -67,7 +67,7 @@ func Init(path string, token Grant, now time.Time) (*Dir, error) {
 		return nil, err
 	}
 	d := &Dir{path: path, authority: authority}
-	if err := WriteSecret(d.file(authorityFile), text); err != nil {
+	if err := safefile.ReplaceSynced(d.file(authorityFile), text, safefile.Private); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
 	if err := d.write(newState(now)); err != nil {
@@ -83,7 +83,7 @@ func Init(path string, token Grant, now time.Time) (*Dir, error) {
 // Open opens the folder of a cluster.
 func Open(path string) (*Dir, error) {
 	d := &Dir{path: path}
-	text, err := ReadSecret(d.file(authorityFile), maxAuthorityFile)
+	text, err := safefile.SecretText(d.file(authorityFile), maxAuthorityFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("cluster: %s has no %s: `hvdrun cluster init %[1]s` makes a cluster", path, authorityFile)
 	}
@@ -122,7 +122,7 @@ func (d *Dir) View() (*State, error) {
 }
 
 func (d *Dir) read() (*State, error) {
-	text, err := ReadSecret(d.file(stateFile), maxStateFile)
+	text, err := safefile.SecretText(d.file(stateFile), maxStateFile)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
@@ -136,7 +136,7 @@ func (d *Dir) read() (*State, error) {
 // Update has change change the state, which other processes do not meanwhile. Where it returns an
 // error nothing is changed.
 func (d *Dir) Update(change func(*State) error) error {
-	lock, err := os.OpenFile(d.file(lockFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	lock, err := safefile.Update(d.file(lockFile), safefile.Private, true)
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
 	}
@@ -157,7 +157,7 @@ func (d *Dir) Update(change func(*State) error) error {
 func (d *Dir) write(s *State) error {
 	text, err := json.MarshalIndent(s, "", "\t")
 	if err == nil {
-		err = WriteSecret(d.file(stateFile), append(text, '\n'))
+		err = safefile.ReplaceSynced(d.file(stateFile), append(text, '\n'), safefile.Private)
 	}
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
@@ -169,47 +169,4 @@ func (d *Dir) write(s *State) error {
 func (d *Dir) NewToken(g Grant, now time.Time) (Token, error) {
 	t := newToken(d.authority.Fingerprint())
 	return t, d.Update(func(s *State) error { return s.addToken(t.Key().Public().(ed25519.PublicKey), g, now) })
-}
-
-// ReadSecret reads a file that users other than its owner cannot use.
-func ReadSecret(file string, most int64) ([]byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe that nobody writes does not block
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case !fi.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a file", file)
-	case fi.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("others may use %s (mode %#o): chmod 600 it", file, fi.Mode().Perm())
-	case fi.Size() > most:
-		return nil, fmt.Errorf("%s has %d bytes; at most %d", file, fi.Size(), most)
-	}
-	return io.ReadAll(io.LimitReader(f, most))
-}
-
-// WriteSecret replaces a file in one step by one of mode 0600. The text is on the disk when it
-// returns.
-func WriteSecret(file string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(file), ".new-") // of mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // it may be gone
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(file))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

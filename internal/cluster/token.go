@@ -8,11 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"strings"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -73,7 +73,7 @@ func ParseToken(text string) (Token, error) {
 
 // ReadToken reads a token from a file that users other than its owner cannot use.
 func ReadToken(file string) (Token, error) {
-	text, err := ReadSecret(file, maxTokenFile)
+	text, err := safefile.SecretText(file, maxTokenFile)
 	if err != nil {
 		return Token{}, fmt.Errorf("cluster: the token: %w", err)
 	}
@@ -168,7 +168,7 @@ func checkHost(host string) error {
 
 // WriteFile writes the token to a new file of mode 0600.
 func (t Token) WriteFile(file string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := safefile.Create(file, safefile.Private)
 	if err != nil {
 		return fmt.Errorf("cluster: the token: %w", err)
 	}

@@ -16,6 +16,7 @@ package safefile
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -103,15 +104,51 @@ func ReadSecret(path string) (*os.File, error) {
 	return request{streams: true, secret: true}.open(path)
 }
 
+// SecretText returns a secret of at most so many bytes. It is ReadSecret for regular files alone.
+func SecretText(path string, most int64) ([]byte, error) {
+	f, err := request{secret: true}.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case fi.Size() > most:
+		return nil, fmt.Errorf("%s has %d bytes; at most %d", path, fi.Size(), most)
+	}
+	return io.ReadAll(io.LimitReader(f, most))
+}
+
 // Replace writes a file that appears under its name complete or not at all. What had the name
 // before is not written to: a link is replaced, and whoever has the old file open does not see the
 // new one.
 func Replace(path string, text []byte, mode fs.FileMode) error {
+	return replace(path, text, mode, func(*os.File) error { return nil })
+}
+
+// ReplaceSynced is Replace for what must be on the disk when it returns.
+func ReplaceSynced(path string, text []byte, mode fs.FileMode) error {
+	if err := replace(path, text, mode, (*os.File).Sync); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func replace(path string, text []byte, mode fs.FileMode, written func(*os.File) error) error {
 	f, err := createTemp(path, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(text)
+	if err == nil {
+		err = written(f)
+	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
