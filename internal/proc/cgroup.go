@@ -73,7 +73,7 @@ func cgroupDir(own, mounts string) string {
 	}
 	for line := range strings.Lines(mounts) {
 		before, after, _ := strings.Cut(line, " - ")
-		fields := strings.Fields(before)
+		fields := strings.Split(before, " ") // not Fields: of white space only some is escaped
 		if !strings.HasPrefix(after, "cgroup2 ") || len(fields) < 5 {
 			continue
 		}

@@ -28,12 +28,16 @@ func stat(pid int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// "pid (name) state parent …", and the name may hold anything.
-	fields := append(make([]string, statState), strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))...)
+	fields := parseStat(text)
 	if len(fields) <= statExitCode {
 		return nil, fmt.Errorf("proc: /proc/%d/stat has %d fields; %d were expected", pid, len(fields)-1, statExitCode)
 	}
 	return fields, nil
+}
+
+// parseStat parses "pid (name) state parent …", where the name may hold anything.
+func parseStat(text []byte) []string {
+	return append(make([]string, statState), strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))...)
 }
 
 // Born returns when a process began, in ticks after boot, and its state as proc_pid_stat(5) has it.

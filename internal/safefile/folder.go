@@ -62,6 +62,19 @@ func isDir(path string) error {
 	return nil
 }
 
+// MakePrivateDir is MakeDir for a folder of this user alone, which is checked as by PrivateDir. An
+// empty one of this user is closed to others: systems that make folders for services leave some of
+// them open.
+func MakePrivateDir(path string) error {
+	if err := MakeDir(path, Private); err != nil {
+		return err
+	}
+	if there, err := os.ReadDir(path); err == nil && len(there) == 0 {
+		_ = os.Chmod(path, 0o700) // where it fails, the folder is not this user's, or as open as before
+	}
+	return PrivateDir(path)
+}
+
 // PrivateDir returns an error if the path is no folder of this user, or if others may list or enter
 // it. A link to one will do: only this user or root can have made what it leads to.
 func PrivateDir(path string) error {

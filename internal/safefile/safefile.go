@@ -69,6 +69,22 @@ func Append(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true}.open(path)
 }
 
+// Rewrite is Append for a file that has nothing in it yet: what a regular file holds is removed.
+func Rewrite(path string, mode fs.FileMode) (*os.File, error) {
+	f, err := Append(path, os.O_WRONLY, mode)
+	if err != nil {
+		return nil, err
+	}
+	fi, err := f.Stat()
+	if err == nil && fi.Mode().IsRegular() {
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // AppendPlain is Append for a name that a person has not chosen: no link will do.
 func AppendPlain(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true, plain: true}.open(path)
@@ -98,27 +114,41 @@ func Read(path string) (*os.File, error) { return request{anyones: true}.open(pa
 // root, and no other may write to them.
 func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
 
-// ReadSecret is ReadOwn for secrets, which no other may read either. The path may name a pipe, as
-// shells pass on secrets: <(…).
-func ReadSecret(path string) (*os.File, error) {
-	return request{streams: true, secret: true}.open(path)
-}
-
-// SecretText returns a secret of at most so many bytes. It is ReadSecret for regular files alone.
+// SecretText returns a secret of at most so many bytes. It is ReadOwn for what no other may read
+// either. The path may name a pipe, as shells pass on secrets: <(…); then it blocks until the pipe
+// has a writer, and the writer has closed it.
 func SecretText(path string, most int64) ([]byte, error) {
-	f, err := request{secret: true}.open(path)
+	f, err := openSecret(path)
 	if err != nil {
 		return nil, err
 	}
+	return readAll(f, most)
+}
+
+func openSecret(path string) (*os.File, error) {
+	return request{streams: true, secret: true}.open(path)
+}
+
+// OwnText returns what is in a file of at most so many bytes. It is ReadOwn otherwise.
+func OwnText(path string, most int64) ([]byte, error) {
+	f, err := ReadOwn(path)
+	if err != nil {
+		return nil, err
+	}
+	return readAll(f, most)
+}
+
+// readAll reads and closes a file.
+func readAll(f *os.File, most int64) ([]byte, error) {
 	defer f.Close()
-	fi, err := f.Stat()
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
 	switch {
 	case err != nil:
 		return nil, err
-	case fi.Size() > most:
-		return nil, fmt.Errorf("%s has %d bytes; at most %d", path, fi.Size(), most)
+	case int64(len(text)) > most:
+		return nil, fmt.Errorf("%s has more than %d bytes", f.Name(), most)
 	}
-	return io.ReadAll(io.LimitReader(f, most))
+	return text, nil
 }
 
 // Replace writes a file that appears under its name complete or not at all. What had the name

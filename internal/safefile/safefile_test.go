@@ -25,7 +25,8 @@ var calls = map[string]func(path string) (*os.File, error){
 	"old":          func(p string) (*os.File, error) { return Update(p, Private, false) },
 	"create":       func(p string) (*os.File, error) { return Create(p, Private) },
 	"own":          ReadOwn,
-	"secret":       ReadSecret,
+	"rewrite":      func(p string) (*os.File, error) { return Rewrite(p, Private) },
+	"secret":       openSecret,
 }
 
 func needsRoot(t *testing.T) {
@@ -230,7 +231,7 @@ func TestInherited(t *testing.T) {
 	if text, err := os.ReadFile(log); err != nil || string(text) != "line\n" || mode(t, log) != 0o644 {
 		t.Errorf("%q, mode %#o, %v", text, mode(t, log), err)
 	}
-	f, err := ReadSecret(fdPath(r.Fd()))
+	f, err := openSecret(fdPath(r.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +240,7 @@ func TestInherited(t *testing.T) {
 	if text, err := io.ReadAll(f); err != nil || string(text) != "line\n" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if _, err := ReadSecret(fdPath(file.Fd())); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+	if _, err := openSecret(fdPath(file.Fd())); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a secret that others may read: %v", err)
 	}
 }

@@ -1,0 +1,233 @@
+// Package audit has the record of who asked for what, and what came of it. Records stand among the
+// events of a job, in the log of an agent, and in the folder of a cluster.
+//
+// A record has no secret in it: of a command line it has the program alone, of an environment
+// nothing. Texts of others are cut short, and characters that are not printed are replaced.
+package audit
+
+import (
+	"encoding/json"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Name is the name of the event, and of the field of a log, that has a record.
+const Name = "audit"
+
+// Who is the one who asked. What is unknown is empty.
+type Who struct {
+	// Role, Run, Host, Incarnation, User, UID and Serial are those of a certificate. A holder of a
+	// token has the role token.
+	Role        string `json:"role,omitempty"`
+	Run         string `json:"run,omitempty"`
+	Host        string `json:"host,omitempty"`
+	Incarnation string `json:"incarnation,omitempty"`
+	// User is a name as the certificate states it, UID a decimal number: as the certificate states
+	// it, or, without a serial number, as the kernel tells it.
+	User string `json:"user,omitempty"`
+	UID  string `json:"uid,omitempty"`
+	// PID is the process at the other end of a unix socket, or this process.
+	PID int `json:"pid,omitempty"`
+	// Serial is the serial number of the certificate, hexadecimal.
+	Serial string `json:"serial,omitempty"`
+	// From is the address of the other end of a TCP connection.
+	From string `json:"from,omitempty"`
+}
+
+// Self returns this process, of the given role, which may be empty, in a run.
+func Self(role, run string) Who {
+	return Who{Role: role, Run: run, UID: strconv.Itoa(os.Getuid()), PID: os.Getpid()}
+}
+
+// Record is one line: who asked for what, where, and what came of it. What does not apply is empty.
+type Record struct {
+	Time time.Time `json:"time"`
+	Who  Who       `json:"who"`
+	// What is a word: stop, start, attach.
+	What string `json:"what"`
+	// How tells more of it: "now", "for 1m0s".
+	How string `json:"how,omitempty"`
+	// Run, Host and Slot are what it is about. Dir and Program are the folder and the first word of
+	// a command, As is the user as whom it runs, and PID its process.
+	Run     string `json:"run,omitempty"`
+	Host    string `json:"host,omitempty"`
+	Slot    *int   `json:"slot,omitempty"`
+	Dir     string `json:"dir,omitempty"`
+	Program string `json:"program,omitempty"`
+	As      string `json:"as,omitempty"`
+	PID     int    `json:"pid,omitempty"`
+	// Outcome is "done", or as Refused and Failed return it.
+	Outcome string `json:"outcome"`
+	// Dropped is how many refusals before this one have no record: there were too many.
+	Dropped int `json:"dropped,omitempty"`
+}
+
+// Done is the outcome of what was done.
+const Done = "done"
+
+const (
+	refused = "refused: "
+	failed  = "failed: "
+	// maxText bounds each text of a record, in bytes; longer ones end with cut.
+	maxText = 300
+	cut     = "…"
+)
+
+// Refused is the outcome of what nobody tried to do.
+func Refused(why error) string { return refused + why.Error() }
+
+// Failed is the outcome of what could not be done.
+func Failed(why error) string { return failed + why.Error() }
+
+// Of is Done, or Failed where there is an error.
+func Of(err error) string {
+	if err != nil {
+		return Failed(err)
+	}
+	return Done
+}
+
+// IsRefusal reports whether the outcome is one of Refused.
+func (r Record) IsRefusal() bool { return strings.HasPrefix(r.Outcome, refused) }
+
+// Clean returns the record with all texts short and printable.
+func (r Record) Clean() Record {
+	for _, text := range []*string{
+		&r.Who.Role, &r.Who.Run, &r.Who.Host, &r.Who.Incarnation, &r.Who.User, &r.Who.UID, &r.Who.Serial, &r.Who.From,
+		&r.What, &r.How, &r.Run, &r.Host, &r.Dir, &r.Program, &r.As, &r.Outcome,
+	} {
+		*text = clean(*text)
+	}
+	return r
+}
+
+func clean(text string) string {
+	if len(text) > maxText {
+		text = text[:maxText-len(cut)] + cut
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+// MarshalJSON encodes the record as one object, cleaned.
+func (r Record) MarshalJSON() ([]byte, error) {
+	type plain Record
+	r = r.Clean()
+	r.Time = r.Time.UTC()
+	return json.Marshal(plain(r))
+}
+
+// String returns the JSON of the record.
+func (r Record) String() string {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err.Error() // there is nothing in it that could not be encoded
+	}
+	return string(text)
+}
+
+const (
+	// mostRefusals bounds the records of refusals within refusalWindow: whoever reaches a listener
+	// could fill the disk with them.
+	mostRefusals  = 30
+	refusalWindow = time.Minute
+)
+
+// Recorder passes records on. Of refusals it passes on some in each minute, and counts the others.
+// Its methods may be called by several goroutines. A nil Recorder drops everything.
+type Recorder struct {
+	write func(Record)
+
+	mu      sync.Mutex
+	window  time.Time // when the count began
+	count   int
+	dropped int
+}
+
+// NewRecorder returns one that calls write, which may be called concurrently, with each record.
+func NewRecorder(write func(Record)) *Recorder { return &Recorder{write: write} }
+
+// Add passes a record on; a zero Time is now.
+func (c *Recorder) Add(r Record) {
+	if c == nil {
+		return
+	}
+	if r.Time.IsZero() {
+		r.Time = time.Now()
+	}
+	if r.IsRefusal() {
+		var pass bool
+		if r.Dropped, pass = c.admit(r.Time); !pass {
+			return
+		}
+	}
+	c.write(r)
+}
+
+// admit returns whether there is room for a refusal, and how many were dropped since the last.
+func (c *Recorder) admit(now time.Time) (dropped int, pass bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if since := now.Sub(c.window); since >= refusalWindow || since < 0 {
+		c.window, c.count = now, 0
+	}
+	if c.count >= mostRefusals {
+		c.dropped++
+		return 0, false
+	}
+	c.count++
+	dropped, c.dropped = c.dropped, 0
+	return dropped, true
+}
+
+// mostWaiting bounds the records that wait in a Trail.
+const mostWaiting = 16 << 10
+
+// Trail holds records until its one reader takes them. Its methods may be called by several
+// goroutines; adding never blocks.
+type Trail struct {
+	*Recorder
+	wake chan struct{} // of capacity 1
+
+	mu      sync.Mutex
+	records []Record
+}
+
+// NewTrail returns an empty trail.
+func NewTrail() *Trail {
+	t := &Trail{wake: make(chan struct{}, 1)}
+	t.Recorder = NewRecorder(t.keep)
+	return t
+}
+
+func (t *Trail) keep(r Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.records) < mostWaiting {
+		t.records = append(t.records, r)
+	}
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// News receives when there may be records to take.
+func (t *Trail) News() <-chan struct{} { return t.wake }
+
+// Take returns the records, in the order in which they were added.
+func (t *Trail) Take() (records []Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	records, t.records = t.records, nil
+	return records
+}

@@ -1,0 +1,290 @@
+// Command gen collects the licences of all that the programs of hvdrun are linked with from the
+// module cache, and writes the list that package licenses embeds, and NOTICE.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/google/licensecheck"
+)
+
+// The list, in the format of package licenses, which a module of its own cannot import.
+type (
+	list struct {
+		Modules []*mod   `json:"modules"`
+		Texts   []string `json:"texts"`
+	}
+	mod struct {
+		Path     string   `json:"path"`
+		Version  string   `json:"version,omitempty"`
+		License  string   `json:"license"`
+		Source   string   `json:"source"`
+		Programs []string `json:"programs"`
+		Files    []file   `json:"files"`
+	}
+	file struct {
+		Name string `json:"name"`
+		Text int    `json:"text"`
+	}
+)
+
+// shipped are the folders of programs, by the module that they are in.
+var shipped = map[string][]string{
+	".":                  {"./cmd/hvdrun", "./plugins/dns", "./plugins/file", "./plugins/http", "./plugins/slurm"},
+	"plugins/kubernetes": {"."},
+}
+
+// platforms are those that programs are built for; what is linked may depend on them.
+var platforms = [][]string{
+	{"GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=1"}, {"GOOS=linux", "GOARCH=arm64", "CGO_ENABLED=0"},
+}
+
+// licensing are the names of files that go with a licence.
+var licensing = regexp.MustCompile(`(?i)^(licen[cs]e|copying|copyright|notice|patents)([.-].*)?$`)
+
+func main() {
+	if len(os.Args) != 2 {
+		log.Fatal("usage: gen FOLDER, the root of the repository")
+	}
+	l, err := collect(os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	packed, err := l.pack()
+	if err == nil {
+		err = os.WriteFile(filepath.Join(os.Args[1], "internal", "licenses", "licenses.json.gz"), packed, 0o644)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(os.Args[1], "NOTICE"), []byte(l.notice()), 0o644)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// pack returns the list as package licenses reads it.
+func (l *list) pack() ([]byte, error) {
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(json.NewEncoder(z).Encode(l), z.Close()); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// linked is a package, as go list describes it.
+type linked struct {
+	Dir      string
+	Standard bool
+	Module   *struct {
+		Path, Version, Dir string
+		Main               bool
+		Replace            *struct{ Path string }
+	}
+}
+
+// collect returns what the programs of the repository at root are linked with.
+func collect(root string) (*list, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, err
+	}
+	c := collector{modules: map[string]*mod{}, texts: map[string]int{}}
+	for dir, programs := range shipped {
+		for _, program := range programs {
+			name := path.Base(path.Join(dir, program))
+			for _, platform := range platforms {
+				if err := c.program(filepath.Join(root, dir), program, name, platform); err != nil {
+					return nil, fmt.Errorf("%s: %w", program, err)
+				}
+			}
+		}
+	}
+	return c.finish()
+}
+
+type collector struct {
+	modules map[string]*mod
+	texts   map[string]int // of files, to be numbered
+}
+
+// program takes what a program is linked with.
+func (c *collector) program(dir, program, name string, platform []string) error {
+	cmd := exec.Command("go", "list", "-deps", "-json=Dir,Standard,Module", program)
+	cmd.Dir, cmd.Stderr = dir, os.Stderr
+	cmd.Env = append(append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off"), platform...)
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p linked
+		switch err := d.Decode(&p); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := c.take(p, name); err != nil {
+			return err
+		}
+	}
+}
+
+// take takes a package's module, and the licences from the package's folder up to the module's.
+func (c *collector) take(p linked, program string) error {
+	var m *mod
+	root := ""
+	switch {
+	case p.Standard:
+		m = c.module("std", "", "https://go.dev/dl/")
+		goroot, err := exec.Command("go", "env", "GOROOT").Output()
+		if err != nil {
+			return err
+		}
+		root = strings.TrimSpace(string(goroot))
+		p.Dir = root // what the library has from others has the licence of Go, or is in golang.org/x
+	case p.Module == nil || p.Module.Main || p.Module.Replace != nil:
+		return nil // of this repository
+	default:
+		m = c.module(p.Module.Path, p.Module.Version, "go mod download "+p.Module.Path+"@"+p.Module.Version)
+		root = p.Module.Dir
+	}
+	if !slices.Contains(m.Programs, program) {
+		m.Programs = append(m.Programs, program)
+	}
+	for dir := p.Dir; ; dir = filepath.Dir(dir) {
+		if err := c.folder(m, root, dir); err != nil {
+			return err
+		}
+		if dir == root || len(dir) <= len(root) {
+			return nil
+		}
+	}
+}
+
+// module returns the module of the version. Modules of two versions are two.
+func (c *collector) module(path, version, source string) *mod {
+	key := path + "@" + version
+	if c.modules[key] == nil {
+		c.modules[key] = &mod{Path: path, Version: version, Source: source}
+	}
+	return c.modules[key]
+}
+
+// folder takes the licences of a folder.
+func (c *collector) folder(m *mod, root, dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !licensing.MatchString(e.Name()) || strings.HasSuffix(e.Name(), ".go") {
+			continue
+		}
+		name, err := filepath.Rel(root, filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(m.Files, func(f file) bool { return f.Name == name }) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		if _, known := c.texts[string(text)]; !known {
+			c.texts[string(text)] = len(c.texts)
+		}
+		m.Files = append(m.Files, file{name, c.texts[string(text)]})
+	}
+	return nil
+}
+
+// finish orders the list, numbers the texts in the order of their first use, and names the
+// licences.
+func (c *collector) finish() (*list, error) {
+	was := make([]string, len(c.texts))
+	for text, i := range c.texts {
+		was[i] = text
+	}
+	l := &list{}
+	for _, m := range c.modules {
+		slices.Sort(m.Programs)
+		slices.SortFunc(m.Files, func(a, b file) int { return cmp.Compare(a.Name, b.Name) })
+		l.Modules = append(l.Modules, m)
+	}
+	slices.SortFunc(l.Modules, func(a, b *mod) int { return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Version, b.Version)) })
+	number := map[int]int{}
+	for _, m := range l.Modules {
+		var names []string
+		for i, f := range m.Files {
+			n, known := number[f.Text]
+			if !known {
+				n = len(l.Texts)
+				number[f.Text] = n
+				l.Texts = append(l.Texts, was[f.Text])
+			}
+			m.Files[i].Text = n
+			if strings.HasPrefix(path.Base(f.Name), "PATENTS") {
+				continue // a grant beside the licence, which has no name of SPDX
+			}
+			for _, match := range licensecheck.Scan([]byte(l.Texts[n])).Match {
+				if !slices.Contains(names, match.ID) && !match.IsURL {
+					names = append(names, match.ID)
+				}
+			}
+		}
+		if len(names) == 0 {
+			return nil, fmt.Errorf("module %s %s: no licence is known that its files %v would be", m.Path, m.Version, m.Files)
+		}
+		m.License = strings.Join(names, " AND ")
+	}
+	return l, nil
+}
+
+// isNotice tells whether a file is one that Apache-2.0 wants to be passed on.
+func isNotice(name string) bool { return strings.HasPrefix(strings.ToUpper(path.Base(name)), "NOTICE") }
+
+// notice returns the text of NOTICE: of hvdrun, and of what it is linked with.
+func (l *list) notice() string {
+	var b strings.Builder
+	b.WriteString(`hvdrun
+Copyright the authors of hvdrun
+
+This product is licensed under the Apache License, Version 2.0; see LICENSE.
+
+Its programs are linked with modules of others. Their licences, full texts included, and where their
+sources are had, those under the Mozilla Public License 2.0 included, are printed by
+
+    hvdrun version --licenses
+
+The following are the notices of modules that have one.
+`)
+	for _, m := range l.Modules {
+		for _, f := range m.Files {
+			if isNotice(f.Name) {
+				fmt.Fprintf(&b, "\n%s\n%s %s, %s:\n\n%s\n",
+					strings.Repeat("-", 80), m.Path, m.Version, f.Name, strings.TrimSpace(l.Texts[f.Text]))
+			}
+		}
+	}
+	return b.String()
+}
