@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -72,8 +70,8 @@ type ring struct {
 // answers within some seconds. Where the folder holds none, or one whose certificate has ended, it
 // enrolls with the token: it blocks until the registrar can be reached, and a refusal is an error.
 func Join(ctx context.Context, cfg Config) (*Membership, error) {
-	if err := privateFolder(cfg.Dir); err != nil {
-		return nil, err
+	if err := safefile.MakePrivateDir(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("enroll: the agent's folder: %w", err)
 	}
 	m := &Membership{cfg: cfg, pause: DefaultPause}
 	err := m.load(time.Now())
@@ -92,28 +90,6 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 		cfg.Log.Warnf("enroll: going on with the keys that are known: %v", err)
 	}
 	return m, nil
-}
-
-// privateFolder makes the folder, or checks that nobody else can use it. An empty one of this user
-// is closed to others: systems that make folders for services leave some of them open.
-func privateFolder(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("enroll: the agent's folder: %w", err)
-	}
-	if there, err := os.ReadDir(dir); err == nil && len(there) == 0 {
-		_ = os.Chmod(dir, 0o700) // fails where it is another user's, which is seen next
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return fmt.Errorf("enroll: the agent's folder %s: %w", dir, err)
-	}
-	switch {
-	case int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("enroll: the agent's folder %s belongs to user %d, and the agent is user %d", dir, st.Uid, os.Geteuid())
-	case st.Mode&0o077 != 0:
-		return fmt.Errorf("enroll: others may use the agent's folder %s (mode %#o): chmod 700 it", dir, st.Mode&0o777)
-	}
-	return nil
 }
 
 func (m *Membership) file(name string) string { return filepath.Join(m.cfg.Dir, name) }
@@ -135,17 +111,27 @@ func (m *Membership) load(now time.Time) error {
 	case !now.Before(until):
 		return fmt.Errorf("enroll: the certificate in %s ended at %s", m.file(credentialsFile), until.Format(time.RFC3339))
 	}
-	text, err = safefile.SecretText(m.file(ringFile), maxFile)
+	if err := m.loadRing(); err != nil {
+		return err
+	}
+	m.creds = creds
+	return nil
+}
+
+// loadRing reads the keys of the gossip.
+func (m *Membership) loadRing() error {
+	text, err := safefile.SecretText(m.file(ringFile), maxFile)
 	if err != nil {
 		return fmt.Errorf("enroll: the keys of the gossip: %w", err)
 	}
-	if err = json.Unmarshal(text, &m.ring); err == nil {
-		err = cluster.CheckKeys(m.ring.Keys)
+	var r ring
+	if err = json.Unmarshal(text, &r); err == nil {
+		err = cluster.CheckKeys(r.Keys)
 	}
 	if err != nil {
 		return fmt.Errorf("enroll: %s is damaged", m.file(ringFile))
 	}
-	m.creds = creds
+	m.ring = r
 	return nil
 }
 

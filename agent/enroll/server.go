@@ -15,7 +15,10 @@ import (
 	"crypto/ed25519"
 	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -24,6 +27,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -70,6 +74,10 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 		return err
 	}
 	r := &registrar{Server: s, creds: creds, recent: map[string]int{}}
+	r.audit = audit.NewRecorder(r.record)
+	ln.OnRefused(func(from net.Addr, why error) {
+		r.audit.Add(audit.Record{Who: audit.Who{From: from.String()}, What: "connect", Outcome: audit.Refused(why)})
+	})
 	side, cancel := context.WithCancel(ctx)
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
@@ -87,6 +95,7 @@ type registrar struct {
 	wire.UnimplementedRegistrarServer
 	Server
 	creds *identity.Credentials
+	audit *audit.Recorder
 
 	mu     sync.Mutex
 	window time.Time      // when the counts of recent began
@@ -103,27 +112,58 @@ func (r *registrar) knows(token ed25519.PublicKey) bool {
 	return state.KnowsToken(token)
 }
 
-// Enroll answers an agent, or one that wants to be.
+// Enroll answers an agent, or one that wants to be. What changes nothing leaves no record: agents
+// ask again and again whether the keys of the gossip have changed.
 func (r *registrar) Enroll(ctx context.Context, q *wire.EnrollRequest) (*wire.EnrollReply, error) {
-	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) { return r.creds.Applicant(cs) })
+	var serial string
+	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) {
+		a, err := r.creds.Applicant(cs)
+		if err == nil && a.Token == nil {
+			serial = cs.PeerCertificates[0].SerialNumber.Text(16)
+		}
+		return a, err
+	})
 	if err != nil {
 		return nil, err
 	}
 	_, far := wire.PeerAddrs(ctx)
+	entry := audit.Record{
+		Who:  audit.Who{Role: string(identity.Agent), Host: who.Agent.Host, Serial: serial, From: far.String()},
+		What: "renew", Host: q.GetHost(), Outcome: audit.Done,
+	}
+	if who.Token != nil {
+		key := sha256.Sum256(who.Token)
+		entry.What, entry.Who.Role, entry.How = "enroll", "token", "token "+hex.EncodeToString(key[:8])
+	}
 	log := r.Log.WithFields(logrus.Fields{"host": q.GetHost(), "from": far})
 	reply, err := r.answer(who, q, time.Now())
 	if err != nil {
 		log.Warnf("enroll: refused: %v", err)
+		entry.Outcome = audit.Refused(errors.New(status.Convert(err).Message()))
+		r.audit.Add(entry)
 		return nil, err
 	}
-	if len(reply.GetCertificate()) > 0 {
+	switch {
+	case len(reply.GetCertificate()) > 0:
 		by := "by its certificate"
 		if who.Token != nil {
 			by = "by a token"
 		}
 		log.Infof("enroll: signed a certificate, asked for %s", by)
+		r.audit.Add(entry)
+	case reply.GetRing() != q.GetRing():
+		entry.What = "keys"
+		r.audit.Add(entry)
 	}
 	return reply, nil
+}
+
+// record writes a record to the log and to the folder.
+func (r *registrar) record(entry audit.Record) {
+	r.Log.WithField(audit.Name, entry).Info("enroll: " + audit.Name)
+	if err := r.Dir.Record(entry); err != nil {
+		r.Log.Error(err)
+	}
 }
 
 // answer decides. Its errors are gRPC statuses.
@@ -147,7 +187,7 @@ func (r *registrar) answer(who identity.Applicant, q *wire.EnrollRequest, now ti
 		}
 		key = sha256.Sum256(der)
 	}
-	if err := r.record(who, q, key, now); err != nil {
+	if err := r.note(who, q, key, now); err != nil {
 		return nil, err
 	}
 	if len(q.GetRequest()) > 0 {
@@ -187,9 +227,9 @@ func (r *registrar) ration(who identity.Applicant, now time.Time) error {
 	return nil
 }
 
-// record checks whether the applicant may have what it asks for, and notes that it has, before it
+// note checks whether the applicant may have what it asks for, and notes that it has, before it
 // does. Nothing is written where nothing is new.
-func (r *registrar) record(who identity.Applicant, q *wire.EnrollRequest, key [sha256.Size]byte, now time.Time) error {
+func (r *registrar) note(who identity.Applicant, q *wire.EnrollRequest, key [sha256.Size]byte, now time.Time) error {
 	state, err := r.Dir.View()
 	if err != nil {
 		return r.unavailable(err)

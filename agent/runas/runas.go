@@ -17,8 +17,6 @@ package runas
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"os/user"
 	"path"
 	"path/filepath"
@@ -26,6 +24,7 @@ import (
 	"strings"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 )
 
@@ -63,19 +62,7 @@ type Rule struct {
 
 // Read reads a policy from a file that only root and the user of this process can change.
 func Read(file string) (*Policy, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !fi.Mode().IsRegular() || fi.Mode().Perm()&0o022 != 0 {
-		return nil, fmt.Errorf("%s is not a file, or others may change it (mode %#o): chmod 644 it", file, fi.Mode().Perm())
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxPolicy+1))
+	text, err := safefile.OwnText(file, maxPolicy)
 	if err != nil {
 		return nil, err
 	}

@@ -120,8 +120,17 @@ func TestFor(t *testing.T) {
 	if err := os.Chmod(file, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Read(file); err == nil || !strings.Contains(err.Error(), "others may change it") {
+	if _, err := Read(file); err == nil || !strings.Contains(err.Error(), "others may write to "+file) {
 		t.Errorf("a policy of everybody's: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give the policy to another user")
+	}
+	if err := errors.Join(os.Chmod(file, 0o644), os.Chown(file, 65534, 65534)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(file); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+		t.Errorf("a policy of another user: %v", err)
 	}
 }
 

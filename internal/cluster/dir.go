@@ -45,17 +45,10 @@ type Dir struct {
 // Init makes the folder of a new cluster, of mode 0700, with an authority, a key of the gossip, and
 // a token in TokenFile. The folder may exist if it is empty.
 func Init(path string, token Grant, now time.Time) (*Dir, error) {
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("cluster: %w", err)
+	if there, err := os.ReadDir(path); err == nil && len(there) > 0 {
+		return nil, fmt.Errorf("cluster: %s is not empty: it may have a cluster already", path)
 	}
-	there, err := os.ReadDir(path)
-	if err == nil && len(there) > 0 {
-		err = fmt.Errorf("%s is not empty: it may have a cluster already", path)
-	}
-	if err == nil {
-		err = os.Chmod(path, 0o700)
-	}
-	if err != nil {
+	if err := safefile.MakePrivateDir(path); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
 	authority, err := identity.NewClusterAuthority(now)

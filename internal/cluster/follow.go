@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -63,7 +64,7 @@ func (d *Dir) renew(creds *identity.Credentials, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return creds.Renew(next)
+	return errors.Join(creds.Renew(next), d.RecordDriver(next))
 }
 
 // useRing passes on keys of a version other than the one that is used, and returns which is then.

@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"math/big"
 	"time"
 
@@ -65,18 +64,16 @@ func GenerateClusterKey(path string) error {
 	return nil
 }
 
+// maxKeyFile bounds the file of a cluster's key, in bytes.
+const maxKeyFile = 16 << 10
+
 // ReadClusterKey reads a cluster's key from a file: 32 bytes, encoded as 64 hexadecimal digits or
 // in base64. A file of another user than this one and root is refused, and one that others can read
 // or write; a pipe is permitted, because shells pass secrets as <(…). Errors reveal nothing about
 // the key.
 func ReadClusterKey(path string) ([]byte, error) {
 	// Links are followed where they are this user's or root's: Kubernetes mounts secrets as links.
-	f, err := safefile.ReadSecret(path)
-	if err != nil {
-		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, 1024))
+	text, err := safefile.SecretText(path, maxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("identity: the cluster's key: %w", err)
 	}

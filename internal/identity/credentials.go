@@ -214,6 +214,9 @@ func newCredentials(ca *x509.Certificate, leafDER []byte, key *ecdsa.PrivateKey)
 // Subject returns the holder of the credentials.
 func (c *Credentials) Subject() Subject { return c.subject }
 
+// Serial returns the serial number of the certificate that is current, hexadecimal.
+func (c *Credentials) Serial() string { return c.own.Load().leaf.SerialNumber.Text(16) }
+
 // Format prints the subject for every verb, and no secrets.
 func (c Credentials) Format(f fmt.State, _ rune) {
 	if c.secrets == nil {

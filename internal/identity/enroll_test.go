@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 )
 
 func newCluster(t testing.TB) *Authority {
@@ -255,6 +256,64 @@ func FuzzParsePEM(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if c, err := ParsePEM(text); err == nil && c.Subject().validate() != nil {
 			t.Errorf("a subject that is none: %v", c.Subject())
+		}
+	})
+}
+
+// FuzzParseAuthority: what is read as an authority can issue, and is written as text that is read
+// as the same.
+func FuzzParseAuthority(f *testing.F) {
+	text, err := newCluster(f).PEM()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add(text[:len(text)/2])
+	f.Fuzz(func(t *testing.T, text []byte) {
+		a, err := ParseAuthority(text)
+		if err != nil {
+			if strings.ContainsFunc(err.Error(), unicode.IsControl) || len(err.Error()) > 500 {
+				t.Errorf("%q", err)
+			}
+			return
+		}
+		if _, err := a.IssueFor(Subject{Role: Agent, Host: "h"}, time.Now(), time.Hour); err != nil {
+			t.Error(err)
+		}
+		again, err := a.PEM()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := ParseAuthority(again); err != nil || !bytes.Equal(a.Certificate(), b.Certificate()) {
+			t.Errorf("another authority: %v", err)
+		}
+	})
+}
+
+// FuzzAssemble: a certificate that is assembled with a key is of it, and names a subject.
+func FuzzAssemble(f *testing.F) {
+	a := newCluster(f)
+	key, err := NewKey()
+	if err != nil {
+		f.Fatal(err)
+	}
+	request, err := NewRequest(key)
+	if err != nil {
+		f.Fatal(err)
+	}
+	der, err := a.SignRequest(request, Subject{Role: Agent, Host: "h"}, time.Now(), time.Hour)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(der, a.Certificate())
+	f.Add(a.Certificate(), a.Certificate())
+	f.Fuzz(func(t *testing.T, der, ca []byte) {
+		c, err := Assemble(key, der, ca)
+		if err != nil {
+			return
+		}
+		if c.Subject().validate() != nil || !c.own.Load().leaf.PublicKey.(*ecdsa.PublicKey).Equal(&key.PublicKey) {
+			t.Errorf("a certificate of %+v", c.Subject())
 		}
 	})
 }

@@ -19,6 +19,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
 )
 
 // Role is the role of a party of the job.
@@ -134,6 +136,18 @@ func SubjectOf(cs tls.ConnectionState) (Subject, error) {
 		return Subject{}, errors.New("identity: the certificate names no subject")
 	}
 	return parseURI(leaf.URIs[0])
+}
+
+// Who returns the peer of a connection as SubjectOf does, for a record of what it asks for.
+func Who(cs tls.ConnectionState) (audit.Who, error) {
+	s, err := SubjectOf(cs)
+	if err != nil {
+		return audit.Who{}, err
+	}
+	return audit.Who{
+		Role: string(s.Role), Run: s.RunID, Host: s.Host, Incarnation: s.Incarnation, User: s.User, UID: s.UID,
+		Serial: cs.PeerCertificates[0].SerialNumber.Text(16),
+	}, nil
 }
 
 // ServerTLS returns a new configuration for a server whose clients must present a certificate of

@@ -355,3 +355,34 @@ func TestNoResumption(t *testing.T) {
 		}
 	}
 }
+
+// FuzzSubject: a subject that is read is within its bounds, and is read again from what it is
+// written as.
+func FuzzSubject(f *testing.F) {
+	f.Add("hvdrun:///run/worker?host=a&incarnation=i&index=3")
+	f.Add("hvdrun:////agent?host=%1b%5b&index=0")
+	f.Add("hvdrun:///r%2fs/driver?index=0&index=1&user=ann&uid=07")
+	f.Fuzz(func(t *testing.T, text string) {
+		u, err := url.Parse(text)
+		if err != nil {
+			return
+		}
+		s, err := parseURI(u)
+		if err != nil {
+			if s != (Subject{}) {
+				t.Errorf("%q is refused, and read as %+v", text, s)
+			}
+			return
+		}
+		if s.validate() != nil {
+			t.Errorf("%q is read as %+v", text, s)
+		}
+		back, err := s.uri()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := parseURI(back); err != nil || again != s {
+			t.Errorf("%+v becomes %+v, %v", s, again, err)
+		}
+	})
+}

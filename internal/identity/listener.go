@@ -18,6 +18,7 @@ type Listener struct {
 
 	mu      sync.Mutex
 	closed  bool
+	refused func(from net.Addr, why error) // nil: nobody wants to know
 	sockets []net.Listener
 }
 
@@ -110,6 +111,28 @@ func (l *Listener) Addr() net.Addr {
 func (l *Listener) Proven(conn net.Conn) bool {
 	c, ok := conn.(*Conn)
 	return ok && c.Proven()
+}
+
+// OnRefused has refused be called, by several goroutines, with each connection that was closed
+// because its handshake failed.
+func (l *Listener) OnRefused(refused func(from net.Addr, why error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused = refused
+}
+
+// Refused tells that a connection, which Accept has returned, has not proven who it is. Those that
+// end with the listener are not told.
+func (l *Listener) Refused(conn net.Conn, why error) {
+	l.mu.Lock()
+	refused := l.refused
+	if l.closed {
+		refused = nil
+	}
+	l.mu.Unlock()
+	if refused != nil {
+		refused(conn.RemoteAddr(), why)
+	}
 }
 
 // Close stops listening, and closes the connections that have proven nothing. It may be called

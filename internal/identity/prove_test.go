@@ -411,3 +411,22 @@ func TestDataKeys(t *testing.T) {
 		t.Error("the authority of a cluster has data keys")
 	}
 }
+
+// FuzzHello: a hello whose numbers are within their bounds is written as it was read, and no number
+// of another is negative unnoticed.
+func FuzzHello(f *testing.F) {
+	f.Add(hello.append(nil))
+	f.Add(bytes.Repeat([]byte{0xff}, len(hello.append(nil))))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) != len(hello.append(nil)) {
+			return // a proof has a fixed length
+		}
+		h, ok := parseHello(b)
+		if ok != (min(h.From, h.To, h.Channel) >= 0) {
+			t.Errorf("%+v: %v", h, ok)
+		}
+		if ok && !bytes.Equal(h.append(nil), b) {
+			t.Errorf("%x is read as %+v", b, h)
+		}
+	})
+}

@@ -1,0 +1,42 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// AuditFile is the file of a Dir that has a line of JSON for each thing that was done with the
+// keys of the cluster, or refused.
+const AuditFile = "audit.jsonl"
+
+// RecordDriver records that this process has issued itself a driver's certificate.
+func (d *Dir) RecordDriver(creds *identity.Credentials) error {
+	who := creds.Subject()
+	return d.Record(audit.Record{
+		What: "issue", How: "a driver's certificate, serial number " + creds.Serial(), Run: who.RunID, As: who.User, Outcome: audit.Done,
+	})
+}
+
+// Record appends a record to AuditFile. Without a Who it is of this process.
+func (d *Dir) Record(r audit.Record) error {
+	if r.Time.IsZero() {
+		r.Time = time.Now()
+	}
+	if r.Who == (audit.Who{}) {
+		r.Who = audit.Self("", "")
+	}
+	f, err := safefile.AppendPlain(d.file(AuditFile), os.O_WRONLY, safefile.Private)
+	if err != nil {
+		return fmt.Errorf("cluster: %w", err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(r.String() + "\n"); err != nil { // at once: processes append side by side
+		return fmt.Errorf("cluster: %w", err)
+	}
+	return nil
+}
