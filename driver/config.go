@@ -7,6 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -66,6 +67,10 @@ type Config struct {
 	// status and gives commands with a control.Client. It must be in a directory that only that
 	// user may enter. Empty: no socket.
 	Control string
+	// Audit has the records of what this process has done and been asked for the job. The driver
+	// adds its own, and writes all of them among the events until the job has ended. Nil: a new
+	// one.
+	Audit *audit.Trail
 	// Stop is called on a stop command. It must end the context of Run, and if now is set the
 	// workers must be killed. It must not block. Nil: stop commands are refused.
 	Stop func(now bool)
@@ -92,6 +97,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Events == nil {
 		c.Events = func(Event) {}
+	}
+	if c.Audit == nil {
+		c.Audit = audit.NewTrail()
 	}
 	var err error
 	if c.Size, err = c.Size.WithDefaults(); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -26,7 +27,7 @@ func (l *loop) serveControl(ctx context.Context) func() {
 		return func() {}
 	}
 	l.wg.Go(func() {
-		if err := control.Serve(ctx, ln, (*controlled)(l)); err != nil && ctx.Err() == nil {
+		if err := control.Serve(ctx, ln, (*controlled)(l), l.cfg.Audit.Add); err != nil && ctx.Err() == nil {
 			l.cfg.Log.WithError(err).Warn("the job no longer takes commands")
 		}
 	})
@@ -66,7 +67,7 @@ func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 // Command posts the command as an event. It returns once the event is in the journal.
 func (l *controlled) Command(ctx context.Context, c control.Command) (string, error) {
 	if c.Verb == control.Stop {
-		return l.stopJob(c.Now)
+		return l.stopJob(c)
 	}
 	answer := make(chan decide.Answer, 1)
 	select {
@@ -89,12 +90,16 @@ func (l *controlled) Command(ctx context.Context, c control.Command) (string, er
 	}
 }
 
-func (l *controlled) stopJob(now bool) (string, error) {
+// stopJob records the command before it has an effect: the loop may end at once.
+func (l *controlled) stopJob(c control.Command) (string, error) {
 	if l.cfg.Stop == nil {
-		return "", &control.RefusedError{Reason: "the program that runs the job does not stop it on command"}
+		err := &control.RefusedError{Reason: "the program that runs the job does not stop it on command"}
+		l.cfg.Audit.Add(c.Record(audit.Refused(err)))
+		return "", err
 	}
-	l.cfg.Stop(now)
-	if now {
+	l.cfg.Audit.Add(c.Record(audit.Done))
+	l.cfg.Stop(c.Now)
+	if c.Now {
 		return "the workers are killed", nil
 	}
 	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil

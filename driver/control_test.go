@@ -2,7 +2,9 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // TestControlledJob: a job that waits for slots reports its status, is scaled down, and is stopped,
@@ -25,6 +28,7 @@ func TestControlledJob(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
 	started := make(chan struct{}, 1)
+	var audited []string // before Run returns, its goroutine's
 	cfg := Config{
 		RunID: "controlled", Command: []string{"sleep", "600"}, Log: log,
 		Source:  discovery.Fixed{{Name: "localhost", Slots: 1}},
@@ -36,6 +40,9 @@ func TestControlledJob(t *testing.T) {
 			switch e.Name {
 			case HostsFound, WorkerStarted:
 				started <- struct{}{}
+			case job.Audit:
+				text, _ := json.Marshal(e)
+				audited = append(audited, string(text))
 			}
 		},
 	}
@@ -81,12 +88,35 @@ func TestControlledJob(t *testing.T) {
 	if err := syscall.Kill(s.Hosts[0].Slots[0].PID, 0); err == nil {
 		t.Error("the worker is left")
 	}
+	checkAudited(t, audited, s.Hosts[0].Slots[0].PID)
 	if s, err = InspectStatus(cfg.Journal); err != nil || s.State != control.Failed || s.Message != "enough" || s.Driver != 0 || s.MaxNP != 1 {
 		t.Errorf("from the journal: %+v, %v", s, err)
 	}
 	last := string(s.Events[len(s.Events)-1])
 	if !strings.Contains(last, `"event":"job_done"`) {
 		t.Errorf("the last event is %s", last)
+	}
+}
+
+// checkAudited compares the audit events of TestControlledJob, of which each says that this process
+// has asked.
+func checkAudited(t *testing.T, audited []string, pid int) {
+	t.Helper()
+	by := fmt.Sprintf(`"event":"audit","who":{"uid":"%d","pid":%d}`, os.Getuid(), os.Getpid())
+	want := []string{
+		by + `,"what":"drain","host":"elsewhere","outcome":"refused: host elsewhere is unknown; the hosts are localhost"}`,
+		by + `,"what":"scale","how":"at most 1","outcome":"done"}`,
+		fmt.Sprintf(`"event":"audit","who":{"role":"driver","run":"controlled","uid":"%d","pid":%d},`+
+			`"what":"start","host":"localhost","slot":0,"program":"sleep","pid":%d,"outcome":"done"}`, os.Getuid(), os.Getpid(), pid),
+		by + `,"what":"stop","outcome":"done"}`,
+	}
+	if len(audited) != len(want) {
+		t.Fatalf("audited: %q", audited)
+	}
+	for i := range want {
+		if !strings.HasSuffix(audited[i], want[i]) {
+			t.Errorf("%s\ndoes not end with\n%s", audited[i], want[i])
+		}
 	}
 }
 

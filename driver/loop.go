@@ -305,6 +305,7 @@ func (l *loop) run(ctx context.Context) error {
 		}
 		l.setTimer(timer)
 	}
+	l.noteAudit()
 	for {
 		var in posted
 		select {
@@ -315,6 +316,9 @@ func (l *loop) run(ctx context.Context) error {
 			continue
 		case ask := <-l.asks:
 			ask()
+			continue
+		case <-l.cfg.Audit.News():
+			l.noteAudit()
 			continue
 		case <-timer.C:
 			if len(l.events) > 0 {
@@ -337,6 +341,7 @@ func (l *loop) run(ctx context.Context) error {
 // that report: what is published of a world names processes that people signal. The wait has the
 // start timeout.
 func (l *loop) admit(in posted) *decide.FinishJob {
+	l.noteAudit() // what was recorded before the input comes before what it leads to
 	switch e := in.input.(type) {
 	case decide.WorkerJoined:
 		if p := l.procs[e.ID]; p != nil && !p.known {
@@ -415,6 +420,8 @@ func (l *loop) perform(a decide.Action) {
 			default: // already pending
 			}
 		}
+	case decide.WatchDone:
+		l.stalls.watchDone(l.clock.now(), a.Generation)
 	case decide.ForgetWorker:
 		l.push.Forget(a.ID)
 		l.stalls.forget(a.ID)
@@ -487,7 +494,7 @@ func (l *loop) publish(a decide.PublishWorld) {
 		}
 		members[r] = rendezvous.Member{Incarnation: w.ID(), DataAddrs: w.DataAddrs()}
 	}
-	l.stalls.enter(a.World.Generation, ids(a.Members))
+	l.stalls.enter(l.clock.now(), a.World.Generation, ids(a.Members))
 	l.meet.Publish(a.World, members, a.Root, a.Seq)
 }
 
@@ -574,7 +581,14 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 		},
 		PassedBefore: before.Bytes,
 		Ended:        ended,
-	}, func(pid int) { l.postNoted(decide.WorkerForked{ID: a.ID, PID: pid}) })
+	}, func(pid int) {
+		l.recordStart(a, pid, nil)
+		l.postNoted(decide.WorkerForked{ID: a.ID, PID: pid})
+	})
+	var start *launch.StartError
+	if errors.As(err, &start) {
+		l.recordStart(a, 0, start.Err)
+	}
 	if cerr := errors.Join(stdout.Close(), stderr.Close()); cerr != nil {
 		l.cfg.Log.Warnf("the output of %v is incomplete: %v", a.Slot.SlotID, cerr)
 	}

@@ -37,6 +37,7 @@ type stalls struct {
 	// late holds the workers awaited in the next world, with the time when they were reported or
 	// last made progress.
 	late map[string]time.Time
+	doneWatch
 }
 
 // beating is a worker with its last heartbeat.
@@ -47,6 +48,17 @@ type beating struct {
 
 	written   uint64    // largest beat.Written so far
 	writtenAt time.Time // when the machine was last informed of it
+
+	lanes     map[uint64]laneFrom // of the last heartbeat
+	enteredAt time.Time           // when its world was published
+	trial
+}
+
+// laneFrom is what the driver itself has seen of a lane: since when it can be at that operation,
+// and wait there.
+type laneFrom struct {
+	operation    uint64
+	at, waitFrom time.Time
 }
 
 // member is a member of the current world.
@@ -112,7 +124,9 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 	if w == nil {
 		return false
 	}
+	s.hearLanes(now, w, &b)
 	w.beat, w.at, w.looks = b, now, 0
+	s.hearTrained(now, w)
 	if b.Written <= w.written || now.Before(w.writtenAt.Add(s.grace/4)) {
 		return false
 	}
@@ -121,7 +135,7 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 }
 
 // enter sets the current world. members are its incarnations by rank.
-func (s *stalls) enter(generation uint64, members []string) {
+func (s *stalls) enter(now time.Time, generation uint64, members []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if generation == s.number {
@@ -134,6 +148,7 @@ func (s *stalls) enter(generation uint64, members []string) {
 		s.world[r] = &member{id: id}
 		if b := s.workers[id]; b != nil {
 			b.looks = 0 // its join is a sign of life
+			b.lanes, b.enteredAt = nil, now
 		}
 	}
 }
@@ -145,11 +160,11 @@ func (s *stalls) look(now time.Time) (changes []decide.Input) {
 	for _, w := range s.workers {
 		w.looks++
 	}
-	changes = s.moves(now)
+	changes = append(s.moves(now), s.refutals(now)...)
 	if s.warning == 0 && s.limit == 0 {
 		return changes
 	}
-	holds := s.holds()
+	holds := s.holds(now)
 	for r, member := range s.world {
 		switch h := holds[r]; {
 		case member.ended:
@@ -222,8 +237,9 @@ func (s *stalls) silent(w *beating) bool {
 	return w.looks > silentLooks*rendezvous.BeatSpacing(max(len(s.world), s.before))
 }
 
-// holds returns, by rank, the operation that each member holds up.
-func (s *stalls) holds() map[int]*holdUp {
+// holds returns, by rank, the operation that each member holds up, and for how long: not for longer
+// than it has been where it is. Who moves holds nobody up, whatever others say.
+func (s *stalls) holds(now time.Time) map[int]*holdUp {
 	waits := s.waits()
 	if len(waits) == 0 {
 		return nil
@@ -243,8 +259,12 @@ func (s *stalls) holds() map[int]*holdUp {
 			behind = silent // a silent rank may have been suspended within the operation
 		}
 		for _, r := range behind {
-			if found[r] == nil || found[r].long < wait.long {
-				found[r] = wait
+			h := *wait
+			if h.long = min(h.long, s.still(now, s.world[r], wait.lane)); h.long < s.patience() {
+				continue
+			}
+			if found[r] == nil || found[r].long < h.long {
+				found[r] = &h
 			}
 		}
 	}

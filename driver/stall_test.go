@@ -25,7 +25,7 @@ func newJobOfBeats(n int) *jobOfBeats {
 		members[r] = fmt.Sprint("w", r)
 		j.expect(members[r])
 	}
-	j.enter(4, members)
+	j.enter(j.now.Add(-time.Hour), 4, members)
 	return j
 }
 
@@ -137,7 +137,7 @@ func TestMoves(t *testing.T) {
 	if found := moved(connects, connects); len(found) > 0 {
 		t.Errorf("nothing has moved: %v", found)
 	}
-	j.enter(5, nil)
+	j.enter(j.now, 5, nil)
 	connects.Quiet = 0
 	if found := moved(connects, connects); len(found) > 0 {
 		t.Errorf("all have come: %v", found)
@@ -241,6 +241,10 @@ func TestStirs(t *testing.T) {
 	j.beats(out(18, 0), out(18, 0))
 	j.expectOnly(t, look, "stirred w1")
 	j.expectOnly(t, s)
+	for long := range 5 * s / s {
+		j.beats(out(18, (1+long)*s), in(19, long*s))
+		j.expectOnly(t, s)
+	}
 	j.beats(out(18, 6*s), in(19, 5*s))
 	j.expectOnly(t, look, "stalled w0")
 }
@@ -252,9 +256,9 @@ func TestWorldsForgetStalls(t *testing.T) {
 	j := newJobOfBeats(2)
 	j.beats(in(18, 5*s), out(17, 5*s))
 	j.expectOnly(t, look, "stalled w1")
-	j.enter(4, nil) // again, by a driver that has resumed
+	j.enter(j.now, 4, nil) // again, by a driver that has resumed
 	j.expectOnly(t, s)
-	j.enter(5, []string{"w0", "w2"})
+	j.enter(j.now, 5, []string{"w0", "w2"})
 	j.beats(in(18, 6*s), out(17, 6*s)) // of before
 	j.expectOnly(t, s)
 	j.forget("w1")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,7 +18,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
 // strangerSocket is set for a copy of this program that connects to that socket as another user.
@@ -61,7 +66,9 @@ func (f *fake) Command(_ context.Context, c control.Command) (string, error) {
 }
 
 // serve serves h at the path until the test ends.
-func serve(t *testing.T, path string, h control.Handler) {
+func serve(t *testing.T, path string, h control.Handler) { serveRecorded(t, path, h, nil) }
+
+func serveRecorded(t *testing.T, path string, h control.Handler, record func(audit.Record)) {
 	t.Helper()
 	ln, err := control.Listen(path)
 	if err != nil {
@@ -69,7 +76,7 @@ func serve(t *testing.T, path string, h control.Handler) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- control.Serve(ctx, ln, h) }()
+	go func() { ended <- control.Serve(ctx, ln, h, record) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -117,6 +124,7 @@ func TestCommands(t *testing.T) {
 		if err != nil || done != "so be it" {
 			t.Errorf("%v: %q, %v", want, done, err)
 		}
+		want.By = audit.Who{UID: strconv.Itoa(os.Getuid()), PID: os.Getpid()} // which the kernel tells
 		is, _ := json.Marshal(f.got[len(f.got)-1])
 		if should, _ := json.Marshal(want); string(is) != string(should) {
 			t.Errorf("%s arrives as %s", should, is)
@@ -192,7 +200,8 @@ func TestStrangers(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, control.SocketName)
-	serve(t, path, &fake{})
+	records := make(chan audit.Record, 16)
+	serveRecorded(t, path, &fake{}, func(r audit.Record) { records <- r })
 	program := filepath.Join(dir, "stranger")
 	self, err := os.Executable()
 	if err != nil {
@@ -215,9 +224,57 @@ func TestStrangers(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(out), `job "", `+control.ErrNoDriver.Error()) {
 		t.Errorf("a stranger: %v, %s", err, out)
 	}
+	if r := <-records; r.Who.UID != "65534" || r.Who.PID != cmd.Process.Pid || r.What != "connect" || !r.IsRefusal() {
+		t.Errorf("the record of the stranger is %v", r)
+	}
 	if conn, err := net.Dial("unix", path); err != nil { // the door is open for us
 		t.Error(err)
 	} else {
 		conn.Close()
+	}
+}
+
+// TestCallsAreRecorded: each method of the service leaves a record, or names its caller to the
+// handler, which does, or only reads.
+func TestCallsAreRecorded(t *testing.T) {
+	readOnly := map[protoreflect.Name]bool{"Status": true}
+	path := filepath.Join(t.TempDir(), control.SocketName)
+	f := &fake{}
+	records := make(chan audit.Record, 16)
+	serveRecorded(t, path, f, func(r audit.Record) { records <- r })
+	conn, err := wire.NewLocalClient(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	calls := map[protoreflect.Name]func(verb string) error{
+		"Command": func(verb string) error {
+			_, err := wire.NewControlClient(conn).Command(t.Context(), &wire.CommandRequest{Verb: verb, Host: "a"})
+			return err
+		},
+	}
+	methods := wire.File_control_proto.Services().ByName("Control").Methods()
+	for i := range methods.Len() {
+		name := methods.Get(i).Name()
+		call := calls[name]
+		switch {
+		case readOnly[name]:
+			continue
+		case call == nil:
+			t.Errorf("%s has no record, and is not on the list of those that only read", name)
+			continue
+		}
+		if err := call("dance"); err == nil {
+			t.Errorf("%s: nonsense is accepted", name)
+		}
+		if r := <-records; r.What != "dance" || !r.IsRefusal() || r.Who.PID != os.Getpid() {
+			t.Errorf("%s: the record is %v", name, r)
+		}
+		if err := call(string(control.Drain)); err != nil {
+			t.Error(err)
+		}
+		if c := f.got[len(f.got)-1]; c.By.PID != os.Getpid() || c.By.UID != strconv.Itoa(os.Getuid()) {
+			t.Errorf("%s: the handler is told that %+v calls", name, c.By)
+		}
 	}
 }

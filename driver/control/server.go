@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
@@ -19,16 +21,34 @@ import (
 func Listen(path string) (*net.UnixListener, error) { return wire.ListenLocal(path) }
 
 // Serve serves ln until ctx ends, and closes it. Only processes of this process's user and of root
-// are served.
-func Serve(ctx context.Context, ln *net.UnixListener, h Handler) error {
-	return wire.ServeLocal(ctx, identity.Control.Guard(ln), func(r grpc.ServiceRegistrar) {
-		wire.RegisterControlServer(r, &server{h: h})
+// are served. record, if not nil, is called concurrently with what does not reach the handler:
+// connections of other users, and commands that make no sense. The handler records the others, of
+// which Command.By says who gives them.
+func Serve(ctx context.Context, ln *net.UnixListener, h Handler, record func(audit.Record)) error {
+	if record == nil {
+		record = func(audit.Record) {}
+	}
+	guarded := identity.Control.Guard(ln)
+	guarded.OnRefused(func(_ net.Addr, why error) {
+		r := audit.Record{What: "connect", Outcome: audit.Refused(why)}
+		if other, ok := errors.AsType[*wire.UserError](why); ok {
+			r.Who = who(other.LocalPeer)
+		}
+		record(r)
+	})
+	return wire.ServeLocal(ctx, guarded, func(r grpc.ServiceRegistrar) {
+		wire.RegisterControlServer(r, &server{h: h, record: record})
 	}, func() {})
+}
+
+func who(peer wire.LocalPeer) audit.Who {
+	return audit.Who{UID: strconv.Itoa(peer.UID), PID: peer.PID}
 }
 
 type server struct {
 	wire.UnimplementedControlServer
-	h Handler
+	h      Handler
+	record func(audit.Record)
 }
 
 func (s *server) Status(ctx context.Context, _ *wire.StatusRequest) (*wire.StatusReply, error) {
@@ -42,9 +62,10 @@ func (s *server) Status(ctx context.Context, _ *wire.StatusRequest) (*wire.Statu
 func (s *server) Command(ctx context.Context, m *wire.CommandRequest) (*wire.CommandReply, error) {
 	c := Command{
 		Verb: Verb(m.GetVerb()), Host: m.GetHost(), Slot: number(m.Slot), For: time.Duration(m.GetForNanoseconds()),
-		MinNP: number(m.MinNp), MaxNP: number(m.MaxNp), Now: m.GetNow(),
+		MinNP: number(m.MinNp), MaxNP: number(m.MaxNp), Now: m.GetNow(), By: who(wire.LocalCaller(ctx)),
 	}
 	if err := c.Check(); err != nil {
+		s.record(c.Record(audit.Refused(err)))
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	done, err := s.h.Command(ctx, c)

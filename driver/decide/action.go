@@ -35,6 +35,9 @@ type (
 	GiveTime struct{ ID string }
 	// ForgetWorker drops a worker whose process could not be ended.
 	ForgetWorker struct{ ID string }
+	// WatchDone asks for a WorkerTrains for each member of the generation that still trains: one of
+	// them has reported done.
+	WatchDone struct{ Generation uint64 }
 	// FinishJob ends the job, with nil if it succeeded. It is the last action.
 	FinishJob struct{ Err error }
 )

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -17,6 +18,13 @@ func refuse(format string, args ...any) error {
 // command validates a command and records what it asks for; reconcile does the rest.
 func (m *Machine) command(now time.Time, c job.Command) {
 	done, err := m.carryOut(now, c)
+	if c.By != (audit.Who{}) {
+		outcome := audit.Done
+		if err != nil {
+			outcome = audit.Refused(err)
+		}
+		m.do(EmitEvent{job.AuditEvent(now, c.Record(outcome))})
+	}
 	m.do(Answer{done, err})
 }
 

@@ -91,7 +91,7 @@ func (m *Machine) notifyStopping() {
 // request to leave and joins in order to.
 func (m *Machine) release(w *Worker) {
 	why := w.dismissal()
-	if !m.doneFrom.IsZero() {
+	if m.agreed {
 		why = DismissFinished
 	}
 	m.do(DismissWorker{w.id, why})

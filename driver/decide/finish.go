@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
@@ -75,6 +76,9 @@ func (m *Machine) checkAlive(now time.Time) {
 			// again.
 			able = able || w.holds || w.phase == training
 		}
+	}
+	if m.progress && !able && m.base == 0 && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.unsynced(m.world.Generation) }) {
+		m.progress = false // whatever was reported: a member without the state has made no commit, and nor has the world
 	}
 	switch {
 	case m.progress && !able:

@@ -25,7 +25,10 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static start=30s …
 //	hosts a:2 b:2!             what discovery lists; one with ! is draining
 //	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
-//	                           with "late", for one newer than that before their last
+//	                           with "late", for one newer than that before their last,
+//	                           with "ahead" than one that is to come; with "trained" or
+//	                           "untrained", they say whether training has ended
+//	trains a:0                 its heartbeats say that it trains, after another has reported done
 //	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
 //	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
@@ -148,7 +151,7 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.step(WorkerWrites{w.id})
-	case "stalled", "stirred", "hung", "dying", "moved":
+	case "stalled", "stirred", "hung", "dying", "moved", "trains":
 		return s.stall(words[0], args)
 	case "discovery-failed":
 		if args[0] == "first" {
@@ -195,6 +198,8 @@ func (s *story) stall(kind string, args []string) error {
 		s.step(WorkerHung{w.id, generation, what})
 	case "dying":
 		s.step(WorkerDying{w.id, what})
+	case "trains":
+		s.step(WorkerTrains{w.id, generation})
 	case "moved":
 		ago, err := time.ParseDuration(what)
 		if err != nil {
@@ -242,6 +247,8 @@ func (s *story) config(args []string) error {
 			cfg.Timeouts.Elastic = d
 		case "exit":
 			cfg.Timeouts.Exit = d
+		case "finish":
+			cfg.Timeouts.Finish = d
 		default:
 			return fmt.Errorf("config has no %q", key)
 		}
@@ -262,8 +269,10 @@ func (s *story) config(args []string) error {
 
 func (s *story) join(args []string) error {
 	var commits uint64
-	late := false
+	var trained *bool
+	var shift uint64
 	var workers []string
+	var lost []int
 	for _, arg := range args {
 		if v, ok := strings.CutPrefix(arg, "commits="); ok {
 			n, err := strconv.ParseUint(v, 10, 64)
@@ -271,8 +280,18 @@ func (s *story) join(args []string) error {
 				return err
 			}
 			commits = n
-		} else if arg == "late" {
-			late = true
+		} else if v, ok := strings.CutPrefix(arg, "lost="); ok {
+			for _, rank := range strings.Split(v, ",") {
+				n, err := strconv.Atoi(rank)
+				if err != nil {
+					return err
+				}
+				lost = append(lost, n)
+			}
+		} else if by, ok := map[string]uint64{"late": ^uint64(0), "ahead": 1}[arg]; ok {
+			shift = by
+		} else if arg == "trained" || arg == "untrained" {
+			trained = new(arg == "trained")
 		} else {
 			workers = append(workers, arg)
 		}
@@ -282,13 +301,9 @@ func (s *story) join(args []string) error {
 		if err != nil {
 			return err
 		}
-		after := w.generation
-		if late {
-			after--
-		}
 		s.step(WorkerJoined{w.id, Join{
-			After: after, Commits: commits, HoldsState: commits > 0,
-			DataAddrs: []string{"data"}, NotifyAddr: "notify",
+			After: w.generation + shift, Trained: trained, Commits: commits, HoldsState: commits > 0,
+			DataAddrs: []string{"data"}, NotifyAddr: "notify", Lost: lost,
 		}})
 	}
 	return nil
@@ -483,6 +498,8 @@ func (s *story) describe(a Action) string {
 		return "give more time to " + a.ID
 	case ForgetWorker:
 		return "forget " + a.ID
+	case WatchDone:
+		return ""
 	case PublishWorld:
 		if a.World.Generation > s.latest && a.World.Size() < s.m.size.Min {
 			s.t.Errorf("a world of %d was published, the fewest are %d", a.World.Size(), s.m.size.Min)

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
@@ -79,12 +80,21 @@ func (m *Machine) moved(now time.Time, e WorkerMoved) {
 	}
 }
 
+// mostMoves limits the time that a member is given because it is seen moving to the next world, as
+// a multiple of the join timeout. The others wait meanwhile, and only the member says so.
+const mostMoves = 10
+
 // joinBy returns the deadline for a member's join to the next world.
 func (m *Machine) joinBy(w *Worker) time.Time {
-	if w.movedFrom.After(m.resetFrom) {
-		return w.movedFrom.Add(m.wait.Join)
+	from := m.resetFrom
+	if w.movedFrom.After(from) {
+		from = w.movedFrom
 	}
-	return m.resetFrom.Add(m.wait.Join)
+	by, last := from.Add(m.wait.Join), m.resetFrom.Add(mostMoves*m.wait.Join)
+	if by.After(last) {
+		return last
+	}
+	return by
 }
 
 // hung stops a worker for which the others have waited too long, and sends them the loss at once:
@@ -162,8 +172,19 @@ func (m *Machine) remindOfReset(now time.Time) {
 		m.remindOf(func(w *Worker) bool { return w.phase == training && !w.wanted }, "leave at a commit", "", 0)
 		return
 	}
+	// Members that have left have closed their connections, so the others know. If they pretend to
+	// be there, only the driver can tell.
+	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.hasLeft(m.world.Generation) }) {
+		m.given = true
+		m.tellLoss(nil)
+	}
 	left := m.resetFrom.Add(m.wait.Join).Sub(now)
 	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
+}
+
+// hasLeft reports whether the worker was in that generation and has left it by itself.
+func (w *Worker) hasLeft(generation uint64) bool {
+	return w.generation != 0 && w.generation == generation && (w.phase == waiting || w.phase == training && w.left)
 }
 
 // lingers reports whether the worker has reported done and has not exited.

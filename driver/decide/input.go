@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -87,6 +88,12 @@ type (
 	}
 	// WorkerDying: a worker is lost for the reason in What, although its process still exists.
 	WorkerDying struct{ ID, What string }
+	// WorkerTrains: after another member of the generation has reported done, heartbeats of this
+	// one show that it still trains.
+	WorkerTrains struct {
+		ID         string
+		Generation uint64
+	}
 	// WorldJammed: all members of a world wait in an operation, and none is missing.
 	WorldJammed struct {
 		Generation uint64
@@ -109,6 +116,8 @@ type (
 	Resumed struct{}
 	// Commanded is an operator's command. A stop is an Interrupted instead.
 	Commanded struct{ job.Command }
+	// Audited is the record of something that the driver has done, or refused.
+	Audited struct{ audit.Record }
 )
 
 // Join is a worker's request for a world.
@@ -125,6 +134,10 @@ type Join struct {
 	NotifyAddr string
 	// Cause is why the worker left its last generation, for logs.
 	Cause string
+	// Trained is whether its training function has returned in its last generation; nil: unknown.
+	Trained *bool `json:",omitempty"`
+	// Lost are the ranks of that generation with which it could not go on, as far as it knows.
+	Lost []int `json:",omitempty"`
 }
 
 // Report is a worker's report about itself.

@@ -34,6 +34,7 @@ func (m *Machine) answerAll() {
 			awaited = min(awaited, w.rank)
 		}
 	}
+	most := m.credibleAtEnd(come)
 	slices.SortStableFunc(come, func(a, b *Worker) int {
 		return cmp.Or(cmp.Compare(b.join.Commits, a.join.Commits), cmp.Compare(a.rank, b.rank))
 	})
@@ -41,12 +42,24 @@ func (m *Machine) answerAll() {
 		if w.generation != 0 && w.generation == m.world.Generation && w.rank > awaited {
 			continue
 		}
-		if w.holds && w.join.Commits > m.writes {
+		if w.holds && w.join.Commits <= most && w.join.Commits > m.writes {
 			m.writes, w.last = w.join.Commits, true
 		}
 		w.comes, w.answered = false, true
 		m.release(w)
 	}
+}
+
+// credibleAtEnd returns the highest number of commits that can be true of those that come, given
+// what those have said that have been answered already.
+func (m *Machine) credibleAtEnd(come []*Worker) uint64 {
+	said := slices.Clone(come)
+	for _, w := range m.published.Members {
+		if w.answered {
+			said = append(said, w)
+		}
+	}
+	return m.credible(said)
 }
 
 // mayJoin reports, while the job ends, whether a worker that was in a world may still join.
@@ -59,11 +72,21 @@ func (w *Worker) mayJoin() bool {
 func (w *Worker) inJoin() bool { return w.phase == waiting || w.phase == stopping && w.comes }
 
 // leavesLast reports whether answerAll answers joins.
-func (m *Machine) leavesLast() bool { return m.decided && m.doneFrom.IsZero() }
+func (m *Machine) leavesLast() bool { return m.decided && !m.agreed }
+
+// writesLast reports whether a last checkpoint can be the worker's duty: it was told to, or is rank
+// 0 of the world.
+func (m *Machine) writesLast(w *Worker) bool {
+	return w.last || w.rank == 0 && w.generation != 0 && w.generation == m.world.Generation
+}
 
 // writing records that a worker has left its world and writes a last checkpoint. If the job
 // continues, the others do not wait for it.
 func (m *Machine) writing(now time.Time, w *Worker, commits uint64) {
+	if !m.writesLast(w) {
+		m.log(Warn, "%s reports that it writes the last checkpoint, which is not its duty: the report is ignored", w)
+		return
+	}
 	w.writes = commits
 	if m.size.Elastic && w.phase == training && !w.done && m.doneFrom.IsZero() {
 		w.left, w.since = true, now
@@ -97,6 +120,9 @@ func (w *Worker) inWorld() bool { return w.phase == training && !w.left }
 
 // written records the result of a last checkpoint.
 func (m *Machine) written(w *Worker, commits uint64, well bool) {
+	if w.writes == 0 && !m.writesLast(w) {
+		return
+	}
 	w.writes = 0
 	switch {
 	case !well:

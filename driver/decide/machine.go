@@ -59,6 +59,7 @@ type history struct {
 	failures   map[plan.SlotID]int  // number of failed workers per slot of listed hosts
 	progress   bool                 // some worker has committed
 	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
+	partings   partings
 	resets     int
 	resetsAt   []time.Time // resets that count towards a limit that has a window
 	wrote      uint64      // newest commit written as a last checkpoint
@@ -69,6 +70,7 @@ type generation struct {
 	world     plan.World
 	published PublishWorld // the action that published the world
 	commits   uint64       // commit number of its members at its start, or at their first commit in it
+	base      uint64       // commit number of its root at its start
 	committed bool         // at least one worker has committed in it
 	backends  []string     // reported by its members
 	announced plan.Change  // last change that its members were notified of
@@ -81,7 +83,7 @@ type loss struct {
 	dead     []int     // ranks whose processes have died or were given up
 	told     int       // how many of them were sent to the members
 	deadFrom time.Time // last death not sent to the members yet, or a later join of a member
-	given    bool      // the world was given up because all ranks waited
+	given    bool      // the world was given up: all ranks waited, or some have left and others have not noticed
 	// unwritten is the last checkpoint that is missing, or nil.
 	unwritten *unwritten
 }
@@ -101,6 +103,7 @@ type transition struct {
 // ending is the end of the job.
 type ending struct {
 	doneFrom time.Time        // when the first worker reported done
+	agreed   bool             // enough members of its world have confirmed that
 	doneExit bool             // a worker that reported done has exited with 0
 	late     *job.WorkerError // the first failure after done
 

@@ -3,6 +3,8 @@ package decide
 import (
 	"encoding/json"
 	"fmt"
+
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // Recent is the list of the last events, each a job.Event or the JSON of one.
@@ -11,8 +13,12 @@ type Recent []json.Marshaler
 // keptEvents is the number of events in a status.
 const keptEvents = 20
 
-// Add appends an event and drops the oldest beyond keptEvents.
+// Add appends an event and drops the oldest beyond keptEvents. Records of who asked for what are in
+// the events file alone.
 func (r *Recent) Add(e json.Marshaler) {
+	if e, ok := e.(job.Event); ok && e.Name == job.Audit {
+		return
+	}
 	if len(*r) == keptEvents {
 		*r = append((*r)[:0], (*r)[1:]...)
 	}

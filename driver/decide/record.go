@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -36,22 +37,23 @@ type Record struct {
 	Kind string   `json:"event"`
 	IDs  []string `json:"ids,omitempty"`
 
-	Hosts      []plan.Host  `json:"hosts,omitempty"`
-	Error      string       `json:"error,omitempty"`
-	Age        int64        `json:"age,omitempty"` // nanoseconds
-	Worker     string       `json:"worker,omitempty"`
-	PID        int          `json:"pid,omitempty"`
-	Join       *Join        `json:"join,omitempty"`
-	Report     Report       `json:"report,omitempty"`
-	Generation uint64       `json:"generation,omitempty"`
-	Commits    uint64       `json:"commits,omitempty"`
-	Code       int          `json:"code,omitempty"`
-	Signal     int          `json:"signal,omitempty"` // that ended a worker or the job
-	Evicted    bool         `json:"evicted,omitempty"`
-	Unkillable bool         `json:"unkillable,omitempty"`
-	Command    *job.Command `json:"command,omitempty"`
-	What       string       `json:"what,omitempty"`
-	Snapshot   *saved       `json:"snapshot,omitempty"`
+	Hosts      []plan.Host   `json:"hosts,omitempty"`
+	Error      string        `json:"error,omitempty"`
+	Age        int64         `json:"age,omitempty"` // nanoseconds
+	Worker     string        `json:"worker,omitempty"`
+	PID        int           `json:"pid,omitempty"`
+	Join       *Join         `json:"join,omitempty"`
+	Report     Report        `json:"report,omitempty"`
+	Generation uint64        `json:"generation,omitempty"`
+	Commits    uint64        `json:"commits,omitempty"`
+	Code       int           `json:"code,omitempty"`
+	Signal     int           `json:"signal,omitempty"` // that ended a worker or the job
+	Evicted    bool          `json:"evicted,omitempty"`
+	Unkillable bool          `json:"unkillable,omitempty"`
+	Command    *job.Command  `json:"command,omitempty"`
+	What       string        `json:"what,omitempty"`
+	Audit      *audit.Record `json:"audit,omitempty"`
+	Snapshot   *saved        `json:"snapshot,omitempty"`
 }
 
 // saved is the job between two steps: the machine, and the driver's state that a journal restores.
@@ -77,11 +79,13 @@ const (
 	kindStirred     = "stall_ended"
 	kindHung        = "hung"
 	kindMoved       = "moved"
+	kindTrains      = "trains"
 	kindJammed      = "jammed"
 	kindStuck       = "stuck"
 	kindDying       = "dying"
 	kindDeadline    = "deadline"
 	kindCommanded   = "commanded"
+	kindAudited     = "audited"
 	kindResumed     = "resumed"
 	kindSnapshot    = "snapshot"
 )
@@ -127,6 +131,8 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 		r.Kind, r.Worker, r.Generation, r.What = kindHung, e.ID, e.Generation, e.What
 	case WorkerMoved:
 		r.Kind, r.Worker, r.Generation, r.Age = kindMoved, e.ID, e.Generation, int64(e.Ago)
+	case WorkerTrains:
+		r.Kind, r.Worker, r.Generation = kindTrains, e.ID, e.Generation
 	case WorldJammed:
 		r.Kind, r.Generation, r.What = kindJammed, e.Generation, e.What
 	case WorldStuck:
@@ -137,6 +143,8 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 		r.Kind = kindDeadline
 	case Commanded:
 		r.Kind, r.Command = kindCommanded, &e.Command
+	case Audited:
+		r.Kind, r.Audit = kindAudited, &e.Record
 	case Resumed:
 		r.Kind = kindResumed
 	default:
@@ -186,6 +194,8 @@ func (r *Record) input() (Input, error) {
 		return WorkerHung{r.Worker, r.Generation, r.What}, nil
 	case kindMoved:
 		return WorkerMoved{r.Worker, r.Generation, time.Duration(r.Age)}, nil
+	case kindTrains:
+		return WorkerTrains{r.Worker, r.Generation}, nil
 	case kindJammed:
 		return WorldJammed{r.Generation, r.What}, nil
 	case kindStuck:
@@ -199,6 +209,11 @@ func (r *Record) input() (Input, error) {
 			return nil, errors.New("a command record without a command")
 		}
 		return Commanded{*r.Command}, r.Command.Check()
+	case kindAudited:
+		if r.Audit == nil {
+			return nil, errors.New("an audit record without a record")
+		}
+		return Audited{*r.Audit}, nil
 	case kindResumed:
 		return Resumed{}, nil
 	}

@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -28,7 +29,7 @@ var all = []Input{
 	WorkerForked{"w1", 4711},
 	WorkerJoined{"w1", Join{
 		After: 3, Commits: 17, HoldsState: true, DataAddrs: []string{"10.0.0.1:7", "[::1]:7"}, NotifyAddr: "10.0.0.1:8",
-		Cause: "connection reset: \"é\"",
+		Cause: "connection reset: \"é\"", Lost: []int{1, 3},
 	}},
 	WorkerJoined{"w2", Join{}},
 	WorkerReported{"w1", ReportDone, 4, 0},
@@ -58,6 +59,13 @@ var all = []Input{
 	WorkerDying{"w1", "was killed by signal 6 (aborted) and dumps its core"},
 	WorkerMoved{"w1", 4, 700 * time.Millisecond},
 	BackendTold{"w1", 4, "ipc+hosts"},
+	Commanded{job.Command{Verb: job.Drain, Host: "a", By: audit.Who{UID: "1000", PID: 7}}},
+	Audited{audit.Record{
+		Time: time.Unix(1_700_000_000, 0).UTC(), Who: audit.Who{UID: "1000", PID: 7}, What: "start", Host: "a", Slot: new(1),
+		Dir: "/home/alice", Program: "./train", PID: 8, Outcome: audit.Done,
+	}},
+	WorkerTrains{"w1", 4},
+	WorkerJoined{"w2", Join{After: 3, Trained: new(false)}},
 }
 
 // TestRecordFormat: the records of each kind of input are those that an earlier build of this

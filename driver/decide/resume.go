@@ -45,6 +45,9 @@ func (m *Machine) resume(now time.Time) {
 			}
 		}
 	}
+	if m.claimed() {
+		m.do(WatchDone{m.world.Generation})
+	}
 	if m.given {
 		m.tellLoss(nil)
 	}

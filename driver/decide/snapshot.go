@@ -42,6 +42,8 @@ type savedHistory struct {
 	Failures []savedSlot `json:"failures,omitempty"`
 	Progress bool        `json:"progress,omitempty"`
 	Stucks   int         `json:"stucks,omitempty"`
+	Partings int         `json:"partings,omitempty"`
+	PartFrom time.Time   `json:"part_from,omitzero"`
 	Resets   int         `json:"resets,omitempty"`
 	ResetsAt []time.Time `json:"resets_at,omitempty"`
 	Wrote    uint64      `json:"wrote,omitempty"`
@@ -54,6 +56,7 @@ type savedGeneration struct {
 	Root      int           `json:"root,omitempty"`
 	RootSeq   uint64        `json:"root_seq,omitempty"` // notification number when the world was published
 	Commits   uint64        `json:"commits,omitempty"`
+	Base      uint64        `json:"base,omitempty"`
 	Committed bool          `json:"committed,omitempty"`
 	Backends  []string      `json:"backends,omitempty"`
 	Announced plan.Change   `json:"announced,omitempty"`
@@ -82,6 +85,7 @@ type savedTransition struct {
 
 type savedEnding struct {
 	DoneFrom time.Time   `json:"done_from,omitzero"`
+	Agreed   bool        `json:"agreed,omitempty"`
 	DoneExit bool        `json:"done_exit,omitempty"`
 	Late     *savedError `json:"late,omitempty"`
 	Decided  bool        `json:"decided,omitempty"`
@@ -104,6 +108,7 @@ type savedWorker struct {
 	Phase      phase     `json:"phase,omitempty"`
 	Holds      bool      `json:"holds,omitempty"`
 	Done       bool      `json:"done,omitempty"`
+	Trains     bool      `json:"trains,omitempty"`
 	Wanted     bool      `json:"wanted,omitempty"`
 	Removed    bool      `json:"removed,omitempty"`
 	Asked      bool      `json:"asked,omitempty"`
@@ -128,6 +133,7 @@ type savedLateness struct {
 	MovedFrom   time.Time `json:"moved_from,omitzero"`
 	DoneFrom    time.Time `json:"done_from,omitzero"`
 	Reminded    bool      `json:"reminded,omitempty"`
+	Parted      int       `json:"parted,omitempty"`
 }
 
 type savedStart struct {
@@ -188,10 +194,10 @@ func (m *Machine) save() snapshot {
 		},
 		savedHistory: savedHistory{
 			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.startsFrom, Progress: m.progress,
-			Stucks: m.stucks, Resets: m.resets, ResetsAt: m.resetsAt, Wrote: m.wrote,
+			Stucks: m.stucks, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsAt: m.resetsAt, Wrote: m.wrote,
 		},
 		savedGeneration: savedGeneration{
-			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits,
+			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits, Base: m.base,
 			Committed: m.committed, Backends: m.backends, Announced: m.announced,
 			savedLoss: savedLoss{Dead: m.dead, Told: m.told, DeadFrom: m.deadFrom, Given: m.given},
 			savedTransition: savedTransition{
@@ -200,7 +206,7 @@ func (m *Machine) save() snapshot {
 			},
 		},
 		savedEnding: savedEnding{
-			DoneFrom: m.doneFrom, DoneExit: m.doneExit, Late: saveFailed(m.late), Decided: m.decided,
+			DoneFrom: m.doneFrom, Agreed: m.agreed, DoneExit: m.doneExit, Late: saveFailed(m.late), Decided: m.decided,
 			Result: saveError(m.result), EndFrom: m.endFrom, Writes: m.writes, Finished: m.finished,
 		},
 	}
@@ -236,8 +242,9 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.state, m.stateFrom, m.queued = s.State, s.StateFrom, s.Queued
 	m.seq, m.started, m.joined, m.startsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
 	m.stucks, m.resets, m.resetsAt, m.wrote = s.Stucks, s.Resets, s.ResetsAt, s.Wrote
+	m.partings = partings{s.Partings, s.PartFrom}
 	m.generation = generation{
-		world: s.World, commits: s.Commits, committed: s.Committed, backends: s.Backends, announced: s.Announced,
+		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
 		loss: loss{dead: s.Dead, told: s.Told, deadFrom: s.DeadFrom, given: s.Given},
 		transition: transition{
 			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, shortFrom: s.ShortFrom, short: s.Short,
@@ -245,7 +252,7 @@ func (m *Machine) load(s snapshot) (err error) {
 		},
 	}
 	m.ending = ending{
-		doneFrom: s.DoneFrom, doneExit: s.DoneExit, late: s.Late.failed(), decided: s.Decided,
+		doneFrom: s.DoneFrom, agreed: s.Agreed, doneExit: s.DoneExit, late: s.Late.failed(), decided: s.Decided,
 		result: s.Result.load(), endFrom: s.EndFrom, writes: s.Writes, finished: s.Finished,
 	}
 	if s.Unwritten != nil {
@@ -308,13 +315,13 @@ func (w *Worker) save() savedWorker {
 			Resets: w.start.Resets, Again: w.start.Again, Forked: w.start.Forked,
 		},
 		Since: w.since, Begun: w.begun, Generation: w.generation, Rank: w.rank, Phase: w.phase,
-		Holds: w.holds, Done: w.done, Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays,
+		Holds: w.holds, Done: w.done, Trains: w.trains, Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays,
 		savedDeparture: savedDeparture{
 			Reason: w.reason, Comes: w.comes, Answered: w.answered, Last: w.last, Left: w.left,
 			Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
 		},
 		savedLateness: savedLateness{
-			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded,
+			StalledFrom: w.stalledFrom, MovedFrom: w.movedFrom, DoneFrom: w.doneFrom, Reminded: w.reminded, Parted: w.parted,
 		},
 	}
 }
@@ -322,7 +329,7 @@ func (w *Worker) save() savedWorker {
 func (s *savedWorker) load() *Worker {
 	return &Worker{
 		since: s.Since, begun: s.Begun, generation: s.Generation, rank: s.Rank, phase: s.Phase,
-		holds: s.Holds, done: s.Done, wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays,
+		holds: s.Holds, done: s.Done, trains: s.Trains, wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays,
 		identity: identity{
 			id: s.ID, slot: s.Start.Slot.SlotID, pid: s.PID, join: s.Join,
 			start: StartWorker{
@@ -336,6 +343,7 @@ func (s *savedWorker) load() *Worker {
 		},
 		lateness: lateness{
 			stalledFrom: s.StalledFrom, movedFrom: s.MovedFrom, doneFrom: s.DoneFrom, reminded: s.Reminded,
+			parted: s.Parted,
 		},
 	}
 }

@@ -314,3 +314,26 @@ func TestSnapshotFormat(t *testing.T) {
 		t.Errorf("the format has changed, and with it must JournalVersion:\n%s", diff(string(want), string(got)))
 	}
 }
+
+// TestEarlierSnapshot: a snapshot without what was added to the format later can be read.
+func TestEarlierSnapshot(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "journal", "v5-earlier-snapshot.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var earlier snapshot
+	if err := decode(text, &earlier); err != nil {
+		t.Fatal(err)
+	}
+	m := New(Config{Size: earlier.Size}, nil)
+	if err := m.load(earlier); err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.MarshalIndent(m.save(), "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, text) {
+		t.Errorf("it was read as something else:\n%s", diff(string(text), string(got)))
+	}
+}

@@ -46,6 +46,8 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.hung(now, e)
 	case WorkerMoved:
 		m.moved(now, e)
+	case WorkerTrains:
+		m.trainsOn(e)
 	case WorkerDying:
 		m.dying(now, e)
 	case WorldJammed:
@@ -55,6 +57,9 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 	case DeadlinePassed:
 	case Commanded:
 		m.command(now, e.Command)
+	case Audited:
+		m.do(EmitEvent{job.AuditEvent(now, e.Record)})
+		return m.out // it changes nothing
 	case Resumed:
 		m.resume(now)
 	case BackendTold:
@@ -92,11 +97,15 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 	if e.Join.After < w.generation {
 		return // a repeated join that its current world has answered
 	}
+	j, ok := m.checkJoin(now, w, e.Join)
+	if !ok {
+		return
+	}
 	if m.joined.IsZero() {
 		m.joined = now
 	}
-	w.join, w.holds = e.Join, e.Join.HoldsState
-	m.progress = m.progress || e.Join.Commits > 0
+	w.join, w.holds, w.trains = j, j.HoldsState, w.trains || m.denies(w, j)
+	m.progress = m.progress || w.state() > 0
 	switch w.phase {
 	case starting:
 		m.startsFrom = now
@@ -106,8 +115,8 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 		if !m.deadFrom.IsZero() {
 			m.deadFrom = now // members notice the death by themselves
 		}
-		if e.Join.Cause != "" {
-			m.log(Debug, "%s left generation %d: %s", w.slot, w.generation, e.Join.Cause)
+		if j.Cause != "" {
+			m.log(Debug, "%s left generation %d: %s", w.slot, w.generation, j.Cause)
 		}
 		if m.doneFrom.IsZero() {
 			m.beginReset(now)
@@ -134,14 +143,16 @@ func (m *Machine) reconcile(now time.Time) {
 		m.log(Info, "%s may be used again", excludedName(x))
 	}
 	m.endWaits(now)
+	m.settleDone(now, false)
 	if !m.decided && m.doneFrom.IsZero() {
 		m.checkAlive(now)
 	}
 	switch {
 	case m.decided:
 		m.windDown(now)
-	case !m.doneFrom.IsZero():
+	case m.agreed:
 		m.finish(now)
+	case m.claimed():
 	default:
 		wanted := m.wanted(now)
 		m.logStays()
@@ -409,6 +420,13 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	if m.beginReset(now); m.decided { // not begun yet if all members left the world by themselves
 		return
 	}
+	if w, why := m.part(now); w != nil {
+		m.stop(now, w, why)
+		if !m.decided {
+			m.form(now, m.wanted(now))
+		}
+		return
+	}
 	m.publish(now, members)
 }
 
@@ -443,18 +461,16 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 		panic(fmt.Sprintf("driver: assigning ranks: %v", err))
 	}
 	world := plan.World{Generation: m.world.Generation + 1, Slots: slots}
-	root := 0
+	root := m.rootOf(members)
 	published := make([]job.PublishedSlot, len(members))
 	for r, w := range members {
-		if better(w, members[root]) {
-			root = r
-		}
-		w.generation, w.rank = world.Generation, r
+		w.generation, w.rank, w.trains = world.Generation, r, false
 		m.enter(now, w, training)
 		published[r] = job.PublishedSlot{Rank: r, Host: w.slot.Host, Slot: w.slot.Index, PID: w.pid}
 	}
 	m.generation = generation{
-		world: world, published: PublishWorld{world, members, root, m.seq}, commits: members[root].join.Commits,
+		world: world, published: PublishWorld{world, members, root, m.seq},
+		commits: members[root].state(), base: members[root].state(),
 	}
 	m.do(m.published)
 	m.emit(now, job.WorldPublished, field("generation", m.world.Generation), field("size", len(members)),
@@ -467,14 +483,6 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 			m.enter(now, w, leaving)
 		}
 	}
-}
-
-// better reports whether a is preferred to b as the source of the state.
-func better(a, b *Worker) bool {
-	if a.holds != b.holds {
-		return a.holds
-	}
-	return a.holds && a.join.Commits > b.join.Commits
 }
 
 // beginReset records and counts that the current world is being left.

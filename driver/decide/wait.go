@@ -134,7 +134,7 @@ func (m *Machine) waitsForDone(each func(wait)) {
 		switch {
 		case w.phase == stopping:
 		case !w.done:
-			each(wait{forDone, w.graceFrom(m.doneFrom).Add(m.wait.Finish), w})
+			each(wait{forDone, m.doneBy(w), w})
 		default:
 			if !w.reminded {
 				each(wait{forReminder, w.doneFrom.Add(m.wait.Exit / 2), w})
@@ -148,6 +148,7 @@ func (m *Machine) waitsForDone(each func(wait)) {
 func (m *Machine) clocks() []*time.Time {
 	all := []*time.Time{
 		&m.joined, &m.shortFrom, &m.resetFrom, &m.removeFrom, &m.doneFrom, &m.endFrom, &m.startsFrom, &m.deadFrom,
+		&m.partings.from,
 	}
 	for _, w := range m.workers {
 		all = append(all, &w.since, &w.begun, &w.wroteAt, &w.doneFrom, &w.movedFrom)
@@ -199,7 +200,7 @@ func (m *Machine) endWait(now time.Time, w wait) {
 	case forLoss:
 		m.spreadLoss()
 	case forDone:
-		m.stopUndone(now, w.who)
+		m.stopsUndone(now, w.who)
 	case forReminder:
 		m.remindOfExit(now) // one line names all late workers
 	case forExit:

@@ -31,6 +31,7 @@ type Worker struct {
 	phase      phase
 	holds      bool
 	done       bool
+	trains     bool // its training in its last world has not ended, though another reported done, or as it joined
 	wanted     bool // its slot is one of fleet.wants
 	removed    bool // dismissed because its slot is not wanted
 	asked      bool // to leave, but not by this driver
@@ -68,6 +69,7 @@ type lateness struct {
 	movedFrom   time.Time // when it was last seen moving to the next world
 	doneFrom    time.Time // when it reported done
 	reminded    bool      // the log has named it because it has not exited since
+	parted      int       // of the worlds that partings counts, those in which it was lost
 }
 
 func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
@@ -90,9 +92,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 	case ReportDraining:
 		m.draining(now, w)
 	case ReportFetching:
-		if w.phase == starting {
-			w.since, m.startsFrom = now, now // its start timeout restarts while it receives state
-		}
+		m.fetching(now, w)
 	case ReportWriting:
 		m.writing(now, w, e.Commits)
 	case ReportWritten, ReportNotWritten:
@@ -102,21 +102,19 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 	case ReportDone:
 		// A report of an older generation was sent before a reset and does not finish the job.
 		if e.Generation == m.world.Generation && w.generation == e.Generation {
-			if !w.done {
-				w.done, w.doneFrom = true, now
-			}
-			if m.doneFrom.IsZero() {
-				m.doneFrom = now
-				m.log(Debug, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
-			}
+			m.claimDone(now, w)
 		}
 	case ReportCommitted:
-		if e.Generation != m.world.Generation || m.committed {
+		if e.Generation != m.world.Generation || w.generation != e.Generation || m.committed {
 			return
 		}
 		m.committed, m.progress, m.commits = true, true, e.Commits
+		if m.base > 0 {
+			m.commits = m.base + 1 // whatever the report says
+		}
 		m.stucks = 0
-		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", e.Commits))
+		m.rejoined()
+		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits))
 		// A commit ends with a collective check, which a member reaches only after its sync.
 		for _, w := range m.workers {
 			w.holds = w.holds || w.phase == training
@@ -124,11 +122,31 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 	}
 }
 
+// fetching restarts the start timeout of a worker that receives the state from members of the
+// world. The others wait for it no longer than for enough slots, whatever it reports.
+func (m *Machine) fetching(now time.Time, w *Worker) {
+	if w.phase != starting || !slices.ContainsFunc(m.workers, (*Worker).inWorld) {
+		return
+	}
+	if w.since = now; !m.overdue(now, w) {
+		m.startsFrom = now
+	}
+}
+
+// overdue reports whether a worker has been starting for longer than others wait for it.
+func (m *Machine) overdue(now time.Time, w *Worker) bool {
+	return !now.Before(w.begun.Add(m.wait.Elastic))
+}
+
+// mostBackends is how many backends of a world are recorded: its ranks agree on one for each kind
+// of group.
+const mostBackends = 8
+
 // backendTold records the collective backend of the current world's GPUs.
 func (m *Machine) backendTold(now time.Time, e BackendTold) {
 	w := m.find(e.ID)
 	if w == nil || e.Generation != m.world.Generation || w.generation != e.Generation ||
-		slices.Contains(m.backends, e.Backend) {
+		slices.Contains(m.backends, e.Backend) || len(m.backends) == mostBackends {
 		return
 	}
 	m.backends = append(m.backends, e.Backend)
@@ -285,7 +303,7 @@ func (m *Machine) stop(now time.Time, w *Worker, reason string) {
 	w.reason = reason
 	m.do(StopWorker{w.id})
 	if reason != "" {
-		m.failed(now, w, &job.WorkerError{Slot: w.slot, Rank: w.rank, Reason: reason})
+		m.failed(now, w, workerError(w, reason))
 	}
 }
 

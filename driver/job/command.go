@@ -2,8 +2,10 @@ package job
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -33,6 +35,29 @@ type Command struct {
 	MaxNP *int `json:"max_np,omitempty"`
 	// Now makes Stop kill the workers at once.
 	Now bool `json:"now,omitempty"`
+	// By is who gives the command, as the driver's kernel tells it: a client does not send it. The
+	// zero Who leaves no record.
+	By audit.Who `json:"by,omitzero"`
+}
+
+// Record returns the record of the command and its outcome.
+func (c Command) Record(outcome string) audit.Record {
+	r := audit.Record{Who: c.By, What: string(c.Verb), Host: c.Host, Slot: c.Slot, Outcome: outcome}
+	var how []string
+	if c.Now {
+		how = append(how, "now")
+	}
+	if c.For != 0 {
+		how = append(how, fmt.Sprintf("for %v", c.For))
+	}
+	if c.MinNP != nil {
+		how = append(how, fmt.Sprintf("at least %d", *c.MinNP))
+	}
+	if c.MaxNP != nil {
+		how = append(how, fmt.Sprintf("at most %d", *c.MaxNP))
+	}
+	r.How = strings.Join(how, ", ")
+	return r
 }
 
 // Check validates a command independently of the job.

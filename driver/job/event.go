@@ -3,6 +3,8 @@ package job
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
 )
 
 // Event is an event of a job, as in its events file. It marshals to one JSON object.
@@ -43,7 +45,35 @@ const (
 	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
 	Resumed         EventName = "resumed"          // another driver has taken over from one that died
 	JobDone         EventName = "job_done"         // status, message
+	Audit           EventName = audit.Name         // who, what, and as they apply how, run, host, slot, dir, program, as, pid; outcome, dropped
 )
+
+// AuditEvent returns the event of a record.
+func AuditEvent(at time.Time, r audit.Record) Event {
+	r = r.Clean()
+	e := Event{Time: at, Name: Audit, Fields: []Field{{"who", r.Who}, {"what", r.What}}}
+	for _, f := range []Field{{"how", r.How}, {"run", r.Run}, {"host", r.Host}} {
+		if f.Value != "" {
+			e.Fields = append(e.Fields, f)
+		}
+	}
+	if r.Slot != nil {
+		e.Fields = append(e.Fields, Field{"slot", *r.Slot})
+	}
+	for _, f := range []Field{{"dir", r.Dir}, {"program", r.Program}, {"as", r.As}} {
+		if f.Value != "" {
+			e.Fields = append(e.Fields, f)
+		}
+	}
+	if r.PID != 0 {
+		e.Fields = append(e.Fields, Field{"pid", r.PID})
+	}
+	e.Fields = append(e.Fields, Field{"outcome", r.Outcome})
+	if r.Dropped != 0 {
+		e.Fields = append(e.Fields, Field{"dropped", r.Dropped})
+	}
+	return e
+}
 
 // PublishedSlot is an element of a WorldPublished event's slots.
 type PublishedSlot struct {

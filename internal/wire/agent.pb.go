@@ -1303,7 +1303,11 @@ type InspectReply struct {
 	// Why the GPUs are unknown; empty if they are known.
 	GpuError string `protobuf:"bytes,4,opt,name=gpu_error,json=gpuError,proto3" json:"gpu_error,omitempty"`
 	// One for each target: why it cannot be reached at any of its addresses, or empty.
-	Failures      []string `protobuf:"bytes,5,rep,name=failures,proto3" json:"failures,omitempty"`
+	Failures []string `protobuf:"bytes,5,rep,name=failures,proto3" json:"failures,omitempty"`
+	// One for each target: the addresses at which it is reached.
+	Routes []*Routes `protobuf:"bytes,6,rep,name=routes,proto3" json:"routes,omitempty"`
+	// The addresses of the host; without targets.
+	Cards         []*Card `protobuf:"bytes,7,rep,name=cards,proto3" json:"cards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1371,6 +1375,189 @@ func (x *InspectReply) GetFailures() []string {
 		return x.Failures
 	}
 	return nil
+}
+
+func (x *InspectReply) GetRoutes() []*Routes {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *InspectReply) GetCards() []*Card {
+	if x != nil {
+		return x.Cards
+	}
+	return nil
+}
+
+type Routes struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Routes        []*Route               `protobuf:"bytes,1,rep,name=routes,proto3" json:"routes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Routes) Reset() {
+	*x = Routes{}
+	mi := &file_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Routes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Routes) ProtoMessage() {}
+
+func (x *Routes) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Routes.ProtoReflect.Descriptor instead.
+func (*Routes) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Routes) GetRoutes() []*Route {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+type Route struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The target's address, without the port.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// This host's address and interface on the way there.
+	Card *Card `protobuf:"bytes,2,opt,name=card,proto3" json:"card,omitempty"`
+	// Of the fastest connection, until the target's kernel has answered.
+	Microseconds  uint32 `protobuf:"varint,3,opt,name=microseconds,proto3" json:"microseconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Route) Reset() {
+	*x = Route{}
+	mi := &file_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Route) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Route) ProtoMessage() {}
+
+func (x *Route) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Route.ProtoReflect.Descriptor instead.
+func (*Route) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Route) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Route) GetCard() *Card {
+	if x != nil {
+		return x.Card
+	}
+	return nil
+}
+
+func (x *Route) GetMicroseconds() uint32 {
+	if x != nil {
+		return x.Microseconds
+	}
+	return 0
+}
+
+// Card is an address and the interface that has it.
+type Card struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Name    string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The speed of its link in bits a second; 0: unknown.
+	Bits          uint64 `protobuf:"varint,3,opt,name=bits,proto3" json:"bits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Card) Reset() {
+	*x = Card{}
+	mi := &file_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Card) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Card) ProtoMessage() {}
+
+func (x *Card) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Card.ProtoReflect.Descriptor instead.
+func (*Card) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Card) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Card) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Card) GetBits() uint64 {
+	if x != nil {
+		return x.Bits
+	}
+	return 0
 }
 
 var File_agent_proto protoreflect.FileDescriptor
@@ -1461,13 +1648,25 @@ const file_agent_proto_rawDesc = "" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1c\n" +
-	"\taddresses\x18\x02 \x03(\tR\taddresses\"\x92\x01\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"\xe4\x01\n" +
 	"\fInspectReply\x12\x1b\n" +
 	"\tunix_nano\x18\x01 \x01(\x03R\bunixNano\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
 	"\x04gpus\x18\x03 \x01(\rR\x04gpus\x12\x1b\n" +
 	"\tgpu_error\x18\x04 \x01(\tR\bgpuError\x12\x1a\n" +
-	"\bfailures\x18\x05 \x03(\tR\bfailures2\x7f\n" +
+	"\bfailures\x18\x05 \x03(\tR\bfailures\x12)\n" +
+	"\x06routes\x18\x06 \x03(\v2\x11.hvdrun.v1.RoutesR\x06routes\x12%\n" +
+	"\x05cards\x18\a \x03(\v2\x0f.hvdrun.v1.CardR\x05cards\"2\n" +
+	"\x06Routes\x12(\n" +
+	"\x06routes\x18\x01 \x03(\v2\x10.hvdrun.v1.RouteR\x06routes\"j\n" +
+	"\x05Route\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12#\n" +
+	"\x04card\x18\x02 \x01(\v2\x0f.hvdrun.v1.CardR\x04card\x12\"\n" +
+	"\fmicroseconds\x18\x03 \x01(\rR\fmicroseconds\"H\n" +
+	"\x04Card\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04bits\x18\x03 \x01(\x04R\x04bits2\x7f\n" +
 	"\x05Agent\x127\n" +
 	"\aSession\x12\x12.hvdrun.v1.ToAgent\x1a\x14.hvdrun.v1.FromAgent(\x010\x01\x12=\n" +
 	"\aInspect\x12\x19.hvdrun.v1.InspectRequest\x1a\x17.hvdrun.v1.InspectReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
@@ -1484,7 +1683,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_agent_proto_goTypes = []any{
 	(*ToAgent)(nil),        // 0: hvdrun.v1.ToAgent
 	(*Attach)(nil),         // 1: hvdrun.v1.Attach
@@ -1504,6 +1703,9 @@ var file_agent_proto_goTypes = []any{
 	(*InspectRequest)(nil), // 15: hvdrun.v1.InspectRequest
 	(*Target)(nil),         // 16: hvdrun.v1.Target
 	(*InspectReply)(nil),   // 17: hvdrun.v1.InspectReply
+	(*Routes)(nil),         // 18: hvdrun.v1.Routes
+	(*Route)(nil),          // 19: hvdrun.v1.Route
+	(*Card)(nil),           // 20: hvdrun.v1.Card
 }
 var file_agent_proto_depIdxs = []int32{
 	1,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -1521,15 +1723,19 @@ var file_agent_proto_depIdxs = []int32{
 	12, // 12: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
 	9,  // 13: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
 	16, // 14: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	0,  // 15: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	15, // 16: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	7,  // 17: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	17, // 18: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	17, // [17:19] is the sub-list for method output_type
-	15, // [15:17] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	18, // 15: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
+	20, // 16: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
+	19, // 17: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
+	20, // 18: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
+	0,  // 19: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	15, // 20: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	7,  // 21: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	17, // 22: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	21, // [21:23] is the sub-list for method output_type
+	19, // [19:21] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1560,7 +1766,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

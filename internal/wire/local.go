@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
 )
 
 // ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
@@ -28,38 +29,72 @@ type sameUser struct {
 }
 
 func (s sameUser) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	if err := checkUser(conn); err != nil {
+	who, err := checkUser(conn)
+	if err != nil {
 		conn.Close()
 		return nil, nil, err
 	}
-	return s.TransportCredentials.ServerHandshake(conn)
+	conn, _, err = s.TransportCredentials.ServerHandshake(conn)
+	return conn, localInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, who}, err
 }
+
+// localInfo is what the kernel tells of the other end of a unix socket.
+type localInfo struct {
+	credentials.CommonAuthInfo
+	LocalPeer
+}
+
+// AuthType makes it a credentials.AuthInfo.
+func (localInfo) AuthType() string { return "unix" }
+
+// LocalPeer is the process at the other end of a unix socket when it connected.
+type LocalPeer struct{ UID, PID int }
+
+// LocalCaller returns the process that calls a handler over a unix socket; the zero LocalPeer where
+// the connection is none.
+func LocalCaller(ctx context.Context) LocalPeer {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return LocalPeer{}
+	}
+	info, _ := p.AuthInfo.(localInfo)
+	return info.LocalPeer
+}
+
+// UserError refuses a process of another user.
+type UserError struct{ LocalPeer }
+
+// Error names the user.
+func (e *UserError) Error() string { return fmt.Sprintf("wire: user %d is refused", e.UID) }
 
 func (s sameUser) Clone() credentials.TransportCredentials { return s }
 
-func checkUser(conn net.Conn) error {
+// checkUser returns the process at the other end, where it may call.
+func checkUser(conn net.Conn) (LocalPeer, error) {
+	var none LocalPeer
 	local, ok := bare(conn).(*net.UnixConn)
 	if !ok {
-		return fmt.Errorf("wire: a connection of type %T has no user", bare(conn))
+		return none, fmt.Errorf("wire: a connection of type %T has no user", bare(conn))
 	}
 	raw, err := local.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("wire: %w", err)
+		return none, fmt.Errorf("wire: %w", err)
 	}
 	var who *unix.Ucred
 	var unknown error
 	if err := raw.Control(func(fd uintptr) {
 		who, unknown = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return fmt.Errorf("wire: %w", err)
+		return none, fmt.Errorf("wire: %w", err)
 	}
-	switch {
-	case unknown != nil:
-		return fmt.Errorf("wire: the peer's user: %w", unknown)
-	case who.Uid != 0 && int(who.Uid) != os.Geteuid():
-		return fmt.Errorf("wire: user %d is refused", who.Uid)
+	if unknown != nil {
+		return none, fmt.Errorf("wire: the peer's user: %w", unknown)
 	}
-	return nil
+	peer := LocalPeer{UID: int(who.Uid), PID: int(who.Pid)}
+	if peer.UID != 0 && peer.UID != os.Geteuid() {
+		return none, &UserError{peer}
+	}
+	return peer, nil
 }
 
 // maxSocketPath is the longest path in the address of a unix socket.

@@ -243,7 +243,11 @@ type JoinRequest struct {
 	// Why it left its last generation, for the log; empty for the first join.
 	Cause string `protobuf:"bytes,6,opt,name=cause,proto3" json:"cause,omitempty"`
 	// Whether its data listener can be opened on other addresses as well: see JoinReply.widen.
-	CanWiden      bool `protobuf:"varint,7,opt,name=can_widen,json=canWiden,proto3" json:"can_widen,omitempty"`
+	CanWiden bool `protobuf:"varint,7,opt,name=can_widen,json=canWiden,proto3" json:"can_widen,omitempty"`
+	// Whether its training function has returned in its last generation. Not set by workers of older versions.
+	Trained *bool `protobuf:"varint,8,opt,name=trained,proto3,oneof" json:"trained,omitempty"`
+	// The ranks of its last generation that it lost, as far as it knows: they may live.
+	Lost          []uint32 `protobuf:"varint,9,rep,packed,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -325,6 +329,20 @@ func (x *JoinRequest) GetCanWiden() bool {
 		return x.CanWiden
 	}
 	return false
+}
+
+func (x *JoinRequest) GetTrained() bool {
+	if x != nil && x.Trained != nil {
+		return *x.Trained
+	}
+	return false
+}
+
+func (x *JoinRequest) GetLost() []uint32 {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
 }
 
 type JoinReply struct {
@@ -780,7 +798,9 @@ type BeatRequest struct {
 	// The number of its last commit in that generation; 0 for none.
 	Commits uint64 `protobuf:"varint,5,opt,name=commits,proto3" json:"commits,omitempty"`
 	// How many bytes of the job's last checkpoint are on the disk, if it is writing that.
-	Written       uint64 `protobuf:"varint,6,opt,name=written,proto3" json:"written,omitempty"`
+	Written uint64 `protobuf:"varint,6,opt,name=written,proto3" json:"written,omitempty"`
+	// Whether its training function has returned in that generation. Not set by workers of older versions.
+	Trained       *bool `protobuf:"varint,7,opt,name=trained,proto3,oneof" json:"trained,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -855,6 +875,13 @@ func (x *BeatRequest) GetWritten() uint64 {
 		return x.Written
 	}
 	return 0
+}
+
+func (x *BeatRequest) GetTrained() bool {
+	if x != nil && x.Trained != nil {
+		return *x.Trained
+	}
+	return false
 }
 
 // Lane is the progress of a worker in one group.
@@ -978,7 +1005,7 @@ var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
 	"\n" +
-	"\x10rendezvous.proto\x12\thvdrun.v1\"\xf4\x01\n" +
+	"\x10rendezvous.proto\x12\thvdrun.v1\"\xb3\x02\n" +
 	"\vJoinRequest\x12)\n" +
 	"\x10after_generation\x18\x01 \x01(\x04R\x0fafterGeneration\x12\x18\n" +
 	"\acommits\x18\x02 \x01(\x04R\acommits\x12\x1f\n" +
@@ -987,7 +1014,11 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x0edata_addresses\x18\x04 \x03(\tR\rdataAddresses\x12%\n" +
 	"\x0enotify_address\x18\x05 \x01(\tR\rnotifyAddress\x12\x14\n" +
 	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x1b\n" +
-	"\tcan_widen\x18\a \x01(\bR\bcanWiden\"\xa0\x01\n" +
+	"\tcan_widen\x18\a \x01(\bR\bcanWiden\x12\x1d\n" +
+	"\atrained\x18\b \x01(\bH\x00R\atrained\x88\x01\x01\x12\x12\n" +
+	"\x04lost\x18\t \x03(\rR\x04lostB\n" +
+	"\n" +
+	"\b_trained\"\xa0\x01\n" +
 	"\tJoinReply\x12(\n" +
 	"\x05world\x18\x01 \x01(\v2\x10.hvdrun.v1.WorldH\x00R\x05world\x124\n" +
 	"\tdismissal\x18\x02 \x01(\x0e2\x14.hvdrun.v1.DismissalH\x00R\tdismissal\x12\x12\n" +
@@ -1020,7 +1051,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\x12\x18\n" +
 	"\abackend\x18\x04 \x01(\tR\abackend\"\r\n" +
-	"\vReportReply\"\xdd\x01\n" +
+	"\vReportReply\"\x88\x02\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1029,7 +1060,10 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x11quiet_nanoseconds\x18\x03 \x01(\x04R\x10quietNanoseconds\x12%\n" +
 	"\x05lanes\x18\x04 \x03(\v2\x0f.hvdrun.v1.LaneR\x05lanes\x12\x18\n" +
 	"\acommits\x18\x05 \x01(\x04R\acommits\x12\x18\n" +
-	"\awritten\x18\x06 \x01(\x04R\awritten\"\x84\x01\n" +
+	"\awritten\x18\x06 \x01(\x04R\awritten\x12\x1d\n" +
+	"\atrained\x18\a \x01(\bH\x00R\atrained\x88\x01\x01B\n" +
+	"\n" +
+	"\b_trained\"\x84\x01\n" +
 	"\x04Lane\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\x04R\toperation\x12\x18\n" +
@@ -1125,10 +1159,12 @@ func file_rendezvous_proto_init() {
 	if File_rendezvous_proto != nil {
 		return
 	}
+	file_rendezvous_proto_msgTypes[0].OneofWrappers = []any{}
 	file_rendezvous_proto_msgTypes[1].OneofWrappers = []any{
 		(*JoinReply_World)(nil),
 		(*JoinReply_Dismissal)(nil),
 	}
+	file_rendezvous_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

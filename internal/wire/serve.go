@@ -56,6 +56,12 @@ type Listener interface {
 	Proven(conn net.Conn) bool
 }
 
+// Refuser is a Listener that wants to know which connections have not proven who they are, before
+// they are closed, and why.
+type Refuser interface {
+	Refused(conn net.Conn, why error)
+}
+
 // Serve runs a gRPC server on ln, which it closes, until ctx ends. Only peers that satisfy tlsConf
 // reach a handler. register is called once to add the services. When ctx ends, release is called:
 // it must make every waiting handler return soon. Serve returns once all handlers have returned and
@@ -121,6 +127,9 @@ type proving struct {
 func (p proving) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := p.TransportCredentials.ServerHandshake(conn)
 	if err != nil {
+		if r, ok := p.ln.(Refuser); ok {
+			r.Refused(conn, err)
+		}
 		conn.Close()
 		return nil, nil, err
 	}

@@ -1,0 +1,61 @@
+package control
+
+import (
+	"context"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// obeyed is a handler that keeps the last command.
+type obeyed struct{ last *Command }
+
+func (o *obeyed) Status(context.Context) ([]byte, error) { return nil, nil }
+
+func (o *obeyed) Command(_ context.Context, c Command) (string, error) {
+	o.last = &c
+	return "done", nil
+}
+
+// FuzzCommand: whatever comes through the socket, a driver hears commands only that it can carry
+// out.
+func FuzzCommand(f *testing.F) {
+	slot := uint32(1 << 31)
+	for _, m := range []*wire.CommandRequest{
+		{Verb: string(Stop), Now: true},
+		{Verb: string(Exclude), Host: "a", Slot: &slot, ForNanoseconds: -1},
+		{Verb: string(Scale), MinNp: &slot},
+		{Verb: "\x1b[2J"},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var m wire.CommandRequest
+		if proto.Unmarshal(b, &m) != nil {
+			return
+		}
+		o := &obeyed{}
+		reply, err := (&server{h: o, record: func(audit.Record) {}}).Command(t.Context(), &m)
+		if (err == nil) != (o.last != nil) || (reply == nil) != (err != nil) {
+			t.Fatalf("%v, %v, heard: %+v", reply, err, o.last)
+		}
+		if o.last == nil {
+			return
+		}
+		for _, n := range []*int{o.last.Slot, o.last.MinNP, o.last.MaxNP} {
+			if n != nil && *n < 0 {
+				t.Errorf("heard: %+v", o.last)
+			}
+		}
+		if err := o.last.Check(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package decide
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// The root of a sync is chosen by the numbers of commits that workers tell. Commits are collective:
+// a rank begins one only when all have made the one before, and counts it when it begins. Hence the
+// numbers of the survivors of a world differ by at most one, apart from those that did not come
+// through the sync of that world, which are lower. A number that is higher than another worker's by
+// more than one is invented, or counts commits that are not the job's.
+
+// checkJoin returns a join less what its worker cannot know. It returns false, and the worker is
+// stopped, if it claims to have left a world that has not been.
+func (m *Machine) checkJoin(now time.Time, w *Worker, j Join) (Join, bool) {
+	switch {
+	case j.After > m.world.Generation:
+		m.stop(now, w, fmt.Sprintf("asked for a world after generation %d, but the newest is %d", j.After, m.world.Generation))
+		return j, false
+	case w.generation == 0 && (j.HoldsState || j.Commits > 0):
+		m.log(Warn, "%s has been in no world, and its join claims to have the state of commit %d: the claim is ignored", w.slot, j.Commits)
+		j.HoldsState, j.Commits = false, 0
+	case w.generation == m.world.Generation && j.HoldsState && j.Commits < m.leastCommits(w):
+		m.log(Warn, "%s (rank %d) claims to have the state of commit %d, but has been at commit %d: the claim is ignored",
+			w.slot, w.rank, j.Commits, m.leastCommits(w))
+		j.HoldsState = false
+	}
+	return j, true
+}
+
+// leastCommits returns a number of commits below which a member of the current world with the
+// state cannot be.
+func (m *Machine) leastCommits(w *Worker) uint64 {
+	if w.join.HoldsState {
+		return min(m.base, w.join.Commits)
+	}
+	return m.base
+}
+
+// credible returns the highest number of commits of those that hold the state and can be true: of
+// the pairs of adjacent numbers, it is the higher one of the pair that most of the workers have; of
+// several such pairs, of the lowest. A member of the current world without the state has not come
+// through its sync, so no commit has been made in it.
+func (m *Machine) credible(workers []*Worker) uint64 {
+	type claim struct {
+		commits uint64
+		holds   bool
+	}
+	var claims []claim
+	for _, w := range workers {
+		switch {
+		case w.holds:
+			claims = append(claims, claim{w.join.Commits, true})
+		case w.unsynced(m.world.Generation):
+			claims = append(claims, claim{m.base, false})
+		}
+	}
+	slices.SortFunc(claims, func(a, b claim) int { return cmp.Compare(a.commits, b.commits) })
+	most, best, from, holds := 0, uint64(0), 0, 0 // holds: how many of the pair hold the state
+	for i, c := range claims {
+		if c.holds {
+			holds++
+		}
+		for ; c.commits-claims[from].commits > 1; from++ {
+			if claims[from].holds {
+				holds--
+			}
+		}
+		n := 2 * (i - from + 1)
+		if holds > 0 {
+			n++ // what nobody has is of no use
+		}
+		if n > most {
+			most, best = n, c.commits
+		}
+	}
+	return best
+}
+
+// state returns the number of the commit whose state the worker has told that it has; 0: none.
+func (w *Worker) state() uint64 {
+	if !w.holds {
+		return 0
+	}
+	return w.join.Commits
+}
+
+// unsynced reports whether the worker has left that generation without ever having had the state.
+func (w *Worker) unsynced(generation uint64) bool {
+	return w.phase == waiting && w.generation != 0 && w.generation == generation && !w.join.HoldsState
+}
+
+// rootOf returns the rank of the member from which the others take the state, and logs members
+// whose numbers of commits cannot be true.
+func (m *Machine) rootOf(members []*Worker) int {
+	most, root := m.credible(members), 0
+	for r, w := range members {
+		if w.holds && w.join.Commits > most {
+			m.log(Warn, "%s (rank %d) claims to have the state of commit %d, but the others are at most at commit %d: the claim is ignored",
+				w.slot, w.rank, w.join.Commits, most)
+			w.holds, w.join.HoldsState, w.join.Commits = false, false, 0
+		}
+		if better(w, members[root]) {
+			root = r
+		}
+	}
+	return root
+}
+
+// better reports whether a is preferred to b as the source of the state.
+func better(a, b *Worker) bool {
+	if a.holds != b.holds {
+		return a.holds
+	}
+	return a.holds && a.join.Commits > b.join.Commits
+}
+
+func workerError(w *Worker, reason string) *job.WorkerError {
+	return &job.WorkerError{Slot: w.slot, Rank: w.rank, Reason: reason}
+}

@@ -1,0 +1,134 @@
+package decide
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A worker reports done when its training function has returned, as on every other rank of its
+// world. One worker that reports it falsely must not end the job: the report is a claim, which the
+// other members confirm by their own reports, or refute by joins and heartbeats that say that they
+// still train. Until that is settled the job waits: it starts, dismisses and stops nobody.
+
+const (
+	// leastDoubt is the shortest time that members have to refute a claim: that of two heartbeats
+	// and more. In a world of more than a hundred workers they beat less often.
+	leastDoubt    = 5 * time.Second
+	doubtPerBeats = 3 * time.Second
+	beatsASecond  = 100
+)
+
+// claimDone records a report of done for the current world.
+func (m *Machine) claimDone(now time.Time, w *Worker) {
+	if !w.done {
+		w.done, w.doneFrom = true, now
+	}
+	if m.doneFrom.IsZero() {
+		m.doneFrom = now
+		m.log(Debug, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
+		m.do(WatchDone{m.world.Generation})
+	}
+}
+
+// claimed reports whether a worker has reported done, and it is not settled whether that is so.
+func (m *Machine) claimed() bool { return !m.doneFrom.IsZero() && !m.agreed }
+
+// trainsOn records that heartbeats of a member refute a claim of done.
+func (m *Machine) trainsOn(e WorkerTrains) {
+	w := m.find(e.ID)
+	if w != nil && !w.done && w.generation == e.Generation && e.Generation == m.world.Generation && m.claimed() {
+		w.trains = true
+	}
+}
+
+// doubtBy returns until when the members of the world can refute a claim.
+func (m *Machine) doubtBy() time.Time {
+	beats := time.Duration(m.world.Size()/beatsASecond) * doubtPerBeats
+	return m.doneFrom.Add(max(m.wait.Finish, leastDoubt+beats))
+}
+
+// doneBy returns until when the worker has to report done.
+func (m *Machine) doneBy(w *Worker) time.Time {
+	by := w.graceFrom(m.doneFrom).Add(m.wait.Finish)
+	if doubt := m.doubtBy(); m.claimed() && by.Before(doubt) {
+		return doubt
+	}
+	return by
+}
+
+// settleDone decides on a claim of done as soon as the members have said enough, or with late,
+// when they have had the time to. Those that are dead or silent have no say.
+func (m *Machine) settleDone(now time.Time, late bool) {
+	if !m.claimed() || m.decided {
+		return
+	}
+	done, train, open := 0, 0, 0
+	for _, w := range m.published.Members {
+		switch {
+		case w.done:
+			done++
+		case w.trains:
+			train++
+		case w.inWorld() && m.find(w.id) == w:
+			open++
+		}
+	}
+	switch size := m.world.Size(); {
+	case 2*done > size:
+		m.agreed = true
+	case open > 0 && !late && 2*train < size:
+	case done > train:
+		m.agreed = true
+	default:
+		m.refuteDone(now)
+	}
+}
+
+// refuteDone ends the work of those that have falsely reported done as their failure. The job goes
+// on.
+func (m *Machine) refuteDone(now time.Time) {
+	var train []string
+	for _, w := range m.published.Members {
+		if w.trains && !w.done {
+			train = append(train, fmt.Sprint(w.rank))
+		}
+	}
+	reason := fmt.Sprintf("reported that training is done, but by their own account these ranks still train: %s",
+		strings.Join(train[:min(len(train), MostNamed)], " "))
+	if n := len(train) - MostNamed; n > 0 {
+		reason += fmt.Sprintf(" and %d more", n)
+	}
+	m.ending = ending{}
+	for _, w := range m.published.Members {
+		if !w.done {
+			continue
+		}
+		w.done, w.doneFrom = false, time.Time{}
+		switch member := w.phase == training; {
+		case m.find(w.id) != w:
+			m.failed(now, w, workerError(w, reason))
+		case w.phase == stopping && w.reason == "":
+			w.reason = reason
+			m.failed(now, w, workerError(w, reason))
+		default:
+			m.stop(now, w, reason)
+			if member {
+				m.loseAtOnce(now, w)
+			}
+		}
+	}
+}
+
+// denies reports whether a join says that its worker's training in the current world has not ended.
+func (m *Machine) denies(w *Worker, j Join) bool {
+	return w.generation != 0 && w.generation == m.world.Generation && j.Trained != nil && !*j.Trained
+}
+
+// stopsUndone is the end of the wait for a worker that has not reported done.
+func (m *Machine) stopsUndone(now time.Time, w *Worker) {
+	m.settleDone(now, true)
+	if m.agreed {
+		m.stopUndone(now, w)
+	}
+}

@@ -1,0 +1,75 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// A connection between two workers can break while both live. The world ends then, and both join
+// the next one: neither is to blame, since the next world may go another way. If that happens again
+// and again with no commit in between, they never reach each other, and one of them has to leave.
+
+// mostPartings is the number of consecutive worlds without a commit after which a worker that the
+// others have lost, and that lives, is to blame. They must also have taken --join-timeout: a
+// network that is restarted is gone for a while.
+const mostPartings = 5
+
+// partings are consecutive worlds without a commit that ended although all whom they lost live.
+type partings struct {
+	worlds int
+	from   time.Time // when the first of them ended
+}
+
+// part looks at the world that ends, once its members have joined. It returns the worker to blame
+// and why, or nil: that which was lost most often, of several the one of the highest rank.
+func (m *Machine) part(now time.Time) (worst *Worker, why string) {
+	var lost []int
+	left := func(w *Worker) bool {
+		return w.phase == waiting && w.generation != 0 && w.generation == m.world.Generation
+	}
+	for _, w := range m.workers {
+		if left(w) && w.join.After == w.generation {
+			lost = append(lost, w.join.Lost...)
+		}
+	}
+	if len(lost) == 0 {
+		return nil, ""
+	}
+	for _, w := range m.workers {
+		if !left(w) || !slices.Contains(lost, w.rank) {
+			continue
+		}
+		m.log(Info, "%s lives, and its connection to another worker has broken", w)
+		if m.committed {
+			continue
+		}
+		w.parted++
+		if worst == nil || w.parted > worst.parted || w.parted == worst.parted && w.rank > worst.rank {
+			worst = w
+		}
+	}
+	if worst == nil {
+		return nil, ""
+	}
+	if m.partings.worlds == 0 {
+		m.partings.from = now
+	}
+	m.partings.worlds++
+	if worlds := m.partings.worlds; worlds >= mostPartings && !now.Before(m.partings.from.Add(m.wait.Join)) {
+		m.rejoined()
+		return worst, fmt.Sprintf("and others did not reach each other in %d worlds in a row, without a commit between them", worlds)
+	}
+	return nil, ""
+}
+
+// rejoined forgets the worlds that part has counted.
+func (m *Machine) rejoined() {
+	if m.partings.worlds == 0 {
+		return
+	}
+	m.partings = partings{}
+	for _, w := range m.workers {
+		w.parted = 0
+	}
+}
