@@ -102,6 +102,9 @@ type Beat struct {
 	Commits uint64
 	// Written is the number of bytes on disk of a last checkpoint that the worker is writing.
 	Written uint64
+	// Trained is whether the worker's training function has returned in the generation; nil:
+	// unknown.
+	Trained *bool
 }
 
 // ErrNotConnected is returned by Client.Beat if there is no connection.
@@ -133,6 +136,7 @@ func (b Beat) toWire() *wire.BeatRequest {
 	req := &wire.BeatRequest{
 		Generation: b.Generation, Phase: wire.Phase(b.Phase), QuietNanoseconds: uint64(max(0, b.Quiet)),
 		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits, Written: b.Written,
+		Trained: b.Trained,
 	}
 	for i := range req.Lanes {
 		l := &b.Lanes[i]
@@ -147,7 +151,7 @@ func (b Beat) toWire() *wire.BeatRequest {
 func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 	b := Beat{
 		Generation: req.GetGeneration(), Phase: Phase(req.GetPhase()), Quiet: time.Duration(req.GetQuietNanoseconds()),
-		Commits: req.GetCommits(), Written: req.GetWritten(),
+		Commits: req.GetCommits(), Written: req.GetWritten(), Trained: req.Trained,
 	}
 	switch n := len(req.GetLanes()); {
 	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_FETCHING:

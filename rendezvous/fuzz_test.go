@@ -22,17 +22,19 @@ func encoded(f *testing.F, m proto.Message) []byte {
 
 // FuzzJoin: a join is within its bounds or refused.
 func FuzzJoin(f *testing.F) {
-	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone"}
+	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone", Lost: []int{0, 7}}
 	f.Add(encoded(f, j.toWire()))
 	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: []string{strings.Repeat("a", maxAddr+1)}}))
 	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: make([]string, maxAddrs+1)}))
+	f.Add(encoded(f, &wire.JoinRequest{Lost: make([]uint32, maxLost+1)}))
+	f.Add(encoded(f, &wire.JoinRequest{Lost: []uint32{1 << 31}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var req wire.JoinRequest
 		if proto.Unmarshal(b, &req) != nil || validate(&req) != nil {
 			return
 		}
 		j := joiningFromWire(&req)
-		if len(j.DataAddrs) > maxAddrs || len(j.NotifyAddr) > maxAddr || len(j.Cause) > maxCause {
+		if len(j.DataAddrs) > maxAddrs || len(j.NotifyAddr) > maxAddr || len(j.Cause) > maxCause || len(j.Lost) > maxLost {
 			t.Errorf("taken: %+v", j)
 		}
 		if back := joiningFromWire(j.toWire()); !reflect.DeepEqual(back, j) {
@@ -140,6 +142,23 @@ func FuzzBeat(f *testing.F) {
 		}
 		if back, err := beatFromWire(b.toWire()); err != nil || !reflect.DeepEqual(back, b) {
 			t.Errorf("%+v became %+v, %v", b, back, err)
+		}
+	})
+}
+
+// FuzzReport: the name of a backend is one that a terminal and a log can show.
+func FuzzReport(f *testing.F) {
+	f.Add(encoded(f, &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Backend: "ipc+hosts"}))
+	f.Add(encoded(f, &wire.ReportRequest{Report: wire.Report_REPORT_BACKEND, Backend: "\x1b[2J"}))
+	f.Add(encoded(f, &wire.ReportRequest{Report: 99, Generation: 3}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var req wire.ReportRequest
+		if proto.Unmarshal(b, &req) != nil || checkBackend(req.GetBackend()) != nil {
+			return
+		}
+		name := req.GetBackend()
+		if name == "" || len(name) > maxBackend || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			t.Errorf("%q is taken", name)
 		}
 	})
 }

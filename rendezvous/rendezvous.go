@@ -9,6 +9,7 @@ package rendezvous
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -64,6 +65,11 @@ type Joining struct {
 	NotifyAddr string
 	// Cause is why it left its last generation, for logs. Client.Join truncates it to 4 KiB.
 	Cause string
+	// Trained is whether its training function has returned in its last generation; nil: unknown.
+	Trained *bool
+	// Lost are the ranks of its last generation with which it could not go on, as far as it knows:
+	// they may live. Client.Join sends the first 64.
+	Lost []int
 }
 
 // Place is the answer to a join: a member's rank in a new world.
@@ -158,6 +164,7 @@ const (
 	maxAddrs = 64
 	maxAddr  = 256
 	maxCause = 4 << 10
+	maxLost  = 64
 
 	maxBackend = 32
 )
@@ -191,6 +198,14 @@ func validate(req *wire.JoinRequest) error {
 	if n := len(req.GetCause()); n > maxCause {
 		return fmt.Errorf("a cause of %d bytes; at most %d", n, maxCause)
 	}
+	if n := len(req.GetLost()); n > maxLost {
+		return fmt.Errorf("%d ranks lost; at most %d", n, maxLost)
+	}
+	for _, rank := range req.GetLost() {
+		if rank > math.MaxInt32 {
+			return fmt.Errorf("rank %d is lost; there is none", rank)
+		}
+	}
 	return nil
 }
 
@@ -204,15 +219,25 @@ func clip(text string, most int) string {
 }
 
 func (j Joining) toWire() *wire.JoinRequest {
+	var lost []uint32
+	for _, rank := range j.Lost[:min(len(j.Lost), maxLost)] {
+		lost = append(lost, uint32(rank))
+	}
 	return &wire.JoinRequest{
 		AfterGeneration: j.After, Commits: j.Commits, HoldsState: j.HoldsState,
-		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: clip(j.Cause, maxCause),
+		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: clip(j.Cause, maxCause), Lost: lost,
+		Trained: j.Trained,
 	}
 }
 
 func joiningFromWire(req *wire.JoinRequest) Joining {
+	var lost []int
+	for _, rank := range req.GetLost() {
+		lost = append(lost, int(rank))
+	}
 	return Joining{
 		After: req.GetAfterGeneration(), Commits: req.GetCommits(), HoldsState: req.GetHoldsState(),
-		DataAddrs: req.GetDataAddresses(), NotifyAddr: req.GetNotifyAddress(), Cause: req.GetCause(),
+		DataAddrs: req.GetDataAddresses(), NotifyAddr: req.GetNotifyAddress(), Cause: req.GetCause(), Lost: lost,
+		Trained: req.Trained,
 	}
 }

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -17,12 +18,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// pushState begins a stream that announces an encrypted message of 19 MiB, which memberlist reads
-// before it can know that the key is wrong.
-func pushState(label string) []byte {
+// pushState begins a stream that announces an encrypted message, which has to be read before it can
+// be known that the key is wrong.
+func pushState(label string, length uint32) []byte {
 	const hasLabel, encrypted = 244, 10
 	words := append([]byte{hasLabel, byte(len(label))}, label...)
-	return binary.BigEndian.AppendUint32(append(words, encrypted), 19<<20)
+	return binary.BigEndian.AppendUint32(append(words, encrypted), length)
 }
 
 // flood opens streams of which each sends as much of such a message as it can, and returns when all
@@ -39,7 +40,7 @@ func flood(t *testing.T, addr string, streams int) {
 		sending.Go(func() {
 			defer c.Close()
 			c.SetDeadline(time.Now().Add(patience))
-			c.Write(pushState("test"))
+			c.Write(pushState("test", 2<<20))
 			c.Write(body)
 			var n net.Error
 			if _, err := io.Copy(io.Discard, c); errors.As(err, &n) && n.Timeout() {
@@ -81,7 +82,7 @@ func TestFloodOfState(t *testing.T) {
 	close(stop)
 	grown := int64(<-peak) - int64(before.HeapAlloc) - 19<<20 // what the strangers themselves send
 	t.Logf("the heap grew by %d MiB", grown>>20)
-	if grown > 100<<20 { // 760 MiB came
+	if grown > 50<<20 { // 760 MiB came, and the race detector is generous
 		t.Errorf("the heap grew by %d MiB", grown>>20)
 	}
 }
@@ -89,7 +90,11 @@ func TestFloodOfState(t *testing.T) {
 // TestStreamsAreBounded: of many streams no more than the bounds permit are open, and hold no more
 // bytes.
 func TestStreamsAreBounded(t *testing.T) {
-	tr, err := listen("127.0.0.1:0", log.New(io.Discard, "", 0))
+	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := listen("127.0.0.1:0", newMembers("test", keys), log.New(io.Discard, "", 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +109,8 @@ func TestStreamsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		far := <-tr.StreamCh()
-		reading.Go(func() {
-			defer far.Close()
-			io.Copy(io.Discard, far)
-		})
 		if i%4 == 0 {
-			reading.Go(func() { c.Write(make([]byte, 1<<20)) })
+			reading.Go(func() { c.Write(append(pushState("test", 2<<20), make([]byte, 1<<20)...)) })
 		}
 		if n, held := tr.pending.Unproven(), tr.pending.Held(); n > identity.Gossip.Unproven || held > identity.Gossip.Total {
 			t.Fatalf("%d streams hold %d bytes", n, held)

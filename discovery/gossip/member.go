@@ -156,11 +156,12 @@ func (m *Member) start(ctx context.Context) error {
 		return err
 	}
 	lib.Logger, m.keys = newLibraryLog(m.log), lib.Keyring
+	who := newMembers(m.cfg.Label, lib.Keyring)
 	var t *transport
 	if m.cfg.Transport != nil {
-		t = newTransport(m.cfg.Transport, nil)
+		t = newTransport(m.cfg.Transport, who, nil)
 	} else {
-		if t, err = listen(m.cfg.BindAddr, lib.Logger); err != nil {
+		if t, err = listen(m.cfg.BindAddr, who, lib.Logger); err != nil {
 			return err
 		}
 		if lib.AdvertiseAddr, lib.AdvertisePort, err = m.advertise(ctx, t); err != nil {

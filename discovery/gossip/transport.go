@@ -18,15 +18,18 @@ import (
 
 // transport is the network, or what a test puts in its place, with what memberlist's own lacks: its
 // dials end when it is closed, so do its connections, and it waits for those who use them. Streams
-// that come in are bounded: memberlist reads up to 20 MiB of each before it can check the key.
+// that come in are bounded, and handed to memberlist once a key of the cluster has proven itself:
+// memberlist reads up to 20 MiB of each before it checks that.
 type transport struct {
 	memberlist.Transport
+	members *members
 	dial    func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error)
 	streams chan net.Conn
 	pending *identity.Pending
 	ctx     context.Context
 	cancel  context.CancelFunc
 	all     sync.WaitGroup
+	admits  sync.WaitGroup // of streams that have proven nothing yet
 
 	shutdown sync.Once
 	mu       sync.Mutex
@@ -38,7 +41,7 @@ type transport struct {
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
 
 // listen binds the address and returns the network as a transport.
-func listen(bind string, logger *log.Logger) (*transport, error) {
+func listen(bind string, who *members, logger *log.Logger) (*transport, error) {
 	host, port, err := hostPort(bind, DefaultPort)
 	if err != nil {
 		return nil, err
@@ -57,15 +60,15 @@ func listen(bind string, logger *log.Logger) (*transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
 	}
-	return newTransport(network, func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error) {
+	return newTransport(network, who, func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error) {
 		return (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", addr)
 	}), nil
 }
 
 // newTransport wraps another. A nil dial is that one's.
-func newTransport(inner memberlist.Transport,
+func newTransport(inner memberlist.Transport, who *members,
 	dial func(context.Context, string, time.Duration) (net.Conn, error)) *transport {
-	t := &transport{Transport: inner, dial: dial, streams: make(chan net.Conn),
+	t := &transport{Transport: inner, members: who, dial: dial, streams: make(chan net.Conn),
 		pending: identity.NewPending(identity.Gossip), conns: map[*conn]bool{},
 		idle: make(chan struct{})}
 	if dial == nil {
@@ -78,20 +81,31 @@ func newTransport(inner memberlist.Transport,
 	return t
 }
 
-// forward hands incoming connections on.
+// forward takes incoming connections.
 func (t *transport) forward() {
 	for {
 		select {
 		case <-t.ctx.Done():
 			return
 		case c := <-t.Transport.StreamCh():
-			select {
-			case t.streams <- t.track(t.pending.Admit(c)):
-			case <-t.ctx.Done():
-				c.Close()
-				return
-			}
+			counted := t.pending.Admit(c)
+			tracked := t.track(counted)
+			t.admits.Go(func() { t.admit(tracked, counted) })
 		}
+	}
+}
+
+// admit hands a connection on once it has proven that it is a member's.
+func (t *transport) admit(c net.Conn, counted *identity.Conn) {
+	s := t.members.admit(c, counted)
+	if s == nil {
+		c.Close()
+		return
+	}
+	select {
+	case t.streams <- s:
+	case <-t.ctx.Done():
+		c.Close()
 	}
 }
 
@@ -127,6 +141,7 @@ func (t *transport) Shutdown() error {
 		}
 		t.checkIdle()
 		t.mu.Unlock()
+		t.admits.Wait()
 		select {
 		case <-t.idle:
 		case <-time.After(time.Second): // memberlist does not close one to which it could not write

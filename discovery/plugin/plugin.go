@@ -54,6 +54,9 @@ type Config struct {
 	// where nothing belongs, from one goroutine of each process; the line is logged too. Nil:
 	// nobody cares.
 	Stray func(line string)
+	// Started is called with each process of the plugin, or with why it could not be started. Nil:
+	// not called.
+	Started func(pid int, err error)
 }
 
 // Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it

@@ -80,6 +80,13 @@ func (p *process) Start(context.Context) error {
 	cmd.Env = append(append(cmd.Environ(), p.cfg.Env...), p.handshakeEnv...)
 	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
 	child, err := proc.Start(cmd)
+	if p.cfg.Started != nil {
+		pid := 0
+		if err == nil {
+			pid = child.PID
+		}
+		p.cfg.Started(pid, err)
+	}
 	stdoutEnd.Close()
 	stderrEnd.Close()
 	if err != nil {

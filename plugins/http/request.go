@@ -8,10 +8,10 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -22,19 +22,14 @@ const (
 
 // token reads the token; it may be renewed at any time. Errors name the file alone.
 func (c *config) token() (string, error) {
-	f, err := os.Open(c.tokenFile)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	text, err := safefile.OwnText(c.tokenFile, maxToken)
 	token := bytes.TrimSpace(text)
 	switch {
 	case err != nil:
 		return "", err
 	case len(token) == 0:
 		return "", fmt.Errorf("%s is empty", c.tokenFile)
-	case len(token) > maxToken || bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+	case bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", fmt.Errorf("%s holds something else than a token", c.tokenFile)
 	}
 	return string(token), nil

@@ -10,11 +10,11 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
@@ -122,6 +122,21 @@ func isLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
+// maxCertificates bounds a file of certificates, in bytes: those of all authorities take 250 KB.
+const maxCertificates = 4 << 20
+
+func readKeyPair(certFile, keyFile string) (pair tls.Certificate, err error) {
+	cert, err := safefile.OwnText(certFile, maxCertificates)
+	if err != nil {
+		return pair, err
+	}
+	key, err := safefile.OwnText(keyFile, maxCertificates)
+	if err != nil {
+		return pair, err
+	}
+	return tls.X509KeyPair(cert, key)
+}
+
 // readTLS reads the certificates. Those of the client are read again for each connection, since
 // they are short-lived in many places.
 func (c *config) readTLS(r *settings.Reader) *tls.Config {
@@ -136,7 +151,7 @@ func (c *config) readTLS(r *settings.Reader) *tls.Config {
 		}
 	}
 	if caFile != "" {
-		pem, err := os.ReadFile(caFile)
+		pem, err := safefile.OwnText(caFile, maxCertificates)
 		trust.RootCAs = x509.NewCertPool()
 		if err != nil {
 			r.Fault("ca_file", "%w", err)
@@ -152,7 +167,7 @@ func (c *config) readTLS(r *settings.Reader) *tls.Config {
 		return trust
 	}
 	load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		cert, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+		cert, err := readKeyPair(c.certFile, c.keyFile)
 		return &cert, err
 	}
 	if _, err := load(nil); err != nil {

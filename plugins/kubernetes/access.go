@@ -3,17 +3,19 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"golang.org/x/oauth2"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/transport"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // serviceAccount is where Kubernetes puts what a pod needs to ask the API server.
@@ -25,10 +27,33 @@ type access struct {
 	namespace string // "": not told
 }
 
+const (
+	// tokenPeriod is how long a token of a file is used before the file is read again.
+	tokenPeriod = time.Minute
+	// maxToken and maxConfig bound files, in bytes.
+	maxToken, maxConfig = 64 << 10, 4 << 20
+)
+
+// tokenFile is a file with a token.
+type tokenFile string
+
+// Token reads the file. Errors name the file alone.
+func (f tokenFile) Token() (*oauth2.Token, error) {
+	text, err := safefile.OwnText(string(f), maxToken)
+	if err != nil {
+		return nil, err
+	}
+	token := strings.TrimSpace(string(text))
+	if token == "" {
+		return nil, fmt.Errorf("%s is empty", string(f))
+	}
+	return &oauth2.Token{AccessToken: token, Expiry: time.Now().Add(tokenPeriod)}, nil
+}
+
 // setTokenFile takes the token from a file. It is read again after a minute, and when the server
 // refuses it, since Kubernetes replaces it long before it expires.
 func (a *access) setTokenFile(path string) error {
-	source := transport.NewCachedFileTokenSource(path)
+	source := transport.NewCachedTokenSource(tokenFile(path))
 	if _, err := source.Token(); err != nil {
 		return fmt.Errorf("token: %w", err)
 	}
@@ -45,7 +70,7 @@ func inCluster(dir string, lookup func(string) (string, bool)) (*access, error) 
 	if host == "" || port == "" {
 		return nil, errors.New("kubernetes: this process runs in no pod (no KUBERNETES_SERVICE_HOST): set kubeconfig")
 	}
-	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	ca, err := safefile.OwnText(filepath.Join(dir, "ca.crt"), maxConfig)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: no service account in this pod (automountServiceAccountToken?): %w", err)
 	}
@@ -54,7 +79,7 @@ func inCluster(dir string, lookup func(string) (string, bool)) (*access, error) 
 	if err := a.setTokenFile(filepath.Join(dir, "token")); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	if text, err := os.ReadFile(filepath.Join(dir, "namespace")); err == nil {
+	if text, err := safefile.OwnText(filepath.Join(dir, "namespace"), maxConfig); err == nil {
 		a.namespace = strings.TrimSpace(string(text))
 	}
 	return a, nil
@@ -70,11 +95,19 @@ func fromKubeconfig(path, context string) (*access, error) {
 }
 
 func readKubeconfig(path, context string) (*access, error) {
-	file, err := clientcmd.LoadFromFile(path)
-	if missing := (*fs.PathError)(nil); errors.As(err, &missing) {
+	text, err := safefile.OwnText(path, maxConfig)
+	if err != nil {
 		return nil, err
-	} else if err != nil { // which might quote secrets
+	}
+	file, err := clientcmd.Load(text)
+	if err != nil { // which might quote secrets
 		return nil, errors.New("it is not YAML of a kubeconfig, or its data are not base64")
+	}
+	for _, c := range file.Clusters { // paths in it are relative to it
+		c.LocationOfOrigin = path
+	}
+	for _, u := range file.AuthInfos {
+		u.LocationOfOrigin = path
 	}
 	if err := clientcmd.ResolveLocalPaths(file); err != nil {
 		return nil, err
@@ -107,6 +140,14 @@ func readKubeconfig(path, context string) (*access, error) {
 	}
 	if err := a.setUser(user); err != nil {
 		return nil, fmt.Errorf("user %s: %w", chosen.AuthInfo, err)
+	}
+	for _, path := range []string{cluster.CertificateAuthority, user.ClientCertificate, user.ClientKey} {
+		if path == "" {
+			continue
+		}
+		if _, err := safefile.OwnText(path, maxConfig); err != nil { // client-go reads it itself, again and again
+			return nil, err
+		}
 	}
 	return a, nil
 }

@@ -218,7 +218,7 @@ func TestInCluster(t *testing.T) {
 		t.Errorf("%v, %v", hosts, err)
 	}
 	writeFile(t, filepath.Join(dir, "token"), "")
-	if err := try(nil); err == nil || !strings.Contains(err.Error(), "empty token") {
+	if err := try(nil); err == nil || !strings.Contains(err.Error(), "is empty") {
 		t.Error(err)
 	}
 	if err := os.Remove(filepath.Join(dir, "ca.crt")); err != nil {
