@@ -66,7 +66,7 @@ type request struct {
 // to be fused with later ones.
 func (h *Handle) Wait() error {
 	if !h.done.Load() && h.engine != nil {
-		h.engine.flushNow()
+		h.engine.help(h)
 	}
 	h.ending.Wait()
 	if h.engine != nil {
@@ -81,8 +81,9 @@ func (h *Handle) Done() bool { return h.done.Load() }
 // AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done
 // when every rank has called it with the same name. Ranks may do so in different orders, beside any
 // other operation of the group. Tensors that are due at the same time are reduced together; that
-// changes no bit of a result, because every element is combined in the order of the ranks, as
-// [Strict] does. Those of [Adasum] are reduced one by one.
+// changes no bit of a result, because every element is combined in one order: that of the ranks of
+// each host, then that of the hosts by their first ranks. With [Strict], or where ranks of a host
+// share no memory, it is the order of the ranks. Those of [Adasum] are reduced one by one.
 //
 // A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same
 // ones in every step are the fastest. A call with other arguments than those of another rank under
@@ -282,7 +283,9 @@ func (g *Group) nudged(cycle uint64) {
 			break
 		}
 	}
-	g.ring()
+	if cycle > g.begun.Load() {
+		g.ring()
+	}
 }
 
 // departed notes that a rank has left, without which no operation of an engine can be finished.

@@ -57,8 +57,8 @@ func (e *engine) execute() error {
 		return nil
 	}
 	used := 0
-	for id, vote := range e.votes[2:] {
-		if vote == 0 {
+	for id := range e.table {
+		if !e.elected(id) {
 			continue
 		}
 		r := &e.table[id].request
@@ -85,6 +85,7 @@ func (e *engine) execute() error {
 		b := &e.buckets[at]
 		b.ids, b.bytes = append(b.ids, id), b.bytes+bytes
 	}
+	e.observe(e.buckets[:used])
 	for i := range e.buckets[:used] {
 		if err := e.reduce(&e.buckets[i]); err != nil {
 			return err
@@ -169,7 +170,11 @@ func (e *engine) inPlace(b *bucket) []byte {
 // nothing, the elements are neutral.
 func (e *engine) copyIn(b *bucket) []byte {
 	all := e.buffer(b.bytes)
-	rest := all
+	e.gatherBucket(b, all)
+	return all
+}
+
+func (e *engine) gatherBucket(b *bucket, rest []byte) {
 	for _, id := range b.ids {
 		t := &e.table[id]
 		part := rest[:int(t.request.count)*b.wire.Size()]
@@ -187,17 +192,16 @@ func (e *engine) copyIn(b *bucket) []byte {
 			kernel.Narrow(b.wire)(part, t.mine.data)
 		}
 	}
-	return all
 }
 
-// buffer returns n bytes for a bucket, whose contents are those of an earlier one. Where all ranks
-// share memory they lie in what others can read, so that the reduction copies nothing.
+// buffer returns n bytes for a bucket, whose contents are those of an earlier one. Where ranks of
+// this host share memory they lie in what those can read, so that the reduction copies nothing.
 func (e *engine) buffer(n int) []byte {
 	if n > cap(e.fused) {
 		size := max(n, min(2*cap(e.fused), e.fusion))
 		Free(e.fused[:cap(e.fused)])
 		e.fused = nil
-		if e.lane.inMemory() != nil {
+		if e.lane.host.Load() != nil {
 			e.fused, _ = Alloc[byte](size) // without room, an ordinary one is used
 		}
 		if e.fused == nil {

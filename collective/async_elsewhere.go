@@ -19,7 +19,7 @@ type Elsewhere struct {
 }
 
 // Work performs an operation on a vector that lies outside the memory of this process. Its methods
-// are called by the group's engine, one at a time.
+// are called one at a time, by the group's engine or by a goroutine that waits for an operation.
 type Work interface {
 	// Reduce combines vectors, of which the receiver's is the first, in place with those of the
 	// other ranks. They have one type and one operation, are in the same order on every rank, and

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -19,10 +20,13 @@ import (
 //     so that the numbers of names are the same everywhere.
 //  3. What is ready is reduced, in the order of the numbers, in buckets of tensors of one kind.
 //
-// A rank begins a cycle when it has submitted something, and nudges the others, who join in
-// whatever they have to say. After the cycle the ranks know all there is to know; the next one
-// begins when there is news. So no cycle is in vain, and idle ranks send nothing. See Horovod's
-// response cache for the same idea, with cycles by the clock.
+// A rank begins a cycle when it has submitted something, and nudges the others if they do not come
+// of themselves, who join in whatever they have to say. After the cycle the ranks know all there is
+// to know; the next one begins when there is news. So no cycle is in vain, and idle ranks send
+// nothing. See Horovod's response cache for the same idea, with cycles by the clock.
+//
+// A goroutine that waits for an operation does the cycles itself, if no other does, since to wake
+// the engine's own takes longer than a cycle.
 type engine struct {
 	g      *Group
 	tuning tuning
@@ -30,10 +34,15 @@ type engine struct {
 	kick   chan struct{} // one token: look again
 	submissions
 
-	// What follows belongs to the engine's goroutine.
+	turn   sync.Mutex  // held by the goroutine that does cycles, which owns what follows
+	wanted atomic.Bool // the engine's goroutine has found it taken, and is to be poked
+
 	lane   *Group
-	number uint64    // of the cycle
-	warn   time.Time // when to ask which ranks are waited for; zero while nothing is
+	met    bool          // the lane is connected, and the ranks have agreed on what is to be agreed on first
+	halted error         // what has ended a cycle
+	number uint64        // of the cycle
+	usual  time.Duration // that the first operation of a cycle takes
+	warn   time.Time     // when to ask which ranks are waited for; zero while nothing is
 	timer  *time.Timer
 	agreement
 	reduction
@@ -62,6 +71,8 @@ type agreement struct {
 	contribute int     // ranks that have not joined
 	fusion     int     // smallest threshold of all ranks
 	votes      []uint8
+	guess      guess
+	awaited    bool // some ranks have submitted what others have not
 
 	unannounced   []*Handle
 	joinAnnounced bool // this rank's joining
@@ -155,11 +166,15 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			continue
 		}
 		e.submitted++
-		e.bytes += h.request.bytes()
+		if e.bytes += h.request.bytes(); len(e.fresh) == 0 {
+			e.timer.Reset(e.tuning.cycle)
+		}
 		e.fresh = append(e.fresh, h)
 	}
 	e.urgent = e.urgent || len(handles) > 1
-	e.poke()
+	if e.urgent || e.bytes >= e.fusion || e.joining != nil || e.err != nil {
+		e.poke()
+	}
 	return nil
 }
 
@@ -179,6 +194,49 @@ func (e *engine) flushNow() {
 		e.poke()
 	}
 	e.mu.Unlock()
+}
+
+// help does cycles on behalf of a goroutine that waits for an operation, for as long as there is a
+// reason for one. Where another goroutine is at it, that one is told to make haste.
+func (e *engine) help(h *Handle) {
+	if !e.turn.TryLock() {
+		e.flushNow()
+		return
+	}
+	defer func() {
+		e.turn.Unlock()
+		if e.wanted.Swap(false) {
+			e.poke()
+		}
+	}()
+	if !e.met {
+		e.flushNow()
+		return
+	}
+	e.mu.Lock()
+	e.urgent = e.urgent || len(e.fresh) > 0
+	e.mu.Unlock()
+	for !h.done.Load() && e.halted == nil {
+		if !e.look() {
+			break
+		}
+		e.halt(e.cycle())
+	}
+	e.mu.Lock()
+	if len(e.fresh) == 0 {
+		e.timer.Reset(time.Hour) // to set it is cheaper than to be woken by it
+	}
+	e.mu.Unlock()
+	if !h.done.Load() || e.pending > 0 || e.halted != nil {
+		e.poke() // the engine's goroutine goes on
+	}
+}
+
+// halt notes that a cycle has failed.
+func (e *engine) halt(err error) {
+	if err != nil {
+		e.halted = err
+	}
 }
 
 func (e *engine) poke() {
@@ -212,12 +270,16 @@ func (e *engine) stop() {
 func (e *engine) run() {
 	defer close(e.ended)
 	defer e.timer.Stop()
+	e.turn.Lock()
 	err := e.connect()
+	e.met = err == nil
+	e.turn.Unlock()
 	for err == nil {
-		if err = e.await(); err == nil {
-			err = e.cycle()
-		}
+		err = e.await()
 	}
+	e.turn.Lock() // whoever has waited has given up
+	defer e.turn.Unlock()
+	e.halt(err)
 	e.mu.Lock()
 	if failure := e.g.err(); failure != nil {
 		err = failure
@@ -254,16 +316,17 @@ func (e *engine) connect() error {
 	if err := AllReduce(context.Background(), e.lane, smallest[:], Min); err != nil {
 		return err
 	}
+	e.mu.Lock()
 	e.fusion = int(smallest[0])
+	e.mu.Unlock()
 	return nil
 }
 
-// await blocks until there is a reason for a cycle.
+// await blocks until there is a reason for a cycle, and does it.
 func (e *engine) await() error {
 	for {
-		pause, reason := e.look()
-		if reason {
-			return nil
+		if worked, err := e.work(); worked {
+			return err
 		}
 		e.mu.Lock()
 		stopping := e.stopping
@@ -271,7 +334,6 @@ func (e *engine) await() error {
 		if stopping {
 			return ErrClosed
 		}
-		e.timer.Reset(pause)
 		select {
 		case <-e.kick:
 		case <-e.lane.changed:
@@ -282,32 +344,51 @@ func (e *engine) await() error {
 	}
 }
 
-// look reports whether there is a reason for a cycle, and if not, when to look again.
-func (e *engine) look() (pause time.Duration, reason bool) {
+// work does a cycle if there is a reason for one, and no other goroutine is at it.
+func (e *engine) work() (worked bool, err error) {
+	if !e.turn.TryLock() {
+		e.wanted.Store(true) // rather than to wait: a mutex that is waited for is not given to others
+		if !e.turn.TryLock() {
+			return false, nil
+		}
+	}
+	defer e.turn.Unlock()
+	if e.halted != nil {
+		return true, e.halted
+	}
+	if worked = e.look(); worked {
+		e.halt(e.cycle())
+	}
+	return worked, e.halted
+}
+
+// look reports whether there is a reason for a cycle, and if not, has the engine's goroutine look
+// again in time.
+func (e *engine) look() (reason bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stopping {
-		return 0, false
+		return false
 	}
 	if e.lane.cycle.Load() > e.number || len(e.unannounced) > 0 || e.joins() ||
 		(e.pending > 0 || e.joinAnnounced) && e.lane.peerLeft.Load() {
-		return 0, true
+		return true
 	}
-	now := time.Now()
-	pause = time.Hour
+	now, pause := time.Now(), time.Hour
 	if len(e.fresh) > 0 {
 		pause = e.fresh[0].since.Add(e.tuning.cycle).Sub(now)
 		if e.urgent || e.bytes >= e.fusion || pause <= 0 {
-			return 0, true
+			return true
 		}
 	}
 	if !e.warn.IsZero() {
 		pause = min(pause, e.warn.Sub(now))
 		if pause <= 0 {
-			return 0, true
+			return true
 		}
 	}
-	return pause, false
+	e.timer.Reset(pause)
+	return false
 }
 
 // joins reports whether this rank can announce now that it joins. The caller holds e.mu.
@@ -318,10 +399,20 @@ func (e *engine) joins() bool {
 // cycle does one cycle, as all ranks do at the same time.
 func (e *engine) cycle() error {
 	e.number++
-	e.lane.nudge(e.number)
+	e.lane.begun.Store(e.number)
+	e.nudge()
 	join := e.collect()
+	if e.expects() {
+		ready := len(e.unannounced) == 0 && !join && (e.warn.IsZero() || time.Until(e.warn) > 0)
+		right, err := e.tryGuess(ready)
+		if e.arrived(); err != nil || right {
+			e.schedule()
+			return err
+		}
+	}
 	for {
 		asked, err := e.vote(len(e.unannounced) > 0 || join)
+		e.arrived()
 		if err != nil {
 			return err
 		}
@@ -348,6 +439,28 @@ func (e *engine) cycle() error {
 	return nil
 }
 
+// nudge tells the other ranks that a cycle has begun: at once where some wait for it, where this
+// rank has been told itself, or where it cannot look again while it waits; otherwise when they are
+// late.
+func (e *engine) nudge() {
+	if e.awaited || e.lane.cycle.Load() >= e.number || e.lane.tcp == nil || !e.lane.tcp.driven {
+		e.lane.nudge(e.number)
+		return
+	}
+	e.lane.call.late = lateness{cycle: e.number, since: time.Now(),
+		bound: max(nudgeLeast, min(nudgeFactor*e.usual, nudgeMost))}
+}
+
+// arrived notes that all ranks have begun the cycle, since its first operation has ended.
+func (e *engine) arrived() {
+	late := &e.lane.call.late
+	if late.cycle != 0 { // nobody had to be nudged
+		took := time.Since(late.since)
+		e.usual += (took - e.usual) / 8
+	}
+	late.cycle = 0
+}
+
 // collect takes what has been submitted.
 func (e *engine) collect() (join bool) {
 	e.mu.Lock()
@@ -372,27 +485,45 @@ func (e *engine) hold(id int, h *Handle) {
 // asked is what else the ranks want.
 type asked struct{ news, stall bool }
 
-// vote finds what all ranks have submitted: the smallest vote of all decides. The first two places
-// say whether a rank has news, and whether it asks for a stall report.
+// Places of a vote, ahead of two for each name.
+const (
+	newsVote  = iota // 0: a rank has news
+	stallVote        // 0: a rank asks for a stall report
+	nameVotes
+)
+
+// vote finds what all ranks have submitted: the smallest vote of all decides. For each name there
+// are two: whether a rank has submitted it, and whether it has not. So all know as well what some
+// have submitted, who wait for the others.
 func (e *engine) vote(news bool) (asked, error) {
 	e.votes = append(e.votes[:0], 1, 1)
 	if news {
-		e.votes[0] = 0
+		e.votes[newsVote] = 0
 	}
 	if !e.warn.IsZero() && time.Until(e.warn) <= 0 {
-		e.votes[1] = 0
+		e.votes[stallVote] = 0
 	}
 	all := e.joined[e.g.rank] && e.contribute > 0
 	for i := range e.table {
-		v := uint8(0)
-		if all || e.table[i].mine != nil {
-			v = 1
+		switch {
+		case e.table[i].mine != nil:
+			e.votes = append(e.votes, 1, 0)
+		case all:
+			e.votes = append(e.votes, 1, 1)
+		default:
+			e.votes = append(e.votes, 0, 1)
 		}
-		e.votes = append(e.votes, v)
 	}
 	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, Min, e.votes)
-	return asked{news: e.votes[0] == 0, stall: e.votes[1] == 0}, err
+	e.awaited = false
+	for i := nameVotes; i < len(e.votes); i += 2 {
+		e.awaited = e.awaited || e.votes[i] == 0 && e.votes[i+1] == 0
+	}
+	return asked{news: e.votes[newsVote] == 0, stall: e.votes[stallVote] == 0}, err
 }
+
+// elected reports whether all ranks have submitted a name.
+func (e *engine) elected(id int) bool { return e.votes[nameVotes+2*id] != 0 }
 
 // forget drops all names, on all ranks in the same cycle, so that unused names do not pile up.
 func (e *engine) forget() {
@@ -401,7 +532,7 @@ func (e *engine) forget() {
 			e.unannounced = append(e.unannounced, h)
 		}
 	}
-	e.table, e.pending = e.table[:0], 0
+	e.table, e.pending, e.guess.times = e.table[:0], 0, 0
 	clear(e.ids)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 )
 
 // call is an operation under way on one rank.
@@ -18,7 +19,11 @@ type call struct {
 	ins     []*incoming
 	inUsed  int
 	buffer  []byte
-	owners  []int
+
+	outDone, inDone int           // so many of the first ones are known to be done
+	crossings       [2][]crossing // of the two latest waves
+
+	late lateness
 
 	segment    int // most bytes of a frame
 	sentBefore []int
@@ -28,7 +33,7 @@ type call struct {
 func (c *call) begin(ctx context.Context, d descriptor) error {
 	c.ctx, c.desc = ctx, d
 	c.seq++
-	c.outUsed, c.inUsed = 0, 0
+	c.outUsed, c.inUsed, c.outDone, c.inDone = 0, 0, 0, 0
 	if c.segment = c.g.family.segment; c.segment == 0 {
 		c.segment = segment
 	}
@@ -63,7 +68,8 @@ func (c *call) end(err error) error {
 	for _, r := range c.ins[:c.inUsed] {
 		r.buf = nil
 	}
-	c.ctx, c.outUsed, c.inUsed = nil, 0, 0
+	c.ctx = nil
+	c.outUsed, c.inUsed, c.outDone, c.inDone = 0, 0, 0, 0
 	if err == nil {
 		c.g.finished.Store(c.seq)
 	}
@@ -155,6 +161,16 @@ func (c *call) wait(done *atomic.Bool) error {
 	return nil
 }
 
+// waitFor waits for the receives of these numbers.
+func (c *call) waitFor(first, end int) error {
+	for _, r := range c.ins[first:end] {
+		if err := c.wait(&r.done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // flush waits for all sends.
 func (c *call) flush() error {
 	for _, o := range c.outs[:c.outUsed] {
@@ -178,6 +194,36 @@ func (c *call) pause() error {
 	case <-c.ctx.Done():
 		return c.cancelled()
 	}
+}
+
+// lateness is what an engine's operation does once it has waited for long: the others may not know
+// yet that a cycle has begun.
+type lateness struct {
+	cycle uint64 // to tell of; 0: none
+	since time.Time
+	bound time.Duration // when it is time
+}
+
+// The first operation of a cycle waits for so many times as long as it takes usually until it
+// nudges the others, within bounds. If all have begun the cycle of themselves, nudges would only
+// keep them from it.
+const (
+	nudgeFactor = 3
+	nudgeLeast  = 500 * time.Microsecond
+	nudgeMost   = 5 * time.Millisecond
+)
+
+// nudgeIfLate tells the others of the cycle if it is time, and reports whether it is still to come.
+func (c *call) nudgeIfLate(now time.Time) (pending bool) {
+	if c.late.cycle == 0 {
+		return false
+	}
+	if now.Sub(c.late.since) < c.late.bound {
+		return true
+	}
+	c.g.nudge(c.late.cycle)
+	c.late.cycle = 0
+	return false
 }
 
 // scratch returns n bytes for partial results, aligned for every element type. They are valid until

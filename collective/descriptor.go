@@ -21,11 +21,13 @@ const (
 	subsetAction
 	shareAction // of memory, while a group is made
 	allReduceAsyncAction
+	allGatherIntoAction
+	allToAllIntoAction
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync"}
+	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
@@ -70,6 +72,8 @@ func (a descriptor) String() string {
 		return fmt.Sprintf("%s of %d %v (%v)", name, a.count, a.dtype, a.reduce)
 	case broadcastAction:
 		return fmt.Sprintf("%s of %d %v from rank %d", name, a.count, a.dtype, a.root)
+	case allGatherIntoAction, allToAllIntoAction:
+		return fmt.Sprintf("%s of %d %v", name, a.count, a.dtype)
 	case allGatherAction:
 		return fmt.Sprintf("%s of %v", name, a.dtype)
 	case allToAllAction:

@@ -29,15 +29,17 @@
 // [AllReduceAsync] returns at once. Each group that it is used on has an engine on every rank
 // (async_engine.go), with connections of its own, which finds in cycles what all ranks have
 // submitted and reduces it in buckets (async_bucket.go). What is in a bucket depends on when the
-// ranks submit; the results do not, since the engine's reductions combine every element in the
-// order of the ranks, wherever it lies, as [Strict] does.
+// ranks submit; the results do not, since the engine's reductions combine every element in one
+// order, wherever it lies: that of the ranks of each host, then that of the hosts; under [Strict],
+// or where ranks of a host do not share memory, that of the ranks.
 //
 // # Shared memory
 //
 // Ranks of a group that are on one host meet in shared memory (shared_memory.go). Where these are
-// all ranks, everything but a forced algorithm and [Adasum] runs in it; where they are not,
-// AllReduce runs within hosts and between them (allreduce.go). Slices of [Alloc] are
-// reduced in it without a copy, if they are large.
+// all ranks, everything but a forced algorithm and [Adasum] runs in it; where they are not, the
+// same operations have two levels (hierarchy.go): each host's data crosses to each other host once,
+// split among the ranks of the host. Slices of [Alloc] are reduced without a copy, if they are
+// large.
 //
 // # Layers
 //

@@ -91,6 +91,9 @@ type Endpoint struct {
 	turned  chan struct{} // closed and replaced when current is
 	largest int           // ranks of the largest generation that Connect was called for
 	arrivals
+	routing
+	life    context.Context // ends when the endpoint is closed
+	endLife context.CancelFunc
 	testHooks
 }
 
@@ -139,7 +142,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 		cfg.Log = quiet
 	}
 	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), turned: make(chan struct{}),
-		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}}
+		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}, routing: newRouting()}
+	e.life, e.endLife = context.WithCancel(context.Background())
 	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
 	e.running.Go(e.accept)
 	if !e.cfg.OnlySockets {
@@ -282,6 +286,7 @@ func (e *Endpoint) closeListener() error {
 	default:
 	}
 	close(e.closed)
+	e.endLife()
 	err := e.listener.Close()
 	for c := range e.inbound {
 		c.Close()
@@ -325,16 +330,20 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(p.Generation, n)
 	f.key = p.Key
 	f.settings = settings{
-		hosts: p.Hosts, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend,
+		own: f.own, hosts: p.Hosts, addrs: p.Addrs, self: p.Rank, hurried: e.survived(&p), encrypted: e.cfg.Encrypt, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend,
 		algorithm: e.cfg.Algorithm, dataConns: e.cfg.Connections, mesh: e.mesh,
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}
-	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l, p.Addrs) }
-	return f.connect(ctx, lane{rank: p.Rank, size: n})
+	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l) }
+	g, err := f.connect(ctx, lane{rank: p.Rank, size: n})
+	if err == nil {
+		e.settle(f)
+	}
+	return g, err
 }
 
-// connect connects the ranks of one group. addrs are those of the ranks of the generation.
-func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]string) (*Group, error) {
+// connect connects the ranks of one group.
+func (e *Endpoint) connect(ctx context.Context, f *family, l lane) (*Group, error) {
 	g := newGroup(f, l.id, l.rank, l.size, l.members)
 	g.strict = l.strict
 	path := newTCPPath(g)
@@ -342,8 +351,9 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 		g.path, g.tcp = path, path
 	}
 	path.dials.dialChannel = func(ctx context.Context, peer, channel int) {
-		e.dialChannel(ctx, g, path, peer, channel, addrs[g.original(peer)])
+		e.dialChannel(ctx, g, path, peer, channel)
 	}
+	path.broke = func(peer int, c *conn) { e.brokeRoute(f, g.original(peer), c) }
 	if err := e.admitGroup(g); err != nil {
 		return nil, err
 	}
@@ -375,6 +385,7 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane, addrs [][]str
 		g.Abort(err)
 		return nil, g.err()
 	}
+	e.guard(g, path)
 	return g, nil
 }
 

@@ -73,6 +73,7 @@ func (e *Endpoint) admit(c *identity.Conn) bool {
 var (
 	errGaveWay = errors.New("it has given way to newer connections, or was not proven in time")
 	errClosed  = errors.New("the endpoint is closed")
+	errProbed  = errors.New("a measurement has ended")
 )
 
 // prove verifies one accepted connection and hands it to its group, without the listener's bounds.
@@ -92,14 +93,18 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 	}
 	var path *tcpPath
 	claimed, visiting := false, false
+	var probed *family
 	keyOf := func(h identity.Hello) (identity.DataKey, error) { return e.keyOf(unproven, h) }
 	h, err := e.cfg.Credentials.ProveAccept(bounded, keyOf, func(h identity.Hello) (err error) {
 		if !unproven.Proven() {
 			return errGaveWay // the dialer sees it broken, and dials again
 		}
-		if h == visit(h.Generation) {
+		switch {
+		case h == visit(h.Generation):
 			visiting, err = e.admitVisit(h.Generation)
-		} else {
+		case h.Channel == probeChannel:
+			probed, err = e.admitProbe(h)
+		default:
 			path, claimed, err = e.awaitGroup(h)
 		}
 		raw.SetDeadline(time.Now().Add(bound))
@@ -112,6 +117,12 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 			err = errVisited
 		}
 		e.endVisit()
+	}
+	if probed != nil {
+		if err == nil {
+			err = errors.Join(errProbed, e.serveProbe(probed, h.From, c))
+		}
+		e.endProbe()
 	}
 	e.mu.Lock()
 	delete(e.inbound, raw)

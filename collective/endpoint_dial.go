@@ -8,29 +8,56 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// dialChannel dials one connection to a peer.
-func (e *Endpoint) dialChannel(ctx context.Context, g *Group, path *tcpPath, peer, channel int, addrs []string) {
-	stagger := time.Duration(0)
-	if g.family.sameHost(g.original(g.rank), g.original(peer)) {
-		stagger = localStagger
-	}
+// dialChannel dials one connection to a peer, and where the data channel is to have one on each of
+// several routes, the others too.
+func (e *Endpoint) dialChannel(ctx context.Context, g *Group, path *tcpPath, peer, channel int) {
 	if ctx.Err() != nil {
 		return
 	}
-	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: channel, Lane: g.lane}
-	c, err := e.dial(ctx, addrs, g.family.key, h, stagger, path.lacking)
+	w, name, before := e.way(ctx, g.family, g.original(peer)), channel, 0
+	switch {
+	case channel == controlChannel:
+		e.dialOn(ctx, g, path, peer, channel, channel, w.from(w.beside))
+		return
+	case channel == dataChannel:
+		var all int
+		if before, all = path.widen(peer, w.rails); all > before {
+			name = countedChannel + all
+		}
+	case w.rails > 0:
+		w = w.from((channel - firstExtraChannel + 1) % w.rails)
+	}
+	if !e.dialOn(ctx, g, path, peer, channel, name, w) || name == channel {
+		return
+	}
+	var extra sync.WaitGroup
+	for n := before; n < name-countedChannel; n++ {
+		extra.Go(func() {
+			channel := firstExtraChannel + n - 1
+			e.dialOn(ctx, g, path, peer, channel, channel, w.from(n%w.rails))
+		})
+	}
+	extra.Wait()
+}
+
+// dialOn dials one connection, which the peer knows by name, and reports whether it has come.
+func (e *Endpoint) dialOn(ctx context.Context, g *Group, path *tcpPath, peer, channel, name int, w way) bool {
+	h := identity.Hello{Generation: g.generation, From: g.rank, To: peer, Channel: name, Lane: g.lane}
+	c, err := e.dial(ctx, w, g.family.key, h, path.lacking)
 	if err == nil {
 		e.made.Add(1)
 		path.install(peer, channel, c)
 	} else if ctx.Err() == nil {
 		g.fail(gone(err, peer))
 	}
+	return err == nil
 }
 
 var (
@@ -56,17 +83,15 @@ func retryable(err error, attempt int) bool {
 // dial dials until it succeeds, or a retry is useless. A timeout alone is no reason to give up
 // where the peer is of this host, nor while other connections of the group come, of which lacking
 // tells how many do not: then this host is slow.
-func (e *Endpoint) dial(
-	ctx context.Context, addrs []string, key identity.DataKey, h identity.Hello, stagger time.Duration, lacking func() int,
-) (*conn, error) {
+func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h identity.Hello, lacking func() int) (*conn, error) {
 	pause := firstBackoff
 	for attempt := 1; ; attempt++ {
 		before, began := lacking(), time.Now()
-		c, err := e.dialAll(ctx, addrs, key, h, stagger)
+		c, err := e.dialAll(ctx, w, key, h)
 		if time.Since(began) >= heldFor {
 			attempt = 1 // the peer has not come to the generation, so it can answer nothing
 		}
-		slow := errors.Is(err, errTimeout) && (stagger > 0 || loopback(addrs) || lacking() < before)
+		slow := errors.Is(err, errTimeout) && (w.local || loopback(w.addrs) || lacking() < before)
 		if err == nil || ctx.Err() != nil || !slow && !retryable(err, attempt) {
 			return c, err
 		}
@@ -92,76 +117,110 @@ func loopback(addrs []string) bool {
 // dialAll tries all addresses at once, or each of them so much later than the one before or when
 // that has failed, and returns the connection that is proven first. The acceptor agrees to one
 // alone, so it cannot agree to a second one.
-func (e *Endpoint) dialAll(
-	ctx context.Context, addrs []string, key identity.DataKey, h identity.Hello, stagger time.Duration,
-) (*conn, error) {
-	switch len(addrs) {
+func (e *Endpoint) dialAll(ctx context.Context, w way, key identity.DataKey, h identity.Hello) (*conn, error) {
+	switch len(w.addrs) {
 	case 0:
 		return nil, errors.New("it has given no address")
 	case 1:
-		return e.dialOne(ctx, addrs[0], key, h)
+		return e.dialOne(ctx, w.addrs[0], key, h, nil)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type result struct {
-		c   *conn
-		err error
+	r := race{way: w, results: make(chan attempt), connected: make(chan int, len(w.addrs)), answered: make([]bool, len(w.addrs))}
+	r.dial = func(addr string, connected func()) (*conn, error) { return e.dialOne(ctx, addr, key, h, connected) }
+	won := r.run(cancel)
+	if won.c == nil {
+		return nil, errors.Join(r.errs...)
 	}
-	results := make(chan result)
-	var won *conn
-	var errs []error
-	started := 0
-	start := func() {
-		addr := addrs[started]
-		started++
-		go func() {
-			c, err := e.dialOne(ctx, addr, key, h)
-			results <- result{c, err}
-		}()
+	for i, addr := range w.addrs[:won.index] {
+		if w.ordered && !r.answered[i] {
+			e.routes.Break(time.Now(), w.host, netip.MustParseAddrPort(addr).Addr())
+		}
 	}
+	return won.c, nil
+}
+
+// race is attempts at several addresses, of which one wins.
+type race struct {
+	way
+	dial      func(addr string, connected func()) (*conn, error)
+	results   chan attempt
+	connected chan int
+	answered  []bool // by address: the peer's kernel has answered
+	started   int
+	errs      []error
+}
+
+// attempt is one that has ended.
+type attempt struct {
+	index int
+	c     *conn
+	err   error
+}
+
+func (r *race) start() {
+	index, addr := r.started, r.addrs[r.started]
+	r.started++
+	go func() {
+		c, err := r.dial(addr, func() { r.connected <- index })
+		r.results <- attempt{index, c, err}
+	}()
+}
+
+// run returns the attempt that is proven first, once all have ended; cancel ends the others.
+func (r *race) run(cancel func()) (won attempt) {
 	var next <-chan time.Time
-	if stagger > 0 {
-		ticker := time.NewTicker(stagger)
+	if r.stagger > 0 {
+		ticker := time.NewTicker(r.stagger)
 		defer ticker.Stop()
 		next = ticker.C
 	}
-	start()
-	for ended := 0; ended < started; { // every goroutine is waited for
-		more := won == nil && started < len(addrs)
-		if more && stagger == 0 {
-			start()
+	r.start()
+	held := 0                            // attempts that are being proven, and hold the next ones back
+	for ended := 0; ended < r.started; { // every goroutine is waited for
+		more := won.c == nil && r.started < len(r.addrs)
+		if more && r.stagger == 0 {
+			r.start()
 			continue
 		}
-		var r result
+		var a attempt
 		select {
-		case r = <-results:
+		case index := <-r.connected:
+			r.answered[index] = true
+			held++
+			continue
+		case a = <-r.results:
 			ended++
 		case <-next:
-			if more {
-				start()
+			if more && !(r.ordered && held > 0) {
+				r.start()
 			}
 			continue
 		}
 		switch {
-		case r.err != nil:
-			errs = append(errs, r.err)
-			if more {
-				start()
+		case a.err != nil:
+			if r.answered[a.index] {
+				held--
 			}
-		case won != nil:
-			r.c.raw.Close()
+			r.errs = append(r.errs, a.err)
+			if more {
+				r.start()
+			}
+		case won.c != nil:
+			a.c.raw.Close()
 		default:
-			won = r.c
+			won = a
 			cancel()
 		}
 	}
-	if won == nil {
-		return nil, errors.Join(errs...)
-	}
-	return won, nil
+	return won
 }
 
-func (e *Endpoint) dialOne(ctx context.Context, addr string, key identity.DataKey, h identity.Hello) (*conn, error) {
+// dialOne dials one address. It calls connected, unless that is nil, when the peer's kernel has
+// answered; the proof follows.
+func (e *Endpoint) dialOne(
+	ctx context.Context, addr string, key identity.DataKey, h identity.Hello, connected func(),
+) (*conn, error) {
 	if e.dialOnce != nil {
 		return nil, e.dialOnce()
 	}
@@ -175,6 +234,9 @@ func (e *Endpoint) dialOne(ctx context.Context, addr string, key identity.DataKe
 	}
 	if err != nil {
 		return nil, err
+	}
+	if connected != nil {
+		connected()
 	}
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	c := &conn{Conn: raw, raw: raw}

@@ -23,7 +23,7 @@ var errVisited = errors.New("collective: a visit has ended")
 // generation refuses. The other worker's Config.Visited gets the other end. The caller closes the
 // connection; the endpoint does not.
 func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.DataKey, addrs []string) (net.Conn, error) {
-	c, err := e.dial(ctx, addrs, key, visit(generation), 0, func() int { return 0 })
+	c, err := e.dial(ctx, way{addrs: addrs}, key, visit(generation), func() int { return 0 })
 	if err != nil {
 		return nil, err
 	}

@@ -141,3 +141,11 @@ func Sparse(endpoints []*Endpoint) {
 
 // Connected is the number of ranks that g is connected to.
 func Connected(g *Group) int { return len(g.tcp.connected()) }
+
+// Guesses is how many buckets a group's engine has reduced without a vote.
+func Guesses(g *Group) int {
+	e := g.async
+	e.turn.Lock()
+	defer e.turn.Unlock()
+	return e.guess.right
+}

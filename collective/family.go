@@ -6,12 +6,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/cards"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
@@ -69,14 +71,21 @@ type family struct {
 	lanes   map[uint64]*Group
 	failure *notice  // the first one
 	told    []string // backends
+	lost    []lostConn
 
-	killed atomic.Bool // the worker, a goroutine, has been killed: it sends nothing any more
+	sent   atomic.Uint64 // bytes that the kernel has taken on data channels
+	killed atomic.Bool   // the worker, a goroutine, has been killed: it sends nothing any more
 }
 
 // settings are what [Config] and [Peers] say about the groups of a generation.
 type settings struct {
-	hosts       []string // of all ranks; nil: not known
-	onlySockets bool     // this rank shares no memory
+	hosts       []string                         // of all ranks; nil: not known
+	addrs       [][]string                       // of all ranks
+	self        int                              // this rank
+	own         func() map[netip.Addr]cards.Card // addresses of this host
+	hurried     bool                             // a route has just broken: those that do not answer are not waited for
+	encrypted   bool                             // the connections are
+	onlySockets bool                             // this rank shares no memory
 	log         logrus.FieldLogger
 	timeline    Timeline                             // nil: none
 	backend     func(generation uint64, name string) // as Config.Backend
@@ -88,7 +97,7 @@ type settings struct {
 }
 
 func newFamily(generation uint64, size int) *family {
-	return &family{generation: generation, size: size, settings: settings{dataConns: 1}, lanes: map[uint64]*Group{}}
+	return &family{generation: generation, size: size, settings: settings{dataConns: 1, own: sync.OnceValue(cards.Own)}, lanes: map[uint64]*Group{}}
 }
 
 func (f *family) group(lane uint64) *Group {

@@ -33,7 +33,11 @@ const (
 	goodbyeFrame                  // the sender leaves the group and sends no more operations
 	ackFrame                      // all that the leaving peer has sent is read
 	nudgeFrame                    // the sender's engine begins the cycle that the sequence number tells
+	cutFrame                      // the connection of the data channel that the sequence number tells has ended
 )
+
+// noticeFollows is the step of a cutFrame whose sender has ended the group, and says why next.
+const noticeFollows = 1
 
 type header struct {
 	kind       kind
@@ -72,7 +76,7 @@ func parseHeader(b []byte) (header, error) {
 		limit = maxPayload
 	case abortFrame, mismatchFrame:
 		limit = maxNotice
-	case goodbyeFrame, ackFrame, nudgeFrame:
+	case goodbyeFrame, ackFrame, nudgeFrame, cutFrame:
 	default:
 		return header{}, errFrame
 	}

@@ -44,11 +44,11 @@ type membership struct {
 
 // connections are how a group's ranks reach each other. They are set before it is handed out.
 type connections struct {
-	path  transport            // nil for a group of one
-	tcp   *tcpPath             // path, where operations may drive it themselves
-	boxes []inbox              // by rank; the own one is unused
-	host  atomic.Pointer[host] // the ranks that share memory with this one; nil: none
-	hosts [][]int              // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
+	path   transport            // nil for a group of one
+	tcp    *tcpPath             // path, where operations may drive it themselves
+	boxes  []inbox              // by rank; the own one is unused
+	host   atomic.Pointer[host] // the ranks that share memory with this one; nil: none
+	levels *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
 }
 
 // activity is what a group does.
@@ -77,6 +77,7 @@ type background struct {
 	asyncMu  sync.Mutex
 	async    *engine       // nil until the first operation
 	cycle    atomic.Uint64 // of an engine's own group: the highest one that this rank has been told of
+	begun    atomic.Uint64 // the one that this rank has begun last
 	peerLeft atomic.Bool   // a rank has left
 	changed  chan struct{} // one token: one of these has changed
 }
@@ -127,6 +128,15 @@ func (g *Group) Lane() uint64 {
 		return 0
 	}
 	return g.lane
+}
+
+// Sent is how many bytes this rank has sent over sockets in operations of the generation so far,
+// with their headers, in all its groups; 0 for a nil Group.
+func (g *Group) Sent() uint64 {
+	if g == nil {
+		return 0
+	}
+	return g.family.sent.Load()
 }
 
 // Failed returns a channel that is closed once the group has failed, also while none of its
@@ -267,7 +277,7 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
 	}
-	if h := g.host.Load(); h != nil && (d.action != allReduceAction || invalid != nil || !g.usesHierarchy(d.reduce)) {
+	if h := g.host.Load(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
 		if err := h.arrive(ctx, d); err != nil {
 			return err
 		}
@@ -289,6 +299,18 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 		return d.refuse(invalid)
 	}
 	return err
+}
+
+// meetsInMemory reports whether the body of an operation has the ranks of a host meet in memory,
+// and compare their calls there.
+func (g *Group) meetsInMemory(d descriptor) bool {
+	switch d.action {
+	case allReduceAction:
+		return g.hierarchical(d.reduce)
+	case allGatherAction, reduceScatterAction, allToAllAction, allGatherIntoAction, allToAllIntoAction:
+		return g.levels != nil
+	}
+	return false
 }
 
 // judged is the call as the others are told of it: one that this rank refuses matches no valid one,

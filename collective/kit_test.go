@@ -184,14 +184,13 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	return groups
 }
 
-// TestFusedBits: what is reduced together has the bits of what is reduced alone, whatever lies
-// between the ranks.
+// TestFusedBits: what is reduced together has the bits of what is reduced alone.
 func TestFusedBits(t *testing.T) {
-	ways := []collectivetest.NewGroups{func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }}
-	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab"} {
+	ways := []collectivetest.Way{{NewGroups: func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }}}
+	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab", "aaabcccc"} {
 		w := newWorkers(t, collective.Config{}, 8)
 		w.hosts = hosts
-		ways = append(ways, w.connect)
+		ways = append(ways, collectivetest.Way{NewGroups: w.connect, Hosts: hosts})
 	}
 	collectivetest.CheckFusedBits(t, ways...)
 }

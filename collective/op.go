@@ -61,10 +61,15 @@ func (o Op) check(t kernel.Type) error {
 	switch {
 	case o < Sum || o >= ops:
 		return fmt.Errorf("%v is not an operation", o)
-	case o == Adasum && kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64:
+	case o == Adasum && exact(t):
 		return fmt.Errorf("%v is for floating point numbers, not for %v", o, t)
 	}
 	return nil
+}
+
+// exact reports whether sums and products of a type do not depend on their order.
+func exact(t kernel.Type) bool {
+	return kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64
 }
 
 // checkParts is check for an operation whose results are parts of vectors.

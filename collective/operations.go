@@ -55,7 +55,7 @@ func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) err
 			return m.Broadcast(ctx, call, bytesOf(data), root)
 		})
 	}
-	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcastTree(bytesOf(data)) })
+	return g.run(ctx, d, checkRoot(g, root), func(c *call) error { return c.broadcastSockets(bytesOf(data)) })
 }
 
 // AllGather returns the data of every rank, by rank, as copies. Lengths may differ.
@@ -68,7 +68,7 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 	var all [][]T
 	err := g.run(ctx, d, nil, func(c *call) error {
 		b := bytesOf(data)
-		parts, err := c.exchangePairs(func(int) []byte { return b })
+		parts, err := c.allGatherSockets(b)
 		all = gathered(parts, g.rank, data)
 		return err
 	})
@@ -79,21 +79,12 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 // result; data stays as it is. Lengths must be equal. The parts are consecutive and as even as can
 // be: of count elements rank r gets count/n, the first count%n ranks one more.
 func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
-	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
 	var part []T
-	if h := g.inMemory(); h != nil {
+	if g != nil {
 		lo, hi := kernel.Split(len(data), g.size, g.rank)
 		part = make([]T, hi-lo)
-		return result(part, h.do(ctx, d, op.checkParts(d.dtype), func(m *shm.Member, call shm.Desc) error {
-			return m.ReduceScatter(ctx, call, bytesOf(data), bytesOf(part), h.reduction(d.dtype, d.reduce))
-		}))
 	}
-	err := g.run(ctx, d, op.checkParts(d.dtype), func(c *call) error {
-		lo, hi := kernel.Split(len(data), g.size, g.rank)
-		part = make([]T, hi-lo)
-		return c.reduceScatterDirect(bytesOf(data), bytesOf(part))
-	})
-	return result(part, err)
+	return result(part, ReduceScatterInto(ctx, g, data, part, op))
 }
 
 // AllToAll sends parts[j] to rank j and returns what every rank has sent to this one, by rank, as
@@ -117,7 +108,7 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 	}
 	var all [][]T
 	err := g.run(ctx, d, invalid, func(c *call) error {
-		got, err := c.exchangePairs(func(to int) []byte { return bytesOf(parts[to]) })
+		got, err := c.allToAllSockets(func(to int) []byte { return bytesOf(parts[to]) })
 		all = gathered(got, g.rank, parts[g.rank])
 		return err
 	})
@@ -129,7 +120,7 @@ func Barrier(ctx context.Context, g *Group) error {
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, descriptor{action: barrierAction}, nil, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 	}
-	return g.run(ctx, descriptor{action: barrierAction}, nil, (*call).agree)
+	return g.run(ctx, descriptor{action: barrierAction}, nil, (*call).barrierSockets)
 }
 
 // BroadcastBytes returns data of rank root, on the root data itself, elsewhere a copy. Only the
@@ -153,7 +144,7 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 		return result(all, err)
 	}
 	err := g.run(ctx, d, checkRoot(g, root), func(c *call) (err error) {
-		all, err = c.broadcastBytesTree(data)
+		all, err = c.broadcastBytesSockets(data)
 		return err
 	})
 	return result(all, err)

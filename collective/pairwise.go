@@ -73,38 +73,43 @@ func (b *block) finish() error {
 // exchangePairs sends part(j) to every rank j and returns what they have sent, by rank; nil for
 // this one. Every pair of ranks talks directly: the same bytes as a ring, in one step.
 func (c *call) exchangePairs(part func(to int) []byte) ([][]byte, error) {
-	n, rank, size := c.g.size, c.g.rank, c.desc.dtype.Size()
-	longest := 0
-	for j := range n {
-		if j != rank {
-			longest = max(longest, len(part(j)))
-		}
+	all := make([][]byte, c.g.size)
+	with := c.allOthers()
+	c.sendParts(with, part)
+	return all, c.receiveParts(with, all)
+}
+
+// sendParts sends part(j) to each of some ranks, which receive it with receiveParts.
+func (c *call) sendParts(to []int, part func(to int) []byte) {
+	size, longest := c.desc.dtype.Size(), 0
+	for _, j := range to {
+		longest = max(longest, len(part(j)))
 	}
 	for i := range c.frames(longest) {
-		for d := 1; d < n; d++ { // each to another one first
-			to := (rank + d) % n
-			if p := part(to); i < c.frames(len(p)) {
-				c.sendOf(to, uint32(i), uint64(len(p)/size), c.cut(p, i))
+		for _, j := range to {
+			if p := part(j); i < c.frames(len(p)) {
+				c.sendOf(j, uint32(i), uint64(len(p)/size), c.cut(p, i))
 			}
 		}
 	}
-	blocks := make([]block, n)
-	for d := 1; d < n; d++ {
-		from := (rank - d + n) % n
-		blocks[from] = block{call: c, from: from, size: size}
-		if err := blocks[from].open(); err != nil {
-			return nil, err
+}
+
+// receiveParts puts what some ranks have sent to this one with sendParts into all.
+func (c *call) receiveParts(from []int, all [][]byte) error {
+	blocks := make([]block, len(from))
+	for i := range from {
+		blocks[i] = block{call: c, from: from[len(from)-1-i], size: c.desc.dtype.Size()}
+		if err := blocks[i].open(); err != nil {
+			return err
 		}
 	}
-	all := make([][]byte, n)
-	for d := 1; d < n; d++ {
-		from := (rank - d + n) % n
-		if err := blocks[from].finish(); err != nil {
-			return nil, err
+	for i := range blocks {
+		if err := blocks[i].finish(); err != nil {
+			return err
 		}
-		all[from] = blocks[from].data
+		all[blocks[i].from] = blocks[i].data
 	}
-	return all, nil
+	return nil
 }
 
 // reduceScatterDirect puts this rank's part of the reduced data into result. Every rank sends each

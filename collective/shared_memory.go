@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -32,17 +33,15 @@ const noMemory = "collective: no shared memory with the other ranks of this host
 
 // host is the ranks of a group that share memory with this one.
 type host struct {
-	g *Group
-	// member sends what is left of the operation before it waits for others in memory: frames move
-	// only while the operation drives the sockets. Otherwise a rank of another host may wait for
-	// those frames, while the rank that is waited for here waits for that one: a deadlock.
-	member *shm.Guarded
+	g      *Group
+	member *shm.Member
 	ranks  []int // of the group, by member
 
 	use        sync.Mutex // held by the operation under way, and while the memory is given up
 	closed     bool
 	phases     shm.Times                        // of the operation under way, where there is a timeline
 	reductions [kernel.Types][ops]shm.Reduction // those that have been used
+	cut        [][]byte                         // see parts
 }
 
 // hosts finds which ranks of a group are on which host. names are the hosts of all ranks of the
@@ -77,13 +76,16 @@ func (g *Group) share(ctx context.Context) error {
 	}
 	here := slices.IndexFunc(all, func(ranks []int) bool { return slices.Contains(ranks, g.rank) })
 	h := &host{g: g, ranks: all[here]}
-	met := make([]uint8, g.size) // by rank, whether it is in the memory of its host
+	met := make([]uint8, g.size) // by rank: 0, or 1 where it is in the memory of its host, 2 where it shares a core there
 	d := descriptor{action: shareAction, dtype: kernel.Uint8, reduce: Max, count: uint64(g.size)}
 	var refused error
 	err := g.run(ctx, d, nil, func(c *call) error {
 		if len(h.ranks) > 1 {
 			if refused = h.meet(c); refused == nil {
 				met[g.rank] = 1
+				if len(h.ranks) > runtime.NumCPU() {
+					met[g.rank] = 2
+				}
 			} else if g.err() != nil {
 				return c.lost()
 			}
@@ -120,7 +122,8 @@ func (g *Group) share(ctx context.Context) error {
 		}
 	}
 	if len(all) > 1 && !slices.ContainsFunc(all, func(ranks []int) bool { return len(ranks) > 1 && !together(ranks) }) {
-		g.hosts = all
+		g.levels = newHierarchy(all, g.rank)
+		g.levels.crowded = slices.Contains(met, 2)
 	}
 	return nil
 }
@@ -173,7 +176,11 @@ func (h *host) meet(c *call) (err error) {
 	if err != nil {
 		return err
 	}
-	h.member = shm.Guard(member, c.flush)
+	if h.member = member; !h.whole() || c.g.strict {
+		// Frames move only while the operation drives the sockets. A rank of another host may wait
+		// for those of this one, while the rank that is waited for here waits for that one.
+		member.Meanwhile(c.meanwhile)
+	}
 	return nil
 }
 
@@ -204,19 +211,14 @@ func (h *host) close() {
 	}
 }
 
-// within runs body in the memory of the ranks of this host, when all that this rank has sent before
-// has been taken.
+// within runs body in the memory of the ranks of this host.
 func (h *host) within(ctx context.Context, d descriptor, body func(*shm.Member, shm.Desc) error) error {
 	h.use.Lock()
 	defer h.use.Unlock()
 	if h.closed {
 		return h.g.lost()
 	}
-	err := h.member.Do(d.shared(), body)
-	if unsent, is := err.(*shm.BeforeError); is {
-		return unsent.Err
-	}
-	if err != nil {
+	if err := body(h.member, d.shared()); err != nil {
 		return h.outcome(ctx, d, err)
 	}
 	return nil
@@ -340,6 +342,17 @@ func (h *host) place(d descriptor, make func(rank, elements int) []byte) func([]
 		}
 		return all, nil
 	}
+}
+
+// parts cuts data, of elements of size bytes, into one part for each rank. The result is valid
+// until the next call.
+func (h *host) parts(data []byte, size int) [][]byte {
+	h.cut = slices.Grow(h.cut[:0], len(h.ranks))[:len(h.ranks)]
+	for i := range h.cut {
+		lo, hi := kernel.Split(len(data)/size, len(h.ranks), i)
+		h.cut[i] = data[lo*size : hi*size]
+	}
+	return h.cut
 }
 
 // reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
@@ -14,13 +13,12 @@ import (
 func TestSlowDial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
-			name    string
-			stagger time.Duration
-			comes   int // connections that come while dials time out
-			want    int
+			name  string
+			comes int // connections that come while dials time out
+			want  int
 		}{
-			{"nothing comes", 0, 0, 1},
-			{"three come", 0, 3, 4},
+			{"nothing comes", 0, 1},
+			{"three come", 3, 4},
 		} {
 			dials, lacking := 0, 100
 			e := &Endpoint{testHooks: testHooks{dialOnce: func() error {
@@ -30,7 +28,7 @@ func TestSlowDial(t *testing.T) {
 				}
 				return errTimeout
 			}}}
-			_, err := e.dial(t.Context(), []string{"peer"}, identity.DataKey{}, identity.Hello{}, test.stagger, func() int { return lacking })
+			_, err := e.dial(t.Context(), way{addrs: []string{"peer"}}, identity.DataKey{}, identity.Hello{}, func() int { return lacking })
 			if !errors.Is(err, errTimeout) || dials != test.want {
 				t.Errorf("%s: %d dials, %v", test.name, dials, err)
 			}
@@ -46,7 +44,7 @@ func TestSlowDial(t *testing.T) {
 			}
 			return errTimeout
 		}}}
-		if _, err := e.dial(t.Context(), []string{"peer"}, identity.DataKey{}, identity.Hello{}, localStagger, func() int { return 1 }); err != done {
+		if _, err := e.dial(t.Context(), way{addrs: []string{"peer"}, local: true}, identity.DataKey{}, identity.Hello{}, func() int { return 1 }); err != done {
 			t.Errorf("on this host: %v after %d dials", err, dials)
 		}
 	})

@@ -24,6 +24,10 @@ const (
 	controlChannel    = 1 // dialled by the lower rank, so that both of a pair notice when the other one is missing
 	visitChannel      = 2 // of no group
 	firstExtraChannel = 3 // and on: further connections of the data channel, dialled like it
+	// of no group: measures the routes between two hosts
+	probeChannel = firstExtraChannel + MaxConnections
+	// and on: the first connection of a data channel that has so many, more than configured
+	countedChannel = probeChannel
 )
 
 const (
@@ -42,8 +46,9 @@ type tcpPath struct {
 
 	stop     chan struct{} // closed by leave and release: readers do not wait for requests any more
 	stopOnce sync.Once
-	complete chan struct{} // closed when every channel of every near link is there
-	dials    dials         // of far links
+	complete chan struct{}           // closed when every channel of every near link is there
+	broke    func(peer int, c *conn) // told that the route of a connection has broken; it does not block
+	dials    dials                   // of far links
 
 	mu       sync.Mutex // guards what follows, and the conns of the links
 	missing  int        // connections of near links
@@ -119,11 +124,12 @@ type link struct {
 
 // connecting is how far a link's connections have come.
 type connecting struct {
-	near      bool         // it is complete before the group is handed out; the others are far
-	wanted    atomic.Bool  // a far one that is needed: it is being connected or complete
-	lacking   int          // its connections that have yet to come
-	dataConns int          // connections of the data channel
-	claimed   map[int]bool // by channel; nil: none
+	near       bool         // it is complete before the group is handed out; the others are far
+	wanted     atomic.Bool  // a far one that is needed: it is being connected or complete
+	lacking    int          // its connections that have yet to come
+	configured int          // connections of the data channel, at least
+	dataConns  int          // the same, with those for further routes
+	claimed    map[int]bool // by channel; nil: none
 }
 
 // ends are how a link's channels have ended.
@@ -144,12 +150,13 @@ type leaving struct {
 }
 
 func newTCPPath(g *Group) *tcpPath {
-	p := &tcpPath{g: g, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}), driver: driver{alarm: -1}}
+	p := &tcpPath{g: g, broke: func(int, *conn) {}, links: make([]*link, g.size), stop: make(chan struct{}), complete: make(chan struct{}), driver: driver{alarm: -1}}
 	p.dials.slots = make(chan struct{}, maxDialing)
 	p.dials.ctx, p.dials.stop = context.WithCancel(context.Background())
 	for i := range p.links {
 		if i != g.rank {
-			l := &link{path: p, rank: i, connecting: connecting{dataConns: g.family.dataConnsBetween(g.original(g.rank), g.original(i))},
+			conns := g.family.dataConnsBetween(g.original(g.rank), g.original(i))
+			l := &link{path: p, rank: i, connecting: connecting{configured: conns, dataConns: conns},
 				leaving: leaving{acked: make(chan struct{})}, listenEnded: make(chan struct{})}
 			l.more = make([]*conn, l.dataConns-1)
 			l.out.kick = make(chan struct{}, 1)
@@ -196,15 +203,68 @@ func (p *tcpPath) due(peer, channel int) bool {
 	if peer < p.g.rank {
 		return channel == controlChannel
 	}
-	return channel == dataChannel || channel >= firstExtraChannel && channel < firstExtraChannel+len(p.links[peer].more)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.links[peer]
+	if channel, all := l.counted(channel); all > 0 {
+		return channel == dataChannel && l.widens() && all >= l.configured && all <= MaxConnections
+	}
+	return channel == dataChannel || channel >= firstExtraChannel && channel < firstExtraChannel+len(l.more)
+}
+
+// counted returns the channel that a peer names, and of how many connections its name says that
+// there are; 0: it does not.
+func (l *link) counted(name int) (channel, all int) {
+	if name > countedChannel {
+		return dataChannel, name - countedChannel
+	}
+	return name, 0
+}
+
+// widens reports whether the data channel may have more connections than configured. One that an
+// operation needs later may not: frames wait for it, which the configured ones share.
+func (l *link) widens() bool {
+	return l.near && !l.path.g.family.sameHost(l.path.original(l.rank), l.path.g.family.self)
+}
+
+func (p *tcpPath) original(rank int) int { return p.g.original(rank) }
+
+// widen gives the data channel to a peer so many connections, if it may have them and that is more
+// than configured, and returns how many were configured and how many there are.
+func (p *tcpPath) widen(peer, most int) (configured, all int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.links[peer]
+	if most = min(most, MaxConnections); !p.g.family.encrypted && l.widens() && most > l.configured {
+		l.resize(most)
+	}
+	return l.configured, l.dataConns
+}
+
+// resize sets how many connections the data channel has, before the first of them is there. The
+// caller holds p.mu.
+func (l *link) resize(conns int) {
+	more := conns - l.dataConns
+	l.dataConns = conns
+	l.lacking += more
+	if l.near {
+		l.path.missing += more
+	}
+	fresh := make([]*conn, conns-1)
+	copy(fresh, l.more)
+	l.more = fresh
 }
 
 // claim reserves a channel for one connection.
-func (p *tcpPath) claim(from, channel int) bool {
+func (p *tcpPath) claim(from, name int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.links[from]
+	channel, all := l.counted(name)
 	was := l.claimed[channel]
+	if all = max(all, l.configured); !was && channel == dataChannel && all != l.dataConns {
+		l.resize(all)
+	}
 	if l.claimed == nil {
 		l.claimed = map[int]bool{}
 	}
@@ -212,15 +272,17 @@ func (p *tcpPath) claim(from, channel int) bool {
 	return !was
 }
 
-func (p *tcpPath) unclaim(from, channel int) {
+func (p *tcpPath) unclaim(from, name int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	channel, _ := p.links[from].counted(name)
 	p.links[from].claimed[channel] = false
 }
 
 // install gives a link its connection and starts its goroutines. If the group has ended meanwhile,
 // the peer is told why instead.
-func (p *tcpPath) install(peer, channel int, c *conn) {
+func (p *tcpPath) install(peer, name int, c *conn) {
+	channel, _ := p.links[peer].counted(name)
 	p.mu.Lock()
 	if p.ended {
 		p.mu.Unlock()
@@ -433,7 +495,11 @@ func (l *link) acknowledge() {
 	}
 }
 
-func (l *link) lost(err error) { l.path.g.fail(gone(err, l.rank)) }
+// lost ends the group because the peer is gone, as far as this rank knows.
+func (l *link) lost(err error) {
+	l.noteEnded()
+	l.path.g.fail(gone(err, l.rank))
+}
 
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
 
@@ -552,6 +618,7 @@ func (l *link) awaitVerdict(err error) {
 		l.lost(err)
 	case c != nil:
 		c.SetReadDeadline(time.Now().Add(verdictBound))
+		l.tellCut()
 	}
 	// Otherwise this rank is dialling the control channel, which ends with a notice, a refusal or a
 	// connection.
@@ -584,6 +651,8 @@ func (l *link) heard(f *frameReader, h *header) error {
 		l.acknowledged()
 	case nudgeFrame:
 		l.path.g.nudged(h.seq)
+	case cutFrame:
+		l.wasCut(h)
 	case goodbyeFrame:
 		l.mu.Lock()
 		l.goodbye, l.owed = true, true

@@ -274,6 +274,10 @@ func (p *tcpPath) pause(c *call) error {
 			if c.ctx.Err() != nil {
 				return c.cancelled()
 			}
+			if c.nudgeIfLate(now) {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				continue
+			}
 			p.sleep(c)
 			slept = true
 			continue
@@ -429,6 +433,7 @@ func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 		if n > 0 {
 			moved = true
 			s.sent += n
+			l.path.g.family.sent.Add(uint64(n))
 		}
 		size := len(w.share(o.data, number))
 		if number == 0 {

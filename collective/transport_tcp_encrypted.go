@@ -102,12 +102,14 @@ func (s *sender) run() {
 			<-s.kick
 			continue
 		}
+		size := headerSize + len(o.data)
 		err := s.write(o)
 		o.finish()
 		if err != nil {
 			s.drop(err)
 			return
 		}
+		s.link.path.g.family.sent.Add(uint64(size))
 	}
 }
 

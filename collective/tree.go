@@ -3,12 +3,14 @@ package collective
 // agree returns once every rank has called the operation that this one has: a dissemination
 // barrier, in which a rank that returns has heard from all the others, directly or through ranks
 // that found every call before them equal to theirs.
-func (c *call) agree() error {
-	n, rank := c.g.size, c.g.rank
+func (c *call) agree() error { return c.agreeAmong(c.wholeTeam()) }
+
+// agreeAmong is agree of a team.
+func (c *call) agreeAmong(t team) error {
 	step := uint32(0)
-	for distance := 1; distance < n; distance *= 2 {
-		c.send((rank+distance)%n, step, nil)
-		if err := c.receive((rank-distance+n)%n, step, nil); err != nil {
+	for distance := 1; distance < t.size; distance *= 2 {
+		c.send(t.rank((t.me+distance)%t.size), step, nil)
+		if err := c.receive(t.rank((t.me-distance+t.size)%t.size), step, nil); err != nil {
 			return err
 		}
 		step++

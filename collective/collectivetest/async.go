@@ -532,31 +532,70 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 	}
 }
 
+// Way is a way of making groups. Hosts has a letter for each rank, for the host in whose memory it
+// is; empty: no ranks share memory.
+type Way struct {
+	NewGroups
+	Hosts string
+}
+
+// InOrder adds the ranks' vectors in the order in which fused operations do: of the ranks of each
+// host, then of the hosts.
+func (w *Way) InOrder(inputs [][]float32) []float32 {
+	var hosts [][]float32
+	at := map[byte]int{}
+	for rank, data := range inputs {
+		i, known := len(hosts), false
+		if rank < len(w.Hosts) {
+			i, known = at[w.Hosts[rank]]
+		}
+		if known {
+			addTo(hosts[i], data)
+			continue
+		}
+		if hosts = append(hosts, slices.Clone(data)); rank < len(w.Hosts) {
+			at[w.Hosts[rank]] = len(hosts) - 1
+		}
+	}
+	for _, data := range hosts[1:] {
+		addTo(hosts[0], data)
+	}
+	return hosts[0]
+}
+
+func addTo(sum, data []float32) {
+	for i, v := range data {
+		sum[i] += v
+	}
+}
+
 // CheckFusedBits checks that tensors reduced together, and each alone, have the bits of a reduction
-// in the order of the ranks, in all ways of making groups.
-func CheckFusedBits(t *testing.T, ways ...NewGroups) {
+// in the order of the ranks of each host and then of the hosts, in all ways of making groups.
+func CheckFusedBits(t *testing.T, ways ...Way) {
 	t.Helper()
 	lengths := []int{1, 3, 500, 2049, 20_011, 100_003, 1<<18 + 5}
 	for _, n := range sizes([]int{2, 3, 4, 8}, 3, 8) {
-		inputs, want := make([][][]float32, n), make([][]float32, len(lengths))
-		for rank := range inputs {
-			r := rand.New(rand.NewPCG(uint64(rank), 5))
-			for i, length := range lengths {
+		inputs := make([][][]float32, len(lengths)) // by tensor, by rank
+		for i, length := range lengths {
+			for rank := range n {
+				r := rand.New(rand.NewPCG(uint64(rank), uint64(i)))
 				data := make([]float32, length)
-				want[i] = append(want[i], make([]float32, length-len(want[i]))...)
 				for k := range data {
 					data[k] = r.Float32() - 0.5
-					want[i][k] += data[k]
 				}
-				inputs[rank] = append(inputs[rank], data)
+				inputs[i] = append(inputs[i], data)
 			}
 		}
-		for way, newGroups := range ways {
-			groups := newGroups(t, n)
+		for k, way := range ways {
+			want := make([][]float32, len(lengths))
+			for i := range lengths {
+				want[i] = way.InOrder(inputs[i])
+			}
+			groups := way.NewGroups(t, n)
 			must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 				together, alone := make([][]float32, len(lengths)), make([][]float32, len(lengths))
-				for i, data := range inputs[g.Rank()] {
-					together[i], alone[i] = slices.Clone(data), slices.Clone(data)
+				for i := range lengths {
+					together[i], alone[i] = slices.Clone(inputs[i][g.Rank()]), slices.Clone(inputs[i][g.Rank()])
 				}
 				if err := collective.GroupedAllReduce(ctx, g, "together", together, collective.Sum); err != nil {
 					return err
@@ -566,7 +605,7 @@ func CheckFusedBits(t *testing.T, ways ...NewGroups) {
 						return err
 					}
 					if !equal(together[i], want[i]) || !equal(alone[i], want[i]) {
-						return fmt.Errorf("%d ranks, way %d: %d elements have other bits", n, way, lengths[i])
+						return fmt.Errorf("%d ranks, way %d: %d elements have other bits", n, k, lengths[i])
 					}
 				}
 				return nil

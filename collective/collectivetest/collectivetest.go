@@ -343,6 +343,23 @@ func checkGather[T collective.Element](t *testing.T, groups []*collective.Group,
 		}
 		return nil
 	}))
+	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		all := make([]T, length*g.Size())
+		own := input[T](g.Rank(), length, collective.Sum)
+		if length%2 == 0 { // in its place already
+			copy(all[length*g.Rank():], own)
+			own = all[length*g.Rank():][:length]
+		}
+		if err := collective.AllGatherInto(ctx, g, own, all); err != nil {
+			return err
+		}
+		for rank := range g.Size() {
+			if !equal(all[length*rank:][:length], input[T](rank, length, collective.Sum)) {
+				return fmt.Errorf("wrong part: AllGatherInto of %d %T, rank %d", length, *new(T), rank)
+			}
+		}
+		return nil
+	}))
 }
 
 func checkAllToAll[T collective.Element](t *testing.T, groups []*collective.Group, length int) {
@@ -360,6 +377,23 @@ func checkAllToAll[T collective.Element](t *testing.T, groups []*collective.Grou
 		for from := range all {
 			if !equal(all[from], of(from, g.Rank())) {
 				return fmt.Errorf("wrong part: AllToAll of %d %T, rank %d", length, *new(T), from)
+			}
+		}
+		return nil
+	}))
+	even := func(from, to int) []T { return input[T](from+2*to, length, collective.Sum) }
+	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		var data []T
+		for to := range g.Size() {
+			data = append(data, even(g.Rank(), to)...)
+		}
+		result := make([]T, len(data))
+		if err := collective.AllToAllInto(ctx, g, data, result); err != nil {
+			return err
+		}
+		for from := range g.Size() {
+			if !equal(result[length*from:][:length], even(from, g.Rank())) {
+				return fmt.Errorf("wrong part: AllToAllInto of %d %T, rank %d", length, *new(T), from)
 			}
 		}
 		return nil
@@ -555,6 +589,12 @@ var calls = []struct {
 		_, err := collective.AllToAll(ctx, g, make([][]float32, 1))
 		return err
 	}},
+	{"AllGatherInto of 5 float32", func(ctx context.Context, g *collective.Group) error {
+		return collective.AllGatherInto(ctx, g, make([]float32, 5), make([]float32, 5*g.Size()))
+	}},
+	{"AllToAllInto of", func(ctx context.Context, g *collective.Group) error {
+		return collective.AllToAllInto(ctx, g, make([]float32, 5*g.Size()), make([]float32, 5*g.Size()))
+	}},
 	{"Barrier", func(ctx context.Context, g *collective.Group) error { return collective.Barrier(ctx, g) }},
 }
 
@@ -724,6 +764,15 @@ func testInvalid(t *testing.T, newGroups NewGroups) {
 		func(ctx context.Context, g *collective.Group) error {
 			_, err := collective.AllToAll(ctx, g, [][]int8{})
 			return err
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllGatherInto(ctx, g, []int8{1}, make([]int8, g.Size()+1))
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.AllToAllInto(ctx, g, make([]int8, 2*g.Size()), make([]int8, g.Size()))
+		},
+		func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceScatterInto(ctx, g, make([]int8, 2*g.Size()), make([]int8, 1), collective.Sum)
 		},
 		func(ctx context.Context, g *collective.Group) error {
 			return collective.AllReduce(ctx, g, []uint16{1}, collective.Adasum)

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // appendString writes a string of JSON.
@@ -114,7 +116,7 @@ func (e event) nanos() (int64, bool) {
 
 // each calls visit for each event of a file, and counts incomplete lines.
 func each(path string, visit func(event) error, torn *int) error {
-	file, err := os.Open(path)
+	file, err := safefile.Read(path)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func now() time.Duration {
 func loopUntilAborted(m *Member, data []byte, all bool, some int, then func()) (time.Duration, error) {
 	result, parts := aligned(len(data)), make([][]byte, m.members)
 	for i := range parts {
-		parts[i] = data[:len(data)/m.members]
+		parts[i] = data[:len(data)/m.members/4*4]
 	}
 	tensor, err := Alloc(len(data))
 	if err != nil {
@@ -57,7 +57,9 @@ func loopUntilAborted(m *Member, data []byte, all bool, some int, then func()) (
 func (m *Member) allKinds(data, result, tensor []byte, parts [][]byte) error {
 	return errors.Join(m.Reduce(background, Desc{2}, data, m.members-1, &sumOfFloats),
 		m.Gather(background, Desc{3}, data, 4, m.members-1),
-		m.ReduceScatter(background, Desc{4}, data, result, &sumOfFloats),
+		m.ReduceScatter(background, Desc{4}, parts, result[:len(parts[m.index])], &sumOfFloats),
+		m.Reduce(background, Desc{10}, tensor, m.members, &sumOfFloats),
+		m.Gather(background, Desc{11}, tensor, 4, m.members),
 		m.Barrier(background, Desc{5}),
 		m.Broadcast(background, Desc{6}, result, 0),
 		m.AllGather(background, Desc{7}, parts[0], buffersFor),

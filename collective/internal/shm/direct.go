@@ -143,6 +143,36 @@ func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction)
 	return err
 }
 
+// reduceOwn reduces this member's part straight from the others' data into its own. Nothing else
+// becomes of their data before they have arrived at the next operation, with this member.
+func (m *Member) reduceOwn(r *Reduction) error {
+	last := m.roundsOf(len(m.dst[0]))
+	var err error
+	for t := 0; t < last && err == nil; t++ {
+		err = m.reduceDirect(t, r)
+	}
+	m.finish(last)
+	clear(m.regions.tensors)
+	return err
+}
+
+// gatherDirect copies the others' parts from where they lie, and returns when no other reads this
+// member's own any more.
+func (m *Member) gatherDirect(ctx context.Context) error {
+	last := m.roundsOf(len(m.dst[0]))
+	m.publish(&m.own.reduced.word, m.rounds+uint64(last)) // it was complete before this member came
+	var err error
+	for t := 0; t < last && err == nil; t++ {
+		err = m.takeDirect(ctx, t)
+	}
+	if err == nil {
+		err = m.awaitReaders(ctx, m.rounds+uint64(last))
+	}
+	m.finish(last)
+	clear(m.regions.tensors)
+	return err
+}
+
 func (m *Member) reduceDirect(t int, r *Reduction) error {
 	m.in(Reducing)
 	if m.aborted() {

@@ -60,7 +60,8 @@ type Reduction struct {
 type Member struct {
 	*Segment
 	position
-	wire tripwire
+	wire  tripwire
+	other func() (moved, left bool) // see Meanwhile; nil: none
 	pace
 	stopwatch
 	progress
@@ -164,6 +165,13 @@ func (m *Member) Index() int { return m.index }
 
 // Members is how many there are.
 func (m *Member) Members() int { return m.members }
+
+// Meanwhile has the member call move again and again while it waits for others in an operation: it
+// is for what they may need of this process, besides the operation, before they come to theirs. It
+// moves what can be moved at once, and reports whether that was anything and whether anything is
+// left; while there is, the member does not sleep until the others wake it. No operation may be
+// under way.
+func (m *Member) Meanwhile(move func() (moved, left bool)) { m.other = move }
 
 // Abort makes the operations under way and all later ones of every member return [ErrAborted]. It
 // may be called from any goroutine and more than once; after Close it does nothing.

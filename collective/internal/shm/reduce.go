@@ -2,6 +2,7 @@ package shm
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -35,19 +36,12 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	case len(data) <= m.layout.bank:
 		return m.allReduceBanks(ctx, c, d, data, r)
 	}
-	far := len(data) >= directLeast*m.layout.out
-	if far {
-		m.announceData(c, data)
-	}
-	if err := m.arrive(ctx, c, d); err != nil {
+	direct, err := m.arriveWith(ctx, c, d, data)
+	if err != nil {
 		return err
 	}
-	if far {
-		if direct, err := m.direct(ctx, d, data); err != nil {
-			return err
-		} else if direct {
-			return m.allReduceDirect(ctx, data, r)
-		}
+	if direct {
+		return m.allReduceDirect(ctx, data, r)
 	}
 	m.split(m.src, data, r.Size, m.members)
 	m.split(m.dst, data, r.Size, m.members)
@@ -97,34 +91,46 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 
 // Reduce is the first half of AllReduce among the first owners members, at least one: the part of
 // the reduction that [kernel.Split] gives each of them ends up at its place in that member's data.
-// The rest of data is undefined.
+// The rest of data is undefined; where all members own a part and their data lies in arenas, others
+// may read it until this member has arrived at the next operation.
 func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r *Reduction) error {
-	if err := m.meetFor(ctx, d); err != nil {
+	direct, err := m.meetWith(ctx, d, data, owners)
+	if err != nil {
 		return err
 	}
-	m.split(m.src, data, r.Size, owners)
 	m.split(m.dst, data, r.Size, owners)
+	if direct {
+		return m.reduceOwn(r)
+	}
+	m.split(m.src, data, r.Size, owners)
 	return m.exchange(ctx, r, false)
 }
 
 // Gather is the second half: each of the first owners members gives its part of data, of elements
 // of size bytes, to all.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
-	if err := m.meetFor(ctx, d); err != nil {
+	direct, err := m.meetWith(ctx, d, data, owners)
+	if err != nil {
 		return err
 	}
 	m.split(m.dst, data, size, owners)
+	if direct {
+		return m.gatherDirect(ctx)
+	}
 	return m.exchange(ctx, nil, true)
 }
 
-// ReduceScatter puts this member's part of the reduction into result, which has just that length:
-// part index of members that [kernel.Split] gives. Data stays as it is.
-func (m *Member) ReduceScatter(ctx context.Context, d Desc, data, result []byte, r *Reduction) error {
+// ReduceScatter puts the reduction of the members' parts of this member's number into result; each
+// member has one part for every member, of the same length on all of them. They stay as they are.
+func (m *Member) ReduceScatter(ctx context.Context, d Desc, parts [][]byte, result []byte, r *Reduction) error {
+	if len(parts) != m.members || len(result) != len(parts[m.index]) {
+		return fmt.Errorf("shm: %d parts for %d members, a result of %d bytes", len(parts), m.members, len(result))
+	}
 	if err := m.meetFor(ctx, d); err != nil {
 		return err
 	}
-	m.split(m.src, data, r.Size, m.members)
-	m.dst[m.index] = result[:len(m.src[m.index])]
+	copy(m.src, parts)
+	m.dst[m.index] = result
 	return m.exchange(ctx, r, false)
 }
 
@@ -135,6 +141,31 @@ func (m *Member) meetFor(ctx context.Context, d Desc) error {
 		return err
 	}
 	return m.arrive(ctx, c, d)
+}
+
+// meetWith is meetFor, and reports whether all members own a part of data and can read all others'
+// where it lies.
+func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) (direct bool, err error) {
+	c, err := m.begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	if owners < m.members {
+		return false, m.arrive(ctx, c, d)
+	}
+	return m.arriveWith(ctx, c, d, data)
+}
+
+// arriveWith arrives, and reports whether data is large and can be read by all where it lies.
+func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte) (direct bool, err error) {
+	far := len(data) >= directLeast*m.layout.out
+	if far {
+		m.announceData(c, data)
+	}
+	if err := m.arrive(ctx, c, d); err != nil || !far {
+		return false, err
+	}
+	return m.direct(ctx, d, data)
 }
 
 // split cuts data into parts for the first owners members; the others' are empty.

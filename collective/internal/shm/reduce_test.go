@@ -77,34 +77,50 @@ func allReductions(m *Member, random *rand.Rand, what string, input, want []byte
 	if !bytes.Equal(tensor, want) {
 		return fmt.Errorf("AllReduce in the arena, %s differs", what)
 	}
+	for _, where := range [][]byte{data, tensor} {
+		for _, owners := range []int{owners, m.members} {
+			copy(where, input)
+			if err := m.checkHalves(d, where, want, r, owners, part, random); err != nil {
+				return fmt.Errorf("%s, %d owners: %w", what, owners, err)
+			}
+		}
+	}
 	copy(data, input)
-	dawdle(random)
-	if err := m.Reduce(background, d, data, owners, r); err != nil {
-		return err
-	}
-	lo, hi := part(owners, m.index)
-	if !bytes.Equal(data[lo:hi], want[lo:hi]) {
-		return fmt.Errorf("Reduce, %s differs", what)
-	}
-	dawdle(random)
-	if err := m.Gather(background, d, data, r.Size, owners); err != nil {
-		return err
-	}
-	if !bytes.Equal(data, want) {
-		return fmt.Errorf("Gather, %s differs", what)
-	}
-
-	copy(data, input)
-	lo, hi = part(m.members, m.index)
+	lo, hi := part(m.members, m.index)
 	result := aligned(hi - lo)
 	dawdle(random)
-	if err := m.ReduceScatter(background, d, data, result, r); err != nil {
+	parts := make([][]byte, m.members)
+	for i := range parts {
+		lo, hi := part(m.members, i)
+		parts[i] = data[lo:hi]
+	}
+	if err := m.ReduceScatter(background, d, parts, result, r); err != nil {
 		return err
 	}
 	if !bytes.Equal(result, want[lo:hi]) || !bytes.Equal(data, input) {
 		return fmt.Errorf("ReduceScatter, %s differs", what)
 	}
 	return m.Barrier(background, d)
+}
+
+// checkHalves checks Reduce and Gather of data.
+func (m *Member) checkHalves(d Desc, data, want []byte, r *Reduction, owners int, part func(owners, i int) (int, int), random *rand.Rand) error {
+	dawdle(random)
+	if err := m.Reduce(background, d, data, owners, r); err != nil {
+		return err
+	}
+	lo, hi := part(owners, m.index)
+	if !bytes.Equal(data[lo:hi], want[lo:hi]) {
+		return errors.New("Reduce differs")
+	}
+	dawdle(random)
+	if err := m.Gather(background, d, data, r.Size, owners); err != nil {
+		return err
+	}
+	if !bytes.Equal(data, want) {
+		return errors.New("Gather differs")
+	}
+	return nil
 }
 
 // TestUsualLayout goes through the real thresholds.

@@ -167,3 +167,21 @@ func resources(tb testing.TB) map[string]int {
 	return map[string]int{"descriptors": count("/proc/self/fd"), "threads": count("/proc/self/task"),
 		"segments": bytes.Count(maps, []byte("memfd:hvdrun ")), "goroutines": runtime.NumGoroutine()}
 }
+
+// FuzzInvitation: what is read as an invitation is written as the same, and names a process and a
+// descriptor that there can be.
+func FuzzInvitation(f *testing.F) {
+	v := invitation{pid: 7, fd: 3, device: 1, inode: 2, size: page, nonce: [16]byte{1}}
+	f.Add(v.encode())
+	v.fd = 1 << 40
+	f.Add(v.encode())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var v invitation
+		if v.decode(b) != nil {
+			return
+		}
+		if !bytes.Equal(v.encode(), b) || int(v.pid) < 0 || int(v.fd) < 0 {
+			t.Errorf("%x is read as %+v", b, v)
+		}
+	})
+}

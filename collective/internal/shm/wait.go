@@ -18,6 +18,8 @@ const (
 	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
 	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
 	napWithoutContext    = time.Second
+	movingTurns          = 32                     // looks in vain before naps, while something else is to be moved …
+	movingNap            = 100 * time.Microsecond // … and their length
 )
 
 // publish stores a word of this member and wakes those that sleep until it has changed.
@@ -51,9 +53,45 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	before := m.in(Waiting)
-	err := m.await(ctx, of, word, value)
+	done, err := false, error(nil)
+	if m.other != nil {
+		done, err = m.awaitMoving(ctx, of, word, value)
+	}
+	if !done && err == nil {
+		err = m.await(ctx, of, word, value)
+	}
 	m.in(before)
 	return err
+}
+
+// awaitMoving waits as await does, and moves what Meanwhile was given. It is done where the word
+// has its value; otherwise nothing is left to move.
+func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value uint64) (done bool, err error) {
+	sleeps, idle := false, 0
+	for {
+		moved, left := m.other()
+		switch {
+		case atomic.LoadUint64(word) >= value:
+			return true, nil
+		case m.aborted():
+			return false, ErrAborted
+		case !left:
+			return false, nil
+		case moved:
+			idle = 0
+		case idle < movingTurns:
+			idle++
+			schedYield()
+		default:
+			if !sleeps {
+				sleeps = true
+				defer m.sleepOn(of)()
+			}
+			if done, err = m.sleep(ctx, of, word, value, movingNap); done || err != nil {
+				return done, err
+			}
+		}
+	}
 }
 
 func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) error {
@@ -95,7 +133,7 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) 
 			return ErrAborted
 		}
 	}
-	return m.sleep(ctx, of, word, value)
+	return m.sleepUntil(ctx, of, word, value)
 }
 
 // shortenSlices gives this thread short time slices, where there are more members than cores. Since
@@ -188,44 +226,59 @@ func whereabouts() (here int, all unix.CPUSet, ok bool) {
 	return int(core), all, ok
 }
 
-// sleep waits in the kernel.
-func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64) error {
-	sleepers := &m.areas[of].sleepers
-	atomic.AddUint32(sleepers, 1)
-	defer atomic.AddUint32(sleepers, ^uint32(0))
-	if m.relaxed {
-		membarrierGlobal()
-	}
+// sleepUntil sleeps until the word has its value.
+func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uint64) error {
 	nap := napWithoutContext
 	if ctx.Done() != nil {
 		nap = napWithContext * time.Duration(m.sleepFactor)
 	}
-	var words [3]awaited
+	defer m.sleepOn(of)()
 	for {
-		told := atomic.LoadUint32(&m.departures)
-		seen := atomic.LoadUint64(word)
-		switch {
-		case seen >= value:
-			return nil
-		case atomic.LoadUint32(&m.header.abort) != 0:
-			return ErrAborted
-		case m.dead():
-			m.abort()
-			return ErrAborted
-		case m.gone[of].Load():
-			if atomic.LoadUint64(word) >= value { // it may have changed since it was read
-				return nil
-			}
-			return &LeftError{Member: of}
-		}
-		if err := ctx.Err(); err != nil {
+		if done, err := m.sleep(ctx, of, word, value, nap); done || err != nil {
 			return err
 		}
-		words[0].set(low(word), uint32(seen), 0)
-		words[1].set(&m.header.abort, 0, 0)
-		words[2].set(&m.departures, told, futexPrivate)
-		futexWaitAny(words[:], nap)
 	}
+}
+
+// sleepOn has another member wake this one when it changes a word, until the returned function is
+// called.
+func (m *Member) sleepOn(of int) (end func()) {
+	sleepers := &m.areas[of].sleepers
+	atomic.AddUint32(sleepers, 1)
+	if m.relaxed {
+		membarrierGlobal()
+	}
+	return func() { atomic.AddUint32(sleepers, ^uint32(0)) }
+}
+
+// sleep waits in the kernel, once, until something has changed or for a nap; done where the word
+// has its value. It stands between sleepOn and what that returns.
+func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64, nap time.Duration) (done bool, err error) {
+	told := atomic.LoadUint32(&m.departures)
+	seen := atomic.LoadUint64(word)
+	switch {
+	case seen >= value:
+		return true, nil
+	case m.aborted():
+		return false, ErrAborted
+	case m.dead():
+		m.abort()
+		return false, ErrAborted
+	case m.gone[of].Load():
+		if atomic.LoadUint64(word) >= value { // it may have changed since it was read
+			return true, nil
+		}
+		return false, &LeftError{Member: of}
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	var words [3]awaited
+	words[0].set(low(word), uint32(seen), 0)
+	words[1].set(&m.header.abort, 0, 0)
+	words[2].set(&m.departures, told, futexPrivate)
+	futexWaitAny(words[:], nap)
+	return false, nil
 }
 
 // abort ends all waits of all members.

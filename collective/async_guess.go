@@ -1,0 +1,123 @@
+package collective
+
+import (
+	"context"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// A step of training submits the same tensors as the one before. So where the last cycles have
+// reduced the same small bucket, the next one does not vote on it first: the ranks reduce it at
+// once, with one element more, by which they learn whether all of them have submitted just that. If
+// not, the result is dropped, and the cycle goes on with the vote. What is guessed follows from
+// what all ranks have reduced, so that all guess the same.
+
+const (
+	largestGuess = 256 << 10 // bytes of a bucket: what a wrong guess may cost
+	surely       = 2         // cycles in which the bucket has been the only one
+)
+
+// guess is the bucket that the ranks expect.
+type guess struct {
+	ids   []int
+	times int // cycles in a row whose only bucket it was
+	right int // guesses so far that were right
+}
+
+// observe notes the buckets of a cycle.
+func (e *engine) observe(buckets []bucket) {
+	if len(buckets) == 0 {
+		return // a cycle without a result tells nothing
+	}
+	if len(buckets) > 1 || !e.guessable(&buckets[0]) {
+		e.guess.times = 0
+		return
+	}
+	if !slices.Equal(e.guess.ids, buckets[0].ids) {
+		e.guess.ids, e.guess.times = append(e.guess.ids[:0], buckets[0].ids...), 0
+	}
+	e.guess.times++
+}
+
+// guessable reports whether a bucket can be reduced on the chance that all ranks have submitted it:
+// its tensors stay as they are until that is known, and an element can count the ranks.
+func (e *engine) guessable(b *bucket) bool {
+	if b.elsewhere || b.op == Adasum || b.bytes > largestGuess || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) {
+		return false
+	}
+	return !slices.ContainsFunc(b.ids, func(id int) bool { return e.table[id].request.prescale != 1 })
+}
+
+// mostCounted is up to how many ranks a sum in an element of a type counts.
+func mostCounted(t kernel.Type) int {
+	switch t {
+	case kernel.Int8, kernel.Uint8, kernel.BFloat16:
+		return 127
+	case kernel.Float16:
+		return 2048
+	}
+	return 1 << 15
+}
+
+// expects reports whether the ranks begin this cycle with a guess.
+func (e *engine) expects() bool { return e.guess.times >= surely && e.contribute == e.g.size }
+
+// tryGuess reduces the bucket that is expected, and reports whether that was right: then the cycle
+// is over. Ready says that this rank has nothing to say but what it has submitted.
+func (e *engine) tryGuess(ready bool) (right bool, err error) {
+	first := &e.table[e.guess.ids[0]].request
+	b := bucket{wire: first.wire(), op: first.op, compression: first.compression, ids: e.guess.ids}
+	ready = ready && e.pending == len(b.ids)
+	for _, id := range b.ids {
+		t := &e.table[id]
+		b.bytes += int(t.request.count) * b.wire.Size()
+		ready = ready && t.mine != nil
+	}
+	e.mark(0)
+	all := e.buffer(b.bytes + b.wire.Size())
+	data, count := all[:b.bytes], all[b.bytes:]
+	if ready {
+		e.gatherBucket(&b, data)
+	} else {
+		clear(data)
+	}
+	e.setCount(count, b.wire, b.op, ready)
+	e.mark(1)
+	if err := e.lane.allReduceBytes(context.Background(), b.wire, b.op, all); err != nil {
+		return false, err
+	}
+	e.mark(2)
+	if !e.counted(count, b.wire, b.op) {
+		e.guess.times = 0
+		return false, nil
+	}
+	e.guess.right++
+	e.awaited = false
+	e.copyOut(&b, data)
+	return true, nil
+}
+
+// setCount sets the element that counts the ranks whose guess is right: those of a maximum count as
+// nothing.
+func (e *engine) setCount(element []byte, t kernel.Type, op Op, ready bool) {
+	if ready == (op == Max) {
+		clear(element)
+		return
+	}
+	copy(element, neutral[t][Product]) // one
+}
+
+// counted reports whether the element says that all ranks' guesses are right.
+func (e *engine) counted(element []byte, t kernel.Type, op Op) bool {
+	want := make([]byte, len(element))
+	e.setCount(want, t, op, true)
+	if op == Sum {
+		combine := kernel.Combine(t, kernel.Sum)
+		one := slices.Clone(want)
+		for range e.g.size - 1 {
+			combine(want, want, one)
+		}
+	}
+	return slices.Equal(element, want)
+}

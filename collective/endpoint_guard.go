@@ -1,0 +1,582 @@
+package collective
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/internal/routes"
+	"github.com/hvdrun/hvdrun/internal/cards"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// A route may break while both ranks live. Where there is another one to the same host, the group
+// ends as soon as that is known, and the next world goes another way:
+//
+//   - The kernel reports that an interface of this host is down, or has lost the address.
+//   - What was sent over a route is not acknowledged, not even a new connection on it is, and on
+//     another route the same host answers.
+//
+// Where there is no other route, nothing is gained by a reset: TCP goes on once the route is back.
+
+const (
+	watchEach  = 15 * time.Millisecond  // between two looks at what is not acknowledged
+	quietFor   = 30 * time.Millisecond  // without an acknowledgement that is due: suspicious
+	doubtEach  = 100 * time.Millisecond // between two trials of one route
+	trialBound = 30 * time.Millisecond  // in which a route that works answers, and four round trips
+	trialLate  = 10 * time.Millisecond  // more, once the bound has passed: this host may be slow
+	trialSpare = 200 * time.Millisecond // in which another route answers, or the host is gone
+)
+
+// errCut is why a group ends whose ranks all live.
+var (
+	errCut   = errors.New("collective: the route is cut, and its host answers on another")
+	errEnded = errors.New("collective: a connection has ended, and both ranks live")
+)
+
+// lostConn is a connection that ended without a reason from the peer.
+type lostConn struct {
+	rank int
+	addr netip.Addr // of the peer's host
+}
+
+func remoteOf(c *conn) netip.Addr {
+	if at, ok := c.raw.RemoteAddr().(*net.TCPAddr); ok {
+		return at.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+func localOf(c *conn) netip.Addr {
+	if at, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
+		return at.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+func (f *family) noteLost(rank int, c *conn) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost = append(f.lost, lostConn{rank, remoteOf(c)})
+}
+
+// tcpState is what the kernel knows of a connection.
+type tcpState struct {
+	ended   bool          // by an error: the peer has not closed it
+	unacked bool          // something that was sent is not acknowledged
+	heard   time.Duration // since the last acknowledgement
+}
+
+func stateOf(fd int) (tcpState, bool) {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return tcpState{}, false
+	}
+	const closed = 7 // TCP_CLOSE
+	return tcpState{info.State == closed, info.Unacked > 0, time.Duration(info.Last_ack_recv) * time.Millisecond}, true
+}
+
+// sockets calls each for every connection of a link: those of the data channel from 0, the control
+// channel as −1. state asks the kernel, and must not be called later.
+func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, bool))) {
+	p := l.path
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	one := func(index int, c *conn, fd int) {
+		if c == nil {
+			return
+		}
+		each(index, c, func() (s tcpState, ok bool) {
+			if fd >= 0 {
+				return stateOf(fd)
+			}
+			if sc, is := c.raw.(syscall.Conn); is {
+				if raw, err := sc.SyscallConn(); err == nil {
+					err = raw.Control(func(fd uintptr) { s, ok = stateOf(int(fd)) })
+					return s, ok && err == nil
+				}
+			}
+			return s, false
+		})
+	}
+	one(0, l.data, l.wire.fd)
+	for i, c := range l.more {
+		fd := -1
+		if i < len(l.wire.more) {
+			fd = l.wire.more[i].fd
+		}
+		one(i+1, c, fd)
+	}
+	one(-1, l.control, -1)
+}
+
+// noteEnded notes which connections of a link have ended, and returns those of the data channel: if
+// the peer lives, their routes have broken.
+func (l *link) noteEnded() (data []int) {
+	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {
+		if s, ok := state(); !ok || !s.ended {
+			return
+		}
+		l.path.g.family.noteLost(l.path.original(l.rank), c)
+		if index >= 0 {
+			data = append(data, index)
+		}
+	})
+	return data
+}
+
+// tellCut tells the peer over the control channel which connections of the data channel have ended.
+// One that is dead does not hear it, and one whose group has ended has said so. Any other ends the
+// group at once.
+func (l *link) tellCut() {
+	for _, index := range l.noteEnded() {
+		l.tell((&header{kind: cutFrame, generation: l.path.g.generation, seq: uint64(index)}).append(nil))
+	}
+}
+
+// wasCut is called when the peer, which lives, says that a connection of the data channel has
+// ended.
+func (l *link) wasCut(h *header) {
+	l.sockets(func(i int, c *conn, _ func() (tcpState, bool)) {
+		if i >= 0 && uint64(i) == h.seq {
+			l.path.broke(l.rank, c)
+		}
+	})
+	if h.step != noticeFollows && !l.path.g.closing.Load() {
+		l.path.g.fail(gone(errEnded, l.rank))
+	}
+}
+
+// survived reports whether ranks that the last group of all ranks has lost are in the new world
+// nevertheless: then routes have broken, those of the connections that ended, and others may have.
+func (e *Endpoint) survived(p *Peers) (some bool) {
+	e.mu.Lock()
+	f := e.current
+	e.mu.Unlock()
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	lost, failure := slices.Clone(f.lost), f.failure
+	f.mu.Unlock()
+	lives := func(rank int) bool {
+		return rank < len(f.addrs) && len(f.addrs[rank]) > 0 &&
+			slices.ContainsFunc(p.Addrs, func(addrs []string) bool { return slices.Equal(addrs, f.addrs[rank]) })
+	}
+	for _, l := range lost {
+		if lives(l.rank) {
+			some = true
+			e.breakRoute(f, l.rank, l.addr)
+		}
+	}
+	return some || failure != nil && slices.ContainsFunc(failure.dead, lives)
+}
+
+// brokeRoute notes that the route of a connection has broken.
+func (e *Endpoint) brokeRoute(f *family, rank int, c *conn) { e.breakRoute(f, rank, remoteOf(c)) }
+
+func (e *Endpoint) breakRoute(f *family, rank int, addr netip.Addr) {
+	if addrIndex(f.addrs[rank], addr) >= 0 {
+		e.routes.Break(time.Now(), f.hostKey(rank), addr)
+	}
+}
+
+// spare returns another route to a rank's host than that of a connection.
+func (e *Endpoint) spare(f *family, rank int, c *conn) (routes.Route, bool) {
+	if len(f.addrs[rank]) < 2 || f.sameHost(f.self, rank) {
+		return routes.Route{}, false
+	}
+	return e.routes.Spare(f.hostKey(rank), remoteOf(c))
+}
+
+// cut ends a group because the route of a connection to a peer is cut, and tells the peer which.
+func (e *Endpoint) cut(g *Group, l *link, index int, c *conn, spare routes.Route, why string) {
+	f := g.family
+	rank := g.original(l.rank)
+	e.brokeRoute(f, rank, c)
+	if l.leads(remoteOf(c)) {
+		e.tellElsewhere(f, rank, spare, c)
+	} else if index >= 0 {
+		l.tell((&header{kind: cutFrame, generation: g.generation, seq: uint64(index), step: noticeFollows}).append(nil))
+	}
+	e.cfg.Log.Warnf("collective: %s: the connection from %v to rank %d at %v is given up; the next world uses %v",
+		why, localOf(c), rank, remoteOf(c), spare)
+	g.fail(gone(fmt.Errorf("%w: %s", errCut, why), l.rank))
+}
+
+// leads reports whether the control channel leads to an address.
+func (l *link) leads(addr netip.Addr) (leads bool) {
+	l.sockets(func(index int, c *conn, _ func() (tcpState, bool)) {
+		leads = leads || index < 0 && remoteOf(c) == addr
+	})
+	return leads
+}
+
+// tellElsewhere tells a peer that the route of a connection is cut, over another route: the control
+// channel is cut with it. The peer ends the group. Where that takes too long, its own observations
+// do.
+func (e *Endpoint) tellElsewhere(f *family, rank int, spare routes.Route, c *conn) {
+	ctx, cancel := context.WithTimeout(e.life, trialSpare)
+	defer cancel()
+	own, there := addrIndex(f.addrs[f.self], localOf(c)), addrIndex(f.addrs[rank], spare.Addr)
+	if own < 0 || there < 0 {
+		return
+	}
+	h := identity.Hello{Generation: f.generation, From: f.self, To: rank, Channel: probeChannel}
+	other, err := e.dialOne(ctx, f.addrs[rank][there], f.key, h, nil)
+	if err != nil {
+		e.cfg.Log.WithError(err).Debugf("collective: rank %d cannot be told which route is cut", rank)
+		return
+	}
+	defer other.raw.Close()
+	stop := context.AfterFunc(ctx, func() { other.raw.Close() })
+	defer stop()
+	var card cards.Card
+	if readAnswer(other, &card) != nil {
+		return
+	}
+	request := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, cutRequest), uint32(own))
+	if _, err := other.Write(request); err == nil {
+		_, _ = io.ReadFull(other, request) // an error: the peer's group has ended, or it is dead
+	}
+}
+
+// toldCut is called when a rank says that the route to one of its addresses is cut.
+func (e *Endpoint) toldCut(f *family, from, index int) {
+	if at, err := netip.ParseAddrPort(f.addrs[from][index]); err == nil {
+		e.breakRoute(f, from, at.Addr().Unmap())
+	}
+	for _, g := range f.groups() {
+		if g.lane == 0 && !g.closing.Load() {
+			g.fail(gone(errCut, from))
+		}
+	}
+}
+
+// addrIndex finds an address among those that a rank offers; −1: it is not there.
+func addrIndex(texts []string, addr netip.Addr) int {
+	return slices.IndexFunc(texts, func(text string) bool {
+		at, err := netip.ParseAddrPort(text)
+		return err == nil && at.Addr().Unmap() == addr
+	})
+}
+
+// guard watches the connections of a group for which there are other routes, until it ends.
+func (e *Endpoint) guard(g *Group, path *tcpPath) {
+	if g.size < 2 || !slices.ContainsFunc(path.links, func(l *link) bool { return l != nil && e.spared(g, l) }) {
+		return
+	}
+	e.mu.Lock()
+	begin := !e.watching && e.life.Err() == nil
+	if begin {
+		e.watching = true
+		e.running.Go(e.watchCards)
+	}
+	e.mu.Unlock()
+	path.mu.Lock()
+	if !path.released {
+		path.running.Go(func() { e.watchAcks(g, path) })
+	}
+	path.mu.Unlock()
+}
+
+// spared reports whether there is another route for a connection of a link.
+func (e *Endpoint) spared(g *Group, l *link) (some bool) {
+	rank := g.original(l.rank)
+	l.sockets(func(_ int, c *conn, _ func() (tcpState, bool)) {
+		if !some {
+			_, some = e.spare(g.family, rank, c)
+		}
+	})
+	return some
+}
+
+// watchCards looks at the interfaces of the connections whenever the kernel reports a change.
+func (e *Endpoint) watchCards() {
+	err := cards.Watch(e.life, func() {
+		e.mu.Lock()
+		f := e.current
+		e.mu.Unlock()
+		own := cards.Own()
+		if len(own) == 0 {
+			return // the kernel does not tell
+		}
+		for _, g := range f.groups() {
+			e.checkCards(g, own)
+		}
+	})
+	if err != nil {
+		e.cfg.Log.WithError(err).Debug("collective: no reports about interfaces; a cut is noticed when it delays something")
+	}
+}
+
+// checkCards ends a group whose connections have lost their interface, if there is another route.
+func (e *Endpoint) checkCards(g *Group, own map[netip.Addr]cards.Card) {
+	if g.tcp == nil || g.err() != nil {
+		return
+	}
+	for _, l := range g.tcp.links {
+		if l == nil {
+			continue
+		}
+		var down *conn
+		at, why := 0, ""
+		l.sockets(func(index int, c *conn, _ func() (tcpState, bool)) {
+			local := localOf(c)
+			card, has := own[local]
+			switch {
+			case down != nil || has && card.Up:
+			case has:
+				down, at, why = c, index, "interface "+card.Name+" is down"
+			default:
+				down, at, why = c, index, fmt.Sprintf("no interface has the address %v any more", local)
+			}
+		})
+		if down == nil {
+			continue
+		}
+		if spare, is := e.spare(g.family, g.original(l.rank), down); is {
+			e.cut(g, l, at, down, spare, why)
+			return
+		}
+	}
+}
+
+// doubt is what has been observed of a connection that is not acknowledged.
+type doubt struct {
+	since time.Time // nothing has been acknowledged since
+	tried time.Time
+}
+
+// watchAcks looks for connections on which nothing is acknowledged, and tries their routes.
+func (e *Endpoint) watchAcks(g *Group, path *tcpPath) {
+	ctx, cancel := context.WithCancel(e.life)
+	defer cancel()
+	ticker := time.NewTicker(watchEach)
+	defer ticker.Stop()
+	doubts := map[*conn]doubt{}
+	for {
+		select {
+		case <-path.stop:
+			return
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, l := range path.links {
+			if l == nil {
+				continue
+			}
+			if index, c := suspect(l, doubts, time.Now()); c != nil && e.tryRoute(ctx, g, l, index, c) {
+				return
+			}
+		}
+	}
+}
+
+// suspect returns a connection of a link on which nothing has been acknowledged for too long.
+func suspect(l *link, doubts map[*conn]doubt, now time.Time) (at int, suspected *conn) {
+	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {
+		s, ok := state()
+		if !ok || !s.unacked {
+			delete(doubts, c)
+			return
+		}
+		d, known := doubts[c]
+		if heard := now.Add(-s.heard); !known {
+			d.since = now
+		} else if heard.After(d.since) {
+			d.since = heard
+		}
+		if suspected == nil && now.Sub(d.since) >= quietFor && now.Sub(d.tried) >= doubtEach {
+			d.tried = now
+			at, suspected = index, c
+		}
+		doubts[c] = d
+	})
+	return at, suspected
+}
+
+// tryRoute ends the group if a new connection on the route of c is not answered, and one on another
+// route to the host is. The kernel of the peer answers, however busy its process is.
+func (e *Endpoint) tryRoute(ctx context.Context, g *Group, l *link, index int, c *conn) bool {
+	f, rank := g.family, g.original(l.rank)
+	spare, is := e.spare(f, rank, c)
+	if !is {
+		return false
+	}
+	suspected, other := addrIndex(f.addrs[rank], remoteOf(c)), addrIndex(f.addrs[rank], spare.Addr)
+	if suspected < 0 || other < 0 || g.err() != nil ||
+		!unanswered(ctx, f.addrs[rank][suspected], f.addrs[rank][other], trialBound+4*spare.Trip) {
+		return false
+	}
+	e.cut(g, l, index, c, spare, fmt.Sprintf("nothing sent to %v is acknowledged", remoteOf(c)))
+	return true
+}
+
+// unanswered reports whether attempts to connect to one address are not answered within a time in
+// which an attempt at another address is. A refusal is an answer.
+func unanswered(ctx context.Context, suspected, other string, bound time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, trialSpare+bound)
+	defer cancel()
+	answers := make(chan bool, 3) // of the suspected address: true
+	attempts := 0
+	try := func(addr string, isSuspected bool) {
+		attempts++
+		go func() {
+			var d net.Dialer
+			c, err := d.DialContext(ctx, "tcp", addr)
+			if err == nil {
+				c.Close()
+			}
+			if err == nil || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) {
+				answers <- isSuspected
+				return
+			}
+			<-ctx.Done()
+			answers <- false
+		}()
+	}
+	defer func() { // every goroutine is waited for
+		cancel()
+		for ; attempts > 0; attempts-- {
+			<-answers
+		}
+	}()
+	try(suspected, true)
+	try(other, false)
+	again, end := time.NewTimer(bound/3), time.NewTimer(bound)
+	defer again.Stop()
+	defer end.Stop()
+	alive, late := false, false
+	for {
+		select {
+		case was := <-answers:
+			attempts--
+			if was || ctx.Err() != nil {
+				return false
+			}
+			alive = true
+		case <-again.C:
+			try(suspected, true)
+		case <-end.C:
+			if alive && late {
+				return true
+			}
+			late = alive
+			end.Reset(trialLate)
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// groups are those of the generation in this process.
+func (f *family) groups() (all []*Group) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, g := range f.lanes {
+		all = append(all, g)
+	}
+	return all
+}
+
+// mostSaid is how many hosts the log names when their routes are chosen.
+const mostSaid = 8
+
+// settle logs which routes a generation that is connected uses, on one rank of each host, and has
+// those that do not work tried again later.
+func (e *Endpoint) settle(f *family) {
+	hosts := map[string][]netip.AddrPort{}
+	for rank, texts := range f.addrs {
+		if key := f.hostKey(rank); rank != f.self && len(texts) > 1 && !f.sameHost(f.self, rank) && hosts[key] == nil {
+			hosts[key] = f.foreign(texts)
+		}
+	}
+	stale, said := false, 0
+	for host, addrs := range hosts {
+		choice, known := e.routes.Choose(host, hostsOf(addrs))
+		if len(addrs) < 2 || !known {
+			continue
+		}
+		stale = stale || e.routes.Stale(time.Now(), host, hostsOf(addrs)) || choice.Sound < len(addrs)
+		if f.leader(f.self) == f.self {
+			e.say(host, choice, &said)
+		}
+	}
+	e.mu.Lock()
+	begin := stale && !e.mending && e.life.Err() == nil
+	if begin {
+		e.mending = true
+		e.running.Go(e.mend)
+	}
+	e.mu.Unlock()
+}
+
+// say logs the routes to a host where they are not those that the log has named last.
+func (e *Endpoint) say(host string, choice routes.Choice, said *int) {
+	rails := choice.Routes[:choice.Rails]
+	key, text := "", ""
+	for i, r := range rails {
+		key += fmt.Sprint(r.Near.Name, r.Local, r.Addr, " ")
+		if i > 0 {
+			text += " and "
+		}
+		text += r.String()
+	}
+	for _, r := range choice.Routes[choice.Rails:choice.Sound] {
+		text += "; not over " + r.String()
+	}
+	for _, r := range choice.Routes[choice.Sound:] {
+		text += fmt.Sprintf("; not over %s, %v to %v, which broke", r.Near, r.Local, r.Addr)
+	}
+	e.mu.Lock()
+	same := e.said[host] == key
+	e.said[host] = key
+	e.mu.Unlock()
+	if same {
+		return
+	}
+	if *said++; *said > mostSaid {
+		e.cfg.Log.Debugf("collective: data to host %s goes over %s", host, text)
+		return
+	}
+	e.cfg.Log.Infof("collective: data to host %s goes over %s", host, text)
+}
+
+// mend measures routes that do not work now and then, until the endpoint is closed: a later world
+// may use them.
+func (e *Endpoint) mend() {
+	ticker := time.NewTicker(mendEach)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-e.life.Done():
+			return
+		case <-ticker.C:
+		}
+		e.mu.Lock()
+		f := e.current
+		e.mu.Unlock()
+		seen := map[string]bool{}
+		for rank, texts := range f.addrs {
+			host := f.hostKey(rank)
+			if seen[host] || len(texts) < 2 || f.sameHost(f.self, rank) || rank == f.self {
+				continue
+			}
+			seen[host] = true
+			if addrs := f.foreign(texts); len(addrs) > 1 && e.routes.Stale(time.Now(), host, hostsOf(addrs)) {
+				e.measure(e.life, f, rank, host, addrs)
+			}
+		}
+	}
+}

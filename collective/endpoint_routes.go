@@ -1,0 +1,499 @@
+package collective
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/collective/internal/routes"
+	"github.com/hvdrun/hvdrun/internal/cards"
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// A peer on another host may be reached at several addresses, one for each of its interfaces. The
+// first time that they are needed, the lowest rank of this host measures them, all at the same
+// time, by connections on which nothing but that happens, after the proof; the other ranks of the
+// host ask it. What it finds is remembered for the host, over all generations, so later worlds wait
+// for nothing. Peers with one address, and peers on this host, are not measured.
+
+const (
+	probeDial     = 500 * time.Millisecond // longest until an address answers that is to be measured
+	probeOthers   = 20 * time.Millisecond  // longest that addresses which do not answer are waited for, once one is proven
+	probeProofs   = 500 * time.Millisecond // the same for those that answer
+	probeBound    = 10 * time.Second       // of a measurement that waits for the peer to come to the generation
+	probeServe    = 10 * time.Second       // of one request
+	probeMost     = 64                     // requests of one connection
+	fewProbes     = 64                     // served at a time, whatever the world's size
+	probePings    = 5                      // round trips
+	firstBurst    = 64 << 10               // bytes
+	lastBurst     = 1 << 20
+	burstEnough   = time.Millisecond // a burst that takes so long is exact enough
+	burstRounds   = 4                // bursts on each route
+	burstSurely   = 2                // after which routes that are slower by burstHopeless have no more
+	burstHopeless = 4
+	burstsAtOnce  = 4        // hosts that this one measures at a time
+	probeAnswer   = 64 << 10 // bytes of an answer, at most
+
+	fallBack = 500 * time.Millisecond // after which the next address is dialled too, where one that is known does not answer
+	fallSoon = 50 * time.Millisecond  // the same where a route has just broken
+	mendEach = time.Minute            // between two measurements of routes that do not work
+)
+
+// The requests on a probe's connection: a kind and a number, 4 bytes each.
+const (
+	burstRequest = 1 // so many bytes follow; the answer is as long as a request
+	askRequest   = 2 // what this host knows of the routes to the host of a rank
+	cutRequest   = 3 // the route to the asking rank's address of this index is cut
+	probeRequest = 8
+)
+
+// routing is what an endpoint knows of the routes to other hosts.
+type routing struct {
+	routes    routes.Memory
+	bursts    chan struct{}            // one token for each measurement under way
+	measuring map[string]chan struct{} // by host: closed when its measurement has ended; guarded by Endpoint.mu, as all below
+	said      map[string]string        // by host: the route that the log has named last
+	probes    int                      // that are served
+	watching  bool                     // the kernel's reports about interfaces are followed
+	mending   bool                     // routes that do not work are measured anew now and then
+}
+
+func newRouting() routing {
+	return routing{bursts: make(chan struct{}, burstsAtOnce), measuring: map[string]chan struct{}{},
+		said: map[string]string{}}
+}
+
+// way is how to dial a peer.
+type way struct {
+	host  string   // whose routes these are; empty: not measured
+	addrs []string // the best first
+	// stagger is after how long the next address is tried too; 0: all at once.
+	stagger time.Duration
+	// ordered: the next address is not tried while the connection to one before is there and being
+	// proven.
+	ordered bool
+	local   bool // the peer is on this host
+	rails   int  // how many addresses from the first share what is sent
+	beside  int  // the address for the control channel
+}
+
+// from returns the way with the address at index first.
+func (w way) from(index int) way {
+	if index > 0 && index < len(w.addrs) {
+		w.addrs = slices.Clone(w.addrs)
+		first := w.addrs[index]
+		w.addrs = slices.Insert(slices.Delete(w.addrs, index, index+1), 0, first)
+	}
+	return w
+}
+
+// hostKey names the host of a rank: by its name, or its addresses where that is not known.
+func (f *family) hostKey(rank int) string {
+	if rank < len(f.hosts) && f.hosts[rank] != "" {
+		return f.hosts[rank]
+	}
+	return strings.Join(f.addrs[rank], " ")
+}
+
+// leader is the lowest rank on the host of a rank.
+func (f *family) leader(rank int) int {
+	for r := range f.hosts {
+		if f.sameHost(r, rank) {
+			return r
+		}
+	}
+	return rank
+}
+
+// foreign are those of a peer's addresses that are not this host's own, such as that of a bridge
+// which every host has; nil where none is left, or an address is a name.
+func (f *family) foreign(addrs []string) []netip.AddrPort {
+	own := f.own()
+	var all []netip.AddrPort
+	for _, text := range addrs {
+		at, err := netip.ParseAddrPort(text)
+		if err != nil {
+			return nil
+		}
+		at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+		if _, is := own[at.Addr()]; !is && !at.Addr().IsLoopback() {
+			all = append(all, at)
+		}
+	}
+	return all
+}
+
+func hostsOf(all []netip.AddrPort) []netip.Addr {
+	addrs := make([]netip.Addr, len(all))
+	for i, at := range all {
+		addrs[i] = at.Addr()
+	}
+	return addrs
+}
+
+// way finds out how to dial a rank of the generation, and measures its addresses where nothing is
+// known of them.
+func (e *Endpoint) way(ctx context.Context, f *family, rank int) way {
+	w := way{addrs: f.addrs[rank]}
+	if f.sameHost(f.self, rank) {
+		w.local, w.stagger = true, localStagger
+	}
+	if w.local || len(w.addrs) < 2 {
+		return w
+	}
+	addrs, host := f.foreign(w.addrs), f.hostKey(rank)
+	if len(addrs) < 2 {
+		return w
+	}
+	choice, known := e.routes.Choose(host, hostsOf(addrs))
+	if !known {
+		e.measure(ctx, f, rank, host, addrs)
+		if choice, known = e.routes.Choose(host, hostsOf(addrs)); !known {
+			return w
+		}
+	}
+	w = way{host: host, stagger: fallBack, ordered: true, rails: choice.Rails}
+	if f.hurried {
+		w.stagger = fallSoon
+	}
+	beside, apart := routes.Beside(choice.Routes[:choice.Sound], choice.Rails)
+	for i, r := range choice.Routes {
+		at := addrs[slices.IndexFunc(addrs, func(a netip.AddrPort) bool { return a.Addr() == r.Addr })]
+		w.addrs = append(w.addrs, at.String())
+		if apart && r == beside {
+			w.beside = i
+		}
+	}
+	for _, at := range addrs { // those that could not be measured
+		if text := at.String(); !slices.Contains(w.addrs, text) {
+			w.addrs = append(w.addrs, text)
+		}
+	}
+	return w
+}
+
+// measure measures the addresses of a rank's host, asks the rank of this host that does, or waits
+// until another goroutine has done so. Where that fails nothing is learnt.
+func (e *Endpoint) measure(ctx context.Context, f *family, rank int, host string, addrs []netip.AddrPort) {
+	e.mu.Lock()
+	if under := e.measuring[host]; under != nil {
+		e.mu.Unlock()
+		select {
+		case <-under:
+		case <-ctx.Done():
+		}
+		return
+	}
+	done := make(chan struct{})
+	e.measuring[host] = done
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		delete(e.measuring, host)
+		e.mu.Unlock()
+		close(done)
+	}()
+	ctx, cancel := context.WithTimeout(ctx, probeBound)
+	defer cancel()
+	var found []routes.Route
+	if leader := f.leader(f.self); leader != f.self {
+		var err error
+		if found, err = e.ask(ctx, f, leader, rank); err != nil {
+			e.cfg.Log.WithError(err).Debugf("collective: rank %d does not tell the routes to %s", leader, host)
+		}
+	} else {
+		found = e.measureAll(ctx, f, rank, addrs)
+	}
+	if len(found) > 0 {
+		e.routes.Learn(time.Now(), host, hostsOf(addrs), found)
+	}
+}
+
+// probe is a proven connection for measurements.
+type probe struct {
+	conn  *conn
+	route routes.Route
+	size  int // of the next burst
+}
+
+// measureAll measures addresses of a rank, those that answer in time.
+func (e *Endpoint) measureAll(ctx context.Context, f *family, rank int, addrs []netip.AddrPort) (found []routes.Route) {
+	select {
+	case e.bursts <- struct{}{}:
+		defer func() { <-e.bursts }()
+	case <-ctx.Done():
+		return nil
+	}
+	for _, p := range burstAll(e.openProbes(ctx, f, rank, addrs)) {
+		found = append(found, p.route)
+		p.conn.raw.Close()
+	}
+	return found
+}
+
+// burstAll measures how fast bytes go on each route, and returns the probes that work. They have
+// their bursts in turn. The fastest of each counts: this host or the other one may be busy.
+func burstAll(probes []*probe) []*probe {
+	for round := range burstRounds {
+		best := 0.0
+		for _, p := range probes {
+			best = max(best, p.route.Rate)
+		}
+		probes = slices.DeleteFunc(probes, func(p *probe) bool {
+			if round >= burstSurely && p.route.Rate*burstHopeless < best {
+				return false
+			}
+			err := p.burst()
+			if err != nil {
+				p.conn.raw.Close()
+			}
+			return err != nil
+		})
+	}
+	return probes
+}
+
+// openProbes connects to all addresses at the same time. Once one is proven, the others are waited
+// for briefly: longer where the peer's kernel has answered already.
+func (e *Endpoint) openProbes(ctx context.Context, f *family, rank int, addrs []netip.AddrPort) (open []*probe) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		p   *probe
+		err error
+	}
+	results, connected := make(chan result), make(chan struct{}, len(addrs))
+	for _, at := range addrs {
+		go func() {
+			p, err := e.openProbe(ctx, f, rank, at, func() { connected <- struct{}{} })
+			results <- result{p, err}
+		}()
+	}
+	limit := time.NewTimer(probeDial) // until the first answers; then until the others do
+	defer limit.Stop()
+	answered, ended, proofs := 0, 0, false
+	for ended < len(addrs) { // every goroutine is waited for
+		select {
+		case <-connected:
+			answered++
+		case r := <-results:
+			ended++
+			if r.err != nil {
+				continue
+			}
+			if open = append(open, r.p); len(open) == 1 {
+				limit.Reset(probeOthers)
+			}
+		case <-limit.C:
+			switch {
+			case len(open) == 0 && answered > 0: // the peer has yet to come to the generation
+			case len(open) > 0 && answered > len(open) && !proofs:
+				proofs = true
+				limit.Reset(probeProofs)
+			default:
+				cancel()
+			}
+		}
+	}
+	return open
+}
+
+// openProbe connects to an address and measures round trips.
+func (e *Endpoint) openProbe(ctx context.Context, f *family, rank int, at netip.AddrPort, connected func()) (*probe, error) {
+	c, err := e.dialOne(ctx, at.String(), f.key, identity.Hello{Generation: f.generation, From: f.self, To: rank, Channel: probeChannel}, connected)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.raw.Close() })
+	defer stop()
+	p := &probe{conn: c, route: routes.Route{Addr: at.Addr()}}
+	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
+		p.route.Local = local.AddrPort().Addr().Unmap()
+		p.route.Near = cards.Of(p.route.Local)
+	}
+	c.raw.SetDeadline(time.Now().Add(probeServe))
+	if err := readAnswer(c, &p.route.Far); err != nil {
+		c.raw.Close()
+		return nil, err
+	}
+	for range probePings {
+		trip, err := p.send(0)
+		if err != nil {
+			c.raw.Close()
+			return nil, err
+		}
+		if p.route.Trip == 0 || trip < p.route.Trip {
+			p.route.Trip = trip
+		}
+	}
+	return p, nil
+}
+
+// burst sends so many bytes that the next time it takes long enough to be exact.
+func (p *probe) burst() error {
+	p.size = max(p.size, firstBurst)
+	took, err := p.send(p.size)
+	if err != nil {
+		return err
+	}
+	if fd, err := p.conn.duplicate(); err == nil { // the kernel measures the round trip without the delays of processes
+		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && info.Min_rtt > 0 {
+			p.route.Trip = min(p.route.Trip, time.Duration(info.Min_rtt)*time.Microsecond)
+		}
+		unix.Close(fd)
+	}
+	moving := max(took-p.route.Trip, took/4)
+	p.route.Rate = max(p.route.Rate, float64(p.size)*8/moving.Seconds())
+	if took < burstEnough {
+		p.size = min(4*p.size, lastBurst)
+	}
+	return nil
+}
+
+// send sends so many bytes and returns when the peer has them.
+func (p *probe) send(size int) (time.Duration, error) {
+	message := make([]byte, probeRequest+size)
+	binary.BigEndian.PutUint32(message, burstRequest)
+	binary.BigEndian.PutUint32(message[4:], uint32(size))
+	begun := time.Now()
+	if _, err := p.conn.Write(message); err != nil {
+		return 0, err
+	}
+	_, err := io.ReadFull(p.conn, message[:probeRequest])
+	return time.Since(begun), err
+}
+
+// ask asks a rank of this host for the routes to the host of another one.
+func (e *Endpoint) ask(ctx context.Context, f *family, leader, rank int) ([]routes.Route, error) {
+	h := identity.Hello{Generation: f.generation, From: f.self, To: leader, Channel: probeChannel}
+	c, err := e.dialAll(ctx, way{addrs: f.addrs[leader], stagger: localStagger}, f.key, h)
+	if err != nil {
+		return nil, err
+	}
+	defer c.raw.Close()
+	stop := context.AfterFunc(ctx, func() { c.raw.Close() })
+	defer stop()
+	var card cards.Card
+	if err := readAnswer(c, &card); err != nil {
+		return nil, err
+	}
+	request := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, askRequest), uint32(rank))
+	if _, err := c.Write(request); err != nil {
+		return nil, err
+	}
+	var found []routes.Route
+	return found, readAnswer(c, &found)
+}
+
+func readAnswer(r io.Reader, into any) error {
+	var size [4]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n > probeAnswer {
+		return fmt.Errorf("an answer of %d bytes", n)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
+}
+
+func writeAnswer(w io.Writer, answer any) error {
+	text, err := json.Marshal(answer)
+	if err != nil || len(text) > probeAnswer {
+		text = []byte("null") // the asker finds nothing in it
+	}
+	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+	return err
+}
+
+// admitProbe decides on a probe whose dialer is proven. If it is admitted, endProbe follows.
+func (e *Endpoint) admitProbe(h identity.Hello) (*family, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.current
+	switch {
+	case f.generation != h.Generation:
+		return nil, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.generation)
+	case h.To != f.self || h.From == f.self || h.From >= f.size:
+		return nil, fmt.Errorf("rank %d of %d is not probed by rank %d as rank %d", f.self, f.size, h.From, h.To)
+	case e.probes >= max(fewProbes, 2*e.largest):
+		return nil, fmt.Errorf("too many probes at a time (%w)", identity.ErrLater)
+	}
+	e.probes++
+	return f, nil
+}
+
+func (e *Endpoint) endProbe() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.probes--
+}
+
+// serveProbe answers the requests on a proven connection, until it ends.
+func (e *Endpoint) serveProbe(f *family, from int, c *conn) error {
+	var card cards.Card
+	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
+		card = cards.Of(local.AddrPort().Addr())
+	}
+	c.raw.SetDeadline(time.Now().Add(probeServe))
+	if err := writeAnswer(c, card); err != nil {
+		return err
+	}
+	var request [probeRequest]byte
+	for range probeMost {
+		c.raw.SetDeadline(time.Now().Add(probeServe))
+		if _, err := io.ReadFull(c, request[:]); err != nil {
+			return err
+		}
+		number := binary.BigEndian.Uint32(request[4:])
+		var err error
+		switch kind := binary.BigEndian.Uint32(request[:]); {
+		case kind == burstRequest && number <= lastBurst:
+			if _, err = io.CopyN(io.Discard, c, int64(number)); err == nil {
+				_, err = c.Write(request[:])
+			}
+		case kind == askRequest && int64(number) < int64(f.size):
+			err = e.tellRoutes(f, int(number), c)
+		case kind == cutRequest && int64(number) < int64(len(f.addrs[from])):
+			e.toldCut(f, from, int(number))
+			_, err = c.Write(request[:])
+		default:
+			err = errFrame
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return errFrame
+}
+
+// tellRoutes answers a rank of this host that asks for the routes to the host of a rank.
+func (e *Endpoint) tellRoutes(f *family, rank int, c *conn) error {
+	ctx, cancel := context.WithTimeout(e.life, probeBound)
+	defer cancel()
+	found := []routes.Route{}
+	if addrs := f.foreign(f.addrs[rank]); len(addrs) > 1 && f.leader(f.self) == f.self {
+		host := f.hostKey(rank)
+		choice, known := e.routes.Choose(host, hostsOf(addrs))
+		if !known {
+			e.measure(ctx, f, rank, host, addrs)
+			choice, _ = e.routes.Choose(host, hostsOf(addrs))
+		}
+		found = append(found, choice.Routes[:choice.Sound]...)
+	}
+	c.raw.SetDeadline(time.Now().Add(probeServe))
+	return writeAnswer(c, found)
+}

@@ -1,0 +1,208 @@
+package collective
+
+import (
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// hierarchy is the ranks of a group by host, where the ranks of each host share memory. Operations
+// of such a group have two levels: what the ranks of a host have is combined or put together in
+// their memory, and crosses to each other host once, split among the ranks of the host. Open MPI's
+// HAN and NVIDIA's 2-D all-reduce have the same shape.
+//
+// Waits of one level never hold up the other: a rank that waits for others in memory moves its
+// frames meanwhile (call.meanwhile), and all ranks do the steps of both levels in the same order.
+type hierarchy struct {
+	hosts       [][]int // each ascending, in the order of their first ranks
+	here, place int     // this rank's host, and its place there
+	leaders     team    // the first ranks of all hosts, by host; this one may not be among them
+	crowded     bool    // ranks of a host share cores, so that waves do not overlap there
+	column      team    // the ranks with this one's place; of size 0 where the hosts have unequal numbers of ranks
+}
+
+func newHierarchy(hosts [][]int, rank int) *hierarchy {
+	h := &hierarchy{hosts: hosts}
+	h.here, h.place = h.find(rank)
+	equal := true
+	for _, ranks := range hosts {
+		equal = equal && len(ranks) == len(hosts[0])
+	}
+	h.leaders = h.team(func(host int) int { return hosts[host][0] })
+	if equal {
+		h.column = h.team(func(host int) int { return hosts[host][h.place] })
+	}
+	return h
+}
+
+// team is one rank of each host, by host.
+func (h *hierarchy) team(rank func(host int) int) team {
+	t := team{size: len(h.hosts), me: h.here}
+	for host := range h.hosts {
+		t.ranks = append(t.ranks, rank(host))
+	}
+	return t
+}
+
+// ranks are those of this host.
+func (h *hierarchy) ranks() []int { return h.hosts[h.here] }
+
+// leads reports whether this rank is the first of its host.
+func (h *hierarchy) leads() bool { return h.place == 0 }
+
+// find is a rank's host, and its place there.
+func (h *hierarchy) find(rank int) (host, place int) {
+	for host, ranks := range h.hosts {
+		if place := slices.Index(ranks, rank); place >= 0 {
+			return host, place
+		}
+	}
+	return -1, -1
+}
+
+// counterpart is the rank of another host that gets from a rank with this place what is for that
+// host, and gives to it what comes from there.
+func (h *hierarchy) counterpart(host, place int) int {
+	return h.hosts[host][place%len(h.hosts[host])]
+}
+
+// shares are the ranks of another host whose counterpart a rank of this host with this place is.
+func (h *hierarchy) shares(host, place int) (ranks []int) {
+	for i := place; i < len(h.hosts[host]); i += len(h.ranks()) {
+		ranks = append(ranks, h.hosts[host][i])
+	}
+	return ranks
+}
+
+// share is one of shares, in turn; −1: there are not so many.
+func (h *hierarchy) share(host, place, turn int) int {
+	if at := place + turn*len(h.ranks()); at < len(h.hosts[host]) {
+		return h.hosts[host][at]
+	}
+	return -1
+}
+
+// turns is how many ranks of another host have the same counterpart here at most.
+func (h *hierarchy) turns(host int) int {
+	return (len(h.hosts[host]) + len(h.ranks()) - 1) / len(h.ranks())
+}
+
+// others are the other hosts, each rank's list beginning with another one.
+func (h *hierarchy) others() (hosts []int) {
+	for d := 1; d < len(h.hosts); d++ {
+		hosts = append(hosts, (h.here+d)%len(h.hosts))
+	}
+	return hosts
+}
+
+// crossing is a part of a tensor that has one owner on each host: the owners bring it to the other
+// hosts.
+type crossing struct {
+	team
+	data []byte
+
+	step          uint32
+	sent, sentEnd int // number of the first send of this rank's data, and of the first one after it
+	received      int // number of the first receive of what the others have for this rank
+}
+
+// cross appends the parts of data, of elements of size bytes, that this rank owns: its own share
+// among the ranks of its host, cut where the owner on another host changes.
+func (c *call) cross(to []crossing, data []byte, size int) []crossing {
+	h := c.g.levels
+	if h.column.size > 0 {
+		lo, hi := kernel.Split(len(data)/size, len(h.ranks()), h.place)
+		return append(to, crossing{team: h.column, data: data[lo*size : hi*size]})
+	}
+	count := len(data) / size
+	lo, hi := kernel.Split(count, len(h.ranks()), h.place)
+	cuts := []int{lo, hi}
+	for _, ranks := range h.hosts {
+		for i := range ranks {
+			if at, _ := kernel.Split(count, len(ranks), i); lo < at && at < hi {
+				cuts = append(cuts, at)
+			}
+		}
+	}
+	slices.Sort(cuts)
+	cuts = slices.Compact(cuts)
+	for i, from := range cuts[:len(cuts)-1] {
+		t := h.team(func(host int) int { return h.owner(host, count, from) })
+		to = append(to, crossing{team: t, data: data[from*size : cuts[i+1]*size]})
+	}
+	return to
+}
+
+// owner is the rank of a host that owns an element.
+func (h *hierarchy) owner(host, count, element int) int {
+	ranks := h.hosts[host]
+	for i := range ranks {
+		if _, hi := kernel.Split(count, len(ranks), i); element < hi {
+			return ranks[i]
+		}
+	}
+	return ranks[len(ranks)-1]
+}
+
+// inMemory runs body in the memory of this host's ranks; nothing where this rank is alone there.
+func (c *call) inMemory(body func(*shm.Member, shm.Desc) error) error {
+	h := c.g.host.Load()
+	if h == nil {
+		return nil
+	}
+	return h.within(c.ctx, c.desc, body)
+}
+
+// spread gives what every rank of this host owns of data, in elements of size bytes, to all of
+// them.
+func (c *call) spread(data []byte, size int) error {
+	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
+		return m.Gather(c.ctx, call, data, size, m.Members())
+	})
+}
+
+// meanwhile moves frames of the operation while it waits for ranks of this host in memory.
+func (c *call) meanwhile() (moved, left bool) {
+	if c.g.tcp == nil || !c.g.tcp.driven { // then others move them
+		return false, false
+	}
+	if c.late.cycle != 0 {
+		left = c.nudgeIfLate(time.Now())
+	}
+	for c.outDone < c.outUsed && c.outs[c.outDone].done.Load() {
+		c.outDone++
+	}
+	for c.inDone < c.inUsed && c.ins[c.inDone].done.Load() {
+		c.inDone++
+	}
+	if c.outDone == c.outUsed && c.inDone == c.inUsed {
+		return false, left
+	}
+	return c.g.tcp.advance(false), true
+}
+
+// waves is how many pieces data is cut into, that follow each other through the levels.
+func (c *call) waves(data []byte) int {
+	size := waveSize
+	if c.g.levels.crowded {
+		size = crowdedWave
+	}
+	if s := c.g.family.segment; s > 0 { // a test's
+		size = 64 * s
+	}
+	return max(1, (len(data)+size-1)/size)
+}
+
+// wave is one of the waves of data.
+func wave(data []byte, size, waves, i int) []byte {
+	lo, hi := kernel.Split(len(data)/size, waves, i)
+	return data[lo*size : hi*size]
+}
+
+const (
+	waveSize    = 4 << 20  // most bytes of a wave …
+	crowdedWave = 32 << 20 // … and where little overlaps
+	throughOne  = 8 << 10  // up to here one rank of each host brings all to the other hosts
+)

@@ -1,0 +1,247 @@
+package collective_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
+)
+
+// TestCrossesOnce: what the ranks of a host have crosses to each other host once, whatever the
+// operation and however many ranks the hosts have.
+func TestCrossesOnce(t *testing.T) {
+	const count = 1 << 20 // bytes of the whole tensor
+	for _, hosts := range []string{"aabb", "aaabbb", "aaab", "aabbcc", "abababab", "aaabbbbc"} {
+		n, over := len(hosts), 0
+		for i := range hosts {
+			if !strings.Contains(hosts[:i], hosts[i:i+1]) {
+				over++
+			}
+		}
+		pairs := 0 // of ranks of different hosts
+		for i := range hosts {
+			for j := range hosts {
+				if hosts[i] != hosts[j] {
+					pairs++
+				}
+			}
+		}
+		w := newWorkers(t, collective.Config{}, n)
+		w.hosts = hosts
+		groups := w.meet(t, n)
+		each := count / n
+		for _, op := range []struct {
+			name  string
+			bound int
+			do    func(context.Context, *collective.Group) error
+		}{
+			{"AllReduce", 2 * (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				return collective.AllReduce(ctx, g, make([]uint8, count), collective.Sum)
+			}},
+			{"AllReduceAsync", 2 * (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				return collective.AllReduceAsync(ctx, g, "x", make([]uint8, count), collective.Sum).Wait()
+			}},
+			{"Broadcast", (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				return collective.Broadcast(ctx, g, make([]uint8, count), n-1)
+			}},
+			{"BroadcastBytes", (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				_, err := collective.BroadcastBytes(ctx, g, make([]uint8, count), 0)
+				return err
+			}},
+			{"AllGather", (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				_, err := collective.AllGather(ctx, g, make([]uint8, each))
+				return err
+			}},
+			{"ReduceScatter", (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				_, err := collective.ReduceScatter(ctx, g, make([]uint8, count), collective.Sum)
+				return err
+			}},
+			{"AllToAll", pairs * each, func(ctx context.Context, g *collective.Group) error {
+				_, err := collective.AllToAll(ctx, g, slices.Repeat([][]uint8{make([]uint8, each)}, n))
+				return err
+			}},
+			{"Barrier", 0, collective.Barrier},
+		} {
+			before := sent(groups)
+			for rank, err := range collectivetest.Each(t, groups, op.do) {
+				if err != nil {
+					t.Fatalf("%s over %s, rank %d: %v", op.name, hosts, rank, err)
+				}
+			}
+			if got, most := sent(groups)-before, op.bound+op.bound/50+8<<10; got > most || got < op.bound {
+				t.Errorf("%s over %s sends %d bytes, not %d", op.name, hosts, got, op.bound)
+			}
+		}
+		closeGroups(groups)
+	}
+}
+
+func sent(groups []*collective.Group) (all int) {
+	for _, g := range groups {
+		all += int(g.Sent())
+	}
+	return all
+}
+
+func closeGroups(groups []*collective.Group) {
+	done := make(chan struct{}, len(groups))
+	for _, g := range groups {
+		go func() { g.Close(); done <- struct{}{} }()
+	}
+	for range groups {
+		<-done
+	}
+}
+
+// TestGuess: the same small tensors step after step are reduced without a vote, and right in every
+// type; what one rank submits beside them, later, or no more, is reduced as well.
+func TestGuess(t *testing.T) {
+	for _, hosts := range []string{"", "aaaa", "aabb"} {
+		t.Run("hosts "+hosts, func(t *testing.T) {
+			w := newWorkers(t, collective.Config{}, 4)
+			w.hosts = hosts
+			groups := w.meet(t, 4)
+			check := func(name string, do func(context.Context, *collective.Group) error) {
+				t.Helper()
+				for rank, err := range collectivetest.Each(t, groups, do) {
+					if err != nil {
+						t.Fatalf("%s, rank %d: %v", name, rank, err)
+					}
+				}
+			}
+			for _, op := range []collective.Op{collective.Sum, collective.Average, collective.Min, collective.Max, collective.Product} {
+				check(fmt.Sprint(op, " of uint8"), guessed[uint8](op))
+				check(fmt.Sprint(op, " of int64"), guessed[int64](op))
+				check(fmt.Sprint(op, " of float32"), guessed[float32](op))
+				check(fmt.Sprint(op, " of float16"), guessed[collective.Float16](op))
+				check(fmt.Sprint(op, " of bfloat16"), guessed[collective.BFloat16](op))
+			}
+			if n := collective.Guesses(groups[0]); n < 10 {
+				t.Errorf("%d guesses were right", n)
+			}
+			check("more of rank 1", func(ctx context.Context, g *collective.Group) error {
+				var more *collective.Handle
+				for step := range 6 {
+					if g.Rank() == 1 && step == 3 || g.Rank() != 1 && step == 5 {
+						more = collective.AllReduceAsync(ctx, g, "more", []float64{1}, collective.Sum)
+					}
+					if err := one(ctx, g, "same", step); err != nil {
+						return err
+					}
+				}
+				return more.Wait()
+			})
+			check("another tensor", func(ctx context.Context, g *collective.Group) error {
+				for step := range 8 {
+					if err := one(ctx, g, fmt.Sprint("tensor", step/4), step); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			check("ranks that have joined", func(ctx context.Context, g *collective.Group) error {
+				for step := range 4 + g.Rank() {
+					h := collective.AllReduceAsync(ctx, g, "joining", []int32{1}, collective.Sum)
+					if err := h.Wait(); err != nil {
+						return fmt.Errorf("step %d: %w", step, err)
+					}
+				}
+				_, err := collective.Join(ctx, g)
+				return err
+			})
+			closeGroups(groups)
+		})
+	}
+}
+
+func one(ctx context.Context, g *collective.Group, name string, step int) error {
+	data := []float64{float64(step), float64(g.Rank())}
+	if err := collective.AllReduceAsync(ctx, g, name, data, collective.Sum).Wait(); err != nil {
+		return err
+	}
+	if want := []float64{float64(4 * step), 6}; !slices.Equal(data, want) {
+		return fmt.Errorf("step %d: %v, not %v", step, data, want)
+	}
+	return nil
+}
+
+// guessed reduces ones of a type seven times.
+func guessed[T collective.Element](op collective.Op) func(context.Context, *collective.Group) error {
+	return func(ctx context.Context, g *collective.Group) error {
+		unit := T(1)
+		switch v := any(&unit).(type) {
+		case *collective.Float16:
+			*v = collective.ToFloat16(1)
+		case *collective.BFloat16:
+			*v = collective.ToBFloat16(1)
+		}
+		sum := []T{unit}
+		if err := collective.AllReduce(ctx, g, sum, op); err != nil {
+			return err
+		}
+		for step := range 7 {
+			data := slices.Repeat([]T{unit}, 1000)
+			if err := collective.AllReduceAsync(ctx, g, fmt.Sprintf("%T %v", unit, op), data, op).Wait(); err != nil {
+				return err
+			}
+			if data[0] != sum[0] || data[999] != sum[0] {
+				return fmt.Errorf("step %d: %v, %v, not %v", step, data[0], data[999], sum[0])
+			}
+		}
+		return nil
+	}
+}
+
+// TestManyHosts: among many hosts, an AllReduce runs rings between them, and an asynchronous one
+// still combines in the order of the hosts; hosts of unequal numbers of ranks as well.
+func TestManyHosts(t *testing.T) {
+	for _, hosts := range []string{"aabbccddeeffgghhii", "aaabccddeeffgghhiij"} {
+		n := len(hosts)
+		w := newWorkers(t, collective.Config{}, n)
+		w.hosts = hosts
+		groups := w.meet(t, n)
+		way := collectivetest.Way{Hosts: hosts}
+		for _, length := range []int{0, 1, 700, 3000, 100_003} {
+			inputs := make([][]float32, n)
+			var sum []int64
+			for rank := range inputs {
+				for i := range length {
+					inputs[rank] = append(inputs[rank], float32(i%97)/float32(rank+3))
+				}
+			}
+			for i := range length {
+				sum = append(sum, int64(n*i+n*(n-1)/2))
+			}
+			want := way.InOrder(inputs)
+			for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+				whole := make([]int64, length)
+				for i := range whole {
+					whole[i] = int64(i + g.Rank())
+				}
+				if err := collective.AllReduce(ctx, g, whole, collective.Sum); err != nil {
+					return err
+				}
+				if !slices.Equal(whole, sum) {
+					return fmt.Errorf("AllReduce of %d is wrong", length)
+				}
+				data := slices.Clone(inputs[g.Rank()])
+				if err := collective.AllReduceAsync(ctx, g, fmt.Sprint(length), data, collective.Sum).Wait(); err != nil {
+					return err
+				}
+				if !slices.Equal(data, want) {
+					return fmt.Errorf("AllReduceAsync of %d has other bits", length)
+				}
+				return nil
+			}) {
+				if err != nil {
+					t.Fatalf("%s, rank %d: %v", hosts, rank, err)
+				}
+			}
+		}
+		closeGroups(groups)
+	}
+}

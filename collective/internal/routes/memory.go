@@ -1,0 +1,174 @@
+package routes
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// penance is how long a route that broke is used only where there is no other; it doubles with
+	// each further break, up to maxPenance.
+	penance    = time.Minute
+	maxPenance = time.Hour
+)
+
+// Memory is what is known of the routes to other hosts, over all generations. The zero value knows
+// nothing. Any goroutine may call its methods.
+type Memory struct {
+	mu    sync.Mutex
+	hosts map[string]*known
+}
+
+// known is what is known of one host.
+type known struct {
+	tried  []netip.Addr // addresses that were measured or could not be
+	routes []Route
+	kept   netip.Addr // of the best route, as last chosen
+	broken map[netip.Addr]breakage
+}
+
+// breakage is that a route broke. It lasts until the route is found to work after its penance.
+type breakage struct {
+	at     time.Time
+	times  int
+	mended bool
+}
+
+// until is when the route may be tried again.
+func (b breakage) until() time.Time {
+	return b.at.Add(min(penance<<min(max(b.times, 1)-1, 10), maxPenance))
+}
+
+// Choice is the routes to a host that are to be used, the best first.
+type Choice struct {
+	Routes []Route
+	Rails  int // how many of them, from the first, share what is sent
+	Sound  int // how many of them, from the first, have not broken; all where all have
+}
+
+func (m *Memory) of(host string) *known {
+	if m.hosts == nil {
+		m.hosts = make(map[string]*known)
+	}
+	k := m.hosts[host]
+	if k == nil {
+		k = &known{broken: make(map[netip.Addr]breakage)}
+		m.hosts[host] = k
+	}
+	return k
+}
+
+// Learn adds to what is known of a host: these addresses were tried, and these routes found. What
+// was known of an address that was not found is kept: an attempt to use it tells more.
+func (m *Memory) Learn(now time.Time, host string, tried []netip.Addr, found []Route) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.of(host)
+	all := slices.Clone(found)
+	for _, r := range k.routes {
+		if !slices.ContainsFunc(found, func(o Route) bool { return o.Addr == r.Addr }) && slices.Contains(tried, r.Addr) {
+			all = append(all, r)
+		}
+	}
+	k.tried, k.routes = slices.Clone(tried), all
+	for addr, b := range k.broken {
+		if now.Before(b.until()) || !slices.Contains(tried, addr) || b.mended {
+			continue
+		}
+		if b.mended = slices.ContainsFunc(found, func(r Route) bool { return r.Addr == addr }); !b.mended {
+			b.at = now
+		}
+		k.broken[addr] = b
+	}
+}
+
+// Choose returns the routes to a host among these addresses; false where they have to be measured
+// first: some are new, or no route is known that works.
+func (m *Memory) Choose(host string, addrs []netip.Addr) (Choice, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.of(host)
+	whole := k.among(addrs, func(Route) bool { return true })
+	sound := k.among(addrs, func(r Route) bool { return !k.isBroken(r.Addr) })
+	fresh := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !slices.Contains(k.tried, a) })
+	if len(sound) == 0 {
+		sound = whole
+	}
+	if fresh || len(sound) == 0 {
+		return Choice{}, false
+	}
+	ordered, rails := Order(sound, k.kept)
+	k.kept = ordered[0].Addr
+	sounds := len(ordered)
+	for _, r := range whole {
+		if !slices.Contains(ordered, r) {
+			ordered = append(ordered, r)
+		}
+	}
+	return Choice{Routes: ordered, Rails: rails, Sound: sounds}, true
+}
+
+// among are the known routes to the addresses that also satisfy a condition.
+func (k *known) among(addrs []netip.Addr, is func(Route) bool) (found []Route) {
+	for _, r := range k.routes {
+		if slices.Contains(addrs, r.Addr) && is(r) {
+			found = append(found, r)
+		}
+	}
+	return found
+}
+
+func (k *known) isBroken(addr netip.Addr) bool {
+	b, is := k.broken[addr]
+	return is && !b.mended
+}
+
+// Break notes that the route to an address has broken although the host lives. It is used only
+// where there is no other, until it is found to work after a time that grows with each break.
+func (m *Memory) Break(now time.Time, host string, addr netip.Addr) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.of(host)
+	b := k.broken[addr]
+	if k.isBroken(addr) && now.Sub(b.at) < time.Second {
+		return // several connections have told of one break
+	}
+	if now.Sub(b.until()) > maxPenance {
+		b.times = 0
+	}
+	k.broken[addr] = breakage{at: now, times: b.times + 1}
+}
+
+// Spare returns a route to the host that works, other than those by the interfaces of the route to
+// an address, and whether there is one.
+func (m *Memory) Spare(host string, addr netip.Addr) (Route, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.of(host)
+	at := slices.IndexFunc(k.routes, func(r Route) bool { return r.Addr == addr })
+	if at < 0 {
+		return Route{}, false
+	}
+	for _, r := range k.routes {
+		if distinct(k.routes[at], r) && !k.isBroken(r.Addr) {
+			return r, true
+		}
+	}
+	return Route{}, false
+}
+
+// Stale reports whether addresses of a host should be measured anew when there is time: some could
+// not be reached, or have broken and may work again.
+func (m *Memory) Stale(now time.Time, host string, addrs []netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.of(host)
+	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
+		if k.isBroken(a) {
+			return !now.Before(k.broken[a].until())
+		}
+		return !slices.ContainsFunc(k.routes, func(r Route) bool { return r.Addr == a })
+	})
+}

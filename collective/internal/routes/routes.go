@@ -1,0 +1,146 @@
+// Package routes chooses among the addresses of a host by what was measured of them, and remembers
+// that. It is pure: it sends nothing and reads no clock.
+package routes
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/cards"
+)
+
+// Route is a way to another host: one of its addresses, as measured from this host.
+type Route struct {
+	Addr  netip.Addr // of the other host
+	Local netip.Addr // of this host, on the way there
+	// Near is this host's interface and Far the other's. They are unknown where the kernel does not
+	// tell.
+	Near, Far cards.Card
+	Trip      time.Duration // of the fastest round trip
+	Rate      float64       // bits a second of a short burst; 0: not measured
+}
+
+// String describes the route for logs.
+func (r Route) String() string {
+	var b strings.Builder
+	near := r.Near.String()
+	if near == "" {
+		near = "an unknown interface"
+	}
+	fmt.Fprintf(&b, "%s, %v to %v, %s measured, round trip %v", near, r.Local, r.Addr, cards.Rate(r.Rate), r.Trip.Round(time.Microsecond))
+	return b.String()
+}
+
+// rated is the speed of the slower of both ends' links; 0 where one is unknown.
+func (r Route) rated() int64 { return min(r.Near.Bits, r.Far.Bits) }
+
+const (
+	// alike is how much faster of two routes one must be to be preferred.
+	alike = 1.25
+	// trust is by how much a burst must contradict the speeds of the links to count more than they
+	// do: on fast links a burst is too short to be exact.
+	trust = 2
+	// tripFactor and tripSlack are by how much a round trip must be longer to count.
+	tripFactor, tripSlack = 2, 300 * time.Microsecond
+	// tripMore is how much longer than on the best route a round trip may be on the one that
+	// carries the control channel.
+	tripMore = time.Millisecond
+)
+
+// faster reports whether a is clearly faster than b.
+func faster(a, b Route) bool {
+	if ra, rb := float64(a.rated()), float64(b.rated()); ra > 0 && rb > 0 {
+		switch {
+		case ra >= alike*rb:
+			return a.Rate*trust >= b.Rate
+		case rb >= alike*ra:
+			return a.Rate > trust*b.Rate
+		}
+		return a.Rate > trust*b.Rate
+	}
+	return a.Rate >= alike*b.Rate && a.Rate > 0
+}
+
+// nearer reports whether the round trip of a is clearly shorter than that of b.
+func nearer(a, b Route) bool { return tripFactor*a.Trip+tripSlack < b.Trip }
+
+// preferred reports whether a is clearly better than b.
+func preferred(a, b Route) bool {
+	return faster(a, b) || !faster(b, a) && nearer(a, b)
+}
+
+// Order sorts routes, the best first, and returns how many at the front are equally good and have
+// no interface in common, so that they can share what is sent. Of equally good ones kept is first,
+// so that a choice does not change without need; then the lower addresses are.
+func Order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
+	rest := slices.Clone(all)
+	slices.SortFunc(rest, func(a, b Route) int {
+		if (a.Addr == kept) != (b.Addr == kept) {
+			if a.Addr == kept {
+				return -1
+			}
+			return 1
+		}
+		return a.Addr.Compare(b.Addr)
+	})
+	for len(rest) > 0 {
+		best := rest[0]
+		for _, r := range rest[1:] {
+			if preferred(r, best) {
+				best = r
+			}
+		}
+		var class, others []Route
+		for _, r := range rest {
+			if r.Addr == best.Addr || !preferred(best, r) {
+				class = append(class, r)
+			} else {
+				others = append(others, r)
+			}
+		}
+		apart, shared := separate(class)
+		if ordered == nil {
+			rails = len(apart)
+		}
+		ordered = append(append(ordered, apart...), shared...)
+		rest = others
+	}
+	return ordered, rails
+}
+
+// separate takes from routes the first and those that have no interface in common with others that
+// are taken, on either host.
+func separate(all []Route) (apart, shared []Route) {
+	for _, r := range all {
+		if slices.ContainsFunc(apart, func(o Route) bool { return !distinct(o, r) }) {
+			shared = append(shared, r)
+		} else {
+			apart = append(apart, r)
+		}
+	}
+	return apart, shared
+}
+
+// distinct reports whether two routes are known to have no interface in common.
+func distinct(a, b Route) bool {
+	known := a.Near.Name != "" && a.Far.Name != "" && b.Near.Name != "" && b.Far.Name != ""
+	return known && a.Near.Name != b.Near.Name && a.Far.Name != b.Far.Name
+}
+
+// Beside returns the best of the ordered routes that has no interface in common with those that
+// share what is sent, or else with the best one, and is about as quick, and whether there is one. A
+// cut of these leaves it intact.
+func Beside(ordered []Route, rails int) (Route, bool) {
+	for _, used := range []int{rails, min(1, rails)} {
+		for _, r := range ordered[used:] {
+			apart := !slices.ContainsFunc(ordered[:used], func(o Route) bool { return !distinct(o, r) })
+			if used > 0 && apart && r.Trip <= ordered[0].Trip+tripMore {
+				return r, true
+			}
+		}
+	}
+	return Route{}, false
+}

@@ -1,0 +1,209 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// The operations here put their results into memory of the caller, and take none for data. Lengths
+// are equal on all ranks, which otherwise get a [*MismatchError].
+
+// AllGatherInto is [AllGather] of as many elements of each rank: those of rank r begin at element
+// r·len(data) of all, which has room for just all ranks'. Data may be this rank's part of all, and
+// must not overlap with it otherwise.
+func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) error {
+	d := descriptor{action: allGatherIntoAction, dtype: typeOf[T](), count: uint64(len(data))}
+	invalid := checkInto(g, "result", len(all), len(data))
+	parts := into{bytesOf(all), len(bytesOf(data))}
+	if h := g.inMemory(); h != nil {
+		if invalid == nil {
+			kernel.Copy(parts.of(g.rank), bytesOf(data))
+		}
+		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			return m.AllGather(ctx, call, parts.of(g.rank), parts.place(h.ranks))
+		})
+	}
+	return g.run(ctx, d, invalid, func(c *call) error {
+		kernel.Copy(parts.of(g.rank), bytesOf(data))
+		if g.levels != nil {
+			return c.allGatherIntoHierarchical(parts)
+		}
+		return c.exchangeInto(c.allOthers(), func(int) []byte { return parts.of(g.rank) }, parts)
+	})
+}
+
+// ReduceScatterInto is [ReduceScatter] into part, which has just the length of this rank's part of
+// the result and does not overlap with data.
+func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T, op Op) error {
+	d := descriptor{action: reduceScatterAction, dtype: typeOf[T](), reduce: op, count: uint64(len(data))}
+	invalid := op.checkParts(d.dtype)
+	if g != nil {
+		if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
+			invalid = fmt.Errorf("a result of %d elements for a part of %d", len(part), hi-lo)
+		}
+	}
+	if h := g.inMemory(); h != nil {
+		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			return m.ReduceScatter(ctx, call, h.parts(bytesOf(data), d.dtype.Size()), bytesOf(part), h.reduction(d.dtype, d.reduce))
+		})
+	}
+	return g.run(ctx, d, invalid, func(c *call) error { return c.reduceScatterSockets(bytesOf(data), bytesOf(part)) })
+}
+
+// AllToAllInto is [AllToAll] of parts of equal lengths: data and result have one for every rank,
+// one behind the other, and do not overlap.
+func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) error {
+	d := descriptor{action: allToAllIntoAction, dtype: typeOf[T](), count: uint64(len(data))}
+	var from, to into
+	var invalid error
+	if g != nil {
+		each := len(data) / g.size
+		if invalid = checkInto(g, "input", len(data), each); invalid == nil {
+			invalid = checkInto(g, "result", len(result), each)
+		}
+		from, to = into{bytesOf(data), len(bytesOf(data)) / g.size}, into{bytesOf(result), len(bytesOf(data)) / g.size}
+	}
+	if h := g.inMemory(); h != nil {
+		if invalid == nil {
+			kernel.Copy(to.of(g.rank), from.of(g.rank))
+		}
+		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			return m.AllToAll(ctx, call, from.by(h.ranks), to.place(h.ranks))
+		})
+	}
+	return g.run(ctx, d, invalid, func(c *call) error {
+		kernel.Copy(to.of(g.rank), from.of(g.rank))
+		if g.levels != nil {
+			return c.allToAllIntoHierarchical(from, to)
+		}
+		return c.exchangeInto(c.allOthers(), from.of, to)
+	})
+}
+
+func checkInto(g *Group, what string, length, each int) error {
+	if g != nil && length != g.size*each {
+		return fmt.Errorf("%s of %d elements for %d ranks with %d each", what, length, g.size, each)
+	}
+	return nil
+}
+
+// into is memory with a part for every rank, all of the same number of bytes.
+type into struct {
+	memory []byte
+	each   int
+}
+
+func (p into) of(rank int) []byte { return p.memory[rank*p.each:][:p.each:p.each] }
+
+// by are the parts of some ranks.
+func (p into) by(ranks []int) [][]byte {
+	parts := make([][]byte, len(ranks))
+	for i, r := range ranks {
+		parts[i] = p.of(r)
+	}
+	return parts
+}
+
+// place tells members of shared memory, who have parts for these ranks, where those lie.
+func (p into) place(ranks []int) func(lengths []int) ([][]byte, error) {
+	return func([]int) ([][]byte, error) { return p.by(ranks), nil } // the members' calls say the lengths
+}
+
+// allOthers are all ranks but this one, each rank's list beginning with another one.
+func (c *call) allOthers() []int {
+	with := make([]int, 0, c.g.size-1)
+	for d := 1; d < c.g.size; d++ {
+		with = append(with, (c.g.rank+d)%c.g.size)
+	}
+	return with
+}
+
+// exchangeInto sends part(j) to each of some ranks and receives theirs.
+func (c *call) exchangeInto(with []int, part func(to int) []byte, result into) error {
+	for s := range c.frames(result.each) {
+		for _, to := range with {
+			c.send(to, 0, c.cut(part(to), s))
+		}
+	}
+	first := c.inUsed
+	c.postInto(with, result)
+	return c.waitFor(first, c.inUsed)
+}
+
+// postInto asks for the parts of some ranks.
+func (c *call) postInto(from []int, result into) {
+	for _, r := range from {
+		for s := range c.frames(result.each) {
+			c.post(r, 0, c.cut(result.of(r), s))
+		}
+	}
+}
+
+// allGatherIntoHierarchical is allGatherHierarchical; this rank's part is in its place.
+func (c *call) allGatherIntoHierarchical(all into) error {
+	h := c.g.levels
+	own := all.of(c.g.rank)
+	for s := range c.frames(all.each) {
+		for _, host := range h.others() {
+			c.send(h.counterpart(host, h.place), 0, c.cut(own, s))
+		}
+	}
+	first, frames := c.inUsed, c.frames(all.each)
+	for _, host := range h.others() {
+		c.postInto(h.shares(host, h.place), all)
+	}
+	if err := c.gatherInto(all, h.here, 0); err != nil {
+		return err
+	}
+	for _, host := range h.others() {
+		for turn := range h.turns(host) {
+			if h.share(host, h.place, turn) >= 0 {
+				if err := c.waitFor(first, first+frames); err != nil {
+					return err
+				}
+				first += frames
+			}
+			if err := c.gatherInto(all, host, turn); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// gatherInto gives to all ranks of this host what each has from one rank of a host.
+func (c *call) gatherInto(all into, host, turn int) error {
+	h := c.g.levels
+	parts := make([][]byte, len(h.ranks()))
+	for i := range parts {
+		if from := h.share(host, i, turn); from >= 0 {
+			parts[i] = all.of(from)
+		}
+	}
+	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
+		return m.AllGather(c.ctx, call, parts[h.place], func([]int) ([][]byte, error) { return parts, nil })
+	})
+}
+
+// allToAllIntoHierarchical is allToAllHierarchical; this rank's own part is in its place.
+func (c *call) allToAllIntoHierarchical(data, result into) error {
+	h := c.g.levels
+	others := c.elsewhere()
+	for s := range c.frames(result.each) {
+		for _, to := range others {
+			c.send(to, 0, c.cut(data.of(to), s))
+		}
+	}
+	first := c.inUsed
+	c.postInto(others, result)
+	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
+		return m.AllToAll(c.ctx, call, data.by(h.ranks()), result.place(h.ranks()))
+	})
+	if err != nil {
+		return err
+	}
+	return c.waitFor(first, c.inUsed)
+}
