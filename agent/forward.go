@@ -128,18 +128,25 @@ func (f *forwarder) carry(worker *identity.Conn) {
 	wg.Wait()
 }
 
+// passBuffer is the size of a buffer through which much goes.
+const passBuffer = 8 << 10
+
 // pass copies until one of the connections ends, and closes both. passing is called before each
-// part. Its buffer is small, and it takes no more descriptors, as a copy by the kernel would.
+// part. Its buffer is small, and for a connection that has said little, as those of strangers, very
+// small. It takes no more descriptors, as a copy by the kernel would.
 func pass(to, from net.Conn, passing func()) {
 	defer to.Close()
 	defer from.Close()
-	buf := make([]byte, 8<<10)
+	buf := make([]byte, 512)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
 			passing()
 			if _, err := to.Write(buf[:n]); err != nil {
 				return
+			}
+			if n == len(buf) && n < passBuffer {
+				buf = make([]byte, passBuffer)
 			}
 		}
 		if err != nil {

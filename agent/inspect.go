@@ -30,21 +30,34 @@ func (f Facts) inspector(creds *identity.Credentials) func(context.Context, *wir
 	return func(ctx context.Context, r *wire.InspectRequest) *wire.InspectReply {
 		reply := &wire.InspectReply{UnixNano: time.Now().UnixNano(), Version: f.Version}
 		targets := r.GetTargets()
-		if len(targets) == 0 && f.GPUs != nil {
-			n, err := f.GPUs()
-			if reply.Gpus = uint32(n); err != nil {
-				reply.GpuError = err.Error()
-			}
+		if len(targets) == 0 {
+			f.describe(reply)
 		}
 		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 		defer cancel()
 		for _, t := range targets[:min(len(targets), maxTargets)] {
 			addrs, why := t.GetAddresses(), ""
-			if _, err := client.Reach(ctx, creds, t.GetHost(), addrs[:min(len(addrs), maxAddresses)]); err != nil {
+			addrs = addrs[:min(len(addrs), maxAddresses)]
+			if _, err := client.Reach(ctx, creds, t.GetHost(), addrs); err != nil {
 				why = err.Error()
 			}
 			reply.Failures = append(reply.Failures, why)
+			reply.Routes = append(reply.Routes, &wire.Routes{Routes: client.Routes(ctx, addrs)})
 		}
 		return reply
+	}
+}
+
+// describe says what the host has.
+func (f Facts) describe(reply *wire.InspectReply) {
+	for _, addr := range client.OwnAddrs() {
+		reply.Cards = append(reply.Cards, client.CardOf(addr))
+	}
+	if f.GPUs == nil {
+		return
+	}
+	n, err := f.GPUs()
+	if reply.Gpus = uint32(n); err != nil {
+		reply.GpuError = err.Error()
 	}
 }

@@ -360,7 +360,7 @@ func TestInspect(t *testing.T) {
 	nobody, other := b, b
 	nobody.Endpoints = []string{ln.Addr().String()}
 	other.Host = "c"
-	failures, err := l.Reachable(t.Context(), "a", []client.Inspection{b, nobody, other, {Host: "none"}})
+	failures, _, err := l.Reachable(t.Context(), "a", []client.Inspection{b, nobody, other, {Host: "none"}})
 	if err != nil || len(failures) != 4 {
 		t.Fatalf("%q, %v", failures, err)
 	}

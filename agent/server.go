@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/agent/client"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wire"
@@ -37,6 +38,7 @@ type server struct {
 	over    chan error                                                     // receives why a session is over; nil: not wanted
 	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
 	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: refused
+	audit   *audit.Recorder
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -63,7 +65,7 @@ type local struct {
 func newServer(host string, slots int, log logrus.FieldLogger) *server {
 	return &server{
 		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize},
-		log:   log, sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+		log:   log, audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
 	}
 }
 
@@ -90,6 +92,7 @@ func startGuard(session, cgroups string) (io.Closer, error) {
 func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *identity.Credentials) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterAgentServer(r, service{srv: srv}) }
 	release := func() { srv.close(errShutdown) }
+	srv.recordStrangers(ln)
 	err := wire.Serve(ctx, ln, creds.ServerTLS(identity.Driver), register, release)
 	srv.close(errShutdown)
 	srv.wg.Wait()
@@ -212,7 +215,7 @@ func (srv *server) free(w *worker) {
 
 // attach finds the session of the driver's run that it means, or begins it, and makes l its stream.
 func (srv *server) attach(
-	driver identity.Subject, m *wire.Attach, l *link, near, far netip.Addr,
+	driver identity.Subject, by audit.Who, m *wire.Attach, l *link, near, far netip.Addr,
 ) (*session, *wire.Attached, error) {
 	lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 	id := string(m.GetSession())
@@ -259,6 +262,7 @@ func (srv *server) attach(
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}
+	s.by = by
 	s.attach(l, heard)
 	return s, answer, nil
 }
@@ -303,7 +307,7 @@ type service struct {
 
 // Session carries one stream of a session.
 func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.FromAgent]) error {
-	from, err := wire.Caller(stream.Context(), identity.SubjectOf)
+	from, by, err := caller(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -322,11 +326,14 @@ func (v service) Session(stream grpc.BidiStreamingServer[wire.ToAgent, wire.From
 	case <-patience.C:
 	}
 	if first.GetAttach() == nil {
-		return status.Error(codes.InvalidArgument, "a stream begins with an attach")
+		err := status.Error(codes.InvalidArgument, "a stream begins with an attach")
+		v.srv.recordAttach(by, nil, err)
+		return err
 	}
 	near, far := wire.PeerAddrs(stream.Context())
 	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-	s, answer, err := v.srv.attach(from, first.GetAttach(), l, near, far)
+	s, answer, err := v.srv.attach(from, by, first.GetAttach(), l, near, far)
+	v.srv.recordAttach(by, first.GetAttach(), err)
 	if err != nil {
 		return err
 	}
@@ -375,6 +382,7 @@ func (s *session) carry(
 		case <-l.wake:
 		case m := <-said:
 			if err := s.handle(l, m); err != nil {
+				s.recordViolation(m, err)
 				s.log.Warnf("agent: the driver violates the protocol: %v", err)
 				return status.Error(codes.InvalidArgument, err.Error())
 			}
@@ -410,8 +418,14 @@ func (s *session) finish(l *link, stream grpc.BidiStreamingServer[wire.ToAgent, 
 
 // Inspect describes the host.
 func (v service) Inspect(ctx context.Context, r *wire.InspectRequest) (*wire.InspectReply, error) {
-	if v.srv.inspect == nil {
-		return nil, status.Error(codes.Unimplemented, "this agent does not describe its host")
+	_, by, err := caller(ctx)
+	if err == nil && v.srv.inspect == nil {
+		err = status.Error(codes.Unimplemented, "this agent does not describe its host")
 	}
+	if err != nil {
+		v.srv.recordInspect(by, 0, audit.Refused(statusText(err)))
+		return nil, err
+	}
+	v.srv.recordInspect(by, len(r.GetTargets()), audit.Done)
 	return v.srv.inspect(ctx, r), nil
 }

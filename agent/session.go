@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/agent/runas"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
@@ -51,6 +52,7 @@ type session struct {
 	// driver is the one that began it. as is whom its workers run as; nil: this process's user.
 	// refusal is why it may start none.
 	driver  identity.Subject
+	by      audit.Who // the driver of the stream that is attached
 	as      *runas.Rule
 	refusal error
 
@@ -81,6 +83,8 @@ type worker struct {
 	s           *session
 	id          plan.SlotID
 	incarnation string
+	program     string        // the first word of its command
+	dir         string        // where it is started
 	pid         int           // 0: not started yet
 	doomed      bool          // to be killed as soon as it is
 	hurry       chan struct{} // closed then: the launcher gives it no more grace
@@ -355,6 +359,11 @@ func (s *session) handle(l *link, m *wire.ToAgent) error {
 		}
 		l.poke()
 	case *wire.ToAgent_End:
+		how := ""
+		if m.End.GetNow() {
+			how = "now"
+		}
+		s.record("end", nil, how, audit.Done)
 		s.end(errEnd)
 		if m.End.GetNow() {
 			s.killAll()
@@ -379,11 +388,13 @@ func (s *session) start(m *wire.Start) error {
 		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1),
 		grace:   time.Duration(m.GetGraceMs()) * time.Millisecond,
 		id:      plan.SlotID{Host: s.srv.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
+		program: programOf(m.GetCommand()), dir: string(m.GetDirectory()),
 		printed: printed{spool: spool{dir: s.srv.spoolDir, most: s.srv.spoolSize}},
 	}
 	s.workers[inc] = w
 	if err := s.srv.take(w); err != nil {
 		s.log.Warnf("agent: refused a worker: %v", err)
+		s.record("start", w, "", audit.Refused(err))
 		cancel(nil)
 		w.over = true
 		s.emit(exited(&wire.Exited{Incarnation: inc, StartError: err.Error(), Evicted: s.srv.drained != nil}))
@@ -428,8 +439,11 @@ func (s *session) stop(m *wire.Stop) {
 	w.cancel(errors.New("its driver stopped it"))
 	switch {
 	case m.GetNow():
+		s.record("stop", w, "now", audit.Done)
 		w.kill()
-	case m.GetMore():
+	case !m.GetMore():
+		s.record("stop", w, fmt.Sprintf("within %v", w.grace), audit.Done)
+	default: // it has been asked to end, and has longer; that may come every second
 		select {
 		case w.more <- struct{}{}:
 		default: // one is on its way
@@ -458,6 +472,7 @@ func (w *worker) started(pid int) {
 		w.kill()
 	}
 	s.log.Infof("agent: slot %d: started process %d", w.id.Index, pid)
+	s.record("start", w, "", audit.Done)
 	s.emit(&wire.FromAgent{What: &wire.FromAgent_Started{
 		Started: &wire.Started{Incarnation: w.incarnation, Pid: uint32(pid)},
 	}})
@@ -511,6 +526,9 @@ func (w *worker) ended(err error) {
 	w.over, w.exit = true, e
 	s.unspool(w)
 	s.srv.free(w)
+	if w.pid == 0 && e.StartError != "" {
+		s.record("start", w, "", audit.Failed(errors.New(e.StartError)))
+	}
 	if err == nil {
 		s.log.Infof("agent: slot %d: process %d exited with code 0", w.id.Index, w.pid)
 	} else {

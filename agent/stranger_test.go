@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
@@ -364,7 +365,7 @@ func FuzzDriver(f *testing.F) {
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
 					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
-					if got, _, err := srv.attach(identity.Subject{RunID: "run", Role: identity.Driver}, m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
+					if got, _, err := srv.attach(identity.Subject{RunID: "run", Role: identity.Driver}, audit.Who{}, m.GetAttach(), next, netip.Addr{}, netip.Addr{}); err == nil {
 						s, l = got, next
 					}
 				} else {

@@ -37,6 +37,7 @@ type doing struct {
 	word    atomic.Uint64
 	entered func(rendezvous.Phase)        // nil: none
 	commits atomic.Uint64                 // number of the last commit in the generation Worker.entering; 0: none
+	trained atomic.Bool                   // the training function has returned nil in that generation
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 }
 
@@ -224,6 +225,7 @@ func (p *pulse) beat() rendezvous.Beat {
 	if commits := p.worker.doing.commits.Load(); p.worker.entering.Load() == b.Generation {
 		b.Commits = commits
 	}
+	b.Trained = new(p.worker.doing.trained.Load())
 	if last := p.worker.doing.last.Load(); last != nil {
 		b.Written = last.Load()
 	}

@@ -261,7 +261,7 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	}
 	b := p.beat()
 	want := rendezvous.Beat{Phase: rendezvous.Training, Quiet: 4 * time.Second,
-		Lanes: []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}}}
+		Lanes: []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}}, Trained: new(false)}
 	if !reflect.DeepEqual(b, want) {
 		t.Errorf("%+v, want %+v", b, want)
 	}

@@ -26,24 +26,35 @@ import (
 
 var (
 	errReportedLost = errors.New("reported by the driver")
-	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout)")
+	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout), or some have left it")
 )
 
 // patience is the wait for a new world after which it is logged; the interval then doubles.
 const patience = 5 * time.Second
+
+// Worlds in a row to which a worker cannot connect are freeAttempts until it pauses before the next
+// one, from firstPause to lastPause.
+const (
+	freeAttempts = 3
+	firstPause   = 50 * time.Millisecond
+	lastPause    = time.Second
+)
 
 // Init joins the job that started this process and blocks until there is a world that includes this
 // worker, or ctx ends. With [Late] it does not join; Run does. In a process that hvdrun did not
 // start, the worker is alone in a world of size one, without sockets. Errors are ErrRemoved,
 // ErrFinished, ctx's error, and those of an invalid environment or an unreachable driver. The
 // caller must close the worker.
+//
+// Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
+// program starts afterwards cannot take part in the job.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	late := slices.Contains(options, Late)
-	lookup := os.LookupEnv
+	own := plan.OwnWorker
 	if l := fakeproc.From(ctx); l != nil {
-		lookup = l.Lookup
+		own = func() (plan.Worker, bool, error) { return plan.WorkerFromEnv(l.Lookup) }
 	}
-	env, started, err := plan.WorkerFromEnv(lookup)
+	env, started, err := own()
 	if err != nil {
 		return nil, fmt.Errorf("elastic: environment: %w", err)
 	}
@@ -98,7 +109,7 @@ func (w *Worker) arrive(ctx context.Context) (*Worker, error) {
 // enter joins the next world, calls left, which waits until the previous world is left, and
 // connects. If connecting fails it joins again, as the peers do.
 func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) error {
-	for {
+	for attempt := 1; ; attempt++ {
 		world, err := w.join(ctx, j)
 		if err != nil {
 			return err
@@ -115,8 +126,36 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 			return ctx.Err()
 		}
 		w.logUnconnected(world, err)
-		j.After, j.Cause = world.Generation, err.Error()
+		j.After, j.Cause, j.Trained, j.Lost = world.Generation, err.Error(), new(false), lostBy(err)
+		if err := pauseBefore(ctx, attempt); err != nil {
+			return err
+		}
 	}
+}
+
+// pauseBefore waits before the next world after worlds in a row to which this worker could not
+// connect: not at first, when peers have died, and longer and longer when the network is at fault.
+func pauseBefore(ctx context.Context, failed int) error {
+	if failed < freeAttempts {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(min(firstPause<<min(failed-freeAttempts, 10), lastPause))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// lostBy returns the ranks that an error names as lost.
+func lostBy(err error) []int {
+	var aborted *collective.AbortedError
+	if errors.As(err, &aborted) {
+		return aborted.Dead
+	}
+	return nil
 }
 
 func (w *Worker) join(ctx context.Context, j rendezvous.Joining) (rendezvous.World, error) {

@@ -53,6 +53,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 		return err
 	}
 	defer s.worker.end()
+	s.worker.doing.trained.Store(false)
 	s.ctx = ctx
 	defer func() {
 		s.audits.running.Wait()
@@ -92,11 +93,11 @@ type runner struct {
 	state  *State
 	worker *Worker
 	train  func(context.Context) error
-
-	// trained: train has returned nil on this rank, but maybe not on all ranks. The live state is
-	// kept until that is known.
-	trained bool
 }
+
+// trained reports whether train has returned nil on this rank, but maybe not on all ranks. The live
+// state is kept until that is known.
+func (r *runner) trained() bool { return r.worker.doing.trained.Load() }
 
 func (r *runner) run() error {
 	err := r.begin()
@@ -110,7 +111,7 @@ func (r *runner) run() error {
 		case goesOn(err) && r.ctx.Err() != nil:
 			return r.ctx.Err()
 		case goesOn(err):
-		case r.trained && errors.Is(err, ErrFinished):
+		case r.trained() && errors.Is(err, ErrFinished):
 			return nil
 		default:
 			return err
@@ -171,7 +172,7 @@ func (r *runner) trainOnce() error {
 		r.state.trainReturned(err)
 		return r.undo(err)
 	}
-	r.trained = true
+	r.worker.doing.trained.Store(true)
 	if err := r.state.locals.gather(r.ctx, r.state.checkpoints != nil); err != nil {
 		return err
 	}
@@ -208,13 +209,15 @@ func (r *runner) reset(cause error) error {
 		Commits:    r.state.commits,
 		HoldsState: r.state.holds,
 		Cause:      cause.Error(),
+		Trained:    new(r.trained()),
+		Lost:       lostBy(cause),
 	})
 	if err != nil {
 		return err
 	}
-	if r.trained {
+	if r.trained() {
 		// The job continues, so this rank rejoins its peers from the last commit.
-		r.trained = false
+		r.worker.doing.trained.Store(false)
 		if err := r.state.Restore(); err != nil {
 			return err
 		}

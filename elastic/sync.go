@@ -132,16 +132,8 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 	if err != nil {
 		return opening{}, err
 	}
-	n := len(b) - 4
-	if n < 0 || image.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
-		return opening{}, errors.New("elastic: sync: the root's opening message has a wrong checksum")
-	}
-	b = b[:n]
-	var roots opening
-	if err := gob.NewDecoder(bytes.NewReader(b)).Decode(&roots); err != nil {
-		return opening{}, fmt.Errorf("elastic: sync: the root's opening message: %w", err)
-	}
-	if err := sameLayout(mine.Layout, roots.Layout); err != nil {
+	roots, err := readOpening(b, mine.Layout)
+	if err != nil {
 		return opening{}, err
 	}
 	for i, c := range s.parts.of {
@@ -151,6 +143,25 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 		if err := c.read(roots.Carried[i]); err != nil {
 			return opening{}, err
 		}
+	}
+	return roots, nil
+}
+
+// readOpening reads the root's opening, which must be of the same parts.
+func readOpening(b []byte, layout []string) (opening, error) {
+	n := len(b) - 4
+	if n < 0 || image.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
+		return opening{}, errors.New("elastic: sync: the root's opening message has a wrong checksum")
+	}
+	var roots opening
+	if err := gob.NewDecoder(bytes.NewReader(b[:n])).Decode(&roots); err != nil {
+		return opening{}, fmt.Errorf("elastic: sync: the root's opening message: %w", err)
+	}
+	if err := sameLayout(layout, roots.Layout); err != nil {
+		return opening{}, err
+	}
+	if len(roots.Carried) != len(layout) {
+		return opening{}, fmt.Errorf("elastic: sync: the root's opening message has %d parts of %d", len(roots.Carried), len(layout))
 	}
 	return roots, nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -232,6 +233,39 @@ func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 		return Worker{}, true, r.err
 	}
 	return w, true, nil
+}
+
+// own holds the credentials that OwnWorker has removed from the environment.
+var own struct {
+	sync.Mutex
+	incarnation, credentials string
+}
+
+// OwnWorker is WorkerFromEnv for this process. It removes the credentials from the environment, so
+// that processes that the program starts do not inherit them, and remembers them for later calls.
+// The file environ of the process in /proc still shows its initial environment, to the same user.
+func OwnWorker() (Worker, bool, error) {
+	own.Lock()
+	defer own.Unlock()
+	w, started, err := WorkerFromEnv(func(name string) (string, bool) {
+		value, is := os.LookupEnv(name)
+		if name == EnvCredentials && value == "" && os.Getenv(EnvIncarnation) == own.incarnation {
+			return own.credentials, own.credentials != ""
+		}
+		return value, is
+	})
+	switch {
+	case err != nil && started && os.Getenv(EnvCredentials) == "":
+		return w, started, fmt.Errorf("%w: this process was started by a worker that has already joined its job and keeps "+
+			"its credentials; start it from hvdrun, or before the parent calls elastic.Init", err)
+	case err != nil || !started:
+		return w, started, err
+	}
+	own.incarnation, own.credentials = w.Incarnation, w.Credentials
+	if err := os.Unsetenv(EnvCredentials); err != nil {
+		return w, started, fmt.Errorf("plan: removing %s from the environment: %w", EnvCredentials, err)
+	}
+	return w, started, nil
 }
 
 // GPU is the configuration of collectives on GPUs in the environment of a process. The user sets

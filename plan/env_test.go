@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -152,6 +153,35 @@ func TestWorkerFromEnvNamesTheVariable(t *testing.T) {
 				t.Errorf("%v tells the secret", err)
 			}
 		}
+	}
+}
+
+// TestOwnWorker: the credentials are in the environment only until they have been read, and the
+// process keeps them. A worker's child is told why it has none.
+func TestOwnWorker(t *testing.T) {
+	start := func(env map[string]string) {
+		for name, value := range env {
+			t.Setenv(name, value)
+		}
+	}
+	start(variables(t, worker()))
+	for range 2 {
+		got, started, err := plan.OwnWorker()
+		if err != nil || !started || got.Credentials != worker().Credentials {
+			t.Fatalf("got %+v, %v, %v", got, started, err)
+		}
+		if value, is := os.LookupEnv("HVD_CREDENTIALS"); is {
+			t.Errorf("the environment has %q", value)
+		}
+	}
+	start(map[string]string{"HVD_INCARNATION": "next", "HVD_CREDENTIALS": ""})
+	_, started, err := plan.OwnWorker()
+	if !started || err == nil || !strings.Contains(err.Error(), "HVD_CREDENTIALS is not set: this process was started by a worker") {
+		t.Errorf("a child: %v, %v", started, err)
+	}
+	start(map[string]string{"HVD_CREDENTIALS": "another"})
+	if got, _, err := plan.OwnWorker(); err != nil || got.Credentials != "another" {
+		t.Errorf("the next worker: %+v, %v", got, err)
 	}
 }
 

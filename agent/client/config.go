@@ -6,6 +6,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
@@ -50,6 +51,9 @@ type Config struct {
 	// Known are the job agents that drivers before this one have begun; of two on one host the
 	// later counts.
 	Known []KnownAgent
+	// Audit is called with a record of each job agent that is started, or could not be. It must not
+	// block. Nil: not called.
+	Audit func(audit.Record)
 	// Log takes messages about the sessions. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -58,6 +62,9 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = logrus.StandardLogger()
+	}
+	if c.Audit == nil {
+		c.Audit = func(audit.Record) {}
 	}
 	if c.Lease <= 0 {
 		c.Lease = defaultLease

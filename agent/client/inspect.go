@@ -3,10 +3,13 @@ package client
 import (
 	"context"
 	"errors"
+	"math"
+	"net/netip"
 	"time"
 
 	"google.golang.org/grpc/status"
 
+	"github.com/hvdrun/hvdrun/internal/cards"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
@@ -27,6 +30,17 @@ type Inspection struct {
 	// GPUs is their number; where it cannot be known, GPUError says why.
 	GPUs     int
 	GPUError string
+	// Cards are its interfaces by address.
+	Cards map[netip.Addr]cards.Card
+}
+
+// Route is a way from one host to another.
+type Route struct {
+	Local, Addr netip.Addr
+	// Near is the first host's interface, and Far the other's; the zero value where it is unknown.
+	Near, Far cards.Card
+	// Trip is the time of the fastest connection until the other host's kernel has answered.
+	Trip time.Duration
 }
 
 // Inspect asks the agent of the host, which it starts where there is none, what the host is like.
@@ -54,6 +68,12 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 				in.Offset = time.Unix(0, reply.GetUnixNano()).Sub(begin.Add(trip / 2).Round(0))
 			}
 			in.Version, in.GPUs, in.GPUError = reply.GetVersion(), int(reply.GetGpus()), reply.GetGpuError()
+			in.Cards = make(map[netip.Addr]cards.Card)
+			for _, c := range reply.GetCards() {
+				if addr, card := cardFromWire(c); addr.IsValid() {
+					in.Cards[addr] = card
+				}
+			}
 		}
 		return nil
 	})
@@ -61,12 +81,13 @@ func (a *Agents) Inspect(ctx context.Context, host string) (Inspection, error) {
 }
 
 // Reachable asks the agent of the host whether it reaches those of others. It returns, for each of
-// the others, why not, or an empty text.
-func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection) (failures []string, err error) {
+// the others, why not, or an empty text, and the routes to it.
+func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection) (failures []string, routes [][]Route, err error) {
 	s, err := a.session(ctx, host, false)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	routes = make([][]Route, len(others))
 	request := &wire.InspectRequest{}
 	for _, o := range others {
 		request.Targets = append(request.Targets, &wire.Target{Host: o.Host, Addresses: o.Endpoints})
@@ -74,12 +95,37 @@ func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection
 	err = s.ask(ctx, func(ctx context.Context, agent wire.AgentClient) error {
 		reply, err := agent.Inspect(ctx, request)
 		failures = reply.GetFailures()
+		for i, to := range reply.GetRoutes()[:min(len(reply.GetRoutes()), len(others))] {
+			routes[i] = routesFromWire(to, others[i])
+		}
 		return err
 	})
 	if err == nil && len(failures) != len(others) {
 		err = errors.New("the agent did not answer what it was asked")
 	}
-	return failures, err
+	return failures, routes, err
+}
+
+func routesFromWire(all *wire.Routes, to Inspection) (routes []Route) {
+	for _, r := range all.GetRoutes() {
+		local, near := cardFromWire(r.GetCard())
+		if addr, err := netip.ParseAddr(r.GetAddress()); err == nil {
+			routes = append(routes, Route{Local: local, Addr: addr, Near: near, Far: to.Cards[addr],
+				Trip: time.Duration(r.GetMicroseconds()) * time.Microsecond})
+		}
+	}
+	return routes
+}
+
+func cardFromWire(c *wire.Card) (netip.Addr, cards.Card) {
+	addr, _ := netip.ParseAddr(c.GetAddress()) // the zero value where the agent does not know it
+	return addr, cards.Card{Name: c.GetName(), Bits: int64(min(c.GetBits(), math.MaxInt64))}
+}
+
+// CardOf describes the interface of this host that has an address.
+func CardOf(addr netip.Addr) *wire.Card {
+	card := cards.Of(addr)
+	return &wire.Card{Address: addr.String(), Name: card.Name, Bits: uint64(card.Bits)}
 }
 
 // ask calls the agent by a connection of its own.

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
@@ -111,6 +112,10 @@ func (a *Agents) startAgent(j *jobAgent) {
 	select {
 	case a.starting <- struct{}{}:
 		j.err = a.startNow(j)
+		a.cfg.Audit(audit.Record{
+			Who:  audit.Self(string(identity.Driver), a.own.Subject().RunID),
+			What: "start agent", Host: j.host, PID: j.ready.PID, Outcome: audit.Of(j.err),
+		})
 		<-a.starting
 	case <-a.ctx.Done():
 		j.err = errors.New("the launcher was closed")

@@ -5,10 +5,15 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
 // Reach connects to all the addresses (host:port) at the same time, and returns the first behind
@@ -24,6 +29,7 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 	for _, addr := range addrs {
 		go func() {
 			dialer := tls.Dialer{Config: creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host})}
+			dialer.Config.NextProtos = []string{"h2"} // as of a driver: the agent would record a stranger
 			conn, err := dialer.DialContext(ctx, "tcp", addr)
 			if err == nil {
 				addr = conn.RemoteAddr().String()
@@ -50,6 +56,46 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 		return "", errors.New("the host names no address")
 	}
 	return "", oneLine(all)
+}
+
+// routeTries is how often Routes connects to an address: the fastest counts. routeTimeout bounds
+// each.
+const (
+	routeTries   = 3
+	routeTimeout = time.Second
+)
+
+// Routes connects to all the addresses (host:port) at the same time, and returns those that answer.
+// It sends nothing, and asks for no proof who is there.
+func Routes(ctx context.Context, addrs []string) []*wire.Route {
+	all := make([]*wire.Route, len(addrs))
+	var trying sync.WaitGroup
+	for i, addr := range addrs {
+		trying.Go(func() { all[i] = route(ctx, addr) })
+	}
+	trying.Wait()
+	return slices.DeleteFunc(all, func(r *wire.Route) bool { return r == nil })
+}
+
+// route describes the way to an address; nil: it does not answer.
+func route(ctx context.Context, addr string) (r *wire.Route) {
+	dialer := net.Dialer{Timeout: routeTimeout}
+	for range routeTries {
+		begun := time.Now()
+		conn, err := dialer.DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return nil
+		}
+		took := uint32(max(1, min(time.Since(begun).Microseconds(), math.MaxUint32)))
+		local, _ := conn.LocalAddr().(*net.TCPAddr)
+		remote, _ := conn.RemoteAddr().(*net.TCPAddr)
+		conn.Close()
+		if r == nil {
+			r = &wire.Route{Address: remote.AddrPort().Addr().Unmap().String(), Card: CardOf(local.AddrPort().Addr().Unmap()), Microseconds: took}
+		}
+		r.Microseconds = min(r.Microseconds, took)
+	}
+	return r
 }
 
 // plainDial leaves out of an error what the line has already.

@@ -31,6 +31,8 @@ func FuzzAgentEvents(f *testing.F) {
 	output := &wire.FromAgent{What: &wire.FromAgent_Output{Output: &wire.Output{Incarnation: "i", Stream: 2, Text: []byte("t")}}}
 	exited := &wire.FromAgent{What: &wire.FromAgent_Exited{Exited: &wire.Exited{Incarnation: "i", Signal: 9}}}
 	f.Add(words(started, output, exited))
+	dying := &wire.FromAgent{What: &wire.FromAgent_Dying{Dying: &wire.Dying{Incarnation: "i", What: "dumps its core"}}}
+	f.Add(words(started, dying, exited))
 	f.Add(words(output, started))
 	f.Add([]byte{0, 1, 0})
 	log := logrus.New()
@@ -59,7 +61,7 @@ func FuzzAgentEvents(f *testing.F) {
 				t.Errorf("event %d after %d", e.GetNumber(), events[i-1].GetNumber())
 			}
 			switch {
-			case e.GetStarted() != nil, e.GetOutput().GetStream() == 1, e.GetOutput().GetStream() == 2:
+			case e.GetStarted() != nil, e.GetDying() != nil, e.GetOutput().GetStream() == 1, e.GetOutput().GetStream() == 2:
 			case e.GetExited() != nil:
 				_ = exitOfEvent(spec, e.GetExited())
 			default:

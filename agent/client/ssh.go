@@ -13,6 +13,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
 const (
@@ -66,6 +69,9 @@ type SSH struct {
 	// Hvdrun is the program on the hosts. Empty: the very program of this process, which is brought
 	// where it is missing.
 	Hvdrun string
+	// Audit is called with a record when the program has been brought to a host, or could not be.
+	// It must not block. Nil: not called.
+	Audit func(audit.Record)
 
 	own ownBuild
 }
@@ -156,6 +162,12 @@ func (s *SSH) bring(ctx context.Context, host string, own *build) error {
 	defer f.Close()
 	// Not f itself: ssh would share its position with this process.
 	_, err = s.run(ctx, copyTimeout, host, io.LimitReader(f, own.size), copyScript, own.name(), own.sum)
+	if s.Audit != nil {
+		s.Audit(audit.Record{
+			Who: audit.Self(string(identity.Driver), ""), What: "upload", How: "sha256 " + own.sum, Host: host, Program: own.name(),
+			Outcome: audit.Of(err),
+		})
+	}
 	return err
 }
 

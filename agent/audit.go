@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// newRecorder returns what writes records to the log, as the field audit of a line.
+func newRecorder(log logrus.FieldLogger, level logrus.Level) *audit.Recorder {
+	return audit.NewRecorder(func(r audit.Record) { log.WithField(audit.Name, r).Log(level, "agent: "+audit.Name) })
+}
+
+// recordStrangers records the connections that have not proven to be a driver's.
+func (srv *server) recordStrangers(ln *identity.Listener) {
+	ln.OnRefused(func(from net.Addr, why error) {
+		srv.audit.Add(audit.Record{
+			Who: audit.Who{From: from.String()}, What: "connect", Host: srv.host, Outcome: audit.Refused(why),
+		})
+	})
+}
+
+// caller returns who calls a handler, as a subject and as records name it.
+func caller(ctx context.Context) (identity.Subject, audit.Who, error) {
+	var who audit.Who
+	from, err := wire.Caller(ctx, func(cs tls.ConnectionState) (_ identity.Subject, err error) {
+		if who, err = identity.Who(cs); err != nil {
+			return identity.Subject{}, err
+		}
+		return identity.SubjectOf(cs)
+	})
+	if _, far := wire.PeerAddrs(ctx); far.IsValid() {
+		who.From = far.String()
+	}
+	return from, who, err
+}
+
+// recordAttach records that a driver has asked for a session.
+func (srv *server) recordAttach(by audit.Who, m *wire.Attach, err error) {
+	r := audit.Record{Who: by, What: "attach", Run: by.Run, Host: srv.host, Outcome: audit.Done}
+	switch {
+	case m.GetTakeOver():
+		r.How = "takes over from another driver"
+	case m.GetResume():
+		r.How = "again, after the stream broke"
+	}
+	if err != nil {
+		r.Outcome = audit.Refused(statusText(err))
+	}
+	srv.audit.Add(r)
+}
+
+// statusText returns the message of a gRPC status.
+func statusText(err error) error {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	return fmt.Errorf("%s", s.Message())
+}
+
+// record records what the driver on the session's stream has asked for about a worker; the lock is
+// held.
+func (s *session) record(what string, w *worker, how, outcome string) {
+	r := audit.Record{Who: s.by, What: what, How: how, Run: s.run, Host: s.srv.host, Outcome: outcome}
+	if w != nil {
+		r.Slot, r.PID, r.Program, r.Dir = new(w.id.Index), w.pid, w.program, w.dir
+	}
+	if s.as != nil && what == "start" {
+		r.As = s.as.As.Name
+	}
+	s.srv.audit.Add(r)
+}
+
+// recordViolation records a message for which the session is refused; the lock is not held.
+func (s *session) recordViolation(m *wire.ToAgent, why error) {
+	what := "message"
+	if kind := m.ProtoReflect().WhichOneof(m.ProtoReflect().Descriptor().Oneofs().ByName("what")); kind != nil {
+		what = string(kind.Name())
+	}
+	s.srv.mu.Lock()
+	defer s.srv.mu.Unlock()
+	s.record(what, nil, "", audit.Refused(why))
+}
+
+// recordInspect records that a driver has asked what the host is like, and whom it reaches.
+func (srv *server) recordInspect(by audit.Who, targets int, outcome string) {
+	r := audit.Record{Who: by, What: "inspect", Run: by.Run, Host: srv.host, Outcome: outcome}
+	if targets > 0 {
+		r.How = fmt.Sprintf("tries to connect to %d agents", targets)
+	}
+	srv.audit.Add(r)
+}
+
+// programOf returns the first word of a command. The others may hold what is nobody's business.
+func programOf(command [][]byte) string {
+	if len(command) == 0 {
+		return ""
+	}
+	return string(command[0])
+}

@@ -1,0 +1,65 @@
+package elastic
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/gob"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+// FuzzOpening: an opening of a sync that is taken has all the parts that it names.
+func FuzzOpening(f *testing.F) {
+	layout := []string{`value "a": int`, `value "b": string`}
+	for _, o := range []opening{
+		{Commits: 3, Layout: layout, Carried: [][]byte{{1}, nil}},
+		{Commits: 3, Layout: layout},
+		{Layout: layout[:1], Carried: [][]byte{{1}}},
+	} {
+		var b bytes.Buffer
+		if err := gob.NewEncoder(&b).Encode(o); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		o, err := readOpening(binary.LittleEndian.AppendUint32(text, image.Sum(text)), layout)
+		if err == nil && (len(o.Layout) != len(layout) || len(o.Carried) != len(layout)) {
+			t.Errorf("taken: %+v", o)
+		}
+		if _, err := readOpening(text, layout); err == nil && len(text) < 4 {
+			t.Error("a text without a checksum is taken")
+		}
+	})
+}
+
+// FuzzPositions: positions of samplers and of scalings, which checkpoints hold, are within their
+// bounds, and are written as what is read as the same.
+func FuzzPositions(f *testing.F) {
+	s, c := NewSampler(100, SamplerOptions{}), NewScaling(ScalingOptions{Of: 4})
+	for _, encode := range []func() ([]byte, error){s.encode, c.encode} {
+		b, err := encode()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add(bytes.Repeat([]byte{0xff}, 30))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if s.decode(b) == nil {
+			was := s.live
+			if again, err := s.encode(); err != nil || s.decode(again) != nil || s.live != was || was.pos < 0 || was.pos > 100 {
+				t.Errorf("%x: %+v, then %+v, %v", b, was, s.live, err)
+			}
+			s.Next()
+		}
+		if c.decode(b) == nil {
+			was := c.live
+			if again, err := c.encode(); err != nil || c.decode(again) != nil || c.live != was || was.size < 0 || was.step < 0 {
+				t.Errorf("%x: %+v, then %+v, %v", b, was, c.live, err)
+			}
+			c.Next()
+		}
+	})
+}
