@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/bench"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -305,7 +306,7 @@ func (m *measurement) openFiles() (f benchFiles, err error) {
 		if o.path == "" {
 			continue
 		}
-		if *o.file, err = os.Create(o.path); err != nil {
+		if *o.file, err = safefile.Rewrite(o.path, safefile.Private); err != nil {
 			f.close(nil)
 			return f, fmt.Errorf("%s: %w", o.flag, err)
 		}

@@ -31,6 +31,8 @@ func (p *program) checkCommand() *cobra.Command {
 		Long: `check asks the source of hosts once, as a job with the same flags would, starts an agent on each host the way a job would
 (through ssh, or on this machine; where a cluster's agent runs, it takes that), and prints for each host whether that
 went well, how far its clock is off, which hvdrun runs there, its GPUs, and how many of the other hosts it reaches.
+Where it reaches another host at several addresses, a line names them, with the interfaces, the speeds of their links where
+these are known, and the round trip: workers measure them and use the fastest (see --network-interfaces).
 
 For each thing that is wrong there is a line that says where, and what it is: name lookup, connection, host key,
 authentication, directory, copy or command. The exit status is 1 then, and 6 if the source of hosts fails.`,
@@ -65,6 +67,8 @@ type checked struct {
 	// Reaches counts the other hosts whose agents it has reached.
 	Reaches  int      `json:"reaches"`
 	Problems []string `json:"problems"`
+	// Routes are its ways to other hosts to which there are several.
+	Routes []route `json:"routes,omitempty"`
 
 	ok bool // it has an agent
 	in client.Inspection
@@ -185,10 +189,13 @@ func (c *checked) reach(ctx context.Context, agents *client.Agents, all []*check
 	if len(others) == 0 {
 		return
 	}
-	failures, err := agents.Reachable(ctx, c.Host, others)
+	failures, routes, err := agents.Reachable(ctx, c.Host, others)
 	if err != nil {
 		c.problem("%v", err)
 		return
+	}
+	for j, o := range others {
+		c.Routes = append(c.Routes, routesTo(o.Host, routes[j])...)
 	}
 	for j, why := range failures {
 		if why == "" {
@@ -205,7 +212,7 @@ func (p *program) printChecked(all []*checked) error {
 	for _, c := range all {
 		local := map[bool]string{true: "yes", false: "no"}[c.Local]
 		if !c.ok {
-			fmt.Fprintf(w, "%s\t%d\t%s\tnone\t-\t-\t-\t-\n", c.Host, c.Slots, local)
+			fmt.Fprintf(w, "%s\t%d\t%s\tnone\t-\t-\t-\t-\n", escapeCell(c.Host), c.Slots, local)
 			continue
 		}
 		name, _, _ := strings.Cut(c.Version, " ")
@@ -214,14 +221,19 @@ func (p *program) printChecked(all []*checked) error {
 			gpus = "?"
 		}
 		fmt.Fprintf(w, "%s\t%d\t%s\t%.2fs\t%+.1fms\t%s\t%s\t%d of %d\n",
-			c.Host, c.Slots, local, c.Took, 1000*c.Offset, escape(name), gpus, c.Reaches, len(all)-1)
+			escapeCell(c.Host), c.Slots, local, c.Took, 1000*c.Offset, escapeCell(name), gpus, c.Reaches, len(all)-1)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	for _, c := range all {
+		for _, line := range c.routeLines() {
+			if _, err := fmt.Fprintf(p.stdout, "host %s: %s\n", c.Host, escape(line)); err != nil {
+				return err
+			}
+		}
 		for _, text := range c.Problems {
-			if _, err := fmt.Fprintf(p.stdout, "host %s: %s\n", c.Host, escape(text)); err != nil {
+			if _, err := fmt.Fprintf(p.stdout, "host %s: %s\n", escapeCell(c.Host), escapeLines(text)); err != nil {
 				return err
 			}
 		}

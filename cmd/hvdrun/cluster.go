@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/agent/enroll"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
@@ -82,7 +83,11 @@ DIR/token, with which any number of hosts may join within an hour; hvdrun cluste
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			now := time.Now()
-			if _, err := cluster.Init(args[0], cluster.Grant{Expires: now.Add(firstTokenLife), Reusable: true}, now); err != nil {
+			dir, err := cluster.Init(args[0], cluster.Grant{Expires: now.Add(firstTokenLife), Reusable: true}, now)
+			if err == nil {
+				err = dir.Record(audit.Record{What: "init", Dir: args[0], Outcome: audit.Done})
+			}
+			if err != nil {
 				return runError{err}
 			}
 			fmt.Fprintf(p.stdout, "%s is the folder of a new cluster; hosts may join with %s for %v\n",
@@ -114,6 +119,7 @@ cannot start jobs. The cluster keeps only its public key.`,
 		now := time.Now()
 		grant.Expires = now.Add(*life)
 		token, err := dir.NewToken(grant, now)
+		err = errors.Join(err, dir.Record(audit.Record{What: "token", How: grantText(grant), Outcome: audit.Of(err)}))
 		switch {
 		case err != nil:
 		case len(args) == 2:
@@ -127,6 +133,18 @@ cannot start jobs. The cluster keeps only its public key.`,
 		return nil
 	}
 	return cmd
+}
+
+// grantText describes what a token is good for.
+func grantText(g cluster.Grant) string {
+	text := "for one host"
+	if g.Reusable {
+		text = "for any number of hosts"
+	}
+	if g.Hosts != "" {
+		text += " named " + g.Hosts
+	}
+	return text + " until " + g.Expires.UTC().Format(time.RFC3339)
 }
 
 func (p *program) clusterServeCommand() *cobra.Command {
@@ -164,6 +182,9 @@ asked to stop. Agents do without it for half of the life of their certificates b
 		}
 		log := p.logger(&s)
 		log.Infof("cluster: agents are served at %v", ln.Addr())
+		if err := dir.Record(audit.Record{What: "serve", How: "at " + ln.Addr().String(), Outcome: audit.Done}); err != nil {
+			return runError{errors.Join(err, ln.Close())}
+		}
 		err = enroll.Server{Dir: dir, AgentLife: *life, Pause: *pause, Log: log}.Serve(cmd.Context(), ln)
 		if err != nil {
 			return runError{err}
@@ -192,6 +213,7 @@ gone for good holds it up until its certificate ends, or hvdrun cluster remove.`
 			ctx, cancel := context.WithTimeout(cmd.Context(), *limit)
 			defer cancel()
 			err = p.rotate(ctx, dir, *hold)
+			err = errors.Join(err, dir.Record(audit.Record{What: "rotate", Outcome: audit.Of(err)}))
 		}
 		if err != nil {
 			return runError{err}
@@ -226,7 +248,7 @@ func (p *program) rotate(ctx context.Context, dir *cluster.Dir, hold time.Durati
 			fmt.Fprintf(p.stdout, "%s\n", phase)
 		case time.Since(told) > rotateTell && len(waiting) > 0:
 			told = time.Now()
-			fmt.Fprintf(p.stdout, "%s: waiting for %s\n", phase, someOf(waiting))
+			fmt.Fprintf(p.stdout, "%s: waiting for %s\n", phase, escapeCell(someOf(waiting)))
 		}
 		select {
 		case <-ctx.Done():
@@ -297,7 +319,7 @@ func (p *program) clusterHostsCommand() *cobra.Command {
 				case h.Ring != state.Ring.Version:
 					keys = "old"
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\n", name, h.Expires.Format(time.RFC3339), keys)
+				fmt.Fprintf(w, "%s\t%s\t%s\n", escapeCell(name), h.Expires.Format(time.RFC3339), keys)
 			}
 			if err := w.Flush(); err != nil {
 				return runError{err}
@@ -326,6 +348,9 @@ token.`,
 					}
 					return errors.Join(all...)
 				})
+				for _, host := range args[1:] {
+					err = errors.Join(err, dir.Record(audit.Record{What: "remove", Host: host, Outcome: audit.Of(err)}))
+				}
 			}
 			if err != nil {
 				return runError{err}

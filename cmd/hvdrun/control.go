@@ -213,7 +213,7 @@ func (p *program) orderOf(ctx context.Context, d *jobDir, c control.Command) err
 	if err != nil {
 		return runError{err}
 	}
-	fmt.Fprintf(p.stdout, "job %s: %s\n", d.about.RunID, done)
+	fmt.Fprintf(p.stdout, "job %s: %s\n", escapeCell(d.about.RunID), escapeLines(done))
 	return nil
 }
 

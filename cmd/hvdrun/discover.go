@@ -129,7 +129,7 @@ func (p *program) printHosts(found understood, asJSON bool) error {
 		if h.Draining {
 			local += "\tdraining"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\n", h.Host, h.Slots, local)
+		fmt.Fprintf(w, "%s\t%d\t%s\n", escapeCell(h.Host), h.Slots, local)
 	}
 	if err := w.Flush(); err != nil {
 		return err

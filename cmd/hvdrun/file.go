@@ -59,6 +59,19 @@ func readConfigFile(path string) (text string, exposed bool, err error) {
 	return text, fi.Mode().Perm()&0o004 != 0, err
 }
 
+// maxHostfile bounds a list of hosts, in bytes.
+const maxHostfile = 64 << 20
+
+// readHostfile reads a list of hosts, of whatever owner. The path may name a pipe.
+func readHostfile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return readAll(f, maxHostfile)
+}
+
 // config is the contents of a config file. A key stands at the top, or in its section.
 type config struct {
 	path    string

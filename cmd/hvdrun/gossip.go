@@ -125,6 +125,11 @@ func (s *settings) openCluster(cfg *gossip.Config, log logrus.FieldLogger) (func
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.origin("cluster"), err)
 	}
+	if s.cluster.credentials != nil {
+		if err := dir.RecordDriver(s.cluster.credentials); err != nil { // it may be mounted to be read alone
+			log.Warnf("%s: that a certificate was issued is not recorded there: %v", s.origin("cluster"), err)
+		}
+	}
 	cfg.Key, cfg.OtherKeys = state.Ring.Keys[0], state.Ring.Keys[1:]
 	return func(ctx context.Context) {
 		dir.Follow(ctx, s.cluster.credentials, state.Ring.Version, s.cluster.source.SetKeys, log)

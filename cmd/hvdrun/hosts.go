@@ -3,12 +3,12 @@ package main
 import (
 	"crypto/rand"
 	"fmt"
-	"os"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -40,6 +40,7 @@ var sourceKinds = []sourceKind{
 // openScript returns the script. What it starts for a job carries a mark, so that nothing of it
 // outlives the job.
 func openScript(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
+	s.record(audit.Record{What: "discover", How: "a script is run again and again", Outcome: audit.Done})
 	script := &discovery.Script{
 		Command: s.script, DefaultSlots: s.defaultSlots(), Timeout: s.discoveryTimeout, Log: log,
 	}
@@ -82,11 +83,11 @@ func (s *settings) fixedHosts() ([]plan.Host, error) {
 			return nil, fmt.Errorf("%s: %w", s.origin("hosts"), err)
 		}
 	case s.hostfile != "":
-		data, err := os.ReadFile(s.hostfile)
+		data, err := readHostfile(s.hostfile)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.origin("hostfile"), err)
 		}
-		if hosts, err = plan.ParseHosts(string(data), s.defaultSlots()); err != nil {
+		if hosts, err = plan.ParseHosts(data, s.defaultSlots()); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", s.origin("hostfile"), s.hostfile, err)
 		}
 		if len(hosts) == 0 {

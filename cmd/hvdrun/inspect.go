@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -82,16 +81,7 @@ func (p *program) inspect(path string) error {
 			state = "DAMAGED"
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
-		text := strings.Map(printable, part.Text)
-		fmt.Fprintf(table, "  %s\t%s\t%d bytes\t%s\t%s\n", strings.Map(printable, part.Name), strings.Map(printable, part.Kind), f.Len(part), state, text)
+		fmt.Fprintf(table, "  %s\t%s\t%d bytes\t%s\t%s\n", escapeCell(part.Name), escapeCell(part.Kind), f.Len(part), state, escapeCell(part.Text))
 	}
 	return errors.Join(append(errs, table.Flush())...)
-}
-
-// printable keeps the contents of a file from controlling the terminal.
-func printable(r rune) rune {
-	if r < ' ' || r == 0x7f {
-		return '.'
-	}
-	return r
 }

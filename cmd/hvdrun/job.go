@@ -20,6 +20,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/agent/client"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/safefile"
@@ -113,9 +114,34 @@ type jobRun struct {
 	resumed   bool
 }
 
+// record returns the record of a person's wish to run the job, or to resume it.
+func (j jobRun) record() audit.Record {
+	r := audit.Record{What: "run", Program: j.command[0], Outcome: audit.Done}
+	if j.resumed {
+		r.What = "resume"
+	}
+	if dir, err := os.Getwd(); err == nil {
+		r.Dir = dir
+	}
+	return r
+}
+
+// record keeps a record of what this process does for its job, if it has one.
+func (s *settings) record(r audit.Record) {
+	if s.trail == nil {
+		return
+	}
+	if r.Who == (audit.Who{}) {
+		r.Who = audit.Self("", s.runID)
+	}
+	s.trail.Add(r)
+}
+
 // drive is the job's driver, until the job is done, has failed or is stopped.
 func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) {
 	log := p.logger(s)
+	s.trail = audit.NewTrail()
+	s.record(j.record())
 	defer inherit(log, driverReaps)()
 	if j.dir != nil {
 		defer func() {
@@ -195,6 +221,7 @@ func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver
 		Timeouts:     s.timeouts,
 		Tuning:       s.tuning,
 		CoreLimit:    s.coreLimit,
+		Audit:        s.trail,
 		Log:          log,
 	}
 }

@@ -57,7 +57,7 @@ whose driver has died, which hvdrun resume takes over, and last those that have 
 			}
 			sortJobs(lines)
 			for _, err := range bad {
-				fmt.Fprintln(p.stderr, "hvdrun:", err)
+				fmt.Fprintln(p.stderr, "hvdrun:", escapeLines(err.Error()))
 			}
 			if asJSON {
 				enc := json.NewEncoder(p.stdout)
@@ -114,7 +114,7 @@ func (p *program) printJobs(lines []jobLine) error {
 	w := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "JOB\tSTATE\tBEGUN\tWORKERS\tGENERATION\tCOMMAND")
 	for _, l := range lines {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\n", l.Job, l.State, l.Begun.Local().Format(time.DateTime), l.Workers, l.Generation,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\n", escapeCell(l.Job), l.State, l.Begun.Local().Format(time.DateTime), l.Workers, l.Generation,
 			shortCommand(l.Command))
 	}
 	return w.Flush()
@@ -122,12 +122,7 @@ func (p *program) printJobs(lines []jobLine) error {
 
 // shortCommand is a command for the last column of a table.
 func shortCommand(words []string) string {
-	text := strings.Map(func(r rune) rune {
-		if r < ' ' {
-			return ' '
-		}
-		return r
-	}, strings.Join(words, " "))
+	text := escapeCell(strings.NewReplacer("\n", " ", "\t", " ").Replace(strings.Join(words, " ")))
 	if cut := []rune(text); len(cut) > 60 {
 		return string(cut[:59]) + "…"
 	}

@@ -93,6 +93,7 @@ func (s *settings) agents(
 	cfg = client.Config{
 		Listen:    listen,
 		Authority: authority, Starter: s.starter(), LocalOnly: allLocal(ctx, fixed), Lease: s.lease, Orphan: s.orphanTime(), Log: log,
+		Audit: s.record,
 		Hello: client.Hello{LogLevel: log.GetLevel().String(), Drain: s.timeouts.Drain, BindGPUs: s.bindGPUs},
 	}
 	if s.bindGPUs && cfg.LocalOnly {
@@ -131,7 +132,7 @@ func (s *settings) starter() client.Starter {
 	return client.Hosts{
 		Remote: &client.SSH{
 			Command: strings.Fields(s.ssh.command), Port: s.ssh.port, IdentityFile: s.ssh.identityFile,
-			Hvdrun: s.ssh.remoteHvdrun,
+			Hvdrun: s.ssh.remoteHvdrun, Audit: s.record,
 		},
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
 )
 
 const (
@@ -28,7 +30,7 @@ func (textFormat) Format(e *logrus.Entry) ([]byte, error) {
 	if e.Level == logrus.WarnLevel {
 		level = "WARN"
 	}
-	fmt.Fprintf(&b, "%s %-5s %s", e.Time.Format(timeText), level, escape(strings.TrimRight(e.Message, "\n")))
+	fmt.Fprintf(&b, "%s %-5s %s", e.Time.Format(timeText), level, escapeLines(e.Message))
 	names := make([]string, 0, len(e.Data))
 	for name := range e.Data {
 		names = append(names, name)
@@ -36,6 +38,10 @@ func (textFormat) Format(e *logrus.Entry) ([]byte, error) {
 	slices.Sort(names)
 	for _, name := range names {
 		value := fmt.Sprint(e.Data[name])
+		if _, is := e.Data[name].(audit.Record); is {
+			fmt.Fprintf(&b, " %s=%s", name, value) // JSON, in which nothing needs to be escaped
+			continue
+		}
 		if value == "" || strings.ContainsAny(value, " \t\r\n\"=") || escape(value) != value {
 			value = strconv.Quote(value)
 		}
@@ -43,6 +49,17 @@ func (textFormat) Format(e *logrus.Entry) ([]byte, error) {
 	}
 	b.WriteByte('\n')
 	return b.Bytes(), nil
+}
+
+// escapeLines is escape for a text that begins on a line of its own. All others of its lines are
+// indented, so that none of them can pass for one that this program has begun.
+func escapeLines(text string) string {
+	return strings.ReplaceAll(escape(strings.TrimRight(text, "\n")), "\n", "\n    ")
+}
+
+// escapeCell is escape for a part of a line or of a table: ends of lines and tabs are escaped too.
+func escapeCell(text string) string {
+	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(escape(text))
 }
 
 // escape escapes what could command a terminal, as "\x1b", and keeps line ends and tabs. Texts

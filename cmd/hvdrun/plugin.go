@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -51,6 +52,9 @@ func openPlugin(s *settings, log logrus.FieldLogger) (discovery.Discoverer, func
 	p := plugin.New(plugin.Config{
 		Path: path, Settings: s.pluginSettings, Env: []string{plan.EnvRunID + "=" + id},
 		CallTimeout: s.discoveryTimeout, Log: log, Stray: s.stray,
+		Started: func(pid int, err error) {
+			s.record(audit.Record{What: "start plugin", Program: path, PID: pid, Outcome: audit.Of(err)})
+		},
 	})
 	return p, func() {
 		_ = p.Close()

@@ -78,7 +78,11 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		err = runError{context.Cause(ctx)}
 	}
 	if err != nil && !errors.Is(err, stopSignal{Signal: syscall.SIGPIPE}) {
-		fmt.Fprintln(p.log, "hvdrun:", escape(strings.TrimPrefix(err.Error(), "driver: ")))
+		text := escape(err.Error())
+		if _, of := errors.AsType[runError](err); of { // others are of the command line, with lines of their own
+			text = escapeLines(strings.TrimPrefix(err.Error(), "driver: "))
+		}
+		fmt.Fprintln(p.log, "hvdrun:", text)
 	}
 	_ = p.log.flush(p.flushPatience()) // it cannot be reported
 	return status(err)
@@ -256,7 +260,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		}
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
-		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand(), p.inspectCommand())
+		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand(), p.inspectCommand(), p.versionCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root
 }

@@ -179,12 +179,8 @@ func readSecrets(dir string) (s jobSecrets, err error) {
 const maxSecret = 64 << 20
 
 func readSecret(path string) (string, error) {
-	f, err := safefile.ReadSecret(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	return readAll(f, maxSecret)
+	text, err := safefile.SecretText(path, maxSecret)
+	return string(text), err
 }
 
 // forget removes the files, and their folder where it has nothing else.

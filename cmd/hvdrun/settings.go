@@ -15,6 +15,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -46,6 +47,7 @@ type sourceSettings struct {
 	slotsPerHost            int // 0: as many as GPUs are seen, else 1
 	plugin                  string
 	pluginSettings          map[string]string
+	trail                   *audit.Trail      // has the records of a job; nil: there is none
 	stray                   func(line string) // takes what a plugin should not have printed; nil: it is only logged
 	discoveryTimeout        time.Duration
 	removalAfter            int // 0: as is usual

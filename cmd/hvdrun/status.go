@@ -171,7 +171,7 @@ func (l *statusLines) show(s control.Status) error {
 		fmt.Fprintln(&b, "… events that are not shown")
 	}
 	for _, e := range fresh {
-		fmt.Fprintln(&b, eventLine(e))
+		fmt.Fprintln(&b, escapeCell(eventLine(e)))
 	}
 	if s.State != l.last.State || (s.Driver == 0) != (l.last.Driver == 0) {
 		fmt.Fprintf(&b, "%s  %s\n", s.Time.Local().Format(timeText), headline(s))
@@ -184,7 +184,7 @@ func (l *statusLines) show(s control.Status) error {
 // headline says in one line how a job is doing.
 func headline(s control.Status) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "job %s ", s.Job)
+	fmt.Fprintf(&b, "job %s ", escapeCell(s.Job))
 	ended := s.State == control.Done || s.State == control.Failed
 	switch {
 	case ended:
@@ -195,7 +195,7 @@ func headline(s control.Status) string {
 		fmt.Fprintf(&b, "is %s since %s (%v)", s.State, clockTime(s.Since, s.Time), round(s.Time.Sub(s.Since)))
 	}
 	if s.Message != "" {
-		fmt.Fprintf(&b, ": %s", s.Message)
+		fmt.Fprintf(&b, ": %s", escapeLines(s.Message))
 	}
 	if s.Generation > 0 {
 		fmt.Fprintf(&b, "; generation %d, workers: %d", s.Generation, s.Size)
@@ -232,7 +232,7 @@ func (d *jobDir) picture(s control.Status) string {
 	fmt.Fprintf(&b, "\n%s\n", shortCommand(d.about.Command))
 	for _, w := range s.Waits {
 		if s.Driver != 0 {
-			fmt.Fprintf(&b, "waiting for %s, %v left\n", w.For, round(max(0, w.Until.Sub(s.Time))))
+			fmt.Fprintf(&b, "waiting for %s, %v left\n", escapeCell(fmt.Sprint(w.For)), round(max(0, w.Until.Sub(s.Time))))
 		}
 	}
 	if s.Driver == 0 && s.State != control.Done && s.State != control.Failed {
@@ -250,7 +250,7 @@ func (d *jobDir) picture(s control.Status) string {
 		b.WriteString("\n")
 	}
 	for _, e := range s.Events {
-		fmt.Fprintln(&b, eventLine(e))
+		fmt.Fprintln(&b, escapeCell(eventLine(e)))
 	}
 	return escape(b.String())
 }
@@ -268,7 +268,7 @@ func slotTable(out io.Writer, s control.Status) {
 			notes = append(notes, "the host is not listed any more")
 		}
 		if len(h.Slots) == 0 {
-			fmt.Fprintf(w, "%s\t-\t-\t-\t-\t-\t-\t%s\n", h.Host, strings.Join(append(notes, "no slots"), ", "))
+			fmt.Fprintf(w, "%s\t-\t-\t-\t-\t-\t-\t%s\n", escapeCell(h.Host), strings.Join(append(notes, "no slots"), ", "))
 		}
 		for _, slot := range h.Slots {
 			rank, pid, commits, state := "-", "-", "-", slotState(slot, s.Time)
@@ -283,9 +283,9 @@ func slotTable(out io.Writer, s control.Status) {
 			}
 			what := slices.Clone(notes)
 			if slot.What != "" {
-				what = append([]string{slot.What}, what...)
+				what = append([]string{escapeCell(slot.What)}, what...)
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\n", h.Host, slot.Slot, rank, pid, state, commits, slot.Failures,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\n", escapeCell(h.Host), slot.Slot, rank, pid, state, commits, slot.Failures,
 				strings.Join(what, ", "))
 		}
 	}

@@ -57,14 +57,9 @@ func (p *program) mergeTimelines(files []string, output string) (err error) {
 			return fmt.Errorf("%s would be written over", f)
 		}
 	}
-	out, err := safefile.Append(output, os.O_WRONLY, safefile.Private)
+	out, err := safefile.Rewrite(output, safefile.Private)
 	if err != nil {
 		return err
-	}
-	if fi, err := out.Stat(); err == nil && fi.Mode().IsRegular() {
-		if err := out.Truncate(0); err != nil {
-			return errors.Join(err, out.Close())
-		}
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
 	merged, err := timeline.Merge(out, files)

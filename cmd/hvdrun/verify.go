@@ -114,7 +114,7 @@ func (v *verifier) check(name string, f func() error) {
 		}
 		if err != nil {
 			v.broken++
-			fmt.Fprintf(v.out, "FAILED  %s: %v\n", name, err)
+			fmt.Fprintf(v.out, "FAILED  %s: %s\n", name, escapeLines(err.Error()))
 			return
 		}
 		fmt.Fprintf(v.out, "OK      %s\n", name)

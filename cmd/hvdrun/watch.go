@@ -146,7 +146,7 @@ func (w *watchPrinter) failed(err error, age time.Duration) {
 }
 
 func (w *watchPrinter) line(what, how string) {
-	fmt.Fprintf(w.out, "%s  %-9s %s\n", w.now().Format(timeText), what, how)
+	fmt.Fprintf(w.out, "%s  %-9s %s\n", w.now().Format(timeText), what, escapeLines(how))
 }
 
 func (w *watchPrinter) object(o any) {

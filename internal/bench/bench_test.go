@@ -62,10 +62,10 @@ func TestSummarize(t *testing.T) {
 		samples []time.Duration
 		want    Row
 	}{
-		{[]time.Duration{1500}, Row{AllReduce, 8, 1, 1.5, 1.5, 1.5}},
-		{[]time.Duration{3000, 1000}, Row{AllReduce, 8, 2, 1, 2, 3}},
-		{[]time.Duration{3000, 1000, 9000}, Row{AllReduce, 8, 3, 1, 3, 9}},
-		{hundred, Row{AllReduce, 8, 100, 1, 50.5, 99}},
+		{[]time.Duration{1500}, Row{Op: AllReduce, Bytes: 8, Samples: 1, Min: 1.5, Median: 1.5, P99: 1.5}},
+		{[]time.Duration{3000, 1000}, Row{Op: AllReduce, Bytes: 8, Samples: 2, Min: 1, Median: 2, P99: 3}},
+		{[]time.Duration{3000, 1000, 9000}, Row{Op: AllReduce, Bytes: 8, Samples: 3, Min: 1, Median: 3, P99: 9}},
+		{hundred, Row{Op: AllReduce, Bytes: 8, Samples: 100, Min: 1, Median: 50.5, P99: 99}},
 	} {
 		if got := summarize(AllReduce, 8, c.samples); got != c.want {
 			t.Errorf("%+v, want %+v", got, c.want)
@@ -113,6 +113,9 @@ func TestMeasure(t *testing.T) {
 				if g.Rank() == 0 {
 					w = &out
 				}
+				if err := m.meet(0, 1); err != nil {
+					return err
+				}
 				return m.measure(json.NewEncoder(w))
 			})
 			var got []Row
@@ -154,12 +157,12 @@ func results(memory bool) *Report {
 	add := func(round int, peer string, row Row) { r.Results = append(r.Results, Result{row, round, peer}) }
 	for round := 1; round <= 2; round++ {
 		more := float64(round - 1)
-		add(round, Ours, Row{AllReduce, 4, 100, 0.25, 0.3 + more/10, 0.5})
-		add(round, Ours, Row{AllReduce, 1 << 20, 100, 100, 120 + more, 200})
-		add(round, "gloo", Row{AllReduce, 4, 100, 20 - more, 35, 500})
+		add(round, Ours, Row{Op: AllReduce, Bytes: 4, Samples: 100, Min: 0.25, Median: 0.3 + more/10, P99: 0.5})
+		add(round, Ours, Row{Op: AllReduce, Bytes: 1 << 20, Samples: 100, Min: 100, Median: 120 + more, P99: 200})
+		add(round, "gloo", Row{Op: AllReduce, Bytes: 4, Samples: 100, Min: 20 - more, Median: 35, P99: 500})
 		if memory {
-			add(round, Ours, Row{CopyAlone, 1 << 20, 100, 20, 26.2144, 28})
-			add(round, Ours, Row{CopyAll, 1 << 20, 100, 50, 52.4288, 60})
+			add(round, Ours, Row{Op: CopyAlone, Bytes: 1 << 20, Samples: 100, Min: 20, Median: 26.2144, P99: 28})
+			add(round, Ours, Row{Op: CopyAll, Bytes: 1 << 20, Samples: 100, Min: 50, Median: 52.4288, P99: 60})
 		}
 	}
 	return r
@@ -197,16 +200,16 @@ func TestTSV(t *testing.T) {
 	if err := results(false).WriteTSV(&b); err != nil {
 		t.Fatal(err)
 	}
-	want := strings.ReplaceAll(`round peer op ranks bytes samples min_us median_us p99_us GBps
-1 hvdrun allreduce 2 4 100 0.250 0.300 0.500 0.0133
-1 hvdrun allreduce 2 1048576 100 100.000 120.000 200.000 8.7381
-1 gloo allreduce 2 4 100 20.000 35.000 500.000 0.0001
-2 hvdrun allreduce 2 4 100 0.250 0.400 0.500 0.0100
-2 hvdrun allreduce 2 1048576 100 100.000 121.000 200.000 8.6659
-2 gloo allreduce 2 4 100 19.000 35.000 500.000 0.0001
-all hvdrun allreduce 2 4 200 0.250 0.350 0.500 0.0114
-all hvdrun allreduce 2 1048576 200 100.000 120.500 200.000 8.7019
-all gloo allreduce 2 4 200 19.000 35.000 500.000 0.0001
+	want := strings.ReplaceAll(`round peer op ranks bytes samples min_us median_us p99_us GBps socket_bytes host_bytes
+1 hvdrun allreduce 2 4 100 0.250 0.300 0.500 0.0133 0 0
+1 hvdrun allreduce 2 1048576 100 100.000 120.000 200.000 8.7381 0 0
+1 gloo allreduce 2 4 100 20.000 35.000 500.000 0.0001 0 0
+2 hvdrun allreduce 2 4 100 0.250 0.400 0.500 0.0100 0 0
+2 hvdrun allreduce 2 1048576 100 100.000 121.000 200.000 8.6659 0 0
+2 gloo allreduce 2 4 100 19.000 35.000 500.000 0.0001 0 0
+all hvdrun allreduce 2 4 200 0.250 0.350 0.500 0.0114 0 0
+all hvdrun allreduce 2 1048576 200 100.000 120.500 200.000 8.7019 0 0
+all gloo allreduce 2 4 200 19.000 35.000 500.000 0.0001 0 0
 `, " ", "\t")
 	if b.String() != want {
 		t.Errorf("%s", b.String())
@@ -215,7 +218,7 @@ all gloo allreduce 2 4 200 19.000 35.000 500.000 0.0001
 
 // The plot is well-formed, has a line for each peer, and stays inside its frame.
 func TestPlot(t *testing.T) {
-	barrier := &Report{Op: Barrier, Ranks: 2, Rounds: 1, Results: []Result{{Row{Barrier, 0, 10, 1, 2, 3}, 1, Ours}}}
+	barrier := &Report{Op: Barrier, Ranks: 2, Rounds: 1, Results: []Result{{Row{Op: Barrier, Bytes: 0, Samples: 10, Min: 1, Median: 2, P99: 3}, 1, Ours}}}
 	for _, c := range []struct {
 		report *Report
 		lines  int
@@ -266,7 +269,7 @@ func TestParsePeers(t *testing.T) {
 func TestReadPeer(t *testing.T) {
 	spec := Spec{Op: AllReduce, Sizes: []int{4, 8}}
 	rows, err := ReadPeer(strings.NewReader("4\t10\t1.0\t2.0\t3.0\n8\t11\t1\t2\t3\n"), spec)
-	if err != nil || len(rows) != 2 || rows[1] != (Row{AllReduce, 8, 11, 1, 2, 3}) {
+	if err != nil || len(rows) != 2 || rows[1] != (Row{Op: AllReduce, Bytes: 8, Samples: 11, Min: 1, Median: 2, P99: 3}) {
 		t.Error(rows, err)
 	}
 	for _, bad := range []string{"", "4\t10\t1\t2\t3\n", "8\t10\t1\t2\t3\n4\t10\t1\t2\t3\n", "4\t0\t1\t2\t3\n8\t1\t1\t2\t3\n",
@@ -293,4 +296,26 @@ func TestPrepare(t *testing.T) {
 	if _, err := Peers[2].Prepare(t.TempDir(), ReduceScatter); err == nil || err.Error() != "it has no reducescatter" {
 		t.Error(err)
 	}
+}
+
+// FuzzReadPeer: what a peer's program prints is a row for each size, or refused.
+func FuzzReadPeer(f *testing.F) {
+	f.Add("4\t10\t1e-6\t2e-6\t3e-6\n")
+	f.Add("4\t10\tNaN\t2\t3\n")
+	f.Add("4\t0\t1\t2\t+Inf")
+	spec := Spec{Op: AllReduce, Sizes: []int{4}}
+	f.Fuzz(func(t *testing.T, text string) {
+		rows, err := ReadPeer(strings.NewReader(text), spec)
+		if err != nil {
+			return
+		}
+		if len(rows) == 0 || rows[0].Bytes != 4 {
+			t.Errorf("%q: %+v", text, rows)
+		}
+		for _, r := range rows {
+			if r.Samples < 1 || !(r.Min > 0 && r.Min <= r.Median && r.Median <= r.P99) {
+				t.Errorf("%q: %+v", text, r)
+			}
+		}
+	})
 }

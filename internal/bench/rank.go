@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -23,6 +24,9 @@ func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	defer w.Close()
 	return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
 		m := meter{ctx: ctx, group: w.Group(), spec: spec, clock: time.Now()}
+		if err := m.meet(w.CrossRank(), w.CrossSize()); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
 		if err := m.measure(json.NewEncoder(out)); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
@@ -36,6 +40,36 @@ type meter struct {
 	group *collective.Group
 	spec  Spec
 	clock time.Time // origin of time: time.Since costs half as much as time.Now
+
+	host   int               // this rank's
+	totals []uint64          // by host, for sums
+	ends   *collective.Group // two ranks of different hosts, of which this is one; nil: it is none, or there is one host
+}
+
+// meet finds which ranks are on which hosts.
+func (m *meter) meet(host, hosts int) error {
+	m.host, m.totals = host, make([]uint64, max(1, hosts))
+	all, err := collective.AllGather(m.ctx, m.group, []int32{int32(host)})
+	if err != nil || hosts <= 1 {
+		return err
+	}
+	other := slices.IndexFunc(all, func(one []int32) bool { return one[0] != all[0][0] })
+	m.ends, err = m.group.Subset(m.ctx, []int{0, other})
+	return err
+}
+
+// sent returns the bytes that all ranks have sent since this one had sent so many, and those of the
+// host that has sent most.
+func (m *meter) sent(since uint64) (all, most float64, err error) {
+	clear(m.totals)
+	m.totals[m.host] = m.group.Sent() - since
+	if err := collective.AllReduce(m.ctx, m.group, m.totals, collective.Sum); err != nil {
+		return 0, 0, err
+	}
+	for _, n := range m.totals {
+		all, most = all+float64(n), max(most, float64(n))
+	}
+	return all, most, nil
 }
 
 // turns is the number of turns that the operations of one size take, so that disturbances on the
@@ -44,10 +78,13 @@ const turns = 8
 
 // measure writes the rows of all sizes.
 func (m *meter) measure(out *json.Encoder) error {
-	for _, size := range m.spec.Sizes {
+	for i, size := range m.spec.Sizes {
 		ops := []Op{m.spec.Op}
 		if m.spec.Memory && size >= 8 {
 			ops = append(ops, CopyAlone, CopyAll)
+		}
+		if len(m.totals) > 1 && i == 0 {
+			ops = append(ops, Stream)
 		}
 		rows, err := m.measureSize(ops, size)
 		if err != nil {
@@ -93,17 +130,28 @@ func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
 			return nil, err
 		}
 		rows[i] = summarize(t.op, size, t.samples)
+		if t.op == Stream {
+			rows[i].Bytes = streamSize
+			continue
+		}
+		rows[i].Sent = t.sent / float64(len(t.samples))
+		if len(m.totals) > 1 {
+			rows[i].HostOut = t.sentMost / float64(len(t.samples))
+		}
 	}
 	return rows, nil
 }
 
 // trial prepares an operation: it verifies the result, warms up, and allocates the samples.
 func (m *meter) trial(op Op, size int) (*trial, error) {
+	if op == Stream {
+		size = streamSize
+	}
 	data, err := m.tensor(op, size/4)
 	if err != nil {
 		return nil, err
 	}
-	t := &trial{ctx: m.ctx, group: m.group, op: op, data: data}
+	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data}
 	if err := t.prepare(); err != nil {
 		collective.Free(data)
 		return nil, err
@@ -123,9 +171,10 @@ func (m *meter) sample(t *trial, samples []time.Duration) error {
 	if err := collective.Barrier(m.ctx, m.group); err != nil {
 		return err
 	}
-	if t.op == CopyAlone && m.group.Rank() != 0 {
+	if t.op == CopyAlone && m.group.Rank() != 0 || t.op == Stream && m.ends == nil {
 		return nil
 	}
+	before := m.group.Sent()
 	for i := range samples {
 		begun := time.Since(m.clock)
 		err := t.run()
@@ -134,7 +183,12 @@ func (m *meter) sample(t *trial, samples []time.Duration) error {
 			return err
 		}
 	}
-	return nil
+	if t.op == CopyAlone || t.op == Stream {
+		return nil
+	}
+	all, most, err := m.sent(before)
+	t.sent, t.sentMost = t.sent+all, t.sentMost+most
+	return err
 }
 
 // tensor returns n elements in the selected kind of memory.
@@ -170,17 +224,26 @@ func (m *meter) warmUp(t *trial) (int, error) {
 type trial struct {
 	ctx   context.Context
 	group *collective.Group
+	ends  *collective.Group
 	op    Op
 	data  []float32
 	parts [][]float32 // of data, by rank
 
-	samples []time.Duration
+	samples        []time.Duration
+	sent, sentMost float64 // bytes on sockets in all samples, of all ranks and of the host with most
 }
 
 func (t *trial) run() (err error) {
 	switch t.op {
 	case AllReduce:
 		return collective.AllReduce(t.ctx, t.group, t.data, collective.Sum)
+	case Async:
+		return collective.AllReduceAsync(t.ctx, t.group, "bench", t.data, collective.Sum).Wait()
+	case Stream:
+		if t.ends == nil {
+			return nil
+		}
+		return collective.Broadcast(t.ctx, t.ends, t.data, 0)
 	case Broadcast:
 		return collective.Broadcast(t.ctx, t.group, t.data, 0)
 	case AllGather:
@@ -228,7 +291,7 @@ func (t *trial) verify() error {
 	n, rank := t.group.Size(), t.group.Rank()
 	var err error
 	switch t.op {
-	case AllReduce:
+	case AllReduce, Async:
 		if err = t.run(); err == nil {
 			err = check(t.data, 0, func(i int) float32 { return sum(n, i) })
 		}

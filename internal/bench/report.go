@@ -33,7 +33,7 @@ func (r *Report) peers() []string {
 // sizes returns the measured sizes, ascending.
 func (r *Report) sizes() (sizes []int) {
 	for _, res := range r.Results {
-		if !slices.Contains(sizes, res.Bytes) {
+		if res.Op != Stream && !slices.Contains(sizes, res.Bytes) {
 			sizes = append(sizes, res.Bytes)
 		}
 	}
@@ -81,6 +81,10 @@ func (r *Report) WriteTable(w io.Writer) error {
 	for _, p := range peers[1:] {
 		head += p + " us\tratio\t"
 	}
+	hosts := r.between()
+	if hosts {
+		head += "on sockets\tof a host\tshare of wire\t"
+	}
 	if memory {
 		head += fmt.Sprintf("copy by 1 GB/s\tby %d GB/s\troof GB/s\tshare\t", r.Ranks)
 	}
@@ -98,12 +102,51 @@ func (r *Report) WriteTable(w io.Writer) error {
 				line += "-\t-\t"
 			}
 		}
+		if hosts {
+			line += r.wire(ours)
+		}
 		if memory {
 			line += r.memory(bytes, ours)
 		}
 		fmt.Fprintln(t, line)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || !hosts {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\non sockets: bytes sent for an operation by all ranks, and by the host that sends most; share of wire: those by the time\n"+
+		"that one rank needs to send them to a rank of another host, %s at %s GB/s\n", SizeText(streamSize), number(r.stream()))
+	return err
+}
+
+// between reports whether there are ranks of several hosts.
+func (r *Report) between() bool {
+	return slices.ContainsFunc(r.Results, func(res Result) bool { return res.Op == Stream })
+}
+
+// stream returns the bandwidth of one stream between hosts, in GB/s.
+func (r *Report) stream() float64 {
+	row, _ := r.row(Ours, Stream, streamSize)
+	return row.GBps()
+}
+
+// wire returns the columns of what goes over sockets.
+func (r *Report) wire(ours Row) string {
+	line := byteCount(ours.Sent) + "\t" + byteCount(ours.HostOut) + "\t"
+	stream := r.stream()
+	if stream == 0 || ours.Median == 0 {
+		return line + "-\t"
+	}
+	return line + number(ours.HostOut/ours.Median/1e3/stream) + "\t"
+}
+
+// byteCount formats a number of bytes in the largest unit of which there is at least one.
+func byteCount(n float64) string {
+	for _, u := range units[:3] {
+		if n >= float64(u.bytes) {
+			return number(n/float64(u.bytes)) + u.suffix
+		}
+	}
+	return strconv.FormatFloat(n, 'f', 0, 64) + "B"
 }
 
 // memory returns the columns of memory bandwidth.
@@ -141,10 +184,10 @@ func number(v float64) string {
 
 // WriteTSV writes the rows of every round and the merged rows, whose round is "all".
 func (r *Report) WriteTSV(w io.Writer) error {
-	fmt.Fprintln(w, "round\tpeer\top\tranks\tbytes\tsamples\tmin_us\tmedian_us\tp99_us\tGBps")
+	fmt.Fprintln(w, "round\tpeer\top\tranks\tbytes\tsamples\tmin_us\tmedian_us\tp99_us\tGBps\tsocket_bytes\thost_bytes")
 	line := func(round, peer string, row Row) error {
-		_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%.3f\t%.3f\t%.3f\t%.4f\n", round, peer, row.Op, r.Ranks, row.Bytes,
-			row.Samples, row.Min, row.Median, row.P99, row.GBps())
+		_, err := fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%.3f\t%.3f\t%.3f\t%.4f\t%.0f\t%.0f\n", round, peer, row.Op, r.Ranks, row.Bytes,
+			row.Samples, row.Min, row.Median, row.P99, row.GBps(), row.Sent, row.HostOut)
 		return err
 	}
 	for _, res := range r.Results {

@@ -14,6 +14,8 @@ type Row struct {
 	Min     float64
 	Median  float64
 	P99     float64 // smallest value that 99 % of the samples do not exceed
+	Sent    float64 `json:",omitempty"` // bytes on sockets for each sample, of all ranks
+	HostOut float64 `json:",omitempty"` // the same of the host that sends most; 0: there is one host
 }
 
 // summarize sorts the samples, of which there must be at least one, and returns their row.
@@ -37,13 +39,14 @@ type Result struct {
 func merged(results []Result) Row {
 	row := results[0].Row
 	row.Samples = 0
-	var medians, p99s []float64
+	var medians, p99s, sent, out []float64
 	for _, r := range results {
 		row.Min = min(row.Min, r.Min)
 		row.Samples += r.Samples
 		medians, p99s = append(medians, r.Median), append(p99s, r.P99)
+		sent, out = append(sent, r.Sent), append(out, r.HostOut)
 	}
-	row.Median, row.P99 = median(medians), median(p99s)
+	row.Median, row.P99, row.Sent, row.HostOut = median(medians), median(p99s), median(sent), median(out)
 	return row
 }
 

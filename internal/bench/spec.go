@@ -17,10 +17,13 @@ import (
 // Op is an operation to measure.
 type Op string
 
-// The operations. CopyAlone and CopyAll are not collectives but their bound: a plain copy of half
-// of the bytes onto the other half, by rank 0 alone or by all ranks at once.
+// The operations. Async is AllReduceAsync and the wait for it. CopyAlone and CopyAll are not
+// collectives but their bound: a plain copy of half of the bytes onto the other half, by rank 0
+// alone or by all ranks at once. Stream is the bound between hosts: what one rank sends to one rank
+// of another host.
 const (
 	AllReduce     Op = "allreduce"
+	Async         Op = "allreduce-async"
 	Broadcast     Op = "broadcast"
 	AllGather     Op = "allgather"
 	ReduceScatter Op = "reducescatter"
@@ -29,14 +32,17 @@ const (
 
 	CopyAlone Op = "copy-alone"
 	CopyAll   Op = "copy-all"
+	Stream    Op = "stream"
 )
 
 // Ops are the operations that a user may select.
-var Ops = []Op{AllReduce, Broadcast, AllGather, ReduceScatter, AllToAll, Barrier}
+var Ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, Barrier}
 
 const (
 	minSamples = 10
 	maxSamples = 20000
+
+	streamSize = 16 << 20
 
 	// maxSize bounds the size of a tensor in bytes, because MPI counts elements in 31 bits.
 	maxSize = 4 << 30
