@@ -28,6 +28,9 @@ func floodSize(t *testing.T) (connections, descriptors int) {
 	return connections, descriptors
 }
 
+// maxGrowth bounds what floods of all listeners of a process take of its memory, in kB.
+const maxGrowth = 20 << 10
+
 // usage is what a process has.
 type usage struct{ descriptors, kilobytes int }
 
@@ -109,19 +112,26 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 		t.Errorf("%d processes listen; want a driver, an agent and two workers", len(listeners))
 	}
 	for pid, addrs := range listeners {
+		calm := usageOf(pid)
 		for _, at := range addrs {
 			before := usageOf(pid)
 			conns := hold(t, at.String(), connections)
 			now := usageOf(pid)
 			t.Logf("%.60s: %d descriptors, %d kB; after %d connections to %v: %d, %d kB",
 				follow.CommandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
-			// An agent has two listeners, each of which may hold a quarter; those of the flood
-			// before may not be closed yet.
+			// A listener may hold a quarter, and an agent passes each connection of a worker on.
 			if now.descriptors > descriptors*3/4 {
 				t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
 			}
+			// Not of programs with the race detector, for which nobody asks for a large flood.
+			if grown := now.kilobytes - calm.kilobytes; grown > maxGrowth && os.Getenv("E2E_FLOOD") != "" {
+				t.Errorf("process %d has grown by %d kB; at most %d", pid, grown, maxGrowth)
+			}
 			for _, c := range conns {
 				c.Close()
+			}
+			if !follow.Poll(func() bool { return usageOf(pid).descriptors <= before.descriptors+descriptors/16 }) {
+				t.Errorf("process %d has %d descriptors long after the flood, and had %d", pid, usageOf(pid).descriptors, before.descriptors)
 			}
 		}
 	}

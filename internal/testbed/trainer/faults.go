@@ -44,6 +44,10 @@ var errLeave = errors.New("as scheduled")
 //	hang     it blocks for ever
 //	stop     SIGSTOP
 //
+// or says what is not so, and trains on:
+//
+//	lie-…    see lies
+//
 // Each fault happens once in the job, in any incarnation of the slot; with a trailing "!", every
 // time. Faults of the same point wait for each other, so that they happen simultaneously.
 type fault struct {
@@ -60,6 +64,7 @@ type faults struct {
 	dir    string
 	where  string
 	cgroup string // a memory cgroup with a limit
+	liar   liar
 }
 
 func (f *faults) String() string { return "" }
@@ -127,6 +132,8 @@ func (f *faults) happen(x fault) error {
 	switch {
 	case isDeath:
 		return die(by)
+	case lies[x.how] != nil:
+		return f.liar.lie(x.how)
 	case x.how == "oom":
 		return starve(f.cgroup)
 	case x.how == "hang":

@@ -58,6 +58,7 @@ type settings struct {
 	pause       time.Duration // between checkpoints
 	print       int
 	orphanMark  string
+	child       string
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -84,6 +85,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.StringVar(&s.orphanMark, "orphan-number", "", "start a process without an environment that leaves the session and its parent; its last argument is this `NUMBER`")
 	f.StringVar(&s.faults.cgroup, "oom-cgroup", "", "`FOLDER` of a memory cgroup with a limit, in which a fault oom happens")
 	f.DurationVar(&s.pause, "checkpoint-interval", 0, "least time between two checkpoints; 0: the library's")
+	f.StringVar(&s.child, "child", "", "`COMMAND` that a shell runs once this worker has joined")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 
@@ -116,6 +118,7 @@ func (s *settings) run(ctx context.Context) error {
 	}
 	host, slot := os.Getenv("HOROVOD_HOSTNAME"), os.Getenv("HVD_SLOT")
 	s.faults.arm(s.dir, host+":"+slot)
+	s.faults.liar.prepare()
 	if err := s.faults.at("start", 0); err != nil {
 		return err
 	}
@@ -128,6 +131,13 @@ func (s *settings) run(ctx context.Context) error {
 		return expectedEnd(err)
 	}
 	defer w.Close()
+	if s.child != "" {
+		child := exec.CommandContext(ctx, "sh", "-c", s.child)
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		if err := child.Run(); err != nil {
+			return err
+		}
+	}
 	if err := s.faults.at("init", 0); err != nil {
 		return err
 	}

@@ -28,10 +28,16 @@ type job struct {
 // killed.
 func (n *network) run(flags ...string) *job {
 	n.t.Helper()
+	return n.train([]string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}, flags...)
+}
+
+// train is run with flags of the workers.
+func (n *network) train(trainer []string, flags ...string) *job {
+	n.t.Helper()
 	programs := follow.Programs{Hvdrun: n.hvdrun("driver"), Trainer: binaries.Trainer}
 	running, err := programs.Start(follow.Job{Dir: n.t.TempDir(),
 		Flags:   append(flags, "--log-level", "debug", "--drain-timeout", "5"),
-		Trainer: []string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}})
+		Trainer: trainer})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -53,6 +59,12 @@ const endless = 1_000_000 // steps
 // end stops the job and checks that it ends gracefully.
 func (j *job) end() {
 	j.t.Helper()
+	j.endWith(steplog.Size)
+}
+
+// endWith is end for workers with so many weights.
+func (j *job) endWith(weights int) {
+	j.t.Helper()
 	j.ended = true
 	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
 		j.t.Fatal(err)
@@ -61,7 +73,7 @@ func (j *job) end() {
 	if err != nil || res.Status != 128+int(syscall.SIGTERM) || len(res.Left) > 0 {
 		j.t.Errorf("status %d, left %q, %v\n%s", res.Status, res.Left, err, res.Story())
 	}
-	if err := steplog.Check(res.Lines, endless, steplog.Size); err != nil {
+	if err := steplog.Check(res.Lines, endless, weights); err != nil {
 		j.t.Error(err)
 	}
 }

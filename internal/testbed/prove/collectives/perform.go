@@ -223,16 +223,46 @@ func (t *turnOf[T]) right(data []T, at, tensor int, compress string, ranks []int
 		}
 		return nil
 	}
-	return t.same(data, t.expected(inputs, compress), at, "")
+	return t.same(data, t.expected(inputs, t.hosts(ranks), compress), at, "")
 }
 
-// inOrder reports whether sums are computed in the order of ranks.
+// inOrder reports whether sums are computed in the order of ranks, or of ranks and hosts.
 func (t *turnOf[T]) inOrder() bool {
 	return t.step.background() || t.Program.Algorithm == "strict" && t.step.Do == allReduce
 }
 
+// hosts returns the number of the host of each of some ranks of the step's group, in the order of
+// the hosts' first ranks there; nil where the group's operations do not combine host by host.
+func (t *turnOf[T]) hosts(ranks []int) []int {
+	if t.Program.Algorithm != "" && t.Program.Algorithm != "auto" {
+		return nil
+	}
+	numbers, of, here := map[int]int{}, []int{}, map[int]int{}
+	for _, member := range t.Program.members(t.step.Group) {
+		host := t.Program.hostOf(member)
+		if _, known := numbers[host]; !known {
+			numbers[host] = len(numbers)
+		}
+		of = append(of, numbers[host])
+		here[host]++
+	}
+	for host, n := range here {
+		if n > 1 && t.Program.apart(host) {
+			return nil
+		}
+	}
+	if len(of) == len(numbers) {
+		return nil // no two ranks share memory
+	}
+	out := make([]int, len(ranks))
+	for i, rank := range ranks {
+		out[i] = of[rank]
+	}
+	return out
+}
+
 // expected returns one period of the expected result.
-func (t *turnOf[T]) expected(inputs [][]T, compress string) []T {
+func (t *turnOf[T]) expected(inputs [][]T, hosts []int, compress string) []T {
 	before, after := t.scales()
 	for _, in := range inputs {
 		scale(in, before)
@@ -240,18 +270,18 @@ func (t *turnOf[T]) expected(inputs [][]T, compress string) []T {
 	var out []T
 	switch compress {
 	case "float16":
-		out = through[collective.Float16](t.op, inputs)
+		out = through[collective.Float16](t.op, inputs, hosts)
 	case "bfloat16":
-		out = through[collective.BFloat16](t.op, inputs)
+		out = through[collective.BFloat16](t.op, inputs, hosts)
 	default:
-		out = combineAll(t.op, inputs)
+		out = combineAll(t.op, inputs, hosts)
 	}
 	scale(out, after)
 	return out
 }
 
 // through combines elements in another type, as compressed operations do.
-func through[W, T collective.Element](op collective.Op, inputs [][]T) []T {
+func through[W, T collective.Element](op collective.Op, inputs [][]T, hosts []int) []T {
 	narrow := make([][]W, len(inputs))
 	for i, in := range inputs {
 		for _, v := range in {
@@ -259,7 +289,7 @@ func through[W, T collective.Element](op collective.Op, inputs [][]T) []T {
 		}
 	}
 	var out []T
-	for _, v := range combineAll(op, narrow) {
+	for _, v := range combineAll(op, narrow, hosts) {
 		out = append(out, fromFloat[T](toFloat(v)))
 	}
 	return out

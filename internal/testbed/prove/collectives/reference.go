@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"hash/crc32"
+	"maps"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -150,18 +152,35 @@ func divide[T collective.Element](v T, n int) T {
 	return T(uint64(v) / uint64(n))
 }
 
-// combineAll combines one period of each rank in the order of ranks.
-func combineAll[T collective.Element](op collective.Op, inputs [][]T) []T {
-	out := make([]T, period)
-	copy(out, inputs[0])
-	for _, in := range inputs[1:] {
-		for i := range out {
-			out[i] = combineTwo(op, out[i], in[i])
+// combineAll combines one period of each rank: of the ranks of each host in their order, then of
+// the hosts. Hosts has the number of each rank's host; nil: all have one.
+func combineAll[T collective.Element](op collective.Op, inputs [][]T, hosts []int) []T {
+	sums := map[int][]T{}
+	for rank, in := range inputs {
+		host := 0
+		if hosts != nil {
+			host = hosts[rank]
 		}
+		sums[host] = combineVectors(op, sums[host], in)
+	}
+	var out []T
+	for _, host := range slices.Sorted(maps.Keys(sums)) {
+		out = combineVectors(op, out, sums[host])
 	}
 	if op == collective.Average {
 		for i := range out {
 			out[i] = divide(out[i], len(inputs))
+		}
+	}
+	return out
+}
+
+// combineVectors returns a combined with b; b if a is nil.
+func combineVectors[T collective.Element](op collective.Op, a, b []T) []T {
+	out := slices.Clone(b)
+	if a != nil {
+		for i := range out {
+			out[i] = combineTwo(op, a[i], b[i])
 		}
 	}
 	return out

@@ -36,15 +36,15 @@ func TestDiffers(t *testing.T) {
 }
 
 func TestCombine(t *testing.T) {
-	if v := combineAll(collective.Average, [][]int8{repeat(int8(-3)), repeat(int8(-4))})[0]; v != -3 {
+	if v := combineAll(collective.Average, [][]int8{repeat(int8(-3)), repeat(int8(-4))}, nil)[0]; v != -3 {
 		t.Errorf("the average of -3 and -4 is %d", v)
 	}
-	if v := combineAll(collective.Sum, [][]uint8{repeat(uint8(200)), repeat(uint8(100))})[0]; v != 44 {
+	if v := combineAll(collective.Sum, [][]uint8{repeat(uint8(200)), repeat(uint8(100))}, nil)[0]; v != 44 {
 		t.Errorf("200 + 100 is %d", v)
 	}
 	third := collective.ToFloat16(1).Float32() / 3
 	one, two := repeat(collective.ToFloat16(1)), repeat(collective.ToFloat16(0))
-	if v := combineAll(collective.Average, [][]collective.Float16{one, two, two})[0]; v != collective.ToFloat16(third) {
+	if v := combineAll(collective.Average, [][]collective.Float16{one, two, two}, nil)[0]; v != collective.ToFloat16(third) {
 		t.Errorf("the average of 1, 0 and 0 is %v", v.Float32())
 	}
 	if v := adasumAll([][]float64{{2, 4}, {2, 4}, {2, 4}}); !slices.Equal(v, []float64{2, 4}) {
@@ -73,6 +73,10 @@ func TestSmallPrograms(t *testing.T) {
 			}
 		}
 		p.tidy().Disturbed = nil
+		p.Sockets = nil
+		for host := range p.Hosts { // groups of goroutines have one level
+			p.Sockets = append(p.Sockets, host)
+		}
 		c := &crew{program: p}
 		var all sync.WaitGroup
 		for rank, g := range collective.Local(p.ranks()) {

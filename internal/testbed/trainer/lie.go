@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// liar tells the driver what is not so, with this worker's credentials.
+type liar struct {
+	env    plan.Worker
+	err    error              // why there is none
+	client *rendezvous.Client // nil: not connected yet
+}
+
+// lieBound limits a lie: the driver may answer it never.
+const lieBound = 20 * time.Second
+
+// lies are what a fault can have this worker say while it trains on, by name.
+var lies = map[string]func(ctx context.Context, l *liar, generation uint64) error{
+	"lie-done": func(ctx context.Context, l *liar, generation uint64) error {
+		return l.client.Report(ctx, rendezvous.Done, generation, math.MaxUint64)
+	},
+	"lie-drain": func(ctx context.Context, l *liar, generation uint64) error {
+		return l.client.Report(ctx, rendezvous.Draining, generation, 0)
+	},
+	"lie-commits": func(_ context.Context, l *liar, generation uint64) error {
+		// This worker's other client trains on, and joins when it is told to.
+		go l.client.Join(context.Background(), rendezvous.Joining{
+			After: generation, Commits: 1 << 63, HoldsState: true, DataAddrs: []string{"127.0.0.1:9"}, NotifyAddr: "127.0.0.1:9",
+		})
+		return nil
+	},
+	"lie-generation": func(_ context.Context, l *liar, _ uint64) error {
+		go l.client.Join(context.Background(), rendezvous.Joining{After: 1 << 63, Commits: 7, HoldsState: true})
+		return nil
+	},
+	"lie-beats": func(_ context.Context, l *liar, generation uint64) error {
+		go l.beats(generation)
+		return nil
+	},
+	"lie-reports": func(ctx context.Context, l *liar, generation uint64) error {
+		for r := rendezvous.Leaving; r <= rendezvous.NotWritten; r++ {
+			if r == rendezvous.Draining {
+				continue // it would be asked to leave
+			}
+			for _, n := range []uint64{0, generation, math.MaxInt64, math.MaxUint64} {
+				for _, commits := range []uint64{0, 1, 1 << 63, math.MaxUint64} {
+					_ = l.client.Report(ctx, r, n, commits) // some numbers are no reports, and are refused
+				}
+			}
+		}
+		for i := range 100 {
+			if err := l.client.ReportBackend(ctx, generation, fmt.Sprint("none-", i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+}
+
+// beats says until this process ends that it has waited for ever for all others.
+func (l *liar) beats(generation uint64) {
+	for {
+		_ = l.client.Beat(context.Background(), rendezvous.Beat{
+			Generation: generation, Phase: rendezvous.Training, Quiet: math.MaxInt64, Commits: math.MaxUint64, Written: math.MaxUint64,
+			Lanes: []rendezvous.Lane{{Operation: math.MaxUint64, Waiting: true, For: math.MaxInt64, What: "AllReduce"}},
+		})
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// lie says what is not so.
+func (l *liar) lie(what string) error {
+	if l.err != nil {
+		return l.err
+	}
+	if l.client == nil {
+		creds, err := identity.Decode(l.env.Credentials)
+		if err != nil {
+			return err
+		}
+		if l.client, err = rendezvous.NewClient(rendezvous.ClientConfig{Addr: l.env.DriverAddr, Credentials: creds}); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lieBound)
+	defer cancel()
+	world, err := l.client.Look(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s in generation %d\n", what, world.Generation)
+	return lies[what](ctx, l, world.Generation)
+}
+
+// prepare keeps what elastic.Init removes from the environment.
+func (l *liar) prepare() { l.env, _, l.err = plan.WorkerFromEnv(os.LookupEnv) }
