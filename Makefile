@@ -21,6 +21,9 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 # The generator of internal/kernel's vector code, a module of its own.
 VECTOR = internal/kernel/internal/gen
 
+# The generator of the list of licences, a module of its own.
+LICENSES = internal/licenses/internal/gen
+
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
@@ -78,6 +81,7 @@ deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@echo "== deps: Go modules"
 	@$(GO) mod download
 	@$(GO) -C $(VECTOR) mod download
+	@$(GO) -C $(LICENSES) mod download
 	@$(GO) -C $(KUBERNETES) mod download
 
 fmt:
@@ -93,9 +97,8 @@ staticcheck:
 	@export $(QUICK); lint=$$($(PURE) $(GO) tool -n staticcheck) && $$lint ./...
 
 fresh:
-	@echo "== the vector code is what its generator writes"
-	@$(PURE) $(GO) -C $(VECTOR) vet .
-	@$(PURE) $(GO) -C $(VECTOR) test .
+	@echo "== the vector code and the list of licences are what their generators write"
+	@for dir in $(VECTOR) $(LICENSES); do $(PURE) $(GO) -C $$dir vet . && $(PURE) $(GO) -C $$dir test . || exit 1; done
 
 # They repeat what this module needs.
 examples:

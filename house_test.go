@@ -538,7 +538,6 @@ func TestForbiddenCalls(t *testing.T) {
 
 // environment are the files outside of programs and plan that read the environment, and why.
 var environment = map[string]string{
-	"elastic/join.go":        "gives the worker's variables to plan.WorkerFromEnv",
 	"internal/proc/guard.go": "passes PATH on to its shell",
 }
 

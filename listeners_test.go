@@ -42,7 +42,7 @@ func TestListeners(t *testing.T) {
 		if s.test() || strings.HasPrefix(s.path, "internal/testbed/") || isKit(s.dir()) {
 			continue
 		}
-		for _, use := range listens(s.file) {
+		for _, use := range uses(s.file, listening) {
 			found[s.path] = true
 			if listeners[s.path] == "" {
 				t.Errorf("%s: %s: listen by identity.Bounds", s.where(use.node), use.what)
@@ -79,7 +79,7 @@ func f() { net.Listen("tcp", ":0"); (&net.ListenConfig{}).Listen(); web.ListenAn
 		t.Fatal(err)
 	}
 	var what []string
-	for _, use := range listens(file) {
+	for _, use := range uses(file, listening) {
 		what = append(what, use.what)
 	}
 	if fmt.Sprint(what) != "[net.Listen net.ListenConfig net/http.ListenAndServe]" {
@@ -92,8 +92,8 @@ type use struct {
 	what string
 }
 
-// listens returns where a file listens.
-func listens(file *ast.File) (found []use) {
+// uses returns where a file uses one of those functions or types of packages.
+func uses(file *ast.File, of map[string][]string) (found []use) {
 	names := map[string]string{}
 	for _, i := range file.Imports {
 		path := strings.Trim(i.Path.Value, `"`)
@@ -105,7 +105,7 @@ func listens(file *ast.File) (found []use) {
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		if sel, ok := n.(*ast.SelectorExpr); ok {
-			if x, ok := sel.X.(*ast.Ident); ok && slices.Contains(listening[names[x.Name]], sel.Sel.Name) {
+			if x, ok := sel.X.(*ast.Ident); ok && slices.Contains(of[names[x.Name]], sel.Sel.Name) {
 				found = append(found, use{sel, names[x.Name] + "." + sel.Sel.Name})
 			}
 		}

@@ -21,7 +21,7 @@ import (
 const mostColumns = 100
 
 // all are the pages about hvdrun as a whole.
-var all = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/*.md", "docs/design/*.md", "discovery/README.md"}
+var all = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/design/*.md", "discovery/README.md"}
 
 func TestColumns(t *testing.T) {
 	for _, p := range pages(t, all...) {
