@@ -277,14 +277,16 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
 	}
-	if h := g.host.Load(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
-		if err := h.arrive(ctx, d); err != nil {
-			return err
-		}
-	}
 	c := &g.call
 	if err := c.begin(ctx, d); err != nil {
 		return c.end(err)
+	}
+	// Others may leave this operation, and send frames of the next one, as soon as this rank has
+	// compared its call with those of its host: it has begun before.
+	if h := g.host.Load(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
+		if err := h.arrive(ctx, d); err != nil {
+			return c.end(err)
+		}
 	}
 	var err error
 	if invalid != nil {

@@ -245,3 +245,30 @@ func TestManyHosts(t *testing.T) {
 		closeGroups(groups)
 	}
 }
+
+// TestBetweenTwoOperations: a rank of one host may be in the next operation while those of another
+// host return from the one before, or have only compared their calls of it.
+func TestBetweenTwoOperations(t *testing.T) {
+	for _, hosts := range []string{"abbb", "aabb"} {
+		w := newWorkers(t, collective.Config{Encrypt: true}, len(hosts))
+		w.hosts = hosts
+		groups := w.meet(t, len(hosts))
+		for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+			nothing := make([][]uint8, len(hosts))
+			for i := range 300 {
+				if err := collective.Barrier(ctx, g); err != nil {
+					return fmt.Errorf("barrier %d: %w", i, err)
+				}
+				if _, err := collective.AllToAll(ctx, g, nothing); err != nil {
+					return fmt.Errorf("all-to-all %d: %w", i, err)
+				}
+			}
+			return nil
+		}) {
+			if err != nil {
+				t.Errorf("hosts %s, rank %d: %v", hosts, rank, err)
+			}
+		}
+		closeGroups(groups)
+	}
+}
