@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 
@@ -157,4 +158,70 @@ func BenchmarkConnect(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkReduceTree is the sum of 32 leaves, beside an AllReduce of as many bytes, on one host.
+func BenchmarkReduceTree(b *testing.B) {
+	for _, n := range []int{2, 3, 4} {
+		for _, bytes := range []int{4 << 10, 16 << 10, 64 << 10, 1 << 20, 64 << 20} {
+			w := newWorkers(b, collective.Config{}, n)
+			w.hosts = strings.Repeat("a", n)
+			b.Run(fmt.Sprintf("AllReduce/ranks=%d/bytes=%d", n, bytes), func(b *testing.B) {
+				data := allocated(b, n, bytes/4)
+				inRanks(b, w.meet(b, n), func(g *collective.Group) error {
+					return collective.AllReduce(context.Background(), g, data[g.Rank()], collective.Sum)
+				})
+			})
+			b.Run(fmt.Sprintf("ReduceTree/ranks=%d/bytes=%d", n, bytes), func(b *testing.B) {
+				held, parts := make([][]collective.Node, n), make([][][]float32, n)
+				for r := range n {
+					held[r] = collective.Cover(32*r/n, 32*(r+1)/n, 32)
+					parts[r] = allocated(b, len(held[r]), bytes/4)
+				}
+				p, err := collective.NewPartials(32, held)
+				if err != nil {
+					b.Fatal(err)
+				}
+				results := allocated(b, n, bytes/4)
+				inRanks(b, w.meet(b, n), func(g *collective.Group) error {
+					return collective.ReduceTree(context.Background(), g, p, parts[g.Rank()], results[g.Rank()], collective.Sum)
+				})
+			})
+		}
+	}
+}
+
+func allocated(b *testing.B, n, elements int) [][]float32 {
+	all := make([][]float32, n)
+	for i := range all {
+		var err error
+		if all[i], err = collective.Alloc[float32](elements); err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { collective.Free(all[i]) })
+	}
+	return all
+}
+
+// inRanks times operations of all ranks.
+func inRanks(b *testing.B, groups []*collective.Group, do func(*collective.Group) error) {
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		wg.Go(func() {
+			if err := do(g); err != nil {
+				b.Error(err)
+			}
+			if i == 0 {
+				b.ResetTimer()
+			}
+			for range b.N {
+				if err := do(g); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.StopTimer()
+	closeGroups(groups)
 }

@@ -23,11 +23,12 @@ const (
 	allReduceAsyncAction
 	allGatherIntoAction
 	allToAllIntoAction
+	reduceTreeAction
 	actions
 )
 
 var actionNames = [actions]string{"", "AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier",
-	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto"}
+	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree"}
 
 // descriptor says what a rank has called, so that ranks that call different things notice.
 type descriptor struct {
@@ -35,7 +36,7 @@ type descriptor struct {
 	dtype     kernel.Type
 	reduce    Op
 	algorithm Algorithm // of an AllReduce, where one is forced; with refusedCall, of any operation, where its arguments are refused
-	root      int32     // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync
+	root      int32     // of broadcasts; the number of parts of an AllToAll, of ranks of a Subset; options of an AllReduceAsync; digest of a ReduceTree's nodes and length
 	count     uint64    // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
@@ -45,7 +46,7 @@ const refusedCall = 1 << 7
 // matches reports whether two ranks may call a and b together.
 func (a descriptor) matches(b descriptor) bool {
 	switch a.action {
-	case allGatherAction, allToAllAction, broadcastBytesAction:
+	case allGatherAction, allToAllAction, broadcastBytesAction, reduceTreeAction:
 		b.count = a.count
 	}
 	return a == b
@@ -68,6 +69,8 @@ func (a descriptor) String() string {
 			text += fmt.Sprintf(" by %v", a.algorithm)
 		}
 		return text
+	case reduceTreeAction:
+		return fmt.Sprintf("%s of %v (%v, digest %08x)", name, a.dtype, a.reduce, uint32(a.root))
 	case reduceScatterAction:
 		return fmt.Sprintf("%s of %d %v (%v)", name, a.count, a.dtype, a.reduce)
 	case broadcastAction:

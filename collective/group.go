@@ -29,7 +29,8 @@ type Group struct {
 
 	background
 
-	call call // of the operation under way; kept for its buffers
+	call    call   // of the operation under way; kept for its buffers
+	folding folder // of a ReduceTree; kept for its memory
 }
 
 // membership is who is in a group. It does not change.
@@ -309,7 +310,7 @@ func (g *Group) meetsInMemory(d descriptor) bool {
 	switch d.action {
 	case allReduceAction:
 		return g.hierarchical(d.reduce)
-	case allGatherAction, reduceScatterAction, allToAllAction, allGatherIntoAction, allToAllIntoAction:
+	case allGatherAction, reduceScatterAction, allToAllAction, allGatherIntoAction, allToAllIntoAction, reduceTreeAction:
 		return g.levels != nil
 	}
 	return false

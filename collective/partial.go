@@ -1,0 +1,219 @@
+package collective
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math/bits"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+)
+
+// Node is a range of leaves of a binary tree: those from Index·2^Level up to, but without,
+// (Index+1)·2^Level, as far as there are so many. The value of a node is that of its left half
+// combined with that of its right half; where the right half is empty, it is that of the left half.
+type Node struct{ Level, Index int }
+
+// First is the number of its first leaf.
+func (n Node) First() int { return n.Index << n.Level }
+
+// End is the number after its last leaf in a tree of so many leaves.
+func (n Node) End(leaves int) int { return min((n.Index+1)<<n.Level, leaves) }
+
+// Parent is the node that n is a half of.
+func (n Node) Parent() Node { return Node{n.Level + 1, n.Index / 2} }
+
+// Sibling is the other half of its parent.
+func (n Node) Sibling() Node { return Node{n.Level, n.Index ^ 1} }
+
+// Root is the node that all leaves of a tree of so many are under.
+func Root(leaves int) Node { return Node{Level: bits.Len(uint(max(leaves, 1) - 1))} }
+
+// Cover returns the fewest nodes that have just the leaves from first up to, but without, end, in
+// ascending order, in a tree of so many leaves.
+func Cover(first, end, leaves int) (nodes []Node) {
+	for first < end {
+		n := Node{Index: first}
+		for n.Index%2 == 0 && n.Level < Root(leaves).Level && n.Parent().End(leaves) <= end {
+			n = n.Parent()
+		}
+		nodes = append(nodes, n)
+		first = n.End(leaves)
+	}
+	return nodes
+}
+
+// Partials says which rank has the values of which nodes of a binary tree, for [ReduceTree]. It does
+// not change and may be used by several goroutines. The zero value is refused.
+type Partials struct {
+	leaves int
+	counts []int // by rank, of its nodes
+	order  program
+	digest uint32 // tells it from others; ranks compare it
+}
+
+// NewPartials returns the partials of a tree of so many leaves, at most 2^24, of which rank r has
+// held[r]. Each leaf must be under just one node of one rank.
+func NewPartials(leaves int, held [][]Node) (*Partials, error) {
+	if leaves < 1 || leaves > mostLeaves {
+		return nil, fmt.Errorf("collective: a tree of %d leaves, not of 1 to %d", leaves, mostLeaves)
+	}
+	p := &Partials{leaves: leaves, counts: make([]int, len(held))}
+	if err := p.compile(held); err != nil {
+		return nil, fmt.Errorf("collective: %w", err)
+	}
+	b := binary.AppendVarint(nil, int64(leaves))
+	for r, nodes := range held {
+		p.counts[r] = len(nodes)
+		b = binary.AppendVarint(b, int64(len(nodes)))
+		for _, n := range nodes {
+			b = binary.AppendVarint(binary.AppendVarint(b, int64(n.Level)), int64(n.Index))
+		}
+	}
+	p.digest = crc32.ChecksumIEEE(b)
+	return p, nil
+}
+
+const mostLeaves = 1 << 24
+
+// program is how the root's value is computed from the ranks' values.
+type program struct {
+	operands []operand     // in ascending order of their leaves
+	ops      []int         // an operand's number, or combineTop: combine the two values on top of the stack
+	depth    int           // most values on the stack
+	most     int           // the largest number of operands of a rank
+	members  []shm.Operand // the operands as package shm numbers them
+}
+
+// operand is a value that a rank has.
+type operand struct{ rank, number int }
+
+const combineTop = -1
+
+// compile finds the order in which what the ranks have is combined.
+func (p *Partials) compile(held [][]Node) error {
+	at := map[Node]operand{}
+	covered := 0
+	for rank, nodes := range held {
+		for i, n := range nodes {
+			if n.Level < 0 || n.Level > Root(p.leaves).Level || n.Index < 0 || n.Index > mostLeaves>>n.Level || n.First() >= p.leaves {
+				return fmt.Errorf("rank %d has node %d of level %d, which a tree of %d leaves does not have", rank, n.Index, n.Level, p.leaves)
+			}
+			if _, twice := at[n]; twice {
+				return fmt.Errorf("node %d of level %d is there twice", n.Index, n.Level)
+			}
+			at[n] = operand{rank, i}
+			covered += n.End(p.leaves) - n.First()
+		}
+	}
+	c := &compiler{program: &p.order, leaves: p.leaves, at: at}
+	c.visit(Root(p.leaves))
+	switch {
+	case c.missing != nil:
+		return fmt.Errorf("leaf %d is under no node", *c.missing)
+	case covered != p.leaves || len(c.operands) != len(at):
+		return errors.New("a leaf is under two nodes")
+	}
+	for _, o := range p.order.operands {
+		p.order.most = max(p.order.most, o.number+1)
+		p.order.members = append(p.order.members, shm.Operand{Member: o.rank, Number: o.number})
+	}
+	return nil
+}
+
+type compiler struct {
+	*program
+	leaves  int
+	at      map[Node]operand
+	height  int
+	missing *int
+}
+
+func (c *compiler) visit(n Node) {
+	if o, held := c.at[n]; held {
+		c.ops = append(c.ops, len(c.operands))
+		c.operands = append(c.operands, o)
+		c.height++
+		c.depth = max(c.depth, c.height)
+		return
+	}
+	if n.Level == 0 {
+		if c.missing == nil {
+			c.missing = new(n.Index)
+		}
+		return
+	}
+	left := Node{n.Level - 1, 2 * n.Index}
+	c.visit(left)
+	if right := left.Sibling(); right.First() < c.leaves {
+		c.visit(right)
+		c.ops = append(c.ops, combineTop)
+		c.height--
+	}
+}
+
+// folder computes the root's value, block by block.
+type folder struct {
+	*program
+	combine combiner
+	stack   [][]byte
+	scratch [][]byte // by height
+	packed  []byte   // see foldBy
+}
+
+const foldBlock = 16 << 10
+
+// folder returns the group's folder, which keeps its memory.
+func (g *Group) folder(p *Partials, combine combiner) *folder {
+	f := &g.folding
+	f.program, f.combine = &p.order, combine
+	for len(f.scratch) < p.order.depth {
+		f.scratch = append(f.scratch, make([]byte, foldBlock))
+	}
+	return f
+}
+
+// block sets target, of at most foldBlock bytes, to the value of the operands, which are as long.
+func (f *folder) block(target []byte, operands [][]byte) {
+	f.stack = f.stack[:0]
+	for i, op := range f.ops {
+		if op != combineTop {
+			f.stack = append(f.stack, operands[op])
+			continue
+		}
+		top := len(f.stack) - 1
+		into := target
+		if i < len(f.ops)-1 {
+			into = f.scratch[top-1][:len(target)]
+		}
+		f.combine(into, f.stack[top-1], f.stack[top])
+		f.stack[top-1] = into
+		f.stack = f.stack[:top]
+	}
+	if len(f.ops) == 1 {
+		copy(target, f.stack[0])
+	}
+}
+
+// all is block for any length.
+func (f *folder) all(target []byte, operands [][]byte) {
+	parts := make([][]byte, len(operands))
+	for lo := 0; lo < len(target); lo += foldBlock {
+		hi := min(lo+foldBlock, len(target))
+		for i, o := range operands {
+			parts[i] = o[lo:hi]
+		}
+		f.block(target[lo:hi], parts)
+	}
+}
+
+// pick puts the operands in order that the ranks have sent, each rank's one behind the other, each
+// of n bytes.
+func (p *program) pick(sent [][]byte, n int) [][]byte {
+	all := make([][]byte, len(p.operands))
+	for i, o := range p.operands {
+		all[i] = sent[o.rank][o.number*n:][:n]
+	}
+	return all
+}

@@ -1,0 +1,229 @@
+package collective
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// ReduceTree combines the values of the leaves of a binary tree, element by element, in an order
+// that the tree alone determines: the result has the same bits whatever ranks there are, and
+// whichever has which leaves. It is for sums of gradients of numbered microbatches, in worlds of
+// any size.
+//
+// Each rank has the values of some nodes (parts[i] that of node i of those it has in p), each the combination
+// of the leaves under it by the same rule; p is the same on all ranks. All parts and results have
+// the same length; parts stay as they are, and result, which overlaps with none, is set to the
+// root's value on every rank. Op is Sum, Product, Min or Max. Each rank's parts travel once, so the
+// fewer nodes there are, the less it costs; where all is on one host and of [Alloc], ranks read
+// each other's parts where they lie. It blocks and fails as [AllReduce] does.
+func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][]T, result []T, op Op) error {
+	own := make([][]byte, len(parts))
+	for i := range parts {
+		own[i] = bytesOf(parts[i])
+	}
+	return g.reduceTree(ctx, typeOf[T](), p, own, bytesOf(result), op)
+}
+
+func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op Op) error {
+	d := descriptor{action: reduceTreeAction, dtype: t, reduce: op, count: uint64(len(result) / t.Size())}
+	invalid := op.check(t)
+	if invalid == nil && (op == Average || op == Adasum) {
+		invalid = fmt.Errorf("%v is not for the leaves of a tree", op)
+	}
+	switch {
+	case g == nil || invalid != nil:
+	case p == nil || len(p.counts) != g.size:
+		invalid = fmt.Errorf("no partials of %d ranks", g.size)
+	default:
+		d.root = int32(crc32.Update(p.digest, crc32.IEEETable, binary.AppendUvarint(nil, d.count)))
+		invalid = checkTreeParts(p.counts[g.rank], parts, len(result), t)
+	}
+	if h := g.inMemory(); h != nil {
+		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			f := g.folder(p, d.combiner())
+			done, err := m.Fold(ctx, call, parts, result, &shm.Folding{Size: t.Size(), Operands: f.members, Most: f.most, Block: f.block})
+			if done || err != nil {
+				return err
+			}
+			return g.foldBy(inMember{h, m, ctx, call}, p, parts, result, t.Size())
+		})
+	}
+	return g.run(ctx, d, invalid, func(c *call) error {
+		g.folder(p, d.combiner())
+		err := g.foldBy(overSockets{c}, p, parts, result, t.Size())
+		if bad := (*shareError)(nil); errors.As(err, &bad) {
+			g.fail(gone(err, bad.rank))
+			return c.lost()
+		}
+		return err
+	})
+}
+
+func checkTreeParts(nodes int, parts [][]byte, length int, t kernel.Type) error {
+	if len(parts) != nodes {
+		return fmt.Errorf("%d parts of a rank that has %d nodes", len(parts), nodes)
+	}
+	for i, p := range parts {
+		if len(p) != length {
+			return fmt.Errorf("part %d has %d elements, the result %d", i, len(p)/t.Size(), length/t.Size())
+		}
+	}
+	return nil
+}
+
+// exchanger is how ranks exchange bytes of any length during an operation. What it returns is by
+// rank; what stands there for this rank is undefined.
+type exchanger interface {
+	allGather(own []byte) ([][]byte, error)
+	allToAll(part func(to int) []byte) ([][]byte, error)
+	settle() error // what has been given may be written to again
+}
+
+type overSockets struct{ *call }
+
+func (o overSockets) allGather(own []byte) ([][]byte, error) { return o.allGatherSockets(own) }
+
+func (o overSockets) allToAll(part func(to int) []byte) ([][]byte, error) {
+	return o.allToAllSockets(part)
+}
+
+func (o overSockets) settle() error { return o.flush() }
+
+type inMember struct {
+	h    *host
+	m    *shm.Member
+	ctx  context.Context
+	call shm.Desc
+}
+
+func (i inMember) allGather(own []byte) (all [][]byte, err error) {
+	err = i.m.AllGather(i.ctx, i.call, own, i.place(&all))
+	return all, err
+}
+
+func (i inMember) allToAll(part func(to int) []byte) (all [][]byte, err error) {
+	parts := make([][]byte, len(i.h.ranks))
+	for r := range parts {
+		parts[r] = part(r)
+	}
+	err = i.m.AllToAll(i.ctx, i.call, parts, i.place(&all))
+	return all, err
+}
+
+func (i inMember) settle() error { return nil }
+
+// place makes the buffers for what the other members give.
+func (i inMember) place(all *[][]byte) func(lengths []int) ([][]byte, error) {
+	return func(lengths []int) ([][]byte, error) {
+		*all = make([][]byte, len(lengths))
+		for r, n := range lengths {
+			if n > mostGathered() {
+				return nil, fmt.Errorf("rank %d: %w", r, errTooLarge)
+			}
+			if r != i.h.g.rank {
+				(*all)[r] = make([]byte, n)
+			}
+		}
+		return *all, nil
+	}
+}
+
+const (
+	foldGathered = 64 << 10 // up to so many bytes of all ranks, each computes all of the result
+	foldPiece    = 4 << 20  // most bytes of a value that are under way at once
+)
+
+// foldBy computes the result with few bytes by giving all to all, otherwise piece by piece: each
+// rank gets one share of the piece of all values, computes that share of the result, and gives it
+// to all.
+func (g *Group) foldBy(x exchanger, p *Partials, parts [][]byte, result []byte, size int) error {
+	f := &g.folding
+	if len(f.operands)*len(result) <= foldGathered {
+		own := joined(f.packed[:0], parts, 0, len(result))
+		all, err := x.allGather(own)
+		if err != nil {
+			return err
+		}
+		all[g.rank] = own
+		if err := p.checkSent(all, len(result)); err != nil {
+			return err
+		}
+		f.all(result, f.pick(all, len(result)))
+		return nil
+	}
+	packed := f.packed
+	defer func() { f.packed = packed }()
+	count, pieces := len(result)/size, (len(result)+foldPiece-1)/foldPiece
+	for i := range pieces {
+		lo, hi := kernel.Split(count, pieces, i)
+		share := func(rank int) (from, to int) {
+			a, b := kernel.Split(hi-lo, g.size, rank)
+			return (lo + a) * size, (lo + b) * size
+		}
+		if err := x.settle(); err != nil {
+			return err
+		}
+		packed = packed[:0]
+		at := make([]int, g.size+1)
+		for r := range g.size {
+			from, to := share(r)
+			packed = joined(packed, parts, from, to)
+			at[r+1] = len(packed)
+		}
+		all, err := x.allToAll(func(to int) []byte { return packed[at[to]:at[to+1]] })
+		if err != nil {
+			return err
+		}
+		from, to := share(g.rank)
+		all[g.rank] = packed[at[g.rank]:at[g.rank+1]]
+		if err := p.checkSent(all, to-from); err != nil {
+			return err
+		}
+		f.all(result[from:to], f.pick(all, to-from))
+		if all, err = x.allGather(result[from:to]); err != nil {
+			return err
+		}
+		for r := range g.size {
+			if r == g.rank {
+				continue
+			}
+			from, to := share(r)
+			if len(all[r]) != to-from {
+				return &shareError{r, len(all[r]), to - from}
+			}
+			copy(result[from:to], all[r])
+		}
+	}
+	return nil
+}
+
+// shareError says that a rank has sent another number of bytes than the partials say.
+type shareError struct{ rank, got, want int }
+
+func (e *shareError) Error() string {
+	return fmt.Sprintf("rank %d has sent %d bytes instead of %d", e.rank, e.got, e.want)
+}
+
+// checkSent compares the lengths of what the ranks have sent, values of n bytes.
+func (p *Partials) checkSent(all [][]byte, n int) error {
+	for r := range all {
+		if want := p.counts[r] * n; len(all[r]) != want {
+			return &shareError{r, len(all[r]), want}
+		}
+	}
+	return nil
+}
+
+// joined appends the same bytes of each of the parts.
+func joined(to []byte, parts [][]byte, from, end int) []byte {
+	for _, p := range parts {
+		to = append(to, p[from:end]...)
+	}
+	return to
+}

@@ -1,0 +1,243 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
+)
+
+// TestCover: a cover has just the leaves that it should, in as few nodes as there can be.
+func TestCover(t *testing.T) {
+	for leaves := 1; leaves <= 20; leaves++ {
+		for first := range leaves + 1 {
+			for end := first; end <= leaves; end++ {
+				at := first
+				nodes := collective.Cover(first, end, leaves)
+				for i, n := range nodes {
+					if n.First() != at || n.End(leaves) > end {
+						t.Fatalf("Cover(%d, %d, %d) = %v", first, end, leaves, nodes)
+					}
+					if at = n.End(leaves); i > 0 && n.Sibling() == nodes[i-1] {
+						t.Fatalf("Cover(%d, %d, %d) = %v: two halves of one node", first, end, leaves, nodes)
+					}
+				}
+				if at != end {
+					t.Fatalf("Cover(%d, %d, %d) = %v", first, end, leaves, nodes)
+				}
+			}
+		}
+	}
+	if got := collective.Cover(0, 20, 20); len(got) != 1 || got[0] != collective.Root(20) {
+		t.Errorf("all leaves are covered by %v", got)
+	}
+}
+
+// leaf is the value of a leaf: numbers whose sums depend on their order.
+func leaf(number, count int) []float32 {
+	r := rand.New(rand.NewPCG(uint64(number), 1))
+	v := make([]float32, count)
+	for i := range v {
+		v[i] = float32(math.Ldexp(r.Float64()-0.5, r.IntN(40)-20))
+	}
+	return v
+}
+
+// nodeValue is the value of a node, computed as the tree says.
+func nodeValue(n collective.Node, leaves, count int) []float32 {
+	if n.Level == 0 {
+		return leaf(n.Index, count)
+	}
+	left := collective.Node{Level: n.Level - 1, Index: 2 * n.Index}
+	v := nodeValue(left, leaves, count)
+	if right := left.Sibling(); right.First() < leaves {
+		for i, x := range nodeValue(right, leaves, count) {
+			v[i] += x
+		}
+	}
+	return v
+}
+
+// scattered gives runs of leaves to random ranks.
+func scattered(r *rand.Rand, leaves, ranks int) [][]collective.Node {
+	held := make([][]collective.Node, ranks)
+	for first := 0; first < leaves; {
+		end := min(first+1+r.IntN(leaves), leaves)
+		rank := r.IntN(ranks)
+		held[rank] = append(held[rank], collective.Cover(first, end, leaves)...)
+		first = end
+	}
+	for _, nodes := range held {
+		r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+	}
+	return held
+}
+
+// TestReduceTree: the result has the bits of the tree, whichever rank has which leaves, wherever
+// the ranks and the data are.
+func TestReduceTree(t *testing.T) {
+	for _, world := range []struct {
+		hosts     string
+		encrypted bool
+	}{{hosts: "a"}, {hosts: "aaaa"}, {hosts: "abcd"}, {hosts: "aabb"}, {hosts: "abbb"}, {hosts: "aab", encrypted: true}} {
+		t.Run(fmt.Sprint(world), func(t *testing.T) {
+			ranks := len(world.hosts)
+			w := newWorkers(t, collective.Config{Encrypt: world.encrypted}, ranks)
+			w.hosts = world.hosts
+			groups := w.meet(t, ranks)
+			defer closeGroups(groups)
+			for i, c := range []struct {
+				count     int
+				allocated bool
+			}{{0, false}, {1, false}, {1000, false}, {40_000, false}, {1 << 20, true}, {1<<20 + 3, false}, {3<<20 + 1, true}} {
+				r := rand.New(rand.NewPCG(uint64(i), 2))
+				leaves := 1 + r.IntN(11)
+				held := scattered(r, leaves, ranks)
+				p, err := collective.NewPartials(leaves, held)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := nodeValue(collective.Root(leaves), leaves, c.count)
+				for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+					return reduceLeaves(ctx, g, p, leaves, held[g.Rank()], want, c.allocated)
+				}) {
+					if err != nil {
+						t.Errorf("%d elements, allocated %t, held %v, rank %d: %v", c.count, c.allocated, held, rank, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// reduceLeaves checks one reduction on one rank.
+func reduceLeaves(ctx context.Context, g *collective.Group, p *collective.Partials, leaves int, held []collective.Node, want []float32, allocated bool) error {
+	memory := func(n int) []float32 {
+		if !allocated {
+			return make([]float32, n)
+		}
+		v, err := collective.Alloc[float32](n)
+		if err != nil {
+			panic(err)
+		}
+		return v
+	}
+	var parts [][]float32
+	for _, n := range held {
+		v := memory(len(want))
+		copy(v, nodeValue(n, leaves, len(want)))
+		parts = append(parts, v)
+	}
+	result := memory(len(want))
+	if allocated {
+		defer func() {
+			collective.Free(result)
+			for _, v := range parts {
+				collective.Free(v)
+			}
+		}()
+	}
+	if err := collective.ReduceTree(ctx, g, p, parts, result, collective.Sum); err != nil {
+		return err
+	}
+	if i := slices.Compare(result, want); i != 0 {
+		return errors.New("other bits")
+	}
+	return nil
+}
+
+// TestNewPartialsRefuses what does not make a tree.
+func TestNewPartialsRefuses(t *testing.T) {
+	node := func(level, index int) collective.Node { return collective.Node{Level: level, Index: index} }
+	for name, c := range map[string]struct {
+		leaves int
+		held   [][]collective.Node
+	}{
+		"no leaves":             {0, make([][]collective.Node, 2)},
+		"too many leaves":       {1<<24 + 1, nil},
+		"a leaf is missing":     {3, [][]collective.Node{{node(0, 0)}, {node(0, 2)}}},
+		"a leaf is there twice": {2, [][]collective.Node{{node(0, 0), node(0, 1)}, {node(0, 0)}}},
+		"a leaf in two nodes":   {2, [][]collective.Node{{node(1, 0)}, {node(0, 1)}}},
+		"beyond the tree":       {2, [][]collective.Node{{node(1, 0)}, {node(0, 2)}}},
+		"above the root":        {2, [][]collective.Node{{node(2, 0)}, nil}},
+		"negative":              {2, [][]collective.Node{{node(1, 0)}, {node(-1, 0)}}},
+	} {
+		if _, err := collective.NewPartials(c.leaves, c.held); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestReduceTreeRefuses: arguments that do not fit the partials are refused, and if they are on all
+// ranks the group can be used again.
+func TestReduceTreeRefuses(t *testing.T) {
+	p, err := collective.NewPartials(2, [][]collective.Node{{{}}, {{Index: 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, do := range map[string]func(context.Context, *collective.Group) error{
+		"no partials": func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceTree(ctx, g, nil, nil, make([]float32, 4), collective.Sum)
+		},
+		"zero partials": func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceTree(ctx, g, new(collective.Partials), nil, make([]float32, 4), collective.Sum)
+		},
+		"no part": func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceTree(ctx, g, p, nil, make([]float32, 4), collective.Sum)
+		},
+		"a short part": func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceTree(ctx, g, p, [][]float32{make([]float32, 3)}, make([]float32, 4), collective.Sum)
+		},
+		"average": func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceTree(ctx, g, p, [][]float32{make([]float32, 4)}, make([]float32, 4), collective.Average)
+		},
+	} {
+		groups := collective.Local(2)
+		for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+			if err := do(ctx, g); err == nil || errors.Is(err, collective.ErrAborted) {
+				return fmt.Errorf("the error is %v", err)
+			}
+			return collective.Barrier(ctx, g)
+		}) {
+			if err != nil {
+				t.Errorf("%s, rank %d: %v", name, rank, err)
+			}
+		}
+		closeGroups(groups)
+	}
+}
+
+// TestReduceTreeMismatch: other partials, or lengths, on one rank are an error on all.
+func TestReduceTreeMismatch(t *testing.T) {
+	for _, hosts := range []string{"aa", "ab"} {
+		for _, wrong := range []string{"nodes", "length"} {
+			w := newWorkers(t, collective.Config{}, 2)
+			w.hosts = hosts
+			groups := w.meet(t, 2)
+			for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+				held, count := [][]collective.Node{{{}}, {{Index: 1}}}, 10
+				if g.Rank() == 1 && wrong == "nodes" {
+					slices.Reverse(held)
+				} else if g.Rank() == 1 {
+					count = 11
+				}
+				p, err := collective.NewPartials(2, held)
+				if err != nil {
+					return err
+				}
+				return collective.ReduceTree(ctx, g, p, [][]float32{make([]float32, count)}, make([]float32, count), collective.Sum)
+			}) {
+				if !errors.As(err, new(*collective.MismatchError)) {
+					t.Errorf("other %s over %s, rank %d: %v", wrong, hosts, rank, err)
+				}
+			}
+			closeGroups(groups)
+		}
+	}
+}
