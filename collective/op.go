@@ -93,3 +93,14 @@ func (a descriptor) combiner() combiner { return kernel.Combine(a.dtype, kernels
 
 // divide divides every element by the number of ranks.
 func (a descriptor) divide(b []byte, n int) { kernel.Divide(a.dtype)(b, n) }
+
+// Combine sets dst[i] to a[i] combined with b[i], by the same arithmetic as reductions combine what
+// two ranks have, a being the lower one's; Average adds. All have the same length, and dst may be a
+// or b. It panics where lengths differ and for Adasum and ops that there are not.
+func Combine[T Element](dst, a, b []T, op Op) {
+	t := typeOf[T]()
+	if op == Adasum || op.check(t) != nil || len(a) != len(dst) || len(b) != len(dst) {
+		panic(fmt.Sprintf("collective: %v of %d and %d elements into %d", op, len(a), len(b), len(dst)))
+	}
+	kernel.Combine(t, kernels[op])(bytesOf(dst), bytesOf(a), bytesOf(b))
+}

@@ -160,14 +160,19 @@ type folder struct {
 	stack   [][]byte
 	scratch [][]byte // by height
 	packed  []byte   // see foldBy
+
+	finish func([]byte) // nil: the root's value is the result
 }
 
 const foldBlock = 16 << 10
 
 // folder returns the group's folder, which keeps its memory.
-func (g *Group) folder(p *Partials, combine combiner) *folder {
+func (g *Group) folder(p *Partials, d descriptor) *folder {
 	f := &g.folding
-	f.program, f.combine = &p.order, combine
+	f.program, f.combine, f.finish = &p.order, d.combiner(), nil
+	if d.reduce == Average {
+		f.finish = func(b []byte) { d.divide(b, p.leaves) }
+	}
 	for len(f.scratch) < p.order.depth {
 		f.scratch = append(f.scratch, make([]byte, foldBlock))
 	}
@@ -193,6 +198,9 @@ func (f *folder) block(target []byte, operands [][]byte) {
 	}
 	if len(f.ops) == 1 {
 		copy(target, f.stack[0])
+	}
+	if f.finish != nil {
+		f.finish(target)
 	}
 }
 

@@ -19,9 +19,10 @@ import (
 // Each rank has the values of some nodes (parts[i] that of node i of those it has in p), each the combination
 // of the leaves under it by the same rule; p is the same on all ranks. All parts and results have
 // the same length; parts stay as they are, and result, which overlaps with none, is set to the
-// root's value on every rank. Op is Sum, Product, Min or Max. Each rank's parts travel once, so the
-// fewer nodes there are, the less it costs; where all is on one host and of [Alloc], ranks read
-// each other's parts where they lie. It blocks and fails as [AllReduce] does.
+// root's value on every rank. Op is any but Adasum; Average is the sum divided by the number of
+// leaves. Each rank's parts travel once, so the fewer nodes there are, the less it costs; where all
+// is on one host and of [Alloc], ranks read each other's parts where they lie. It blocks and fails
+// as [AllReduce] does.
 func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][]T, result []T, op Op) error {
 	own := make([][]byte, len(parts))
 	for i := range parts {
@@ -33,7 +34,7 @@ func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][
 func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, parts [][]byte, result []byte, op Op) error {
 	d := descriptor{action: reduceTreeAction, dtype: t, reduce: op, count: uint64(len(result) / t.Size())}
 	invalid := op.check(t)
-	if invalid == nil && (op == Average || op == Adasum) {
+	if op == Adasum {
 		invalid = fmt.Errorf("%v is not for the leaves of a tree", op)
 	}
 	switch {
@@ -46,7 +47,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	}
 	if h := g.inMemory(); h != nil {
 		return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-			f := g.folder(p, d.combiner())
+			f := g.folder(p, d)
 			done, err := m.Fold(ctx, call, parts, result, &shm.Folding{Size: t.Size(), Operands: f.members, Most: f.most, Block: f.block})
 			if done || err != nil {
 				return err
@@ -55,7 +56,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
-		g.folder(p, d.combiner())
+		g.folder(p, d)
 		err := g.foldBy(overSockets{c}, p, parts, result, t.Size())
 		if bad := (*shareError)(nil); errors.As(err, &bad) {
 			g.fail(gone(err, bad.rank))

@@ -146,8 +146,16 @@ func reduceLeaves(ctx context.Context, g *collective.Group, p *collective.Partia
 	if err := collective.ReduceTree(ctx, g, p, parts, result, collective.Sum); err != nil {
 		return err
 	}
-	if i := slices.Compare(result, want); i != 0 {
+	if !slices.Equal(result, want) {
 		return errors.New("other bits")
+	}
+	if err := collective.ReduceTree(ctx, g, p, parts, result, collective.Average); err != nil {
+		return err
+	}
+	for i := range result {
+		if result[i] != want[i]/float32(leaves) {
+			return errors.New("not the average")
+		}
 	}
 	return nil
 }
@@ -194,8 +202,8 @@ func TestReduceTreeRefuses(t *testing.T) {
 		"a short part": func(ctx context.Context, g *collective.Group) error {
 			return collective.ReduceTree(ctx, g, p, [][]float32{make([]float32, 3)}, make([]float32, 4), collective.Sum)
 		},
-		"average": func(ctx context.Context, g *collective.Group) error {
-			return collective.ReduceTree(ctx, g, p, [][]float32{make([]float32, 4)}, make([]float32, 4), collective.Average)
+		"Adasum": func(ctx context.Context, g *collective.Group) error {
+			return collective.ReduceTree(ctx, g, p, [][]float32{make([]float32, 4)}, make([]float32, 4), collective.Adasum)
 		},
 	} {
 		groups := collective.Local(2)

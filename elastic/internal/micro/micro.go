@@ -1,0 +1,110 @@
+// Package micro divides the microbatches of a step among the ranks of a world.
+package micro
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// Accept returns which of the nodes that the ranks hold count, by rank, and the microbatches that
+// are under none of these, ascending. A node counts unless it is none of a tree of so many leaves
+// or has a leaf that is under an earlier one that counts. All ranks get the same from the same.
+func Accept(leaves int, held [][]collective.Node) (kept [][]collective.Node, missing []int) {
+	taken := make([]bool, leaves)
+	kept = make([][]collective.Node, len(held))
+	for r, nodes := range held {
+		for _, n := range nodes {
+			if !valid(n, leaves) || slices.Contains(taken[n.First():n.End(leaves)], true) {
+				continue
+			}
+			for i := n.First(); i < n.End(leaves); i++ {
+				taken[i] = true
+			}
+			kept[r] = append(kept[r], n)
+		}
+	}
+	for i, t := range taken {
+		if !t {
+			missing = append(missing, i)
+		}
+	}
+	return kept, missing
+}
+
+func valid(n collective.Node, leaves int) bool {
+	return n.Level >= 0 && n.Level <= collective.Root(leaves).Level && n.Index >= 0 && n.Index <= leaves>>n.Level && n.First() < leaves
+}
+
+// Share divides microbatches among ranks, as runs in ascending order whose lengths differ by one at
+// most. With costs, the times that one microbatch takes on each rank, the lengths are such that the
+// slowest rank needs the least time; a cost of 0 is unknown, and then all are taken as equal.
+func Share(missing []int, ranks int, costs []uint64) [][]int {
+	shares := make([][]int, ranks)
+	at := 0
+	for r, n := range lengths(len(missing), ranks, costs) {
+		shares[r] = missing[at : at+n]
+		at += n
+	}
+	return shares
+}
+
+func lengths(n, ranks int, costs []uint64) []int {
+	all := make([]int, ranks)
+	if len(costs) != ranks || slices.Contains(costs, 0) {
+		for r := range all {
+			all[r] = n / ranks
+			if r < n%ranks {
+				all[r]++
+			}
+		}
+		return all
+	}
+	for range n { // the next one goes to where it is done first
+		best, least := 0, [2]uint64{}
+		for r := range all {
+			hi, lo := bits.Mul64(costs[r], uint64(all[r])+1)
+			if done := [2]uint64{hi, lo}; r == 0 || slices.Compare(done[:], least[:]) < 0 {
+				best, least = r, done
+			}
+		}
+		all[best]++
+	}
+	return all
+}
+
+// Coalesce replaces halves by the node that they make up, as long as there are any, and returns the
+// nodes in ascending order of their leaves.
+func Coalesce(nodes []collective.Node, leaves int) []collective.Node {
+	has := make(map[collective.Node]bool, len(nodes))
+	for _, n := range nodes {
+		for {
+			up, with := Above(n, leaves)
+			if with != nil && !has[*with] || n.Level == collective.Root(leaves).Level {
+				break
+			}
+			if with != nil {
+				delete(has, *with)
+			}
+			n = up
+		}
+		has[n] = true
+	}
+	all := make([]collective.Node, 0, len(has))
+	for n := range has {
+		all = append(all, n)
+	}
+	slices.SortFunc(all, func(a, b collective.Node) int { return cmp.Compare(a.First(), b.First()) })
+	return all
+}
+
+// Above returns the node that n is a half of, and the other half; nil: that one is empty, and both
+// nodes have the same value.
+func Above(n collective.Node, leaves int) (up collective.Node, with *collective.Node) {
+	if s := n.Sibling(); s.First() < leaves {
+		with = &s
+	}
+	return n.Parent(), with
+}

@@ -1,0 +1,86 @@
+package micro
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// TestShare: every microbatch goes to one rank, and the shares are as even as the costs say.
+func TestShare(t *testing.T) {
+	for _, c := range []struct {
+		n, ranks int
+		costs    []uint64
+		want     []int
+	}{
+		{0, 3, nil, []int{0, 0, 0}},
+		{2, 3, nil, []int{1, 1, 0}},
+		{32, 3, nil, []int{11, 11, 10}},
+		{32, 4, []uint64{1, 1, 1, 1}, []int{8, 8, 8, 8}},
+		{32, 2, []uint64{3, 1}, []int{8, 24}},
+		{5, 2, []uint64{1000, 1}, []int{0, 5}},
+		{4, 2, []uint64{0, 7}, []int{2, 2}},
+		{4, 2, []uint64{7}, []int{2, 2}},
+		{3, 2, []uint64{1 << 63, 1 << 63}, []int{2, 1}},
+	} {
+		missing := make([]int, c.n)
+		for i := range missing {
+			missing[i] = 3 * i
+		}
+		shares := Share(missing, c.ranks, c.costs)
+		var got []int
+		for _, s := range shares {
+			got = append(got, len(s))
+		}
+		if !slices.Equal(got, c.want) || !slices.Equal(slices.Concat(shares...), missing) {
+			t.Errorf("%d among %d ranks with costs %v: %v", c.n, c.ranks, c.costs, shares)
+		}
+	}
+}
+
+// TestAccept: whatever ranks say that they hold, each microbatch is under one node that counts or
+// is missing.
+func TestAccept(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		leaves := 1 + r.IntN(20)
+		held := make([][]collective.Node, 1+r.IntN(5))
+		for i := range held {
+			for range r.IntN(4) {
+				held[i] = append(held[i], collective.Node{Level: r.IntN(8) - 1, Index: r.IntN(22) - 1})
+			}
+		}
+		kept, missing := Accept(leaves, held)
+		for _, i := range missing {
+			kept[0] = append(kept[0], collective.Node{Index: i})
+		}
+		for i := range kept {
+			kept[i] = Coalesce(kept[i], leaves)
+		}
+		if _, err := collective.NewPartials(leaves, kept); err != nil {
+			t.Fatalf("%d leaves, held %v: %v", leaves, held, err)
+		}
+	}
+}
+
+// TestCoalesce: what is left is the fewest nodes with the same leaves.
+func TestCoalesce(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 2000 {
+		leaves := 1 + r.IntN(20)
+		first := r.IntN(leaves)
+		end := first + 1 + r.IntN(leaves-first)
+		var nodes []collective.Node
+		for at := first; at < end; {
+			next := min(at+1+r.IntN(4), end)
+			nodes = append(nodes, collective.Cover(at, next, leaves)...)
+			at = next
+		}
+		r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		if got, want := Coalesce(nodes, leaves), collective.Cover(first, end, leaves); !slices.Equal(got, want) {
+			t.Fatalf("%d leaves, %v become %v, not %v", leaves, nodes, got, want)
+		}
+	}
+}
