@@ -65,6 +65,8 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 		s.checkpoints.hurry = term.stays
 	}
 	r := &runner{ctx: ctx, state: s, worker: s.worker, train: train}
+	s.run = r
+	defer func() { s.run = nil }()
 	err = errLeft // kept if train panics, so that the peers do not wait for this rank
 	defer func() {
 		if errors.Is(err, ErrRemoved) || errors.Is(err, ErrFinished) {
@@ -108,6 +110,9 @@ func (r *runner) run() error {
 		switch {
 		case err == nil:
 			return nil
+		case errors.Is(err, errRejoined): // Step has entered the next world and synchronised
+			err = nil
+			continue
 		case goesOn(err) && r.ctx.Err() != nil:
 			return r.ctx.Err()
 		case goesOn(err):

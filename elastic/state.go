@@ -28,6 +28,8 @@ type State struct {
 	err    error // why the state is unusable; nil: usable
 
 	ctx     context.Context // of the current Run; Commit has no ctx argument
+	run     *runner         // the current Run; nil: none
+	steps   stepper         // nil: none
 	term    *termHandler    // of the current Run; nil: none
 	onReset []func() error
 
@@ -98,6 +100,18 @@ func NewState(w *Worker, all ...Part) *State {
 	s.parts, s.err = newParts(held)
 	if s.err != nil {
 		return s
+	}
+	for _, p := range held {
+		if steps, ok := p.(stepper); ok {
+			if s.steps != nil {
+				s.err = errors.New("elastic: a state has one Steps at most")
+				return s
+			}
+			if s.err = steps.bind(s); s.err != nil {
+				return s
+			}
+			s.steps = steps
+		}
 	}
 	if s.checkpoints != nil {
 		if names := s.parts.withoutImage(); len(names) > 0 {

@@ -65,9 +65,14 @@ func (s *State) Sync(ctx context.Context) error {
 	p := s.worker.member.Load()
 	g, root := p.group, p.world.SyncRoot
 	s.setRank(g.Rank(), g.Size())
+	var err error
+	if s.steps != nil {
+		if root, err = s.steps.settle(ctx, g, root); err != nil {
+			return err
+		}
+	}
 	mark := s.saved.nextMark(s.worker.Generation())
-	root, err := s.resume(ctx, g, root)
-	if err != nil {
+	if root, err = s.resume(ctx, g, root); err != nil {
 		return err
 	}
 	roots, err := s.syncOpening(ctx, g, root)

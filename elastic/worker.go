@@ -74,7 +74,8 @@ type use struct {
 	closed   bool
 	over     bool // the driver expects nothing more from this worker: it is done, removed or finished
 	closing  sync.Once
-	closeErr error // result of closing
+	closeErr error    // result of closing
+	closers  []func() // called by Close at its end
 }
 
 // endWithoutDriver ends the job on this rank when all ranks were asked to leave and the driver is
@@ -179,6 +180,9 @@ func (w *Worker) close() error {
 	w.reports.Wait()
 	w.reports.stop()
 	w.run.term.leave()
+	for _, f := range w.use.closers {
+		f()
+	}
 	return errors.Join(err, w.meeting.close())
 }
 

@@ -1,0 +1,51 @@
+package elastic
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Batches says which samples the microbatches of each epoch have. All ranks must have equal ones;
+// String, which tells them apart, is compared at every sync.
+type Batches interface {
+	// Len returns the number of microbatches of an epoch.
+	Len(epoch int) int
+	// Samples returns the indices of the samples of microbatch i of an epoch, 0 to Len-1. The
+	// caller owns the slice.
+	Samples(epoch, i int) []int
+	String() string
+}
+
+// NewBatches returns the microbatches of n samples: in each epoch every sample is in just one of
+// them. Batch of the options is the number of samples of a microbatch; the last one of an epoch may
+// have fewer. Order and shuffling are those of a [Sampler].
+func NewBatches(n int, opts SamplerOptions) Batches {
+	return &batches{NewSampler(n, opts)}
+}
+
+// batches draws the order of an epoch once, and again when another epoch is asked for.
+type batches struct{ sampler *Sampler }
+
+func (b *batches) Len(int) int {
+	return (b.sampler.n + b.sampler.opts.Batch - 1) / b.sampler.opts.Batch
+}
+
+func (b *batches) Samples(epoch, i int) []int {
+	s := b.sampler
+	s.SetEpoch(epoch)
+	s.draw()
+	first := i * s.opts.Batch
+	if i < 0 || first >= s.n {
+		return nil
+	}
+	all := make([]int, min(s.opts.Batch, s.n-first))
+	for j := range all {
+		all[j] = s.at(first + j)
+	}
+	return slices.Clip(all)
+}
+
+func (b *batches) String() string {
+	o := b.sampler.opts
+	return fmt.Sprintf("%d samples, batch %d, shuffle %t, seed %d", b.sampler.n, o.Batch, o.Shuffle, o.Seed)
+}

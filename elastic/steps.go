@@ -1,0 +1,311 @@
+package elastic
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// StepsOptions configure Steps. All ranks must use the same.
+type StepsOptions struct {
+	// Name tells the steps from the other parts of the state. Empty: "steps".
+	Name string
+	// Microbatches is the number of microbatches of a step, 1 to 65536; at the end of an epoch a
+	// step has what is left. It is fixed for the job, whatever the number of workers; a power of
+	// two, in worlds of a power of two, costs least.
+	Microbatches int
+	// Batches says which samples the microbatches have. Nil: Micro.Samples is nil, and there is one
+	// endless epoch.
+	Batches Batches
+	// Seed is that of the microbatches' random numbers.
+	Seed int64
+	// Balance gives ranks that take longer for a microbatch fewer of them. The results have the
+	// same bits.
+	Balance bool
+}
+
+// Steps makes steps of training whose results do not depend on the workers. A step is a batch of a
+// fixed number of microbatches, which the ranks share. Their gradients are averaged in an order
+// that the numbers of the microbatches alone determine, so the weights have the same bits whatever
+// the number of workers is, and whatever dies, comes or goes during training:
+//
+//	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
+//		Microbatches: 32,
+//		Batches:      elastic.NewBatches(len(images), elastic.SamplerOptions{Batch: 8, Shuffle: true}),
+//	}, len(weights))
+//	state := elastic.NewState(w, elastic.Tensor("weights", weights), steps)
+//	err = elastic.Run(ctx, state, func(ctx context.Context) error {
+//		for steps.Epoch() < epochs {
+//			err := steps.Step(ctx,
+//				func(m elastic.Micro[float32]) error {
+//					addGradient(m.Gradient[0], weights, m.Samples)
+//					return nil
+//				},
+//				func(mean [][]float32) error {
+//					descend(weights, mean[0])
+//					return nil
+//				})
+//			if err != nil {
+//				return err
+//			}
+//		}
+//		return nil
+//	})
+//
+// When a worker dies, no step is lost and nothing is restored: the others keep the gradients that
+// they have, share the microbatches of the lost worker, and finish the same step.
+//
+// Steps are a Part of one State. They must be used by one goroutine at a time.
+type Steps[T collective.Element] struct {
+	options StepsOptions
+	lengths []int // of the tensors
+	invalid error // why they cannot be used
+	state   *State
+	live    stepsPosition
+	kept    savedAlone
+
+	within bool                   // a call of Step is under way
+	apply  func(mean [][]T) error // of that call
+
+	// Of the step that follows the live position.
+	nodes  []held[T]     // what this rank has computed
+	sum    *gradients[T] // the averages of all, where sealed
+	sealed bool          // sum is whole on this rank, and has not been applied
+	others roster        // what the members of the world had when it began
+	joined uint64        // generation of the last world whose members were all in a Step when it began
+
+	free []*gradients[T]
+	mean *gradients[T] // memory of sum
+	pace pace
+}
+
+// stepsPosition is what Steps commit.
+type stepsPosition struct {
+	applied uint64 // steps
+	epoch   int    // of the next step
+	next    int    // first microbatch of it in the epoch
+}
+
+// Micro is a microbatch of a step.
+type Micro[T collective.Element] struct {
+	Step   uint64 // number of the step, from 0
+	Index  int    // number in the step, from 0
+	Epoch  int
+	Number int // number in the epoch, from 0
+	// Samples are the indices of its samples; nil without StepsOptions.Batches.
+	Samples []int
+	// Gradient are the tensors to which backward adds, with the lengths given to NewSteps. They are
+	// zero before, and must not be used after backward has returned.
+	Gradient [][]T
+
+	seed int64
+}
+
+// Rand returns a source of random numbers for dropout and augmentation. It depends on the seed of
+// the steps, the step and the microbatch alone, not on the rank that computes it.
+func (m Micro[T]) Rand() *rand.Rand {
+	var seed [32]byte
+	binary.LittleEndian.PutUint64(seed[:], uint64(m.seed))
+	binary.LittleEndian.PutUint64(seed[8:], m.Step)
+	binary.LittleEndian.PutUint64(seed[16:], uint64(m.Index))
+	copy(seed[24:], "microbch")
+	return rand.New(rand.NewChaCha8(seed))
+}
+
+const mostMicrobatches = 1 << 16
+
+// NewSteps returns steps whose gradients are tensors of the given lengths, in elements. It takes no
+// memory for them yet: a rank with k microbatches of M takes as much as its gradients have for each
+// node of a binary tree over the microbatches that it holds, 1 for its share where k and M are
+// powers of two, up to 2·log2(M) otherwise, and for two more. Close of the worker frees it.
+// Invalid arguments are an error of Run, Commit and Step.
+func NewSteps[T collective.Element](w *Worker, o StepsOptions, lengths ...int) *Steps[T] {
+	if o.Name == "" {
+		o.Name = "steps"
+	}
+	s := &Steps[T]{options: o, lengths: lengths}
+	switch {
+	case w == nil:
+		s.invalid = errors.New("elastic: steps: the worker is nil")
+	case o.Microbatches < 1 || o.Microbatches > mostMicrobatches:
+		s.invalid = fmt.Errorf("elastic: steps of %d microbatches, not of 1 to %d", o.Microbatches, mostMicrobatches)
+	}
+	for i, n := range lengths {
+		if n < 0 && s.invalid == nil {
+			s.invalid = fmt.Errorf("elastic: steps: tensor %d has %d elements", i, n)
+		}
+	}
+	if s.invalid == nil {
+		w.use.closers = append(w.use.closers, s.close)
+	}
+	return s
+}
+
+// Applied returns the number of steps that have been applied.
+func (s *Steps[T]) Applied() uint64 { return s.live.applied }
+
+// Epoch returns the epoch of the next step, from 0.
+func (s *Steps[T]) Epoch() int { return s.live.epoch }
+
+// Position returns how many microbatches of that epoch have been applied.
+func (s *Steps[T]) Position() int { return s.live.next }
+
+// Step makes the next step and commits. It calls backward for each microbatch of this rank's share;
+// backward adds its gradient to m.Gradient and reads the state without changing it. When all ranks
+// have all averages, Step calls apply with them: the mean over the microbatches of the step, which
+// apply may overwrite. Apply changes the state, and makes no collective calls; it runs once per
+// step on every rank, and what it does depends on nothing but the state and the mean. Then Step
+// does what [State.Commit] does.
+//
+// It is collective and blocks until the commit has been made. When a worker is lost, Step enters
+// the next world and goes on with the same step: nothing that has been computed is computed again,
+// and if any rank had all averages, all get these. An error after which training goes on is
+// returned only where new workers have come, or others were not in a Step: train returns it as it
+// is, and Run calls train again with the live state. All other errors are those of Commit, backward
+// and apply, and ErrRemoved.
+//
+// Between two steps, train changes no tensor of the state.
+func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, apply func(mean [][]T) error) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	s.within = true
+	s.apply = apply
+	defer func() { s.within, s.apply = false, nil }()
+	for want := s.live.applied + 1; s.live.applied < want; {
+		err := s.try(ctx, backward)
+		if err == nil {
+			continue
+		}
+		if !goesOn(err) {
+			return err
+		}
+		together, err := s.state.goOn(err)
+		if err != nil {
+			return err
+		}
+		if !together {
+			return errRejoined
+		}
+	}
+	return nil
+}
+
+// usable returns why Step cannot begin.
+func (s *Steps[T]) usable() error {
+	switch {
+	case s.invalid != nil:
+		return s.invalid
+	case s.state == nil || s.state.run == nil:
+		return errors.New("elastic: Step of steps whose state is in no Run")
+	case s.within:
+		return errors.New("elastic: Step during another Step")
+	case s.count() == 0:
+		return fmt.Errorf("elastic: epoch %d has no microbatches", s.live.epoch)
+	}
+	return nil
+}
+
+// errRejoined ends a Step, and the train function, in a new world whose members are not all in a
+// Step. Run calls train again.
+var errRejoined = errors.New("elastic: the world has changed; training goes on with the same state")
+
+// count returns the number of microbatches of the next step.
+func (s *Steps[T]) count() int {
+	if s.options.Batches == nil {
+		return s.options.Microbatches
+	}
+	return max(0, min(s.options.Microbatches, s.options.Batches.Len(s.live.epoch)-s.live.next))
+}
+
+// micro returns a microbatch of the next step.
+func (s *Steps[T]) micro(index int) Micro[T] {
+	m := Micro[T]{Step: s.live.applied, Index: index, Epoch: s.live.epoch, Number: s.live.next + index, seed: s.options.Seed}
+	if s.options.Batches != nil {
+		m.Samples = s.options.Batches.Samples(m.Epoch, m.Number)
+	}
+	return m
+}
+
+// advance goes to the position after the next step.
+func (s *Steps[T]) advance() {
+	s.live.next += s.count()
+	s.live.applied++
+	if b := s.options.Batches; b != nil && s.live.next >= b.Len(s.live.epoch) {
+		s.live.epoch, s.live.next = s.live.epoch+1, 0
+	}
+	s.forget()
+}
+
+// Save keeps the position.
+func (s *Steps[T]) Save() error { return s.kept.save(s.content()) }
+
+// Restore goes back to the position of the last Save. What was computed for another step is
+// dropped.
+func (s *Steps[T]) Restore() error { return s.kept.restore(s.content()) }
+
+// Sync sets the position to root's. It is collective.
+func (s *Steps[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
+	return s.content().sync(ctx, g, root)
+}
+
+func (s *Steps[T]) content() *content {
+	return &content{
+		self: s,
+		name: s.options.Name,
+		layout: func() string {
+			data := "no samples"
+			if s.options.Batches != nil {
+				data = s.options.Batches.String()
+			}
+			return fmt.Sprintf("steps %q of %d microbatches, gradients %v of %T, seed %d, %s",
+				s.options.Name, s.options.Microbatches, s.lengths, *new(T), s.options.Seed, data)
+		},
+		kind:   func() string { return fmt.Sprintf("steps %q", s.options.Name) },
+		encode: s.encode, decode: s.decode,
+		text: func(b []byte) string {
+			p, err := parsePosition(b)
+			if err != nil {
+				return ""
+			}
+			return fmt.Sprintf("%d steps applied, epoch %d, microbatch %d", p.applied, p.epoch, p.next)
+		},
+	}
+}
+
+func (s *Steps[T]) encode() ([]byte, error) {
+	b := binary.AppendUvarint(nil, s.live.applied)
+	b = binary.AppendUvarint(b, uint64(s.live.epoch))
+	return binary.AppendUvarint(b, uint64(s.live.next)), nil
+}
+
+func (s *Steps[T]) decode(b []byte) error {
+	p, err := parsePosition(b)
+	if err != nil {
+		return err
+	}
+	if p != s.live {
+		s.live = p
+		s.forget()
+	}
+	return nil
+}
+
+func parsePosition(b []byte) (p stepsPosition, err error) {
+	var all [3]uint64
+	for i := range all {
+		n, k := binary.Uvarint(b)
+		if k <= 0 || i > 0 && n > 1<<48 {
+			return p, errors.New("elastic: steps: invalid position")
+		}
+		all[i], b = n, b[k:]
+	}
+	if len(b) > 0 {
+		return p, errors.New("elastic: steps: invalid position")
+	}
+	return stepsPosition{all[0], int(all[1]), int(all[2])}, nil
+}

@@ -1,0 +1,240 @@
+package elastic
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// A world ends for its ranks in different places of a step. All of them are in the same step or, if
+// that was its end, one has applied it and another is still about to: the ranks meet after the
+// averages are there and before they are applied, so a rank that has applied a step knows that all
+// have its averages. In the next world the ranks settle what becomes of the step before they
+// synchronise: if any rank has its averages, all get them and apply it. Otherwise each tells what
+// it has computed of it, and the rest is shared.
+
+// stepper is the Steps of a State, of any element type.
+type stepper interface {
+	Part
+	bind(*State) error
+	settle(ctx context.Context, g *collective.Group, root int) (int, error)
+	together() bool
+}
+
+// roster is what the members of a world had when it began.
+type roster struct {
+	generation uint64
+	next       uint64 // the step that it is about: the one after so many
+	held       [][]collective.Node
+}
+
+func (s *Steps[T]) bind(to *State) error {
+	if s.invalid != nil {
+		return s.invalid
+	}
+	if s.state != nil {
+		return errors.New("elastic: steps are a part of two states")
+	}
+	s.state = to
+	return nil
+}
+
+// together reports whether all members of the current world were in a Step when it began.
+func (s *Steps[T]) together() bool { return s.joined == s.state.worker.Generation() }
+
+// standing is what one rank tells the others.
+type standing struct {
+	state   bool // it has the state
+	within  bool // it is in a Step
+	sealed  bool // it has the averages of the step after applied, and has not applied them
+	applied uint64
+	nodes   []collective.Node // what it has computed of that step
+}
+
+// reached is the number of steps that it has applied or can apply.
+func (r standing) reached() uint64 {
+	if r.sealed {
+		return r.applied + 1
+	}
+	return r.applied
+}
+
+func (r standing) append(b []byte) []byte {
+	flags := byte(0)
+	for i, set := range []bool{r.state, r.within, r.sealed} {
+		if set {
+			flags |= 1 << i
+		}
+	}
+	b = binary.AppendUvarint(append(b, flags), r.applied)
+	b = binary.AppendUvarint(b, uint64(len(r.nodes)))
+	for _, n := range r.nodes {
+		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(n.Level)), uint64(n.Index))
+	}
+	return b
+}
+
+func parseStanding(b []byte) (r standing, err error) {
+	p := parser{b: b}
+	if flags := p.take(1); flags != nil {
+		r.state, r.within, r.sealed = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0
+	}
+	r.applied = uint64(p.number())
+	for range min(p.number(), len(p.b)) {
+		r.nodes = append(r.nodes, collective.Node{Level: min(p.number(), 64), Index: p.number()})
+	}
+	if p.bad || len(p.b) > 0 {
+		return standing{}, errMessage
+	}
+	return r, nil
+}
+
+// settle finds out what becomes of the step in which the world before has ended, and returns the
+// sync root: the given one, unless others are a step ahead of it. It is collective.
+func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (int, error) {
+	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied}
+	for _, h := range s.nodes {
+		mine.nodes = append(mine.nodes, h.node)
+	}
+	all, err := tell(ctx, g, mine)
+	if err != nil {
+		return root, err
+	}
+	if !slices.ContainsFunc(all, func(o standing) bool { return !o.within }) {
+		s.joined = g.Generation()
+	}
+	v := verdictOf(all, root)
+	if v.source >= 0 {
+		applies := all[g.Rank()].applies(v.reached)
+		if v.lacking {
+			if err := s.give(ctx, g, v.source, applies); err != nil {
+				return root, err
+			}
+		}
+		if applies {
+			if err := s.settleApply(); err != nil {
+				return root, err
+			}
+		}
+	}
+	s.others = roster{generation: g.Generation(), next: v.reached, held: v.held}
+	return v.root, nil
+}
+
+// verdict is what follows from what all ranks have told, the same on all.
+type verdict struct {
+	reached uint64 // steps that those with the state have applied, or apply now
+	source  int    // the rank that has averages to apply; -1: none
+	lacking bool   // others need them
+	held    [][]collective.Node
+	root    int
+}
+
+func verdictOf(all []standing, root int) verdict {
+	v := verdict{source: -1, root: root, held: make([][]collective.Node, len(all))}
+	for _, o := range all {
+		if o.state {
+			v.reached = max(v.reached, o.reached())
+		}
+	}
+	for r, o := range all {
+		if !o.state {
+			continue
+		}
+		if o.applied == v.reached {
+			v.held[r] = o.nodes
+		} else if o.reached() == v.reached && v.source < 0 {
+			v.source = r
+		}
+	}
+	arrives := func(o standing) bool {
+		return o.state && o.applied == v.reached || v.source >= 0 && o.applies(v.reached)
+	}
+	for _, o := range all {
+		v.lacking = v.lacking || v.source >= 0 && !o.sealed && o.applies(v.reached)
+	}
+	if all[root].state && !arrives(all[root]) {
+		v.root = slices.IndexFunc(all, arrives)
+	}
+	return v
+}
+
+// applies reports whether the rank applies the last of so many steps, if any rank has its averages.
+func (r standing) applies(reached uint64) bool {
+	return r.state && r.within && r.applied+1 == reached
+}
+
+// give sends the averages of one rank to all; those that lack them have them afterwards.
+func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wanted bool) error {
+	if s.mean == nil {
+		s.mean = s.take()
+	}
+	if err := collective.Broadcast(ctx, g, s.mean.flat, source); err != nil {
+		return err
+	}
+	s.sealed = s.sealed || wanted
+	return nil
+}
+
+// settleApply applies the step and saves the state, as the commit of a Step does. The agreement of
+// that commit is the sync that follows.
+func (s *Steps[T]) settleApply() error {
+	s.state.worker.doing.enter(rendezvous.Training)
+	if err := s.applySealed(); err != nil {
+		return err
+	}
+	s.state.locals.unreplicated()
+	if err := s.state.save(s.state.commits + 1); err != nil {
+		return err
+	}
+	s.state.commits++
+	s.state.worker.doing.enter(rendezvous.Syncing)
+	return nil
+}
+
+// tell exchanges what the ranks tell each other.
+func tell(ctx context.Context, g *collective.Group, mine standing) ([]standing, error) {
+	b := mine.append(nil)
+	b = binary.LittleEndian.AppendUint32(b, image.Sum(b))
+	texts, err := collective.AllGather(ctx, g, b)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]standing, len(texts))
+	for r, t := range texts {
+		n := len(t) - 4
+		if n < 0 || image.Sum(t[:n]) != binary.LittleEndian.Uint32(t[n:]) {
+			return nil, fmt.Errorf("elastic: sync: rank %d: %w", r, errMessage)
+		}
+		if all[r], err = parseStanding(t[:n]); err != nil {
+			return nil, fmt.Errorf("elastic: sync: rank %d: %w", r, err)
+		}
+	}
+	return all, nil
+}
+
+// goOn enters the next world within a Step, with the live state, and reports whether all its
+// members are in a Step.
+func (s *State) goOn(err error) (together bool, _ error) {
+	r := s.run
+	for {
+		if r.ctx.Err() != nil {
+			return false, r.ctx.Err()
+		}
+		s.saved.clean, s.saved.promised = true, nil // tensors change in apply alone, and a commit follows it
+		if err = r.reset(err); err == nil {
+			break
+		}
+		if !goesOn(err) {
+			return false, err
+		}
+	}
+	s.worker.doing.enter(rendezvous.Training)
+	return s.steps.together(), nil
+}
