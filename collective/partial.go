@@ -44,8 +44,8 @@ func Cover(first, end, leaves int) (nodes []Node) {
 	return nodes
 }
 
-// Partials says which rank has the values of which nodes of a binary tree, for [ReduceTree]. It does
-// not change and may be used by several goroutines. The zero value is refused.
+// Partials says which rank has the values of which nodes of a binary tree, for [ReduceTree]. It
+// does not change and may be used by several goroutines. The zero value is refused.
 type Partials struct {
 	leaves int
 	counts []int // by rank, of its nodes

@@ -59,6 +59,7 @@ func TestVerify(t *testing.T) {
 		"completed no step":  func(rows *[]row, _ *view) { (*rows)[2].toStep = 0 },
 		"accuracies differ":  func(_ *[]row, v *view) { v.accuracy = 0.93 },
 		"digests are":        func(_ *[]row, v *view) { v.digests[1] = "ac" },
+		"runs differ":        func(_ *[]row, v *view) { v.digests = []string{"ac", "ac"} },
 		"process":            func(_ *[]row, v *view) { v.events = []event{{Name: "worker_started", PID: os.Getpid()}} },
 		"should have been l": func(_ *[]row, v *view) { v.digests = nil },
 	} {

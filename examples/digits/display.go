@@ -30,27 +30,25 @@ func newDisplay(out *os.File, epochs, perEpoch int) *display {
 }
 
 // step shows a finished step.
-func (d *display) step(w *elastic.Worker, at progress) {
+func (d *display) step(w *elastic.Worker, epoch int, at progress) {
 	if d.bar == nil || w.Rank() != 0 {
 		return
 	}
-	// The limit excludes images that the sampler repeats to fill an epoch's last round. A failure
-	// to draw the bar must not stop training.
-	_ = d.bar.Set(min(at.Epoch*d.perEpoch+at.Images, (at.Epoch+1)*d.perEpoch))
+	_ = d.bar.Set(epoch*d.perEpoch + at.Images) // a failure to draw the bar must not stop training
 }
 
-// epoch shows a finished epoch. It is called again if a worker fails before the next commit.
-func (d *display) epoch(w *elastic.Worker, at progress) {
+// epoch shows a finished epoch.
+func (d *display) epoch(w *elastic.Worker, epoch int, at progress) {
 	if w.Rank() != 0 {
 		return
 	}
 	loss := at.Loss / float64(at.Images)
 	if d.bar != nil {
-		d.bar.Describe(fmt.Sprintf("epoch %d  loss %.4f", at.Epoch+1, loss))
+		d.bar.Describe(fmt.Sprintf("epoch %d  loss %.4f", epoch+1, loss))
 		if d.bar.IsFinished() {
 			fmt.Fprintln(d.out)
 		}
 		return
 	}
-	fmt.Fprintf(d.out, "epoch %d  loss %.4f  size %d  generation %d\n", at.Epoch+1, loss, w.Size(), w.Generation())
+	fmt.Fprintf(d.out, "epoch %d  loss %.4f  size %d  generation %d\n", epoch+1, loss, w.Size(), w.Generation())
 }

@@ -4,9 +4,9 @@
 //	hvdrun -np 4 bin/digits
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh bin/digits
 //
-// It shows the elements of an elastic training program: it registers the state once, averages
-// gradients, lets the learning rate follow the number of workers, and commits after every few
-// steps. Workers may join, leave and fail meanwhile.
+// It shows the elements of an elastic training program: it registers the state once and makes steps
+// of a fixed number of microbatches, which the workers share. Workers may join, leave and fail
+// meanwhile: the weights at the end are the same bits.
 package main
 
 import (
@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/elastic/gradient"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
@@ -26,28 +25,26 @@ import (
 const momentum = 0.9
 
 type options struct {
-	epochs, batch, hidden, commitEvery int
-	warmup                             int
-	rate                               float64
-	seed                               int64
-	stepTime                           time.Duration
-	digest                             bool
+	epochs, micro, batch, hidden int
+	rate                         float64
+	seed                         int64
+	stepTime                     time.Duration
+	digest                       bool
 }
 
 func main() {
 	var o options
 	flag.IntVar(&o.epochs, "epochs", 30, "passes over the training images")
-	flag.IntVar(&o.batch, "batch", 8, "images per worker and step")
+	flag.IntVar(&o.micro, "microbatches", 4, "microbatches of a step, which the workers share")
+	flag.IntVar(&o.batch, "batch", 8, "images per microbatch")
 	flag.IntVar(&o.hidden, "hidden", 32, "hidden units")
-	flag.Float64Var(&o.rate, "lr", 0.01, "learning rate of one worker; grows with their number, as the images of a step do")
-	flag.IntVar(&o.warmup, "warmup", 0, "steps in which the learning rate rises to that of more workers")
+	flag.Float64Var(&o.rate, "lr", 0.04, "learning rate")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
-	flag.IntVar(&o.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
 	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
 	flag.Parse()
-	if flag.NArg() > 0 || min(o.epochs, o.batch, o.hidden, o.commitEvery) < 1 {
-		fmt.Fprintln(os.Stderr, "digits: -epochs, -batch, -hidden and -commit-every must be at least 1, and only flags are accepted")
+	if flag.NArg() > 0 || min(o.epochs, o.micro, o.batch, o.hidden) < 1 {
+		fmt.Fprintln(os.Stderr, "digits: -epochs, -microbatches, -batch and -hidden must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
 	switch err := run(context.Background(), o); {
@@ -82,72 +79,52 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// progress is the progress of training. Its fields are exported because workers send it to each
-// other.
+// progress is what the current epoch has brought so far.
 type progress struct {
-	Epoch, Steps int     // over all epochs
-	Images       int     // of this epoch, on all workers
-	Loss         float64 // sum over these images
+	Images int
+	Loss   float64 // sum over the images
 }
 
 // train runs the epochs. When it returns nil, all workers have the same parameters.
 func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images, o options, show *display) error {
 	var at progress
-	opt := newOptimizer(w, m)
-	scaling := elastic.NewScaling(elastic.ScalingOptions{Warmup: o.warmup})
-	sampler := elastic.NewSampler(set.Len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
+	velocity := make([]float32, len(m.params))
+	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
+		Microbatches: o.micro,
+		Batches:      elastic.NewBatches(set.Len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch}),
+	}, len(m.params), 1) // the gradient, and the loss
 	state := elastic.NewState(w,
 		elastic.Tensor("params", m.params),
-		elastic.Tensor("velocity", opt.velocity),
+		elastic.Tensor("velocity", velocity),
 		elastic.Value("progress", &at),
-		sampler, scaling)
+		steps)
 
+	backward := func(b elastic.Micro[float32]) error {
+		b.Gradient[1][0] = m.gradient(b.Gradient[0], set, b.Samples)
+		return nil
+	}
+	apply := func(mean [][]float32) error {
+		if steps.Position() == 0 {
+			at = progress{}
+		}
+		images := min(o.micro*o.batch, set.Len()-at.Images)
+		at.Images += images
+		at.Loss += float64(mean[1][0]) * float64(images)
+		descend(m.params, velocity, mean[0], float32(o.rate), momentum)
+		return nil
+	}
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
-		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
-			sampler.SetEpoch(at.Epoch) // keeps the position if the epoch has begun
-			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
-				began := time.Now()
-				loss, err := opt.step(ctx, set, batch, float32(o.rate*scaling.Next()))
-				if err != nil {
-					return err
-				}
-				time.Sleep(o.stepTime - time.Since(began))
-				at.Steps++
-				at.Images += len(batch) * w.Size()
-				at.Loss += loss * float64(len(batch)*w.Size())
-				if at.Steps%o.commitEvery == 0 {
-					if err := state.Commit(); err != nil {
-						return err // unchanged: Run handles it
-					}
-				}
-				show.step(w, at)
+		for steps.Epoch() < o.epochs {
+			began, epoch := time.Now(), steps.Epoch()
+			if err := steps.Step(ctx, backward, apply); err != nil {
+				return err // unchanged: Run handles it
 			}
-			show.epoch(w, at)
+			time.Sleep(o.stepTime - time.Since(began))
+			show.step(w, epoch, at)
+			if steps.Epoch() > epoch {
+				show.epoch(w, epoch, at)
+			}
 		}
 		return nil
 	})
-}
-
-// optimizer is stochastic gradient descent with momentum on gradients averaged over all workers.
-type optimizer struct {
-	model    *model
-	velocity []float32                   // part of the state
-	grads    *gradient.Averager[float32] // of the parameters, and the loss
-}
-
-func newOptimizer(w gradient.Worker, m *model) *optimizer {
-	n := len(m.params)
-	return &optimizer{model: m, velocity: make([]float32, n), grads: gradient.NewAverager[float32](w, gradient.Options{}, n, 1)}
-}
-
-// step makes one step with the mean gradient of the batches of all workers, and returns their mean
-// loss. On an error the parameters are unchanged.
-func (o *optimizer) step(ctx context.Context, set *dataset.Images, batch []int, rate float32) (float64, error) {
-	grad, loss := o.grads.Tensor(0), o.grads.Tensor(1)
-	_, err := o.grads.Pass(ctx, func() error { loss[0] = o.model.gradient(grad, set, batch); return nil })
-	if err != nil {
-		return 0, err
-	}
-	descend(o.model.params, o.velocity, grad, rate, momentum)
-	return float64(loss[0]), nil
 }
