@@ -39,7 +39,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -202,6 +202,9 @@ chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed,
 
 chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
 	@$(GO) run ./internal/testbed/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
+
+chaos-steps: build ## kill workers and hvdrun while 2 to 8 workers train by elastic.Steps, in 50 jobs; ARGS go to the program
+	@$(GO) run ./internal/testbed/chaos -runs 50 -microbatches 8 -drivers 2 $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program
 	@$(GO) run ./internal/testbed/recovery $(ARGS)

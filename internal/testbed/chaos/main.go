@@ -5,6 +5,9 @@
 //
 //	go run ./internal/testbed/chaos -runs 200
 //
+// With -microbatches the workers train by elastic.Steps: the sums of their gradients depend on the
+// order, and no step may be applied twice by a worker.
+//
 // With -commits workers are killed during commits only: while values are encoded, tensors are
 // copied, or the ranks agree on the commit, and right after it.
 //
@@ -49,6 +52,7 @@ func main() {
 	flag.IntVar(&c.drivers, "drivers", 0, "number of kills and resumes of hvdrun itself in a job")
 	flag.DurationVar(&c.control, "control-limit", 0, "longest time until a resumed driver controls the job, on an idle machine; 0: no limit")
 	flag.IntVar(&c.commits, "commits", 0, "number of kills of one or two workers during commits, instead of all other kills, in as many runs as needed")
+	flag.IntVar(&c.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two")
 	flag.IntVar(&c.size, "size", steplog.Size, "weights of a job, of 4 bytes each")
 	flag.DurationVar(&c.still, "still", follow.Patience, "longest time without progress in a run: neither a step nor an event")
 	flag.Parse()
@@ -63,6 +67,7 @@ func main() {
 type chaos struct {
 	runs, parallel, steps  int
 	drivers, commits, size int
+	microbatches           int
 	seed                   uint64
 	ask                    float64
 	stepTime, pause, still time.Duration
@@ -141,10 +146,16 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 	if c.commits > 0 {
 		flags = []string{"-log-all", "-struck", fmt.Sprintf("-async=%t", dice.IntN(2) == 0), fmt.Sprintf("-local=%t", dice.IntN(2) == 0)}
 	}
+	np, hosts := 4, "localhost:2,127.0.0.1:2"
+	if c.microbatches > 0 {
+		here, there := 1+dice.IntN(4), 1+dice.IntN(4)
+		np, hosts = here+there, fmt.Sprintf("localhost:%d,127.0.0.1:%d", here, there)
+		flags = []string{"-log-all", fmt.Sprintf("-balance=%t", dice.IntN(2) == 0), fmt.Sprintf("-late=%t", dice.IntN(2) == 0)}
+	}
 	began := time.Now()
 	r, err := c.programs.Start(follow.Job{
 		Dir: dir,
-		Flags: []string{"-np", "4", "--min-np", "1", "--commit-replicas", "1", "-H", "localhost:2,127.0.0.1:2",
+		Flags: []string{"-np", strconv.Itoa(np), "--min-np", "1", "--commit-replicas", "1", "-H", hosts,
 			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
 		Trainer: c.trainer(flags...),
 		Still:   c.still,

@@ -38,6 +38,10 @@ func main() {
 type settings struct {
 	steps, size int
 	ballast     int
+
+	microbatches int
+	balance      bool
+
 	late        bool
 	commitEvery int
 	stepTime    time.Duration
@@ -66,6 +70,8 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.IntVar(&s.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	f.IntVar(&s.size, "size", steplog.Size, "weights, of 4 bytes each")
 	f.IntVar(&s.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	f.IntVar(&s.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two; most other flags have no effect then")
+	f.BoolVar(&s.balance, "balance", false, "with -microbatches, give slower workers fewer")
 	f.BoolVar(&s.late, "late", false, "enter the first world in elastic.Run")
 	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
@@ -146,7 +152,11 @@ func (s *settings) run(ctx context.Context) error {
 		return err
 	}
 	defer t.log.Close()
-	if err := elastic.Run(ctx, t.state, t.train); err != nil {
+	train := t.train
+	if t.micro != nil {
+		train = t.micro.train
+	}
+	if err := elastic.Run(ctx, t.state, train); err != nil {
 		return expectedEnd(err)
 	}
 	if err := s.faults.at("end", 0); err != nil {

@@ -49,6 +49,7 @@ type training struct {
 	resets  int
 	ballast []uint64 // the first is the number of steps
 	strikes strikes
+	micro   *microbatches // nil: each step is one AllReduce
 }
 
 func newTraining(s *settings, w *elastic.Worker) (*training, error) {
@@ -83,6 +84,10 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	}
 	if s.local {
 		parts = append(parts, elastic.Local("own", &t.own))
+	}
+	if s.microbatches > 0 {
+		t.micro = newMicrobatches(t)
+		parts = append(parts, t.micro.steps)
 	}
 	t.state = elastic.NewState(w, parts...)
 	if s.faults.have("reset") {
