@@ -150,7 +150,7 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 	if c.microbatches > 0 {
 		here, there := 1+dice.IntN(4), 1+dice.IntN(4)
 		np, hosts = here+there, fmt.Sprintf("localhost:%d,127.0.0.1:%d", here, there)
-		flags = []string{"-log-all", fmt.Sprintf("-balance=%t", dice.IntN(2) == 0), fmt.Sprintf("-late=%t", dice.IntN(2) == 0)}
+		flags = []string{"-log-all", "-chatter", fmt.Sprintf("-balance=%t", dice.IntN(2) == 0), fmt.Sprintf("-late=%t", dice.IntN(2) == 0)}
 	}
 	began := time.Now()
 	r, err := c.programs.Start(follow.Job{

@@ -32,6 +32,7 @@ func (m *microbatches) train(ctx context.Context) error {
 		if err := m.set.faults.at("step", m.at.Step); err != nil {
 			return err
 		}
+		m.chat()
 		if err := m.steps.Step(ctx, m.backward, m.apply); err != nil {
 			return err
 		}

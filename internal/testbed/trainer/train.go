@@ -139,12 +139,17 @@ func (t *training) checkOwn() error {
 	return nil
 }
 
-func (t *training) step(ctx context.Context) error {
+// chat prints a numbered line, in two pieces.
+func (t *training) chat() {
 	if t.set.chatter {
 		t.said++
 		fmt.Printf("chatter of %d: ", os.Getpid())
 		fmt.Printf("line %d\n", t.said)
 	}
+}
+
+func (t *training) step(ctx context.Context) error {
+	t.chat()
 	if err := t.print(); err != nil {
 		return err
 	}
