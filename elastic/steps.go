@@ -72,14 +72,13 @@ type Steps[T collective.Element] struct {
 	apply  func(mean [][]T) error // of that call
 
 	// Of the step that follows the live position.
-	nodes  []held[T]     // what this rank has computed
-	sum    *gradients[T] // the averages of all, where sealed
-	sealed bool          // sum is whole on this rank, and has not been applied
-	others roster        // what the members of the world had when it began
-	joined uint64        // generation of the last world whose members were all in a Step when it began
+	nodes  []held[T] // what this rank has computed
+	sealed bool      // mean is whole on this rank, and has not been applied
+	others roster    // what the members of the world had when it began
+	joined uint64    // generation of the last world whose members were all in a Step when it began
 
 	free []*gradients[T]
-	mean *gradients[T] // memory of sum
+	mean *gradients[T] // the averages of all, where sealed; its memory is kept
 	pace pace
 }
 

@@ -1,0 +1,189 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/collective"
+)
+
+// TestVerdict: what becomes of a step, by what the members of the next world have.
+func TestVerdict(t *testing.T) {
+	node := func(i int) []collective.Node { return []collective.Node{{Index: i}} }
+	newcomer := standing{}
+	at := func(applied uint64) standing {
+		return standing{state: true, within: true, applied: applied, nodes: node(int(applied))}
+	}
+	sealed := func(s standing) standing { s.sealed = true; return s }
+	outside := func(s standing) standing { s.within = false; return s }
+	for name, c := range map[string]struct {
+		all  []standing
+		root int
+		want verdict
+	}{
+		"a new job":         {[]standing{newcomer, newcomer}, 1, verdict{root: 1, source: -1}},
+		"in one step":       {[]standing{at(4), at(4)}, 1, verdict{reached: 4, root: 1, source: -1, held: [][]collective.Node{node(4), node(4)}}},
+		"with a newcomer":   {[]standing{at(4), newcomer}, 0, verdict{reached: 4, source: -1, held: [][]collective.Node{node(4), nil}}},
+		"all have averages": {[]standing{sealed(at(4)), sealed(at(4))}, 0, verdict{reached: 5, source: 0}},
+		"one has averages":  {[]standing{newcomer, at(4), sealed(at(4)), at(4)}, 1, verdict{reached: 5, root: 1, source: 2, lacking: true}},
+		"one has applied":   {[]standing{sealed(at(4)), at(5)}, 1, verdict{reached: 5, root: 1, source: 0, held: [][]collective.Node{nil, node(5)}}},
+		"one is behind":     {[]standing{at(3), at(5)}, 1, verdict{reached: 5, root: 1, source: -1, held: [][]collective.Node{nil, node(5)}}},
+		"the root is behind": {[]standing{outside(at(4)), sealed(at(4)), at(4)}, 0,
+			verdict{reached: 5, root: 1, source: 1, lacking: true}},
+		"the root has applied less": {[]standing{at(4), at(5)}, 0, verdict{reached: 5, root: 1, source: -1, held: [][]collective.Node{nil, node(5)}}},
+	} {
+		if c.want.held == nil {
+			c.want.held = make([][]collective.Node, len(c.all))
+		}
+		if got := verdictOf(c.all, c.root); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// TestStanding: a message is read as it was written.
+func TestStanding(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 1000 {
+		s := standing{state: r.IntN(2) > 0, within: r.IntN(2) > 0, sealed: r.IntN(2) > 0, applied: r.Uint64N(1 << 40)}
+		for range r.IntN(20) {
+			s.nodes = append(s.nodes, collective.Node{Level: r.IntN(17), Index: r.IntN(1 << 16)})
+		}
+		b := s.append(nil)
+		if got, err := parseStanding(b); err != nil || !reflect.DeepEqual(got, s) {
+			t.Fatalf("%+v becomes %+v, %v", s, got, err)
+		}
+		if got, err := parseStanding(b[:len(b)-1]); err == nil {
+			t.Fatalf("a part of the message of %+v is %+v", s, got)
+		}
+	}
+}
+
+func FuzzStanding(f *testing.F) {
+	f.Add(standing{state: true, applied: 7, nodes: []collective.Node{{Level: 3, Index: 1}}}.append(nil))
+	f.Add([]byte{7, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := parseStanding(b)
+		if err != nil {
+			return
+		}
+		if again, err := parseStanding(s.append(nil)); err != nil || !reflect.DeepEqual(again, s) {
+			t.Errorf("%+v is read as %+v, %v", s, again, err)
+		}
+	})
+}
+
+func FuzzStepsPosition(f *testing.F) {
+	f.Add([]byte{1, 2, 3})
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		_ = NewSteps[float32](new(Worker), StepsOptions{Microbatches: 2}).decode(b)
+	})
+}
+
+// TestStepsRefused: what is wrong with steps is said by Step, and by the state.
+func TestStepsRefused(t *testing.T) {
+	w, err := Init(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	step := func(s *Steps[float32]) error {
+		return s.Step(t.Context(), func(Micro[float32]) error { return nil }, func([][]float32) error { return nil })
+	}
+	for want, s := range map[string]*Steps[float32]{
+		"worker is nil":      NewSteps[float32](nil, StepsOptions{Microbatches: 1}, 1),
+		"0 microbatches":     NewSteps[float32](w, StepsOptions{}, 1),
+		"65537 microbatches": NewSteps[float32](w, StepsOptions{Microbatches: 65537}, 1),
+		"-1 elements":        NewSteps[float32](w, StepsOptions{Microbatches: 1}, -1),
+	} {
+		if err := step(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Step: %v, want %q", err, want)
+		}
+		if err := NewState(w, s).Commit(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Commit: %v, want %q", err, want)
+		}
+	}
+	good := NewSteps[float32](w, StepsOptions{Microbatches: 2}, 1)
+	if err := step(good); err == nil || !strings.Contains(err.Error(), "in no Run") {
+		t.Errorf("Step outside Run: %v", err)
+	}
+	NewState(w, good)
+	if err := NewState(w, good).Commit(); err == nil || !strings.Contains(err.Error(), "two states") {
+		t.Errorf("steps in two states: %v", err)
+	}
+	if err := NewState(w, NewSteps[float32](w, StepsOptions{Name: "a", Microbatches: 2}), NewSteps[float32](w, StepsOptions{Name: "b", Microbatches: 2})).Commit(); err == nil {
+		t.Error("two Steps in one state")
+	}
+}
+
+// TestStepsAlone: the microbatches of a world of one, at their bounds, and the errors of functions.
+func TestStepsAlone(t *testing.T) {
+	w, err := Init(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	steps := NewSteps[float64](w, StepsOptions{Microbatches: 4, Batches: NewBatches(11, SamplerOptions{Batch: 2})}, 0, 3)
+	state := NewState(w, steps)
+	var seen []int
+	var counts []int
+	random := map[float64]bool{}
+	errBackward, errApply := errors.New("backward"), errors.New("apply")
+	err = Run(t.Context(), state, func(ctx context.Context) error {
+		for steps.Epoch() < 2 {
+			n := 0
+			backward := func(m Micro[float64]) error {
+				n++
+				if m.Index != n-1 || m.Step != steps.Applied() || m.Epoch != steps.Epoch() || m.Number != steps.Position()+m.Index {
+					t.Errorf("microbatch %+v, number %d of step %d", m, n-1, steps.Applied())
+				}
+				if !slices.Equal(m.Gradient[1], []float64{0, 0, 0}) || len(m.Gradient[0]) != 0 {
+					t.Errorf("gradients %v before backward", m.Gradient)
+				}
+				random[m.Rand().Float64()] = true
+				seen = append(seen, m.Samples...)
+				m.Gradient[1][2] = float64(m.Index)
+				return nil
+			}
+			if err := steps.Step(ctx, func(Micro[float64]) error { return errBackward }, nil); !errors.Is(err, errBackward) {
+				t.Errorf("the error is %v", err)
+			}
+			applied := steps.Applied()
+			if err := steps.Step(ctx, backward, func([][]float64) error { return errApply }); !errors.Is(err, errApply) || steps.Applied() != applied {
+				t.Errorf("the error is %v", err)
+			}
+			if n == 0 {
+				t.Error("no microbatch")
+			}
+			err := steps.Step(ctx, backward, func(mean [][]float64) error {
+				if want := float64(n-1) / 2; mean[1][2] != want {
+					t.Errorf("mean %v of %d microbatches, want %v", mean[1][2], n, want)
+				}
+				counts = append(counts, n)
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(counts, []int{4, 2, 4, 2}) || steps.Position() != 0 || steps.Applied() != 4 {
+		t.Errorf("steps of %v microbatches; %d applied, position %d", counts, steps.Applied(), steps.Position())
+	}
+	want := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+	if !slices.Equal(seen, append(want, want...)) {
+		t.Errorf("samples %v", seen)
+	}
+	if len(random) != 12 {
+		t.Errorf("%d random numbers of 12 microbatches", len(random))
+	}
+}
