@@ -89,10 +89,15 @@ func (c *call) sendAll(peer int, step uint32, data []byte) (first int) {
 // receiveAll receives what a peer has sent with sendAll, in place of data.
 func (c *call) receiveAll(peer int, step uint32, data []byte) error {
 	first := c.inUsed
+	c.postAll(peer, step, data)
+	return c.waitFor(first, c.inUsed)
+}
+
+// postAll asks for what a peer sends with sendAll.
+func (c *call) postAll(peer int, step uint32, data []byte) {
 	for i := range c.frames(len(data)) {
 		c.post(peer, step, c.cut(data, i))
 	}
-	return c.waitFor(first, c.inUsed)
 }
 
 const unsent = -1

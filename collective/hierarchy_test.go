@@ -64,8 +64,22 @@ func TestCrossesOnce(t *testing.T) {
 				_, err := collective.AllToAll(ctx, g, slices.Repeat([][]uint8{make([]uint8, each)}, n))
 				return err
 			}},
+			{"ReduceTree", 2 * (over - 1) * count, func(ctx context.Context, g *collective.Group) error {
+				held := make([][]collective.Node, n)
+				for r := range held {
+					held[r] = []collective.Node{{Index: r}}
+				}
+				p, err := collective.NewPartials(n, held)
+				if err != nil {
+					return err
+				}
+				return collective.ReduceTree(ctx, g, p, [][]uint8{make([]uint8, count)}, make([]uint8, count), collective.Sum)
+			}},
 			{"Barrier", 0, collective.Barrier},
 		} {
+			if op.name == "ReduceTree" && hosts != "aabb" && hosts != "aabbcc" {
+				continue // the leaves of a host do not make up one node
+			}
 			before := sent(groups)
 			for rank, err := range collectivetest.Each(t, groups, op.do) {
 				if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/bits"
+	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
@@ -48,7 +49,8 @@ func Cover(first, end, leaves int) (nodes []Node) {
 // does not change and may be used by several goroutines. The zero value is refused.
 type Partials struct {
 	leaves int
-	counts []int // by rank, of its nodes
+	held   [][]Node // by rank
+	counts []int    // by rank, of its nodes
 	order  program
 	digest uint32 // tells it from others; ranks compare it
 }
@@ -59,13 +61,13 @@ func NewPartials(leaves int, held [][]Node) (*Partials, error) {
 	if leaves < 1 || leaves > mostLeaves {
 		return nil, fmt.Errorf("collective: a tree of %d leaves, not of 1 to %d", leaves, mostLeaves)
 	}
-	p := &Partials{leaves: leaves, counts: make([]int, len(held))}
+	p := &Partials{leaves: leaves, counts: make([]int, len(held)), held: make([][]Node, len(held))}
 	if err := p.compile(held); err != nil {
 		return nil, fmt.Errorf("collective: %w", err)
 	}
 	b := binary.AppendVarint(nil, int64(leaves))
 	for r, nodes := range held {
-		p.counts[r] = len(nodes)
+		p.held[r], p.counts[r] = slices.Clone(nodes), len(nodes)
 		b = binary.AppendVarint(b, int64(len(nodes)))
 		for _, n := range nodes {
 			b = binary.AppendVarint(binary.AppendVarint(b, int64(n.Level)), int64(n.Index))
@@ -161,7 +163,9 @@ type folder struct {
 	scratch [][]byte // by height
 	packed  []byte   // see foldBy
 
-	finish func([]byte) // nil: the root's value is the result
+	finish func([]byte) // of what is computed; nil: nothing
+	atRoot func([]byte) // of the root's value; nil: it is the result
+	levels *twoLevels   // of the last partials; nil: none yet
 }
 
 const foldBlock = 16 << 10
@@ -169,11 +173,12 @@ const foldBlock = 16 << 10
 // folder returns the group's folder, which keeps its memory.
 func (g *Group) folder(p *Partials, d descriptor) *folder {
 	f := &g.folding
-	f.program, f.combine, f.finish = &p.order, d.combiner(), nil
+	f.program, f.combine, f.atRoot = &p.order, d.combiner(), nil
 	if d.reduce == Average {
-		f.finish = func(b []byte) { d.divide(b, p.leaves) }
+		f.atRoot = func(b []byte) { d.divide(b, p.leaves) }
 	}
-	for len(f.scratch) < p.order.depth {
+	f.finish = f.atRoot
+	for len(f.scratch) < p.order.depth+1 { // a level's program is no deeper
 		f.scratch = append(f.scratch, make([]byte, foldBlock))
 	}
 	return f

@@ -56,8 +56,14 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
-		g.folder(p, d)
-		err := g.foldBy(overSockets{c}, p, parts, result, t.Size())
+		f := g.folder(p, d)
+		var err error
+		if l := c.levelsOf(p); l != nil && len(f.operands)*len(result) > foldGathered {
+			f.finish = nil
+			err = c.foldHierarchical(p, l, parts, result, t.Size())
+		} else {
+			err = g.foldBy(overSockets{c}, p, parts, result, t.Size())
+		}
 		if bad := (*shareError)(nil); errors.As(err, &bad) {
 			g.fail(gone(err, bad.rank))
 			return c.lost()

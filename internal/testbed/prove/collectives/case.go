@@ -88,12 +88,13 @@ const (
 	grouped    = "GroupedAllReduce"
 	elsewhere  = "AllReduceElsewhere"
 	join       = "Join"
+	tree       = "ReduceTree"
 	resubset   = "Subset" // a subset of the group is created, used once and closed
 )
 
 // operations are all operations of steps.
 var operations = []string{allReduce, compressed, broadcast, bytesOp, allGather, scatter, allToAll, barrier, async, grouped, elsewhere,
-	join, resubset}
+	join, resubset, tree}
 
 // background reports whether the group's engine runs the operation beside blocking ones.
 func (s *step) background() bool {
@@ -105,7 +106,7 @@ func (s *step) several() bool { return s.background() }
 
 // reduces reports whether the operation combines elements.
 func (s *step) reduces() bool {
-	return s.background() || slices.Contains([]string{allReduce, compressed, scatter, resubset}, s.Do)
+	return s.background() || slices.Contains([]string{allReduce, compressed, scatter, resubset, tree}, s.Do)
 }
 
 // counts returns the number of elements of each tensor of a rank.

@@ -130,7 +130,7 @@ func (p *program) act(d dice) {
 		if d.chance(60) {
 			s.Group = 0
 		}
-		s.Do = pick(d, []int{10, 2, 3, 2, 3, 3, 3, 2, 5, 2, 2, 1, 1}, operations...)
+		s.Do = pick(d, []int{10, 2, 3, 2, 3, 3, 3, 2, 5, 2, 2, 1, 1, 3}, operations...)
 		size := len(p.members(s.Group))
 		s.draw(d, size, &budget)
 		p.Steps = append(p.Steps, s)
@@ -167,6 +167,8 @@ func (s *step) draw(d dice, size int, budget *int) {
 		}
 	case bytesOp:
 		s.Type = "uint8"
+	case tree:
+		s.Op = pick(d, []int{5, 1, 1}, "sum", "min", "max")
 	}
 	if s.Do == async && s.Op != "adasum" {
 		if s.Type == "float32" && d.chance(20) {
@@ -198,6 +200,9 @@ func (s *step) draw(d dice, size int, budget *int) {
 		s.Count, s.Tensors = s.Tensors[0], nil
 		if s.Do == allGather || s.Do == allToAll {
 			s.Count /= size // each rank receives the data of all
+		}
+		if s.Do == tree {
+			s.Count /= 4 // a rank has several parts
 		}
 	}
 	for d.chance(40) && s.Times < 20 && (s.Times+1)*max(1, s.bytes())*size*3/2 < *budget {
@@ -259,6 +264,7 @@ var waysWrong = map[string][]string{
 	bytesOp:    {wrongRoot, wrongCall, noRoot},
 	allGather:  {wrongType, wrongCall},
 	scatter:    {wrongCount, wrongType, wrongOp, wrongCall, noOp},
+	tree:       {wrongCount, wrongType, wrongOp, wrongCall, noOp},
 	allToAll:   {wrongType, wrongCall, noParts},
 	barrier:    {wrongCall},
 	async:      {wrongCount, wrongType, wrongOp},
@@ -270,6 +276,7 @@ var waysInvalid = map[string][]string{
 	broadcast:  {noRoot},
 	bytesOp:    {noRoot},
 	scatter:    {noOp},
+	tree:       {noOp},
 	allToAll:   {noParts},
 	async:      {noOp},
 }

@@ -126,6 +126,8 @@ func (t *turnOf[T]) once() error {
 			return &wrongResult{fmt.Sprintf("%d elements, not %d", len(part), hi-lo)}
 		}
 		return errors.Join(t.same(data, t.input(0, 0, g.Rank()), 0, "the input"), t.right(part, lo, 0, "", everybody(g.Size())))
+	case tree:
+		return t.reduceTree()
 	case allToAll:
 		return t.exchange()
 	case barrier:

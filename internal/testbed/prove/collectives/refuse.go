@@ -83,6 +83,9 @@ func call[T collective.Element](p *performer, s *step) error {
 		_, err = collective.AllGather(t.ctx, p.g, data)
 	case scatter:
 		_, err = collective.ReduceScatter(t.ctx, p.g, data, t.op)
+	case tree:
+		partials, parts := halves(p.g, s.Count, func(int) []T { return data })
+		return collective.ReduceTree(t.ctx, p.g, partials, parts, data, t.op)
 	case allToAll:
 		parts := make([][]T, p.g.Size())
 		if s.surplus {

@@ -1,0 +1,199 @@
+package collective
+
+import (
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// twoLevels is how a tree is reduced within hosts and then between them. It follows from the
+// partials and the hosts alone.
+type twoLevels struct {
+	of   *Partials
+	here []program // of the nodes of which this host has all leaves; operands are its ranks' parts, by place
+	each []int     // by host: how many such nodes it has
+	top  program   // its operands are these nodes, by host
+}
+
+// levelsOf returns the two levels of a tree; nil: the hosts have unequal numbers of ranks. The
+// result is kept until other partials are reduced.
+func (c *call) levelsOf(p *Partials) *twoLevels {
+	h := c.g.levels
+	if h == nil || h.column.size == 0 {
+		return nil
+	}
+	f := &c.g.folding
+	if f.levels != nil && f.levels.of == p {
+		return f.levels
+	}
+	l := &twoLevels{of: p, each: make([]int, len(h.hosts))}
+	at := map[Node]operand{}
+	for host, ranks := range h.hosts {
+		held := map[Node]operand{}
+		for place, r := range ranks {
+			for i, n := range p.held[r] {
+				held[n] = operand{place, i}
+			}
+		}
+		for _, n := range p.within(Root(p.leaves), held) {
+			at[n] = operand{host, l.each[host]}
+			l.each[host]++
+			if host == h.here {
+				c := &compiler{program: new(program), leaves: p.leaves, at: held}
+				c.visit(n)
+				l.here = append(l.here, *c.program)
+			}
+		}
+	}
+	top := &compiler{program: &l.top, leaves: p.leaves, at: at}
+	top.visit(Root(p.leaves))
+	f.levels = l
+	return l
+}
+
+// within returns the largest nodes under n of which some ranks have all leaves.
+func (p *Partials) within(n Node, held map[Node]operand) []Node {
+	if _, ok := held[n]; ok {
+		return []Node{n}
+	}
+	if n.Level == 0 {
+		return nil
+	}
+	left := Node{n.Level - 1, 2 * n.Index}
+	nodes := p.within(left, held)
+	right := left.Sibling()
+	if right.First() >= p.leaves {
+		return nodes
+	}
+	more := p.within(right, held)
+	if len(nodes) == 1 && nodes[0] == left && len(more) == 1 && more[0] == right {
+		return []Node{n}
+	}
+	return append(nodes, more...)
+}
+
+const hostPiece = 16 << 20 // most bytes of a value that are on their way between hosts at once
+
+// foldHierarchical computes the result piece by piece. Each rank of a host gets one share of what
+// the ranks of the host have, and reduces it as far as the tree allows; the ranks with its place on
+// all hosts reduce their share together, and the ranks of the host exchange their results.
+func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, result []byte, size int) error {
+	h := c.g.levels
+	count, pieces := len(result)/size, (len(result)+hostPiece-1)/hostPiece
+	for i := range pieces {
+		lo, hi := kernel.Split(count, pieces, i)
+		share := func(place int) (from, to int) {
+			a, b := kernel.Split(hi-lo, len(h.ranks()), place)
+			return (lo + a) * size, (lo + b) * size
+		}
+		if err := c.flush(); err != nil { // what has been sent may be written to again
+			return err
+		}
+		from, to := share(h.place)
+		operands, err := c.gatherShares(p, parts, share)
+		if err != nil {
+			return err
+		}
+		if err := c.foldColumn(l, operands, result[from:to], size); err != nil {
+			return err
+		}
+		if err := c.spread(result[lo*size:hi*size], size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gatherShares returns this rank's share of what all ranks of its host have: by place, one part
+// behind the other.
+func (c *call) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
+	h, g := c.g.levels, c.g
+	f := &g.folding
+	packed, at := f.packed[:0], make([]int, len(h.ranks())+1)
+	for place := range h.ranks() {
+		from, to := share(place)
+		packed = joined(packed, parts, from, to)
+		at[place+1] = len(packed)
+	}
+	f.packed = packed
+	given := make([][]byte, len(h.ranks()))
+	for place := range given {
+		given[place] = packed[at[place]:at[place+1]]
+	}
+	all := [][]byte{given[h.place]}
+	from, to := share(h.place)
+	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
+		return m.AllToAll(c.ctx, call, given, func(lengths []int) ([][]byte, error) {
+			all = make([][]byte, len(lengths))
+			for i, n := range lengths {
+				if want := p.counts[h.ranks()[i]] * (to - from); i != h.place && n != want {
+					return nil, &shareError{h.ranks()[i], n, want}
+				}
+				if i != h.place {
+					all[i] = make([]byte, n)
+				}
+			}
+			return all, nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	all[h.place] = given[h.place]
+	return all, nil
+}
+
+// foldColumn sets result, this rank's share, from what its host has of it and what the ranks with
+// the same place on the other hosts have.
+func (c *call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
+	t, n := c.g.levels.column, len(result)
+	f := &c.g.folding
+	piece := func(host int) (from, to int) {
+		a, b := kernel.Split(n/size, t.size, host)
+		return a * size, b * size
+	}
+	// What this host has, and behind it what the others send: for each host its nodes' pieces.
+	own := make([]byte, l.each[t.me]*n)
+	for host, at := 0, 0; host < t.size; host++ {
+		from, to := piece(host)
+		for i := range l.here {
+			f.program = &l.here[i]
+			f.all(own[at:at+to-from], pickShares(&l.here[i], shares, n, from, to))
+			at += to - from
+		}
+		if host != t.me {
+			c.sendAll(t.rank(host), 0, own[at-l.each[t.me]*(to-from):at])
+		}
+	}
+	from, to := piece(t.me)
+	received, first := make([][]byte, t.size), c.inUsed
+	for d := 1; d < t.size; d++ {
+		host := (t.me + d) % t.size
+		received[host] = make([]byte, l.each[host]*(to-from))
+		c.postAll(t.rank(host), 0, received[host])
+	}
+	if err := c.waitFor(first, c.inUsed); err != nil {
+		return err
+	}
+	received[t.me] = own[l.each[t.me]*from : l.each[t.me]*to]
+	f.program = &l.top
+	f.finish = f.atRoot
+	f.all(result[from:to], l.top.pick(received, to-from))
+	f.finish = nil
+	first = c.inUsed
+	for d := 1; d < t.size; d++ {
+		host := (t.me + d) % t.size
+		c.sendAll(t.rank(host), 0, result[from:to])
+		a, b := piece(host)
+		c.postAll(t.rank(host), 0, result[a:b])
+	}
+	return c.waitFor(first, c.inUsed)
+}
+
+// pickShares are the operands of a program, each of n bytes, from one byte to another.
+func pickShares(p *program, shares [][]byte, n, from, to int) [][]byte {
+	all := p.pick(shares, n)
+	for i := range all {
+		all[i] = all[i][from:to]
+	}
+	return all
+}
