@@ -39,14 +39,22 @@ func TestCover(t *testing.T) {
 	}
 }
 
-// leaf is the value of a leaf: numbers whose sums depend on their order.
-func leaf(number, count int) []float32 {
-	r := rand.New(rand.NewPCG(uint64(number), 1))
-	v := make([]float32, count)
+// values are numbers whose sums depend on their order.
+var values = func() (v [1021]float32) {
+	r := rand.New(rand.NewPCG(1, 1))
 	for i := range v {
 		v[i] = float32(math.Ldexp(r.Float64()-0.5, r.IntN(40)-20))
 	}
 	return v
+}()
+
+// leaf is the value of a leaf.
+func leaf(number, count int) []float32 {
+	v := make([]float32, 0, count+len(values))
+	for v = append(v, values[7*number:]...); len(v) < count; {
+		v = append(v, values[:]...)
+	}
+	return v[:count]
 }
 
 // nodeValue is the value of a node, computed as the tree says.
@@ -57,9 +65,7 @@ func nodeValue(n collective.Node, leaves, count int) []float32 {
 	left := collective.Node{Level: n.Level - 1, Index: 2 * n.Index}
 	v := nodeValue(left, leaves, count)
 	if right := left.Sibling(); right.First() < leaves {
-		for i, x := range nodeValue(right, leaves, count) {
-			v[i] += x
-		}
+		collective.Combine(v, v, nodeValue(right, leaves, count), collective.Sum)
 	}
 	return v
 }
@@ -95,7 +101,7 @@ func TestReduceTree(t *testing.T) {
 			for i, c := range []struct {
 				count     int
 				allocated bool
-			}{{0, false}, {1, false}, {1000, false}, {40_000, false}, {1 << 20, true}, {1<<20 + 3, false}, {3<<20 + 1, true}} {
+			}{{0, false}, {1, false}, {1000, false}, {40_000, false}, {60_000, true}, {300_000, false}, {1<<20 + 1, true}} {
 				r := rand.New(rand.NewPCG(uint64(i), 2))
 				leaves := 1 + r.IntN(11)
 				held := scattered(r, leaves, ranks)
