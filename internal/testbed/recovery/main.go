@@ -41,6 +41,7 @@ func main() {
 	flag.IntVar(&b.workers, "workers", 4, "workers of the job; at least 2")
 	flag.IntVar(&b.size, "size", 256, "weights of the model, of 4 bytes each")
 	flag.IntVar(&b.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	flag.IntVar(&b.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two")
 	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
 	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
@@ -60,6 +61,7 @@ type bench struct {
 	kills, joins, arrivals int
 	workers, size, ballast int
 	late                   bool
+	microbatches           int
 	stepTime, interval     time.Duration
 	seed                   uint64
 	tsv                    string
