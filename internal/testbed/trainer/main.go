@@ -38,6 +38,7 @@ func main() {
 type settings struct {
 	steps, size int
 	ballast     int
+	change      string
 	late        bool
 	commitEvery int
 	stepTime    time.Duration
@@ -65,7 +66,8 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.IntVar(&s.steps, "steps", 20, "steps to take")
 	f.IntVar(&s.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	f.IntVar(&s.size, "size", steplog.Size, "weights, of 4 bytes each")
-	f.IntVar(&s.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	f.IntVar(&s.ballast, "ballast", 0, "MB of other state")
+	f.StringVar(&s.change, "ballast-change", "few", "what a step changes of it: none, few (numbers) or all")
 	f.BoolVar(&s.late, "late", false, "enter the first world in elastic.Run")
 	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
