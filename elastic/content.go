@@ -97,16 +97,20 @@ func (c *content) sources(to []image.Source) error {
 	return nil
 }
 
-// restore sets the live value from the part's blobs, which are the first of pieces.
-func (c *content) restore(pieces []image.Blob) error {
+// restore sets the live value from the part's blobs, which are the first of pieces. changed are, for
+// each blob, the chunks that may differ from the live value; nil: all.
+func (c *content) restore(pieces []image.Blob, changed func(blob int) []bool) error {
 	if c.memory == nil {
 		return c.decode(pieces[0].Bytes())
 	}
 	for i, b := range c.memory() {
-		pieces[i].CopyTo(b)
+		pieces[i].Restore(b, changed(i))
 	}
 	return nil
 }
+
+// allChanged says that any chunk of any blob may have changed.
+func allChanged(int) []bool { return nil }
 
 // sums returns the checksums of the part's blobs, which are the first of pieces. They are equal in
 // all processes if the values are.
@@ -379,8 +383,9 @@ func (ps *parts) sums(m *image.Image, synced bool) ([][]uint32, error) {
 }
 
 // restore restores the parts for which which returns true from an image, which may be nil. torn:
-// foreign parts may have saved a newer value than the image has.
-func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool) (errs []error) {
+// foreign parts may have saved a newer value than the image has. changed are the chunks of a blob of
+// the image that may differ from the live value; nil: all.
+func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
 	for i, p := range ps.all {
 		if !which(p) {
 			continue
@@ -388,7 +393,7 @@ func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool) (errs
 		var err error
 		switch {
 		case m != nil && (ps.own(i) || torn && ps.of[i] != nil):
-			err = ps.of[i].restore(m.Blobs()[ps.first[i]:])
+			err = ps.of[i].restore(m.Blobs()[ps.first[i]:], func(j int) []bool { return changed(ps.first[i] + j) })
 		case ps.own(i):
 			err = errNothingSaved
 		default:

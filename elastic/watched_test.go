@@ -235,7 +235,7 @@ func lose(t *testing.T, s *State) {
 		t.Fatal(err)
 	}
 	for c := range s.watch.pieces[0].changed {
-		m.Keep(c)
+		m.Keep(c, false)
 	}
 }
 

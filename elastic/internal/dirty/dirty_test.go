@@ -255,7 +255,7 @@ func TestEveryWriteIsSeen(t *testing.T) {
 							}
 							if rapid.Bool().Draw(t, "keep") {
 								copy(m.kept[a:b], m.live[a:b])
-								m.memory.Keep(i)
+								m.memory.Keep(i, false)
 							}
 						}
 					}
@@ -284,7 +284,7 @@ func TestQuietMemoryIsQuiet(t *testing.T) {
 			if m.Changed(i) {
 				which = append(which, i)
 			}
-			m.Keep(i)
+			m.Keep(i, false)
 		}
 		return which
 	}
@@ -365,7 +365,7 @@ func TestNeighbours(t *testing.T) {
 				t.Fatalf("step %d: chunk %d was written to unseen", n, i)
 			}
 			copy(m.kept[a:b], live[a:b])
-			m.memory.Keep(i)
+			m.memory.Keep(i, false)
 		}
 	}
 	stop.Store(true)
@@ -406,7 +406,7 @@ func TestWritesDuringScans(t *testing.T) {
 				for j := i * 8192; j < (i+1)*8192; j += 512 {
 					kept[j] = atomic.LoadUint64(&b[j])
 				}
-				m.Keep(i)
+				m.Keep(i, false)
 			}
 		}
 	}
@@ -502,7 +502,7 @@ func TestProcessesThatAreStarted(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range 16 {
-			m.Keep(i)
+			m.Keep(i, false)
 		}
 		if err := exec.Command("true").Run(); err != nil {
 			t.Skip(err)
@@ -548,7 +548,7 @@ func live(as string) int {
 			return 0
 		}
 		for i := range 16 {
-			memories[0].Keep(i)
+			memories[0].Keep(i, false)
 		}
 		b[70_000]++
 	}

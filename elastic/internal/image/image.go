@@ -6,7 +6,6 @@
 // it; others are copied to memory that no image uses. A store therefore needs twice the size of a
 // state that changes completely between commits, and little more than its size if few chunks
 // change.
-// its two banks, and where little changes to little more than once.
 // A chunk that differs at its beginning is copied at once, so a state that changes completely costs
 // one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
 // only the live memory. Checksums that other processes can compare are computed on demand, once per
@@ -167,6 +166,24 @@ func (p *Blob) Differing(b []byte, among func(chunk int) bool) int {
 	return slices.Index(differ, true)
 }
 
+// Restore makes dst, which must have the blob's length, equal to the blob. It reads the chunks for
+// which changed is true, all if it is nil, and writes to those that differ, with all processors if
+// they are large.
+func (p *Blob) Restore(dst []byte, changed []bool) {
+	var read []int
+	for i := range p.chunks {
+		if changed == nil || changed[i] {
+			read = append(read, i)
+		}
+	}
+	share(len(read), workers(len(read)*ChunkSize), func(n int) {
+		c := p.chunks[read[n]].data
+		if to := dst[read[n]*ChunkSize:]; !bytes.Equal(c, to[:len(c)]) {
+			copy(to, c)
+		}
+	})
+}
+
 // CopyTo copies the blob to dst, which must have its length, with all processors if it is large.
 func (p *Blob) CopyTo(dst []byte) {
 	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
@@ -204,6 +221,9 @@ type Source struct {
 	Changed []bool
 	// Look, if not nil, is the offset in each chunk at which a change is most likely.
 	Look []int
+	// Same, if not nil, has an entry for each chunk, which copying sets: whether the chunk was read
+	// and equals that of the last image.
+	Same []bool
 	// Later, if not nil, returns the bytes instead, as Given. It is called in a goroutine of the
 	// Pending and blocks until they are available.
 	Later func() ([]byte, error)
@@ -308,6 +328,7 @@ type job struct {
 	look  int // offset of the likeliest change
 	blob  int
 	chunk int
+	same  []bool // by chunk; nil: not wanted
 }
 
 // Begin begins an image of the sources, which must not change until Copy or Wait has returned. It
@@ -364,7 +385,7 @@ func (p *Pending) add(i int, src Source) {
 		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
 			blob.chunks[c] = old
 		case !src.Given:
-			j := job{src: b, blob: i, chunk: c}
+			j := job{src: b, blob: i, chunk: c, same: src.Same}
 			if src.Look != nil {
 				j.look = src.Look[c]
 			}
@@ -411,6 +432,9 @@ func (p *Pending) copy() {
 			c.mark, c.hashed = mark, hashed
 		}
 		p.image.blobs[j.blob].chunks[j.chunk] = c
+		if j.same != nil {
+			j.same[j.chunk] = same
+		}
 	}
 }
 
