@@ -183,6 +183,10 @@ func (r *runner) fetch() error {
 		}
 		return r.ctx.Err()
 	}
+	s.watch.begin()
+	if taken.Changed != nil {
+		s.watch.arm(taken.Changed)
+	}
 	if err := s.save(s.commits); err != nil {
 		return err
 	}

@@ -229,6 +229,31 @@ func (w *watch) mark(sources []image.Source, last *image.Image, prove bool) erro
 	return nil
 }
 
+// arm watches the chunks that have not changed while others trained with them. changed has those of
+// the parts in memory, in order.
+func (w *watch) arm(changed []bool) {
+	if w.watcher == nil {
+		return
+	}
+	of := make(map[[2]int]*dirty.Memory)
+	for i := range w.pieces {
+		if p := &w.pieces[i]; p.memory != nil {
+			of[[2]int{p.part, p.index}] = p.memory
+		}
+	}
+	w.parts.inMemory(func(i, j int, live []byte) {
+		n := image.Chunks(len(live))
+		if m := of[[2]int{i, j}]; m != nil {
+			for c, changes := range changed[:n] {
+				if !changes {
+					m.Arm(c)
+				}
+			}
+		}
+		changed = changed[n:]
+	})
+}
+
 // since returns, for a blob of the last image, the chunks that may differ from the live value; nil:
 // all.
 func (w *watch) since(last *image.Image) func(blob int) []bool {

@@ -90,6 +90,13 @@ func (m *Memory) Keep(i int, same bool) {
 	}
 }
 
+// Arm makes the next Scan protect chunk i of calm memory, because it is known to change rarely.
+func (m *Memory) Arm(i int) {
+	if c := &m.chunks[i]; m.calm && c.mode == resting {
+		c.mode, c.quiet = arming, 0
+	}
+}
+
 // Resting reports whether no page of the memory is protected, so that nothing but reading tells what
 // has changed.
 func (m *Memory) Resting() bool {

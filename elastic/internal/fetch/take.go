@@ -38,6 +38,9 @@ type Taken struct {
 	// Bytes is the number of bytes received in Rounds.
 	Bytes  int64
 	Rounds int
+	// Changed says of each chunk, blob by blob, whether training has changed it meanwhile. It is
+	// nil after one round, which does not tell.
+	Changed []bool
 }
 
 // Take sets blobs to the newest commit with the same layout that a source has. It blocks until that
@@ -167,8 +170,14 @@ func (t *taker) round() (int64, error) {
 		return 0, errors.Join(append([]error{errors.New("no source has a usable commit")}, t.errs...)...)
 	}
 	t.missing, t.got, t.of = t.missing[:0], 0, 0
+	if t.taken.Rounds == 1 {
+		t.taken.Changed = make([]bool, len(base.sums))
+	}
 	for i, sum := range base.sums {
 		if !t.known[i] || t.have[i] != sum {
+			if t.known[i] && t.taken.Changed != nil {
+				t.taken.Changed[i] = true
+			}
 			t.known[i] = false
 			t.missing = append(t.missing, i)
 			t.of += int64(len(t.chunks[i]))
