@@ -353,9 +353,9 @@ func (ps *parts) memory() (layout string, memory [][]byte) {
 	return text.String(), memory
 }
 
-// memoryIn returns the blobs of these slices in an image.
-func (ps *parts) memoryIn(m *image.Image) (pieces []*image.Blob) {
-	ps.inMemory(func(i, j int, _ []byte) { pieces = append(pieces, ps.piece(m, i, j)) })
+// memoryIn returns the blobs of these slices among those of an image.
+func (ps *parts) memoryIn(blobs []image.Blob) (pieces []*image.Blob) {
+	ps.inMemory(func(i, j int, _ []byte) { pieces = append(pieces, &blobs[ps.first[i]+j]) })
 	return pieces
 }
 
@@ -369,13 +369,18 @@ func (ps *parts) sums(m *image.Image, synced bool) ([][]uint32, error) {
 	if m == nil {
 		return nil, errNothingSaved
 	}
+	return ps.sumsOf(m.Blobs(), synced)
+}
+
+// sumsOf is sums of the blobs of an image.
+func (ps *parts) sumsOf(blobs []image.Blob, synced bool) ([][]uint32, error) {
 	sums := make([][]uint32, len(ps.all))
 	for i, c := range ps.of {
 		if c == nil || synced && c.opaque {
 			continue
 		}
 		var err error
-		if sums[i], err = c.sums(m.Blobs()[ps.first[i]:]); err != nil {
+		if sums[i], err = c.sums(blobs[ps.first[i]:]); err != nil {
 			return nil, err
 		}
 	}

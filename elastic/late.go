@@ -204,7 +204,7 @@ func (w *Worker) reportFetching() {
 // computes the checksums for that before the join, while no rank waits.
 func (s *State) adopt() {
 	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
-	for _, p := range s.parts.memoryIn(s.saved.Last()) {
+	for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
 		p.Prepare()
 	}
 }
@@ -217,11 +217,11 @@ func (s *State) supply() {
 		return
 	}
 	to.give(func() *fetch.Commit {
-		held := s.saved.Hold()
-		if held == nil {
+		number, blobs := s.saved.Lend()
+		if blobs == nil {
 			return nil
 		}
-		return &fetch.Commit{Number: held.Number(), Layout: layout, Blobs: s.parts.memoryIn(held), Release: held.Release}
+		return &fetch.Commit{Number: number, Layout: layout, Blobs: s.parts.memoryIn(blobs)}
 	})
 }
 

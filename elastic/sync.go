@@ -28,7 +28,7 @@ func (s *State) isSaved(same func(*image.Blob, []byte) bool) bool {
 		return false
 	}
 	_, live := s.parts.memory()
-	for i, p := range s.parts.memoryIn(last) {
+	for i, p := range s.parts.memoryIn(last.Blobs()) {
 		if !same(p, live[i]) {
 			return false
 		}

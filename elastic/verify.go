@@ -318,11 +318,11 @@ func (s *State) beginAudit(ctx context.Context, root int) error {
 	}
 	a := &audit{root: root, done: make(chan struct{})}
 	s.audits.due = a
-	held := s.saved.Hold()
+	blobs, done := s.saved.Audit()
 	s.audits.running.Go(func() {
 		defer close(a.done)
-		defer held.Release()
-		a.sums, a.err = s.parts.sums(held, true)
+		defer done()
+		a.sums, a.err = s.parts.sumsOf(blobs, true)
 	})
 	return nil
 }

@@ -1,11 +1,16 @@
 // Package image stores the bytes of commits.
 //
 // An [Image] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It is
-// immutable, so its holder reads one commit and never a mix of two. A [Store] makes images from
-// live memory and keeps the newest. A chunk that is equal to that of the last image is shared with
-// it; others are copied to memory that no image uses. A store therefore needs twice the size of a
-// state that changes completely between commits, and little more than its size if few chunks
-// change.
+// immutable while it is held, so its holder reads one commit and never a mix of two. A [Store] makes
+// images from live memory and keeps the newest. A chunk that is equal to that of the last image is
+// shared with it. Others are copied over the last image's chunk where nobody holds that image, which
+// needs no memory; otherwise, and in the background of training, to memory that no image uses. A
+// store therefore needs the size of the state, and twice that where all of it changes while images
+// are held.
+//
+// A [Store.Lend] gives the newest image to readers that can do without the chunks which later images
+// overwrite: others that fetch it. They cost no memory.
+//
 // A chunk that differs at its beginning is copied at once, so a state that changes completely costs
 // one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
 // only the live memory. Checksums that other processes can compare are computed on demand, once per
@@ -43,9 +48,32 @@ type chunk struct {
 	refs  int  // number of images; guarded by the store's mutex
 	sum   atomic.Uint64
 
+	busy    sync.RWMutex          // held while data is overwritten, and read by lent blobs
+	version uint64                // how often data has been overwritten; guarded by busy
+	prior   atomic.Pointer[prior] // what an audit wants to know of an overwritten version; nil: nothing
+
 	// mark is the chunk's hash in this process if hashed; used only while copying.
 	mark   uint64
 	hashed bool
+}
+
+// prior is the checksum of a version of a chunk.
+type prior struct {
+	version uint64
+	sum     uint32
+}
+
+// overwrite sets the chunk's data to src. audited: the checksum of the data so far is kept for an
+// audit, unless that of an earlier version is.
+func (c *chunk) overwrite(src []byte, audited bool) {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if audited && c.prior.Load() == nil {
+		c.prior.Store(&prior{c.version, c.checksum()})
+	}
+	c.version++
+	c.sum.Store(0)
+	copy(c.data, src)
 }
 
 // glance is the number of bytes that are compared, at the likeliest offset, before a chunk is
@@ -85,10 +113,12 @@ func (c *chunk) checksum() uint32 {
 }
 
 // Blob is a sequence of bytes of an image. Its methods may be called concurrently while the image
-// is held.
+// is held. Of a lent blob only Len, Chunks, Sum, Sums, TrySum and TryRead may be called, and Bytes
+// of one that was Given.
 type Blob struct {
-	size   int
-	chunks []*chunk
+	size     int
+	chunks   []*chunk
+	versions []uint64 // of a lent blob: those of its chunks
 }
 
 // Len returns the blob's length in bytes.
@@ -100,8 +130,43 @@ func (p *Blob) Chunks() int { return len(p.chunks) }
 // Chunk returns the bytes of chunk i. The caller must not write to them.
 func (p *Blob) Chunk(i int) []byte { return p.chunks[i].data }
 
-// Sum returns the checksum of chunk i. The first call computes it.
-func (p *Blob) Sum(i int) uint32 { return p.chunks[i].checksum() }
+// Sum returns the checksum of chunk i. The first call computes it. It is 0 for an overwritten chunk
+// of a lent blob of which nobody has kept it.
+func (p *Blob) Sum(i int) uint32 {
+	sum, _ := p.TrySum(i)
+	return sum
+}
+
+// TrySum is Sum, and reports whether the chunk, or its checksum, is still there.
+func (p *Blob) TrySum(i int) (sum uint32, ok bool) {
+	c := p.chunks[i]
+	if p.versions == nil {
+		return c.checksum(), true
+	}
+	c.busy.RLock()
+	defer c.busy.RUnlock()
+	if c.version == p.versions[i] {
+		return c.checksum(), true
+	}
+	if old := c.prior.Load(); old != nil && old.version == p.versions[i] {
+		return old.sum, true
+	}
+	return 0, false
+}
+
+// TryRead copies chunk i to dst, which must have its length, and reports whether it is still there.
+func (p *Blob) TryRead(i int, dst []byte) bool {
+	c := p.chunks[i]
+	if p.versions != nil {
+		c.busy.RLock()
+		defer c.busy.RUnlock()
+		if c.version != p.versions[i] {
+			return false
+		}
+	}
+	copy(dst, c.data)
+	return true
+}
 
 // Sums returns the checksums of all chunks. It computes missing ones on all processors.
 func (p *Blob) Sums() []uint32 {
@@ -239,6 +304,8 @@ type Store struct {
 	extra   int              // bytes in spare
 	bank    int              // copied bytes of the newest image or the next one
 	retired *Image           // its slices are reused
+	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
+	audits  int              // loans whose readers want the checksums of overwritten chunks
 	pending Pending
 }
 
@@ -249,15 +316,68 @@ func (s *Store) Last() *Image {
 	return s.last
 }
 
+// whole locks mu when the newest image is not being overwritten.
+func (s *Store) whole() {
+	for s.mu.Lock(); s.over != nil; s.mu.Lock() {
+		over := s.over
+		s.mu.Unlock()
+		<-over
+	}
+}
+
 // Hold returns the newest image, or nil, and keeps it until its Release. Later images then use
-// other memory.
+// other memory. It waits while Copy overwrites the newest image.
 func (s *Store) Hold() *Image {
-	s.mu.Lock()
+	s.whole()
 	defer s.mu.Unlock()
 	if s.last != nil {
 		s.last.refs++
 	}
 	return s.last
+}
+
+// Lend returns the number and the blobs of the newest image, nil before the first. Later images
+// overwrite its chunks; TrySum and TryRead tell which. It waits while Copy overwrites the newest
+// image.
+func (s *Store) Lend() (number uint64, blobs []Blob) {
+	s.whole()
+	defer s.mu.Unlock()
+	return s.lend(false)
+}
+
+// Audit is Lend for a reader that wants the checksums of all chunks: before a chunk is overwritten
+// its checksum is computed. A later Audit ends that for this one. done must be called once, by any
+// goroutine.
+func (s *Store) Audit() (blobs []Blob, done func()) {
+	s.whole()
+	defer s.mu.Unlock()
+	s.audits++
+	_, blobs = s.lend(true)
+	return blobs, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.audits--
+	}
+}
+
+// lend makes lent blobs. The caller holds mu, and no chunk is being overwritten.
+func (s *Store) lend(audit bool) (number uint64, blobs []Blob) {
+	if s.last == nil {
+		return 0, nil
+	}
+	blobs = make([]Blob, len(s.last.blobs))
+	for i, p := range s.last.blobs {
+		blobs[i] = Blob{p.size, slices.Clone(p.chunks), make([]uint64, len(p.chunks))}
+		for j, c := range p.chunks {
+			c.busy.RLock()
+			blobs[i].versions[j] = c.version
+			c.busy.RUnlock()
+			if audit {
+				c.prior.Store(nil)
+			}
+		}
+	}
+	return s.last.number, blobs
 }
 
 // release removes one reference to m. The caller holds mu.
@@ -302,8 +422,18 @@ func (s *Store) take(n int) *chunk {
 	s.spare[n] = free[:len(free)-1]
 	s.extra -= n
 	s.mu.Unlock()
-	c.sum.Store(0)
 	return c
+}
+
+// alone reports whether c, of the last image, can be overwritten with n bytes: no other image uses
+// it.
+func (s *Store) alone(c *chunk, n int) bool {
+	if c == nil || !c.owned || len(c.data) != n {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.refs == 1
 }
 
 // Pending is an incomplete image. Seal makes it the store's newest.
@@ -311,6 +441,8 @@ type Pending struct {
 	store   *Store
 	image   *Image
 	base    *Image // the last image; nil: none
+	over    bool   // chunks of base are overwritten
+	audited bool   // an audit wants the checksums of overwritten chunks
 	jobs    []job
 	bytes   int // of the jobs
 	next    atomic.Int64
@@ -346,6 +478,7 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	s.retired = nil
 	p.base = s.last
 	s.bank = bank
+	p.audited = s.audits > 0
 	s.mu.Unlock()
 	if m == nil {
 		m = &Image{store: s}
@@ -427,8 +560,10 @@ func (p *Pending) copy() {
 			same, mark, hashed = c.same(j.src, j.look)
 		}
 		if !same {
-			c = p.store.take(len(j.src))
-			copy(c.data, j.src)
+			if !p.over || !p.store.alone(c, len(j.src)) {
+				c = p.store.take(len(j.src))
+			}
+			c.overwrite(j.src, p.audited)
 			c.mark, c.hashed = mark, hashed
 		}
 		p.image.blobs[j.blob].chunks[j.chunk] = c
@@ -458,8 +593,15 @@ func (p *Pending) fetch() {
 }
 
 // Copy copies what has changed, with all processors if it is large, and returns when that is done.
-// Later functions run in the background.
+// Later functions run in the background. Without any, the image may overwrite the last one: Wait
+// returns no error, and the caller seals it without waiting for anything.
 func (p *Pending) Copy() {
+	s := p.store
+	s.mu.Lock()
+	if p.over = p.base != nil && p.base.refs == 1 && !p.HasLater(); p.over {
+		s.over = make(chan struct{})
+	}
+	s.mu.Unlock()
 	p.start(workers(p.bytes) - 1)
 	p.copy()
 	p.running.Wait()
@@ -501,6 +643,10 @@ func (p *Pending) Seal() {
 			c.refs++
 		}
 	}
+	if s.over != nil {
+		close(s.over)
+		s.over = nil
+	}
 	before := s.last
 	s.last = p.image
 	if before != nil {
@@ -512,6 +658,7 @@ func (p *Pending) Seal() {
 // end clears the references to sources, so that they can be garbage collected.
 func (p *Pending) end() {
 	p.image, p.base, p.err = nil, nil, nil
+	p.over = false
 	clear(p.jobs)
 	clear(p.later)
 	p.later = p.later[:0]
