@@ -93,7 +93,7 @@ type taker struct {
 	// changing: the chunk was gone in this round. changed: it has changed since the first round
 	// began. Both are guarded by mu while peers are asked for chunks.
 	changing, changed []bool
-	taken    Taken
+	taken             Taken
 
 	mu      sync.Mutex
 	peers   []*peer // some have failed
