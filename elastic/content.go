@@ -97,8 +97,8 @@ func (c *content) sources(to []image.Source) error {
 	return nil
 }
 
-// restore sets the live value from the part's blobs, which are the first of pieces. changed are, for
-// each blob, the chunks that may differ from the live value; nil: all.
+// restore sets the live value from the part's blobs, which are the first of pieces. changed are,
+// for each blob, the chunks that may differ from the live value; nil: all.
 func (c *content) restore(pieces []image.Blob, changed func(blob int) []bool) error {
 	if c.memory == nil {
 		return c.decode(pieces[0].Bytes())
@@ -388,8 +388,8 @@ func (ps *parts) sumsOf(blobs []image.Blob, synced bool) ([][]uint32, error) {
 }
 
 // restore restores the parts for which which returns true from an image, which may be nil. torn:
-// foreign parts may have saved a newer value than the image has. changed are the chunks of a blob of
-// the image that may differ from the live value; nil: all.
+// foreign parts may have saved a newer value than the image has. changed are the chunks of a blob
+// of the image that may differ from the live value; nil: all.
 func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
 	for i, p := range ps.all {
 		if !which(p) {

@@ -23,8 +23,8 @@ type InitOption struct{ name string }
 // program needs it. Unlike without it, Run must be called within --start-timeout (30 s) of the
 // process's start; the limit restarts while a fetch receives bytes. All ranks of a job may use it.
 //
-// Until Run, a worker that was given Late has Rank −1, Size 0 and a nil Group; its Host and Slot are
-// valid.
+// Until Run, a worker that was given Late has Rank −1, Size 0 and a nil Group; its Host and Slot
+// are valid.
 var Late = InitOption{"late"}
 
 // firstWorld is the entry of a worker into its first world.

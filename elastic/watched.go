@@ -10,18 +10,20 @@ import (
 )
 
 // Watched makes commits ask the kernel which memory of p, a [Tensor] or [Tensors], has been written
-// to since the last commit, instead of reading all of it. It returns p. It is meant for large
-// tensors of which a step changes only a part, such as embeddings: a commit then costs only copying
-// the changed chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8
+// to since the last commit, instead of reading all of it. It returns p. Tensors of 16 MiB and more
+// have that without it where they do not change for some commits. It is meant for large tensors of
+// which each step changes another part, such as embeddings: a commit then costs only copying the
+// changed chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8
 // µs longer. Chunks of which every step changes much are therefore compared instead, and only
 // sampled now and then.
 //
 // The caller guarantees that nothing writes to the tensors past the page tables of the process: no
 // device, and not the kernel to memory that is pinned for it (cudaHostRegister, RDMA, fixed buffers
-// of io_uring). Pinned memory cannot be detected, so Watched is not the default. All other writes
-// are detected: by other goroutines and threads, cgo, system calls and debuggers. A violation is an
-// [UnseenWriteError] from [State.Digest], [State.Verify] and the commits after which --verify-state
-// compares the ranks, because these compare the live memory with the save.
+// of io_uring). Pinned memory cannot be detected, so tensors are not watched without being asked
+// for in a process that has a device or an io_uring open. All other writes are detected: by other
+// goroutines and threads, cgo, system calls and debuggers. A violation is an [UnseenWriteError]
+// from [State.Digest], [State.Verify] and the commits after which --verify-state compares the
+// ranks, because these compare the live memory with the save.
 //
 // Watched has no effect, and changes are found by comparison, before Linux 6.7, in a sandbox that
 // forbids it, for shared memory (collective.Alloc, files), for memory that another State watches,
@@ -51,8 +53,8 @@ func (e *UnseenWriteError) Error() string {
 	return fmt.Sprintf("elastic: %s, chunk %d, was written to without the kernel's knowledge, for example by a device to pinned memory: it must not be Watched", e.Part, e.Chunk)
 }
 
-// watch tracks, for the slices of Watched parts and for other large tensors, which chunks may differ
-// from the last image.
+// watch tracks, for the slices of Watched parts and for other large tensors, which chunks may
+// differ from the last image.
 type watch struct {
 	worker  *Worker
 	parts   *parts

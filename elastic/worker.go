@@ -211,8 +211,8 @@ func (w *Worker) Slot() int { return w.member.Load().slot.Index }
 // the system.
 func (w *Worker) Host() string { return w.member.Load().slot.Host }
 
-// Generation returns the number of the world. It increases with every reset, by one or more. It is 0
-// before the first world.
+// Generation returns the number of the world. It increases with every reset, by one or more. It is
+// 0 before the first world.
 func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }
 
 // Group returns the connected ranks of the world. Every reset replaces it, so callers must not

@@ -35,7 +35,8 @@ func Bypass() (string, error) {
 	return pinned()
 }
 
-// Devices that transfer no memory, by major number: those of memory (null, zero, random), terminals.
+// Devices that transfer no memory, by major number: those of memory (null, zero, random),
+// terminals.
 const (
 	majorMem      = 1
 	majorTTY      = 4

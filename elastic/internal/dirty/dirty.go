@@ -61,8 +61,8 @@ func (w *Watcher) Watch(memory [][]byte, chunk int) ([]*Memory, []error) {
 }
 
 // WatchCalm is Watch for memory that may be written to all the time. The pages of a chunk are
-// protected only when Keep has said of several copies in a row that it has not changed; until then it
-// counts as changed, and writes cost nothing.
+// protected only when Keep has said of several copies in a row that it has not changed; until then
+// it counts as changed, and writes cost nothing.
 func (w *Watcher) WatchCalm(memory [][]byte, chunk int) ([]*Memory, []error) {
 	return w.watchAll(memory, chunk, true)
 }

@@ -49,8 +49,8 @@ const (
 )
 
 // Chunks of calm memory rest until they have not changed for some time. A chunk that is written to
-// while it is watched costs a fault for each page that is written, at most 4 times what comparing it
-// once costs, and rests again: for twice as long as before if it was watched for fewer than
+// while it is watched costs a fault for each page that is written, at most 4 times what comparing
+// it once costs, and rests again: for twice as long as before if it was watched for fewer than
 // worthwhile scans.
 const (
 	worthwhile = 8
@@ -75,8 +75,8 @@ func (m *Memory) Changed(i int) bool { return m.chunks[i].changed }
 func (m *Memory) Look(i int) int { return m.chunks[i].look }
 
 // Keep records that the caller has a copy of chunk i made since the last Scan: only a write after
-// that Scan makes it changed again. same: the chunk equals the copy before. Only memory of WatchCalm
-// needs that.
+// that Scan makes it changed again. same: the chunk equals the copy before. Only memory of
+// WatchCalm needs that.
 func (m *Memory) Keep(i int, same bool) {
 	c := &m.chunks[i]
 	c.changed = false
@@ -97,8 +97,8 @@ func (m *Memory) Arm(i int) {
 	}
 }
 
-// Resting reports whether no page of the memory is protected, so that nothing but reading tells what
-// has changed.
+// Resting reports whether no page of the memory is protected, so that nothing but reading tells
+// what has changed.
 func (m *Memory) Resting() bool {
 	for i := range m.chunks {
 		if m.chunks[i].mode != resting {

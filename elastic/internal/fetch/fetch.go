@@ -153,7 +153,8 @@ func (s *source) chunks() error {
 	return nil
 }
 
-// read returns the reply for a chunk: present and its bytes, or gone. It is valid until the next call.
+// read returns the reply for a chunk: present and its bytes, or gone. It is valid until the next
+// call.
 func (s *source) read(p *image.Blob, chunk int) []byte {
 	n := min(image.ChunkSize, p.Len()-chunk*image.ChunkSize)
 	if s.buffer == nil {

@@ -1,15 +1,15 @@
 // Package image stores the bytes of commits.
 //
 // An [Image] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It is
-// immutable while it is held, so its holder reads one commit and never a mix of two. A [Store] makes
-// images from live memory and keeps the newest. A chunk that is equal to that of the last image is
-// shared with it. Others are copied over the last image's chunk where nobody holds that image, which
-// needs no memory; otherwise, and in the background of training, to memory that no image uses. A
-// store therefore needs the size of the state, and twice that where all of it changes while images
-// are held.
+// immutable while it is held, so its holder reads one commit and never a mix of two. A [Store]
+// makes images from live memory and keeps the newest. A chunk that is equal to that of the last
+// image is shared with it. Others are copied over the last image's chunk where nobody holds that
+// image, which needs no memory; otherwise, and in the background of training, to memory that no
+// image uses. A store therefore needs the size of the state, and twice that where all of it changes
+// while images are held.
 //
-// A [Store.Lend] gives the newest image to readers that can do without the chunks which later images
-// overwrite: others that fetch it. They cost no memory.
+// A [Store.Lend] gives the newest image to readers that can do without the chunks which later
+// images overwrite: others that fetch it. They cost no memory.
 //
 // A chunk that differs at its beginning is copied at once, so a state that changes completely costs
 // one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
