@@ -387,7 +387,7 @@ func (s *State) load(commits uint64) error {
 	}
 	pieces := s.saved.Last().Blobs()
 	for i, c := range s.parts.of {
-		if err := c.restore(pieces[s.parts.first[i]:]); err != nil {
+		if err := c.restore(pieces[s.parts.first[i]:], allChanged); err != nil {
 			return fmt.Errorf("elastic: %s: %s: %w", path, s.parts.name(i), err)
 		}
 	}

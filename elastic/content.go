@@ -97,16 +97,20 @@ func (c *content) sources(to []image.Source) error {
 	return nil
 }
 
-// restore sets the live value from the part's blobs, which are the first of pieces.
-func (c *content) restore(pieces []image.Blob) error {
+// restore sets the live value from the part's blobs, which are the first of pieces. changed are,
+// for each blob, the chunks that may differ from the live value; nil: all.
+func (c *content) restore(pieces []image.Blob, changed func(blob int) []bool) error {
 	if c.memory == nil {
 		return c.decode(pieces[0].Bytes())
 	}
 	for i, b := range c.memory() {
-		pieces[i].CopyTo(b)
+		pieces[i].Restore(b, changed(i))
 	}
 	return nil
 }
+
+// allChanged says that any chunk of any blob may have changed.
+func allChanged(int) []bool { return nil }
 
 // sums returns the checksums of the part's blobs, which are the first of pieces. They are equal in
 // all processes if the values are.
@@ -349,9 +353,9 @@ func (ps *parts) memory() (layout string, memory [][]byte) {
 	return text.String(), memory
 }
 
-// memoryIn returns the blobs of these slices in an image.
-func (ps *parts) memoryIn(m *image.Image) (pieces []*image.Blob) {
-	ps.inMemory(func(i, j int, _ []byte) { pieces = append(pieces, ps.piece(m, i, j)) })
+// memoryIn returns the blobs of these slices among those of an image.
+func (ps *parts) memoryIn(blobs []image.Blob) (pieces []*image.Blob) {
+	ps.inMemory(func(i, j int, _ []byte) { pieces = append(pieces, &blobs[ps.first[i]+j]) })
 	return pieces
 }
 
@@ -365,13 +369,18 @@ func (ps *parts) sums(m *image.Image, synced bool) ([][]uint32, error) {
 	if m == nil {
 		return nil, errNothingSaved
 	}
+	return ps.sumsOf(m.Blobs(), synced)
+}
+
+// sumsOf is sums of the blobs of an image.
+func (ps *parts) sumsOf(blobs []image.Blob, synced bool) ([][]uint32, error) {
 	sums := make([][]uint32, len(ps.all))
 	for i, c := range ps.of {
 		if c == nil || synced && c.opaque {
 			continue
 		}
 		var err error
-		if sums[i], err = c.sums(m.Blobs()[ps.first[i]:]); err != nil {
+		if sums[i], err = c.sums(blobs[ps.first[i]:]); err != nil {
 			return nil, err
 		}
 	}
@@ -379,8 +388,9 @@ func (ps *parts) sums(m *image.Image, synced bool) ([][]uint32, error) {
 }
 
 // restore restores the parts for which which returns true from an image, which may be nil. torn:
-// foreign parts may have saved a newer value than the image has.
-func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool) (errs []error) {
+// foreign parts may have saved a newer value than the image has. changed are the chunks of a blob
+// of the image that may differ from the live value; nil: all.
+func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
 	for i, p := range ps.all {
 		if !which(p) {
 			continue
@@ -388,7 +398,7 @@ func (ps *parts) restore(m *image.Image, torn bool, which func(Part) bool) (errs
 		var err error
 		switch {
 		case m != nil && (ps.own(i) || torn && ps.of[i] != nil):
-			err = ps.of[i].restore(m.Blobs()[ps.first[i]:])
+			err = ps.of[i].restore(m.Blobs()[ps.first[i]:], func(j int) []bool { return changed(ps.first[i] + j) })
 		case ps.own(i):
 			err = errNothingSaved
 		default:

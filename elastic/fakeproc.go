@@ -39,7 +39,7 @@ func (w *Worker) reach(p rendezvous.Phase, committed bool) {
 		return
 	}
 	m := fakeproc.Moment{Phase: p, Commit: w.run.commit, Committed: committed, Rank: -1}
-	if p := w.member.Load(); p != nil {
+	if p := w.member.Load(); p != nil && p.group != nil {
 		m.Rank, m.Generation = p.slot.Rank, p.world.Generation
 	}
 	w.fake.Reach(m)

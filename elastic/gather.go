@@ -18,7 +18,7 @@ func (l *locals) gather(ctx context.Context, wanted bool) error {
 	if !wanted || len(l.parts) == 0 || set == nil {
 		return nil
 	}
-	g := l.worker.Group()
+	g := l.worker.group()
 	parts := make([][]byte, g.Size())
 	if set.mine != 0 {
 		own := set.own()

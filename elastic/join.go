@@ -41,15 +41,21 @@ const (
 )
 
 // Init joins the job that started this process and blocks until there is a world that includes this
-// worker, or ctx ends. With [Late] it does not join; Run does. In a process that hvdrun did not
-// start, the worker is alone in a world of size one, without sockets. Errors are ErrRemoved,
-// ErrFinished, ctx's error, and those of an invalid environment or an unreachable driver. The
-// caller must close the worker.
+// worker, or ctx ends. Where the job has a world already, which trains without this worker, Init
+// does not join: the program loads data and builds its model while the others train. [Run] enters
+// the first world then, after it has fetched the tensors of more than 16 KiB of the others' newest
+// commit in the background of their training, so that the sync sends only what has changed since.
+// Until then the methods of the worker tell what the environment does, the trial assignment for
+// which the process was started: Rank, Size, LocalRank and so on; the world can be another. Group
+// enters the world when it is called before Run. The program has ten minutes from Init to Run.
+//
+// In a process that hvdrun did not start, the worker is alone in a world of size one, without
+// sockets. Errors are ErrRemoved, ErrFinished, ctx's error, and those of an invalid environment or
+// an unreachable driver. The caller must close the worker.
 //
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.
 func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
-	late := slices.Contains(options, Late)
 	own := plan.OwnWorker
 	if l := fakeproc.From(ctx); l != nil {
 		own = func() (plan.Worker, bool, error) { return plan.WorkerFromEnv(l.Lookup) }
@@ -64,16 +70,16 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 			return nil, err
 		}
 	}
-	first := rendezvous.Joins
-	if late {
-		first = rendezvous.Outside
-	}
-	w := newOutsider(ctx, m, first)
+	w := newOutsider(ctx, m, rendezvous.Outside)
 	w.driven, w.job = started, env.RunID
 	w.verification = verification{every: env.VerifyState, heal: env.HealState}
 	w.replicas, w.shared = env.CommitReplicas, env.ShareOutput
-	if late {
+	if slices.Contains(options, Late) {
 		w.stayOut(env.Slot.SlotID)
+		return w, nil
+	}
+	if p, ok := m.(preparing); ok && p.trains(ctx) {
+		w.stayOutAs(env)
 		return w, nil
 	}
 	return w.arrive(ctx)

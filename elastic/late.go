@@ -4,10 +4,12 @@ import (
 	"context"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -16,20 +18,107 @@ import (
 // InitOption configures Init.
 type InitOption struct{ name string }
 
-// Late makes Run instead of Init enter the worker's first world. The other workers are interrupted
-// only then, so they do not wait while the program loads data and builds its model between Init and
-// Run. If they are already training, Run first fetches the tensors of more than 16 KiB of their
-// newest commit in the background of their training; the sync of the new world then sends only what
-// has changed since. All ranks of a job may use it. Run must be called within --start-timeout (30
-// s) of the process's start; the limit restarts while a fetch receives bytes.
+// Late makes Run instead of Init enter the worker's first world, also where Init would: see [Init].
+// It is accepted for programs that have given it since before Init decided that by itself; no
+// program needs it. Unlike without it, Run must be called within --start-timeout (30 s) of the
+// process's start; the limit restarts while a fetch receives bytes. All ranks of a job may use it.
 //
-// Until Run, such a worker has Rank −1, Size 0 and a nil Group; its Host and Slot are valid.
+// Until Run, a worker that was given Late has Rank −1, Size 0 and a nil Group; its Host and Slot
+// are valid.
 var Late = InitOption{"late"}
 
-// stayOut sets the membership of a worker that is in no world yet.
+// firstWorld is the entry of a worker into its first world.
+type firstWorld struct {
+	mu      sync.Mutex // held while entering
+	outside bool       // in no world yet; guarded by mu once Init has returned
+	onGroup bool       // the first call of Group enters the world; otherwise only Run does
+	stop    func()     // ends the reports of prepare; nil: there are none
+}
+
+// preparing is a meeting whose driver may have a world already.
+type preparing interface {
+	// trains reports whether the job has a world. Errors count as no: joining reports why.
+	trains(ctx context.Context) bool
+}
+
+// stayOut puts the worker in no world yet. Its Host and Slot are those of slot.
 func (w *Worker) stayOut(slot plan.SlotID) {
-	w.run.late = true
+	w.first.outside = true
 	w.member.Store(&membership{slot: plan.Slot{SlotID: slot, Rank: -1, LocalRank: -1, CrossRank: -1}, unwatch: func() {}})
+}
+
+// stayOutAs is stayOut for a worker that was not asked to: it has the place of the trial assignment
+// for which the process was started, and the first call of Group enters the world.
+func (w *Worker) stayOutAs(env plan.Worker) {
+	w.first.outside, w.first.onGroup = true, true
+	slots := make([]plan.Slot, max(env.Size, env.Slot.Rank+1))
+	slots[env.Slot.Rank] = env.Slot
+	w.member.Store(&membership{world: rendezvous.World{World: plan.World{Slots: slots}}, slot: env.Slot, unwatch: func() {}})
+	w.prepare()
+}
+
+const (
+	prepareReports = time.Second      // interval of the reports of a worker between Init and Run
+	prepareBound   = 10 * time.Minute // until when they are made: as long as the others wait for slots
+)
+
+// prepare has the driver extend the start timeout until the worker joins: as long as it is in no
+// world, nobody else sees whether it is alive.
+func (w *Worker) prepare() {
+	ctx, stop := context.WithTimeout(w.reports.ctx, prepareBound)
+	w.first.stop = stop
+	w.reports.Go(func() {
+		tick := time.NewTicker(prepareReports)
+		defer tick.Stop()
+		for {
+			_ = w.meeting.Report(ctx, rendezvous.Fetching, 0, 0) // a failure is not the worker's: it still joins
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// prepared ends prepare.
+func (w *Worker) prepared() {
+	if w.first.stop != nil {
+		w.first.stop()
+	}
+}
+
+// enterFirst enters the first world, unless that has happened.
+func (w *Worker) enterFirst(ctx context.Context) error {
+	w.first.mu.Lock()
+	defer w.first.mu.Unlock()
+	if !w.first.outside {
+		return nil
+	}
+	w.prepared()
+	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
+		return err
+	}
+	w.first.outside = false
+	return nil
+}
+
+// isOutside reports whether the worker has been in no world yet.
+func (w *Worker) isOutside() bool {
+	w.first.mu.Lock()
+	defer w.first.mu.Unlock()
+	return w.first.outside
+}
+
+// firstGroup enters the first world for a program that computes together with others before Run. If
+// that fails, the operations of the group fail with the error.
+func (w *Worker) firstGroup() *collective.Group {
+	if err := w.enterFirst(w.reports.ctx); err != nil {
+		none := collective.Local(1)[0]
+		none.Abort(err)
+		return none
+	}
+	return w.group()
 }
 
 // supplier is a meeting through which workers fetch each other's commits.
@@ -49,16 +138,12 @@ const (
 	bytesPerMega = 1e6
 )
 
-// arrive enters the first world of a late worker after fetching the state, if possible.
+// arrive enters the first world after fetching the state, if possible.
 func (r *runner) arrive() error {
 	if err := r.fetch(); err != nil {
 		return err
 	}
-	if err := r.worker.enter(r.ctx, func() {}, rendezvous.Joining{}); err != nil {
-		return err
-	}
-	r.worker.run.late = false
-	return nil
+	return r.worker.enterFirst(r.ctx)
 }
 
 // fetch sets the parts in memory to the newest commit of the other workers, if there is one. Errors
@@ -74,9 +159,11 @@ func (r *runner) fetch() error {
 	look, cancel := context.WithTimeout(r.ctx, lookBound)
 	sources, err := from.sources(look)
 	cancel()
+	w.prepared() // from now on the bytes that arrive show that the worker is alive
 	if err != nil || len(sources) == 0 {
 		return r.ctx.Err() // joining reports why
 	}
+	w.reportFetching()
 	began := time.Now()
 	lastReport := began
 	taken, err := fetch.Take(r.ctx, sources, layout, memory, fetch.Options{
@@ -96,6 +183,10 @@ func (r *runner) fetch() error {
 		}
 		return r.ctx.Err()
 	}
+	s.watch.begin()
+	if taken.Changed != nil {
+		s.watch.arm(taken.Changed)
+	}
 	if err := s.save(s.commits); err != nil {
 		return err
 	}
@@ -113,7 +204,7 @@ func (w *Worker) reportFetching() {
 // computes the checksums for that before the join, while no rank waits.
 func (s *State) adopt() {
 	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
-	for _, p := range s.parts.memoryIn(s.saved.Last()) {
+	for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
 		p.Prepare()
 	}
 }
@@ -126,11 +217,11 @@ func (s *State) supply() {
 		return
 	}
 	to.give(func() *fetch.Commit {
-		held := s.saved.Hold()
-		if held == nil {
+		number, blobs := s.saved.Lend()
+		if blobs == nil {
 			return nil
 		}
-		return &fetch.Commit{Number: held.Number(), Layout: layout, Blobs: s.parts.memoryIn(held), Release: held.Release}
+		return &fetch.Commit{Number: number, Layout: layout, Blobs: s.parts.memoryIn(blobs)}
 	})
 }
 
@@ -160,6 +251,13 @@ func (d *driven) visited(conn net.Conn) {
 	if err != nil {
 		logrus.Debugf("elastic: serving the state to another worker: %v", err)
 	}
+}
+
+func (d *driven) trains(ctx context.Context) bool {
+	look, cancel := context.WithTimeout(ctx, lookBound)
+	defer cancel()
+	world, err := d.Look(look)
+	return err == nil && world.Generation > 0
 }
 
 func (d *driven) sources(ctx context.Context) ([]fetch.Source, error) {

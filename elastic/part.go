@@ -98,5 +98,5 @@ func (a *savedAlone) restore(c *content) error {
 	if last == nil {
 		return errNothingSaved
 	}
-	return c.restore(last.Blobs())
+	return c.restore(last.Blobs(), allChanged)
 }

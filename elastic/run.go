@@ -80,7 +80,7 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	defer func() {
 		if err != nil {
 			r.worker.run.outside = true
-			r.worker.Group().Abort(err)
+			r.worker.group().Abort(err)
 		}
 		s.withdraw()
 		s.watch.end()
@@ -141,7 +141,7 @@ func (r *runner) begin() error {
 		r.state.logLeftOut()
 	}
 	switch {
-	case r.worker.run.late:
+	case r.worker.isOutside():
 		if err := r.arrive(); err != nil {
 			return err
 		}
@@ -181,7 +181,7 @@ func (r *runner) trainOnce() error {
 	if err := r.state.locals.gather(r.ctx, r.state.checkpoints != nil); err != nil {
 		return err
 	}
-	if err := collective.Barrier(r.ctx, r.worker.Group()); err != nil {
+	if err := collective.Barrier(r.ctx, r.worker.group()); err != nil {
 		return err
 	}
 	err := r.worker.meeting.Report(r.ctx, rendezvous.Done, r.worker.Generation(), r.state.commits)

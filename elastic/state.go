@@ -479,7 +479,8 @@ func (s *State) restore(which func(Part) bool) error {
 		return s.err
 	}
 	err := s.settled()
-	return errors.Join(append(s.parts.restore(s.saved.Last(), s.saved.torn, which), err)...)
+	last := s.saved.Last()
+	return errors.Join(append(s.parts.restore(last, s.saved.torn, which, s.watch.since(last)), err)...)
 }
 
 func (s *State) setRank(rank, size int) {

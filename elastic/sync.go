@@ -28,7 +28,7 @@ func (s *State) isSaved(same func(*image.Blob, []byte) bool) bool {
 		return false
 	}
 	_, live := s.parts.memory()
-	for i, p := range s.parts.memoryIn(last) {
+	for i, p := range s.parts.memoryIn(last.Blobs()) {
 		if !same(p, live[i]) {
 			return false
 		}
@@ -188,7 +188,10 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 	}
 	if g.Rank() != root && s.intact() != s.saved.mark {
 		last := s.saved.Last()
-		s.parts.inMemory(func(i, j int, live []byte) { s.parts.piece(last, i, j).CopyTo(live) })
+		changed := s.watch.since(last)
+		s.parts.inMemory(func(i, j int, live []byte) {
+			s.parts.piece(last, i, j).Restore(live, changed(s.parts.first[i]+j))
+		})
 	}
 	// other: this rank has another save than the root. none: it has none to compare.
 	other, none := mark != s.saved.mark, s.saved.mark == (imageID{})

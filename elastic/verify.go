@@ -127,7 +127,7 @@ func (s *State) Verify(ctx context.Context) error {
 		return err
 	}
 	s.logLeftOut()
-	diverged, _, err := s.compare(ctx, s.worker.Group(), false)
+	diverged, _, err := s.compare(ctx, s.worker.group(), false)
 	if err == nil && diverged != nil {
 		return diverged
 	}
@@ -138,7 +138,7 @@ func (s *State) Verify(ctx context.Context) error {
 // is the sync root after a sync, whose state is then the correct one; if root is negative the
 // majority's is.
 func (s *State) verify(ctx context.Context, root int) error {
-	g, synced := s.worker.Group(), root >= 0
+	g, synced := s.worker.group(), root >= 0
 	diverged, digests, err := s.compare(ctx, g, synced)
 	if err != nil || diverged == nil {
 		return err
@@ -318,11 +318,11 @@ func (s *State) beginAudit(ctx context.Context, root int) error {
 	}
 	a := &audit{root: root, done: make(chan struct{})}
 	s.audits.due = a
-	held := s.saved.Hold()
+	blobs, done := s.saved.Audit()
 	s.audits.running.Go(func() {
 		defer close(a.done)
-		defer held.Release()
-		a.sums, a.err = s.parts.sums(held, true)
+		defer done()
+		a.sums, a.err = s.parts.sumsOf(blobs, true)
 	})
 	return nil
 }
@@ -356,7 +356,7 @@ func (s *State) compareAudited() error {
 	if err := s.settled(); err != nil {
 		return err
 	}
-	g := s.worker.Group()
+	g := s.worker.group()
 	diverged, _, err := s.parts.locate(s.ctx, g, a.sums)
 	if err != nil {
 		return err

@@ -10,18 +10,20 @@ import (
 )
 
 // Watched makes commits ask the kernel which memory of p, a [Tensor] or [Tensors], has been written
-// to since the last commit, instead of reading all of it. It returns p. It is meant for large
-// tensors of which a step changes only a part, such as embeddings: a commit then costs only copying
-// the changed chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8
+// to since the last commit, instead of reading all of it. It returns p. Tensors of 16 MiB and more
+// have that without it where they do not change for some commits. It is meant for large tensors of
+// which each step changes another part, such as embeddings: a commit then costs only copying the
+// changed chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8
 // µs longer. Chunks of which every step changes much are therefore compared instead, and only
 // sampled now and then.
 //
 // The caller guarantees that nothing writes to the tensors past the page tables of the process: no
 // device, and not the kernel to memory that is pinned for it (cudaHostRegister, RDMA, fixed buffers
-// of io_uring). Pinned memory cannot be detected, so Watched is not the default. All other writes
-// are detected: by other goroutines and threads, cgo, system calls and debuggers. A violation is an
-// [UnseenWriteError] from [State.Digest], [State.Verify] and the commits after which --verify-state
-// compares the ranks, because these compare the live memory with the save.
+// of io_uring). Pinned memory cannot be detected, so tensors are not watched without being asked
+// for in a process that has a device or an io_uring open. All other writes are detected: by other
+// goroutines and threads, cgo, system calls and debuggers. A violation is an [UnseenWriteError]
+// from [State.Digest], [State.Verify] and the commits after which --verify-state compares the
+// ranks, because these compare the live memory with the save.
 //
 // Watched has no effect, and changes are found by comparison, before Linux 6.7, in a sandbox that
 // forbids it, for shared memory (collective.Alloc, files), for memory that another State watches,
@@ -51,41 +53,42 @@ func (e *UnseenWriteError) Error() string {
 	return fmt.Sprintf("elastic: %s, chunk %d, was written to without the kernel's knowledge, for example by a device to pinned memory: it must not be Watched", e.Part, e.Chunk)
 }
 
-// watch tracks, for the slices of Watched parts, which chunks may differ from the last image.
+// watch tracks, for the slices of Watched parts and for other large tensors, which chunks may
+// differ from the last image.
 type watch struct {
 	worker  *Worker
 	parts   *parts
 	watcher *dirty.Watcher // nil: not watching
 	never   bool           // watching is impossible or not wanted
+	asked   bool           // only Watched parts are watched: something may bypass the page tables
 	cleanup runtime.Cleanup
 	pieces  []watchedPiece
 }
 
 type watchedPiece struct {
 	part, index int           // indexes of the part in the state and of the slice in the part
+	asked       bool          // the part is Watched; otherwise its chunks are watched while they do not change
 	memory      *dirty.Memory // nil: it cannot be watched
 	changed     []bool        // chunks that may differ from the last image
 	look        []int         // offset in each chunk where a change is most likely
 	copied      []bool        // chunks that the current save copies
+	same        []bool        // chunks that the current save has found unchanged
 }
+
+// Tensors that are not Watched are watched where comparing them takes long: slices of leastWatched
+// bytes, if they have muchCompared together. Tests change them.
+var (
+	leastWatched = image.ChunkSize
+	muchCompared = 16 << 20
+)
 
 // begin starts watching if a part wants it, unless it has started.
 func (w *watch) begin() {
 	if w.watcher != nil || w.never {
 		return
 	}
-	w.pieces = nil
-	var all [][]byte
-	for i, c := range w.parts.of {
-		if c == nil || !c.watched {
-			continue
-		}
-		for j, b := range c.memory() {
-			w.pieces = append(w.pieces, watchedPiece{part: i, index: j})
-			all = append(all, b)
-		}
-	}
-	if w.never = len(all) == 0; w.never {
+	if w.choose(); len(w.pieces) == 0 {
+		w.never = true
 		return
 	}
 	watcher, err := dirty.Open()
@@ -94,11 +97,90 @@ func (w *watch) begin() {
 		return
 	}
 	w.watcher = watcher
-	memories, errs := watcher.Watch(all, image.ChunkSize)
-	for i := range w.pieces {
-		w.take(&w.pieces[i], memories[i], errs[i])
-	}
+	w.register(w.pieces, w.live())
 	w.cleanup = runtime.AddCleanup(w, (*dirty.Watcher).Close, watcher)
+}
+
+// choose sets the pieces to watch.
+func (w *watch) choose() {
+	w.pieces = nil
+	large := 0
+	for _, c := range w.parts.of {
+		if c == nil || c.memory == nil || c.watched {
+			continue
+		}
+		for _, b := range c.memory() {
+			if len(b) >= leastWatched {
+				large += len(b)
+			}
+		}
+	}
+	others := !w.asked && large >= muchCompared && !w.bypassed()
+	for i, c := range w.parts.of {
+		if c == nil || c.memory == nil {
+			continue
+		}
+		for j, b := range c.memory() {
+			if c.watched || others && len(b) >= leastWatched {
+				w.pieces = append(w.pieces, watchedPiece{part: i, index: j, asked: c.watched})
+			}
+		}
+	}
+}
+
+// bypassed reports whether something may write to memory of this process past its page tables, so
+// that only the caller of Watched can know that nothing does.
+func (w *watch) bypassed() bool {
+	why, err := dirty.Bypass()
+	if err != nil {
+		why = err.Error()
+	}
+	if w.asked = why != ""; w.asked {
+		w.worker.log.Debugf("commits compare all parts that are not Watched, since something may write to memory without the kernel's knowledge: %s", why)
+	}
+	return w.asked
+}
+
+// trusted stops watching what is not Watched if the kernel may not know of all writes any more.
+func (w *watch) trusted() {
+	resting := true
+	for i := range w.pieces {
+		p := &w.pieces[i]
+		resting = resting && (p.asked || p.memory == nil || p.memory.Resting())
+	}
+	if resting || !w.bypassed() {
+		return
+	}
+	for i := range w.pieces {
+		if p := &w.pieces[i]; !p.asked && p.memory != nil {
+			p.memory.Close()
+			p.memory, p.copied = nil, nil
+		}
+	}
+}
+
+// register begins to watch the memory of pieces.
+func (w *watch) register(pieces []watchedPiece, memory [][]byte) {
+	for _, asked := range []bool{true, false} {
+		var which []int
+		var of [][]byte
+		for i, p := range pieces {
+			if p.asked == asked {
+				which, of = append(which, i), append(of, memory[i])
+			}
+		}
+		begin := w.watcher.WatchCalm
+		if asked {
+			begin = w.watcher.Watch
+		}
+		if len(of) == 0 {
+			continue
+		}
+		memories, errs := begin(of, image.ChunkSize)
+		for n, i := range which {
+			w.take(&pieces[i], memories[n], errs[n])
+		}
+	}
 }
 
 // take sets the memory that watches p; nil, with the reason, if that failed.
@@ -144,9 +226,49 @@ func (w *watch) mark(sources []image.Source, last *image.Image, prove bool) erro
 		if src.Look = p.look; src.Changed == nil { // otherwise the sync has set it
 			src.Changed = p.changed
 		}
-		p.copied = src.Changed
+		p.copied, src.Same = src.Changed, p.same
 	}
 	return nil
+}
+
+// arm watches the chunks that have not changed while others trained with them. changed has those of
+// the parts in memory, in order.
+func (w *watch) arm(changed []bool) {
+	if w.watcher == nil {
+		return
+	}
+	of := make(map[[2]int]*dirty.Memory)
+	for i := range w.pieces {
+		if p := &w.pieces[i]; p.memory != nil {
+			of[[2]int{p.part, p.index}] = p.memory
+		}
+	}
+	w.parts.inMemory(func(i, j int, live []byte) {
+		n := image.Chunks(len(live))
+		if m := of[[2]int{i, j}]; m != nil {
+			for c, changes := range changed[:n] {
+				if !changes {
+					m.Arm(c)
+				}
+			}
+		}
+		changed = changed[n:]
+	})
+}
+
+// since returns, for a blob of the last image, the chunks that may differ from the live value; nil:
+// all.
+func (w *watch) since(last *image.Image) func(blob int) []bool {
+	if last == nil || !w.scan(last) {
+		return allChanged
+	}
+	changed := make(map[int][]bool)
+	for i := range w.pieces {
+		if p := &w.pieces[i]; p.memory != nil {
+			changed[w.parts.first[p.part]+p.index] = p.changed
+		}
+	}
+	return func(blob int) []bool { return changed[blob] }
 }
 
 // keep resets the chunks that the last save has copied. After a failed save it is not called,
@@ -156,7 +278,7 @@ func (w *watch) keep() {
 		p := &w.pieces[i]
 		for c, copied := range p.copied {
 			if copied {
-				p.memory.Keep(c)
+				p.memory.Keep(c, p.same[c])
 			}
 		}
 		p.copied = nil
@@ -171,13 +293,15 @@ func (w *watch) prove(last *image.Image) error {
 	return w.proven(last)
 }
 
-// live returns the memory of all slices.
+// live returns the memory of all pieces.
 func (w *watch) live() [][]byte {
-	all := make([][]byte, 0, len(w.pieces))
-	for _, p := range w.pieces {
-		if p.index == 0 {
-			all = append(all, w.parts.of[p.part].memory()...)
+	all := make([][]byte, len(w.pieces))
+	var memory [][]byte
+	for i, p := range w.pieces {
+		if i == 0 || p.part != w.pieces[i-1].part {
+			memory = w.parts.of[p.part].memory()
 		}
+		all[i] = memory[p.index]
 	}
 	return all
 }
@@ -187,6 +311,7 @@ func (w *watch) scan(last *image.Image) bool {
 	if w.watcher == nil {
 		return false
 	}
+	w.trusted()
 	for i, b := range w.live() {
 		p := &w.pieces[i]
 		p.copied = nil
@@ -195,8 +320,7 @@ func (w *watch) scan(last *image.Image) bool {
 		}
 		if !p.memory.Is(b) {
 			p.memory.Close()
-			memories, errs := w.watcher.Watch([][]byte{b}, image.ChunkSize)
-			if w.take(p, memories[0], errs[0]); p.memory == nil {
+			if w.register(w.pieces[i:i+1], [][]byte{b}); p.memory == nil {
 				continue
 			}
 		}
@@ -217,8 +341,9 @@ func (w *watch) scan(last *image.Image) bool {
 func (p *watchedPiece) note(b []byte, before *image.Blob) {
 	n := image.Chunks(len(b))
 	if len(p.changed) != n {
-		p.changed, p.look = make([]bool, n), make([]int, n)
+		p.changed, p.look, p.same = make([]bool, n), make([]int, n), make([]bool, n)
 	}
+	clear(p.same)
 	for c := range n {
 		p.changed[c], p.look[c] = p.memory.Changed(c), p.memory.Look(c)
 	}
@@ -253,10 +378,11 @@ func (w *watch) proven(last *image.Image) error {
 		if c < 0 {
 			continue
 		}
+		asked := p.asked
 		w.end()
 		w.never = true
 		err := &UnseenWriteError{w.parts.name(p.part), c}
-		if !w.worker.verification.heal {
+		if asked && !w.worker.verification.heal {
 			return err
 		}
 		w.worker.log.Warn(err)

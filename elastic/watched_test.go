@@ -32,6 +32,13 @@ func needWatch(t *testing.T) {
 	w.Close()
 }
 
+// watchAll has tensors of any size watched for the duration of the test.
+func watchAll(t *testing.T) {
+	least, much := leastWatched, muchCompared
+	leastWatched, muchCompared = 1, 1
+	t.Cleanup(func() { leastWatched, muchCompared = least, much })
+}
+
 // flaky is a Deferred part without a value that fails on request.
 type flaky struct{ fails bool }
 
@@ -57,12 +64,16 @@ type shadowed struct {
 }
 
 // newShadowed makes parts in one allocation, most of which share pages at their edges.
-func newShadowed(w *Worker, gap int) *shadowed {
+func newShadowed(w *Worker, gap int, watched bool) *shadowed {
 	all := make([]byte, 2*image.ChunkSize+600_000)
 	a, b := all[gap:image.ChunkSize+200_005], all[image.ChunkSize+200_005:2*image.ChunkSize-gap]
 	c, d := all[2*image.ChunkSize-gap:2*image.ChunkSize+300_000], all[2*image.ChunkSize+300_000:]
 	r := &shadowed{pieces: [][]byte{a, b, c, d}}
-	r.state = NewState(w, Watched(Tensor("a", a)), Watched(Tensors("many", [][]byte{b, nil, c})), Tensor("d", d), &r.flaky)
+	asked := Watched
+	if !watched {
+		asked = func(p Part) Part { return p }
+	}
+	r.state = NewState(w, asked(Tensor("a", a)), asked(Tensors("many", [][]byte{b, nil, c})), Tensor("d", d), &r.flaky)
 	for _, p := range r.pieces {
 		r.live = append(r.live, bytes.Clone(p))
 	}
@@ -127,13 +138,15 @@ func (r *shadowed) write(t *rapid.T, i, at int, with []byte, way string) {
 func TestWatchedIsTheState(t *testing.T) {
 	needWatch(t)
 	workers := stillWorld(t, 2, 1)
+	watchAll(t)
 	rapid.Check(t, func(t *rapid.T) {
 		var ranks []*shadowed
 		gap := rapid.SampledFrom([]int{0, 1, 4096, 5000}).Draw(t, "gap")
+		asked := rapid.Bool().Draw(t, "asked")
 		for _, w := range workers {
 			w.verification.every = rapid.SampledFrom([]int{0, 3}).Draw(t, "verify")
 			w.log = quiet()
-			r := newShadowed(w, gap)
+			r := newShadowed(w, gap, asked)
 			defer r.state.watch.end()
 			ranks = append(ranks, r)
 		}
@@ -235,7 +248,7 @@ func lose(t *testing.T, s *State) {
 		t.Fatal(err)
 	}
 	for c := range s.watch.pieces[0].changed {
-		m.Keep(c)
+		m.Keep(c, false)
 	}
 }
 
@@ -291,6 +304,63 @@ func TestUnseenWrite(t *testing.T) {
 		s.Settle()
 		if s.watch.watcher != nil || !s.saved.Last().Blobs()[0].Same(weights) {
 			t.Errorf("%s: it is not in the commit", c.name)
+		}
+	}
+}
+
+// Large tensors that do not change are watched without being asked for, until something may write
+// past the page tables: then commits compare them.
+func TestWatchedByItself(t *testing.T) {
+	needWatch(t)
+	if why, err := dirty.Bypass(); why != "" || err != nil {
+		t.Skip(why, err)
+	}
+	const chunks = 20
+	weights := make([]byte, chunks*image.ChunkSize)
+	w := stillWorld(t, 1, 0)[0]
+	w.log = quiet()
+	s := NewState(w, Tensor("weights", weights), Tensor("small", make([]byte, 5000)))
+	defer s.watch.end()
+	changed := func() (n int) {
+		t.Helper()
+		if err := s.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		p := &s.watch.pieces[0]
+		for _, c := range p.changed {
+			if c && p.memory != nil {
+				n++
+			}
+		}
+		if !s.saved.Last().Blobs()[0].Same(weights) {
+			t.Error("the commit has another value")
+		}
+		return n
+	}
+	for range 4 {
+		changed()
+	}
+	if n := changed(); n != 0 || len(s.watch.pieces) != 1 {
+		t.Errorf("nothing changes, and %d chunks of %d pieces are compared", n, len(s.watch.pieces))
+	}
+	weights[5*image.ChunkSize+7]++
+	if n := changed(); n != 1 {
+		t.Errorf("one chunk changes, and %d are compared", n)
+	}
+	weights[6*image.ChunkSize+7]++
+	if err := s.Restore(); err != nil || weights[6*image.ChunkSize+7] != 0 || weights[5*image.ChunkSize+7] != 1 {
+		t.Errorf("not restored: %v", err)
+	}
+
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no device to open: ", err)
+	}
+	defer device.Close()
+	for range 3 {
+		weights[0]++
+		if changed(); s.watch.pieces[0].memory != nil {
+			t.Error("watched, although a device is open")
 		}
 	}
 }

@@ -28,7 +28,8 @@ var ErrFinished = errors.New("elastic: the job was done before this worker's tra
 const closeGrace = 2 * time.Second
 
 // Worker is this process's membership in the job. Its methods may be called concurrently. They
-// describe the world that Run entered last; before the first Run, that of Init.
+// describe the world that Run entered last; before the first Run, that of Init, or where Init has
+// left that to Run, the trial assignment for which the process was started.
 type Worker struct {
 	meeting meeting
 	driven  bool   // started by a driver
@@ -45,6 +46,7 @@ type Worker struct {
 	stopPulse    func()
 
 	reports reports
+	first   firstWorld
 	run     runState
 	use     use
 }
@@ -61,7 +63,6 @@ type reports struct {
 type runState struct {
 	commit   uint64       // number of the last commit begun
 	term     *termHandler // of a Run that ended while the driver may still send SIGTERM
-	late     bool         // the worker has not been in a world yet; Run enters the first one
 	last     bool         // no world follows, and this rank writes the last checkpoint
 	deserted bool         // at the last commit all ranks were asked to leave and had no driver
 	outside  bool         // the world of member has been left and no other entered
@@ -164,12 +165,13 @@ func (w *Worker) close() error {
 	over := w.use.over
 	w.use.mu.Unlock()
 	w.stopPulse()
+	w.prepared()
 
 	stop := time.AfterFunc(closeGrace, w.reports.stop)
 	defer stop.Stop()
 	var err error
 	if p := w.member.Load(); p != nil {
-		if !over && !w.run.late {
+		if !over && !w.isOutside() {
 			// Ignored on failure: the driver notices the end of the process.
 			_ = w.meeting.Report(w.reports.ctx, rendezvous.Leaving, p.world.Generation, 0)
 		}
@@ -186,10 +188,10 @@ func (w *Worker) close() error {
 	return errors.Join(err, w.meeting.close())
 }
 
-// Rank returns this worker's rank in the world, from 0; −1 before a [Late] worker's first world.
+// Rank returns this worker's rank in the world, from 0.
 func (w *Worker) Rank() int { return w.member.Load().slot.Rank }
 
-// Size returns the number of workers in the world; 0 before a [Late] worker's first world.
+// Size returns the number of workers in the world.
 func (w *Worker) Size() int { return w.member.Load().world.Size() }
 
 // LocalRank returns this worker's rank among those on its host, from 0.
@@ -213,9 +215,20 @@ func (w *Worker) Slot() int { return w.member.Load().slot.Index }
 // the system.
 func (w *Worker) Host() string { return w.member.Load().slot.Host }
 
-// Generation returns the number of the world. It increases with every reset, by one or more.
+// Generation returns the number of the world. It increases with every reset, by one or more. It is
+// 0 before the first world.
 func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }
 
 // Group returns the connected ranks of the world. Every reset replaces it, so callers must not
-// store it; the worker closes it.
-func (w *Worker) Group() *collective.Group { return w.member.Load().group }
+// store it; the worker closes it. Where Init has left it to Run to enter the world, a call before
+// Run enters it instead, and blocks for that as Init does otherwise; if it fails, the operations of
+// the group fail with the error.
+func (w *Worker) Group() *collective.Group {
+	if g := w.group(); g != nil || !w.first.onGroup {
+		return g
+	}
+	return w.firstGroup()
+}
+
+// group returns the connected ranks of the world; nil before the first world.
+func (w *Worker) group() *collective.Group { return w.member.Load().group }

@@ -19,14 +19,23 @@ import (
 
 // trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. At half
 // of the steps it waits until the world has another size than first.
-func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
-	w, err := elastic.Init(ctx, elastic.Late)
+func trainLarge(ctx context.Context, steps, first int, options ...elastic.InitOption) ([]int64, error) {
+	w, err := elastic.Init(ctx, options...)
 	if err != nil {
 		return nil, err
 	}
 	defer w.Close()
-	if w.Rank() != -1 || w.Size() != 0 || w.Group() != nil || w.Host() == "" {
-		return nil, fmt.Errorf("before Run: rank %d of %d on %q", w.Rank(), w.Size(), w.Host())
+	switch {
+	case len(options) > 0:
+		if w.Rank() != -1 || w.Size() != 0 || w.Group() != nil || w.Host() == "" {
+			return nil, fmt.Errorf("before Run: rank %d of %d on %q", w.Rank(), w.Size(), w.Host())
+		}
+	case w.Host() == "a": // has joined the first world, unless it replaces another
+		if w.Size() < first || w.Generation() == 1 && w.Size() != first || w.Rank() < 0 || w.Rank() >= w.Size() {
+			return nil, fmt.Errorf("before Run: rank %d of %d on %q", w.Rank(), w.Size(), w.Host())
+		}
+	case w.Generation() != 0 || w.Size() <= first || w.Rank() != first+w.Slot() || w.LocalRank() != w.Slot():
+		return nil, fmt.Errorf("a newcomer before Run: rank %d of %d in generation %d", w.Rank(), w.Size(), w.Generation())
 	}
 	weights, step := make([]int64, 1<<18), 0
 	at := func(i int) *int64 { return &weights[i*len(weights)/steps] }
@@ -57,8 +66,13 @@ func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	})
 }
 
-// Late workers have the state before they join, even if workers die meanwhile, and no step is lost.
-func TestLate(t *testing.T) {
+// Newcomers have the state before they join, even if workers die meanwhile, and no step is lost.
+func TestNewcomersFetch(t *testing.T) { newcomersFetch(t) }
+
+// So do workers that were given Late.
+func TestLate(t *testing.T) { newcomersFetch(t, elastic.Late) }
+
+func newcomersFetch(t *testing.T, options ...elastic.InitOption) {
 	const steps, first, newcomers = 30, 2, 2
 	for _, c := range []struct {
 		name  string
@@ -76,7 +90,10 @@ func TestLate(t *testing.T) {
 			log.SetLevel(logrus.DebugLevel)
 			var mu sync.Mutex
 			sums := map[int64]int{}
-			fetching, joined := 0, 0
+			fetching, joined, old := 0, 0, 0
+			if len(options) > 0 {
+				old = first // those of the first world come to the same point
+			}
 			died := c.death == elastictest.Moment{}
 			grown, waiting := make(chan struct{}), make(chan struct{})
 			var once sync.Once
@@ -84,7 +101,7 @@ func TestLate(t *testing.T) {
 				Hosts:  []plan.Host{{Name: "a", Slots: first}},
 				Driver: driver.Config{Log: log},
 				Worker: func(ctx context.Context) error {
-					weights, err := trainLarge(ctx, steps, first)
+					weights, err := trainLarge(ctx, steps, first, options...)
 					if err == nil {
 						mu.Lock()
 						defer mu.Unlock()
@@ -111,7 +128,7 @@ func TestLate(t *testing.T) {
 							close(waiting)
 						}
 					}
-					if died || fetching <= first || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
+					if died || fetching <= old || m.Rank != c.death.Rank || m.Phase != c.death.Phase {
 						return false
 					}
 					died = true
@@ -136,5 +153,54 @@ func TestLate(t *testing.T) {
 				t.Errorf("%d of %d newcomers fetched the state", fetched, newcomers)
 			}
 		})
+	}
+}
+
+// A newcomer that computes with others before Run enters the world for that, as in the job's first
+// world.
+func TestGroupBeforeRun(t *testing.T) {
+	const first = 2
+	var mu sync.Mutex
+	sizes := map[int]int{}
+	job := elastictest.Start(elastictest.Config{
+		Hosts: []plan.Host{{Name: "a", Slots: first}},
+		Worker: func(ctx context.Context) error {
+			w, err := elastic.Init(ctx)
+			if err != nil {
+				return err
+			}
+			defer w.Close()
+			if w.Host() == "b" {
+				before, g := w.Generation(), w.Group()
+				if before != 0 || g.Size() != first+1 || w.Generation() == 0 || w.Group() != g {
+					return fmt.Errorf("generation %d, a group of %d in %d", before, g.Size(), w.Generation())
+				}
+			} else if err := collective.Barrier(ctx, w.Group()); err != nil {
+				return err
+			}
+			step := 0
+			state := elastic.NewState(w, elastic.Value("step", &step))
+			return elastic.Run(ctx, state, func(context.Context) error {
+				for ; step < 10 || w.Size() == first; step++ {
+					if err := state.Commit(); err != nil {
+						return err
+					}
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				sizes[w.Size()]++
+				return nil
+			})
+		},
+	})
+	if err := job.Await(elastictest.Commit(3)); err != nil {
+		t.Fatal(err)
+	}
+	job.AddHost("b", 1)
+	if err := job.Wait(); err != nil {
+		t.Error(err)
+	}
+	if sizes[first+1] != first+1 {
+		t.Errorf("sizes: %v", sizes)
 	}
 }

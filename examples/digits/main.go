@@ -57,7 +57,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	w, err := elastic.Init(ctx, elastic.Late) // Late: the others wait for this worker only from elastic.Run on
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func run(ctx context.Context, o options) (err error) {
 	if len(devices) == 0 {
 		return fmt.Errorf("%w: the driver sees no device", cuda.ErrUnavailable)
 	}
-	w, err := elastic.Init(ctx, elastic.Late) // Late: the others wait for this worker only from elastic.Run on
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return err
 	}

@@ -57,11 +57,22 @@ func (w *Watcher) Close() { w.closing.Do(w.kernel.close) }
 // count as changed until the second Scan. A Memory keeps its bytes reachable. For each range that
 // cannot be watched it returns nil and an error.
 func (w *Watcher) Watch(memory [][]byte, chunk int) ([]*Memory, []error) {
+	return w.watchAll(memory, chunk, false)
+}
+
+// WatchCalm is Watch for memory that may be written to all the time. The pages of a chunk are
+// protected only when Keep has said of several copies in a row that it has not changed; until then
+// it counts as changed, and writes cost nothing.
+func (w *Watcher) WatchCalm(memory [][]byte, chunk int) ([]*Memory, []error) {
+	return w.watchAll(memory, chunk, true)
+}
+
+func (w *Watcher) watchAll(memory [][]byte, chunk int, calm bool) ([]*Memory, []error) {
 	all, errs := make([]*Memory, len(memory)), make([]error, len(memory))
 	free, err := private()
 	for i, b := range memory {
 		if errs[i] = err; err == nil {
-			all[i], errs[i] = w.watch(b, chunk, free)
+			all[i], errs[i] = w.watch(b, chunk, free, calm)
 		}
 	}
 	return all, errs
@@ -74,7 +85,7 @@ var (
 	errMany     = errors.New("too many memory ranges are watched")
 )
 
-func (w *Watcher) watch(b []byte, chunk int, free []span) (*Memory, error) {
+func (w *Watcher) watch(b []byte, chunk int, free []span, calm bool) (*Memory, error) {
 	from := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 	pages := span{(from + w.page - 1) &^ (w.page - 1), (from + uintptr(len(b))) &^ (w.page - 1)}
 	if pages.to < pages.from+leastPages*w.page {
@@ -100,9 +111,13 @@ func (w *Watcher) watch(b []byte, chunk int, free []span) (*Memory, error) {
 	if err := w.kernel.register(pages); err != nil {
 		return nil, err
 	}
-	m := &Memory{watcher: w, bytes: b, base: from, pages: pages, size: chunk}
+	m := &Memory{watcher: w, bytes: b, base: from, pages: pages, size: chunk, calm: calm}
+	first := watched
+	if calm {
+		first = resting
+	}
 	for at := 0; at < len(b); at += chunk {
-		m.chunks = append(m.chunks, state{changed: true})
+		m.chunks = append(m.chunks, state{changed: true, mode: first})
 	}
 	if err := w.kernel.scan(pages, false, func(span) {}); err != nil { // older kernels report the missing support only here
 		w.kernel.unregister(pages)

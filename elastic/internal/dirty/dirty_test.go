@@ -218,7 +218,11 @@ func TestEveryWriteIsSeen(t *testing.T) {
 				// Two slices of the same memory, which mostly share a page.
 				cut := rapid.IntRange(1<<20, 2<<20).Draw(t, "cut")
 				parts := [][]byte{all[rapid.IntRange(0, 5000).Draw(t, "from"):cut], all[cut : len(all)-rapid.IntRange(0, 5000).Draw(t, "to")]}
-				memories, errs := w.Watch(parts, chunk)
+				watch := w.Watch
+				if rapid.Bool().Draw(t, "calm") {
+					watch = w.WatchCalm
+				}
+				memories, errs := watch(parts, chunk)
 				models := make([]*model, len(parts))
 				for i, m := range memories {
 					if m == nil {
@@ -254,14 +258,83 @@ func TestEveryWriteIsSeen(t *testing.T) {
 								t.Fatalf("look at %d", m.memory.Look(i))
 							}
 							if rapid.Bool().Draw(t, "keep") {
+								same := bytes.Equal(m.kept[a:b], m.live[a:b])
 								copy(m.kept[a:b], m.live[a:b])
-								m.memory.Keep(i)
+								if m.memory.Keep(i, same); rapid.IntRange(0, 9).Draw(t, "arm") == 0 {
+									m.memory.Arm(i)
+								}
 							}
 						}
 					}
 				}
 			})
 		})
+	}
+}
+
+// Calm memory is watched where it does not change. What changes always costs nothing: none of its
+// pages is ever protected.
+func TestCalmMemory(t *testing.T) {
+	w := need(t)
+	const chunk, chunks = 256 << 10, 4
+	b := mapped(t, chunks*chunk, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, unix.MADV_NOHUGEPAGE)
+	clear(b)
+	memories, errs := w.WatchCalm([][]byte{b}, chunk)
+	m := memories[0]
+	if m == nil {
+		t.Fatal(errs[0])
+	}
+	step := func(writes ...int) (changed []int) {
+		t.Helper()
+		for _, i := range writes {
+			b[i*chunk+77]++
+		}
+		if err := m.Scan(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range chunks {
+			if m.Changed(i) {
+				changed = append(changed, i)
+			}
+			m.Keep(i, !slices.Contains(writes, i))
+		}
+		return changed
+	}
+	for range 20 {
+		if got := step(0, 1, 2, 3); len(got) != chunks || !m.Resting() {
+			t.Fatalf("all change: %v, resting %v", got, m.Resting())
+		}
+	}
+	step(0, 1)
+	if got := step(0, 1); len(got) != chunks || m.Resting() { // 2 and 3 are protected now
+		t.Errorf("two are calm: %v, resting %v", got, m.Resting())
+	}
+	for range 10 {
+		if got := step(0, 1); !slices.Equal(got, []int{0, 1}) {
+			t.Errorf("two are calm: %v", got)
+		}
+	}
+	if got := step(0, 2); !slices.Equal(got, []int{0, 1, 2}) {
+		t.Errorf("one of them is written to: %v", got)
+	}
+	// Chunk 3 is written to soon after it is watched each time, which becomes rare.
+	protected := 0
+	for range 400 {
+		write := []int{0, 1, 2}
+		if m.chunks[3].mode == watched {
+			protected++
+			write = append(write, 3)
+		}
+		if got := step(write...); len(got) != chunks && m.chunks[3].mode != watched {
+			t.Fatalf("%v", got)
+		}
+	}
+	if protected > 16 {
+		t.Errorf("a chunk that changes again and again was protected %d times", protected)
+	}
+	m.Arm(0)
+	if step(); m.chunks[0].mode != watched {
+		t.Error("an armed chunk is not watched")
 	}
 }
 
@@ -284,7 +357,7 @@ func TestQuietMemoryIsQuiet(t *testing.T) {
 			if m.Changed(i) {
 				which = append(which, i)
 			}
-			m.Keep(i)
+			m.Keep(i, false)
 		}
 		return which
 	}
@@ -365,7 +438,7 @@ func TestNeighbours(t *testing.T) {
 				t.Fatalf("step %d: chunk %d was written to unseen", n, i)
 			}
 			copy(m.kept[a:b], live[a:b])
-			m.memory.Keep(i)
+			m.memory.Keep(i, false)
 		}
 	}
 	stop.Store(true)
@@ -406,7 +479,7 @@ func TestWritesDuringScans(t *testing.T) {
 				for j := i * 8192; j < (i+1)*8192; j += 512 {
 					kept[j] = atomic.LoadUint64(&b[j])
 				}
-				m.Keep(i)
+				m.Keep(i, false)
 			}
 		}
 	}
@@ -502,7 +575,7 @@ func TestProcessesThatAreStarted(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range 16 {
-			m.Keep(i)
+			m.Keep(i, false)
 		}
 		if err := exec.Command("true").Run(); err != nil {
 			t.Skip(err)
@@ -548,7 +621,7 @@ func live(as string) int {
 			return 0
 		}
 		for i := range 16 {
-			memories[0].Keep(i)
+			memories[0].Keep(i, false)
 		}
 		b[70_000]++
 	}

@@ -21,6 +21,7 @@ type Memory struct {
 	pages   span
 	size    int // of a chunk in bytes
 	chunks  []state
+	calm    bool // see WatchCalm
 }
 
 // state is the state of a chunk.
@@ -33,6 +34,8 @@ type state struct {
 	much int // scans in a row in which much was written
 	rest int // remaining scans of the rest
 	wait int // minimum scans of the last rest
+
+	quiet int // of calm memory: while resting, unchanged copies in a row; while watched, scans
 }
 
 // mode says which pages of a chunk are protected after a scan.
@@ -42,6 +45,16 @@ const (
 	watched mode = iota // all
 	sampled             // some
 	resting             // none
+	arming              // all, from the next scan on
+)
+
+// Chunks of calm memory rest until they have not changed for some time. A chunk that is written to
+// while it is watched costs a fault for each page that is written, at most 4 times what comparing
+// it once costs, and rests again: for twice as long as before if it was watched for fewer than
+// worthwhile scans.
+const (
+	worthwhile = 8
+	mostQuiet  = 64
 )
 
 // Is reports whether b is the watched memory.
@@ -62,13 +75,49 @@ func (m *Memory) Changed(i int) bool { return m.chunks[i].changed }
 func (m *Memory) Look(i int) int { return m.chunks[i].look }
 
 // Keep records that the caller has a copy of chunk i made since the last Scan: only a write after
-// that Scan makes it changed again.
-func (m *Memory) Keep(i int) { m.chunks[i].changed = false }
+// that Scan makes it changed again. same: the chunk equals the copy before. Only memory of
+// WatchCalm needs that.
+func (m *Memory) Keep(i int, same bool) {
+	c := &m.chunks[i]
+	c.changed = false
+	if !m.calm || c.mode != resting {
+		return
+	}
+	if c.quiet++; !same {
+		c.quiet = 0
+	} else if c.quiet > c.wait {
+		c.mode, c.quiet = arming, 0
+	}
+}
+
+// Arm makes the next Scan protect chunk i of calm memory, because it is known to change rarely.
+func (m *Memory) Arm(i int) {
+	if c := &m.chunks[i]; m.calm && c.mode == resting {
+		c.mode, c.quiet = arming, 0
+	}
+}
+
+// Resting reports whether no page of the memory is protected, so that nothing but reading tells
+// what has changed.
+func (m *Memory) Resting() bool {
+	for i := range m.chunks {
+		if m.chunks[i].mode != resting {
+			return false
+		}
+	}
+	return true
+}
 
 // Scan updates Changed and Look, and protects memory again. A write after it counts for the next
 // Scan; a concurrent one may count for this one. After an error the memory is no longer watched and
 // nothing is known of it.
 func (m *Memory) Scan() error {
+	if m.calm && m.Resting() {
+		for i := range m.chunks {
+			m.chunks[i].changed = true
+		}
+		return nil
+	}
 	for i := range m.chunks {
 		m.chunks[i].written = 0
 	}
@@ -78,7 +127,11 @@ func (m *Memory) Scan() error {
 		return err
 	}
 	for i := range m.chunks {
-		m.chunks[i].decide(i, min(m.size, len(m.bytes)-i*m.size))
+		if m.calm {
+			m.chunks[i].decideCalm()
+		} else {
+			m.chunks[i].decide(i, min(m.size, len(m.bytes)-i*m.size))
+		}
 	}
 	return m.scan(true, func(c *state) mode {
 		if c.changed {
@@ -86,6 +139,25 @@ func (m *Memory) Scan() error {
 		}
 		return resting
 	})
+}
+
+// decideCalm is decide for a chunk of calm memory.
+func (c *state) decideCalm() {
+	switch {
+	case c.mode == resting:
+		c.changed = true
+	case c.mode == arming:
+		c.changed, c.mode = true, watched
+	case c.written == 0:
+		c.quiet++
+	default:
+		if c.quiet >= worthwhile {
+			c.wait = 0
+		} else {
+			c.wait = min(2*c.wait+1, mostQuiet)
+		}
+		c.mode, c.quiet = resting, 0
+	}
 }
 
 // decide updates the mode of chunk i, of size bytes, after the first pass of a scan.
@@ -114,7 +186,7 @@ func (m *Memory) scan(protect bool, of func(*state) mode) error {
 	for i := 0; i < len(m.chunks); i++ {
 		from, to := i*m.size, (i+1)*m.size
 		switch of(&m.chunks[i]) {
-		case resting:
+		case resting, arming:
 			continue
 		case sampled:
 			from += m.size / 2

@@ -2,10 +2,11 @@
 // them.
 //
 // A source serves an authenticated connection. On request it sends the manifest of its newest
-// commit, the lengths and checksums of all chunks of 1 MiB, and holds that commit until the next
-// such request or the end of the connection; then it sends chunks. Take asks all sources for their
-// manifests, requests different chunks from each, and verifies every chunk. It repeats this for the
-// chunks that have changed meanwhile, until these are few or no longer become fewer.
+// commit, the lengths and checksums of all chunks of 1 MiB, and then chunks. It keeps nothing for
+// that: chunks that later commits overwrite are gone, and it says so. Take asks all sources for
+// their manifests, requests different chunks from each, and verifies every chunk. It repeats this
+// for the chunks that have changed meanwhile, until these are few or no longer become fewer. Chunks
+// that are gone change all the time, and are left out.
 //
 // The package neither dials nor listens. All numbers on the wire are little-endian.
 package fetch
@@ -26,7 +27,11 @@ const (
 	askManifest = 'm'
 	askChunks   = 'c'
 
-	idle      = 30 * time.Second // how long a source holds a commit for the next request, and timeout of reads and writes
+	// What a source says of a chunk.
+	gone    = 0
+	present = 1
+
+	idle      = 30 * time.Second // how long a source waits for the next request, and timeout of reads and writes
 	batch     = 8                // chunks per request
 	maxLayout = 1 << 20          // maximum bytes of a layout
 	maxPieces = 1 << 20
@@ -39,10 +44,8 @@ type Commit struct {
 	Number uint64
 	// Layout describes the blobs; only workers with the same layout can use them.
 	Layout string
-	// Blobs are read until Release, by one goroutine.
+	// Blobs are read by one goroutine. They may be lent.
 	Blobs []*image.Blob
-	// Release is called once.
-	Release func()
 }
 
 // Serve answers the requests of one worker until that closes the connection, is silent for 30
@@ -50,7 +53,6 @@ type Commit struct {
 // the connection, which also ends a blocked Serve.
 func Serve(conn net.Conn, newest func() *Commit) error {
 	s := &source{conn: conn}
-	defer s.release()
 	for {
 		if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
 			return err
@@ -65,8 +67,7 @@ func Serve(conn net.Conn, newest func() *Commit) error {
 		var err error
 		switch question[0] {
 		case askManifest:
-			s.release()
-			s.commit = newest()
+			s.commit, s.index = newest(), s.index[:0]
 			err = s.manifest()
 		case askChunks:
 			err = s.chunks()
@@ -84,17 +85,11 @@ type source struct {
 	conn   net.Conn
 	commit *Commit
 	index  []place // positions of the commit's chunks
+	buffer []byte  // of a chunk, and the byte before it
 }
 
 // place is the position of a chunk.
 type place struct{ blob, chunk int }
-
-func (s *source) release() {
-	if s.commit != nil {
-		s.commit.Release()
-	}
-	s.commit, s.index = nil, nil
-}
 
 func (s *source) manifest() error {
 	c := s.commit
@@ -110,12 +105,19 @@ func (s *source) manifest() error {
 	for _, p := range c.Blobs {
 		b = binary.LittleEndian.AppendUint64(b, uint64(p.Len()))
 	}
+	var there []byte
 	for i, p := range c.Blobs {
 		for j := range p.Chunks() {
-			b = binary.LittleEndian.AppendUint32(b, p.Sum(j)) // sequentially: training uses the other processors
+			sum, ok := p.TrySum(j) // sequentially: training uses the other processors
+			b = binary.LittleEndian.AppendUint32(b, sum)
+			there = append(there, gone)
+			if ok {
+				there[len(there)-1] = present
+			}
 			s.index = append(s.index, place{i, j})
 		}
 	}
+	b = append(b, there...)
 	if err := s.conn.SetDeadline(time.Now().Add(idle)); err != nil {
 		return err
 	}
@@ -144,11 +146,26 @@ func (s *source) chunks() error {
 		if err := s.conn.SetDeadline(time.Now().Add(idle)); err != nil {
 			return err
 		}
-		if _, err := s.conn.Write(s.commit.Blobs[at.blob].Chunk(at.chunk)); err != nil {
+		if _, err := s.conn.Write(s.read(s.commit.Blobs[at.blob], at.chunk)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// read returns the reply for a chunk: present and its bytes, or gone. It is valid until the next
+// call.
+func (s *source) read(p *image.Blob, chunk int) []byte {
+	n := min(image.ChunkSize, p.Len()-chunk*image.ChunkSize)
+	if s.buffer == nil {
+		s.buffer = make([]byte, 1+image.ChunkSize)
+	}
+	s.buffer[0] = present
+	if !p.TryRead(chunk, s.buffer[1:1+n]) {
+		s.buffer[0] = gone
+		return s.buffer[:1]
+	}
+	return s.buffer[:1+n]
 }
 
 func readUint32(r io.Reader) (uint32, error) {
@@ -161,7 +178,11 @@ func readUint32(r io.Reader) (uint32, error) {
 type manifest struct {
 	number uint64
 	sums   []uint32
+	there  []byte // of each chunk, whether the source still has it
 }
+
+// has reports whether the source has chunk i with a checksum.
+func (m *manifest) has(i int, sum uint32) bool { return m.there[i] == present && m.sums[i] == sum }
 
 var (
 	errNone   = errors.New("the source has no commit")
@@ -204,7 +225,7 @@ func readManifest(r io.Reader, layout string, lengths []int) (manifest, error) {
 		}
 		chunks += image.Chunks(n)
 	}
-	b := make([]byte, 4*chunks)
+	b := make([]byte, 5*chunks)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return m, err
 	}
@@ -212,6 +233,7 @@ func readManifest(r io.Reader, layout string, lengths []int) (manifest, error) {
 	for i := range m.sums {
 		m.sums[i] = binary.LittleEndian.Uint32(b[4*i:])
 	}
+	m.there = b[4*chunks:]
 	return m, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,11 +39,15 @@ type Taken struct {
 	// Bytes is the number of bytes received in Rounds.
 	Bytes  int64
 	Rounds int
+	// Changed says of each chunk, blob by blob, whether training has changed it meanwhile. It is
+	// nil after one round, which does not tell.
+	Changed []bool
 }
 
-// Take sets blobs to the newest commit with the same layout that a source has. It blocks until that
-// is done or ctx ends, closes its connections and waits for its goroutines. Blobs may be empty.
-// After an error they may contain parts of several commits.
+// Take sets blobs to the newest commit with the same layout that a source has, but for chunks that
+// change all the time, of which they have an older version or none. It blocks until that is done or
+// ctx ends, closes its connections and waits for its goroutines. Blobs may be empty. After an error
+// they may contain parts of several commits.
 func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, o Options) (Taken, error) {
 	if len(layout) > maxLayout || len(blobs) > maxPieces {
 		return Taken{}, errors.New("fetch: the state has too many parts")
@@ -53,6 +58,8 @@ func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, 
 	}
 	t.have = make([]uint32, len(t.chunks))
 	t.known = make([]bool, len(t.chunks))
+	t.changing = make([]bool, len(t.chunks))
+	t.changed = make([]bool, len(t.chunks))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	t.connect(ctx, sources)
@@ -61,17 +68,17 @@ func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, 
 	defer stop()
 	var last int64
 	for {
-		took, err := t.round()
+		err := t.round()
 		if ctx.Err() != nil {
 			return t.taken, fmt.Errorf("fetch: %w", context.Cause(ctx))
 		}
 		if err != nil {
 			return t.taken, fmt.Errorf("fetch: %w", err)
 		}
-		if took <= little || t.taken.Rounds == rounds || t.taken.Rounds > 1 && took > last/2 {
+		if t.of <= little || t.taken.Rounds == rounds || t.got < t.of/2 || t.taken.Rounds > 1 && t.of > last/2 {
 			return t.taken, nil
 		}
-		last = took
+		last = t.of
 	}
 }
 
@@ -83,12 +90,15 @@ type taker struct {
 	chunks  [][]byte
 	have    []uint32 // checksum of each chunk, if known
 	known   []bool
-	taken   Taken
+	// changing: the chunk was gone in this round. changed: it has changed since the first round
+	// began. Both are guarded by mu while peers are asked for chunks.
+	changing, changed []bool
+	taken             Taken
 
 	mu      sync.Mutex
 	peers   []*peer // some have failed
 	missing []int   // chunks of this round that have not been requested
-	got, of int64   // bytes of this round
+	got, of int64   // bytes of this round, received and in all
 	errs    []error
 	closed  bool
 }
@@ -159,16 +169,25 @@ func (t *taker) each(f func(*peer) error) {
 	asking.Wait()
 }
 
-// round fetches the chunks that differ from the newest commit, and returns their size in bytes.
-func (t *taker) round() (int64, error) {
+// round fetches the chunks that differ from the newest commit.
+func (t *taker) round() error {
 	t.each(t.ask)
 	base := t.newest()
 	if base == nil {
-		return 0, errors.Join(append([]error{errors.New("no source has a usable commit")}, t.errs...)...)
+		return errors.Join(append([]error{errors.New("no source has a usable commit")}, t.errs...)...)
 	}
 	t.missing, t.got, t.of = t.missing[:0], 0, 0
+	if t.taken.Rounds > 0 {
+		t.taken.Changed = t.changed
+	}
 	for i, sum := range base.sums {
+		if t.changing[i] = base.there[i] != present; t.changing[i] {
+			t.changed[i] = true
+			t.of += int64(len(t.chunks[i]))
+			continue
+		}
 		if !t.known[i] || t.have[i] != sum {
+			t.changed[i] = t.changed[i] || t.known[i]
 			t.known[i] = false
 			t.missing = append(t.missing, i)
 			t.of += int64(len(t.chunks[i]))
@@ -177,14 +196,15 @@ func (t *taker) round() (int64, error) {
 	t.each(func(p *peer) error { return t.pull(p, base) })
 	t.taken.Rounds++
 	t.taken.Bytes += t.got
+	t.taken.Number = base.number
+	t.missing = slices.DeleteFunc(t.missing, func(i int) bool { return t.changing[i] })
 	if len(t.missing) > 0 {
 		if t.newest() == nil || t.taken.Rounds == rounds {
-			return 0, errors.Join(append([]error{fmt.Errorf("no source has the missing %d chunks", len(t.missing))}, t.errs...)...)
+			return errors.Join(append([]error{fmt.Errorf("no source has the missing %d chunks", len(t.missing))}, t.errs...)...)
 		}
 		return t.round() // the remaining peers may have newer commits
 	}
-	t.taken.Number = base.number
-	return t.got, nil
+	return nil
 }
 
 // ask requests a peer's manifest.
@@ -256,7 +276,7 @@ func (t *taker) next(p *peer, base *manifest) []int {
 	var wanted []int
 	rest := t.missing[:0]
 	for _, i := range t.missing {
-		if len(wanted) < batch && p.manifest.sums[i] == base.sums[i] {
+		if len(wanted) < batch && p.manifest.has(i, base.sums[i]) {
 			wanted = append(wanted, i)
 		} else {
 			rest = append(rest, i)
@@ -279,6 +299,14 @@ func (t *taker) fetch(p *peer, base *manifest, wanted []int) (done int, err erro
 		if err := p.conn.SetDeadline(time.Now().Add(idle)); err != nil {
 			return n, err
 		}
+		var there [1]byte
+		if _, err := io.ReadFull(p.conn, there[:]); err != nil {
+			return n, err
+		}
+		if there[0] != present {
+			t.gone(i)
+			continue
+		}
 		if _, err := io.ReadFull(p.conn, t.chunks[i]); err != nil {
 			return n, err
 		}
@@ -288,6 +316,13 @@ func (t *taker) fetch(p *peer, base *manifest, wanted []int) (done int, err erro
 		t.received(i, base.sums[i])
 	}
 	return len(wanted), nil
+}
+
+// gone records that a source has overwritten a chunk since its manifest.
+func (t *taker) gone(i int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.changing[i], t.changed[i] = true, true
 }
 
 // received records the arrival of a chunk.

@@ -1,12 +1,16 @@
 // Package image stores the bytes of commits.
 //
 // An [Image] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It is
-// immutable, so its holder reads one commit and never a mix of two. A [Store] makes images from
-// live memory and keeps the newest. A chunk that is equal to that of the last image is shared with
-// it; others are copied to memory that no image uses. A store therefore needs twice the size of a
-// state that changes completely between commits, and little more than its size if few chunks
-// change.
-// its two banks, and where little changes to little more than once.
+// immutable while it is held, so its holder reads one commit and never a mix of two. A [Store]
+// makes images from live memory and keeps the newest. A chunk that is equal to that of the last
+// image is shared with it. Others are copied over the last image's chunk where nobody holds that
+// image, which needs no memory; otherwise, and in the background of training, to memory that no
+// image uses. A store therefore needs the size of the state, and twice that where all of it changes
+// while images are held.
+//
+// A [Store.Lend] gives the newest image to readers that can do without the chunks which later
+// images overwrite: others that fetch it. They cost no memory.
+//
 // A chunk that differs at its beginning is copied at once, so a state that changes completely costs
 // one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
 // only the live memory. Checksums that other processes can compare are computed on demand, once per
@@ -24,6 +28,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // ChunkSize is the size in bytes of all chunks of a blob except the last, which may be shorter.
@@ -44,9 +50,32 @@ type chunk struct {
 	refs  int  // number of images; guarded by the store's mutex
 	sum   atomic.Uint64
 
+	busy    sync.RWMutex          // held while data is overwritten, and read by lent blobs
+	version uint64                // how often data has been overwritten; guarded by busy
+	prior   atomic.Pointer[prior] // what an audit wants to know of an overwritten version; nil: nothing
+
 	// mark is the chunk's hash in this process if hashed; used only while copying.
 	mark   uint64
 	hashed bool
+}
+
+// prior is the checksum of a version of a chunk.
+type prior struct {
+	version uint64
+	sum     uint32
+}
+
+// overwrite sets the chunk's data to src. audited: the checksum of the data so far is kept for an
+// audit, unless that of an earlier version is.
+func (c *chunk) overwrite(src []byte, audited bool) {
+	c.busy.Lock()
+	defer c.busy.Unlock()
+	if audited && c.prior.Load() == nil {
+		c.prior.Store(&prior{c.version, c.checksum()})
+	}
+	c.version++
+	c.sum.Store(0)
+	copy(c.data, src)
 }
 
 // glance is the number of bytes that are compared, at the likeliest offset, before a chunk is
@@ -86,10 +115,12 @@ func (c *chunk) checksum() uint32 {
 }
 
 // Blob is a sequence of bytes of an image. Its methods may be called concurrently while the image
-// is held.
+// is held. Of a lent blob only Len, Chunks, Sum, Sums, TrySum and TryRead may be called, and Bytes
+// of one that was Given.
 type Blob struct {
-	size   int
-	chunks []*chunk
+	size     int
+	chunks   []*chunk
+	versions []uint64 // of a lent blob: those of its chunks
 }
 
 // Len returns the blob's length in bytes.
@@ -101,8 +132,43 @@ func (p *Blob) Chunks() int { return len(p.chunks) }
 // Chunk returns the bytes of chunk i. The caller must not write to them.
 func (p *Blob) Chunk(i int) []byte { return p.chunks[i].data }
 
-// Sum returns the checksum of chunk i. The first call computes it.
-func (p *Blob) Sum(i int) uint32 { return p.chunks[i].checksum() }
+// Sum returns the checksum of chunk i. The first call computes it. It is 0 for an overwritten chunk
+// of a lent blob of which nobody has kept it.
+func (p *Blob) Sum(i int) uint32 {
+	sum, _ := p.TrySum(i)
+	return sum
+}
+
+// TrySum is Sum, and reports whether the chunk, or its checksum, is still there.
+func (p *Blob) TrySum(i int) (sum uint32, ok bool) {
+	c := p.chunks[i]
+	if p.versions == nil {
+		return c.checksum(), true
+	}
+	c.busy.RLock()
+	defer c.busy.RUnlock()
+	if c.version == p.versions[i] {
+		return c.checksum(), true
+	}
+	if old := c.prior.Load(); old != nil && old.version == p.versions[i] {
+		return old.sum, true
+	}
+	return 0, false
+}
+
+// TryRead copies chunk i to dst, which must have its length, and reports whether it is still there.
+func (p *Blob) TryRead(i int, dst []byte) bool {
+	c := p.chunks[i]
+	if p.versions != nil {
+		c.busy.RLock()
+		defer c.busy.RUnlock()
+		if c.version != p.versions[i] {
+			return false
+		}
+	}
+	copy(dst, c.data)
+	return true
+}
 
 // Sums returns the checksums of all chunks. It computes missing ones on all processors.
 func (p *Blob) Sums() []uint32 {
@@ -167,6 +233,24 @@ func (p *Blob) Differing(b []byte, among func(chunk int) bool) int {
 	return slices.Index(differ, true)
 }
 
+// Restore makes dst, which must have the blob's length, equal to the blob. It reads the chunks for
+// which changed is true, all if it is nil, and writes to those that differ, with all processors if
+// they are large.
+func (p *Blob) Restore(dst []byte, changed []bool) {
+	var read []int
+	for i := range p.chunks {
+		if changed == nil || changed[i] {
+			read = append(read, i)
+		}
+	}
+	share(len(read), workers(len(read)*ChunkSize), func(n int) {
+		c := p.chunks[read[n]].data
+		if to := dst[read[n]*ChunkSize:]; !bytes.Equal(c, to[:len(c)]) {
+			copy(to, c)
+		}
+	})
+}
+
 // CopyTo copies the blob to dst, which must have its length, with all processors if it is large.
 func (p *Blob) CopyTo(dst []byte) {
 	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
@@ -204,6 +288,9 @@ type Source struct {
 	Changed []bool
 	// Look, if not nil, is the offset in each chunk at which a change is most likely.
 	Look []int
+	// Same, if not nil, has an entry for each chunk, which copying sets: whether the chunk was read
+	// and equals that of the last image.
+	Same []bool
 	// Later, if not nil, returns the bytes instead, as Given. It is called in a goroutine of the
 	// Pending and blocks until they are available.
 	Later func() ([]byte, error)
@@ -218,7 +305,10 @@ type Store struct {
 	spare   map[int][]*chunk // chunks that no image uses, by length
 	extra   int              // bytes in spare
 	bank    int              // copied bytes of the newest image or the next one
+	slab    []byte           // not yet used by chunks
 	retired *Image           // its slices are reused
+	over    chan struct{}    // closed when the newest image is no longer overwritten; nil: it is not
+	audits  int              // loans whose readers want the checksums of overwritten chunks
 	pending Pending
 }
 
@@ -229,15 +319,68 @@ func (s *Store) Last() *Image {
 	return s.last
 }
 
+// whole locks mu when the newest image is not being overwritten.
+func (s *Store) whole() {
+	for s.mu.Lock(); s.over != nil; s.mu.Lock() {
+		over := s.over
+		s.mu.Unlock()
+		<-over
+	}
+}
+
 // Hold returns the newest image, or nil, and keeps it until its Release. Later images then use
-// other memory.
+// other memory. It waits while Copy overwrites the newest image.
 func (s *Store) Hold() *Image {
-	s.mu.Lock()
+	s.whole()
 	defer s.mu.Unlock()
 	if s.last != nil {
 		s.last.refs++
 	}
 	return s.last
+}
+
+// Lend returns the number and the blobs of the newest image, nil before the first. Later images
+// overwrite its chunks; TrySum and TryRead tell which. It waits while Copy overwrites the newest
+// image.
+func (s *Store) Lend() (number uint64, blobs []Blob) {
+	s.whole()
+	defer s.mu.Unlock()
+	return s.lend(false)
+}
+
+// Audit is Lend for a reader that wants the checksums of all chunks: before a chunk is overwritten
+// its checksum is computed. A later Audit ends that for this one. done must be called once, by any
+// goroutine.
+func (s *Store) Audit() (blobs []Blob, done func()) {
+	s.whole()
+	defer s.mu.Unlock()
+	s.audits++
+	_, blobs = s.lend(true)
+	return blobs, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.audits--
+	}
+}
+
+// lend makes lent blobs. The caller holds mu, and no chunk is being overwritten.
+func (s *Store) lend(audit bool) (number uint64, blobs []Blob) {
+	if s.last == nil {
+		return 0, nil
+	}
+	blobs = make([]Blob, len(s.last.blobs))
+	for i, p := range s.last.blobs {
+		blobs[i] = Blob{p.size, slices.Clone(p.chunks), make([]uint64, len(p.chunks))}
+		for j, c := range p.chunks {
+			c.busy.RLock()
+			blobs[i].versions[j] = c.version
+			c.busy.RUnlock()
+			if audit {
+				c.prior.Store(nil)
+			}
+		}
+	}
+	return s.last.number, blobs
 }
 
 // release removes one reference to m. The caller holds mu.
@@ -274,16 +417,45 @@ func (s *Store) take(n int) *chunk {
 	s.mu.Lock()
 	free := s.spare[n]
 	if len(free) == 0 {
+		data := s.allocate(n)
 		s.mu.Unlock()
-		return &chunk{data: make([]byte, n), owned: true}
+		return &chunk{data: data, owned: true}
 	}
 	c := free[len(free)-1]
 	free[len(free)-1] = nil
 	s.spare[n] = free[:len(free)-1]
 	s.extra -= n
 	s.mu.Unlock()
-	c.sum.Store(0)
 	return c
+}
+
+// slabChunks is the number of chunks that are allocated together in a large store, so that the
+// kernel can map huge pages: they take fewer faults, and a process that is killed is gone sooner.
+const slabChunks = 16
+
+// allocate returns n bytes. The caller holds mu.
+func (s *Store) allocate(n int) []byte {
+	if n != ChunkSize || s.bank < slabChunks*ChunkSize {
+		return make([]byte, n)
+	}
+	if len(s.slab) == 0 {
+		s.slab = make([]byte, slabChunks*ChunkSize)
+		_ = unix.Madvise(s.slab, unix.MADV_HUGEPAGE) // otherwise it has small pages
+	}
+	b := s.slab[:n:n]
+	s.slab = s.slab[n:]
+	return b
+}
+
+// alone reports whether c, of the last image, can be overwritten with n bytes: no other image uses
+// it.
+func (s *Store) alone(c *chunk, n int) bool {
+	if c == nil || !c.owned || len(c.data) != n {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.refs == 1
 }
 
 // Pending is an incomplete image. Seal makes it the store's newest.
@@ -291,6 +463,8 @@ type Pending struct {
 	store   *Store
 	image   *Image
 	base    *Image // the last image; nil: none
+	over    bool   // chunks of base are overwritten
+	audited bool   // an audit wants the checksums of overwritten chunks
 	jobs    []job
 	bytes   int // of the jobs
 	next    atomic.Int64
@@ -308,6 +482,7 @@ type job struct {
 	look  int // offset of the likeliest change
 	blob  int
 	chunk int
+	same  []bool // by chunk; nil: not wanted
 }
 
 // Begin begins an image of the sources, which must not change until Copy or Wait has returned. It
@@ -325,6 +500,7 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 	s.retired = nil
 	p.base = s.last
 	s.bank = bank
+	p.audited = s.audits > 0
 	s.mu.Unlock()
 	if m == nil {
 		m = &Image{store: s}
@@ -364,7 +540,7 @@ func (p *Pending) add(i int, src Source) {
 		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
 			blob.chunks[c] = old
 		case !src.Given:
-			j := job{src: b, blob: i, chunk: c}
+			j := job{src: b, blob: i, chunk: c, same: src.Same}
 			if src.Look != nil {
 				j.look = src.Look[c]
 			}
@@ -406,11 +582,16 @@ func (p *Pending) copy() {
 			same, mark, hashed = c.same(j.src, j.look)
 		}
 		if !same {
-			c = p.store.take(len(j.src))
-			copy(c.data, j.src)
+			if !p.over || !p.store.alone(c, len(j.src)) {
+				c = p.store.take(len(j.src))
+			}
+			c.overwrite(j.src, p.audited)
 			c.mark, c.hashed = mark, hashed
 		}
 		p.image.blobs[j.blob].chunks[j.chunk] = c
+		if j.same != nil {
+			j.same[j.chunk] = same
+		}
 	}
 }
 
@@ -434,8 +615,15 @@ func (p *Pending) fetch() {
 }
 
 // Copy copies what has changed, with all processors if it is large, and returns when that is done.
-// Later functions run in the background.
+// Later functions run in the background. Without any, the image may overwrite the last one: Wait
+// returns no error, and the caller seals it without waiting for anything.
 func (p *Pending) Copy() {
+	s := p.store
+	s.mu.Lock()
+	if p.over = p.base != nil && p.base.refs == 1 && !p.HasLater(); p.over {
+		s.over = make(chan struct{})
+	}
+	s.mu.Unlock()
 	p.start(workers(p.bytes) - 1)
 	p.copy()
 	p.running.Wait()
@@ -477,6 +665,10 @@ func (p *Pending) Seal() {
 			c.refs++
 		}
 	}
+	if s.over != nil {
+		close(s.over)
+		s.over = nil
+	}
 	before := s.last
 	s.last = p.image
 	if before != nil {
@@ -488,6 +680,7 @@ func (p *Pending) Seal() {
 // end clears the references to sources, so that they can be garbage collected.
 func (p *Pending) end() {
 	p.image, p.base, p.err = nil, nil, nil
+	p.over = false
 	clear(p.jobs)
 	clear(p.later)
 	p.later = p.later[:0]

@@ -47,6 +47,136 @@ func holds(t interface{ Errorf(string, ...any) }, m *Image, number uint64, want 
 	}
 }
 
+// A commit overwrites the last image where nobody holds it, and nothing else. Lent blobs tell which
+// of their chunks are gone, and an audit has the checksums of all.
+func TestOverwritten(t *testing.T) {
+	const chunks = 4
+	var s Store
+	live := [][]byte{make([]byte, chunks*ChunkSize)}
+	data := func() (all []*byte) {
+		for i := range chunks {
+			all = append(all, &s.Last().Blobs()[0].Chunk(i)[0])
+		}
+		return all
+	}
+	commit(&s, 1, live, false)
+	at := data()
+	number, lent := s.Lend()
+	audited, done := s.Audit()
+	want := s.Last().Blobs()[0].Sums()[0] // of zeros, as all
+	for n := range 3 {
+		live[0][1]++
+		live[0][2*ChunkSize+1]++
+		commit(&s, uint64(2+n), live, false)
+	}
+	holds(t, s.Last(), 4, live)
+	if !slices.Equal(data(), at) {
+		t.Error("a commit that nobody holds was copied elsewhere")
+	}
+	buffer := make([]byte, ChunkSize)
+	for i := range chunks {
+		_, sum := lent[0].TrySum(i)
+		if there := lent[0].TryRead(i, buffer); number != 1 || there != (i%2 == 1) || there && !bytes.Equal(buffer, make([]byte, ChunkSize)) || there && !sum {
+			t.Errorf("lent chunk %d: there %v, checksum %v", i, there, sum)
+		}
+		if sum, ok := audited[0].TrySum(i); !ok || sum != want {
+			t.Errorf("audited chunk %d: %#x %v", i, sum, ok)
+		}
+	}
+	done()
+
+	held := s.Hold()
+	wanted := slices.Clone(live[0])
+	live[0][1]++
+	commit(&s, 5, live, false)
+	holds(t, held, 4, [][]byte{wanted})
+	if now := data(); now[0] == at[0] || now[1] != at[1] {
+		t.Error("a held commit was overwritten, or more than what has changed was copied")
+	}
+	held.Release()
+
+	// An image in the background of training may not be sealed for long.
+	at = data()
+	live[0][1]++
+	commit(&s, 6, live, true)
+	if now := data(); now[0] == at[0] {
+		t.Error("an image in the background overwrites the last")
+	}
+}
+
+// Readers of lent blobs and audits see one commit each, while others are made.
+func TestLentWhileCommitting(t *testing.T) {
+	const chunks, commits = 5, 60
+	var s Store
+	live := [][]byte{make([]byte, chunks*ChunkSize)}
+	commit(&s, 0, live, false)
+	stop := make(chan struct{})
+	var reading sync.WaitGroup
+	for range 3 {
+		reading.Go(func() {
+			buffer := make([]byte, ChunkSize)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				number, blobs := s.Lend()
+				for i := range chunks {
+					// Chunk i has the number of the last commit divisible by i+1 in each byte.
+					want := byte(number - number%uint64(i+1))
+					if blobs[0].TryRead(i, buffer) && (buffer[0] != want || buffer[ChunkSize-1] != want) {
+						t.Errorf("commit %d, chunk %d: %d and %d", number, i, buffer[0], buffer[ChunkSize-1])
+					}
+				}
+			}
+		})
+	}
+	for n := uint64(1); n <= commits; n++ {
+		for i := range chunks {
+			if n%uint64(i+1) == 0 {
+				for j := range ChunkSize {
+					live[0][i*ChunkSize+j] = byte(n)
+				}
+			}
+		}
+		commit(&s, n, live, n%7 == 0)
+		want := slices.Clone(s.Last().Blobs()[0].Sums())
+		blobs, done := s.Audit()
+		if n%2 == 0 {
+			clear(want[1:]) // computed by the audit alone
+		}
+		reading.Go(func() {
+			defer done()
+			for i, sum := range blobs[0].Sums() {
+				if got, ok := blobs[0].TrySum(i); ok && (got != sum || want[i] != 0 && got != want[i]) {
+					t.Errorf("commit %d, chunk %d: checksum %#x, want %#x", n, i, got, want[i])
+				}
+			}
+		})
+	}
+	close(stop)
+	reading.Wait()
+	holds(t, s.Last(), commits, live)
+}
+
+// Restore writes to what differs, and reads what may.
+func TestRestore(t *testing.T) {
+	var s Store
+	live := [][]byte{make([]byte, 3*ChunkSize+5)}
+	commit(&s, 1, live, false)
+	p := &s.Last().Blobs()[0]
+	b := make([]byte, p.Len())
+	b[7], b[ChunkSize+7], b[3*ChunkSize+4] = 1, 1, 1
+	p.Restore(b, []bool{false, true, true, true})
+	if b[7] != 1 || b[ChunkSize+7] != 0 || b[3*ChunkSize+4] != 0 {
+		t.Error("what may differ was not restored, or what may not was")
+	}
+	if p.Restore(b, nil); !bytes.Equal(b, live[0]) {
+		t.Error("not all was restored")
+	}
+}
+
 // A held image does not change, whatever is committed later.
 func TestImagesNeverChange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

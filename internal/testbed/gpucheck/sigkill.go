@@ -46,7 +46,7 @@ func asWorker(ctx context.Context, args []string) error {
 		return err
 	}
 	defer log.Close()
-	w, err := elastic.Init(ctx, elastic.Late)
+	w, err := elastic.Init(ctx)
 	if err != nil {
 		return err
 	}

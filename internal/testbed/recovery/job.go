@@ -36,7 +36,8 @@ func (b *bench) endless(name string, flags []string, stages []follow.Stage) (*wa
 	r, err := b.programs.Start(follow.Job{
 		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages,
 		Trainer: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String(),
-			"-ballast", strconv.Itoa(b.ballast), "-late=" + strconv.FormatBool(b.late), "-microbatches", strconv.Itoa(b.microbatches)},
+			"-ballast", strconv.Itoa(b.ballast), "-ballast-change", b.change, "-late=" + strconv.FormatBool(b.late),
+			"-microbatches", strconv.Itoa(b.microbatches)},
 	})
 	if err != nil {
 		return nil, err
@@ -107,6 +108,7 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 		disturbed = w.Generation
 		time.Sleep(time.Duration(dice.Int64N(int64(20 * time.Millisecond))))
 		pids := slices.Sorted(maps.Keys(w.Ranks))
+		b.weigh("kills", pids)
 		pid := pids[dice.IntN(len(pids))]
 		s := sample{at: time.Now(), generation: w.Generation, rank: w.Ranks[pid], pid: pid}
 		if err = syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -115,6 +117,7 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 		samples = append(samples, s)
 		time.Sleep(quiet)
 	}
+	b.weigh("kills", slices.Collect(maps.Keys(w.Ranks)))
 	res, err := w.finish(b.size, err)
 	if err != nil {
 		return nil, err
@@ -159,6 +162,7 @@ func (b *bench) growSome(ctx context.Context, n int) ([]sample, error) {
 			break
 		}
 		samples = append(samples, s)
+		b.weigh("joins", slices.Collect(maps.Keys(w.Ranks)))
 		if err = w.mark(fmt.Sprintf("remove.%d", i)); err != nil {
 			break
 		}

@@ -11,6 +11,9 @@
 // in between from one step of an old worker to its next, less a median step. Because a first step
 // may be slow for other reasons, the time outside the training function is reported too.
 //
+// -ballast adds a large state, of which -change says how much a step changes. The most memory that
+// any worker has had is reported with it, in all and for each byte of the state.
+//
 // An arrival is timed from right before another `hvdrun agent` is started in the cluster of the
 // job, until Commit has returned a HostsUpdatedError in every worker, while a new worker waits to
 // join.
@@ -25,6 +28,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -40,7 +44,8 @@ func main() {
 	flag.IntVar(&b.arrivals, "arrivals", 20, "times to start an agent on another host")
 	flag.IntVar(&b.workers, "workers", 4, "workers of the job; at least 2")
 	flag.IntVar(&b.size, "size", 256, "weights of the model, of 4 bytes each")
-	flag.IntVar(&b.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	flag.IntVar(&b.ballast, "ballast", 0, "MB of other state")
+	flag.StringVar(&b.change, "change", "few", "what a step changes of that: none, few (numbers) or all")
 	flag.IntVar(&b.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two")
 	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
 	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
@@ -60,6 +65,7 @@ func main() {
 type bench struct {
 	kills, joins, arrivals int
 	workers, size, ballast int
+	change                 string
 	late                   bool
 	microbatches           int
 	stepTime, interval     time.Duration
@@ -69,6 +75,7 @@ type bench struct {
 
 	programs follow.Programs
 	dir      string
+	resident map[string]int64 // most bytes of a worker, by kind of job
 }
 
 // killsPerJob keeps the step logs short.
@@ -83,6 +90,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	if b.programs, err = follow.Build(ctx, b.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(b.dir))
+	}
+	if !slices.Contains([]string{"none", "few", "all"}, b.change) {
+		return fmt.Errorf("-change %s: none, few or all", b.change)
 	}
 	var deaths, growths, arrivals []sample
 	for left := b.kills; left > 0; left -= killsPerJob {
@@ -108,6 +118,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	fmt.Fprintln(os.Stderr)
 	fmt.Printf("%d workers of %d weights, %v a step besides communication; %d CPUs\n", b.workers, b.size, b.stepTime, runtime.NumCPU())
+	if b.ballast > 0 {
+		fmt.Printf("%d MB of other state, of which each step changes %s\n", b.ballast, b.change)
+	}
 	for _, k := range []struct {
 		samples []sample
 		report  func(io.Writer, []sample)
@@ -116,6 +129,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 			k.report(os.Stdout, k.samples)
 		}
 	}
+	b.reportMemory(os.Stdout)
 	return errors.Join(b.writeTSV(deaths, growths, arrivals), b.remove(b.dir))
 }
 

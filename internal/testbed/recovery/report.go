@@ -50,6 +50,8 @@ func (b *bench) reportGrowths(w io.Writer, growths []sample) {
 		{"all connected and synchronised", func(s sample) time.Duration { return s.entered }},
 		{"first step in the larger world", func(s sample) time.Duration { return s.stepped }},
 		{"pause outside of training", func(s sample) time.Duration { return s.still }},
+		{"median step before", func(s sample) time.Duration { return s.usual }},
+		{"median step while newcomers prepare", func(s sample) time.Duration { return s.step }},
 	}.rows(growths),
 		report.Row{Name: "pause of the old workers", Spread: spread(growths, func(s sample) time.Duration { return s.pause })},
 		report.Target{Name: "median", Quantile: 0.5, Limit: 20 * time.Millisecond})

@@ -29,6 +29,8 @@ type sample struct {
 	stepped time.Duration // all have completed a step
 
 	pause time.Duration // growth: longest between two steps of an old worker, less a median step
+	usual time.Duration // growth: median step of the old workers before
+	step  time.Duration // growth: median step of the old workers while newcomers prepare
 	still time.Duration // growth: longest time of an old worker outside its training function, from its last step to the next world
 }
 
@@ -100,7 +102,7 @@ func (s *sample) growth(res follow.Result) {
 
 	from, to := s.at.UnixNano(), s.at.Add(s.stepped).UnixNano()
 	last := make(map[int]int64) // time of the last step of each old worker
-	var gaps report.Spread
+	var gaps, meanwhile report.Spread
 	longest := make(map[int]time.Duration)
 	ended := make(map[int]bool)
 	for _, l := range res.Lines {
@@ -120,9 +122,13 @@ func (s *sample) growth(res follow.Result) {
 			}
 			continue
 		}
+		if l.Generation == s.generation && l.Time < s.at.Add(s.told).UnixNano() {
+			meanwhile = append(meanwhile, time.Duration(l.Time-before))
+		}
 		longest[l.PID] = max(longest[l.PID], time.Duration(l.Time-before))
 		ended[l.PID] = l.Time >= to && l.Generation > s.generation
 	}
+	s.usual, s.step = gaps.Quantile(0.5), meanwhile.Quantile(0.5)
 	s.pause = slices.Max(append(slices.Collect(maps.Values(longest)), 0)) - gaps.Quantile(0.5)
 }
 

@@ -36,40 +36,40 @@ func main() {
 
 // settings are the flags.
 type settings struct {
-	steps, size int
-	ballast     int
-
+	steps, size  int
+	ballast      int
+	change       string
 	microbatches int
 	balance      bool
-
-	late        bool
-	commitEvery int
-	stepTime    time.Duration
-	log         string
-	logAll      bool
-	dir         string
-	holds       steps
-	gates       gates
-	faults      faults
-	orphan      bool
-	local       bool
-	chatter     bool
-	signals     bool
-	stubborn    bool
-	async       bool
-	struck      bool
-	checkpoints string
-	pause       time.Duration // between checkpoints
-	print       int
-	orphanMark  string
-	child       string
+	late         bool
+	commitEvery  int
+	stepTime     time.Duration
+	log          string
+	logAll       bool
+	dir          string
+	holds        steps
+	gates        gates
+	faults       faults
+	orphan       bool
+	local        bool
+	chatter      bool
+	signals      bool
+	stubborn     bool
+	async        bool
+	struck       bool
+	checkpoints  string
+	pause        time.Duration // between checkpoints
+	print        int
+	orphanMark   string
+	child        string
 }
 
 func (s *settings) define(f *flag.FlagSet) {
 	f.IntVar(&s.steps, "steps", 20, "steps to take")
 	f.IntVar(&s.commitEvery, "commit-every", 1, "steps from one commit to the next")
 	f.IntVar(&s.size, "size", steplog.Size, "weights, of 4 bytes each")
-	f.IntVar(&s.ballast, "ballast", 0, "MB of other state, of which each step changes a few numbers")
+	f.IntVar(&s.ballast, "ballast", 0, "MB of other state")
+	f.StringVar(&s.change, "ballast-change", "few", "what a step changes of it: none, few (numbers) or all")
 	f.IntVar(&s.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two; most other flags have no effect then")
 	f.BoolVar(&s.balance, "balance", false, "with -microbatches, give slower workers fewer")
 	f.BoolVar(&s.late, "late", false, "enter the first world in elastic.Run")

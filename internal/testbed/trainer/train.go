@@ -47,7 +47,7 @@ type training struct {
 	said    int // lines of chatter so far
 	lines   int // lines of print so far
 	resets  int
-	ballast []uint64 // the first is the number of steps
+	ballast []uint64 // the first is the number of steps, unless no step changes it
 	strikes strikes
 	micro   *microbatches // nil: each step is one AllReduce
 }
@@ -105,8 +105,8 @@ func (t *training) train(ctx context.Context) error {
 	if err := t.checkOwn(); err != nil {
 		return err
 	}
-	if t.ballast != nil && t.ballast[0] != uint64(t.at.Step) {
-		return fmt.Errorf("the ballast is of step %d, and the rest of step %d", t.ballast[0], t.at.Step)
+	if err := t.checkBallast(); err != nil {
+		return err
 	}
 	if err := t.write(t.line(steplog.Enter)); err != nil {
 		return err
@@ -125,6 +125,45 @@ func (t *training) train(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// What a step changes of the ballast.
+const (
+	changeNone = "none"
+	changeAll  = "all"
+)
+
+// changeBallast changes the ballast in a step.
+func (t *training) changeBallast(step int) {
+	switch {
+	case t.ballast == nil || t.set.change == changeNone:
+	case t.set.change == changeAll:
+		for i := range t.ballast {
+			t.ballast[i]++
+		}
+	default:
+		t.ballast[0] = uint64(step)
+		t.ballast[uint64(step)*0x9e3779b97f4a7c15%uint64(len(t.ballast)-1)+1]++
+	}
+}
+
+// checkBallast checks that the ballast is of the same step as the rest of the state.
+func (t *training) checkBallast() error {
+	if t.ballast == nil {
+		return nil
+	}
+	step := t.at.Step
+	if t.set.change == changeNone {
+		step = 0
+	}
+	last := len(t.ballast) - 1
+	switch {
+	case t.ballast[0] != uint64(step):
+		return fmt.Errorf("the ballast is of step %d, and the rest of step %d", t.ballast[0], step)
+	case t.set.change == changeAll && last > 0 && t.ballast[last] != uint64(last)*0x9e3779b97f4a7c15+uint64(step):
+		return fmt.Errorf("the end of the ballast is not of step %d", step)
+	}
+	return nil
 }
 
 // checkOwn checks that this worker's own state is of the same step as the shared state. It may not
@@ -171,10 +210,7 @@ func (t *training) step(ctx context.Context) error {
 		return fmt.Errorf("the reduction of step %d in generation %d is wrong", next, t.worker.Generation())
 	}
 	steplog.Complete(t.weights, t.sum)
-	if t.ballast != nil {
-		t.ballast[0] = uint64(next)
-		t.ballast[uint64(next)*0x9e3779b97f4a7c15%uint64(len(t.ballast)-1)+1]++
-	}
+	t.changeBallast(next)
 
 	l := t.line(steplog.Step)
 	if next%t.set.commitEvery != 0 && next != t.set.steps {
