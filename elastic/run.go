@@ -140,6 +140,9 @@ func (r *runner) begin() error {
 	if r.worker.driven && r.worker.verification.every >= 0 {
 		r.state.logLeftOut()
 	}
+	if r.state.steps != nil {
+		r.state.steps.prepare()
+	}
 	switch {
 	case r.worker.isOutside():
 		if err := r.arrive(); err != nil {

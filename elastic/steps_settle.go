@@ -25,6 +25,7 @@ type stepper interface {
 	bind(*State) error
 	settle(ctx context.Context, g *collective.Group, root int) (int, error)
 	together() bool
+	prepare()
 }
 
 // roster is what the members of a world had when it began.
@@ -172,9 +173,7 @@ func (r standing) applies(reached uint64) bool {
 
 // give sends the averages of one rank to all; those that lack them have them afterwards.
 func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wanted bool) error {
-	if s.mean == nil {
-		s.mean = s.take()
-	}
+	s.prepare()
 	if err := collective.Broadcast(ctx, g, s.mean.flat, source); err != nil {
 		return err
 	}

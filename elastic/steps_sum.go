@@ -46,6 +46,19 @@ func (s *Steps[T]) take() *gradients[T] {
 	return g
 }
 
+// prepare takes the memory that every step needs, before others wait for this rank: the first write
+// to so many pages takes longer than an ordinary step.
+func (s *Steps[T]) prepare() {
+	if s.mean != nil {
+		return
+	}
+	s.mean = s.take()
+	clear(s.mean.flat)
+	one := s.take()
+	clear(one.flat)
+	s.free = append(s.free, one)
+}
+
 // forget drops what was computed for a step.
 func (s *Steps[T]) forget() {
 	for _, h := range s.nodes {
@@ -218,9 +231,6 @@ func (s *Steps[T]) at(n collective.Node) int {
 
 // reduce averages over all ranks.
 func (s *Steps[T]) reduce(ctx context.Context, g *collective.Group, plan *stepPlan) error {
-	if s.mean == nil {
-		s.mean = s.take()
-	}
 	parts := make([][]T, len(plan.own))
 	for i, n := range plan.own {
 		at := s.at(n)
