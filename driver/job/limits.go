@@ -17,8 +17,8 @@ type Size struct {
 	Min int
 	// Max is the largest number of workers. 0: no bound.
 	Max int
-	// Spares is how many workers beyond Max wait for a place, in slots that Max leaves free, on other
-	// hosts first. If there are any and Max is 0, Max is NP.
+	// Spares is how many workers beyond Max wait for a place, in slots that Max leaves free, on
+	// other hosts first. If there are any and Max is 0, Max is NP.
 	Spares int `json:",omitempty"`
 	// Starts is how many workers of a host may start at the same time. A worker counts until it has
 	// joined, but at most for 5 s, or for 15 s once another worker has joined. 0: 32.
