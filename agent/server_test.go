@@ -543,8 +543,8 @@ func TestSlots(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A worker can run the program that is its agent, wherever that is, also if the driver passes on the
-// path of another.
+// A worker can run the program that is its agent, wherever that is, also if the driver passes on
+// the path of another.
 func TestProgram(t *testing.T) {
 	h := newHost(t, 1)
 	s, _ := script(t, 0, `exec "$HVD_AGENT_PROGRAM" -test.list '^TestProgram$'`)
