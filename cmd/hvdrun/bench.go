@@ -41,8 +41,8 @@ var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
 
 // benchFlags is what was asked for, as text.
 type benchFlags struct {
-	op, sizes, seconds, rounds, against, algorithm, tsv, plot string
-	alloc, memory                                             bool
+	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
+	alloc, memory                                                     bool
 }
 
 func (p *program) benchCommand() *cobra.Command {
@@ -104,6 +104,7 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&b.seconds, "seconds", "1", "duration to aim at for the samples of one size")
 	fs.StringVar(&b.rounds, "rounds", "3", "times that everything is measured")
 	fs.StringVar(&b.algorithm, "algorithm", "", "algorithm to use whatever the size ("+algorithmVariable+")")
+	fs.StringVar(&b.bucket, "bucket", "", "bytes of gradients that are reduced together (default: those of elastic/gradient, 4MiB)")
 	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
 	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
@@ -148,6 +149,18 @@ func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 	}
 	if _, err = collective.ParseAlgorithm(b.algorithm); err != nil {
 		return m, fmt.Errorf("--algorithm: %w", err)
+	}
+	if b.bucket != "" {
+		sizes, err := bench.ParseSizes(b.bucket)
+		switch {
+		case err != nil:
+			return m, fmt.Errorf("--bucket: %w", err)
+		case len(sizes) != 1:
+			return m, fmt.Errorf("--bucket: %q is several sizes", b.bucket)
+		case m.spec.Op != bench.Gradients:
+			return m, fmt.Errorf("--bucket: it is of --op %s alone", bench.Gradients)
+		}
+		m.spec.Bucket = sizes[0]
 	}
 	if b.against != "" {
 		if m.peers, err = bench.ParsePeers(b.against); err != nil {

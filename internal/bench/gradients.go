@@ -49,13 +49,14 @@ func (m *meter) paced(size int) (time.Duration, error) {
 }
 
 // newModel returns a model with n weights.
-func newModel(g *collective.Group, n int, layer time.Duration) *model {
+func (m *meter) newModel(n int) *model {
 	layers := min(maxLayers, n)
 	lengths := make([]int, layers)
 	for i := range lengths {
 		lengths[i] = n*(i+1)/layers - n*i/layers
 	}
-	return &model{averager: gradient.NewAverager[float32](seat{g}, gradient.Options{Name: "bench"}, lengths...), layer: layer}
+	options := gradient.Options{Name: "bench", Bucket: m.spec.Bucket}
+	return &model{averager: gradient.NewAverager[float32](seat{m.group}, options, lengths...), layer: m.layer}
 }
 
 // backward computes the layers from the last to the first.

@@ -173,7 +173,7 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 	}
 	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data}
 	if op == Gradients || op == After {
-		t.model = newModel(m.group, len(data), m.layer)
+		t.model = m.newModel(len(data))
 	}
 	if err := t.prepare(); err != nil {
 		t.free()

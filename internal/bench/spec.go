@@ -63,6 +63,8 @@ type Spec struct {
 	Alloc bool
 	// Memory also measures CopyAlone and CopyAll.
 	Memory bool
+	// Bucket is that of gradient.Options, in bytes, for Gradients. 0: the default.
+	Bucket int
 }
 
 var units = []struct {
