@@ -350,7 +350,10 @@ func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, erro
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err != nil {
+	switch {
+	case err != nil && said == "":
+		return nil, fmt.Errorf("it %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("it %w: %s", err, firstLine(said))
 	}
 	return bench.ReadPeer(out, r.m.spec)

@@ -386,6 +386,11 @@ func TestPeerCommands(t *testing.T) {
 			t.Errorf("%s: in a job: %v\n%s, want\n%s", p.Name, p.InJob(c.at), got, c.want)
 		}
 	}
+	remote.Shell = []string{"ssh", "-i", "my key"}
+	want := `cannot be started: the command of ssh has the word "my key", and mpirun takes no blanks and colons there`
+	if _, err := Peers[0].Command(t.TempDir(), remote, spec); err == nil || err.Error() != want {
+		t.Error(err)
+	}
 }
 
 // A program comes to a host with the command that runs it, in as many pieces as it takes, and is

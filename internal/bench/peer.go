@@ -160,6 +160,10 @@ func firstError(out string) string {
 func (p Peer) Command(folder string, at Place, spec Spec) ([]string, error) {
 	program := append([]string{p.program(folder)}, spec.words()...)
 	if len(at.Hosts) > 0 {
+		if i := slices.IndexFunc(at.Shell, func(word string) bool { return strings.ContainsAny(word, " :") }); i >= 0 && !p.worker {
+			return nil, fmt.Errorf("cannot be started: the command of ssh has the word %q, and %s takes no blanks and colons there",
+				at.Shell[i], p.launcher)
+		}
 		var err error
 		if program, err = carried(p.program(folder), spec.words()); err != nil || p.worker {
 			return program, err
