@@ -2,8 +2,9 @@ package gomlx
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"encoding/binary"
+	"errors"
 	"strings"
 	"testing"
 
@@ -12,7 +13,6 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
 
-	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
@@ -93,44 +93,31 @@ func TestImageRefuses(t *testing.T) {
 	}
 }
 
-// A new program continues from a checkpoint, optimizer included.
+// TestCheckpoint: a new program continues from a checkpoint, optimizer included.
 func TestCheckpoint(t *testing.T) {
 	dir := t.TempDir()
-	run := func(seed int64, want int) uint64 {
-		tr := newTrainer(t, seed, adam())
-		w, err := elastic.Init(t.Context())
-		must(t, err)
-		defer w.Close()
-		s, step := NewState(tr.store), 0
-		state := elastic.NewState(w, s, elastic.Value("step", &step), elastic.Checkpoint(dir))
-		must(t, elastic.Run(t.Context(), state, func(ctx context.Context) error {
-			if step != want {
-				t.Errorf("at step %d, want %d", step, want)
-			}
-			for range 3 {
-				x, y := examples(step, 0, 4)
-				if _, err := tr.Run(ctx, w.Group(), x, y); err != nil {
-					return err
-				}
-				step++
-				if err := state.Commit(); err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
-		return digest(t, s)
-	}
-	run(1, 0)
-	got := run(2, 3)
-	long := newTrainer(t, 1, adam())
-	for step := range 6 {
-		x, y := examples(step, 0, 4)
-		if _, err := long.Run(t.Context(), collective.Local(1)[0], x, y); err != nil {
-			t.Fatal(err)
+	errStop := errors.New("stop")
+	stop := func(s *elastic.Steps[float32]) error {
+		if s.Applied() == 3 {
+			return errStop
 		}
+		return nil
 	}
-	if want := digest(t, NewState(long.store)); got != want {
+	if _, err := train(t.Context(), 1, stop, elastic.Checkpoint(dir)); !errors.Is(err, errStop) {
+		t.Fatal(err)
+	}
+	first := uint64(0)
+	got, err := train(t.Context(), 1, func(s *elastic.Steps[float32]) error {
+		first = cmp.Or(first, s.Applied())
+		return nil
+	}, elastic.Checkpoint(dir))
+	must(t, err)
+	if first != 4 {
+		t.Errorf("step %d is the first one after the checkpoint, not 4", first)
+	}
+	want, err := train(t.Context(), 1, nil)
+	must(t, err)
+	if got != want {
 		t.Errorf("digest %x, want %x as without an end in between", got, want)
 	}
 }

@@ -2,24 +2,28 @@
 // data parallel.
 //
 // A State is the part of an elastic.State with all variables of a model.Store: weights, the
-// optimizer's moments and step, learning rate, random state. A Step averages gradients over the
-// ranks before they are applied. An Averager only averages, for programs with graphs of their own.
+// optimizer's moments and step, learning rate, random state. A Step computes the gradients of the
+// microbatches of elastic.Steps, and applies their mean: the variables at the end are the same bits
+// whatever the workers were.
 //
 //	step, err := gomlx.NewStep(backend, store, optimizer.Adam().Done(), loss, shapeOfX, shapeOfY)
-//	state := elastic.NewState(w, gomlx.NewState(store), elastic.Value("step", &n), sampler)
+//	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{Microbatches: 8, Batches: batches}, step.Lengths()...)
+//	state := elastic.NewState(w, gomlx.NewState(store), steps)
 //	err = elastic.Run(ctx, state, func(ctx context.Context) error {
-//		for … {
-//			loss, err := step.Run(ctx, w.Group(), x, y)
+//		for steps.Epoch() < epochs {
+//			err := steps.Step(ctx, func(m elastic.Micro[float32]) error {
+//				x, y := tensors(m.Samples)
+//				return step.Backward(m, x, y)
+//			}, step.Apply)
 //			if err != nil {
 //				return err
 //			}
-//			if err := state.Commit(); err != nil {
-//				return err
-//			}
 //		}
+//		return nil
 //	})
 //
-// All backends are supported: variables and gradients are copied through host memory.
+// All backends are supported: variables and gradients are copied through host memory. The same bits
+// also need a backend that computes the same bits in each process, as gomlx's own in Go does.
 package gomlx
 
 import (

@@ -1,8 +1,11 @@
 package gomlx
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -16,6 +19,9 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/elastic/elastictest"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 var backend = gobackend.GetBackend()
@@ -46,11 +52,12 @@ func newTrainer(t *testing.T, seed int64, opt optimizer.Interface) trainer {
 
 func adam() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).Done() }
 
-// examples returns n examples of a step.
-func examples(step, first, n int) (x, y *tensors.Tensor) {
+// examples returns examples of a step.
+func examples(step int, indices ...int) (x, y *tensors.Tensor) {
+	n := len(indices)
 	xs, ys := make([]float32, 0, n*features), make([]float32, 0, n)
-	for i := range n {
-		random := rand.New(rand.NewPCG(uint64(step), uint64(first+i)))
+	for _, i := range indices {
+		random := rand.New(rand.NewPCG(uint64(step), uint64(i)))
 		sum := float32(0)
 		for range features {
 			f := random.Float32()
@@ -59,6 +66,14 @@ func examples(step, first, n int) (x, y *tensors.Tensor) {
 		ys = append(ys, sum)
 	}
 	return tensors.FromFlatDataAndDimensions(xs, n, features), tensors.FromFlatDataAndDimensions(ys, n, 1)
+}
+
+// from returns n indices.
+func from(first, n int) (indices []int) {
+	for i := range n {
+		indices = append(indices, first+i)
+	}
+	return indices
 }
 
 // together calls f for each rank of a group of n.
@@ -72,6 +87,23 @@ func together(t *testing.T, n int, f func(g *collective.Group)) {
 		})
 	}
 	running.Wait()
+}
+
+// step makes a step of one microbatch on every rank of the group, and returns the mean loss.
+func (tr trainer) step(ctx context.Context, g *collective.Group, x, y *tensors.Tensor) (float32, error) {
+	var m elastic.Micro[float32]
+	for _, n := range tr.Lengths() {
+		m.Gradient = append(m.Gradient, make([]float32, n))
+	}
+	if err := tr.Backward(m, x, y); err != nil {
+		return 0, err
+	}
+	for _, sum := range m.Gradient {
+		if err := collective.AllReduce(ctx, g, sum, collective.Average); err != nil {
+			return 0, err
+		}
+	}
+	return m.Gradient[0][0], tr.Apply(m.Gradient)
 }
 
 // TestStepTogether makes the same steps with three ranks and with one, whose examples are the union
@@ -88,9 +120,9 @@ func TestStepTogether(t *testing.T) {
 			}
 			train := func(of trainer, g *collective.Group, n int) (losses [steps]float32) {
 				for step := range losses {
-					x, y := examples(step, g.Rank()*n, n)
+					x, y := examples(step, from(g.Rank()*n, n)...)
 					var err error
-					if losses[step], err = of.Run(t.Context(), g, x, y); err != nil {
+					if losses[step], err = of.step(t.Context(), g, x, y); err != nil {
 						t.Errorf("rank %d, step %d: %v", g.Rank(), step, err)
 						g.Abort(err)
 						return
@@ -129,18 +161,123 @@ func TestStepTogether(t *testing.T) {
 	}
 }
 
-func TestStepThatAbortsAppliesNothing(t *testing.T) {
-	groups := collective.Local(2)
-	must(t, groups[1].Close()) // simulates a failed peer
-	defer groups[0].Close()
-	one := newTrainer(t, 1, adam())
-	s := NewState(one.store)
-	before := digest(t, s)
-	x, y := examples(0, 0, 4)
-	if _, err := one.Run(t.Context(), groups[0], x, y); err == nil {
-		t.Fatal("a step with a peer that is gone succeeded")
+// TestSteps trains while workers die and come, with dropout: all variables at the end have the bits
+// of an undisturbed worker, the optimizer's and the random state included.
+func TestSteps(t *testing.T) {
+	err := elastictest.Undisturbed(elastictest.Config{
+		Hosts: []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 1}},
+		Deaths: []elastictest.Moment{
+			{Rank: 0, Phase: elastictest.Saved, Commit: 5},
+			{Rank: 1, Phase: elastictest.Saved, Commit: 11},
+			{Rank: 1, Phase: elastictest.Syncing, Generation: 3},
+		},
+	}, func(ctx context.Context) (uint64, error) {
+		return train(ctx, 4, nil)
+	}, func(job *elastictest.Job) error {
+		if err := job.Await(elastictest.Commit(20)); err != nil {
+			return err
+		}
+		job.AddHost("c", 2)
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
-	if digest(t, s) != before {
+}
+
+// dropout is meanSquares with dropout of the inputs.
+func dropout(scope *model.Scope, xy []*graph.Node) *graph.Node {
+	keep := scope.RandomBernoulli(graph.Const(xy[0].Graph(), float32(0.8)), xy[0].Shape())
+	return meanSquares(scope, []*graph.Node{graph.Mul(xy[0], keep), xy[1]})
+}
+
+// train trains a network by elastic.Steps until the end of an epoch, and returns the digest of the
+// variables. Applied, if not nil, is called after each step.
+func train(ctx context.Context, epochs int, applied func(*elastic.Steps[float32]) error, more ...elastic.Part) (uint64, error) {
+	store := model.NewStore()
+	if err := store.SetRNGStateFromSeed(1); err != nil {
+		return 0, err
+	}
+	step, err := NewStep(backend, store, adam(), dropout, shapes.Make(dtypes.Float32, 4, features), shapes.Make(dtypes.Float32, 4, 1))
+	if err != nil {
+		return 0, err
+	}
+	defer step.Close()
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer w.Close()
+	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
+		Microbatches: 4,
+		Batches:      elastic.NewBatches(150, elastic.SamplerOptions{Batch: 4, Shuffle: true}), // 38, the last one of two
+	}, step.Lengths()...)
+	variables := NewState(store)
+	state := elastic.NewState(w, append(more, variables, steps)...)
+	err = elastic.Run(ctx, state, func(ctx context.Context) error {
+		for steps.Epoch() < epochs {
+			err := steps.Step(ctx, func(m elastic.Micro[float32]) error {
+				x, y := examples(0, m.Samples...)
+				return step.Backward(m, x, y)
+			}, step.Apply)
+			if err != nil {
+				return err
+			}
+			if applied != nil {
+				if err := applied(steps); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return variables.Digest()
+}
+
+// TestBackward adds to what is there, by random numbers of the microbatch alone, and changes
+// no variable.
+func TestBackward(t *testing.T) {
+	store := model.NewStore()
+	must(t, store.SetRNGStateFromSeed(1))
+	s, err := NewStep(backend, store, adam(), dropout, shapes.Make(dtypes.Float32, 4, features), shapes.Make(dtypes.Float32, 4, 1))
+	must(t, err)
+	defer s.Close()
+	before := digest(t, NewState(store))
+	x, y := examples(0, from(0, 4)...)
+	losses := map[float32]int{}
+	for index := range 3 {
+		m := elastic.Micro[float32]{Index: index}
+		for _, n := range s.Lengths() {
+			m.Gradient = append(m.Gradient, make([]float32, n))
+		}
+		must(t, s.Backward(m, x, y))
+		once := slices.Concat(m.Gradient...)
+		must(t, s.Backward(m, x, y))
+		for i, twice := range slices.Concat(m.Gradient...) {
+			if twice != 2*once[i] {
+				t.Fatalf("microbatch %d: number %d is %v, and %v after another backward", index, i, once[i], twice)
+			}
+		}
+		losses[once[0]]++
+	}
+	if len(losses) != 3 {
+		t.Errorf("losses %v: all microbatches have the same random numbers", losses)
+	}
+	if digest(t, NewState(store)) != before {
+		t.Error("variables have changed")
+	}
+	for _, wrong := range [][][]float32{nil, make([][]float32, len(s.Lengths()))} {
+		if err := s.Backward(elastic.Micro[float32]{Gradient: wrong}, x, y); err == nil || !strings.Contains(err.Error(), "Step.Lengths") {
+			t.Errorf("Backward into tensors of other lengths: %v", err)
+		}
+		if err := s.Apply(wrong); err == nil {
+			t.Error("tensors of other lengths were applied")
+		}
+	}
+	if digest(t, NewState(store)) != before {
 		t.Error("variables have changed")
 	}
 }
@@ -151,8 +288,8 @@ func TestJoiner(t *testing.T) {
 	veteran := newTrainer(t, 1, adam())
 	old := NewState(veteran.store)
 	for step := range 5 {
-		x, y := examples(step, 0, 4)
-		if _, err := veteran.Run(t.Context(), collective.Local(1)[0], x, y); err != nil {
+		x, y := examples(step, from(0, 4)...)
+		if _, err := veteran.step(t.Context(), collective.Local(1)[0], x, y); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -173,7 +310,7 @@ func TestJoiner(t *testing.T) {
 	predict, err := model.NewExec(backend, forward.store, func(scope *model.Scope, xy []*graph.Node) *graph.Node { return meanSquares(scope, xy) })
 	must(t, err)
 	defer predict.Finalize()
-	x, y := examples(0, 0, 4)
+	x, y := examples(0, from(0, 4)...)
 	if _, err := predict.Call(x, y); err != nil {
 		t.Fatal(err)
 	}
@@ -188,8 +325,8 @@ func TestJoiner(t *testing.T) {
 	of := []trainer{veteran, bare, forward}
 	together(t, len(of), func(g *collective.Group) {
 		for step := range 10 {
-			x, y := examples(100+step, 4*g.Rank(), 4)
-			if _, err := of[g.Rank()].Run(t.Context(), g, x, y); err != nil {
+			x, y := examples(100+step, from(4*g.Rank(), 4)...)
+			if _, err := of[g.Rank()].step(t.Context(), g, x, y); err != nil {
 				t.Errorf("rank %d: %v", g.Rank(), err)
 				g.Abort(err)
 				return
@@ -213,50 +350,11 @@ func TestNewStepRefuses(t *testing.T) {
 	if _, err := NewStep(backend, model.NewStore(), adam(), meanSquares, shape, shapes.Make(dtypes.Float32, 3, 7)); err == nil {
 		t.Error("inputs that do not fit were taken")
 	}
-}
-
-func TestAverage(t *testing.T) {
-	const ranks = 3
-	together(t, ranks, func(g *collective.Group) {
-		r := float32(g.Rank())
-		list := []*tensors.Tensor{
-			tensors.MustFromAnyValue([]float32{r, 10 * r}),
-			tensors.MustFromAnyValue([]float64{float64(r) + 0.5}),
-			tensors.FromScalar(r),
-			tensors.FromShape(shapes.Make(dtypes.Float32, 0)),
-			tensors.FromShape(shapes.Make(dtypes.BFloat16, 2)),
-			tensors.FromShape(shapes.Make(dtypes.Float16, 1)),
-		}
-		fill := func(i int, bits ...byte) {
-			if err := list[i].MutableBytes(func(b []byte) { copy(b, bits) }); err != nil {
-				t.Error(err)
-			}
-		}
-		b, h := collective.ToBFloat16(r), collective.ToFloat16(r)
-		fill(4, byte(b), byte(b>>8), byte(b), byte(b>>8))
-		fill(5, byte(h), byte(h>>8))
-		var a Averager
-		for range 2 { // averages of equal values do not change
-			if err := a.Average(t.Context(), g, list...); err != nil {
-				t.Errorf("rank %d: %v", g.Rank(), err)
-				return
-			}
-		}
-		for i, want := range []any{[]float32{1, 10}, []float64{1.5}, float32(1)} {
-			if !list[i].Equal(tensors.MustFromAnyValue(want)) {
-				t.Errorf("rank %d: tensor %d is %v, want %v", g.Rank(), i, list[i], want)
-			}
-		}
-		if err := list[4].ConstBytes(func(got []byte) {
-			if one := collective.ToBFloat16(1); got[0] != byte(one) || got[3] != byte(one>>8) {
-				t.Errorf("rank %d: mean of bfloat16 is % x", g.Rank(), got)
-			}
-		}); err != nil {
-			t.Error(err)
-		}
-	})
-	var a Averager
-	if err := a.Average(t.Context(), collective.Local(1)[0], tensors.FromScalar(int32(1))); err == nil {
-		t.Error("integers were averaged")
+	wide := newStore(t, "w", []float64{1, 2})
+	double := func(scope *model.Scope, in []*graph.Node) *graph.Node {
+		return graph.ReduceAllSum(wide.GetVariable("/w").NodeValue(in[0].Graph()))
+	}
+	if _, err := NewStep(backend, wide, adam(), double, shape); err == nil || !strings.Contains(err.Error(), `"/w" is of type Float64; a Step trains Float32 only`) {
+		t.Errorf("a variable of float64: %v", err)
 	}
 }
