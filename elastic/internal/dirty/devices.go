@@ -56,7 +56,8 @@ const (
 	nameAt   = 19
 )
 
-// Devices that transfer no memory, by major number: those of memory (null, zero, random), terminals.
+// Devices that transfer no memory, by major number: those of memory (null, zero, random),
+// terminals.
 const (
 	majorMem      = 1
 	majorTTY      = 4
