@@ -26,6 +26,7 @@ func TestUnsentFrames(t *testing.T) {
 		{"aaab", [][2]int{{0, 3}, {3, 0}}, collective.Config{}},
 	} {
 		t.Run(fmt.Sprint(test.hosts, test.cfg.Connections, test.cfg.Encrypt), func(t *testing.T) {
+			t.Parallel()
 			w := newWorkers(t, test.cfg, len(test.hosts))
 			w.hosts = test.hosts
 			groups := w.meet(t, len(test.hosts))

@@ -54,7 +54,7 @@ func testSubsetOps(t *testing.T, newGroups NewGroups) {
 	for _, ranks := range [][]int{{2}, {1, 3}, {3, 0, 2}, {0, 1, 2, 3}, {3, 2, 1, 0}} {
 		subs := subset(t, groups, ranks...)
 		checkType[float32](t, subs, 0, 7, 5003)
-		checkBytes(t, subs)
+		checkBytes(t, subs, 1000, 300_000)
 		checkReduce[int64](t, groups, 3001, collective.Sum)
 		closeAll(t, subs)
 		checkReduce[int64](t, groups, 10, collective.Sum)
