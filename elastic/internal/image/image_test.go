@@ -135,9 +135,7 @@ func TestLentWhileCommitting(t *testing.T) {
 	for n := uint64(1); n <= commits; n++ {
 		for i := range chunks {
 			if n%uint64(i+1) == 0 {
-				for j := range ChunkSize {
-					live[0][i*ChunkSize+j] = byte(n)
-				}
+				copy(live[0][i*ChunkSize:], bytes.Repeat([]byte{byte(n)}, ChunkSize))
 			}
 		}
 		commit(&s, n, live, n%7 == 0)
