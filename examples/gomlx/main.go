@@ -6,7 +6,7 @@
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh ./fashion
 //
 // It shows how a program of a framework becomes elastic: gomlx.NewState makes the variables of the
-// model and of the optimizer part of the state, and gomlx.NewStep computes and applies the gradients
+// model and of the optimizer part of the state, and a gomlx.Step computes and applies the gradients
 // of elastic.Steps. Workers may join, leave and fail meanwhile: the variables at the end are the
 // same bits.
 package main
