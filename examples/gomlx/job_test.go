@@ -236,13 +236,13 @@ func TestResizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	data := write(t, stripes(317, 1), stripes(100, 2))
-	flags := []string{"-data", data, "-epochs", "12", "-microbatches", "4", "-batch", "4", "-report-every", "10"}
+	flags := []string{"-data", data, "-epochs", "12", "-microbatches", "4", "-batch", "2", "-report-every", "10"}
 	undisturbed := runJob(t, 10*time.Minute, nil, alone, flags)
 	o := runJob(t, 10*time.Minute, []act{
 		{20, hosts.becomes("localhost:1", "127.0.0.2:2")},
 		{100, kill(0)},
 		{160, hosts.becomes("127.0.0.2:1")},
-	}, []string{"-np", "1", "--min-np", "1", "--host-discovery-script", "cat " + string(hosts)}, append(flags, "-step-time", "10ms"))
+	}, []string{"-np", "1", "--min-np", "1", "--host-discovery-script", "cat " + string(hosts)}, append(flags, "-step-time", "20ms"))
 	if o.worlds < 4 {
 		t.Errorf("the job went through %d worlds", o.worlds)
 	}

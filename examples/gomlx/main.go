@@ -6,9 +6,9 @@
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh ./fashion
 //
 // It shows how a program of a framework becomes elastic: gomlx.NewState makes the variables of the
-// model and of the optimizer part of the state, and gomlx.NewStep computes and applies the
-// gradients of elastic.Steps. Workers may join, leave and fail meanwhile: the variables at the end
-// are the same bits.
+// model and of the optimizer part of the state, and a gomlx.Step computes and applies the gradients
+// of elastic.Steps. Workers may join, leave and fail meanwhile: the variables at the end are the
+// same bits.
 package main
 
 import (
@@ -136,11 +136,14 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 		parts = append(parts, elastic.Checkpoint(t.checkpoints))
 	}
 	state := elastic.NewState(w, parts...)
+	var world uint64
 	enter := func() error {
-		fmt.Printf("generation %d: rank %d of %d, pid %d\n", w.Generation(), w.Rank(), w.Size(), os.Getpid())
+		if world != w.Generation() {
+			world = w.Generation()
+			fmt.Printf("generation %d: rank %d of %d, pid %d\n", world, w.Rank(), w.Size(), os.Getpid())
+		}
 		return nil
 	}
-	_ = enter() // of the first world; OnReset calls it in the others
 	state.OnReset(enter)
 
 	backward := func(m elastic.Micro[float32]) error {
@@ -156,6 +159,7 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 		return t.step.Apply(mean)
 	}
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
+		_ = enter() // this worker's first world
 		for steps.Epoch() < t.epochs {
 			began, epoch := time.Now(), steps.Epoch()
 			if err := steps.Step(ctx, backward, apply); err != nil {
