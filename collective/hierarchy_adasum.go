@@ -135,8 +135,8 @@ func (s *adasumming) take(n int) []byte {
 	return b
 }
 
-// combine combines the pairs of each level. Gather gives what each rank has of a buffer, of units of
-// so many bytes for each block, to all ranks.
+// combine combines the pairs of each level. Gather gives what each rank has of a buffer, of units
+// of so many bytes for each block, to all ranks.
 func (s *adasumming) combine(levels [][]pair, gather func(level int, buffer []byte, unit int) error) error {
 	for i, pairs := range levels {
 		unit := len(pairs) * productsSize

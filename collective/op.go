@@ -32,8 +32,8 @@ const (
 	// are reduced one by one. Products are summed in float64, block by block of 4096 elements; each
 	// pair's result is rounded to the element type. The bits are the same wherever the ranks are
 	// and whatever connects them. A vector whose |a|² exceeds float64 gives NaNs. A group takes up
-	// to twice as much memory for it as the largest vector, and keeps that. See Maleki et al., "Scaling Distributed
-	// Training with Adaptive Summation", MLSys 2021.
+	// to twice as much memory for it as the largest vector, and keeps that. See Maleki et al.,
+	// "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 	Adasum
 	ops
 )
