@@ -30,9 +30,7 @@ func (t *team) rank(place int) int {
 
 // part returns part i of data, of which there are as many as ranks.
 func (t *team) part(c *call, data []byte, i int) []byte {
-	size := c.desc.dtype.Size()
-	lo, hi := kernel.Split(len(data)/size, t.size, i)
-	return data[lo*size : hi*size]
+	return kernel.Part(data, c.desc.dtype.Size(), t.size, i)
 }
 
 func (t *team) finish(c *call, part []byte) {
@@ -51,7 +49,7 @@ func (c *call) frames(n int) int { return max(1, c.segments(n)) }
 func (c *call) cut(b []byte, i int) []byte { return b[i*c.segment : min((i+1)*c.segment, len(b))] }
 
 func (c *call) allReduceSockets(data []byte) error {
-	if c.g.hierarchical(c.desc.reduce) {
+	if c.g.hierarchical() {
 		return c.allReduceHierarchical(data)
 	}
 	return c.allReduceFlat(c.wholeTeam(), data)

@@ -6,14 +6,27 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// adaptive is the sums over two vectors that their adaptive sum needs. Each is kept in two halves,
-// of the elements at even and at odd places, for speed; that order is fixed, so that it gives the
-// same bits wherever it is computed.
-type adaptive struct{ ab, aa, bb [2]float64 }
+// products are the sums over two vectors that their adaptive sum needs.
+type products struct{ ab, aa, bb float64 }
 
-// adaptiveOf adds the elements of two vectors, or of further parts of them. All parts but the last
+// add adds the products of the next block. All blocks are added in their order, from the first,
+// wherever they were computed: the bits are the same then.
+func (p *products) add(q products) {
+	p.ab += q.ab
+	p.aa += q.aa
+	p.bb += q.bb
+}
+
+// halves are products in two halves, of the elements at even and at odd places, for speed.
+type halves struct{ ab, aa, bb [2]float64 }
+
+func (s *halves) sum() products {
+	return products{s.ab[0] + s.ab[1], s.aa[0] + s.aa[1], s.bb[0] + s.bb[1]}
+}
+
+// productsOf adds the elements of two vectors, or of further parts of them. All parts but the last
 // have an even length.
-func adaptiveOf[T float32 | float64](s *adaptive, a, b []T) {
+func productsOf[T float32 | float64](s *halves, a, b []T) {
 	ab0, aa0, bb0, ab1, aa1, bb1 := s.ab[0], s.aa[0], s.bb[0], s.ab[1], s.aa[1], s.bb[1]
 	b = b[:len(a)]
 	for ; len(a) >= 2 && len(b) >= 2; a, b = a[2:], b[2:] {
@@ -37,14 +50,13 @@ func adaptiveOf[T float32 | float64](s *adaptive, a, b []T) {
 // shares are what of each vector goes into the sum: half of both where they point the same way and
 // are of one length, all of both where they are orthogonal. Of a vector of zeros it does not
 // matter.
-func (s *adaptive) shares() (ofA, ofB float64) {
-	ab, aa, bb := s.ab[0]+s.ab[1], s.aa[0]+s.aa[1], s.bb[0]+s.bb[1]
+func (p *products) shares() (ofA, ofB float64) {
 	ofA, ofB = 1, 1
-	if aa != 0 {
-		ofA = 1 - ab/(2*aa)
+	if p.aa != 0 {
+		ofA = 1 - p.ab/(2*p.aa)
 	}
-	if bb != 0 {
-		ofB = 1 - ab/(2*bb)
+	if p.bb != 0 {
+		ofB = 1 - p.ab/(2*p.bb)
 	}
 	return ofA, ofB
 }
@@ -57,46 +69,60 @@ func adaptiveSum[T float32 | float64](dst, a, b []T, ofA, ofB float64) {
 }
 
 const (
-	adasumBlock = 512             // elements of 16 bits that are widened at a time
-	adasumWork  = 8 * adasumBlock // bytes that adasum works in
+	adasumBlock   = 4096              // elements of a block, whose products are summed apart from the others'
+	adasumWidened = 512               // elements of 16 bits that are widened at a time; divides a block
+	adasumWork    = 8 * adasumWidened // bytes that products and sums of 16-bit floats need
 )
 
 // adasum sets dst to the adaptive sum of a and b, which have the same length; dst may be one of
 // them.
 func adasum(t kernel.Type, dst, a, b, work []byte) {
-	var s adaptive
-	switch t {
-	case kernel.Float64:
-		adaptiveOf(&s, elements[float64](a), elements[float64](b))
-		ofA, ofB := s.shares()
-		adaptiveSum(elements[float64](dst), elements[float64](a), elements[float64](b), ofA, ofB)
-	case kernel.Float32:
-		adaptiveOf(&s, elements[float32](a), elements[float32](b))
-		ofA, ofB := s.shares()
-		adaptiveSum(elements[float32](dst), elements[float32](a), elements[float32](b), ofA, ofB)
-	default:
-		adasumHalf(t, dst, a, b, elements[float32](work))
+	var all products
+	size := adasumBlock * t.Size()
+	for at := 0; at < len(a); at += size {
+		end := min(at+size, len(a))
+		all.add(blockProducts(t, a[at:end], b[at:end], work))
 	}
+	ofA, ofB := all.shares()
+	adasumOf(t, dst, a, b, ofA, ofB, work)
 }
 
-// adasumHalf is adasum of 16-bit floats, a block at a time.
-func adasumHalf(t kernel.Type, dst, a, b []byte, work []float32) {
-	var s adaptive
-	for at := 0; at < len(a); at += 2 * adasumBlock {
-		x, y := widenBlock(t, a, b, at, work)
-		adaptiveOf(&s, x, y)
+// blockProducts are the products of one block, or of the last, shorter one.
+func blockProducts(t kernel.Type, a, b, work []byte) products {
+	var s halves
+	switch t {
+	case kernel.Float64:
+		productsOf(&s, elements[float64](a), elements[float64](b))
+	case kernel.Float32:
+		productsOf(&s, elements[float32](a), elements[float32](b))
+	default:
+		for at := 0; at < len(a); at += 2 * adasumWidened {
+			x, y := widenBlock(t, a, b, at, elements[float32](work))
+			productsOf(&s, x, y)
+		}
 	}
-	ofA, ofB := s.shares()
-	for at := 0; at < len(a); at += 2 * adasumBlock {
-		x, y := widenBlock(t, a, b, at, work)
-		adaptiveSum(x, x, y, ofA, ofB)
-		kernel.Narrow(t)(dst[at:at+2*len(x)], bytesOf(x))
+	return s.sum()
+}
+
+// adasumOf sets dst to the sum of shares of a and b, or of parts of them.
+func adasumOf(t kernel.Type, dst, a, b []byte, ofA, ofB float64, work []byte) {
+	switch t {
+	case kernel.Float64:
+		adaptiveSum(elements[float64](dst), elements[float64](a), elements[float64](b), ofA, ofB)
+	case kernel.Float32:
+		adaptiveSum(elements[float32](dst), elements[float32](a), elements[float32](b), ofA, ofB)
+	default:
+		for at := 0; at < len(a); at += 2 * adasumWidened {
+			x, y := widenBlock(t, a, b, at, elements[float32](work))
+			adaptiveSum(x, x, y, ofA, ofB)
+			kernel.Narrow(t)(dst[at:at+2*len(x)], bytesOf(x))
+		}
 	}
 }
 
 func widenBlock(t kernel.Type, a, b []byte, at int, work []float32) (x, y []float32) {
-	bytes := min(2*adasumBlock, len(a)-at)
-	x, y = work[:bytes/2], work[adasumBlock:][:bytes/2]
+	bytes := min(2*adasumWidened, len(a)-at)
+	x, y = work[:bytes/2], work[adasumWidened:][:bytes/2]
 	kernel.Widen(t)(bytesOf(x), a[at:at+bytes])
 	kernel.Widen(t)(bytesOf(y), b[at:at+bytes])
 	return x, y

@@ -36,7 +36,7 @@
 // # Shared memory
 //
 // Ranks of a group that are on one host meet in shared memory (shared_memory.go). Where these are
-// all ranks, everything but a forced algorithm and [Adasum] runs in it; where they are not, the
+// all ranks, everything but a forced algorithm runs in it; where they are not, the
 // same operations have two levels (hierarchy.go): each host's data crosses to each other host once,
 // split among the ranks of the host. Slices of [Alloc] are reduced without a copy, if they are
 // large.

@@ -50,6 +50,7 @@ type connections struct {
 	boxes  []inbox              // by rank; the own one is unused
 	host   atomic.Pointer[host] // the ranks that share memory with this one; nil: none
 	levels *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
+	adasum *adasumTree          // nil where ranks of a host share no memory
 }
 
 // activity is what a group does.
@@ -309,7 +310,7 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 func (g *Group) meetsInMemory(d descriptor) bool {
 	switch d.action {
 	case allReduceAction:
-		return g.hierarchical(d.reduce)
+		return g.hierarchical()
 	case allGatherAction, reduceScatterAction, allToAllAction, allGatherIntoAction, allToAllIntoAction, reduceTreeAction:
 		return g.levels != nil
 	}

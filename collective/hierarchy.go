@@ -101,23 +101,31 @@ func (h *hierarchy) others() (hosts []int) {
 // hosts.
 type crossing struct {
 	team
-	data []byte
+	data  []byte
+	unit  int // bytes that stay together: data is cut between units alone
+	first int // number of its first unit in the whole
 
 	step          uint32
 	sent, sentEnd int // number of the first send of this rank's data, and of the first one after it
 	received      int // number of the first receive of what the others have for this rank
 }
 
-// cross appends the parts of data, of elements of size bytes, that this rank owns: its own share
-// among the ranks of its host, cut where the owner on another host changes.
-func (c *call) cross(to []crossing, data []byte, size int) []crossing {
+// piece is the part of the crossing's data that the owner at a place combines.
+func (x *crossing) piece(place int) []byte { return kernel.Part(x.data, x.unit, x.size, place) }
+
+// cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
+// among the ranks of its host, cut where the owner on another host changes. The last unit may be
+// shorter.
+func (c *call) cross(to []crossing, data []byte, unit int) []crossing {
 	h := c.g.levels
-	if h.column.size > 0 {
-		lo, hi := kernel.Split(len(data)/size, len(h.ranks()), h.place)
-		return append(to, crossing{team: h.column, data: data[lo*size : hi*size]})
-	}
-	count := len(data) / size
+	count := (len(data) + unit - 1) / unit
 	lo, hi := kernel.Split(count, len(h.ranks()), h.place)
+	between := func(t team, lo, hi int) crossing {
+		return crossing{team: t, data: data[min(lo*unit, len(data)):min(hi*unit, len(data))], unit: unit, first: lo}
+	}
+	if h.column.size > 0 {
+		return append(to, between(h.column, lo, hi))
+	}
 	cuts := []int{lo, hi}
 	for _, ranks := range h.hosts {
 		for i := range ranks {
@@ -130,16 +138,16 @@ func (c *call) cross(to []crossing, data []byte, size int) []crossing {
 	cuts = slices.Compact(cuts)
 	for i, from := range cuts[:len(cuts)-1] {
 		t := h.team(func(host int) int { return h.owner(host, count, from) })
-		to = append(to, crossing{team: t, data: data[from*size : cuts[i+1]*size]})
+		to = append(to, between(t, from, cuts[i+1]))
 	}
 	return to
 }
 
-// owner is the rank of a host that owns an element.
-func (h *hierarchy) owner(host, count, element int) int {
+// owner is the rank of a host that owns one of so many units.
+func (h *hierarchy) owner(host, count, unit int) int {
 	ranks := h.hosts[host]
 	for i := range ranks {
-		if _, hi := kernel.Split(count, len(ranks), i); element < hi {
+		if _, hi := kernel.Split(count, len(ranks), i); unit < hi {
 			return ranks[i]
 		}
 	}
@@ -197,8 +205,7 @@ func (c *call) waves(data []byte) int {
 
 // wave is one of the waves of data.
 func wave(data []byte, size, waves, i int) []byte {
-	lo, hi := kernel.Split(len(data)/size, waves, i)
-	return data[lo*size : hi*size]
+	return kernel.Part(data, size, waves, i)
 }
 
 const (

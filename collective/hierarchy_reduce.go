@@ -13,8 +13,8 @@ import (
 const fewHosts = 8
 
 // hierarchical reports whether an AllReduce has two levels.
-func (g *Group) hierarchical(op Op) bool {
-	return g.levels != nil && g.family.algorithm == Auto && op != Adasum
+func (g *Group) hierarchical() bool {
+	return g.levels != nil && g.family.algorithm == Auto
 }
 
 // allReduceHierarchical combines in the order of the ranks of each host, then in the order of the
@@ -22,6 +22,8 @@ func (g *Group) hierarchical(op Op) bool {
 // data of more than fewHosts hosts in a group that is not strict.
 func (c *call) allReduceHierarchical(data []byte) error {
 	switch {
+	case c.desc.reduce == Adasum:
+		return c.allReduceAdasum(data)
 	case len(data) <= throughOne:
 		return c.allReduceLeaders(data)
 	case len(c.g.levels.hosts) > fewHosts && !c.g.strict:
@@ -120,7 +122,7 @@ func (c *call) crossingRoom(data []byte, size int) (room int) {
 	c.crossings[0] = c.cross(c.crossings[0][:0], data, size)
 	for i := range c.crossings[0] {
 		x := &c.crossings[0][i]
-		room += (x.size - 1) * len(x.part(c, x.data, x.me))
+		room += (x.size - 1) * len(x.piece(x.me))
 	}
 	return room
 }
@@ -131,17 +133,17 @@ func (c *call) scatter(all []crossing, memory []byte, step uint32) {
 	for i := range all {
 		x := &all[i]
 		x.step, x.team, x.sent = step, c.dividing(x.team), c.outUsed
-		longest := c.frames(len(x.part(c, x.data, 0))) // the first piece is a longest one
+		longest := c.frames(len(x.piece(0))) // the first piece is a longest one
 		for s := range longest {
 			for d := 1; d < x.size; d++ { // each to another one first
 				to := (x.me + d) % x.size
-				if p := x.part(c, x.data, to); s < c.frames(len(p)) {
+				if p := x.piece(to); s < c.frames(len(p)) {
 					c.send(x.rank(to), step, c.cut(p, s))
 				}
 			}
 		}
 		x.sentEnd, x.received = c.outUsed, c.inUsed
-		own := len(x.part(c, x.data, x.me))
+		own := len(x.piece(x.me))
 		for s := range c.frames(own) {
 			for d := 1; d < x.size; d++ {
 				from := (x.me + d) % x.size
@@ -167,13 +169,18 @@ func (c *call) gather(all []crossing) error {
 			}
 		}
 	}
+	return c.receiveResults(all)
+}
+
+// receiveResults receives what the other owners have combined.
+func (c *call) receiveResults(all []crossing) error {
 	first := c.inUsed
 	for i := range all {
 		x := &all[i]
-		for s := range c.frames(len(x.part(c, x.data, 0))) {
+		for s := range c.frames(len(x.piece(0))) {
 			for d := 1; d < x.size; d++ {
 				from := (x.me + d) % x.size
-				if p := x.part(c, x.data, from); s < c.frames(len(p)) {
+				if p := x.piece(from); s < c.frames(len(p)) {
 					c.post(x.rank(from), x.step+1, c.cut(p, s))
 				}
 			}
@@ -183,7 +190,7 @@ func (c *call) gather(all []crossing) error {
 }
 
 func (c *call) combineCrossing(x *crossing) error {
-	own := x.part(c, x.data, x.me)
+	own := x.piece(x.me)
 	posted := c.ins[x.received:]
 	for s := range c.frames(len(own)) {
 		c.posted = slices.Grow(c.posted[:0], x.size)[:x.size]
@@ -194,11 +201,16 @@ func (c *call) combineCrossing(x *crossing) error {
 		if err := c.combineAll(x.team, part, part, c.posted); err != nil {
 			return err
 		}
-		for d := 1; d < x.size; d++ {
-			c.send(x.rank((x.me+d)%x.size), x.step+1, part)
-		}
+		c.sendResult(x, part)
 	}
 	return nil
+}
+
+// sendResult sends some of this rank's piece of the result to the other owners.
+func (c *call) sendResult(x *crossing, part []byte) {
+	for d := 1; d < x.size; d++ {
+		c.send(x.rank((x.me+d)%x.size), x.step+1, part)
+	}
 }
 
 // reduceScatterHierarchical combines, in turns, what this host's ranks have for the ranks of each

@@ -194,3 +194,15 @@ func TestFusedBits(t *testing.T) {
 	}
 	collectivetest.CheckFusedBits(t, ways...)
 }
+
+// TestAdasumBits: neither hosts nor transports change a bit.
+func TestAdasumBits(t *testing.T) {
+	local := func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }
+	ways := []collectivetest.Way{{NewGroups: local}}
+	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab", "aaabcccc", "aaaabbbb", "abbbbbbb"} {
+		w := newWorkers(t, collective.Config{}, 8)
+		w.hosts = hosts
+		ways = append(ways, collectivetest.Way{NewGroups: w.connect, Hosts: hosts})
+	}
+	collectivetest.CheckAdasumBits(t, ways...)
+}

@@ -29,10 +29,11 @@ const (
 	// lower ones first, then pairs of pairs; those beyond a power of two are folded in, first of
 	// all, by pairs of the lowest. It is for AllReduce of floating point numbers, and all of a
 	// tensor is one vector: it gives other results for two halves of a tensor, so a model's tensors
-	// are reduced one by one. Products are summed in float64, each pair's result is rounded to the
-	// element type. A vector whose |a|² exceeds float64 gives NaNs. A group takes as much memory
-	// for it as the largest vector, and keeps that. See Maleki et al., "Scaling Distributed
-	// Training with Adaptive Summation", MLSys 2021.
+	// are reduced one by one. Products are summed in float64, block by block of 4096 elements; each
+	// pair's result is rounded to the element type. The bits are the same wherever the ranks are
+	// and whatever connects them. A vector whose |a|² exceeds float64 gives NaNs. A group takes up
+	// to twice as much memory for it as the largest vector, and keeps that. See Maleki et al.,
+	// "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 	Adasum
 	ops
 )

@@ -16,8 +16,8 @@ import (
 
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every
 // rank. Lengths must be equal. Between hosts it runs recursive doubling where there is little data,
-// Rabenseifner's algorithm or a pipelined ring where there is more ([Algorithm]). [Adasum] always
-// runs recursive doubling over sockets.
+// Rabenseifner's algorithm or a pipelined ring where there is more ([Algorithm]). [Adasum] runs
+// recursive doubling where ranks of a host share no memory.
 //
 // It blocks until the result is complete on this rank, for which every rank must have called it; it
 // keeps no reference to data. Empty data on all ranks is a barrier. Its errors:
@@ -41,7 +41,10 @@ func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op Op, data [
 	if g != nil {
 		d.algorithm = g.algorithm()
 	}
-	if h := g.inMemory(); h != nil && d.algorithm.shares() && op != Adasum {
+	if h := g.inMemory(); h != nil && d.algorithm.shares() {
+		if op == Adasum {
+			return h.adasumShared(ctx, d, op.check(t), data)
+		}
 		return h.allReduceShared(ctx, d, op.check(t), data)
 	}
 	return g.run(ctx, d, op.check(t), func(c *call) error { return c.allReduceSockets(data) })

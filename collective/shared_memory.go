@@ -125,6 +125,9 @@ func (g *Group) share(ctx context.Context) error {
 		g.levels = newHierarchy(all, g.rank)
 		g.levels.crowded = slices.Contains(met, 2)
 	}
+	if g.levels != nil || h.member != nil && h.whole() {
+		g.adasum = newAdasumTree(all, here)
+	}
 	return nil
 }
 
@@ -344,13 +347,12 @@ func (h *host) place(d descriptor, make func(rank, elements int) []byte) func([]
 	}
 }
 
-// parts cuts data, of elements of size bytes, into one part for each rank. The result is valid
+// parts cuts data, of units of size bytes, into one part for each rank. The result is valid
 // until the next call.
 func (h *host) parts(data []byte, size int) [][]byte {
 	h.cut = slices.Grow(h.cut[:0], len(h.ranks))[:len(h.ranks)]
 	for i := range h.cut {
-		lo, hi := kernel.Split(len(data)/size, len(h.ranks), i)
-		h.cut[i] = data[lo*size : hi*size]
+		h.cut[i] = kernel.Part(data, size, len(h.ranks), i)
 	}
 	return h.cut
 }

@@ -81,7 +81,7 @@ func (s *Steps[T]) close() {
 
 // try makes the next step in the current world.
 func (s *Steps[T]) try(ctx context.Context, backward func(Micro[T]) error) error {
-	g := s.state.worker.Group()
+	g := s.state.worker.group()
 	if !s.sealed {
 		plan, err := s.plan(g)
 		if err != nil {

@@ -79,6 +79,49 @@ func checkAdasum[T collective.Element](t *testing.T, groups []*collective.Group,
 	}
 }
 
+// CheckAdasumBits checks that all ways of making groups give the same bits of an Adasum, on every
+// rank.
+func CheckAdasumBits(t *testing.T, ways ...Way) {
+	for _, n := range sizes([]int{2, 3, 4, 5, 6, 7, 8}, 4, 7) {
+		want32, want64, want16 := map[int][]float32{}, map[int][]float64{}, map[int][]collective.Float16{}
+		for _, way := range ways {
+			groups := way.NewGroups(t, n)
+			for _, length := range []int{1, 2049, 4095, 4097, 8193, 45_000, 70_001} {
+				checkAdasumBits(t, way.Hosts, groups, length, want32, func(v float64) float32 { return float32(v) })
+				checkAdasumBits(t, way.Hosts, groups, length, want64, func(v float64) float64 { return v })
+				checkAdasumBits(t, way.Hosts, groups, length, want16,
+					func(v float64) collective.Float16 { return collective.ToFloat16(float32(v)) })
+			}
+			closeAll(t, groups)
+		}
+	}
+}
+
+// checkAdasumBits compares with what is wanted of a length; where nothing is yet, rank 0's result
+// is.
+func checkAdasumBits[T collective.Element](t *testing.T, hosts string, groups []*collective.Group, length int,
+	want map[int][]T, from func(float64) T) {
+	t.Helper()
+	got := make([][]T, len(groups))
+	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+		r := rand.New(rand.NewPCG(uint64(g.Rank()), uint64(length)))
+		data := make([]T, length)
+		for i := range data {
+			data[i] = from(float64(i%7-3)/4 + r.Float64()*2 - 1)
+		}
+		got[g.Rank()] = data
+		return collective.AllReduce(ctx, g, data, collective.Adasum)
+	}))
+	if want[length] == nil {
+		want[length] = got[0]
+	}
+	for rank := range got {
+		if !equal(got[rank], want[length]) {
+			t.Fatalf("Adasum of %d %T over %d ranks, hosts %q: rank %d has other bits", length, *new(T), len(groups), hosts, rank)
+		}
+	}
+}
+
 // adasumOf is the formula, over the tree of any number of ranks.
 func adasumOf(vectors [][]float64) []float64 {
 	n, power := len(vectors), 1

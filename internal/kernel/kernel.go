@@ -143,6 +143,13 @@ func Split(count, n, i int) (lo, hi int) {
 	return lo, hi
 }
 
+// Part returns part i of n of data that is cut into units of so many bytes, the last of which may
+// be shorter, as Split cuts their number.
+func Part(data []byte, unit, n, i int) []byte {
+	lo, hi := Split((len(data)+unit-1)/unit, n, i)
+	return data[min(lo*unit, len(data)):min(hi*unit, len(data))]
+}
+
 // OfKind returns the type of numbers of a kind that Go has itself: an integer's or a float's of a
 // fixed size.
 func OfKind(k reflect.Kind) Type {

@@ -95,6 +95,7 @@ type pace struct {
 	spin           int  // see budget
 	waits          uint
 	moved          uint // waits when moveApart moved this member
+	far            bool // moveApart is to move it to any memory node the next time
 }
 
 // stopwatch measures the phases of operations.

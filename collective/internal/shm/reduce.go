@@ -106,8 +106,8 @@ func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r 
 	return m.exchange(ctx, r, false)
 }
 
-// Gather is the second half: each of the first owners members gives its part of data, of elements
-// of size bytes, to all.
+// Gather is the second half: each of the first owners members gives its part of data, of units of
+// size bytes as [kernel.Part] cuts them, to all.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
 	direct, err := m.meetWith(ctx, d, data, owners)
 	if err != nil {
@@ -168,14 +168,14 @@ func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte) (
 	return m.direct(ctx, d, data)
 }
 
-// split cuts data into parts for the first owners members; the others' are empty.
+// split cuts data, of units of size bytes, into parts for the first owners members; the others' are
+// empty.
 func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 	for i := range parts {
 		parts[i] = nil
 	}
 	for i := range min(owners, len(parts)) {
-		lo, hi := kernel.Split(len(data)/size, owners, i)
-		parts[i] = data[lo*size : hi*size]
+		parts[i] = kernel.Part(data, size, owners, i)
 	}
 }
 

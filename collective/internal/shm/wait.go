@@ -162,7 +162,7 @@ func (m *Member) budget() int {
 // moveApart moves this thread to another core where two members take turns on one. Left alone they
 // stay there, also beside a core that is free: neither of them is ready to run and kept waiting for
 // long enough to be moved by the system. The higher one moves, and not too often, since the other
-// cores may be taken by others.
+// cores may be taken by others; every other time within its memory node.
 func (m *Member) moveApart(of int) {
 	if m.index < of || m.waits-m.moved < betweenMoves {
 		return
@@ -174,8 +174,9 @@ func (m *Member) moveApart(of int) {
 	if !ok {
 		return
 	}
-	others := all
-	if others.Clear(here); others.Count() > 0 {
+	others := systemNodes().others(here, all, m.far)
+	m.far = !m.far // the node's other cores may be taken
+	if others.Count() > 0 {
 		ownAffinity.move(&others, &all)
 	}
 }
@@ -183,7 +184,7 @@ func (m *Member) moveApart(of int) {
 // spreadOut moves this thread to another core, where there are more members than cores, if that has
 // at least two members fewer than this one. The system leaves them as they are, since they sleep
 // and wake too often to be counted: four members on two cores take half as long again when three of
-// them are on one. Of those on a core the highest moves.
+// them are on one. Of those on a core the highest moves, within its memory node if that has room.
 func (m *Member) spreadOut() {
 	if m.waits++; m.waits%betweenMoves != 0 {
 		return
@@ -195,7 +196,7 @@ func (m *Member) spreadOut() {
 		return
 	}
 	atomic.StoreUint32(&m.own.core, uint32(here)+1)
-	var on [len(all) * 64]uint16 // members by core
+	var on [coreBits]uint16 // members by core
 	for i := range m.areas {
 		core := atomic.LoadUint32(&m.areas[i].core)
 		if core == 0 || int(core) > len(on) || int(core) == here+1 && i > m.index {
@@ -203,13 +204,8 @@ func (m *Member) spreadOut() {
 		}
 		on[core-1]++
 	}
-	best := here
-	for core := range on {
-		if all.IsSet(core) && on[core] < on[best] {
-			best = core
-		}
-	}
-	if on[here] < on[best]+2 {
+	best := systemNodes().roomiest(here, all, &on)
+	if best == here {
 		return
 	}
 	var there unix.CPUSet

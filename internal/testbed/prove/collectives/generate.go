@@ -216,7 +216,7 @@ func (s *step) size(d dice) int {
 	bytes := pick(d, []int{4, 5, 12, 10, 8, 5, 4, 1}, 0, 4, 1+d.IntN(1<<d.IntN(22)), 64<<10, 1<<20, 16<<20, 64<<20, 256<<20)
 	switch {
 	case s.Op == "adasum":
-		return min(bytes, 1<<20)
+		return min(bytes, 16<<20)
 	case s.background() && d.chance(70):
 		return min(bytes, 1<<20)
 	}

@@ -1,0 +1,424 @@
+package collective
+
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/kernel"
+)
+
+// Where ranks of a host share memory, an Adasum has the value and the bits that it has over sockets
+// (allReduceDoubling): the tree of pairs is the same. Pairs whose ranks are all on one host
+// are combined there, each rank combining one part of all vectors of its host. What is left of each
+// host's vectors, a single one where the hosts have equal numbers of consecutive ranks that are
+// powers of two, crosses to the other hosts once, to the ranks that combine the part there is of
+// it; the results come back once. A pair needs products over whole vectors: each rank sums those of
+// its blocks, and all ranks add the sums of all blocks in their order.
+
+// pair is two ranks whose vectors are combined. The result takes the place of the lower one's.
+type pair struct{ a, b int }
+
+// adasumTree is what is combined where.
+type adasumTree struct {
+	here  [][]pair // on this host, level by level
+	left  [][]int  // by host: the ranks in whose places there are vectors after that
+	above [][]pair // between the hosts, level by level
+}
+
+// newAdasumTree makes the tree of the ranks on these hosts, for a rank of one of them.
+func newAdasumTree(hosts [][]int, here int) *adasumTree {
+	size := 0
+	for _, ranks := range hosts {
+		size += len(ranks)
+	}
+	on := make([]int, size) // by rank: the host of all ranks of the vector in its place; −1: there is none
+	for host, ranks := range hosts {
+		for _, r := range ranks {
+			on[r] = host
+		}
+	}
+	t := &adasumTree{left: make([][]int, len(hosts))}
+	gone := make([]bool, size) // ranks whose vectors have been combined on their host
+	level := make([]int, size)
+	for r := range level {
+		level[r] = r
+	}
+	for paired := foldedRanks(size); len(level) > 1; paired = len(level) {
+		var next []int
+		var within, between []pair
+		for i := 0; i < paired; i += 2 {
+			p := pair{level[i], level[i+1]}
+			next = append(next, p.a)
+			switch host := on[p.a]; {
+			case host < 0 || host != on[p.b]:
+				on[p.a] = -1
+				between = append(between, p)
+			default:
+				gone[p.b] = true
+				if host == here {
+					within = append(within, p)
+				}
+			}
+		}
+		level = append(next, level[paired:]...)
+		if len(within) > 0 {
+			t.here = append(t.here, within)
+		}
+		if len(between) > 0 {
+			t.above = append(t.above, between)
+		}
+	}
+	for host, ranks := range hosts {
+		for _, r := range ranks {
+			if !gone[r] {
+				t.left[host] = append(t.left[host], r)
+			}
+		}
+	}
+	return t
+}
+
+// foldedRanks is how many of the lowest ranks form the pairs of the first level.
+func foldedRanks(size int) int {
+	power := 1
+	for power*2 <= size {
+		power *= 2
+	}
+	if power == size {
+		return size
+	}
+	return 2 * (size - power)
+}
+
+const productsSize = 24 // bytes of the products of one block
+
+// adasumming is an Adasum of large vectors under way on one rank.
+type adasumming struct {
+	c      *call
+	t      kernel.Type
+	tree   *adasumTree
+	blocks int // of a vector
+	parts  []adasumPart
+	work   []byte
+	memory []byte // that is not taken yet
+	taken  int
+}
+
+// adasumPart is some blocks of all vectors, that this rank combines.
+type adasumPart struct {
+	first   int      // number of the first block
+	vectors [][]byte // by the ranks in whose places they are; nil: there is none
+}
+
+func (c *call) newAdasumming(t kernel.Type, bytes int) *adasumming {
+	unit := adasumBlock * t.Size()
+	s := &adasumming{c: c, t: t, tree: c.g.adasum, blocks: (bytes + unit - 1) / unit, memory: c.scratch(cap(c.buffer))}
+	s.work = s.take(adasumWork)
+	return s
+}
+
+// end keeps as much memory as was needed for the next time.
+func (s *adasumming) end() { s.c.scratch(s.taken) }
+
+// unit is the size of a block in bytes.
+func (s *adasumming) unit() int { return adasumBlock * s.t.Size() }
+
+// take returns n bytes, aligned for every element type.
+func (s *adasumming) take(n int) []byte {
+	room := alignedTo(n)
+	s.taken += room
+	if room > len(s.memory) {
+		return make([]byte, room)[:n]
+	}
+	b := s.memory[:n:n]
+	s.memory = s.memory[room:]
+	return b
+}
+
+// combine combines the pairs of each level. Gather gives what each rank has of a buffer, of units
+// of so many bytes for each block, to all ranks.
+func (s *adasumming) combine(levels [][]pair, gather func(level int, buffer []byte, unit int) error) error {
+	for i, pairs := range levels {
+		unit := len(pairs) * productsSize
+		buffer := s.take(s.blocks * unit)
+		s.multiply(pairs, elements[float64](buffer))
+		if err := gather(i, buffer, unit); err != nil {
+			return err
+		}
+		s.add(pairs, elements[float64](buffer))
+	}
+	return nil
+}
+
+// multiply sets the products of this rank's blocks.
+func (s *adasumming) multiply(pairs []pair, all []float64) {
+	size := s.unit()
+	for _, part := range s.parts {
+		for i, p := range pairs {
+			a, b := part.vectors[p.a], part.vectors[p.b]
+			for at, block := 0, part.first; at < len(a); at, block = at+size, block+1 {
+				end := min(at+size, len(a))
+				of := blockProducts(s.t, a[at:end], b[at:end], s.work)
+				copy(all[3*(block*len(pairs)+i):], []float64{of.ab, of.aa, of.bb})
+			}
+		}
+	}
+}
+
+// add combines this rank's parts of the pairs, whose products are those of all blocks.
+func (s *adasumming) add(pairs []pair, all []float64) {
+	for i, p := range pairs {
+		var total products
+		for block := range s.blocks {
+			of := all[3*(block*len(pairs)+i):]
+			total.add(products{of[0], of[1], of[2]})
+		}
+		ofA, ofB := total.shares()
+		for _, part := range s.parts {
+			a := part.vectors[p.a]
+			adasumOf(s.t, a, a, part.vectors[p.b], ofA, ofB, s.work)
+		}
+	}
+}
+
+// within combines the vectors of the ranks of this host: of what is left of them, this rank has its
+// part. Data is this rank's vector.
+func (s *adasumming) within(ctx context.Context, h *host, m *shm.Member, d shm.Desc, data []byte) error {
+	parts := h.parts(data, s.unit())
+	own := adasumPart{vectors: make([][]byte, s.c.g.size)}
+	own.first, _ = kernel.Split(s.blocks, len(h.ranks), m.Index())
+	err := m.AllToAll(ctx, d, parts, func(lengths []int) ([][]byte, error) {
+		buffers := make([][]byte, len(lengths))
+		for i, r := range h.ranks {
+			buffers[i] = parts[m.Index()]
+			if i != m.Index() {
+				buffers[i] = s.take(len(buffers[i]))
+			}
+			own.vectors[r] = buffers[i]
+		}
+		return buffers, nil // the members' calls say the lengths
+	})
+	if err != nil {
+		return err
+	}
+	s.parts = []adasumPart{own}
+	return s.combine(s.tree.here, func(_ int, buffer []byte, unit int) error {
+		return m.Gather(ctx, d, buffer, unit, m.Members())
+	})
+}
+
+// allReduceAdasum is Adasum of ranks on several hosts.
+func (c *call) allReduceAdasum(data []byte) error {
+	if len(data) <= adasumThroughOne {
+		return c.adasumLeaders(data)
+	}
+	s := c.newAdasumming(c.desc.dtype, len(data))
+	defer s.end()
+	h := c.g.levels
+	first, _ := kernel.Split(s.blocks, len(h.ranks()), h.place)
+	s.parts = []adasumPart{{first: first, vectors: make([][]byte, c.g.size)}}
+	s.parts[0].vectors[c.g.rank] = data // where this rank is alone on its host
+	on := c.g.host.Load()
+	if err := c.inMemory(func(m *shm.Member, d shm.Desc) error { return s.within(c.ctx, on, m, d, data) }); err != nil {
+		return err
+	}
+	return c.adasumBetween(s, data)
+}
+
+// adasumBetween goes on where each rank has its part of what is left of the vectors of its host.
+func (c *call) adasumBetween(s *adasumming, data []byte) error {
+	c.crossings[0] = c.cross(c.crossings[0][:0], data, s.unit())
+	all := c.crossings[0]
+	received := c.inUsed
+	mine := s.parts[0]
+	s.parts = nil
+	for i := range all {
+		x := &all[i]
+		x.step = s.resultStep() - 1
+		s.parts = append(s.parts, c.adasumCross(s, x, mine))
+	}
+	if err := c.waitFor(received, c.inUsed); err != nil {
+		return err
+	}
+	err := s.combine(s.tree.above, func(level int, buffer []byte, unit int) error {
+		c.crossings[1] = c.cross(c.crossings[1][:0], buffer, unit)
+		for i := range c.crossings[1] {
+			c.crossings[1][i].step = uint32(level)
+		}
+		return c.putTogether(c.crossings[1], buffer, unit)
+	})
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		kernel.Copy(all[i].piece(all[i].me), s.parts[i].vectors[0])
+	}
+	if err := c.flush(); err != nil { // the results come into memory that has been sent
+		return err
+	}
+	return c.putTogether(all, data, s.unit())
+}
+
+// resultStep is the step of the frames that carry results.
+func (s *adasumming) resultStep() uint32 { return uint32(len(s.tree.above)) + 1 }
+
+// adasumCross sends the parts of a crossing to the ranks that combine them, and asks for this
+// rank's part of what is left on the other hosts.
+func (c *call) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPart {
+	h := c.g.levels
+	at := (x.first - mine.first) * x.unit // of the crossing in this rank's part of its host's vectors
+	begin := func(place int) int {
+		lo, _ := kernel.Split((len(x.data)+x.unit-1)/x.unit, x.size, place)
+		return lo
+	}
+	own := adasumPart{first: x.first + begin(x.me), vectors: make([][]byte, c.g.size)}
+	for _, r := range s.tree.left[h.here] {
+		whole := mine.vectors[r][at:][:len(x.data)]
+		for d := 0; d < x.size; d++ {
+			to := (x.me + d) % x.size
+			part := kernel.Part(whole, x.unit, x.size, to)
+			if d == 0 {
+				own.vectors[r] = part
+				continue
+			}
+			c.sendAll(x.rank(to), 0, part)
+		}
+	}
+	for d := 1; d < x.size; d++ {
+		from := (x.me + d) % x.size
+		for _, r := range s.tree.left[from] {
+			own.vectors[r] = s.take(len(x.piece(x.me)))
+			for i := range c.frames(len(own.vectors[r])) {
+				c.post(x.rank(from), 0, c.cut(own.vectors[r], i))
+			}
+		}
+	}
+	return own
+}
+
+// putTogether gives this rank's pieces of data, of units of so many bytes, to all ranks.
+func (c *call) putTogether(all []crossing, data []byte, unit int) error {
+	for i := range all {
+		own := all[i].piece(all[i].me)
+		for s := range c.frames(len(own)) {
+			c.sendResult(&all[i], c.cut(own, s))
+		}
+	}
+	if err := c.receiveResults(all); err != nil {
+		return err
+	}
+	return c.spread(data, unit)
+}
+
+// adasumLeaders is Adasum of small vectors: all ranks of a host combine theirs, and the first ones
+// of all hosts exchange what is left and combine it.
+func (c *call) adasumLeaders(data []byte) error {
+	h, vectors := c.g.levels, make([][]byte, c.g.size)
+	most := len(h.ranks())
+	for _, left := range c.g.adasum.left {
+		most += len(left)
+	}
+	memory := c.scratch(adasumWork + most*alignedTo(len(data)))
+	work := memory[:adasumWork]
+	memory = memory[adasumWork:]
+	vectors[c.g.rank] = data
+	on := c.g.host.Load()
+	err := c.inMemory(func(m *shm.Member, d shm.Desc) (err error) {
+		memory, err = on.adasumAll(c.ctx, m, d, vectors, memory)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	combineAdasum(c.desc.dtype, c.g.adasum.here, vectors, work)
+	if h.leads() {
+		if err := c.adasumAmongLeaders(data, vectors, memory, work); err != nil {
+			return err
+		}
+	}
+	return c.inMemory(func(m *shm.Member, d shm.Desc) error { return m.Broadcast(c.ctx, d, data, 0) })
+}
+
+func (c *call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []byte) error {
+	h, tree := c.g.levels, c.g.adasum
+	received := c.inUsed
+	for _, host := range h.others() {
+		for _, r := range tree.left[h.here] {
+			c.send(h.leaders.rank(host), 0, vectors[r])
+		}
+		for _, r := range tree.left[host] {
+			vectors[r] = memory[:len(data)]
+			memory = memory[alignedTo(len(data)):]
+			c.post(h.leaders.rank(host), 0, vectors[r])
+		}
+	}
+	if err := c.flush(); err != nil { // results replace what has been sent
+		return err
+	}
+	if err := c.waitFor(received, c.inUsed); err != nil {
+		return err
+	}
+	combineAdasum(c.desc.dtype, tree.above, vectors, work)
+	kernel.Copy(data, vectors[0])
+	return nil
+}
+
+// adasumAll has all vectors of this host's ranks put into memory, and returns the rest of it.
+// Vectors has this rank's one.
+func (h *host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors [][]byte, memory []byte) (rest []byte, err error) {
+	own := vectors[h.g.rank]
+	return memory[len(h.ranks)*alignedTo(len(own)):], m.AllGather(ctx, d, own, func(lengths []int) ([][]byte, error) {
+		buffers := make([][]byte, len(lengths))
+		for i, r := range h.ranks {
+			if buffers[i] = own; i != m.Index() {
+				buffers[i] = memory[i*alignedTo(len(own)):][:len(own)]
+			}
+			vectors[r] = buffers[i]
+		}
+		return buffers, nil // the members' calls say the lengths
+	})
+}
+
+// combineAdasum combines whole vectors.
+func combineAdasum(t kernel.Type, levels [][]pair, vectors [][]byte, work []byte) {
+	for _, pairs := range levels {
+		for _, p := range pairs {
+			adasum(t, vectors[p.a], vectors[p.a], vectors[p.b], work)
+		}
+	}
+}
+
+// alignedTo is n, rounded up so that what follows is aligned for every element type.
+func alignedTo(n int) int { return (n + widest - 1) / widest * widest }
+
+// adasumShared is Adasum among the ranks of one host.
+func (h *host) adasumShared(ctx context.Context, d descriptor, invalid error, data []byte) error {
+	c := &h.g.call
+	return h.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+		if len(data) <= adasumAlone {
+			vectors := make([][]byte, len(h.ranks))
+			vectors[h.g.rank] = data
+			memory := c.scratch(adasumWork + len(h.ranks)*alignedTo(len(data)))
+			if _, err := h.adasumAll(ctx, m, call, vectors, memory[adasumWork:]); err != nil {
+				return err
+			}
+			combineAdasum(d.dtype, h.g.adasum.here, vectors, memory[:adasumWork])
+			kernel.Copy(data, vectors[0])
+			return nil
+		}
+		s := c.newAdasumming(d.dtype, len(data))
+		defer s.end()
+		if err := s.within(ctx, h, m, call, data); err != nil {
+			return err
+		}
+		kernel.Copy(kernel.Part(data, s.unit(), m.Members(), m.Index()), s.parts[0].vectors[0])
+		return m.Gather(ctx, call, data, s.unit(), m.Members())
+	})
+}
+
+// Up to these sizes of a vector ranks combine whole vectors themselves, since parts take more
+// messages.
+const (
+	adasumAlone      = 16 << 10  // all ranks of one host
+	adasumThroughOne = 128 << 10 // the first ranks of several hosts
+)
