@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -57,14 +58,19 @@ type local struct {
 	runAs    RunAs // nil: workers run as this process's user
 	guard    func(session, cgroups string) (io.Closer, error)
 	listen   string // where workers listen for each other; empty: where their job says
+	program  string // this process's executable, for workers that run it too; empty: unknown
 	// Where output is kept while the driver is away, and how many bytes of it for each worker.
 	spoolDir  string
 	spoolSize int64
 }
 
 func newServer(host string, slots int, log logrus.FieldLogger) *server {
+	program, err := os.Executable()
+	if err != nil {
+		log.WithError(err).Debug("agent: workers are not told where its program is")
+	}
 	return &server{
-		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize},
+		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize, program: program},
 		log:   log, audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
 	}
 }

@@ -543,6 +543,19 @@ func TestSlots(t *testing.T) {
 	gone(t, pipe)
 }
 
+// A worker can run the program that is its agent, wherever that is, also if the driver passes on
+// the path of another.
+func TestProgram(t *testing.T) {
+	h := newHost(t, 1)
+	s, _ := script(t, 0, `exec "$HVD_AGENT_PROGRAM" -test.list '^TestProgram$'`)
+	s.Env = append(s.Env, plan.EnvAgentProgram+"=/nowhere/hvdrun")
+	r := start(t, agents(t, driverOf(t, "run"), h.addr, longLease), s)
+	r.awaitOutput("TestProgram")
+	if err := r.wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A device that fails costs the worker in its slot, and nobody else.
 func TestBadSlot(t *testing.T) {
 	h := newHost(t, 2)

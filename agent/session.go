@@ -412,6 +412,9 @@ func (s *session) start(m *wire.Start) error {
 		spec.Env = append(spec.Env, string(entry))
 	}
 	spec.Env = append(spec.Env, sessionVariable+"="+hex.EncodeToString([]byte(s.id)))
+	if s.srv.program != "" {
+		spec.Env = append(spec.Env, plan.EnvAgentProgram+"="+s.srv.program)
+	}
 	if s.srv.listen != "" {
 		spec.Env = append(spec.Env, plan.EnvListen+"="+s.srv.listen)
 	}

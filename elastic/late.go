@@ -88,15 +88,17 @@ func (w *Worker) prepared() {
 	}
 }
 
-// enterFirst enters the first world, unless that has happened.
-func (w *Worker) enterFirst(ctx context.Context) error {
+// enterFirst enters the first world, unless that has happened. It calls called once the driver has
+// answered the join.
+func (w *Worker) enterFirst(ctx context.Context, called func()) error {
+	defer called()
 	w.first.mu.Lock()
 	defer w.first.mu.Unlock()
 	if !w.first.outside {
 		return nil
 	}
 	w.prepared()
-	if err := w.enter(ctx, func() {}, rendezvous.Joining{}); err != nil {
+	if err := w.enter(ctx, called, rendezvous.Joining{}); err != nil {
 		return err
 	}
 	w.first.outside = false
@@ -113,7 +115,7 @@ func (w *Worker) isOutside() bool {
 // firstGroup enters the first world for a program that computes together with others before Run. If
 // that fails, the operations of the group fail with the error.
 func (w *Worker) firstGroup() *collective.Group {
-	if err := w.enterFirst(w.reports.ctx); err != nil {
+	if err := w.enterFirst(w.reports.ctx, func() {}); err != nil {
 		none := collective.Local(1)[0]
 		none.Abort(err)
 		return none
@@ -143,7 +145,7 @@ func (r *runner) arrive() error {
 	if err := r.fetch(); err != nil {
 		return err
 	}
-	return r.worker.enterFirst(r.ctx)
+	return r.worker.enterFirst(r.ctx, r.follow())
 }
 
 // fetch sets the parts in memory to the newest commit of the other workers, if there is one. Errors

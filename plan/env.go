@@ -113,6 +113,10 @@ const (
 	EnvCUDABackend       = "HVD_CUDA_BACKEND"
 	EnvNCCLLibrary       = "HVD_NCCL_LIBRARY"
 
+	// EnvAgentProgram is the path of the hvdrun that is the agent of the worker's host. The agent
+	// sets it.
+	EnvAgentProgram = "HVD_AGENT_PROGRAM"
+
 	// EnvNCCLShared is a variable of NCCL: 1 permits several ranks on one device.
 	EnvNCCLShared = "NCCL_MULTI_RANK_GPU_ENABLE"
 )

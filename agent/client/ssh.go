@@ -186,12 +186,20 @@ func (s *SSH) arguments() []string {
 	return args
 }
 
-func (s *SSH) command(more ...string) *exec.Cmd {
+// Words returns the command that runs another one on a host, whose name and command, one line for
+// the shell there, must be appended: what Start uses.
+func (s *SSH) Words() []string { return s.words(s.arguments()...) }
+
+func (s *SSH) words(more ...string) []string {
 	words := s.Command
 	if len(words) == 0 {
 		words = []string{"ssh"}
 	}
-	words = append(words[:len(words):len(words)], more...)
+	return append(words[:len(words):len(words)], more...)
+}
+
+func (s *SSH) command(more ...string) *exec.Cmd {
+	words := s.words(more...)
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), "LC_ALL=C") // its messages are parsed
 	return cmd

@@ -27,6 +27,21 @@ func exited(t *testing.T, status int) error {
 	return err
 }
 
+func TestWords(t *testing.T) {
+	options := "-T -x -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+	for _, c := range []struct {
+		ssh  *SSH
+		want string
+	}{
+		{&SSH{}, "ssh " + options},
+		{&SSH{Command: []string{"ssh", "-F", "config"}, Port: 2222, IdentityFile: "key"}, "ssh -F config " + options + " -p 2222 -i key"},
+	} {
+		if got := strings.Join(c.ssh.Words(), " "); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
 func TestDiagnose(t *testing.T) {
 	for _, c := range []struct {
 		stderr string

@@ -1,5 +1,6 @@
-// The collectives of Gloo, over TCP on 127.0.0.1.  g++ -O2 gloo.cc -lgloo; ./a.out OP SECONDS SIZES RANKS EMPTY_FOLDER
-// The program forks its own ranks, which meet in the folder. All-reduce is Gloo's ring, its default.
+// The collectives of Gloo, over TCP.  g++ -O2 gloo.cc -lgloo; ./a.out OP SECONDS SIZES [RANKS EMPTY_FOLDER]
+// With RANKS the program forks its own ranks, on 127.0.0.1, which meet in the folder; else it is the rank that the variables
+// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say. All-reduce is Gloo's ring, its default.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -21,6 +22,7 @@
 #include <gloo/transport/tcp/device.h>
 
 #include "measure.h"
+#include "netstore.h"
 
 namespace {
 
@@ -132,11 +134,10 @@ bool measure(const Context &ctx, const struct plan &p, size_t bytes, std::vector
   return true;
 }
 
-bool rank_main(const struct plan &p, int rank, int n, const char *folder) {
+bool rank_main(const struct plan &p, int rank, int n, const std::string &address, gloo::rendezvous::Store &store) {
   gloo::transport::tcp::attr a;
-  a.hostname = "127.0.0.1";
+  a.hostname = address;
   auto ctx = std::make_shared<gloo::rendezvous::Context>(rank, n);
-  gloo::rendezvous::FileStore store(folder);
   std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(a);
   ctx->connectFullMesh(store, device);
   std::vector<int64_t> ns(MAX_SAMPLES);
@@ -147,12 +148,33 @@ bool rank_main(const struct plan &p, int rank, int n, const char *folder) {
   return true;
 }
 
+// Runs body, and leaves with its result, whatever threads there are.
+template <typename Body>
+[[noreturn]] void leave(int rank, Body body) {
+  bool good = false;
+  try {
+    good = body();
+  } catch (const std::exception &e) {
+    fprintf(stderr, "rank %d: %s\n", rank, e.what());
+  }
+  fflush(stdout);
+  _exit(good ? 0 : 1);
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
   struct plan p = {};
-  if (argc != 6 || !read_plan(&p, argv + 1)) return 2;
+  if ((argc != 4 && argc != 6) || !read_plan(&p, argv + 1)) return 2;
   if (p.op == REDUCESCATTER) return fprintf(stderr, "Gloo has no reducescatter of its own\n"), 2;
+  if (argc == 4) {
+    const char *text = getenv("RANK");
+    int rank = text ? atoi(text) : 0;
+    leave(rank, [&] {
+      NetStore store(rank);
+      return rank_main(p, rank, atoi(variable("WORLD_SIZE").c_str()), store.address(), store);
+    });
+  }
   int n = atoi(argv[4]);
   pid_t parent = getpid();
   std::vector<pid_t> ranks;
@@ -161,14 +183,10 @@ int main(int argc, char **argv) {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
-      bool good = false;
-      try {
-        good = rank_main(p, r, n, argv[5]);
-      } catch (const std::exception &e) {
-        fprintf(stderr, "rank %d: %s\n", r, e.what());
-      }
-      fflush(stdout);
-      _exit(good ? 0 : 1);
+      leave(r, [&] {
+        gloo::rendezvous::FileStore store(argv[5]);
+        return rank_main(p, r, n, "127.0.0.1", store);
+      });
     }
     if (pid < 0) return perror("fork"), 1;
     ranks.push_back(pid);

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/bench"
@@ -23,35 +25,50 @@ const algorithmVariable = plan.EnvAlgorithm
 
 const defaultSizes = "4,1KiB,64KiB,1MiB,16MiB,64MiB"
 
-// benchShares are the settings of a job that a measurement has too, with what they mean there.
-var benchShares = []struct{ name, usage string }{
-	{"np", "ranks (default: the slots of -H, else 2)"},
-	{"hosts", "names of this machine and their slots, 127.0.0.1:2,127.0.0.2:2: ranks as on several hosts"},
-	{"encrypt-data", ""}, {"connections", ""},
-	{"log-level", ""}, {"log-format", ""}, {"verbose", ""}, {configFile, ""},
+// benchUsages are what some settings mean for a measurement, where that is not what they mean for a
+// job.
+var benchUsages = map[string]string{
+	"np":    "ranks (default: the slots of the hosts, else 2)",
+	"hosts": "hosts and their slots; names of this machine alone, 127.0.0.1:2,127.0.0.2:2, are ranks as on several hosts",
 }
+
+// benchShares are the settings of a job that a measurement has too, besides those that say which
+// hosts there are.
+var benchShares = []string{"network-interfaces", "listen", "encrypt-data", "connections", "start-timeout", "agent-timeout"}
+
+// benchIgnores are settings of sources that are asked again and again.
+var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
 
 // benchFlags is what was asked for, as text.
 type benchFlags struct {
-	op, sizes, seconds, rounds, against, algorithm, tsv, plot string
-	alloc, memory                                             bool
+	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
+	alloc, memory                                                     bool
 }
 
 func (p *program) benchCommand() *cobra.Command {
 	var b benchFlags
 	cmd := &cobra.Command{
 		Use:   "bench [flags]",
-		Short: "Measure the collectives on this machine, alone or beside other libraries'",
-		Long: `bench starts ranks on this machine, lets them run a collective operation on float32 tensors of several sizes, and prints how
-long it took: the least, the median and the 99th percentile of the samples. A sample is one operation, and its time the
-longest over the ranks; operations follow each other without a pause. As many are taken as fit into --seconds, at least
-10 and at most 20,000. Results are checked first.
+		Short: "Measure the collectives, alone or beside other libraries'",
+		Long: `bench starts ranks on this machine, or on other hosts the way a job would, lets them run a collective operation on float32
+tensors of several sizes, and prints how long it took: the least, the median and the 99th percentile of the samples. A
+sample is one operation, and its time the longest over the ranks; operations follow each other without a pause. As many
+are taken as fit into --seconds, at least 10 and at most 20,000. Results are checked first.
+
+Of ranks on several hosts it also prints the bytes on sockets for each operation, and their share of what one plain stream
+between two of the hosts takes.
 
 With --against other libraries are measured too, by programs that are compiled on the spot, in turns with hvdrun's ranks.
+Between hosts Open MPI needs ssh to all of them, with the settings that hvdrun has for it; Gloo's ranks are started as
+hvdrun's are. Both libraries must be installed on all hosts.
+
 With --memory the ranks also copy memory, one alone and all at once, which tells the bandwidth that an all-reduce can reach
-with tensors beyond the size of the caches. Nothing else should run on the machine.`,
+with tensors beyond the size of the caches. The operation gradients is a backward pass of 32 layers, computed by a device
+in the time of one all-reduce, of which elastic/gradient averages each as soon as it is there. Nothing else should run on
+the machines.`,
 		Example: `  hvdrun bench -np 4
-  hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo --tsv bench.tsv --plot bench.svg`,
+  hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo --tsv bench.tsv --plot bench.svg
+  hvdrun bench -H node1:8,node2:8 --sizes 1MiB,64MiB --against openmpi`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -59,7 +76,7 @@ with tensors beyond the size of the caches. Nothing else should run on the machi
 			if err != nil {
 				return err
 			}
-			m, err := b.measurement(cmd.Context(), &s)
+			m, err := b.measurement(&s)
 			if err != nil {
 				return err
 			}
@@ -68,31 +85,43 @@ with tensors beyond the size of the caches. Nothing else should run on the machi
 	}
 	fs := cmd.Flags()
 	fs.SortFlags = false
-	addFlag(fs, settingNamed("np")).Usage = benchShares[0].usage
-	fs.StringVar(&b.op, "op", string(bench.AllReduce), "operation: allreduce, broadcast, allgather, reducescatter, alltoall or barrier")
+	b.addFlags(fs)
+	return cmd
+}
+
+// addFlags defines all flags.
+func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
+	share := func(name string) {
+		f := addFlag(fs, settingNamed(name))
+		if usage, ok := benchUsages[name]; ok {
+			f.Usage = usage
+		}
+	}
+	share("np")
+	fs.StringVar(&b.op, "op", string(bench.AllReduce),
+		"operation: allreduce, allreduce-async, broadcast, allgather, reducescatter, alltoall, barrier or gradients")
 	fs.StringVar(&b.sizes, "sizes", defaultSizes, "bytes of the whole tensor")
 	fs.StringVar(&b.seconds, "seconds", "1", "duration to aim at for the samples of one size")
 	fs.StringVar(&b.rounds, "rounds", "3", "times that everything is measured")
 	fs.StringVar(&b.algorithm, "algorithm", "", "algorithm to use whatever the size ("+algorithmVariable+")")
+	fs.StringVar(&b.bucket, "bucket", "", "bytes of gradients that are reduced together (default: those of elastic/gradient, 4MiB)")
 	fs.StringVar(&b.against, "against", "", "others to measure: openmpi, openmpi-tcp, gloo, joined by commas")
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors in memory that the ranks of a host share, as collective.Alloc gives")
 	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
 	fs.StringVar(&b.tsv, "tsv", "", "file for all rows of all rounds, separated by tabs")
 	fs.StringVar(&b.plot, "plot", "", "file for a plot, whose name ends in .svg")
-	for _, share := range benchShares[1:] {
-		f := addFlag(fs, settingNamed(share.name))
-		if share.usage != "" {
-			f.Usage = share.usage
+	for _, st := range table {
+		if st.source && st.name != "np" && !slices.Contains(benchIgnores, st.name) || slices.Contains(benchShares, st.name) {
+			share(st.name)
 		}
 	}
-	return cmd
 }
 
 // measurement is what the flags ask for.
 type measurement struct {
 	spec      bench.Spec
-	ranks     int
-	hosts     []plan.Host
+	np        int         // 0: all slots
+	hosts     []plan.Host // nil: sources are asked
 	rounds    int
 	peers     []bench.Peer
 	algorithm string
@@ -100,7 +129,7 @@ type measurement struct {
 }
 
 // measurement reads the flags. Its errors name them.
-func (b *benchFlags) measurement(ctx context.Context, s *settings) (m measurement, err error) {
+func (b *benchFlags) measurement(s *settings) (m measurement, err error) {
 	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
 	m.spec.Alloc, m.spec.Memory = b.alloc, b.memory
 	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
@@ -121,6 +150,18 @@ func (b *benchFlags) measurement(ctx context.Context, s *settings) (m measuremen
 	if _, err = collective.ParseAlgorithm(b.algorithm); err != nil {
 		return m, fmt.Errorf("--algorithm: %w", err)
 	}
+	if b.bucket != "" {
+		sizes, err := bench.ParseSizes(b.bucket)
+		switch {
+		case err != nil:
+			return m, fmt.Errorf("--bucket: %w", err)
+		case len(sizes) != 1:
+			return m, fmt.Errorf("--bucket: %q is several sizes", b.bucket)
+		case m.spec.Op != bench.Gradients:
+			return m, fmt.Errorf("--bucket: it is of --op %s alone", bench.Gradients)
+		}
+		m.spec.Bucket = sizes[0]
+	}
 	if b.against != "" {
 		if m.peers, err = bench.ParsePeers(b.against); err != nil {
 			return m, fmt.Errorf("--against: %w", err)
@@ -129,26 +170,30 @@ func (b *benchFlags) measurement(ctx context.Context, s *settings) (m measuremen
 	if b.plot != "" && !strings.HasSuffix(b.plot, ".svg") {
 		return m, fmt.Errorf("--plot: the name %q does not end in .svg", b.plot)
 	}
-	if !s.given("np") && !s.given("hosts") {
-		s.np, s.origins["np"] = 2, "the default of -np"
-	}
+	return m, m.place(s)
+}
+
+// place reads what says where the ranks run.
+func (m *measurement) place(s *settings) (err error) {
 	if m.hosts, err = s.fixedHosts(); err != nil {
-		return m, err
+		return err
+	}
+	if m.hosts == nil {
+		m.np = s.np
+		return nil
+	}
+	if !s.given("np") && !s.given("hosts") && !s.given("hostfile") {
+		s.np, s.origins["np"] = 2, "the default of -np"
+		m.hosts = []plan.Host{{Name: "localhost", Slots: s.np}}
 	}
 	size, err := s.size(m.hosts)
-	if err != nil {
-		return m, err
-	}
-	m.ranks = size.NP
-	if !allLocal(ctx, m.hosts) {
-		return m, fmt.Errorf("%s: a host is not this machine, and others are not measured", s.origin("hosts"))
-	}
-	return m, m.checkMemory()
+	m.np = size.NP
+	return err
 }
 
 // checkMemory refuses tensors for which the machine has no room: each rank has its own, a library
 // keeps up to one of that size besides, and results of some operations are another.
-func (m *measurement) checkMemory() error {
+func (m *measurement) checkMemory(ranks int) error {
 	info, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return nil // a machine that does not tell
@@ -159,8 +204,8 @@ func (m *measurement) checkMemory() error {
 		return nil
 	}
 	largest := m.spec.Sizes[len(m.spec.Sizes)-1]
-	if need := 3 * largest * m.ranks; need > kib<<10 {
-		return fmt.Errorf("--sizes: %s on %d ranks may need %s of memory, and %s are free", bench.SizeText(largest), m.ranks,
+	if need := 3 * largest * ranks; need > kib<<10 {
+		return fmt.Errorf("--sizes: %s on %d ranks may need %s of memory, and %s are free", bench.SizeText(largest), ranks,
 			bench.SizeText(need), bench.SizeText(kib<<10>>20<<20))
 	}
 	return nil

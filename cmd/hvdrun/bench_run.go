@@ -16,9 +16,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/bench"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
@@ -51,13 +51,14 @@ func (p *program) runBench(ctx context.Context, s *settings, m measurement) (err
 		return runError{err}
 	}
 	defer func() { err = joinRunError(err, guard.Close()) }()
-	defer p.watchStop(ctx, r.log, r.launcher.kill, benchGrace)()
-
+	if err := r.findHosts(ctx); err != nil {
+		return err
+	}
 	names := r.build(ctx)
 	if ctx.Err() != nil {
 		return runError{context.Cause(ctx)}
 	}
-	report := &bench.Report{Op: m.spec.Op, Ranks: m.ranks, Rounds: m.rounds}
+	report := &bench.Report{Op: m.spec.Op, Ranks: r.at.Ranks, Hosts: len(r.hosts), Rounds: m.rounds}
 	for round := range m.rounds {
 		for i := range names {
 			name := names[(i+round)%len(names)]
@@ -101,11 +102,57 @@ type benchRun struct {
 	folder   string // for the peers' programs
 	id       string // of the peers' processes, by which nothing of them is left behind
 	launcher *benchLauncher
+	hosts    []plan.Host // those that have ranks, with their ranks
+	at       bench.Place
 	failed   []string // peers that are not asked again
 }
 
-// benchLauncher starts processes on this machine, and knows their groups, for a person who does not
-// want to wait for their end.
+// findHosts finds where the ranks run: sources are asked once.
+func (r *benchRun) findHosts(ctx context.Context) error {
+	hosts := r.m.hosts
+	if hosts == nil {
+		s := *r.settings
+		source, closeSource, err := s.openSource(nil, r.log)
+		if err != nil {
+			return err
+		}
+		hosts, err = source.Discover(ctx)
+		closeSource()
+		switch {
+		case ctx.Err() != nil:
+			return runError{context.Cause(ctx)}
+		case err != nil:
+			return runError{fmt.Errorf("%w: %w", driver.ErrDiscovery, err)}
+		}
+	}
+	var ranks int
+	if r.hosts, ranks = benchHosts(hosts, r.m.np); ranks < max(r.m.np, 1) {
+		return runError{fmt.Errorf("%w: %d are needed, and the hosts have %d", driver.ErrNotEnoughSlots, max(r.m.np, 1), ranks)}
+	}
+	r.at = bench.Place{Ranks: ranks}
+	if allLocal(ctx, hosts) {
+		return r.m.checkMemory(ranks)
+	}
+	r.at.Hosts, r.at.Shell, r.at.Interfaces = r.hosts, r.settings.ssh.shell().Words(), r.settings.tuning.NetworkInterfaces
+	return nil
+}
+
+// benchHosts returns the hosts of the first np slots, with as many slots as are used, and how many
+// these are. 0 stands for all slots. Hosts that are about to leave are not used.
+func benchHosts(hosts []plan.Host, np int) (used []plan.Host, ranks int) {
+	for _, h := range hosts {
+		if np > 0 {
+			h.Slots = min(h.Slots, np-ranks)
+		}
+		if h.Slots > 0 && !h.Draining {
+			used, ranks = append(used, h), ranks+h.Slots
+		}
+	}
+	return used, ranks
+}
+
+// benchLauncher starts the peers' processes on this machine, and knows their groups, for a person
+// who does not want to wait for their end.
 type benchLauncher struct {
 	mu     sync.Mutex
 	groups map[int]bool
@@ -160,6 +207,22 @@ func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
 	if err != nil {
 		return err
 	}
+	for _, h := range r.at.Hosts {
+		probe := peer.Probe(r.at, h.Name)
+		if probe == nil {
+			continue
+		}
+		var exit *launch.ExitError
+		_, said, err := r.run(ctx, probe)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.As(err, &exit):
+			return peer.Unusable(h.Name, exit.Code, said)
+		case err != nil:
+			return err
+		}
+	}
 	if _, said, err := r.run(ctx, command); err != nil {
 		return peer.Uncompiled(said)
 	}
@@ -168,6 +231,7 @@ func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
 
 // run runs a command of which nothing is left when it returns.
 func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
+	defer r.watchStop(ctx, r.log, r.launcher.kill, benchGrace)()
 	incarnation := driver.NewRunID()
 	var out, errs bytes.Buffer
 	err = r.launcher.Run(ctx, launch.Spec{
@@ -202,36 +266,47 @@ func (r *benchRun) measure(ctx context.Context, name string) ([]bench.Row, error
 	return rows, nil
 }
 
+// ownScript runs the hvdrun that is the agent of a host: there it may have another path than here,
+// and where there are agents of a cluster it is theirs.
+const ownScript = `exec "${` + plan.EnvAgentProgram + `:?the agent of this host does not say where its program is: it is an older hvdrun}" "$@"`
+
 // ours runs a job whose workers are ranks of the measurement.
 func (r *benchRun) ours(ctx context.Context) ([]bench.Row, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	spec, err := json.Marshal(r.m.spec)
 	if err != nil {
 		return nil, err
 	}
-	env := r.env
-	if r.m.algorithm != "" {
-		env = append(slices.Clone(env), algorithmVariable+"="+r.m.algorithm)
-	}
 	rows := &rowReader{stray: r.stderr}
-	err = driver.Run(ctx, driver.Config{
-		Command:  []string{self, benchRank, string(spec)},
-		Env:      env,
-		Source:   discovery.Fixed(r.m.hosts),
-		Launcher: r.launcher,
-		Output:   &launch.Output{Stdout: rows, Stderr: r.stderr, Log: r.log},
-		Size:     driver.Size{NP: r.m.ranks},
-		Timeouts: driver.Timeouts{Drain: benchGrace},
-		Tuning:   plan.Tuning{EncryptData: r.settings.tuning.EncryptData, Connections: r.settings.tuning.Connections},
-		Log:      r.log,
-	})
-	if err != nil {
+	if err := r.job(ctx, []string{"sh", "-c", ownScript, "hvdrun", benchRank, string(spec)}, rows, r.stderr); err != nil {
 		return nil, err
 	}
 	return rows.complete(r.m.spec)
+}
+
+// job runs a job on the hosts, as hvdrun does with any, and writes its output, a line a time.
+func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.Writer) error {
+	s, p := *r.settings, *r.program
+	p.stdout, p.stderr = stdout, stderr
+	s.runID, s.dir, s.env = driver.NewRunID(), "/", nil // the folder of this process may not be on the hosts
+	s.timeouts.Drain = benchGrace
+	if r.m.algorithm != "" {
+		s.env = []string{algorithmVariable + "=" + r.m.algorithm}
+	}
+	authority, err := identity.NewAuthority(s.runID)
+	if err != nil {
+		return err
+	}
+	if s.given("gossip-join") { // for the agents: which hosts there are is known
+		source, closeSource, err := openGossip(&s, r.log)
+		if err != nil {
+			return err
+		}
+		defer closeSource()
+		if _, err := source.Discover(ctx); err != nil {
+			return err
+		}
+	}
+	return p.drive(ctx, &s, jobRun{command: command, fixed: r.hosts, size: driver.Size{NP: r.at.Ranks}, authority: authority})
 }
 
 // rowReader takes the output of our ranks, a line a time.
@@ -268,21 +343,56 @@ func (r *rowReader) complete(spec bench.Spec) ([]bench.Row, error) {
 
 // peer runs a peer's program to its end.
 func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, error) {
-	command, err := peer.Command(r.folder, r.m.ranks, r.m.spec)
-	if err != nil {
-		return nil, err
-	}
 	limit := r.m.spec.Patience()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not ended in %v", limit))
 	defer cancel()
-	out, said, err := r.run(ctx, command)
+	out, said, err := r.output(ctx, peer)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if err != nil {
+	switch {
+	case err != nil && said == "":
+		return nil, fmt.Errorf("it %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("it %w: %s", err, firstLine(said))
 	}
 	return bench.ReadPeer(out, r.m.spec)
+}
+
+// output returns what a peer's program writes.
+func (r *benchRun) output(ctx context.Context, peer bench.Peer) (stdout *bytes.Buffer, stderr string, err error) {
+	command, err := peer.Command(r.folder, r.at, r.m.spec)
+	if err != nil {
+		return nil, "", err
+	}
+	if !peer.InJob(r.at) {
+		return r.run(ctx, command)
+	}
+	var out, errs unprefixed
+	if err := r.job(ctx, command, &out, &errs); err != nil {
+		return nil, errs.text.String(), fmt.Errorf("has failed as a job: %w", err)
+	}
+	return &out.text, "", nil
+}
+
+// unprefixed takes the output of a job, a line a time, without the ranks before the lines.
+type unprefixed struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write takes one line with its prefix, if it has one.
+func (u *unprefixed) Write(line []byte) (int, error) {
+	text := line
+	for _, prefix := range []string{"<stdout>:", "<stderr>:"} {
+		if _, after, found := bytes.Cut(line, []byte(prefix)); found {
+			text = after
+		}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.text.Write(text)
+	return len(line), nil
 }
 
 // firstLine returns the first one that holds a letter: mpirun draws frames.

@@ -151,9 +151,12 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 		if s.hosts == "" && s.hostfile == "" {
 			return driver.Size{}, fmt.Errorf("-np is missing: the number of slots to wait for before the start")
 		}
-		if np = slots; s.maxNP > 0 {
+		if np = max(1, slots-s.spares); s.maxNP > 0 {
 			np = min(np, s.maxNP)
 		}
+	}
+	if s.spares > 0 && !elastic {
+		return driver.Size{}, fmt.Errorf("%s is %d, and the job is not elastic: give --min-np too", s.origin("spares"), s.spares)
 	}
 	switch {
 	case s.minNP > np:
@@ -162,5 +165,5 @@ func (s *settings) size(fixed []plan.Host) (driver.Size, error) {
 		return driver.Size{}, runError{fmt.Errorf("%w: %d are needed (%s), and the hosts given have %d",
 			driver.ErrNotEnoughSlots, max(np, 1), s.origin("np"), slots)}
 	}
-	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Elastic: elastic}, nil
+	return driver.Size{NP: np, Min: s.minNP, Max: s.maxNP, Spares: s.spares, Elastic: elastic}, nil
 }

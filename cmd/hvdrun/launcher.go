@@ -129,10 +129,12 @@ func prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size driv
 
 // starter returns how agents are started where there are none.
 func (s *settings) starter() client.Starter {
-	return client.Hosts{
-		Remote: &client.SSH{
-			Command: strings.Fields(s.ssh.command), Port: s.ssh.port, IdentityFile: s.ssh.identityFile,
-			Hvdrun: s.ssh.remoteHvdrun, Audit: s.record,
-		},
-	}
+	ssh := s.ssh.shell()
+	ssh.Audit = s.record
+	return client.Hosts{Remote: ssh}
+}
+
+// shell returns what reaches hosts that are other machines.
+func (s sshSettings) shell() *client.SSH {
+	return &client.SSH{Command: strings.Fields(s.command), Port: s.port, IdentityFile: s.identityFile, Hvdrun: s.remoteHvdrun}
 }

@@ -25,6 +25,7 @@ type settings struct {
 	runID        string // of the job that is run, if one is
 	np           int
 	minNP, maxNP int
+	spares       int
 	sourceSettings
 	cluster   clusterSettings
 	timeouts  driver.Timeouts
@@ -133,6 +134,12 @@ var table = slices.Concat(
 		{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
 			usage: "most workers; makes the job elastic",
 			set:   count(func(s *settings) *int { return &s.maxNP })},
+		{name: "spares", arg: "N", def: "0",
+			usage: "workers beyond the most (-np, where --max-np is not given) that wait with the state to take a lost one's place",
+			set: func(s *settings, text string) (err error) {
+				s.spares, err = parseCount(text, 0)
+				return err
+			}},
 		{name: "core-limit", arg: "BYTES", def: "0",
 			usage: "bound of a crashed worker's core file (4096, 64MiB, unlimited); the others go on while it is written",
 			set: func(s *settings, text string) (err error) {

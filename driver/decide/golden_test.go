@@ -223,6 +223,8 @@ func (s *story) config(args []string) error {
 			cfg.Size.Min = n
 		case "max":
 			cfg.Size.Max = n
+		case "spares":
+			cfg.Size.Spares = n
 		case "starts":
 			cfg.Size.Starts = n
 		case "static":

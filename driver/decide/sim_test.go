@@ -92,6 +92,9 @@ func newSim(t *testing.T, seed uint64) *sim {
 	if s.rnd.IntN(2) == 0 {
 		size.Max = np + s.rnd.IntN(3)
 	}
+	if s.rnd.IntN(3) == 0 {
+		size.Spares = 1 + s.rnd.IntN(3)
+	}
 	if s.rnd.IntN(2) == 0 {
 		size.Starts = 1 + s.rnd.IntN(2)
 	}

@@ -110,6 +110,7 @@ type savedWorker struct {
 	Done       bool      `json:"done,omitempty"`
 	Trains     bool      `json:"trains,omitempty"`
 	Wanted     bool      `json:"wanted,omitempty"`
+	Spare      bool      `json:"spare,omitempty"`
 	Removed    bool      `json:"removed,omitempty"`
 	Asked      bool      `json:"asked,omitempty"`
 	Stays      bool      `json:"stays,omitempty"`
@@ -315,7 +316,7 @@ func (w *Worker) save() savedWorker {
 			Resets: w.start.Resets, Again: w.start.Again, Forked: w.start.Forked,
 		},
 		Since: w.since, Begun: w.begun, Generation: w.generation, Rank: w.rank, Phase: w.phase,
-		Holds: w.holds, Done: w.done, Trains: w.trains, Wanted: w.wanted, Removed: w.removed, Asked: w.asked, Stays: w.stays,
+		Holds: w.holds, Done: w.done, Trains: w.trains, Wanted: w.wanted, Spare: w.spare, Removed: w.removed, Asked: w.asked, Stays: w.stays,
 		savedDeparture: savedDeparture{
 			Reason: w.reason, Comes: w.comes, Answered: w.answered, Last: w.last, Left: w.left,
 			Writes: w.writes, WroteAt: w.wroteAt, Unwritten: w.unwritten,
@@ -329,7 +330,7 @@ func (w *Worker) save() savedWorker {
 func (s *savedWorker) load() *Worker {
 	return &Worker{
 		since: s.Since, begun: s.Begun, generation: s.Generation, rank: s.Rank, phase: s.Phase,
-		holds: s.Holds, done: s.Done, trains: s.Trains, wanted: s.Wanted, removed: s.Removed, asked: s.Asked, stays: s.Stays,
+		holds: s.Holds, done: s.Done, trains: s.Trains, wanted: s.Wanted, spare: s.Spare, removed: s.Removed, asked: s.Asked, stays: s.Stays,
 		identity: identity{
 			id: s.ID, slot: s.Start.Slot.SlotID, pid: s.PID, join: s.Join,
 			start: StartWorker{

@@ -175,6 +175,8 @@ func (m *Machine) whatOf(w *Worker) string {
 		return "was asked to leave"
 	case w.phase == training && !m.resetFrom.IsZero():
 		return fmt.Sprintf("has not left generation %d", w.generation)
+	case w.spare:
+		return "is a spare"
 	case w.phase == waiting && w.generation == 0:
 		return "waits for the next world"
 	}

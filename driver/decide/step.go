@@ -157,6 +157,7 @@ func (m *Machine) reconcile(now time.Time) {
 		wanted := m.wanted(now)
 		m.logStays()
 		m.startMissing(now, wanted)
+		m.startSpares(now)
 		m.releaseUnwanted(now)
 		m.form(now, wanted)
 		m.announce(now)
@@ -238,26 +239,28 @@ func (m *Machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 }
 
 // preferred returns the slots to keep if at most that many may be: first those of workers in the
-// current world, then those of other live workers, because no running worker is replaced for the
-// sake of order.
+// current world, then those of workers that have joined, then those of workers that start, because
+// no running worker is replaced for the sake of order.
 func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	class := func(id plan.SlotID) int {
 		w := m.in(id)
 		switch {
 		case w == nil || !w.live():
-			return 2
+			return 3
 		case w.generation != 0 && w.generation == m.world.Generation:
 			return 0
+		case w.phase == waiting:
+			return 1
 		}
-		return 1
+		return 2
 	}
-	classes, count := make([]int, len(free)), [3]int{}
+	classes, count := make([]int, len(free)), [4]int{}
 	for i, id := range free {
 		classes[i] = class(id)
 		count[classes[i]]++
 	}
 	// The number of slots to take of each class.
-	room, left := [3]int{}, most
+	room, left := [4]int{}, most
 	for c, n := range count {
 		room[c] = min(n, left)
 		left -= room[c]
@@ -316,16 +319,16 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	}
 	room := m.room(now)
 	if room.all > 0 {
-		m.startIn(now, wanted, &room)
+		m.queued = m.startIn(now, wanted, &room, false)
 	}
 	if m.queued > 0 {
 		m.rampUntil = room.next
 	}
 }
 
-// startIn starts workers in free wanted slots within the room of the ramp, and counts the slots
-// beyond it.
-func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
+// startIn starts workers in those of the slots that are free, within the room of the ramp, and
+// returns the number of slots beyond it. The workers are spares or in wanted slots.
+func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spares bool) (queued int) {
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // cannot happen: without bounds every number of slots is valid
@@ -334,18 +337,17 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
 	if !m.any(starting) {
 		m.startsFrom = now
 	}
-	m.queued = 0
 	for _, s := range slots {
 		if !m.mayStart(s.SlotID) {
 			continue
 		}
 		if !room.take(s.Host) {
-			m.queued++
+			queued++
 			continue
 		}
 		w := &Worker{
 			identity: identity{id: m.newID(s.SlotID), slot: s.SlotID},
-			rank:     s.Rank, since: now, begun: now, wanted: true,
+			rank:     s.Rank, since: now, begun: now, wanted: !spares, spare: spares,
 		}
 		if !m.size.Elastic {
 			m.ran[s.SlotID] = true
@@ -357,6 +359,7 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp) {
 		m.add(w)
 		m.do(w.start)
 	}
+	return queued
 }
 
 func trialFor(host string, w plan.World) TrialWorld {
@@ -370,7 +373,7 @@ func trialFor(host string, w plan.World) TrialWorld {
 func (m *Machine) releaseUnwanted(now time.Time) {
 	for _, w := range m.workers {
 		switch {
-		case w.wanted:
+		case w.wanted, w.spare:
 		case w.phase == starting:
 			m.stop(now, w, "")
 		case w.phase == waiting && w.generation == 0:
@@ -477,6 +480,7 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 		field("root", root), field("slots", published))
 	for _, w := range m.workers {
 		switch {
+		case w.phase == waiting && w.spare:
 		case w.phase == waiting: // it joined, but its slot is not wanted
 			m.dismiss(now, w, DismissRemoved)
 		case w.phase == training && w.generation != m.world.Generation: // it still writes its last checkpoint

@@ -33,6 +33,7 @@ type Worker struct {
 	done       bool
 	trains     bool // its training in its last world has not ended, though another reported done, or as it joined
 	wanted     bool // its slot is one of fleet.wants
+	spare      bool // its slot is not, but it is to wait for a place
 	removed    bool // dismissed because its slot is not wanted
 	asked      bool // to leave, but not by this driver
 	stays      bool // the log has said why it stays although it should leave

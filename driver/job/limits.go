@@ -1,6 +1,7 @@
 package job
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -16,6 +17,9 @@ type Size struct {
 	Min int
 	// Max is the largest number of workers. 0: no bound.
 	Max int
+	// Spares is how many workers beyond Max wait for a place, in slots that Max leaves free, on
+	// other hosts first. If there are any and Max is 0, Max is NP.
+	Spares int `json:",omitempty"`
 	// Starts is how many workers of a host may start at the same time. A worker counts until it has
 	// joined, but at most for 5 s, or for 15 s once another worker has joined. 0: 32.
 	Starts int `json:",omitempty"`
@@ -72,10 +76,17 @@ func (s Size) WithDefaults() (Size, error) {
 	if !s.Elastic {
 		s.Max = s.NP
 	}
+	if s.Spares > 0 && s.Max == 0 {
+		s.Max = s.NP
+	}
 	if s.Starts <= 0 {
 		s.Starts = DefaultStarts
 	}
 	switch {
+	case s.Spares < 0:
+		return s, fmt.Errorf("driver: the number of spare workers is %d; it must be at least 0", s.Spares)
+	case s.Spares > 0 && !s.Elastic:
+		return s, errors.New("driver: a job that is not elastic has no use for spare workers")
 	case s.NP < 1:
 		return s, fmt.Errorf("driver: a job needs at least one worker, not %d", s.NP)
 	case s.Min < 1:

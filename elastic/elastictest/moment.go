@@ -90,7 +90,7 @@ func phaseOf(before rendezvous.Phase, m fakeproc.Moment) Phase {
 		}
 		return Fetching
 	case rendezvous.Joins:
-		if before == rendezvous.Joins {
+		if before == rendezvous.Joins || before == rendezvous.Saving { // of a commit that it has followed while it waits
 			return 0
 		}
 		return Joining

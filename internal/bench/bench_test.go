@@ -5,13 +5,19 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 func TestParseSizes(t *testing.T) {
@@ -113,7 +119,7 @@ func TestMeasure(t *testing.T) {
 				if g.Rank() == 0 {
 					w = &out
 				}
-				if err := m.meet(0, 1); err != nil {
+				if err := m.meet(g.Rank()); err != nil {
 					return err
 				}
 				return m.measure(json.NewEncoder(w))
@@ -130,9 +136,13 @@ func TestMeasure(t *testing.T) {
 				got = append(got, r)
 			}
 			for _, size := range sizes {
-				for _, want := range []Op{op, CopyAlone, CopyAll} {
+				also := []Op{op, CopyAlone, CopyAll}
+				if op == Gradients {
+					also = append(also, After, AllReduce)
+				}
+				for _, want := range also {
 					found := slices.ContainsFunc(got, func(r Row) bool { return r.Op == want && r.Bytes == size })
-					if found != (want == op || size >= 8) {
+					if copied := want == CopyAlone || want == CopyAll; found != (!copied || size >= 8) {
 						t.Errorf("%s on %d: row of %s for %d: %v", op, n, want, size, found)
 					}
 				}
@@ -192,6 +202,66 @@ func TestTable(t *testing.T) {
 		if !strings.HasPrefix(head, "allreduce, float32, 2 ranks; ") || body != c.want {
 			t.Errorf("%s\n%s", head, body)
 		}
+	}
+}
+
+// What ranks of several hosts, and gradients, add to the table.
+func TestTableOfHosts(t *testing.T) {
+	r := &Report{Op: Gradients, Ranks: 4, Hosts: 2, Rounds: 1}
+	for _, row := range []Row{
+		{Op: Gradients, Bytes: 1 << 20, Samples: 10, Min: 11000, Median: 12000, P99: 13000, Sent: 2 << 20, HostOut: 1 << 20},
+		{Op: After, Bytes: 1 << 20, Samples: 10, Min: 19000, Median: 20000, P99: 30000, Sent: 2 << 20, HostOut: 1 << 20},
+		{Op: AllReduce, Bytes: 1 << 20, Samples: 10, Min: 9000, Median: 10000, P99: 11000, Sent: 2 << 20, HostOut: 1 << 20},
+		{Op: Stream, Bytes: streamSize, Samples: 10, Min: 100000, Median: 160000, P99: 200000},
+	} {
+		r.Results = append(r.Results, Result{row, 1, Ours})
+	}
+	var b strings.Builder
+	if err := r.WriteTable(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := `gradients, float32, 4 ranks on 2 hosts; least, and medians of 1 rounds; ratio: how many times longer the peer takes
+
+  bytes  min us  median us  p99 us   GB/s  reduced after us  reduction us  hidden  on sockets  of a host  share of wire
+   1MiB   11000      12000   13000  0.087             20000         10000   0.800     2.00MiB    1.00MiB          0.833
+
+hidden: the share of one reduction after the backward pass that is saved where gradients are reduced during the pass,
+which takes as long as a reduction
+
+on sockets: bytes sent for an operation by all ranks, and by the host that sends most; share of wire: those by the time
+that one rank needs to send them to a rank of another host, 16MiB at 0.105 GB/s
+`
+	if b.String() != want {
+		t.Errorf("%s", b.String())
+	}
+	b.Reset()
+	if err := r.WriteTSV(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range []Op{Gradients, After, AllReduce, Stream} {
+		if !strings.Contains(b.String(), "all\thvdrun\t"+string(op)+"\t4\t") {
+			t.Errorf("no row of %s in\n%s", op, b.String())
+		}
+	}
+}
+
+// Ranks count the bytes of their own host, also where hosts have different numbers of ranks.
+func TestMeet(t *testing.T) {
+	local := []int{0, 1, 2, 0, 0, 1} // three hosts
+	hosts := make([]int, len(local))
+	ring(t, len(local), func(g *collective.Group) error {
+		m := meter{ctx: t.Context(), group: g, clock: time.Now()}
+		if err := m.meet(local[g.Rank()]); err != nil {
+			return err
+		}
+		hosts[g.Rank()] = m.host
+		if len(m.totals) != 3 || (m.ends != nil) != (g.Rank() == 0 || g.Rank() == 3) {
+			return fmt.Errorf("rank %d: %d hosts, an end of the stream: %v", g.Rank(), len(m.totals), m.ends != nil)
+		}
+		return nil
+	})
+	if !slices.Equal(hosts, []int{0, 0, 0, 1, 2, 2}) {
+		t.Error(hosts)
 	}
 }
 
@@ -262,6 +332,118 @@ func TestParsePeers(t *testing.T) {
 		got, err := ParsePeers(c.text)
 		if len(got) != c.n && err == nil || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+	}
+}
+
+func TestPeerCommands(t *testing.T) {
+	spec := Spec{Op: AllReduce, Sizes: []int{4, 1 << 20}, Time: 500 * time.Millisecond}
+	remote := Place{Ranks: 3, Hosts: []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 1}}, Shell: []string{"ssh", "-p", "22"}}
+	through := remote
+	through.Interfaces = []string{"eth0", "eth1"}
+	const shell = " -wdir / --mca plm_rsh_agent ssh -p 22 --mca plm_rsh_no_tree_spawn 1"
+	const carried = " sh -c SCRIPT sh 1 PIECE allreduce 0.5 4,1048576"
+	for _, c := range []struct {
+		peer int
+		at   Place
+		want string
+		job  bool
+	}{
+		{0, Place{Ranks: 2}, "mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo" +
+			" -n 2 PROGRAM allreduce 0.5 4,1048576", false},
+		{1, Place{Ranks: 2}, "mpirun --allow-run-as-root --oversubscribe --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo" +
+			" --mca pml ob1 --mca btl self,tcp -n 2 PROGRAM allreduce 0.5 4,1048576", false},
+		{2, Place{Ranks: 2}, "PROGRAM allreduce 0.5 4,1048576 2 FOLDER", false},
+		{0, remote, "mpirun --allow-run-as-root --oversubscribe -H a:2,b:1" + shell + " -n 3" + carried, false},
+		{1, through, "mpirun --allow-run-as-root --oversubscribe -H a:2,b:1" + shell +
+			" --mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 --mca pml ob1 --mca btl self,tcp -n 3" + carried, false},
+		{2, remote, strings.TrimSpace(carried), true},
+	} {
+		p, folder := Peers[c.peer], t.TempDir()
+		if err := os.MkdirAll(filepath.Dir(p.program(folder)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p.program(folder), []byte("#!/bin/sh\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		words, err := p.Command(folder, c.at, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, word := range words {
+			switch {
+			case word == p.program(folder):
+				words[i] = "PROGRAM"
+			case strings.HasPrefix(word, filepath.Dir(p.program(folder))):
+				words[i] = "FOLDER"
+			case word == carriedScript:
+				words[i] = "SCRIPT"
+			case i > 2 && words[i-2] == "sh":
+				words[i] = "PIECE"
+			}
+		}
+		if got := strings.Join(words, " "); got != c.want || p.InJob(c.at) != c.job {
+			t.Errorf("%s: in a job: %v\n%s, want\n%s", p.Name, p.InJob(c.at), got, c.want)
+		}
+	}
+	remote.Shell = []string{"ssh", "-i", "my key"}
+	want := `cannot be started: the command of ssh has the word "my key", and mpirun takes no blanks and colons there`
+	if _, err := Peers[0].Command(t.TempDir(), remote, spec); err == nil || err.Error() != want {
+		t.Error(err)
+	}
+}
+
+// A program comes to a host with the command that runs it, in as many pieces as it takes, and is
+// removed there.
+func TestCarried(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "program")
+	noise := make([]byte, 3*maxPiece) // cannot be packed
+	for i := range noise {
+		noise[i] = "0123456789abcdefghijklmnopqrstuvwxyz"[rand.IntN(36)]
+	}
+	text := "#!/bin/sh\necho \"$@\"; echo \"$0\"; exit 3\n" + string(noise)
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	words, err := carried(path, []string{"a b", "c"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if words[4] == "1" {
+		t.Error("the program is in one piece: the test is too small")
+	}
+	cmd := exec.Command(words[0], words[1:]...)
+	temp := t.TempDir()
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp)
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if first, _, _ := strings.Cut(string(out), "\n"); first != "a b c" || !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Errorf("%q, %v", out, err)
+	}
+	if left, err := os.ReadDir(temp); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestProbe(t *testing.T) {
+	at := Place{Hosts: []plan.Host{{Name: "b", Slots: 1}}, Shell: []string{"ssh", "-T"}}
+	if got := strings.Join(Peers[0].Probe(at, "b"), "|"); got != "ssh|-T|b|command -v orted" {
+		t.Error(got)
+	}
+	if got := Peers[2].Probe(at, "b"); got != nil {
+		t.Error(got)
+	}
+	for _, c := range []struct {
+		code         int
+		output, want string
+	}{
+		{127, "", "host b: mpirun is not installed (Debian: apt-get install openmpi-bin libopenmpi-dev)"},
+		{1, "", "host b: mpirun is not installed (Debian: apt-get install openmpi-bin libopenmpi-dev)"},
+		{255, "Welcome\nssh: connect to host b port 22: Connection refused\n",
+			"host b cannot be reached by ssh, as mpirun needs: ssh: connect to host b port 22: Connection refused"},
+	} {
+		if err := Peers[0].Unusable("b", c.code, c.output); err.Error() != c.want {
+			t.Errorf("%d: %v, want %s", c.code, err, c.want)
 		}
 	}
 }

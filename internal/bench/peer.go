@@ -2,6 +2,9 @@ package bench
 
 import (
 	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -15,27 +18,58 @@ import (
 	"time"
 
 	programs "github.com/hvdrun/hvdrun/bench"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // Peer is another library to measure.
 type Peer struct {
 	Name string
-	// compiler compiles source with library. launcher is another required program.
-	compiler, source, library, launcher string
+	// compiler compiles source with library. launcher is another required program, and remote one
+	// that is required on hosts other than this machine.
+	compiler, source, library, launcher, remote string
 	// packages are the Debian packages that contain them.
 	packages string
 	lacks    []Op
-	command  func(program, folder string, ranks int, plan []string) []string
+	// command returns what starts all ranks. The words of program run one of them.
+	command func(program []string, folder string, at Place) []string
+	// worker says that ranks on other machines are workers of a job.
+	worker bool
 }
 
-// mpirun returns a command for mpirun. Its flags keep mpirun's traffic on loopback and permit more
-// ranks than cores.
-func mpirun(more ...string) func(program, folder string, ranks int, plan []string) []string {
-	return func(program, _ string, ranks int, plan []string) []string {
-		words := []string{"mpirun", "--allow-run-as-root", "--oversubscribe",
-			"--mca", "oob_tcp_if_include", "lo", "--mca", "btl_tcp_if_include", "lo"}
-		words = append(append(words, more...), "-n", strconv.Itoa(ranks), program)
-		return append(words, plan...)
+// Place is where the ranks of a peer run.
+type Place struct {
+	Ranks int
+	// Hosts are the hosts in order of rank, of which at least one is another machine. None: all
+	// ranks run on this machine.
+	Hosts []plan.Host
+	// Shell is a command that runs another one on a host, whose name and command line must be
+	// appended. It is used if there are Hosts.
+	Shell []string
+	// Interfaces are the network interfaces between Hosts. None: the library chooses.
+	Interfaces []string
+}
+
+// mpirun returns a command for mpirun. Its flags permit more ranks than cores, and keep mpirun's
+// traffic on loopback if there is one machine.
+func mpirun(more ...string) func(program []string, folder string, at Place) []string {
+	return func(program []string, _ string, at Place) []string {
+		words := []string{"mpirun", "--allow-run-as-root", "--oversubscribe"}
+		interfaces := "lo"
+		if len(at.Hosts) > 0 {
+			interfaces = strings.Join(at.Interfaces, ",")
+			slots := make([]string, len(at.Hosts))
+			for i, h := range at.Hosts {
+				slots[i] = h.Name + ":" + strconv.Itoa(h.Slots)
+			}
+			words = append(words, "-H", strings.Join(slots, ","), "-wdir", "/",
+				"--mca", "plm_rsh_agent", strings.Join(at.Shell, " "), "--mca", "plm_rsh_no_tree_spawn", "1")
+		}
+		if interfaces != "" {
+			words = append(words, "--mca", "oob_tcp_if_include", interfaces, "--mca", "btl_tcp_if_include", interfaces)
+		}
+		words = append(append(words, more...), "-n", strconv.Itoa(at.Ranks))
+		return append(words, program...)
 	}
 }
 
@@ -43,12 +77,14 @@ const openMPIPackages = "openmpi-bin libopenmpi-dev"
 
 // Peers are all peers: Open MPI with its default transports, Open MPI over TCP only, and Gloo.
 var Peers = []Peer{
-	{Name: "openmpi", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", packages: openMPIPackages, command: mpirun()},
-	{Name: "openmpi-tcp", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", packages: openMPIPackages,
+	{Name: "openmpi", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", remote: "orted", packages: openMPIPackages,
+		command: mpirun()},
+	{Name: "openmpi-tcp", compiler: "mpicc", source: "mpi.c", launcher: "mpirun", remote: "orted", packages: openMPIPackages,
 		command: mpirun("--mca", "pml", "ob1", "--mca", "btl", "self,tcp")},
 	{Name: "gloo", compiler: "g++", source: "gloo.cc", library: "-lgloo", packages: "g++ libgloo-dev", lacks: []Op{ReduceScatter},
-		command: func(program, folder string, ranks int, plan []string) []string {
-			return append(append([]string{program}, plan...), strconv.Itoa(ranks), folder)
+		worker: true,
+		command: func(program []string, folder string, at Place) []string {
+			return append(program, strconv.Itoa(at.Ranks), folder)
 		}},
 }
 
@@ -75,7 +111,7 @@ func ParsePeers(text string) ([]Peer, error) {
 // Prepare writes the peer's sources to a subdirectory and returns the command that compiles them.
 // Its error is a single line that says why the peer cannot be measured here and what to install.
 func (p Peer) Prepare(folder string, op Op) (compile []string, err error) {
-	if slices.Contains(p.lacks, op) || op == Async {
+	if slices.Contains(p.lacks, op) || op == Async || op == Gradients {
 		return nil, fmt.Errorf("it has no %s", op)
 	}
 	for _, program := range []string{p.compiler, p.launcher} {
@@ -119,19 +155,97 @@ func firstError(out string) string {
 	return lines[0]
 }
 
-// Command returns the command of the compiled program for spec. Its temporary files are in folder.
-func (p Peer) Command(folder string, ranks int, spec Spec) ([]string, error) {
+// Command returns the command that starts all ranks of the compiled program for spec. Its temporary
+// files are in folder. If InJob is true it returns the command of a worker, which is one rank.
+func (p Peer) Command(folder string, at Place, spec Spec) ([]string, error) {
+	program := append([]string{p.program(folder)}, spec.words()...)
+	if len(at.Hosts) > 0 {
+		if i := slices.IndexFunc(at.Shell, func(word string) bool { return strings.ContainsAny(word, " :") }); i >= 0 && !p.worker {
+			return nil, fmt.Errorf("cannot be started: the command of ssh has the word %q, and %s takes no blanks and colons there",
+				at.Shell[i], p.launcher)
+		}
+		var err error
+		if program, err = carried(p.program(folder), spec.words()); err != nil || p.worker {
+			return program, err
+		}
+	}
 	meeting, err := os.MkdirTemp(filepath.Join(folder, p.Name), "meeting")
 	if err != nil {
 		return nil, err
 	}
-	sizes := make([]string, len(spec.Sizes))
-	for i, n := range spec.Sizes {
+	return p.command(program, meeting, at), nil
+}
+
+// words are the arguments by which a peer's program knows what to measure.
+func (s Spec) words() []string {
+	sizes := make([]string, len(s.Sizes))
+	for i, n := range s.Sizes {
 		sizes[i] = strconv.Itoa(n)
 	}
-	seconds := strconv.FormatFloat(spec.Time.Seconds(), 'g', -1, 64)
-	plan := []string{string(spec.Op), seconds, strings.Join(sizes, ",")}
-	return p.command(p.program(folder), meeting, ranks, plan), nil
+	seconds := strconv.FormatFloat(s.Time.Seconds(), 'g', -1, 64)
+	return []string{string(s.Op), seconds, strings.Join(sizes, ",")}
+}
+
+// InJob reports whether the ranks must be workers of a job.
+func (p Peer) InJob(at Place) bool { return p.worker && len(at.Hosts) > 0 }
+
+// carriedScript unpacks the program, which is in the $1 arguments after the first, and runs it with
+// the other arguments.
+const carriedScript = `d=$(mktemp -d) || exit; trap 'rm -rf "$d"' EXIT; trap 'exit 1' HUP INT TERM; n=$1; shift; ` +
+	`while [ "$n" -gt 0 ]; do printf %s "$1" >>"$d/packed"; shift; n=$((n-1)); done; ` +
+	`base64 -d <"$d/packed" | gunzip >"$d/program" && chmod 700 "$d/program" || exit; "$d/program" "$@"`
+
+// maxPiece is the length of the pieces in which a program goes into a command: a word has 128 KiB
+// at most.
+const maxPiece = 100 << 10
+
+// maxProgram bounds the size of a peer's program in bytes; a command has 2 MiB in most systems.
+const maxProgram = 4 << 20
+
+// carried returns a command that runs a program on any host: it contains the program, which need
+// not be there. The libraries that the program is linked with must be.
+func carried(path string, arguments []string) ([]string, error) {
+	program, err := safefile.OwnText(path, maxProgram)
+	if err != nil {
+		return nil, err
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(program); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	text := base64.StdEncoding.EncodeToString(packed.Bytes())
+	var pieces []string
+	for piece := range slices.Chunk([]byte(text), maxPiece) {
+		pieces = append(pieces, string(piece))
+	}
+	command := []string{"sh", "-c", carriedScript, "sh", strconv.Itoa(len(pieces))}
+	return append(append(command, pieces...), arguments...), nil
+}
+
+// Probe returns a command that succeeds if the peer can be used on a host other than this machine;
+// nil: there is nothing to look for. Its failure must be given to Unusable.
+func (p Peer) Probe(at Place, host string) []string {
+	if p.remote == "" || p.InJob(at) {
+		return nil
+	}
+	return append(slices.Clone(at.Shell), host, "command -v "+p.remote)
+}
+
+// unreachable is the exit status of ssh when it has not run the command.
+const unreachable = 255
+
+// Unusable returns, as a single line, why the peer cannot be used on a host whose Probe has ended
+// with this exit code and output.
+func (p Peer) Unusable(host string, code int, output string) error {
+	if code == unreachable {
+		lines := strings.Split(strings.TrimSpace(output), "\n")
+		return fmt.Errorf("host %s cannot be reached by ssh, as %s needs: %s", host, p.launcher, lines[len(lines)-1])
+	}
+	return fmt.Errorf("host %s: %s is not installed (Debian: apt-get install %s)", host, p.launcher, p.packages)
 }
 
 // ReadPeer parses the output of a peer's program, one line per size.

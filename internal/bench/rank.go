@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -24,7 +23,7 @@ func Rank(ctx context.Context, spec Spec, out io.Writer) error {
 	defer w.Close()
 	return elastic.Run(ctx, elastic.NewState(w), func(ctx context.Context) error {
 		m := meter{ctx: ctx, group: w.Group(), spec: spec, clock: time.Now()}
-		if err := m.meet(w.CrossRank(), w.CrossSize()); err != nil {
+		if err := m.meet(w.LocalRank()); err != nil {
 			return fmt.Errorf("bench: %w", err)
 		}
 		if err := m.measure(json.NewEncoder(out)); err != nil {
@@ -43,18 +42,32 @@ type meter struct {
 
 	host   int               // this rank's
 	totals []uint64          // by host, for sums
+	layer  time.Duration     // of a model's backward pass, for Gradients
 	ends   *collective.Group // two ranks of different hosts, of which this is one; nil: it is none, or there is one host
 }
 
-// meet finds which ranks are on which hosts.
-func (m *meter) meet(host, hosts int) error {
-	m.host, m.totals = host, make([]uint64, max(1, hosts))
-	all, err := collective.AllGather(m.ctx, m.group, []int32{int32(host)})
-	if err != nil || hosts <= 1 {
+// meet finds which ranks are on which hosts, of which each has ranks that follow each other.
+func (m *meter) meet(localRank int) error {
+	all, err := collective.AllGather(m.ctx, m.group, []int32{int32(localRank)})
+	if err != nil {
 		return err
 	}
-	other := slices.IndexFunc(all, func(one []int32) bool { return one[0] != all[0][0] })
-	m.ends, err = m.group.Subset(m.ctx, []int{0, other})
+	hosts, other := 0, 0
+	for rank, one := range all {
+		if one[0] != 0 {
+			continue
+		}
+		if hosts++; hosts == 2 {
+			other = rank
+		}
+		if rank <= m.group.Rank() {
+			m.host = hosts - 1
+		}
+	}
+	m.totals = make([]uint64, max(1, hosts))
+	if hosts > 1 {
+		m.ends, err = m.group.Subset(m.ctx, []int{0, other})
+	}
 	return err
 }
 
@@ -80,6 +93,13 @@ const turns = 8
 func (m *meter) measure(out *json.Encoder) error {
 	for i, size := range m.spec.Sizes {
 		ops := []Op{m.spec.Op}
+		if m.spec.Op == Gradients {
+			var err error
+			if m.layer, err = m.paced(size); err != nil {
+				return err
+			}
+			ops = append(ops, After, AllReduce)
+		}
 		if m.spec.Memory && size >= 8 {
 			ops = append(ops, CopyAlone, CopyAll)
 		}
@@ -108,7 +128,7 @@ func (m *meter) measureSize(ops []Op, size int) ([]Row, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer collective.Free(t.data)
+		defer t.free()
 		trials[i] = t
 	}
 	runtime.GC() // free the tensors of other sizes
@@ -152,14 +172,17 @@ func (m *meter) trial(op Op, size int) (*trial, error) {
 		return nil, err
 	}
 	t := &trial{ctx: m.ctx, group: m.group, ends: m.ends, op: op, data: data}
+	if op == Gradients || op == After {
+		t.model = m.newModel(len(data))
+	}
 	if err := t.prepare(); err != nil {
-		collective.Free(data)
+		t.free()
 		return nil, err
 	}
 	clear(t.data) // repeated sums would overflow; zeros take the same time
 	n, err := m.warmUp(t)
 	if err != nil {
-		collective.Free(data)
+		t.free()
 		return nil, err
 	}
 	t.samples = make([]time.Duration, n)
@@ -193,7 +216,7 @@ func (m *meter) sample(t *trial, samples []time.Duration) error {
 
 // tensor returns n elements in the selected kind of memory.
 func (m *meter) tensor(op Op, n int) ([]float32, error) {
-	if m.spec.Alloc && op != CopyAlone && op != CopyAll {
+	if (m.spec.Alloc || m.spec.Op == Gradients) && op != CopyAlone && op != CopyAll { // an averager's is such memory
 		return collective.Alloc[float32](n)
 	}
 	return make([]float32, n), nil
@@ -228,13 +251,25 @@ type trial struct {
 	op    Op
 	data  []float32
 	parts [][]float32 // of data, by rank
+	model *model      // for Gradients and After
 
 	samples        []time.Duration
 	sent, sentMost float64 // bytes on sockets in all samples, of all ranks and of the host with most
 }
 
+func (t *trial) free() {
+	if t.model != nil {
+		t.model.averager.Close()
+	}
+	collective.Free(t.data)
+}
+
 func (t *trial) run() (err error) {
 	switch t.op {
+	case Gradients:
+		return t.pass(nil)
+	case After:
+		return t.passAndReduce()
 	case AllReduce:
 		return collective.AllReduce(t.ctx, t.group, t.data, collective.Sum)
 	case Async:
@@ -291,6 +326,8 @@ func (t *trial) verify() error {
 	n, rank := t.group.Size(), t.group.Rank()
 	var err error
 	switch t.op {
+	case Gradients:
+		return t.verifyPass()
 	case AllReduce, Async:
 		if err = t.run(); err == nil {
 			err = check(t.data, 0, func(i int) float32 { return sum(n, i) })

@@ -15,6 +15,7 @@ const Ours = "hvdrun"
 type Report struct {
 	Op      Op
 	Ranks   int
+	Hosts   int // 0: one
 	Rounds  int
 	Results []Result
 }
@@ -74,12 +75,15 @@ func (r *Report) Roof(bytes int) (roof, copied float64, ok bool) {
 func (r *Report) WriteTable(w io.Writer) error {
 	peers := r.peers()
 	memory := slices.ContainsFunc(r.Results, func(res Result) bool { return res.Op == CopyAll })
-	fmt.Fprintf(w, "%s, float32, %d ranks; least, and medians of %d rounds; ratio: how many times longer the peer takes\n\n",
-		r.Op, r.Ranks, r.Rounds)
+	fmt.Fprintf(w, "%s, float32, %d ranks%s; least, and medians of %d rounds; ratio: how many times longer the peer takes\n\n",
+		r.Op, r.Ranks, r.on(), r.Rounds)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	head := "bytes\tmin us\tmedian us\tp99 us\tGB/s\t"
 	for _, p := range peers[1:] {
 		head += p + " us\tratio\t"
+	}
+	if r.Op == Gradients {
+		head += "reduced after us\treduction us\thidden\t"
 	}
 	hosts := r.between()
 	if hosts {
@@ -102,6 +106,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 				line += "-\t-\t"
 			}
 		}
+		if r.Op == Gradients {
+			line += r.hidden(ours)
+		}
 		if hosts {
 			line += r.wire(ours)
 		}
@@ -110,12 +117,44 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 		fmt.Fprintln(t, line)
 	}
-	if err := t.Flush(); err != nil || !hosts {
+	if err := t.Flush(); err != nil {
 		return err
+	}
+	return r.writeNotes(w, hosts)
+}
+
+// on says on how many hosts the ranks are, if there are several.
+func (r *Report) on() string {
+	if r.Hosts <= 1 {
+		return ""
+	}
+	return fmt.Sprintf(" on %d hosts", r.Hosts)
+}
+
+// writeNotes explains the columns that not every table has.
+func (r *Report) writeNotes(w io.Writer, hosts bool) error {
+	if r.Op == Gradients {
+		if _, err := fmt.Fprintln(w, "\nhidden: the share of one reduction after the backward pass that is saved where gradients are reduced during the pass,\n"+
+			"which takes as long as a reduction"); err != nil {
+			return err
+		}
+	}
+	if !hosts {
+		return nil
 	}
 	_, err := fmt.Fprintf(w, "\non sockets: bytes sent for an operation by all ranks, and by the host that sends most; share of wire: those by the time\n"+
 		"that one rank needs to send them to a rank of another host, %s at %s GB/s\n", SizeText(streamSize), number(r.stream()))
 	return err
+}
+
+// hidden returns the columns of a reduction during a backward pass.
+func (r *Report) hidden(ours Row) string {
+	after, ok := r.row(Ours, After, ours.Bytes)
+	alone, ok2 := r.row(Ours, AllReduce, ours.Bytes)
+	if !ok || !ok2 || alone.Median == 0 {
+		return "-\t-\t-\t"
+	}
+	return micros(after.Median) + "\t" + micros(alone.Median) + "\t" + number((after.Median-ours.Median)/alone.Median) + "\t"
 }
 
 // between reports whether there are ranks of several hosts.
@@ -182,6 +221,17 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
+// ops returns the measured operations, the one that was asked for first.
+func (r *Report) ops() []Op {
+	ops := []Op{r.Op}
+	for _, res := range r.Results {
+		if !slices.Contains(ops, res.Op) {
+			ops = append(ops, res.Op)
+		}
+	}
+	return ops
+}
+
 // WriteTSV writes the rows of every round and the merged rows, whose round is "all".
 func (r *Report) WriteTSV(w io.Writer) error {
 	fmt.Fprintln(w, "round\tpeer\top\tranks\tbytes\tsamples\tmin_us\tmedian_us\tp99_us\tGBps\tsocket_bytes\thost_bytes")
@@ -196,8 +246,12 @@ func (r *Report) WriteTSV(w io.Writer) error {
 		}
 	}
 	for _, peer := range r.peers() {
-		for _, op := range []Op{r.Op, CopyAlone, CopyAll} {
-			for _, bytes := range r.sizes() {
+		for _, op := range r.ops() {
+			sizes := r.sizes()
+			if op == Stream {
+				sizes = []int{streamSize}
+			}
+			for _, bytes := range sizes {
 				row, ok := r.row(peer, op, bytes)
 				if !ok {
 					continue

@@ -17,10 +17,11 @@ import (
 // Op is an operation to measure.
 type Op string
 
-// The operations. Async is AllReduceAsync and the wait for it. CopyAlone and CopyAll are not
-// collectives but their bound: a plain copy of half of the bytes onto the other half, by rank 0
-// alone or by all ranks at once. Stream is the bound between hosts: what one rank sends to one rank
-// of another host.
+// The operations. Async is AllReduceAsync and the wait for it. Gradients is a backward pass whose
+// gradients an Averager reduces meanwhile, and After the same pass with one AllReduce after it.
+// CopyAlone and CopyAll are not collectives but their bound: a plain copy of half of the bytes onto
+// the other half, by rank 0 alone or by all ranks at once. Stream is the bound between hosts: what
+// one rank sends to one rank of another host.
 const (
 	AllReduce     Op = "allreduce"
 	Async         Op = "allreduce-async"
@@ -29,14 +30,16 @@ const (
 	ReduceScatter Op = "reducescatter"
 	AllToAll      Op = "alltoall"
 	Barrier       Op = "barrier"
+	Gradients     Op = "gradients"
 
+	After     Op = "gradients-after"
 	CopyAlone Op = "copy-alone"
 	CopyAll   Op = "copy-all"
 	Stream    Op = "stream"
 )
 
 // Ops are the operations that a user may select.
-var Ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, Barrier}
+var Ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, Barrier, Gradients}
 
 const (
 	minSamples = 10
@@ -60,6 +63,8 @@ type Spec struct {
 	Alloc bool
 	// Memory also measures CopyAlone and CopyAll.
 	Memory bool
+	// Bucket is that of gradient.Options, in bytes, for Gradients. 0: the default.
+	Bucket int
 }
 
 var units = []struct {

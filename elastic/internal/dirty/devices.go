@@ -1,39 +1,60 @@
 package dirty
 
 import (
-	"bufio"
+	"bytes"
+	"encoding/binary"
 	"fmt"
-	"os"
 	"strconv"
-	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
 // Bypass returns why something may write to this process's memory past its page tables: a device
 // that it has opened, an io_uring, or memory that is pinned. It is "" if nothing of that kind is
-// there. It reads the list of open files, which takes about a microsecond for each.
+// there. It looks at each open file, in less than a microsecond, and allocates next to nothing.
 func Bypass() (string, error) {
-	files, err := os.Open("/proc/self/fd")
+	kept := buffers.Get().(*[]byte)
+	defer buffers.Put(kept)
+	buffer := *kept
+	dir, err := unix.Open("/proc/self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("/proc/self/fd: %w", err)
 	}
-	defer files.Close()
-	names, err := files.Readdirnames(-1)
-	if err != nil {
-		return "", err
-	}
-	for _, name := range names {
-		fd, err := strconv.Atoi(name)
+	defer unix.Close(dir)
+	for {
+		n, err := unix.ReadDirent(dir, buffer)
 		if err != nil {
-			return "", fmt.Errorf("/proc/self/fd: %q", name)
+			return "", fmt.Errorf("/proc/self/fd: %w", err)
 		}
-		if found, err := bypasses(fd, "/proc/self/fd/"+name); err != nil || found != "" {
-			return found, err
+		if n == 0 {
+			return pinned(buffer)
+		}
+		for entries := buffer[:n]; len(entries) > nameAt; {
+			length := int(binary.NativeEndian.Uint16(entries[lengthAt:]))
+			name, _, _ := bytes.Cut(entries[nameAt:length], []byte{0})
+			entries = entries[length:]
+			if name[0] == '.' {
+				continue
+			}
+			fd, err := strconv.Atoi(string(name))
+			if err != nil {
+				return "", fmt.Errorf("/proc/self/fd: %q", name)
+			}
+			if found, err := bypasses(dir, fd); err != nil || found != "" {
+				return found, err
+			}
 		}
 	}
-	return pinned()
 }
+
+var buffers = sync.Pool{New: func() any { return new(make([]byte, 4096)) }}
+
+// Offsets in struct linux_dirent64.
+const (
+	lengthAt = 16
+	nameAt   = 19
+)
 
 // Devices that transfer no memory, by major number: those of memory (null, zero, random),
 // terminals.
@@ -46,19 +67,20 @@ const (
 )
 
 // calmFiles are the files without a name that write to no memory by themselves.
-var calmFiles = []string{"[eventpoll]", "[eventfd]", "[userfaultfd]", "[pidfd]", "[timerfd]", "[signalfd]",
-	"inotify", "[fanotify]", "[perf_event]"}
+var calmFiles = []string{"[eventpoll]", "[eventfd]", "[userfaultfd]", "[pidfd]", "[timerfd]",
+	"[signalfd]", "inotify", "[fanotify]", "[perf_event]"}
 
 // bypasses returns the name of an open file that may be a device's; "" if it is not, or if it has
-// been closed meanwhile.
-func bypasses(fd int, link string) (string, error) {
+// been closed meanwhile. dir is /proc/self/fd.
+func bypasses(dir, fd int) (string, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err == unix.EBADF {
 		return "", nil
 	} else if err != nil {
 		return "", fmt.Errorf("fstat: %w", err)
 	}
-	switch stat.Mode & unix.S_IFMT {
+	kind := stat.Mode & unix.S_IFMT
+	switch kind {
 	case unix.S_IFSOCK, unix.S_IFIFO, unix.S_IFDIR, unix.S_IFBLK:
 		return "", nil
 	case unix.S_IFCHR:
@@ -67,40 +89,42 @@ func bypasses(fd int, link string) (string, error) {
 			return "", nil
 		}
 	}
-	name, err := os.Readlink(link)
+	var buffer [256]byte
+	n, err := unix.Readlinkat(dir, strconv.Itoa(fd), buffer[:])
 	switch {
-	case os.IsNotExist(err):
+	case err == unix.ENOENT:
 		return "", nil
 	case err != nil:
-		return "", err
-	case strings.HasPrefix(name, "/") && stat.Mode&unix.S_IFMT == unix.S_IFREG:
+		return "", fmt.Errorf("readlink: %w", err)
+	case n > 0 && buffer[0] == '/' && kind == unix.S_IFREG:
 		return "", nil
 	}
-	if kind, ok := strings.CutPrefix(name, "anon_inode:"); ok {
+	if nameless, ok := bytes.CutPrefix(buffer[:n], []byte("anon_inode:")); ok {
 		for _, calm := range calmFiles {
-			if kind == calm {
+			if string(nameless) == calm {
 				return "", nil
 			}
 		}
 	}
-	return name, nil
+	return string(buffer[:n]), nil
 }
 
 // pinned reports the memory that the kernel has pinned for this process, as for the fixed buffers
-// of an io_uring of which no file is open any more.
-func pinned() (string, error) {
-	f, err := os.Open("/proc/self/status")
+// of an io_uring of which no file is open any more. buffer has room for the whole status.
+func pinned(buffer []byte) (string, error) {
+	fd, err := unix.Open("/proc/self/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("/proc/self/status: %w", err)
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if size, ok := strings.CutPrefix(lines.Text(), "VmPin:"); ok {
-			if size = strings.TrimSpace(size); strings.HasPrefix(size, "0 ") {
-				return "", nil
-			}
-			return "pinned memory of " + size, nil
-		}
+	defer unix.Close(fd)
+	n, err := unix.Read(fd, buffer)
+	if err != nil {
+		return "", fmt.Errorf("/proc/self/status: %w", err)
 	}
-	return "", nil
+	_, after, found := bytes.Cut(buffer[:n], []byte("\nVmPin:"))
+	size, _, _ := bytes.Cut(after, []byte("\n"))
+	if size = bytes.TrimSpace(size); !found || bytes.HasPrefix(size, []byte("0 ")) {
+		return "", nil
+	}
+	return "pinned memory of " + string(size), nil
 }

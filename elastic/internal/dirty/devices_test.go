@@ -67,6 +67,7 @@ func BenchmarkBypass(b *testing.B) {
 		}
 		defer null.Close()
 	}
+	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := Bypass(); err != nil {
 			b.Fatal(err)

@@ -28,6 +28,9 @@ type Options struct {
 	// Progress, if not nil, is called by one goroutine at a time as bytes arrive, with the bytes
 	// received and the total of the round.
 	Progress func(have, of int64)
+	// Have are the checksums of the chunks of blobs, blob by blob, if they are known: chunks that a
+	// source has with the same checksum are not fetched.
+	Have []uint32
 	// Rejected, if not nil, is called by one goroutine at a time when a source becomes unusable.
 	Rejected func(source int, err error)
 }
@@ -58,6 +61,12 @@ func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, 
 	}
 	t.have = make([]uint32, len(t.chunks))
 	t.known = make([]bool, len(t.chunks))
+	if len(o.Have) == len(t.chunks) {
+		copy(t.have, o.Have)
+		for i := range t.known {
+			t.known[i] = true
+		}
+	}
 	t.changing = make([]bool, len(t.chunks))
 	t.changed = make([]bool, len(t.chunks))
 	ctx, cancel := context.WithCancel(ctx)

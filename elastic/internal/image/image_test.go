@@ -160,6 +160,19 @@ func TestLentWhileCommitting(t *testing.T) {
 	holds(t, s.Last(), commits, live)
 }
 
+// The chunks of a large store are allocated together, and are as apart as others.
+func TestLargeStore(t *testing.T) {
+	var s Store
+	live := [][]byte{make([]byte, (2*slabChunks+3)*ChunkSize+7)}
+	for n := range uint64(3) {
+		for i := 0; i < len(live[0]); i += ChunkSize {
+			live[0][i], live[0][min(i+ChunkSize, len(live[0]))-1] = byte(i>>20)+byte(n), byte(i>>20)^byte(n)
+		}
+		commit(&s, n, live, n == 1) // in the background: to other memory
+		holds(t, s.Last(), n, live)
+	}
+}
+
 // Restore writes to what differs, and reads what may.
 func TestRestore(t *testing.T) {
 	var s Store

@@ -14,22 +14,25 @@ import (
 // of them is stopped or replaced. At worst the liar is.
 func TestLies(t *testing.T) {
 	const liar = hostA + ":1"
-	for how, says := range map[string]string{
-		"lie-done":       "reported that training is done, but by their own account these ranks still train: 0 2",
-		"lie-drain":      "was asked to leave",
-		"lie-commits":    "",
-		"lie-generation": "asked for a world after generation 9223372036854775808, but the newest is 1",
-		"lie-beats":      "",
-		"lie-reports":    "which is not its duty: the report is ignored",
+	for how, test := range map[string]struct {
+		says  string
+		steps int // of 100 ms; 120 take longer than --stall-timeout
+	}{
+		"lie-done":       {"reported that training is done, but by their own account these ranks still train: 0 2", 40},
+		"lie-drain":      {"was asked to leave", 40},
+		"lie-commits":    {"", 120},
+		"lie-generation": {"asked for a world after generation 9223372036854775808, but the newest is 1", 120},
+		"lie-beats":      {"", 120},
+		"lie-reports":    {"which is not its duty: the report is ignored", 40},
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, Job{
 				Flags:   stalling("-np", "3", "--min-np", "2", "--finish-timeout", "1s"),
 				Stages:  []Stage{{Hosts: on(hostA, 3)}},
-				Trainer: []string{"-steps", "120", "-step-time", "100ms", "-log-all", "-exit", liar + "@step=5:" + how},
+				Trainer: []string{"-steps", fmt.Sprint(test.steps), "-step-time", "100ms", "-log-all", "-exit", liar + "@step=5:" + how},
 			})
-			res := finish(t, r, 0, 120)
+			res := finish(t, r, 0, test.steps)
 			for _, e := range res.Events {
 				if e.Name == "worker_exited" && e.Slot != nil && fmt.Sprintf("%s:%d", e.Host, *e.Slot) != liar && e.Cause != "done" {
 					t.Errorf("%s:%d ended: %s", e.Host, *e.Slot, e.Cause)
@@ -38,8 +41,8 @@ func TestLies(t *testing.T) {
 			if ends := exits(res, liar); len(ends) == 0 {
 				t.Errorf("%s has not ended", liar)
 			}
-			if !strings.Contains(res.Output, how+" in generation 1") || !strings.Contains(res.Output, says) {
-				t.Errorf("the output lacks %q", says)
+			if !strings.Contains(res.Output, how+" in generation 1") || !strings.Contains(res.Output, test.says) {
+				t.Errorf("the output lacks %q", test.says)
 			}
 		})
 	}

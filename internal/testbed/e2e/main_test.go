@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 // flags are hvdrun's flags in all jobs: frequent discovery, and no return of failed slots unless a
 // test changes that.
 func flags(more ...string) []string {
-	return append([]string{"--discovery-interval", "20ms", "--blacklist-cooldown-range", "100,100", "--log-level", "debug"}, more...)
+	return append([]string{"--discovery-interval", "50ms", "--blacklist-cooldown-range", "100,100", "--log-level", "debug"}, more...)
 }
 
 // on formats hosts for the script: on(hostA, 2, hostB, 1).

@@ -205,7 +205,7 @@ func TestSSHDriverKilled(t *testing.T) {
 	t.Parallel()
 	s := server(t)
 	r := start(t, Job{
-		Flags: flags("-np", "2", "-H", "far-a:2", "--orphan-timeout", "20s", "--drain-timeout", "2s",
+		Flags: flags("-np", "2", "-H", "far-a:2", "--orphan-timeout", "10s", "--drain-timeout", "2s",
 			"--ssh-command", client(t, Host{Name: "far-a", Server: s})),
 		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-orphan"},
 	})

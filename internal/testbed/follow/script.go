@@ -26,7 +26,8 @@ stage=0 polls=0
 [ "$polls" -lt 1 ] || : >"polled.$stage"
 `, j.Dir)
 	if slices.ContainsFunc(j.Stages, func(st Stage) bool { return st.Step > 0 }) {
-		s.WriteString("step=$(sed -n 's/.*\"step\":\\([0-9]*\\),.*/\\1/p' steplog 2>/dev/null | sort -n | tail -n 1)\n")
+		fmt.Fprintf(&s, "[ \"$stage\" -ge %d ] || step=$(sed -n 's/.*\"step\":\\([0-9]*\\),.*/\\1/p' steplog 2>/dev/null | sort -n | tail -n 1)\n",
+			len(j.Stages)-1)
 	}
 	s.WriteString("case $stage in\n")
 	for i, st := range j.Stages[1:] {

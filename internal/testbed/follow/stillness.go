@@ -51,17 +51,23 @@ func (r *Running) moved() int64 {
 	return n
 }
 
-// Poll calls done until it returns true, at most for [Patience], and returns its last result.
+// Poll calls done until it returns true, at most for [Patience], and returns its last result. A
+// call that takes long, such as one that reads all of /proc, is followed by a longer pause, so that
+// what is waited for has the processor.
 func Poll(done func() bool) bool { return poll(Patience, done) }
 
 func poll(limit time.Duration, done func() bool) bool {
 	s := stillness{limit: limit}
-	for last := time.Now(); !done(); time.Sleep(5 * time.Millisecond) {
+	for last := time.Now(); ; {
+		asked := time.Now()
+		if done() {
+			return true
+		}
+		time.Sleep(max(5*time.Millisecond, 10*time.Since(asked)))
 		now := time.Now()
 		if s.hung(0, now.Sub(last)) {
 			return false
 		}
 		last = now
 	}
-	return true
 }

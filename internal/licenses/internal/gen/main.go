@@ -91,9 +91,12 @@ func (l *list) pack() ([]byte, error) {
 
 // linked is a package, as go list describes it.
 type linked struct {
-	Dir      string
-	Standard bool
-	Module   *struct {
+	ImportPath string
+	Dir        string
+	DepOnly    bool // not named by the command
+	Standard   bool
+	Deps       []string // all, by their paths
+	Module     *struct {
 		Path, Version, Dir string
 		Main               bool
 		Replace            *struct{ Path string }
@@ -106,14 +109,15 @@ func collect(root string) (*list, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := collector{modules: map[string]*mod{}, texts: map[string]int{}}
+	goroot, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go env: %w", err)
+	}
+	c := collector{goroot: strings.TrimSpace(string(goroot)), modules: map[string]*mod{}, texts: map[string]int{}}
 	for dir, programs := range shipped {
-		for _, program := range programs {
-			name := path.Base(path.Join(dir, program))
-			for _, platform := range platforms {
-				if err := c.program(filepath.Join(root, dir), program, name, platform); err != nil {
-					return nil, fmt.Errorf("%s: %w", program, err)
-				}
+		for _, platform := range platforms {
+			if err := c.programs(filepath.Join(root, dir), programs, platform); err != nil {
+				return nil, fmt.Errorf("%s: %w", dir, err)
 			}
 		}
 	}
@@ -121,54 +125,62 @@ func collect(root string) (*list, error) {
 }
 
 type collector struct {
+	goroot  string
 	modules map[string]*mod
 	texts   map[string]int // of files, to be numbered
 }
 
-// program takes what a program is linked with.
-func (c *collector) program(dir, program, name string, platform []string) error {
-	cmd := exec.Command("go", "list", "-deps", "-json=Dir,Standard,Module", program)
+// programs takes what programs of one module are linked with.
+func (c *collector) programs(dir string, programs, platform []string) error {
+	cmd := exec.Command("go", append([]string{"list", "-deps", "-json=ImportPath,Dir,DepOnly,Standard,Deps,Module"}, programs...)...)
 	cmd.Dir, cmd.Stderr = dir, os.Stderr
 	cmd.Env = append(append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off"), platform...)
 	out, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", err)
 	}
+	var all []linked
+	with := map[string][]string{} // the names of the programs, by a package that they are linked with
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p linked
-		switch err := d.Decode(&p); {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
 			return err
 		}
-		if err := c.take(p, name); err != nil {
+		all = append(all, p)
+		if !p.DepOnly {
+			for _, dep := range p.Deps {
+				with[dep] = append(with[dep], filepath.Base(p.Dir))
+			}
+		}
+	}
+	for _, p := range all {
+		if err := c.take(p, with[p.ImportPath]); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 // take takes a package's module, and the licences from the package's folder up to the module's.
-func (c *collector) take(p linked, program string) error {
+func (c *collector) take(p linked, programs []string) error {
 	var m *mod
 	root := ""
 	switch {
 	case p.Standard:
 		m = c.module("std", "", "https://go.dev/dl/")
-		goroot, err := exec.Command("go", "env", "GOROOT").Output()
-		if err != nil {
-			return err
-		}
-		root = strings.TrimSpace(string(goroot))
-		p.Dir = root // what the library has from others has the licence of Go, or is in golang.org/x
+		root, p.Dir = c.goroot, c.goroot // what the library has from others has the licence of Go, or is in golang.org/x
 	case p.Module == nil || p.Module.Main || p.Module.Replace != nil:
 		return nil // of this repository
 	default:
 		m = c.module(p.Module.Path, p.Module.Version, "go mod download "+p.Module.Path+"@"+p.Module.Version)
 		root = p.Module.Dir
 	}
-	if !slices.Contains(m.Programs, program) {
-		m.Programs = append(m.Programs, program)
+	for _, program := range programs {
+		if !slices.Contains(m.Programs, program) {
+			m.Programs = append(m.Programs, program)
+		}
 	}
 	for dir := p.Dir; ; dir = filepath.Dir(dir) {
 		if err := c.folder(m, root, dir); err != nil {
