@@ -1085,8 +1085,8 @@ func Rounds(n int) int {
 	return n
 }
 
-// sizes are those of all groups that a test makes, or only some with -short, of which RunBrief takes
-// the last.
+// sizes are those of all groups that a test makes, or only some with -short, of which RunBrief
+// takes the last.
 func sizes(all []int, some ...int) []int {
 	switch {
 	case !testing.Short():
