@@ -51,9 +51,9 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
 
-// RunBrief is Run with fewer sizes and rounds, as with -short, and without the largest tensors, for
-// ways of making groups that differ little from another one; with -short they are of one size alone.
-// Nothing else of the kit runs at the same time.
+// RunBrief is Run with fewer sizes and rounds, as with -short, and without the largest tensors,
+// for ways of making groups that differ little from another one; with -short they are of one
+// size alone. Nothing else of the kit runs at the same time.
 func RunBrief(t *testing.T, newGroups NewGroups) {
 	brief.Store(true)
 	defer brief.Store(false)
