@@ -137,7 +137,7 @@ func (p *program) act(d dice) {
 	}
 	if d.chance(25) {
 		s := step{Group: p.Steps[0].Group, Times: 1}
-		s.Do = pick(d, []int{3, 4, 2, 2, 1, 2, 2, 1, 2}, operations[:9]...)
+		s.Do = pick(d, []int{3, 4, 2, 2, 1, 2, 2, 1, 2, 2}, append(slices.Clip(operations[:9]), tree)...)
 		size, little := len(p.members(s.Group)), 4<<20
 		s.draw(d, size, &little)
 		s.spoil(d, size)
