@@ -1,12 +1,13 @@
 // Gpu trains a small network on handwritten digits on a GPU, as examples/digits does on CPUs: its
-// parameters are in device memory, its arithmetic is in kernels of its own, and gradients are
-// averaged between devices. Several workers may share a GPU.
+// parameters are in device memory, and its arithmetic is in kernels of its own. Several workers may
+// share a GPU.
 //
 //	bin/gpu
 //	hvdrun -np 2 bin/gpu
 //	hvdrun -np 4 --min-np 1 bin/gpu
 //
-// It needs only the driver of CUDA. Workers may join, leave and fail meanwhile.
+// It needs only the driver of CUDA. Workers may join, leave and fail meanwhile: the parameters at
+// the end are the same bits.
 package main
 
 import (
@@ -26,28 +27,28 @@ import (
 const momentum = 0.9
 
 type options struct {
-	epochs, batch, hidden, commitEvery int
-	rate                               float64
-	seed                               int64
-	stepTime                           time.Duration
-	driver                             string
-	digest                             bool
+	epochs, micro, batch, hidden int
+	rate                         float64
+	seed                         int64
+	stepTime                     time.Duration
+	driver                       string
+	digest                       bool
 }
 
 func main() {
 	var o options
 	flag.IntVar(&o.epochs, "epochs", 20, "passes over the training images")
-	flag.IntVar(&o.batch, "batch", 8, "images per worker and step")
+	flag.IntVar(&o.micro, "microbatches", 4, "microbatches of a step, which the workers share")
+	flag.IntVar(&o.batch, "batch", 8, "images per microbatch")
 	flag.IntVar(&o.hidden, "hidden", 32, "hidden units")
-	flag.Float64Var(&o.rate, "lr", 0.01, "learning rate of one worker; grows with their number, as the images of a step do")
+	flag.Float64Var(&o.rate, "lr", 0.04, "learning rate")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
-	flag.IntVar(&o.commitEvery, "commit-every", 10, "steps from one commit to the next")
 	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
 	flag.StringVar(&o.driver, "driver", cuda.DefaultLibrary, "library of the driver")
 	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
 	flag.Parse()
-	if flag.NArg() > 0 || min(o.epochs, o.batch, o.hidden, o.commitEvery) < 1 {
-		fmt.Fprintln(os.Stderr, "gpu: -epochs, -batch, -hidden and -commit-every must be at least 1, and only flags are accepted")
+	if flag.NArg() > 0 || min(o.epochs, o.micro, o.batch, o.hidden) < 1 {
+		fmt.Fprintln(os.Stderr, "gpu: -epochs, -microbatches, -batch and -hidden must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
 	switch err := run(context.Background(), o); {
@@ -117,46 +118,46 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// progress is the progress of training. Its fields are exported because workers send it to each
-// other.
+// progress is what the current epoch has brought so far.
 type progress struct {
-	Epoch, Steps int     // over all epochs
-	Images       int     // of this epoch, on all workers
-	Loss         float64 // sum over these images
+	Images int
+	Loss   float64 // sum over the images
 }
 
 // train runs the epochs. When it returns nil, all workers have the same parameters.
 func train(ctx context.Context, w *elastic.Worker, m *network, from *set, o options) error {
 	var at progress
-	scaling := elastic.NewScaling(elastic.ScalingOptions{})
-	sampler := elastic.NewSampler(from.n, elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch})
+	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
+		Microbatches: o.micro,
+		Batches:      elastic.NewBatches(from.n, elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch}),
+	}, m.grad.Len()) // the gradient and the loss
 	state := elastic.NewState(w,
 		cuda.Tensor("params", m.params),
 		cuda.Tensor("velocity", m.velocity),
 		elastic.Value("progress", &at),
-		sampler, scaling)
+		steps)
 
+	backward := func(b elastic.Micro[float32]) error {
+		return m.gradientOf(ctx, from, b.Samples, b.Gradient[0])
+	}
+	apply := func(mean [][]float32) error {
+		if steps.Position() == 0 {
+			at = progress{}
+		}
+		images := min(o.micro*o.batch, from.n-at.Images)
+		at.Images += images
+		at.Loss += float64(mean[0][m.grad.Len()-1]) * float64(images)
+		return m.step(ctx, mean[0], float32(o.rate), momentum)
+	}
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
-		for ; at.Epoch < o.epochs; at = (progress{Epoch: at.Epoch + 1, Steps: at.Steps}) {
-			sampler.SetEpoch(at.Epoch) // keeps the position if the epoch has begun
-			for batch, ok := sampler.Next(); ok; batch, ok = sampler.Next() {
-				began := time.Now()
-				loss, err := m.step(ctx, w.Group(), from, batch, float32(o.rate*scaling.Next()), momentum)
-				if err != nil {
-					return err // unchanged: Run handles it
-				}
-				time.Sleep(o.stepTime - time.Since(began))
-				at.Steps++
-				at.Images += len(batch) * w.Size()
-				at.Loss += loss * float64(len(batch)*w.Size())
-				if at.Steps%o.commitEvery == 0 {
-					if err := state.Commit(); err != nil {
-						return err
-					}
-				}
+		for steps.Epoch() < o.epochs {
+			began, epoch := time.Now(), steps.Epoch()
+			if err := steps.Step(ctx, backward, apply); err != nil {
+				return err // unchanged: Run handles it
 			}
-			if w.Rank() == 0 {
-				fmt.Printf("epoch %d  loss %.4f  size %d  generation %d\n", at.Epoch+1, at.Loss/float64(at.Images), w.Size(), w.Generation())
+			time.Sleep(o.stepTime - time.Since(began))
+			if w.Rank() == 0 && steps.Epoch() > epoch {
+				fmt.Printf("epoch %d  loss %.4f  size %d  generation %d\n", epoch+1, at.Loss/float64(at.Images), w.Size(), w.Generation())
 			}
 		}
 		return nil

@@ -32,8 +32,8 @@ type network struct {
 
 	hidden, room int // room: maximum images per batch
 
-	// All parameters are in one slice, so that one AllReduce averages all gradients and one Tensor
-	// is the whole state: w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
+	// All parameters are in one slice, so that one copy moves all gradients and one Tensor has all
+	// parameters: w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
 	params, velocity *cuda.Slice[float32]
 	grad             *cuda.Slice[float32] // of the parameters, and the loss
 
@@ -182,24 +182,28 @@ func (m *network) pass(ctx context.Context, from *set, batch []int) error {
 		m.launch(m.gradient, m.hidden*(dataset.Pixels+1), m.back, m.x, g1, gb1, hidden, pixels, n))
 }
 
-// step makes one step with the mean gradient of the batches of all ranks, and returns their mean
-// loss. When it returns nil the device has completed it; on an error the parameters are unchanged.
-func (m *network) step(ctx context.Context, g *collective.Group, from *set, batch []int, rate, momentum float32) (float64, error) {
+// gradientOf copies the gradient of the mean loss over the batch, and that loss, from the device.
+func (m *network) gradientOf(ctx context.Context, from *set, batch []int, to []float32) error {
 	if err := m.pass(ctx, from, batch); err != nil {
-		return 0, err
+		return err
 	}
-	if err := cuda.AllReduceWith(ctx, g, m.grad, collective.Average, cuda.Options{After: m.stream}); err != nil {
-		return 0, err
+	if err := m.stream.Synchronize(ctx); err != nil {
+		return err
 	}
-	loss := make([]float32, 1)
-	if err := m.grad.Slice(m.grad.Len()-1, m.grad.Len()).CopyTo(ctx, loss); err != nil {
-		return 0, err
+	return m.grad.CopyTo(ctx, to)
+}
+
+// step descends along a gradient, which is followed by a loss as that of pass is. When it returns
+// nil the device has completed it.
+func (m *network) step(ctx context.Context, gradient []float32, rate, momentum float32) error {
+	if err := m.grad.CopyFrom(ctx, gradient); err != nil {
+		return err
 	}
 	n := m.params.Len()
 	if err := m.launch(m.descend, n, m.params, m.velocity, m.grad, rate, momentum, uint32(n)); err != nil {
-		return 0, err
+		return err
 	}
-	return float64(loss[0]), m.stream.Synchronize(ctx)
+	return m.stream.Synchronize(ctx)
 }
 
 // accuracy returns the fraction of the set's images, 0..1, whose label has the highest logit.
