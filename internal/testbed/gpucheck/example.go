@@ -21,7 +21,7 @@ var (
 func checkExample(ctx context.Context, o *options) ([]figure, error) {
 	args, least := []string{"-epochs", "20"}, 0.93
 	if o.Quick {
-		args, least = []string{"-epochs", "3", "-hidden", "12", "-batch", "16", "-lr", "0.03"}, 0.8
+		args, least = []string{"-epochs", "3", "-hidden", "12", "-batch", "16", "-lr", "0.05"}, 0.8
 	}
 	dir, err := os.MkdirTemp(o.Temp, "example")
 	if err != nil {
