@@ -39,6 +39,9 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
+	if err := s.checkRestart(command, size.Elastic); err != nil {
+		return err
+	}
 	if allLocal(ctx, fixed) {
 		if err := s.checkCommand(command[0]); err != nil {
 			return err
@@ -211,7 +214,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver.Config {
 	return driver.Config{
 		RunID:        s.runID,
-		Command:      j.command,
+		Command:      s.workerCommand(j.command),
 		Env:          s.workerEnv(p.env),
 		Dir:          s.dir,
 		RemovalAfter: s.removalAfter,

@@ -26,6 +26,7 @@ type settings struct {
 	np           int
 	minNP, maxNP int
 	spares       int
+	restart      restartSettings
 	sourceSettings
 	cluster   clusterSettings
 	timeouts  driver.Timeouts
@@ -140,6 +141,12 @@ var table = slices.Concat(
 				s.spares, err = parseCount(text, 0)
 				return err
 			}},
+		{name: "restart-workers", def: "false",
+			usage: "for programs that know nothing of hvdrun: end them all when one fails or the hosts change, and start them anew",
+			set:   onOff(func(s *settings) *bool { return &s.restart.workers })},
+		{name: "prestart", arg: "CODE", unset: "none",
+			usage: "with --restart-workers, Python code that the next interpreter runs in advance, such as 'import torch'",
+			set:   text(func(s *settings) *string { return &s.restart.prestart })},
 		{name: "core-limit", arg: "BYTES", def: "0",
 			usage: "bound of a crashed worker's core file (4096, 64MiB, unlimited); the others go on while it is written",
 			set: func(s *settings, text string) (err error) {
