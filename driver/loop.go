@@ -142,7 +142,7 @@ func newLoop(cfg Config) *loop {
 		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
-	l.writer.log = cfg.Log
+	l.writer.log, l.writer.mirror = cfg.Log, cfg.Mirror
 	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.writer.newID)
 	return l
 }
