@@ -7,10 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,66 +15,27 @@ import (
 
 	"github.com/sirupsen/logrus"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/etcdserver"
 )
 
 // server is a real etcd.
 type server struct {
-	t        *testing.T
-	dir      string
-	endpoint string
-	peer     string
-	cmd      *exec.Cmd
+	*etcdserver.Server
+	t *testing.T
 }
 
-func freeAddr(t *testing.T) string {
+func newServer(t *testing.T) server {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	s, err := etcdserver.Start(t.Context(), t.TempDir(), "127.0.0.1")
+	if errors.Is(err, etcdserver.ErrMissing) {
+		t.Skip(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
-func newServer(t *testing.T) *server {
-	t.Helper()
-	if _, err := exec.LookPath("etcd"); err != nil {
-		t.Skip("etcd is not installed (package etcd-server)")
-	}
-	s := &server{t: t, dir: t.TempDir(), endpoint: freeAddr(t), peer: freeAddr(t)}
-	s.start()
-	t.Cleanup(s.kill)
-	return s
-}
-
-func (s *server) start() {
-	s.t.Helper()
-	client, peer := "http://"+s.endpoint, "http://"+s.peer
-	s.cmd = exec.Command("etcd", "--data-dir", filepath.Join(s.dir, "data"), "--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	s.cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64")
-	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer log.Close()
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *server) kill() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-}
-
-func (s *server) signal(sig syscall.Signal) {
-	s.t.Helper()
-	if err := s.cmd.Process.Signal(sig); err != nil {
-		s.t.Fatal(err)
-	}
+	t.Cleanup(s.Stop)
+	return server{s, t}
 }
 
 func quiet() logrus.FieldLogger {
@@ -87,27 +44,22 @@ func quiet() logrus.FieldLogger {
 	return log
 }
 
-// open connects once the server answers.
-func (s *server) open(secret string, lease time.Duration) *Store {
+func (s server) open(secret string, lease time.Duration) *Store {
 	s.t.Helper()
-	cfg, err := ParseURL("etcd://" + s.endpoint + "/tests")
+	cfg, err := ParseURL("etcd://" + s.Endpoint + "/tests")
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	cfg.Secret, cfg.Lease, cfg.Log = []byte(strings.Repeat(secret, 16)), lease, quiet()
-	for {
-		store, err := Open(s.t.Context(), cfg)
-		if err == nil {
-			s.t.Cleanup(func() { _ = store.Close() })
-			return store
-		}
-		if s.t.Context().Err() != nil || s.cmd.ProcessState != nil {
-			s.t.Fatal(err)
-		}
+	store, err := Open(s.t.Context(), cfg)
+	if err != nil {
+		s.t.Fatal(err)
 	}
+	s.t.Cleanup(func() { _ = store.Close() })
+	return store
 }
 
-func (s *server) claim(store *Store) *Claim {
+func (s server) claim(store *Store) *Claim {
 	s.t.Helper()
 	c, err := store.Claim(s.t.Context(), "run", "here")
 	if err != nil {
@@ -152,6 +104,7 @@ func TestParseURL(t *testing.T) {
 // TestCopy: what is written is read, whatever its size, until it is replaced; and by nobody without
 // the key.
 func TestCopy(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	store := s.open("k", 0)
 	if _, err := store.Read(t.Context(), "run"); !errors.Is(err, ErrNoJob) {
@@ -231,6 +184,7 @@ func TestCopy(t *testing.T) {
 // TestOneClaim: one driver has the claim, the next waits for its end, and what the first writes after
 // that changes nothing.
 func TestOneClaim(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	store := s.open("k", 0)
 	first := s.claim(store)
@@ -288,6 +242,7 @@ func TestOneClaim(t *testing.T) {
 // TestEtcdIsAway: what is written while etcd is down is there once it is up again, and the claim
 // stays.
 func TestEtcdIsAway(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	store := s.open("k", 0)
 	c := s.claim(store)
@@ -295,12 +250,14 @@ func TestEtcdIsAway(t *testing.T) {
 	if err := c.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	s.kill()
+	s.Stop()
 	c.Append([]byte("meanwhile"))
 	for c.State() == "" { // an attempt has failed
 		time.Sleep(time.Millisecond)
 	}
-	s.start()
+	if err := s.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if err := c.Sync(); err != nil {
 		t.Fatal(err)
 	}
@@ -319,9 +276,12 @@ func TestEtcdIsAway(t *testing.T) {
 
 // TestEtcdIsGone: a driver that does not reach etcd stops in time: before its lease has ended.
 func TestEtcdIsGone(t *testing.T) {
+	t.Parallel()
 	s := newServer(t)
 	c := s.claim(s.open("k", LeastLease))
-	s.signal(syscall.SIGSTOP)
+	if err := s.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 	began := time.Now()
 	c.Append([]byte("x"))
 	if err := c.Sync(); !errors.Is(err, ErrLost) {
@@ -331,12 +291,14 @@ func TestEtcdIsGone(t *testing.T) {
 	if took := time.Since(began); took >= LeastLease {
 		t.Errorf("the claim ended after %v, its lease is %v", took, LeastLease)
 	}
-	s.signal(syscall.SIGCONT)
+	if err := s.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
 	_ = c.Release(false) // the lease may be gone
 }
 
 func TestOpenFails(t *testing.T) {
-	cfg, err := ParseURL("etcd://" + freeAddr(t))
+	cfg, err := ParseURL("etcd://127.0.0.1:1") // nobody listens there
 	if err != nil {
 		t.Fatal(err)
 	}
