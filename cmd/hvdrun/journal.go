@@ -316,8 +316,8 @@ func (p *program) placeCopy(ctx context.Context, c *claimed, run string) (*jobDi
 	return d, d.write()
 }
 
-// chooseFolder makes the first folder in which the job may be on this machine. What is left there of
-// the job, from a driver of this machine before, is removed: etcd has what counts.
+// chooseFolder makes the first folder in which the job may be on this machine. What a driver of
+// this machine has left there is removed: etcd has what counts.
 func (d *jobDir) chooseFolder(env []string) error {
 	var failed []error
 	for _, all := range stateDirs(env, shared) {

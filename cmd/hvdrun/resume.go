@@ -87,8 +87,8 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	return p.resumeClaimed(ctx, d, nil)
 }
 
-// resumeClaimed goes on with a job that no other driver of this machine has. c is the claim to a job
-// that was taken from its copy; nil: from its folder.
+// resumeClaimed goes on with a job that no other driver of this machine has. c is the claim to a
+// job that was taken from its copy; nil: from its folder.
 func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) error {
 	if err := os.Chdir(d.about.Dir); err != nil {
 		return runError{fmt.Errorf("the job's working directory: %w", err)}

@@ -181,8 +181,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestOneClaim: one driver has the claim, the next waits for its end, and what the first writes after
-// that changes nothing.
+// TestOneClaim: one driver has the claim, the next waits for its end, and what the first writes
+// after that changes nothing.
 func TestOneClaim(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -239,12 +239,30 @@ func TestOneClaim(t *testing.T) {
 	}
 }
 
+// warned receives when there is a warning.
+type warned chan string
+
+func (warned) Levels() []logrus.Level { return []logrus.Level{logrus.WarnLevel} }
+
+func (w warned) Fire(e *logrus.Entry) error {
+	select {
+	case w <- e.Message:
+	default:
+	}
+	return nil
+}
+
 // TestEtcdIsAway: what is written while etcd is down is there once it is up again, and the claim
 // stays.
 func TestEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	store := s.open("k", 0)
+	noticed := make(warned, 1)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	log.AddHook(noticed)
+	store.cfg.Log = log
 	c := s.claim(store)
 	c.Replace(nil)
 	if err := c.Sync(); err != nil {
@@ -252,8 +270,9 @@ func TestEtcdIsAway(t *testing.T) {
 	}
 	s.Stop()
 	c.Append([]byte("meanwhile"))
-	for c.State() == "" { // an attempt has failed
-		time.Sleep(time.Millisecond)
+	<-noticed
+	if c.State() == "" {
+		t.Error("the state does not tell that etcd is away")
 	}
 	if err := s.Restart(t.Context()); err != nil {
 		t.Fatal(err)

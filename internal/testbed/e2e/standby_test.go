@@ -15,8 +15,8 @@ import (
 
 // Jobs whose driver's machine is lost: another machine has a copy of the journal, in etcd.
 
-// TestStandby: a standby that has nothing of the job but its copy goes on with it when its driver is
-// dead, twice; the workers do not notice. What the first driver's machine has is out of date then.
+// TestStandby: a standby that has nothing of the job but its copy goes on with it when its driver
+// is dead, twice; the workers do not notice.
 func TestStandby(t *testing.T) {
 	t.Parallel()
 	server, err := etcdserver.Start(t.Context(), t.TempDir(), "127.0.0.1")

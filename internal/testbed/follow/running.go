@@ -82,8 +82,8 @@ func (r *Running) Resume(folder string) (next *Running, err error) {
 	return r.ResumeAs(r.Job, r.programs, folder)
 }
 
-// ResumeAs starts another hvdrun for the job, perhaps of another machine: with the directories of j,
-// and with these arguments of hvdrun resume. The job's own hvdrun may still run.
+// ResumeAs starts another hvdrun for the job, perhaps of another machine: with the directories of
+// j, and with these arguments of hvdrun resume. The job's own hvdrun may still run.
 func (r *Running) ResumeAs(j Job, p Programs, args ...string) (*Running, error) {
 	next := &Running{Job: j, View: r.View, Tag: r.Tag, programs: p}
 	if err := next.begin(append([]string{"resume"}, args...)); err != nil {
