@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -148,7 +149,7 @@ func TestNodes(t *testing.T) {
 type counted struct {
 	store.Memory
 	gets, sets int
-	delay      time.Duration
+	delay      atomic.Int64 // nanoseconds
 	err        error
 }
 
@@ -169,9 +170,9 @@ func (c *counted) CompareAndSet(ctx context.Context, key string, version uint64,
 }
 
 func (c *counted) pause(ctx context.Context) error {
-	if c.delay > 0 {
+	if delay := time.Duration(c.delay.Load()); delay > 0 {
 		select {
-		case <-time.After(c.delay):
+		case <-time.After(delay):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -650,19 +651,21 @@ func TestHandler(t *testing.T) {
 		var late *TimeoutError
 		slow := *settings(1, 1)
 		slow.Join, slow.Close, slow.Heartbeat, slow.KeepAliveInterval = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, time.Second
-		h := handler(t, &counted{delay: 300 * time.Millisecond}, slow)
+		c := &counted{}
+		c.delay.Store(int64(300 * time.Millisecond))
+		h := handler(t, c, slow)
 		if _, err := h.Next(t.Context()); !errors.As(err, &late) {
 			t.Errorf("join: %v", err)
 		}
-		h = handler(t, &counted{delay: 300 * time.Millisecond}, slow)
+		h = handler(t, c, slow)
 		if err := h.Close(t.Context()); !errors.As(err, &late) {
 			t.Errorf("close: %v", err)
 		}
-		c := &counted{}
+		c = &counted{}
 		h = handler(t, c, slow)
 		next(t, h)
 		before := record(t, &c.Memory, nil).LastHeartbeats[h.Node()]
-		c.delay = 300 * time.Millisecond
+		c.delay.Store(int64(300 * time.Millisecond))
 		time.Sleep(2500 * time.Millisecond)
 		h.Stop()
 		if after := record(t, &c.Memory, nil).LastHeartbeats[h.Node()]; !after.Equal(before) {
