@@ -79,7 +79,9 @@ type Handler struct {
 	holder  *storeHolder
 	round   *Round // the last one; nil: none yet
 	beating sync.WaitGroup
-	silence context.CancelFunc // ends the heartbeats; nil: there are none
+	// silence ends the heartbeats; nil: there are none. It is not guarded by mu, which a heartbeat
+	// to a slow store holds.
+	silence atomic.Pointer[context.CancelFunc]
 }
 
 // New returns a node that is in no round. It does no I/O. The caller must call Shutdown, Leave or
@@ -124,10 +126,10 @@ func (h *Handler) Next(ctx context.Context) (Round, error) {
 	h.Stop()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	began := time.Now()
 	if err := h.jitter(ctx); err != nil {
 		return Round{}, err
 	}
+	began := time.Now()
 	if err := h.do(ctx, exitOp, operation{"leaving the last round", h.cfg.Join - time.Since(began)}); err != nil {
 		return Round{}, err
 	}
@@ -153,10 +155,11 @@ func (h *Handler) jitter(ctx context.Context) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	h.holder.read = time.Time{} // others have joined meanwhile
+	return nil
 }
 
 func (h *Handler) roundOf(s *State) Round {
@@ -173,7 +176,7 @@ func (h *Handler) roundOf(s *State) Round {
 // beat starts the heartbeats; the lock is held.
 func (h *Handler) beat() {
 	ctx, cancel := context.WithCancel(context.Background())
-	h.silence = cancel
+	h.silence.Store(&cancel)
 	h.beating.Go(func() {
 		// Twice in an interval: a heartbeat that is due just after one tick must not wait for the next.
 		ticker := time.NewTicker(h.cfg.KeepAliveInterval / 2)
@@ -202,12 +205,8 @@ func (h *Handler) keepAlive(ctx context.Context) {
 
 // Stop ends the heartbeats and waits for that. The others take this node for dead after a while.
 func (h *Handler) Stop() {
-	h.mu.Lock()
-	silence := h.silence
-	h.silence = nil
-	h.mu.Unlock()
-	if silence != nil {
-		silence()
+	if silence := h.silence.Swap(nil); silence != nil {
+		(*silence)()
 	}
 	h.beating.Wait()
 }
