@@ -21,7 +21,7 @@ type network struct {
 
 func (n *network) delay() {
 	n.calls.Add(1)
-	time.Sleep(500*time.Microsecond + rand.N(time.Millisecond))
+	<-time.After(500*time.Microsecond + rand.N(time.Millisecond))
 }
 
 func (n *network) Get(ctx context.Context, key string) (store.Entry, error) {

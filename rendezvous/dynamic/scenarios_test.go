@@ -260,7 +260,7 @@ func TestHolder(t *testing.T) {
 				if _, err := h.sync(t.Context()); err != nil || c.gets != 1 {
 					t.Errorf("%d gets, %v", c.gets, err)
 				}
-				time.Sleep(d / 2)
+				<-time.After(d / 2)
 			}
 		})
 	}
@@ -270,7 +270,7 @@ func TestHolder(t *testing.T) {
 			if _, err := h.sync(t.Context()); err != nil || c.gets != want {
 				t.Errorf("%d gets, %v", c.gets, err)
 			}
-			time.Sleep(1010 * time.Millisecond)
+			<-time.After(1010 * time.Millisecond)
 		}
 	})
 	run("H8", func(t *testing.T, c *counted) {
@@ -670,7 +670,7 @@ func TestHandler(t *testing.T) {
 		next(t, h)
 		before := record(t, &c.Memory, nil).LastHeartbeats[h.Node()]
 		c.delay.Store(int64(300 * time.Millisecond))
-		time.Sleep(2500 * time.Millisecond)
+		<-time.After(2500 * time.Millisecond)
 		h.Stop()
 		if after := record(t, &c.Memory, nil).LastHeartbeats[h.Node()]; !after.Equal(before) {
 			t.Errorf("a heartbeat at %v after one at %v", after, before)
@@ -717,7 +717,7 @@ func TestHandler(t *testing.T) {
 		m := &store.Memory{}
 		h := handler(t, m, set)
 		next(t, h)
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		if age := time.Since(record(t, m, nil).LastHeartbeats[h.Node()]); age > 2*time.Second {
 			t.Errorf("the last heartbeat is %v old", age)
 		}
@@ -725,7 +725,7 @@ func TestHandler(t *testing.T) {
 			t.Fatal(err)
 		}
 		last := record(t, m, nil).LastHeartbeats[h.Node()]
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		if !record(t, m, nil).LastHeartbeats[h.Node()].Equal(last) {
 			t.Error("there are heartbeats after Shutdown")
 		}
@@ -744,7 +744,7 @@ func TestHandler(t *testing.T) {
 		third := handler(t, m, *settings(2, 2))
 		var joining sync.WaitGroup
 		joining.Go(func() { _, _ = third.Next(ctx) })
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)
 		if s := record(t, m, nil); !s.RedundancyList[third.Node()] || len(s.WaitList) != 0 {
 			t.Errorf("%+v", s)
 		}
@@ -761,7 +761,7 @@ func TestHandler(t *testing.T) {
 		third := handler(t, m, set)
 		var joining sync.WaitGroup
 		joining.Go(func() { _, _ = third.Next(ctx) })
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)
 		lost := make(chan Change, 1)
 		joining.Go(func() {
 			c, err := a.Changed(ctx)
@@ -776,7 +776,7 @@ func TestHandler(t *testing.T) {
 		if took := time.Since(dead); took > 6*time.Second || (!slices.Contains(c.Lost, b.Node()) && c.Waiting == 0) {
 			t.Errorf("%+v after %v", c, took)
 		}
-		time.Sleep(10*time.Second - time.Since(dead))
+		<-time.After(10*time.Second - time.Since(dead))
 		s := record(t, m, nil)
 		if _, is := s.Participants[a.Node()]; !is || len(s.Participants) != 1 || !s.WaitList[third.Node()] || len(s.RedundancyList) != 0 {
 			t.Errorf("%+v", s)
@@ -877,7 +877,7 @@ func TestClocksDiffer(t *testing.T) {
 		a, b := handler(t, &skewed{Memory: m}, set), handler(t, &skewed{Memory: m}, set)
 		// The store's clock is an hour before that of both nodes.
 		together(t, a, b)
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		s := record(t, m, nil)
 		if len(s.Participants) != 2 {
 			t.Errorf("%+v", s)

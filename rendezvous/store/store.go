@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// MaxKey and MaxValue bound a key and a value, in bytes.
-	MaxKey   = 1 << 10
+	// MaxKey bounds a key, in bytes.
+	MaxKey = 1 << 10
+	// MaxValue bounds a value, in bytes.
 	MaxValue = 4 << 20
 )
 
