@@ -24,9 +24,9 @@ func (e *TimeoutError) Error() string {
 	return fmt.Sprintf("dynamic: %s was not possible within %v", e.What, e.For)
 }
 
-// run does what an operator decides until it is finished: each decision is made by a record that was
-// read after the last change of this node was written, so that none is made by a change that was
-// lost to another node.
+// run does what an operator decides until it is finished: each decision is made by a record that
+// was read after the last change of this node was written, so that none is made by a change that
+// was lost to another node.
 func run(ctx context.Context, h holder, node NodeDesc, info string, set *Settings, op operator, o operation) error {
 	began := time.Now()
 	deadline := began.Add(o.limit)

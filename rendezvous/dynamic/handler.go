@@ -1,7 +1,7 @@
-// Package dynamic lets nodes meet without a driver, as PyTorch's elastic launcher does: they share a
-// record in a store, which each of them changes by compare-and-set. A round is complete when enough
-// nodes have joined it and nobody else came for a while, or when it is full. Nodes that come later
-// wait, which tells the others to begin another round.
+// Package dynamic lets nodes meet without a driver, as PyTorch's elastic launcher does: they share
+// a record in a store, which each of them changes by compare-and-set. A round is complete when
+// enough nodes have joined it and nobody else came for a while, or when it is full. Nodes that come
+// later wait, which tells the others to begin another round.
 //
 // What a node does is decided by pure functions of the record, the operators.
 package dynamic
@@ -120,8 +120,8 @@ func (h *Handler) do(ctx context.Context, op operator, o operation) error {
 }
 
 // Next leaves the round, if this node is in one, and blocks until it is in the next that is
-// complete, for Settings.Join at most. It returns ErrClosed, ErrDismissed, a *TimeoutError, the cause
-// of ctx's end, or an error of the store.
+// complete, for Settings.Join at most. It returns ErrClosed, ErrDismissed, a *TimeoutError, the
+// cause of ctx's end, or an error of the store.
 func (h *Handler) Next(ctx context.Context) (Round, error) {
 	h.Stop()
 	h.mu.Lock()
@@ -171,7 +171,8 @@ func (h *Handler) beat() {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.silence.Store(&cancel)
 	h.beating.Go(func() {
-		// Twice in an interval: a heartbeat that is due just after one tick must not wait for the next.
+		// Twice in an interval: a heartbeat that is due just after one tick must not wait for the
+		// next.
 		ticker := time.NewTicker(h.cfg.KeepAliveInterval / 2)
 		defer ticker.Stop()
 		for {

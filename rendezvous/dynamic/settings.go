@@ -45,8 +45,8 @@ type Settings struct {
 	// Join limits Next; LastCall is how long a round with enough nodes waits for more; Close limits
 	// Close and Shutdown; Heartbeat limits one heartbeat. Zero: the defaults.
 	Join, LastCall, Close, Heartbeat time.Duration
-	// KeepAliveInterval is the time between two heartbeats; a node that has missed KeepAliveAttempts
-	// of them is dead. Zero: the defaults.
+	// KeepAliveInterval is the time between two heartbeats; a node that has missed
+	// KeepAliveAttempts of them is dead. Zero: the defaults.
 	KeepAliveInterval time.Duration
 	KeepAliveAttempts int
 	// SortedRanks gives ranks in the order of the nodes' names in each round, as torchelastic does.

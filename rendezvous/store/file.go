@@ -27,8 +27,8 @@ const (
 )
 
 // File is a store in a folder, which several processes share: those of one machine, or those of all
-// that have the folder, if its file system has locks. A process that dies holds nobody up. Its clock
-// is that of each machine.
+// that have the folder, if its file system has locks. A process that dies holds nobody up. Its
+// clock is that of each machine.
 type File struct{ dir string }
 
 var _ Store = (*File)(nil)

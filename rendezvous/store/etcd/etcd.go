@@ -31,8 +31,8 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Store is a store in etcd. Versions are etcd's revisions, and there is no clock: Entry.Now is zero.
-// Values are bounded by what etcd takes, 1.5 MiB unless it is told otherwise.
+// Store is a store in etcd. Versions are etcd's revisions, and there is no clock: Entry.Now is
+// zero. Values are bounded by what etcd takes, 1.5 MiB unless it is told otherwise.
 type Store struct{ cfg Config }
 
 var _ store.Store = (*Store)(nil)

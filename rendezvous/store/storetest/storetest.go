@@ -13,7 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 )
 
-// Run checks a store. open returns one more user of one and the same store, which is empty at first.
+// Run checks a store. open returns one more user of one and the same store, which is empty at
+// first.
 func Run(t *testing.T, open func(t *testing.T) store.Store) {
 	a, b := open(t), open(t)
 	t.Run("Values", func(t *testing.T) { values(t, a, b) })
