@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ type wedged struct{ told chan struct{} }
 
 func (w wedged) Run(_ context.Context, s launch.Spec, started func(int)) error {
 	started(1 << 30)
-	s.Dying("was killed by signal 6 (aborted) and dumps its core")
+	s.Dying("was killed by signal 6 (aborted) and dumps its core", 0)
 	<-w.told
 	return &launch.UnkillableError{PID: 1 << 30, After: 10 * time.Second, State: "D"}
 }
@@ -28,7 +29,7 @@ func TestDyingAndUnkillable(t *testing.T) {
 	l := agents(t, driverOf(t, "wedged"), h.addr, longLease)
 	s, _ := script(t, 0, "")
 	what := ""
-	s.Dying = func(text string) { what = text; close(w.told) }
+	s.Dying = func(text string, _ syscall.Signal) { what = text; close(w.told) }
 	err := l.Run(t.Context(), s, nil)
 	var stuck *launch.UnkillableError
 	if !errors.As(err, &stuck) || *stuck != (launch.UnkillableError{PID: 1 << 30, After: 10 * time.Second, State: "D"}) {
