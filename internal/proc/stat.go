@@ -51,8 +51,9 @@ func Born(pid int) (birth uint64, state byte, err error) {
 	return birth, fields[statState][0], err
 }
 
-// EndedBy returns the signal that is ending a process; 0: none is. A process that was killed is there
-// until the kernel has freed its memory, which takes tens of milliseconds for each gigabyte.
+// EndedBy returns the signal that is ending a process; 0: none is, or it is not known yet, because
+// an older kernel tells it only when the main thread ends. A process that was killed is there until
+// the kernel has freed its memory, which takes tens of milliseconds for each gigabyte.
 func EndedBy(pid int) syscall.Signal {
 	fields, err := stat(pid)
 	if err != nil {
