@@ -585,6 +585,8 @@ func (s *story) describeEvent(e job.Event) string {
 	switch e.Name {
 	case job.WorkerExited:
 		return fmt.Sprintf("event worker_exited %s:%v: %v", field("host"), field("slot"), field("cause"))
+	case job.WorkerDying:
+		return fmt.Sprintf("event worker_dying %s:%v", field("host"), field("slot"))
 	case job.Reset:
 		return fmt.Sprintf("event reset %v", field("count"))
 	case job.Stalled:

@@ -117,6 +117,7 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 	}
 	member := m.member(e.ID, w.generation) != nil
 	if e.Signal == 0 {
+		m.emitDying(now, w, e)
 		m.stop(now, w, e.What)
 		if member {
 			m.loseAtOnce(now, w)
@@ -126,10 +127,19 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 	if !member || w.asked || w.left {
 		return // nobody waits for it, or it leaves: its end tells
 	}
+	m.emitDying(now, w, e)
 	m.stopAs(now, w, e.What, &job.WorkerError{
 		Slot: w.slot, Rank: w.rank, Exit: job.Exit{Code: 128 + int(e.Signal), Signal: e.Signal},
 	})
 	m.lose(now, w)
+}
+
+func (m *Machine) emitDying(now time.Time, w *Worker, e WorkerDying) {
+	signal := any(nil)
+	if e.Signal != 0 {
+		signal = int(e.Signal)
+	}
+	m.emit(now, job.WorkerDying, append(w.fields(), field("signal", signal), field("what", e.What))...)
 }
 
 // lookFor asks, once for each, whether members that others have lost are being ended by a signal.
