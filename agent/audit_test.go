@@ -90,6 +90,7 @@ var asked = map[protoreflect.Name]func(*driver){
 	"end":   func(d *driver) { d.say(&wire.ToAgent{What: &wire.ToAgent_End{End: &wire.End{Now: true}}}) },
 	"taken": nil,
 	"beat":  nil,
+	"look":  nil,
 	"Inspect": func(d *driver) {
 		if _, err := d.Inspect(d.t.Context(), &wire.InspectRequest{}); err != nil {
 			d.t.Error(err)

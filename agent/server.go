@@ -258,6 +258,7 @@ func (srv *server) attach(
 	if m.GetTakeOver() {
 		heard, answer = s.handOver()
 	}
+	answer.KnowsLook = true
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}

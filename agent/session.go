@@ -89,6 +89,7 @@ type worker struct {
 	doomed      bool          // to be killed as soon as it is
 	hurry       chan struct{} // closed then: the launcher gives it no more grace
 	more        chan struct{} // of capacity 1: it gives the whole grace anew
+	look        chan struct{} // of capacity 1: it looks whether a signal is ending the process
 	evicted     bool          // the agent itself has asked it to end
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
@@ -348,6 +349,13 @@ func (s *session) handle(l *link, m *wire.ToAgent) error {
 			s.unspool(w)
 			s.room.Broadcast()
 		}
+	case *wire.ToAgent_Look:
+		if w := s.workers[m.Look.GetIncarnation()]; w != nil {
+			select {
+			case w.look <- struct{}{}:
+			default: // one is on its way
+			}
+		}
 	case *wire.ToAgent_Beat:
 		heard := m.Beat.GetHeard()
 		if heard >= l.next {
@@ -385,7 +393,7 @@ func (s *session) start(m *wire.Start) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
-		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1),
+		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1), look: make(chan struct{}, 1),
 		grace:   time.Duration(m.GetGraceMs()) * time.Millisecond,
 		id:      plan.SlotID{Host: s.srv.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
 		program: programOf(m.GetCommand()), dir: string(m.GetDirectory()),
@@ -402,7 +410,7 @@ func (s *session) start(m *wire.Start) error {
 	}
 	spec := launch.Spec{
 		Incarnation: inc, Slot: w.id, Dir: string(m.GetDirectory()),
-		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, More: w.more, Dying: w.dying,
+		Grace: w.grace, CoreLimit: m.GetCoreLimit(), Hurry: w.hurry, More: w.more, Dying: w.dying, Look: w.look,
 		Stdout: output{w, 1}, Stderr: output{w, 2}, Ended: w.dead,
 	}
 	for _, word := range m.GetCommand() {
@@ -493,14 +501,17 @@ func (w *worker) dead(error) {
 // room is how many bytes of its output may go on their way; the lock is held.
 func (w *worker) room() int { return window + w.ahead - int(w.produced-w.taken) }
 
-// dying makes an event, for a driver that knows it, of a worker that is as good as dead.
-func (w *worker) dying(what string) {
+// dying makes an event, for a driver that knows it, of a worker that is as good as dead. One that
+// this agent has asked to end has not failed: its end tells.
+func (w *worker) dying(what string, by syscall.Signal) {
 	s := w.s
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, what)
-	if s.knowsDying && s.why == nil {
-		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{Dying: &wire.Dying{Incarnation: w.incarnation, What: what}}})
+	if s.knowsDying && s.why == nil && (by == 0 || !w.evicted) {
+		s.emit(&wire.FromAgent{What: &wire.FromAgent_Dying{
+			Dying: &wire.Dying{Incarnation: w.incarnation, What: what, Signal: uint32(by)},
+		}})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -176,7 +177,7 @@ func (g *Group) foldBy(x exchanger, p *Partials, parts [][]byte, result []byte, 
 		if err := x.settle(); err != nil {
 			return err
 		}
-		packed = packed[:0]
+		packed = slices.Grow(packed[:0], len(parts)*(hi-lo)*size)
 		at := make([]int, g.size+1)
 		for r := range g.size {
 			from, to := share(r)

@@ -1,6 +1,8 @@
 package collective
 
 import (
+	"slices"
+
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
@@ -108,7 +110,9 @@ func (c *call) foldHierarchical(p *Partials, l *twoLevels, parts [][]byte, resul
 func (c *call) gatherShares(p *Partials, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
 	h, g := c.g.levels, c.g
 	f := &g.folding
-	packed, at := f.packed[:0], make([]int, len(h.ranks())+1)
+	lo, _ := share(0)
+	_, hi := share(len(h.ranks()) - 1)
+	packed, at := slices.Grow(f.packed[:0], len(parts)*(hi-lo)), make([]int, len(h.ranks())+1)
 	for place := range h.ranks() {
 		from, to := share(place)
 		packed = joined(packed, parts, from, to)

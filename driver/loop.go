@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/discovery"
@@ -120,6 +121,7 @@ type process struct {
 	over    atomic.Bool  // its end was posted before its output was written
 	stop    context.CancelFunc
 	more    chan struct{} // restarts its grace; capacity 1
+	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
 
 	known bool                // its PID is; the loop's goroutine alone uses it, and early
 	early decide.WorkerJoined // came before the PID; empty: none
@@ -420,6 +422,13 @@ func (l *loop) perform(a decide.Action) {
 			default: // already pending
 			}
 		}
+	case decide.LookAt:
+		if p := l.procs[a.ID]; p != nil {
+			select {
+			case p.look <- struct{}{}:
+			default: // already pending
+			}
+		}
 	case decide.WatchDone:
 		l.stalls.watchDone(l.clock.now(), a.Generation)
 	case decide.ForgetWorker:
@@ -520,7 +529,7 @@ func (l *loop) start(a decide.StartWorker) {
 		subject: identity.Subject{
 			RunID: l.cfg.RunID, Role: identity.Worker, Host: a.Slot.Host, Index: a.Slot.Index, Incarnation: a.ID,
 		},
-		stop: stop, more: make(chan struct{}, 1), known: a.Forked,
+		stop: stop, more: make(chan struct{}, 1), look: make(chan struct{}, 1), known: a.Forked,
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p
@@ -574,8 +583,11 @@ func (l *loop) runWorker(ctx context.Context, a decide.StartWorker, p *process, 
 		Grace:       l.cfg.Timeouts.Drain,
 		More:        p.more,
 		CoreLimit:   l.cfg.CoreLimit,
-		Dying:       func(what string) { l.postNoted(decide.WorkerDying{ID: a.ID, What: what}) },
-		Resumed:     a.Forked,
+		Look:        p.look,
+		Dying: func(what string, by syscall.Signal) {
+			l.postNoted(decide.WorkerDying{ID: a.ID, What: what, Signal: by})
+		},
+		Resumed: a.Forked,
 		Passed: func(bytes uint64) {
 			l.outputs.note(outputNote{Worker: a.ID, Bytes: bytes, Out: stdout.Held(), Err: stderr.Held()})
 		},

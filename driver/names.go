@@ -40,6 +40,7 @@ const (
 	HostsUpdated    = job.HostsUpdated
 	FirstCommit     = job.FirstCommit
 	Backend         = job.Backend
+	WorkerDying     = job.WorkerDying
 	WorkerExited    = job.WorkerExited
 	Excluded        = job.Excluded
 	Returned        = job.Returned

@@ -182,16 +182,19 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wa
 }
 
 // settleApply applies the step and saves the state, as the commit of a Step does. The agreement of
-// that commit is the sync that follows.
+// that commit is the sync that follows. The save has the mark of that commit, as on ranks that have
+// made it in the world before: the sync sends them nothing.
 func (s *Steps[T]) settleApply() error {
 	s.state.worker.doing.enter(rendezvous.Training)
 	if err := s.applySealed(); err != nil {
 		return err
 	}
 	s.state.locals.unreplicated()
+	mark := s.state.saved.nextMark(s.state.saved.given.Generation)
 	if err := s.state.save(s.state.commits + 1); err != nil {
 		return err
 	}
+	s.state.saved.mark = mark
 	s.state.commits++
 	s.state.worker.doing.enter(rendezvous.Syncing)
 	return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
 )
 
 // TestVerdict: what becomes of a step, by what the members of the next world have.
@@ -185,5 +186,58 @@ func TestStepsAlone(t *testing.T) {
 	}
 	if len(random) != 12 {
 		t.Errorf("%d random numbers of 12 microbatches", len(random))
+	}
+}
+
+// TestAppliedStepIsNotSent: where one rank has committed a step and another applies it in the next
+// world, they have the same state, and the sync sends none of it.
+func TestAppliedStepIsNotSent(t *testing.T) {
+	const hidden = image.ChunkSize + 100 // where a comparison does not look
+	r := newRing(2, 2)
+	var steps []*Steps[float32]
+	for i, w := range r.workers {
+		s := NewSteps[float32](w, StepsOptions{Microbatches: 2}, 1)
+		r.states[i] = NewState(w, Tensor("large", r.large[i]), s)
+		w.verification.every = -1
+		steps = append(steps, s)
+	}
+	r.enter(1, 0)
+	r.sync(t)
+	for i, s := range steps {
+		s.prepare()
+		s.within, s.sealed = true, true
+		s.apply = func([][]float32) error {
+			r.large[i][3]++
+			r.large[i][hidden] = byte(i) // the same on all ranks, in a program that keeps to the rules
+			return nil
+		}
+	}
+	if err := steps[1].applySealed(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := r.states[1].beginCommit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Copy()
+	r.states[1].seal(p)
+	r.states[1].commits++
+	for generation := uint64(2); generation < 4; generation++ {
+		for _, s := range r.states {
+			s.saved.clean = true
+		}
+		r.enter(generation, 1)
+		r.sync(t)
+		for i, s := range r.states {
+			if s.commits != r.states[1].commits || steps[i].Applied() != 1 || r.large[i][3] != 1 {
+				t.Errorf("generation %d: rank %d is at commit %d, step %d", generation, i, s.commits, steps[i].Applied())
+			}
+			if r.large[i][hidden] != byte(i) {
+				t.Errorf("generation %d: rank %d was sent what it has", generation, i)
+			}
+		}
+	}
+	for _, s := range steps {
+		s.close()
 	}
 }

@@ -58,9 +58,13 @@ type Spec struct {
 	As     *User
 	Cgroup string
 	// Dying, if not nil, is called once, and by the calling goroutine, where the process is as good
-	// as dead but may be there for long, because it dumps its core; what completes a sentence. Run
-	// returns when it has ended.
-	Dying func(what string)
+	// as dead but may be there for long, because it dumps its core or, after a value of Look,
+	// because the kernel still frees its memory; what completes a sentence. by is the signal that
+	// ends it, or 0 where there is more to say than that. Run returns when it has ended.
+	Dying func(what string, by syscall.Signal)
+	// Look, if not nil, demands with each value a look whether a signal is ending the process.
+	// Launchers that cannot tell ignore it.
+	Look <-chan struct{}
 	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
 	// begin anew with each value.
 	Hurry, More <-chan struct{}

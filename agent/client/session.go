@@ -57,14 +57,16 @@ type session struct {
 	mu      sync.Mutex
 	workers map[string]*worker // by incarnation
 	inbox
-	before   *predecessor  // the driver before this one; nil: there was none, or the session is new
-	port     int64         // where the driver listens, as the stream's other end knows it
-	contact  time.Time     // when the agent last sent something
-	looks    int           // how often the stream was found silent since
-	attached bool          // ever
-	over     error         // set: nothing comes of the session any more
-	end      ending        // what the agent shall do with it
-	wake     chan struct{} // of capacity 1: there may be something to send
+	before   *predecessor // the driver before this one; nil: there was none, or the session is new
+	port     int64        // where the driver listens, as the stream's other end knows it
+	contact  time.Time    // when the agent last sent something
+	looks    int          // how often the stream was found silent since
+	attached bool         // ever
+	// knowsLook: the agent understands the message.
+	knowsLook bool
+	over      error         // set: nothing comes of the session any more
+	end       ending        // what the agent shall do with it
+	wake      chan struct{} // of capacity 1: there may be something to send
 }
 
 // ending is what becomes of a session at the agent.
@@ -332,6 +334,7 @@ func (s *session) heardFrom(answer *wire.Attached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached, s.contact, s.looks = true, time.Now(), 0
+	s.knowsLook = answer.GetKnowsLook()
 	if s.takesOver() {
 		s.takenOver(answer)
 	}

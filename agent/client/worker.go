@@ -29,6 +29,7 @@ type worker struct {
 	sentTaken uint64
 	everSent  bool // on any stream
 	more      bool // grace, which has to be sent
+	look      bool // to be sent
 
 	queue   []*event    // bounded by how far the agent goes ahead of taken
 	ended   func(error) // Spec.Ended; nil once it was called
@@ -108,7 +109,7 @@ func (s *session) run(ctx context.Context, spec launch.Spec, started func(pid in
 				}
 			case e.GetDying() != nil:
 				if spec.Dying != nil {
-					spec.Dying(e.GetDying().GetWhat())
+					spec.Dying(e.GetDying().GetWhat(), syscall.Signal(e.GetDying().GetSignal()))
 				}
 			case e.GetOutput() != nil:
 				o := e.GetOutput()
@@ -130,7 +131,11 @@ func (s *session) run(ctx context.Context, spec launch.Spec, started func(pid in
 		case s.withdraw(ctx, w):
 			return launch.NewStartError(spec, context.Cause(ctx))
 		}
-		<-w.wake
+		select {
+		case <-w.wake:
+		case <-spec.Look:
+			s.look(w)
+		}
 	}
 }
 
@@ -325,6 +330,14 @@ func (s *session) extend(w *worker) {
 	poke(s.wake)
 }
 
+// look has the agent look whether a signal is ending the worker, where it can.
+func (s *session) look(w *worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.look = s.knowsLook
+	poke(s.wake)
+}
+
 // due returns the messages that have not been sent on this stream yet.
 func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
 	s.mu.Lock()
@@ -344,6 +357,10 @@ func (s *session) due(beat bool) (messages []*wire.ToAgent, end ending) {
 		if w.more && w.sentStop == 1 {
 			w.more = false
 			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Stop{Stop: &wire.Stop{Incarnation: inc, More: true}}})
+		}
+		if w.look && w.everSent {
+			w.look = false
+			messages = append(messages, &wire.ToAgent{What: &wire.ToAgent_Look{Look: &wire.Look{Incarnation: inc}}})
 		}
 		if w.taken-w.sentTaken >= takeEvery || beat && w.taken > w.sentTaken {
 			w.sentTaken = w.taken

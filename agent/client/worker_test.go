@@ -7,7 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // killedDriver dies at a write, or at the word that it was written.
@@ -78,4 +82,32 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 		}
 	}
 	t.Fatal("it never ended")
+}
+
+// An agent that does not know looks is not asked for one.
+func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	for _, knows := range []bool{false, true} {
+		s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
+		w, err := newWorker(launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
+		if err != nil || !s.add(w) {
+			t.Fatal(err)
+		}
+		s.heardFrom(&wire.Attached{KnowsLook: knows})
+		w.everSent, w.known = true, true
+		s.look(w)
+		asked := 0
+		for range 2 {
+			messages, _ := s.due(false)
+			for _, m := range messages {
+				if m.GetLook().GetIncarnation() == "i" {
+					asked++
+				}
+			}
+		}
+		if want := map[bool]int{true: 1}[knows]; asked != want {
+			t.Errorf("knows %v: asked %d times", knows, asked)
+		}
+	}
 }

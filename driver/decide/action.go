@@ -31,6 +31,8 @@ type (
 	}
 	// StopWorker ends a worker, with SIGTERM first.
 	StopWorker struct{ ID string }
+	// LookAt asks for a WorkerDying if a signal is ending the process of a worker.
+	LookAt struct{ ID string }
 	// GiveTime restarts the drain timeout of a worker that is being stopped.
 	GiveTime struct{ ID string }
 	// ForgetWorker drops a worker whose process could not be ended.

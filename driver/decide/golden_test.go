@@ -37,6 +37,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
 //	stuck                      and have for too long
 //	stirred a:0 · hung a:0 WORDS
+//	dying a:0 WORDS            its process is as good as dead; signal=9: a signal is ending it
 //	moved a:0 1s               so long ago it was on its way to the next world
 //	discovery-failed first|later
 //	interrupt
@@ -197,7 +198,16 @@ func (s *story) stall(kind string, args []string) error {
 	case "hung":
 		s.step(WorkerHung{w.id, generation, what})
 	case "dying":
-		s.step(WorkerDying{w.id, what})
+		var by syscall.Signal
+		if v, ok := strings.CutPrefix(what, "signal="); ok {
+			n, err := strconv.Atoi(v)
+			if err != nil {
+				return err
+			}
+			by = syscall.Signal(n)
+			what = job.Exit{Code: 128 + n, Signal: by}.String()
+		}
+		s.step(WorkerDying{w.id, what, by})
 	case "trains":
 		s.step(WorkerTrains{w.id, generation})
 	case "moved":
@@ -496,6 +506,8 @@ func (s *story) describe(a Action) string {
 		return fmt.Sprintf("start %s as rank %d of %d", a.ID, a.Slot.Rank, a.Trial.Size)
 	case StopWorker:
 		return "stop " + a.ID
+	case LookAt:
+		return "look whether " + a.ID + " is being killed"
 	case GiveTime:
 		return "give more time to " + a.ID
 	case ForgetWorker:
@@ -573,6 +585,8 @@ func (s *story) describeEvent(e job.Event) string {
 	switch e.Name {
 	case job.WorkerExited:
 		return fmt.Sprintf("event worker_exited %s:%v: %v", field("host"), field("slot"), field("cause"))
+	case job.WorkerDying:
+		return fmt.Sprintf("event worker_dying %s:%v", field("host"), field("slot"))
 	case job.Reset:
 		return fmt.Sprintf("event reset %v", field("count"))
 	case job.Stalled:

@@ -109,16 +109,55 @@ func (m *Machine) hung(now time.Time, e WorkerHung) {
 }
 
 // dying gives up a worker before its process has ended, which takes long if the kernel writes a
-// core file.
+// core file or frees much memory. Its slot stays taken until the process has ended.
 func (m *Machine) dying(now time.Time, e WorkerDying) {
 	w := m.find(e.ID)
 	if w == nil || w.done || w.phase == stopping {
 		return
 	}
 	member := m.member(e.ID, w.generation) != nil
-	m.stop(now, w, e.What)
-	if member {
-		m.loseAtOnce(now, w)
+	if e.Signal == 0 {
+		m.emitDying(now, w, e)
+		m.stop(now, w, e.What)
+		if member {
+			m.loseAtOnce(now, w)
+		}
+		return
+	}
+	if !member || w.asked || w.left {
+		return // nobody waits for it, or it leaves: its end tells
+	}
+	m.emitDying(now, w, e)
+	m.stopAs(now, w, e.What, &job.WorkerError{
+		Slot: w.slot, Rank: w.rank, Exit: job.Exit{Code: 128 + int(e.Signal), Signal: e.Signal},
+	})
+	m.lose(now, w)
+}
+
+func (m *Machine) emitDying(now time.Time, w *Worker, e WorkerDying) {
+	signal := any(nil)
+	if e.Signal != 0 {
+		signal = int(e.Signal)
+	}
+	m.emit(now, job.WorkerDying, append(w.fields(), field("signal", signal), field("what", e.What))...)
+}
+
+// lookFor asks, once for each, whether members that others have lost are being ended by a signal.
+// The next world can do without such a member before its process has ended. The word of the others
+// is not enough: a connection can break while both its ends live.
+func (m *Machine) lookFor(lost []int) {
+	if !m.size.Elastic || m.decided || !m.doneFrom.IsZero() {
+		return
+	}
+	for _, rank := range lost {
+		if rank < 0 || rank >= len(m.world.Slots) || slices.Contains(m.sought, rank) {
+			continue
+		}
+		w := m.in(m.world.Slots[rank].SlotID)
+		if w != nil && w.inWorld() && w.generation == m.world.Generation {
+			m.sought = append(m.sought, rank)
+			m.do(LookAt{w.id})
+		}
 	}
 }
 

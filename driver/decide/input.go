@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
@@ -87,7 +88,11 @@ type (
 		Ago        time.Duration
 	}
 	// WorkerDying: a worker is lost for the reason in What, although its process still exists.
-	WorkerDying struct{ ID, What string }
+	// Signal, if not 0, is what is ending it, and all there is to say.
+	WorkerDying struct {
+		ID, What string
+		Signal   syscall.Signal
+	}
 	// WorkerTrains: after another member of the generation has reported done, heartbeats of this
 	// one show that it still trains.
 	WorkerTrains struct {

@@ -82,6 +82,7 @@ type generation struct {
 type loss struct {
 	dead     []int     // ranks whose processes have died or were given up
 	told     int       // how many of them were sent to the members
+	sought   []int     // ranks whose processes were to be looked at: others have lost them
 	deadFrom time.Time // last death not sent to the members yet, or a later join of a member
 	given    bool      // the world was given up: all ranks waited, or some have left and others have not noticed
 	// unwritten is the last checkpoint that is missing, or nil.

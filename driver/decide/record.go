@@ -138,7 +138,7 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 	case WorldStuck:
 		r.Kind, r.Generation, r.What = kindStuck, e.Generation, e.What
 	case WorkerDying:
-		r.Kind, r.Worker, r.What = kindDying, e.ID, e.What
+		r.Kind, r.Worker, r.What, r.Signal = kindDying, e.ID, e.What, int(e.Signal)
 	case DeadlinePassed:
 		r.Kind = kindDeadline
 	case Commanded:
@@ -201,7 +201,7 @@ func (r *Record) input() (Input, error) {
 	case kindStuck:
 		return WorldStuck{r.Generation, r.What}, nil
 	case kindDying:
-		return WorkerDying{r.Worker, r.What}, nil
+		return WorkerDying{r.Worker, r.What, syscall.Signal(r.Signal)}, nil
 	case kindDeadline:
 		return DeadlinePassed{}, nil
 	case kindCommanded:

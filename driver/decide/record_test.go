@@ -56,7 +56,7 @@ var all = []Input{
 	Commanded{job.Command{Verb: job.Readmit, Host: "a", Slot: new(3)}},
 	Resumed{},
 	WorkerWrites{"w1"},
-	WorkerDying{"w1", "was killed by signal 6 (aborted) and dumps its core"},
+	WorkerDying{"w1", "was killed by signal 6 (aborted) and dumps its core", 0},
 	WorkerMoved{"w1", 4, 700 * time.Millisecond},
 	BackendTold{"w1", 4, "ipc+hosts"},
 	Commanded{job.Command{Verb: job.Drain, Host: "a", By: audit.Who{UID: "1000", PID: 7}}},
@@ -66,6 +66,7 @@ var all = []Input{
 	}},
 	WorkerTrains{"w1", 4},
 	WorkerJoined{"w2", Join{After: 3, Trained: new(false)}},
+	WorkerDying{"w1", "was killed by signal 9 (killed)", syscall.SIGKILL},
 }
 
 // TestRecordFormat: the records of each kind of input are those that an earlier build of this

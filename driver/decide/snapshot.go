@@ -67,6 +67,7 @@ type savedGeneration struct {
 type savedLoss struct {
 	Dead      []int           `json:"dead,omitempty"`
 	Told      int             `json:"told,omitempty"`
+	Sought    []int           `json:"sought,omitempty"`
 	DeadFrom  time.Time       `json:"dead_from,omitzero"`
 	Given     bool            `json:"given,omitempty"`
 	Unwritten *savedUnwritten `json:"unwritten,omitempty"`
@@ -200,7 +201,7 @@ func (m *Machine) save() snapshot {
 		savedGeneration: savedGeneration{
 			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits, Base: m.base,
 			Committed: m.committed, Backends: m.backends, Announced: m.announced,
-			savedLoss: savedLoss{Dead: m.dead, Told: m.told, DeadFrom: m.deadFrom, Given: m.given},
+			savedLoss: savedLoss{Dead: m.dead, Told: m.told, Sought: m.sought, DeadFrom: m.deadFrom, Given: m.given},
 			savedTransition: savedTransition{
 				RemoveFrom: m.removeFrom, ResetFrom: m.resetFrom, ShortFrom: m.shortFrom, Short: m.short,
 				Reminded: m.reminded, Unready: m.startFailed, Bad: saveFailed(m.firstFailure), Went: m.leftCleanly,
@@ -246,7 +247,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.partings = partings{s.Partings, s.PartFrom}
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
-		loss: loss{dead: s.Dead, told: s.Told, deadFrom: s.DeadFrom, given: s.Given},
+		loss: loss{dead: s.Dead, told: s.Told, sought: s.Sought, deadFrom: s.DeadFrom, given: s.Given},
 		transition: transition{
 			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, shortFrom: s.ShortFrom, short: s.Short,
 			reminded: s.Reminded, startFailed: s.Unready, firstFailure: s.Bad.failed(), leftCleanly: s.Went,

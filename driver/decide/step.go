@@ -121,6 +121,9 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) {
 		if m.doneFrom.IsZero() {
 			m.beginReset(now)
 		}
+		if j.After == m.world.Generation {
+			m.lookFor(j.Lost)
+		}
 	}
 	m.enter(now, w, waiting)
 }

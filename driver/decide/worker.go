@@ -292,6 +292,11 @@ func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 
 // stop ends a worker. A reason counts as the worker's own failure.
 func (m *Machine) stop(now time.Time, w *Worker, reason string) {
+	m.stopAs(now, w, reason, workerError(w, reason))
+}
+
+// stopAs is stop, where a reason counts as that failure.
+func (m *Machine) stopAs(now time.Time, w *Worker, reason string, err *job.WorkerError) {
 	if w.phase == stopping {
 		return
 	}
@@ -304,7 +309,7 @@ func (m *Machine) stop(now time.Time, w *Worker, reason string) {
 	w.reason = reason
 	m.do(StopWorker{w.id})
 	if reason != "" {
-		m.failed(now, w, workerError(w, reason))
+		m.failed(now, w, err)
 	}
 }
 

@@ -35,6 +35,7 @@ const (
 	HostsUpdated    EventName = "hosts_updated"    // seq, change
 	FirstCommit     EventName = "first_commit"     // generation, commits: the first commit of a world
 	Backend         EventName = "backend"          // generation, backend (nccl, ipc, ipc+hosts, staging), size: how a world's GPUs compute together, each once
+	WorkerDying     EventName = "worker_dying"     // host, slot, pid, rank, signal or null, what: it is lost, and its process is there for a while yet
 	WorkerExited    EventName = "worker_exited"    // host, slot, pid, rank, code, signal, cause
 	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
 	Returned        EventName = "returned"         // host, slot or null

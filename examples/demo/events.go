@@ -82,6 +82,8 @@ func (e event) String() string {
 		return text
 	case "first_commit":
 		return fmt.Sprintf("generation %d has completed its first step", e.Generation)
+	case "worker_dying":
+		return fmt.Sprintf("worker on %s (rank %d) is lost, and its process is ending", e.who(), e.Rank)
 	case "worker_exited":
 		if e.Signal != 0 {
 			return fmt.Sprintf("worker on %s (rank %d) ended by signal %d: %s", e.who(), e.Rank, e.Signal, e.Cause)

@@ -69,6 +69,7 @@ func TestEventsInWords(t *testing.T) {
 		`{"event":"job_done","status":3,"message":"m"}`:                                                        "job done, status 3",
 		`{"event":"reset","count":1}`:                                                                          "reset 1: the workers leave their world for the next",
 		`{"event":"world_published","generation":2,"size":1,"slots":[{"rank":0,"host":"a","slot":1,"pid":7}]}`: "generation 2, size 1: 0=a:1",
+		`{"event":"worker_dying","host":"a","slot":1,"pid":7,"rank":2,"signal":9,"what":"is killed"}`:          "worker on a slot 1 (rank 2) is lost, and its process is ending",
 		`{"event":"worker_exited","host":"a","slot":1,"pid":7,"rank":2,"code":-1,"signal":9,"cause":"failed"}`: "worker on a slot 1 (rank 2) ended by signal 9: failed",
 		`{"event":"worker_exited","host":"a","slot":1,"pid":7,"rank":2,"code":0,"signal":null,"cause":"left"}`: "worker on a slot 1 (rank 2) exited with 0: left",
 	} {

@@ -28,6 +28,7 @@ func table(events []event) []row {
 	asked := false // the first hosts were found
 	var why cause
 	begun := make(map[uint64]cause)
+	lost := make(map[int]bool) // processes that were given up before they ended
 	for _, e := range events {
 		switch e.Name {
 		case "hosts_found":
@@ -45,8 +46,12 @@ func table(events []event) []row {
 			} else {
 				why.add(e.Time, "host returned")
 			}
+		case "worker_dying":
+			lost[e.PID] = true
+			why.add(e.Time, "worker killed")
+			why.interrupt(e.Time)
 		case "worker_exited":
-			if e.Cause != "failed" {
+			if e.Cause != "failed" || lost[e.PID] {
 				continue
 			}
 			if e.Signal != 0 {

@@ -62,6 +62,14 @@ func TestTable(t *testing.T) {
 			at(21, "world_published", event{Generation: 3, Size: 1}),
 			at(25, "first_commit", event{Generation: 3}),
 		}, []row{{2, 1, "worker killed", 0, 0}, {3, 1, "worker failed", 5 * ms, 5 * ms}}},
+		{"a worker that is given up before it has ended", []event{
+			at(10, "worker_dying", event{PID: 7, Signal: 9}),
+			at(11, "world_published", event{Generation: 2, Size: 2}),
+			at(14, "worker_exited", event{PID: 7, Signal: 9, Cause: "failed"}),
+			at(15, "first_commit", event{Generation: 2}),
+			at(20, "worker_exited", event{PID: 8, Signal: 9, Cause: "failed"}),
+			at(21, "world_published", event{Generation: 3, Size: 1}),
+		}, []row{{2, 2, "worker killed", 5 * ms, 5 * ms}, {3, 1, "worker killed", 0, 0}}},
 		{"two causes of one generation", []event{
 			at(10, "hosts_found", event{Hosts: two}),
 			at(12, "worker_exited", event{Signal: 9, Cause: "failed"}),

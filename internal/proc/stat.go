@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,6 +49,26 @@ func Born(pid int) (birth uint64, state byte, err error) {
 	}
 	birth, err = strconv.ParseUint(fields[statStartTime], 10, 64)
 	return birth, fields[statState][0], err
+}
+
+// EndedBy returns the signal that is ending a process; 0: none is, or it is not known yet, because
+// an older kernel tells it only when the main thread ends. A process that was killed is there until
+// the kernel has freed its memory, which takes tens of milliseconds for each gigabyte.
+func EndedBy(pid int) syscall.Signal {
+	fields, err := stat(pid)
+	if err != nil {
+		return 0
+	}
+	code, err := strconv.Atoi(fields[statExitCode])
+	if err != nil || code <= 0 || code > 0xff { // more: it exits by itself
+		return 0
+	}
+	switch sig := syscall.Signal(code & 0x7f); sig {
+	case syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU:
+		return 0 // it is stopped, and may go on
+	default:
+		return sig
+	}
 }
 
 // ticks is the time since boot in the unit of /proc/PID/stat.

@@ -1,9 +1,13 @@
 package proc
 
 import (
+	"context"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -37,4 +41,70 @@ func FuzzCgroupDir(f *testing.F) {
 			t.Errorf("%q is not below %q", dir, place)
 		}
 	})
+}
+
+// A process that is being killed is told from one that lives, that is stopped, and that is gone.
+func TestEndedBy(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	c, err := Start(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if by := EndedBy(c.PID); by != 0 {
+		t.Errorf("of a process that lives: %v", by)
+	}
+	c.Signal(syscall.SIGSTOP)
+	for _, state, err := Born(c.PID); state != 'T'; _, state, err = Born(c.PID) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if by := EndedBy(c.PID); by != 0 {
+		t.Errorf("of a process that is stopped: %v", by)
+	}
+	c.Signal(syscall.SIGKILL)
+	if by := EndedBy(c.PID); by != syscall.SIGKILL { // it is there until it is reaped
+		t.Errorf("of a process that was killed: %v", by)
+	}
+	if _, err := c.Reap(); err != nil {
+		t.Fatal(err)
+	}
+	if by := EndedBy(c.PID); by != 0 {
+		t.Errorf("of a process that is gone: %v", by)
+	}
+}
+
+// A look that is demanded tells once of a process that is being killed, and of no other.
+func TestLook(t *testing.T) {
+	child, err := Start(exec.Command("sleep", "600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer child.Reap()
+	there := &Child{PID: child.PID, ended: make(chan struct{})} // whose end is not known yet
+	tree := &Tree{Child: there, dump: watchDump(child.PID, 0)}
+	defer tree.dump.close()
+	look, told := make(chan struct{}), make(chan syscall.Signal, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		tree.endsByItself(ctx, Stop{Look: look, Dying: func(_ string, by syscall.Signal) { told <- by }})
+	})
+	look <- struct{}{}
+	look <- struct{}{}
+	if len(told) > 0 {
+		t.Errorf("it was told of a process that lives: %v", <-told)
+	}
+	child.Signal(syscall.SIGKILL)
+	for range 3 {
+		look <- struct{}{}
+	}
+	if by := <-told; by != syscall.SIGKILL {
+		t.Errorf("it was told of %v", by)
+	}
+	cancel()
+	waiting.Wait()
+	if len(told) > 0 {
+		t.Error("it was told of twice")
+	}
 }

@@ -40,8 +40,11 @@ type Stop struct {
 	// begin anew with each value.
 	Hurry, More <-chan struct{}
 	// Dying, if not nil, is called once where the process dumps its core by itself, which may take
-	// long; what completes a sentence.
-	Dying func(what string)
+	// long, and where a look finds that a signal is ending it; what completes a sentence. The
+	// signal is 0 where there is more to say than that.
+	Dying func(what string, by syscall.Signal)
+	// Look, if not nil, demands a look with each value.
+	Look <-chan struct{}
 }
 
 // Tree is a worker's process with everything that it starts. Where cgroups of version 2 can be
@@ -148,18 +151,28 @@ func (t *Tree) await(ctx context.Context, stop Stop) (stopped bool) {
 func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 	look := time.NewTimer(t.dump.every())
 	defer look.Stop()
+	told := stop.Dying == nil
 	for {
+		by := syscall.Signal(0)
 		select {
 		case <-t.ended:
 			return true
 		case <-ctx.Done():
 			return false
+		case <-stop.Look:
+			by = EndedBy(t.PID)
 		case <-look.C:
 		}
-		if !t.dump.dumping() {
+		switch {
+		case told:
+		case t.dump.dumping():
+			told = true
+			stop.Dying(t.dump.what(), 0)
+		case by != 0:
+			told = true
+			stop.Dying(signalText(by), by)
+		default:
 			look.Reset(t.dump.every())
-		} else if stop.Dying != nil {
-			stop.Dying(t.dump.what())
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,7 +75,7 @@ func TestDumping(t *testing.T) {
 		begin, told := time.Now(), 0
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		p.await(ctx, Stop{Grace: time.Second, Dying: func(string) {
+		p.await(ctx, Stop{Grace: time.Second, Dying: func(string, syscall.Signal) {
 			told++
 			if took := time.Since(begin); took != dumpLook {
 				t.Errorf("it was told of after %v", took)

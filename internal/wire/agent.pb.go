@@ -40,6 +40,7 @@ type ToAgent struct {
 	//	*ToAgent_Taken
 	//	*ToAgent_Beat
 	//	*ToAgent_End
+	//	*ToAgent_Look
 	What          isToAgent_What `protobuf_oneof:"what"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -136,6 +137,15 @@ func (x *ToAgent) GetEnd() *End {
 	return nil
 }
 
+func (x *ToAgent) GetLook() *Look {
+	if x != nil {
+		if x, ok := x.What.(*ToAgent_Look); ok {
+			return x.Look
+		}
+	}
+	return nil
+}
+
 type isToAgent_What interface {
 	isToAgent_What()
 }
@@ -164,6 +174,10 @@ type ToAgent_End struct {
 	End *End `protobuf:"bytes,6,opt,name=end,proto3,oneof"`
 }
 
+type ToAgent_Look struct {
+	Look *Look `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
+}
+
 func (*ToAgent_Attach) isToAgent_What() {}
 
 func (*ToAgent_Start) isToAgent_What() {}
@@ -175,6 +189,8 @@ func (*ToAgent_Taken) isToAgent_What() {}
 func (*ToAgent_Beat) isToAgent_What() {}
 
 func (*ToAgent_End) isToAgent_What() {}
+
+func (*ToAgent_Look) isToAgent_What() {}
 
 type Attach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -583,6 +599,52 @@ func (x *End) GetNow() bool {
 	return false
 }
 
+// Look asks whether a signal is ending a worker's process, which may take long. If so, a Dying answers it; otherwise
+// nothing does. It is sent only to an agent that knows it.
+type Look struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Look) Reset() {
+	*x = Look{}
+	mi := &file_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Look) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Look) ProtoMessage() {}
+
+func (x *Look) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Look.ProtoReflect.Descriptor instead.
+func (*Look) Descriptor() ([]byte, []int) {
+	return file_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Look) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Events (started, output, dying, exited) count from 1; the others have no number.
@@ -603,7 +665,7 @@ type FromAgent struct {
 
 func (x *FromAgent) Reset() {
 	*x = FromAgent{}
-	mi := &file_agent_proto_msgTypes[7]
+	mi := &file_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +677,7 @@ func (x *FromAgent) String() string {
 func (*FromAgent) ProtoMessage() {}
 
 func (x *FromAgent) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[7]
+	mi := &file_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +690,7 @@ func (x *FromAgent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FromAgent.ProtoReflect.Descriptor instead.
 func (*FromAgent) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FromAgent) GetNumber() uint64 {
@@ -758,16 +820,18 @@ type Attached struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The following fields are for a driver that takes over: its session, the number of the first event that the previous
 	// driver has not received, and the workers that are kept.
-	Session       []byte  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	First         uint64  `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
-	Kept          []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
+	Session []byte  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	First   uint64  `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	Kept    []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
+	// The agent understands look.
+	KnowsLook     bool `protobuf:"varint,4,opt,name=knows_look,json=knowsLook,proto3" json:"knows_look,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attached) Reset() {
 	*x = Attached{}
-	mi := &file_agent_proto_msgTypes[8]
+	mi := &file_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +843,7 @@ func (x *Attached) String() string {
 func (*Attached) ProtoMessage() {}
 
 func (x *Attached) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[8]
+	mi := &file_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +856,7 @@ func (x *Attached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attached.ProtoReflect.Descriptor instead.
 func (*Attached) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Attached) GetSession() []byte {
@@ -816,6 +880,13 @@ func (x *Attached) GetKept() []*Kept {
 	return nil
 }
 
+func (x *Attached) GetKnowsLook() bool {
+	if x != nil {
+		return x.KnowsLook
+	}
+	return false
+}
+
 type Kept struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -827,7 +898,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +910,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[9]
+	mi := &file_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +923,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Kept) GetIncarnation() string {
@@ -881,7 +952,7 @@ type Log struct {
 
 func (x *Log) Reset() {
 	*x = Log{}
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +964,7 @@ func (x *Log) String() string {
 func (*Log) ProtoMessage() {}
 
 func (x *Log) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[10]
+	mi := &file_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +977,7 @@ func (x *Log) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Log.ProtoReflect.Descriptor instead.
 func (*Log) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Log) GetLevel() uint32 {
@@ -933,7 +1004,7 @@ type Started struct {
 
 func (x *Started) Reset() {
 	*x = Started{}
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1016,7 @@ func (x *Started) String() string {
 func (*Started) ProtoMessage() {}
 
 func (x *Started) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[11]
+	mi := &file_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1029,7 @@ func (x *Started) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Started.ProtoReflect.Descriptor instead.
 func (*Started) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Started) GetIncarnation() string {
@@ -980,14 +1051,16 @@ type Dying struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Completes a sentence.
-	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	What string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	// The signal that ends it, where that is all there is to say; otherwise 0.
+	Signal        uint32 `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Dying) Reset() {
 	*x = Dying{}
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1072,7 @@ func (x *Dying) String() string {
 func (*Dying) ProtoMessage() {}
 
 func (x *Dying) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[12]
+	mi := &file_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1085,7 @@ func (x *Dying) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dying.ProtoReflect.Descriptor instead.
 func (*Dying) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Dying) GetIncarnation() string {
@@ -1029,6 +1102,13 @@ func (x *Dying) GetWhat() string {
 	return ""
 }
 
+func (x *Dying) GetSignal() uint32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
 type Output struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1041,7 +1121,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1133,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[13]
+	mi := &file_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1146,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Output) GetIncarnation() string {
@@ -1111,7 +1191,7 @@ type Exited struct {
 
 func (x *Exited) Reset() {
 	*x = Exited{}
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1203,7 @@ func (x *Exited) String() string {
 func (*Exited) ProtoMessage() {}
 
 func (x *Exited) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[14]
+	mi := &file_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1216,7 @@ func (x *Exited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exited.ProtoReflect.Descriptor instead.
 func (*Exited) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Exited) GetIncarnation() string {
@@ -1205,7 +1285,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1297,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[15]
+	mi := &file_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1310,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InspectRequest) GetTargets() []*Target {
@@ -1252,7 +1332,7 @@ type Target struct {
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1344,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[16]
+	mi := &file_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1357,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Target) GetHost() string {
@@ -1314,7 +1394,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1406,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[17]
+	mi := &file_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1419,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InspectReply) GetUnixNano() int64 {
@@ -1400,7 +1480,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1492,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[18]
+	mi := &file_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1505,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -1449,7 +1529,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1541,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[19]
+	mi := &file_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1554,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Route) GetAddress() string {
@@ -1511,7 +1591,7 @@ type Card struct {
 
 func (x *Card) Reset() {
 	*x = Card{}
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1603,7 @@ func (x *Card) String() string {
 func (*Card) ProtoMessage() {}
 
 func (x *Card) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_proto_msgTypes[20]
+	mi := &file_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1616,7 @@ func (x *Card) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Card.ProtoReflect.Descriptor instead.
 func (*Card) Descriptor() ([]byte, []int) {
-	return file_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Card) GetAddress() string {
@@ -1564,14 +1644,15 @@ var File_agent_proto protoreflect.FileDescriptor
 
 const file_agent_proto_rawDesc = "" +
 	"\n" +
-	"\vagent.proto\x12\thvdrun.v1\"\x84\x02\n" +
+	"\vagent.proto\x12\thvdrun.v1\"\xab\x02\n" +
 	"\aToAgent\x12+\n" +
 	"\x06attach\x18\x01 \x01(\v2\x11.hvdrun.v1.AttachH\x00R\x06attach\x12(\n" +
 	"\x05start\x18\x02 \x01(\v2\x10.hvdrun.v1.StartH\x00R\x05start\x12%\n" +
 	"\x04stop\x18\x03 \x01(\v2\x0f.hvdrun.v1.StopH\x00R\x04stop\x12(\n" +
 	"\x05taken\x18\x04 \x01(\v2\x10.hvdrun.v1.TakenH\x00R\x05taken\x12%\n" +
 	"\x04beat\x18\x05 \x01(\v2\x0f.hvdrun.v1.BeatH\x00R\x04beat\x12\"\n" +
-	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03endB\x06\n" +
+	"\x03end\x18\x06 \x01(\v2\x0e.hvdrun.v1.EndH\x00R\x03end\x12%\n" +
+	"\x04look\x18\a \x01(\v2\x0f.hvdrun.v1.LookH\x00R\x04lookB\x06\n" +
 	"\x04what\"\xca\x01\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
@@ -1602,7 +1683,9 @@ const file_agent_proto_rawDesc = "" +
 	"\x04Beat\x12\x14\n" +
 	"\x05heard\x18\x01 \x01(\x04R\x05heard\"\x17\n" +
 	"\x03End\x12\x10\n" +
-	"\x03now\x18\x01 \x01(\bR\x03now\"\xdd\x02\n" +
+	"\x03now\x18\x01 \x01(\bR\x03now\"(\n" +
+	"\x04Look\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnation\"\xdd\x02\n" +
 	"\tFromAgent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x121\n" +
 	"\battached\x18\x02 \x01(\v2\x13.hvdrun.v1.AttachedH\x00R\battached\x12%\n" +
@@ -1612,11 +1695,13 @@ const file_agent_proto_rawDesc = "" +
 	"\x06exited\x18\x06 \x01(\v2\x11.hvdrun.v1.ExitedH\x00R\x06exited\x12\"\n" +
 	"\x03log\x18\a \x01(\v2\x0e.hvdrun.v1.LogH\x00R\x03log\x12(\n" +
 	"\x05dying\x18\b \x01(\v2\x10.hvdrun.v1.DyingH\x00R\x05dyingB\x06\n" +
-	"\x04what\"_\n" +
+	"\x04what\"~\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
-	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\">\n" +
+	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\x12\x1d\n" +
+	"\n" +
+	"knows_look\x18\x04 \x01(\bR\tknowsLook\">\n" +
 	"\x04Kept\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +
@@ -1625,10 +1710,11 @@ const file_agent_proto_rawDesc = "" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"=\n" +
 	"\aStarted\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x10\n" +
-	"\x03pid\x18\x02 \x01(\rR\x03pid\"=\n" +
+	"\x03pid\x18\x02 \x01(\rR\x03pid\"U\n" +
 	"\x05Dying\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
-	"\x04what\x18\x02 \x01(\tR\x04what\"V\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\rR\x06signal\"V\n" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
@@ -1683,7 +1769,7 @@ func file_agent_proto_rawDescGZIP() []byte {
 	return file_agent_proto_rawDescData
 }
 
-var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_agent_proto_goTypes = []any{
 	(*ToAgent)(nil),        // 0: hvdrun.v1.ToAgent
 	(*Attach)(nil),         // 1: hvdrun.v1.Attach
@@ -1692,20 +1778,21 @@ var file_agent_proto_goTypes = []any{
 	(*Taken)(nil),          // 4: hvdrun.v1.Taken
 	(*Beat)(nil),           // 5: hvdrun.v1.Beat
 	(*End)(nil),            // 6: hvdrun.v1.End
-	(*FromAgent)(nil),      // 7: hvdrun.v1.FromAgent
-	(*Attached)(nil),       // 8: hvdrun.v1.Attached
-	(*Kept)(nil),           // 9: hvdrun.v1.Kept
-	(*Log)(nil),            // 10: hvdrun.v1.Log
-	(*Started)(nil),        // 11: hvdrun.v1.Started
-	(*Dying)(nil),          // 12: hvdrun.v1.Dying
-	(*Output)(nil),         // 13: hvdrun.v1.Output
-	(*Exited)(nil),         // 14: hvdrun.v1.Exited
-	(*InspectRequest)(nil), // 15: hvdrun.v1.InspectRequest
-	(*Target)(nil),         // 16: hvdrun.v1.Target
-	(*InspectReply)(nil),   // 17: hvdrun.v1.InspectReply
-	(*Routes)(nil),         // 18: hvdrun.v1.Routes
-	(*Route)(nil),          // 19: hvdrun.v1.Route
-	(*Card)(nil),           // 20: hvdrun.v1.Card
+	(*Look)(nil),           // 7: hvdrun.v1.Look
+	(*FromAgent)(nil),      // 8: hvdrun.v1.FromAgent
+	(*Attached)(nil),       // 9: hvdrun.v1.Attached
+	(*Kept)(nil),           // 10: hvdrun.v1.Kept
+	(*Log)(nil),            // 11: hvdrun.v1.Log
+	(*Started)(nil),        // 12: hvdrun.v1.Started
+	(*Dying)(nil),          // 13: hvdrun.v1.Dying
+	(*Output)(nil),         // 14: hvdrun.v1.Output
+	(*Exited)(nil),         // 15: hvdrun.v1.Exited
+	(*InspectRequest)(nil), // 16: hvdrun.v1.InspectRequest
+	(*Target)(nil),         // 17: hvdrun.v1.Target
+	(*InspectReply)(nil),   // 18: hvdrun.v1.InspectReply
+	(*Routes)(nil),         // 19: hvdrun.v1.Routes
+	(*Route)(nil),          // 20: hvdrun.v1.Route
+	(*Card)(nil),           // 21: hvdrun.v1.Card
 }
 var file_agent_proto_depIdxs = []int32{
 	1,  // 0: hvdrun.v1.ToAgent.attach:type_name -> hvdrun.v1.Attach
@@ -1714,28 +1801,29 @@ var file_agent_proto_depIdxs = []int32{
 	4,  // 3: hvdrun.v1.ToAgent.taken:type_name -> hvdrun.v1.Taken
 	5,  // 4: hvdrun.v1.ToAgent.beat:type_name -> hvdrun.v1.Beat
 	6,  // 5: hvdrun.v1.ToAgent.end:type_name -> hvdrun.v1.End
-	8,  // 6: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
-	5,  // 7: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
-	11, // 8: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
-	13, // 9: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
-	14, // 10: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
-	10, // 11: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
-	12, // 12: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
-	9,  // 13: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
-	16, // 14: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
-	18, // 15: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
-	20, // 16: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
-	19, // 17: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
-	20, // 18: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
-	0,  // 19: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
-	15, // 20: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
-	7,  // 21: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
-	17, // 22: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
-	21, // [21:23] is the sub-list for method output_type
-	19, // [19:21] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	7,  // 6: hvdrun.v1.ToAgent.look:type_name -> hvdrun.v1.Look
+	9,  // 7: hvdrun.v1.FromAgent.attached:type_name -> hvdrun.v1.Attached
+	5,  // 8: hvdrun.v1.FromAgent.beat:type_name -> hvdrun.v1.Beat
+	12, // 9: hvdrun.v1.FromAgent.started:type_name -> hvdrun.v1.Started
+	14, // 10: hvdrun.v1.FromAgent.output:type_name -> hvdrun.v1.Output
+	15, // 11: hvdrun.v1.FromAgent.exited:type_name -> hvdrun.v1.Exited
+	11, // 12: hvdrun.v1.FromAgent.log:type_name -> hvdrun.v1.Log
+	13, // 13: hvdrun.v1.FromAgent.dying:type_name -> hvdrun.v1.Dying
+	10, // 14: hvdrun.v1.Attached.kept:type_name -> hvdrun.v1.Kept
+	17, // 15: hvdrun.v1.InspectRequest.targets:type_name -> hvdrun.v1.Target
+	19, // 16: hvdrun.v1.InspectReply.routes:type_name -> hvdrun.v1.Routes
+	21, // 17: hvdrun.v1.InspectReply.cards:type_name -> hvdrun.v1.Card
+	20, // 18: hvdrun.v1.Routes.routes:type_name -> hvdrun.v1.Route
+	21, // 19: hvdrun.v1.Route.card:type_name -> hvdrun.v1.Card
+	0,  // 20: hvdrun.v1.Agent.Session:input_type -> hvdrun.v1.ToAgent
+	16, // 21: hvdrun.v1.Agent.Inspect:input_type -> hvdrun.v1.InspectRequest
+	8,  // 22: hvdrun.v1.Agent.Session:output_type -> hvdrun.v1.FromAgent
+	18, // 23: hvdrun.v1.Agent.Inspect:output_type -> hvdrun.v1.InspectReply
+	22, // [22:24] is the sub-list for method output_type
+	20, // [20:22] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_agent_proto_init() }
@@ -1750,8 +1838,9 @@ func file_agent_proto_init() {
 		(*ToAgent_Taken)(nil),
 		(*ToAgent_Beat)(nil),
 		(*ToAgent_End)(nil),
+		(*ToAgent_Look)(nil),
 	}
-	file_agent_proto_msgTypes[7].OneofWrappers = []any{
+	file_agent_proto_msgTypes[8].OneofWrappers = []any{
 		(*FromAgent_Attached)(nil),
 		(*FromAgent_Beat)(nil),
 		(*FromAgent_Started)(nil),
@@ -1766,7 +1855,7 @@ func file_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_proto_rawDesc), len(file_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

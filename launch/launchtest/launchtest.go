@@ -62,6 +62,7 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"CoreLimit", withCore},
 		{"HurryEndsTheGrace", hurry},
 		{"MoreTime", more},
+		{"Look", look},
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
@@ -504,6 +505,54 @@ func hurry(t *testing.T, l launch.Launcher) {
 	cancel()
 	close(quick)
 	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+// look: a process that lives is not taken for one that is being killed; one that is may be told of,
+// by the signal, and ends as ever.
+func look(t *testing.T, l launch.Launcher) {
+	s := script("echo ready; while :; do sleep 1; done")
+	out, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	defer ours.Close()
+	looks, started, told := make(chan struct{}), make(chan int, 1), make(chan syscall.Signal, 2)
+	s.Look, s.Stdout = looks, ours
+	s.Dying = func(_ string, by syscall.Signal) { told <- by }
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(t.Context(), s, func(pid int) { started <- pid }) }()
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		select {
+		case looks <- struct{}{}:
+		case err := <-ended:
+			t.Fatal(err)
+		}
+	}
+	if len(told) > 0 {
+		t.Errorf("a process that lives was told of as killed by %v", <-told)
+	}
+	_ = syscall.Kill(-<-started, syscall.SIGKILL)
+	for {
+		select {
+		case looks <- struct{}{}:
+			continue
+		case err := <-ended:
+			wantExit(t, err, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+		}
+		break
+	}
+	if len(told) > 1 {
+		t.Error("it was told of twice")
+	}
+	for range len(told) {
+		if by := <-told; by != syscall.SIGKILL {
+			t.Errorf("it was told of as killed by %v", by)
+		}
+	}
 }
 
 // more: a process that is given its grace anew, again and again, is not killed before that ends.

@@ -93,7 +93,7 @@ func checkResets(events []follow.Event) error {
 		switch e.Name {
 		case "reset":
 			resets++
-		case "worker_exited", "hosts_updated":
+		case "worker_exited", "worker_dying", "hosts_updated":
 			cause = true
 		case "world_published":
 			if worlds++; worlds != resets+1 {

@@ -28,7 +28,7 @@ func (t times) rows(samples []sample) []report.Row {
 
 func (b *bench) reportDeaths(w io.Writer, deaths []sample) {
 	report.Rows(w, "From SIGKILL of one worker (a killer reads the clock right before kill(2)) to", times{
-		{"driver knows of the exit", func(s sample) time.Duration { return s.exited }},
+		{"driver knows of the death", func(s sample) time.Duration { return s.exited }},
 		{"first survivor has come, or exit", func(s sample) time.Duration { return s.left }},
 		{"new world published", func(s sample) time.Duration { return s.world }},
 		{"all connected and synchronised", func(s sample) time.Duration { return s.entered }},

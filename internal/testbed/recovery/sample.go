@@ -20,7 +20,7 @@ type sample struct {
 	found   time.Duration // the driver has the new list of hosts
 	started time.Duration // the last new worker's process is started
 	ready   time.Duration // the last new worker waits for the next world
-	exited  time.Duration // the driver has reported the dead worker's exit
+	exited  time.Duration // the driver has reported the dead worker's exit, or that it is being killed
 	told    time.Duration // the driver notifies the workers
 	heard   time.Duration // Commit has returned a HostsUpdatedError in all old workers
 	left    time.Duration // the first worker has joined
@@ -48,7 +48,7 @@ func (s *sample) observe(events []follow.Event) {
 			s.started = at
 		case e.Name == "worker_ready":
 			s.ready = at
-		case e.Name == "worker_exited" && e.PID == s.pid:
+		case (e.Name == "worker_exited" || e.Name == "worker_dying") && e.PID == s.pid && s.exited == 0:
 			s.exited = at
 		case e.Name == "hosts_updated" && s.told == 0:
 			s.told = at
