@@ -54,6 +54,8 @@ type submissions struct {
 	fresh     []*Handle // submitted, not collected
 	bytes     int       // of fresh
 	urgent    bool      // an operation is waited for
+	due       time.Time // when the timer goes off; zero: it is not set
+	vain      int       // times in a row that it has gone off for nothing, up to mostVain
 	names     map[string]*Handle
 	joining   *Handle
 	submitted uint64 // since all ranks joined last
@@ -123,6 +125,10 @@ const (
 	defaultFusion = 64 << 20
 	defaultCycle  = time.Millisecond
 	defaultStall  = 5 * time.Second
+
+	fewVain     = 3 // times that the timer goes off for nothing before it is set to later
+	mostVain    = fewVain + 4
+	longestRest = 16 * time.Millisecond
 )
 
 var (
@@ -167,7 +173,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 		}
 		e.submitted++
 		if e.bytes += h.request.bytes(); len(e.fresh) == 0 {
-			e.timer.Reset(e.tuning.cycle)
+			e.wakeBy(now, now.Add(e.rest()))
 		}
 		e.fresh = append(e.fresh, h)
 	}
@@ -203,12 +209,7 @@ func (e *engine) help(h *Handle) {
 		e.flushNow()
 		return
 	}
-	defer func() {
-		e.turn.Unlock()
-		if e.wanted.Swap(false) {
-			e.poke()
-		}
-	}()
+	defer e.giveTurn()
 	if !e.met {
 		e.flushNow()
 		return
@@ -222,13 +223,17 @@ func (e *engine) help(h *Handle) {
 		}
 		e.halt(e.cycle())
 	}
-	e.mu.Lock()
-	if len(e.fresh) == 0 {
-		e.timer.Reset(time.Hour) // to set it is cheaper than to be woken by it
-	}
-	e.mu.Unlock()
-	if !h.done.Load() || e.pending > 0 || e.halted != nil {
-		e.poke() // the engine's goroutine goes on
+}
+
+// giveTurn ends the turn of a goroutine that waits for operations. The engine's own goes on if
+// there is a reason. That it has found the turn taken is none: woken for that at the end of each
+// operation, it would find the turn taken by the next one.
+func (e *engine) giveTurn() {
+	e.wanted.Store(false)
+	reason := !e.met || e.halted != nil || e.look()
+	e.turn.Unlock()
+	if e.wanted.Swap(false) || reason {
+		e.poke()
 	}
 }
 
@@ -338,9 +343,38 @@ func (e *engine) await() error {
 		case <-e.kick:
 		case <-e.lane.changed:
 		case <-e.timer.C:
+			e.rang()
 		case <-e.lane.failed:
 			return e.lane.err()
 		}
+	}
+}
+
+// rang notes that the timer has gone off: in vain where goroutines that wait for operations have
+// begun all cycles since it was set.
+func (e *engine) rang() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.due = time.Time{}
+	e.vain = min(e.vain+1, mostVain)
+	if len(e.fresh) > 0 && time.Since(e.fresh[0].since) >= e.tuning.cycle {
+		e.vain = 0
+	}
+}
+
+// rest is how long submissions wait at most for one that is waited for: a cycle, or longer where
+// that has mostly come before.
+func (e *engine) rest() time.Duration {
+	return max(e.tuning.cycle, min(e.tuning.cycle<<max(0, e.vain-fewVain), longestRest))
+}
+
+// wakeBy has the engine's goroutine look again at some time at the latest. A timer that is set
+// already and goes off before stays as it is: to set one earlier wakes a thread of the runtime,
+// which costs a small operation more than the rest of it. The caller holds e.mu.
+func (e *engine) wakeBy(now, at time.Time) {
+	if e.due.IsZero() || at.Before(e.due) {
+		e.due = at
+		e.timer.Reset(at.Sub(now))
 	}
 }
 
@@ -376,10 +410,11 @@ func (e *engine) look() (reason bool) {
 	}
 	now, pause := time.Now(), time.Hour
 	if len(e.fresh) > 0 {
-		pause = e.fresh[0].since.Add(e.tuning.cycle).Sub(now)
-		if e.urgent || e.bytes >= e.fusion || pause <= 0 {
+		waited := now.Sub(e.fresh[0].since)
+		if e.urgent || e.bytes >= e.fusion || waited >= e.tuning.cycle {
 			return true
 		}
+		pause = e.rest() - waited
 	}
 	if !e.warn.IsZero() {
 		pause = min(pause, e.warn.Sub(now))
@@ -387,7 +422,9 @@ func (e *engine) look() (reason bool) {
 			return true
 		}
 	}
-	e.timer.Reset(pause)
+	if pause < time.Hour {
+		e.wakeBy(now, now.Add(pause))
+	}
 	return false
 }
 

@@ -75,20 +75,17 @@ func (e *engine) tryGuess(ready bool) (right bool, err error) {
 		ready = ready && t.mine != nil
 	}
 	e.mark(0)
-	all := e.buffer(b.bytes + b.wire.Size())
-	data, count := all[:b.bytes], all[b.bytes:]
-	if ready {
-		e.gatherBucket(&b, data)
+	data, right, err := []byte(nil), false, error(nil)
+	if len(b.ids) == 1 && b.compression == CompressNone && e.lane.reducesApart(b.bytes) {
+		data, right, err = e.guessInPlace(&b, ready)
 	} else {
-		clear(data)
+		data, right, err = e.guessApart(&b, ready)
 	}
-	e.setCount(count, b.wire, b.op, ready)
-	e.mark(1)
-	if err := e.lane.allReduceBytes(context.Background(), b.wire, b.op, all); err != nil {
+	if err != nil {
 		return false, err
 	}
 	e.mark(2)
-	if !e.counted(count, b.wire, b.op) {
+	if !right {
 		e.guess.times = 0
 		return false, nil
 	}
@@ -98,26 +95,58 @@ func (e *engine) tryGuess(ready bool) (right bool, err error) {
 	return true, nil
 }
 
-// setCount sets the element that counts the ranks whose guess is right: those of a maximum count as
-// nothing.
-func (e *engine) setCount(element []byte, t kernel.Type, op Op, ready bool) {
+// guessInPlace reduces the only tensor of a bucket where it lies, if all ranks are ready.
+func (e *engine) guessInPlace(b *bucket, ready bool) (data []byte, right bool, err error) {
+	if ready {
+		data = e.table[b.ids[0]].mine.data
+	} else {
+		data = e.buffer(b.bytes)
+		clear(data)
+	}
+	e.mark(1)
+	right, err = e.lane.allReduceApart(context.Background(), b.wire, b.op, data, ready)
+	return data, right, err
+}
+
+// guessApart reduces a copy of a bucket, with an element that counts the ranks that are ready.
+func (e *engine) guessApart(b *bucket, ready bool) (data []byte, right bool, err error) {
+	all := e.buffer(b.bytes + b.wire.Size())
+	data, count := all[:b.bytes], all[b.bytes:]
+	if ready {
+		e.gatherBucket(b, data)
+	} else {
+		clear(data)
+	}
+	setCount(count, b.wire, b.op, 1, ready)
+	e.mark(1)
+	err = e.lane.allReduceBytes(context.Background(), b.wire, b.op, all)
+	return data, counted(count, b.wire, b.op, e.g.size), err
+}
+
+// setCount sets the element that counts the ranks whose guess is right, of some ranks: those of a
+// maximum count as nothing.
+func setCount(element []byte, t kernel.Type, op Op, ranks int, ready bool) {
 	if ready == (op == Max) {
 		clear(element)
 		return
 	}
-	copy(element, neutral[t][Product]) // one
-}
-
-// counted reports whether the element says that all ranks' guesses are right.
-func (e *engine) counted(element []byte, t kernel.Type, op Op) bool {
-	want := make([]byte, len(element))
-	e.setCount(want, t, op, true)
-	if op == Sum {
+	one := neutral[t][Product]
+	copy(element, one)
+	if ready && (op == Sum || op == Average) {
 		combine := kernel.Combine(t, kernel.Sum)
-		one := slices.Clone(want)
-		for range e.g.size - 1 {
-			combine(want, want, one)
+		for range ranks - 1 {
+			combine(element, element, one)
 		}
 	}
+}
+
+// counted reports whether the element says, once it is reduced, that the guesses of so many ranks,
+// which are all, are right.
+func counted(element []byte, t kernel.Type, op Op, ranks int) bool {
+	if op == Average {
+		ranks = 1
+	}
+	want := make([]byte, len(element))
+	setCount(want, t, op, ranks, true)
 	return slices.Equal(element, want)
 }

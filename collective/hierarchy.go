@@ -191,8 +191,8 @@ func (c *call) meanwhile() (moved, left bool) {
 	return c.g.tcp.advance(false), true
 }
 
-// waves is how many pieces data is cut into, that follow each other through the levels.
-func (c *call) waves(data []byte) int {
+// waves is how many pieces n bytes are cut into, that follow each other through the levels.
+func (c *call) waves(n int) int {
 	size := waveSize
 	if c.g.levels.crowded {
 		size = crowdedWave
@@ -200,7 +200,7 @@ func (c *call) waves(data []byte) int {
 	if s := c.g.family.segment; s > 0 { // a test's
 		size = 64 * s
 	}
-	return max(1, (len(data)+size-1)/size)
+	return max(1, (n+size-1)/size)
 }
 
 // wave is one of the waves of data.

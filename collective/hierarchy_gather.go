@@ -37,7 +37,7 @@ func (c *call) broadcastHierarchical(data []byte) error {
 }
 
 func (c *call) broadcastWaves(data []byte) error {
-	waves := c.waves(data)
+	waves := c.waves(len(data))
 	rootHost, _ := c.g.levels.find(int(c.desc.root))
 	parent, children := c.route(rootHost, len(data))
 	for w := range waves + 1 {

@@ -90,7 +90,7 @@ func (c *call) allReduceRings(data []byte) error {
 // allReduceWaves cuts data into waves. While one is on its way between the hosts, the next one is
 // combined within them, and the result of the one before is spread.
 func (c *call) allReduceWaves(data []byte) error {
-	size, waves := c.desc.dtype.Size(), c.waves(data)
+	size, waves := c.desc.dtype.Size(), c.waves(len(data))
 	if c.g.family.segment == 0 {
 		c.segment = segmentFor(len(data) / waves / c.g.size)
 	}

@@ -205,16 +205,65 @@ func guessed[T collective.Element](op collective.Op) func(context.Context, *coll
 		if err := collective.AllReduce(ctx, g, sum, op); err != nil {
 			return err
 		}
-		for step := range 7 {
-			data := slices.Repeat([]T{unit}, 1000)
-			if err := collective.AllReduceAsync(ctx, g, fmt.Sprintf("%T %v", unit, op), data, op).Wait(); err != nil {
-				return err
-			}
-			if data[0] != sum[0] || data[999] != sum[0] {
-				return fmt.Errorf("step %d: %v, %v, not %v", step, data[0], data[999], sum[0])
+		for _, n := range []int{1000, 10_003} { // the latter where it lies
+			for step := range 7 {
+				data := slices.Repeat([]T{unit}, n)
+				if err := collective.AllReduceAsync(ctx, g, fmt.Sprintf("%d %T %v", n, unit, op), data, op).Wait(); err != nil {
+					return err
+				}
+				if data[0] != sum[0] || data[n-1] != sum[0] {
+					return fmt.Errorf("step %d: %v, %v, not %v", step, data[0], data[n-1], sum[0])
+				}
 			}
 		}
 		return nil
+	}
+}
+
+// TestGuessInPlace: a tensor that is reduced where it lies has the bits of every AllReduce, also
+// where the guess of one rank after the other is wrong.
+func TestGuessInPlace(t *testing.T) {
+	for _, hosts := range []string{"aabb", "aaabbb", "abab", "aabbcc", "aabbc"} { // the last is reduced in a copy
+		n := len(hosts)
+		w := newWorkers(t, collective.Config{}, n)
+		w.hosts = hosts
+		groups := w.meet(t, n)
+		way, right := collectivetest.Way{Hosts: hosts}, 0
+		for _, length := range []int{2100, 20_001, 65_536} {
+			inputs := make([][]float32, n)
+			for rank := range inputs {
+				for i := range length {
+					inputs[rank] = append(inputs[rank], float32(i%89)/float32(rank+3))
+				}
+			}
+			want := way.InOrder(inputs)
+			for rank, err := range collectivetest.Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+				var more *collective.Handle
+				for step := range 12 + n {
+					if step == 5+g.Rank() {
+						more = collective.AllReduceAsync(ctx, g, fmt.Sprint("more ", length), []float64{1}, collective.Sum)
+					}
+					data := slices.Clone(inputs[g.Rank()])
+					if err := collective.AllReduceAsync(ctx, g, fmt.Sprint(length), data, collective.Sum).Wait(); err != nil {
+						return err
+					}
+					if !slices.Equal(data, want) {
+						return fmt.Errorf("step %d has other bits", step)
+					}
+				}
+				return more.Wait()
+			}) {
+				if err != nil {
+					t.Fatalf("hosts %s, %d elements, rank %d: %v", hosts, length, rank, err)
+				}
+			}
+			if n := collective.Guesses(groups[0]); n < right+5 {
+				t.Errorf("hosts %s, %d elements: %d guesses were right", hosts, length, n-right)
+			} else {
+				right = n
+			}
+		}
+		closeGroups(groups)
 	}
 }
 

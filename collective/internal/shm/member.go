@@ -60,8 +60,9 @@ type Reduction struct {
 type Member struct {
 	*Segment
 	position
-	wire  tripwire
-	other func() (moved, left bool) // see Meanwhile; nil: none
+	wire   tripwire
+	other  func() (moved, left bool) // see Meanwhile; nil: none
+	moving bool                      // it has left something, in the wait under way
 	pace
 	stopwatch
 	progress

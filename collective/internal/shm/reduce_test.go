@@ -246,3 +246,41 @@ func TestContext(t *testing.T) {
 	wantErr(t, <-done, context.Canceled)
 	wantErr(t, members[1].Barrier(ctx, Desc{}), context.Canceled)
 }
+
+// TestApart: a reduction apart leaves data as it is unless the last member wants it, and tells
+// whether all members have said yes.
+func TestApart(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 5} {
+		members := gathering(t, n, small(n))
+		r := reductions(n)[0]
+		for _, size := range sizes(n) {
+			var inputs [][]byte
+			for i := range n {
+				inputs = append(inputs, random(rand.New(rand.NewPCG(uint64(size), uint64(i))), r.t, size/r.Size))
+			}
+			want := expected(inputs, &r.Reduction)
+			for no := -1; no < n; no++ { // the member that says no
+				eachMust(t, members, func(m *Member) error {
+					data, d := clone(inputs[m.index]), Desc{uint64(size), uint64(no + 1)}
+					own := clone(kernel.Part(data, r.Size, n, m.index))
+					all, err := m.ReduceApart(background, d, data, own, m.index != no, &r.Reduction)
+					if err != nil || all != (no < 0) {
+						return fmt.Errorf("%d bytes: all say yes: %v, %v", size, all, err)
+					}
+					if !bytes.Equal(data, inputs[m.index]) {
+						return fmt.Errorf("%d bytes: the data has changed", size)
+					}
+					wanted, err := m.GatherApart(background, d, data, own, r.Size, m.index == n-1 && all)
+					if err != nil || wanted != all {
+						return fmt.Errorf("%d bytes: wanted: %v, %v", size, wanted, err)
+					}
+					if after := map[bool][]byte{true: want, false: inputs[m.index]}[all]; !bytes.Equal(data, after) {
+						return fmt.Errorf("%d bytes: the data is wrong", size)
+					}
+					return nil
+				})
+			}
+		}
+		leave(t, members)
+	}
+}
