@@ -304,7 +304,9 @@ func (c *call) putTogether(all []crossing, data []byte, unit int) error {
 			c.sendResult(&all[i], c.cut(own, s))
 		}
 	}
-	if err := c.receiveResults(all); err != nil {
+	first := c.inUsed
+	c.postResults(all)
+	if err := c.waitFor(first, c.inUsed); err != nil {
 		return err
 	}
 	return c.spread(data, unit)

@@ -88,7 +88,8 @@ func (c *call) allReduceRings(data []byte) error {
 }
 
 // allReduceWaves cuts data into waves. While one is on its way between the hosts, the next one is
-// combined within them, and the result of the one before is spread.
+// combined within them, and the result of the one before is spread: what the links have to send is
+// never less than a wave, whatever time the ranks of a host take among themselves.
 func (c *call) allReduceWaves(data []byte) error {
 	size, waves := c.desc.dtype.Size(), c.waves(len(data))
 	if c.g.family.segment == 0 {
@@ -96,7 +97,8 @@ func (c *call) allReduceWaves(data []byte) error {
 	}
 	room := c.crossingRoom(wave(data, size, waves, 0), size)
 	memory := c.scratch(2 * room)
-	for w := range waves + 1 {
+	var first, end [2]int // receives of the results of the two latest waves
+	for w := range waves + 2 {
 		if w < waves {
 			part := wave(data, size, waves, w)
 			if err := c.reduceHere(part); err != nil {
@@ -105,11 +107,18 @@ func (c *call) allReduceWaves(data []byte) error {
 			c.crossings[w%2] = c.cross(c.crossings[w%2][:0], part, size)
 			c.scatter(c.crossings[w%2], memory[w%2*room:][:room], uint32(2*w))
 		}
-		if w > 0 {
-			if err := c.gather(c.crossings[(w-1)%2]); err != nil {
+		if last := w - 1; last >= 0 && last < waves {
+			first[last%2] = c.inUsed
+			if err := c.exchangeResults(c.crossings[last%2]); err != nil {
 				return err
 			}
-			if err := c.spread(wave(data, size, waves, w-1), size); err != nil {
+			end[last%2] = c.inUsed
+		}
+		if done := w - 2; done >= 0 {
+			if err := c.waitFor(first[done%2], end[done%2]); err != nil {
+				return err
+			}
+			if err := c.spread(wave(data, size, waves, done), size); err != nil {
 				return err
 			}
 		}
@@ -154,9 +163,18 @@ func (c *call) scatter(all []crossing, memory []byte, step uint32) {
 	}
 }
 
-// gather combines this rank's pieces, in the order of the hosts, sends them to the other owners,
-// and receives theirs.
+// gather exchanges results and waits for them.
 func (c *call) gather(all []crossing) error {
+	first := c.inUsed
+	if err := c.exchangeResults(all); err != nil {
+		return err
+	}
+	return c.waitFor(first, c.inUsed)
+}
+
+// exchangeResults combines this rank's pieces, in the order of the hosts, sends them to the other
+// owners, and asks for theirs.
+func (c *call) exchangeResults(all []crossing) error {
 	for i := range all {
 		if err := c.combineCrossing(&all[i]); err != nil {
 			return err
@@ -169,12 +187,12 @@ func (c *call) gather(all []crossing) error {
 			}
 		}
 	}
-	return c.receiveResults(all)
+	c.postResults(all)
+	return nil
 }
 
-// receiveResults receives what the other owners have combined.
-func (c *call) receiveResults(all []crossing) error {
-	first := c.inUsed
+// postResults asks for what the other owners combine.
+func (c *call) postResults(all []crossing) {
 	for i := range all {
 		x := &all[i]
 		for s := range c.frames(len(x.piece(0))) {
@@ -186,7 +204,6 @@ func (c *call) receiveResults(all []crossing) error {
 			}
 		}
 	}
-	return c.waitFor(first, c.inUsed)
 }
 
 func (c *call) combineCrossing(x *crossing) error {
