@@ -130,3 +130,18 @@ func parseEnd(text []byte) (netip.AddrPort, bool) {
 	port, err := strconv.ParseUint(string(portText), 16, 16)
 	return unmapped(netip.AddrPortFrom(addr, uint16(port))), ok && err == nil
 }
+
+// Below returns whether a process is the root, or one that is below it and whose parents are alive.
+func Below(pid, root int) bool {
+	for steps := 0; pid > 1 && steps < 1<<16; steps++ {
+		if pid == root {
+			return true
+		}
+		parent, ok := parentOf(pid)
+		if !ok {
+			return false
+		}
+		pid = parent
+	}
+	return false
+}
