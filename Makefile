@@ -12,7 +12,7 @@ ROOMS = $(patsubst internal/testbed/prove/%/main.go,%,$(wildcard internal/testbe
 
 # What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
-	/usr/sbin/sshd:openssh-server \
+	/usr/sbin/sshd:openssh-server etcd:etcd-server \
 	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
 	/usr/lib/python3/dist-packages/google/protobuf:python3-protobuf \
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \

@@ -55,6 +55,9 @@ type Config struct {
 
 	// Events is called with each event of the job, in order, from one goroutine. Nil: not called.
 	Events func(Event)
+	// Mirror, if not nil, gets a copy of the journal. What a world or the job's end rests on is in
+	// the mirror before it happens.
+	Mirror Mirror
 	// Mark is called between two calls of Events when the journal is compacted and the events so
 	// far are dropped from it. It returns, as JSON, what Marked needs to know about them. Nil:
 	// nothing.

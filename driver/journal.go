@@ -33,12 +33,28 @@ func newClock(then time.Time) clock {
 
 func (c clock) now() time.Time { return time.Unix(0, c.wall+int64(time.Since(c.start))).UTC() }
 
+// Mirror keeps a copy of the journal where other machines read it. Its methods are called by one
+// goroutine, with the records in their order.
+type Mirror interface {
+	// Append adds a record, and Replace replaces all by these. SetBehind marks the copy as lacking
+	// records, until Replace. They do not block, and keep nothing of their arguments that changes.
+	Append(payload []byte)
+	Replace(records [][]byte)
+	SetBehind()
+	// Sync blocks until the copy has all records. It does not return where another driver may have
+	// taken over the job: this one must not act any more.
+	Sync()
+	// State says what keeps the copy from being complete; empty: nothing.
+	State() string
+}
+
 // journalWriter writes the machine's inputs to the journal. The zero value writes nothing.
 type journalWriter struct {
-	j    *journal.Journal
-	path string
-	ids  []string // of workers named since the last record
-	log  logrus.FieldLogger
+	j      *journal.Journal
+	path   string
+	mirror Mirror   // nil: there is none
+	ids    []string // of workers named since the last record
+	log    logrus.FieldLogger
 
 	// bound is the size from which on the journal is compacted: a snapshot replaces all records.
 	bound int64
@@ -74,6 +90,9 @@ func (w *journalWriter) begin(cfg Config, job decide.JobRecord) error {
 		return err
 	}
 	w.take(j, cfg.Journal)
+	if w.mirror != nil {
+		w.mirror.Replace(nil)
+	}
 	w.write(job, true)
 	return nil
 }
@@ -126,11 +145,14 @@ func (w *journalWriter) write(record any, sync bool) {
 		w.giveUp(err)
 		return
 	}
-	if err = w.j.Append(text); err == nil && sync {
-		err = w.j.Sync()
+	if err = w.j.Append(text); err == nil {
+		err = w.copied(text, sync)
 	}
 	if err == nil {
 		return
+	}
+	if w.mirror != nil {
+		w.mirror.SetBehind()
 	}
 	// The file is incomplete: no other driver may resume from it.
 	if merr := w.j.SetBehind(); merr != nil {
@@ -138,6 +160,22 @@ func (w *journalWriter) write(record any, sync bool) {
 		return
 	}
 	w.since, w.why, w.retry = time.Now(), err, nil
+}
+
+// copied adds a record to the mirror and, with sync, waits until all records are on disk and in the
+// mirror.
+func (w *journalWriter) copied(text []byte, sync bool) error {
+	if w.mirror != nil {
+		w.mirror.Append(text)
+	}
+	if !sync {
+		return nil
+	}
+	err := w.j.Sync()
+	if w.mirror != nil {
+		w.mirror.Sync()
+	}
+	return err
 }
 
 // due reports whether the journal has to be compacted or written again now. quiet: the loop has
@@ -159,6 +197,9 @@ func (w *journalWriter) due(quiet bool) bool {
 func (w *journalWriter) renew(records [][]byte) {
 	w.retry = nil
 	err := w.j.Replace(slices.Values(records), true)
+	if err == nil && w.mirror != nil {
+		w.mirror.Replace(records)
+	}
 	switch {
 	case err == nil:
 		if w.told {
@@ -181,6 +222,9 @@ func (w *journalWriter) renew(records [][]byte) {
 func (w *journalWriter) giveUp(err error) {
 	w.log.WithError(errors.Join(err, journal.Remove(w.path))).
 		Error("the journal is given up: the job continues but cannot be resumed")
+	if w.mirror != nil {
+		w.mirror.SetBehind()
+	}
 	w.since, w.why, w.retry = time.Now(), err, nil
 	_ = w.j.Close() // removed: its contents do not matter
 	w.j = nil
@@ -189,6 +233,8 @@ func (w *journalWriter) giveUp(err error) {
 // state describes the journal's error for a status; empty if there is none.
 func (w *journalWriter) state() string {
 	switch {
+	case w.why == nil && w.mirror != nil:
+		return w.mirror.State()
 	case w.why == nil:
 		return ""
 	case w.j == nil:
@@ -248,7 +294,13 @@ func (l *loop) closeJournal() {
 // journal cannot be read.
 func Resume(ctx context.Context, cfg Config) error {
 	p := &decide.Replay{Told: cfg.Replayed, Marked: cfg.Marked}
-	j, run, err := journal.Open(cfg.Journal, p.Next)
+	var records [][]byte // for the mirror
+	j, run, err := journal.Open(cfg.Journal, func(payload []byte) error {
+		if cfg.Mirror != nil {
+			records = append(records, slices.Clone(payload))
+		}
+		return p.Next(payload)
+	})
 	if err != nil {
 		return fmt.Errorf("driver: %w", err)
 	}
@@ -257,6 +309,10 @@ func Resume(ctx context.Context, cfg Config) error {
 		return errors.Join(err, j.Close())
 	}
 	l.writer.take(j, cfg.Journal)
+	if cfg.Mirror != nil {
+		cfg.Mirror.Replace(records)
+		cfg.Mirror.Sync()
+	}
 	if l.cfg.Output == nil {
 		l.cfg.Output = &launch.Output{Stdout: os.Stdout, Stderr: os.Stderr}
 		defer l.cfg.Output.Close()

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -220,6 +221,72 @@ func TestLoopIsResumed(t *testing.T) {
 		if err != nil || !about.Finished || about.Running || about.Result != nil || about.Generation != 2 || about.RunID != "kept" {
 			t.Errorf("%+v, %v", about, err)
 		}
+	})
+}
+
+// copied is a mirror that keeps all in memory.
+type copied struct {
+	records [][]byte
+	synced  int // records at the last Sync
+	behind  bool
+}
+
+func (c *copied) Append(payload []byte) { c.records = append(c.records, slices.Clone(payload)) }
+func (c *copied) Replace(records [][]byte) {
+	c.records, c.behind = slices.Clone(records), false
+}
+func (c *copied) SetBehind()    { c.behind = true }
+func (c *copied) Sync()         { c.synced = len(c.records) }
+func (c *copied) State() string { return "" }
+
+// The mirror has each record of the journal, and has all before a world is published and before the
+// job ends.
+func TestMirror(t *testing.T) {
+	k := &kept{workers: map[string]*keptWorker{}}
+	synctest.Test(t, func(t *testing.T) {
+		m := &copied{}
+		cfg := k.config(t, func(Event) {})
+		cfg.Mirror = m
+		l := newLoop(cfg)
+		l.job = decide.JobRecord{Version: decide.JournalVersion, Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}
+		if err := l.writer.begin(cfg, l.job); err != nil {
+			t.Fatal(err)
+		}
+		check := func(when string) {
+			t.Helper()
+			b, err := os.ReadFile(cfg.Journal)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want [][]byte
+			if _, _, err := journal.Read(bytes.NewReader(b), func(payload []byte) error {
+				want = append(want, slices.Clone(payload))
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.EqualFunc(m.records, want, bytes.Equal) || m.behind {
+				t.Errorf("%s the mirror has %d records, behind: %v; the journal %d", when, len(m.records), m.behind, len(want))
+			}
+			if m.synced == 0 || m.synced != len(want) {
+				t.Errorf("%s %d of %d records were synced", when, m.synced, len(want))
+			}
+		}
+		d := k.drive(t, t.Context(), l)
+		d.joined(k, t, "a:0", 0)
+		d.joined(k, t, "a:1", 0)
+		check("when the world is published")
+		for _, slot := range []string{"a:0", "a:1"} {
+			w := k.in(t, slot)
+			d.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, rendezvous.Done, 1, 3)
+			synctest.Wait()
+			w.exit <- nil
+		}
+		if err := <-d.result; err != nil {
+			t.Errorf("the job ended with %v", err)
+		}
+		check("when the job has ended")
+		l.closeJournal()
 	})
 }
 

@@ -142,7 +142,7 @@ func newLoop(cfg Config) *loop {
 		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
-	l.writer.log = cfg.Log
+	l.writer.log, l.writer.mirror = cfg.Log, cfg.Mirror
 	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.writer.newID)
 	return l
 }
@@ -168,7 +168,7 @@ func (l *loop) open() (*identity.Listener, error) {
 		Version: decide.JournalVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
 		Timeouts: l.cfg.Timeouts, Listen: l.listen.String(),
 	}
-	if l.job.MasterPort, err = freePort(); err == nil && l.cfg.Journal != "" {
+	if l.job.MasterPort, err = identity.FreePort(); err == nil && l.cfg.Journal != "" {
 		err = l.writer.begin(l.cfg, l.job)
 	}
 	if err != nil {
@@ -697,16 +697,6 @@ func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
 	if l.stalls.hear(l.clock.now(), from.Incarnation, b) {
 		l.post(decide.WorkerWrites{ID: from.Incarnation})
 	}
-}
-
-// freePort returns a free TCP port, for commands that make their own rendezvous on MASTER_PORT.
-func freePort() (int, error) {
-	lis, err := net.Listen("tcp", ":0")
-	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer lis.Close()
-	return lis.Addr().(*net.TCPAddr).Port, nil
 }
 
 // NewRunID returns a random Config.RunID, for callers that need it before Run.

@@ -215,6 +215,16 @@ func (w *Worker) Slot() int { return w.member.Load().slot.Index }
 // the system.
 func (w *Worker) Host() string { return w.member.Load().slot.Host }
 
+// Addresses returns where a rank of the world listens for the others, host:port, in order of
+// preference: addresses of its machine that others may reach. Nil without a driver. Each call
+// allocates. It panics where the world has no such rank.
+func (w *Worker) Addresses(rank int) []string {
+	if !w.driven || w.group() == nil {
+		return nil
+	}
+	return w.member.Load().world.DataAddrs()[rank]
+}
+
 // Generation returns the number of the world. It increases with every reset, by one or more. It is
 // 0 before the first world.
 func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }

@@ -39,6 +39,9 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(s.checkRestart(command, size.Elastic), s.checkJournal()); err != nil {
+		return err
+	}
 	if allLocal(ctx, fixed) {
 		if err := s.checkCommand(command[0]); err != nil {
 			return err
@@ -59,6 +62,14 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	}
 	if j.dir, err = p.newJobDir(s, command, j.authority, log); err != nil {
 		return err
+	}
+	if s.journal.url != "" {
+		if j.copy, err = p.beginCopy(ctx, s, j.dir, log); err != nil {
+			if j.dir != nil {
+				j.dir.end(err, log)
+			}
+			return err
+		}
 	}
 	return p.drive(ctx, s, j)
 }
@@ -112,7 +123,19 @@ type jobRun struct {
 	dir       *jobDir             // nil: it has none
 	known     []client.KnownAgent // of the driver before
 	resumed   bool
+	copy      *claimed // nil: there is none
 }
+
+// begun writes down that a job agent has been started.
+func (j jobRun) begun(k client.KnownAgent) error {
+	if err := j.dir.begun(k); err != nil || j.copy == nil {
+		return err
+	}
+	return j.copy.begun(k)
+}
+
+// ended returns whether the job has ended, and not only its driver.
+func (j jobRun) ended() bool { return j.dir.about.Ended != nil }
 
 // record returns the record of a person's wish to run the job, or to resume it.
 func (j jobRun) record() audit.Record {
@@ -143,6 +166,9 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	s.trail = audit.NewTrail()
 	s.record(j.record())
 	defer inherit(log, driverReaps)()
+	if j.copy != nil {
+		defer func() { j.copy.release(j.ended()) }()
+	}
 	if j.dir != nil {
 		defer func() {
 			if !errors.Is(err, journal.ErrLocked) && !errors.Is(err, journal.ErrBehind) {
@@ -168,7 +194,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		agents.Orphan = 0 // there is nothing to wait for
 	}
 	if j.dir != nil {
-		agents.Keep, agents.Begun, agents.Known = true, j.dir.begun, j.known
+		agents.Keep, agents.Begun, agents.Known = true, j.begun, j.known
 	}
 	launcher := client.New(agents)
 	defer launcher.Close()
@@ -185,6 +211,9 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	if j.dir != nil {
 		cfg.Journal, cfg.Control, cfg.Stop = j.dir.journal(), j.dir.controlPath(), p.stop
 		cfg.Mark = events.mark
+	}
+	if j.copy != nil {
+		cfg.Mirror = j.copy
 	}
 	if j.resumed {
 		run = driver.Resume
@@ -211,7 +240,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 func (p *program) driverConfig(s *settings, j jobRun, log *logrus.Logger) driver.Config {
 	return driver.Config{
 		RunID:        s.runID,
-		Command:      j.command,
+		Command:      s.workerCommand(j.command),
 		Env:          s.workerEnv(p.env),
 		Dir:          s.dir,
 		RemovalAfter: s.removalAfter,

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -55,6 +56,8 @@ type jobFile struct {
 	Boot string `json:"boot,omitempty"`
 	// Keys is the folder of the job's secrets; empty where they are in its driver's memory alone.
 	Keys string `json:"keys,omitempty"`
+	// Claim is the last claim to the job of this folder's driver, where there is a copy in etcd.
+	Claim string `json:"claim,omitempty"`
 	// EventsFrom is how long the events file was.
 	EventsFrom int64 `json:"events_from"`
 	// Ended is set when the job has, Status is its exit status then.
@@ -350,6 +353,23 @@ func findJob(env []string, name string) (*jobDir, error) {
 		found[i] = filepath.Base(path)
 	}
 	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(found, " "))
+}
+
+// oneJob returns the run id that a person means, by its beginning, or the only one.
+func oneJob(runs []string, name string) (string, error) {
+	if slices.Contains(runs, name) {
+		return name, nil
+	}
+	found := slices.DeleteFunc(slices.Clone(runs), func(run string) bool { return !strings.HasPrefix(run, name) })
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return "", fmt.Errorf("which of the jobs? %s", strings.Join(found, " "))
+	case name == "":
+		return "", errors.New("there is no job in etcd")
+	}
+	return "", fmt.Errorf("there is no job %s in etcd", name)
 }
 
 // jobEntries returns the paths of all folders of jobs, those of one place in the order of their

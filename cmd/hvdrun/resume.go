@@ -19,16 +19,26 @@ import (
 )
 
 func (p *program) resumeCommand() *cobra.Command {
-	return &cobra.Command{
+	var flags resumeFlags
+	cmd := &cobra.Command{
 		Use:   "resume [JOB]",
 		Short: "Go on with a job whose driver has died",
 		Long: `resume takes over a job whose hvdrun has died, by whatever way: its workers have gone on training meanwhile, kept by
 their agents for the time of --orphan-timeout, and none of them is started again. All settings are those of the job, and so
 are the environment and the working directory; what workers print goes to where resume was started. JOB is the job's run id,
-the beginning of it, or the path of its folder; hvdrun jobs lists them. It may be left out where one job can be resumed.`,
+the beginning of it, or the path of its folder; hvdrun jobs lists them. It may be left out where one job can be resumed.
+
+With --journal the job is one that was begun with the same --journal and --journal-key-file, on any machine: this one needs the
+job's working directory, its sources of hosts and a way to its hosts. With --standby it waits for the end of the job's driver.`,
 		Args:                  cobra.MaximumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			if flags.journal.url != "" {
+				return p.resumeFromCopy(cmd.Context(), flags, strings.Join(args, ""))
+			}
 			find := resumableJob
 			if len(args) > 0 {
 				find = func(env []string) (*jobDir, error) { return findJob(env, args[0]) }
@@ -40,6 +50,8 @@ the beginning of it, or the path of its folder; hvdrun jobs lists them. It may b
 			return p.resumeJob(cmd.Context(), d)
 		},
 	}
+	flags.add(cmd)
+	return cmd
 }
 
 // resumableJob returns the only job that can be resumed.
@@ -72,6 +84,12 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	} else if running {
 		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
 	}
+	return p.resumeClaimed(ctx, d, nil)
+}
+
+// resumeClaimed goes on with a job that no other driver of this machine has. c is the claim to a
+// job that was taken from its copy; nil: from its folder.
+func (p *program) resumeClaimed(ctx context.Context, d *jobDir, c *claimed) error {
 	if err := os.Chdir(d.about.Dir); err != nil {
 		return runError{fmt.Errorf("the job's working directory: %w", err)}
 	}
@@ -101,6 +119,15 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	if j.fixed, err = s.fixedHosts(); err != nil {
 		return err
 	}
+	if c != nil {
+		err = c.keep(d, j.known)
+	} else if s.journal.url != "" {
+		c, err = again.resumeCopy(ctx, &s, d, j.known, p.logger(&s))
+	}
+	if err != nil {
+		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
+	}
+	j.copy = c
 	err = again.drive(ctx, &s, j)
 	switch {
 	case errors.Is(err, journal.ErrLocked):

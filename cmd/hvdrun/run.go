@@ -100,9 +100,12 @@ func (p *program) flushPatience() time.Duration {
 func status(err error) int {
 	var stopped stopSignal
 	var failed runError
+	var exit programExit
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &exit):
+		return exit.code
 	case errors.As(err, &stopped) && !errors.Is(err, driver.ErrCheckpoint):
 		return statusShell + int(stopped.Signal)
 	case errors.As(err, &failed):
@@ -260,7 +263,8 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		}
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
-		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.timelineCommand(), p.inspectCommand(), p.torchrunCommand(), p.versionCommand())
+		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(), p.timelineCommand(), p.inspectCommand(),
+		p.torchrunCommand(), p.versionCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root
 }

@@ -26,6 +26,7 @@ type settings struct {
 	np           int
 	minNP, maxNP int
 	spares       int
+	restart      restartSettings
 	sourceSettings
 	cluster   clusterSettings
 	timeouts  driver.Timeouts
@@ -38,6 +39,7 @@ type settings struct {
 	lease, orphan time.Duration // 0: the defaults
 	jobDir        string
 	noResume      bool
+	journal       journalSettings
 	fileSettings
 	provenance
 }
@@ -140,6 +142,12 @@ var table = slices.Concat(
 				s.spares, err = parseCount(text, 0)
 				return err
 			}},
+		{name: "restart-workers", def: "false",
+			usage: "for programs that know nothing of hvdrun: end them all when one fails or the hosts change, and start them anew",
+			set:   onOff(func(s *settings) *bool { return &s.restart.workers })},
+		{name: "prestart", arg: "CODE", unset: "none",
+			usage: "with --restart-workers, Python code that the next interpreter runs in advance, such as 'import torch'",
+			set:   text(func(s *settings) *string { return &s.restart.prestart })},
 		{name: "core-limit", arg: "BYTES", def: "0",
 			usage: "bound of a crashed worker's core file (4096, 64MiB, unlimited); the others go on while it is written",
 			set: func(s *settings, text string) (err error) {
@@ -155,6 +163,15 @@ var table = slices.Concat(
 		{name: "no-resume", def: "false",
 			usage: "keep the job's key and environment in memory alone: where hvdrun dies, its workers soon end",
 			set:   onOff(func(s *settings) *bool { return &s.noResume })},
+		{name: "journal", arg: "URL", unset: "none",
+			usage: "etcd://HOST:PORT, where to keep a copy of the job's journal, with which hvdrun resume goes on on another machine",
+			set:   text(func(s *settings) *string { return &s.journal.url })},
+		{name: "journal-key-file", arg: "F",
+			usage: "file of the key that seals the copy (hvdrun agent --generate-key)",
+			set:   text(func(s *settings) *string { return &s.journal.keyFile })},
+		{name: "journal-lease", arg: "D", def: "20s",
+			usage: "time after which another machine may go on with a job whose driver has not reached etcd",
+			set:   duration(func(s *settings) *time.Duration { return &s.journal.lease })},
 	}),
 	section("discovery", []setting{
 		{name: "hosts", short: "H", list: true, arg: "a:2,b:4", source: true, unset: "localhost with -np slots",

@@ -21,6 +21,16 @@ func Loopback() netip.Addr {
 // ListenLoopback returns the argument of net.Listen for any free port of Loopback.
 func ListenLoopback() string { return netip.AddrPortFrom(Loopback(), 0).String() }
 
+// FreePort returns a TCP port that nobody listens on at the moment, on any address: for programs
+// that are told where they, and nobody else, have to listen (MASTER_PORT).
+func FreePort() (int, error) {
+	lis, err := net.Listen("tcp", ":0")
+	if err != nil {
+		return 0, fmt.Errorf("looking for a free port: %w", err)
+	}
+	return lis.Addr().(*net.TCPAddr).Port, lis.Close()
+}
+
 // ParseListen parses an address to listen on, as a person writes it: an IP address without a port,
 // such as 10.0.0.5, ::1, or 0.0.0.0 for all addresses.
 func ParseListen(text string) (netip.Addr, error) {

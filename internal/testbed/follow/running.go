@@ -79,8 +79,14 @@ func (r *Running) Resume(folder string) (next *Running, err error) {
 			return nil, err
 		}
 	}
-	next = &Running{Job: r.Job, View: r.View, Tag: r.Tag, programs: r.programs}
-	if err := next.begin([]string{"resume", folder}); err != nil {
+	return r.ResumeAs(r.Job, r.programs, folder)
+}
+
+// ResumeAs starts another hvdrun for the job, perhaps of another machine: with the directories of
+// j, and with these arguments of hvdrun resume. The job's own hvdrun may still run.
+func (r *Running) ResumeAs(j Job, p Programs, args ...string) (*Running, error) {
+	next := &Running{Job: j, View: r.View, Tag: r.Tag, programs: p}
+	if err := next.begin(append([]string{"resume"}, args...)); err != nil {
 		return nil, err
 	}
 	return next, nil

@@ -1,0 +1,370 @@
+package etcd
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// renewals is how many times a claim is renewed in the time of its lease.
+const renewals = 20
+
+// ErrLost: the claim has ended, or may have: another driver may go on with the job.
+var ErrLost = errors.New("etcd: the claim to the job is lost")
+
+// Claim is a driver's claim to a job, and its way to write. It implements journal.Mirror. Its
+// methods may be called by many goroutines.
+type Claim struct {
+	// ID names the claim, and Previous the last one before it; empty: this is the job's first.
+	ID, Previous string
+
+	store    *Store
+	names    names
+	lease    clientv3.LeaseID
+	revision int64 // at which the claim began
+
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	lost    chan struct{} // closed when the claim may have ended
+	once    sync.Once
+
+	mu      sync.Mutex
+	work    []task
+	queued  uint64        // tasks so far
+	written uint64        // tasks done
+	failing bool          // the last attempt has failed
+	change  chan struct{} // closed at the next change of work or written
+
+	// Of the writing goroutine.
+	number uint64 // of the journal that is written
+	chunk  uint64 // of its next part
+}
+
+// task is something to be written, in order.
+type task struct {
+	records [][]byte
+	replace bool // by these records, all before
+	behind  bool // says that records are missing
+	file    string
+	value   []byte
+}
+
+// Claim makes the caller the job's driver, as who (a machine's name), until Release or until etcd
+// was not reached for the time of the lease. Where another has the claim the error is a *HeldError;
+// Await waits for its end.
+func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
+	n := s.names(run)
+	id := randomID()
+	began := time.Now()
+	call, cancel := context.WithTimeout(ctx, callBound)
+	defer cancel()
+	lease, err := s.client.Grant(call, int64((s.cfg.Lease+time.Second-1)/time.Second))
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	r, err := s.client.Txn(call).
+		If(clientv3.Compare(clientv3.CreateRevision(n.driver()), "=", 0)).
+		Then(clientv3.OpPut(n.driver(), s.sealed(n.driver(), []byte(who)), clientv3.WithLease(lease.ID)),
+			clientv3.OpGet(n.last()), clientv3.OpPut(n.last(), s.sealed(n.last(), []byte(id))), clientv3.OpGet(n.current())).
+		Else(clientv3.OpGet(n.driver())).Commit()
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	if !r.Succeeded {
+		by := "another machine"
+		if kvs := r.Responses[0].GetResponseRange().Kvs; len(kvs) > 0 {
+			if text, err := s.opened(n.driver(), kvs[0].Value); err == nil {
+				by = string(text)
+			}
+		}
+		_, _ = s.client.Revoke(call, lease.ID) // it would end by itself
+		return nil, &HeldError{by}
+	}
+	c := &Claim{
+		ID: id, store: s, names: n, lease: lease.ID, revision: r.Header.Revision,
+		lost: make(chan struct{}), change: make(chan struct{}),
+	}
+	if err := c.begin(r); err != nil {
+		_, _ = s.client.Revoke(call, lease.ID)
+		return nil, err
+	}
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	c.running.Go(func() { c.renew(began) })
+	c.running.Go(c.write)
+	return c, nil
+}
+
+// begin takes over what the claim's transaction has read.
+func (c *Claim) begin(r *clientv3.TxnResponse) error {
+	if kvs := r.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
+		text, err := c.store.opened(c.names.last(), kvs[0].Value)
+		if err != nil {
+			return fmt.Errorf("etcd: %w", err)
+		}
+		c.Previous = string(text)
+	}
+	if kvs := r.Responses[3].GetResponseRange().Kvs; len(kvs) > 0 {
+		text, err := c.store.opened(c.names.current(), kvs[0].Value)
+		if err == nil {
+			c.number, err = strconv.ParseUint(string(text), 10, 64)
+		}
+		if err != nil {
+			return fmt.Errorf("etcd: %w", err)
+		}
+	}
+	return nil
+}
+
+// Lost is closed when the claim has ended, or may have because etcd was not reached for four fifths
+// of the lease. The driver must decide nothing any more then.
+func (c *Claim) Lost() <-chan struct{} { return c.lost }
+
+func (c *Claim) lose() { c.once.Do(func() { close(c.lost) }) }
+
+// renew renews the lease. A renewal counts from when it was sent.
+func (c *Claim) renew(last time.Time) {
+	lease := c.store.cfg.Lease
+	bound := lease * 4 / 5
+	ticker := time.NewTicker(lease / renewals)
+	defer ticker.Stop()
+	for {
+		began := time.Now()
+		call, cancel := context.WithDeadline(c.ctx, last.Add(bound))
+		_, err := c.store.client.KeepAliveOnce(call, c.lease)
+		cancel()
+		switch {
+		case c.ctx.Err() != nil:
+			return
+		case err == nil:
+			last = began
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), time.Since(last) >= bound:
+			c.lose()
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// add queues a task.
+func (c *Claim) add(t task) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if last := len(c.work) - 1; last >= 0 && t.replace {
+		// What is replaced need not be written; files keep their places.
+		for i := range c.work {
+			c.work[i].records, c.work[i].behind = nil, false
+		}
+	}
+	c.work = append(c.work, t)
+	c.queued++
+	c.changed()
+}
+
+// changed tells those that wait; c.mu is held.
+func (c *Claim) changed() {
+	close(c.change)
+	c.change = make(chan struct{})
+}
+
+// Append implements journal.Mirror.
+func (c *Claim) Append(payload []byte) {
+	c.add(task{records: [][]byte{append([]byte(nil), payload...)}})
+}
+
+// Replace implements journal.Mirror.
+func (c *Claim) Replace(records [][]byte) { c.add(task{replace: true, records: records}) }
+
+// SetBehind implements journal.Mirror.
+func (c *Claim) SetBehind() { c.add(task{behind: true}) }
+
+// Put queues a file; Sync waits until it is written. It keeps value.
+func (c *Claim) Put(name string, value []byte) { c.add(task{file: name, value: value}) }
+
+// Sync implements journal.Mirror: it blocks until etcd has all, or the claim is lost.
+func (c *Claim) Sync() error {
+	c.mu.Lock()
+	upTo := c.queued
+	c.mu.Unlock()
+	for {
+		c.mu.Lock()
+		done, change := c.written >= upTo, c.change
+		c.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-change:
+		case <-c.lost:
+			return ErrLost
+		case <-c.ctx.Done():
+			return ErrLost
+		}
+	}
+}
+
+// State says what keeps the copy from being complete; empty: nothing.
+func (c *Claim) State() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.failing || c.queued == c.written {
+		return ""
+	}
+	return fmt.Sprintf("etcd is not reached and lacks %d records", c.queued-c.written)
+}
+
+// write writes what is queued until the claim ends.
+func (c *Claim) write() {
+	for {
+		c.mu.Lock()
+		tasks, change := c.work, c.change
+		c.work = nil
+		c.mu.Unlock()
+		if len(tasks) == 0 {
+			select {
+			case <-change:
+				continue
+			case <-c.ctx.Done():
+				return
+			}
+		}
+		if !c.writeAll(tasks) {
+			return
+		}
+		c.mu.Lock()
+		c.written += uint64(len(tasks))
+		c.changed()
+		c.mu.Unlock()
+	}
+}
+
+// writeAll writes tasks in order, records that follow each other together. It returns false when
+// the claim has ended.
+func (c *Claim) writeAll(tasks []task) bool {
+	var stream []byte
+	flush := func() bool {
+		ok := c.writeStream(stream)
+		stream = nil
+		return ok
+	}
+	for _, t := range tasks {
+		ok := true
+		switch {
+		case t.file != "":
+			name := c.names.file(t.file)
+			ok = flush() && c.commit(clientv3.OpPut(name, c.store.sealed(name, t.value)))
+		case t.behind:
+			name := c.names.behind()
+			ok = flush() && c.commit(clientv3.OpPut(name, c.store.sealed(name, nil)))
+		case t.replace:
+			stream = nil
+			ok = c.replace(t.records)
+		}
+		if !ok {
+			return false
+		}
+		if !t.replace {
+			stream = frame(stream, t.records)
+		}
+	}
+	return flush()
+}
+
+// frame appends records with their lengths.
+func frame(stream []byte, records [][]byte) []byte {
+	for _, r := range records {
+		stream = append(binary.LittleEndian.AppendUint32(stream, uint32(len(r))), r...)
+	}
+	return stream
+}
+
+// writeStream appends bytes to the current journal.
+func (c *Claim) writeStream(stream []byte) bool {
+	for len(stream) > 0 {
+		part := stream[:min(len(stream), chunkBytes)]
+		name := c.names.chunk(c.number, c.chunk)
+		if !c.commit(clientv3.OpPut(name, c.store.sealed(name, part))) {
+			return false
+		}
+		c.chunk++
+		stream = stream[len(part):]
+	}
+	return true
+}
+
+// replace writes a new journal, makes it the one that counts, and removes the others.
+func (c *Claim) replace(records [][]byte) bool {
+	old := c.number
+	c.number, c.chunk = old+1, 0
+	// A driver before this one may have begun the same number.
+	if !c.commit(clientv3.OpDelete(c.names.journal(c.number), clientv3.WithPrefix())) || !c.writeStream(frame(nil, records)) {
+		return false
+	}
+	name := c.names.current()
+	value := c.store.sealed(name, []byte(strconv.FormatUint(c.number, 10)))
+	end := c.names.journal(c.number)
+	return c.commit(clientv3.OpPut(name, value), clientv3.OpDelete(c.names.behind())) &&
+		c.commit(clientv3.OpDelete(c.names.journals(), clientv3.WithRange(end)))
+}
+
+// commit does operations under the claim, again and again until etcd has answered. It returns false
+// when the claim has ended.
+func (c *Claim) commit(ops ...clientv3.Op) bool {
+	for {
+		call, cancel := context.WithTimeout(c.ctx, callBound)
+		r, err := c.store.client.Txn(call).
+			If(clientv3.Compare(clientv3.CreateRevision(c.names.driver()), "=", c.revision)).Then(ops...).Commit()
+		cancel()
+		if err == nil && !r.Succeeded {
+			c.lose()
+		}
+		c.mu.Lock()
+		was := c.failing
+		c.failing = err != nil
+		c.mu.Unlock()
+		switch {
+		case err == nil && was:
+			c.store.cfg.Log.Warn("etcd is reached again")
+		case err != nil && !was && c.ctx.Err() == nil:
+			c.store.cfg.Log.WithError(err).Warn("etcd is not reached; trying again until the lease ends")
+		}
+		if err == nil {
+			return r.Succeeded
+		}
+		if pause(c.ctx) != nil {
+			return false
+		}
+	}
+}
+
+// Release ends the claim. finished: the job has ended, and etcd keeps nothing of it. Otherwise
+// another driver may claim it at once. It blocks for five seconds at most, and returns after all
+// that the claim has started has ended.
+func (c *Claim) Release(finished bool) error {
+	c.stop()
+	c.running.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), callBound)
+	defer cancel()
+	var err error
+	if finished {
+		_, err = c.store.client.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(c.names.driver()), "=", c.revision)).
+			Then(clientv3.OpDelete(c.names.base, clientv3.WithPrefix())).Commit()
+	}
+	_, revoked := c.store.client.Revoke(ctx, c.lease)
+	if err = errors.Join(err, revoked); err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	return nil
+}

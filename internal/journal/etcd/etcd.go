@@ -1,0 +1,393 @@
+// Package etcd keeps a copy of a job's journal, and of what else another driver needs, in etcd, so
+// that a driver on another machine can go on with the job. One driver at a time has the claim to a
+// job: a lease that it renews. Each of its writes is conditional on that claim, so a driver that
+// has lost it changes nothing.
+//
+// All values are sealed with a key that the drivers' machines share (AES-256-GCM, with the name of
+// the value as associated data): who can only read etcd learns the sizes and names, and who can
+// only write to it can destroy a job's copy, or put back an older value of the same name, but not
+// make one. Below the prefix of a job there are:
+//
+//	driver            the claim: who has it; ends with its lease
+//	last              the id of the last claim
+//	file/NAME         a file
+//	current           the number of the journal that counts
+//	journal/N/CHUNK   parts of journal N: records, each after its length
+//	behind            there while the journal lacks records
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+const (
+	// DefaultLease is how long a claim lasts that is not renewed.
+	DefaultLease = 20 * time.Second
+	// LeastLease is the shortest.
+	LeastLease = 5 * time.Second
+
+	defaultPrefix = "/hvdrun"
+	defaultPort   = "2379"
+	callBound     = 5 * time.Second // of one request
+	dialBound     = 5 * time.Second
+	// chunkBytes bounds a part of a journal; etcd refuses requests of more than 1.5 MiB.
+	chunkBytes = 512 << 10
+	// maxRecord bounds a record that is read: that of package journal.
+	maxRecord = 16 << 20
+	// pageKeys is how many parts of a journal one request reads.
+	pageKeys = 16
+)
+
+// ErrNoJob: etcd has no such job.
+var ErrNoJob = errors.New("there is no such job in etcd")
+
+// ErrBehind: the last driver could not write the job's last records.
+var ErrBehind = errors.New("the job's last records are not in etcd")
+
+// ErrKey: a value is not one that was sealed with the key.
+var ErrKey = errors.New("a value in etcd was not sealed with this key")
+
+// HeldError: another driver has the claim.
+type HeldError struct{ By string }
+
+// Error names who has it.
+func (e *HeldError) Error() string { return "its driver on " + e.By + " is running" }
+
+// Config configures a Store.
+type Config struct {
+	// Endpoints are host:port each; Prefix is before all names.
+	Endpoints []string
+	Prefix    string
+	// CA, Cert and Key are files in PEM, for TLS, or empty.
+	CA, Cert, Key string
+	// Secret seals the values. It must have 16 bytes at least.
+	Secret []byte
+	// Lease is how long a claim lasts that is not renewed. Zero: DefaultLease.
+	Lease time.Duration
+	// Log must not be nil.
+	Log logrus.FieldLogger
+}
+
+// ParseURL returns the config of etcd://HOST[:PORT][,HOST[:PORT]…][/PREFIX][?ca=F&cert=F&key=F].
+// Errors complete a sentence.
+func ParseURL(text string) (Config, error) {
+	rest, found := strings.CutPrefix(text, "etcd://")
+	if !found {
+		return Config{}, fmt.Errorf("%q is not etcd://HOST:PORT", text)
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	hosts, prefix, _ := strings.Cut(rest, "/")
+	if strings.Contains(hosts, "@") {
+		return Config{}, errors.New("a password does not belong in a URL, which other users see: use cert= and key=")
+	}
+	c := Config{Prefix: path.Clean("/" + prefix)}
+	if c.Prefix == "/" {
+		c.Prefix = defaultPrefix
+	}
+	for _, host := range strings.Split(hosts, ",") {
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			host = net.JoinHostPort(strings.Trim(host, "[]"), defaultPort)
+		}
+		if strings.HasPrefix(host, ":") {
+			return Config{}, fmt.Errorf("%q names no host", text)
+		}
+		c.Endpoints = append(c.Endpoints, host)
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return Config{}, fmt.Errorf("%q: %w", text, err)
+	}
+	for name, value := range values {
+		file := map[string]*string{"ca": &c.CA, "cert": &c.Cert, "key": &c.Key}[name]
+		if file == nil || len(value) != 1 || value[0] == "" {
+			return Config{}, fmt.Errorf("%q: %s is not one of ca, cert and key, once and with a file", text, name)
+		}
+		*file = value[0]
+	}
+	if (c.Cert == "") != (c.Key == "") {
+		return Config{}, fmt.Errorf("%q: cert and key belong together", text)
+	}
+	return c, nil
+}
+
+// Store is a connection to etcd. Its methods may be called by many goroutines.
+type Store struct {
+	cfg    Config
+	client *clientv3.Client
+	seal   cipher.AEAD
+}
+
+// Open connects, and blocks until etcd has answered, for five seconds at most. The caller must call
+// Close.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if cfg.Lease == 0 {
+		cfg.Lease = DefaultLease
+	}
+	switch {
+	case len(cfg.Secret) < 16:
+		return nil, fmt.Errorf("etcd: a key of %d bytes to seal with; it must have 16 at least", len(cfg.Secret))
+	case cfg.Lease < LeastLease:
+		return nil, fmt.Errorf("etcd: a lease of %v; it must be %v at least", cfg.Lease, LeastLease)
+	}
+	sum := sha256.Sum256(append([]byte("hvdrun journal in etcd\x00"), cfg.Secret...))
+	block, err := aes.NewCipher(sum[:])
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	s := &Store{cfg: cfg}
+	if s.seal, err = cipher.NewGCMWithRandomNonce(block); err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	conf := clientv3.Config{
+		Endpoints: cfg.Endpoints, DialTimeout: dialBound, Logger: zap.NewNop(),
+		DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+	}
+	if cfg.CA != "" || cfg.Cert != "" {
+		info := transport.TLSInfo{TrustedCAFile: cfg.CA, CertFile: cfg.Cert, KeyFile: cfg.Key}
+		if conf.TLS, err = info.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("etcd: %w", err)
+		}
+	}
+	if s.client, err = clientv3.New(conf); err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	if _, err := s.get(ctx, s.cfg.Prefix+"/none"); err != nil {
+		_ = s.client.Close()
+		return nil, fmt.Errorf("etcd: %s: %w", strings.Join(cfg.Endpoints, ", "), err)
+	}
+	return s, nil
+}
+
+// Close closes the connection.
+func (s *Store) Close() error { return s.client.Close() }
+
+// names are the names of a job's values.
+type names struct{ base string }
+
+func (s *Store) names(run string) names { return names{s.cfg.Prefix + "/jobs/" + run + "/"} }
+
+func (n names) driver() string          { return n.base + "driver" }
+func (n names) last() string            { return n.base + "last" }
+func (n names) current() string         { return n.base + "current" }
+func (n names) behind() string          { return n.base + "behind" }
+func (n names) file(name string) string { return n.base + "file/" + name }
+func (n names) journals() string        { return n.base + "journal/" }
+func (n names) journal(number uint64) string {
+	return fmt.Sprintf("%s%016x/", n.journals(), number)
+}
+func (n names) chunk(number, chunk uint64) string {
+	return fmt.Sprintf("%s%016x", n.journal(number), chunk)
+}
+
+func (s *Store) sealed(name string, value []byte) string {
+	return string(s.seal.Seal(nil, nil, value, []byte(name)))
+}
+
+func (s *Store) opened(name string, value []byte) ([]byte, error) {
+	plain, err := s.seal.Open(nil, nil, value, []byte(name))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, ErrKey)
+	}
+	return plain, nil
+}
+
+// get returns a value as it is, or nil where there is none.
+func (s *Store) get(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, callBound)
+	defer cancel()
+	r, err := s.client.Get(ctx, name)
+	if err != nil || len(r.Kvs) == 0 {
+		return nil, err
+	}
+	return r.Kvs[0].Value, nil
+}
+
+// read returns a value, or nil where there is none.
+func (s *Store) read(ctx context.Context, name string) ([]byte, error) {
+	value, err := s.get(ctx, name)
+	if err != nil || value == nil {
+		return nil, err
+	}
+	return s.opened(name, value)
+}
+
+// Jobs returns the run ids of all jobs, in order.
+func (s *Store) Jobs(ctx context.Context) (runs []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callBound)
+	defer cancel()
+	prefix := s.cfg.Prefix + "/jobs/"
+	r, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
+	for _, kv := range r.Kvs {
+		run, rest, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), prefix), "/")
+		if rest == "last" {
+			runs = append(runs, run)
+		}
+	}
+	return runs, nil
+}
+
+// Await blocks until nobody has the claim to the job, or ctx ends.
+func (s *Store) Await(ctx context.Context, run string) error {
+	name := s.names(run).driver()
+	for {
+		began, cancel := context.WithTimeout(ctx, callBound)
+		r, err := s.client.Get(began, name)
+		cancel()
+		if err == nil && len(r.Kvs) == 0 {
+			return nil
+		}
+		if err == nil {
+			err = s.awaitEnd(ctx, name, r.Header.Revision+1)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			s.cfg.Log.WithError(err).Warn("etcd is not reached; trying again")
+			if err := pause(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// awaitEnd returns nil once the value is deleted.
+func (s *Store) awaitEnd(ctx context.Context, name string, from int64) error {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	for r := range s.client.Watch(ctx, name, clientv3.WithRev(from)) {
+		if err := r.Err(); err != nil {
+			return err
+		}
+		for _, e := range r.Events {
+			if e.Type == clientv3.EventTypeDelete {
+				return nil
+			}
+		}
+	}
+	return errors.New("the watch has ended")
+}
+
+// pause waits before the next attempt.
+func pause(ctx context.Context) error {
+	timer := time.NewTimer(200 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Copy is what etcd has of a job.
+type Copy struct {
+	Files   map[string][]byte
+	Records [][]byte
+}
+
+// Read returns what there is of a job. It is what the holder of the claim reads; others may see a
+// mixture.
+func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
+	n, c := s.names(run), Copy{Files: map[string][]byte{}}
+	if behind, err := s.get(ctx, n.behind()); err != nil {
+		return c, fmt.Errorf("etcd: %w", err)
+	} else if behind != nil {
+		return c, fmt.Errorf("etcd: %w", ErrBehind)
+	}
+	err := s.each(ctx, n.file(""), func(name string, value []byte) error {
+		c.Files[strings.TrimPrefix(name, n.file(""))] = value
+		return nil
+	})
+	if err != nil {
+		return c, err
+	}
+	text, err := s.read(ctx, n.current())
+	if err != nil {
+		return c, fmt.Errorf("etcd: %w", err)
+	}
+	if text == nil {
+		return c, fmt.Errorf("etcd: %s: %w", run, ErrNoJob)
+	}
+	number, err := strconv.ParseUint(string(text), 10, 64)
+	if err != nil {
+		return c, fmt.Errorf("etcd: %s: %w", n.current(), err)
+	}
+	var stream []byte
+	next := uint64(0)
+	err = s.each(ctx, n.journal(number), func(name string, value []byte) error {
+		if name != n.chunk(number, next) {
+			return fmt.Errorf("%s is missing", n.chunk(number, next))
+		}
+		next++
+		stream = append(stream, value...)
+		for len(stream) >= 4 {
+			length := binary.LittleEndian.Uint32(stream)
+			if length > maxRecord {
+				return fmt.Errorf("%s: a record of %d bytes", name, length)
+			}
+			if uint32(len(stream)-4) < length {
+				break
+			}
+			c.Records = append(c.Records, bytes.Clone(stream[4:4+length]))
+			stream = stream[4+length:]
+		}
+		return nil
+	})
+	return c, err
+}
+
+// each passes all values below a prefix to visit, in the order of their names.
+func (s *Store) each(ctx context.Context, prefix string, visit func(name string, value []byte) error) error {
+	from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+	for {
+		page, cancel := context.WithTimeout(ctx, callBound)
+		r, err := s.client.Get(page, from, clientv3.WithRange(end), clientv3.WithLimit(pageKeys))
+		cancel()
+		if err != nil {
+			return fmt.Errorf("etcd: %w", err)
+		}
+		for _, kv := range r.Kvs {
+			value, err := s.opened(string(kv.Key), kv.Value)
+			if err == nil {
+				err = visit(string(kv.Key), value)
+			}
+			if err != nil {
+				return fmt.Errorf("etcd: %w", err)
+			}
+			from = string(kv.Key) + "\x00"
+		}
+		if !r.More {
+			return nil
+		}
+	}
+}
+
+func randomID() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails: crypto/rand ends the program if there is no randomness
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,338 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/etcdserver"
+)
+
+// server is a real etcd.
+type server struct {
+	*etcdserver.Server
+	t *testing.T
+}
+
+func newServer(t *testing.T) server {
+	t.Helper()
+	s, err := etcdserver.Start(t.Context(), t.TempDir(), "127.0.0.1")
+	if errors.Is(err, etcdserver.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return server{s, t}
+}
+
+func quiet() logrus.FieldLogger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+func (s server) open(secret string, lease time.Duration) *Store {
+	s.t.Helper()
+	cfg, err := ParseURL("etcd://" + s.Endpoint + "/tests")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cfg.Secret, cfg.Lease, cfg.Log = []byte(strings.Repeat(secret, 16)), lease, quiet()
+	store, err := Open(s.t.Context(), cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = store.Close() })
+	return store
+}
+
+func (s server) claim(store *Store) *Claim {
+	s.t.Helper()
+	c, err := store.Claim(s.t.Context(), "run", "here")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rand.Read(b)
+	return b
+}
+
+func TestParseURL(t *testing.T) {
+	for _, c := range []struct{ url, want, err string }{
+		{"etcd://a", "[a:2379] /hvdrun", ""},
+		{"etcd://a:1,b,[::1]:3/jobs/mine/", "[a:1 b:2379 [::1]:3] /jobs/mine", ""},
+		{"etcd://a?ca=c.pem&cert=d.pem&key=e.pem", "[a:2379] /hvdrun c.pem d.pem e.pem", ""},
+		{"etcd://", "", "names no host"},
+		{"etcd://a,:1", "", "names no host"},
+		{"http://a", "", `"http://a" is not etcd://HOST:PORT`},
+		{"etcd://me:secret@a", "", "a password does not belong in a URL"},
+		{"etcd://a?user=me", "", "user is not one of ca, cert and key"},
+		{"etcd://a?cert=c", "", "cert and key belong together"},
+		{"etcd://a?ca=", "", "ca is not one of"},
+	} {
+		cfg, err := ParseURL(c.url)
+		got := strings.TrimSpace(fmt.Sprint(cfg.Endpoints, " ", cfg.Prefix, " ", cfg.CA, " ", cfg.Cert, " ", cfg.Key))
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s: %v, want %q", c.url, err, c.err)
+			}
+			continue
+		}
+		if err != nil || got != c.want {
+			t.Errorf("%s: %q, %v; want %q", c.url, got, err, c.want)
+		}
+	}
+}
+
+// TestCopy: what is written is read, whatever its size, until it is replaced; and by nobody without
+// the key.
+func TestCopy(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", 0)
+	if _, err := store.Read(t.Context(), "run"); !errors.Is(err, ErrNoJob) {
+		t.Errorf("a job that there is not: %v", err)
+	}
+	c := s.claim(store)
+	want := Copy{Files: map[string][]byte{"a": []byte("first"), "b": {}}}
+	sync := func() {
+		t.Helper()
+		if err := c.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := store.Read(t.Context(), "run")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.EqualFunc(got.Records, want.Records, bytes.Equal) {
+			t.Errorf("%d records read, %d written", len(got.Records), len(want.Records))
+		}
+		for name, value := range want.Files {
+			if !bytes.Equal(got.Files[name], value) || len(got.Files) != len(want.Files) {
+				t.Errorf("file %s is %q of %d files", name, got.Files[name], len(got.Files))
+			}
+		}
+	}
+	c.Replace(nil)
+	c.Put("a", []byte("first"))
+	c.Put("b", nil)
+	sync()
+	for _, size := range []int{1, 0, 100, chunkBytes, chunkBytes - 4, 3*chunkBytes + 1, 7} {
+		r := random(size)
+		want.Records = append(want.Records, r)
+		c.Append(r)
+	}
+	sync()
+	for i := range 500 {
+		r := fmt.Appendf(nil, "record %d", i)
+		want.Records = append(want.Records, r)
+		c.Append(r)
+	}
+	c.Put("a", []byte("second"))
+	want.Files["a"] = []byte("second")
+	sync()
+	want.Records = [][]byte{random(2 * chunkBytes), []byte("small")}
+	c.Append([]byte("is replaced"))
+	c.Replace(want.Records)
+	c.Append([]byte("next"))
+	want.Records = append(want.Records, []byte("next"))
+	sync()
+	if r, err := store.client.Get(t.Context(), store.names("run").journals(), clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || r.Count != 4 {
+		t.Errorf("%d parts of journals, %v; want the 4 of the last", r.Count, err)
+	}
+
+	c.SetBehind()
+	if err := c.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Read(t.Context(), "run"); !errors.Is(err, ErrBehind) {
+		t.Errorf("a journal that lacks records: %v", err)
+	}
+	c.Replace(want.Records)
+	sync()
+	if _, err := s.open("other", 0).Read(t.Context(), "run"); !errors.Is(err, ErrKey) {
+		t.Errorf("with another key: %v", err)
+	}
+	if runs, err := store.Jobs(t.Context()); err != nil || !slices.Equal(runs, []string{"run"}) {
+		t.Errorf("jobs %v, %v", runs, err)
+	}
+	if err := c.Release(true); err != nil {
+		t.Error(err)
+	}
+	if r, err := store.client.Get(t.Context(), "/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || r.Count != 0 {
+		t.Errorf("%d values are left of a job that has finished: %v", r.Count, err)
+	}
+}
+
+// TestOneClaim: one driver has the claim, the next waits for its end, and what the first writes
+// after that changes nothing.
+func TestOneClaim(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", 0)
+	first := s.claim(store)
+	first.Replace([][]byte{[]byte("kept")})
+	if err := first.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := store.Claim(t.Context(), "run", "there")
+	var held *HeldError
+	if !errors.As(err, &held) || held.By != "here" {
+		t.Fatalf("a second claim: %v", err)
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- store.Await(t.Context(), "run") }()
+	if _, err := store.client.Revoke(t.Context(), first.lease); err != nil { // as if it had run out
+		t.Fatal(err)
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	second := s.claim(store)
+	if second.Previous != first.ID || first.Previous != "" || second.ID == first.ID {
+		t.Errorf("claims %q after %q, and %q after %q", first.ID, first.Previous, second.ID, second.Previous)
+	}
+	first.Append([]byte("too late"))
+	first.Put("file", nil)
+	if err := first.Sync(); !errors.Is(err, ErrLost) {
+		t.Errorf("the first claim writes: %v", err)
+	}
+	<-first.Lost()
+	got, err := store.Read(t.Context(), "run")
+	if err != nil || len(got.Records) != 1 || len(got.Files) != 0 {
+		t.Errorf("read %q, %v", got, err)
+	}
+	_ = first.Release(true) // its lease is gone
+	second.Replace([][]byte{[]byte("1"), []byte("2")})
+	if err := second.Sync(); err != nil {
+		t.Error(err)
+	}
+	if err := second.Release(false); err != nil {
+		t.Error(err)
+	}
+	if err := store.Await(t.Context(), "run"); err != nil {
+		t.Error(err)
+	}
+	third := s.claim(store)
+	if got, err := store.Read(t.Context(), "run"); err != nil || len(got.Records) != 2 || third.Previous != second.ID {
+		t.Errorf("read %d records, %v, after %q", len(got.Records), err, third.Previous)
+	}
+	if err := third.Release(false); err != nil {
+		t.Error(err)
+	}
+}
+
+// warned receives when there is a warning.
+type warned chan string
+
+func (warned) Levels() []logrus.Level { return []logrus.Level{logrus.WarnLevel} }
+
+func (w warned) Fire(e *logrus.Entry) error {
+	select {
+	case w <- e.Message:
+	default:
+	}
+	return nil
+}
+
+// TestEtcdIsAway: what is written while etcd is down is there once it is up again, and the claim
+// stays.
+func TestEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	store := s.open("k", 0)
+	noticed := make(warned, 1)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	log.AddHook(noticed)
+	store.cfg.Log = log
+	c := s.claim(store)
+	c.Replace(nil)
+	if err := c.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	s.Stop()
+	c.Append([]byte("meanwhile"))
+	<-noticed
+	if c.State() == "" {
+		t.Error("the state does not tell that etcd is away")
+	}
+	if err := s.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := store.Read(t.Context(), "run"); err != nil || len(got.Records) != 1 || c.State() != "" {
+		t.Errorf("read %q, %v, %s", got.Records, err, c.State())
+	}
+	select {
+	case <-c.Lost():
+		t.Error("the claim is lost")
+	default:
+	}
+	if err := c.Release(true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEtcdIsGone: a driver that does not reach etcd stops in time: before its lease has ended.
+func TestEtcdIsGone(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	c := s.claim(s.open("k", LeastLease))
+	if err := s.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	c.Append([]byte("x"))
+	if err := c.Sync(); !errors.Is(err, ErrLost) {
+		t.Errorf("what etcd has not answered is written: %v", err)
+	}
+	<-c.Lost()
+	if took := time.Since(began); took >= LeastLease {
+		t.Errorf("the claim ended after %v, its lease is %v", took, LeastLease)
+	}
+	if err := s.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Release(false) // the lease may be gone
+}
+
+func TestOpenFails(t *testing.T) {
+	cfg, err := ParseURL("etcd://127.0.0.1:1") // nobody listens there
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Log = quiet()
+	if _, err := Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "a key of 0 bytes") {
+		t.Errorf("without a key: %v", err)
+	}
+	cfg.Secret, cfg.Lease = make([]byte, 32), time.Second
+	if _, err := Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "a lease of 1s") {
+		t.Errorf("a short lease: %v", err)
+	}
+	cfg.Lease = 0
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := Open(ctx, cfg); err == nil || !strings.Contains(err.Error(), cfg.Endpoints[0]) {
+		t.Errorf("nobody listens: %v", err)
+	}
+}

@@ -1,0 +1,100 @@
+package dynamic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hvdrun/hvdrun/rendezvous/store"
+)
+
+// holder is a node's copy of the record.
+type holder interface {
+	// current returns the copy, which the caller may change; sync then writes it, if markDirty was
+	// called.
+	current() *State
+	markDirty()
+	// sync writes a dirty copy, and otherwise reads the record. kept: a dirty copy was written;
+	// false: another node was first, and the copy is what that has written.
+	sync(ctx context.Context) (kept bool, err error)
+	// now is the time of the record's clock.
+	now() time.Time
+	// await blocks until the record may have changed, for so long at most.
+	await(ctx context.Context, most time.Duration) error
+}
+
+// recordKey is the record's key in the store of its run.
+const recordKey = "record"
+
+// storeHolder is the holder of a record in a store.
+type storeHolder struct {
+	store    store.Store
+	settings *Settings
+	cache    time.Duration // how long what was read is not read again
+	reads    func()        // called at each read or write; for tests and measurements
+
+	state   *State
+	dirty   bool
+	version uint64
+	read    time.Time     // of the last read, by this process's clock; zero: none yet
+	ahead   time.Duration // of the store's clock, before this process's
+	lost    []NodeDesc    // participants that were dropped as dead at the last sync
+}
+
+func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
+	return &storeHolder{store: s, settings: set, cache: cache, state: NewState()}
+}
+
+func (h *storeHolder) current() *State { return h.state }
+func (h *storeHolder) markDirty()      { h.dirty = true }
+func (h *storeHolder) now() time.Time  { return time.Now().Add(h.ahead) }
+
+func (h *storeHolder) sync(ctx context.Context) (kept bool, err error) {
+	var entry store.Entry
+	switch {
+	case h.dirty:
+		entry, kept, err = h.store.CompareAndSet(ctx, recordKey, h.version, h.state.Encode())
+	case !h.read.IsZero() && time.Since(h.read) <= h.cache:
+		return false, nil
+	default:
+		entry, err = h.store.Get(ctx, recordKey)
+	}
+	if h.reads != nil {
+		h.reads()
+	}
+	if err != nil {
+		return false, fmt.Errorf("dynamic: %w", err)
+	}
+	return kept, h.take(entry)
+}
+
+// take replaces the copy by what the store has.
+func (h *storeHolder) take(entry store.Entry) error {
+	h.read = time.Now()
+	if !entry.Now.IsZero() {
+		h.ahead = entry.Now.Sub(h.read)
+	}
+	state, err := Decode(entry.Value)
+	if err != nil {
+		return err
+	}
+	h.state, h.version, h.dirty = state, entry.Version, false
+	h.lost = h.state.sanitize(h.now(), h.settings)
+	return nil
+}
+
+func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	entry, err := h.store.Wait(bounded, recordKey, h.version)
+	switch {
+	case err == nil:
+		return h.take(entry)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil
+	}
+	return fmt.Errorf("dynamic: %w", err)
+}

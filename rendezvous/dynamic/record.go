@@ -1,0 +1,308 @@
+package dynamic
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	recordVersion = 1
+	maxAddr       = 255
+	// maxInfo bounds what a node tells the others, in bytes.
+	maxInfo = 512
+)
+
+// ErrCorrupt: what the store has is not a record of this package.
+var ErrCorrupt = errors.New("dynamic: the record in the store is not valid")
+
+// NodeDesc identifies a node, of which several may be in one process.
+type NodeDesc struct {
+	Addr    string
+	PID     int
+	LocalID int
+}
+
+// String returns addr_pid_localid.
+func (n NodeDesc) String() string {
+	return n.Addr + "_" + strconv.Itoa(n.PID) + "_" + strconv.Itoa(n.LocalID)
+}
+
+// Compare orders nodes by address, process and number.
+func (n NodeDesc) Compare(o NodeDesc) int {
+	return cmp.Or(strings.Compare(n.Addr, o.Addr), cmp.Compare(n.PID, o.PID), cmp.Compare(n.LocalID, o.LocalID))
+}
+
+// State is the record that the nodes of a run share. The zero value, with New's maps, is that of a
+// run that nobody has joined.
+type State struct {
+	// Round grows by 1 each time a completed round has lost its last participant.
+	Round int
+	// Complete: the participants of the round are fixed.
+	Complete bool
+	// Deadline is when the last call ends; zero: there is none.
+	Deadline time.Time
+	// Closed: no node joins any more.
+	Closed bool
+	// Participants are the nodes of the round with their ranks, which are 0 until it is complete.
+	Participants map[NodeDesc]int
+	// WaitList are nodes that came when the round was complete and had room; they make the others
+	// start again. RedundancyList are those that came when it was full; they do not.
+	WaitList, RedundancyList map[NodeDesc]bool
+	// LastHeartbeats has every node of the three sets.
+	LastHeartbeats map[NodeDesc]time.Time
+	// LastRanks are the ranks of the last complete round, of nodes that may come back.
+	LastRanks map[NodeDesc]int
+	// Infos are what participants tell each other.
+	Infos map[NodeDesc]string
+	// Restarts counts the failures for which the workers of the run were started again.
+	Restarts int
+}
+
+// NewState returns an empty state.
+func NewState() *State {
+	return &State{
+		Participants: map[NodeDesc]int{}, WaitList: map[NodeDesc]bool{}, RedundancyList: map[NodeDesc]bool{},
+		LastHeartbeats: map[NodeDesc]time.Time{}, LastRanks: map[NodeDesc]int{}, Infos: map[NodeDesc]string{},
+	}
+}
+
+// The flags of a node in an encoded record.
+const (
+	isParticipant = 1 << iota
+	isWaiting
+	isRedundant
+	hasHeartbeat
+	hasLastRank
+	hasInfo
+)
+
+// The flags of an encoded record.
+const (
+	isComplete = 1 << iota
+	isClosed
+	hasDeadline
+)
+
+// nodes returns all nodes of the record, in order.
+func (s *State) nodes() []NodeDesc {
+	all := map[NodeDesc]bool{}
+	for n := range s.Participants {
+		all[n] = true
+	}
+	for _, set := range []map[NodeDesc]bool{s.WaitList, s.RedundancyList} {
+		for n := range set {
+			all[n] = true
+		}
+	}
+	for n := range s.LastHeartbeats {
+		all[n] = true
+	}
+	for n := range s.LastRanks {
+		all[n] = true
+	}
+	return sorted(all)
+}
+
+func sorted[V any](set map[NodeDesc]V) []NodeDesc {
+	nodes := make([]NodeDesc, 0, len(set))
+	for n := range set {
+		nodes = append(nodes, n)
+	}
+	slices.SortFunc(nodes, NodeDesc.Compare)
+	return nodes
+}
+
+// Encode returns the record as bytes: about 40 for each node with a short name. Two states that are
+// equal have the same bytes.
+func (s *State) Encode() []byte {
+	b := []byte{recordVersion}
+	var flags byte
+	if s.Complete {
+		flags |= isComplete
+	}
+	if s.Closed {
+		flags |= isClosed
+	}
+	if !s.Deadline.IsZero() {
+		flags |= hasDeadline
+	}
+	b = append(b, flags)
+	b = binary.AppendUvarint(b, uint64(s.Round))
+	b = binary.AppendUvarint(b, uint64(s.Restarts))
+	if !s.Deadline.IsZero() {
+		b = binary.AppendVarint(b, s.Deadline.UnixNano())
+	}
+	nodes := s.nodes()
+	b = binary.AppendUvarint(b, uint64(len(nodes)))
+	for _, n := range nodes {
+		b = s.appendNode(b, n)
+	}
+	return b
+}
+
+func (s *State) appendNode(b []byte, n NodeDesc) []byte {
+	rank, participant := s.Participants[n]
+	beat, beats := s.LastHeartbeats[n]
+	last, lasts := s.LastRanks[n]
+	info, infos := s.Infos[n]
+	var flags byte
+	for flag, is := range map[byte]bool{
+		isParticipant: participant, isWaiting: s.WaitList[n], isRedundant: s.RedundancyList[n],
+		hasHeartbeat: beats, hasLastRank: lasts, hasInfo: infos,
+	} {
+		if is {
+			flags |= flag
+		}
+	}
+	b = append(b, flags)
+	b = appendText(b, n.Addr)
+	b = binary.AppendUvarint(b, uint64(n.PID))
+	b = binary.AppendUvarint(b, uint64(n.LocalID))
+	if participant {
+		b = binary.AppendUvarint(b, uint64(rank))
+	}
+	if beats {
+		b = binary.AppendVarint(b, beat.UnixNano())
+	}
+	if lasts {
+		b = binary.AppendUvarint(b, uint64(last))
+	}
+	if infos {
+		b = appendText(b, info)
+	}
+	return b
+}
+
+func appendText(b []byte, text string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
+
+// Decode returns the state of a record, or ErrCorrupt. No bytes are an empty state.
+func Decode(b []byte) (*State, error) {
+	s := NewState()
+	if len(b) == 0 {
+		return s, nil
+	}
+	r := &recordReader{Reader: bytes.NewReader(b)}
+	if version := r.byte(); version != recordVersion {
+		return nil, fmt.Errorf("%w: version %d", ErrCorrupt, version)
+	}
+	flags := r.byte()
+	s.Complete, s.Closed = flags&isComplete != 0, flags&isClosed != 0
+	s.Round, s.Restarts = r.number(), r.number()
+	if flags&hasDeadline != 0 {
+		s.Deadline = r.time()
+	}
+	count := r.number()
+	for i := 0; i < count && !r.bad; i++ {
+		r.node(s)
+	}
+	if r.bad || r.Len() > 0 {
+		return nil, ErrCorrupt
+	}
+	return s, nil
+}
+
+type recordReader struct {
+	*bytes.Reader
+	bad bool
+}
+
+func (r *recordReader) byte() byte {
+	b, err := r.ReadByte()
+	r.bad = r.bad || err != nil
+	return b
+}
+
+// number returns one that is no larger than a rank, a process or a count can be.
+func (r *recordReader) number() int {
+	n, err := binary.ReadUvarint(r)
+	if err != nil || n > 1<<31 {
+		r.bad = true
+		return 0
+	}
+	return int(n)
+}
+
+func (r *recordReader) time() time.Time {
+	n, err := binary.ReadVarint(r)
+	r.bad = r.bad || err != nil
+	return time.Unix(0, n).UTC()
+}
+
+func (r *recordReader) text(most int) string {
+	n := r.number()
+	if n > most || n > r.Len() {
+		r.bad = true
+		return ""
+	}
+	b := make([]byte, n)
+	_, _ = r.Read(b) // all of it is there
+	return string(b)
+}
+
+func (r *recordReader) node(s *State) {
+	flags := r.byte()
+	n := NodeDesc{Addr: r.text(maxAddr), PID: r.number(), LocalID: r.number()}
+	if flags&isParticipant != 0 {
+		s.Participants[n] = r.number()
+	}
+	if flags&isWaiting != 0 {
+		s.WaitList[n] = true
+	}
+	if flags&isRedundant != 0 {
+		s.RedundancyList[n] = true
+	}
+	if flags&hasHeartbeat != 0 {
+		s.LastHeartbeats[n] = r.time()
+	}
+	if flags&hasLastRank != 0 {
+		s.LastRanks[n] = r.number()
+	}
+	if flags&hasInfo != 0 {
+		s.Infos[n] = r.text(maxInfo)
+	}
+}
+
+// sanitize removes the nodes whose last heartbeat is too old, and does what follows from that. It
+// returns the participants that it has removed.
+func (s *State) sanitize(now time.Time, set *Settings) (lost []NodeDesc) {
+	bound := now.Add(-set.KeepAliveInterval * time.Duration(set.KeepAliveAttempts))
+	for n, beat := range s.LastHeartbeats {
+		if !beat.Before(bound) {
+			continue
+		}
+		delete(s.LastHeartbeats, n)
+		delete(s.LastRanks, n)
+		delete(s.WaitList, n)
+		delete(s.RedundancyList, n)
+		if _, is := s.Participants[n]; is {
+			delete(s.Participants, n)
+			delete(s.Infos, n)
+			lost = append(lost, n)
+		}
+	}
+	if len(lost) > 0 {
+		s.epilogue(set)
+		slices.SortFunc(lost, NodeDesc.Compare)
+	}
+	return lost
+}
+
+// epilogue is what follows from the removal of a participant.
+func (s *State) epilogue(set *Settings) {
+	switch {
+	case s.Complete && len(s.Participants) == 0:
+		s.Complete = false
+		s.Round++
+	case !s.Complete && len(s.Participants) < set.MinNodes:
+		s.Deadline = time.Time{}
+	}
+}

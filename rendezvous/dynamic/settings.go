@@ -1,0 +1,112 @@
+package dynamic
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// The defaults of Settings.
+const (
+	DefaultJoin              = 600 * time.Second
+	DefaultLastCall          = 30 * time.Second
+	DefaultClose             = 30 * time.Second
+	DefaultHeartbeat         = 5 * time.Second
+	DefaultKeepAliveInterval = time.Second
+	DefaultKeepAliveAttempts = 3
+
+	// rollback is how long after the end of the join timeout a node takes itself out of the record.
+	rollback = 5 * time.Second
+	// poll is the longest pause between two looks at the record.
+	poll = time.Second
+	// cached is how long what was read of the record is good enough.
+	cached = time.Second
+	// leastJitter and mostJitter bound the random pause before the first join of a run.
+	leastJitter = 10 * time.Millisecond
+	mostJitter  = 300 * time.Millisecond
+)
+
+// Settings are the same for all nodes of a run.
+type Settings struct {
+	// RunID names the run.
+	RunID string
+	// MinNodes and MaxNodes bound a round.
+	MinNodes, MaxNodes int
+	// Join limits Next; LastCall is how long a round with enough nodes waits for more; Close limits
+	// Close and Shutdown; Heartbeat limits one heartbeat. Zero: the defaults.
+	Join, LastCall, Close, Heartbeat time.Duration
+	// KeepAliveInterval is the time between two heartbeats; a node that has missed KeepAliveAttempts
+	// of them is dead. Zero: the defaults.
+	KeepAliveInterval time.Duration
+	KeepAliveAttempts int
+	// SortedRanks gives ranks in the order of the nodes' names in each round, as torchelastic does.
+	// Otherwise nodes that were in the last round keep their order, before new ones.
+	SortedRanks bool
+	// WholeLastCall has each round wait for its whole last call, as torchelastic does. Otherwise a
+	// round that has all nodes of the last one that are not known to be gone does not wait.
+	WholeLastCall bool
+}
+
+// withDefaults returns the settings with defaults for what is zero, or what is wrong with them.
+func (s Settings) withDefaults() (Settings, error) {
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		def   time.Duration
+	}{
+		{"join", &s.Join, DefaultJoin},
+		{"last call", &s.LastCall, DefaultLastCall},
+		{"close", &s.Close, DefaultClose},
+		{"heartbeat", &s.Heartbeat, DefaultHeartbeat},
+		{"keep-alive interval", &s.KeepAliveInterval, DefaultKeepAliveInterval},
+	} {
+		if *d.value < 0 {
+			return s, fmt.Errorf("dynamic: the %s timeout is %v; it must be more than 0", d.name, *d.value)
+		}
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+	}
+	switch {
+	case s.RunID == "":
+		return s, errors.New("dynamic: the run has no id")
+	case s.MinNodes < 1:
+		return s, fmt.Errorf("dynamic: a round of %d nodes at least; it must be 1", s.MinNodes)
+	case s.MaxNodes < s.MinNodes:
+		return s, fmt.Errorf("dynamic: a round of %d nodes at most, and of %d at least", s.MaxNodes, s.MinNodes)
+	case s.KeepAliveAttempts < 0:
+		return s, fmt.Errorf("dynamic: %d missed heartbeats; it must be more than 0", s.KeepAliveAttempts)
+	case s.KeepAliveAttempts == 0:
+		s.KeepAliveAttempts = DefaultKeepAliveAttempts
+	}
+	return s, nil
+}
+
+// ParseConf sets the settings of --rdzv-conf: its keys are those of torchelastic, its values
+// seconds and a number. It returns the keys that it does not know.
+func (s *Settings) ParseConf(conf map[string]string) (unknown []string, err error) {
+	for _, key := range slices.Sorted(maps.Keys(conf)) {
+		field := map[string]*time.Duration{
+			"join_timeout": &s.Join, "last_call_timeout": &s.LastCall, "close_timeout": &s.Close,
+			"heartbeat_timeout": &s.Heartbeat, "keep_alive_interval": &s.KeepAliveInterval,
+		}[key]
+		n, perr := strconv.ParseFloat(conf[key], 64)
+		switch {
+		case field == nil && key != "keep_alive_max_attempt":
+			unknown = append(unknown, key)
+		case perr != nil || !(n > 0) || n > math.MaxInt32:
+			return unknown, fmt.Errorf("dynamic: %s is %q; it must be a number more than 0", key, conf[key])
+		case field != nil:
+			*field = time.Duration(n * float64(time.Second))
+		case n != math.Trunc(n):
+			return unknown, fmt.Errorf("dynamic: %s is %q; it must be a whole number", key, conf[key])
+		default:
+			s.KeepAliveAttempts = int(n)
+		}
+	}
+	return unknown, nil
+}

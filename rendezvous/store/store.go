@@ -1,0 +1,64 @@
+// Package store keeps small values by which processes of several machines meet: each value has a
+// version, is written on condition of that, and can be waited for.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	// MaxKey and MaxValue bound a key and a value, in bytes.
+	MaxKey   = 1 << 10
+	MaxValue = 4 << 20
+)
+
+// ErrClosed: the store was closed.
+var ErrClosed = errors.New("store: it is closed")
+
+// SizeError: a key or a value is too long, or a key is empty.
+type SizeError struct {
+	What        string // "key" or "value"
+	Bytes, Most int
+}
+
+// Error names what is too long.
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("store: a %s of %d bytes, not of up to %d", e.What, e.Bytes, e.Most)
+}
+
+// Entry is a value as of a moment.
+type Entry struct {
+	// Value is the value, which the caller may change.
+	Value []byte
+	// Version differs from that of all values before it of the same key. 0: there is no value.
+	Version uint64
+	// Now is the time of the store's clock, which is the same for all its users.
+	Now time.Time
+}
+
+// Store keeps values. Its methods may be called by many goroutines. They return the cause of ctx's
+// end, a *SizeError, ErrClosed, or that the store is not reached.
+type Store interface {
+	// Get returns the value of a key.
+	Get(ctx context.Context, key string) (Entry, error)
+	// CompareAndSet sets the value of a key if its version is still this; version 0: if there is no
+	// value. It returns what the key has after that, and whether this call has set it.
+	CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (Entry, bool, error)
+	// Wait blocks until the version of the key's value is another, and returns the value. It may
+	// miss values in between.
+	Wait(ctx context.Context, key string, version uint64) (Entry, error)
+}
+
+// Check returns a *SizeError for a key or value that no store takes.
+func Check(key string, value []byte) error {
+	switch {
+	case key == "" || len(key) > MaxKey:
+		return &SizeError{"key", len(key), MaxKey}
+	case len(value) > MaxValue:
+		return &SizeError{"value", len(value), MaxValue}
+	}
+	return nil
+}
