@@ -16,7 +16,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 )
 
 // Config says what an Agent runs.
@@ -27,8 +29,10 @@ type Config struct {
 	Workers int
 	// MaxRestarts is how many restarts there may be because of failures of this node's workers.
 	MaxRestarts int
-	// Command is the program and its arguments, in which ${local_rank} stands for the local rank.
+	// Command is the program and its arguments, in which ${local_rank} stands for the local rank,
+	// and Name what reports call it; empty: Command[0].
 	Command []string
+	Name    string
 	// Env is what workers inherit, as NAME=value.
 	Env []string
 	// Host is the name of this node, and Backend that of the rendezvous, for reports.
@@ -104,6 +108,9 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Logs.check(); err != nil {
 		return nil, err
 	}
+	if cfg.Name == "" {
+		cfg.Name = cfg.Command[0]
+	}
 	if cfg.ShutdownTimeout == 0 {
 		cfg.ShutdownTimeout = 30 * time.Second
 	}
@@ -120,7 +127,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{cfg: cfg, machine: newMachine(cfg.MaxRestarts), now: time.Now}
 	a.store = func(ctx context.Context, round Round) (roundStore, error) {
-		return openStore(ctx, round, cfg.Peers, cfg.Log)
+		return openStore(ctx, round, cfg.Peers, proc.OwnPeer, cfg.Log)
 	}
 	return a, nil
 }
@@ -134,6 +141,10 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	err = a.run(ctx)
+	if errors.Is(err, dynamic.ErrDismissed) {
+		a.cfg.Log.Info("torchrun: the job has ended without a place for this node")
+		err = nil
+	}
 	if cause := context.Cause(ctx); cause != nil && err != nil {
 		err = cause
 	}
@@ -210,7 +221,7 @@ func (a *Agent) run(ctx context.Context) error {
 		case do == finish:
 			return nil
 		case do == giveUp:
-			return &FailedError{Command: a.cfg.Command[0], Host: a.cfg.Host, Failures: failures}
+			return &FailedError{Command: a.cfg.Name, Host: a.cfg.Host, Failures: failures}
 		}
 	}
 }

@@ -246,8 +246,8 @@ type workerStore struct {
 
 // openStore makes the store of a round: it is that of the node with rank 0, which the others
 // forward their workers to.
-func openStore(ctx context.Context, round Round, peers *Peers, log logrus.FieldLogger) (roundStore, error) {
-	s := &workerStore{log: log, admit: ownProcess, conns: make(map[net.Conn]bool), end: func() {}}
+func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (roundStore, error) {
+	s := &workerStore{log: log, admit: admit, conns: make(map[net.Conn]bool), end: func() {}}
 	number := uint64(round.Number) + 1
 	switch {
 	case round.Rank == 0:

@@ -46,6 +46,7 @@ func (p *program) torchConfig(ctx context.Context, f *torchFlags, args []string)
 	if cfg.Workers, err = f.localWorkers(); err != nil {
 		return cfg, err
 	}
+	cfg.Name = args[0]
 	if cfg.Command, err = f.command(args, p.env); err != nil {
 		return cfg, err
 	}
