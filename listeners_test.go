@@ -61,7 +61,7 @@ func TestListeners(t *testing.T) {
 			t.Errorf("%s does not listen: it needs no exception", path)
 		}
 	}
-	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data"} {
+	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "TorchWorkers", "TorchPeers", "TorchHealth"} {
 		if !bounds[name] {
 			t.Errorf("identity.%s is not used: ARCHITECTURE.md lists a listener that there is not", name)
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 )
@@ -413,12 +413,12 @@ func (a *Agent) keepError(failed *FailedError) {
 		return
 	}
 	root := failed.Root()
-	text, err := os.ReadFile(root.ErrorFile)
+	text, err := safefile.OwnText(root.ErrorFile, maxErrorFile)
 	if root.ErrorFile == "" {
 		text, err = json.Marshal(map[string]any{"message": root.Message, "timestamp": root.Time.Unix()})
 	}
 	if err == nil {
-		err = os.WriteFile(a.cfg.ErrorFile, text, 0o600)
+		err = safefile.Replace(a.cfg.ErrorFile, text, safefile.Private)
 	}
 	if err != nil {
 		a.cfg.Log.Warnf("torchrun: the first failure's error file is not copied: %v", err)

@@ -95,17 +95,15 @@ type paths struct {
 // logs are those of one run of the agent.
 type logs struct {
 	Logs
-	dir string // of the run; empty: none
-	// plain takes lines as they are, and marked puts the prefix before them, by the lines' ranks.
-	plain, marked *launch.Output
-	prefixes      []string // by local rank, of the present round
+	dir      string // of the run; empty: none
+	console  *launch.Output
+	prefixes []string // by local rank, of the present round
 }
 
 // open makes the folder of the run.
 func (l Logs) open(runID, tempDir string) (*logs, error) {
 	o := &logs{Logs: l}
-	o.plain = &launch.Output{Stdout: l.Stdout, Stderr: l.Stderr}
-	o.marked = &launch.Output{Stdout: l.Stdout, Stderr: l.Stderr, Prefix: func(local int, _ string) string { return o.prefixes[local] }}
+	o.console = &launch.Output{Stdout: l.Stdout, Stderr: l.Stderr, Prefix: func(local int, _ string) string { return o.prefixes[local] }}
 	if l.Dir == os.DevNull {
 		return o, nil
 	}
@@ -185,7 +183,7 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 			}
 			to, closers = append(to, f), append(closers, f)
 		}
-		if console := l.console(local, i, tee, len(to) > 0); console != nil {
+		if console := l.line(local, i, tee, len(to) > 0); console != nil {
 			to, closers = append(to, console), append(closers, console)
 		}
 		if w := io.MultiWriter(to...); i == 0 {
@@ -197,21 +195,17 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 	return stdout, stderr, closeAll, nil
 }
 
-// console returns the end that takes a stream for the console; nil where that does not get it.
-func (l *logs) console(local, stream int, tee, filed bool) *launch.LineWriter {
+// line returns the end that takes a stream for the console; nil where that does not get it.
+func (l *logs) line(local, stream int, tee, filed bool) *launch.LineWriter {
 	if filed && !tee || l.Shown != nil && !l.Shown[local] {
 		return nil
 	}
-	out := l.plain
+	var rank func() int // lines without a rank have no prefix
 	if tee {
-		out = l.marked
+		rank = func() int { return local }
 	}
-	w := [2]*launch.LineWriter{}
-	w[0], w[1] = out.Worker(func() int { return local })
-	if !tee {
-		w[0], w[1] = out.Worker(nil)
-	}
-	return w[stream]
+	stdout, stderr := l.console.Worker(rank)
+	return [...]*launch.LineWriter{stdout, stderr}[stream]
 }
 
-func (l *logs) close() error { return errors.Join(l.plain.Close(), l.marked.Close()) }
+func (l *logs) close() error { return l.console.Close() }

@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/rendezvous/store"
 	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
 )
 
@@ -30,11 +31,13 @@ type Peers struct {
 
 	mu     sync.Mutex
 	stores map[uint64]*tcpstore.Store
-	conns  map[net.Conn]bool
-	closed bool
-	idle   *sync.Cond // of mu: conns has become empty
-	gone   func()     // is called when an agent has ended its connection; nil: nobody wants to know
-	wg     sync.WaitGroup
+	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
+	versions store.Store
+	conns    map[net.Conn]bool
+	closed   bool
+	idle     *sync.Cond // of mu: conns has become empty
+	gone     func()     // is called when an agent has ended its connection; nil: nobody wants to know
+	wg       sync.WaitGroup
 }
 
 // agentsStore is the number of the store that agents of a static rendezvous share, on the
@@ -109,8 +112,8 @@ func (p *Peers) serve(raw *identity.Conn) {
 		return
 	}
 	of := binary.BigEndian.Uint64(number[:])
-	store := p.find(of)
-	if store == nil || !p.keep(raw) {
+	store, versions := p.find(of)
+	if store == nil && versions == nil || !p.keep(raw) {
 		return
 	}
 	defer p.forget(raw)
@@ -118,15 +121,25 @@ func (p *Peers) serve(raw *identity.Conn) {
 		defer p.gone()
 	}
 	keepAlive(raw)
-	if err := tcpstore.Serve(conn, store); err != nil {
+	var err error
+	if versions != nil {
+		err = serveVersions(conn, versions)
+	} else {
+		err = tcpstore.Serve(conn, store)
+	}
+	if err != nil {
 		p.log.Debugf("torchrun: the connection of %v: %v", raw.RemoteAddr(), err)
 	}
 }
 
-func (p *Peers) find(number uint64) *tcpstore.Store {
+// find returns the store with the number; both are nil where there is none.
+func (p *Peers) find(number uint64) (*tcpstore.Store, store.Store) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.stores[number]
+	if number == versionStore {
+		return nil, p.versions
+	}
+	return p.stores[number], nil
 }
 
 // offer serves a store under a number; nil ends that.

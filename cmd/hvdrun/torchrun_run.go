@@ -25,6 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun"
 )
 
@@ -396,6 +397,67 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 }
 
 // meetDynamic makes the rendezvous of nodes that come and go.
-func (f *torchFlags) meetDynamic(context.Context, []string, *torchrun.Config, int, int, map[string]string) error {
-	return fmt.Errorf("--rdzv-backend: %s: not with several nodes", f.backend)
+func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchrun.Config, least, most int, conf map[string]string) error {
+	set := dynamic.Settings{RunID: f.id, MinNodes: least, MaxNodes: most}
+	if _, err := set.ParseConf(conf); err != nil {
+		return fmt.Errorf("--rdzv-conf: %w", err)
+	}
+	if text := conf["store_type"]; text != "" && text != "tcp" {
+		return fmt.Errorf("--rdzv-conf: store_type: %q: tcp is taken", text)
+	}
+	host, addr, here, err := f.where(ctx, dynamicPort)
+	if err != nil {
+		return err
+	}
+	guessed := conf["is_host"] == ""
+	if !guessed {
+		if here, err = strconv.ParseBool(conf["is_host"]); err != nil {
+			return fmt.Errorf("--rdzv-conf: is_host: %q is neither true nor false", conf["is_host"])
+		}
+	}
+	peers, err := f.peers(env, cfg, host, conf)
+	if err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeoutCause(ctx, meetTimeout(conf), fmt.Errorf("nobody answers at %s: is the agent there running, "+
+		"and is that its --rdzv-endpoint too? is_host=true in --rdzv-conf makes this one the host", addr))
+	defer cancel()
+	store, end, err := peers.Meet(bounded, addr, here)
+	if here && guessed && errors.Is(err, syscall.EADDRINUSE) { // another agent of this machine is the host
+		here = false
+		store, end, err = peers.Meet(bounded, addr, false)
+	}
+	if err == nil && !here {
+		_, err = peers.Listen(net.JoinHostPort(f.listenHost(host), "0"))
+	}
+	if err != nil {
+		return runError{fmt.Errorf("--rdzv-endpoint: %w", err)}
+	}
+	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: store, Addr: f.localAddr, Log: cfg.Log})
+	if err != nil {
+		end(bounded)
+		return fmt.Errorf("--nnodes, --rdzv-id or --rdzv-conf: %w", err)
+	}
+	cfg.Peers, cfg.Rendezvous = peers, &torchrun.Dynamic{Handler: handler, End: end}
+	return nil
+}
+
+// meetTimeout is how long the host of the endpoint is waited for: read_timeout, and 60 s without.
+func meetTimeout(conf map[string]string) time.Duration {
+	if d, err := parseDuration(conf["read_timeout"]); err == nil {
+		return d
+	}
+	return 60 * time.Second
+}
+
+// listenHost is where a node listens that is not the endpoint's: for the other nodes, when it has
+// rank 0.
+func (f *torchFlags) listenHost(endpoint string) string {
+	if addr, err := netip.ParseAddr(f.localAddr); err == nil && identity.IsOwn(addr.Unmap()) {
+		return f.localAddr
+	}
+	if addr, err := netip.ParseAddr(endpoint); endpoint == "localhost" || err == nil && addr.IsLoopback() {
+		return identity.Loopback().String()
+	}
+	return "" // all addresses
 }

@@ -78,8 +78,7 @@ var (
 		Admits:   "agents of the cluster, and holders of a join token: TLS 1.3, certificate of either",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
-	// TorchWorkers is where an agent of hvdrun torchrun has its workers' store, whose protocol knows
-	// no proof.
+	// TorchWorkers is where an agent of hvdrun torchrun has its workers' store.
 	TorchWorkers = Bounds{
 		Name: "torchrun's workers", Process: "hvdrun torchrun", Address: "loopback",
 		Admits:   "the agent's workers and what they start: whose socket it is, by /proc",

@@ -61,7 +61,7 @@ func belowOf(root int, parents map[int]int) map[int]int {
 // holds returns whether a process has a descriptor that is that link in /proc.
 func holds(pid int, link string) bool {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
-	fds, err := os.Open(dir)
+	fds, err := os.Open("/proc/" + strconv.Itoa(pid) + "/fd")
 	if err != nil {
 		return false
 	}
@@ -77,8 +77,8 @@ func holds(pid int, link string) bool {
 
 // inodeOf returns the number of the socket of this machine with those ends.
 func inodeOf(near, far netip.AddrPort) (string, error) {
-	for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
-		f, err := os.Open(table)
+	for _, table := range []string{"tcp", "tcp6"} {
+		f, err := os.Open("/proc/self/net/" + table)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
