@@ -30,10 +30,18 @@ func (e *TimeoutError) Error() string {
 func run(ctx context.Context, h holder, node NodeDesc, info string, set *Settings, op operator, o operation) error {
 	began := time.Now()
 	deadline := began.Add(o.limit)
+	wrote, losses := false, 0
 	for {
-		if _, err := h.sync(ctx); err != nil {
+		kept, err := h.sync(ctx)
+		if err != nil {
 			return err
 		}
+		if losses++; !wrote || kept {
+			losses = 0
+		} else if err := h.lose(ctx, losses); err != nil {
+			return err
+		}
+		wrote = false
 		v := view{node: node, state: h.current(), settings: set, now: h.now(), clock: time.Now(), deadline: deadline}
 		switch a := op(v); a {
 		case finish:
@@ -51,6 +59,7 @@ func run(ctx context.Context, h holder, node NodeDesc, info string, set *Setting
 		default:
 			h.current().apply(a, node, info, h.now(), set)
 			h.markDirty()
+			wrote = true
 			if a == removeFromRedundancyList {
 				deadline = time.Now().Add(o.limit) // the node begins anew
 			}

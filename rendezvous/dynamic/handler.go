@@ -148,18 +148,11 @@ func (h *Handler) jitter(ctx context.Context) error {
 		return err
 	}
 	pause := rand.N(mostJitter)
+	h.holder.read = time.Time{} // others may have joined when the pause is over
 	if h.holder.current().Round > 0 || pause < leastJitter {
 		return nil
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	h.holder.read = time.Time{} // others have joined meanwhile
-	return nil
+	return rest(ctx, pause)
 }
 
 func (h *Handler) roundOf(s *State) Round {

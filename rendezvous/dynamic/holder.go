@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/hvdrun/hvdrun/rendezvous/store"
@@ -18,6 +19,9 @@ type holder interface {
 	// sync writes a dirty copy, and otherwise reads the record. kept: a dirty copy was written;
 	// false: another node was first, and the copy is what that has written.
 	sync(ctx context.Context) (kept bool, err error)
+	// lose is called after a change that another node was faster than, losses times in a row: it
+	// makes room for the others and reads the record anew.
+	lose(ctx context.Context, losses int) error
 	// now is the time of the record's clock.
 	now() time.Time
 	// await blocks until the record may have changed, for so long at most.
@@ -84,13 +88,51 @@ func (h *storeHolder) take(entry store.Entry) error {
 	return nil
 }
 
+func (h *storeHolder) lose(ctx context.Context, losses int) error {
+	if err := rest(ctx, rand.N(leastRetreat<<min(losses, mostDoublings))); err != nil {
+		return err
+	}
+	h.read = time.Time{}
+	_, err := h.sync(ctx)
+	return err
+}
+
+// lingering is how long a node waits after it has heard of a change, so that in a large run each
+// change is not read by each node.
+func (h *storeHolder) lingering() time.Duration {
+	count := time.Duration(len(h.state.LastHeartbeats))
+	return rand.N(min(count*lingerPerNode, poll) + 1)
+}
+
+// rest pauses.
+func rest(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	entry, err := h.store.Wait(bounded, recordKey, h.version)
+	if err == nil {
+		pause := h.lingering()
+		if pause < time.Millisecond {
+			return h.take(entry)
+		}
+		if err := rest(ctx, pause); err != nil {
+			return err
+		}
+		h.read = time.Time{} // more may have changed meanwhile
+		_, err := h.sync(ctx)
+		return err
+	}
 	switch {
-	case err == nil:
-		return h.take(entry)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -340,6 +340,10 @@ func (s *script) sync(context.Context) (bool, error) {
 	s.calls = append(s.calls, "sync")
 	return true, nil
 }
+func (s *script) lose(context.Context, int) error {
+	s.calls = append(s.calls, "lose")
+	return nil
+}
 func (s *script) now() time.Time { return noon }
 func (s *script) await(_ context.Context, most time.Duration) error {
 	s.calls = append(s.calls, fmt.Sprint("await ", most))
