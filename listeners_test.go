@@ -30,6 +30,7 @@ var listeners = map[string]string{
 	"internal/identity/loopback.go": "looks which loopback address there is, or which port is free, and closes the listener at once",
 	"internal/wire/local.go":        "a unix socket, of which driver/control makes an identity.Listener",
 	"internal/wire/serve.go":        "serves identity.Listeners",
+	"torchrun/health.go":            "serves an identity.Listener",
 	"discovery/gossip/transport.go": "memberlist opens its sockets itself; what comes is bounded by an identity.Pending",
 }
 
