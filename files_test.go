@@ -29,6 +29,7 @@ var openers = map[string]string{
 	"agent/client/build.go":              "this program, by the kernel's link to it",
 	"agent/client/ssh.go":                "this program, by the kernel's link to it",
 	"launch/prestart/prestart.go":        "a FIFO in a folder that it has just made",
+	"torchrun/timer.go":                  "a FIFO that it has just made",
 	"internal/cards/cards.go":            "the kernel's files of network interfaces",
 	"cmd/hvdrun/file.go":                 "config files of a team may belong to any of them, and lists of hosts to anybody; both may be pipes",
 	"plugins/file/read.go":               "hosts are listed by whomever a person has named; it must be a regular file",

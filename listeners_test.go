@@ -30,6 +30,7 @@ var listeners = map[string]string{
 	"internal/identity/loopback.go": "looks which loopback address there is, or which port is free, and closes the listener at once",
 	"internal/wire/local.go":        "a unix socket, of which driver/control makes an identity.Listener",
 	"internal/wire/serve.go":        "serves identity.Listeners",
+	"torchrun/health.go":            "serves an identity.Listener",
 	"discovery/gossip/transport.go": "memberlist opens its sockets itself; what comes is bounded by an identity.Pending",
 }
 
@@ -61,7 +62,7 @@ func TestListeners(t *testing.T) {
 			t.Errorf("%s does not listen: it needs no exception", path)
 		}
 	}
-	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data"} {
+	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "TorchWorkers", "TorchPeers", "TorchHealth"} {
 		if !bounds[name] {
 			t.Errorf("identity.%s is not used: ARCHITECTURE.md lists a listener that there is not", name)
 		}

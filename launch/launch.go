@@ -48,6 +48,8 @@ type Spec struct {
 	// Grace is the time between SIGTERM and SIGKILL once the context has ended. Zero or less:
 	// SIGKILL at once.
 	Grace time.Duration
+	// Signal, if not nil, returns what is sent in place of SIGTERM. Local alone heeds it.
+	Signal func() syscall.Signal
 	// CoreLimit bounds, in bytes, the core file that the process leaves when it crashes, and is
 	// never more than the launcher's own hard limit. 0: there is none; UnlimitedCore: no bound but
 	// that.

@@ -50,7 +50,9 @@ func (Local) Run(ctx context.Context, s Spec, started func(pid int)) error {
 		started(tree.PID) // before its output comes
 	}
 	out.start()
-	status, ended := tree.Wait(ctx, proc.Stop{Grace: s.Grace, Hurry: s.Hurry, More: s.More, Dying: s.Dying, Look: s.Look})
+	status, ended := tree.Wait(ctx, proc.Stop{
+		Grace: s.Grace, Signal: s.Signal, Hurry: s.Hurry, More: s.More, Dying: s.Dying, Look: s.Look,
+	})
 	end := exitError(status)
 	if !ended {
 		end = newUnkillable(tree.PID)

@@ -43,6 +43,9 @@ type Output struct {
 	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01
 	// 2020[1]<stdout>:".
 	Timestamps bool
+	// Prefix, if not nil, returns what stands in front of the lines of a rank in place of
+	// "[rank]<stdout>:". It is called without delay, with a lock held.
+	Prefix func(rank int, tag string) string
 	// Now returns the time; nil is time.Now.
 	Now func() time.Time
 	// Log takes the first failure to write; nil: none does.
@@ -318,6 +321,9 @@ func (o *Output) prefix(rank int, tag string) []byte {
 			now = o.Now
 		}
 		prefix = now().AppendFormat(prefix, time.ANSIC)
+	}
+	if o.Prefix != nil {
+		return append(prefix, o.Prefix(rank, tag)...)
 	}
 	return fmt.Appendf(prefix, "[%d]<%s>:", rank, tag)
 }

@@ -49,7 +49,7 @@ func (a *arguments) positional(word string) bool {
 	case slices.Contains(a.subcommands, word):
 		a.take(word)
 		a.inside = word
-		return strings.HasPrefix(word, "__") // the shell's completion asks with half-written words
+		return strings.HasPrefix(word, "__") || word == torchrunName // the shell's completion asks with half-written words
 	}
 	a.out = append(a.out, "--")
 	return true

@@ -78,6 +78,24 @@ var (
 		Admits:   "agents of the cluster, and holders of a join token: TLS 1.3, certificate of either",
 		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
 	}
+	// TorchWorkers is where an agent of hvdrun torchrun has its workers' store.
+	TorchWorkers = Bounds{
+		Name: "torchrun's workers", Process: "hvdrun torchrun", Address: "loopback",
+		Admits:   "the agent's workers and what they start: whose socket it is, by /proc",
+		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// TorchPeers is where agents of hvdrun torchrun reach each other's stores.
+	TorchPeers = Bounds{
+		Name: "torchrun's agents", Process: "hvdrun torchrun, on several nodes", Address: "all addresses, or --local-addr",
+		Admits:   "agents of the job: TLS 1.3, certificate by the key of key_file; anyone with insecure=true",
+		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// TorchHealth never proves a connection: each ends in time.
+	TorchHealth = Bounds{
+		Name: "torchrun's health", Process: "hvdrun torchrun, where it is asked for", Address: "loopback, or --health-check-addr",
+		Admits:   "anyone: it says that the agent is alive, and closes",
+		Unproven: 16, Bytes: 4 << 10, Deadline: 10 * time.Second,
+	}
 	// Control is a unix socket in the job's folder.
 	Control = Bounds{
 		Name: "control", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
@@ -87,7 +105,7 @@ var (
 
 // All are the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, Drivers, Forward, Gossip, Enrollment, Notify, Data}
+	return []Bounds{Rendezvous, Control, Drivers, Forward, Gossip, Enrollment, Notify, Data, TorchWorkers, TorchPeers, TorchHealth}
 }
 
 // Table returns bounds as a table in Markdown.

@@ -36,6 +36,8 @@ type Command struct {
 type Stop struct {
 	// Grace is the time between SIGTERM and SIGKILL. Zero or less: SIGKILL at once.
 	Grace time.Duration
+	// Signal, if not nil, returns what is sent in place of SIGTERM.
+	Signal func() syscall.Signal
 	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, has the whole grace
 	// begin anew with each value.
 	Hurry, More <-chan struct{}
@@ -128,7 +130,7 @@ func (t *Tree) await(ctx context.Context, stop Stop) (stopped bool) {
 		if !adopting.Load() {
 			t.descendants.find() // now: those whose parent ends cannot be found by it later
 		}
-		t.Signal(syscall.SIGTERM)
+		t.Signal(stop.signal())
 		t.Signal(syscall.SIGCONT) // a stopped process handles no SIGTERM
 		if t.within(stop.Grace, stop.Hurry, stop.More) {
 			return true
@@ -194,6 +196,14 @@ func (t *Tree) within(d time.Duration, hurry, more <-chan struct{}) bool {
 		}
 		return false
 	}
+}
+
+// signal returns what begins the grace.
+func (s Stop) signal() syscall.Signal {
+	if s.Signal == nil {
+		return syscall.SIGTERM
+	}
+	return s.Signal()
 }
 
 func closed(c <-chan struct{}) bool {

@@ -148,7 +148,7 @@ func (v view) lastCallOver() bool {
 	if s.Deadline.Before(v.now) {
 		return true
 	}
-	if v.settings.WholeLastCall || len(s.LastRanks) == 0 {
+	if v.settings.WholeLastCall || len(s.LastRanks) == 0 || len(s.WaitList) > 0 { // they come at once
 		return false
 	}
 	for n := range s.LastRanks {

@@ -1,0 +1,250 @@
+package tcpstore
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Client asks a store on the other end of a connection. Its methods may be called by many
+// goroutines, of which one at a time asks; a context that ends while its call has the connection
+// breaks it, and all later calls fail.
+type Client struct {
+	conn  net.Conn
+	newer bool
+
+	turn chan struct{} // of capacity 1
+	in   reader
+
+	mu     sync.Mutex
+	broken error
+}
+
+// errOlder is returned for what only the newer form of the protocol has.
+var errOlder = errors.New("tcpstore: the older form of the protocol has no such query")
+
+// NewClient returns a client of the newer form of the protocol, or with older set of that of
+// PyTorch 1.13. It sends the greeting; Close closes the connection.
+func NewClient(conn net.Conn, older bool) (*Client, error) {
+	c := &Client{conn: conn, newer: !older, turn: make(chan struct{}, 1), in: reader{r: bufio.NewReader(conn)}}
+	if older {
+		return c, nil
+	}
+	if _, err := conn.Write(binary.NativeEndian.AppendUint32([]byte{byte(validate)}, magic)); err != nil {
+		return nil, fmt.Errorf("tcpstore: greeting: %w", err)
+	}
+	return c, nil
+}
+
+// Close closes the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Set sets a value. The server does not answer: an error of it shows with a later call.
+func (c *Client) Set(ctx context.Context, key string, value []byte) error {
+	return c.ask(ctx, set, func(b []byte) []byte { return appendBytes(appendKey(b, key), value) }, nil)
+}
+
+// CompareSet is Store.CompareSet.
+func (c *Client) CompareSet(ctx context.Context, key string, expected, desired []byte) (present []byte, err error) {
+	err = c.ask(ctx, compareSet, func(b []byte) []byte {
+		return appendBytes(appendBytes(appendKey(b, key), expected), desired)
+	}, func(in *reader) { present = in.value() })
+	return present, err
+}
+
+// Get blocks until a key has a value, and returns it.
+func (c *Client) Get(ctx context.Context, key string) (value []byte, err error) {
+	if err := c.Wait(ctx, key); err != nil {
+		return nil, err
+	}
+	err = c.ask(ctx, get, func(b []byte) []byte { return appendKey(b, key) }, func(in *reader) { value = in.value() })
+	return value, err
+}
+
+// Add is Store.Add.
+func (c *Client) Add(ctx context.Context, key string, n int64) (sum int64, err error) {
+	err = c.ask(ctx, add, func(b []byte) []byte { return appendUint64(appendKey(b, key), uint64(n)) },
+		func(in *reader) { sum = int64(in.uint64()) })
+	return sum, err
+}
+
+// Check returns whether all keys have values.
+func (c *Client) Check(ctx context.Context, keys ...string) (all bool, err error) {
+	err = c.ask(ctx, check, appendKeys(keys), func(in *reader) { all = in.byte() == ready })
+	return all, err
+}
+
+// Wait blocks until all keys have values.
+func (c *Client) Wait(ctx context.Context, keys ...string) error {
+	return c.ask(ctx, wait, appendKeys(keys), func(in *reader) {
+		if b := in.byte(); in.err == nil && b != stopWaiting {
+			in.err = fmt.Errorf("tcpstore: %d is no answer to a wait", b)
+		}
+	})
+}
+
+// Len returns how many keys have values.
+func (c *Client) Len(ctx context.Context) (n int, err error) {
+	err = c.ask(ctx, getNumKeys, nil, func(in *reader) { n = int(in.uint64()) })
+	return n, err
+}
+
+// Delete removes a value, and returns whether there was one.
+func (c *Client) Delete(ctx context.Context, key string) (was bool, err error) {
+	err = c.ask(ctx, deleteKey, func(b []byte) []byte { return appendKey(b, key) },
+		func(in *reader) { was = in.uint64() == 1 })
+	return was, err
+}
+
+// Append puts bytes behind a value. PyTorch before 2.0 has no such query.
+func (c *Client) Append(ctx context.Context, key string, more []byte) error {
+	return c.ask(ctx, appendTo, func(b []byte) []byte { return appendBytes(appendKey(b, key), more) }, nil)
+}
+
+// MultiGet blocks until all keys have values, and returns these. PyTorch before 2.0 has no such
+// query.
+func (c *Client) MultiGet(ctx context.Context, keys ...string) (values [][]byte, err error) {
+	if err := c.Wait(ctx, keys...); err != nil {
+		return nil, err
+	}
+	err = c.ask(ctx, multiGet, appendKeys(keys), func(in *reader) {
+		for range keys {
+			values = append(values, in.value())
+		}
+	})
+	return values, err
+}
+
+// MultiSet sets several values, each by itself. PyTorch before 2.0 has no such query.
+func (c *Client) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	if len(keys) != len(values) {
+		return fmt.Errorf("tcpstore: %d keys and %d values", len(keys), len(values))
+	}
+	return c.ask(ctx, multiSet, func(b []byte) []byte {
+		b = appendUint64(b, uint64(len(keys)))
+		for i, key := range keys {
+			b = appendBytes(appendKey(b, key), values[i])
+		}
+		return b
+	}, nil)
+}
+
+// Ping asks for an answer, which it checks. The older form has no such query.
+func (c *Client) Ping(ctx context.Context) error {
+	nonce := uint32(time.Now().UnixNano())
+	return c.ask(ctx, ping, func(b []byte) []byte { return binary.NativeEndian.AppendUint32(b, nonce) }, func(in *reader) {
+		if got := in.uint32(); in.err == nil && got != nonce {
+			in.err = errors.New("tcpstore: the answer to a ping is not what was sent")
+		}
+	})
+}
+
+// Push puts a value at the end of a queue. The older form has no such query.
+func (c *Client) Push(ctx context.Context, key string, value []byte) error {
+	return c.ask(ctx, queuePush, func(b []byte) []byte { return appendBytes(appendKey(b, key), value) }, nil)
+}
+
+// Pop removes the first value of a queue, if it has one. The older form has no such query.
+func (c *Client) Pop(ctx context.Context, key string) (value []byte, was bool, err error) {
+	err = c.ask(ctx, queuePop, func(b []byte) []byte { return appendKey(b, key) }, func(in *reader) {
+		if was = in.uint64() > 0; was {
+			value = in.value()
+		}
+	})
+	return value, was, err
+}
+
+// QueueLen returns how many values a queue has. The older form has no such query.
+func (c *Client) QueueLen(ctx context.Context, key string) (n int, err error) {
+	err = c.ask(ctx, queueLen, func(b []byte) []byte { return appendKey(b, key) },
+		func(in *reader) { n = int(in.uint64()) })
+	return n, err
+}
+
+func appendKey(b []byte, key string) []byte { return appendBytes(b, []byte(key)) }
+
+func appendKeys(keys []string) func(b []byte) []byte {
+	return func(b []byte) []byte {
+		b = appendUint64(b, uint64(len(keys)))
+		for _, key := range keys {
+			b = appendKey(b, key)
+		}
+		return b
+	}
+}
+
+// number returns the query's in the form of the protocol.
+func (c *Client) number(q query) (byte, error) {
+	if c.newer {
+		return byte(q), nil
+	}
+	for n, o := range older {
+		if o == q {
+			return byte(n), nil
+		}
+	}
+	return 0, errOlder
+}
+
+// ask sends a query and reads the answer; nil: it has none.
+func (c *Client) ask(ctx context.Context, q query, body func(b []byte) []byte, answer func(in *reader)) error {
+	n, err := c.number(q)
+	if err != nil {
+		return err
+	}
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if err := c.failed(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
+	text := []byte{n}
+	if body != nil {
+		text = body(text)
+	}
+	c.in.begin()
+	if _, err = c.conn.Write(text); err == nil && answer != nil {
+		answer(&c.in)
+		err = c.in.err
+	}
+	inTime := stop()
+	if err == nil && inTime {
+		return nil
+	}
+	if !inTime && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) {
+		err = context.Cause(ctx)
+	} else if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) {
+		err = fmt.Errorf("tcpstore: the store has closed the connection: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.broken = err
+	return err
+}
+
+func (c *Client) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.broken != nil {
+		return fmt.Errorf("tcpstore: an earlier call has failed: %w", c.broken)
+	}
+	return nil
+}
+
+// byte reads one byte.
+func (r *reader) byte() byte {
+	var b [1]byte
+	r.full(b[:])
+	return b[0]
+}

@@ -1,0 +1,152 @@
+// Package tcpstore speaks the protocol of PyTorch's TCPStore, the key-value store by which the
+// processes of torch.distributed find each other: a server, whose values are in a Store, and a
+// Client.
+//
+// The protocol has two forms, which the server tells apart by the first bytes of a connection: that
+// of PyTorch 1.13 and 2.0, and the one since then, which begins with a magic number and has further
+// queries. Numbers are in the byte order of the machine. The protocol has no authentication:
+// whoever serves a connection has asked first who is at the other end.
+package tcpstore
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// The bounds of one query. PyTorch's own server has the same for keys, and one of 8 MiB for values.
+const (
+	maxKey   = 8 << 10
+	maxKeys  = 128 << 10
+	maxValue = 64 << 20
+	// maxQuery bounds all keys and values of one query, in bytes.
+	maxQuery = 96 << 20
+)
+
+// magic begins a connection of the newer form, behind the query validate.
+const magic = 0x3C85F7CE
+
+// query is what a client asks for, numbered as in the newer form.
+type query byte
+
+const (
+	validate query = iota
+	set
+	compareSet
+	get
+	add
+	check
+	wait
+	getNumKeys
+	deleteKey
+	appendTo
+	multiGet
+	multiSet
+	cancelWait
+	ping
+	queuePush
+	queuePop
+	queueLen
+	queries  // how many there are
+	watchKey = 100
+	unknown  = 101
+)
+
+// older are the queries by their numbers in the older form. Its watchKey calls functions back on
+// a connection of their own, and is refused: PyTorch's Python interface has no such call.
+var older = [...]query{set, compareSet, get, add, check, wait, getNumKeys, watchKey, deleteKey, appendTo, multiGet, multiSet, cancelWait}
+
+// What the server says of keys, and of a wait.
+const (
+	ready, notReady         = 0, 1
+	stopWaiting, waitCancel = 0, 1
+)
+
+// reader reads the parts of a query, and fails for good with the first that is too large.
+type reader struct {
+	r    *bufio.Reader
+	left int // bytes that the query may still have
+	err  error
+}
+
+// begin is called before each query.
+func (r *reader) begin() { r.left = maxQuery }
+
+func (r *reader) full(b []byte) bool {
+	if r.err == nil {
+		_, r.err = io.ReadFull(r.r, b)
+		if errors.Is(r.err, io.EOF) {
+			r.err = io.ErrUnexpectedEOF
+		}
+	}
+	return r.err == nil
+}
+
+func (r *reader) uint64() uint64 {
+	var b [8]byte
+	if !r.full(b[:]) {
+		return 0
+	}
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+func (r *reader) uint32() uint32 {
+	var b [4]byte
+	if !r.full(b[:]) {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+// bytes reads a length and so many bytes. Memory is taken as they come.
+func (r *reader) bytes(what string, most int) []byte {
+	n := r.uint64()
+	if r.err == nil && (n > uint64(most) || n > uint64(r.left)) {
+		r.err = fmt.Errorf("tcpstore: a %s of %d bytes; at most %d", what, n, min(most, r.left))
+	}
+	if r.err != nil {
+		return nil
+	}
+	r.left -= int(n)
+	if n <= 64<<10 {
+		b := make([]byte, n)
+		r.full(b)
+		return b
+	}
+	var b bytes.Buffer
+	if _, r.err = io.CopyN(&b, r.r, int64(n)); errors.Is(r.err, io.EOF) {
+		r.err = io.ErrUnexpectedEOF
+	}
+	return b.Bytes()
+}
+
+func (r *reader) key() string   { return string(r.bytes("key", maxKey)) }
+func (r *reader) value() []byte { return r.bytes("value", maxValue) }
+
+// count reads how many keys follow.
+func (r *reader) count() int {
+	n := r.uint64()
+	if r.err == nil && n > maxKeys {
+		r.err = fmt.Errorf("tcpstore: a query of %d keys; at most %d", n, maxKeys)
+	}
+	if r.err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+func (r *reader) keys() (keys []string) {
+	for n := r.count(); n > 0 && r.err == nil; n-- {
+		keys = append(keys, r.key())
+	}
+	return keys
+}
+
+func appendUint64(b []byte, n uint64) []byte { return binary.NativeEndian.AppendUint64(b, n) }
+
+func appendBytes(b, value []byte) []byte {
+	return append(appendUint64(b, uint64(len(value))), value...)
+}

@@ -1,0 +1,249 @@
+package tcpstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+)
+
+// DefaultMaxBytes is the most that the keys and values of a Store take, unless it says otherwise.
+const DefaultMaxBytes = 256 << 20
+
+// ErrFull is returned where a value would take more memory than the Store may have.
+var ErrFull = errors.New("tcpstore: the store is full")
+
+// Store holds keys and values in memory. The zero value is empty and ready. It must not be copied.
+// Its methods may be called by many goroutines, and keep nothing of what they are given.
+type Store struct {
+	// MaxBytes bounds keys, values and queues together. Zero: DefaultMaxBytes.
+	MaxBytes int
+
+	mu      sync.Mutex
+	values  map[string][]byte
+	queues  map[string][][]byte
+	bytes   int
+	waiters map[string][]*waiter
+}
+
+// waiter waits for keys.
+type waiter struct {
+	keys  []string
+	ready chan struct{} // closed when all keys are there
+	done  bool
+}
+
+// Set sets a value.
+func (s *Store) Set(key string, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.set(key, bytes.Clone(value))
+}
+
+// set keeps the value; the lock is held.
+func (s *Store) set(key string, value []byte) error {
+	old, was := s.values[key]
+	more := len(value) - len(old)
+	if !was {
+		more += len(key)
+	}
+	if err := s.take(more); err != nil {
+		return err
+	}
+	if s.values == nil {
+		s.values = make(map[string][]byte)
+	}
+	if value == nil {
+		value = []byte{}
+	}
+	s.values[key] = value
+	s.wake(key)
+	return nil
+}
+
+// take counts bytes that come, or go where they are less than none; the lock is held.
+func (s *Store) take(more int) error {
+	most := s.MaxBytes
+	if most == 0 {
+		most = DefaultMaxBytes
+	}
+	if more > 0 && s.bytes+more > most {
+		return ErrFull
+	}
+	s.bytes += more
+	return nil
+}
+
+// CompareSet sets a value where the present one is as expected, or where there is none and none is
+// expected (an empty one). It returns the value that is there then. Where there is none, and one is
+// expected, it returns the expected one, as PyTorch's store does.
+func (s *Store) CompareSet(key string, expected, desired []byte) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	present, there := s.values[key]
+	if there && !bytes.Equal(present, expected) {
+		return bytes.Clone(present), nil
+	}
+	if !there && len(expected) > 0 {
+		return bytes.Clone(expected), nil
+	}
+	return bytes.Clone(desired), s.set(key, bytes.Clone(desired))
+}
+
+// Get returns a value, and whether there is one.
+func (s *Store) Get(key string) ([]byte, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	value, there := s.values[key]
+	return bytes.Clone(value), there
+}
+
+// Add adds to a number, which is kept as decimal digits, and returns the sum. A missing value is 0.
+func (s *Store) Add(key string, n int64) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, there := s.values[key]; there {
+		m, err := strconv.ParseInt(string(old), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("tcpstore: the value of %.100q is not a number", key)
+		}
+		n += m
+	}
+	return n, s.set(key, strconv.AppendInt(nil, n, 10))
+}
+
+// Append puts bytes behind a value, which may be missing.
+func (s *Store) Append(key string, more []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.set(key, slices.Concat(s.values[key], more))
+}
+
+// Has returns whether all keys have values, or queues that are not empty.
+func (s *Store) Has(keys ...string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.has(keys)
+}
+
+func (s *Store) has(keys []string) bool {
+	for _, key := range keys {
+		if _, there := s.values[key]; !there && len(s.queues[key]) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Await returns a channel that is closed as soon as all keys have values, and a function that ends
+// the wait, which the caller must call.
+func (s *Store) Await(keys ...string) (ready <-chan struct{}, cancel func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := &waiter{keys: slices.Clone(keys), ready: make(chan struct{})}
+	if s.has(keys) {
+		close(w.ready)
+		return w.ready, func() {}
+	}
+	if s.waiters == nil {
+		s.waiters = make(map[string][]*waiter)
+	}
+	slices.Sort(w.keys)
+	w.keys = slices.Compact(w.keys)
+	for _, key := range w.keys {
+		s.waiters[key] = append(s.waiters[key], w)
+	}
+	return w.ready, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.forget(w)
+	}
+}
+
+// wake ends the waits that a key was missing for; the lock is held.
+func (s *Store) wake(key string) {
+	for _, w := range slices.Clone(s.waiters[key]) {
+		if s.has(w.keys) {
+			close(w.ready)
+			s.forget(w)
+		}
+	}
+}
+
+// forget removes a waiter; the lock is held.
+func (s *Store) forget(w *waiter) {
+	if w.done {
+		return
+	}
+	w.done = true
+	for _, key := range w.keys {
+		left := slices.DeleteFunc(s.waiters[key], func(o *waiter) bool { return o == w })
+		if len(left) == 0 {
+			delete(s.waiters, key)
+		} else {
+			s.waiters[key] = left
+		}
+	}
+}
+
+// Len returns how many keys have values.
+func (s *Store) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.values)
+}
+
+// Delete removes a value, and returns whether there was one.
+func (s *Store) Delete(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	value, there := s.values[key]
+	if there {
+		delete(s.values, key)
+		s.bytes -= len(key) + len(value)
+	}
+	return there
+}
+
+// Push puts a value at the end of a queue.
+func (s *Store) Push(key string, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.take(len(key) + len(value)); err != nil {
+		return err
+	}
+	if s.queues == nil {
+		s.queues = make(map[string][][]byte)
+	}
+	s.queues[key] = append(s.queues[key], bytes.Clone(value))
+	s.wake(key)
+	return nil
+}
+
+// Pop removes the first value of a queue. It returns how many there were before, with the first;
+// none where that is 0.
+func (s *Store) Pop(key string) (n int, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	queue := s.queues[key]
+	if len(queue) == 0 {
+		return 0, nil
+	}
+	value = queue[0]
+	if len(queue) == 1 {
+		delete(s.queues, key)
+	} else {
+		s.queues[key] = queue[1:]
+	}
+	s.bytes -= len(key) + len(value)
+	return len(queue), value
+}
+
+// QueueLen returns how many values a queue has.
+func (s *Store) QueueLen(key string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.queues[key])
+}

@@ -1,0 +1,429 @@
+package torchrun
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+)
+
+// Config says what an Agent runs.
+type Config struct {
+	// RunID names the job, and Role what the workers of this node do.
+	RunID, Role string
+	// Workers is how many run on this node, at least 1.
+	Workers int
+	// MaxRestarts is how many restarts there may be because of failures of this node's workers.
+	MaxRestarts int
+	// Command is the program and its arguments, in which ${local_rank} stands for the local rank,
+	// and Name what reports call it; empty: Command[0].
+	Command []string
+	Name    string
+	// Env is what workers inherit, as NAME=value.
+	Env []string
+	// Host is the name of this node, and Backend that of the rendezvous, for reports.
+	Host, Backend string
+	// Rendezvous is where the agents meet, and Peers how they reach the store of the agent with
+	// rank 0. Nil Peers: no other node can take part.
+	Rendezvous Rendezvous
+	Peers      *Peers
+	Logs       Logs
+	// ShutdownTimeout is the time between the first signal to a worker and SIGKILL. Zero: 30 s.
+	ShutdownTimeout time.Duration
+	// ExitBarrier is how long an agent that is done waits for the others. Zero: 300 s. Less: not
+	// at all.
+	ExitBarrier time.Duration
+	// VirtualLocalRank has each worker see one device, as local rank 0.
+	VirtualLocalRank bool
+	// FileTimer has workers ask, by the FIFO TimerFile, to be ended unless they go on in time.
+	// Empty TimerFile: one is made.
+	FileTimer bool
+	TimerFile string
+	// ErrorFile, if not empty, receives a copy of the first failure's error file.
+	ErrorFile string
+	// HealthAddr, if not empty, is where HTTP requests are answered that ask whether the agent is
+	// alive.
+	HealthAddr string
+	// Mark, if not empty, is the HVD_RUN_ID of all processes, by which a guard finds them.
+	Mark string
+	// TempDir is for the files that no setting places. Empty: os.TempDir.
+	TempDir string
+	// Hurry, if not nil, ends the grace of ShutdownTimeout when it is closed.
+	Hurry <-chan struct{}
+	// SignalOf returns the signal that workers get where the context has ended with the cause. Nil:
+	// SIGTERM.
+	SignalOf func(cause error) syscall.Signal
+	// Launcher starts workers; nil: launch.Local.
+	Launcher launch.Launcher
+	// Events and Metric, if not nil, are told what happens. They are called by one goroutine at a
+	// time, and must not block.
+	Events func(Event)
+	Metric func(name string, value float64)
+	Log    logrus.FieldLogger
+}
+
+// Agent runs the workers of one node. It is made by New, and Run is called once.
+type Agent struct {
+	cfg     Config
+	machine machine
+	begun   time.Time
+	place   place
+	logs    *logs
+	timer   *fileTimer // nil: none
+	health  health
+	now     func() time.Time
+	store   func(context.Context, Round) (roundStore, error)
+}
+
+// roundStore is the store of a round's workers, as this node's reach it.
+type roundStore interface {
+	addr() string
+	close()
+}
+
+// New returns an agent, which has started nothing.
+func New(cfg Config) (*Agent, error) {
+	switch {
+	case cfg.Workers < 1:
+		return nil, errors.New("torchrun: no workers")
+	case len(cfg.Command) == 0:
+		return nil, errors.New("torchrun: no command")
+	case cfg.Rendezvous == nil:
+		return nil, errors.New("torchrun: no rendezvous")
+	}
+	if err := cfg.Logs.check(); err != nil {
+		return nil, err
+	}
+	if cfg.Name == "" {
+		cfg.Name = cfg.Command[0]
+	}
+	if cfg.ShutdownTimeout == 0 {
+		cfg.ShutdownTimeout = 30 * time.Second
+	}
+	if cfg.ExitBarrier == 0 {
+		cfg.ExitBarrier = 300 * time.Second
+	}
+	if cfg.Launcher == nil {
+		cfg.Launcher = launch.Local{}
+	}
+	if cfg.Log == nil {
+		log := logrus.New()
+		log.SetLevel(logrus.PanicLevel)
+		cfg.Log = log
+	}
+	a := &Agent{cfg: cfg, machine: newMachine(cfg.MaxRestarts), now: time.Now}
+	a.store = func(ctx context.Context, round Round) (roundStore, error) {
+		return openStore(ctx, round, cfg.Peers, proc.OwnPeer, cfg.Log)
+	}
+	return a, nil
+}
+
+// Run runs the workers until all have succeeded, some have failed and no restart is left, which
+// gives a *FailedError, or ctx ends, whose cause it returns then. No worker is left when it
+// returns. The rendezvous is closed for all nodes unless ctx has ended; then this node leaves it.
+func (a *Agent) Run(ctx context.Context) (err error) {
+	a.begun = a.now()
+	if err := a.open(ctx); err != nil {
+		return err
+	}
+	err = a.run(ctx)
+	if errors.Is(err, dynamic.ErrDismissed) {
+		a.cfg.Log.Info("torchrun: the job has ended without a place for this node")
+		err = nil
+	}
+	if cause := context.Cause(ctx); cause != nil && err != nil {
+		err = cause
+	}
+	a.settle(ctx, err)
+	return err
+}
+
+// open makes what the agent has as long as it runs.
+func (a *Agent) open(ctx context.Context) (err error) {
+	if a.logs, err = a.cfg.Logs.open(a.cfg.RunID, a.cfg.TempDir); err != nil {
+		return err
+	}
+	if a.cfg.FileTimer {
+		if a.timer, err = newFileTimer(a.cfg.TimerFile, a.cfg.TempDir); err != nil {
+			return errors.Join(err, a.logs.close())
+		}
+	}
+	if a.cfg.HealthAddr != "" {
+		if err = a.health.open(a.cfg.HealthAddr); err != nil {
+			return errors.Join(err, a.timer.close(), a.logs.close())
+		}
+		a.cfg.Log.Infof("torchrun: health checks are answered at http://%s", a.health.addr())
+	}
+	return nil
+}
+
+// settle tells the others, and frees what open and the rounds have made.
+func (a *Agent) settle(ctx context.Context, err error) {
+	var failed *FailedError
+	if errors.As(err, &failed) {
+		a.keepError(failed)
+	}
+	a.metrics()
+	a.event("torchelastic.agent", func(e *Event) {
+		if err != nil {
+			e.Metadata.Error = err.Error()
+		}
+	})
+	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	if ctx.Err() == nil {
+		if err := a.cfg.Rendezvous.Close(rest); err != nil {
+			a.cfg.Log.Warnf("torchrun: closing the rendezvous: %v", err)
+		}
+	}
+	if err := a.cfg.Rendezvous.Leave(rest); err != nil {
+		a.cfg.Log.Warnf("torchrun: leaving the rendezvous: %v", err)
+	}
+	if err := errors.Join(a.health.close(), a.timer.close(), a.logs.close()); err != nil {
+		a.cfg.Log.Warnf("torchrun: %v", err)
+	}
+}
+
+// leaveTimeout bounds what an agent that ends has to say to others.
+const leaveTimeout = 10 * time.Second
+
+// run runs rounds.
+func (a *Agent) run(ctx context.Context) error {
+	for {
+		g, err := a.start(ctx)
+		if err != nil {
+			return err
+		}
+		do, err := a.watch(ctx, g)
+		if do == finish && err == nil {
+			a.barrier(ctx)
+		}
+		failures := g.failures
+		g.stop(context.Cause(ctx))
+		switch {
+		case err != nil:
+			a.machine.state = Stopped
+			return err
+		case do == finish:
+			return nil
+		case do == giveUp:
+			return &FailedError{Command: a.cfg.Name, Host: a.cfg.Host, Failures: failures}
+		}
+	}
+}
+
+// start meets the other nodes and starts the workers.
+func (a *Agent) start(ctx context.Context) (*group, error) {
+	since := a.now()
+	round, err := a.cfg.Rendezvous.Next(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("torchrun: rendezvous: %w", err)
+	}
+	a.place = place{round: round}
+	a.lasted("RENDEZVOUS", since)
+	since = a.now()
+	if a.place.ranks, err = a.rank(ctx, round); err != nil {
+		return nil, fmt.Errorf("torchrun: the ranks of round %d: %w", round.Number, err)
+	}
+	a.lasted("ASSIGN_WORKER_RANKS", since)
+	s, err := a.store(ctx, round)
+	if err != nil {
+		return nil, fmt.Errorf("torchrun: the store of round %d: %w", round.Number, err)
+	}
+	host, port, _ := net.SplitHostPort(s.addr())
+	a.place.host = host
+	a.place.port, _ = strconv.Atoi(port)
+	a.cfg.Log.Infof("torchrun: round %d: node %d of %d, ranks %d to %d of %d, restart %d of %d", round.Number, round.Rank, round.World,
+		a.place.ranks.Base, a.place.ranks.Base+a.cfg.Workers-1, a.place.ranks.World, a.machine.restarts(), a.cfg.MaxRestarts)
+	g, err := a.startWorkers(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	a.machine.state = Healthy
+	return g, nil
+}
+
+// rank returns the ranks of this node's workers, which the node with rank 0 computes for all.
+func (a *Agent) rank(ctx context.Context, round Round) (r Ranks, err error) {
+	own := Node{Role: a.cfg.Role, Workers: a.cfg.Workers}
+	if round.World == 1 {
+		return Assign([]Node{own})[0], nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the other nodes do not say how many workers they have"))
+	defer cancel()
+	text, err := json.Marshal(own)
+	if err == nil {
+		err = round.Store.Set(ctx, "node/"+strconv.Itoa(round.Rank), text)
+	}
+	if err == nil && round.Rank == 0 {
+		err = publishRanks(ctx, round)
+	}
+	if err != nil {
+		return r, err
+	}
+	if text, err = round.Store.Get(ctx, "ranks/"+strconv.Itoa(round.Rank)); err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(text, &r)
+}
+
+// rankTimeout bounds the exchange of ranks in a round whose nodes have all just arrived.
+const rankTimeout = 60 * time.Second
+
+// publishRanks tells each node its ranks.
+func publishRanks(ctx context.Context, round Round) error {
+	nodes := make([]Node, round.World)
+	for i := range nodes {
+		text, err := round.Store.Get(ctx, "node/"+strconv.Itoa(i))
+		if err == nil {
+			err = json.Unmarshal(text, &nodes[i])
+		}
+		if err == nil {
+			err = nodes[i].check()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i, r := range Assign(nodes) {
+		text, err := json.Marshal(r)
+		if err == nil {
+			err = round.Store.Set(ctx, "ranks/"+strconv.Itoa(i), text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watch blocks until the round is over, and returns why.
+func (a *Agent) watch(ctx context.Context, g *group) (action, error) {
+	changed := a.cfg.Rendezvous.Changed()
+	running := len(g.workers)
+	for {
+		seen, waiting := Healthy, false
+		select {
+		case <-ctx.Done():
+			return goOn, context.Cause(ctx)
+		case w := <-g.exits:
+			running--
+			if seen = a.exited(g, w); seen == Healthy && running == 0 {
+				seen = Succeeded
+			}
+		case <-changed:
+			waiting = true
+		case e := <-a.timer.expired():
+			a.cfg.Log.Warnf("torchrun: the timer %s of process %d has expired", e.scope, e.pid)
+			e.kill(g.holds)
+			continue
+		}
+		do, err := a.machine.see(seen, waiting)
+		switch {
+		case err != nil:
+			return do, err
+		case do == restart && waiting:
+			a.cfg.Log.Info("torchrun: the nodes of the job have changed: the workers are stopped and started in a new round")
+		case do == restart:
+			a.cfg.Log.Warnf("torchrun: %d restarts are left: the workers are stopped and started in a new round", a.machine.left)
+		}
+		if do != goOn {
+			return do, nil
+		}
+	}
+}
+
+// exited takes note of a worker's end. Those that have ended by now are part of the same failure.
+func (a *Agent) exited(g *group, w *worker) State {
+	seen := Healthy
+	for w != nil {
+		w.ended = true
+		if w.end != nil {
+			seen = Failed
+			f := newFailure(a.place.ranks.Base+w.local, w.local, w.pid, w.end, w.paths.errorFile, w.at)
+			g.failures = append(g.failures, f)
+			a.cfg.Log.Errorf("torchrun: rank %d (local rank %d, pid %d) has failed with exit code %d", f.Rank, f.LocalRank, f.PID, f.ExitCode)
+			a.workerEvent("torchelastic.worker.status.FAILED", Failed, w)
+		} else {
+			a.workerEvent("torchelastic.worker.status.SUCCEEDED", Succeeded, w)
+		}
+		if seen != Failed {
+			break
+		}
+		select {
+		case w = <-g.exits:
+		default:
+			w = nil
+		}
+	}
+	slices.SortFunc(g.failures, func(a, b Failure) int { return a.Rank - b.Rank })
+	return seen
+}
+
+// barrier waits until all nodes are done, so that none ends while another needs its store. That it
+// fails is no failure of the job.
+func (a *Agent) barrier(ctx context.Context) {
+	round := a.place.round
+	if round.World == 1 || a.cfg.ExitBarrier < 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.ExitBarrier, fmt.Errorf("not all nodes were done within %v", a.cfg.ExitBarrier))
+	defer cancel()
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	over := make(chan struct{})
+	defer close(over)
+	changed := a.cfg.Rendezvous.Changed()
+	waiting.Go(func() { // a node that restarts or is gone does not come
+		select {
+		case <-changed:
+			cancel()
+		case <-over:
+		}
+	})
+	n, err := round.Store.Add(ctx, "done", 1)
+	if err == nil && n == int64(round.World) {
+		err = round.Store.Set(ctx, "all-done", nil)
+	} else if err == nil {
+		a.cfg.Log.Infof("torchrun: this node's workers are done; %d of %d nodes are", n, round.World)
+		_, err = round.Store.Get(ctx, "all-done")
+	}
+	if err != nil {
+		a.cfg.Log.Warnf("torchrun: the other nodes are not waited for any longer: %v", err)
+	}
+}
+
+// keepError copies the error file of the first failure to where this agent's parent looks.
+func (a *Agent) keepError(failed *FailedError) {
+	if a.cfg.ErrorFile == "" {
+		return
+	}
+	root := failed.Root()
+	text, err := safefile.OwnText(root.ErrorFile, maxErrorFile)
+	if root.ErrorFile == "" {
+		text, err = json.Marshal(map[string]any{"message": root.Message, "timestamp": root.Time.Unix()})
+	}
+	if err == nil {
+		err = safefile.Replace(a.cfg.ErrorFile, text, safefile.Private)
+	}
+	if err != nil {
+		a.cfg.Log.Warnf("torchrun: the first failure's error file is not copied: %v", err)
+	}
+}
+
+// newIncarnation returns a name for the life of one worker.
+func newIncarnation() string { return rand.Text() }

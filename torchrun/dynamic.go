@@ -1,0 +1,125 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/rendezvous/store"
+)
+
+// Dynamic is the rendezvous of nodes that come and go.
+type Dynamic struct {
+	// Handler is this node's.
+	Handler *dynamic.Handler
+	// End, if not nil, is called by Leave when the store is not needed any more.
+	End func(ctx context.Context)
+
+	watcher context.CancelFunc
+	wg      sync.WaitGroup
+	changed chan struct{}
+}
+
+// Next implements Rendezvous.
+func (d *Dynamic) Next(ctx context.Context) (Round, error) {
+	d.endWatch()
+	r, err := d.Handler.Next(ctx)
+	if errors.Is(err, dynamic.ErrClosed) {
+		return Round{}, fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	if err != nil {
+		return Round{}, err
+	}
+	changed := make(chan struct{})
+	d.changed = changed
+	ctx, d.watcher = context.WithCancel(context.WithoutCancel(ctx))
+	d.wg.Go(func() {
+		// An error that is not the end of ctx is of the store: the next round tells what it is.
+		if _, err := d.Handler.Changed(ctx); err == nil || ctx.Err() == nil {
+			close(changed)
+		}
+	})
+	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: storeKV{r.Store}}, nil
+}
+
+func (d *Dynamic) endWatch() {
+	if d.watcher != nil {
+		d.watcher()
+		d.watcher = nil
+	}
+	d.wg.Wait()
+}
+
+// Changed implements Rendezvous.
+func (d *Dynamic) Changed() <-chan struct{} { return d.changed }
+
+// Close implements Rendezvous.
+func (d *Dynamic) Close(ctx context.Context) error { return d.Handler.Close(ctx) }
+
+// Leave implements Rendezvous.
+func (d *Dynamic) Leave(ctx context.Context) error {
+	d.endWatch()
+	err := d.Handler.Leave(ctx)
+	if errors.Is(err, dynamic.ErrClosed) {
+		err = nil
+	}
+	if d.End != nil {
+		d.End(ctx)
+	}
+	return err
+}
+
+// storeKV is a store of versions as agents use one.
+type storeKV struct{ store store.Store }
+
+// Set implements KV.
+func (s storeKV) Set(ctx context.Context, key string, value []byte) error {
+	return s.update(ctx, key, func([]byte, bool) ([]byte, error) { return value, nil })
+}
+
+// Get implements KV.
+func (s storeKV) Get(ctx context.Context, key string) ([]byte, error) {
+	e, err := s.store.Get(ctx, key)
+	for err == nil && e.Version == 0 {
+		e, err = s.store.Wait(ctx, key, 0)
+	}
+	return e.Value, err
+}
+
+// Add implements KV.
+func (s storeKV) Add(ctx context.Context, key string, n int64) (sum int64, err error) {
+	err = s.update(ctx, key, func(old []byte, is bool) ([]byte, error) {
+		sum = n
+		if is {
+			m, err := strconv.ParseInt(string(old), 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("torchrun: the value of %q is not a number", key)
+			}
+			sum += m
+		}
+		return strconv.AppendInt(nil, sum, 10), nil
+	})
+	return sum, err
+}
+
+// update changes a value that nobody else changes at the same time.
+func (s storeKV) update(ctx context.Context, key string, change func(old []byte, is bool) ([]byte, error)) error {
+	e, err := s.store.Get(ctx, key)
+	for err == nil {
+		value, cerr := change(e.Value, e.Version != 0)
+		if cerr != nil {
+			return cerr
+		}
+		if value == nil {
+			value = []byte{}
+		}
+		var set bool
+		if e, set, err = s.store.CompareAndSet(ctx, key, e.Version, value); set {
+			return nil
+		}
+	}
+	return err
+}

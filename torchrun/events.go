@@ -1,0 +1,114 @@
+package torchrun
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// Event is one of the agent, or of a worker.
+type Event struct {
+	Name   string `json:"name"`
+	Source string `json:"source"` // AGENT or WORKER
+	// Time is in seconds since 1970.
+	Time     float64  `json:"timestamp"`
+	Metadata Metadata `json:"metadata"`
+}
+
+// Metadata is what an event says.
+type Metadata struct {
+	RunID      string  `json:"run_id"`
+	GlobalRank *int    `json:"global_rank"`
+	GroupRank  int     `json:"group_rank"`
+	GroupWorld int     `json:"group_world_size"`
+	WorkerID   string  `json:"worker_id,omitempty"`
+	Role       string  `json:"role"`
+	Hostname   string  `json:"hostname"`
+	State      State   `json:"state"`
+	TotalTime  float64 `json:"total_run_time"`
+	Backend    string  `json:"rdzv_backend"`
+	Error      string  `json:"raw_error,omitempty"`
+	Restarts   int     `json:"agent_restarts"`
+	// DurationMS is how long a rendezvous took, or the assignment of ranks.
+	DurationMS int64 `json:"duration_ms,omitempty"`
+	ExitCode   *int  `json:"exit_code,omitempty"`
+	WorkerPID  int   `json:"worker_pid,omitempty"`
+}
+
+// stateTerminated is that of a worker, in events, which its agent has stopped.
+const stateTerminated State = "TERMINATED"
+
+// Console returns what writes events, one JSON object a line.
+func Console(w io.Writer) func(Event) {
+	var mu sync.Mutex
+	return func(e Event) {
+		text, err := json.Marshal(e)
+		if err != nil {
+			return // cannot happen: an event has texts and numbers
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		_, _ = w.Write(append(text, '\n'))
+	}
+}
+
+// event tells of the agent or, with fill, of something else.
+func (a *Agent) event(name string, fill func(*Event)) {
+	if a.cfg.Events == nil {
+		return
+	}
+	now := a.now()
+	e := Event{Name: name, Source: "AGENT", Time: float64(now.UnixMicro()) / 1e6, Metadata: Metadata{
+		RunID: a.cfg.RunID, GroupRank: a.place.round.Rank, GroupWorld: a.place.round.World, Role: a.cfg.Role, Hostname: a.cfg.Host,
+		State: a.machine.state, TotalTime: now.Sub(a.begun).Seconds(), Backend: a.cfg.Backend, Restarts: a.machine.restarts(),
+	}}
+	if fill != nil {
+		fill(&e)
+	}
+	a.cfg.Events(e)
+}
+
+// workerEvent tells of a worker.
+func (a *Agent) workerEvent(name string, state State, w *worker) {
+	a.event(name, func(e *Event) {
+		rank := a.place.ranks.Base + w.local
+		e.Source, e.Metadata.State, e.Metadata.GlobalRank = "WORKER", state, &rank
+		e.Metadata.WorkerID, e.Metadata.WorkerPID = fmt.Sprintf("%d_%d", a.place.round.Number, w.local), w.pid
+		if w.ended {
+			code := exitCode(w.end)
+			e.Metadata.ExitCode = &code
+		}
+	})
+}
+
+// lasted tells how long something took.
+func (a *Agent) lasted(name string, since time.Time) {
+	a.event(name, func(e *Event) { e.Metadata.DurationMS = a.now().Sub(since).Milliseconds() })
+}
+
+// metrics tells what the run came to.
+func (a *Agent) metrics() {
+	put := func(name string, value float64) {
+		if a.cfg.Metric != nil {
+			a.cfg.Metric("workers."+a.cfg.Role+"."+name, value)
+		}
+	}
+	put("run_total", 1)
+	outcome := map[State]string{Succeeded: "success", Failed: "failed"}[a.machine.state]
+	for _, o := range []string{"success", "failed"} {
+		for _, retries := range []bool{false, true} {
+			name, value := "run_"+o+"_no_retries", 0.0
+			if retries {
+				name = "run_" + o + "_with_retries"
+			}
+			if o == outcome && retries == (a.machine.restarts() > 0) {
+				value = 1
+			}
+			put(name, value)
+		}
+	}
+	put("remaining_restarts", float64(a.machine.left))
+	put("flakiness", float64(a.machine.flakiness()))
+}

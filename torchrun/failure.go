@@ -1,0 +1,160 @@
+package torchrun
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+// Failure is how a worker has failed.
+type Failure struct {
+	Rank, LocalRank, PID int
+	// ExitCode is the exit status, or minus the signal.
+	ExitCode int
+	// ErrorFile is what the worker has written; empty: it has not.
+	ErrorFile string
+	// Message says why, and Traceback, if not empty, where.
+	Message, Traceback string
+	Time               time.Time
+}
+
+// maxErrorFile bounds the file that a worker leaves, in bytes.
+const maxErrorFile = 4 << 20
+
+// newFailure returns the failure of a worker that has ended so at that time.
+func newFailure(rank, local, pid int, end error, file string, now time.Time) Failure {
+	f := Failure{Rank: rank, LocalRank: local, PID: pid, ExitCode: exitCode(end), Time: now}
+	var exit *launch.ExitError
+	if end != nil && !errors.As(end, &exit) {
+		f.Message = end.Error() // it was not started, or cannot be killed
+	}
+	if text, err := safefile.OwnText(file, maxErrorFile); err == nil {
+		f.ErrorFile = file
+		f.read(text)
+	} else if file != "" && !errors.Is(err, fs.ErrNotExist) {
+		f.Message = fmt.Sprintf("its error file cannot be read: %v", err)
+	}
+	switch {
+	case f.Message != "" || f.Traceback != "":
+	case f.ExitCode < 0:
+		f.Message = fmt.Sprintf("Signal %d (%s) received by PID %d", -f.ExitCode, unix.SignalName(syscall.Signal(-f.ExitCode)), pid)
+	default:
+		f.Message = "no error file: a program has one whose main function is decorated with @record of " +
+			"torch.distributed.elastic.multiprocessing.errors"
+	}
+	return f
+}
+
+// read takes what an error file says: {"message": text or {"message": …, "extraInfo":
+// {"py_callstack": …, "timestamp": …}}, "timestamp": …}.
+func (f *Failure) read(text []byte) {
+	var file struct {
+		Message   json.RawMessage `json:"message"`
+		Timestamp json.Number     `json:"timestamp"`
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		f.Message = fmt.Sprintf("its error file is not what a handler writes: %v", err)
+		return
+	}
+	var long struct {
+		Message string `json:"message"`
+		Extra   struct {
+			Callstack string      `json:"py_callstack"`
+			Timestamp json.Number `json:"timestamp"`
+		} `json:"extraInfo"`
+	}
+	if json.Unmarshal(file.Message, &long) == nil && (long.Message != "" || long.Extra.Callstack != "") {
+		f.Message, f.Traceback, file.Timestamp = long.Message, long.Extra.Callstack, long.Extra.Timestamp
+	} else {
+		_ = json.Unmarshal(file.Message, &f.Message) // no text: as if there were none
+	}
+	if s, err := file.Timestamp.Float64(); err == nil && s > 0 && s < 1<<40 {
+		f.Time = time.UnixMicro(int64(s * 1e6))
+	}
+}
+
+// exitCode returns the code of an end as Python has it.
+func exitCode(end error) int {
+	var exit *launch.ExitError
+	switch {
+	case end == nil:
+		return 0
+	case !errors.As(end, &exit):
+		return 1
+	case exit.Signal != 0:
+		return -int(exit.Signal)
+	}
+	return exit.Code
+}
+
+// FailedError is returned by Run where workers have failed, and no restart was left.
+type FailedError struct {
+	// Command is what has failed.
+	Command string
+	// Host is the name of this node.
+	Host string
+	// Failures are those of this node, by rank. There is at least one.
+	Failures []Failure
+}
+
+// Root returns the first failure by time, and of several that of the lowest rank.
+func (e *FailedError) Root() Failure {
+	return slices.MinFunc(e.Failures, func(a, b Failure) int { return a.Time.Compare(b.Time) })
+}
+
+// Error returns one line, which names the first failure.
+func (e *FailedError) Error() string {
+	f := e.Root()
+	how := fmt.Sprintf("exited with code %d", f.ExitCode)
+	if f.ExitCode < 0 {
+		how = fmt.Sprintf("was killed by %s", unix.SignalName(syscall.Signal(-f.ExitCode)))
+	}
+	return fmt.Sprintf("%s failed: rank %d (local rank %d, pid %d) %s", e.Command, f.Rank, f.LocalRank, f.PID, how)
+}
+
+// Report returns what is to be told of all failures, in lines.
+func (e *FailedError) Report() string {
+	root := e.Root()
+	var others []string
+	first := ""
+	for i, f := range e.Failures {
+		if text := f.report(i, e.Host); f.Rank == root.Rank {
+			first = text
+		} else {
+			others = append(others, text)
+		}
+	}
+	if len(others) == 0 {
+		others = []string{"  <NO_OTHER_FAILURES>"}
+	}
+	const width = 60
+	line, rule := strings.Repeat("=", width), strings.Repeat("-", width)
+	return strings.Join([]string{
+		line, e.Command + " FAILED", rule, "Failures:", strings.Join(others, "\n"), rule,
+		"Root Cause (first observed failure):", first, line,
+	}, "\n") + "\n"
+}
+
+func (f Failure) report(i int, host string) string {
+	file, text := f.ErrorFile, f.Traceback
+	if file == "" {
+		file = "<N/A>"
+	}
+	if text == "" {
+		text = f.Message
+	}
+	return fmt.Sprintf("[%d]:\n  time      : %s\n  host      : %s\n  rank      : %d (local_rank: %d)\n"+
+		"  exitcode  : %d (pid: %d)\n  error_file: %s\n  traceback : %s",
+		i, f.Time.Format("2006-01-02_15:04:05"), host, f.Rank, f.LocalRank, f.ExitCode, f.PID, file,
+		strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  "))
+}

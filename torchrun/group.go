@@ -1,0 +1,144 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// worker is one process of a round.
+type worker struct {
+	local       int
+	incarnation string
+	paths       paths
+	pid         int
+
+	// What follows is set before the worker comes out of group.exits.
+	end   error // nil: exit 0
+	at    time.Time
+	ended bool // it has come out of there
+}
+
+// group are the workers of one round.
+type group struct {
+	agent    *Agent
+	store    roundStore
+	workers  []*worker
+	exits    chan *worker // of capacity len(workers)
+	failures []Failure    // by rank
+
+	cancel context.CancelFunc
+	signal syscall.Signal // set before cancel
+	wg     sync.WaitGroup
+}
+
+// startWorkers starts the workers of the round. Where one cannot be started, it is as if it had
+// failed.
+func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) {
+	a.logs.begin(a.cfg.Role, a.cfg.Workers, a.place.ranks.Base)
+	g := &group{agent: a, store: s, exits: make(chan *worker, a.cfg.Workers), signal: syscall.SIGTERM}
+	var inner context.Context
+	inner, g.cancel = context.WithCancel(context.WithoutCancel(ctx)) // stop ends it, with the signal
+	started := make(chan struct{}, a.cfg.Workers)
+	for local := range a.cfg.Workers {
+		p, err := a.logs.paths(a.machine.restarts(), local)
+		w := &worker{local: local, incarnation: newIncarnation(), paths: p}
+		g.workers = append(g.workers, w)
+		var spec launch.Spec
+		var closeLogs func() error
+		if err == nil {
+			spec = g.spec(w)
+			spec.Stdout, spec.Stderr, closeLogs, err = a.logs.writers(p, local)
+		}
+		if err != nil {
+			if closeLogs != nil {
+				err = errors.Join(err, closeLogs())
+			}
+			g.stop(nil)
+			return nil, err
+		}
+		g.wg.Go(func() { g.run(inner, w, spec, closeLogs, started) })
+	}
+	for range g.workers {
+		<-started
+	}
+	for _, w := range g.workers {
+		a.workerEvent("START", Healthy, w)
+	}
+	return g, nil
+}
+
+func (g *group) spec(w *worker) launch.Spec {
+	a := g.agent
+	return launch.Spec{
+		Incarnation: w.incarnation,
+		Slot:        plan.SlotID{Host: a.cfg.Host, Index: w.local},
+		Command:     arguments(a.cfg.Command, w.local),
+		Env:         a.environment(a.place, w.local, w.paths, w.incarnation),
+		Grace:       a.cfg.ShutdownTimeout,
+		Signal:      func() syscall.Signal { return g.signal },
+		CoreLimit:   launch.UnlimitedCore,
+		Hurry:       a.cfg.Hurry,
+	}
+}
+
+// run runs one worker, and tells of its end as soon as that is known.
+func (g *group) run(ctx context.Context, w *worker, spec launch.Spec, closeLogs func() error, started chan<- struct{}) {
+	begun := sync.OnceFunc(func() { started <- struct{}{} })
+	ended := sync.OnceFunc(func() { g.exits <- w })
+	spec.Ended = func(err error) {
+		begun()
+		w.end, w.at = err, g.agent.now()
+		ended()
+	}
+	err := g.agent.cfg.Launcher.Run(ctx, spec, func(pid int) {
+		w.pid = pid
+		begun()
+	})
+	begun()
+	g.finish(w, err, ended)
+	if err := closeLogs(); err != nil {
+		g.agent.cfg.Log.Warnf("torchrun: the output of local rank %d: %v", w.local, err)
+	}
+}
+
+// finish tells of the end of a worker, unless that was told.
+func (g *group) finish(w *worker, err error, ended func()) {
+	if w.at.IsZero() {
+		w.end, w.at = err, g.agent.now()
+	}
+	ended()
+}
+
+// stop ends the workers that are left, by the signal of the cause or by SIGTERM, and blocks until
+// they are gone, and their store with them.
+func (g *group) stop(cause error) {
+	if cause != nil && g.agent.cfg.SignalOf != nil {
+		g.signal = g.agent.cfg.SignalOf(cause)
+	}
+	g.cancel()
+	g.wg.Wait()
+	for _, w := range g.workers {
+		if !w.ended {
+			w.ended = true
+			g.agent.workerEvent("torchelastic.worker.status.TERMINATED", stateTerminated, w)
+		}
+	}
+	g.store.close()
+}
+
+// holds returns whether a process is one of the workers, or below one.
+func (g *group) holds(pid int) bool {
+	for _, w := range g.workers {
+		if w.pid != 0 && proc.Below(pid, w.pid) {
+			return true
+		}
+	}
+	return false
+}

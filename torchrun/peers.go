@@ -1,0 +1,396 @@
+package torchrun
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/rendezvous/store"
+	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
+)
+
+// Peers is how the agents of a job reach each other's stores: over TCP with mutual TLS, by
+// credentials that all derive from one key. It must be closed.
+type Peers struct {
+	// Host is the name or the address under which other nodes reach this one.
+	Host string
+
+	creds *identity.Credentials // nil: nobody is asked who it is
+	log   logrus.FieldLogger
+	ln    *identity.Listener // nil: this node only dials
+
+	mu     sync.Mutex
+	stores map[uint64]*tcpstore.Store
+	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
+	versions store.Store
+	conns    map[net.Conn]bool
+	closed   bool
+	idle     *sync.Cond // of mu: conns has become empty
+	gone     func()     // is called when an agent has ended its connection; nil: nobody wants to know
+	wg       sync.WaitGroup
+}
+
+// agentsStore is the number of the store that agents of a static rendezvous share, on the
+// connection that each has as long as it lives, and agentsWatch on others. Stores of workers have
+// the number of their round plus one.
+const (
+	agentsStore = 0
+	agentsWatch = 1<<64 - 1
+)
+
+// dialTimeout bounds one attempt to reach another agent.
+const dialTimeout = 20 * time.Second
+
+// NewPeers returns one for the job of that name, whose agents all have the key; without a key
+// anyone who reaches the agents' ports is let in, and can read and change the stores. It listens
+// nowhere yet.
+func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
+	p := &Peers{Host: host, log: log, stores: make(map[uint64]*tcpstore.Store), conns: make(map[net.Conn]bool)}
+	p.idle = sync.NewCond(&p.mu)
+	if key == nil {
+		return p, nil
+	}
+	authority, err := identity.ForCluster(key, "torchrun")
+	if err != nil {
+		return nil, err
+	}
+	p.creds, err = authority.Issue(identity.Subject{RunID: runID, Role: identity.Driver})
+	return p, err
+}
+
+// Listen serves the stores at an address. It is called at most once.
+func (p *Peers) Listen(addr string) (net.Addr, error) {
+	ln, err := identity.TorchPeers.Listen(addr)
+	if err != nil {
+		return nil, fmt.Errorf("torchrun: listening for other nodes: %w", err)
+	}
+	p.mu.Lock()
+	p.ln = ln
+	p.mu.Unlock()
+	p.wg.Go(func() { acceptAll(ln, &p.wg, p.serve) })
+	return ln.Addr(), nil
+}
+
+// acceptAll has each connection of a listener served by a goroutine of the group, until it is
+// closed.
+func acceptAll(ln *identity.Listener, wg *sync.WaitGroup, serve func(*identity.Conn)) {
+	for {
+		conn, err := ln.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			wg.Go(func() { serve(conn.(*identity.Conn)) })
+		}
+	}
+}
+
+// serve asks who it is, and serves the store that is asked for.
+func (p *Peers) serve(raw *identity.Conn) {
+	defer raw.Close()
+	var conn net.Conn = raw
+	if p.creds != nil {
+		secure := tls.Server(raw, p.creds.ServerTLS(identity.Driver))
+		if err := secure.Handshake(); err != nil {
+			p.log.Warnf("torchrun: a connection from %v is refused: %v", raw.RemoteAddr(), err)
+			return
+		}
+		conn = secure
+	}
+	var number [8]byte
+	if _, err := io.ReadFull(conn, number[:]); err != nil || !raw.Proven() {
+		return
+	}
+	of := binary.BigEndian.Uint64(number[:])
+	store, versions := p.find(of)
+	if store == nil && versions == nil || !p.keep(raw) {
+		return
+	}
+	defer p.forget(raw)
+	if of == agentsStore && p.gone != nil {
+		defer p.gone()
+	}
+	keepAlive(raw)
+	var err error
+	if versions != nil {
+		err = serveVersions(conn, versions)
+	} else {
+		err = tcpstore.Serve(conn, store)
+	}
+	if err != nil {
+		p.log.Debugf("torchrun: the connection of %v: %v", raw.RemoteAddr(), err)
+	}
+}
+
+// find returns the store with the number; both are nil where there is none.
+func (p *Peers) find(number uint64) (*tcpstore.Store, store.Store) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if number == versionStore {
+		return nil, p.versions
+	}
+	return p.stores[number], nil
+}
+
+// offer serves a store under a number; nil ends that.
+func (p *Peers) offer(number uint64, store *tcpstore.Store) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if store == nil {
+		delete(p.stores, number)
+	} else {
+		p.stores[number] = store
+	}
+}
+
+func (p *Peers) keep(conn net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.conns[conn] = true
+	}
+	return !p.closed
+}
+
+func (p *Peers) forget(conn net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, conn)
+	if len(p.conns) == 0 {
+		p.idle.Broadcast()
+	}
+}
+
+// addr returns where other nodes reach this one's stores.
+func (p *Peers) addr() (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ln == nil {
+		return "", errors.New("torchrun: this node does not listen for others")
+	}
+	_, port, err := net.SplitHostPort(p.ln.Addr().String())
+	return net.JoinHostPort(p.Host, port), err
+}
+
+// dial returns a connection to a store of another node.
+func (p *Peers) dial(ctx context.Context, addr string, number uint64) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("torchrun: %w", err)
+	}
+	keepAlive(conn)
+	if p.creds != nil {
+		secure := tls.Client(conn, p.creds.ClientTLS(identity.Subject{Role: identity.Driver}))
+		if err := secure.HandshakeContext(ctx); err != nil {
+			conn.Close()
+			return nil, fmt.Errorf("torchrun: the agent at %s: %w (have all nodes the same key_file and --rdzv-id?)", addr, err)
+		}
+		conn = secure
+	}
+	if _, err := conn.Write(binary.BigEndian.AppendUint64(nil, number)); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("torchrun: the agent at %s: %w", addr, err)
+	}
+	return conn, nil
+}
+
+// keepAlive has the kernel notice a machine that is gone.
+func keepAlive(conn net.Conn) {
+	if c, ok := conn.(*identity.Conn); ok {
+		conn = c.NetConn()
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 5})
+	}
+}
+
+// Close ends all. Where ctx has not ended, it waits until then for connections that others still
+// have.
+func (p *Peers) Close(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.idle.Broadcast()
+	})
+	defer stop()
+	p.mu.Lock()
+	for len(p.conns) > 0 && ctx.Err() == nil {
+		p.idle.Wait()
+	}
+	p.closed = true
+	for conn := range p.conns {
+		conn.Close()
+	}
+	ln := p.ln
+	p.mu.Unlock()
+	if ln != nil {
+		ln.Close()
+	}
+	p.wg.Wait()
+}
+
+// workerStore is the store of one round as the workers of this node reach it: a port of loopback
+// that lets in them and what they start, and nobody else.
+type workerStore struct {
+	ln    *identity.Listener
+	log   logrus.FieldLogger
+	admit func(net.Conn) error
+	serve func(net.Conn) // blocks
+	end   func()
+
+	mu     sync.Mutex
+	conns  map[net.Conn]bool
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// openStore makes the store of a round: it is that of the node with rank 0, which the others
+// forward their workers to.
+func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (roundStore, error) {
+	s := &workerStore{log: log, admit: admit, conns: make(map[net.Conn]bool), end: func() {}}
+	number := uint64(round.Number) + 1
+	switch {
+	case round.Rank == 0:
+		store := new(tcpstore.Store)
+		s.serve = func(conn net.Conn) {
+			if err := tcpstore.Serve(conn, store); err != nil {
+				log.Debugf("torchrun: a worker's connection to the store: %v", err)
+			}
+		}
+		if round.World > 1 {
+			addr, err := peers.addr()
+			if err != nil {
+				return nil, err
+			}
+			peers.offer(number, store)
+			s.end = func() { peers.offer(number, nil) }
+			if err := round.Store.Set(ctx, "store", []byte(addr)); err != nil {
+				s.end()
+				return nil, err
+			}
+		}
+	default:
+		ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the node with rank 0 does not say where its store is"))
+		defer cancel()
+		addr, err := round.Store.Get(ctx, "store")
+		if err != nil {
+			return nil, err
+		}
+		s.serve = func(conn net.Conn) { s.forward(conn, peers, string(addr), number) }
+	}
+	var err error
+	if s.ln, err = identity.TorchWorkers.Listen(identity.ListenLoopback()); err != nil {
+		s.end()
+		return nil, fmt.Errorf("torchrun: listening for workers: %w", err)
+	}
+	s.wg.Go(func() { acceptAll(s.ln, &s.wg, s.accept) })
+	return s, nil
+}
+
+func (s *workerStore) addr() string { return s.ln.Addr().String() }
+
+func (s *workerStore) accept(conn *identity.Conn) {
+	defer conn.Close()
+	if err := s.admit(conn.NetConn()); err != nil {
+		s.log.Warnf("torchrun: a connection to the workers' store is refused: %v", err)
+		return
+	}
+	if conn.Proven() && s.keep(conn) {
+		s.serve(conn)
+		s.forget(conn)
+	}
+}
+
+// keep has close close a connection too. It returns false, and closes it, where close was first.
+func (s *workerStore) keep(conn net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		conn.Close()
+		return false
+	}
+	s.conns[conn] = true
+	return true
+}
+
+func (s *workerStore) forget(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+}
+
+// forward carries a worker's bytes to the store of another node, and back.
+func (s *workerStore) forward(worker net.Conn, peers *Peers, addr string, number uint64) {
+	far, err := peers.dial(context.Background(), addr, number)
+	if err != nil {
+		s.log.Warnf("torchrun: a worker cannot reach the store of the node with rank 0: %v", err)
+		return
+	}
+	defer far.Close()
+	if !s.keep(far) {
+		return
+	}
+	defer s.forget(far)
+	var wg sync.WaitGroup
+	pass := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		to.Close()
+		from.Close()
+	}
+	wg.Go(func() { pass(far, worker) })
+	wg.Go(func() { pass(worker, far) })
+	wg.Wait()
+}
+
+// close ends all connections, and blocks until their goroutines have.
+func (s *workerStore) close() {
+	s.mu.Lock()
+	s.closed = true
+	for conn := range s.conns {
+		conn.Close()
+	}
+	s.mu.Unlock()
+	s.ln.Close()
+	s.end()
+	s.wg.Wait()
+}
+
+// OwnHost returns the address from which this machine reaches another, or itself.
+func OwnHost(far string) (string, error) {
+	conn, err := net.Dial("udp", net.JoinHostPort(far, "9")) // selects a route, and sends nothing
+	if err != nil {
+		return "", fmt.Errorf("torchrun: no address of this machine leads to %s: %w", far, err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().String(), nil
+}
+
+// IsHere returns whether a host name or an address is of this machine, and all that it is.
+func IsHere(ctx context.Context, host string) (bool, error) {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return identity.IsOwn(addr.Unmap()), nil
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return false, err
+	}
+	for _, addr := range addrs {
+		if !identity.IsOwn(addr.Unmap()) {
+			return false, nil
+		}
+	}
+	return len(addrs) > 0, nil
+}

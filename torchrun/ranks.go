@@ -1,0 +1,45 @@
+package torchrun
+
+import "fmt"
+
+// Node is what one agent tells the others before a round.
+type Node struct {
+	Role string `json:"role"`
+	// Workers is how many it runs.
+	Workers int `json:"local_world_size"`
+}
+
+// Ranks are those of an agent's first worker, and the sizes; worker i has the ranks plus i.
+type Ranks struct {
+	Base, World         int
+	RoleBase, RoleWorld int
+}
+
+// Assign returns the ranks of each node's workers, which follow the ranks of the nodes, over all
+// workers and over those of one role.
+func Assign(nodes []Node) []Ranks {
+	ranks := make([]Ranks, len(nodes))
+	world, roles := 0, make(map[string]int)
+	for i, n := range nodes {
+		ranks[i].Base, ranks[i].RoleBase = world, roles[n.Role]
+		world += n.Workers
+		roles[n.Role] += n.Workers
+	}
+	for i, n := range nodes {
+		ranks[i].World, ranks[i].RoleWorld = world, roles[n.Role]
+	}
+	return ranks
+}
+
+// check refuses what no agent would tell.
+func (n Node) check() error {
+	if n.Workers < 1 || n.Workers > maxWorkers || len(n.Role) > maxName {
+		return fmt.Errorf("torchrun: a node that says it has %d workers of the role %.100q", n.Workers, n.Role)
+	}
+	return nil
+}
+
+const (
+	maxWorkers = 1 << 16
+	maxName    = 255
+)

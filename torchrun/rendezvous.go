@@ -1,0 +1,110 @@
+package torchrun
+
+import (
+	"context"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
+)
+
+// Rendezvous is where agents meet. Its methods are called by one goroutine at a time.
+type Rendezvous interface {
+	// Next leaves the present round, and blocks until the node has a place in another one. Its
+	// error is final.
+	Next(ctx context.Context) (Round, error)
+	// Changed returns a channel that is closed when nodes wait to join the present round, or one
+	// of it has gone.
+	Changed() <-chan struct{}
+	// Close says that the job is over: no round follows. It may be called again.
+	Close(ctx context.Context) error
+	// Leave has the node leave, so that the others go on without it, and frees what it holds. It
+	// is the last call.
+	Leave(ctx context.Context) error
+}
+
+// Round is the place of a node among others.
+type Round struct {
+	// Number grows with each round.
+	Number int
+	// Rank is from 0 to World-1.
+	Rank, World int
+	// Store is shared by the nodes of the round, and by them alone.
+	Store KV
+}
+
+// KV is a store that the agents of a round share. A tcpstore.Client is one.
+type KV interface {
+	Set(ctx context.Context, key string, value []byte) error
+	// Get blocks until there is a value.
+	Get(ctx context.Context, key string) ([]byte, error)
+	// Add adds to a number, which is 0 where there is none, and returns the sum.
+	Add(ctx context.Context, key string, n int64) (int64, error)
+}
+
+// memoryKV is a store of agents in one process.
+type memoryKV struct{ store *tcpstore.Store }
+
+func (m memoryKV) Set(_ context.Context, key string, value []byte) error {
+	return m.store.Set(key, value)
+}
+
+func (m memoryKV) Get(ctx context.Context, key string) ([]byte, error) {
+	ready, cancel := m.store.Await(key)
+	defer cancel()
+	select {
+	case <-ready:
+		value, _ := m.store.Get(key)
+		return value, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (m memoryKV) Add(_ context.Context, key string, n int64) (int64, error) {
+	return m.store.Add(key, n)
+}
+
+// within is a part of a store, whose keys begin with a prefix.
+type within struct {
+	KV
+	prefix string
+}
+
+func (w within) Set(ctx context.Context, key string, value []byte) error {
+	return w.KV.Set(ctx, w.prefix+key, value)
+}
+
+func (w within) Get(ctx context.Context, key string) ([]byte, error) {
+	return w.KV.Get(ctx, w.prefix+key)
+}
+
+func (w within) Add(ctx context.Context, key string, n int64) (int64, error) {
+	return w.KV.Add(ctx, w.prefix+key, n)
+}
+
+// Single is the rendezvous of a job of one node. The zero value is ready.
+type Single struct {
+	mu    sync.Mutex
+	round int
+}
+
+// Next implements Rendezvous.
+func (s *Single) Next(ctx context.Context) (Round, error) {
+	if err := context.Cause(ctx); err != nil {
+		return Round{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := Round{Number: s.round, World: 1, Store: memoryKV{new(tcpstore.Store)}}
+	s.round++
+	return r, nil
+}
+
+// Changed implements Rendezvous: nothing ever does.
+func (*Single) Changed() <-chan struct{} { return nil }
+
+// Close implements Rendezvous.
+func (*Single) Close(context.Context) error { return nil }
+
+// Leave implements Rendezvous.
+func (*Single) Leave(context.Context) error { return nil }

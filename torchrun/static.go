@@ -1,0 +1,228 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/rendezvous/tcpstore"
+)
+
+// ErrClosed is wrapped by an error of Static.Next once a node has closed the rendezvous.
+var ErrClosed = errors.New("another node has ended the job")
+
+// Static is the rendezvous of a fixed number of nodes, each of which knows its rank. The agent with
+// rank 0 has the store. A round begins when all have come to it; the first that comes has the
+// others come too. A node that has gone may come back.
+type Static struct {
+	// Node is the rank of this node among Nodes.
+	Node, Nodes int
+	// Addr is that of the node with rank 0, host:port.
+	Addr string
+	// Peers is how it is reached. Where this is that node, it listens there already.
+	Peers *Peers
+	// Timeout is how long the other nodes are waited for. Zero: 900 s.
+	Timeout time.Duration
+	Log     logrus.FieldLogger
+
+	own     *tcpstore.Store // of the node with rank 0
+	client  *tcpstore.Client
+	kv      KV
+	watcher context.CancelFunc // of the round
+	wg      sync.WaitGroup
+	round   int
+
+	mu      sync.Mutex
+	changed chan struct{} // of the round; closed when it has changed
+	fired   bool
+}
+
+// retryPause is the pause between two attempts to reach the node with rank 0.
+const retryPause = 200 * time.Millisecond
+
+// Next implements Rendezvous.
+func (s *Static) Next(ctx context.Context) (Round, error) {
+	s.endWatch()
+	timeout := s.Timeout
+	if timeout == 0 {
+		timeout = 900 * time.Second
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
+		fmt.Errorf("not all of %d nodes have come within %v (rdzv_conf timeout)", s.Nodes, timeout))
+	defer cancel()
+	for {
+		r, err := s.arrive(ctx)
+		switch {
+		case err == nil:
+			s.watch()
+			return r, nil
+		case ctx.Err() != nil:
+			return Round{}, context.Cause(ctx)
+		case errors.Is(err, ErrClosed) || s.Node == 0:
+			return Round{}, err
+		}
+		s.Log.Debugf("torchrun: %v", err) // the node with rank 0 may have been started again
+		s.disconnect()
+		if err := pause(ctx, retryPause); err != nil {
+			return Round{}, err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// connect reaches the store.
+func (s *Static) connect(ctx context.Context) error {
+	if s.kv != nil {
+		return nil
+	}
+	if s.Node == 0 {
+		s.own = new(tcpstore.Store)
+		s.Peers.gone = s.fire
+		s.Peers.offer(agentsStore, s.own)
+		s.Peers.offer(agentsWatch, s.own)
+		s.kv = memoryKV{s.own}
+		return nil
+	}
+	c, err := s.dial(ctx, agentsStore)
+	if err == nil {
+		s.client, s.kv = c, c
+	}
+	return err
+}
+
+func (s *Static) dial(ctx context.Context, number uint64) (*tcpstore.Client, error) {
+	conn, err := s.Peers.dial(ctx, s.Addr, number)
+	if err != nil {
+		return nil, err
+	}
+	return tcpstore.NewClient(conn, false)
+}
+
+func (s *Static) disconnect() {
+	if s.client != nil {
+		s.client.Close()
+		s.client, s.kv = nil, nil
+	}
+}
+
+// arrive comes to this node's next round, and waits for the others.
+func (s *Static) arrive(ctx context.Context) (r Round, err error) {
+	if err = s.connect(ctx); err != nil {
+		return r, err
+	}
+	closed, err := s.kv.Add(ctx, "closed", 0)
+	if err == nil && closed > 0 {
+		return r, ErrClosed
+	}
+	var arrivals int64
+	if err == nil {
+		arrivals, err = s.kv.Add(ctx, "arrivals/"+strconv.Itoa(s.Node), 1)
+	}
+	s.round = int(arrivals) - 1
+	if err == nil {
+		err = s.kv.Set(ctx, s.began(s.round), nil)
+	}
+	if err == nil {
+		err = s.kv.Set(ctx, s.here(s.round, s.Node), nil)
+	}
+	for i := 0; i < s.Nodes && err == nil; i++ {
+		_, err = s.kv.Get(ctx, s.here(s.round, i))
+	}
+	return Round{Number: s.round, Rank: s.Node, World: s.Nodes, Store: within{s.kv, "round/" + strconv.Itoa(s.round) + "/"}}, err
+}
+
+func (s *Static) began(round int) string { return "began/" + strconv.Itoa(round) }
+func (s *Static) here(round, node int) string {
+	return "here/" + strconv.Itoa(round) + "/" + strconv.Itoa(node)
+}
+
+// watch has Changed fire when a node has come to the next round, or the store is lost.
+func (s *Static) watch() {
+	s.mu.Lock()
+	s.changed, s.fired = make(chan struct{}), false
+	s.mu.Unlock()
+	var ctx context.Context
+	ctx, s.watcher = context.WithCancel(context.Background())
+	next := s.began(s.round + 1)
+	s.wg.Go(func() {
+		kv := KV(memoryKV{s.own})
+		if s.Node != 0 {
+			c, err := s.dial(ctx, agentsWatch)
+			if err != nil {
+				if ctx.Err() == nil {
+					s.fire()
+				}
+				return
+			}
+			defer c.Close()
+			kv = c
+		}
+		if _, err := kv.Get(ctx, next); err == nil || ctx.Err() == nil {
+			s.fire()
+		}
+	})
+}
+
+// fire closes the channel of the round.
+func (s *Static) fire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed != nil && !s.fired {
+		s.fired = true
+		close(s.changed)
+	}
+}
+
+func (s *Static) endWatch() {
+	if s.watcher != nil {
+		s.watcher()
+		s.watcher = nil
+	}
+	s.wg.Wait()
+}
+
+// Changed implements Rendezvous.
+func (s *Static) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// Close implements Rendezvous.
+func (s *Static) Close(ctx context.Context) error {
+	if s.kv == nil {
+		return nil
+	}
+	_, err := s.kv.Add(ctx, "closed", 1)
+	if err == nil {
+		err = s.kv.Set(ctx, s.began(s.round+1), nil) // the others look
+	}
+	if errors.Is(err, net.ErrClosed) || s.Node != 0 && err != nil {
+		return nil // the node with rank 0 has gone: nobody can come
+	}
+	return err
+}
+
+// Leave implements Rendezvous. The node with rank 0 waits for the others to leave.
+func (s *Static) Leave(ctx context.Context) error {
+	s.endWatch()
+	s.disconnect()
+	s.Peers.Close(ctx)
+	return nil
+}

@@ -1,0 +1,209 @@
+package torchrun
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// timers holds what workers have asked for: to be sent a signal at a time, unless they release the
+// timer before that. It is pure.
+type timers struct{ of map[timerKey]timerEvent }
+
+type timerKey struct {
+	pid   int
+	scope string
+}
+
+// timerEvent is a request, as one line of JSON.
+type timerEvent struct {
+	PID    int    `json:"pid"`
+	Scope  string `json:"scope_id"`
+	Signal int    `json:"signal"`
+	// Expiry is in seconds since 1970; less than none releases the timer.
+	Expiry float64 `json:"expiration_time"`
+}
+
+const (
+	// maxTimers bounds the timers of a node, and maxTimerLine a request, in bytes: a write of more
+	// than PIPE_BUF would not be whole.
+	maxTimers    = 1 << 16
+	maxTimerLine = 4096
+)
+
+// take takes one line.
+func (t *timers) take(line []byte) error {
+	var e timerEvent
+	if err := json.Unmarshal(line, &e); err != nil {
+		return fmt.Errorf("torchrun: what a worker has written to the timer's FIFO: %w", err)
+	}
+	key := timerKey{e.PID, e.Scope}
+	if e.Expiry < 0 {
+		delete(t.of, key)
+		return nil
+	}
+	if len(t.of) >= maxTimers {
+		return fmt.Errorf("torchrun: more than %d timers", maxTimers)
+	}
+	if t.of == nil {
+		t.of = make(map[timerKey]timerEvent)
+	}
+	t.of[key] = e
+	return nil
+}
+
+// next returns the time of the timer that expires first; the zero time where there is none.
+func (t *timers) next() time.Time {
+	var first time.Time
+	for _, e := range t.of {
+		if at := e.at(); first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
+}
+
+func (e timerEvent) at() time.Time { return time.UnixMicro(int64(min(e.Expiry, 1<<40) * 1e6)) }
+
+// due removes what has expired, and returns one signal for each process: the first by time.
+func (t *timers) due(now time.Time) (due []expiry) {
+	first := make(map[int]timerEvent)
+	for key, e := range t.of {
+		if e.at().After(now) {
+			continue
+		}
+		delete(t.of, key)
+		if o, is := first[e.PID]; !is || o.Signal <= 0 || e.Signal > 0 && e.Expiry < o.Expiry {
+			first[e.PID] = e
+		}
+	}
+	for pid, e := range first {
+		due = append(due, expiry{pid, e.Scope, syscall.Signal(max(0, e.Signal))})
+	}
+	return due
+}
+
+// expiry is a process whose timer has expired.
+type expiry struct {
+	pid    int
+	scope  string
+	signal syscall.Signal // 0: none is wanted
+}
+
+// kill sends the signal, where the process is one that it may be sent to.
+func (e expiry) kill(ours func(pid int) bool) {
+	if e.signal > 0 && e.pid > 1 && ours(e.pid) {
+		_ = syscall.Kill(e.pid, e.signal)
+	}
+}
+
+// fileTimer reads requests from a FIFO. A nil one has none.
+type fileTimer struct {
+	path string
+	dir  string // was made for it; empty: none
+	fifo *os.File
+	out  chan expiry
+	done chan struct{}
+	wg   sync.WaitGroup
+}
+
+func newFileTimer(path, tempDir string) (*fileTimer, error) {
+	f := &fileTimer{path: path, out: make(chan expiry), done: make(chan struct{})}
+	var err error
+	if path == "" {
+		if f.dir, err = os.MkdirTemp(tempDir, "hvdrun_timer_"); err != nil {
+			return nil, fmt.Errorf("torchrun: the timer's folder: %w", err)
+		}
+		f.path = filepath.Join(f.dir, "timer")
+	}
+	if err = unix.Mkfifo(f.path, 0o600); err == nil {
+		// For writing too: it does not end when the last worker closes it.
+		f.fifo, err = os.OpenFile(f.path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	}
+	if err != nil {
+		if f.dir != "" {
+			err = errors.Join(err, os.RemoveAll(f.dir))
+		}
+		return nil, fmt.Errorf("torchrun: the timer's FIFO %s: %w", f.path, err)
+	}
+	f.wg.Go(f.run)
+	return f, nil
+}
+
+// expired returns where timers come that have expired.
+func (f *fileTimer) expired() <-chan expiry {
+	if f == nil {
+		return nil
+	}
+	return f.out
+}
+
+func (f *fileTimer) run() {
+	lines := make(chan []byte)
+	f.wg.Go(func() { f.read(lines) })
+	var t timers
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		wait := time.Hour
+		if first := t.next(); !first.IsZero() {
+			wait = max(0, time.Until(first))
+		}
+		timer.Reset(wait)
+		select {
+		case <-f.done:
+			return
+		case line := <-lines:
+			_ = t.take(line) // a malformed line asks for nothing
+		case <-timer.C:
+			for _, e := range t.due(time.Now()) {
+				select {
+				case f.out <- e:
+				case <-f.done:
+					return
+				}
+			}
+		}
+	}
+}
+
+// read passes on lines until the FIFO is closed.
+func (f *fileTimer) read(lines chan<- []byte) {
+	in := bufio.NewReaderSize(f.fifo, maxTimerLine)
+	for {
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			continue // the rest of it is malformed too
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return
+		}
+		select {
+		case lines <- append([]byte(nil), line...):
+		case <-f.done:
+			return
+		}
+	}
+}
+
+func (f *fileTimer) close() error {
+	if f == nil {
+		return nil
+	}
+	close(f.done)
+	err := f.fifo.Close()
+	f.wg.Wait()
+	if f.dir != "" {
+		return errors.Join(err, os.RemoveAll(f.dir))
+	}
+	return errors.Join(err, os.Remove(f.path))
+}

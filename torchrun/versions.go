@@ -1,0 +1,273 @@
+package torchrun
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/rendezvous/store"
+)
+
+// versionStore is the number of the store with versions, which a dynamic rendezvous needs.
+const versionStore = 1<<64 - 2
+
+// maxFrame bounds a question to that store, or an answer, in bytes.
+const maxFrame = 8 << 20
+
+// question is one call of a store.Store; Wait blocks the connection until it is answered.
+type question struct {
+	Do      string `json:"do"` // get, set or wait
+	Key     string `json:"key"`
+	Version uint64 `json:"version,omitempty"`
+	Value   []byte `json:"value,omitempty"`
+}
+
+type reply struct {
+	Value   []byte    `json:"value,omitempty"`
+	Version uint64    `json:"version,omitempty"`
+	Now     time.Time `json:"now"`
+	Set     bool      `json:"set,omitempty"`
+	Error   string    `json:"error,omitempty"`
+}
+
+// writeFrame and readFrame carry a value as JSON, behind its length.
+func writeFrame(w io.Writer, v any) error {
+	text, err := json.Marshal(v)
+	if err == nil && len(text) > maxFrame {
+		err = fmt.Errorf("torchrun: a message of %d bytes; at most %d", len(text), maxFrame)
+	}
+	if err == nil {
+		_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+	}
+	return err
+}
+
+func readFrame(r io.Reader, v any) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > maxFrame {
+		return fmt.Errorf("torchrun: a message of %d bytes; at most %d", n, maxFrame)
+	}
+	text, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err == nil && len(text) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil {
+		err = json.Unmarshal(text, v)
+	}
+	return err
+}
+
+// serveVersions answers the questions of one connection until it is closed, which ends a wait.
+func serveVersions(conn net.Conn, s store.Store) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	questions := make(chan question)
+	failed := make(chan error, 1)
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer conn.Close()
+	reading.Go(func() {
+		in := bufio.NewReader(conn)
+		for {
+			var q question
+			err := readFrame(in, &q)
+			if err == nil {
+				select {
+				case questions <- q:
+					continue
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			}
+			failed <- err
+			cancel()
+			return
+		}
+	})
+	for {
+		select {
+		case q := <-questions:
+			if err := writeFrame(conn, ask(ctx, s, q)); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			err := <-failed
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+func ask(ctx context.Context, s store.Store, q question) (r reply) {
+	var e store.Entry
+	var err error
+	switch q.Do {
+	case "get":
+		e, err = s.Get(ctx, q.Key)
+	case "set":
+		e, r.Set, err = s.CompareAndSet(ctx, q.Key, q.Version, q.Value)
+	case "wait":
+		e, err = s.Wait(ctx, q.Key, q.Version)
+	default:
+		err = fmt.Errorf("torchrun: a store is asked to %.20q", q.Do)
+	}
+	if err != nil {
+		r.Error = err.Error()
+	}
+	r.Value, r.Version, r.Now = e.Value, e.Version, e.Now
+	return r
+}
+
+// remoteStore is a store of another agent.
+type remoteStore struct {
+	peers *Peers
+	addr  string
+
+	mu   sync.Mutex
+	idle []net.Conn
+	all  map[net.Conn]bool
+	shut bool
+}
+
+// maxIdle bounds the connections that wait for the next call.
+const maxIdle = 4
+
+// Get implements store.Store.
+func (r *remoteStore) Get(ctx context.Context, key string) (store.Entry, error) {
+	e, _, err := r.call(ctx, question{Do: "get", Key: key})
+	return e, err
+}
+
+// CompareAndSet implements store.Store.
+func (r *remoteStore) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
+	if err := store.Check(key, value); err != nil {
+		return store.Entry{}, false, err
+	}
+	return r.call(ctx, question{Do: "set", Key: key, Version: version, Value: value})
+}
+
+// Wait implements store.Store.
+func (r *remoteStore) Wait(ctx context.Context, key string, version uint64) (store.Entry, error) {
+	e, _, err := r.call(ctx, question{Do: "wait", Key: key, Version: version})
+	return e, err
+}
+
+// call asks on a connection that nobody else uses meanwhile. A context that ends closes it.
+func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set bool, err error) {
+	if ctx.Err() != nil {
+		return e, false, context.Cause(ctx)
+	}
+	conn, err := r.take(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return e, false, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	var a reply
+	if err = writeFrame(conn, q); err == nil {
+		err = readFrame(conn, &a)
+	}
+	if !stop() {
+		err = context.Cause(ctx)
+	} else if err != nil {
+		err = fmt.Errorf("torchrun: the store at %s: %w", r.addr, err)
+	}
+	r.give(conn, err == nil)
+	if err == nil && a.Error != "" {
+		err = errors.New(a.Error)
+	}
+	return store.Entry{Value: a.Value, Version: a.Version, Now: a.Now}, a.Set, err
+}
+
+func (r *remoteStore) take(ctx context.Context) (net.Conn, error) {
+	r.mu.Lock()
+	if n := len(r.idle); n > 0 {
+		conn := r.idle[n-1]
+		r.idle = r.idle[:n-1]
+		r.mu.Unlock()
+		return conn, nil
+	}
+	r.mu.Unlock()
+	conn, err := r.peers.dial(ctx, r.addr, versionStore)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.shut {
+		conn.Close()
+		return nil, store.ErrClosed
+	}
+	if r.all == nil {
+		r.all = make(map[net.Conn]bool)
+	}
+	r.all[conn] = true
+	return conn, nil
+}
+
+func (r *remoteStore) give(conn net.Conn, well bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if well && !r.shut && len(r.idle) < maxIdle {
+		r.idle = append(r.idle, conn)
+		return
+	}
+	delete(r.all, conn)
+	conn.Close()
+}
+
+func (r *remoteStore) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shut = true
+	for conn := range r.all {
+		conn.Close()
+	}
+	r.idle, r.all = nil, nil
+}
+
+// Meet returns the store of a dynamic rendezvous: that of the agent at addr, which this one is
+// where host is set; it listens there then. Others try to reach it until ctx ends. The function
+// frees it, and waits until its context ends for others that still use it.
+func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, func(context.Context), error) {
+	if host {
+		s := new(store.Memory)
+		p.mu.Lock()
+		p.versions = s
+		p.mu.Unlock()
+		if _, err := p.Listen(addr); err != nil {
+			return nil, nil, err
+		}
+		return s, p.Close, nil
+	}
+	r := &remoteStore{peers: p, addr: addr}
+	end := func(ctx context.Context) {
+		r.close()
+		p.Close(ctx)
+	}
+	for {
+		_, err := r.Get(ctx, "hello")
+		if err == nil {
+			return r, end, nil
+		}
+		if pause(ctx, retryPause) != nil {
+			r.close()
+			return nil, nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
+		}
+	}
+}
