@@ -58,17 +58,17 @@ Where the two differ, docs/torchrun.md says how.`,
 			return p.runTorch(cmd.Context(), &f, args)
 		},
 	}
-	fs := cmd.Flags()
+	f.addFlags(cmd.Flags())
+	return cmd
+}
+
+// addFlags defines the flags, in both spellings; the first word that is none begins the script.
+func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 	fs.SetInterspersed(false)
 	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	f.addFlags(fs)
-	return cmd
-}
-
-func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&f.nnodes, "nnodes", "1:1", "nodes of the job: N, or MIN:MAX where they may come and go")
 	fs.StringVar(&f.workers, "nproc-per-node", "1", "workers of this node: a number, or auto, cpu or gpu for as many as it has")
 	fs.StringVar(&f.backend, "rdzv-backend", "static", "how nodes meet: static, where each is told its rank, or c10d")
