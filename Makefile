@@ -39,7 +39,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-torch check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,16 @@ kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS g
 	@export $(PURE) $(QUICK); lint=$$($(GO) tool -n staticcheck) && \
 		$(GO) -C $(KUBERNETES) vet . && (cd $(KUBERNETES) && $$lint .) && \
 		$(GO) -C $(KUBERNETES) test -vet=off -ldflags=-w -timeout 30m $(SHORT) $(ARGS) .
+
+check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch; ARGS go to go test
+	@test -e /usr/lib/python3/dist-packages/torch || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-torch; \
+		else \
+			echo "missing: install the package python3-torch" >&2; exit 1; \
+		fi; }
+	$(GO) test -race -count=1 -timeout 20m -run Torch $(ARGS) ./rendezvous/tcpstore
+	$(GO) test -race -count=1 -timeout 20m $(ARGS) ./internal/testbed/torch ./torchrun
 
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
 	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .

@@ -58,21 +58,21 @@ Where the two differ, docs/torchrun.md says how.`,
 			return p.runTorch(cmd.Context(), &f, args)
 		},
 	}
-	fs := cmd.Flags()
+	f.addFlags(cmd.Flags())
+	return cmd
+}
+
+// addFlags defines the flags, in both spellings; the first word that is none begins the script.
+func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 	fs.SetInterspersed(false)
 	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	f.addFlags(fs)
-	return cmd
-}
-
-func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&f.nnodes, "nnodes", "1:1", "nodes of the job: N, or MIN:MAX where they may come and go")
 	fs.StringVar(&f.workers, "nproc-per-node", "1", "workers of this node: a number, or auto, cpu or gpu for as many as it has")
-	fs.StringVar(&f.backend, "rdzv-backend", "static", "how nodes meet: static, where each is told its rank, or c10d")
-	fs.StringVar(&f.endpoint, "rdzv-endpoint", "", "host[:port] where nodes meet (default: for static --master-addr:--master-port; port of c10d: 29400)")
+	fs.StringVar(&f.backend, "rdzv-backend", "static", "how nodes meet: static, where each is told its rank, c10d, or etcd")
+	fs.StringVar(&f.endpoint, "rdzv-endpoint", "", "host[:port] where nodes meet (default: for static --master-addr:--master-port; port of c10d: 29400, of etcd: 2379)")
 	fs.StringVar(&f.id, "rdzv-id", "none", "name of the job, the same on all nodes")
 	fs.StringVar(&f.conf, "rdzv-conf", "", "k=v,…: key_file, insecure, timeout, join_timeout, last_call_timeout, close_timeout and others of torchrun")
 	fs.BoolVar(&f.standalone, "standalone", false, "a job of this node alone; --rdzv-backend, --rdzv-endpoint and --rdzv-id are ignored")
@@ -164,7 +164,7 @@ func (f *torchFlags) command(args, env []string) ([]string, error) {
 // pairs returns --rdzv-conf.
 func (f *torchFlags) pairs() (map[string]string, error) {
 	known := []string{"key_file", "insecure", "rank", "timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout",
-		"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv"}
+		"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv", "protocol", "cacert", "cert", "key"}
 	conf := make(map[string]string)
 	for part := range strings.SplitSeq(f.conf, ",") {
 		if strings.TrimSpace(part) == "" {
@@ -194,7 +194,7 @@ func (f *torchFlags) check() error {
 		{"event-log-handler", f.eventLog, []string{"null", "console"}, "null and console are taken"},
 		{"logs-specs", f.logsSpecs, []string{"", "default"}, "plugins of Python cannot be loaded here; default is taken"},
 		{"numa-binding", f.numa, []string{""}, "processes are not bound to NUMA nodes; --no-python with numactl does so"},
-		{"rdzv-backend", f.backend, []string{"static", "c10d"}, "static and c10d are taken"},
+		{"rdzv-backend", f.backend, []string{"static", "c10d", "etcd"}, "static, c10d and etcd are taken; the older API of etcd-v2 is not spoken"},
 	}
 	for _, c := range choices {
 		if !slices.Contains(c.known, c.value) {

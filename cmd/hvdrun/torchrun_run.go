@@ -26,6 +26,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/rendezvous/store"
 	"github.com/hvdrun/hvdrun/torchrun"
 )
 
@@ -298,7 +299,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 			return nil, runError{err}
 		}
 	}
-	insecure := slices.Contains([]string{"1", "true", "yes"}, strings.ToLower(conf["insecure"]))
+	insecure := isInsecure(conf)
 	loopback, lerr := netip.ParseAddr(host)
 	var key []byte
 	switch path := conf["key_file"]; {
@@ -405,41 +406,68 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 	if text := conf["store_type"]; text != "" && text != "tcp" {
 		return fmt.Errorf("--rdzv-conf: store_type: %q: tcp is taken", text)
 	}
-	host, addr, here, err := f.where(ctx, dynamicPort)
+	port := dynamicPort
+	if f.backend == "etcd" {
+		port = etcdPort
+	}
+	host, addr, here, err := f.where(ctx, port)
 	if err != nil {
 		return err
-	}
-	guessed := conf["is_host"] == ""
-	if !guessed {
-		if here, err = strconv.ParseBool(conf["is_host"]); err != nil {
-			return fmt.Errorf("--rdzv-conf: is_host: %q is neither true nor false", conf["is_host"])
-		}
 	}
 	peers, err := f.peers(env, cfg, host, conf)
 	if err != nil {
 		return err
 	}
+	shared, end, err := f.sharedStore(ctx, peers, host, addr, here, conf)
+	if err != nil {
+		return err
+	}
+	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: shared, Addr: f.localAddr, Log: cfg.Log})
+	if err != nil {
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		end(over)
+		return fmt.Errorf("--nnodes, --rdzv-id or --rdzv-conf: %w", err)
+	}
+	cfg.Peers, cfg.Rendezvous = peers, &torchrun.Dynamic{Handler: handler, End: end}
+	return nil
+}
+
+// sharedStore returns what the nodes share, and what ends it, with the connections to them.
+func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, host, addr string, here bool, conf map[string]string) (
+	shared store.Store, end func(context.Context), err error,
+) {
+	if f.backend == "etcd" {
+		s, closeStore, err := f.etcdStore(ctx, addr, conf)
+		if err == nil {
+			_, err = peers.Listen(net.JoinHostPort(f.listenHost(host), "0"))
+		}
+		return s, func(ctx context.Context) {
+			closeStore()
+			peers.Close(ctx)
+		}, err
+	}
+	guessed := conf["is_host"] == ""
+	if !guessed {
+		if here, err = strconv.ParseBool(conf["is_host"]); err != nil {
+			return nil, nil, fmt.Errorf("--rdzv-conf: is_host: %q is neither true nor false", conf["is_host"])
+		}
+	}
 	bounded, cancel := context.WithTimeoutCause(ctx, meetTimeout(conf), fmt.Errorf("nobody answers at %s: is the agent there running, "+
 		"and is that its --rdzv-endpoint too? is_host=true in --rdzv-conf makes this one the host", addr))
 	defer cancel()
-	store, end, err := peers.Meet(bounded, addr, here)
+	shared, end, err = peers.Meet(bounded, addr, here)
 	if here && guessed && errors.Is(err, syscall.EADDRINUSE) { // another agent of this machine is the host
 		here = false
-		store, end, err = peers.Meet(bounded, addr, false)
+		shared, end, err = peers.Meet(bounded, addr, false)
 	}
 	if err == nil && !here {
 		_, err = peers.Listen(net.JoinHostPort(f.listenHost(host), "0"))
 	}
 	if err != nil {
-		return runError{fmt.Errorf("--rdzv-endpoint: %w", err)}
+		return nil, nil, runError{fmt.Errorf("--rdzv-endpoint: %w", err)}
 	}
-	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: store, Addr: f.localAddr, Log: cfg.Log})
-	if err != nil {
-		end(bounded)
-		return fmt.Errorf("--nnodes, --rdzv-id or --rdzv-conf: %w", err)
-	}
-	cfg.Peers, cfg.Rendezvous = peers, &torchrun.Dynamic{Handler: handler, End: end}
-	return nil
+	return shared, end, nil
 }
 
 // meetTimeout is how long the host of the endpoint is waited for: read_timeout, and 60 s without.
