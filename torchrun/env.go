@@ -9,11 +9,10 @@ import (
 
 // place is where a node is in a round.
 type place struct {
-	round  Round
-	ranks  Ranks
-	host   string // of the store that its workers reach
-	port   int
-	number string // names the round in paths
+	round Round
+	ranks Ranks
+	host  string // of the store that its workers reach
+	port  int
 }
 
 // localRankMacro stands for the local rank in arguments.

@@ -19,9 +19,6 @@ const (
 	Unknown   State = "UNKNOWN"
 )
 
-// running returns whether the workers are.
-func (s State) running() bool { return s == Healthy || s == Unhealthy }
-
 // action is what the agent does next.
 type action string
 

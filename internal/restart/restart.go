@@ -19,7 +19,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
-	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/prestart"
 	"github.com/hvdrun/hvdrun/plan"
@@ -120,6 +119,14 @@ func (r *runner) train(ctx context.Context) error {
 	place, err := r.meet(ctx)
 	if err != nil {
 		return err
+	}
+	store, err := r.openStore(ctx, place)
+	if err != nil {
+		return err
+	}
+	defer store.close()
+	if place.masterAddr, place.masterPort, err = store.addr(); err != nil {
+		return fmt.Errorf("restart: %w", err)
 	}
 	if r.running, err = r.start(place); err != nil {
 		return err
@@ -225,18 +232,11 @@ func (r *runner) failed(after time.Duration) error {
 
 // meet finds out what the ranks of the world tell each other before their programs start.
 func (r *runner) meet(ctx context.Context) (p place, err error) {
-	agreed := [2]int32{r.restarts, 0}
-	if r.worker.Rank() == 0 {
-		port, err := identity.FreePort()
-		if err != nil {
-			return p, fmt.Errorf("restart: MASTER_PORT: %w", err)
-		}
-		agreed[1] = int32(port)
-	}
-	if err := collective.AllReduce(ctx, r.worker.Group(), agreed[:], collective.Max); err != nil {
+	agreed := []int32{r.restarts}
+	if err := collective.AllReduce(ctx, r.worker.Group(), agreed, collective.Max); err != nil {
 		return p, err
 	}
-	r.restarts, p.masterPort = agreed[0], int(agreed[1])
+	r.restarts = agreed[0]
 	locals, err := collective.AllGather(ctx, r.worker.Group(), []int32{int32(r.worker.LocalRank())})
 	if err != nil {
 		return p, err
@@ -254,11 +254,13 @@ func (r *runner) meet(ctx context.Context) (p place, err error) {
 	return p, nil
 }
 
+// loopback is this machine.
+const loopback = "127.0.0.1"
+
 // masterAddr returns an address of rank 0's machine that this one reaches.
 func (r *runner) masterAddr(ctx context.Context, groupRank int) string {
-	const here = "127.0.0.1"
 	if groupRank == 0 {
-		return here
+		return loopback
 	}
 	first := ""
 	for _, addr := range r.worker.Addresses(0) {
@@ -276,7 +278,7 @@ func (r *runner) masterAddr(ctx context.Context, groupRank int) string {
 		}
 	}
 	if first == "" {
-		return here
+		return loopback
 	}
 	return first
 }
@@ -291,10 +293,11 @@ func (r *runner) environ(p place) []string {
 	w.GroupRank, w.GroupSize = p.groupRank, p.groupSize
 	w.MasterAddr, w.MasterPort = p.masterAddr, p.masterPort
 	w.Restarts = int(r.restarts)
+	const use = "TORCHELASTIC_USE_AGENT_STORE=True" // rank 0 need not open the store itself
 	env := slices.DeleteFunc(slices.Clone(r.cfg.Env), func(entry string) bool {
 		return strings.HasPrefix(entry, plan.EnvCredentials+"=")
 	})
-	env = append(env, w.Environ()...)
+	env = append(append(env, w.Environ()...), use)
 	return slices.DeleteFunc(env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
 }
 

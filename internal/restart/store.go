@@ -1,0 +1,116 @@
+package restart
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/torchrun"
+)
+
+// worldStore is the store of torch.distributed of a world's programs, at the port of loopback that
+// they are told as MASTER_PORT. It is there before they start, so none of them waits for another to
+// open it.
+type worldStore struct {
+	peers *torchrun.Peers
+	store *torchrun.WorkerStore
+}
+
+// openStore opens the store of this world. All ranks call it.
+func (r *runner) openStore(ctx context.Context, p place) (*worldStore, error) {
+	group := r.worker.Group()
+	key := make([]byte, identity.ClusterKeyLen)
+	if r.worker.Rank() == 0 {
+		rand.Read(key) // never fails: crypto/rand ends the program if there is no randomness
+	}
+	key, err := collective.BroadcastBytes(ctx, group, key, 0)
+	if err != nil {
+		return nil, err
+	}
+	s := &worldStore{}
+	run := r.own.RunID + "-" + strconv.FormatUint(r.worker.Generation(), 10)
+	if s.peers, err = torchrun.NewPeers(key, run, loopback, r.cfg.Log); err != nil {
+		return nil, fmt.Errorf("restart: %w", err)
+	}
+	if err := s.open(ctx, r, group, p); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *worldStore) open(ctx context.Context, r *runner, group *collective.Group, p place) (err error) {
+	round := torchrun.Round{Rank: r.worker.Rank(), World: r.worker.Size()}
+	said := told{}
+	round.Store = said
+	var port []byte
+	if round.Rank == 0 {
+		listen := identity.ListenLoopback()
+		if p.groupSize > 1 {
+			listen = ":0"
+		}
+		addr, lerr := s.peers.Listen(listen)
+		if lerr == nil {
+			s.store, lerr = torchrun.OpenStore(ctx, round, s.peers, r.cfg.Log)
+		}
+		if lerr != nil {
+			return fmt.Errorf("restart: %w", lerr)
+		}
+		_, text, _ := net.SplitHostPort(addr.String())
+		port = []byte(text)
+	}
+	if port, err = collective.BroadcastBytes(ctx, group, port, 0); err != nil || round.Rank == 0 {
+		return err
+	}
+	said["store"] = []byte(net.JoinHostPort(p.masterAddr, string(port)))
+	if s.store, err = torchrun.OpenStore(ctx, round, s.peers, r.cfg.Log); err != nil {
+		return fmt.Errorf("restart: %w", err)
+	}
+	return nil
+}
+
+// addr returns MASTER_ADDR and MASTER_PORT.
+func (s *worldStore) addr() (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(s.store.Addr())
+	if err == nil {
+		port, err = strconv.Atoi(text)
+	}
+	return host, port, err
+}
+
+// close closes the store, if there is one.
+func (s *worldStore) close() {
+	if s == nil {
+		return
+	}
+	if s.store != nil {
+		s.store.Close()
+	}
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	s.peers.Close(now)
+}
+
+// told is what the ranks of a world have told each other by other means.
+type told map[string][]byte
+
+func (t told) Set(_ context.Context, key string, value []byte) error {
+	t[key] = value
+	return nil
+}
+
+func (t told) Get(_ context.Context, key string) ([]byte, error) {
+	if value, is := t[key]; is {
+		return value, nil
+	}
+	return nil, fmt.Errorf("restart: nobody has said %s", key)
+}
+
+func (t told) Add(context.Context, string, int64) (int64, error) {
+	return 0, errors.New("restart: there is nothing to count")
+}
