@@ -15,6 +15,8 @@ import (
 type Dynamic struct {
 	// Handler is this node's.
 	Handler *dynamic.Handler
+	// Peers, if not nil, is how this node reaches the others; it makes their deaths known at once.
+	Peers *Peers
 	// End, if not nil, is called by Leave when the store is not needed any more.
 	End func(ctx context.Context)
 
@@ -42,7 +44,11 @@ func (d *Dynamic) Next(ctx context.Context) (Round, error) {
 			close(changed)
 		}
 	})
-	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: storeKV{r.Store}}, nil
+	kv := storeKV{r.Store}
+	if d.Peers != nil && len(r.Members) > 1 {
+		d.attend(ctx, r, kv)
+	}
+	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: kv}, nil
 }
 
 func (d *Dynamic) endWatch() {

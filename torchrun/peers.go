@@ -33,11 +33,13 @@ type Peers struct {
 	stores map[uint64]*tcpstore.Store
 	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
 	versions store.Store
-	conns    map[net.Conn]bool
-	closed   bool
-	idle     *sync.Cond // of mu: conns has become empty
-	gone     func()     // is called when an agent has ended its connection; nil: nobody wants to know
-	wg       sync.WaitGroup
+	// answers serve the connections for numbers that no store has.
+	answers map[uint64]answer
+	conns   map[net.Conn]bool
+	closed  bool
+	idle    *sync.Cond // of mu: conns has become empty
+	gone    func()     // is called when an agent has ended its connection; nil: nobody wants to know
+	wg      sync.WaitGroup
 }
 
 // agentsStore is the number of the store that agents of a static rendezvous share, on the
@@ -55,7 +57,8 @@ const dialTimeout = 20 * time.Second
 // anyone who reaches the agents' ports is let in, and can read and change the stores. It listens
 // nowhere yet.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
-	p := &Peers{Host: host, log: log, stores: make(map[uint64]*tcpstore.Store), conns: make(map[net.Conn]bool)}
+	p := &Peers{Host: host, log: log, stores: make(map[uint64]*tcpstore.Store),
+		answers: make(map[uint64]answer), conns: make(map[net.Conn]bool)}
 	p.idle = sync.NewCond(&p.mu)
 	if key == nil {
 		return p, nil
@@ -113,7 +116,9 @@ func (p *Peers) serve(raw *identity.Conn) {
 	}
 	of := binary.BigEndian.Uint64(number[:])
 	store, versions := p.find(of)
-	if store == nil && versions == nil || !p.keep(raw) {
+	answer, done := p.answerTo(of)
+	defer done()
+	if store == nil && versions == nil && answer == nil || !p.keep(raw) {
 		return
 	}
 	defer p.forget(raw)
@@ -122,9 +127,12 @@ func (p *Peers) serve(raw *identity.Conn) {
 	}
 	keepAlive(raw)
 	var err error
-	if versions != nil {
+	switch {
+	case answer != nil:
+		answer(conn)
+	case versions != nil:
 		err = serveVersions(conn, versions)
-	} else {
+	default:
 		err = tcpstore.Serve(conn, store)
 	}
 	if err != nil {
@@ -151,6 +159,36 @@ func (p *Peers) offer(number uint64, store *tcpstore.Store) {
 	} else {
 		p.stores[number] = store
 	}
+}
+
+// answer serves connections for a number, until it is called without a function. Those that are
+// being served then are counted by wg.
+func (p *Peers) answer(number uint64, serve func(net.Conn), wg *sync.WaitGroup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if serve == nil {
+		delete(p.answers, number)
+	} else {
+		p.answers[number] = answer{serve, wg}
+	}
+}
+
+// answer serves connections, and counts those that it serves.
+type answer struct {
+	serve func(net.Conn)
+	wg    *sync.WaitGroup
+}
+
+// answerTo returns what serves a number, or nil. The caller must call done.
+func (p *Peers) answerTo(number uint64) (serve func(net.Conn), done func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a, is := p.answers[number]
+	if !is {
+		return nil, func() {}
+	}
+	a.wg.Add(1)
+	return a.serve, a.wg.Done
 }
 
 func (p *Peers) keep(conn net.Conn) bool {

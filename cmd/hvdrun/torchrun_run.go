@@ -429,7 +429,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 		end(over)
 		return fmt.Errorf("--nnodes, --rdzv-id or --rdzv-conf: %w", err)
 	}
-	cfg.Peers, cfg.Rendezvous = peers, &torchrun.Dynamic{Handler: handler, End: end}
+	cfg.Peers, cfg.Rendezvous = peers, &torchrun.Dynamic{Handler: handler, Peers: peers, End: end}
 	return nil
 }
 

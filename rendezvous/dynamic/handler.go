@@ -282,6 +282,13 @@ func (h *Handler) Leave(ctx context.Context) error {
 	return h.do(ctx, leaveOp, operation{"leaving the run", h.cfg.Close})
 }
 
+// Drop takes a member of a round that is known to be dead out of the record, so that nobody waits
+// for its heartbeats. If the round is over, it does nothing. A member that is alive after all finds
+// itself in no round when the next begins.
+func (h *Handler) Drop(ctx context.Context, round int, dead NodeDesc) error {
+	return run(ctx, h.newHolder(0), dead, "", &h.cfg.Settings, dropOp(round), operation{"dropping a dead node", h.cfg.Close})
+}
+
 // Close closes the run: no other round follows.
 func (h *Handler) Close(ctx context.Context) error {
 	h.mu.Lock()

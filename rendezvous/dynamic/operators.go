@@ -96,6 +96,19 @@ func leaveOp(v view) action {
 	return leaveForGood
 }
 
+// dropOp ends once the node is not in the round.
+func dropOp(round int) operator {
+	return func(v view) action {
+		switch {
+		case v.state.Round != round || !v.state.Complete || !v.participates():
+			return finish
+		case v.late():
+			return errorTimeout
+		}
+		return leaveForGood
+	}
+}
+
 // joinOp ends once the node participates in a complete round. The rows are those of the table in
 // docs/design/masterless.md.
 func joinOp(v view) action {

@@ -37,9 +37,10 @@ class Job:
 
     def __init__(self, launcher, folder, nnodes, workers, more=()):
         self.log = os.path.join(folder, "log")
+        self.endpoint = f"127.0.0.1:{free_port()}"
         self.args = list(launcher) + [
             "--nnodes", nnodes, "--nproc_per_node", str(workers), "--rdzv_backend", "c10d", "--rdzv_id", "compare",
-            "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_conf", "last_call_timeout=2", "--max_restarts", "3",
+            "--rdzv_endpoint", self.endpoint, "--rdzv_conf", "last_call_timeout=2", "--max_restarts", "3",
             "--monitor_interval", "0.1"]
         self.script = [os.path.join(HERE, "worker.py"), self.log, "100000", *map(str, more)]
         self.agents = []
@@ -50,6 +51,16 @@ class Job:
             self.agents.append(subprocess.Popen(self.args + self.script, env=ENV, stdout=subprocess.DEVNULL, stderr=err,
                                                 start_new_session=True))
         return at
+
+    def await_endpoint(self):
+        """Blocks until the first agent listens, so that it has the store, and not another one."""
+        host, port = self.endpoint.split(":")
+        while True:
+            try:
+                socket.create_connection((host, int(port))).close()
+                return
+            except ConnectionRefusedError:
+                time.sleep(0.01)
 
     def events(self):
         if not os.path.exists(self.log):
@@ -102,6 +113,7 @@ def measure(name, launcher, folder, limit):
         if name == "kill":
             killed = job.await_event(60, lambda e: e[1] == "kill")
             return job.await_event(limit, step(4, killed, 1)) - killed
+        job.await_endpoint()
         job.start()
         job.await_event(90, step(4, number=50))
         time.sleep(random.uniform(0, 2))

@@ -1,0 +1,108 @@
+package torchrun
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+)
+
+// attendanceOf is the bit of the numbers under which the node with rank 0 of a round serves
+// attendance; the others are those of the round.
+const attendanceOf = 1 << 63
+
+// byeTimeout bounds how long the last word to another node takes, and dropTimeout what is told the
+// store of one that is gone.
+const byeTimeout, dropTimeout = time.Second, 5 * time.Second
+
+// attend starts to notice, until ctx ends, which members of a round die: all are connected to the
+// one with rank 0, and a connection that ends without a last word is that of a process that is
+// gone. Members are then dropped at once, where a heartbeat would be missed for seconds. What this
+// cannot see, as the silence of a machine, the heartbeats still tell.
+func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV) {
+	number := attendanceOf | uint64(r.Number)
+	if r.Rank != 0 {
+		d.wg.Go(func() {
+			addr, err := kv.Get(ctx, "store")
+			if err != nil {
+				return
+			}
+			conn, err := d.Peers.dial(ctx, string(addr), number)
+			if err != nil {
+				return
+			}
+			if welcomed(ctx, conn, r.Rank) && departed(ctx, conn) {
+				d.drop(ctx, r, 0)
+			}
+		})
+		return
+	}
+	var serving sync.WaitGroup
+	d.Peers.answer(number, func(conn net.Conn) {
+		var rank [4]byte
+		if _, err := io.ReadFull(conn, rank[:]); err != nil {
+			return
+		}
+		of := binary.BigEndian.Uint32(rank[:])
+		if _, err := conn.Write([]byte{0}); err == nil && of > 0 && of < uint32(len(r.Members)) && departed(ctx, conn) {
+			d.drop(ctx, r, int(of))
+		}
+	}, &serving)
+	d.wg.Go(func() {
+		<-ctx.Done()
+		d.Peers.answer(number, nil, nil)
+		serving.Wait()
+	})
+}
+
+// welcomed reports whether the node with rank 0 is still in the round. If not, the connection is
+// closed.
+func welcomed(ctx context.Context, conn net.Conn, rank int) bool {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	var word [1]byte
+	_, err := conn.Write(binary.BigEndian.AppendUint32(nil, uint32(rank)))
+	if err == nil {
+		_, err = io.ReadFull(conn, word[:])
+	}
+	if !stop() || err != nil {
+		conn.Close()
+		return false
+	}
+	return true
+}
+
+// departed blocks until the connection to another member ends, and reports whether that has said
+// nothing before. When ctx ends, this node says its last word, and nobody has departed.
+func departed(ctx context.Context, conn net.Conn) bool {
+	said := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(said)
+		_ = conn.SetWriteDeadline(time.Now().Add(byeTimeout))
+		_, _ = conn.Write([]byte{0})
+		conn.Close()
+	})
+	var word [1]byte
+	_, err := io.ReadFull(conn, word[:])
+	if !stop() {
+		<-said
+		return false
+	}
+	conn.Close()
+	return err != nil
+}
+
+// drop tells all that a member of a round is gone.
+func (d *Dynamic) drop(ctx context.Context, r dynamic.Round, rank int) {
+	node := r.Members[rank].Node
+	ctx, cancel := context.WithTimeout(ctx, dropTimeout)
+	defer cancel()
+	if err := d.Handler.Drop(ctx, r.Number, node); err == nil {
+		d.Peers.log.Warnf("torchrun: the agent of node %s (pid %d) is gone", node.Addr, node.PID)
+	} else if ctx.Err() == nil {
+		d.Peers.log.Warnf("torchrun: the agent of node %s (pid %d) is gone, which the others learn later: %v", node.Addr, node.PID, err)
+	}
+}

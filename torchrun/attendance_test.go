@@ -1,0 +1,148 @@
+package torchrun
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+	"github.com/hvdrun/hvdrun/rendezvous/store"
+)
+
+// meetPair returns two nodes in a round, the one with rank 0 first. Their heartbeats are too rare to
+// tell anything.
+func meetPair(t *testing.T) (nodes [2]*Dynamic, rounds [2]Round) {
+	t.Helper()
+	shared := new(store.Memory)
+	key := make([]byte, identity.ClusterKeyLen)
+	var all sync.WaitGroup
+	for i := range nodes {
+		peers, err := NewPeers(key, "run", "127.0.0.1", discard())
+		if err == nil {
+			_, err = peers.Listen("127.0.0.1:0")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := dynamic.New(dynamic.Config{Store: shared, Log: discard(), Settings: dynamic.Settings{
+			RunID: "run", MinNodes: 2, MaxNodes: 2, KeepAliveInterval: time.Hour}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[i] = &Dynamic{Handler: h, Peers: peers}
+		all.Go(func() {
+			var err error
+			if rounds[i], err = nodes[i].Next(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(func() {
+			nodes[i].endWatch()
+			h.Stop()
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			peers.Close(over)
+		})
+	}
+	all.Wait()
+	if rounds[0].Rank != 0 {
+		nodes[0], nodes[1], rounds[0], rounds[1] = nodes[1], nodes[0], rounds[1], rounds[0]
+	}
+	return nodes, rounds
+}
+
+// sayStore does what openStore does in the node with rank 0.
+func sayStore(t *testing.T, d *Dynamic, r Round) (addr string) {
+	t.Helper()
+	addr, err := d.Peers.addr()
+	if err == nil {
+		err = r.Store.Set(t.Context(), "store", []byte(addr))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+// TestMemberDies: the node with rank 0 tells all that another one is gone whose connection ends
+// without a last word, and nothing of one that has said it.
+func TestMemberDies(t *testing.T) {
+	nodes, rounds := meetPair(t)
+	addr := sayStore(t, nodes[0], rounds[0])
+	dial := func() io.ReadWriteCloser {
+		conn, err := nodes[1].Peers.dial(t.Context(), addr, attendanceOf|uint64(rounds[0].Number))
+		if err == nil && !welcomed(t.Context(), conn, 1) {
+			t.Fatal("no answer")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	conn := dial()
+	if _, err := conn.Write([]byte{0}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("it is not closed after the last word")
+	}
+	select {
+	case <-nodes[0].Changed():
+		t.Error("a last word is a death")
+	default:
+	}
+	conn = dial()
+	conn.Close()
+	<-nodes[0].Changed()
+}
+
+// TestFirstMemberDies: the others tell that the node with rank 0 is gone.
+func TestFirstMemberDies(t *testing.T) {
+	nodes, rounds := meetPair(t)
+	var connected sync.WaitGroup
+	connected.Add(1)
+	number := attendanceOf | uint64(rounds[0].Number)
+	serve, done := nodes[0].Peers.answerTo(number)
+	done()
+	if serve == nil {
+		t.Fatal("nothing is served")
+	}
+	nodes[0].Peers.answer(number, func(conn net.Conn) {
+		var rank [4]byte
+		if _, err := io.ReadFull(conn, rank[:]); err != nil || binary.BigEndian.Uint32(rank[:]) != 1 {
+			t.Errorf("%v: %v", rank, err)
+		}
+		_, _ = conn.Write([]byte{0})
+		conn.Close() // a process that is killed
+		connected.Done()
+	}, new(sync.WaitGroup))
+	sayStore(t, nodes[0], rounds[0])
+	connected.Wait()
+	<-nodes[1].Changed()
+}
+
+// TestRoundEnds: a node that goes on to the next round is not dropped from it.
+func TestRoundEnds(t *testing.T) {
+	nodes, rounds := meetPair(t)
+	sayStore(t, nodes[0], rounds[0])
+	for range 5 {
+		var all sync.WaitGroup
+		for i, d := range nodes {
+			all.Go(func() {
+				r, err := d.Next(t.Context())
+				if err != nil || r.Rank != i || r.World != 2 {
+					t.Errorf("%+v, %v", r, err)
+				}
+				if r.Rank == 0 {
+					sayStore(t, d, r)
+				}
+			})
+		}
+		all.Wait()
+	}
+}
