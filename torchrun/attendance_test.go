@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 )
 
-// meetPair returns two nodes in a round, the one with rank 0 first. Their heartbeats are too rare to
+// meetPair returns two nodes in a round, rank 0 first. Their heartbeats are too rare to
 // tell anything.
 func meetPair(t *testing.T) (nodes [2]*Dynamic, rounds [2]Round) {
 	t.Helper()
