@@ -209,7 +209,7 @@ func wave(data []byte, size, waves, i int) []byte {
 }
 
 const (
-	waveSize    = 4 << 20  // most bytes of a wave …
+	waveSize    = 2 << 20  // most bytes of a wave …
 	crowdedWave = 32 << 20 // … and where little overlaps
 	throughOne  = 8 << 10  // up to here one rank of each host brings all to the other hosts
 )

@@ -274,8 +274,11 @@ func (p *tcpPath) pause(c *call) error {
 			if c.ctx.Err() != nil {
 				return c.cancelled()
 			}
-			c.nudgeIfLate(now)
-			p.sleep(c, now)
+			if c.nudgeIfLate(now) {
+				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				continue
+			}
+			p.sleep(c)
 			slept = true
 			continue
 		}
@@ -342,7 +345,7 @@ func (p *tcpPath) advance(all bool) bool {
 }
 
 // sleep waits for the kernel, for an alarm, or for a bound.
-func (p *tcpPath) sleep(c *call, now time.Time) {
+func (p *tcpPath) sleep(c *call) {
 	p.polls = append(p.polls[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
 	for _, l := range p.links {
 		if l == nil || l.wire.fd < 0 {
@@ -371,17 +374,13 @@ func (p *tcpPath) sleep(c *call, now time.Time) {
 	if c.ctx.Done() != nil {
 		bound = sleepContext
 	}
-	if c.late.cycle != 0 {
-		bound = min(bound, max(0, c.late.bound-now.Sub(c.late.since)))
-	}
-	timeout := unix.NsecToTimespec(int64(bound))
 	p.sleeping.Store(true)
 	select {
 	case <-p.g.failed: // the next look finds it
 	case <-p.g.wake:
 		p.g.poke()
 	default:
-		unix.Ppoll(p.polls, &timeout, nil) // whatever it returns, the links are polled next
+		unix.Poll(p.polls, int(bound.Milliseconds())) // whatever it returns, the links are polled next
 	}
 	p.sleeping.Store(false)
 	if p.polls[0].Revents != 0 {

@@ -60,9 +60,8 @@ type Reduction struct {
 type Member struct {
 	*Segment
 	position
-	wire   tripwire
-	other  func() (moved, left bool) // see Meanwhile; nil: none
-	moving bool                      // it has left something, in the wait under way
+	wire  tripwire
+	other func() (moved, left bool) // see Meanwhile; nil: none
 	pace
 	stopwatch
 	progress

@@ -18,7 +18,6 @@ const (
 	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
 	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
 	napWithoutContext    = time.Second
-	betweenLooks         = 1024                   // looks at a word between two at what else is to be moved
 	movingTurns          = 32                     // looks in vain before naps, while something else is to be moved …
 	movingNap            = 100 * time.Microsecond // … and their length
 )
@@ -54,34 +53,67 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	before := m.in(Waiting)
-	m.moving = m.other != nil
-	err := m.await(ctx, of, word, value)
+	done, err := false, error(nil)
+	if m.other != nil {
+		done, err = m.awaitMoving(ctx, of, word, value)
+	}
+	if !done && err == nil {
+		err = m.await(ctx, of, word, value)
+	}
 	m.in(before)
 	return err
 }
 
-// move moves what Meanwhile was given, if there may be anything left to move.
-func (m *Member) move() (moved bool) {
-	if m.moving {
-		moved, m.moving = m.other()
+// awaitMoving waits as await does, and moves what Meanwhile was given. It is done where the word
+// has its value; otherwise nothing is left to move.
+func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value uint64) (done bool, err error) {
+	sleeps, idle := false, 0
+	for {
+		moved, left := m.other()
+		switch {
+		case atomic.LoadUint64(word) >= value:
+			return true, nil
+		case m.aborted():
+			return false, ErrAborted
+		case !left:
+			return false, nil
+		case moved:
+			idle = 0
+		case idle < movingTurns:
+			idle++
+			schedYield()
+		default:
+			if !sleeps {
+				sleeps = true
+				defer m.sleepOn(of)()
+			}
+			if done, err = m.sleep(ctx, of, word, value, movingNap); done || err != nil {
+				return done, err
+			}
+		}
 	}
-	return moved
 }
 
 func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) error {
-	turns := yields
+	abort := &m.header.abort
+	turns := oversubscribedYields
 	if m.oversubscribed {
-		turns = oversubscribedYields
 		m.spreadOut()
 		m.shortenSlices()
-	} else if done, err := m.spinFor(word, value); done || err != nil {
-		return err
-	}
-	idle := true // nothing has been moved meanwhile
-	for i := 0; i < turns; i++ {
-		if m.move() {
-			i, idle = 0, false
+	} else {
+		turns = yields
+		budget := m.budget()
+		for range budget {
+			if atomic.LoadUint64(word) >= value {
+				m.spin = min(2*budget, spins)
+				return nil
+			}
+			if atomic.LoadUint32(abort) != 0 {
+				return ErrAborted
+			}
 		}
+	}
+	for i := range turns {
 		if i%8 == 7 {
 			runtime.Gosched() // members of one process, and the program's other goroutines
 			if m.dead() {
@@ -91,35 +123,17 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64) 
 			schedYield()
 		}
 		if atomic.LoadUint64(word) >= value {
-			if i == 0 && idle && !m.oversubscribed { // the other one has waited for this core all the time
+			if i == 0 && !m.oversubscribed { // the other one has waited for this core all the time
 				m.spin = max(m.spin/2, fewSpins)
 				m.moveApart(of)
 			}
 			return nil
 		}
-		if m.aborted() {
+		if atomic.LoadUint32(abort) != 0 {
 			return ErrAborted
 		}
 	}
 	return m.sleepUntil(ctx, of, word, value)
-}
-
-// spinFor looks at a word for as long as that is worth while; done where it has its value.
-func (m *Member) spinFor(word *uint64, value uint64) (done bool, err error) {
-	budget, moving, abort := m.budget(), m.moving, &m.header.abort
-	for i := range budget {
-		if atomic.LoadUint64(word) >= value {
-			m.spin = min(2*budget, spins)
-			return true, nil
-		}
-		if atomic.LoadUint32(abort) != 0 {
-			return false, ErrAborted
-		}
-		if moving && i%betweenLooks == 0 {
-			m.move()
-		}
-	}
-	return false, nil
 }
 
 // shortenSlices gives this thread short time slices, where there are more members than cores. Since
@@ -208,35 +222,15 @@ func whereabouts() (here int, all unix.CPUSet, ok bool) {
 	return int(core), all, ok
 }
 
-// sleepUntil sleeps until the word has its value. While something else is to be moved it naps, and
-// looks after that between naps.
+// sleepUntil sleeps until the word has its value.
 func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uint64) error {
 	nap := napWithoutContext
 	if ctx.Done() != nil {
 		nap = napWithContext * time.Duration(m.sleepFactor)
 	}
 	defer m.sleepOn(of)()
-	for idle := movingTurns; ; {
-		if m.move() {
-			idle = 0
-		} else if m.moving && idle < movingTurns {
-			idle++
-			schedYield()
-		}
-		if m.moving && idle < movingTurns {
-			if m.aborted() {
-				return ErrAborted
-			}
-			if atomic.LoadUint64(word) >= value {
-				return nil
-			}
-			continue
-		}
-		bound := nap
-		if m.moving {
-			bound = movingNap
-		}
-		if done, err := m.sleep(ctx, of, word, value, bound); done || err != nil {
+	for {
+		if done, err := m.sleep(ctx, of, word, value, nap); done || err != nil {
 			return err
 		}
 	}
