@@ -1,0 +1,521 @@
+package scaler
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// ErrFormat is returned by Decode for frames that are no message of the dialect.
+var ErrFormat = errors.New("scaler: frames are no message")
+
+// UnknownTypeError is returned by Decode for a message of a type that workers do not know. Scaler's
+// own programs drop such messages.
+type UnknownTypeError struct{ Type string }
+
+func (e *UnknownTypeError) Error() string {
+	return fmt.Sprintf("scaler: a message of the unknown type %.16q", e.Type)
+}
+
+// Encode returns a message as frames. They share memory with the message.
+func Encode(d Dialect, m Message) [][]byte {
+	return append([][]byte{[]byte(m.kind())}, m.encode(d)...)
+}
+
+// Decode returns the message that frames are. It shares memory with them, and takes no more of its
+// own than the frames' descriptors do: counts within a message are checked against the frames.
+func Decode(d Dialect, all [][]byte) (Message, error) {
+	if len(all) < 2 {
+		return nil, fmt.Errorf("%w: %d frames", ErrFormat, len(all))
+	}
+	m := blank(d, string(all[0]))
+	if m == nil {
+		return nil, &UnknownTypeError{string(all[0])}
+	}
+	f := &frames{rest: all[1:]}
+	err := m.decode(d, f)
+	if err == nil {
+		err = f.end()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w of type %s: %w", ErrFormat, all[0], err)
+	}
+	return m, nil
+}
+
+// blank returns an empty message of a type, or nil.
+func blank(d Dialect, kind string) Message {
+	switch kind {
+	case "TK":
+		return new(Task)
+	case "TC":
+		return new(TaskCancel)
+	case "TR":
+		return new(TaskResult)
+	case "OI":
+		return new(ObjectInstruction)
+	case "OR":
+		return new(ObjectRequest)
+	case "OA":
+		return new(ObjectResponse)
+	case "HB":
+		return new(Heartbeat)
+	case "HE":
+		return new(HeartbeatEcho)
+	case "CB":
+		return new(ClientHeartbeat)
+	case "CE":
+		return new(ClientHeartbeatEcho)
+	case "CS":
+		return new(Disconnect)
+	case "DR":
+		return new(DisconnectRequest)
+	case "DP":
+		return new(DisconnectResponse)
+	}
+	if d == Document {
+		switch kind {
+		case "BQ":
+			return new(BalanceRequest)
+		case "BR":
+			return new(BalanceResponse)
+		case "WDN":
+			return new(WorkerDisconnect)
+		}
+	}
+	return nil
+}
+
+// frames are those that have not been read yet. The first error stays.
+type frames struct {
+	rest [][]byte
+	err  error
+}
+
+func (f *frames) fail(format string, args ...any) {
+	if f.err == nil {
+		f.err = fmt.Errorf(format, args...)
+	}
+}
+
+// end returns the first error, which may be that frames are left.
+func (f *frames) end() error {
+	if len(f.rest) > 0 {
+		f.fail("%d frames too many", len(f.rest))
+	}
+	return f.err
+}
+
+// next returns the next frame, or nothing after an error.
+func (f *frames) next(what string) []byte {
+	if f.err != nil {
+		return nil
+	}
+	if len(f.rest) == 0 {
+		f.fail("no %s", what)
+		return nil
+	}
+	frame := f.rest[0]
+	f.rest = f.rest[1:]
+	return frame
+}
+
+// sized returns the next frame, of n bytes, zeros after an error.
+func (f *frames) sized(what string, n int) []byte {
+	frame := f.next(what)
+	if f.err == nil && len(frame) != n {
+		f.fail("%s of %d bytes, not %d", what, len(frame), n)
+	}
+	if f.err != nil {
+		return make([]byte, n)
+	}
+	return frame
+}
+
+// one returns the next frame, of one of some bytes.
+func (f *frames) one(what, of string) byte {
+	b := f.sized(what, 1)[0]
+	if f.err != nil {
+		return 0
+	}
+	for i := range len(of) {
+		if b == of[i] {
+			return b
+		}
+	}
+	f.fail("%s %q", what, b)
+	return 0
+}
+
+func (f *frames) empty(what string) {
+	f.sized(what, 0)
+}
+
+// several returns the next n frames, or nothing after an error.
+func (f *frames) several(what string, n uint64) [][]byte {
+	if f.err != nil {
+		return nil
+	}
+	if n > uint64(len(f.rest)) {
+		f.fail("%d %s in %d frames", n, what, len(f.rest))
+		return nil
+	}
+	if n == 0 {
+		return nil
+	}
+	some := f.rest[:n:n]
+	f.rest = f.rest[n:]
+	return some
+}
+
+func (f *frames) all(what string) [][]byte { return f.several(what, uint64(len(f.rest))) }
+
+// Numbers are as Python's module struct packs them: in the byte order of the machine, and aligned.
+// Scaler's programs run on machines of one order only, as does this one, so the order is the
+// little one that they have.
+var order = binary.LittleEndian
+
+func flag(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// load returns processors kept busy as thousandths. What is more than 65 stays 65.535.
+func load(cpu float64) uint16 {
+	return uint16(min(max(cpu*1000, 0), math.MaxUint16))
+}
+
+func loadOf(b []byte) float64 { return float64(order.Uint16(b)) / 1000 }
+
+func count16(n int) uint16 { return uint16(min(max(n, 0), math.MaxUint16)) }
+
+func (m *Task) encode(Dialect) [][]byte {
+	out := [][]byte{m.ID, m.Source, m.Flags.encode(), m.Function}
+	for _, a := range m.Args {
+		out = append(out, []byte{a.Kind}, a.ID)
+	}
+	return out
+}
+
+func (m *Task) decode(_ Dialect, f *frames) error {
+	m.ID, m.Source = f.next("id"), f.next("source")
+	m.Flags.decode(f.next("flags"), f)
+	m.Function = f.next("function")
+	if len(f.rest)%2 != 0 {
+		f.fail("%d frames of arguments", len(f.rest))
+		return f.err
+	}
+	if n := len(f.rest) / 2; n > 0 && f.err == nil {
+		m.Args = make([]Arg, n)
+	}
+	for i := range m.Args {
+		m.Args[i] = Arg{Kind: f.one("argument's kind", "RT"), ID: f.next("argument")}
+	}
+	return f.err
+}
+
+func (t TaskFlags) encode() []byte {
+	if t.Absent {
+		return nil
+	}
+	return binary.BigEndian.AppendUint32([]byte{flag(t.Profiling)}, uint32(t.Priority))
+}
+
+func (t *TaskFlags) decode(b []byte, f *frames) {
+	switch len(b) {
+	case 0:
+		*t = TaskFlags{Absent: true, Profiling: true}
+	case 5:
+		*t = TaskFlags{Profiling: b[0] != 0, Priority: int32(binary.BigEndian.Uint32(b[1:]))}
+	default:
+		f.fail("flags of %d bytes", len(b))
+	}
+}
+
+func (m *TaskCancel) encode(d Dialect) [][]byte {
+	if d == Document {
+		return [][]byte{m.ID}
+	}
+	return [][]byte{m.ID, {flag(m.Force), flag(m.Retrieve)}}
+}
+
+func (m *TaskCancel) decode(d Dialect, f *frames) error {
+	m.ID = f.next("id")
+	if d != Document {
+		b := f.sized("flags", 2)
+		m.Force, m.Retrieve = b[0] != 0, b[1] != 0
+	}
+	return f.err
+}
+
+func (m *TaskResult) encode(d Dialect) [][]byte {
+	if d == Document {
+		var result []byte
+		if len(m.Results) > 0 {
+			result = m.Results[0]
+		}
+		return [][]byte{m.ID, {byte(m.Status)}, result, m.Profile.encode()}
+	}
+	return append([][]byte{m.ID, {byte(m.Status)}, m.Profile.encode()}, m.Results...)
+}
+
+func (m *TaskResult) decode(d Dialect, f *frames) error {
+	m.ID, m.Status = f.next("id"), Status(f.one("status", "SFCNKW"))
+	if d == Document {
+		if result := f.next("result"); len(result) > 0 {
+			m.Results = [][]byte{result}
+		}
+		m.Profile.decode(f.next("profile"), f)
+		return f.err
+	}
+	m.Profile.decode(f.next("profile"), f)
+	m.Results = f.all("results")
+	return f.err
+}
+
+func (p Profile) encode() []byte {
+	if p.Absent {
+		return nil
+	}
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, math.Float32bits(p.Duration)), p.Memory)
+}
+
+func (p *Profile) decode(b []byte, f *frames) {
+	switch len(b) {
+	case 0:
+		*p = Profile{Absent: true}
+	case 12:
+		*p = Profile{Duration: math.Float32frombits(binary.BigEndian.Uint32(b)), Memory: binary.BigEndian.Uint64(b[4:])}
+	default:
+		f.fail("a profile of %d bytes", len(b))
+	}
+}
+
+// encode returns counts and columns: 1.7.14 has the counts in one frame, Document has each before
+// its column.
+func (o Objects) encode(d Dialect) [][]byte {
+	columns := [][][]byte{o.IDs, o.Names, o.Contents}
+	var counts []byte
+	var out [][]byte
+	for _, column := range columns {
+		n := order.AppendUint32(nil, uint32(len(column)))
+		counts = append(counts, n...)
+		if d == Document {
+			out = append(out, n)
+		}
+		out = append(out, column...)
+	}
+	if d == Document {
+		return out
+	}
+	return append([][]byte{counts}, out...)
+}
+
+func (o *Objects) decode(d Dialect, f *frames) {
+	columns := []*[][]byte{&o.IDs, &o.Names, &o.Contents}
+	if d == Document {
+		for _, column := range columns {
+			*column = f.several("objects", uint64(order.Uint32(f.sized("count", 4))))
+		}
+		return
+	}
+	counts := f.sized("counts", 12)
+	for i, column := range columns {
+		*column = f.several("objects", uint64(order.Uint32(counts[4*i:])))
+	}
+}
+
+func (m *ObjectInstruction) encode(d Dialect) [][]byte {
+	head := [][]byte{{m.Kind}, m.User}
+	if d == Document {
+		head[0], head[1] = head[1], head[0]
+	}
+	return append(head, m.Objects.encode(d)...)
+}
+
+func (m *ObjectInstruction) decode(d Dialect, f *frames) error {
+	if d == Document {
+		m.User = f.next("user")
+	}
+	m.Kind = f.one("kind", "CD")
+	if d != Document {
+		m.User = f.next("user")
+	}
+	m.Objects.decode(d, f)
+	return f.err
+}
+
+func (m *ObjectRequest) encode(Dialect) [][]byte { return append([][]byte{{'A'}}, m.IDs...) }
+
+func (m *ObjectRequest) decode(_ Dialect, f *frames) error {
+	f.one("kind", "A")
+	m.IDs = f.all("ids")
+	return f.err
+}
+
+func (m *ObjectResponse) encode(d Dialect) [][]byte {
+	return append([][]byte{{m.Kind}}, m.Objects.encode(d)...)
+}
+
+func (m *ObjectResponse) decode(d Dialect, f *frames) error {
+	m.Kind = f.one("kind", "CN")
+	m.Objects.decode(d, f)
+	return f.err
+}
+
+func (m *Heartbeat) encode(d Dialect) [][]byte {
+	if d == Document {
+		return [][]byte{m.document()}
+	}
+	b := make([]byte, 33)
+	order.PutUint16(b, load(m.CPU))
+	order.PutUint64(b[8:], m.RSS)
+	order.PutUint64(b[16:], m.Free)
+	order.PutUint16(b[24:], count16(m.Queued))
+	order.PutUint32(b[28:], m.LatencyUS)
+	b[32] = flag(m.Locked)
+	out := [][]byte{b}
+	for _, p := range m.Processors {
+		out = append(out, p.encode())
+	}
+	return out
+}
+
+// document has the agent, one processor and what is queued in a frame of 51 bytes.
+func (m *Heartbeat) document() []byte {
+	var p Processor
+	if len(m.Processors) > 0 {
+		p = m.Processors[0]
+	}
+	b := make([]byte, 51)
+	order.PutUint16(b, load(m.CPU))
+	order.PutUint64(b[8:], m.RSS)
+	order.PutUint16(b[16:], load(p.CPU))
+	order.PutUint64(b[24:], p.RSS)
+	order.PutUint64(b[32:], m.Free)
+	order.PutUint16(b[40:], count16(m.Queued))
+	order.PutUint32(b[44:], m.LatencyUS)
+	b[48], b[49], b[50] = flag(p.Initialized), flag(p.HasTask), flag(m.Locked)
+	return b
+}
+
+func (m *Heartbeat) decode(d Dialect, f *frames) error {
+	if d == Document {
+		b := f.sized("heartbeat", 51)
+		*m = Heartbeat{
+			CPU: loadOf(b), RSS: order.Uint64(b[8:]), Free: order.Uint64(b[32:]), Queued: int(order.Uint16(b[40:])),
+			LatencyUS: order.Uint32(b[44:]), Locked: b[50] != 0,
+			Processors: []Processor{{CPU: loadOf(b[16:]), RSS: order.Uint64(b[24:]), Initialized: b[48] != 0, HasTask: b[49] != 0}},
+		}
+		return f.err
+	}
+	b := f.sized("heartbeat", 33)
+	*m = Heartbeat{
+		CPU: loadOf(b), RSS: order.Uint64(b[8:]), Free: order.Uint64(b[16:]), Queued: int(order.Uint16(b[24:])),
+		LatencyUS: order.Uint32(b[28:]), Locked: b[32] != 0,
+	}
+	for len(f.rest) > 0 && f.err == nil {
+		m.Processors = append(m.Processors, processorOf(f.sized("processor", 24)))
+	}
+	return f.err
+}
+
+func (p Processor) encode() []byte {
+	b := make([]byte, 24)
+	order.PutUint32(b, p.PID)
+	b[4], b[5], b[6] = flag(p.Initialized), flag(p.HasTask), flag(p.Suspended)
+	order.PutUint16(b[8:], load(p.CPU))
+	order.PutUint64(b[16:], p.RSS)
+	return b
+}
+
+func processorOf(b []byte) Processor {
+	return Processor{
+		PID: order.Uint32(b), Initialized: b[4] != 0, HasTask: b[5] != 0, Suspended: b[6] != 0,
+		CPU: loadOf(b[8:]), RSS: order.Uint64(b[16:]),
+	}
+}
+
+func (m *ClientHeartbeat) encode(Dialect) [][]byte {
+	b := make([]byte, 20)
+	order.PutUint16(b, load(m.CPU))
+	order.PutUint64(b[8:], m.RSS)
+	order.PutUint32(b[16:], m.LatencyUS)
+	return [][]byte{b}
+}
+
+func (m *ClientHeartbeat) decode(_ Dialect, f *frames) error {
+	b := f.sized("heartbeat", 20)
+	*m = ClientHeartbeat{CPU: loadOf(b), RSS: order.Uint64(b[8:]), LatencyUS: order.Uint32(b[16:])}
+	return f.err
+}
+
+// Messages without content have one empty frame: of fewer than two frames, Scaler's programs drop
+// a message.
+var nothing = [][]byte{{}}
+
+func (*HeartbeatEcho) encode(Dialect) [][]byte       { return nothing }
+func (*ClientHeartbeatEcho) encode(Dialect) [][]byte { return nothing }
+
+func (*HeartbeatEcho) decode(_ Dialect, f *frames) error {
+	f.empty("echo")
+	return f.err
+}
+
+func (*ClientHeartbeatEcho) decode(_ Dialect, f *frames) error {
+	f.empty("echo")
+	return f.err
+}
+
+func (m *Disconnect) encode(Dialect) [][]byte { return [][]byte{{m.Kind}} }
+
+func (m *Disconnect) decode(_ Dialect, f *frames) error {
+	m.Kind = f.one("kind", "SD")
+	return f.err
+}
+
+func (m *DisconnectRequest) encode(Dialect) [][]byte  { return [][]byte{m.Worker} }
+func (m *DisconnectResponse) encode(Dialect) [][]byte { return [][]byte{m.Worker} }
+func (m *WorkerDisconnect) encode(Dialect) [][]byte   { return [][]byte{m.Worker} }
+
+func (m *DisconnectRequest) decode(_ Dialect, f *frames) error {
+	m.Worker = f.next("worker")
+	return f.err
+}
+
+func (m *DisconnectResponse) decode(_ Dialect, f *frames) error {
+	m.Worker = f.next("worker")
+	return f.err
+}
+
+func (m *WorkerDisconnect) decode(_ Dialect, f *frames) error {
+	m.Worker = f.next("worker")
+	return f.err
+}
+
+func (m *BalanceRequest) encode(Dialect) [][]byte {
+	return [][]byte{order.AppendUint32(nil, m.Count)}
+}
+
+func (m *BalanceRequest) decode(_ Dialect, f *frames) error {
+	m.Count = order.Uint32(f.sized("count", 4))
+	return f.err
+}
+
+func (m *BalanceResponse) encode(Dialect) [][]byte {
+	if len(m.IDs) == 0 {
+		return nothing
+	}
+	return m.IDs
+}
+
+func (m *BalanceResponse) decode(_ Dialect, f *frames) error {
+	m.IDs = f.all("ids")
+	if len(m.IDs) == 1 && len(m.IDs[0]) == 0 {
+		m.IDs = nil
+	}
+	return f.err
+}

@@ -1,0 +1,385 @@
+// Package zmtp speaks ZeroMQ's message transport protocol, ZMTP 3.0 with the mechanism NULL, on
+// connections between a DEALER and a ROUTER. What a peer says about sizes is checked before memory
+// is taken.
+package zmtp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+)
+
+// Role is the type of a socket, as its peer is told.
+type Role string
+
+// The two roles. Each connects to the other only.
+const (
+	Dealer Role = "DEALER"
+	Router Role = "ROUTER"
+)
+
+func (r Role) peer() Role {
+	if r == Dealer {
+		return Router
+	}
+	return Dealer
+}
+
+// Config is one end of a connection.
+type Config struct {
+	Role Role
+	// Identity names a dealer towards its router: at most 255 bytes, of which the first is not 0.
+	Identity []byte
+	Limits   Limits
+}
+
+// Limits bounds what is read of a peer.
+type Limits struct {
+	// Message bounds the bytes of a message; 0: 256 MiB.
+	Message int64
+	// Frames bounds the frames of a message; 0: 65,536.
+	Frames int
+}
+
+const (
+	defaultMessage = 256 << 20
+	defaultFrames  = 1 << 16
+	// maxCommand bounds a command, of which the longest is READY with an identity.
+	maxCommand = 4 << 10
+	// maxIdentity is the longest identity that ZeroMQ permits.
+	maxIdentity = 255
+	// firstRead is how much memory a frame takes before more of it has come.
+	firstRead = 64 << 10
+)
+
+// ErrProtocol is returned for a peer that does not speak ZMTP 3 with the mechanism NULL, or has the
+// wrong role.
+var ErrProtocol = errors.New("zmtp: not a ZeroMQ peer of the right kind")
+
+// TooLargeError is returned for a message over the limits. The message has been read and dropped:
+// the next one can be read.
+type TooLargeError struct {
+	// First is the message's first frame, where that alone is within the limits.
+	First []byte
+	// Size is how many bytes the message has, and Frames how many frames.
+	Size   uint64
+	Frames int
+}
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("zmtp: a message of %d bytes in %d frames is over the limit", e.Size, e.Frames)
+}
+
+// Conn is a connection after the handshake. Read and Write may be called at the same time, each by
+// one goroutine; Close by any.
+type Conn struct {
+	conn   net.Conn
+	in     *bufio.Reader
+	limits Limits
+	peer   []byte
+
+	mu  sync.Mutex // of writes: Read answers pings
+	out *bufio.Writer
+}
+
+// flags of a frame
+const (
+	more    = 1
+	long    = 2
+	command = 4
+)
+
+// Handshake makes a Conn of a fresh connection. It blocks until the peer has said who it is; the
+// caller sets deadlines. The connection stays the caller's if there is an error.
+func Handshake(conn net.Conn, cfg Config) (*Conn, error) {
+	if len(cfg.Identity) > maxIdentity || len(cfg.Identity) > 0 && cfg.Identity[0] == 0 {
+		return nil, fmt.Errorf("zmtp: identity %q: at most %d bytes, the first not 0", cfg.Identity, maxIdentity)
+	}
+	if cfg.Limits.Message == 0 {
+		cfg.Limits.Message = defaultMessage
+	}
+	if cfg.Limits.Frames == 0 {
+		cfg.Limits.Frames = defaultFrames
+	}
+	c := &Conn{conn: conn, in: bufio.NewReaderSize(conn, 64<<10), out: bufio.NewWriterSize(conn, 64<<10), limits: cfg.Limits}
+	if _, err := c.out.Write(greeting()); err != nil {
+		return nil, err
+	}
+	if err := c.frame(command, ready(cfg)); err != nil {
+		return nil, err
+	}
+	if err := c.out.Flush(); err != nil {
+		return nil, err
+	}
+	if err := c.greeted(); err != nil {
+		return nil, err
+	}
+	return c, c.meet(cfg)
+}
+
+// greeting is a signature, version 3.0, the mechanism and whether this end is the mechanism's
+// server, which NULL has none of.
+func greeting() []byte {
+	g := make([]byte, 64)
+	g[0], g[8], g[9], g[10] = 0xff, 1, 0x7f, 3
+	copy(g[12:32], "NULL")
+	return g
+}
+
+func (c *Conn) greeted() error {
+	g := make([]byte, 64)
+	// A peer of an older version sends less than 64 bytes, and then waits.
+	if _, err := io.ReadFull(c.in, g[:11]); err != nil {
+		return err
+	}
+	if g[0] != 0xff || g[9]&1 == 0 || g[10] < 3 {
+		return fmt.Errorf("%w: signature %x", ErrProtocol, g[:11])
+	}
+	if _, err := io.ReadFull(c.in, g[11:]); err != nil {
+		return err
+	}
+	if mechanism := string(bytes.TrimRight(g[12:32], "\x00")); mechanism != "NULL" {
+		return fmt.Errorf("%w: mechanism %q", ErrProtocol, mechanism)
+	}
+	return nil
+}
+
+// ready is the command by which an end says its role and identity.
+func ready(cfg Config) []byte {
+	b := append([]byte{5}, "READY"...)
+	property := func(name string, value []byte) {
+		b = append(append(b, byte(len(name))), name...)
+		b = append(binary.BigEndian.AppendUint32(b, uint32(len(value))), value...)
+	}
+	property("Socket-Type", []byte(cfg.Role))
+	if cfg.Role == Dealer {
+		property("Identity", cfg.Identity)
+	}
+	return b
+}
+
+// meet reads the peer's READY.
+func (c *Conn) meet(cfg Config) error {
+	flags, size, err := c.header()
+	if err != nil {
+		return err
+	}
+	if flags&command == 0 || size > maxCommand {
+		return fmt.Errorf("%w: no READY", ErrProtocol)
+	}
+	body, err := c.body(size)
+	if err != nil {
+		return err
+	}
+	name, rest, err := commandOf(body)
+	if err != nil {
+		return err
+	}
+	if name != "READY" {
+		return fmt.Errorf("%w: %q for READY", ErrProtocol, name)
+	}
+	properties, err := propertiesOf(rest)
+	if err != nil {
+		return err
+	}
+	if role := Role(properties["socket-type"]); role != cfg.Role.peer() {
+		return fmt.Errorf("%w: a %s meets a %s", ErrProtocol, cfg.Role, role)
+	}
+	c.peer = []byte(properties["identity"])
+	if len(c.peer) > maxIdentity {
+		return fmt.Errorf("%w: an identity of %d bytes", ErrProtocol, len(c.peer))
+	}
+	return nil
+}
+
+func commandOf(body []byte) (name string, rest []byte, err error) {
+	if len(body) == 0 || len(body) < 1+int(body[0]) {
+		return "", nil, fmt.Errorf("%w: a command of %d bytes", ErrProtocol, len(body))
+	}
+	n := int(body[0])
+	return string(body[1 : 1+n]), body[1+n:], nil
+}
+
+// propertiesOf reads properties. Their names are in lower case: ZeroMQ compares them so.
+func propertiesOf(b []byte) (map[string]string, error) {
+	properties := map[string]string{}
+	for len(b) > 0 {
+		n := int(b[0])
+		if len(b) < 1+n+4 {
+			return nil, fmt.Errorf("%w: a property is cut off", ErrProtocol)
+		}
+		name := string(bytes.ToLower(b[1 : 1+n]))
+		size := uint64(binary.BigEndian.Uint32(b[1+n:]))
+		b = b[1+n+4:]
+		if size > uint64(len(b)) {
+			return nil, fmt.Errorf("%w: property %q is cut off", ErrProtocol, name)
+		}
+		properties[name], b = string(b[:size]), b[size:]
+	}
+	return properties, nil
+}
+
+// Peer returns the identity that the peer has given itself, or nothing.
+func (c *Conn) Peer() []byte { return slices.Clone(c.peer) }
+
+// Write sends a message of at least one frame. It blocks until the kernel has taken all of it.
+func (c *Conn) Write(frames [][]byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, body := range frames {
+		flags := byte(more)
+		if i == len(frames)-1 {
+			flags = 0
+		}
+		if err := c.frame(flags, body); err != nil {
+			return err
+		}
+	}
+	return c.out.Flush()
+}
+
+func (c *Conn) frame(flags byte, body []byte) error {
+	header := [9]byte{flags, byte(len(body))}
+	n := 2
+	if len(body) > 255 {
+		header[0] |= long
+		binary.BigEndian.PutUint64(header[1:], uint64(len(body)))
+		n = 9
+	}
+	if _, err := c.out.Write(header[:n]); err != nil {
+		return err
+	}
+	_, err := c.out.Write(body)
+	return err
+}
+
+// Read returns the next message, whose frames are the caller's. It blocks until there is one, and
+// answers pings. After a *TooLargeError it may be called again, after another error not.
+func (c *Conn) Read() ([][]byte, error) {
+	var frames [][]byte
+	var total uint64 // of the frames' sizes, as far as it fits
+	count, over := 0, false
+	for {
+		flags, size, err := c.header()
+		if err != nil {
+			return nil, err
+		}
+		if flags&command != 0 {
+			if err := c.command(size); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		count++
+		if total += size; total < size {
+			return nil, fmt.Errorf("%w: a message of more than 2^64 bytes", ErrProtocol)
+		}
+		over = over || total > uint64(c.limits.Message) || count > c.limits.Frames
+		if over {
+			if err := c.discard(size); err != nil {
+				return nil, err
+			}
+			frames = frames[:min(len(frames), 1)]
+		} else {
+			body, err := c.body(size)
+			if err != nil {
+				return nil, err
+			}
+			frames = append(frames, body)
+		}
+		if flags&more != 0 {
+			continue
+		}
+		if over {
+			tooLarge := &TooLargeError{Size: total, Frames: count}
+			if len(frames) > 0 {
+				tooLarge.First = frames[0]
+			}
+			return nil, tooLarge
+		}
+		return frames, nil
+	}
+}
+
+func (c *Conn) header() (flags byte, size uint64, err error) {
+	var b [8]byte
+	if _, err := io.ReadFull(c.in, b[:1]); err != nil {
+		return 0, 0, err
+	}
+	flags = b[0]
+	if flags&^(more|long|command) != 0 || flags&command != 0 && flags&more != 0 {
+		return 0, 0, fmt.Errorf("%w: a frame with flags %#x", ErrProtocol, flags)
+	}
+	if flags&long == 0 {
+		_, err = io.ReadFull(c.in, b[:1])
+		return flags, uint64(b[0]), err
+	}
+	_, err = io.ReadFull(c.in, b[:])
+	return flags, binary.BigEndian.Uint64(b[:]), err
+}
+
+// body reads a frame. Memory grows as its bytes come.
+func (c *Conn) body(size uint64) ([]byte, error) {
+	b := make([]byte, 0, min(size, firstRead))
+	for uint64(len(b)) < size {
+		if len(b) == cap(b) {
+			b = slices.Grow(b, int(min(size-uint64(len(b)), uint64(len(b)))))
+		}
+		n, err := io.ReadFull(c.in, b[len(b):min(uint64(cap(b)), size)])
+		b = b[:len(b)+n]
+		if err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func (c *Conn) discard(size uint64) error {
+	for size > 0 {
+		n := min(size, 1<<30)
+		if _, err := io.CopyN(io.Discard, c.in, int64(n)); err != nil {
+			return err
+		}
+		size -= n
+	}
+	return nil
+}
+
+// command answers a ping. Others change nothing between a dealer and a router.
+func (c *Conn) command(size uint64) error {
+	if size > maxCommand {
+		return fmt.Errorf("%w: a command of %d bytes", ErrProtocol, size)
+	}
+	body, err := c.body(size)
+	if err != nil {
+		return err
+	}
+	name, rest, err := commandOf(body)
+	if err != nil {
+		return err
+	}
+	switch name {
+	case "ERROR":
+		return fmt.Errorf("zmtp: the peer refuses: %q", rest)
+	case "PING":
+		if len(rest) < 2 {
+			return fmt.Errorf("%w: a ping of %d bytes", ErrProtocol, len(rest))
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err := c.frame(command, append(append([]byte{4}, "PONG"...), rest[2:]...)); err != nil {
+			return err
+		}
+		return c.out.Flush()
+	}
+	return nil
+}
+
+// Close closes the connection. Read and Write then fail.
+func (c *Conn) Close() error { return c.conn.Close() }

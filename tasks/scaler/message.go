@@ -1,0 +1,214 @@
+package scaler
+
+import "fmt"
+
+// Dialect says which layout the messages have.
+type Dialect int
+
+// The dialects. They share most messages.
+const (
+	// V1714 is what the programs of Scaler 1.7.14 send and understand: it is the zero value.
+	V1714 Dialect = iota
+	// Document is what the page of 1.7.14 on custom workers describes. No published version of
+	// Scaler speaks it; a scheduler of 1.7.14 exits at the first such heartbeat.
+	Document
+)
+
+func (d Dialect) String() string {
+	switch d {
+	case V1714:
+		return "1.7.14"
+	case Document:
+		return "document"
+	}
+	return fmt.Sprintf("Dialect(%d)", int(d))
+}
+
+// Message is one of the types of this file, as a pointer.
+type Message interface {
+	// kind is the first frame.
+	kind() string
+	// encode returns the frames after it.
+	encode(Dialect) [][]byte
+	decode(Dialect, *frames) error
+}
+
+// Task asks a worker to call a function.
+type Task struct {
+	ID     []byte // 16 bytes in Scaler's programs
+	Source []byte // identity of the client whose task it is
+	Flags  TaskFlags
+	// Function is the id of the object that says which function.
+	Function []byte
+	Args     []Arg
+}
+
+// Arg is an argument of a task.
+type Arg struct {
+	// Kind is ArgObject; ArgTask stands in graphs of tasks, which workers never see.
+	Kind byte
+	ID   []byte
+}
+
+// The kinds of arguments.
+const (
+	ArgObject = 'R'
+	ArgTask   = 'T'
+)
+
+// TaskFlags are a task's metadata.
+type TaskFlags struct {
+	// Absent flags have not been sent, which means profiling and priority 0.
+	Absent    bool
+	Profiling bool
+	// Priority is lower for tasks that run earlier.
+	Priority int32
+}
+
+// TaskCancel takes a task back: of a client, or to give it to another worker.
+type TaskCancel struct {
+	ID []byte
+	// Force stops the task if it runs.
+	Force bool
+	// Retrieve asks for the task's frames in the result.
+	Retrieve bool
+}
+
+// Status is what became of a task.
+type Status byte
+
+// The statuses that workers send.
+const (
+	Success    Status = 'S'
+	Failed     Status = 'F'
+	Canceled   Status = 'C'
+	NotFound   Status = 'N'
+	WorkerDied Status = 'K'
+	NoWorker   Status = 'W'
+)
+
+// TaskResult says what became of a task. Its object was sent before it, by an ObjectInstruction.
+type TaskResult struct {
+	ID      []byte
+	Status  Status
+	Profile Profile
+	// Results are ids of objects: of one for Success and Failed. Of Document there is at most one.
+	Results [][]byte
+}
+
+// Profile is what a task has used.
+type Profile struct {
+	// Absent profiles have not been sent.
+	Absent   bool
+	Duration float32 // seconds
+	Memory   uint64  // bytes at the peak
+}
+
+// Objects are ids of objects with their names and contents; Names and Contents may be shorter.
+type Objects struct {
+	IDs, Names, Contents [][]byte
+}
+
+// ObjectInstruction stores objects at the scheduler, or has a worker forget them.
+type ObjectInstruction struct {
+	Kind byte // Create or Delete
+	// User is the client whose objects are created, or the worker that is to forget them.
+	User []byte
+	Objects
+}
+
+// What an ObjectInstruction does.
+const (
+	Create = 'C'
+	Delete = 'D'
+)
+
+// ObjectRequest asks the scheduler for objects.
+type ObjectRequest struct{ IDs [][]byte }
+
+// ObjectResponse answers an ObjectRequest. IDs are all that were asked for; where one is missing,
+// Names and Contents have those that were found, and do not tell which they are.
+type ObjectResponse struct {
+	Kind byte // Content or NoObject
+	Objects
+}
+
+// What an ObjectResponse is.
+const (
+	Content  = 'C'
+	NoObject = 'N'
+)
+
+// Heartbeat is how a worker joins, and says that it lives.
+type Heartbeat struct {
+	// CPU is how many processors the worker's agent keeps busy: 1.5 is one and a half.
+	CPU       float64
+	RSS, Free uint64 // bytes that the agent has, and that the machine has left
+	Queued    int    // tasks that do not run yet
+	LatencyUS uint32 // half of the time to the last echo
+	Locked    bool   // no task can start now
+	// Processors are what runs tasks. Document knows of exactly one.
+	Processors []Processor
+}
+
+// Processor is a part of a worker that runs one task at a time.
+type Processor struct {
+	PID                             uint32
+	Initialized, HasTask, Suspended bool
+	CPU                             float64
+	RSS                             uint64
+}
+
+// HeartbeatEcho answers a Heartbeat.
+type HeartbeatEcho struct{}
+
+// ClientHeartbeat is how a client joins.
+type ClientHeartbeat struct {
+	CPU       float64
+	RSS       uint64
+	LatencyUS uint32
+}
+
+// ClientHeartbeatEcho answers a ClientHeartbeat.
+type ClientHeartbeatEcho struct{}
+
+// Disconnect ends a client or, from the scheduler, a worker.
+type Disconnect struct{ Kind byte }
+
+// What a Disconnect asks for.
+const (
+	Shutdown = 'S' // the worker, or all of the client's cluster
+	Leave    = 'D' // the client
+)
+
+// DisconnectRequest takes a worker out of the scheduler, which gives its tasks to others.
+type DisconnectRequest struct{ Worker []byte }
+
+// DisconnectResponse answers a DisconnectRequest.
+type DisconnectResponse struct{ Worker []byte }
+
+// BalanceRequest asks a worker for that many of its tasks: Document only.
+type BalanceRequest struct{ Count uint32 }
+
+// BalanceResponse gives tasks back: Document only.
+type BalanceResponse struct{ IDs [][]byte }
+
+// WorkerDisconnect tells that a worker has gone: Document only.
+type WorkerDisconnect struct{ Worker []byte }
+
+func (*Task) kind() string                { return "TK" }
+func (*TaskCancel) kind() string          { return "TC" }
+func (*TaskResult) kind() string          { return "TR" }
+func (*ObjectInstruction) kind() string   { return "OI" }
+func (*ObjectRequest) kind() string       { return "OR" }
+func (*ObjectResponse) kind() string      { return "OA" }
+func (*Heartbeat) kind() string           { return "HB" }
+func (*HeartbeatEcho) kind() string       { return "HE" }
+func (*ClientHeartbeat) kind() string     { return "CB" }
+func (*ClientHeartbeatEcho) kind() string { return "CE" }
+func (*Disconnect) kind() string          { return "CS" }
+func (*DisconnectRequest) kind() string   { return "DR" }
+func (*DisconnectResponse) kind() string  { return "DP" }
+func (*BalanceRequest) kind() string      { return "BQ" }
+func (*BalanceResponse) kind() string     { return "BR" }
+func (*WorkerDisconnect) kind() string    { return "WDN" }
