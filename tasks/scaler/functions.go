@@ -1,0 +1,71 @@
+package scaler
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"unicode/utf8"
+)
+
+// Func is a function that tasks call. Its arguments and its result are bytes as the client's
+// serializer makes and reads them; the arguments are shared with other tasks, and only to be read.
+// It should return soon after ctx ends: a task that was taken back occupies its slot until then.
+// It may be called again for a task whose result was lost.
+type Func func(ctx context.Context, args [][]byte) ([]byte, error)
+
+// Functions are the functions of a worker by name. A client names one by what its serializer makes
+// of the function: the name as it is, or as a JSON string. A Go worker never runs a serializer: it
+// cannot run Python.
+type Functions map[string]Func
+
+// maxName bounds the name of a function.
+const maxName = 255
+
+// CallError is why a task cannot be run here. Its client gets it as an exception.
+type CallError struct {
+	// Class is the exception's class, of Python's module builtins.
+	Class, Text string
+}
+
+func (e *CallError) Error() string { return "scaler: " + e.Text }
+
+// find returns the function that an object names. Its error is a *CallError.
+func (f Functions) find(object []byte) (Func, error) {
+	if isPickle(object) {
+		return nil, &CallError{"NotImplementedError", "the function is pickled Python code, which a worker in Go cannot run: " +
+			"the client's serializer must make the name of a registered function of it"}
+	}
+	name := string(object)
+	if bytes.HasPrefix(object, []byte(`"`)) {
+		if err := json.Unmarshal(object, &name); err != nil {
+			return nil, &CallError{"ValueError", fmt.Sprintf("the function's name is no JSON string: %v", err)}
+		}
+	}
+	if len(name) > maxName || !utf8.ValidString(name) || name == "" {
+		return nil, &CallError{"ValueError", fmt.Sprintf("the function is an object of %d bytes that is no name", len(object))}
+	}
+	fn := f[name]
+	if fn == nil {
+		return nil, &CallError{"LookupError", fmt.Sprintf("no function %q is registered at this worker", name)}
+	}
+	return fn, nil
+}
+
+// JSON makes a Func of a function of one argument, for clients whose serializer writes JSON.
+func JSON[A, R any](fn func(context.Context, A) (R, error)) Func {
+	return func(ctx context.Context, args [][]byte) ([]byte, error) {
+		if len(args) != 1 {
+			return nil, &CallError{"TypeError", fmt.Sprintf("1 argument is wanted, not %d", len(args))}
+		}
+		var arg A
+		if err := json.Unmarshal(args[0], &arg); err != nil {
+			return nil, &CallError{"TypeError", fmt.Sprintf("the argument: %v", err)}
+		}
+		result, err := fn(ctx, arg)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(result)
+	}
+}

@@ -1,0 +1,386 @@
+package scaler
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
+)
+
+// Config is a worker. Address and Functions are needed; the zero value of each other field works.
+type Config struct {
+	// Address is the scheduler's, as tcp://host:port or ipc:///path.
+	Address   string
+	Functions Functions
+	Dialect   Dialect
+	// Name is part of the worker's identity, which Scaler's monitors show; "": hvdrun.
+	Name string
+	// Slots is how many tasks run at a time; 0: 1, as in Scaler.
+	Slots int
+	// Heartbeat is the time between heartbeats; 0: 2 s. The scheduler gives up a worker after 60 s
+	// without one, unless it is set otherwise.
+	Heartbeat time.Duration
+	// EchoTimeout is how long an answer to a heartbeat may take before the worker connects anew; 0:
+	// 30 s.
+	EchoTimeout time.Duration
+	// GiveUp is how long the scheduler may be out of reach before Work ends; 0: 5 min.
+	GiveUp time.Duration
+	// LeaveTimeout is how long the scheduler's answer to leaving is waited for; 0: 2 s.
+	LeaveTimeout time.Duration
+	// Cache is how many bytes of objects are kept for later tasks, beside those of the next ones; 0:
+	// 256 MiB.
+	Cache int64
+	// Message is the largest message that is read, in bytes; 0: 256 MiB. A task whose object is
+	// larger fails.
+	Message int64
+	// Log is told what goes wrong; nil: nobody is.
+	Log logrus.FieldLogger
+	// Dial connects to the scheduler under an identity that no connection had before; nil: by TCP or
+	// a unix socket, without encryption, as Scaler does.
+	Dial func(ctx context.Context, identity []byte) (Socket, error)
+
+	unique []byte // random bytes of this worker
+}
+
+// ErrNoScheduler is returned by Work when the scheduler has been out of reach for too long.
+var ErrNoScheduler = errors.New("scaler: the scheduler cannot be reached")
+
+// redial is the pause between attempts to connect, and dialTime how long one may take.
+const (
+	redial   = 500 * time.Millisecond
+	dialTime = 10 * time.Second
+)
+
+func (c *Config) fill() error {
+	if len(c.Functions) == 0 {
+		return errors.New("scaler: a worker needs functions")
+	}
+	if c.Slots < 0 {
+		return fmt.Errorf("scaler: %d slots", c.Slots)
+	}
+	fill(&c.Name, "hvdrun")
+	fill(&c.Slots, 1)
+	fill(&c.Heartbeat, 2*time.Second)
+	fill(&c.EchoTimeout, 30*time.Second)
+	fill(&c.GiveUp, 5*time.Minute)
+	fill(&c.LeaveTimeout, 2*time.Second)
+	fill(&c.Cache, 256<<20)
+	fill(&c.Message, 256<<20)
+	if len(c.Name) > 100 || strings.ContainsAny(c.Name, "|\x00") {
+		return fmt.Errorf("scaler: name %q: at most 100 bytes, without |", c.Name)
+	}
+	if c.Log == nil {
+		silent := logrus.New()
+		silent.SetLevel(logrus.PanicLevel)
+		c.Log = silent
+	}
+	if c.Dial == nil {
+		if _, _, err := zmtp.Split(c.Address); err != nil {
+			return err
+		}
+		c.Dial = func(ctx context.Context, identity []byte) (Socket, error) {
+			return dial(ctx, c.Address, identity, c.Message)
+		}
+	}
+	c.unique = make([]byte, 16)
+	_, _ = rand.Read(c.unique) // never fails
+	return nil
+}
+
+func fill[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Work is a worker of Scaler: it runs tasks until ctx ends, or the scheduler shuts it down, and
+// returns when all its calls have. It connects anew when the connection breaks, and sends results
+// again that the scheduler may not have.
+//
+// A task may run more than once, in Scaler as here: functions must bear that. Nothing on the way to
+// the scheduler is encrypted or proves who it is; whoever is the scheduler, or between, chooses
+// which of the functions are called, and with what.
+//
+// Work returns nil after a shutdown by the scheduler, context.Cause(ctx) after ctx, an error that
+// is ErrNoScheduler when the scheduler cannot be reached, and others for a wrong Config.
+func Work(ctx context.Context, cfg Config) error {
+	if err := cfg.fill(); err != nil {
+		return err
+	}
+	w := &worker{
+		cfg: cfg, core: newCore(cfg, time.Now()), log: cfg.Log, ends: make(map[uint64]context.CancelFunc),
+		done: make(chan outcome), dialed: make(chan dialed), timer: time.NewTimer(0),
+	}
+	w.calls, w.endCalls = context.WithCancel(context.WithoutCancel(ctx))
+	defer w.endCalls()
+	return w.run(ctx)
+}
+
+// worker carries out what a core decides. One goroutine, that of Work, owns all of it.
+type worker struct {
+	cfg     Config
+	core    *core
+	log     logrus.FieldLogger
+	sampler sampler
+
+	link    *link
+	old     []byte // identity of the last connection
+	dialing bool
+	told    bool      // that connecting fails
+	retry   time.Time // when to connect
+	pending [][][]byte
+	dialed  chan dialed
+
+	calls    context.Context
+	endCalls context.CancelFunc
+	ends     map[uint64]context.CancelFunc
+	done     chan outcome
+	timer    *time.Timer
+	wg       sync.WaitGroup // calls and dials
+}
+
+type outcome struct {
+	run     uint64
+	result  []byte
+	err     error
+	profile Profile
+}
+
+type dialed struct {
+	socket Socket
+	err    error
+}
+
+func (w *worker) run(ctx context.Context) error {
+	dialCtx, stop := context.WithCancel(ctx)
+	err := w.loop(ctx, dialCtx)
+	stop()
+	w.endCalls()
+	w.leave()
+	w.disconnect()
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		w.wg.Wait()
+	}()
+	for {
+		select {
+		case d := <-w.dialed:
+			if d.err == nil {
+				d.socket.Close()
+			}
+		case <-w.done:
+		case <-settled:
+			return err
+		}
+	}
+}
+
+// loop runs until the worker has to leave.
+func (w *worker) loop(ctx, dialCtx context.Context) error {
+	for !w.core.leaving {
+		now := time.Now()
+		if w.core.gone(now) {
+			return fmt.Errorf("%w for %v at %s", ErrNoScheduler, w.cfg.GiveUp, w.cfg.Address)
+		}
+		if w.link == nil && !w.dialing && !now.Before(w.retry) {
+			w.dial(dialCtx)
+		}
+		w.core.tick(now, func() usage { return w.sampler.look(now) })
+		w.perform()
+		w.arm(now)
+		in, failed, out, next := w.ways()
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case d := <-w.dialed:
+			w.connect(d)
+		case r := <-in:
+			w.receive(r)
+		case err := <-failed:
+			w.broken(err)
+		case out <- next:
+			w.pending[0] = nil
+			w.pending = w.pending[1:]
+		case o := <-w.done:
+			w.finish(o)
+		case <-w.timer.C:
+		}
+		w.perform()
+	}
+	return nil
+}
+
+// ways are the channels of the link, and the next message to send. They are nil where there is none.
+func (w *worker) ways() (in chan received, failed chan error, out chan [][]byte, next [][]byte) {
+	if w.link == nil {
+		return nil, nil, nil, nil
+	}
+	if len(w.pending) > 0 {
+		out, next = w.link.out, w.pending[0]
+	}
+	return w.link.in, w.link.failed, out, next
+}
+
+func (w *worker) arm(now time.Time) {
+	at := w.core.due()
+	if w.link == nil && !w.dialing && w.retry.Before(at) {
+		at = w.retry
+	}
+	w.timer.Reset(max(0, at.Sub(now)))
+}
+
+// perform does what the core has asked for.
+func (w *worker) perform() {
+	a := w.core.take()
+	for _, note := range a.note {
+		w.log.Warnf("scaler: %s", note)
+	}
+	for _, m := range a.send {
+		w.pending = append(w.pending, Encode(w.cfg.Dialect, m))
+	}
+	for _, run := range a.stop {
+		if end := w.ends[run]; end != nil {
+			end()
+		}
+	}
+	for _, s := range a.start {
+		ctx, end := context.WithCancel(w.calls)
+		w.ends[s.run] = end
+		w.wg.Go(func() { w.done <- call(ctx, s) })
+	}
+	if a.broken {
+		w.broken(errors.New("no echo"))
+	}
+}
+
+// call calls a function. A panic is an error.
+func call(ctx context.Context, s start) (o outcome) {
+	began := time.Now()
+	o.run = s.run
+	defer func() {
+		if p := recover(); p != nil {
+			o.result, o.err = nil, fmt.Errorf("scaler: the function panics: %v", p)
+		}
+		o.profile.Duration = float32(time.Since(began).Seconds())
+	}()
+	o.result, o.err = s.fn(ctx, s.args)
+	return o
+}
+
+func (w *worker) finish(o outcome) {
+	w.ends[o.run]()
+	delete(w.ends, o.run)
+	w.core.finished(o.run, o.result, o.err, o.profile)
+}
+
+func (w *worker) dial(ctx context.Context) {
+	w.dialing = true
+	unique := make([]byte, 16)
+	_, _ = rand.Read(unique)
+	identity := fmt.Appendf(nil, "%d|%s|%x", os.Getpid(), w.cfg.Name, unique)
+	w.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, dialTime)
+		defer cancel()
+		socket, err := w.cfg.Dial(ctx, identity)
+		w.dialed <- dialed{socket, err}
+	})
+}
+
+func (w *worker) connect(d dialed) {
+	w.dialing = false
+	now := time.Now()
+	if d.err != nil {
+		if !w.told {
+			w.log.Warnf("scaler: the worker keeps trying to connect: %v", d.err)
+			w.told = true
+		}
+		w.retry = now.Add(redial)
+		return
+	}
+	w.told = false
+	w.link = newLink(d.socket)
+	id := d.socket.Identity()
+	w.core.connected(now, id, w.old, w.sampler.look(now))
+	w.old = id
+}
+
+func (w *worker) receive(r received) {
+	var large *zmtp.TooLargeError
+	switch {
+	case errors.As(r.err, &large):
+		w.log.Warnf("scaler: %v", r.err)
+		if string(large.First) == (*ObjectResponse)(nil).kind() {
+			w.core.tooLarge(r.err)
+		}
+		return
+	case r.err != nil:
+		w.broken(r.err)
+		return
+	}
+	m, err := Decode(w.cfg.Dialect, r.frames)
+	if err != nil {
+		w.log.Warnf("%v", err)
+		return
+	}
+	w.core.message(time.Now(), m)
+}
+
+// broken ends a connection. Another is tried after a pause.
+func (w *worker) broken(err error) {
+	w.log.Warnf("scaler: the connection to the scheduler has ended: %v", err)
+	w.disconnect()
+	w.core.disconnected()
+	w.retry = time.Now().Add(redial)
+}
+
+func (w *worker) disconnect() {
+	if w.link != nil {
+		w.link.close()
+	}
+	w.link, w.pending = nil, nil
+}
+
+// leave tells the scheduler, which then gives the tasks to others, and waits for its answer.
+func (w *worker) leave() {
+	w.core.leaving = true
+	if w.link == nil {
+		return
+	}
+	w.core.send(&DisconnectRequest{w.core.id})
+	w.perform()
+	w.timer.Reset(w.cfg.LeaveTimeout)
+	for {
+		in, failed, out, next := w.ways()
+		select {
+		case r := <-in:
+			if r.err != nil {
+				return // the scheduler has gone
+			}
+			if m, err := Decode(w.cfg.Dialect, r.frames); err == nil {
+				if _, ok := m.(*DisconnectResponse); ok {
+					return
+				}
+			}
+		case <-failed:
+			return
+		case out <- next:
+			w.pending = w.pending[1:]
+		case o := <-w.done:
+			w.finish(o)
+			w.perform()
+		case <-w.timer.C:
+			w.log.Debug("scaler: the scheduler does not answer that the worker leaves")
+			return
+		}
+	}
+}

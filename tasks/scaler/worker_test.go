@@ -1,0 +1,422 @@
+package scaler
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeScheduler is the ROUTER of a scheduler that a test plays.
+type fakeScheduler struct {
+	t  *testing.T
+	ln net.Listener
+}
+
+func listen(t *testing.T) *fakeScheduler {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	return &fakeScheduler{t, ln}
+}
+
+func (s *fakeScheduler) address() string { return "tcp://" + s.ln.Addr().String() }
+
+// peer is a worker as the scheduler sees it.
+type peer struct {
+	t *testing.T
+	*zmtp.Conn
+}
+
+// accept returns the next worker, after its handshake.
+func (s *fakeScheduler) accept() *peer {
+	s.t.Helper()
+	conn, err := s.ln.Accept()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { conn.Close() })
+	c, err := zmtp.Handshake(conn, zmtp.Config{Role: zmtp.Router})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return &peer{s.t, c}
+}
+
+func (p *peer) send(all ...Message) {
+	p.t.Helper()
+	for _, m := range all {
+		if err := p.Write(Encode(V1714, m)); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+func (p *peer) next() Message {
+	p.t.Helper()
+	frames, err := p.Read()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	m, err := Decode(V1714, frames)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return m
+}
+
+// expect returns the next message, of a type. It answers heartbeats and requests for objects.
+func expect[M Message](p *peer) M {
+	p.t.Helper()
+	for {
+		m := p.next()
+		if m, ok := m.(M); ok {
+			return m
+		}
+		switch m := m.(type) {
+		case *Heartbeat:
+			p.send(&HeartbeatEcho{})
+		case *ObjectRequest:
+			p.send(objectsOf(m))
+		default:
+			p.t.Fatalf("a message of type %s: %+v", m.kind(), m)
+		}
+	}
+}
+
+// objectsOf answers a request: an object's content is its id after the sign =, or 2,000 bytes.
+func objectsOf(m *ObjectRequest) *ObjectResponse {
+	r := &ObjectResponse{Kind: Content, Objects: Objects{IDs: m.IDs}}
+	for _, id := range m.IDs {
+		_, content, _ := bytes.Cut(id, b("="))
+		if string(id) == "large" {
+			content = make([]byte, 2000)
+		}
+		r.Names, r.Contents = append(r.Names, b("n")), append(r.Contents, content)
+	}
+	return r
+}
+
+func call1(id, function string, args ...string) *Task {
+	task := newTask(id, 0)
+	task.Function = b("=" + function)
+	for _, a := range args {
+		task.Args = append(task.Args, Arg{ArgObject, b("=" + a)})
+	}
+	return task
+}
+
+// work runs a worker for as long as the test, or until stop. It returns what Work returns.
+func work(t *testing.T, cfg Config) (stop context.CancelCauseFunc, ended chan error) {
+	t.Helper()
+	ctx, stop := context.WithCancelCause(t.Context())
+	ended = make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- Work(ctx, cfg) })
+	t.Cleanup(func() { stop(nil); wg.Wait() })
+	return stop, ended
+}
+
+type square struct{ X, Y float64 }
+
+func testFunctions() Functions {
+	return Functions{
+		"echo":  echoFunc,
+		"panic": func(context.Context, [][]byte) ([]byte, error) { panic("no such shard") },
+		"wait": func(ctx context.Context, _ [][]byte) ([]byte, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+		"norm": JSON(func(_ context.Context, s square) (float64, error) { return s.X*s.X + s.Y*s.Y, nil }),
+	}
+}
+
+func TestWork(t *testing.T) {
+	s := listen(t)
+	stop, ended := work(t, Config{Address: s.address(), Functions: testFunctions(), Name: "go", Slots: 2})
+	p := s.accept()
+	if id := strings.Split(string(p.Peer()), "|"); len(id) != 3 || id[1] != "go" || len(id[2]) != 32 {
+		t.Errorf("the identity is %q", p.Peer())
+	}
+	p.send(&HeartbeatEcho{})
+	if m, ok := p.next().(*Heartbeat); !ok || len(m.Processors) != 2 || m.RSS == 0 || m.Free == 0 {
+		t.Fatalf("a worker begins with %+v", m)
+	}
+	const n = 400
+	for i := range n {
+		p.send(call1(fmt.Sprint("t", i), `"norm"`, fmt.Sprintf(`{"X":%d,"Y":1}`, i)))
+	}
+	for range n {
+		object, result := expect[*ObjectInstruction](p), expect[*TaskResult](p)
+		var i int
+		if _, err := fmt.Sscanf(string(result.ID), "t%d", &i); err != nil || result.Status != Success {
+			t.Fatalf("%+v", result)
+		}
+		if want := fmt.Sprint(i*i + 1); string(object.Contents[0]) != want || !equal(object.IDs, result.Results) {
+			t.Errorf("task %d: %s, want %s", i, object.Contents[0], want)
+		}
+		if result.Profile.Absent {
+			t.Error("no profile")
+		}
+	}
+	for function, want := range map[string]string{"panic": "no such shard", "norm": "argument", `"none"`: "no function", "\x80\x05cloudpickle": "Python"} {
+		p.send(call1("t", function, "not JSON"))
+		object, result := expect[*ObjectInstruction](p), expect[*TaskResult](p)
+		if result.Status != Failed || !bytes.Contains(object.Contents[0], b(want)) {
+			t.Errorf("%s: %c, %q", function, result.Status, object.Contents[0])
+		}
+	}
+	over := errors.New("the program ends")
+	p.send(call1("waits", "wait"), call1("queued", "wait"), call1("queued too", "wait"))
+	p.send(&TaskCancel{ID: b("waits"), Force: true})
+	if r := expect[*TaskResult](p); string(r.ID) != "waits" || r.Status != Canceled {
+		t.Errorf("%+v", r)
+	}
+	stop(over)
+	if r := expect[*DisconnectRequest](p); !bytes.Equal(r.Worker, p.Peer()) {
+		t.Errorf("%+v", r)
+	}
+	p.send(&DisconnectResponse{p.Peer()})
+	if err := <-ended; !errors.Is(err, over) {
+		t.Errorf("Work returns %v", err)
+	}
+}
+
+// TestShutdown: the scheduler ends a worker, which ends what runs.
+func TestShutdown(t *testing.T) {
+	s := listen(t)
+	_, ended := work(t, Config{Address: s.address(), Functions: testFunctions()})
+	p := s.accept()
+	p.send(call1("t", "wait"))
+	for len(expect[*ObjectRequest](p).IDs) != 1 {
+	}
+	p.send(objectsOf(&ObjectRequest{IDs: [][]byte{b("=wait")}}), &Disconnect{Shutdown})
+	expect[*DisconnectRequest](p)
+	p.Close() // it does not wait for more
+	if err := <-ended; err != nil {
+		t.Errorf("Work returns %v", err)
+	}
+}
+
+// TestLostResult: the connection ends after the object and before the result has been read. Both
+// come again, under another identity, before the old one's tasks are given to others.
+func TestLostResult(t *testing.T) {
+	s := listen(t)
+	work(t, Config{Address: s.address(), Functions: testFunctions()})
+	p := s.accept()
+	p.send(call1("t", "echo", "payload"))
+	first := expect[*ObjectInstruction](p)
+	p.Close()
+	again := s.accept()
+	if bytes.Equal(again.Peer(), p.Peer()) {
+		t.Error("the identity is the same: a router that has not seen the end refuses it")
+	}
+	object := expect[*ObjectInstruction](again)
+	if !equal(object.IDs, first.IDs) || string(object.Contents[0]) != "payload" {
+		t.Errorf("the object is %+v", object)
+	}
+	if r := expect[*TaskResult](again); r.Status != Success || !equal(r.Results, first.IDs) {
+		t.Errorf("%+v", r)
+	}
+	if r := expect[*DisconnectRequest](again); !bytes.Equal(r.Worker, p.Peer()) {
+		t.Errorf("%+v", r)
+	}
+	again.send(call1("u", "echo", "more"))
+	expect[*ObjectInstruction](again)
+	expect[*TaskResult](again)
+}
+
+// TestSchedulerRestarts: a worker outlives a scheduler, and joins the next one at the address.
+func TestSchedulerRestarts(t *testing.T) {
+	s := listen(t)
+	work(t, Config{Address: s.address(), Functions: testFunctions()})
+	p := s.accept()
+	expect[*Heartbeat](p)
+	addr := s.ln.Addr().String()
+	s.ln.Close()
+	p.Close()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	p = (&fakeScheduler{t, ln}).accept()
+	expect[*DisconnectRequest](p)
+	p.send(call1("t", "echo", "payload"))
+	expect[*ObjectInstruction](p)
+	expect[*TaskResult](p)
+}
+
+// TestStrangeScheduler: what a scheduler must not say does not end a worker.
+func TestStrangeScheduler(t *testing.T) {
+	s := listen(t)
+	work(t, Config{Address: s.address(), Functions: testFunctions(), Message: 1 << 10})
+	p := s.accept()
+	for _, frames := range [][][]byte{
+		{b("HE")}, {b("XX"), {}}, {{}, {}}, {b("TK"), {}}, {b("OA"), b("C"), bytes.Repeat([]byte{0xff}, 12)},
+		{b("HB"), make([]byte, 51)}, {make([]byte, 2000)}, {b("OA"), make([]byte, 2000)}, {b("DP"), b("w")},
+	} {
+		if err := p.Write(frames); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.send(&ClientHeartbeatEcho{}, &ObjectInstruction{Kind: Create}, &ObjectResponse{Kind: NoObject}, &Disconnect{Leave}, &HeartbeatEcho{}, &HeartbeatEcho{})
+	task := call1("t", "echo", "a")
+	task.Args = append(task.Args, Arg{ArgObject, b("large")})
+	p.send(task)
+	object, result := expect[*ObjectInstruction](p), expect[*TaskResult](p)
+	if result.Status != Failed || !bytes.Contains(object.Contents[0], b("MemoryError")) {
+		t.Errorf("%c, %q", result.Status, object.Contents[0])
+	}
+	p.send(call1("u", "echo", "small"))
+	if object := expect[*ObjectInstruction](p); string(object.Contents[0]) != "small" {
+		t.Errorf("%q", object.Contents[0])
+	}
+	expect[*TaskResult](p)
+}
+
+func TestConfig(t *testing.T) {
+	for _, cfg := range []Config{
+		{},
+		{Address: "tcp://h:1"},
+		{Address: "h:1", Functions: testFunctions()},
+		{Address: "tcp://h:1", Functions: testFunctions(), Slots: -1},
+		{Address: "tcp://h:1", Functions: testFunctions(), Name: "a|b"},
+	} {
+		if err := Work(t.Context(), cfg); err == nil {
+			t.Errorf("%+v is taken", cfg)
+		}
+	}
+}
+
+// pipe is a Socket whose other end is a test.
+type pipe struct {
+	id      []byte
+	in, out chan [][]byte
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func newPipe(id []byte) *pipe {
+	return &pipe{id: id, in: make(chan [][]byte), out: make(chan [][]byte), closed: make(chan struct{})}
+}
+
+func (p *pipe) Send(frames [][]byte) error {
+	select {
+	case p.out <- frames:
+		return nil
+	case <-p.closed:
+		return net.ErrClosed
+	}
+}
+
+func (p *pipe) Recv() ([][]byte, error) {
+	select {
+	case frames := <-p.in:
+		return frames, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipe) Identity() []byte { return p.id }
+
+func (p *pipe) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+// TestSilentScheduler: no connection ends, but nothing comes: a worker connects anew, and gives up
+// in the end.
+func TestSilentScheduler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var heartbeats, dials int
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		cfg := Config{Functions: testFunctions(), Dial: func(_ context.Context, id []byte) (Socket, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if dials++; dials%2 == 0 {
+				return nil, errors.New("refused")
+			}
+			p := newPipe(id)
+			wg.Go(func() {
+				for {
+					select {
+					case frames := <-p.out:
+						if string(frames[0]) == "HB" {
+							mu.Lock()
+							heartbeats++
+							mu.Unlock()
+						}
+					case <-p.closed:
+						return
+					}
+				}
+			})
+			return p, nil
+		}}
+		if err := Work(t.Context(), cfg); !errors.Is(err, ErrNoScheduler) {
+			t.Errorf("Work returns %v", err)
+		}
+		wg.Wait()
+		if took := time.Since(began); took < 5*time.Minute || took > 5*time.Minute+3*time.Second {
+			t.Errorf("after %v", took)
+		}
+		if heartbeats != 10 || dials < 19 { // one each 30 s, and a second until the next connection
+			t.Errorf("%d heartbeats, %d dials", heartbeats, dials)
+		}
+	})
+}
+
+// TestSlowScheduler: one that does not read delays neither what it sends nor the end.
+func TestSlowScheduler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipe(b("w"))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		started := make(chan string)
+		go func() {
+			ended <- Work(ctx, Config{
+				Dial: func(context.Context, []byte) (Socket, error) { return p, nil },
+				Functions: Functions{"f": func(_ context.Context, args [][]byte) ([]byte, error) {
+					started <- string(args[0])
+					return args[0], nil
+				}},
+			})
+		}()
+		const n = 100
+		for i := range n {
+			p.in <- Encode(V1714, call1(fmt.Sprint(i), "f", "x"))
+		}
+		p.in <- Encode(V1714, objectsOf(&ObjectRequest{IDs: [][]byte{b("=f"), b("=x")}}))
+		for range n {
+			<-started
+		}
+		synctest.Wait()
+		cancel()
+		began := time.Now()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Work returns %v", err)
+		}
+		if took := time.Since(began); took != 2*time.Second {
+			t.Errorf("leaving took %v", took)
+		}
+	})
+}
