@@ -176,7 +176,7 @@ func (f *frames) all(what string) [][]byte { return f.several(what, uint64(len(f
 // little one that they have.
 var order = binary.LittleEndian
 
-func flag(b bool) byte {
+func truth(b bool) byte {
 	if b {
 		return 1
 	}
@@ -221,7 +221,7 @@ func (t TaskFlags) encode() []byte {
 	if t.Absent {
 		return nil
 	}
-	return binary.BigEndian.AppendUint32([]byte{flag(t.Profiling)}, uint32(t.Priority))
+	return binary.BigEndian.AppendUint32([]byte{truth(t.Profiling)}, uint32(t.Priority))
 }
 
 func (t *TaskFlags) decode(b []byte, f *frames) {
@@ -239,7 +239,7 @@ func (m *TaskCancel) encode(d Dialect) [][]byte {
 	if d == Document {
 		return [][]byte{m.ID}
 	}
-	return [][]byte{m.ID, {flag(m.Force), flag(m.Retrieve)}}
+	return [][]byte{m.ID, {truth(m.Force), truth(m.Retrieve)}}
 }
 
 func (m *TaskCancel) decode(d Dialect, f *frames) error {
@@ -376,7 +376,7 @@ func (m *Heartbeat) encode(d Dialect) [][]byte {
 	order.PutUint64(b[16:], m.Free)
 	order.PutUint16(b[24:], count16(m.Queued))
 	order.PutUint32(b[28:], m.LatencyUS)
-	b[32] = flag(m.Locked)
+	b[32] = truth(m.Locked)
 	out := [][]byte{b}
 	for _, p := range m.Processors {
 		out = append(out, p.encode())
@@ -398,7 +398,7 @@ func (m *Heartbeat) document() []byte {
 	order.PutUint64(b[32:], m.Free)
 	order.PutUint16(b[40:], count16(m.Queued))
 	order.PutUint32(b[44:], m.LatencyUS)
-	b[48], b[49], b[50] = flag(p.Initialized), flag(p.HasTask), flag(m.Locked)
+	b[48], b[49], b[50] = truth(p.Initialized), truth(p.HasTask), truth(m.Locked)
 	return b
 }
 
@@ -426,7 +426,7 @@ func (m *Heartbeat) decode(d Dialect, f *frames) error {
 func (p Processor) encode() []byte {
 	b := make([]byte, 24)
 	order.PutUint32(b, p.PID)
-	b[4], b[5], b[6] = flag(p.Initialized), flag(p.HasTask), flag(p.Suspended)
+	b[4], b[5], b[6] = truth(p.Initialized), truth(p.HasTask), truth(p.Suspended)
 	order.PutUint16(b[8:], load(p.CPU))
 	order.PutUint64(b[16:], p.RSS)
 	return b

@@ -5,6 +5,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -168,6 +170,47 @@ func TestObjectIDs(t *testing.T) {
 	}
 	if !bytes.Equal(id[:8], ObjectID(b("client-1"), b("other"))[:8]) || bytes.Equal(id[:8], SerializerID(b("client-2"))[:8]) {
 		t.Error("the first 8 bytes are not the client's")
+	}
+}
+
+// TestGolden: what Scaler 1.7.14 and this package have said to each other decodes, and encodes to
+// the same bytes. TestReal… with -update records it anew.
+func TestGolden(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.frames")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(paths, err)
+	}
+	seen := map[string]bool{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			words := strings.Fields(line)
+			frames := [][]byte{b(words[1])}
+			for _, word := range words[2:] {
+				frame, err := hex.DecodeString(strings.TrimSuffix(word, "."))
+				if err != nil {
+					t.Fatal(err)
+				}
+				frames = append(frames, frame)
+			}
+			m, err := Decode(V1714, frames)
+			if err != nil {
+				t.Errorf("%s: %s%v", path, line, err)
+				continue
+			}
+			seen[m.kind()] = true
+			if again := Encode(V1714, m); !equal(again, frames) {
+				t.Errorf("%s: %s became %x", path, line, again)
+			}
+		}
+	}
+	for _, kind := range []string{"TK", "TC", "TR", "OI", "OR", "OA", "HB", "HE", "CS", "DR"} {
+		if !seen[kind] {
+			t.Errorf("no message of type %s is recorded", kind)
+		}
 	}
 }
 

@@ -271,8 +271,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestHeartbeats: the next one comes a time after the last one, not before its echo, and early where
-// many bytes of results wait for it.
+// TestHeartbeats: the next one comes a time after the last one, not before its echo, and early
+// where many bytes of results wait for it.
 func TestHeartbeats(t *testing.T) {
 	c := testCore(t, nil)
 	look := func() usage { return usage{} }
@@ -397,7 +397,6 @@ type model struct {
 	id      int
 	joined  bool // the scheduler knows the connection
 	now     time.Time
-	done    int
 }
 
 func (s *model) run(seed uint64) {

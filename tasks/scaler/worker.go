@@ -28,23 +28,23 @@ type Config struct {
 	// Heartbeat is the time between heartbeats; 0: 2 s. The scheduler gives up a worker after 60 s
 	// without one, unless it is set otherwise.
 	Heartbeat time.Duration
-	// EchoTimeout is how long an answer to a heartbeat may take before the worker connects anew; 0:
-	// 30 s.
+	// EchoTimeout is how long an answer to a heartbeat may take before the worker connects anew;
+	// 0: 30 s.
 	EchoTimeout time.Duration
 	// GiveUp is how long the scheduler may be out of reach before Work ends; 0: 5 min.
 	GiveUp time.Duration
 	// LeaveTimeout is how long the scheduler's answer to leaving is waited for; 0: 2 s.
 	LeaveTimeout time.Duration
-	// Cache is how many bytes of objects are kept for later tasks, beside those of the next ones; 0:
-	// 256 MiB.
+	// Cache is how many bytes of objects are kept for later tasks, beside those of the next ones;
+	// 0: 256 MiB.
 	Cache int64
 	// Message is the largest message that is read, in bytes; 0: 256 MiB. A task whose object is
 	// larger fails.
 	Message int64
 	// Log is told what goes wrong; nil: nobody is.
 	Log logrus.FieldLogger
-	// Dial connects to the scheduler under an identity that no connection had before; nil: by TCP or
-	// a unix socket, without encryption, as Scaler does.
+	// Dial connects to the scheduler under an identity that no connection had before; nil: by TCP
+	// or a unix socket, without encryption, as Scaler does.
 	Dial func(ctx context.Context, identity []byte) (Socket, error)
 
 	unique []byte // random bytes of this worker
@@ -220,7 +220,7 @@ func (w *worker) loop(ctx, dialCtx context.Context) error {
 	return nil
 }
 
-// ways are the channels of the link, and the next message to send. They are nil where there is none.
+// ways are the channels of the link, and the next message to send; nil where there is none.
 func (w *worker) ways() (in chan received, failed chan error, out chan [][]byte, next [][]byte) {
 	if w.link == nil {
 		return nil, nil, nil, nil
