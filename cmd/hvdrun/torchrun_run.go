@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/launch/prestart"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
@@ -51,6 +52,11 @@ func (p *program) torchConfig(ctx context.Context, f *torchFlags, args []string)
 	cfg.Name = args[0]
 	if cfg.Command, err = f.command(args, p.env); err != nil {
 		return cfg, err
+	}
+	if cfg.Prestart = f.prestart; cfg.Prestart != "" {
+		if _, err := prestart.Parse(cfg.Command); err != nil {
+			return cfg, fmt.Errorf("--prestart: %w", err)
+		}
 	}
 	if cfg.Logs.Redirects, err = torchrun.ParseStreams(f.redirects); err != nil {
 		return cfg, fmt.Errorf("--redirects: %w", err)
