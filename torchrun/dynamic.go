@@ -45,6 +45,9 @@ func (d *Dynamic) Next(ctx context.Context) (Round, error) {
 		}
 	})
 	kv := storeKV{r.Store}
+	if d.Peers != nil {
+		d.Peers.tellMembers(r.Members)
+	}
 	if d.Peers != nil && len(r.Members) > 1 {
 		d.attend(ctx, r, kv)
 	}
@@ -73,6 +76,12 @@ func (d *Dynamic) Leave(ctx context.Context) error {
 		err = nil
 	}
 	if d.End != nil {
+		// Where the job goes on, others take over what this node has for them as soon as it ends.
+		if closed, cerr := d.Handler.Closed(ctx); cerr != nil || !closed {
+			over, cancel := context.WithCancel(ctx)
+			cancel()
+			ctx = over
+		}
 		d.End(ctx)
 	}
 	return err

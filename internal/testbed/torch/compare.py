@@ -7,6 +7,7 @@ compare.py [-n RUNS] [-limit SECONDS] HVDRUN [SCENARIO...]
   kill              4 workers, of which one sends itself SIGKILL: to the first step of the next life
   leave             two nodes of 2 workers, of which one gets SIGTERM: to the first step of the other alone
   lost              the same with SIGKILL, for the agent and its workers
+  host              the same for the node at the endpoint, which has the store
 
 torchrun runs with --monitor_interval 0.1, at which newer versions look for ends; both have a last call of 2 s.
 It prints a line for each run, then the median, least and most of each. Both use Debian's python3-torch.
@@ -122,9 +123,10 @@ def measure(name, launcher, folder, limit):
             job.agents[1].terminate()
         else:
             own = {e[2] for e in job.events() if os.path.exists(f"/proc/{e[2]}")}
-            job.agents[1].kill()
+            gone = job.agents[0 if name == "host" else 1]
+            gone.kill()
             for pid in own:
-                if parent(pid) in (1, job.agents[1].pid):
+                if parent(pid) in (1, gone.pid):
                     os.kill(pid, signal.SIGKILL)
         return job.await_event(limit, step(2, ended)) - ended
     finally:
@@ -150,7 +152,7 @@ def main():
     if not args:
         raise SystemExit(__doc__)
     launchers = {"hvdrun": [os.path.abspath(args[0]), "torchrun"], "torchrun": [PYTHON, os.path.join(HERE, "torchrun.py")]}
-    for name in args[1:] or ["launch2", "launch4", "kill", "leave", "lost"]:
+    for name in args[1:] or ["launch2", "launch4", "kill", "leave", "lost", "host"]:
         took = {who: [] for who in launchers}
         for run in range(runs):
             for who, launcher in launchers.items():

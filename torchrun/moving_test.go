@@ -1,0 +1,125 @@
+package torchrun
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+)
+
+// member is a node whose store is in the agent of the first.
+type member struct {
+	*Dynamic
+	end func(context.Context)
+}
+
+// kill has all others see a process that is gone.
+func (m *member) kill() {
+	m.endWatch()
+	m.Handler.Stop()
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	m.end(over)
+}
+
+// meetAt returns nodes that have met in the agent of the first, and their round.
+func meetAt(t *testing.T, count int, interval time.Duration) []*member {
+	t.Helper()
+	key := make([]byte, identity.ClusterKeyLen)
+	nodes := make([]*member, count)
+	addr := "127.0.0.1:0"
+	for i := range nodes {
+		peers, err := NewPeers(key, "run", "127.0.0.1", discard())
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared, end, err := peers.Meet(t.Context(), addr, i == 0)
+		if err == nil && i > 0 {
+			_, err = peers.Listen("127.0.0.1:0")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			addr = peers.Addr()
+		}
+		h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Addr(), Log: discard(), Settings: dynamic.Settings{
+			RunID: "run", MinNodes: 1, MaxNodes: count, KeepAliveInterval: interval, LastCall: time.Second}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[i] = &member{&Dynamic{Handler: h, Peers: peers}, end}
+	}
+	nextOf(t, nodes, count)
+	return nodes
+}
+
+// nextOf has nodes go to their next round, and fails where that is not all of them.
+func nextOf(t *testing.T, nodes []*member, world int) {
+	t.Helper()
+	var all sync.WaitGroup
+	for i, d := range nodes {
+		all.Go(func() {
+			r, err := d.Next(t.Context())
+			if err == nil && r.World != world {
+				err = fmt.Errorf("node %d of %d; want %d", r.Rank, r.World, world)
+			}
+			if err == nil && r.Rank == 0 && world > 1 {
+				err = r.Store.Set(t.Context(), "store", []byte(d.Peers.Addr()))
+			}
+			if err != nil {
+				t.Errorf("node %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// TestHostOfStoreDies: the node in which all meet dies, and then the one that has taken over; those
+// that are left go on each time.
+func TestHostOfStoreDies(t *testing.T) {
+	nodes := meetAt(t, 4, time.Second)
+	for len(nodes) > 1 {
+		nodes[0].kill()
+		nodes = nodes[1:]
+		for _, d := range nodes {
+			<-d.Changed()
+		}
+		nextOf(t, nodes, len(nodes))
+	}
+	nodes[0].kill()
+}
+
+// TestHostOfStoreIsSilent: where a node cannot tell whether the others live, it takes nothing over
+// unless it reaches more than half of them.
+func TestHostOfStoreIsSilent(t *testing.T) {
+	nodes := meetAt(t, 3, time.Second)
+	for _, d := range nodes {
+		defer d.kill()
+	}
+	s := nodes[2].Peers.moving
+	own := nodes[2].Peers.Addr()
+	const silent = "127.0.0.1" // no port: neither refused nor reached
+	for _, c := range []struct {
+		members []string
+		want    bool
+	}{
+		{[]string{silent, own}, false},
+		{[]string{silent, nodes[1].Peers.Addr(), own}, true},
+		{[]string{silent, silent, nodes[1].Peers.Addr(), own}, false},
+		{[]string{"127.0.0.1:1", own}, true}, // refused
+		{[]string{"127.0.0.1:1", silent, own}, false},
+		{[]string{own}, true},
+	} {
+		if is := s.mayHave(t.Context(), c.members); is != c.want {
+			t.Errorf("%q: %v", c.members, is)
+		}
+	}
+}
