@@ -46,7 +46,7 @@ func (d *Dynamic) Next(ctx context.Context) (Round, error) {
 	})
 	kv := storeKV{r.Store}
 	if d.Peers != nil {
-		d.Peers.tellMembers(r.Members)
+		d.Peers.tellMembers(r.Members, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
 	}
 	if d.Peers != nil && len(r.Members) > 1 {
 		d.attend(ctx, r, kv)

@@ -43,8 +43,9 @@ type movingStore struct {
 	at      store.Store // a *remoteStore, or this node's own
 	moves   uint64
 	copied  map[string]store.Entry
-	ahead   time.Duration // of the store's clock, before this process's
-	members []string      // addresses of the last round's, by rank; nil: there was none yet
+	ahead   time.Duration                       // of the store's clock, before this process's
+	members []string                            // addresses of the last round's, by rank; nil: there was none yet
+	drop    func(ctx context.Context, rank int) // says that one of them is dead
 	closed  bool
 }
 
@@ -52,8 +53,8 @@ func newMovingStore(p *Peers, at *remoteStore) *movingStore {
 	return &movingStore{peers: p, at: at, moving: make(chan struct{}, 1), copied: make(map[string]store.Entry)}
 }
 
-// tellMembers says who may take over the store.
-func (p *Peers) tellMembers(members []dynamic.Member) {
+// tellMembers says who may take over the store. drop is called with those that are found dead then.
+func (p *Peers) tellMembers(members []dynamic.Member, drop func(ctx context.Context, rank int)) {
 	p.mu.Lock()
 	s := p.moving
 	p.mu.Unlock()
@@ -66,7 +67,7 @@ func (p *Peers) tellMembers(members []dynamic.Member) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.members = addrs
+	s.members, s.drop = addrs, drop
 }
 
 // Get implements store.Store.
@@ -188,7 +189,11 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 	order := append([]string{lost}, slices.DeleteFunc(slices.Clone(members), func(addr string) bool { return addr == lost })...)
 	for _, addr := range order {
 		if addr == own {
-			return s.mayHave(ctx, members) && s.have()
+			dead, may := s.mayHave(ctx, members)
+			if may {
+				s.have(ctx, dead)
+			}
+			return may
 		}
 		at := &remoteStore{peers: s.peers, addr: addr}
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -211,13 +216,13 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 func isDead(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // mayHave returns whether this node reaches more than half of the members that are not known to be
-// dead.
-func (s *movingStore) mayHave(ctx context.Context, members []string) bool {
+// dead, and the ranks of those that are.
+func (s *movingStore) mayHave(ctx context.Context, members []string) (dead []int, may bool) {
 	own := s.peers.Addr()
 	var mu sync.Mutex
-	reached, dead := 1, 0
+	reached := 1
 	var probes sync.WaitGroup
-	for _, addr := range members {
+	for rank, addr := range members {
 		if addr == own {
 			continue
 		}
@@ -233,16 +238,16 @@ func (s *movingStore) mayHave(ctx context.Context, members []string) bool {
 			if err == nil {
 				reached++
 			} else if isDead(err) {
-				dead++
+				dead = append(dead, rank)
 			}
 		})
 	}
 	probes.Wait()
-	return 2*reached > len(members)-dead
+	return dead, 2*reached > len(members)-len(dead)
 }
 
-// have has this node's agent serve its copy to all.
-func (s *movingStore) have() bool {
+// have has this node's agent serve its copy to all, without the members that are dead.
+func (s *movingStore) have(ctx context.Context, dead []int) {
 	s.mu.Lock()
 	var last uint64
 	for _, e := range s.copied {
@@ -250,11 +255,14 @@ func (s *movingStore) have() bool {
 	}
 	own := store.NewMemory(s.copied, (last/versionsOfMove+1)*versionsOfMove)
 	own.Ahead = s.ahead
+	drop := s.drop
 	s.mu.Unlock()
 	s.peers.haveVersions(own)
 	s.set(own)
 	s.peers.log.Info("torchrun: this node keeps what the nodes share: the node that did is gone")
-	return true
+	for _, rank := range dead {
+		drop(ctx, rank)
+	}
 }
 
 func (s *movingStore) set(at store.Store) {

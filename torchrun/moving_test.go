@@ -97,6 +97,25 @@ func TestHostOfStoreDies(t *testing.T) {
 	nodes[0].kill()
 }
 
+// TestHostOfStoreLeaves: where it leaves, the others take over too, and do not wait for its
+// heartbeats.
+func TestHostOfStoreLeaves(t *testing.T) {
+	nodes := meetAt(t, 3, time.Hour)
+	if err := nodes[0].Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	nodes[0].end(over)
+	for _, d := range nodes[1:] {
+		<-d.Changed()
+	}
+	nextOf(t, nodes[1:], 2)
+	for _, d := range nodes[1:] {
+		d.kill()
+	}
+}
+
 // TestHostOfStoreIsSilent: where a node cannot tell whether the others live, it takes nothing over
 // unless it reaches more than half of them.
 func TestHostOfStoreIsSilent(t *testing.T) {
@@ -118,7 +137,7 @@ func TestHostOfStoreIsSilent(t *testing.T) {
 		{[]string{"127.0.0.1:1", silent, own}, false},
 		{[]string{own}, true},
 	} {
-		if is := s.mayHave(t.Context(), c.members); is != c.want {
+		if _, is := s.mayHave(t.Context(), c.members); is != c.want {
 			t.Errorf("%q: %v", c.members, is)
 		}
 	}
