@@ -145,7 +145,7 @@ func (r *runner) begin() error {
 	}
 	switch {
 	case r.worker.isOutside():
-		if err := r.arrive(); err != nil {
+		if synced, err := r.arrive(); synced || err != nil {
 			return err
 		}
 	case r.worker.run.outside:

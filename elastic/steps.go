@@ -80,6 +80,11 @@ type Steps[T collective.Element] struct {
 	free []*gradients[T]
 	mean *gradients[T] // the averages of all, where sealed; its memory is kept
 	pace pace
+
+	// Of a worker in no world.
+	loans    []*gradients[T] // memory for averages of others
+	caught   bool            // it has come to the position of the members by their averages
+	caughtAt stepsPosition
 }
 
 // stepsPosition is what Steps commit.
@@ -175,6 +180,9 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 	s.within = true
 	s.apply = apply
 	defer func() { s.within, s.apply = false, nil }()
+	if s.state.atDoor() {
+		return s.replay()
+	}
 	for want := s.live.applied + 1; s.live.applied < want; {
 		err := s.try(ctx, backward)
 		if err == nil {

@@ -57,6 +57,9 @@ func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
+	if s.atDoor() {
+		return s.worker.first.refuses()
+	}
 	if err := s.settled(); err != nil {
 		return err
 	}
@@ -78,6 +81,10 @@ func (s *State) Sync(ctx context.Context) error {
 	roots, err := s.syncOpening(ctx, g, root)
 	if err != nil {
 		return err
+	}
+	if s.door != nil && roots.Mark != (imageID{}) && s.steps.caughtUp() {
+		s.saved.mark = roots.Mark // it has made what the root's commit is
+		s.worker.log.Debugf("elastic: has come to commit %d by applying the steps of others", roots.Commits)
 	}
 	for i, p := range s.parts.all {
 		if c := s.parts.of[i]; c != nil && (c.carried() || roots.Mark != (imageID{}) && c.inMemory()) {

@@ -234,6 +234,9 @@ func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }
 // Run enters it instead, and blocks for that as Init does otherwise; if it fails, the operations of
 // the group fail with the error.
 func (w *Worker) Group() *collective.Group {
+	if none := w.first.none.Load(); none != nil {
+		return none
+	}
 	if g := w.group(); g != nil || !w.first.onGroup {
 		return g
 	}
