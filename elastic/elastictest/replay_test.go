@@ -1,14 +1,24 @@
 package elastictest_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -60,8 +70,8 @@ func TestReplay(t *testing.T) {
 func newReplaySchedule(seed uint64) *stepSchedule {
 	dice := rand.New(rand.NewPCG(seed, 12))
 	s := newStepSchedule(seed)
-	s.epochs, s.samples, s.batch, s.microbatches = 2, 120, 1, 1+dice.IntN(4)
-	s.width, s.spares = 5_000+dice.IntN(20_000), dice.IntN(3)
+	s.epochs, s.samples, s.batch, s.microbatches = 2, 60, 1, 1+dice.IntN(4)
+	s.width, s.spares = 5_000+dice.IntN(5_000), dice.IntN(3)
 	s.stepPlan.hosts = nil
 	clear(s.hosts)
 	for i := range 1 + min(1, s.spares) + dice.IntN(2) {
@@ -71,4 +81,161 @@ func newReplaySchedule(seed uint64) *stepSchedule {
 	s.acts = append(s.acts, act{uint64(1 + dice.IntN(20)), "add", 2}, act{uint64(20 + dice.IntN(20)), "add", 3})
 	slices.SortStableFunc(s.acts, func(a, b act) int { return int(a.at) - int(b.at) })
 	return s
+}
+
+// stepLoop is what a training function does besides Step.
+type stepLoop struct {
+	name    string
+	replays bool // newcomers can apply the steps of others
+	before  func(w *elastic.Worker) error
+	between func(ctx context.Context, w *elastic.Worker, s *elastic.State, step uint64) error
+	apply   func(w *elastic.Worker) error
+	more    func(w *elastic.Worker) []elastic.Part
+}
+
+// stepLoops are training functions of which some cannot be run by a worker that is in no world.
+var stepLoops = []stepLoop{
+	{name: "nothing", replays: true},
+	{name: "commits", replays: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error { return s.Commit() }},
+	{name: "asks for hosts", replays: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error {
+		return s.CheckHostUpdates()
+	}},
+	{name: "computes together", between: func(ctx context.Context, w *elastic.Worker, _ *elastic.State, _ uint64) error {
+		return collective.AllReduce(ctx, w.Group(), []int32{1}, collective.Sum)
+	}},
+	{name: "verifies", between: func(ctx context.Context, _ *elastic.Worker, s *elastic.State, step uint64) error {
+		if step%8 == 0 {
+			return s.Verify(ctx)
+		}
+		return nil
+	}},
+	{name: "begins together", before: func(w *elastic.Worker) error {
+		return collective.Barrier(context.Background(), w.Group())
+	}},
+	{name: "fails in no world", before: func(w *elastic.Worker) error {
+		if w.Generation() == 0 {
+			return errOwn
+		}
+		return nil
+	}},
+	{name: "fails to apply in no world", apply: func(w *elastic.Worker) error {
+		if w.Generation() == 0 {
+			return errOwn
+		}
+		return nil
+	}},
+	{name: "ends in no world", before: func(w *elastic.Worker) error {
+		if w.Generation() == 0 {
+			return errEnds
+		}
+		return nil
+	}},
+	{name: "depends on the rank", more: func(*elastic.Worker) []elastic.Part {
+		return []elastic.Part{elastic.NewSampler(100, elastic.SamplerOptions{})}
+	}},
+	{name: "has its own", more: func(w *elastic.Worker) []elastic.Part {
+		own := w.Rank()
+		return []elastic.Part{elastic.Local("own", &own)}
+	}},
+}
+
+// errEnds makes the training function return nil.
+var errEnds = errors.New("the end")
+
+// TestReplayOrNot: a newcomer comes to the state of the others by their averages if the training
+// function allows it, and otherwise as it did; the results are the same bits. What the loop derives
+// from the position, in the state or not, has the right value in each step that is replayed.
+func TestReplayOrNot(t *testing.T) {
+	for _, c := range stepLoops {
+		t.Run(c.name, func(t *testing.T) {
+			log, lines := logtest.NewNullLogger()
+			log.SetLevel(logrus.DebugLevel)
+			var replayed atomic.Int64
+			err := elastictest.Undisturbed(elastictest.Config{
+				Hosts: []plan.Host{{Name: "a", Slots: 1}}, Driver: driver.Config{Log: log},
+			}, func(ctx context.Context) (uint64, error) {
+				return c.train(ctx, &replayed)
+			}, func(job *elastictest.Job) error {
+				if err := job.Await(elastictest.Commit(10)); err != nil {
+					return err
+				}
+				job.AddHost("b", 1)
+				return job.Await(elastictest.Size(2))
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			entered := slices.ContainsFunc(lines.AllEntries(), func(e *logrus.Entry) bool {
+				return strings.Contains(e.Message, "by applying the steps of others")
+			})
+			if entered != c.replays {
+				t.Errorf("a newcomer has come by the steps of others: %v, after %d", entered, replayed.Load())
+			}
+		})
+	}
+}
+
+// train trains by steps, and returns a digest of the result.
+func (c stepLoop) train(ctx context.Context, replayed *atomic.Int64) (uint64, error) {
+	const steps, width = 500, 8192
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer w.Close()
+	weights, small, factor := make([]float64, width), make([]float64, 3), 1.
+	batch := elastic.NewSteps[float64](w, elastic.StepsOptions{Microbatches: 2, Seed: 3}, width)
+	all := []elastic.Part{elastic.Tensor("weights", weights), elastic.Tensor("small", small), elastic.Value("factor", &factor), batch}
+	if c.more != nil {
+		all = append(all, c.more(w)...)
+	}
+	state := elastic.NewState(w, all...)
+	err = elastic.Run(ctx, state, func(ctx context.Context) error {
+		if c.before != nil {
+			if err := c.before(w); err == errEnds {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+		for batch.Applied() < steps {
+			rate := 1 / float64(1+batch.Applied()%7) // in no part of the state
+			factor = float64(batch.Applied() % 5)    // in one
+			err := batch.Step(ctx, func(m elastic.Micro[float64]) error {
+				noise := m.Rand().Float64()
+				for i := range m.Gradient[0] {
+					m.Gradient[0][i] += weights[i]*0.1 + noise/float64(i+1)
+				}
+				return nil
+			}, func(mean [][]float64) error {
+				if c.apply != nil {
+					if err := c.apply(w); err != nil {
+						return err
+					}
+				}
+				if w.Generation() == 0 {
+					replayed.Add(1)
+				}
+				for i := range weights {
+					weights[i] += rate*mean[0][i] - factor*1e-3 - small[0]*1e-6
+				}
+				small[0] += rate
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			if c.between != nil {
+				if err := c.between(ctx, w, state, batch.Applied()); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	h := fnv.New64a()
+	for _, v := range append(weights, small...) {
+		_, _ = fmt.Fprintf(h, "%x ", math.Float64bits(v)) // a hash takes anything
+	}
+	return h.Sum64(), err
 }
