@@ -152,6 +152,8 @@ func (s *State) Commits() uint64 { return s.commits }
 //   - a *DivergedError or an *UnseenWriteError where ranks were compared and differ;
 //   - what a part's Save or encoding returns, or why the state cannot be used ([NewState]): there
 //     is no such commit, and the one before stays.
+//
+// In a worker that is in no world yet ([Steps.Step]) it saves the state on this worker alone.
 func (s *State) Commit() error {
 	if s.atDoor() {
 		return s.saveReplayed()

@@ -94,8 +94,8 @@ func stands(t *testing.T, f *Follower) (steps uint64) {
 	return f.Head.Steps
 }
 
-// A follower has the member's state after each step, although all of it changes in each, whenever it
-// comes.
+// A follower has the member's state after each step, although all of it changes in each, whenever
+// it comes.
 func TestFollow(t *testing.T) {
 	for _, length := range []int{1, image.ChunkSize + 3} {
 		for _, averages := range []int{1, image.ChunkSize + 1} {
