@@ -245,9 +245,10 @@ func (d *door) taken(f *feed.Follower) error {
 }
 
 // saveReplayed saves the state that a replayed step, or a commit of another worker, has led to. It
-// does not while further steps wait to be applied: those are behind, and only the last one counts.
+// does not while further steps wait to be applied, of which only the last one counts, or others
+// wait in the next world: the sync saves.
 func (s *State) saveReplayed() error {
-	if d := s.door; d.follower != nil && len(d.follower.Ready()) > 0 {
+	if d := s.door; d.follower != nil && (len(d.follower.Ready()) > 0 || d.isAnswered()) {
 		return nil
 	}
 	if err := s.save(s.commits); err != nil {
@@ -286,10 +287,8 @@ func (d *door) next() (*feed.Step, error) {
 			return step, nil
 		default:
 		}
-		select {
-		case <-d.answered:
+		if d.isAnswered() {
 			return nil, nil
-		default:
 		}
 		if d.answered == nil && d.runner.state.steps.Applied()+1 >= f.Latest() {
 			d.join()
@@ -313,6 +312,16 @@ func (d *door) next() (*feed.Step, error) {
 	return nil, errAtDoor
 }
 
+// isAnswered reports whether the join is answered.
+func (d *door) isAnswered() bool {
+	select {
+	case <-d.answered:
+		return true
+	default:
+		return false
+	}
+}
+
 // join begins to wait for the first world, and to connect to its members.
 func (d *door) join() {
 	w := d.runner.worker
@@ -331,11 +340,6 @@ func (d *door) enter() error {
 	w.fake.Survive()
 	if d.err != nil {
 		return d.err
-	}
-	if s := d.runner.state; d.follower != nil && !s.saved.clean && !d.spoiled {
-		if err := s.saveReplayed(); err != nil {
-			return err
-		}
 	}
 	d.inside = true
 	w.first.none.Store(nil)

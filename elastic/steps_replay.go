@@ -80,10 +80,7 @@ func (s *Steps[T]) catchUp(ctx context.Context, base uint64) error {
 			return err
 		}
 	}
-	if s.state.saved.clean {
-		return nil
-	}
-	return s.state.saveReplayed()
+	return nil
 }
 
 // keep keeps the averages that are about to be applied for those who follow this worker.

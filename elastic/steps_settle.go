@@ -153,7 +153,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 func (s *Steps[T]) standing() standing {
 	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following()}
 	if d := s.state.door; d != nil {
-		mine.within, mine.replays = false, s.within && s.state.saved.clean && !d.spoiled
+		mine.within, mine.replays = false, s.within && d.follower != nil && !d.spoiled
 	}
 	for _, h := range s.nodes {
 		mine.nodes = append(mine.nodes, h.node)
@@ -248,8 +248,12 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wa
 // made it in the world before: the sync sends them nothing.
 func (s *Steps[T]) settleApply() error {
 	s.state.worker.doing.enter(rendezvous.Training)
+	defer s.state.worker.doing.enter(rendezvous.Syncing)
 	if err := s.applySealed(); err != nil {
 		return err
+	}
+	if s.state.door != nil { // the sync saves
+		return nil
 	}
 	s.state.locals.unreplicated()
 	mark := s.state.saved.nextMark(s.state.saved.given.Generation)
@@ -258,7 +262,6 @@ func (s *Steps[T]) settleApply() error {
 	}
 	s.state.saved.mark = mark
 	s.state.commits++
-	s.state.worker.doing.enter(rendezvous.Syncing)
 	return nil
 }
 

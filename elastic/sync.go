@@ -82,8 +82,8 @@ func (s *State) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.door != nil && roots.Mark != (imageID{}) && s.steps.caughtUp() {
-		s.saved.mark = roots.Mark // it has made what the root's commit is
+	same := s.door != nil && roots.Mark != (imageID{}) && s.steps.caughtUp()
+	if same {
 		s.worker.log.Debugf("elastic: has come to commit %d by applying the steps of others", roots.Commits)
 	}
 	for i, p := range s.parts.all {
@@ -95,7 +95,7 @@ func (s *State) Sync(ctx context.Context) error {
 		}
 	}
 	if roots.Mark != (imageID{}) {
-		if err := s.syncDifference(ctx, g, root, roots.Mark); err != nil {
+		if err := s.syncDifference(ctx, g, root, roots.Mark, same); err != nil {
 			return fmt.Errorf("elastic: sync: %w", err)
 		}
 	}
@@ -188,12 +188,15 @@ type run struct {
 // into a scratch buffer of that size.
 const longestRun = 8
 
-// syncDifference sets the parts in memory to the root's, whose live state is the save mark.
-func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID) error {
+// syncDifference sets the parts in memory to the root's, whose live state is the save mark. same:
+// this rank's live state equals that too, but is in no save.
+func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID, same bool) error {
 	if s.saved.synced = s.parts.noChunks(); s.saved.synced == nil {
 		return nil
 	}
-	if g.Rank() != root && s.intact() != s.saved.mark {
+	if same {
+		defer func() { s.saved.synced = nil }() // what the save that follows finds changed is not what is sent here
+	} else if g.Rank() != root && s.intact() != s.saved.mark {
 		last := s.saved.Last()
 		changed := s.watch.since(last)
 		s.parts.inMemory(func(i, j int, live []byte) {
@@ -201,7 +204,7 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 		})
 	}
 	// other: this rank has another save than the root. none: it has none to compare.
-	other, none := mark != s.saved.mark, s.saved.mark == (imageID{})
+	other, none := !same && mark != s.saved.mark, !same && s.saved.mark == (imageID{})
 	word := []uint8{0, 0}
 	if other {
 		word[0] = 1

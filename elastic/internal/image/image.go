@@ -25,6 +25,7 @@ import (
 	"hash/crc32"
 	"hash/maphash"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -381,11 +382,16 @@ func (s *Store) Reserve() {
 	}
 }
 
-// Trim gives memory back that no image uses.
+// Trim gives memory back that no image uses, to the operating system where it is much. That can
+// take long; the store can be used meanwhile.
 func (s *Store) Trim() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	extra := s.extra
 	s.spare, s.extra, s.slab = nil, 0, nil
+	s.mu.Unlock()
+	if extra >= slabChunks*ChunkSize {
+		debug.FreeOSMemory() // otherwise the process keeps it for long
+	}
 }
 
 // Lend returns the number and the blobs of the newest image, nil before the first. Later images
