@@ -56,7 +56,6 @@ type door struct {
 	broken   bool           // they ended because no further ones came
 	spoiled  bool           // one could not be applied: the state is none of training
 	reported time.Time
-	received int64 // bytes at that time
 
 	answered chan struct{} // closed when the join is answered; nil: not joined yet
 	joining  sync.WaitGroup
