@@ -33,6 +33,7 @@ const (
 const (
 	mostTakes  = 5                     // commits taken in a row of which no later step was applied
 	takePause  = 20 * time.Millisecond // before another is taken; it doubles
+	busyPause  = 80 * time.Millisecond // longest, while others take theirs
 	samples    = 8                     // chunks that a follower compares in each step
 	sampleStep = 0x9e3779b1            // spreads them over all chunks
 )
@@ -88,6 +89,10 @@ func (r *runner) rehearse() (arrival, error) {
 			if errors.Is(err, errNobody) && d.answered == nil || errors.Is(err, feed.ErrOther) {
 				break
 			}
+			if errors.Is(err, feed.ErrBusy) { // its turn comes
+				d.report()
+				takes, pause = -1, min(pause, busyPause)
+			}
 		} else {
 			d.train()
 			if d.synced || !d.broken {
@@ -109,6 +114,9 @@ func (r *runner) rehearse() (arrival, error) {
 		s.commits = 0
 		return apart, r.ctx.Err()
 	}
+	stop := r.follow()
+	<-d.answered
+	stop()
 	d.joining.Wait()
 	w.fake.Survive()
 	s.commits = 0
@@ -204,7 +212,7 @@ func (d *door) follow(source fetch.Source, memory feed.Memory) error {
 		return err
 	}
 	w.prepared() // from now on the bytes that arrive show that the worker is alive
-	d.report(f)
+	d.report()
 	tick := time.NewTicker(fetchReports)
 	defer tick.Stop()
 	for loaded := false; !loaded; {
@@ -212,7 +220,7 @@ func (d *door) follow(source fetch.Source, memory feed.Memory) error {
 		case <-f.Loaded():
 			loaded = true
 		case <-tick.C:
-			d.report(f)
+			d.report()
 		case <-f.Failed():
 			f.Close()
 			return f.Err()
@@ -258,7 +266,7 @@ func (s *State) saveReplayed() error {
 }
 
 // report tells the driver that this worker is alive, as long as bytes arrive.
-func (d *door) report(f *feed.Follower) {
+func (d *door) report() {
 	if now := time.Now(); d.answered == nil && now.Sub(d.reported) >= fetchReports/2 {
 		d.reported = now
 		d.runner.worker.reportFetching()
@@ -298,7 +306,7 @@ func (d *door) next() (*feed.Step, error) {
 		case <-d.answered:
 			return nil, nil
 		case <-f.Beats():
-			d.report(f)
+			d.report()
 		case <-f.Failed():
 			if len(f.Ready()) == 0 {
 				d.broken = true

@@ -114,7 +114,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 	if err != nil {
 		return root, err
 	}
-	if base := verdictOf(all, root).base; slices.ContainsFunc(all, func(o standing) bool { return o.awaits(all, base) }) {
+	if base := verdictOf(all, root).base(); slices.ContainsFunc(all, func(o standing) bool { return o.awaits(all, base) }) {
 		if err := s.await(ctx, g, all, base); err != nil {
 			return root, err
 		}
@@ -185,7 +185,6 @@ func (s *Steps[T]) await(ctx context.Context, g *collective.Group, all []standin
 type verdict struct {
 	reached uint64 // steps that those with the state have applied, or apply now
 	source  int    // the rank that has averages to apply; -1: none
-	base    uint64 // steps that those with the state have applied without them
 	lacking bool   // others need them
 	// replayed: a rank that is not a member yet applies them too.
 	replayed bool
@@ -213,10 +212,6 @@ func verdictOf(all []standing, root int) verdict {
 	arrives := func(o standing) bool {
 		return o.state && (o.applied == v.reached || v.source >= 0 && o.applies(v.reached))
 	}
-	v.base = v.reached
-	if v.source >= 0 {
-		v.base--
-	}
 	for _, o := range all {
 		applies := v.source >= 0 && o.applies(v.reached)
 		v.lacking = v.lacking || applies && !o.sealed
@@ -226,6 +221,15 @@ func verdictOf(all []standing, root int) verdict {
 		v.root = slices.IndexFunc(all, arrives)
 	}
 	return v
+}
+
+// base is the number of steps that those with the state have applied without the averages of the
+// source.
+func (v verdict) base() uint64 {
+	if v.source >= 0 {
+		return v.reached - 1
+	}
+	return v.reached
 }
 
 // applies reports whether the rank applies the last of so many steps, if any rank has its averages.

@@ -238,7 +238,11 @@ func (f *Feed) Serve(conn net.Conn) error {
 	v := &visitor{feed: f, conn: conn, spare: soonSteps}
 	from, err := f.enter()
 	if err != nil {
-		return errors.Join(err, v.write(frameNone, 0, nil))
+		busy := uint32(0)
+		if errors.Is(err, errBusy) {
+			busy = 1
+		}
+		return errors.Join(err, v.write(frameNone, busy, nil))
 	}
 	defer f.leave()
 	if err := v.hold(from); err != nil {

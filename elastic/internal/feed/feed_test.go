@@ -210,7 +210,7 @@ func TestRefused(t *testing.T) {
 	if _, err := held.Read(head[:]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Follow(t.Context(), m.visit(), memory(layout)); !errors.Is(err, ErrNone) {
+	if _, err := Follow(t.Context(), m.visit(), memory(layout)); !errors.Is(err, ErrBusy) {
 		t.Errorf("while another takes a commit: %v", err)
 	}
 	held.Close()

@@ -29,8 +29,10 @@ type Memory struct {
 var (
 	// ErrLost: the source has gone on too far since.
 	ErrLost = errors.New("feed: the source has the next step no longer")
-	// ErrNone: the source has nothing to follow, or enough others follow it.
-	ErrNone = errors.New("feed: the source cannot be followed now")
+	// ErrNone: the source has nothing to follow.
+	ErrNone = errors.New("feed: the source cannot be followed")
+	// ErrBusy: another worker takes the source's commit.
+	ErrBusy = errors.New("feed: another worker takes the source's commit")
 	// ErrOther: the source has another state.
 	ErrOther = errors.New("feed: the source has a state of another layout")
 )
@@ -135,6 +137,9 @@ func (f *Follower) begin() error {
 		switch fr.kind {
 		case frameBeat: // it waits for a commit from which on it has all steps
 		case frameNone:
+			if fr.number != 0 {
+				return ErrBusy
+			}
 			return ErrNone
 		case frameHead:
 			h, err := parseHead(b)

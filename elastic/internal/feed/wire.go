@@ -8,7 +8,7 @@ import (
 
 // Kinds of frames that a source sends.
 const (
-	frameNone  = 'n' // there is nothing to follow here
+	frameNone  = 'n' // there is nothing to follow here; its number is 1 if that will change soon
 	frameHead  = 'h' // a Head
 	frameChunk = 'c' // a chunk of the commit, with its number
 	frameStep  = 's' // a Step; its averages follow
