@@ -285,7 +285,7 @@ func (d *door) train() {
 }
 
 // next returns the next step to apply; nil: the join is answered.
-func (d *door) next() (*feed.Step, error) {
+func (d *door) next(ctx context.Context) (*feed.Step, error) {
 	f := d.follower
 	for f != nil && !d.spoiled {
 		d.runner.worker.fake.Survive()
@@ -312,6 +312,8 @@ func (d *door) next() (*feed.Step, error) {
 				d.broken = true
 				return nil, fmt.Errorf("%w: %w", errThread, f.Err())
 			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		case <-d.ctx.Done():
 			return nil, d.ctx.Err()
 		}

@@ -186,7 +186,7 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 	s.apply = apply
 	defer func() { s.within, s.apply = false, nil }()
 	if s.state.atDoor() {
-		return s.replay()
+		return s.replay(ctx)
 	}
 	for want := s.live.applied + 1; s.live.applied < want; {
 		err := s.try(ctx, backward)

@@ -13,9 +13,9 @@ import (
 )
 
 // replay is a Step of a worker that is in no world yet.
-func (s *Steps[T]) replay() error {
+func (s *Steps[T]) replay(ctx context.Context) error {
 	d := s.state.door
-	step, err := d.next()
+	step, err := d.next(ctx)
 	switch {
 	case err != nil:
 		return err
