@@ -189,13 +189,15 @@ type run struct {
 const longestRun = 8
 
 // syncDifference sets the parts in memory to the root's, whose live state is the save mark. same:
-// this rank's live state equals that too, but is in no save.
+// this rank's live state equals that too, but need not be in a save.
 func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID, same bool) error {
 	if s.saved.synced = s.parts.noChunks(); s.saved.synced == nil {
 		return nil
 	}
 	if same {
-		defer func() { s.saved.synced = nil }() // what the save that follows finds changed is not what is sent here
+		if !s.saved.clean || !s.isSaved((*image.Blob).Resembles) {
+			defer func() { s.saved.synced = nil }() // the save that follows looks for what has changed itself
+		}
 	} else if g.Rank() != root && s.intact() != s.saved.mark {
 		last := s.saved.Last()
 		changed := s.watch.since(last)

