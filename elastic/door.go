@@ -284,7 +284,8 @@ func (d *door) train() {
 	r.worker.log.Debugf("%d steps of other workers were applied, until the training function returned: %v", d.applied, err)
 }
 
-// next returns the next step to apply; nil: the join is answered.
+// next returns the next step to apply; nil: the join is answered, and all steps that were on their
+// way by then have been applied.
 func (d *door) next(ctx context.Context) (*feed.Step, error) {
 	f := d.follower
 	for f != nil && !d.spoiled {
@@ -294,24 +295,31 @@ func (d *door) next(ctx context.Context) (*feed.Step, error) {
 			return step, nil
 		default:
 		}
+		applied, answered := d.runner.state.steps.Applied(), d.answered
 		if d.isAnswered() {
-			return nil, nil
-		}
-		if d.answered == nil && d.runner.state.steps.Applied()+1 >= f.Latest() {
+			if applied >= f.Latest() {
+				return nil, nil
+			}
+			answered = nil // what others have applied already is applied here first, one step in each Step
+		} else if d.answered == nil && applied+1 >= f.Latest() {
 			d.join()
+			answered = d.answered
 		}
 		select {
 		case step := <-f.Ready():
 			return step, nil
-		case <-d.answered:
-			return nil, nil
+		case <-answered:
 		case <-f.Beats():
 			d.report()
 		case <-f.Failed():
-			if len(f.Ready()) == 0 {
-				d.broken = true
-				return nil, fmt.Errorf("%w: %w", errThread, f.Err())
+			if len(f.Ready()) > 0 {
+				continue
 			}
+			if d.isAnswered() {
+				return nil, nil
+			}
+			d.broken = true
+			return nil, fmt.Errorf("%w: %w", errThread, f.Err())
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-d.ctx.Done():

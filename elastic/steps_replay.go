@@ -60,27 +60,22 @@ func (s *Steps[T]) applyLoan(averages *gradients[T]) error {
 	return s.applySealed()
 }
 
-// catchUp applies the steps before base, which the member that this worker follows has kept.
-func (s *Steps[T]) catchUp(ctx context.Context, base uint64) error {
+// applyNext applies the next step, which the member that this worker follows has kept.
+func (s *Steps[T]) applyNext(ctx context.Context) error {
 	f := s.state.door.follower
-	for s.live.applied < base {
-		var step *feed.Step
-		select {
-		case step = <-f.Ready():
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-f.Failed():
-			select {
-			case step = <-f.Ready():
-			default:
-				return fmt.Errorf("%w: %w", errThread, f.Err())
-			}
-		}
-		if err := s.applyGiven(step); err != nil {
-			return err
-		}
+	select {
+	case step := <-f.Ready():
+		return s.applyGiven(step)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-f.Failed():
 	}
-	return nil
+	select {
+	case step := <-f.Ready():
+		return s.applyGiven(step)
+	default:
+		return fmt.Errorf("%w: %w", errThread, f.Err())
+	}
 }
 
 // keep keeps the averages that are about to be applied for those who follow this worker.

@@ -114,8 +114,8 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 	if err != nil {
 		return root, err
 	}
-	if base := verdictOf(all, root).base(); slices.ContainsFunc(all, func(o standing) bool { return o.awaits(all, base) }) {
-		if err := s.await(ctx, g, all, base); err != nil {
+	if v := verdictOf(all, root); slices.ContainsFunc(all, func(o standing) bool { return o.awaits(all, v) }) {
+		if err := s.await(ctx, all[g.Rank()].awaits(all, v)); err != nil {
 			return root, err
 		}
 		if all, err = tell(ctx, g, s.standing()); err != nil {
@@ -161,22 +161,23 @@ func (s *Steps[T]) standing() standing {
 	return mine
 }
 
-// awaits reports whether a rank lacks averages of steps before base, which all others have applied,
-// and one that it follows has kept them.
-func (r standing) awaits(all []standing, base uint64) bool {
-	return r.replays && r.applied < base && r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
-		return o.state && o.feed == r.feed && o.applied >= base
+// awaits reports whether a rank lacks the averages of the last step only, which all others have
+// applied, and the one that it follows has kept them. A Step of train applies one step and no more:
+// what apply does can depend on what train has derived from the position.
+func (r standing) awaits(all []standing, v verdict) bool {
+	return r.replays && r.applied+1 == v.reached && v.source < 0 && r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
+		return o.state && o.feed == r.feed && o.applied == v.reached
 	})
 }
 
 // await gets these averages, if this is such a rank. If that fails, the rank is sent the state.
-func (s *Steps[T]) await(ctx context.Context, g *collective.Group, all []standing, base uint64) error {
-	if !all[g.Rank()].awaits(all, base) {
+func (s *Steps[T]) await(ctx context.Context, mine bool) error {
+	if !mine {
 		return nil
 	}
-	if err := s.catchUp(ctx, base); err != nil {
+	if err := s.applyNext(ctx); err != nil {
 		s.state.door.spoiled = true
-		s.state.worker.log.Debugf("elastic: the last steps could not be applied, so the sync sends the state: %v", err)
+		s.state.worker.log.Debugf("elastic: the last step could not be applied, so the sync sends the state: %v", err)
 	}
 	return ctx.Err()
 }
@@ -223,15 +224,6 @@ func verdictOf(all []standing, root int) verdict {
 	return v
 }
 
-// base is the number of steps that those with the state have applied without the averages of the
-// source.
-func (v verdict) base() uint64 {
-	if v.source >= 0 {
-		return v.reached - 1
-	}
-	return v.reached
-}
-
 // applies reports whether the rank applies the last of so many steps, if any rank has its averages.
 func (r standing) applies(reached uint64) bool {
 	return (r.state && r.within || r.replays) && r.applied+1 == reached
@@ -251,6 +243,9 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wa
 // that commit is the sync that follows. The save has the mark of that commit, as on ranks that have
 // made it in the world before: the sync sends them nothing.
 func (s *Steps[T]) settleApply() error {
+	if s.state.door != nil {
+		s.state.saved.clean = false
+	}
 	s.state.worker.doing.enter(rendezvous.Training)
 	defer s.state.worker.doing.enter(rendezvous.Syncing)
 	if err := s.applySealed(); err != nil {

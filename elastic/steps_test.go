@@ -54,27 +54,32 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestAwaits: others wait for a follower that lacks averages only where the member that it follows
-// is among them, and has applied these.
+// TestAwaits: others wait for a follower that lacks the averages of the last step only where the
+// member that it follows is among them, and has applied them.
 func TestAwaits(t *testing.T) {
-	member := func(applied, feed uint64) standing { return standing{state: true, applied: applied, feed: feed} }
+	member := func(applied, feed uint64) standing {
+		return standing{state: true, within: true, applied: applied, feed: feed}
+	}
+	sealed := func(s standing) standing { s.sealed = true; return s }
 	follower := func(applied, feed uint64) standing { return standing{replays: true, applied: applied, feed: feed} }
 	for name, c := range map[string]struct {
 		all  []standing
-		base uint64
 		want bool
 	}{
-		"it lacks one":            {[]standing{follower(4, 7), member(5, 7)}, 5, true},
-		"it lacks two":            {[]standing{follower(3, 7), member(5, 0), member(5, 7)}, 5, true},
-		"it lacks none":           {[]standing{follower(5, 7), member(5, 7)}, 5, false},
-		"it follows a dead one":   {[]standing{follower(4, 7), member(5, 8)}, 5, false},
-		"it follows a newcomer":   {[]standing{follower(4, 7), {feed: 7, applied: 5}, member(5, 0)}, 5, false},
-		"it follows one behind":   {[]standing{follower(4, 7), member(4, 7), member(5, 0)}, 5, false},
-		"it follows nobody":       {[]standing{follower(4, 0), member(5, 0)}, 5, false},
-		"it has another state":    {[]standing{{applied: 4, feed: 7}, member(5, 7)}, 5, false},
-		"it is a member, and old": {[]standing{member(4, 7), member(5, 7)}, 5, false},
+		"it lacks one":            {[]standing{follower(4, 7), member(5, 7)}, true},
+		"it lacks one of one":     {[]standing{follower(4, 7), member(5, 0), member(5, 7)}, true},
+		"it lacks two":            {[]standing{follower(3, 7), member(5, 7)}, false},
+		"it lacks two, one given": {[]standing{follower(3, 7), sealed(member(4, 7))}, false},
+		"it is given one":         {[]standing{follower(4, 7), sealed(member(4, 7))}, false},
+		"it lacks none":           {[]standing{follower(5, 7), member(5, 7)}, false},
+		"it follows a dead one":   {[]standing{follower(4, 7), member(5, 8)}, false},
+		"it follows a newcomer":   {[]standing{follower(4, 7), {feed: 7, applied: 5}, member(5, 0)}, false},
+		"it follows one behind":   {[]standing{follower(4, 7), member(4, 7), member(5, 0)}, false},
+		"it follows nobody":       {[]standing{follower(4, 0), member(5, 0)}, false},
+		"it has another state":    {[]standing{{applied: 4, feed: 7}, member(5, 7)}, false},
+		"it is a member, and old": {[]standing{member(4, 7), member(5, 7)}, false},
 	} {
-		if got := c.all[0].awaits(c.all, c.base); got != c.want {
+		if got := c.all[0].awaits(c.all, verdictOf(c.all, len(c.all)-1)); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
