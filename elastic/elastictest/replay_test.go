@@ -150,7 +150,7 @@ func TestReplayOrNot(t *testing.T) {
 	for _, c := range stepLoops {
 		t.Run(c.name, func(t *testing.T) {
 			entered := c.grows(t)
-			for range 9 { // steps of so little work can be too many between the newcomer's last one and the world's end
+			for range 9 { // between the newcomer's last step and the world's end can be several
 				if entered || !c.replays {
 					break
 				}
@@ -194,7 +194,8 @@ func (c stepLoop) grows(t *testing.T) bool {
 	})
 }
 
-// train trains by steps, and returns a digest of the result. At step 20, of the worker on host a alone, it waits for another to join.
+// train trains by steps, and returns a digest of the result. At step 20, of the worker on host a
+// alone, it waits for another to join.
 func (c stepLoop) train(ctx context.Context, joins <-chan struct{}) (uint64, error) {
 	const steps, width = 1000, 8192
 	w, err := elastic.Init(ctx)

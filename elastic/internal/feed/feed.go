@@ -88,6 +88,7 @@ type Feed struct {
 	kept      []*kept
 	free      []*kept
 	more      chan struct{} // closed at the next change
+	end       chan struct{} // closed by End
 }
 
 // kept are the averages of a step.
@@ -99,7 +100,7 @@ type kept struct {
 
 // New returns a feed.
 func New(s Source) *Feed {
-	return &Feed{id: rand.Uint64() | 1, source: s, more: make(chan struct{})}
+	return &Feed{id: rand.Uint64() | 1, source: s, more: make(chan struct{}), end: make(chan struct{})}
 }
 
 // ID identifies the feed among those of a job. It is never 0.
@@ -170,6 +171,9 @@ func (f *Feed) changed() {
 func (f *Feed) End() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.ended {
+		close(f.end)
+	}
 	f.ended = true
 	f.changed()
 }
@@ -226,9 +230,18 @@ func (f *Feed) leave() {
 		f.kept, f.free = nil, nil
 	}
 	f.mu.Unlock()
-	if last {
+	if !last {
+		return
+	}
+	f.source.Ended()
+	timer := time.NewTimer(pulse) // a world that begins has better things to do, and others may come
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-f.end:
+	}
+	if !f.Followed() {
 		f.source.Trim()
-		f.source.Ended()
 	}
 }
 
