@@ -5,6 +5,7 @@ compare.py [-n RUNS] [-limit SECONDS] HVDRUN [SCENARIO...]
 
   launch2, launch4  from the start of a job with 2 or 4 workers to its first step
   kill              4 workers, of which one sends itself SIGKILL: to the first step of the next life
+  join              another node of 2 workers comes to one that trains: to the first step of all four
   leave             two nodes of 2 workers, of which one gets SIGTERM: to the first step of the other alone
   lost              the same with SIGKILL, for the agent and its workers
   host              the same for the node at the endpoint, which has the store
@@ -115,6 +116,10 @@ def measure(name, launcher, folder, limit):
             killed = job.await_event(60, lambda e: e[1] == "kill")
             return job.await_event(limit, step(4, killed, 1)) - killed
         job.await_endpoint()
+        if name == "join":
+            job.await_event(90, step(2, number=50))
+            began = job.start()
+            return job.await_event(limit, step(4, began)) - began
         job.start()
         job.await_event(90, step(4, number=50))
         time.sleep(random.uniform(0, 2))
@@ -152,7 +157,7 @@ def main():
     if not args:
         raise SystemExit(__doc__)
     launchers = {"hvdrun": [os.path.abspath(args[0]), "torchrun"], "torchrun": [PYTHON, os.path.join(HERE, "torchrun.py")]}
-    for name in args[1:] or ["launch2", "launch4", "kill", "leave", "lost", "host"]:
+    for name in args[1:] or ["launch2", "launch4", "kill", "join", "leave", "lost", "host"]:
         took = {who: [] for who in launchers}
         for run in range(runs):
             for who, launcher in launchers.items():
