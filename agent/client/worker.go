@@ -50,6 +50,9 @@ type LostError struct {
 
 // Error returns "was lost: its agent at ADDR is lost: …".
 func (e *LostError) Error() string {
+	if e.Addr == "" {
+		return fmt.Sprintf("was lost: %v", e.Err)
+	}
 	return fmt.Sprintf("was lost: its agent at %s is lost: %v", e.Addr, e.Err)
 }
 
@@ -69,9 +72,13 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 	if s.Resumed {
 		finding = context.WithoutCancel(ctx) // the worker to stop must be found first
 	}
-	for {
+	for begun := time.Now(); ; {
 		session, err := a.session(finding, s.Slot.Host, s.Resumed)
 		switch {
+		case s.Resumed && a.cfg.Find != nil && errors.Is(err, errNoAgent) && time.Since(begun) < a.cfg.Lease:
+			// The cluster's hosts may not be known yet, to a driver that has just begun.
+			pauseFor(finding, findEvery)
+			continue
 		case err != nil && s.Resumed:
 			return &LostError{Host: s.Slot.Host, Err: err}
 		case err != nil:
