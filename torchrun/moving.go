@@ -2,8 +2,11 @@ package torchrun
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +26,10 @@ const (
 	// versionsOfMove are skipped by each move, so that no version names two values: the copy may
 	// lack the last changes.
 	versionsOfMove = 1 << 32
+	// leaderIs is the number under which an agent at the endpoint is told who has the store, and
+	// tellEvery how often that one tries to.
+	leaderIs  = 1<<64 - 3
+	tellEvery = 250 * time.Millisecond
 	// mostCopied bounds how many values a node copies.
 	mostCopied = 1 << 10
 )
@@ -35,12 +42,19 @@ const (
 // So that two parts of a network that do not reach each other do not both go on, a member takes
 // over only where it reaches more than half of the members that are not known to be dead: those
 // whose machines say that nobody listens.
+//
+// An agent that is started at the endpoint after that has a store of its own. The one that has
+// taken over tells it so, and it asks that one like all others.
 type movingStore struct {
-	peers  *Peers
-	moving chan struct{} // holds a token while a call looks for the store
+	peers    *Peers
+	endpoint string
+	moving   chan struct{} // holds a token while a call looks for the store
+	over     context.Context
+	end      context.CancelFunc
+	telling  sync.WaitGroup
 
 	mu      sync.Mutex
-	at      store.Store // a *remoteStore, or this node's own
+	at      store.Store // a *remoteStore, or a *store.Memory of this node
 	moves   uint64
 	copied  map[string]store.Entry
 	ahead   time.Duration                       // of the store's clock, before this process's
@@ -49,8 +63,13 @@ type movingStore struct {
 	closed  bool
 }
 
-func newMovingStore(p *Peers, at *remoteStore) *movingStore {
-	return &movingStore{peers: p, at: at, moving: make(chan struct{}, 1), copied: make(map[string]store.Entry)}
+func newMovingStore(p *Peers, endpoint string, at store.Store) *movingStore {
+	s := &movingStore{peers: p, endpoint: endpoint, at: at, moving: make(chan struct{}, 1), copied: make(map[string]store.Entry)}
+	s.over, s.end = context.WithCancel(context.Background())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moving = s
+	return s
 }
 
 // tellMembers says who may take over the store. drop is called with those that are found dead then.
@@ -263,6 +282,58 @@ func (s *movingStore) have(ctx context.Context, dead []int) {
 	for _, rank := range dead {
 		drop(ctx, rank)
 	}
+	s.telling.Go(s.tell)
+}
+
+// tell tells whoever comes to listen at the endpoint that this node has the store.
+func (s *movingStore) tell() {
+	for pause(s.over, tellEvery) == nil {
+		s.tellOnce()
+	}
+}
+
+func (s *movingStore) tellOnce() {
+	ctx, cancel := context.WithTimeout(s.over, probeTimeout)
+	defer cancel()
+	conn, err := s.peers.dial(ctx, s.endpoint, leaderIs)
+	if err != nil {
+		return // nobody is there yet
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	own := s.peers.Addr()
+	if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(own))), own...)); err == nil {
+		_, _ = io.ReadFull(conn, make([]byte, 1)) // it has understood, or it is an agent that leaves
+	}
+}
+
+// told is called in an agent at the endpoint by one that says it has the store.
+func (s *movingStore) told(conn net.Conn) {
+	var size [2]byte
+	if _, err := io.ReadFull(conn, size[:]); err != nil {
+		return
+	}
+	addr := make([]byte, binary.BigEndian.Uint16(size[:]))
+	if _, err := io.ReadFull(conn, addr); err != nil {
+		return
+	}
+	defer func() { _, _ = conn.Write([]byte{0}) }()
+	s.mu.Lock()
+	r, is := s.at.(*remoteStore)
+	s.mu.Unlock()
+	if is && r.addr == string(addr) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.over, probeTimeout)
+	defer cancel()
+	at := &remoteStore{peers: s.peers, addr: string(addr)}
+	if _, err := at.Get(ctx, "hello"); err != nil {
+		at.close()
+		return
+	}
+	s.peers.log.Infof("torchrun: the job runs already: the node at %s keeps what the nodes share", addr)
+	s.set(at)
 }
 
 func (s *movingStore) set(at store.Store) {
@@ -278,12 +349,14 @@ func (s *movingStore) set(at store.Store) {
 	}
 }
 
-// close ends all calls.
+// close ends all calls of other nodes' stores.
 func (s *movingStore) close() {
+	s.end()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closed = true
 	if r, is := s.at.(*remoteStore); is {
 		r.close()
 	}
+	s.mu.Unlock()
+	s.telling.Wait()
 }

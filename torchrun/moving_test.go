@@ -33,29 +33,32 @@ func meetAt(t *testing.T, count int, interval time.Duration) []*member {
 	nodes := make([]*member, count)
 	addr := "127.0.0.1:0"
 	for i := range nodes {
-		peers, err := NewPeers(key, "run", "127.0.0.1", discard())
-		if err != nil {
-			t.Fatal(err)
-		}
-		shared, end, err := peers.Meet(t.Context(), addr, i == 0)
-		if err == nil && i > 0 {
-			_, err = peers.Listen("127.0.0.1:0")
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i == 0 {
-			addr = peers.Addr()
-		}
-		h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Addr(), Log: discard(), Settings: dynamic.Settings{
-			RunID: "run", MinNodes: 1, MaxNodes: count, KeepAliveInterval: interval, LastCall: time.Second}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		nodes[i] = &member{&Dynamic{Handler: h, Peers: peers}, end}
+		nodes[i] = newMember(t, key, addr, i == 0, count, interval)
+		addr = nodes[0].Peers.Addr()
 	}
 	nextOf(t, nodes, count)
 	return nodes
+}
+
+func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, interval time.Duration) *member {
+	t.Helper()
+	peers, err := NewPeers(key, "run", "127.0.0.1", discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, end, err := peers.Meet(t.Context(), endpoint, host)
+	if err == nil && !host {
+		_, err = peers.Listen("127.0.0.1:0")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Addr(), Log: discard(), Settings: dynamic.Settings{
+		RunID: "run", MinNodes: 1, MaxNodes: most, KeepAliveInterval: interval, LastCall: time.Second}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &member{&Dynamic{Handler: h, Peers: peers}, end}
 }
 
 // nextOf has nodes go to their next round, and fails where that is not all of them.
@@ -95,6 +98,58 @@ func TestHostOfStoreDies(t *testing.T) {
 		nextOf(t, nodes, len(nodes))
 	}
 	nodes[0].kill()
+}
+
+// TestSecondHost: an agent that finds another one listening at the endpoint serves no store.
+func TestSecondHost(t *testing.T) {
+	nodes := meetAt(t, 1, time.Second)
+	defer nodes[0].kill()
+	peers, err := NewPeers(make([]byte, identity.ClusterKeyLen), "run", "127.0.0.1", discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := nodes[0].Peers.Addr()
+	if _, _, err := peers.Meet(t.Context(), endpoint, true); err == nil {
+		t.Fatal("two agents listen at one address")
+	}
+	_, end, err := peers.Meet(t.Context(), endpoint, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	defer end(over)
+	if _, versions := peers.find(versionStore); versions != nil {
+		t.Error("it has a store of its own")
+	}
+}
+
+// TestHostOfStoreReturns: an agent that is started at the endpoint after the store has moved takes
+// part in the job that runs.
+func TestHostOfStoreReturns(t *testing.T) {
+	nodes := meetAt(t, 3, time.Second)
+	endpoint := nodes[0].Peers.Addr()
+	nodes[0].kill()
+	for _, d := range nodes[1:] {
+		<-d.Changed()
+	}
+	nextOf(t, nodes[1:], 2)
+	back := newMember(t, make([]byte, identity.ClusterKeyLen), endpoint, true, 3, time.Second)
+	var others sync.WaitGroup
+	others.Go(func() {
+		for _, d := range nodes[1:] {
+			<-d.Changed()
+		}
+		nextOf(t, nodes[1:], 3)
+	})
+	r, err := back.Next(t.Context())
+	others.Wait()
+	if err != nil || r.World != 3 || r.Rank != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for _, d := range append(nodes[1:], back) {
+		d.kill()
+	}
 }
 
 // TestHostOfStoreLeaves: where it leaves, the others take over too, and do not wait for its

@@ -257,13 +257,22 @@ func (e *lostError) Unwrap() error { return e.err }
 // is lost later, the members of a round go on with another's copy. The function frees the store,
 // and waits until its context ends for others that still use it.
 func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, func(context.Context), error) {
+	var s *movingStore
+	end := func(ctx context.Context) {
+		s.close()
+		p.Close(ctx)
+	}
 	if host {
-		s := new(store.Memory)
+		s = newMovingStore(p, addr, new(store.Memory))
 		p.haveVersions(s)
+		p.answer(leaderIs, s.told, new(sync.WaitGroup))
 		if _, err := p.Listen(addr); err != nil {
+			p.haveVersions(nil) // another agent of this machine has the store
+			p.answer(leaderIs, nil, nil)
+			s.close()
 			return nil, nil, err
 		}
-		return s, p.Close, nil
+		return s, end, nil
 	}
 	r := &remoteStore{peers: p, addr: addr}
 	for {
@@ -276,14 +285,8 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 			return nil, nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
 		}
 	}
-	s := newMovingStore(p, r)
-	p.mu.Lock()
-	p.moving = s
-	p.mu.Unlock()
-	return s, func(ctx context.Context) {
-		s.close()
-		p.Close(ctx)
-	}, nil
+	s = newMovingStore(p, addr, r)
+	return s, end, nil
 }
 
 // haveVersions serves a store to the other agents.
