@@ -51,7 +51,11 @@ func (d *Dynamic) Next(ctx context.Context) (Round, error) {
 	if d.Peers != nil && len(r.Members) > 1 {
 		d.attend(ctx, r, kv)
 	}
-	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: kv}, nil
+	agents := make([]string, len(r.Members))
+	for i, m := range r.Members {
+		agents[i] = m.Info
+	}
+	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: kv, Agents: agents}, nil
 }
 
 func (d *Dynamic) endWatch() {

@@ -75,8 +75,7 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 	for begun := time.Now(); ; {
 		session, err := a.session(finding, s.Slot.Host, s.Resumed)
 		switch {
-		case s.Resumed && a.cfg.Find != nil && errors.Is(err, errNoAgent) && time.Since(begun) < a.cfg.Lease:
-			// The cluster's hosts may not be known yet, to a driver that has just begun.
+		case s.Resumed && errors.Is(err, errNoAgent) && a.mayBeFound(begun):
 			pauseFor(finding, findEvery)
 			continue
 		case err != nil && s.Resumed:
@@ -89,6 +88,17 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 			return err
 		}
 	}
+}
+
+// mayBeFound returns whether the cluster may know more hosts soon, to a driver that has just begun:
+// for the time of a lease where it knows none yet, and for that of a few gossips after the first.
+func (a *Agents) mayBeFound(begun time.Time) bool {
+	if a.cfg.Find == nil || time.Since(begun) >= a.cfg.Lease {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.foundFirst.IsZero() || time.Since(a.foundFirst) < findMore
 }
 
 // run is Agents.Run, in this session.

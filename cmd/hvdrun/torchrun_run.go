@@ -318,7 +318,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 			return nil, fmt.Errorf("--rdzv-conf: key_file: %w", err)
 		}
 	case host == "localhost" || lerr == nil && loopback.IsLoopback():
-		if key, err = machineKey(env); err != nil {
+		if key, _, err = machineKey(env); err != nil {
 			return nil, runError{err}
 		}
 	default:
@@ -330,8 +330,8 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 }
 
 // machineKey returns the key of jobs whose nodes are all on this machine: the user's own, which is
-// made where there is none.
-func machineKey(env []string) ([]byte, error) {
+// made where there is none, and the file that has it.
+func machineKey(env []string) (key []byte, path string, err error) {
 	var failed error
 	for _, jobs := range stateDirs(env, shared) {
 		err := usable(env, jobs, shared, true)
@@ -339,22 +339,21 @@ func machineKey(env []string) ([]byte, error) {
 		if err == nil {
 			err = safefile.MakeDir(dir, safefile.Private)
 		}
-		path := filepath.Join(dir, "torchrun.key")
+		path = filepath.Join(dir, "torchrun.key")
 		if err == nil {
 			if err = identity.GenerateClusterKey(path); errors.Is(err, os.ErrExist) {
 				err = nil
 			}
 		}
-		var key []byte
 		if err == nil {
 			key, err = readNewKey(path)
 		}
 		if err == nil {
-			return key, nil
+			return key, path, nil
 		}
 		failed = errors.Join(failed, err)
 	}
-	return nil, fmt.Errorf("the key of jobs of this machine: %w", failed)
+	return nil, "", fmt.Errorf("the key of jobs of this machine: %w", failed)
 }
 
 // readNewKey reads a key that another process may be writing.
