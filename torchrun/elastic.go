@@ -93,6 +93,7 @@ type lead struct {
 	mu      sync.Mutex
 	members []string
 	journal *replica.Leader // nil: not yet
+	leading chan struct{}   // closed when there is a journal
 }
 
 // knownSeeds are where the agents of other nodes gossip.
@@ -236,16 +237,43 @@ func (r *elasticRun) run(ctx context.Context) (int, error) {
 			end(err)
 			return 1, err
 		case <-ctx.Done():
-			if r.lead != nil && r.round.World == 1 {
-				if status, stopped := r.stopJob(); stopped {
-					end(context.Cause(ctx))
-					return status, nil
-				}
-			}
-			end(context.Cause(ctx)) // the driver moves this node's workers elsewhere, here or where it is
-			return 1, context.Cause(ctx)
+			return r.depart(context.Cause(ctx), drain, served)
 		}
 	}
+}
+
+// depart has the job's driver, here or where it is, move this node's workers elsewhere. Where it is
+// here and no other node is left, it stops the job.
+func (r *elasticRun) depart(why error, drain func(error), served <-chan struct{}) (int, error) {
+	over, cancel := context.WithCancel(r.side)
+	defer cancel()
+	alone := make(chan struct{})
+	if r.lead != nil {
+		l := r.lead
+		l.wg.Go(func() {
+			if l.awaitAlone(over) == nil {
+				close(alone)
+			}
+		})
+	}
+	if r.lead == nil || r.round.World > 1 {
+		drain(why)
+	}
+	if served == nil {
+		return 1, why
+	}
+	select {
+	case <-served:
+		return 1, why
+	case <-alone:
+	}
+	status, stopped := r.stopJob()
+	drain(why)
+	<-served
+	if !stopped {
+		return 1, why
+	}
+	return status, nil
 }
 
 // stopJob has the driver stop the job, and returns its exit status.
@@ -293,7 +321,7 @@ func (r *elasticRun) enter(round Round) {
 		return
 	}
 	ctx, kill := context.WithCancel(r.side)
-	l := &lead{kill: kill, stop: make(chan struct{}), members: round.Agents}
+	l := &lead{kill: kill, stop: make(chan struct{}), leading: make(chan struct{}), members: round.Agents}
 	r.lead = l
 	l.wg.Go(func() {
 		status, err := r.drive(ctx, l, round, own)
@@ -368,12 +396,23 @@ func (r *elasticRun) drive(ctx context.Context, l *lead, round Round, own string
 	return status, journal.Sync()
 }
 
+// awaitAlone blocks until no other node is left.
+func (l *lead) awaitAlone(ctx context.Context) error {
+	select {
+	case <-l.leading:
+		return l.journal.AwaitAlone(ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // begin has the journal written to the members of the last round.
 func (l *lead) begin(journal *replica.Leader) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.journal = journal
 	journal.SetMembers(l.members)
+	close(l.leading)
 }
 
 func (l *lead) setMembers(members []string) {

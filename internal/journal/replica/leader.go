@@ -18,6 +18,8 @@ const (
 	// one that has failed.
 	callBound  = 5 * time.Second
 	retryPause = 100 * time.Millisecond
+	// beat is how often a node is written to where there is nothing to write: its end shows then.
+	beat = time.Second
 	// allBound is how long a record is waited for on all nodes; after that on most of them.
 	allBound = 2 * time.Second
 )
@@ -244,10 +246,15 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, k *link) error {
 	for {
 		q, upTo, change := l.next(k)
 		if q == nil {
+			due := time.NewTimer(beat)
 			select {
 			case <-change:
+				due.Stop()
 				continue
+			case <-due.C:
+				q = &question{Epoch: l.epoch, From: upTo}
 			case <-ctx.Done():
+				due.Stop()
 				return context.Cause(ctx)
 			}
 		}
@@ -320,6 +327,28 @@ func (l *Leader) Sync() error {
 			return ErrLost
 		case <-l.ctx.Done():
 			return ErrLost
+		}
+	}
+}
+
+// AwaitAlone blocks until all other nodes are known to be dead, which is seen within a second, or
+// are no members. It returns the cause of ctx's end otherwise.
+func (l *Leader) AwaitAlone(ctx context.Context) error {
+	for {
+		l.mu.Lock()
+		alone := true
+		for _, k := range l.links {
+			alone = alone && k.dead
+		}
+		change := l.change
+		l.mu.Unlock()
+		if alone {
+			return nil
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }

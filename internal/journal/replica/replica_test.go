@@ -159,9 +159,14 @@ func TestLeaderIsFollowed(t *testing.T) {
 		}
 		c.kill("n0")
 		l.Close()
-		_, found = c.lead(t, "n2", c.names)
+		again, found := c.lead(t, "n2", c.names)
 		if found.journal() != "ab c" || string(found.Files["about"]) != "first" {
 			t.Errorf("the next leader found %+v", found)
+		}
+		c.kill("n1")
+		c.kill("n3")
+		if err := again.AwaitAlone(t.Context()); err != nil {
+			t.Error(err)
 		}
 	})
 }
@@ -177,6 +182,11 @@ func TestDeadAndSilentNodes(t *testing.T) {
 		if err := l.Sync(); err != nil {
 			t.Fatal(err)
 		}
+		short, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := l.AwaitAlone(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a leader of two is alone: %v", err)
+		}
 		c.silence("n2", true)
 		l.Do(Change{Records: records("b")})
 		done := make(chan error)
@@ -188,8 +198,8 @@ func TestDeadAndSilentNodes(t *testing.T) {
 			t.Fatal("a record counts that is on one of two nodes")
 		default:
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
+		ctx, cancelLead := context.WithTimeout(t.Context(), time.Minute)
+		defer cancelLead()
 		if _, _, err := Lead(ctx, c.config("n2"), c.names); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("one of two leads: %v", err)
 		}
