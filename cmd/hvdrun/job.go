@@ -28,8 +28,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// runJob runs the command as the settings say, until it is done, has failed or is stopped. c, if not
-// nil, is the claim to the job.
+// runJob runs the command as the settings say, until it is done, has failed or is stopped. c, if
+// not nil, is the claim to the job.
 func (p *program) runJob(ctx context.Context, s *settings, command []string, c *claimed) error {
 	log := p.logger(s)
 	fixed, err := s.fixedHosts()

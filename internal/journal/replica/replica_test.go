@@ -191,7 +191,7 @@ func TestDeadAndSilentNodes(t *testing.T) {
 		l.Do(Change{Records: records("b")})
 		done := make(chan error)
 		go func() { done <- l.Sync() }()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		synctest.Wait()
 		select {
 		case <-done:
@@ -244,7 +244,7 @@ func TestLeaderIsFenced(t *testing.T) {
 		if err := now.Sync(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		for name, n := range c.nodes {
 			if n.journal() != "a b" {
 				t.Errorf("%s has %q", name, n.journal())

@@ -150,14 +150,6 @@ func (n *nodes) driver() (*node, int) {
 	return nil, 0
 }
 
-// open opens a gate of the training.
-func (n *nodes) open(gate string) {
-	n.t.Helper()
-	if err := os.WriteFile(filepath.Join(n.dir, gate), nil, 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-}
-
 // end waits for a node, and requires its exit status.
 func (n *nodes) end(one *node, status int) {
 	n.t.Helper()
@@ -200,8 +192,8 @@ func (n *nodes) check(steps int) {
 }
 
 // TestElasticNodes: the node that runs the driver dies, with the store where the nodes meet, and
-// another one joins; then the driver's process dies; then its node is asked to leave. The workers of
-// the others go on each time, and are not started again.
+// another one joins; then the driver's process dies; then its node is asked to leave. The workers
+// of the others go on each time, and are not started again.
 func TestElasticNodes(t *testing.T) {
 	t.Parallel()
 	testElasticNodes(t, "c10d", freeAddr(t))
