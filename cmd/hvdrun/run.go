@@ -182,6 +182,13 @@ type stream struct {
 	cancel context.CancelCauseFunc
 }
 
+// whenClosed has f called when the reader has gone, in place of what stops the job.
+func (s *stream) whenClosed(f context.CancelCauseFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel = f
+}
+
 // Write passes b on at once.
 func (s *stream) Write(b []byte) (int, error) {
 	s.mu.Lock()

@@ -135,6 +135,11 @@ func (p *program) torchrunDriverCommand() *cobra.Command {
 
 // runTorchDriver begins the job, or goes on with it.
 func (p *program) runTorchDriver(ctx context.Context) error {
+	for _, w := range []io.Writer{p.stdout, p.stderr} {
+		if s, is := w.(*stream); is { // which the agent reads: it is dead, and must not count as a wish to stop the job
+			s.whenClosed(func(error) { os.Exit(1) })
+		}
+	}
 	file := os.NewFile(seatFD, "the agent")
 	conn, err := net.FileConn(file)
 	_ = file.Close() // it was duplicated

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hvdrun/hvdrun/internal/testbed/etcdserver"
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
@@ -221,11 +222,13 @@ func testElasticNodes(t *testing.T, backend, endpoint string) {
 	}
 	first := n.world(6, 0)
 	one, _ := n.driver()
+	lost := time.Now()
 	if err := syscall.Kill(-one.cmd.Process.Pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-one.done
 	second := n.world(4, first.Generation)
+	t.Logf("the others take a step %v after the loss of the driver's node", time.Unix(0, second.Time).Sub(lost))
 
 	if backend == "c10d" { // the next one at the endpoint finds the job that runs
 		n.await("more steps", func(l steplog.Line) bool { return l.Generation == second.Generation && l.Step > second.Step+20 })
