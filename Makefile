@@ -213,7 +213,7 @@ chaos-drivers: build ## run a job whose driver is killed 100 times, and resumed,
 chaos-commits: build ## kill workers, rank 0 as well, at 500 moments of a commit; ARGS go to the program
 	@$(GO) run ./internal/testbed/chaos -commits 500 -steps 300 -size 600000 -pause 20ms $(ARGS)
 
-chaos-steps: build ## kill workers and hvdrun while 2 to 8 workers train by elastic.Steps, in 50 jobs; ARGS go to the program
+chaos-steps: build ## kill workers, spares and hvdrun while 1 to 8 workers train by elastic.Steps, in 50 jobs; ARGS go to the program
 	@$(GO) run ./internal/testbed/chaos -runs 50 -microbatches 8 -drivers 2 $(ARGS)
 
 bench-recovery: build ## measure recovery from deaths and growth; ARGS go to the program

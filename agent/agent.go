@@ -73,6 +73,11 @@ type Config struct {
 	// their job says.
 	Listen string
 	Join   []string
+	// Seeds, if not nil, returns more members that may be there, whenever some are looked for.
+	// Joined, if not nil, is called with the address under which others reach this agent's gossip.
+	// Neither may block.
+	Seeds  func() []string
+	Joined func(addr string)
 	// LaunchPort is where drivers come to. 0: any that is free.
 	LaunchPort int
 
@@ -225,10 +230,13 @@ func (a *agent) join(ctx context.Context, launchPort string) (err error) {
 	}
 	a.member, err = gossip.Join(ctx, gossip.Config{
 		Meta: &a.meta, Key: a.cfg.Key, OtherKeys: a.cfg.OtherKeys, Label: a.cfg.Label,
-		BindAddr: a.cfg.Bind, AdvertiseAddr: a.cfg.Advertise, Join: a.cfg.Join, KeepTrying: true, Log: a.cfg.Log,
+		BindAddr: a.cfg.Bind, AdvertiseAddr: a.cfg.Advertise, Join: a.cfg.Join, Seeds: a.cfg.Seeds, KeepTrying: true, Log: a.cfg.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
+	}
+	if a.cfg.Joined != nil {
+		a.cfg.Joined(a.member.Addr())
 	}
 	return nil
 }

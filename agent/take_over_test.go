@@ -268,3 +268,51 @@ func TestListeningLate(t *testing.T) {
 		}
 	}
 }
+
+// A driver that takes over before it has heard of the hosts waits for them; a host that it does not
+// hear of for the time of a lease is lost with its workers.
+func TestTakeOverBeforeHostsAreFound(t *testing.T) {
+	h := newHost(t, 1)
+	driver, die, _ := mortal(t, h, "early")
+	s, pipe := script(t, 0, `exec 9>"$1"; trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done`)
+	s.Grace = time.Hour
+	start(t, driver, s).awaitOutput("ready")
+	die()
+
+	asked, found := make(chan bool), make(chan struct{})
+	finds := func(host string) (string, bool) {
+		select {
+		case <-found:
+			return h.addr, host == "a"
+		case asked <- true:
+		default:
+		}
+		return "", false
+	}
+	l := client.New(client.Config{
+		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: longLease, Keep: true})
+	t.Cleanup(func() { l.Close() })
+	l.Adopt([]string{s.Incarnation})
+	s.Command, s.Env, s.Resumed = nil, nil, true
+	r := start(t, l, s)
+	for range 2 {
+		<-asked
+	}
+	close(found)
+	r.cancel()
+	var exit *launch.ExitError
+	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 7 {
+		t.Errorf("the worker ended with %v", err)
+	}
+	gone(t, pipe)
+
+	hasty := client.New(client.Config{
+		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: 100 * time.Millisecond, Keep: true})
+	t.Cleanup(func() { hasty.Close() })
+	hasty.Adopt([]string{"other"})
+	s.Incarnation, s.Slot.Host = "other", "nowhere.invalid"
+	var lost *client.LostError
+	if err := start(t, hasty, s).wait(); !errors.As(err, &lost) || err.Error() != "was lost: host nowhere.invalid has no agent" {
+		t.Errorf("the worker of an unknown host ended with %v", err)
+	}
+}

@@ -17,7 +17,6 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
-	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -365,7 +364,7 @@ type driven struct {
 	warning    time.Duration // see beater.stallWarning
 
 	chosen atomic.Pointer[func(generation uint64, backend string)] // nil: no callback
-	supply atomic.Pointer[func() *fetch.Commit]                    // nil: no commit to supply
+	supply atomic.Pointer[supplies]                                // nil: nothing to supply
 
 	stopServing context.CancelFunc
 	serving     sync.WaitGroup

@@ -5,11 +5,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/feed"
 	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -33,6 +35,13 @@ type firstWorld struct {
 	outside bool       // in no world yet; guarded by mu once Init has returned
 	onGroup bool       // the first call of Group enters the world; otherwise only Run does
 	stop    func()     // ends the reports of prepare; nil: there are none
+
+	none atomic.Pointer[collective.Group] // the group of a worker whose train runs before; nil: it does not
+}
+
+// refuses returns the error of a collective operation in no world.
+func (f *firstWorld) refuses() error {
+	return collective.Barrier(context.Background(), f.none.Load())
 }
 
 // preparing is a meeting whose driver may have a world already.
@@ -125,9 +134,9 @@ func (w *Worker) firstGroup() *collective.Group {
 
 // supplier is a meeting through which workers fetch each other's commits.
 type supplier interface {
-	// give lets other workers fetch the commit that newest returns. newest is called from any
-	// goroutine; nil ends it.
-	give(newest func() *fetch.Commit)
+	// give lets other workers fetch the commit that newest returns, and follow the steps of feed,
+	// if that is not nil. newest is called from any goroutine; nil ends it.
+	give(newest func() *fetch.Commit, feed *feed.Feed)
 	// sources returns some workers that may have a commit.
 	sources(ctx context.Context) ([]fetch.Source, error)
 }
@@ -140,12 +149,16 @@ const (
 	bytesPerMega = 1e6
 )
 
-// arrive enters the first world after fetching the state, if possible.
-func (r *runner) arrive() error {
-	if err := r.fetch(); err != nil {
-		return err
+// arrive enters the first world after fetching the state, if possible. synced: it has synchronised
+// too.
+func (r *runner) arrive() (synced bool, _ error) {
+	if at, err := r.rehearse(); at != apart || err != nil {
+		return at == synchronised, err
 	}
-	return r.worker.enterFirst(r.ctx, r.follow())
+	if err := r.fetch(); err != nil {
+		return false, err
+	}
+	return false, r.worker.enterFirst(r.ctx, r.follow())
 }
 
 // fetch sets the parts in memory to the newest commit of the other workers, if there is one. Errors
@@ -218,37 +231,55 @@ func (s *State) supply() {
 	if !ok || len(memory) == 0 {
 		return
 	}
+	if s.feed == nil {
+		s.feed = s.newFeed()
+	}
 	to.give(func() *fetch.Commit {
 		number, blobs := s.saved.Lend()
 		if blobs == nil {
 			return nil
 		}
 		return &fetch.Commit{Number: number, Layout: layout, Blobs: s.parts.memoryIn(blobs)}
-	})
+	}, s.feed)
 }
 
 // withdraw undoes supply.
 func (s *State) withdraw() {
 	if to, ok := s.worker.meeting.(supplier); ok {
-		to.give(nil)
+		to.give(nil, nil)
+	}
+	if s.feed != nil {
+		s.feed.End()
+		s.feed = nil
 	}
 }
 
-func (d *driven) give(newest func() *fetch.Commit) {
+// supplies are what a worker has for others.
+type supplies struct {
+	newest func() *fetch.Commit
+	feed   *feed.Feed // nil: nobody can follow this worker
+}
+
+func (d *driven) give(newest func() *fetch.Commit, feed *feed.Feed) {
 	if newest == nil {
 		d.supply.Store(nil)
 		return
 	}
-	d.supply.Store(&newest)
+	d.supply.Store(&supplies{newest, feed})
 }
 
 // visited serves a connection of another worker.
 func (d *driven) visited(conn net.Conn) {
 	err := fetch.Serve(conn, func() *fetch.Commit {
-		if newest := d.supply.Load(); newest != nil {
-			return (*newest)()
+		if s := d.supply.Load(); s != nil {
+			return s.newest()
 		}
 		return nil
+	}, func(conn net.Conn) error {
+		if s := d.supply.Load(); s != nil && s.feed != nil {
+			return s.feed.Serve(conn)
+		}
+		return feed.Refuse(conn)
 	})
 	if err != nil {
 		logrus.Debugf("elastic: serving the state to another worker: %v", err)

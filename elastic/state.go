@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/feed"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -30,6 +31,8 @@ type State struct {
 	ctx     context.Context // of the current Run; Commit has no ctx argument
 	run     *runner         // the current Run; nil: none
 	steps   stepper         // nil: none
+	door    *door           // of a Run that is in no world yet; nil: none
+	feed    *feed.Feed      // of the current Run; nil: nobody can follow this worker
 	term    *termHandler    // of the current Run; nil: none
 	onReset []func() error
 
@@ -149,7 +152,12 @@ func (s *State) Commits() uint64 { return s.commits }
 //   - a *DivergedError or an *UnseenWriteError where ranks were compared and differ;
 //   - what a part's Save or encoding returns, or why the state cannot be used ([NewState]): there
 //     is no such commit, and the one before stays.
+//
+// In a worker that is in no world yet ([Steps.Step]) it saves the state on this worker alone.
 func (s *State) Commit() error {
+	if s.atDoor() {
+		return s.saveReplayed()
+	}
 	if err := s.replicate(); err != nil {
 		return err
 	}
@@ -174,6 +182,9 @@ func (s *State) Commit() error {
 // not the previous one. Every method of the State that saves, restores or synchronises calls Settle
 // first, so a forgotten Settle is an error only if the program writes to a tensor.
 func (s *State) CommitAsync() error {
+	if s.atDoor() {
+		return s.saveReplayed()
+	}
 	if err := s.replicate(); err != nil {
 		return err
 	}
@@ -264,7 +275,7 @@ func (s *State) agree() error {
 // the job have changed. It is collective and blocks for one reduction of eight bytes. Other errors
 // are those of the collective.
 func (s *State) CheckHostUpdates() error {
-	if s.err != nil {
+	if s.err != nil || s.atDoor() {
 		return s.err
 	}
 	s.saved.promised = nil
@@ -431,9 +442,11 @@ func (s *State) begin(number uint64) (*image.Pending, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	defer s.worker.doing.enter(s.worker.doing.phase())
-	s.worker.run.commit = number
-	s.worker.doing.enter(rendezvous.Saving)
+	if !s.atDoor() { // there the worker joins meanwhile
+		defer s.worker.doing.enter(s.worker.doing.phase())
+		s.worker.run.commit = number
+		s.worker.doing.enter(rendezvous.Saving)
+	}
 	if err := s.settled(); err != nil {
 		return nil, err
 	}

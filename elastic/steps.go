@@ -80,6 +80,11 @@ type Steps[T collective.Element] struct {
 	free []*gradients[T]
 	mean *gradients[T] // the averages of all, where sealed; its memory is kept
 	pace pace
+
+	// Of a worker in no world.
+	loans    []*gradients[T] // memory for averages of others
+	caught   bool            // it has come to the position of the members by their averages
+	caughtAt stepsPosition
 }
 
 // stepsPosition is what Steps commit.
@@ -168,6 +173,11 @@ func (s *Steps[T]) Position() int { return s.live.next }
 // and apply, and ErrRemoved.
 //
 // Between two steps, train changes no tensor of the state.
+//
+// On a worker that is in no world yet, since the others have begun without it, Run calls train too:
+// Step then waits for the averages of the others' next step, calls apply with them and not
+// backward, saves the state on this worker alone, and returns nil. Once the worker is in a world it
+// returns an error after which Run calls train again. Any collective call of train's own ends this.
 func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, apply func(mean [][]T) error) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -175,6 +185,9 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 	s.within = true
 	s.apply = apply
 	defer func() { s.within, s.apply = false, nil }()
+	if s.state.atDoor() {
+		return s.replay(ctx)
+	}
 	for want := s.live.applied + 1; s.live.applied < want; {
 		err := s.try(ctx, backward)
 		if err == nil {

@@ -26,6 +26,13 @@ type stepper interface {
 	settle(ctx context.Context, g *collective.Group, root int) (int, error)
 	together() bool
 	prepare()
+	Applied() uint64
+
+	averaged() int
+	appliedIn([]byte) (uint64, error)
+	lent(n int) [][]byte
+	returned()
+	caughtUp() bool
 }
 
 // roster is what the members of a world had when it began.
@@ -54,7 +61,9 @@ type standing struct {
 	state   bool // it has the state
 	within  bool // it is in a Step
 	sealed  bool // it has the averages of the step after applied, and has not applied them
+	replays bool // it has come by the averages of others, and can apply another step
 	applied uint64
+	feed    uint64            // whom it follows, or who it is for those who follow it; 0: neither
 	nodes   []collective.Node // what it has computed of that step
 }
 
@@ -68,12 +77,13 @@ func (r standing) reached() uint64 {
 
 func (r standing) append(b []byte) []byte {
 	flags := byte(0)
-	for i, set := range []bool{r.state, r.within, r.sealed} {
+	for i, set := range []bool{r.state, r.within, r.sealed, r.replays} {
 		if set {
 			flags |= 1 << i
 		}
 	}
 	b = binary.AppendUvarint(append(b, flags), r.applied)
+	b = binary.LittleEndian.AppendUint64(b, r.feed)
 	b = binary.AppendUvarint(b, uint64(len(r.nodes)))
 	for _, n := range r.nodes {
 		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(n.Level)), uint64(n.Index))
@@ -84,9 +94,10 @@ func (r standing) append(b []byte) []byte {
 func parseStanding(b []byte) (r standing, err error) {
 	p := parser{b: b}
 	if flags := p.take(1); flags != nil {
-		r.state, r.within, r.sealed = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0
+		r.state, r.within, r.sealed, r.replays = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0, flags[0]&8 != 0
 	}
 	r.applied = uint64(p.number())
+	r.feed = p.word()
 	for range min(p.number(), len(p.b)) {
 		r.nodes = append(r.nodes, collective.Node{Level: min(p.number(), 64), Index: p.number()})
 	}
@@ -99,13 +110,17 @@ func parseStanding(b []byte) (r standing, err error) {
 // settle finds out what becomes of the step in which the world before has ended, and returns the
 // sync root: the given one, unless others are a step ahead of it. It is collective.
 func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (int, error) {
-	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied}
-	for _, h := range s.nodes {
-		mine.nodes = append(mine.nodes, h.node)
-	}
-	all, err := tell(ctx, g, mine)
+	all, err := tell(ctx, g, s.standing())
 	if err != nil {
 		return root, err
+	}
+	if v := verdictOf(all, root); slices.ContainsFunc(all, func(o standing) bool { return o.awaits(all, v) }) {
+		if err := s.await(ctx, all[g.Rank()].awaits(all, v)); err != nil {
+			return root, err
+		}
+		if all, err = tell(ctx, g, s.standing()); err != nil {
+			return root, err
+		}
 	}
 	if !slices.ContainsFunc(all, func(o standing) bool { return !o.within }) {
 		s.joined = g.Generation()
@@ -118,6 +133,11 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 				return root, err
 			}
 		}
+		if v.replayed {
+			if err := s.settleCarried(ctx, g, v.source, applies && s.state.door != nil); err != nil {
+				return root, err
+			}
+		}
 		if applies {
 			if err := s.settleApply(); err != nil {
 				return root, err
@@ -125,7 +145,41 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 		}
 	}
 	s.others = roster{generation: g.Generation(), next: v.reached, held: v.held}
+	s.caught, s.caughtAt = all[g.Rank()].replays && s.live.applied == v.reached, s.live
 	return v.root, nil
+}
+
+// standing returns what this rank tells.
+func (s *Steps[T]) standing() standing {
+	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following()}
+	if d := s.state.door; d != nil {
+		mine.within, mine.replays = false, s.within && d.follower != nil && !d.spoiled
+	}
+	for _, h := range s.nodes {
+		mine.nodes = append(mine.nodes, h.node)
+	}
+	return mine
+}
+
+// awaits reports whether a rank lacks the averages of the last step only, which all others have
+// applied, and the one that it follows has kept them. A Step of train applies one step and no more:
+// what apply does can depend on what train has derived from the position.
+func (r standing) awaits(all []standing, v verdict) bool {
+	return r.replays && r.applied+1 == v.reached && v.source < 0 && r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
+		return o.state && o.feed == r.feed && o.applied == v.reached
+	})
+}
+
+// await gets these averages, if this is such a rank. If that fails, the rank is sent the state.
+func (s *Steps[T]) await(ctx context.Context, mine bool) error {
+	if !mine {
+		return nil
+	}
+	if err := s.applyNext(ctx); err != nil {
+		s.state.door.spoiled = true
+		s.state.worker.log.Debugf("elastic: the last step could not be applied, so the sync sends the state: %v", err)
+	}
+	return ctx.Err()
 }
 
 // verdict is what follows from what all ranks have told, the same on all.
@@ -133,8 +187,10 @@ type verdict struct {
 	reached uint64 // steps that those with the state have applied, or apply now
 	source  int    // the rank that has averages to apply; -1: none
 	lacking bool   // others need them
-	held    [][]collective.Node
-	root    int
+	// replayed: a rank that is not a member yet applies them too.
+	replayed bool
+	held     [][]collective.Node
+	root     int
 }
 
 func verdictOf(all []standing, root int) verdict {
@@ -155,10 +211,12 @@ func verdictOf(all []standing, root int) verdict {
 		}
 	}
 	arrives := func(o standing) bool {
-		return o.state && o.applied == v.reached || v.source >= 0 && o.applies(v.reached)
+		return o.state && (o.applied == v.reached || v.source >= 0 && o.applies(v.reached))
 	}
 	for _, o := range all {
-		v.lacking = v.lacking || v.source >= 0 && !o.sealed && o.applies(v.reached)
+		applies := v.source >= 0 && o.applies(v.reached)
+		v.lacking = v.lacking || applies && !o.sealed
+		v.replayed = v.replayed || applies && o.replays
 	}
 	if all[root].state && !arrives(all[root]) {
 		v.root = slices.IndexFunc(all, arrives)
@@ -168,7 +226,7 @@ func verdictOf(all []standing, root int) verdict {
 
 // applies reports whether the rank applies the last of so many steps, if any rank has its averages.
 func (r standing) applies(reached uint64) bool {
-	return r.state && r.within && r.applied+1 == reached
+	return (r.state && r.within || r.replays) && r.applied+1 == reached
 }
 
 // give sends the averages of one rank to all; those that lack them have them afterwards.
@@ -185,9 +243,16 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, source int, wa
 // that commit is the sync that follows. The save has the mark of that commit, as on ranks that have
 // made it in the world before: the sync sends them nothing.
 func (s *Steps[T]) settleApply() error {
+	if s.state.door != nil {
+		s.state.saved.clean = false
+	}
 	s.state.worker.doing.enter(rendezvous.Training)
+	defer s.state.worker.doing.enter(rendezvous.Syncing)
 	if err := s.applySealed(); err != nil {
 		return err
+	}
+	if s.state.door != nil { // the sync saves
+		return nil
 	}
 	s.state.locals.unreplicated()
 	mark := s.state.saved.nextMark(s.state.saved.given.Generation)
@@ -196,7 +261,6 @@ func (s *Steps[T]) settleApply() error {
 	}
 	s.state.saved.mark = mark
 	s.state.commits++
-	s.state.worker.doing.enter(rendezvous.Syncing)
 	return nil
 }
 

@@ -70,6 +70,7 @@ func (s *Steps[T]) forget() {
 // close frees the memory. The steps are of no use any more.
 func (s *Steps[T]) close() {
 	s.forget()
+	s.returned()
 	for _, g := range append(s.free, s.mean) {
 		if g != nil {
 			collective.Free(g.flat)
@@ -107,6 +108,9 @@ func (s *Steps[T]) try(ctx context.Context, backward func(Micro[T]) error) error
 
 // applySealed applies the averages and goes to the next step.
 func (s *Steps[T]) applySealed() error {
+	if err := s.keep(); err != nil {
+		return err
+	}
 	if err := s.apply(s.mean.tensors); err != nil {
 		if errors.Is(err, collective.ErrAborted) { // of a collective call of apply, which may have changed tensors
 			s.forget()

@@ -22,6 +22,7 @@ func TestVerdict(t *testing.T) {
 	}
 	sealed := func(s standing) standing { s.sealed = true; return s }
 	outside := func(s standing) standing { s.within = false; return s }
+	follower := func(applied uint64) standing { return standing{replays: true, applied: applied, feed: 7} }
 	for name, c := range map[string]struct {
 		all  []standing
 		root int
@@ -37,6 +38,12 @@ func TestVerdict(t *testing.T) {
 		"the root is behind": {[]standing{outside(at(4)), sealed(at(4)), at(4)}, 0,
 			verdict{reached: 5, root: 1, source: 1, lacking: true}},
 		"the root has applied less": {[]standing{at(4), at(5)}, 0, verdict{reached: 5, root: 1, source: -1, held: [][]collective.Node{nil, node(5)}}},
+		"a follower is level":       {[]standing{at(4), follower(4)}, 0, verdict{reached: 4, source: -1, held: [][]collective.Node{node(4), nil}}},
+		"a follower is ahead":       {[]standing{at(4), follower(5)}, 0, verdict{reached: 4, source: -1, held: [][]collective.Node{node(4), nil}}},
+		"a follower needs one":      {[]standing{sealed(at(4)), follower(4)}, 0, verdict{reached: 5, source: 0, lacking: true, replayed: true}},
+		"a follower needs two":      {[]standing{sealed(at(4)), follower(3)}, 0, verdict{reached: 5, source: 0}},
+		"the root is behind a follower": {[]standing{outside(at(4)), follower(4), sealed(at(4))}, 0,
+			verdict{reached: 5, root: 2, source: 2, lacking: true, replayed: true}},
 	} {
 		if c.want.held == nil {
 			c.want.held = make([][]collective.Node, len(c.all))
@@ -47,11 +54,43 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// TestAwaits: others wait for a follower that lacks the averages of the last step only where the
+// member that it follows is among them, and has applied them.
+func TestAwaits(t *testing.T) {
+	member := func(applied, feed uint64) standing {
+		return standing{state: true, within: true, applied: applied, feed: feed}
+	}
+	sealed := func(s standing) standing { s.sealed = true; return s }
+	follower := func(applied, feed uint64) standing { return standing{replays: true, applied: applied, feed: feed} }
+	for name, c := range map[string]struct {
+		all  []standing
+		want bool
+	}{
+		"it lacks one":            {[]standing{follower(4, 7), member(5, 7)}, true},
+		"it lacks one of one":     {[]standing{follower(4, 7), member(5, 0), member(5, 7)}, true},
+		"it lacks two":            {[]standing{follower(3, 7), member(5, 7)}, false},
+		"it lacks two, one given": {[]standing{follower(3, 7), sealed(member(4, 7))}, false},
+		"it is given one":         {[]standing{follower(4, 7), sealed(member(4, 7))}, false},
+		"it lacks none":           {[]standing{follower(5, 7), member(5, 7)}, false},
+		"it follows a dead one":   {[]standing{follower(4, 7), member(5, 8)}, false},
+		"it follows a newcomer":   {[]standing{follower(4, 7), {feed: 7, applied: 5}, member(5, 0)}, false},
+		"it follows one behind":   {[]standing{follower(4, 7), member(4, 7), member(5, 0)}, false},
+		"it follows nobody":       {[]standing{follower(4, 0), member(5, 0)}, false},
+		"it has another state":    {[]standing{{applied: 4, feed: 7}, member(5, 7)}, false},
+		"it is a member, and old": {[]standing{member(4, 7), member(5, 7)}, false},
+	} {
+		if got := c.all[0].awaits(c.all, verdictOf(c.all, len(c.all)-1)); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // TestStanding: a message is read as it was written.
 func TestStanding(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 1000 {
-		s := standing{state: r.IntN(2) > 0, within: r.IntN(2) > 0, sealed: r.IntN(2) > 0, applied: r.Uint64N(1 << 40)}
+		s := standing{state: r.IntN(2) > 0, within: r.IntN(2) > 0, sealed: r.IntN(2) > 0, replays: r.IntN(2) > 0,
+			applied: r.Uint64N(1 << 40), feed: r.Uint64()}
 		for range r.IntN(20) {
 			s.nodes = append(s.nodes, collective.Node{Level: r.IntN(17), Index: r.IntN(1 << 16)})
 		}

@@ -57,6 +57,9 @@ func (s *State) Sync(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
+	if s.atDoor() {
+		return s.worker.first.refuses()
+	}
 	if err := s.settled(); err != nil {
 		return err
 	}
@@ -79,6 +82,10 @@ func (s *State) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	same := s.door != nil && roots.Mark != (imageID{}) && s.steps.caughtUp()
+	if same {
+		s.worker.log.Debugf("elastic: has come to commit %d by applying the steps of others", roots.Commits)
+	}
 	for i, p := range s.parts.all {
 		if c := s.parts.of[i]; c != nil && (c.carried() || roots.Mark != (imageID{}) && c.inMemory()) {
 			continue
@@ -88,7 +95,7 @@ func (s *State) Sync(ctx context.Context) error {
 		}
 	}
 	if roots.Mark != (imageID{}) {
-		if err := s.syncDifference(ctx, g, root, roots.Mark); err != nil {
+		if err := s.syncDifference(ctx, g, root, roots.Mark, same); err != nil {
 			return fmt.Errorf("elastic: sync: %w", err)
 		}
 	}
@@ -181,12 +188,17 @@ type run struct {
 // into a scratch buffer of that size.
 const longestRun = 8
 
-// syncDifference sets the parts in memory to the root's, whose live state is the save mark.
-func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID) error {
+// syncDifference sets the parts in memory to the root's, whose live state is the save mark. same:
+// this rank's live state equals that too, but need not be in a save.
+func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark imageID, same bool) error {
 	if s.saved.synced = s.parts.noChunks(); s.saved.synced == nil {
 		return nil
 	}
-	if g.Rank() != root && s.intact() != s.saved.mark {
+	if same {
+		if !s.saved.clean || !s.isSaved((*image.Blob).Resembles) {
+			defer func() { s.saved.synced = nil }() // the save that follows looks for what has changed itself
+		}
+	} else if g.Rank() != root && s.intact() != s.saved.mark {
 		last := s.saved.Last()
 		changed := s.watch.since(last)
 		s.parts.inMemory(func(i, j int, live []byte) {
@@ -194,7 +206,7 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 		})
 	}
 	// other: this rank has another save than the root. none: it has none to compare.
-	other, none := mark != s.saved.mark, s.saved.mark == (imageID{})
+	other, none := !same && mark != s.saved.mark, !same && s.saved.mark == (imageID{})
 	word := []uint8{0, 0}
 	if other {
 		word[0] = 1

@@ -120,6 +120,9 @@ func (s *State) Verify(ctx context.Context) error {
 	if s.err != nil {
 		return s.err
 	}
+	if s.atDoor() {
+		return s.worker.first.refuses()
+	}
 	if err := s.settled(); err != nil {
 		return err
 	}

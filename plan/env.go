@@ -180,10 +180,16 @@ func (w Worker) Environ() []string {
 }
 
 // WorkerFromEnv parses the variables of Environ; lookup is os.LookupEnv or similar. It returns
-// false if hvdrun did not start this process, that is if HVD_DRIVER_ADDR is missing or empty.
-// Errors name the variable.
+// false if hvdrun did not start this process, that is if HVD_DRIVER_ADDR is missing or empty; where
+// torchrun has started it as one of several, that is an error, since each would train alone. Errors
+// name the variable.
 func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	if addr, _ := lookup(EnvDriverAddr); addr == "" {
+		_, torch := lookup("TORCHELASTIC_RUN_ID")
+		if size, _ := lookup("WORLD_SIZE"); torch && size != "" && size != "1" {
+			return Worker{}, false, fmt.Errorf("plan: this process was started as one of %s (WORLD_SIZE) that torchrun, or --restart-workers, "+
+				"starts anew when one fails: start programs of package elastic by hvdrun torchrun --elastic, or without --restart-workers", size)
+		}
 		return Worker{}, false, nil
 	}
 	r := envReader{lookup: lookup}

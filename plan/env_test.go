@@ -114,6 +114,23 @@ func TestWorkerFromEnvNotStartedByHvdrun(t *testing.T) {
 	}
 }
 
+// A process that torchrun has started beside others would train alone.
+func TestWorkerFromEnvUnderTorchrun(t *testing.T) {
+	for _, c := range []struct {
+		size string
+		fail bool
+	}{{"", false}, {"1", false}, {"2", true}} {
+		env := map[string]string{"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": c.size}
+		_, started, err := plan.WorkerFromEnv(func(name string) (string, bool) { v, is := env[name]; return v, is })
+		if started || (err != nil) != c.fail {
+			t.Errorf("of %q processes: %v, %v", c.size, started, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "torchrun --elastic") {
+			t.Error(err)
+		}
+	}
+}
+
 func TestChoicesOfTheUserAreInherited(t *testing.T) {
 	env := variables(t, worker())
 	if got, _, err := plan.WorkerFromEnv(lookupIn(env)); err != nil || got.Algorithm != "" || got.OnlySockets {

@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/launch/prestart"
 	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 )
 
@@ -35,6 +36,10 @@ type Config struct {
 	Name    string
 	// Env is what workers inherit, as NAME=value.
 	Env []string
+	// Prestart, if not empty, is code in Python such as "import torch": interpreters run it while a
+	// round lasts, and become the workers of the next one. Command must be Python with a file or a
+	// module.
+	Prestart string
 	// Host is the name of this node, and Backend that of the rendezvous, for reports.
 	Host, Backend string
 	// Rendezvous is where the agents meet, and Peers how they reach the store of the agent with
@@ -85,6 +90,8 @@ type Agent struct {
 	logs    *logs
 	timer   *fileTimer // nil: none
 	health  health
+	program prestart.Program // with Prestart
+	warm    []*warm          // by local rank; nil: none
 	now     func() time.Time
 	store   func(context.Context, Round) (roundStore, error)
 }
@@ -125,7 +132,13 @@ func New(cfg Config) (*Agent, error) {
 		log.SetLevel(logrus.PanicLevel)
 		cfg.Log = log
 	}
-	a := &Agent{cfg: cfg, machine: newMachine(cfg.MaxRestarts), now: time.Now}
+	a := &Agent{cfg: cfg, machine: newMachine(cfg.MaxRestarts), now: time.Now, warm: make([]*warm, cfg.Workers)}
+	if cfg.Prestart != "" {
+		var err error
+		if a.program, err = prestart.Parse(cfg.Command); err != nil {
+			return nil, fmt.Errorf("torchrun: starting interpreters in advance: %w", err)
+		}
+	}
 	a.store = func(ctx context.Context, round Round) (roundStore, error) {
 		return openStore(ctx, round, cfg.Peers, proc.OwnPeer, cfg.Log)
 	}
@@ -141,6 +154,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	err = a.run(ctx)
+	a.endWarm()
 	if errors.Is(err, dynamic.ErrDismissed) {
 		a.cfg.Log.Info("torchrun: the job has ended without a place for this node")
 		err = nil
@@ -315,6 +329,12 @@ func publishRanks(ctx context.Context, round Round) error {
 func (a *Agent) watch(ctx context.Context, g *group) (action, error) {
 	changed := a.cfg.Rendezvous.Changed()
 	running := len(g.workers)
+	var warmUp <-chan time.Time
+	if a.cfg.Prestart != "" {
+		timer := time.NewTimer(prestartAfter)
+		defer timer.Stop()
+		warmUp = timer.C
+	}
 	for {
 		seen, waiting := Healthy, false
 		select {
@@ -327,6 +347,9 @@ func (a *Agent) watch(ctx context.Context, g *group) (action, error) {
 			}
 		case <-changed:
 			waiting = true
+		case <-warmUp:
+			a.warmUp(ctx)
+			continue
 		case e := <-a.timer.expired():
 			a.cfg.Log.Warnf("torchrun: the timer %s of process %d has expired", e.scope, e.pid)
 			e.kill(g.holds)

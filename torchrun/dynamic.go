@@ -45,10 +45,17 @@ func (d *Dynamic) Next(ctx context.Context) (Round, error) {
 		}
 	})
 	kv := storeKV{r.Store}
+	if d.Peers != nil {
+		d.Peers.tellMembers(r.Members, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
+	}
 	if d.Peers != nil && len(r.Members) > 1 {
 		d.attend(ctx, r, kv)
 	}
-	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: kv}, nil
+	agents := make([]string, len(r.Members))
+	for i, m := range r.Members {
+		agents[i] = m.Info
+	}
+	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Store: kv, Agents: agents}, nil
 }
 
 func (d *Dynamic) endWatch() {
@@ -73,6 +80,12 @@ func (d *Dynamic) Leave(ctx context.Context) error {
 		err = nil
 	}
 	if d.End != nil {
+		// Where the job goes on, others take over what this node has for them as soon as it ends.
+		if closed, cerr := d.Handler.Closed(ctx); cerr != nil || !closed {
+			over, cancel := context.WithCancel(ctx)
+			cancel()
+			ctx = over
+		}
 		d.End(ctx)
 	}
 	return err

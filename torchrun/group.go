@@ -18,6 +18,7 @@ type worker struct {
 	incarnation string
 	paths       paths
 	pid         int
+	warm        *warm // what becomes it; nil: it is started
 
 	// What follows is set before the worker comes out of group.exits.
 	end   error // nil: exit 0
@@ -49,6 +50,10 @@ func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) 
 	for local := range a.cfg.Workers {
 		p, err := a.logs.paths(a.machine.restarts(), local)
 		w := &worker{local: local, incarnation: newIncarnation(), paths: p}
+		if w.warm = a.warm[local]; w.warm != nil {
+			a.warm[local] = nil
+			w.incarnation = w.warm.incarnation
+		}
 		g.workers = append(g.workers, w)
 		var spec launch.Spec
 		var closeLogs func() error
@@ -59,6 +64,9 @@ func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) 
 		if err != nil {
 			if closeLogs != nil {
 				err = errors.Join(err, closeLogs())
+			}
+			if w.warm != nil {
+				w.warm.end()
 			}
 			g.stop(nil)
 			return nil, err
@@ -97,7 +105,7 @@ func (g *group) run(ctx context.Context, w *worker, spec launch.Spec, closeLogs 
 		w.end, w.at = err, g.agent.now()
 		ended()
 	}
-	err := g.agent.cfg.Launcher.Run(ctx, spec, func(pid int) {
+	err := g.launch(ctx, w, spec, func(pid int) {
 		w.pid = pid
 		begun()
 	})
@@ -106,6 +114,18 @@ func (g *group) run(ctx context.Context, w *worker, spec launch.Spec, closeLogs 
 	if err := closeLogs(); err != nil {
 		g.agent.cfg.Log.Warnf("torchrun: the output of local rank %d: %v", w.local, err)
 	}
+}
+
+// launch runs a worker to its end, by the interpreter that waits for it if there is one.
+func (g *group) launch(ctx context.Context, w *worker, spec launch.Spec, started func(pid int)) error {
+	if w.warm != nil {
+		used, err := w.warm.become(ctx, spec, arguments(g.agent.program.Args, w.local), started)
+		if used {
+			return err
+		}
+		g.agent.cfg.Log.Warnf("torchrun: the interpreter that was started in advance is not used: %v", err)
+	}
+	return g.agent.cfg.Launcher.Run(ctx, spec, started)
 }
 
 // finish tells of the end of a worker, unless that was told.

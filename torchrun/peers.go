@@ -33,6 +33,8 @@ type Peers struct {
 	stores map[uint64]*tcpstore.Store
 	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
 	versions store.Store
+	// moving is the store of a dynamic rendezvous that another node had at first; nil: none.
+	moving *movingStore
 	// answers serve the connections for numbers that no store has.
 	answers map[uint64]answer
 	conns   map[net.Conn]bool
@@ -207,6 +209,15 @@ func (p *Peers) forget(conn net.Conn) {
 	if len(p.conns) == 0 {
 		p.idle.Broadcast()
 	}
+}
+
+// Addr returns where other nodes reach this one, host:port, and "" where it does not listen.
+func (p *Peers) Addr() string {
+	addr, err := p.addr()
+	if err != nil {
+		return ""
+	}
+	return addr
 }
 
 // addr returns where other nodes reach this one's stores.

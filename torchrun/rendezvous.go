@@ -30,6 +30,9 @@ type Round struct {
 	Rank, World int
 	// Store is shared by the nodes of the round, and by them alone.
 	Store KV
+	// Agents are where the agents of a dynamic rendezvous listen for each other, by rank; nil: it
+	// is not known.
+	Agents []string
 }
 
 // KV is a store that the agents of a round share. A tcpstore.Client is one.

@@ -185,7 +185,7 @@ func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set 
 	if !stop() {
 		err = context.Cause(ctx)
 	} else if err != nil {
-		err = fmt.Errorf("torchrun: the store at %s: %w", r.addr, err)
+		err = &lostError{r.addr, err}
 	}
 	r.give(conn, err == nil)
 	if err == nil && a.Error != "" {
@@ -205,7 +205,7 @@ func (r *remoteStore) take(ctx context.Context) (net.Conn, error) {
 	r.mu.Unlock()
 	conn, err := r.peers.dial(ctx, r.addr, versionStore)
 	if err != nil {
-		return nil, err
+		return nil, &lostError{r.addr, err}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,33 +241,57 @@ func (r *remoteStore) close() {
 	r.idle, r.all = nil, nil
 }
 
+// lostError: the agent that has the store is not reached.
+type lostError struct {
+	addr string
+	err  error
+}
+
+func (e *lostError) Error() string {
+	return fmt.Sprintf("torchrun: the store at %s: %v", e.addr, e.err)
+}
+func (e *lostError) Unwrap() error { return e.err }
+
 // Meet returns the store of a dynamic rendezvous: that of the agent at addr, which this one is
-// where host is set; it listens there then. Others try to reach it until ctx ends. The function
-// frees it, and waits until its context ends for others that still use it.
+// where host is set; it listens there then. Others try to reach it until ctx ends. When that agent
+// is lost later, the members of a round go on with another's copy. The function frees the store,
+// and waits until its context ends for others that still use it.
 func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, func(context.Context), error) {
-	if host {
-		s := new(store.Memory)
-		p.mu.Lock()
-		p.versions = s
-		p.mu.Unlock()
-		if _, err := p.Listen(addr); err != nil {
-			return nil, nil, err
-		}
-		return s, p.Close, nil
-	}
-	r := &remoteStore{peers: p, addr: addr}
+	var s *movingStore
 	end := func(ctx context.Context) {
-		r.close()
+		s.close()
 		p.Close(ctx)
 	}
+	if host {
+		s = newMovingStore(p, addr, new(store.Memory))
+		p.haveVersions(s)
+		p.answer(leaderIs, s.told, new(sync.WaitGroup))
+		if _, err := p.Listen(addr); err != nil {
+			p.haveVersions(nil) // another agent of this machine has the store
+			p.answer(leaderIs, nil, nil)
+			s.close()
+			return nil, nil, err
+		}
+		return s, end, nil
+	}
+	r := &remoteStore{peers: p, addr: addr}
 	for {
 		_, err := r.Get(ctx, "hello")
 		if err == nil {
-			return r, end, nil
+			break
 		}
 		if pause(ctx, retryPause) != nil {
 			r.close()
 			return nil, nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
 		}
 	}
+	s = newMovingStore(p, addr, r)
+	return s, end, nil
+}
+
+// haveVersions serves a store to the other agents.
+func (p *Peers) haveVersions(s store.Store) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.versions = s
 }

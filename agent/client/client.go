@@ -65,7 +65,9 @@ type hosts struct {
 	jobs     map[string]*jobAgent  // by host
 	children []*jobAgent           // all that have been processes of this one
 	earlier  []*jobAgent           // of this machine, begun by drivers before this one
-	adopted  *adopted              // nil: there was no driver before this one
+	// foundFirst is when Find first returned an agent; zero: it has not.
+	foundFirst time.Time
+	adopted    *adopted // nil: there was no driver before this one
 }
 
 var _ launch.Widener = (*Agents)(nil)
@@ -121,6 +123,7 @@ func (a *Agents) begin() error {
 func (a *Agents) session(ctx context.Context, host string, there bool) (*session, error) {
 	if a.cfg.Find != nil {
 		if addr, ok := a.cfg.Find(host); ok {
+			a.noteFound()
 			return a.sessionAt(place{host: host, addr: addr, away: true, credentials: a.cfg.Credentials, there: func() error {
 				switch now, ok := a.cfg.Find(host); {
 				case !ok:
@@ -138,6 +141,15 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*session
 	}
 	away := j.process == nil && !a.cfg.LocalOnly
 	return a.sessionAt(place{host: host, addr: j.addr, away: away, credentials: a.own, there: j.there, process: j.process, kill: j.ready.kill, logs: true})
+}
+
+// noteFound records that the cluster's agents are known.
+func (a *Agents) noteFound() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.foundFirst.IsZero() {
+		a.foundFirst = time.Now()
+	}
 }
 
 // place is an agent, and where it is.

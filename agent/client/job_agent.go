@@ -86,12 +86,12 @@ func (a *Agents) jobAgent(ctx context.Context, host string, there bool) (*jobAge
 	}
 	if a.cfg.Starter == nil {
 		a.mu.Unlock()
-		return nil, fmt.Errorf("host %s has no agent", host)
+		return nil, fmt.Errorf("host %s %w", host, errNoAgent)
 	}
 	j := a.jobs[host]
 	if j == nil && there {
 		a.mu.Unlock()
-		return nil, fmt.Errorf("host %s had no agent", host)
+		return nil, fmt.Errorf("host %s %w", host, errNoAgent)
 	}
 	if j == nil || j.started() && j.there() != nil {
 		j = &jobAgent{host: host, done: make(chan struct{})}

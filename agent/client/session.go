@@ -32,6 +32,10 @@ const (
 	ackEvery  = 64
 	// missedBeats is how many beats without an answer make a stream one that is broken.
 	missedBeats = 3
+	// findEvery is how often the agent of a worker of the driver before is looked for, and findMore
+	// for how long after the cluster's first agent was found.
+	findEvery = 20 * time.Millisecond
+	findMore  = 500 * time.Millisecond
 	// looksPerBeat is how often a stream is looked at meanwhile.
 	looksPerBeat = 4
 	// stdoutStream is the number of stdout on the wire; stderr has the next.
@@ -41,6 +45,9 @@ const (
 // errStale tells Run that its session ended before the worker was asked for, and that another
 // session may do better.
 var errStale = errors.New("agent: the session is over")
+
+// errNoAgent: none is known on the host, and none may be started.
+var errNoAgent = errors.New("has no agent")
 
 // errMoved ends a stream whose other end must learn where the driver listens.
 var errMoved = errors.New("agent: the driver listens elsewhere")

@@ -50,6 +50,9 @@ type LostError struct {
 
 // Error returns "was lost: its agent at ADDR is lost: …".
 func (e *LostError) Error() string {
+	if e.Addr == "" {
+		return fmt.Sprintf("was lost: %v", e.Err)
+	}
 	return fmt.Sprintf("was lost: its agent at %s is lost: %v", e.Addr, e.Err)
 }
 
@@ -69,9 +72,12 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 	if s.Resumed {
 		finding = context.WithoutCancel(ctx) // the worker to stop must be found first
 	}
-	for {
+	for begun := time.Now(); ; {
 		session, err := a.session(finding, s.Slot.Host, s.Resumed)
 		switch {
+		case s.Resumed && errors.Is(err, errNoAgent) && a.mayBeFound(begun):
+			pauseFor(finding, findEvery)
+			continue
 		case err != nil && s.Resumed:
 			return &LostError{Host: s.Slot.Host, Err: err}
 		case err != nil:
@@ -82,6 +88,17 @@ func (a *Agents) Run(ctx context.Context, s launch.Spec, started func(pid int)) 
 			return err
 		}
 	}
+}
+
+// mayBeFound returns whether the cluster may know more hosts soon, to a driver that has just begun:
+// for the time of a lease where it knows none yet, and for that of a few gossips after the first.
+func (a *Agents) mayBeFound(begun time.Time) bool {
+	if a.cfg.Find == nil || time.Since(begun) >= a.cfg.Lease {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.foundFirst.IsZero() || time.Since(a.foundFirst) < findMore
 }
 
 // run is Agents.Run, in this session.

@@ -28,8 +28,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// runJob runs the command as the settings say, until it is done, has failed or is stopped.
-func (p *program) runJob(ctx context.Context, s *settings, command []string) error {
+// runJob runs the command as the settings say, until it is done, has failed or is stopped. c, if
+// not nil, is the claim to the job.
+func (p *program) runJob(ctx context.Context, s *settings, command []string, c *claimed) error {
 	log := p.logger(s)
 	fixed, err := s.fixedHosts()
 	if err != nil {
@@ -63,13 +64,20 @@ func (p *program) runJob(ctx context.Context, s *settings, command []string) err
 	if j.dir, err = p.newJobDir(s, command, j.authority, log); err != nil {
 		return err
 	}
-	if s.journal.url != "" {
-		if j.copy, err = p.beginCopy(ctx, s, j.dir, log); err != nil {
-			if j.dir != nil {
-				j.dir.end(err, log)
-			}
-			return err
+	switch {
+	case c != nil && (j.dir == nil || j.dir.secrets.dir == ""):
+		return runError{errors.New("no other node could go on with the job: it has no folder, or no place for its key")}
+	case c != nil:
+		j.copy = c
+		err = c.keep(j.dir, nil)
+	case s.journal.url != "":
+		j.copy, err = p.beginCopy(ctx, s, j.dir, log)
+	}
+	if err != nil {
+		if j.dir != nil {
+			j.dir.end(err, log)
 		}
+		return err
 	}
 	return p.drive(ctx, s, j)
 }

@@ -72,10 +72,24 @@ func (s *settings) checkJournal() error {
 	return nil
 }
 
+// jobClaim makes this process its job's only driver, and takes what another one needs to go on with
+// the job. It is an *etcd.Claim or a *seat.
+type jobClaim interface {
+	Append(payload []byte)
+	Replace(records [][]byte)
+	SetBehind()
+	Put(name string, value []byte)
+	Sync() error
+	State() string
+	Lost() <-chan struct{}
+	Release(finished bool) error
+}
+
 // claimed is a driver's claim to its job, and the job's copy.
 type claimed struct {
-	store *etcd.Store
-	claim *etcd.Claim
+	claim jobClaim
+	id    string       // of the claim, where folders of jobs name it
+	close func() error // of where the copy is
 	log   *logrus.Logger
 	die   func() // ends this process at once; its workers stay
 
@@ -86,17 +100,24 @@ type claimed struct {
 	watching sync.WaitGroup
 }
 
-// claimJob makes this process the job's only driver.
-func (p *program) claimJob(ctx context.Context, store *etcd.Store, run string, log *logrus.Logger) (*claimed, error) {
+// claimJob makes this process the job's only driver, and returns the claim before this one.
+func (p *program) claimJob(ctx context.Context, store *etcd.Store, run string, log *logrus.Logger) (c *claimed, previous string, err error) {
 	host, _ := os.Hostname()
 	claim, err := store.Claim(ctx, run, fmt.Sprintf("%s, process %d", host, os.Getpid()))
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	c := &claimed{store: store, claim: claim, log: log, done: make(chan struct{})}
+	c = p.holds(claim, "etcd was not reached for the time of --journal-lease: another hvdrun may go on with the job, so this one "+
+		"ends; the workers train on. hvdrun resume --journal takes the job over", log)
+	c.id, c.close = claim.ID, store.Close
+	return c, claim.Previous, nil
+}
+
+// holds ends this process when it loses its claim, and says why.
+func (p *program) holds(claim jobClaim, why string, log *logrus.Logger) *claimed {
+	c := &claimed{claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
 	c.die = sync.OnceFunc(func() {
-		log.Error("etcd was not reached for the time of --journal-lease: another hvdrun may go on with the job, so this one " +
-			"ends; the workers train on. hvdrun resume --journal takes the job over")
+		log.Error(why)
 		_ = p.log.flush(hurriedFlush)
 		os.Exit(driver.Status(errors.New("")))
 	})
@@ -107,7 +128,7 @@ func (p *program) claimJob(ctx context.Context, store *etcd.Store, run string, l
 		case <-c.done:
 		}
 	})
-	return c, nil
+	return c
 }
 
 // Append, Replace, SetBehind, Sync and State implement driver.Mirror.
@@ -163,7 +184,7 @@ func (c *claimed) release(finished bool) {
 	if err := c.claim.Release(finished); err != nil {
 		c.log.WithError(err).Warn("etcd keeps the job's journal until its lease ends")
 	}
-	_ = c.store.Close()
+	_ = c.close()
 }
 
 // beginCopy claims a job that begins, and copies it.
@@ -175,7 +196,7 @@ func (p *program) beginCopy(ctx context.Context, s *settings, d *jobDir, log *lo
 	if err != nil {
 		return nil, err
 	}
-	c, err := p.claimJob(ctx, store, s.runID, log)
+	c, _, err := p.claimJob(ctx, store, s.runID, log)
 	if err == nil {
 		err = c.keep(d, nil)
 	}
@@ -187,7 +208,7 @@ func (p *program) beginCopy(ctx context.Context, s *settings, d *jobDir, log *lo
 
 // keep writes down in the job's folder which claim it has seen last, and copies the job.
 func (c *claimed) keep(d *jobDir, known []client.KnownAgent) error {
-	d.about.Claim = c.claim.ID
+	d.about.Claim = c.id
 	if err := d.write(); err != nil {
 		return err
 	}
@@ -200,8 +221,8 @@ func (p *program) resumeCopy(ctx context.Context, s *settings, d *jobDir, known 
 	if err != nil {
 		return nil, err
 	}
-	c, err := p.claimJob(ctx, store, d.about.RunID, log)
-	if err == nil && c.claim.Previous != d.about.Claim {
+	c, previous, err := p.claimJob(ctx, store, d.about.RunID, log)
+	if err == nil && previous != d.about.Claim {
 		c.release(false)
 		return nil, errors.New("another machine has gone on with it since: hvdrun resume --journal takes the job from etcd")
 	}
@@ -245,7 +266,11 @@ func (p *program) resumeFromCopy(ctx context.Context, f resumeFlags, name string
 	if err != nil {
 		return runError{errors.Join(err, store.Close())}
 	}
-	d, err := p.placeCopy(ctx, c, run)
+	found, err := store.Read(ctx, run)
+	var d *jobDir
+	if err == nil {
+		d, err = p.placeCopy(c, run, jobCopy{Records: found.Records, Files: found.Files})
+	}
 	if err != nil {
 		c.release(false)
 		if errors.Is(err, etcd.ErrNoJob) && f.standby {
@@ -267,7 +292,7 @@ func (p *program) awaitClaim(
 		run, err = oneJob(runs, name)
 	}
 	for told := false; err == nil; told = true {
-		if c, err = p.claimJob(ctx, store, run, log); err == nil {
+		if c, _, err = p.claimJob(ctx, store, run, log); err == nil {
 			return run, c, nil
 		}
 		var held *etcd.HeldError
@@ -282,23 +307,29 @@ func (p *program) awaitClaim(
 	return run, nil, err
 }
 
-// placeCopy makes a job's folder on this machine from its copy in etcd.
-func (p *program) placeCopy(ctx context.Context, c *claimed, run string) (*jobDir, error) {
-	found, err := c.store.Read(ctx, run)
-	if err != nil {
-		return nil, err
-	}
+// jobCopy is the copy of a job as it is found.
+type jobCopy struct {
+	Records [][]byte
+	Files   map[string][]byte
+	Args    []string // of hvdrun on this machine; nil: those of the copy
+}
+
+// placeCopy makes a job's folder on this machine from its copy. An empty run is that of the copy.
+func (p *program) placeCopy(c *claimed, run string, found jobCopy) (*jobDir, error) {
 	d := &jobDir{}
 	if err := errors.Join(
 		json.Unmarshal(found.Files[copiedAbout], &d.about), json.Unmarshal(found.Files[copiedLaunch], &d.secrets.launch),
 	); err != nil {
 		return nil, err
 	}
-	if d.about.RunID != run || d.about.Version != jobFileVersion {
-		return nil, fmt.Errorf("etcd has run %q of version %d; this program knows version %d", d.about.RunID, d.about.Version, jobFileVersion)
+	if run != "" && d.about.RunID != run || d.about.Version != jobFileVersion {
+		return nil, fmt.Errorf("the copy is of run %q and version %d; this program knows version %d", d.about.RunID, d.about.Version, jobFileVersion)
 	}
 	d.about.EventsFrom = 0
 	d.secrets.authority = string(found.Files[copiedKey])
+	if found.Args != nil {
+		d.secrets.launch.Args = found.Args
+	}
 	if err := d.chooseFolder(p.env); err != nil {
 		return nil, err
 	}
@@ -310,7 +341,7 @@ func (p *program) placeCopy(ctx context.Context, c *claimed, run string) (*jobDi
 	if err := d.putSecrets(secretPlaces(p.env), c.log); err != nil {
 		return nil, err
 	}
-	d.about.Claim = c.claim.ID
+	d.about.Claim = c.id
 	d.about.Host, _ = os.Hostname()
 	d.about.Boot = bootID()
 	return d, d.write()
@@ -350,7 +381,7 @@ func (d *jobDir) chooseFolder(env []string) error {
 }
 
 // fill writes the journals of the copy into the folder.
-func (d *jobDir) fill(found etcd.Copy) error {
+func (d *jobDir) fill(found jobCopy) error {
 	agents := bytes.Split(bytes.TrimSpace(found.Files[copiedAgents]), []byte("\n"))
 	for path, records := range map[string][][]byte{d.journal(): found.Records, d.agentsPath(): agents} {
 		j, err := journal.Create(path, d.about.RunID)

@@ -182,6 +182,13 @@ type stream struct {
 	cancel context.CancelCauseFunc
 }
 
+// whenClosed has f called when the reader has gone, in place of what stops the job.
+func (s *stream) whenClosed(f context.CancelCauseFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel = f
+}
+
 // Write passes b on at once.
 func (s *stream) Write(b []byte) (int, error) {
 	s.mu.Lock()
@@ -243,7 +250,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			if len(command) == 0 {
 				return errors.New("no command to run\nusage: " + usage)
 			}
-			return p.runJob(cmd.Context(), &s, command)
+			return p.runJob(cmd.Context(), &s, command, nil)
 		},
 	}
 	root.SetIn(p.stdin)
@@ -264,7 +271,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 	}
 	root.AddCommand(p.discoverCommand(), p.agentCommand(), p.clusterCommand(), p.checkCommand(), p.resumeCommand(), p.jobsCommand(),
 		p.configCommand(), p.benchCommand(), p.benchRankCommand(), p.restartWorkerCommand(), p.timelineCommand(), p.inspectCommand(),
-		p.torchrunCommand(), p.versionCommand())
+		p.torchrunCommand(), p.torchrunDriverCommand(), p.versionCommand())
 	root.AddCommand(p.controlCommands()...)
 	return root
 }

@@ -17,16 +17,16 @@ const torchrunName = "torchrun"
 
 // torchFlags are the flags of torchrun, as text where their values are not plain.
 type torchFlags struct {
-	nnodes, workers                                    string
-	backend, endpoint, id, conf                        string
-	standalone, module, noPython, runPath, virtualRank bool
-	maxRestarts, nodeRank, masterPort                  int
-	monitorInterval                                    float64
-	startMethod, eventLog, role, logDir                string
-	redirects, tee, shown                              string
-	masterAddr, localAddr, logsSpecs, numa, signals    string
-	shutdownTimeout, exitBarrier, healthAddr, logLevel string
-	healthPort                                         int
+	nnodes, workers                                              string
+	backend, endpoint, id, conf                                  string
+	standalone, module, noPython, runPath, virtualRank, elastic  bool
+	maxRestarts, nodeRank, masterPort                            int
+	monitorInterval                                              float64
+	startMethod, eventLog, role, logDir                          string
+	redirects, tee, shown                                        string
+	masterAddr, localAddr, logsSpecs, numa, signals              string
+	shutdownTimeout, exitBarrier, healthAddr, logLevel, prestart string
+	healthPort                                                   int
 }
 
 func (p *program) torchrunCommand() *cobra.Command {
@@ -54,6 +54,16 @@ Where the two differ, docs/torchrun.md says how.`,
 			}
 			if len(args) == 0 {
 				return errors.New("no script to run\nusage: hvdrun " + cmd.Use)
+			}
+			if f.elastic {
+				if err := errors.Join(f.checkElastic(cmd.Flags()), f.check()); err != nil {
+					return err
+				}
+				command, err := elasticCommand(args)
+				if err != nil {
+					return err
+				}
+				return p.runTorchElastic(cmd.Context(), &f, command)
 			}
 			return p.runTorch(cmd.Context(), &f, args)
 		},
@@ -100,6 +110,8 @@ func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&f.exitBarrier, "exit-barrier-timeout", "300s", "longest that a node that is done waits for the others; 0: it does not")
 	fs.StringVar(&f.healthAddr, "health-check-addr", "127.0.0.1", "IP address of health checks")
 	fs.IntVar(&f.healthPort, "health-check-port", 0, "port where HTTP requests are answered while the agent lives (TORCHELASTIC_HEALTH_CHECK_PORT); 0: none")
+	fs.StringVar(&f.prestart, "prestart", "", "code in Python, such as 'import torch', that interpreters run in advance, to become the workers of the next round")
+	fs.BoolVar(&f.elastic, "elastic", false, "the script is a program that uses package elastic: it is run itself, and is not restarted when others die or nodes come and go")
 	fs.StringVar(&f.logLevel, "log-level", "warning", "least that is logged: trace, debug, info, warning or error")
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/launch/prestart"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
@@ -51,6 +52,11 @@ func (p *program) torchConfig(ctx context.Context, f *torchFlags, args []string)
 	cfg.Name = args[0]
 	if cfg.Command, err = f.command(args, p.env); err != nil {
 		return cfg, err
+	}
+	if cfg.Prestart = f.prestart; cfg.Prestart != "" {
+		if _, err := prestart.Parse(cfg.Command); err != nil {
+			return cfg, fmt.Errorf("--prestart: %w", err)
+		}
 	}
 	if cfg.Logs.Redirects, err = torchrun.ParseStreams(f.redirects); err != nil {
 		return cfg, fmt.Errorf("--redirects: %w", err)
@@ -312,7 +318,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 			return nil, fmt.Errorf("--rdzv-conf: key_file: %w", err)
 		}
 	case host == "localhost" || lerr == nil && loopback.IsLoopback():
-		if key, err = machineKey(env); err != nil {
+		if key, _, err = machineKey(env); err != nil {
 			return nil, runError{err}
 		}
 	default:
@@ -324,8 +330,8 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 }
 
 // machineKey returns the key of jobs whose nodes are all on this machine: the user's own, which is
-// made where there is none.
-func machineKey(env []string) ([]byte, error) {
+// made where there is none, and the file that has it.
+func machineKey(env []string) (key []byte, path string, err error) {
 	var failed error
 	for _, jobs := range stateDirs(env, shared) {
 		err := usable(env, jobs, shared, true)
@@ -333,22 +339,21 @@ func machineKey(env []string) ([]byte, error) {
 		if err == nil {
 			err = safefile.MakeDir(dir, safefile.Private)
 		}
-		path := filepath.Join(dir, "torchrun.key")
+		path = filepath.Join(dir, "torchrun.key")
 		if err == nil {
 			if err = identity.GenerateClusterKey(path); errors.Is(err, os.ErrExist) {
 				err = nil
 			}
 		}
-		var key []byte
 		if err == nil {
 			key, err = readNewKey(path)
 		}
 		if err == nil {
-			return key, nil
+			return key, path, nil
 		}
 		failed = errors.Join(failed, err)
 	}
-	return nil, fmt.Errorf("the key of jobs of this machine: %w", failed)
+	return nil, "", fmt.Errorf("the key of jobs of this machine: %w", failed)
 }
 
 // readNewKey reads a key that another process may be writing.
@@ -422,7 +427,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 	if err != nil {
 		return err
 	}
-	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: shared, Addr: f.localAddr, Log: cfg.Log})
+	handler, err := dynamic.New(dynamic.Config{Settings: set, Store: shared, Addr: f.localAddr, Info: peers.Addr(), Log: cfg.Log})
 	if err != nil {
 		over, cancel := context.WithCancel(ctx)
 		cancel()

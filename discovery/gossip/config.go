@@ -76,6 +76,9 @@ type Config struct {
 	AdvertiseAddr string
 	// Join are host:port of members that may be there already. None: this member is the first.
 	Join []string
+	// Seeds, if not nil, returns more of them, which are asked for whenever those are tried that
+	// were not reached. It must not block.
+	Seeds func() []string
 	// KeepTrying makes Join succeed though no seed can be reached; they are tried again and again.
 	// One that refuses this member's key or label is an error all the same.
 	KeepTrying bool

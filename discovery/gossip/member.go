@@ -405,7 +405,11 @@ func (m *Member) rejoin() {
 	m.mu.Unlock()
 	mathrand.Shuffle(len(lost), func(i, j int) { lost[i], lost[j] = lost[j], lost[i] })
 	targets := lost[:min(len(lost), rejoinLost)]
-	for _, seed := range m.cfg.Join {
+	seeds := m.cfg.Join
+	if m.cfg.Seeds != nil {
+		seeds = append(slices.Clone(seeds), m.cfg.Seeds()...)
+	}
+	for _, seed := range seeds {
 		addrs, err := resolve(m.ctx, seed)
 		if err != nil {
 			m.log.WithError(err).WithField("seed", seed).Debug("gossip: a seed cannot be found")

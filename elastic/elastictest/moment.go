@@ -85,8 +85,8 @@ func phaseOf(before rendezvous.Phase, m fakeproc.Moment) Phase {
 	}
 	switch m.Phase {
 	case rendezvous.Fetches:
-		if before == rendezvous.Saving {
-			return 0 // save of the fetched state
+		if before == rendezvous.Saving || before == rendezvous.Fetches {
+			return 0 // save of the fetched state, or another way to fetch it
 		}
 		return Fetching
 	case rendezvous.Joins:

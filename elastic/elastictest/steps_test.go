@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
@@ -63,6 +65,7 @@ type stepPlan struct {
 	epochs, samples, batch int
 	microbatches, width    int
 	balance, late          bool
+	spares                 int
 	hosts                  []plan.Host
 	deaths                 []death
 	acts                   []act
@@ -71,6 +74,7 @@ type stepPlan struct {
 type stepSchedule struct {
 	stepPlan
 	job *elastictest.Job
+	log logrus.FieldLogger // nil: the standard one
 
 	mu       sync.Mutex
 	hosts    map[string]bool
@@ -115,6 +119,18 @@ func newStepSchedule(seed uint64) *stepSchedule {
 	return s
 }
 
+// size bounds the worlds of a job with spares: to half of the slots of its first hosts.
+func (s *stepSchedule) size() driver.Size {
+	if s.spares == 0 {
+		return driver.Size{}
+	}
+	slots := 0
+	for _, h := range s.stepPlan.hosts {
+		slots += h.Slots
+	}
+	return driver.Size{NP: max(1, slots/2), Min: 1, Max: max(1, slots/2), Spares: s.spares, Elastic: true}
+}
+
 func bitsOf(v []float32) (bits []uint32) {
 	for _, x := range v {
 		bits = append(bits, math.Float32bits(x))
@@ -140,7 +156,7 @@ func (s *stepSchedule) run(t *testing.T) {
 	s.mu.Lock()
 	s.job = elastictest.Start(elastictest.Config{
 		Hosts: s.stepPlan.hosts, At: s.at, Limit: 2 * time.Minute,
-		Driver: driver.Config{Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
+		Driver: driver.Config{Log: s.log, Size: s.size(), Blame: driver.Blame{CooldownMin: time.Millisecond, CooldownMax: 20 * time.Millisecond}},
 		Worker: func(ctx context.Context) error {
 			m, err := s.train(ctx, s)
 			if errors.Is(err, elastic.ErrRemoved) || errors.Is(err, elastic.ErrFinished) {
@@ -266,6 +282,9 @@ func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (step
 	state := elastic.NewState(w, elastic.Tensor("weights", m.weights), elastic.Tensor("momentum", momentum), elastic.Tensor("used", m.used), steps)
 	var applied, generation uint64 // steps that this worker knows of, and the world of the last one
 	err = elastic.Run(ctx, state, func(ctx context.Context) error {
+		if w.Generation() == 0 {
+			generation = 1 // it stands anywhere in the steps of others, which it applies
+		}
 		for steps.Epoch() < s.epochs {
 			leaves := min(s.microbatches, (s.samples+s.batch-1)/s.batch-steps.Position())
 			begun := w.Generation()
@@ -286,7 +305,11 @@ func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (step
 					if n := steps.Applied(); n < applied || n > applied && generation == w.Generation() {
 						return fmt.Errorf("step %d follows step %d", n, applied)
 					}
-					applied, generation = steps.Applied()+1, w.Generation()
+					if applied, generation = steps.Applied()+1, w.Generation(); generation == 0 && disturbed != nil {
+						disturbed.mu.Lock()
+						disturbed.happened["replayed"]++
+						disturbed.mu.Unlock()
+					}
 					for i := range m.weights {
 						momentum[i] = 0.9*momentum[i] + mean[0][i]
 						m.weights[i] -= 0.1 * momentum[i]

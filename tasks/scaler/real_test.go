@@ -40,7 +40,6 @@ type process struct {
 	out  *bufio.Reader
 	in   io.Writer
 	seen bytes.Buffer
-	mu   sync.Mutex
 }
 
 // start runs a command, whose standard output and errors are read together unless split is set.

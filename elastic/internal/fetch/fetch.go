@@ -26,6 +26,7 @@ import (
 const (
 	askManifest = 'm'
 	askChunks   = 'c'
+	askToFollow = 'f'
 
 	// What a source says of a chunk.
 	gone    = 0
@@ -50,8 +51,9 @@ type Commit struct {
 
 // Serve answers the requests of one worker until that closes the connection, is silent for 30
 // seconds or sends an invalid request. newest returns the newest commit, or nil. The caller closes
-// the connection, which also ends a blocked Serve.
-func Serve(conn net.Conn, newest func() *Commit) error {
+// the connection, which also ends a blocked Serve. A worker that asks to follow instead gets the
+// connection for itself: follow serves it then. AskToFollow is the other side of that.
+func Serve(conn net.Conn, newest func() *Commit, follow func(net.Conn) error) error {
 	s := &source{conn: conn}
 	for {
 		if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
@@ -71,6 +73,11 @@ func Serve(conn net.Conn, newest func() *Commit) error {
 			err = s.manifest()
 		case askChunks:
 			err = s.chunks()
+		case askToFollow:
+			if err := conn.SetDeadline(time.Time{}); err != nil {
+				return err
+			}
+			return follow(conn)
 		default:
 			err = fmt.Errorf("unknown request %#x", question[0])
 		}
@@ -78,6 +85,18 @@ func Serve(conn net.Conn, newest func() *Commit) error {
 			return fmt.Errorf("fetch: %w", err)
 		}
 	}
+}
+
+// AskToFollow asks the source at the other end of conn to serve conn by the follow function of its
+// Serve.
+func AskToFollow(conn net.Conn) error {
+	if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte{askToFollow}); err != nil {
+		return err
+	}
+	return conn.SetDeadline(time.Time{})
 }
 
 // source serves one connection.

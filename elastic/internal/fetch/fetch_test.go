@@ -98,7 +98,7 @@ func (g *giver) source(serving *sync.WaitGroup) Source {
 			conn = g.spoil(conn)
 		}
 		serving.Go(func() {
-			_ = Serve(conn, g.newest) // take checks the result on the other end
+			_ = Serve(conn, g.newest, nil) // take checks the result on the other end
 			conn.Close()
 		})
 		return near, nil
@@ -336,7 +336,7 @@ func TestServeSenseless(t *testing.T) {
 		near, far := net.Pipe()
 		done := make(chan error, 1)
 		go func() {
-			err := Serve(far, g.newest)
+			err := Serve(far, g.newest, nil)
 			far.Close()
 			done <- err
 		}()

@@ -25,6 +25,7 @@ import (
 	"hash/crc32"
 	"hash/maphash"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -339,6 +340,60 @@ func (s *Store) Hold() *Image {
 	return s.last
 }
 
+// Reserve takes the memory that the next image needs if the newest is held: as much as that has
+// been copied. It writes to that memory, which takes long where it is much; the store can be used
+// meanwhile.
+func (s *Store) Reserve() {
+	s.mu.Lock()
+	var lengths []int
+	if s.last != nil {
+		have := make(map[int]int)
+		for n, free := range s.spare {
+			have[n] = len(free)
+		}
+		for _, b := range s.last.blobs {
+			for _, c := range b.chunks {
+				if n := len(c.data); c.owned && have[n] > 0 {
+					have[n]--
+				} else if c.owned {
+					lengths = append(lengths, n)
+				}
+			}
+		}
+	}
+	s.mu.Unlock()
+	var slab []byte
+	var fresh []*chunk
+	for _, n := range lengths {
+		if len(slab) < n {
+			slab = make([]byte, max(n, min(slabChunks*ChunkSize, n*len(lengths))))
+			_ = unix.Madvise(slab, unix.MADV_HUGEPAGE) // otherwise it has small pages
+			for i := 0; i < len(slab); i += 4096 {
+				slab[i] = 0
+			}
+		}
+		fresh = append(fresh, &chunk{data: slab[:n:n], owned: true})
+		slab = slab[n:]
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range fresh {
+		s.keep(c)
+	}
+}
+
+// Trim gives memory back that no image uses, to the operating system where it is much. That can
+// take long; the store can be used meanwhile.
+func (s *Store) Trim() {
+	s.mu.Lock()
+	extra := s.extra
+	s.spare, s.extra, s.slab = nil, 0, nil
+	s.mu.Unlock()
+	if extra >= slabChunks*ChunkSize {
+		debug.FreeOSMemory() // otherwise the process keeps it for long
+	}
+}
+
 // Lend returns the number and the blobs of the newest image, nil before the first. Later images
 // overwrite its chunks; TrySum and TryRead tell which. It waits while Copy overwrites the newest
 // image.
@@ -405,6 +460,11 @@ func (s *Store) drop(c *chunk) {
 	if c.refs--; c.refs > 0 || !c.owned || s.extra+len(c.data) > s.bank {
 		return // a store never needs more than one bank beside the newest image
 	}
+	s.keep(c)
+}
+
+// keep keeps a chunk that no image uses. The caller holds mu.
+func (s *Store) keep(c *chunk) {
 	s.extra += len(c.data)
 	if s.spare == nil {
 		s.spare = make(map[int][]*chunk)

@@ -387,3 +387,46 @@ func BenchmarkSum(b *testing.B) {
 		Sum(data)
 	}
 }
+
+// Reserved memory is what the next image uses while the newest is held, and Trim gives the rest
+// back.
+func TestReserve(t *testing.T) {
+	var s Store
+	live := make([]byte, 20*ChunkSize+7)
+	commit := func(number uint64) {
+		for c := 0; c < len(live); c += ChunkSize {
+			live[c] = byte(number)
+		}
+		p := s.Begin(number, []Source{{Bytes: live}})
+		p.Copy()
+		p.Seal()
+	}
+	s.Reserve() // of an empty store: nothing
+	commit(1)
+	s.Reserve()
+	s.Reserve() // there is enough
+	if s.extra != len(live) {
+		t.Fatalf("%d bytes are reserved, of %d", s.extra, len(live))
+	}
+	held := s.Hold()
+	commit(2)
+	if s.extra != 0 {
+		t.Errorf("%d reserved bytes are unused", s.extra)
+	}
+	commit(3)
+	for i, c := range []*Image{held, s.Last()} {
+		b := c.Blobs()[0].Bytes()
+		if want := []byte{1, 3}[i]; b[0] != want || b[20*ChunkSize] != want {
+			t.Errorf("commit %d is overwritten", c.Number())
+		}
+	}
+	held.Release()
+	if s.extra != len(live) {
+		t.Errorf("%d bytes are left, of %d", s.extra, len(live))
+	}
+	s.Trim()
+	commit(4)
+	if b := s.Last().Blobs()[0].Bytes(); s.extra != 0 || b[0] != 4 || !bytes.Equal(b, live) {
+		t.Errorf("after Trim: %d bytes beside the newest image", s.extra)
+	}
+}

@@ -146,17 +146,21 @@ func (c *chaos) disturbed(ctx context.Context, i, tries int) outcome {
 	if c.commits > 0 {
 		flags = []string{"-log-all", "-struck", fmt.Sprintf("-async=%t", dice.IntN(2) == 0), fmt.Sprintf("-local=%t", dice.IntN(2) == 0)}
 	}
-	np, hosts := 4, "localhost:2,127.0.0.1:2"
+	np, spares, hosts := 4, 0, "localhost:2,127.0.0.1:2"
 	if c.microbatches > 0 {
 		here, there := 1+dice.IntN(4), 1+dice.IntN(4)
-		np, hosts = here+there, fmt.Sprintf("localhost:%d,127.0.0.1:%d", here, there)
+		spares = dice.IntN(min(3, here+there))
+		np, hosts = here+there-spares, fmt.Sprintf("localhost:%d,127.0.0.1:%d", here, there)
 		flags = []string{"-log-all", "-chatter", fmt.Sprintf("-balance=%t", dice.IntN(2) == 0), fmt.Sprintf("-late=%t", dice.IntN(2) == 0)}
 	}
 	began := time.Now()
+	places := []string{"-np", strconv.Itoa(np), "--min-np", "1", "-H", hosts}
+	if spares > 0 {
+		places = append(places, "--max-np", strconv.Itoa(np), "--spares", strconv.Itoa(spares))
+	}
 	r, err := c.programs.Start(follow.Job{
-		Dir: dir,
-		Flags: []string{"-np", strconv.Itoa(np), "--min-np", "1", "--commit-replicas", "1", "-H", hosts,
-			"--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"},
+		Dir:     dir,
+		Flags:   append(places, "--commit-replicas", "1", "--blacklist-cooldown-range", "0.1,0.4", "--log-level", "debug"),
 		Trainer: c.trainer(flags...),
 		Still:   c.still,
 	})

@@ -72,6 +72,34 @@ func (w *watch) warm() bool {
 	return steps == warmth
 }
 
+// spared blocks until so many workers wait that are in no world, and some steps more.
+func (w *watch) spared(ctx context.Context, spares int) error {
+	if spares == 0 {
+		return nil
+	}
+	ready := func() bool {
+		waiting := make(map[int]bool)
+		for _, e := range w.Events {
+			switch e.Name {
+			case "worker_ready":
+				waiting[e.PID] = true
+			case "worker_exited":
+				delete(waiting, e.PID)
+			case "world_published":
+				for _, s := range e.Slots {
+					delete(waiting, s.PID)
+				}
+			}
+		}
+		return len(waiting) >= spares
+	}
+	if err := w.Until(ctx, fmt.Sprintf("%d spares", spares), ready); err != nil {
+		return err
+	}
+	from := w.Step
+	return w.Until(ctx, "some steps of the members", func() bool { return w.Step >= from+warmth })
+}
+
 // finish ends the job and checks its result.
 func (w *watch) finish(size int, failed error) (follow.Result, error) {
 	_ = syscall.Kill(w.PID, syscall.SIGINT) // fails if it has ended
@@ -92,8 +120,13 @@ func (w *watch) finish(size int, failed error) (follow.Result, error) {
 // killSome runs a job and kills n of its workers, one after the other.
 func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	hosts := fmt.Sprintf("localhost:%d,127.0.0.1:%d", (b.workers+1)/2, b.workers/2)
-	w, err := b.endless("kills", []string{"-np", strconv.Itoa(b.workers), "--min-np", "1", "-H", hosts,
-		"--blacklist-cooldown-range", rest, "--discovery-interval", b.interval.String(), "--drain-timeout", "2s"}, nil)
+	flags := []string{"-np", strconv.Itoa(b.workers), "--min-np", "1",
+		"--blacklist-cooldown-range", rest, "--discovery-interval", b.interval.String(), "--drain-timeout", "2s"}
+	if b.spares > 0 {
+		hosts += fmt.Sprintf(",127.0.0.2:%d", b.spares)
+		flags = append(flags, "--max-np", strconv.Itoa(b.workers), "--spares", strconv.Itoa(b.spares))
+	}
+	w, err := b.endless("kills", append(flags, "-H", hosts), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +136,9 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	disturbed := uint64(0)
 	for range n {
 		if err = w.settled(ctx, b.workers, disturbed); err != nil {
+			break
+		}
+		if err = w.spared(ctx, b.spares); err != nil {
 			break
 		}
 		disturbed = w.Generation

@@ -4,7 +4,8 @@
 //	go run ./internal/testbed/recovery -kills 200 -joins 40
 //
 // A death is timed from right before kill(2) of a worker until every survivor has completed a step
-// in a later world. The dead worker's slot returns, and the next worker is killed some time later.
+// in a later world. The dead worker's slot returns, and the next worker is killed some time later,
+// with -spares once that many wait again, and have followed the others for a while.
 //
 // Growth is timed by the discovery script, from right before it first prints a second host with as
 // many slots as the first, until the first step in the larger world. The pause is the longest time
@@ -47,6 +48,7 @@ func main() {
 	flag.IntVar(&b.ballast, "ballast", 0, "MB of other state")
 	flag.StringVar(&b.change, "change", "few", "what a step changes of that: none, few (numbers) or all")
 	flag.IntVar(&b.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two")
+	flag.IntVar(&b.spares, "spares", 0, "spare workers that wait when one is killed, on another host")
 	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
 	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
@@ -67,7 +69,7 @@ type bench struct {
 	workers, size, ballast int
 	change                 string
 	late                   bool
-	microbatches           int
+	microbatches, spares   int
 	stepTime, interval     time.Duration
 	seed                   uint64
 	tsv                    string

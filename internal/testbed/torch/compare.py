@@ -5,8 +5,10 @@ compare.py [-n RUNS] [-limit SECONDS] HVDRUN [SCENARIO...]
 
   launch2, launch4  from the start of a job with 2 or 4 workers to its first step
   kill              4 workers, of which one sends itself SIGKILL: to the first step of the next life
+  join              another node of 2 workers comes to one that trains: to the first step of all four
   leave             two nodes of 2 workers, of which one gets SIGTERM: to the first step of the other alone
   lost              the same with SIGKILL, for the agent and its workers
+  host              the same for the node at the endpoint, which has the store
 
 torchrun runs with --monitor_interval 0.1, at which newer versions look for ends; both have a last call of 2 s.
 It prints a line for each run, then the median, least and most of each. Both use Debian's python3-torch.
@@ -114,6 +116,10 @@ def measure(name, launcher, folder, limit):
             killed = job.await_event(60, lambda e: e[1] == "kill")
             return job.await_event(limit, step(4, killed, 1)) - killed
         job.await_endpoint()
+        if name == "join":
+            job.await_event(90, step(2, number=50))
+            began = job.start()
+            return job.await_event(limit, step(4, began)) - began
         job.start()
         job.await_event(90, step(4, number=50))
         time.sleep(random.uniform(0, 2))
@@ -122,9 +128,10 @@ def measure(name, launcher, folder, limit):
             job.agents[1].terminate()
         else:
             own = {e[2] for e in job.events() if os.path.exists(f"/proc/{e[2]}")}
-            job.agents[1].kill()
+            gone = job.agents[0 if name == "host" else 1]
+            gone.kill()
             for pid in own:
-                if parent(pid) in (1, job.agents[1].pid):
+                if parent(pid) in (1, gone.pid):
                     os.kill(pid, signal.SIGKILL)
         return job.await_event(limit, step(2, ended)) - ended
     finally:
@@ -150,7 +157,7 @@ def main():
     if not args:
         raise SystemExit(__doc__)
     launchers = {"hvdrun": [os.path.abspath(args[0]), "torchrun"], "torchrun": [PYTHON, os.path.join(HERE, "torchrun.py")]}
-    for name in args[1:] or ["launch2", "launch4", "kill", "leave", "lost"]:
+    for name in args[1:] or ["launch2", "launch4", "kill", "join", "leave", "lost", "host"]:
         took = {who: [] for who in launchers}
         for run in range(runs):
             for who, launcher in launchers.items():

@@ -85,6 +85,9 @@ func (f *faults) have(point string) bool {
 	return slices.ContainsFunc(f.all, func(x fault) bool { return strings.HasPrefix(x.point, point+"=") })
 }
 
+// any reports whether there are faults.
+func (f *faults) any() bool { return len(f.all) > 0 }
+
 // arm sets this process's slot and the directory of marks.
 func (f *faults) arm(dir, where string) { f.dir, f.where = dir, where }
 

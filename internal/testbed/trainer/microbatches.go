@@ -28,6 +28,9 @@ func newMicrobatches(t *training) *microbatches {
 }
 
 func (m *microbatches) train(ctx context.Context) error {
+	if m.logged == 0 {
+		m.applied = -1 // the steps of others that it has applied do not count
+	}
 	for m.at.Step < m.set.steps {
 		if err := m.set.faults.at("step", m.at.Step); err != nil {
 			return err
@@ -46,6 +49,9 @@ func (m *microbatches) enter() error {
 		return nil
 	}
 	m.logged = m.worker.Generation()
+	if err := m.checkBallast(); err != nil {
+		return err
+	}
 	return m.write(m.line(steplog.Enter))
 }
 
@@ -79,7 +85,11 @@ func (m *microbatches) apply(mean [][]float32) error {
 	for i, g := range mean[0] {
 		m.weights[i] -= g
 	}
+	m.changeBallast(next)
 	m.at.Step, m.at.Chain, m.applied = next, steplog.Chain(m.at.Chain, next), next
+	if m.worker.Generation() == 0 { // it applies the steps of others
+		return nil
+	}
 	l := m.line(steplog.Step)
 	l.Outcome = steplog.OK
 	return m.write(l)

@@ -70,7 +70,7 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 	parts := []elastic.Part{elastic.Value("progress", &t.at)}
 	if s.checkpoints != "" {
 		parts = append(parts, &elastic.Checkpoints{Dir: s.checkpoints, Interval: s.pause})
-	} else {
+	} else if s.microbatches == 0 || s.struck || s.faults.any() { // Steps of a state with such a part cannot be followed
 		parts = append(parts, &trap{faults: &s.faults, at: &t.at, strikes: &t.strikes})
 	}
 	parts = append(parts, elastic.Tensor("weights", t.weights))

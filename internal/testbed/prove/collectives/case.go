@@ -58,6 +58,7 @@ type step struct {
 	Tensors  []int  `json:",omitempty"` // elements of each tensor, for operations on several tensors; replaces Count
 	Uneven   bool   `json:",omitempty"` // numbers of elements differ between ranks, if permitted
 	Root     int    `json:",omitempty"`
+	Into     bool   `json:",omitempty"` // the form that puts the result into memory of the caller
 	Times    int
 	Alloc    bool   `json:",omitempty"` // memory of collective.Alloc
 	Rough    bool   `json:",omitempty"` // floating-point numbers whose sums are rounded
@@ -239,6 +240,7 @@ func (s *step) String() string {
 	add(s.Do == broadcast || s.Do == bytesOp, "from %d", s.Root)
 	add(s.Compress != "", "as %s", s.Compress)
 	add(s.Uneven, "uneven")
+	add(s.Into, "into")
 	add(s.Alloc, "allocated")
 	add(s.Rough, "rough")
 	add(s.Scale, "scaled")

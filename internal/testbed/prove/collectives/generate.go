@@ -169,6 +169,10 @@ func (s *step) draw(d dice, size int, budget *int) {
 		s.Type = "uint8"
 	case tree:
 		s.Op = pick(d, []int{5, 1, 1}, "sum", "min", "max")
+	case scatter:
+		s.Into = d.chance(50)
+	case allGather, allToAll:
+		s.Into = !s.Uneven && d.chance(70)
 	}
 	if s.Do == async && s.Op != "adasum" {
 		if s.Type == "float32" && d.chance(20) {

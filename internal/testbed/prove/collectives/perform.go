@@ -117,11 +117,11 @@ func (t *turnOf[T]) once() error {
 		return t.gather()
 	case scatter:
 		data := t.filled(0)
-		part, err := collective.ReduceScatter(t.ctx, g, data, t.op)
+		lo, hi := kernel.Split(len(data), g.Size(), g.Rank())
+		part, err := t.scatter(data, hi-lo)
 		if err != nil {
 			return err
 		}
-		lo, hi := kernel.Split(len(data), g.Size(), g.Rank())
 		if len(part) != hi-lo {
 			return &wrongResult{fmt.Sprintf("%d elements, not %d", len(part), hi-lo)}
 		}
@@ -393,15 +393,74 @@ func (s *step) length(from, to int) int {
 	return s.Count
 }
 
-func (t *turnOf[T]) gather() error {
-	g, s := t.g, t.step
-	data, err := room[T](s.length(g.Rank(), 0), s.Alloc)
+// scatter is the step's ReduceScatter, whose part has so many elements.
+func (t *turnOf[T]) scatter(data []T, count int) ([]T, error) {
+	if !t.step.Into {
+		return collective.ReduceScatter(t.ctx, t.g, data, t.op)
+	}
+	part, err := room[T](count, t.step.Alloc)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	defer collective.Free(part)
+	err = collective.ReduceScatterInto(t.ctx, t.g, data, part, t.op)
+	return slices.Clone(part), err
+}
+
+// gatherInto is an AllGather of equal parts into memory of the caller, of which this rank's part is
+// in its place in every other turn. It returns the parts.
+func (t *turnOf[T]) gatherInto() ([][]T, error) {
+	g, n := t.g, t.step.Count
+	all, err := room[T](n*g.Size(), t.step.Alloc)
+	if err != nil {
+		return nil, err
+	}
+	defer collective.Free(all)
+	data := all[g.Rank()*n : (g.Rank()+1)*n]
+	if t.turn%2 == 1 {
+		data = make([]T, n)
+	}
+	fill(data, t.input(0, 0, g.Rank()))
+	err = collective.AllGatherInto(t.ctx, g, data, all)
+	return split(slices.Clone(all), g.Size()), err
+}
+
+// exchangeInto is an AllToAll of equal parts into memory of the caller. It returns the parts.
+func (t *turnOf[T]) exchangeInto(parts [][]T) ([][]T, error) {
+	result, err := room[T](t.step.Count*len(parts), t.step.Alloc)
+	if err != nil {
+		return nil, err
+	}
+	defer collective.Free(result)
+	err = collective.AllToAllInto(t.ctx, t.g, slices.Concat(parts...), result)
+	return split(slices.Clone(result), len(parts)), err
+}
+
+// split returns n parts of equal length.
+func split[T any](all []T, n int) [][]T {
+	parts := make([][]T, n)
+	for i := range parts {
+		parts[i] = all[i*len(all)/n : (i+1)*len(all)/n]
+	}
+	return parts
+}
+
+func (t *turnOf[T]) gatherPlain() ([][]T, error) {
+	data, err := room[T](t.step.length(t.g.Rank(), 0), t.step.Alloc)
+	if err != nil {
+		return nil, err
 	}
 	defer collective.Free(data)
-	fill(data, t.input(0, 0, g.Rank()))
-	all, err := collective.AllGather(t.ctx, g, data)
+	fill(data, t.input(0, 0, t.g.Rank()))
+	return collective.AllGather(t.ctx, t.g, data)
+}
+
+func (t *turnOf[T]) gather() error {
+	s, gather := t.step, t.gatherPlain
+	if s.Into {
+		gather = t.gatherInto
+	}
+	all, err := gather()
 	if err != nil {
 		return err
 	}
@@ -424,7 +483,11 @@ func (t *turnOf[T]) exchange() error {
 		parts[to] = make([]T, s.length(g.Rank(), to))
 		fill(parts[to], t.input(0, to, g.Rank()))
 	}
-	all, err := collective.AllToAll(t.ctx, g, parts)
+	exchange := func(parts [][]T) ([][]T, error) { return collective.AllToAll(t.ctx, g, parts) }
+	if s.Into {
+		exchange = t.exchangeInto
+	}
+	all, err := exchange(parts)
 	if err != nil {
 		return err
 	}

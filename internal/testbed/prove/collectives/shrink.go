@@ -48,7 +48,7 @@ func (p *program) weight() float64 {
 		for _, n := range s.counts() {
 			w += 1 + size(n)
 		}
-		for _, b := range []bool{s.Uneven, s.Alloc, s.Rough, s.Scale, s.Beside, s.Compress != "", s.Group > 0, s.Type != "float32", s.Op != "sum"} {
+		for _, b := range []bool{s.Uneven, s.Into, s.Alloc, s.Rough, s.Scale, s.Beside, s.Compress != "", s.Group > 0, s.Type != "float32", s.Op != "sum"} {
 			w += yes(b)
 		}
 	}
@@ -140,7 +140,9 @@ func smallerSteps(i int, add func(func(q *program))) {
 		func(s *step) { s.Times /= 2 },
 		func(s *step) { s.Tensors = s.Tensors[:min(1, len(s.Tensors))] },
 		func(s *step) { s.Tensors = s.Tensors[:(len(s.Tensors)+1)/2] },
-		func(s *step) { s.Alloc, s.Rough, s.Scale, s.Uneven, s.Beside = false, false, false, false, false },
+		func(s *step) {
+			s.Alloc, s.Into, s.Rough, s.Scale, s.Uneven, s.Beside = false, false, false, false, false, false
+		},
 		func(s *step) { s.Group = 0 },
 		func(s *step) { s.Root = 0 },
 		func(s *step) {

@@ -1,6 +1,6 @@
 // Package zmtp speaks ZeroMQ's message transport protocol, ZMTP 3.0 with the mechanism NULL, on
 // connections between a DEALER and a ROUTER. What a peer says about sizes is checked before memory
-// is taken.
+// is taken, which the package go-zeromq/zmq4 does not do.
 package zmtp
 
 import (

@@ -1,0 +1,534 @@
+package elastic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/feed"
+	"github.com/hvdrun/hvdrun/elastic/internal/fetch"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// A worker that trains by Steps comes into its first world with the state of the others, whatever
+// each step changes: it takes one commit from a member, which holds it meanwhile, and calls train,
+// whose Steps compute nothing: they apply the averages of the member's steps. Once it is at most
+// one step behind it joins, and goes on like that until the join is answered: a newcomer soon, a
+// spare when a member has died. The settlement in the new world does the rest, and train is called
+// anew.
+
+// arrival says where rehearse has left a worker.
+type arrival uint8
+
+const (
+	apart        arrival = iota // in no world: it fetches a commit, and joins
+	inside                      // in its first world: it synchronises
+	synchronised                // it trains
+)
+
+const (
+	mostTakes  = 5                     // commits taken in a row of which no later step was applied
+	takePause  = 20 * time.Millisecond // before another is taken; it doubles
+	busyPause  = 80 * time.Millisecond // longest, while others take theirs
+	samples    = 8                     // chunks that a follower compares in each step
+	sampleStep = 0x9e3779b1            // spreads them over all chunks
+)
+
+var (
+	errAtDoor = errors.New("elastic: this worker is in no world yet, so that only Step and Commit can be called")
+	errUnlike = errors.New("elastic: the state cannot be reached by applying the steps of others")
+	errThread = errors.New("elastic: the steps that follow are not known any more")
+)
+
+// door is the way of a worker into its first world.
+type door struct {
+	runner *runner
+	from   supplier
+	ctx    context.Context
+	cancel context.CancelFunc
+	before *membership // of the trial assignment
+
+	follower *feed.Follower // nil: none
+	applied  int            // steps since the commit was taken
+	broken   bool           // they ended because no further ones came
+	spoiled  bool           // one could not be applied: the state is none of training
+	reported time.Time
+
+	answered chan struct{} // closed when the join is answered; nil: not joined yet
+	joining  sync.WaitGroup
+	err      error // of joining; valid after joining.Wait
+
+	inside bool // the world is entered, and the Step that is under way synchronises
+	synced bool
+	failed error // of synchronising
+}
+
+// atDoor reports whether train runs in no world.
+func (s *State) atDoor() bool { return s.door != nil && !s.door.inside }
+
+// rehearse enters the first world as described above, if the state can be reached in that way and
+// train calls nothing but Step and Commit.
+func (r *runner) rehearse() (arrival, error) {
+	s, w := r.state, r.worker
+	from, ok := w.meeting.(supplier)
+	if !ok || !s.replayable() {
+		return apart, nil
+	}
+	d := &door{runner: r, from: from, before: w.member.Load()}
+	d.ctx, d.cancel = context.WithCancel(r.ctx)
+	d.begin()
+	defer d.end()
+	pause := takePause
+	for takes := 0; takes < mostTakes || d.answered != nil; takes++ {
+		if err := d.take(); err != nil {
+			w.log.Debugf("elastic: following no other worker: %v", err)
+			if errors.Is(err, errNobody) && d.answered == nil || errors.Is(err, feed.ErrOther) {
+				break
+			}
+			if errors.Is(err, feed.ErrBusy) { // its turn comes
+				d.report()
+				takes, pause = -1, min(pause, busyPause)
+			}
+		} else {
+			d.train()
+			if d.synced || !d.broken {
+				break
+			}
+			if d.applied > 0 {
+				takes, pause = -1, takePause
+			}
+		}
+		if !d.pause(pause) {
+			break
+		}
+		pause = min(2*pause, followMost)
+	}
+	switch {
+	case d.synced:
+		return synchronised, d.failed
+	case d.answered == nil:
+		s.commits = 0
+		return apart, r.ctx.Err()
+	}
+	stop := r.follow()
+	<-d.answered
+	stop()
+	d.joining.Wait()
+	w.fake.Survive()
+	s.commits = 0
+	return inside, d.err
+}
+
+// begin makes the worker one that stands at the door.
+func (d *door) begin() {
+	w := d.runner.worker
+	d.runner.state.door = d
+	none := collective.Local(1)[0]
+	none.Abort(errAtDoor)
+	w.first.none.Store(none)
+	if p := *d.before; p.slot.Rank == 0 && p.world.Size() > 1 { // rank 0 is another, which logs and writes for all
+		p.slot.Rank = p.world.Size() - 1
+		w.member.Store(&p)
+	}
+	w.doing.enter(rendezvous.Fetches)
+}
+
+// end ends what is under way, and waits for it.
+func (d *door) end() {
+	w := d.runner.worker
+	d.cancel()
+	d.joining.Wait()
+	d.leave()
+	w.first.none.Store(nil)
+	d.runner.state.door = nil
+	if d.answered == nil {
+		w.member.Store(d.before)
+	}
+}
+
+// leave ends following.
+func (d *door) leave() {
+	if d.follower != nil {
+		d.follower.Close()
+		d.follower = nil
+	}
+	d.runner.state.steps.returned()
+}
+
+// pause waits, and reports whether another commit may be taken.
+func (d *door) pause(t time.Duration) bool {
+	timer := time.NewTimer(t)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-d.answered:
+	case <-d.ctx.Done():
+	}
+	return false
+}
+
+var errNobody = errors.New("elastic: no worker trains")
+
+// take sets the state to the newest commit of a worker, and follows that.
+func (d *door) take() error {
+	s := d.runner.state
+	look, cancel := context.WithTimeout(d.ctx, lookBound)
+	sources, err := d.from.sources(look)
+	cancel()
+	if err != nil || len(sources) == 0 {
+		return errors.Join(errNobody, err)
+	}
+	_, blobs := s.parts.memory()
+	memory := feed.Memory{Layout: s.layout(), Blobs: blobs, Buffers: s.steps.lent(feed.Depth(s.steps.averaged()))}
+	var errs []error
+	for _, source := range sources {
+		err := d.follow(source, memory)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// follow takes the commit of one source.
+func (d *door) follow(source fetch.Source, memory feed.Memory) error {
+	s, w := d.runner.state, d.runner.worker
+	conn, err := source(d.ctx)
+	if err != nil {
+		return err
+	}
+	if err := fetch.AskToFollow(conn); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	s.saved.clean = false
+	f, err := feed.Follow(d.ctx, conn, memory)
+	if err != nil {
+		return err
+	}
+	w.prepared() // from now on the bytes that arrive show that the worker is alive
+	d.report()
+	tick := time.NewTicker(fetchReports)
+	defer tick.Stop()
+	for loaded := false; !loaded; {
+		select {
+		case <-f.Loaded():
+			loaded = true
+		case <-tick.C:
+			d.report()
+		case <-f.Failed():
+			f.Close()
+			return f.Err()
+		case <-d.answered:
+			f.Close()
+			return errors.New("elastic: the join was answered before the commit was there")
+		}
+	}
+	if err := d.taken(f); err != nil {
+		f.Close()
+		return err
+	}
+	d.follower, d.applied, d.broken, d.spoiled = f, 0, false, false
+	w.log.Debugf("following a worker from commit %d: %.1f MB", f.Head.Number, float64(f.Received())/bytesPerMega)
+	return nil
+}
+
+// taken makes the state that of the commit.
+func (d *door) taken(f *feed.Follower) error {
+	s := d.runner.state
+	if err := s.readCarried(f.Head.Carried); err != nil {
+		return err
+	}
+	if s.steps.Applied() != f.Head.Steps {
+		return errUnlike
+	}
+	s.commits = f.Head.Number
+	return s.saveReplayed()
+}
+
+// saveReplayed saves the state that a replayed step, or a commit of another worker, has led to. It
+// does not while further steps wait to be applied, of which only the last one counts, or others
+// wait in the next world: the sync saves.
+func (s *State) saveReplayed() error {
+	if d := s.door; d.follower != nil && (len(d.follower.Ready()) > 0 || d.isAnswered()) {
+		return nil
+	}
+	if err := s.save(s.commits); err != nil {
+		return err
+	}
+	s.saved.mark, s.saved.clean = imageID{Count: fetchedCount}, true
+	return nil
+}
+
+// report tells the driver that this worker is alive, as long as bytes arrive.
+func (d *door) report() {
+	if now := time.Now(); d.answered == nil && now.Sub(d.reported) >= fetchReports/2 {
+		d.reported = now
+		d.runner.worker.reportFetching()
+	}
+}
+
+// train calls the training function at the door.
+func (d *door) train() {
+	r := d.runner
+	err := r.train(r.ctx)
+	if d.synced {
+		return
+	}
+	d.leave()
+	r.worker.log.Debugf("%d steps of other workers were applied, until the training function returned: %v", d.applied, err)
+}
+
+// next returns the next step to apply; nil: the join is answered, and all steps that were on their
+// way by then have been applied.
+func (d *door) next(ctx context.Context) (*feed.Step, error) {
+	f := d.follower
+	for f != nil && !d.spoiled {
+		d.runner.worker.fake.Survive()
+		select {
+		case step := <-f.Ready():
+			return step, nil
+		default:
+		}
+		applied, answered := d.runner.state.steps.Applied(), d.answered
+		if d.isAnswered() {
+			if applied >= f.Latest() {
+				return nil, nil
+			}
+			answered = nil // what others have applied already is applied here first, one step in each Step
+		} else if d.answered == nil && applied+1 >= f.Latest() {
+			d.join()
+			answered = d.answered
+		}
+		select {
+		case step := <-f.Ready():
+			return step, nil
+		case <-answered:
+		case <-f.Beats():
+			d.report()
+		case <-f.Failed():
+			if len(f.Ready()) > 0 {
+				continue
+			}
+			if d.isAnswered() {
+				return nil, nil
+			}
+			d.broken = true
+			return nil, fmt.Errorf("%w: %w", errThread, f.Err())
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-d.ctx.Done():
+			return nil, d.ctx.Err()
+		}
+	}
+	return nil, errAtDoor
+}
+
+// isAnswered reports whether the join is answered.
+func (d *door) isAnswered() bool {
+	select {
+	case <-d.answered:
+		return true
+	default:
+		return false
+	}
+}
+
+// join begins to wait for the first world, and to connect to its members.
+func (d *door) join() {
+	w := d.runner.worker
+	w.doing.enter(rendezvous.Joins)
+	d.answered = make(chan struct{})
+	answer := sync.OnceFunc(func() { close(d.answered) })
+	d.err = errLeft // kept if the goroutine ends with its worker
+	d.joining.Go(func() { d.err = w.enterFirst(d.ctx, answer) })
+}
+
+// enter ends the rehearsal in a Step, once the join is answered: it enters the world, and
+// synchronises.
+func (d *door) enter() error {
+	w := d.runner.worker
+	d.joining.Wait()
+	w.fake.Survive()
+	if d.err != nil {
+		return d.err
+	}
+	d.inside = true
+	w.first.none.Store(nil)
+	d.failed = d.runner.sync()
+	d.synced = true
+	d.leave()
+	if d.failed != nil {
+		d.runner.state.commits = 0
+		return d.failed
+	}
+	return errRejoined
+}
+
+// following returns the feed that this worker follows, or in which others follow it; 0: none.
+func (s *State) following() uint64 {
+	switch {
+	case s.door != nil && s.door.follower != nil:
+		return s.door.follower.Head.Feed
+	case s.feed != nil && s.feed.Followed():
+		return s.feed.ID()
+	}
+	return 0
+}
+
+// replayable reports whether the state can be reached by applying the averages of steps: whether
+// all of it is the same on all ranks, and can be set to that of a commit.
+func (s *State) replayable() bool {
+	if s.steps == nil || s.steps.averaged() == 0 {
+		return false
+	}
+	large := false
+	for i, c := range s.parts.of {
+		if !s.parts.own(i) || c.local != nil || c.setRank != nil || c.later != nil {
+			return false
+		}
+		large = large || c.inMemory()
+	}
+	return large
+}
+
+// layout describes the whole state.
+func (s *State) layout() string { return strings.Join(s.parts.layouts(), "\n") }
+
+// newFeed returns a feed for workers that follow this one; nil if the state does not allow it.
+func (s *State) newFeed() *feed.Feed {
+	if !s.replayable() {
+		return nil
+	}
+	layout := s.layout()
+	log := s.worker.log
+	return feed.New(feed.Source{
+		Size:    s.steps.averaged(),
+		Reserve: s.saved.Reserve,
+		Trim:    s.saved.Trim,
+		Hold:    func() (*feed.Commit, error) { return s.hold(layout) },
+		Sample:  s.sample,
+		Began: func(bytes int) {
+			log.Debugf("another worker follows this one: the averages of its last steps are kept, %.1f MB", float64(bytes)/bytesPerMega)
+		},
+		Ended: func() { log.Debug("no other worker follows this one any more") },
+	})
+}
+
+// hold holds the newest commit for a follower.
+func (s *State) hold(layout string) (*feed.Commit, error) {
+	m := s.saved.Hold()
+	if m == nil {
+		return nil, nil
+	}
+	c := &feed.Commit{Number: m.Number(), Layout: layout, Blobs: s.parts.memoryIn(m.Blobs()), Release: m.Release}
+	c.Carried = make([][]byte, len(s.parts.of))
+	for i, of := range s.parts.of {
+		if !of.carried() {
+			continue
+		}
+		for j := range of.blobs() {
+			c.Carried[i] = append(c.Carried[i], s.parts.piece(m, i, j).Bytes()...)
+		}
+	}
+	var err error
+	if c.Steps, err = s.steps.appliedIn(c.Carried[s.stepsAt()]); err != nil {
+		c.Release()
+		return nil, err
+	}
+	return c, nil
+}
+
+// stepsAt returns the index of the steps among the parts.
+func (s *State) stepsAt() int {
+	for i, p := range s.parts.all {
+		if p == Part(s.steps) {
+			return i
+		}
+	}
+	return -1
+}
+
+// sample returns the checksums of some chunks of a commit.
+func (s *State) sample(commit uint64) (sums []feed.Sum) {
+	number, blobs := s.saved.Lend()
+	if blobs == nil || number != commit {
+		return nil
+	}
+	pieces := s.parts.memoryIn(blobs)
+	count := 0
+	for _, p := range pieces {
+		count += p.Chunks()
+	}
+	for i := range min(samples, count) {
+		chunk := int((commit*samples + uint64(i)) * sampleStep % uint64(count))
+		at := chunk
+		for _, p := range pieces {
+			if at < p.Chunks() {
+				if sum, ok := p.TrySum(at); ok {
+					sums = append(sums, feed.Sum{Chunk: uint32(chunk), Sum: sum})
+				}
+				break
+			}
+			at -= p.Chunks()
+		}
+	}
+	return sums
+}
+
+// resembles reports whether chunks of the last save have these checksums, if the state is saved.
+func (s *State) resembles(sums []feed.Sum) bool {
+	if !s.saved.clean {
+		return true
+	}
+	for _, want := range sums {
+		at, found := int(want.Chunk), false
+		for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
+			if at < p.Chunks() {
+				found = p.Sum(at) == want.Sum
+				break
+			}
+			at -= p.Chunks()
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+// carried returns the live values of the parts that a sync's opening has.
+func (s *State) carried() ([][]byte, error) {
+	values := make([][]byte, len(s.parts.of))
+	for i, c := range s.parts.of {
+		if !c.carried() {
+			continue
+		}
+		var err error
+		if values[i], err = c.write(); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+// readCarried sets these values.
+func (s *State) readCarried(values [][]byte) error {
+	if len(values) != len(s.parts.of) {
+		return errUnlike
+	}
+	for i, c := range s.parts.of {
+		if !c.carried() {
+			continue
+		}
+		if err := c.read(values[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

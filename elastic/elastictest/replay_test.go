@@ -1,0 +1,261 @@
+package elastictest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/elastic/elastictest"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// TestReplay: newcomers and spares of a job of which each step changes all of the state come to the
+// state of the others by the averages of the others' steps, and the weights at the end are the same
+// bits as those of one worker that nothing disturbs, whoever dies meanwhile.
+func TestReplay(t *testing.T) {
+	total := map[string]int{}
+	for i := range *stepSchedules {
+		seed := *firstSeed + uint64(i)
+		s := newReplaySchedule(seed)
+		want := s.undisturbed(t)
+		log, lines := logtest.NewNullLogger()
+		log.SetLevel(logrus.DebugLevel)
+		s.log = log
+		s.run(t)
+		for _, got := range s.ends {
+			if !slices.Equal(bitsOf(got.weights), bitsOf(want.weights)) || !slices.Equal(got.used, want.used) {
+				t.Error("other weights than those of an undisturbed run")
+			}
+		}
+		if len(s.ends) == 0 {
+			t.Error("no worker has come to the end")
+		}
+		for _, e := range lines.AllEntries() {
+			switch {
+			case strings.Contains(e.Message, "following a worker from commit"):
+				s.happened["taken"]++
+			case strings.Contains(e.Message, "by applying the steps of others"):
+				s.happened["entered"]++
+			case strings.Contains(e.Message, "differ"): // of the comparison after a sync
+				t.Errorf("%s", e.Message)
+			}
+		}
+		if t.Failed() {
+			t.Fatalf("seed %d: %+v", seed, s.stepPlan)
+		}
+		for what, n := range s.happened {
+			total[what] += n
+		}
+	}
+	t.Log(total)
+	if *stepSchedules >= 12 && min(total["died"], total["replayed"], total["taken"], total["entered"]) == 0 {
+		t.Errorf("in %d schedules nobody has died, applied the steps of others, or entered by them: %v", *stepSchedules, total)
+	}
+}
+
+// newReplaySchedule returns a random job that grows, or has spares, and whose workers die.
+func newReplaySchedule(seed uint64) *stepSchedule {
+	dice := rand.New(rand.NewPCG(seed, 12))
+	s := newStepSchedule(seed)
+	s.epochs, s.samples, s.batch, s.microbatches = 2, 60, 1, 1+dice.IntN(4)
+	s.width, s.spares = 5_000+dice.IntN(5_000), dice.IntN(3)
+	s.stepPlan.hosts = nil
+	clear(s.hosts)
+	for i := range 1 + min(1, s.spares) + dice.IntN(2) {
+		s.stepPlan.hosts = append(s.stepPlan.hosts, plan.Host{Name: hostName(i), Slots: 2})
+		s.hosts[hostName(i)] = true
+	}
+	s.acts = append(s.acts, act{uint64(1 + dice.IntN(20)), "add", 2}, act{uint64(20 + dice.IntN(20)), "add", 3})
+	slices.SortStableFunc(s.acts, func(a, b act) int { return int(a.at) - int(b.at) })
+	return s
+}
+
+// stepLoop is what a training function does besides Step.
+type stepLoop struct {
+	name    string
+	replays bool // newcomers can apply the steps of others
+	either  bool // and may be sent the state all the same
+	before  func(w *elastic.Worker) error
+	between func(ctx context.Context, w *elastic.Worker, s *elastic.State, step uint64) error
+	apply   func(w *elastic.Worker) error
+	more    func(w *elastic.Worker) []elastic.Part
+}
+
+// stepLoops are training functions of which some cannot be run by a worker that is in no world.
+var stepLoops = []stepLoop{
+	{name: "nothing", replays: true},
+	{name: "commits", replays: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error { return s.Commit() }},
+	{name: "asks for hosts", replays: true, either: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error {
+		return s.CheckHostUpdates()
+	}},
+	{name: "computes together", between: func(ctx context.Context, w *elastic.Worker, _ *elastic.State, _ uint64) error {
+		return collective.AllReduce(ctx, w.Group(), []int32{1}, collective.Sum)
+	}},
+	{name: "verifies", between: func(ctx context.Context, _ *elastic.Worker, s *elastic.State, step uint64) error {
+		if step%8 == 0 {
+			return s.Verify(ctx)
+		}
+		return nil
+	}},
+	{name: "begins together", before: func(w *elastic.Worker) error {
+		return collective.Barrier(context.Background(), w.Group())
+	}},
+	{name: "fails in no world", before: func(w *elastic.Worker) error {
+		if w.Generation() == 0 {
+			return errOwn
+		}
+		return nil
+	}},
+	{name: "fails to apply in no world", apply: func(w *elastic.Worker) error {
+		if w.Generation() == 0 {
+			return errOwn
+		}
+		return nil
+	}},
+	{name: "ends in no world", before: func(w *elastic.Worker) error {
+		if w.Generation() == 0 {
+			return errEnds
+		}
+		return nil
+	}},
+	{name: "depends on the rank", more: func(*elastic.Worker) []elastic.Part {
+		return []elastic.Part{elastic.NewSampler(100, elastic.SamplerOptions{})}
+	}},
+	{name: "has its own", more: func(w *elastic.Worker) []elastic.Part {
+		own := w.Rank()
+		return []elastic.Part{elastic.Local("own", &own)}
+	}},
+}
+
+// errEnds makes the training function return nil.
+var errEnds = errors.New("the end")
+
+// TestReplayOrNot: a newcomer comes to the state of the others by their averages if the training
+// function allows it, and otherwise as it did; the results are the same bits. What the loop derives
+// from the position, in the state or not, has the right value in each step that is replayed.
+func TestReplayOrNot(t *testing.T) {
+	for _, c := range stepLoops {
+		t.Run(c.name, func(t *testing.T) {
+			entered := c.grows(t)
+			for range 9 { // between the newcomer's last step and the world's end can be several
+				if entered || !c.replays {
+					break
+				}
+				entered = c.grows(t)
+			}
+			if entered != c.replays && !c.either {
+				t.Errorf("a newcomer has come by the steps of others: %v", entered)
+			}
+		})
+	}
+}
+
+// grows runs a job that grows, and reports whether a newcomer has come by the steps of others.
+func (c stepLoop) grows(t *testing.T) bool {
+	log, lines := logtest.NewNullLogger()
+	log.SetLevel(logrus.DebugLevel)
+	joins := make(chan struct{})
+	joined := sync.OnceFunc(func() { close(joins) })
+	err := elastictest.Undisturbed(elastictest.Config{
+		Hosts: []plan.Host{{Name: "a", Slots: 1}}, Driver: driver.Config{Log: log},
+		At: func(m elastictest.Moment) bool {
+			if m.Slot.Host == "b" && m.Phase == elastictest.Joining {
+				joined()
+			}
+			return false
+		},
+	}, func(ctx context.Context) (uint64, error) {
+		return c.train(ctx, joins)
+	}, func(job *elastictest.Job) error {
+		if err := job.Await(elastictest.Commit(10)); err != nil {
+			return err
+		}
+		job.AddHost("b", 1)
+		return job.Await(elastictest.Size(2))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(lines.AllEntries(), func(e *logrus.Entry) bool {
+		return strings.Contains(e.Message, "by applying the steps of others")
+	})
+}
+
+// train trains by steps, and returns a digest of the result. At step 20, of the worker on host a
+// alone, it waits for another to join.
+func (c stepLoop) train(ctx context.Context, joins <-chan struct{}) (uint64, error) {
+	const steps, width = 1000, 8192
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer w.Close()
+	weights, small, factor := make([]float64, width), make([]float64, 3), 1.
+	batch := elastic.NewSteps[float64](w, elastic.StepsOptions{Microbatches: 2, Seed: 3}, width)
+	all := []elastic.Part{elastic.Tensor("weights", weights), elastic.Tensor("small", small), elastic.Value("factor", &factor), batch}
+	if c.more != nil {
+		all = append(all, c.more(w)...)
+	}
+	state := elastic.NewState(w, all...)
+	err = elastic.Run(ctx, state, func(ctx context.Context) error {
+		if c.before != nil {
+			if err := c.before(w); err == errEnds {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+		for batch.Applied() < steps {
+			rate := 1 / float64(1+batch.Applied()%7) // in no part of the state
+			factor = float64(batch.Applied() % 5)    // in one
+			err := batch.Step(ctx, func(m elastic.Micro[float64]) error {
+				if m.Step == 20 && w.Host() == "a" && w.Size() == 1 {
+					<-joins
+				}
+				noise := m.Rand().Float64()
+				for i := range m.Gradient[0] {
+					m.Gradient[0][i] += weights[i]*0.1 + noise/float64(i+1)
+				}
+				return nil
+			}, func(mean [][]float64) error {
+				if c.apply != nil {
+					if err := c.apply(w); err != nil {
+						return err
+					}
+				}
+				for i := range weights {
+					weights[i] += rate*mean[0][i] - factor*1e-3 - small[0]*1e-6
+				}
+				small[0] += rate
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			if c.between != nil {
+				if err := c.between(ctx, w, state, batch.Applied()); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	h := fnv.New64a()
+	for _, v := range append(weights, small...) {
+		_, _ = fmt.Fprintf(h, "%x ", math.Float64bits(v)) // a hash takes anything
+	}
+	return h.Sum64(), err
+}

@@ -1,0 +1,497 @@
+// Package feed lets a worker that is in no world yet follow the steps of one that trains: it brings
+// it one commit whole, and from then on the averages of each later step, which the follower applies
+// itself.
+//
+// A source serves an authenticated connection. It holds its newest commit until that is sent, so
+// that its next commits use other memory meanwhile, and keeps the averages of the last steps while
+// anybody follows: two, or more where they are small. It never waits for a follower: one that comes
+// later than that is told that it has lost the thread, and begins anew with a newer commit.
+//
+// The package neither dials nor listens. All numbers on the wire are little-endian.
+package feed
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+const (
+	leastKept = 2        // steps whose averages are kept, whatever their size
+	mostKept  = 64       // steps whose averages are kept, however small they are
+	smallKept = 32 << 20 // bytes up to which averages of more than leastKept steps are kept
+
+	idle = 30 * time.Second // timeout of reads and writes
+	soon = 10 * time.Second // longest wait for a commit that is under way
+
+	soonSteps = 16          // steps within which another follower is likely to come
+	pulse     = time.Second // longest pause between two frames of a source
+	share     = 2           // a chunk of a commit is followed by a pause of so many times its time, so that it costs the members little
+	rest      = 20 * time.Millisecond
+)
+
+// Depth returns of how many steps a source keeps the averages, and how many a follower can receive
+// before it has the commit, where those of a step have so many bytes.
+func Depth(size int) int { return min(max(leastKept, smallKept/max(size, 1)), mostKept) }
+
+// Commit is a commit for followers.
+type Commit struct {
+	// Number is the number of the commit, Steps the number of the steps that have led to it.
+	Number, Steps uint64
+	// Layout describes all of the state; only workers with the same layout can follow.
+	Layout string
+	// Carried are the values of the parts that are in no blob.
+	Carried [][]byte
+	// Blobs are the others. They are held.
+	Blobs []*image.Blob
+	// Release ends the hold.
+	Release func()
+}
+
+// Sum is the checksum of a chunk, whose number counts the chunks of all blobs.
+type Sum struct{ Chunk, Sum uint32 }
+
+// Source says where a Feed has its commits from. Its functions are called by any goroutine.
+type Source struct {
+	// Size is the number of bytes that the averages of a step have.
+	Size int
+	// Reserve takes the memory that commits need while one is held. It may take long.
+	Reserve func()
+	// Trim gives that memory back.
+	Trim func()
+	// Hold holds the newest commit, and returns nil if there is none.
+	Hold func() (*Commit, error)
+	// Sample returns checksums of some chunks of a commit, of those that are still there.
+	Sample func(commit uint64) []Sum
+	// Began and Ended are called when the first follower has come, with the bytes that are kept for
+	// it, and when the last one has gone.
+	Began func(bytes int)
+	Ended func()
+}
+
+// Feed is what a worker that trains has for its followers. Its methods may be called concurrently.
+type Feed struct {
+	id     uint64
+	source Source
+
+	mu        sync.Mutex
+	followers int
+	holding   bool
+	ended     bool
+	next      uint64 // the step after the last of which Keep was told
+	kept      []*kept
+	free      []*kept
+	more      chan struct{} // closed at the next change
+	end       chan struct{} // closed by End
+}
+
+// kept are the averages of a step.
+type kept struct {
+	number, commit uint64
+	carried        [][]byte
+	averages       []byte
+}
+
+// New returns a feed.
+func New(s Source) *Feed {
+	return &Feed{id: rand.Uint64() | 1, source: s, more: make(chan struct{}), end: make(chan struct{})}
+}
+
+// ID identifies the feed among those of a job. It is never 0.
+func (f *Feed) ID() uint64 { return f.id }
+
+// Followed reports whether anybody follows.
+func (f *Feed) Followed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.followers > 0
+}
+
+// Keep keeps a copy of a step's averages, and the values of the parts in no blob, for the
+// followers. The step is about to be applied to the state of the given commit, which is the newest.
+// carried is called, and anything copied, if anybody follows.
+func (f *Feed) Keep(number, commit uint64, carried func() ([][]byte, error), averages []byte) error {
+	f.mu.Lock()
+	if number < f.next { // it was applied before, with the same averages, and taken back
+		f.mu.Unlock()
+		return nil
+	}
+	f.next = number + 1
+	var k *kept
+	if f.followers > 0 {
+		k = f.take()
+	}
+	if k == nil {
+		f.changed()
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	values, err := carried()
+	k.number, k.commit, k.carried = number, commit, values
+	copy(k.averages, averages)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil && f.followers > 0 {
+		f.kept = append(f.kept, k)
+	}
+	f.changed()
+	return err
+}
+
+// take returns memory for a step; the oldest step's, if there is no other. The caller holds mu.
+func (f *Feed) take() *kept {
+	if last := len(f.free) - 1; last >= 0 {
+		k := f.free[last]
+		f.free = f.free[:last]
+		return k
+	}
+	if len(f.kept) == 0 {
+		return nil
+	}
+	k := f.kept[0]
+	copy(f.kept, f.kept[1:])
+	f.kept = f.kept[:len(f.kept)-1]
+	return k
+}
+
+// changed wakes those who wait. The caller holds mu.
+func (f *Feed) changed() {
+	close(f.more)
+	f.more = make(chan struct{})
+}
+
+// End ends all Serve, and keeps nothing any more.
+func (f *Feed) End() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.ended {
+		close(f.end)
+	}
+	f.ended = true
+	f.changed()
+}
+
+var (
+	errBusy  = errors.New("feed: another worker takes a commit from this one")
+	errEnded = errors.New("feed: the feed has ended")
+	errNone  = errors.New("feed: there is no commit")
+	errLate  = errors.New("feed: the next commit takes long")
+)
+
+// enter begins to keep averages for one more follower. All after the first from steps are kept for
+// it.
+func (f *Feed) enter() (from uint64, err error) {
+	f.mu.Lock()
+	if f.holding || f.ended {
+		defer f.mu.Unlock()
+		return 0, map[bool]error{true: errEnded, false: errBusy}[f.ended]
+	}
+	f.holding = true
+	f.followers++ // from now on nobody else's leave ends the feed's work
+	first := f.followers == 1
+	f.mu.Unlock()
+	if first {
+		f.prepare()
+	}
+	f.source.Reserve()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.next, nil
+}
+
+// prepare takes the memory for averages, before the steps that need it.
+func (f *Feed) prepare() {
+	depth := Depth(f.source.Size)
+	var all []*kept
+	for range depth {
+		k := &kept{averages: make([]byte, f.source.Size)}
+		clear(k.averages)
+		all = append(all, k)
+	}
+	f.mu.Lock()
+	f.free = all
+	f.mu.Unlock()
+	f.source.Began(depth * f.source.Size)
+}
+
+// leave undoes enter.
+func (f *Feed) leave() {
+	f.mu.Lock()
+	f.followers--
+	last := f.followers == 0
+	if last {
+		f.kept, f.free = nil, nil
+	}
+	f.mu.Unlock()
+	if !last {
+		return
+	}
+	f.source.Ended()
+	timer := time.NewTimer(pulse) // a world that begins has better things to do, and others may come
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-f.end:
+	}
+	if !f.Followed() {
+		f.source.Trim()
+	}
+}
+
+// Serve serves one follower until that closes the connection, or has lost the thread. The caller
+// closes the connection, which also ends a blocked Serve.
+func (f *Feed) Serve(conn net.Conn) error {
+	v := &visitor{feed: f, conn: conn, spare: soonSteps}
+	from, err := f.enter()
+	if err != nil {
+		busy := uint32(0)
+		if errors.Is(err, errBusy) {
+			busy = 1
+		}
+		return errors.Join(err, v.write(frameNone, busy, nil))
+	}
+	defer f.leave()
+	if err := v.hold(from); err != nil {
+		v.release()
+		return errors.Join(err, v.write(frameNone, 0, nil))
+	}
+	defer v.release()
+	if err := v.head(); err != nil {
+		return err
+	}
+	return v.send()
+}
+
+// Refuse tells a follower that there is nothing to follow.
+func Refuse(conn net.Conn) error {
+	return (&visitor{conn: conn}).write(frameNone, 0, nil)
+}
+
+// visitor is one follower at its source.
+type visitor struct {
+	feed    *Feed
+	conn    net.Conn
+	commit  *Commit // held; nil: sent
+	holds   bool    // it is this one for which the feed is holding
+	chunks  []place
+	sent    int    // of chunks
+	first   uint64 // step
+	cursor  uint64 // the next step to send
+	scratch []byte
+	spare   int // steps after the commit until memory that others who come would need is given back
+}
+
+type place struct{ blob, chunk int }
+
+// hold holds a commit from which on all averages are kept.
+func (v *visitor) hold(from uint64) error {
+	f := v.feed
+	v.holds = true
+	limit := time.Now().Add(soon)
+	for {
+		f.mu.Lock()
+		more, ended := f.more, f.ended
+		f.mu.Unlock()
+		if ended {
+			return errEnded
+		}
+		c, err := f.source.Hold()
+		if err != nil {
+			return err
+		}
+		if c == nil {
+			return errNone
+		}
+		if c.Steps >= from {
+			v.commit, v.first, v.cursor = c, c.Steps, c.Steps
+			return nil
+		}
+		c.Release()
+		if time.Now().After(limit) {
+			return errLate
+		}
+		if err := v.await(more, pulse); err != nil {
+			return err
+		}
+	}
+}
+
+// release ends the hold of the commit.
+func (v *visitor) release() {
+	if v.commit != nil {
+		v.commit.Release()
+		v.commit = nil
+	}
+	if v.holds {
+		v.holds = false
+		v.feed.mu.Lock()
+		v.feed.holding = false
+		v.feed.mu.Unlock()
+	}
+}
+
+// await waits for a change of the feed, or gives the follower a sign of life after a while.
+func (v *visitor) await(more <-chan struct{}, while time.Duration) error {
+	timer := time.NewTimer(while)
+	defer timer.Stop()
+	select {
+	case <-more:
+		return nil
+	case <-timer.C:
+		return v.write(frameBeat, 0, binary.LittleEndian.AppendUint64(nil, v.latest()))
+	}
+}
+
+func (v *visitor) latest() uint64 {
+	v.feed.mu.Lock()
+	defer v.feed.mu.Unlock()
+	return v.feed.next
+}
+
+func (v *visitor) head() error {
+	for i, b := range v.commit.Blobs {
+		for j := range b.Chunks() {
+			v.chunks = append(v.chunks, place{i, j})
+		}
+	}
+	h := Head{Feed: v.feed.id, Number: v.commit.Number, Steps: v.commit.Steps, Latest: v.latest(), Layout: v.commit.Layout,
+		Carried: v.commit.Carried, size: v.feed.source.Size}
+	for _, b := range v.commit.Blobs {
+		h.lengths = append(h.lengths, b.Len())
+	}
+	return v.write(frameHead, 0, h.append(nil))
+}
+
+// send sends steps as they come, and the chunks of the commit in between.
+func (v *visitor) send() error {
+	depth := uint64(Depth(v.feed.source.Size))
+	for {
+		f := v.feed
+		f.mu.Lock()
+		more, ended, step, lost := f.more, f.ended, f.find(v.cursor), f.lost(v.cursor)
+		var head []byte
+		var commit uint64
+		if step != nil {
+			commit = step.commit
+			head = (&Step{Number: step.number, Commit: step.commit, Carried: step.carried, latest: f.next}).append(nil)
+		}
+		f.mu.Unlock()
+		var err error
+		switch {
+		case ended:
+			return errEnded
+		case lost:
+			return v.write(frameLost, 0, nil)
+		case step != nil && (v.commit == nil || v.cursor-v.first < depth):
+			err = v.step(head, f.source.Sample(commit))
+		case v.commit != nil && v.sent < len(v.chunks):
+			err = v.chunk(more)
+		case v.commit != nil:
+			v.release()
+		default:
+			err = v.await(more, pulse)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// find returns a step; nil if it is not kept. The caller holds mu.
+func (f *Feed) find(number uint64) *kept {
+	for _, k := range f.kept {
+		if k.number == number {
+			return k
+		}
+	}
+	return nil
+}
+
+// lost reports whether a step is not kept, but one after it is. The caller holds mu.
+func (f *Feed) lost(number uint64) bool {
+	last := len(f.kept) - 1
+	return last >= 0 && f.kept[last].number > number && f.find(number) == nil
+}
+
+// chunk sends a chunk, and leaves the processors to training for a while.
+func (v *visitor) chunk(more <-chan struct{}) error {
+	began := time.Now()
+	at := v.chunks[v.sent]
+	blob := v.commit.Blobs[at.blob]
+	if err := v.frame(frameChunk, uint32(v.sent), blob.Chunk(at.chunk), blob.Sum(at.chunk)); err != nil {
+		return err
+	}
+	v.sent++
+	timer := time.NewTimer(min(share*time.Since(began), rest))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-more: // averages are sent at once
+	}
+	return nil
+}
+
+// step sends a step. If it is overwritten meanwhile, the next look finds that it is lost.
+func (v *visitor) step(head []byte, sums []Sum) error {
+	if err := v.write(frameStep, 0, appendSums(head, sums)); err != nil {
+		return err
+	}
+	if v.scratch == nil {
+		v.scratch = make([]byte, image.ChunkSize)
+	}
+	size := v.feed.source.Size
+	for at := 0; at < size; {
+		n := min(len(v.scratch), size-at)
+		v.feed.mu.Lock()
+		k := v.feed.find(v.cursor)
+		if k != nil {
+			copy(v.scratch[:n], k.averages[at:])
+		}
+		v.feed.mu.Unlock()
+		if k == nil {
+			return errors.Join(fmt.Errorf("feed: step %d is overwritten while it is sent", v.cursor), v.write(frameLost, 0, nil))
+		}
+		if err := v.write(framePiece, 0, v.scratch[:n]); err != nil {
+			return err
+		}
+		at += n
+	}
+	v.cursor++
+	if v.spare--; v.commit != nil || v.spare != 0 {
+		return nil
+	}
+	v.feed.mu.Lock()
+	idle := !v.feed.holding
+	v.feed.mu.Unlock()
+	if idle {
+		v.feed.source.Trim()
+	}
+	return nil
+}
+
+func (v *visitor) write(kind byte, number uint32, payload []byte) error {
+	return v.frame(kind, number, payload, image.Sum(payload))
+}
+
+func (v *visitor) frame(kind byte, number uint32, payload []byte, sum uint32) error {
+	if err := v.conn.SetWriteDeadline(time.Now().Add(idle)); err != nil {
+		return err
+	}
+	if _, err := v.conn.Write(frame{kind, number, uint32(len(payload)), sum}.append(nil)); err != nil {
+		return fmt.Errorf("feed: %w", err)
+	}
+	if len(payload) == 0 {
+		return nil
+	}
+	if _, err := v.conn.Write(payload); err != nil {
+		return fmt.Errorf("feed: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,273 @@
+package feed
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const layout = "0 tensor"
+
+// member trains: a step adds its averages, of which each has the number of the step, to all of the
+// state.
+type member struct {
+	feed    *Feed
+	store   image.Store
+	live    []byte
+	steps   uint64
+	serving sync.WaitGroup
+}
+
+func newMember(length, averages int) *member {
+	m := &member{live: make([]byte, length)}
+	m.feed = New(Source{
+		Size:    averages,
+		Reserve: m.store.Reserve,
+		Trim:    m.store.Trim,
+		Hold: func() (*Commit, error) {
+			c := m.store.Hold()
+			steps := c.Blobs()[1].Bytes()
+			return &Commit{Number: c.Number(), Steps: binary.LittleEndian.Uint64(steps), Layout: layout,
+				Carried: [][]byte{nil, steps}, Blobs: []*image.Blob{&c.Blobs()[0]}, Release: c.Release}, nil
+		},
+		Sample: func(commit uint64) []Sum { return []Sum{{uint32(commit), 7}} },
+		Began:  func(int) {},
+		Ended:  func() {},
+	})
+	m.commit()
+	return m
+}
+
+func (m *member) position() []byte { return binary.LittleEndian.AppendUint64(nil, m.steps) }
+
+func (m *member) commit() {
+	p := m.store.Begin(m.steps+100, []image.Source{{Bytes: m.live}, {Bytes: m.position(), Given: true}})
+	p.Copy()
+	p.Seal()
+}
+
+// step makes a step.
+func (m *member) step() error {
+	averages := bytes.Repeat([]byte{byte(m.steps)}, m.feed.source.Size)
+	carried := func() ([][]byte, error) { return [][]byte{nil, m.position()}, nil }
+	if err := m.feed.Keep(m.steps, m.steps+100, carried, averages); err != nil {
+		return err
+	}
+	for i := range m.live {
+		m.live[i] += byte(m.steps)
+	}
+	m.steps++
+	m.commit()
+	return nil
+}
+
+// visit returns a connection that the member serves.
+func (m *member) visit() net.Conn {
+	near, far := net.Pipe()
+	m.serving.Go(func() {
+		_ = m.feed.Serve(far) // the other end checks what comes
+		far.Close()
+	})
+	return near
+}
+
+// stands waits for the commit of a follower and returns the number of its steps.
+func stands(t *testing.T, f *Follower) (steps uint64) {
+	t.Helper()
+	select {
+	case <-f.Loaded():
+	case <-f.Failed():
+		t.Fatal(f.Err())
+	}
+	return f.Head.Steps
+}
+
+// A follower has the member's state after each step, although all of it changes in each, whenever
+// it comes.
+func TestFollow(t *testing.T) {
+	for _, length := range []int{1, image.ChunkSize + 3} {
+		for _, averages := range []int{1, image.ChunkSize + 1} {
+			m := newMember(length, averages)
+			for range 3 {
+				if err := m.step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			state := make([]byte, length)
+			memory := Memory{Layout: layout, Blobs: [][]byte{state}}
+			for range Depth(averages) {
+				memory.Buffers = append(memory.Buffers, make([]byte, averages))
+			}
+			f, err := Follow(t.Context(), m.visit(), memory)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.step(); err != nil { // while the commit is held
+				t.Fatal(err)
+			}
+			steps := stands(t, f)
+			for range 4 {
+				if err := m.step(); err != nil {
+					t.Fatal(err)
+				}
+				for steps < m.steps {
+					s := <-f.Ready()
+					if s.Number != steps || s.Commit != steps+100 || !bytes.Equal(s.Carried[1], binary.LittleEndian.AppendUint64(nil, steps)) ||
+						!slices.Equal(s.Sums, []Sum{{uint32(steps + 100), 7}}) {
+						t.Fatalf("%+v, want step %d", s, steps)
+					}
+					if want := bytes.Repeat([]byte{byte(steps)}, averages); !bytes.Equal(memory.Buffers[s.Buffer], want) {
+						t.Fatalf("other averages of step %d", steps)
+					}
+					for i := range state {
+						state[i] += byte(steps)
+					}
+					steps++
+					f.Done(s)
+				}
+				if !bytes.Equal(state, m.live) {
+					t.Fatalf("another state after %d steps", steps)
+				}
+			}
+			if f.Latest() != m.steps {
+				t.Errorf("%d steps are known, of %d", f.Latest(), m.steps)
+			}
+			f.Close()
+			m.feed.End()
+			m.serving.Wait()
+			if m.feed.Followed() {
+				t.Error("a feed is followed by nobody")
+			}
+		}
+	}
+}
+
+// A follower that is too slow is told so; what it has received is in order, and a member waits for
+// it in no step.
+func TestLost(t *testing.T) {
+	const averages = smallKept / leastKept // two steps are kept
+	m := newMember(1, averages)
+	memory := Memory{Layout: layout, Blobs: [][]byte{make([]byte, 1)}, Buffers: [][]byte{make([]byte, averages), make([]byte, averages)}}
+	f, err := Follow(t.Context(), m.visit(), memory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stands(t, f)
+	for range 6 { // nobody takes what is ready
+		if err := m.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := uint64(0)
+	for failed := false; !failed; {
+		select {
+		case s := <-f.Ready():
+			if s.Number != next {
+				t.Errorf("step %d, want %d", s.Number, next)
+			}
+			next++
+			f.Done(s)
+		case <-f.Failed():
+			failed = true
+		}
+	}
+	if !errors.Is(f.Err(), ErrLost) {
+		t.Errorf("%v after %d steps", f.Err(), next)
+	}
+	f.Close()
+	m.feed.End()
+	m.serving.Wait()
+}
+
+// One follower at a time takes a commit, of a member with the same state.
+func TestRefused(t *testing.T) {
+	m := newMember(3*image.ChunkSize, 4)
+	memory := func(layout string) Memory {
+		all := Memory{Layout: layout, Blobs: [][]byte{make([]byte, 3*image.ChunkSize)}}
+		for range Depth(4) {
+			all.Buffers = append(all.Buffers, make([]byte, 4))
+		}
+		return all
+	}
+	if _, err := Follow(t.Context(), m.visit(), memory("another")); !errors.Is(err, ErrOther) {
+		t.Errorf("a state of another layout: %v", err)
+	}
+	m.serving.Wait()
+	held := m.visit() // reads nothing
+	var head [1]byte
+	if _, err := held.Read(head[:]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Follow(t.Context(), m.visit(), memory(layout)); !errors.Is(err, ErrBusy) {
+		t.Errorf("while another takes a commit: %v", err)
+	}
+	held.Close()
+	m.serving.Wait()
+	near, far := net.Pipe()
+	m.serving.Go(func() {
+		_ = Refuse(far) // the other end checks what comes
+		far.Close()
+	})
+	if _, err := Follow(t.Context(), near, memory(layout)); !errors.Is(err, ErrNone) {
+		t.Errorf("nothing to follow: %v", err)
+	}
+	m.feed.End()
+	if _, err := Follow(t.Context(), m.visit(), memory(layout)); !errors.Is(err, ErrNone) {
+		t.Errorf("a feed that has ended: %v", err)
+	}
+	m.serving.Wait()
+}
+
+// A follower ends with its context, a source with its connection.
+func TestEnds(t *testing.T) {
+	m := newMember(1, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	memory := Memory{Layout: layout, Blobs: [][]byte{make([]byte, 1)}}
+	for range Depth(1) {
+		memory.Buffers = append(memory.Buffers, make([]byte, 1))
+	}
+	f, err := Follow(ctx, m.visit(), memory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stands(t, f)
+	cancel()
+	<-f.Failed()
+	f.Close()
+	if err := m.step(); err != nil {
+		t.Fatal(err)
+	}
+	m.serving.Wait()
+}
+
+// Messages of any bytes are an error or have a meaning.
+func FuzzMessages(f *testing.F) {
+	f.Add((&Head{Layout: layout, Carried: [][]byte{nil, {1}}, lengths: []int{3}, size: 4}).append(nil))
+	f.Add(appendSums((&Step{Number: 3, Carried: [][]byte{{1, 2}}}).append(nil), []Sum{{1, 2}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h, err := parseHead(b); err == nil && !bytes.Equal(h.append(nil), b) {
+			again, err := parseHead(h.append(nil))
+			if err != nil || fmt.Sprint(again) != fmt.Sprint(h) {
+				t.Errorf("%+v, %v, want %+v", again, err, h)
+			}
+		}
+		if s, err := parseStep(b); err == nil {
+			again, err := parseStep(appendSums(s.append(nil), s.Sums))
+			if err != nil || fmt.Sprint(again) != fmt.Sprint(s) {
+				t.Errorf("%+v, %v, want %+v", again, err, s)
+			}
+		}
+	})
+}

@@ -1,0 +1,165 @@
+package elastic
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"fmt"
+	"slices"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/feed"
+	"github.com/hvdrun/hvdrun/elastic/internal/image"
+)
+
+// replay is a Step of a worker that is in no world yet.
+func (s *Steps[T]) replay(ctx context.Context) error {
+	d := s.state.door
+	step, err := d.next(ctx)
+	switch {
+	case err != nil:
+		return err
+	case step == nil:
+		return d.enter()
+	}
+	return s.applyGiven(step)
+}
+
+// applyGiven applies a step of another worker, and saves the state as the commit of a Step does.
+func (s *Steps[T]) applyGiven(step *feed.Step) error {
+	d := s.state.door
+	defer d.follower.Done(step)
+	d.spoiled = true // until all has gone well
+	if step.Number != s.live.applied || !s.state.resembles(step.Sums) {
+		return errUnlike
+	}
+	s.state.saved.clean = false
+	if err := s.state.readCarried(step.Carried); err != nil {
+		return err
+	}
+	if s.live.applied != step.Number {
+		return errUnlike
+	}
+	if err := s.applyLoan(s.loans[step.Buffer]); err != nil {
+		return err
+	}
+	s.state.commits++
+	d.applied++
+	if err := s.state.saveReplayed(); err != nil {
+		return err
+	}
+	d.spoiled = false
+	return nil
+}
+
+// applyLoan applies averages in memory of their own.
+func (s *Steps[T]) applyLoan(averages *gradients[T]) error {
+	own := s.mean
+	defer func() { s.mean = own }() // also if apply does not return
+	s.mean, s.sealed = averages, true
+	return s.applySealed()
+}
+
+// applyNext applies the next step, which the member that this worker follows has kept.
+func (s *Steps[T]) applyNext(ctx context.Context) error {
+	f := s.state.door.follower
+	select {
+	case step := <-f.Ready():
+		return s.applyGiven(step)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-f.Failed():
+	}
+	select {
+	case step := <-f.Ready():
+		return s.applyGiven(step)
+	default:
+		return fmt.Errorf("%w: %w", errThread, f.Err())
+	}
+}
+
+// keep keeps the averages that are about to be applied for those who follow this worker.
+func (s *Steps[T]) keep() error {
+	if s.state.feed == nil {
+		return nil
+	}
+	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.carried, memoryOf(s.mean.flat))
+}
+
+// averaged returns the number of bytes that the averages of a step have.
+func (s *Steps[T]) averaged() int {
+	total := 0
+	for _, n := range s.lengths {
+		total += n
+	}
+	return total * len(memoryOf(make([]T, 1)))
+}
+
+// appliedIn returns how many steps have been applied at an encoded position.
+func (s *Steps[T]) appliedIn(b []byte) (uint64, error) {
+	p, err := parsePosition(b)
+	return p.applied, err
+}
+
+// lent returns memory for the averages of n steps, until returned is called.
+func (s *Steps[T]) lent(n int) (all [][]byte) {
+	for len(s.loans) < n {
+		g := s.take()
+		clear(g.flat)
+		s.loans = append(s.loans, g)
+	}
+	for _, g := range s.loans {
+		all = append(all, memoryOf(g.flat))
+	}
+	return all
+}
+
+// returned ends lent. What a small world needs at first is kept.
+func (s *Steps[T]) returned() {
+	for _, g := range s.loans {
+		if len(s.free) < feed.Depth(1<<62) {
+			s.free = append(s.free, g)
+		} else {
+			collective.Free(g.flat)
+		}
+	}
+	s.loans = nil
+}
+
+// caughtUp reports whether this worker has come to the position of the world's members, and is
+// still there, by applying their steps alone.
+func (s *Steps[T]) caughtUp() bool { return s.caught && s.live == s.caughtAt }
+
+// settleCarried sets the values of the parts in no blob on ranks that come by replay to those of a
+// rank that is about to apply the same step. It is collective.
+func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, source int, wanted bool) error {
+	var b bytes.Buffer
+	if g.Rank() == source {
+		values, err := s.state.carried()
+		if err != nil {
+			return err
+		}
+		if err := gob.NewEncoder(&b).Encode(values); err != nil {
+			return fmt.Errorf("elastic: sync: %w", err)
+		}
+	}
+	m, err := collective.BroadcastBytes(ctx, g, slices.Concat(b.Bytes(), sumOf(b.Bytes())), source)
+	if err != nil || !wanted {
+		return err
+	}
+	n := len(m) - 4
+	if n < 0 || !bytes.Equal(sumOf(m[:n]), m[n:]) {
+		return errMessage
+	}
+	var values [][]byte
+	if err := gob.NewDecoder(bytes.NewReader(m[:n])).Decode(&values); err != nil {
+		return fmt.Errorf("elastic: sync: %w", err)
+	}
+	return s.state.readCarried(values)
+}
+
+// sumOf returns the checksum of a message, in bytes.
+func sumOf(b []byte) []byte {
+	sum := image.Sum(b)
+	return []byte{byte(sum), byte(sum >> 8), byte(sum >> 16), byte(sum >> 24)}
+}

@@ -1,0 +1,432 @@
+package torchrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/journal/replica"
+)
+
+const (
+	// journalOf is the number under which a node has its copy of the job's journal.
+	journalOf = 1<<64 - 4
+	// endedFile is the file of the copy that says with which status the job has ended.
+	endedFile = "ended"
+	// seedPatience is how long a node waits for the address of the first node's gossip before it
+	// begins without.
+	seedPatience = 2 * time.Second
+)
+
+// Elastic is one node of a job whose programs use package elastic, and which has no driver of its
+// own: the node with rank 0 of the rendezvous runs the driver, and where it is gone the next one
+// goes on with the job, from the copy of the journal that all nodes have. Workers are not started
+// again for that.
+type Elastic struct {
+	// Rendezvous is where the nodes meet, and Peers how they reach each other.
+	Rendezvous *Dynamic
+	Peers      *Peers
+	// Serve serves the slots of this node to the job's driver until ctx ends, and then has its
+	// workers leave. It calls joined with the address of its gossip, and seeds for those of the
+	// others.
+	Serve func(ctx context.Context, seeds func() []string, joined func(addr string)) error
+	// Drive runs the job's driver until the job has ended; it stops the job when stop is closed. A
+	// ctx that ends kills the driver, and not the workers. It returns ErrDriverDied where another
+	// driver can go on.
+	Drive func(ctx context.Context, stop <-chan struct{}, at Seat) (status int, err error)
+	// Log must not be nil.
+	Log logrus.FieldLogger
+}
+
+// Seat is what a driver needs to know.
+type Seat struct {
+	// Nodes is the number of nodes of the round, and Gossip where this node's agent gossips.
+	Nodes  int
+	Gossip string
+	// Found is what the driver before has left; Epoch 0: there was none.
+	Found replica.Copy
+	// Journal takes what this one writes.
+	Journal *replica.Leader
+}
+
+// ErrDriverDied: the driver has died, and the job goes on.
+var ErrDriverDied = errors.New("torchrun: the job's driver has died")
+
+// outcome is how this node's lead has ended: with the job, or with err.
+type outcome struct {
+	status int
+	err    error
+}
+
+// elasticRun is an Elastic in progress; one goroutine has it.
+type elasticRun struct {
+	Elastic
+	node   replica.Node
+	side   context.Context // of what runs beside
+	wg     sync.WaitGroup
+	rounds chan Round
+	failed chan error // of the rendezvous, the agent or the driver
+	joined chan string
+	ended  chan int // the job has, with this status
+	drove  chan outcome
+
+	round  Round
+	ceded  int    // the last round in which another node took over the lead
+	gossip string // of this node's agent; empty: it has not joined
+	lead   *lead  // nil: this node does not lead
+	known  knownSeeds
+}
+
+// lead is what a node has that leads.
+type lead struct {
+	kill context.CancelFunc
+	stop chan struct{}
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	members []string
+	journal *replica.Leader // nil: not yet
+	leading chan struct{}   // closed when there is a journal
+}
+
+// knownSeeds are where the agents of other nodes gossip.
+type knownSeeds struct {
+	mu    sync.Mutex
+	addrs []string
+}
+
+func (k *knownSeeds) get() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.addrs)
+}
+
+func (k *knownSeeds) set(addrs []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.addrs = addrs
+}
+
+// Run is the node, until the job has ended, ctx has, or the node cannot take part any more. It
+// returns the job's exit status. When ctx ends, the node's workers move elsewhere, and the job goes
+// on without the node; where no other node is left, the job is stopped. When Run returns, no
+// goroutine of it is left.
+func (e Elastic) Run(ctx context.Context) (status int, err error) {
+	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	r := &elasticRun{
+		Elastic: e, side: side, rounds: make(chan Round), failed: make(chan error, 3), joined: make(chan string, 1),
+		ended: make(chan int, 1), drove: make(chan outcome, 1), ceded: -1,
+	}
+	var answering sync.WaitGroup
+	e.Peers.answer(journalOf, func(conn net.Conn) {
+		if err := r.node.Serve(conn); err != nil {
+			e.Log.Debugf("torchrun: the node that leads: %v", err)
+		}
+	}, &answering)
+	r.wg.Go(r.meet)
+	r.wg.Go(r.awaitEnd)
+	status, err = r.run(ctx)
+	cancel()
+	r.wg.Wait()
+	if r.lead != nil {
+		r.unseat()
+	}
+	bounded, release := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer release()
+	if err == nil && ctx.Err() == nil {
+		if cerr := e.Rendezvous.Close(bounded); cerr != nil {
+			e.Log.Debugf("torchrun: closing the rendezvous: %v", cerr)
+		}
+	}
+	if lerr := e.Rendezvous.Leave(bounded); lerr != nil {
+		e.Log.Debugf("torchrun: leaving the rendezvous: %v", lerr)
+	}
+	e.Peers.answer(journalOf, nil, nil)
+	answering.Wait()
+	return status, err
+}
+
+// meet takes part in the rounds until side ends.
+func (r *elasticRun) meet() {
+	for {
+		round, err := r.Rendezvous.Next(r.side)
+		if err != nil {
+			if r.side.Err() == nil && !errors.Is(err, ErrClosed) { // closed: the job has ended
+				r.failed <- err
+			}
+			return
+		}
+		select {
+		case r.rounds <- round:
+		case <-r.side.Done():
+			return
+		}
+		select {
+		case <-r.Rendezvous.Changed():
+		case <-r.side.Done():
+			return
+		}
+	}
+}
+
+// awaitEnd tells when the copy says that the job has ended.
+func (r *elasticRun) awaitEnd() {
+	text, err := r.node.Await(r.side, endedFile)
+	if err != nil {
+		return
+	}
+	status, err := strconv.Atoi(string(text))
+	if err != nil {
+		status = 1
+	}
+	r.ended <- status
+}
+
+// run is the node's loop.
+func (r *elasticRun) run(ctx context.Context) (int, error) {
+	serving, drain := context.WithCancelCause(r.side)
+	defer drain(nil)
+	var served chan struct{} // closed when the agent has ended; nil: it has not begun
+	end := func(why error) {
+		drain(why)
+		if served != nil {
+			<-served
+		}
+	}
+	for {
+		select {
+		case round := <-r.rounds:
+			r.round = round
+			if served == nil {
+				served = make(chan struct{})
+				r.wg.Go(func() {
+					defer close(served)
+					r.serve(serving, round)
+				})
+			}
+			r.enter(round)
+		case r.gossip = <-r.joined:
+			r.enter(r.round)
+		case out := <-r.drove:
+			r.unseat()
+			switch {
+			case out.err == nil:
+				end(errEnded)
+				return out.status, nil
+			case errors.Is(out.err, replica.ErrLost):
+				r.Log.Warn("torchrun: another node runs the job's driver now")
+				r.ceded = r.round.Number
+			case errors.Is(out.err, ErrDriverDied):
+				r.Log.Warn("torchrun: the job's driver has died; another one goes on")
+				r.enter(r.round)
+			default:
+				end(out.err)
+				return 1, out.err
+			}
+		case status := <-r.ended:
+			end(errEnded)
+			return status, nil
+		case err := <-r.failed:
+			end(err)
+			return 1, err
+		case <-ctx.Done():
+			return r.depart(context.Cause(ctx), drain, served)
+		}
+	}
+}
+
+// depart has the job's driver, here or where it is, move this node's workers elsewhere. Where it is
+// here and no other node is left, it stops the job.
+func (r *elasticRun) depart(why error, drain func(error), served <-chan struct{}) (int, error) {
+	over, cancel := context.WithCancel(r.side)
+	defer cancel()
+	alone := make(chan struct{})
+	if r.lead != nil {
+		l := r.lead
+		l.wg.Go(func() {
+			if l.awaitAlone(over) == nil {
+				close(alone)
+			}
+		})
+	}
+	if r.lead == nil || r.round.World > 1 {
+		drain(why)
+	}
+	if served == nil {
+		return 1, why
+	}
+	select {
+	case <-served:
+		return 1, why
+	case <-alone:
+	}
+	status, stopped := r.stopJob()
+	drain(why)
+	<-served
+	if !stopped {
+		return 1, why
+	}
+	return status, nil
+}
+
+// stopJob has the driver stop the job, and returns its exit status.
+func (r *elasticRun) stopJob() (status int, stopped bool) {
+	close(r.lead.stop)
+	out := <-r.drove
+	return out.status, out.err == nil
+}
+
+// errEnded is why an agent ends with the job.
+var errEnded = errors.New("the job has ended")
+
+// serve is this node's agent.
+func (r *elasticRun) serve(ctx context.Context, round Round) {
+	if round.Rank != 0 {
+		bounded, cancel := context.WithTimeout(ctx, seedPatience)
+		if addr, err := round.Store.Get(bounded, gossipOf(0)); err == nil {
+			r.known.set([]string{string(addr)})
+		}
+		cancel()
+	}
+	err := r.Serve(ctx, r.known.get, func(addr string) { r.joined <- addr })
+	if err == nil && ctx.Err() == nil {
+		err = errors.New("torchrun: the agent of this node has ended")
+	}
+	if err != nil && ctx.Err() == nil {
+		r.failed <- err
+	}
+}
+
+func gossipOf(rank int) string { return "gossip/" + strconv.Itoa(rank) }
+
+// enter does what this node's place in a round asks for, once its agent has joined.
+func (r *elasticRun) enter(round Round) {
+	if r.gossip == "" {
+		return
+	}
+	own := r.gossip
+	r.wg.Go(func() { r.exchange(round, own) })
+	if r.lead != nil {
+		r.lead.setMembers(round.Agents)
+		return
+	}
+	if round.Rank != 0 || round.Number == r.ceded {
+		return
+	}
+	ctx, kill := context.WithCancel(r.side)
+	l := &lead{kill: kill, stop: make(chan struct{}), leading: make(chan struct{}), members: round.Agents}
+	r.lead = l
+	l.wg.Go(func() {
+		status, err := r.drive(ctx, l, round, own)
+		r.drove <- outcome{status, err}
+	})
+}
+
+// exchange tells the others of a round where this node's agent gossips, and asks where theirs do.
+// It ends with the round's store.
+func (r *elasticRun) exchange(round Round, own string) {
+	ctx, cancel := context.WithTimeout(r.side, rankTimeout)
+	defer cancel()
+	err := round.Store.Set(ctx, gossipOf(round.Rank), []byte(own))
+	if err == nil && round.Rank == 0 { // where the others notice its end: Dynamic.attend
+		err = round.Store.Set(ctx, "store", []byte(r.Peers.Addr()))
+	}
+	if err != nil {
+		r.Log.Debugf("torchrun: telling where this node is: %v", err)
+		return
+	}
+	var all []string
+	for rank := range round.World {
+		if rank == round.Rank {
+			continue
+		}
+		addr, err := round.Store.Get(ctx, gossipOf(rank))
+		if err != nil {
+			return
+		}
+		all = append(all, string(addr))
+	}
+	r.known.set(all)
+}
+
+// drive leads the job from this node until it has ended, or another node leads.
+func (r *elasticRun) drive(ctx context.Context, l *lead, round Round, own string) (status int, err error) {
+	journal, found, err := replica.Lead(ctx, replica.Config{
+		Own: &r.node, Addr: r.Peers.Addr(), Dead: isDead, Log: r.Log,
+		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return r.Peers.dial(ctx, addr, journalOf) },
+	}, round.Agents)
+	if err != nil {
+		return 0, err
+	}
+	defer journal.Close()
+	l.begin(journal)
+	if text, over := found.Files[endedFile]; over {
+		if status, err = strconv.Atoi(string(text)); err != nil {
+			return 0, fmt.Errorf("torchrun: the job's copy says that it has ended with %q", text)
+		}
+		return status, journal.Sync()
+	}
+	ctx, kill := context.WithCancel(ctx)
+	defer kill()
+	l.wg.Go(func() {
+		select {
+		case <-journal.Lost():
+			kill()
+		case <-ctx.Done():
+		}
+	})
+	r.Log.Info("torchrun: this node runs the job's driver")
+	status, err = r.Drive(ctx, l.stop, Seat{Nodes: round.World, Gossip: own, Found: found, Journal: journal})
+	select {
+	case <-journal.Lost():
+		return 0, replica.ErrLost
+	default:
+	}
+	if err != nil {
+		return 0, err
+	}
+	journal.Put(endedFile, []byte(strconv.Itoa(status)))
+	return status, journal.Sync()
+}
+
+// awaitAlone blocks until no other node is left.
+func (l *lead) awaitAlone(ctx context.Context) error {
+	select {
+	case <-l.leading:
+		return l.journal.AwaitAlone(ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// begin has the journal written to the members of the last round.
+func (l *lead) begin(journal *replica.Leader) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.journal = journal
+	journal.SetMembers(l.members)
+	close(l.leading)
+}
+
+func (l *lead) setMembers(members []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.members = members
+	if l.journal != nil {
+		l.journal.SetMembers(members)
+	}
+}
+
+// unseat ends the driver of this node, if it still runs.
+func (r *elasticRun) unseat() {
+	r.lead.kill()
+	r.lead.wg.Wait()
+	r.lead = nil
+}

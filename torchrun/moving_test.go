@@ -1,0 +1,199 @@
+package torchrun
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/rendezvous/dynamic"
+)
+
+// member is a node whose store is in the agent of the first.
+type member struct {
+	*Dynamic
+	end func(context.Context)
+}
+
+// kill has all others see a process that is gone.
+func (m *member) kill() {
+	m.endWatch()
+	m.Handler.Stop()
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	m.end(over)
+}
+
+// meetAt returns nodes that have met in the agent of the first, and their round.
+func meetAt(t *testing.T, count int, interval time.Duration) []*member {
+	t.Helper()
+	key := make([]byte, identity.ClusterKeyLen)
+	nodes := make([]*member, count)
+	addr := "127.0.0.1:0"
+	for i := range nodes {
+		nodes[i] = newMember(t, key, addr, i == 0, count, interval)
+		addr = nodes[0].Peers.Addr()
+	}
+	nextOf(t, nodes, count)
+	return nodes
+}
+
+func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, interval time.Duration) *member {
+	t.Helper()
+	peers, err := NewPeers(key, "run", "127.0.0.1", discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, end, err := peers.Meet(t.Context(), endpoint, host)
+	if err == nil && !host {
+		_, err = peers.Listen("127.0.0.1:0")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Addr(), Log: discard(), Settings: dynamic.Settings{
+		RunID: "run", MinNodes: 1, MaxNodes: most, KeepAliveInterval: interval, LastCall: time.Second}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &member{&Dynamic{Handler: h, Peers: peers}, end}
+}
+
+// nextOf has nodes go to their next round, and fails where that is not all of them.
+func nextOf(t *testing.T, nodes []*member, world int) {
+	t.Helper()
+	var all sync.WaitGroup
+	for i, d := range nodes {
+		all.Go(func() {
+			r, err := d.Next(t.Context())
+			if err == nil && r.World != world {
+				err = fmt.Errorf("node %d of %d; want %d", r.Rank, r.World, world)
+			}
+			if err == nil && r.Rank == 0 && world > 1 {
+				err = r.Store.Set(t.Context(), "store", []byte(d.Peers.Addr()))
+			}
+			if err != nil {
+				t.Errorf("node %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// TestHostOfStoreDies: the node in which all meet dies, and then the one that has taken over; those
+// that are left go on each time.
+func TestHostOfStoreDies(t *testing.T) {
+	nodes := meetAt(t, 4, time.Second)
+	for len(nodes) > 1 {
+		nodes[0].kill()
+		nodes = nodes[1:]
+		for _, d := range nodes {
+			<-d.Changed()
+		}
+		nextOf(t, nodes, len(nodes))
+	}
+	nodes[0].kill()
+}
+
+// TestSecondHost: an agent that finds another one listening at the endpoint serves no store.
+func TestSecondHost(t *testing.T) {
+	nodes := meetAt(t, 1, time.Second)
+	defer nodes[0].kill()
+	peers, err := NewPeers(make([]byte, identity.ClusterKeyLen), "run", "127.0.0.1", discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := nodes[0].Peers.Addr()
+	if _, _, err := peers.Meet(t.Context(), endpoint, true); err == nil {
+		t.Fatal("two agents listen at one address")
+	}
+	_, end, err := peers.Meet(t.Context(), endpoint, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	defer end(over)
+	if _, versions := peers.find(versionStore); versions != nil {
+		t.Error("it has a store of its own")
+	}
+}
+
+// TestHostOfStoreReturns: an agent that is started at the endpoint after the store has moved takes
+// part in the job that runs.
+func TestHostOfStoreReturns(t *testing.T) {
+	nodes := meetAt(t, 3, time.Second)
+	endpoint := nodes[0].Peers.Addr()
+	nodes[0].kill()
+	for _, d := range nodes[1:] {
+		<-d.Changed()
+	}
+	nextOf(t, nodes[1:], 2)
+	back := newMember(t, make([]byte, identity.ClusterKeyLen), endpoint, true, 3, time.Second)
+	var others sync.WaitGroup
+	others.Go(func() {
+		for _, d := range nodes[1:] {
+			<-d.Changed()
+		}
+		nextOf(t, nodes[1:], 3)
+	})
+	r, err := back.Next(t.Context())
+	others.Wait()
+	if err != nil || r.World != 3 || r.Rank != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for _, d := range append(nodes[1:], back) {
+		d.kill()
+	}
+}
+
+// TestHostOfStoreLeaves: where it leaves, the others take over too, and do not wait for its
+// heartbeats.
+func TestHostOfStoreLeaves(t *testing.T) {
+	nodes := meetAt(t, 3, time.Hour)
+	if err := nodes[0].Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	nodes[0].end(over)
+	for _, d := range nodes[1:] {
+		<-d.Changed()
+	}
+	nextOf(t, nodes[1:], 2)
+	for _, d := range nodes[1:] {
+		d.kill()
+	}
+}
+
+// TestHostOfStoreIsSilent: where a node cannot tell whether the others live, it takes nothing over
+// unless it reaches more than half of them.
+func TestHostOfStoreIsSilent(t *testing.T) {
+	nodes := meetAt(t, 3, time.Second)
+	for _, d := range nodes {
+		defer d.kill()
+	}
+	s := nodes[2].Peers.moving
+	own := nodes[2].Peers.Addr()
+	const silent = "127.0.0.1" // no port: neither refused nor reached
+	for _, c := range []struct {
+		members []string
+		want    bool
+	}{
+		{[]string{silent, own}, false},
+		{[]string{silent, nodes[1].Peers.Addr(), own}, true},
+		{[]string{silent, silent, nodes[1].Peers.Addr(), own}, false},
+		{[]string{"127.0.0.1:1", own}, true}, // refused
+		{[]string{"127.0.0.1:1", silent, own}, false},
+		{[]string{own}, true},
+	} {
+		if _, is := s.mayHave(t.Context(), c.members); is != c.want {
+			t.Errorf("%q: %v", c.members, is)
+		}
+	}
+}
