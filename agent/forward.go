@@ -29,7 +29,9 @@ type forwarder struct {
 
 	mu    sync.Mutex
 	to    netip.AddrPort
-	said  bool // it was logged that it cannot be reached
+	while context.Context    // until the driver is elsewhere
+	leave context.CancelFunc // ends while
+	said  bool               // it was logged that it cannot be reached
 	conns map[net.Conn]bool
 }
 
@@ -41,13 +43,15 @@ func newForwarder(at netip.Addr, log logrus.FieldLogger) (*forwarder, error) {
 	}
 	f := &forwarder{ln: ln, log: log, conns: make(map[net.Conn]bool)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.while, f.leave = context.WithCancel(f.ctx)
 	f.wg.Go(f.accept)
 	return f, nil
 }
 
 func (f *forwarder) addr() string { return f.ln.Addr().String() }
 
-// aim sets where the driver is. Connections to another place are broken.
+// aim sets where the driver is. Connections to another place are broken, and those that are being
+// made.
 func (f *forwarder) aim(to netip.AddrPort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,6 +59,8 @@ func (f *forwarder) aim(to netip.AddrPort) {
 		return
 	}
 	f.to, f.said = to, false
+	f.leave()
+	f.while, f.leave = context.WithCancel(f.ctx)
 	for c := range f.conns {
 		c.Close()
 	}
@@ -101,10 +107,10 @@ func fromHere(conn net.Conn) bool {
 func (f *forwarder) carry(worker *identity.Conn) {
 	defer worker.Close()
 	f.mu.Lock()
-	to := f.to
+	to, ctx := f.to, f.while
 	f.mu.Unlock()
 	dialer := net.Dialer{Timeout: dialTimeout}
-	driver, err := dialer.DialContext(f.ctx, "tcp", to.String())
+	driver, err := dialer.DialContext(ctx, "tcp", to.String())
 	if err != nil {
 		f.complain(to, err)
 		return // the worker tries again

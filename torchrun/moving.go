@@ -168,8 +168,27 @@ func (s *movingStore) copy(key string, e store.Entry) {
 	}
 }
 
-// move finds the store that was lost, unless another call has since.
+// move finds the store that was lost, unless another call has since. The search goes on where ctx
+// ends before: calls may have less time than it takes.
 func (s *movingStore) move(ctx context.Context, lost string, moves uint64) error {
+	found := make(chan error, 1)
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return store.ErrClosed
+	}
+	s.telling.Go(func() { found <- s.search(s.over, lost, moves) })
+	s.mu.Unlock()
+	select {
+	case err := <-found:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// search is move for as long as it takes.
+func (s *movingStore) search(ctx context.Context, lost string, moves uint64) error {
 	select {
 	case s.moving <- struct{}{}:
 		defer func() { <-s.moving }()
@@ -217,7 +236,7 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 		at := &remoteStore{peers: s.peers, addr: addr}
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
 		_, err := at.Get(bounded, "hello")
-		silent := bounded.Err() != nil
+		silent := bounded.Err() != nil || errors.Is(err, errSilentStore)
 		cancel()
 		if err == nil {
 			s.set(at)

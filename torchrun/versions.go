@@ -177,21 +177,56 @@ func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set 
 		}
 		return e, false, err
 	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	bounded, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(bounded, func() { conn.Close() })
+	watched := r.watch(bounded, cancel, q.Do == "wait")
 	var a reply
 	if err = writeFrame(conn, q); err == nil {
 		err = readFrame(conn, &a)
 	}
-	if !stop() {
+	switch ended := !stop(); {
+	case ctx.Err() != nil && ended:
 		err = context.Cause(ctx)
-	} else if err != nil {
+	case ended:
+		err = &lostError{r.addr, context.Cause(bounded)}
+	case err != nil:
 		err = &lostError{r.addr, err}
 	}
+	cancel(nil)
+	<-watched
 	r.give(conn, err == nil)
 	if err == nil && a.Error != "" {
 		err = errors.New(a.Error)
 	}
 	return store.Entry{Value: a.Value, Version: a.Version, Now: a.Now}, a.Set, err
+}
+
+// silentAfter is how long an agent may take for an answer until it counts as silent.
+const silentAfter = 2 * time.Second
+
+// errSilentStore is why a call ends whose agent answers nothing, as where its machine is gone.
+var errSilentStore = errors.New("no answer")
+
+// watch ends a call when the agent is silent: one that asks for a value, after a while; one that
+// waits for a change, when the agent does not answer meanwhile. The channel is closed when watch
+// has ended, with the context at the latest.
+func (r *remoteStore) watch(ctx context.Context, end context.CancelCauseFunc, waits bool) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for pause(ctx, silentAfter) == nil {
+			if !waits {
+				end(errSilentStore)
+				return
+			}
+			if _, err := r.Get(ctx, "hello"); err != nil {
+				end(err) // has no effect where ctx has ended before
+				return
+			}
+		}
+	}()
+	return done
 }
 
 func (r *remoteStore) take(ctx context.Context) (net.Conn, error) {
@@ -203,7 +238,12 @@ func (r *remoteStore) take(ctx context.Context) (net.Conn, error) {
 		return conn, nil
 	}
 	r.mu.Unlock()
-	conn, err := r.peers.dial(ctx, r.addr, versionStore)
+	bounded, cancel := context.WithTimeoutCause(ctx, silentAfter, errSilentStore)
+	defer cancel()
+	conn, err := r.peers.dial(bounded, r.addr, versionStore)
+	if bounded.Err() != nil && err != nil {
+		err = errSilentStore
+	}
 	if err != nil {
 		return nil, &lostError{r.addr, err}
 	}

@@ -20,7 +20,8 @@ const (
 	retryPause = 100 * time.Millisecond
 	// beat is how often a node is written to where there is nothing to write: its end shows then.
 	beat = time.Second
-	// allBound is how long a record is waited for on all nodes; after that on most of them.
+	// allBound is how long a record, or a promise, is waited for on all nodes; after that on most of
+	// them.
 	allBound = 2 * time.Second
 )
 
@@ -122,7 +123,7 @@ func canvass(ctx context.Context, cfg Config, members []string, epoch uint64) (b
 	var asking sync.WaitGroup
 	for _, addr := range others(members, cfg.Addr) {
 		asking.Go(func() {
-			bounded, cancel := context.WithTimeout(ctx, callBound)
+			bounded, cancel := context.WithTimeout(ctx, allBound)
 			defer cancel()
 			conn, err := cfg.Dial(bounded, addr)
 			if err != nil {
