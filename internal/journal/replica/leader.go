@@ -20,8 +20,8 @@ const (
 	retryPause = 100 * time.Millisecond
 	// beat is how often a node is written to where there is nothing to write: its end shows then.
 	beat = time.Second
-	// allBound is how long a record, or a promise, is waited for on all nodes; after that on most of
-	// them.
+	// allBound is how long a record is waited for on all nodes, and after that on most of them; and
+	// how long a promise is.
 	allBound = 2 * time.Second
 )
 

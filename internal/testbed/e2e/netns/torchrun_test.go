@@ -26,9 +26,10 @@ type torchNode struct {
 	done chan struct{}
 }
 
-// TestElasticNodeFallsSilent: three nodes without a driver of their own. The cable is cut of the one
-// that runs the driver and has the store where all meet: the others go on without it, and none of
-// their workers is started again. The node that was cut off takes part again when the cable is back.
+// TestElasticNodeFallsSilent: three nodes without a driver of their own. The cable is cut of the
+// one that runs the driver and has the store where all meet: the others go on without it, and none
+// of their workers is started again. The node that was cut off takes part again when the cable is
+// back.
 func TestElasticNodeFallsSilent(t *testing.T) {
 	n := newNetwork(t)
 	hosts := []string{"a", "b", "c"}
