@@ -3,8 +3,6 @@ package torchrun
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/frame"
 	"github.com/hvdrun/hvdrun/rendezvous/store"
 )
 
@@ -37,37 +36,6 @@ type reply struct {
 	Error   string    `json:"error,omitempty"`
 }
 
-// writeFrame and readFrame carry a value as JSON, behind its length.
-func writeFrame(w io.Writer, v any) error {
-	text, err := json.Marshal(v)
-	if err == nil && len(text) > maxFrame {
-		err = fmt.Errorf("torchrun: a message of %d bytes; at most %d", len(text), maxFrame)
-	}
-	if err == nil {
-		_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
-	}
-	return err
-}
-
-func readFrame(r io.Reader, v any) error {
-	var head [4]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return err
-	}
-	n := binary.BigEndian.Uint32(head[:])
-	if n > maxFrame {
-		return fmt.Errorf("torchrun: a message of %d bytes; at most %d", n, maxFrame)
-	}
-	text, err := io.ReadAll(io.LimitReader(r, int64(n)))
-	if err == nil && len(text) < int(n) {
-		err = io.ErrUnexpectedEOF
-	}
-	if err == nil {
-		err = json.Unmarshal(text, v)
-	}
-	return err
-}
-
 // serveVersions answers the questions of one connection until it is closed, which ends a wait.
 func serveVersions(conn net.Conn, s store.Store) error {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,7 +49,7 @@ func serveVersions(conn net.Conn, s store.Store) error {
 		in := bufio.NewReader(conn)
 		for {
 			var q question
-			err := readFrame(in, &q)
+			err := frame.Read(in, &q, maxFrame)
 			if err == nil {
 				select {
 				case questions <- q:
@@ -98,7 +66,7 @@ func serveVersions(conn net.Conn, s store.Store) error {
 	for {
 		select {
 		case q := <-questions:
-			if err := writeFrame(conn, ask(ctx, s, q)); err != nil {
+			if err := frame.Write(conn, ask(ctx, s, q), maxFrame); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -182,8 +150,8 @@ func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set 
 	stop := context.AfterFunc(bounded, func() { conn.Close() })
 	watched := r.watch(bounded, cancel, q.Do == "wait")
 	var a reply
-	if err = writeFrame(conn, q); err == nil {
-		err = readFrame(conn, &a)
+	if err = frame.Write(conn, q, maxFrame); err == nil {
+		err = frame.Read(conn, &a, maxFrame)
 	}
 	switch ended := !stop(); {
 	case ctx.Err() != nil && ended:

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/frame"
 )
 
 const (
@@ -146,8 +148,8 @@ func others(members []string, own string) []string {
 // call is one exchange over a connection, which is useless after an error.
 func call(ctx context.Context, conn net.Conn, q question) (r reply, err error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	if err = writeFrame(conn, q); err == nil {
-		err = readFrame(conn, &r)
+	if err = frame.Write(conn, q, maxFrame); err == nil {
+		err = frame.Read(conn, &r, maxFrame)
 	}
 	if !stop() {
 		err = context.Cause(ctx)

@@ -11,15 +11,14 @@ package replica
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"net"
 	"slices"
 	"sync"
+
+	"github.com/hvdrun/hvdrun/internal/frame"
 )
 
 // maxFrame bounds a message between nodes, in bytes. A journal is compacted long before.
@@ -161,45 +160,14 @@ func (n *Node) Await(ctx context.Context, name string) ([]byte, error) {
 func (n *Node) Serve(conn net.Conn) error {
 	for {
 		var q question
-		if err := readFrame(conn, &q); err != nil {
+		if err := frame.Read(conn, &q, maxFrame); err != nil {
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
 		}
-		if err := writeFrame(conn, n.answer(q)); err != nil {
+		if err := frame.Write(conn, n.answer(q), maxFrame); err != nil {
 			return err
 		}
 	}
-}
-
-// writeFrame and readFrame carry a value as JSON, behind its length.
-func writeFrame(w io.Writer, v any) error {
-	text, err := json.Marshal(v)
-	if err == nil && len(text) > maxFrame {
-		err = fmt.Errorf("replica: a message of %d bytes; at most %d", len(text), maxFrame)
-	}
-	if err == nil {
-		_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
-	}
-	return err
-}
-
-func readFrame(r io.Reader, v any) error {
-	var head [4]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return err
-	}
-	n := binary.BigEndian.Uint32(head[:])
-	if n > maxFrame {
-		return fmt.Errorf("replica: a message of %d bytes; at most %d", n, maxFrame)
-	}
-	text, err := io.ReadAll(io.LimitReader(r, int64(n)))
-	if err == nil && len(text) < int(n) {
-		err = io.ErrUnexpectedEOF
-	}
-	if err == nil {
-		err = json.Unmarshal(text, v)
-	}
-	return err
 }

@@ -1,0 +1,46 @@
+// Package frame carries values as JSON over connections, each behind its length.
+package frame
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// Write writes a value, as JSON of at most so many bytes.
+func Write(w io.Writer, v any, most int) error {
+	text, err := json.Marshal(v)
+	if err == nil && len(text) > most {
+		err = tooLong(len(text), most)
+	}
+	if err == nil {
+		_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
+	}
+	return err
+}
+
+// Read reads what Write has written into v, a pointer. Memory is taken as bytes come, and none for
+// more than most. At the end of the connection it returns io.EOF.
+func Read(r io.Reader, v any, most int) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if int64(n) > int64(most) {
+		return tooLong(int(n), most)
+	}
+	text, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err == nil && len(text) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil {
+		err = json.Unmarshal(text, v)
+	}
+	return err
+}
+
+func tooLong(bytes, most int) error {
+	return fmt.Errorf("frame: a message of %d bytes; at most %d", bytes, most)
+}
