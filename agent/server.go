@@ -234,6 +234,9 @@ func (srv *server) attach(
 	if s != nil && (s.driver.User != driver.User || s.driver.UID != driver.UID) {
 		return nil, nil, status.Errorf(codes.PermissionDenied, "the run is of user %q, and not of %q", s.driver.User, driver.User)
 	}
+	if s != nil && m.GetTerm() < s.term {
+		return nil, nil, status.Error(codes.PermissionDenied, "another driver has taken over the run")
+	}
 	taken := m.GetTakeOver() && s != nil && s.why == nil
 	known := s != nil && s.id == id || taken
 	switch {
@@ -244,7 +247,7 @@ func (srv *server) attach(
 	case !known && srv.drained != nil:
 		return nil, nil, status.Error(codes.Unavailable, srv.drained.Error())
 	case !known && s != nil:
-		// There is one driver of a run. A session that it does not name any more it has given up.
+		// There is one driver of a run and a term. A session that it does not name it has given up.
 		s.end(errTakenOver)
 		s.killAll()
 		return nil, nil, status.Error(codes.Unavailable, "the last session of the run is being ended")
@@ -269,7 +272,7 @@ func (srv *server) attach(
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}
-	s.by = by
+	s.by, s.term = by, m.GetTerm()
 	s.attach(l, heard)
 	return s, answer, nil
 }

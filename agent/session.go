@@ -53,6 +53,7 @@ type session struct {
 	// refusal is why it may start none.
 	driver  identity.Subject
 	by      audit.Who // the driver of the stream that is attached
+	term    uint64    // its number among the drivers of the run
 	as      *runas.Rule
 	refusal error
 

@@ -50,7 +50,7 @@ func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(
 	driver = keepingAgents(t, driverOf(t, run), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
 	return driver, func() { c.sever(); h.unattached(t) }, func(adopted ...string) *client.Agents {
 		l := keepingAgents(t, driverOf(t, run), h.addr, client.Config{Lease: longLease, Keep: true})
-		l.Adopt(adopted)
+		l.Adopt(adopted, 1)
 		return l
 	}
 }
@@ -113,6 +113,44 @@ func TestTakeOver(t *testing.T) {
 	if err := l.Run(t.Context(), next, nil); !errors.As(err, &exit) || exit.Code != 9 {
 		t.Errorf("a new worker: %v", err)
 	}
+}
+
+// A driver that was out of reach returns when another has taken over: the agent refuses it, whether
+// it knows the session or names another, and the workers stay.
+func TestReplacedDriverReturns(t *testing.T) {
+	h := newHost(t, 2)
+	c := newCable(t, h.addr)
+	driver := keepingAgents(t, driverOf(t, "replaced"), c.addr, client.Config{Lease: longLease, Orphan: time.Hour, Keep: true})
+	s, pipe := script(t, 0, `exec 9>"$1"; trap 'echo obeyed; exit 7' TERM; echo ready; while :; do sleep 0.01; done`)
+	s.Grace = time.Hour
+	before := start(t, driver, s)
+	before.awaitOutput("ready")
+	c.setSilent(true)
+
+	l := keepingAgents(t, driverOf(t, "replaced"), h.addr, client.Config{Lease: longLease, Keep: true})
+	l.Adopt([]string{s.Incarnation}, 1)
+	mine := s
+	mine.Command, mine.Env, mine.Resumed = nil, nil, true
+	r := start(t, l, mine)
+	other, _ := script(t, 1, `exit 9`)
+	var exit *launch.ExitError
+	if err := l.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 {
+		t.Fatalf("the new driver's worker: %v", err)
+	}
+
+	c.setSilent(false)
+	wantLost(t, before.wait(), "another driver has taken over the run")
+	late, _ := script(t, 1, `exit 10`)
+	err := driver.Run(t.Context(), late, nil)
+	if err == nil || errors.As(err, &exit) || !strings.Contains(err.Error(), "another driver has taken over the run") {
+		t.Errorf("a worker of the driver before: %v", err)
+	}
+
+	r.cancel()
+	if err := r.wait(); !errors.As(err, &exit) || exit.Code != 7 || !strings.HasSuffix(r.stdout.String(), "obeyed\n") {
+		t.Errorf("the worker ended with %v, and said %q", err, r.stdout)
+	}
+	gone(t, pipe)
 }
 
 // A worker prints more than anybody takes while there is no driver, and is not kept waiting; the
@@ -241,7 +279,7 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	c.sever()
 	h.unattached(t)
 	l := agents(t, driverOf(t, "broken"), h.addr, longLease)
-	l.Adopt([]string{s.Incarnation, other.Incarnation})
+	l.Adopt([]string{s.Incarnation, other.Incarnation}, 1)
 	for code, spec := range map[int]launch.Spec{3: s, 4: other} {
 		spec.Resumed = true
 		if err := start(t, l, spec).wait(); !errors.As(err, &exit) || exit.Code != code {
@@ -292,7 +330,7 @@ func TestTakeOverBeforeHostsAreFound(t *testing.T) {
 	l := client.New(client.Config{
 		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: longLease, Keep: true})
 	t.Cleanup(func() { l.Close() })
-	l.Adopt([]string{s.Incarnation})
+	l.Adopt([]string{s.Incarnation}, 1)
 	s.Command, s.Env, s.Resumed = nil, nil, true
 	r := start(t, l, s)
 	for range 2 {
@@ -309,7 +347,7 @@ func TestTakeOverBeforeHostsAreFound(t *testing.T) {
 	hasty := client.New(client.Config{
 		Credentials: driverOf(t, "early"), Log: quiet(), Find: finds, Lease: 100 * time.Millisecond, Keep: true})
 	t.Cleanup(func() { hasty.Close() })
-	hasty.Adopt([]string{"other"})
+	hasty.Adopt([]string{"other"}, 1)
 	s.Incarnation, s.Slot.Host = "other", "nowhere.invalid"
 	var lost *client.LostError
 	if err := start(t, hasty, s).wait(); !errors.As(err, &lost) || err.Error() != "was lost: host nowhere.invalid has no agent" {

@@ -35,7 +35,10 @@ type kept struct {
 	workers map[string]*keptWorker
 	starts  int
 	settled []string
+	terms   []uint64 // of the drivers that have taken over
 }
+
+var _ launch.Keeper = (*kept)(nil)
 
 type keptWorker struct {
 	spec  launch.Spec
@@ -74,9 +77,10 @@ func (k *kept) Run(ctx context.Context, s launch.Spec, started func(int)) error 
 	}
 }
 
-func (k *kept) Adopt(incarnations []string) {
+func (k *kept) Adopt(incarnations []string, term uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.terms = append(k.terms, term)
 	for id := range k.workers {
 		if !slices.Contains(incarnations, id) {
 			delete(k.workers, id)
@@ -190,6 +194,9 @@ func TestLoopIsResumed(t *testing.T) {
 		}
 		l.writer.take(j, cfg.Journal)
 		second := k.drive(t, t.Context(), l)
+		if !slices.Equal(k.terms, []uint64{1}) || l.m.Term() != 1 {
+			t.Errorf("the second driver has the term %d, and takes over with %v", l.m.Term(), k.terms)
+		}
 		if len(second.published) != 1 || second.published[0].Generation != 1 || second.published[0].Size() != 2 {
 			t.Fatalf("published %v, want world 1 again", second.published)
 		}

@@ -300,7 +300,7 @@ func (l *loop) run(ctx context.Context) error {
 	interrupt := ctx.Done()
 	if l.resumes {
 		if l.keeper != nil {
-			l.keeper.Adopt(l.m.Incarnations())
+			l.keeper.Adopt(l.m.Incarnations(), l.m.Term()+1)
 		}
 		if end := l.feed(posted{input: decide.Resumed{}}); end != nil {
 			return end.Err

@@ -31,8 +31,9 @@ type Keeper interface {
 	Launcher
 	// Adopt names the workers, by incarnation, for which Run will be called since a driver before
 	// this one may have started them. It is called before the first Run, and not at all by a first
-	// driver. Agents may forget the events of others.
-	Adopt(incarnations []string)
+	// driver. Agents may forget the events of others. The term is 1 for the first driver that takes
+	// over, and one more for each after it: agents refuse those before.
+	Adopt(incarnations []string, term uint64)
 	// Settle records that what Run has returned for the incarnation is in the journal. The agent
 	// keeps it until then. It does not block.
 	Settle(incarnation string)

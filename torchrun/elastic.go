@@ -50,7 +50,7 @@ type Seat struct {
 	// Nodes is the number of nodes of the round, and Gossip where this node's agent gossips.
 	Nodes  int
 	Gossip string
-	// Found is what the driver before has left; Epoch 0: there was none.
+	// Found is what the driver before has left; Term 0: there was none.
 	Found replica.Copy
 	// Journal takes what this one writes.
 	Journal *replica.Leader

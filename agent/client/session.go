@@ -65,6 +65,7 @@ type session struct {
 	workers map[string]*worker // by incarnation
 	inbox
 	before   *predecessor // the driver before this one; nil: there was none, or the session is new
+	term     uint64       // the driver's number among those of the run
 	port     int64        // where the driver listens, as the stream's other end knows it
 	contact  time.Time    // when the agent last sent something
 	looks    int          // how often the stream was found silent since
@@ -333,7 +334,7 @@ func (s *session) attach() *wire.Attach {
 	s.port = s.driverPort()
 	return &wire.Attach{
 		Session: s.id, Resume: s.attached, TakeOver: s.takesOver(), Heard: s.told,
-		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true,
+		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), DriverPort: uint32(s.port), KnowsDying: true, Term: s.term,
 	}
 }
 

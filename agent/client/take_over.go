@@ -25,6 +25,7 @@ var _ launch.Keeper = (*Agents)(nil)
 type adopted struct {
 	workers map[string]bool // by incarnation, of which the end is not known
 	hosts   map[string]bool // where the session has been taken over
+	term    uint64          // this driver's
 }
 
 // predecessor is what a session knows of the driver before this one.
@@ -37,9 +38,9 @@ type predecessor struct {
 
 // Adopt implements Keeper. It attaches to the sessions of all agents that are Known, so that they
 // learn where the driver is now, and end with the job.
-func (a *Agents) Adopt(incarnations []string) {
+func (a *Agents) Adopt(incarnations []string, term uint64) {
 	a.mu.Lock()
-	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool)}
+	a.adopted = &adopted{workers: make(map[string]bool, len(incarnations)), hosts: make(map[string]bool), term: term}
 	for _, inc := range incarnations {
 		a.adopted.workers[inc] = true
 	}
@@ -95,7 +96,11 @@ func (a *Agents) keep(s *session, incarnation string, e *event) {
 // inherit makes the first session with the host one that takes over from the driver before; the
 // lock is held.
 func (a *Agents) inherit(s *session) {
-	if a.adopted == nil || a.adopted.hosts[s.host] {
+	if a.adopted == nil {
+		return
+	}
+	s.term = a.adopted.term
+	if a.adopted.hosts[s.host] {
 		return
 	}
 	a.adopted.hosts[s.host] = true

@@ -63,6 +63,7 @@ type history struct {
 	resets     int
 	resetsAt   []time.Time // resets that count towards a limit that has a window
 	wrote      uint64      // newest commit written as a last checkpoint
+	term       uint64      // number of the job's driver: 0 is the one that began the job
 }
 
 // generation is the current world and the transition to the next; publish replaces it.

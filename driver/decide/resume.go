@@ -11,6 +11,7 @@ import (
 // because the previous driver may or may not have performed it. Waits are shifted by the time
 // without a driver, so that no worker is blamed for it. Exclusions end when they would have ended.
 func (m *Machine) resume(now time.Time) {
+	m.term++
 	away := now.Sub(m.last)
 	for _, t := range m.clocks() {
 		*t = t.Add(away)
@@ -58,6 +59,10 @@ func (m *Machine) resume(now time.Time) {
 		m.do(NotifyWorkers{m.seq, m.announced, m.world.Generation, members})
 	}
 }
+
+// Term returns the number of the job's driver: 0 for the one that began the job, and one more for
+// each that has taken over.
+func (m *Machine) Term() uint64 { return m.term }
 
 // Incarnations returns the incarnations of all workers that have not exited.
 func (m *Machine) Incarnations() []string {

@@ -47,6 +47,7 @@ type savedHistory struct {
 	Resets   int         `json:"resets,omitempty"`
 	ResetsAt []time.Time `json:"resets_at,omitempty"`
 	Wrote    uint64      `json:"wrote,omitempty"`
+	Term     uint64      `json:"term,omitempty"`
 }
 
 type savedGeneration struct {
@@ -197,6 +198,7 @@ func (m *Machine) save() snapshot {
 		savedHistory: savedHistory{
 			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.startsFrom, Progress: m.progress,
 			Stucks: m.stucks, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsAt: m.resetsAt, Wrote: m.wrote,
+			Term: m.term,
 		},
 		savedGeneration: savedGeneration{
 			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits, Base: m.base,
@@ -243,7 +245,7 @@ func (m *Machine) load(s snapshot) (err error) {
 	}
 	m.state, m.stateFrom, m.queued = s.State, s.StateFrom, s.Queued
 	m.seq, m.started, m.joined, m.startsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
-	m.stucks, m.resets, m.resetsAt, m.wrote = s.Stucks, s.Resets, s.ResetsAt, s.Wrote
+	m.stucks, m.resets, m.resetsAt, m.wrote, m.term = s.Stucks, s.Resets, s.ResetsAt, s.Wrote, s.Term
 	m.partings = partings{s.Partings, s.PartFrom}
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,

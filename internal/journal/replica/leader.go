@@ -47,17 +47,17 @@ type Config struct {
 // Leader writes to all nodes. Its methods may be called by many goroutines. Append, Replace,
 // SetBehind and Put do not block, and keep nothing of their arguments that changes.
 type Leader struct {
-	cfg   Config
-	epoch uint64
-	ctx   context.Context
-	end   context.CancelFunc
-	wg    sync.WaitGroup
-	lost  chan struct{} // closed when another node leads
-	once  sync.Once
+	cfg  Config
+	term uint64
+	ctx  context.Context
+	end  context.CancelFunc
+	wg   sync.WaitGroup
+	lost chan struct{} // closed when another node leads
+	once sync.Once
 
 	mu      sync.Mutex
 	copy    Copy
-	changes []Change // the last ones, after the first base of the epoch
+	changes []Change // the last ones, after the first base of the term
 	base    uint64
 	links   map[string]*link // of the other members
 	change  chan struct{}    // closed at the next change of any of this, or of a link
@@ -66,7 +66,7 @@ type Leader struct {
 // link is what the leader knows of another node; the leader's lock guards it.
 type link struct {
 	end   context.CancelFunc
-	acked uint64 // the node has so many changes of the epoch
+	acked uint64 // the node has so many changes of the term
 	whole bool   // the node needs the whole copy first
 	dead  bool
 }
@@ -77,30 +77,30 @@ type link struct {
 // Close.
 func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, error) {
 	cfg.Own.mu.Lock()
-	epoch := cfg.Own.promised + 1
+	term := cfg.Own.promised + 1
 	cfg.Own.mu.Unlock()
 	for {
-		best, later, enough := canvass(ctx, cfg, members, epoch)
+		best, later, enough := canvass(ctx, cfg, members, term)
 		if enough && later == 0 {
-			l := &Leader{cfg: cfg, epoch: epoch, copy: best.clone(), lost: make(chan struct{}),
+			l := &Leader{cfg: cfg, term: term, copy: best.clone(), lost: make(chan struct{}),
 				links: make(map[string]*link), change: make(chan struct{})}
-			l.copy.Epoch, l.copy.Count = epoch, 0
+			l.copy.Term, l.copy.Count = term, 0
 			l.ctx, l.end = context.WithCancel(context.Background())
 			whole := l.copy.clone()
-			cfg.Own.answer(question{Epoch: epoch, Whole: &whole})
+			cfg.Own.answer(question{Term: term, Whole: &whole})
 			l.SetMembers(members)
 			return l, best, nil
 		}
-		epoch = max(epoch+1, later)
+		term = max(term+1, later)
 		if !pause(ctx, retryPause) {
 			return nil, Copy{}, fmt.Errorf("replica: leading the job: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// canvass asks all members to promise. It returns the newest copy, an epoch that is late enough for
+// canvass asks all members to promise. It returns the newest copy, a term that is late enough for
 // one that has refused, and whether enough of them have answered.
-func canvass(ctx context.Context, cfg Config, members []string, epoch uint64) (best Copy, later uint64, enough bool) {
+func canvass(ctx context.Context, cfg Config, members []string, term uint64) (best Copy, later uint64, enough bool) {
 	var mu sync.Mutex
 	reached, dead := 0, 0
 	heard := func(r reply, err error) {
@@ -111,7 +111,7 @@ func canvass(ctx context.Context, cfg Config, members []string, epoch uint64) (b
 			dead++
 		case err != nil:
 			cfg.Log.Debugf("replica: a node is not reached: %v", err)
-		case r.Promised > epoch || r.Copy == nil:
+		case r.Promised > term || r.Copy == nil:
 			later = max(later, r.Promised+1)
 		default:
 			reached++
@@ -120,7 +120,7 @@ func canvass(ctx context.Context, cfg Config, members []string, epoch uint64) (b
 			}
 		}
 	}
-	q := question{Epoch: epoch, Lead: true}
+	q := question{Term: term, Lead: true}
 	heard(cfg.Own.answer(q), nil)
 	var asking sync.WaitGroup
 	for _, addr := range others(members, cfg.Addr) {
@@ -197,7 +197,7 @@ func (l *Leader) do(ch Change) {
 	} else {
 		l.changes = append(l.changes, ch)
 	}
-	if r := l.cfg.Own.answer(question{Epoch: l.epoch, From: from, Changes: []Change{ch}}); r.Promised > l.epoch {
+	if r := l.cfg.Own.answer(question{Term: l.term, From: from, Changes: []Change{ch}}); r.Promised > l.term {
 		l.lose()
 	}
 	l.changed()
@@ -255,7 +255,7 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, k *link) error {
 				due.Stop()
 				continue
 			case <-due.C:
-				q = &question{Epoch: l.epoch, From: upTo}
+				q = &question{Term: l.term, From: upTo}
 			case <-ctx.Done():
 				due.Stop()
 				return context.Cause(ctx)
@@ -267,7 +267,7 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, k *link) error {
 		if err != nil {
 			return err
 		}
-		if r.Promised > l.epoch {
+		if r.Promised > l.term {
 			l.lose()
 			return ErrLost
 		}
@@ -289,9 +289,9 @@ func (l *Leader) next(k *link) (q *question, upTo uint64, change <-chan struct{}
 	switch {
 	case k.whole || k.acked < l.base:
 		whole := l.copy.clone()
-		q = &question{Epoch: l.epoch, Whole: &whole}
+		q = &question{Term: l.term, Whole: &whole}
 	case k.acked < l.copy.Count:
-		q = &question{Epoch: l.epoch, From: k.acked, Changes: slices.Clone(l.changes[k.acked-l.base:])}
+		q = &question{Term: l.term, From: k.acked, Changes: slices.Clone(l.changes[k.acked-l.base:])}
 	}
 	return q, l.copy.Count, l.change
 }

@@ -3,8 +3,8 @@
 // to all. When it is gone another leads, and goes on from the newest copy that it finds on more
 // than half of the nodes.
 //
-// Leaders are fenced by epochs, as the ballots of Paxos and the views of Viewstamped Replication
-// are: to lead, a node has the others promise to take nothing from leaders of earlier epochs, so a
+// Leaders are fenced by terms, as the ballots of Paxos and the views of Viewstamped Replication
+// are: to lead, a node has the others promise to take nothing from leaders of earlier terms, so a
 // record that its leader knows to be on most nodes is in the copy of each leader to come.
 package replica
 
@@ -26,8 +26,8 @@ const maxFrame = 32 << 20
 
 // Copy is what a node has of the job. The zero value is the copy of a job that has not begun.
 type Copy struct {
-	// Epoch is that of the leader that wrote it, and Count the number of its changes since.
-	Epoch uint64 `json:"epoch"`
+	// Term is that of the leader that wrote it, and Count the number of its changes since.
+	Term  uint64 `json:"term"`
 	Count uint64 `json:"count"`
 	// Records are the journal's, and Files what else a driver needs, by name.
 	Records [][]byte          `json:"records,omitempty"`
@@ -73,14 +73,14 @@ func (c Copy) clone() Copy {
 
 // newer returns whether c was written after d.
 func (c Copy) newer(d Copy) bool {
-	return c.Epoch > d.Epoch || c.Epoch == d.Epoch && c.Count > d.Count
+	return c.Term > d.Term || c.Term == d.Term && c.Count > d.Count
 }
 
 // question is what a leader asks a node: to promise that it follows (Lead), or to write.
 type question struct {
-	Epoch uint64 `json:"epoch"`
-	Lead  bool   `json:"lead,omitempty"`
-	// Whole replaces the node's copy; otherwise Changes follow the first From of the epoch.
+	Term uint64 `json:"term"`
+	Lead bool   `json:"lead,omitempty"`
+	// Whole replaces the node's copy; otherwise Changes follow the first From of the term.
 	Whole   *Copy    `json:"whole,omitempty"`
 	From    uint64   `json:"from,omitempty"`
 	Changes []Change `json:"changes,omitempty"`
@@ -88,7 +88,7 @@ type question struct {
 
 // reply is what a node answers.
 type reply struct {
-	// Promised is the latest epoch that the node knows of. Later than the question's: the node has
+	// Promised is the latest term that the node knows of. Later than the question's: the node has
 	// refused.
 	Promised uint64 `json:"promised"`
 	// Copy is the node's, in answer to Lead.
@@ -106,21 +106,21 @@ type Node struct {
 }
 
 // answer does what a leader asks for. A node that has promised nothing to the leader refuses a Lead
-// of an epoch that is not later than its own promise.
+// of a term that is not later than its own promise.
 func (n *Node) answer(q question) reply {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if q.Epoch < n.promised || q.Lead && q.Epoch == n.promised {
-		return reply{Promised: max(n.promised, q.Epoch+1)}
+	if q.Term < n.promised || q.Lead && q.Term == n.promised {
+		return reply{Promised: max(n.promised, q.Term+1)}
 	}
-	n.promised = q.Epoch
+	n.promised = q.Term
 	switch {
 	case q.Lead:
 		c := n.copy.clone()
 		return reply{Promised: n.promised, Copy: &c}
 	case q.Whole != nil:
 		n.copy = q.Whole.clone()
-	case n.copy.Epoch != q.Epoch || n.copy.Count != q.From:
+	case n.copy.Term != q.Term || n.copy.Count != q.From:
 		return reply{Promised: n.promised, Gap: true}
 	default:
 		for _, ch := range q.Changes {

@@ -134,7 +134,7 @@ func TestLeaderIsFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 3)
 		l, found := c.lead(t, "n0", c.names)
-		if found.Epoch != 0 || len(found.Records) > 0 {
+		if found.Term != 0 || len(found.Records) > 0 {
 			t.Errorf("a job that has not begun has %+v", found)
 		}
 		l.Put("about", []byte("first"))

@@ -1,10 +1,13 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
 )
 
@@ -84,7 +87,7 @@ func TestOneOfEachHostLost(t *testing.T) {
 
 func TestOneOfEachHostLostExcludesAllHosts(t *testing.T) {
 	t.Parallel()
-	finish(t, start(t, Job{
+	finish(t, startTold(t, Job{
 		Flags:  flags("-np", "4", "--min-np", "2", "--failure-policy", "host"),
 		Stages: []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
 		Trainer: []string{"-steps", "10", "-step-time", "5ms",
@@ -92,9 +95,25 @@ func TestOneOfEachHostLostExcludesAllHosts(t *testing.T) {
 	}), 5, 10)
 }
 
+// startTold starts a job whose workers go beyond step 4 when the driver has heard of the first
+// commit: it tells a loss of the state from a failure before any progress.
+func startTold(t *testing.T, j Job) *Running {
+	t.Helper()
+	const gate = "told"
+	j.Trainer = append(j.Trainer, "-gate", "4="+gate)
+	r := start(t, j)
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "first_commit") > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r.Dir, gate), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 func TestAllLost(t *testing.T) {
 	t.Parallel()
-	res := finish(t, start(t, Job{
+	res := finish(t, startTold(t, Job{
 		Flags:  flags("-np", "2", "--min-np", "1"),
 		Stages: []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
 		Trainer: []string{"-steps", "10", "-step-time", "10ms", "-exit", "localhost:0@step=5:kill",
