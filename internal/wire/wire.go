@@ -2,4 +2,7 @@
 // from the .proto files in its directory by `make generate`.
 package wire
 
-//go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$(go tool -n protoc-gen-go-grpc) --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative rendezvous.proto notify.proto discovery.proto agent.proto control.proto enroll.proto"
+// TasksProtocol is the ALPN protocol of the connections that tasks.proto describes.
+const TasksProtocol = "hvdrun-tasks"
+
+//go:generate sh -c "protoc --plugin=protoc-gen-go=$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$(go tool -n protoc-gen-go-grpc) --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative rendezvous.proto notify.proto discovery.proto agent.proto control.proto enroll.proto tasks.proto"

@@ -1,0 +1,49 @@
+package tasks
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/plan"
+)
+
+// dialTimeout bounds a try to reach the scheduler.
+const dialTimeout = 20 * time.Second
+
+// ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
+func ownDial() (func(context.Context) (net.Conn, error), error) {
+	dial, _, _, err := ownJob()
+	return dial, err
+}
+
+// ownJob is ownDial with the name that the job has for this host, and how many of its workers are
+// here.
+func ownJob() (dial func(context.Context) (net.Conn, error), host string, local int, err error) {
+	w, driven, err := plan.OwnWorker()
+	if err != nil {
+		return nil, "", 0, fmt.Errorf("tasks: environment: %w", err)
+	}
+	if !driven {
+		return nil, "", 0, errNotDriven
+	}
+	creds, err := identity.Decode(w.Credentials)
+	if err != nil {
+		return nil, "", 0, fmt.Errorf("tasks: environment: %w", err)
+	}
+	return dialer(w.DriverAddr, creds), w.Slot.Host, w.Slot.LocalSize, nil
+}
+
+// dialer returns connections to the scheduler of the driver at addr.
+func dialer(addr string, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) {
+		cfg := creds.ClientTLS(identity.Subject{Role: identity.Driver})
+		cfg.NextProtos = []string{wire.TasksProtocol}
+		d := tls.Dialer{NetDialer: &net.Dialer{Timeout: dialTimeout}, Config: cfg}
+		return d.DialContext(ctx, "tcp", addr)
+	}
+}

@@ -1,0 +1,68 @@
+package tasks
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+var (
+	// ErrCancelled is wrapped by the error of a task that was cancelled.
+	ErrCancelled = errors.New("tasks: the task was cancelled")
+	// ErrWorkerLost is wrapped by the error of a task whose workers were lost, as often as it may
+	// run.
+	ErrWorkerLost = errors.New("tasks: the worker was lost")
+	// ErrPoison is wrapped, besides ErrWorkerLost, where the task has probably ended its workers.
+	ErrPoison = errors.New("tasks: the task ends its workers")
+	// ErrTimeLimit is wrapped by the error of a task that ran for longer than its TimeLimit.
+	ErrTimeLimit = errors.New("tasks: the time limit of the task has passed")
+	// ErrClosed is returned after Close of a Pool.
+	ErrClosed = errors.New("tasks: the pool is closed")
+	// ErrTooLarge is wrapped by the error of a value that is too large.
+	ErrTooLarge = errors.New("tasks: the value is too large")
+)
+
+// FunctionError is the error that a function has returned, or its panic.
+type FunctionError struct {
+	// Function is its name, Text what the error's Error has returned.
+	Function, Text string
+}
+
+// Error includes the function's name.
+func (e *FunctionError) Error() string { return fmt.Sprintf("tasks: %s: %s", e.Function, e.Text) }
+
+// DependencyError is the error of a task that was not run because one whose result is its argument
+// has failed or was cancelled.
+type DependencyError struct {
+	Function, Text string
+}
+
+// Error says which.
+func (e *DependencyError) Error() string {
+	return fmt.Sprintf("tasks: %s was not run: %s", e.Function, e.Text)
+}
+
+// failure returns the error of a task that has not succeeded.
+func failure(f *function, r *wire.TaskResult) error {
+	switch {
+	case queue.State(r.GetState()) == queue.Cancelled:
+		return fmt.Errorf("%w: %s", ErrCancelled, f.name)
+	case queue.State(r.GetState()) == queue.Succeeded:
+		return nil
+	}
+	switch queue.Failure(r.GetFailure()) {
+	case queue.ByUser:
+		return &FunctionError{f.name, r.GetText()}
+	case queue.Dependency:
+		return &DependencyError{f.name, r.GetText()}
+	case queue.Lost, queue.NoMember:
+		return fmt.Errorf("%w: %s: %s", ErrWorkerLost, f.name, r.GetText())
+	case queue.Poison:
+		return fmt.Errorf("%w: %w: %s: %s", ErrPoison, ErrWorkerLost, f.name, r.GetText())
+	case queue.TimedOut:
+		return fmt.Errorf("%w: %s: %s", ErrTimeLimit, f.name, r.GetText())
+	}
+	return fmt.Errorf("tasks: %s: %s", f.name, r.GetText())
+}

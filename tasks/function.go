@@ -1,0 +1,211 @@
+package tasks
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+// Func is a registered function whose tasks have results of type R. Tasks are submitted with the
+// options of With. It is safe for concurrent use.
+type Func[R any] struct {
+	fn      *function
+	options options
+}
+
+// function is a registered function, by name.
+type function struct {
+	name string
+	hash [sha256.Size]byte
+	call reflect.Value
+	in   []reflect.Type // without the context
+	more reflect.Type   // of all further arguments; nil: there may be none
+	out  reflect.Type   // nil: it returns an error alone
+}
+
+// functions are all that this program has registered.
+var functions struct {
+	sync.Mutex
+	byName map[string]*function
+}
+
+var (
+	contextType = reflect.TypeFor[context.Context]()
+	errorType   = reflect.TypeFor[error]()
+)
+
+// None is the result of a function that returns an error alone.
+type None struct{}
+
+// Register names a function, so that tasks can call it in any process of the same program:
+//
+//	func(ctx context.Context, a A, b B, …) (R, error)
+//
+// with any number of arguments, the last of which may be variadic; one that returns an error alone
+// is registered for [None]. ctx ends when the task is cancelled or its time is up. The name should
+// have a version: a worker runs a task only if its function has the same name and types as the
+// client's. Register panics if the function is not of that form, or if the name is taken or longer
+// than 200 bytes. It is to be called before Serve and Connect, as for a variable of a package.
+func Register[R any](name string, fn any) *Func[R] {
+	f, err := newFunction(name, fn, reflect.TypeFor[R]())
+	if err != nil {
+		panic(fmt.Sprintf("tasks: Register(%q): %v", name, err))
+	}
+	functions.Lock()
+	defer functions.Unlock()
+	if functions.byName[name] != nil {
+		panic(fmt.Sprintf("tasks: Register(%q): the name is taken", name))
+	}
+	if functions.byName == nil {
+		functions.byName = make(map[string]*function)
+	}
+	functions.byName[name] = f
+	return &Func[R]{fn: f}
+}
+
+func newFunction(name string, fn any, result reflect.Type) (*function, error) {
+	f := &function{name: name, call: reflect.ValueOf(fn)}
+	if name == "" || len(name) > 200 {
+		return nil, errors.New("a name has 1 to 200 bytes")
+	}
+	t := reflect.TypeOf(fn)
+	if t == nil || t.Kind() != reflect.Func || t.NumIn() == 0 || t.In(0) != contextType {
+		return nil, fmt.Errorf("%v is not a function whose first argument is a context.Context", t)
+	}
+	for i := 1; i < t.NumIn(); i++ {
+		f.in = append(f.in, t.In(i))
+	}
+	if t.IsVariadic() {
+		f.more = f.in[len(f.in)-1].Elem()
+		f.in = f.in[:len(f.in)-1]
+	}
+	switch n := t.NumOut(); {
+	case n == 1 && t.Out(0) == errorType && result == reflect.TypeFor[None]():
+	case n == 2 && t.Out(1) == errorType && t.Out(0) == result:
+		f.out = result
+	default:
+		return nil, fmt.Errorf("%v does not return (%v, error)", t, result)
+	}
+	f.hash = sha256.Sum256([]byte(name + "\x00" + typeNames(f)))
+	return f, nil
+}
+
+// typeNames are the types of a function's arguments and its result, with their packages.
+func typeNames(f *function) string {
+	text := ""
+	for _, t := range append(append([]reflect.Type{}, f.in...), f.more, f.out) {
+		if t != nil {
+			text += t.PkgPath() + "|" + t.String()
+		}
+		text += ";"
+	}
+	return text
+}
+
+// wire returns how the function is named to the scheduler.
+func (f *function) wire() *wire.TaskFunction {
+	return &wire.TaskFunction{Name: f.name, Hash: f.hash[:8]}
+}
+
+// arg returns the type of an argument.
+func (f *function) arg(i int) (reflect.Type, error) {
+	switch {
+	case i < len(f.in):
+		return f.in[i], nil
+	case f.more != nil:
+		return f.more, nil
+	}
+	return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), i+1)
+}
+
+// run calls the function, and encodes its result. A panic is an error.
+func (f *function) run(ctx context.Context, args []reflect.Value) (value []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	out := f.call.Call(append([]reflect.Value{reflect.ValueOf(ctx)}, args...))
+	if e := out[len(out)-1]; !e.IsNil() {
+		return nil, e.Interface().(error)
+	}
+	if f.out == nil {
+		return []byte{asNothing}, nil
+	}
+	return encode(out[0])
+}
+
+// options are those of a task.
+type options struct {
+	demand   map[string]int64
+	priority int32
+	prefer   string
+	retries  int // beyond the default
+	again    bool
+	limit    time.Duration
+	pin      uint64
+}
+
+// Option is a property of tasks.
+type Option func(*options)
+
+// Priority has tasks run before those of less; 0 is the default.
+func Priority(n int32) Option { return func(o *options) { o.priority = n } }
+
+// Prefer has a task run on a host, unless workers of others have nothing to do.
+func Prefer(host string) Option { return func(o *options) { o.prefer = host } }
+
+// CPU is how many processors a task takes of its worker: 1 if it is not said.
+func CPU(n float64) Option { return Resource("cpu", n) }
+
+// GPU is how many GPUs a task takes of its worker; a part of one too.
+func GPU(n float64) Option { return Resource("gpu", n) }
+
+// Resource is how much a task takes of what workers offer under a name. It is counted in
+// thousandths.
+func Resource(name string, n float64) Option {
+	return func(o *options) {
+		demand := map[string]int64{name: int64(n*queue.Unit + 0.5)}
+		for k, v := range o.demand {
+			if k != name {
+				demand[k] = v
+			}
+		}
+		o.demand = demand
+	}
+}
+
+// Retries is how often a task runs again after its worker was lost: 3 if it is not said, at most
+// 200.
+func Retries(n int) Option {
+	return func(o *options) { o.retries = min(max(n, 0), 200) - queue.DefaultRetries }
+}
+
+// RetryErrors has a task run again, as often, after its function has returned an error too.
+func RetryErrors() Option { return func(o *options) { o.again = true } }
+
+// TimeLimit is how long a task may run. Then its context ends, and it has failed.
+func TimeLimit(d time.Duration) Option { return func(o *options) { o.limit = d } }
+
+// With returns the function with options, besides those that it has.
+func (f *Func[R]) With(all ...Option) *Func[R] {
+	g := &Func[R]{fn: f.fn, options: f.options}
+	for _, o := range all {
+		o(&g.options)
+	}
+	return g
+}
+
+// Name returns the name of the function.
+func (f *Func[R]) Name() string { return f.fn.name }
+
+func hashText(b []byte) string { return hex.EncodeToString(b[:min(8, len(b))]) }

@@ -1,0 +1,199 @@
+// Package link carries messages over a connection, each behind its length. What is sent while a
+// message is being written goes out with the next one, so that many small things cost one system
+// call under load and none waits without load.
+package link
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// MaxFrame bounds a message in bytes.
+const MaxFrame = 64 << 20
+
+// flushAt is the size of pending bytes, as their senders estimate it, at which they wait.
+const flushAt = 1 << 20
+
+// ErrClosed is returned after Close.
+var ErrClosed = errors.New("link: closed")
+
+// Link sends messages of type M, which collect what several goroutines have to say.
+type Link[M proto.Message] struct {
+	conn net.Conn
+	make func() M
+
+	mu      sync.Mutex
+	pending M
+	some    bool
+	bytes   int // about so many are pending
+	err     error
+	news    sync.Cond
+	done    chan struct{}
+}
+
+// New returns a Link on a connection, which it owns. make returns an empty message.
+func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
+	l := &Link[M]{conn: conn, make: make_, pending: make_(), done: make(chan struct{})}
+	l.news.L = &l.mu
+	go l.write()
+	return l
+}
+
+// Send calls add with the message that goes out next. bytes is about how many it adds. It does not
+// block for the peer. add is not called once the link is broken.
+func (l *Link[M]) Send(bytes int, add func(M)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return
+	}
+	add(l.pending)
+	l.bytes += bytes
+	if !l.some {
+		l.some = true
+		l.news.Broadcast()
+	}
+}
+
+// Wait blocks while much is pending, until it is written, the link is broken or ctx ends.
+func (l *Link[M]) Wait(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil || l.bytes <= flushAt {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.news.Broadcast()
+	})
+	defer stop()
+	for l.err == nil && l.bytes > flushAt && ctx.Err() == nil {
+		l.news.Wait()
+	}
+	return ctx.Err()
+}
+
+// Pending returns about how many bytes are not written.
+func (l *Link[M]) Pending() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes
+}
+
+func (l *Link[M]) write() {
+	defer close(l.done)
+	var buf []byte
+	spare := l.make()
+	for {
+		l.mu.Lock()
+		for !l.some && l.err == nil {
+			l.news.Wait()
+		}
+		if l.err != nil && (!l.some || !errors.Is(l.err, errFlushed)) {
+			l.mu.Unlock()
+			return
+		}
+		m := l.pending
+		l.pending, spare = spare, m
+		l.some, l.bytes = false, 0
+		l.news.Broadcast()
+		l.mu.Unlock()
+
+		var err error
+		buf = append(buf[:0], 0, 0, 0, 0)
+		if buf, err = (proto.MarshalOptions{}).MarshalAppend(buf, m); err == nil && len(buf)-4 > MaxFrame {
+			err = fmt.Errorf("link: a message of %d bytes; at most %d", len(buf)-4, MaxFrame)
+		}
+		if err == nil {
+			binary.LittleEndian.PutUint32(buf, uint32(len(buf)-4))
+			_, err = l.conn.Write(buf)
+		}
+		if err != nil {
+			l.fail(err)
+			return
+		}
+		proto.Reset(m)
+		if cap(buf) > 4*flushAt {
+			buf = nil
+		}
+	}
+}
+
+// errFlushed ends a link when what is pending has been written.
+var errFlushed = fmt.Errorf("%w in order", ErrClosed)
+
+func (l *Link[M]) fail(err error) {
+	l.mu.Lock()
+	if l.err == nil || errors.Is(l.err, errFlushed) {
+		l.err = err
+	}
+	l.some = false
+	l.news.Broadcast()
+	l.mu.Unlock()
+	l.conn.Close()
+}
+
+// Close closes the connection at once. What is pending is lost.
+func (l *Link[M]) Close() {
+	l.fail(ErrClosed)
+	<-l.done
+}
+
+// Flush writes what is pending, and closes the connection.
+func (l *Link[M]) Flush() {
+	l.mu.Lock()
+	if l.err == nil {
+		l.err = errFlushed
+	}
+	l.news.Broadcast()
+	l.mu.Unlock()
+	<-l.done
+	l.conn.Close()
+}
+
+// Reader reads messages from a connection.
+type Reader struct {
+	r   *bufio.Reader
+	buf []byte
+}
+
+// NewReader returns a Reader.
+func NewReader(conn io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(conn, 64<<10)} }
+
+// Read reads the next message into m, which is reset first. Memory is taken as bytes come.
+func (r *Reader) Read(m proto.Message) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r.r, head[:]); err != nil {
+		return err
+	}
+	n := int(binary.LittleEndian.Uint32(head[:]))
+	if n > MaxFrame {
+		return fmt.Errorf("link: a message of %d bytes; at most %d", n, MaxFrame)
+	}
+	r.buf = r.buf[:0]
+	for len(r.buf) < n {
+		part := min(n-len(r.buf), 1<<20)
+		at := len(r.buf)
+		r.buf = append(r.buf, make([]byte, part)...)
+		if _, err := io.ReadFull(r.r, r.buf[at:]); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	err := proto.Unmarshal(r.buf, m)
+	if cap(r.buf) > 4*flushAt {
+		r.buf = nil
+	}
+	return err
+}

@@ -1,0 +1,577 @@
+// Package queue decides which worker runs which task. It is pure: no goroutine, lock, clock or
+// socket. Methods take the time and what has happened; what is to be done collects in Out.
+//
+// A task goes through the states of State. It waits for the tasks whose results are its arguments,
+// and then in a line of its group, which are the tasks of one function with the same demand. A
+// worker is asked for a lease of a group before tasks of it are sent; the lease lasts while the
+// worker is busy with the group and leaseIdle longer, so that a lease is asked for once and not for
+// each task. Tasks are sent ahead of what a worker can run at once, as many as it runs in a short
+// time, and those that have not begun are taken back when another worker is idle.
+package queue
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+)
+
+// ID names a task: its client, and a number that the client gives.
+type ID struct{ Client, N uint64 }
+
+// Object names a stored value by the SHA-256 hash of its bytes.
+type Object [32]byte
+
+// State is where a task is in its life.
+type State uint8
+
+// The states of a task.
+const (
+	Waiting   State = iota // for results that are its arguments
+	Ready                  // for a worker
+	Sent                   // to a worker, which runs it or will
+	Succeeded              // its result is known
+	Failed
+	Cancelled
+)
+
+// String returns the state as people see it.
+func (s State) String() string {
+	return [...]string{"waiting", "ready", "running", "succeeded", "failed", "cancelled"}[s]
+}
+
+// Over returns whether the state is the last of a task.
+func (s State) Over() bool { return s >= Succeeded }
+
+// Failure says why a task has failed.
+type Failure uint8
+
+// Why tasks fail.
+const (
+	None       Failure = iota
+	ByUser             // the function has returned an error, or has panicked
+	Lost               // its workers were lost, each time
+	Poison             // it has ended as many workers as a task may
+	Dependency         // a task whose result is its argument has failed
+	TimedOut           // it has run for longer than it may
+	Gone               // a stored value that it needs is nowhere, and cannot be made again
+	NoMember           // the worker that it is for is gone
+)
+
+// Result is what became of a task.
+type Result struct {
+	State   State
+	Failure Failure
+	// Text is the error's; Value the encoded result, unless it is in the store as Object.
+	Text   string
+	Value  []byte
+	Object Object
+	Size   int64 // of the stored result; 0: it is not stored
+}
+
+// Task is what a client asks for. It is not changed.
+type Task struct {
+	ID       ID
+	Group    *Group // by Queue.Group
+	Priority int32  // greater runs first
+	// Options are what most tasks do without; nil: the defaults.
+	*Options
+	// Spec is what the caller of this package needs to send the task.
+	Spec []byte
+}
+
+// Options of a task. They are not changed, and may be shared.
+type Options struct {
+	Prefer string // host; "": where most of its arguments are stored
+	// Pin is the worker that alone may run it; 0: any.
+	Pin     uint64
+	Needs   []ID     // tasks whose results are arguments
+	Objects []Object // stored values that are arguments
+	// Retries is how often it may run again after a worker was lost.
+	Retries int
+	// Again: it may run again as often when its function has failed.
+	Again bool
+	// TimeLimit is how long it may run. 0: as long as it takes.
+	TimeLimit time.Duration
+}
+
+// defaults are the options of a task without any.
+var defaults = Options{Retries: DefaultRetries}
+
+// DefaultRetries is how often a task runs again after its worker was lost.
+const DefaultRetries = 3
+
+// Config bounds the queue. The zero value means the defaults.
+type Config struct {
+	// Term is the number of this queue among those of the same journal.
+	Term uint32
+	// Poison is how many workers may be lost while they run a task. 0: 3.
+	Poison int
+	// Depth bounds the tasks that a worker has ahead. 0: 1,000.
+	Depth int
+	// Rebuilds bounds how deep lost results are made again. 0: 16.
+	Rebuilds int
+}
+
+const (
+	leaseIdle  = 500 * time.Millisecond // a lease lasts so long without a task
+	leaseReply = 2 * time.Second        // a worker has so long to answer
+	leaseAgain = time.Second            // a worker that has refused is asked again after it
+	leaseHops  = 3                      // a lease is sent on so often
+	ahead      = 2 * time.Millisecond   // work that a worker has ahead
+)
+
+// Action is something to be done.
+type Action struct {
+	What    What
+	Worker  uint64
+	Task    ID
+	Attempt uint64
+	Group   *Group
+	Object  Object
+	Host    string
+	Force   bool
+}
+
+// What is a kind of Action.
+type What uint8
+
+// The actions.
+const (
+	Push     What = iota // send the task to the worker
+	Ask                  // ask the worker for a lease of the group
+	EndLease             // tell the worker that the lease is over
+	TakeBack             // ask the worker for the task, if it has not begun
+	Stop                 // tell the worker to cancel the attempt
+	Tell                 // tell the client what became of the task
+	Drop                 // remove the object from the host
+)
+
+// Group is the tasks of one function with the same demand.
+type Group struct {
+	Function string
+	Demand   Demand
+	Index    int              // among all groups, from 0
+	lines    map[string]*line // by the host that they prefer; pinned: "#" and the worker
+	waiting  int              // tasks in the lines
+	pace     time.Duration    // moving average of the time that a task runs; 0: unknown
+}
+
+// line is a heap of ready tasks.
+type line struct {
+	name  string
+	tasks []*task
+}
+
+func (l *line) Len() int { return len(l.tasks) }
+func (l *line) Less(i, j int) bool {
+	a, b := l.tasks[i], l.tasks[j]
+	if a.Priority != b.Priority {
+		return a.Priority > b.Priority
+	}
+	return a.order < b.order
+}
+func (l *line) Swap(i, j int) {
+	l.tasks[i], l.tasks[j] = l.tasks[j], l.tasks[i]
+	l.tasks[i].place, l.tasks[j].place = int32(i), int32(j)
+}
+
+// Push implements heap.Interface.
+func (l *line) Push(x any) {
+	t := x.(*task)
+	t.place = int32(len(l.tasks))
+	l.tasks = append(l.tasks, t)
+}
+
+// Pop implements heap.Interface.
+func (l *line) Pop() any {
+	last := len(l.tasks) - 1
+	t := l.tasks[last]
+	l.tasks[last] = nil
+	l.tasks = l.tasks[:last]
+	return t
+}
+
+// task is a task and where it stands. There may be a million, so what few of them have is in more.
+type task struct {
+	Task
+	in       *line   // where it is ready
+	worker   *worker // to which it is sent
+	order    uint64  // by which it came
+	attempt  uint64
+	place    int32 // in its line
+	missing  int32 // results and stored values that it waits for
+	users    int32 // tasks not over that need its result
+	state    State
+	deaths   uint8 // workers that were lost while they ran it
+	tries    uint8 // attempts beyond the first that count against Retries
+	depth    uint8 // of making lost results again
+	lacked   uint8 // attempts that found a stored argument nowhere
+	taking   bool  // it has been asked for, to run elsewhere
+	released bool  // the client needs the result no more
+	again    bool  // it runs for the sake of its stored result alone
+	*more
+}
+
+// more is what few tasks have for long.
+type more struct {
+	waiters []*task // for its result
+	result  Result
+	old     *object  // its stored result that was lost, while it runs again
+	killers []string // workers that were lost while they ran it
+	began   time.Time
+}
+
+// rest returns where to put what few tasks have.
+func (t *task) rest() *more {
+	if t.more == nil {
+		t.more = &more{}
+	}
+	return t.more
+}
+
+// Queue is all tasks, workers and stored values. It is not safe for concurrent use.
+type Queue struct {
+	// Out is what is to be done. The caller empties it.
+	Out []Action
+	// Next is when Tick is to be called; zero: not before the next change.
+	Next time.Time
+
+	cfg     Config
+	tasks   map[ID]*task
+	groups  map[groupKey]*Group
+	order   []*Group // all groups, by which they came
+	workers map[uint64]*worker
+	list    []*worker // the same, by which they came
+	objects map[Object]*object
+	last    uint64             // order of the last task
+	tries   uint64             // attempts so far
+	idle    pool               // workers that have nothing to do
+	roomy   pool               // others that may have more
+	counts  [Cancelled + 1]int // tasks by state
+	retried int
+}
+
+// pool is workers of which any may be taken.
+type pool struct {
+	list []*worker
+	next int // where the next search begins
+}
+
+type groupKey struct{ function, demand string }
+
+// New returns an empty queue.
+func New(cfg Config) *Queue {
+	if cfg.Poison <= 0 {
+		cfg.Poison = 3
+	}
+	if cfg.Depth <= 0 {
+		cfg.Depth = 1000
+	}
+	if cfg.Rebuilds <= 0 {
+		cfg.Rebuilds = 16
+	}
+	return &Queue{
+		cfg: cfg, tasks: map[ID]*task{}, groups: map[groupKey]*Group{}, workers: map[uint64]*worker{},
+		objects: map[Object]*object{},
+	}
+}
+
+// due has Tick called at a time, or before.
+func (q *Queue) due(at time.Time) {
+	if q.Next.IsZero() || at.Before(q.Next) {
+		q.Next = at
+	}
+}
+
+func (q *Queue) do(a Action) { q.Out = append(q.Out, a) }
+
+// Group returns the group of a function's tasks with a demand.
+func (q *Queue) Group(function string, d Demand) *Group {
+	key := groupKey{function, d.key()}
+	g := q.groups[key]
+	if g == nil {
+		g = &Group{Function: function, Demand: d, Index: len(q.order), lines: map[string]*line{}}
+		q.groups[key] = g
+		q.order = append(q.order, g)
+	}
+	return g
+}
+
+// Submit adds a task. A task that is known already is told again when it is over.
+func (q *Queue) Submit(now time.Time, s Task) {
+	if t := q.tasks[s.ID]; t != nil {
+		if t.state.Over() {
+			q.do(Action{What: Tell, Task: s.ID})
+		}
+		return
+	}
+	q.last++
+	if s.Options == nil {
+		s.Options = &defaults
+	}
+	t := &task{Task: s, order: q.last}
+	q.tasks[s.ID] = t
+	q.counts[Waiting]++
+	q.need(t)
+	q.await(now, t)
+}
+
+// need counts the task as one that needs its arguments.
+func (q *Queue) need(t *task) {
+	for _, id := range t.Needs {
+		if n := q.tasks[id]; n != nil {
+			n.users++
+		}
+	}
+	for _, o := range t.Objects {
+		q.use(o, 1)
+	}
+}
+
+// await has a task wait for what it needs.
+func (q *Queue) await(now time.Time, t *task) {
+	t.missing = 0
+	for _, id := range t.Needs {
+		n := q.tasks[id]
+		switch {
+		case n == nil:
+			q.finish(now, t, Result{State: Failed, Failure: Dependency, Text: "a task whose result is an argument is not known any more"})
+			return
+		case n.state == Failed || n.state == Cancelled:
+			q.finish(now, t, depends(n))
+			return
+		}
+		if !n.state.Over() {
+			n.rest().waiters = append(n.rest().waiters, t)
+			t.missing++
+		} else if n.result.Size > 0 {
+			q.needObject(now, t, n.result.Object)
+		}
+		if t.state.Over() {
+			return
+		}
+	}
+	for _, o := range t.Objects {
+		q.needObject(now, t, o)
+		if t.state.Over() {
+			return
+		}
+	}
+	if t.missing == 0 {
+		q.ready(now, t)
+	}
+}
+
+// depends is the result of a task that needs one which has failed.
+func depends(n *task) Result {
+	return Result{State: Failed, Failure: Dependency, Text: "the task of " + n.Group.Function + " whose result is an argument was " +
+		map[State]string{Failed: "failed: " + n.result.Text, Cancelled: "cancelled"}[n.state]}
+}
+
+// ready puts a task into its line, and finds a worker for it.
+func (q *Queue) ready(now time.Time, t *task) {
+	if t.Pin != 0 && q.workers[t.Pin] == nil {
+		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
+		return
+	}
+	q.move(t, Ready)
+	name := q.lineOf(t)
+	if t.in = t.Group.lines[name]; t.in == nil {
+		t.in = &line{name: name}
+		t.Group.lines[name] = t.in
+	}
+	heap.Push(t.in, t)
+	t.Group.waiting++
+	q.offer(now, t)
+}
+
+// lineOf returns the line of a task: of the worker or the host that it prefers.
+func (q *Queue) lineOf(t *task) string {
+	if t.Pin != 0 {
+		return pinned(t.Pin)
+	}
+	if t.Prefer != "" || len(t.Objects) == 0 && len(t.Needs) == 0 {
+		return t.Prefer
+	}
+	bytes := map[string]int64{}
+	for _, o := range q.inputs(t) {
+		for h := range o.hosts {
+			bytes[h] += o.size
+		}
+	}
+	best := ""
+	for h, n := range bytes {
+		if h != "" && (best == "" || n > bytes[best] || n == bytes[best] && h < best) {
+			best = h
+		}
+	}
+	return best
+}
+
+// leave removes a ready task from its line.
+func (q *Queue) leave(t *task) {
+	heap.Remove(t.in, int(t.place))
+	if t.in.Len() == 0 {
+		delete(t.Group.lines, t.in.name)
+	}
+	t.in = nil
+	t.Group.waiting--
+}
+
+// move counts a change of a task's state.
+func (q *Queue) move(t *task, to State) {
+	q.counts[t.state]--
+	t.state = to
+	q.counts[to]++
+}
+
+// finish ends a task, and goes on with those that need it.
+func (q *Queue) finish(now time.Time, t *task, r Result) {
+	if t.state == Ready {
+		q.leave(t)
+	}
+	old := t.rest().old
+	q.move(t, r.State)
+	t.result, t.worker, t.again, t.old = r, nil, false, nil
+	if r.Size > 0 {
+		q.made(t, r) // and what it needs is kept, so that it can be made again
+	} else {
+		q.unneed(t)
+	}
+	waiters := t.waiters
+	t.waiters = nil
+	if !t.released {
+		q.do(Action{What: Tell, Task: t.ID})
+	}
+	for _, w := range waiters {
+		q.supplied(now, w, t)
+	}
+	if old != nil {
+		old.again = false
+		for _, w := range old.takeWants() {
+			q.supplied(now, w, t)
+		}
+		q.drop(old)
+	}
+	q.forget(t)
+}
+
+// supplied goes on with a task for which a result was missing.
+func (q *Queue) supplied(now time.Time, w, by *task) {
+	if w.state != Waiting {
+		return
+	}
+	if by.state != Succeeded {
+		q.finish(now, w, depends(by))
+		return
+	}
+	if w.missing--; w.missing == 0 {
+		q.ready(now, w)
+	}
+}
+
+// unneed gives back what a task needed that is over.
+func (q *Queue) unneed(t *task) {
+	for _, id := range t.Needs {
+		if n := q.tasks[id]; n != nil && n.users > 0 {
+			n.users--
+			q.forget(n)
+		}
+	}
+	for _, o := range t.Objects {
+		q.use(o, -1)
+	}
+}
+
+// forget removes a task that nobody needs any more.
+func (q *Queue) forget(t *task) {
+	if !t.state.Over() || !t.released || t.users > 0 || q.tasks[t.ID] != t {
+		return
+	}
+	delete(q.tasks, t.ID)
+	q.counts[t.state]--
+	if t.result.Size > 0 {
+		q.unmade(t)
+		q.unneed(t)
+	}
+}
+
+// Release says that the client needs the result of a task no more. One that is not over is
+// cancelled.
+func (q *Queue) Release(now time.Time, id ID) {
+	t := q.tasks[id]
+	if t == nil || t.released {
+		return
+	}
+	t.released = true
+	if !t.state.Over() && t.users == 0 {
+		q.Cancel(now, id, false)
+		return
+	}
+	q.forget(t)
+}
+
+// Cancel ends a task. One that runs is over at once for its client; its worker is told to end the
+// attempt, and does so within its grace where force is set.
+func (q *Queue) Cancel(now time.Time, id ID, force bool) {
+	t := q.tasks[id]
+	if t == nil || t.state.Over() {
+		return
+	}
+	if t.state == Sent {
+		q.do(Action{What: Stop, Worker: t.worker.ID, Task: id, Attempt: t.attempt, Force: force})
+		q.unsend(t)
+		defer q.fill(now, t.worker)
+	}
+	q.finish(now, t, Result{State: Cancelled, Text: "it was cancelled"})
+}
+
+// Result returns what became of a task that is over.
+func (q *Queue) Result(id ID) (Result, bool) {
+	t := q.tasks[id]
+	if t == nil || !t.state.Over() {
+		return Result{}, false
+	}
+	return t.result, true
+}
+
+// Spec returns the Spec of a task, or nil.
+func (q *Queue) Spec(id ID) []byte {
+	if t := q.tasks[id]; t != nil {
+		return t.Spec
+	}
+	return nil
+}
+
+// Tasks returns the IDs of a client's tasks, in the order of their numbers.
+func (q *Queue) Tasks(client uint64) []ID {
+	var ids []ID
+	for id := range q.tasks {
+		if id.Client == client {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, func(a, b ID) int {
+		if a.N < b.N {
+			return -1
+		}
+		return 1
+	})
+	return ids
+}
+
+// OptionsOf returns the options of a task.
+func (q *Queue) OptionsOf(id ID) Options {
+	if t := q.tasks[id]; t != nil {
+		return *t.Options
+	}
+	return defaults
+}
+
+// GroupAt returns the group with an index, or nil.
+func (q *Queue) GroupAt(index int) *Group {
+	if index < 0 || index >= len(q.order) {
+		return nil
+	}
+	return q.order[index]
+}

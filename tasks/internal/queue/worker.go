@@ -1,0 +1,637 @@
+package queue
+
+import (
+	"container/heap"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Worker is a process that runs tasks.
+type Worker struct {
+	ID   uint64
+	Name string // for people
+	Host string
+	// Functions are those that it has.
+	Functions map[string]bool
+	// Offers are its resources.
+	Offers map[string]int64
+}
+
+// worker is a worker and where it stands.
+type worker struct {
+	Worker
+	free    map[string]int64
+	sent    []*task // in the order in which they were sent
+	running int     // the first so many of them have begun, as far as is known
+	leases  []lease // by the group's index
+	leaving bool
+	asked   int   // tasks asked back that have not been answered
+	in      *pool // the idle or the roomy
+	place   int   // there
+	done    int
+}
+
+// lease is a worker's permission to send it tasks of a group.
+type lease struct {
+	state leaseState
+	hops  int
+	at    time.Time // when it was asked for, or refused, or was last used
+	why   string    // it was refused
+	sent  int       // tasks of the group that are with the worker
+}
+
+type leaseState uint8
+
+const (
+	noLease leaseState = iota
+	leaseAsked
+	leaseGranted
+	leaseRefused
+)
+
+func (w *worker) lease(g *Group) *lease {
+	for len(w.leases) <= g.Index {
+		w.leases = append(w.leases, lease{})
+	}
+	return &w.leases[g.Index]
+}
+
+func pinned(worker uint64) string { return "#" + strconv.FormatUint(worker, 16) }
+
+// Held is an attempt that a worker has when it joins.
+type Held struct {
+	ID      ID
+	Attempt uint64
+}
+
+// Join adds a worker, with what it has of tasks from before the connection broke, or from before
+// this queue. What it shall not have any more it is told to stop.
+func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
+	w := q.workers[wk.ID]
+	if w == nil {
+		w = &worker{Worker: wk, free: maps.Clone(wk.Offers)}
+		q.workers[wk.ID] = w
+		q.list = append(q.list, w)
+	}
+	w.Functions = wk.Functions
+	q.unheard(now, w, held)
+	for _, h := range held {
+		t := q.tasks[h.ID]
+		if t != nil && t.state == Sent && t.worker == w && t.attempt == h.Attempt {
+			continue
+		}
+		if t == nil || t.state != Ready || t.Pin != 0 && t.Pin != wk.ID {
+			q.do(Action{What: Stop, Worker: w.ID, Task: h.ID, Attempt: h.Attempt, Force: true})
+			continue
+		}
+		q.leave(t)
+		q.send(now, w, t, h.Attempt)
+	}
+	q.fill(now, w)
+}
+
+// unheard takes back, of a worker whose connection broke, what it has never received.
+func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
+	w.asked = 0
+	for i := range w.leases {
+		w.leases[i] = lease{sent: w.leases[i].sent}
+	}
+	has := make(map[Held]bool, len(held))
+	for _, h := range held {
+		has[h] = true
+	}
+	for _, t := range slices.Clone(w.sent) {
+		if t.taking = false; !has[Held{t.ID, t.attempt}] {
+			q.unsend(t)
+			q.retry(now, t)
+		}
+	}
+	q.begin(now, w)
+}
+
+// Lose removes a worker that is gone. What it had begun counts as an attempt.
+func (q *Queue) Lose(now time.Time, id uint64) { q.remove(now, id, true) }
+
+// Left removes a worker that has gone away as it was asked to. What it had counts for nothing.
+func (q *Queue) Left(now time.Time, id uint64) { q.remove(now, id, false) }
+
+func (q *Queue) remove(now time.Time, id uint64, lost bool) {
+	w := q.workers[id]
+	if w == nil {
+		return
+	}
+	delete(q.workers, id)
+	q.list = slices.DeleteFunc(q.list, func(o *worker) bool { return o == w })
+	w.leave()
+	q.lostHost(now, w.Host)
+	sent, running := w.sent, w.running
+	w.sent, w.running = nil, 0
+	for i, t := range sent {
+		t.worker = nil
+		if lost && i < running {
+			q.lostAttempt(now, t, w)
+		} else {
+			q.retry(now, t)
+		}
+	}
+	for _, g := range q.order {
+		if l := g.lines[pinned(id)]; l != nil {
+			for _, t := range slices.Clone(l.tasks) {
+				q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
+			}
+		}
+	}
+}
+
+// lostAttempt counts the loss of a worker that ran the task.
+func (q *Queue) lostAttempt(now time.Time, t *task, w *worker) {
+	t.deaths++
+	t.rest().killers = append(t.rest().killers, w.Name)
+	switch {
+	case int(t.deaths) >= q.cfg.Poison:
+		q.finish(now, t, Result{State: Failed, Failure: Poison,
+			Text: fmt.Sprintf("its worker was lost %d times while it ran: %v", t.deaths, t.rest().killers)})
+	case int(t.tries) >= t.Retries:
+		q.finish(now, t, Result{State: Failed, Failure: Lost, Text: fmt.Sprintf("its worker %s was lost", w.Name)})
+	default:
+		t.tries++
+		q.retried++
+		q.retry(now, t)
+	}
+}
+
+// retry puts a task that was sent back into its line; it waits for its arguments again where
+// they were lost.
+func (q *Queue) retry(now time.Time, t *task) {
+	q.move(t, Waiting)
+	t.taking = false
+	q.await(now, t)
+}
+
+// Leave says that a worker is going away: it gets nothing more, and gives back what has not begun.
+func (q *Queue) Leave(now time.Time, id uint64) {
+	w := q.workers[id]
+	if w == nil || w.leaving {
+		return
+	}
+	w.leaving = true
+	w.leave()
+	for _, t := range w.sent[w.running:] {
+		q.takeBack(w, t)
+	}
+}
+
+// Granted, Refused and SentOn are a worker's answers to Ask. SentOn names another worker.
+func (q *Queue) Granted(now time.Time, id uint64, g *Group) {
+	w := q.workers[id]
+	if w == nil {
+		return
+	}
+	if l := w.lease(g); l.state == leaseAsked {
+		l.state, l.at = leaseGranted, now
+		q.due(now.Add(leaseIdle))
+		q.fill(now, w)
+	}
+}
+
+// Refused says that the worker runs no tasks of the group for now.
+func (q *Queue) Refused(now time.Time, id uint64, g *Group, why string) {
+	w := q.workers[id]
+	if w == nil {
+		return
+	}
+	l := w.lease(g)
+	*l = lease{state: leaseRefused, at: now, why: why, sent: l.sent}
+	q.due(now.Add(leaseAgain))
+	for _, t := range slices.Clone(w.sent[w.running:]) {
+		if t.Group == g {
+			q.takeBack(w, t)
+		}
+	}
+	q.fill(now, w)
+	q.seek(now, g)
+}
+
+// SentOn says that another worker should be asked.
+func (q *Queue) SentOn(now time.Time, id uint64, g *Group, to uint64) {
+	w, other := q.workers[id], q.workers[to]
+	if w == nil {
+		return
+	}
+	l := w.lease(g)
+	hops := l.hops + 1
+	*l = lease{state: leaseRefused, at: now, why: "it has sent the lease on", sent: l.sent}
+	q.due(now.Add(leaseAgain))
+	if other != nil && hops <= leaseHops && other.serves(g) && !other.leaving {
+		if ol := other.lease(g); ol.state == noLease || ol.state == leaseRefused {
+			q.ask(now, other, g, hops)
+		}
+		return
+	}
+	q.seek(now, g)
+}
+
+// Willing says that a worker has changed its mind about what it has refused.
+func (q *Queue) Willing(now time.Time, id uint64) {
+	w := q.workers[id]
+	if w == nil {
+		return
+	}
+	for i := range w.leases {
+		if w.leases[i].state == leaseRefused {
+			w.leases[i].state = noLease
+		}
+	}
+	q.fill(now, w)
+}
+
+func (w *worker) serves(g *Group) bool { return w.Functions[g.Function] && g.Demand.fits(w.Offers, 1) }
+
+func (q *Queue) ask(now time.Time, w *worker, g *Group, hops int) {
+	l := w.lease(g)
+	l.state, l.at, l.hops = leaseAsked, now, hops
+	q.due(now.Add(leaseReply))
+	q.do(Action{What: Ask, Worker: w.ID, Group: g})
+}
+
+// seek finds workers for the group's ready tasks, where none is.
+func (q *Queue) seek(now time.Time, g *Group) {
+	for _, w := range slices.Concat(q.idle.list, q.roomy.list) {
+		if g.waiting == 0 {
+			return
+		}
+		if q.maySend(w, g) {
+			q.fill(now, w)
+		}
+	}
+}
+
+// maySend returns whether the worker may have a task of the group now, or may be asked.
+func (q *Queue) maySend(w *worker, g *Group) bool {
+	if w.leaving || !w.serves(g) || !w.mayHave(q, g) {
+		return false
+	}
+	state := w.lease(g).state
+	return state == noLease || state == leaseGranted
+}
+
+// offer finds a worker for a task that has become ready: one of its host first, then one that is
+// idle, then one that may have a task ahead.
+func (q *Queue) offer(now time.Time, t *task) {
+	if t.Pin != 0 {
+		q.fill(now, q.workers[t.Pin])
+		return
+	}
+	host := t.in.name
+	if host != "" {
+		q.offerTo(now, t, &q.idle, host)
+	}
+	q.offerTo(now, t, &q.idle, "")
+	q.offerTo(now, t, &q.roomy, host)
+}
+
+// offerTo offers it to the workers of a pool and a host; "": of any.
+func (q *Queue) offerTo(now time.Time, t *task, p *pool, host string) {
+	for n := len(p.list); n > 0 && t.state == Ready && len(p.list) > 0; n-- {
+		if p.next--; p.next < 0 || p.next >= len(p.list) {
+			p.next = len(p.list) - 1
+		}
+		w := p.list[p.next]
+		if (host == "" || w.Host == host) && q.maySend(w, t.Group) {
+			q.fillUpTo(now, w, 1)
+		}
+	}
+}
+
+// depth returns how many tasks of the group a worker may have: those that it runs at once, and so
+// many that it has work for a short time.
+func (q *Queue) depth(w *worker, g *Group) int {
+	room := g.Demand.room(w.Offers)
+	more := 1
+	if g.pace > 0 {
+		more = int(ahead / g.pace)
+	}
+	return min(room+room*more, room+q.cfg.Depth)
+}
+
+// fill sends a worker as much as it may have.
+func (q *Queue) fill(now time.Time, w *worker) { q.fillUpTo(now, w, q.cfg.Depth) }
+
+// fillUpTo sends a worker at most so many tasks.
+func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
+	if w.leaving || q.workers[w.ID] != w {
+		return
+	}
+	for ; most > 0; most-- {
+		t := q.next(now, w)
+		if t == nil {
+			break
+		}
+		q.leave(t)
+		q.tries++
+		q.send(now, w, t, uint64(q.cfg.Term)<<40|q.tries)
+		q.do(Action{What: Push, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Group: t.Group})
+	}
+	switch {
+	case w.running == len(w.sent) && w.spare():
+		w.enter(&q.idle)
+		q.balance(now, w)
+	case w.hasRoom(q):
+		w.enter(&q.roomy)
+	default:
+		w.leave()
+	}
+}
+
+// spare returns whether anything of what the worker offers is free.
+func (w *worker) spare() bool {
+	for _, n := range w.free {
+		if n > 0 {
+			return true
+		}
+	}
+	return len(w.free) == 0
+}
+
+// hasRoom returns whether the worker may have more of some group.
+func (w *worker) hasRoom(q *Queue) bool {
+	for _, g := range q.order {
+		if w.serves(g) && w.mayHave(q, g) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *worker) mayHave(q *Queue, g *Group) bool {
+	return len(w.sent) < q.cfg.Depth && w.lease(g).sent < q.depth(w, g)
+}
+
+// next returns the ready task that a worker should have; nil: none, or a lease is asked for first.
+// A task that prefers another host is taken where the worker would have nothing to do.
+func (q *Queue) next(now time.Time, w *worker) (best *task) {
+	for _, g := range q.order {
+		if g.waiting == 0 || !w.serves(g) || !w.mayHave(q, g) {
+			continue
+		}
+		t := g.first(w, w.running == len(w.sent))
+		if t == nil || best != nil && !before(t, best) {
+			continue
+		}
+		switch l := w.lease(g); l.state {
+		case leaseGranted:
+			best = t
+		case noLease:
+			q.ask(now, w, g, 0)
+		}
+	}
+	return best
+}
+
+func before(a, b *task) bool {
+	if a.Priority != b.Priority {
+		return a.Priority > b.Priority
+	}
+	return a.order < b.order
+}
+
+// first returns the group's first task for a worker: of those for it or its host or for any, and if
+// it is idle of all.
+func (g *Group) first(w *worker, idle bool) (best *task) {
+	look := func(name string) {
+		if l := g.lines[name]; l != nil && (best == nil || before(l.tasks[0], best)) {
+			best = l.tasks[0]
+		}
+	}
+	look("")
+	if w.Host != "" {
+		look(w.Host)
+	}
+	if len(g.lines) > 0 {
+		look(pinned(w.ID))
+	}
+	if best == nil && idle {
+		for name := range g.lines {
+			if name == "" || name[0] != '#' {
+				look(name)
+			}
+		}
+	}
+	return best
+}
+
+// send records that a worker has a task.
+func (q *Queue) send(now time.Time, w *worker, t *task, attempt uint64) {
+	q.move(t, Sent)
+	t.worker, t.attempt, t.taking = w, attempt, false
+	w.sent = append(w.sent, t)
+	w.lease(t.Group).sent++
+	q.begin(now, w)
+}
+
+// begin counts as running what the worker can run: it begins tasks in the order in which they came.
+func (q *Queue) begin(now time.Time, w *worker) {
+	for w.running < len(w.sent) && w.sent[w.running].Group.Demand.fits(w.free, 1) {
+		t := w.sent[w.running]
+		t.Group.Demand.take(w.free, 1)
+		if t.TimeLimit > 0 {
+			t.rest().began = now
+			q.due(now.Add(t.TimeLimit))
+		}
+		w.running++
+	}
+}
+
+// unsend removes a task from its worker.
+func (q *Queue) unsend(t *task) {
+	w := t.worker
+	i := slices.Index(w.sent, t)
+	w.sent = slices.Delete(w.sent, i, i+1)
+	if i < w.running {
+		w.running--
+		t.Group.Demand.take(w.free, -1)
+	}
+	w.lease(t.Group).sent--
+	if t.taking {
+		w.asked--
+		t.taking = false
+	}
+}
+
+// Done says how an attempt has ended, and how long it ran. Only the last attempt of a task counts.
+func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Duration) {
+	t := q.tasks[h.ID]
+	if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker.ID != worker {
+		if w := q.workers[worker]; w != nil && r.Size > 0 {
+			o := q.object(r.Object)
+			q.has(now, o, w.Host)
+			q.drop(o)
+		}
+		return
+	}
+	w, g := t.worker, t.Group
+	if r.Size > 0 {
+		q.object(r.Object).hosts[w.Host] = true
+	}
+	q.unsend(t)
+	w.done++
+	if ran = max(ran, time.Microsecond); g.pace == 0 {
+		g.pace = ran
+	} else {
+		g.pace += (ran - g.pace) / 8
+	}
+	w.lease(g).at = now
+	q.due(now.Add(leaseIdle))
+	q.begin(now, w)
+	switch {
+	case r.State == Failed && r.Failure == Gone:
+		q.lostInputs(now, t)
+	case r.State == Failed && r.Failure == ByUser && t.Again && int(t.tries) < t.Retries:
+		t.tries++
+		q.retried++
+		q.retry(now, t)
+	default:
+		q.finish(now, t, r)
+	}
+	q.fill(now, w)
+}
+
+// Returned says that a worker has given tasks back that had not begun.
+func (q *Queue) Returned(now time.Time, worker uint64, all []Held) {
+	w := q.workers[worker]
+	if w == nil {
+		return
+	}
+	for _, h := range all {
+		t := q.tasks[h.ID]
+		if t == nil || t.state != Sent || t.attempt != h.Attempt || t.worker != w {
+			continue
+		}
+		q.unsend(t)
+		q.begin(now, w)
+		q.retry(now, t)
+	}
+	q.fill(now, w)
+}
+
+// Kept says that a worker has begun a task that it was asked to give back.
+func (q *Queue) Kept(worker uint64, h Held) {
+	t := q.tasks[h.ID]
+	if t != nil && t.state == Sent && t.attempt == h.Attempt && t.worker.ID == worker && t.taking {
+		t.taking = false
+		t.worker.asked--
+	}
+}
+
+func (q *Queue) takeBack(w *worker, t *task) {
+	if t.taking {
+		return
+	}
+	t.taking = true
+	w.asked++
+	q.do(Action{What: TakeBack, Worker: w.ID, Task: t.ID, Attempt: t.attempt})
+}
+
+// balance asks the worker that has most tasks waiting for half of them, for one that has nothing to
+// do. The newest are given up.
+func (q *Queue) balance(now time.Time, idle *worker) {
+	var most *worker
+	for _, w := range q.list {
+		if w == idle || w.asked > 0 || len(w.sent)-w.running < 1 {
+			continue
+		}
+		if most == nil || len(w.sent)-w.running > len(most.sent)-most.running {
+			most = w
+		}
+	}
+	if most == nil {
+		return
+	}
+	queued := most.sent[most.running:]
+	for i, n := len(queued)-1, (len(queued)+1)/2; i >= 0 && n > 0; i-- {
+		t := queued[i]
+		if t.Pin != 0 || !idle.serves(t.Group) || !t.Group.Demand.fits(idle.free, 1) {
+			continue
+		}
+		switch idle.lease(t.Group).state {
+		case noLease:
+			q.ask(now, idle, t.Group, 0) // and when it is granted, the worker comes here again
+			return
+		case leaseGranted:
+			q.takeBack(most, t)
+			n--
+		}
+	}
+}
+
+// enter puts the worker into a pool, and takes it out of the other.
+func (w *worker) enter(p *pool) {
+	if w.in == p {
+		return
+	}
+	w.leave()
+	w.in, w.place = p, len(p.list)
+	p.list = append(p.list, w)
+}
+
+func (w *worker) leave() {
+	if w.in == nil {
+		return
+	}
+	last := w.in.list[len(w.in.list)-1]
+	w.in.list[w.place], last.place = last, w.place
+	w.in.list = w.in.list[:len(w.in.list)-1]
+	w.in = nil
+}
+
+// Tick acts on all times that have passed, and sets Next.
+func (q *Queue) Tick(now time.Time) {
+	q.Next = time.Time{}
+	for _, w := range slices.Clone(q.list) {
+		for i := range w.leases {
+			q.tickLease(now, w, q.order[i], &w.leases[i])
+		}
+		for _, t := range slices.Clone(w.sent[:w.running]) {
+			if t.TimeLimit > 0 && t.more != nil && !t.began.IsZero() && t.worker == w && q.passed(now, t.began.Add(t.TimeLimit)) {
+				q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: true})
+				q.unsend(t)
+				q.finish(now, t, Result{State: Failed, Failure: TimedOut, Text: fmt.Sprintf("it ran for longer than %v", t.TimeLimit)})
+				q.begin(now, w)
+				q.fill(now, w)
+			}
+		}
+	}
+}
+
+// passed returns whether a time has passed, and has Tick called then if it has not.
+func (q *Queue) passed(now, at time.Time) bool {
+	if now.Before(at) {
+		q.due(at)
+		return false
+	}
+	return true
+}
+
+func (q *Queue) tickLease(now time.Time, w *worker, g *Group, l *lease) {
+	switch l.state {
+	case leaseAsked:
+		if q.passed(now, l.at.Add(leaseReply)) {
+			q.Refused(now, w.ID, g, fmt.Sprintf("it has not answered for %v", leaseReply))
+		}
+	case leaseRefused:
+		if q.passed(now, l.at.Add(leaseAgain)) {
+			l.state = noLease
+			q.fill(now, w)
+		}
+	case leaseGranted:
+		if l.sent == 0 && q.passed(now, l.at.Add(leaseIdle)) {
+			l.state = noLease
+			q.do(Action{What: EndLease, Worker: w.ID, Group: g})
+		}
+	}
+}
+
+var _ heap.Interface = (*line)(nil)

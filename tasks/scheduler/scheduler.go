@@ -1,0 +1,524 @@
+// Package scheduler runs a queue of tasks for clients and workers that connect to it. What runs
+// where package queue decides; this one has the connections.
+package scheduler
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+// Config says how a Scheduler works. The zero value means the defaults.
+type Config struct {
+	// Run is the job's run id.
+	Run string
+	// Window is how many tasks of a client may be not over at a time. 0: 1,000,000.
+	Window int
+	// WorkerGrace is how long a worker whose connection has broken is waited for. 0: 500 ms.
+	WorkerGrace time.Duration
+	// ClientGrace is how long the tasks of a client are kept whose connection has broken. 0: a
+	// minute.
+	ClientGrace time.Duration
+	// Log takes messages. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+const (
+	defaultWindow      = 1_000_000
+	defaultWorkerGrace = 500 * time.Millisecond
+	defaultClientGrace = time.Minute
+	// helloTime bounds how long a connection may be silent before its hello.
+	helloTime = 20 * time.Second
+	// mostPending is how many bytes may wait for a peer that does not read; then it is given up.
+	mostPending = 256 << 20
+)
+
+// Scheduler serves clients and workers. Use New; it is safe for concurrent use.
+type Scheduler struct {
+	cfg Config
+
+	mu     sync.Mutex
+	q      *queue.Queue
+	peers  map[uint64]*peer // by session
+	timer  *time.Timer
+	tick   time.Time // when timer fires; zero: it does not
+	closed bool
+	wg     sync.WaitGroup // connections
+}
+
+// peer is a client or a worker; it outlives its connections.
+type peer struct {
+	session uint64
+	from    identity.Subject
+	worker  bool
+	name    string
+	host    string
+	pid     uint32
+	values  string // where it provides stored values
+	rank    uint32
+	groups  []*queue.Group // that a client has declared
+	heard   uint64         // dones of a worker
+	link    *link.Link[*wire.FromTasks]
+	left    bool
+	since   time.Time   // of the connection, or of its end
+	gone    *time.Timer // gives up a peer whose connection has broken
+}
+
+// New returns a Scheduler without peers. Close must be called.
+func New(cfg Config) *Scheduler {
+	if cfg.Window <= 0 {
+		cfg.Window = defaultWindow
+	}
+	if cfg.WorkerGrace <= 0 {
+		cfg.WorkerGrace = defaultWorkerGrace
+	}
+	if cfg.ClientGrace <= 0 {
+		cfg.ClientGrace = defaultClientGrace
+	}
+	if cfg.Log == nil {
+		cfg.Log = logrus.StandardLogger()
+	}
+	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{}), peers: make(map[uint64]*peer)}
+	s.timer = time.AfterFunc(time.Hour, s.onTimer)
+	s.timer.Stop()
+	return s
+}
+
+// Close ends all connections, and returns when Handle has returned for each.
+func (s *Scheduler) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.timer.Stop()
+	var open []*link.Link[*wire.FromTasks]
+	for _, p := range s.peers {
+		if p.gone != nil {
+			p.gone.Stop()
+		}
+		if p.link != nil {
+			open = append(open, p.link)
+		}
+	}
+	s.mu.Unlock()
+	for _, l := range open {
+		l.Close()
+	}
+	s.wg.Wait()
+}
+
+var errClosed = errors.New("scheduler: closed")
+
+// Handle serves a connection, whose peer has proven that it is from, until it ends; it closes it.
+func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Subject) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		conn.Close()
+		return errClosed
+	}
+	s.wg.Add(1)
+	s.mu.Unlock()
+	defer s.wg.Done()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+
+	r := link.NewReader(conn)
+	var m wire.ToTasks
+	_ = conn.SetReadDeadline(time.Now().Add(helloTime))
+	err := r.Read(&m)
+	_ = conn.SetReadDeadline(time.Time{})
+	if err == nil && m.GetHello().GetSession() == 0 {
+		err = errors.New("scheduler: a connection that begins without a hello")
+	}
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	l := link.New(conn, func() *wire.FromTasks { return &wire.FromTasks{} })
+	defer l.Close()
+	p, err := s.attach(from, m.GetHello(), l)
+	if err != nil {
+		l.Send(0, func(out *wire.FromTasks) { out.Refused = err.Error() })
+		l.Flush()
+		return err
+	}
+	for {
+		if err = s.take(p, l, &m); err != nil {
+			break
+		}
+		if err = r.Read(&m); err != nil {
+			break
+		}
+	}
+	s.detach(p, l, err)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// attach makes the connection that of the session.
+func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Link[*wire.FromTasks]) (*peer, error) {
+	if err := checkHello(h); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.peers[h.GetSession()]
+	known := p != nil
+	switch {
+	case s.closed:
+		return nil, errClosed
+	case known && (p.from != from || p.worker != h.GetWorker()):
+		return nil, errors.New("scheduler: the session is of another process")
+	case !known:
+		p = &peer{session: h.GetSession(), from: from, worker: h.GetWorker()}
+		s.peers[p.session] = p
+	}
+	if p.link != nil {
+		go p.link.Close()
+	}
+	if p.gone != nil {
+		p.gone.Stop()
+		p.gone = nil
+	}
+	p.host, p.pid, p.values, p.rank = h.GetHost(), h.GetPid(), h.GetValues(), h.GetRank()
+	p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
+	p.link, p.since, p.groups = l, time.Now(), nil
+	l.Send(64, func(m *wire.FromTasks) {
+		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
+		m.Heard = p.heard
+	})
+	if p.worker {
+		s.join(p, h)
+	}
+	s.act()
+	return p, nil
+}
+
+// bounds of what a hello may have.
+const (
+	maxFunctions = 10_000
+	maxHeld      = 100_000
+	maxName      = 255
+)
+
+func checkHello(h *wire.TasksHello) error {
+	switch {
+	case len(h.GetFunctions()) > maxFunctions || len(h.GetHeld()) > maxHeld || len(h.GetOffers()) > 100:
+		return errors.New("scheduler: a hello with more than there may be")
+	case len(h.GetHost()) > maxName || len(h.GetValues()) > maxName:
+		return errors.New("scheduler: a hello with a name that is too long")
+	}
+	return nil
+}
+
+func (s *Scheduler) join(p *peer, h *wire.TasksHello) {
+	w := queue.Worker{ID: p.session, Name: p.name, Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}}
+	for _, f := range h.GetFunctions() {
+		w.Functions[functionKey(f)] = true
+	}
+	for _, a := range h.GetOffers() {
+		if a.GetMilli() > 0 {
+			w.Offers[a.GetName()] = a.GetMilli()
+		}
+	}
+	held := make([]queue.Held, 0, len(h.GetHeld()))
+	for _, a := range h.GetHeld() {
+		held = append(held, heldOf(a))
+	}
+	s.cfg.Log.Debugf("tasks: worker %s joins with %d functions", p.name, len(w.Functions))
+	s.q.Join(time.Now(), w, held)
+}
+
+func functionKey(f *wire.TaskFunction) string {
+	return f.GetName() + "@" + hex.EncodeToString(f.GetHash()[:min(8, len(f.GetHash()))])
+}
+
+func heldOf(a *wire.Attempt) queue.Held {
+	return queue.Held{ID: queue.ID{Client: a.GetClient(), N: a.GetN()}, Attempt: a.GetAttempt()}
+}
+
+func attemptOf(id queue.ID, attempt uint64) *wire.Attempt {
+	return &wire.Attempt{Client: id.Client, N: id.N, Attempt: attempt}
+}
+
+// detach notes that a connection has ended. The peer may come back for a time.
+func (s *Scheduler) detach(p *peer, l *link.Link[*wire.FromTasks], why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.link != l || s.closed {
+		return
+	}
+	p.link, p.since = nil, time.Now()
+	grace := s.cfg.ClientGrace
+	if p.worker {
+		grace = s.cfg.WorkerGrace
+	}
+	if p.left {
+		grace = 0
+	} else {
+		s.cfg.Log.Debugf("tasks: the connection of %s has ended: %v", p.name, why)
+	}
+	p.gone = time.AfterFunc(grace, func() { s.giveUp(p) })
+}
+
+// giveUp ends the session of a peer that has not come back.
+func (s *Scheduler) giveUp(p *peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.link != nil || s.closed || s.peers[p.session] != p {
+		return
+	}
+	delete(s.peers, p.session)
+	now := time.Now()
+	switch {
+	case p.worker && p.left:
+		s.q.Left(now, p.session)
+	case p.worker:
+		s.cfg.Log.Warnf("tasks: worker %s is lost", p.name)
+		s.q.Lose(now, p.session)
+	default:
+		ids := s.q.Tasks(p.session)
+		if len(ids) > 0 {
+			s.cfg.Log.Warnf("tasks: client %s is gone: its %d tasks are cancelled", p.name, len(ids))
+		}
+		for _, id := range ids {
+			s.q.Cancel(now, id, false)
+			s.q.Release(now, id)
+		}
+	}
+	s.act()
+}
+
+// take handles a message of a peer. An error ends the connection.
+func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.link != l {
+		return errors.New("scheduler: another connection has taken the place of this one")
+	}
+	now := time.Now()
+	var err error
+	if p.worker {
+		s.fromWorker(now, p, m)
+	} else {
+		err = s.fromClient(now, p, m)
+	}
+	s.act()
+	if err == nil && l.Pending() > mostPending {
+		err = fmt.Errorf("scheduler: %s does not read what it is sent", p.name)
+	}
+	return err
+}
+
+func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
+	id := p.session
+	for _, d := range m.GetDones() {
+		p.heard++
+		s.q.Done(now, id, heldOf(d.GetOf()), resultOf(d.GetResult()), time.Duration(d.GetRanUs())*time.Microsecond)
+	}
+	if len(m.GetDones()) > 0 {
+		p.link.Send(8, func(out *wire.FromTasks) { out.Heard = p.heard })
+	}
+	if len(m.GetReturned()) > 0 {
+		all := make([]queue.Held, 0, len(m.GetReturned()))
+		for _, a := range m.GetReturned() {
+			all = append(all, heldOf(a))
+		}
+		s.q.Returned(now, id, all)
+	}
+	for _, a := range m.GetKept() {
+		s.q.Kept(id, heldOf(a))
+	}
+	for _, a := range m.GetLeases() {
+		g := s.q.GroupAt(int(a.GetGroup()))
+		switch {
+		case g == nil:
+		case a.GetGranted():
+			s.q.Granted(now, id, g)
+		case a.GetTry() != 0:
+			s.q.SentOn(now, id, g, a.GetTry())
+		default:
+			s.q.Refused(now, id, g, a.GetWhy())
+		}
+	}
+	if m.GetLeaving() {
+		s.q.Leave(now, id)
+	}
+	if m.GetWilling() {
+		s.q.Willing(now, id)
+	}
+	p.left = p.left || m.GetLeft()
+}
+
+func resultOf(r *wire.TaskResult) queue.Result {
+	out := queue.Result{
+		State: queue.State(r.GetState()), Failure: queue.Failure(r.GetFailure()), Text: r.GetText(),
+		Value: r.GetInlined(), Size: int64(r.GetSize()),
+	}
+	if !out.State.Over() || out.State > queue.Cancelled {
+		out = queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: "its worker has reported no result"}
+	}
+	copy(out.Object[:], r.GetValue())
+	return out
+}
+
+func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
+	for _, g := range m.GetGroups() {
+		if len(p.groups) >= maxFunctions || len(g.GetFunction().GetName()) > maxName {
+			return errors.New("scheduler: too many groups, or too long a name")
+		}
+		p.groups = append(p.groups, s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand())))
+	}
+	for _, t := range m.GetSubmits() {
+		if int(t.GetGroup()) >= len(p.groups) {
+			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
+		}
+		s.q.Submit(now, queue.Task{
+			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
+			Options: optionsOf(p.session, t.GetOptions()), Spec: t.GetArgs(),
+		})
+	}
+	for _, c := range m.GetCancels() {
+		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
+	}
+	for _, n := range m.GetReleases() {
+		s.q.Release(now, queue.ID{Client: p.session, N: n})
+	}
+	if m.GetLeft() {
+		p.left = true
+	}
+	return nil
+}
+
+func demandOf(amounts []*wire.Amount) queue.Demand {
+	of := make(map[string]int64, len(amounts))
+	for _, a := range amounts {
+		of[a.GetName()] = a.GetMilli()
+	}
+	return queue.MakeDemand(of)
+}
+
+func optionsOf(client uint64, o *wire.TaskOptions) *queue.Options {
+	if o == nil {
+		return nil
+	}
+	out := &queue.Options{
+		Prefer: o.GetPrefer(), Pin: o.GetPin(), Retries: int(min(o.GetRetries(), 200)), Again: o.GetAgain(),
+		TimeLimit: time.Duration(min(o.GetLimitMs(), 1<<40)) * time.Millisecond,
+	}
+	for _, n := range o.GetNeeds() {
+		out.Needs = append(out.Needs, queue.ID{Client: client, N: n})
+	}
+	return out
+}
+
+// act carries out what the queue wants done, and sets the timer; the lock is held.
+func (s *Scheduler) act() {
+	out := s.q.Out
+	for i := 0; i < len(out); i++ {
+		s.actOn(out[i])
+	}
+	clear(out)
+	s.q.Out = out[:0]
+	if cap(out) > 1<<16 {
+		s.q.Out = nil
+	}
+	if next := s.q.Next; !s.closed && !next.IsZero() && (s.tick.IsZero() || next.Before(s.tick)) {
+		s.tick = next
+		s.timer.Reset(time.Until(next))
+	}
+}
+
+func (s *Scheduler) actOn(a queue.Action) {
+	to := a.Worker
+	if a.What == queue.Tell {
+		to = a.Task.Client
+	}
+	p := s.peers[to]
+	if p == nil || p.link == nil {
+		return // when it comes back, it says what it has
+	}
+	switch a.What {
+	case queue.Push:
+		push := s.pushOf(a)
+		p.link.Send(64+len(push.GetArgs()), func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) })
+	case queue.Ask:
+		p.link.Send(64, func(m *wire.FromTasks) { m.Asks = append(m.Asks, askOf(a.Group)) })
+	case queue.EndLease:
+		p.link.Send(8, func(m *wire.FromTasks) { m.LeaseEnds = append(m.LeaseEnds, uint32(a.Group.Index)) })
+	case queue.TakeBack:
+		p.link.Send(32, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
+	case queue.Stop:
+		p.link.Send(32, func(m *wire.FromTasks) {
+			m.Stops = append(m.Stops, &wire.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
+		})
+	case queue.Tell:
+		if r, ok := s.q.Result(a.Task); ok {
+			p.link.Send(64+len(r.Value), func(m *wire.FromTasks) {
+				m.Told = append(m.Told, &wire.TaskTold{N: a.Task.N, Result: wireResult(r)})
+			})
+		}
+	}
+}
+
+func (s *Scheduler) pushOf(a queue.Action) *wire.PushTask {
+	push := &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task)}
+	o := s.q.OptionsOf(a.Task)
+	push.LimitMs = uint64(o.TimeLimit.Milliseconds())
+	for _, id := range o.Needs {
+		if r, ok := s.q.Result(id); ok {
+			push.Results = append(push.Results, &wire.TaskTold{N: id.N, Result: wireResult(r)})
+		}
+	}
+	return push
+}
+
+func wireResult(r queue.Result) *wire.TaskResult {
+	out := &wire.TaskResult{State: uint32(r.State), Failure: uint32(r.Failure), Text: r.Text, Inlined: r.Value, Size: uint64(r.Size)}
+	if r.Size > 0 {
+		out.Value = slices.Clone(r.Object[:])
+	}
+	return out
+}
+
+func askOf(g *queue.Group) *wire.LeaseAsk {
+	name, hash, _ := cutKey(g.Function)
+	of := &wire.TaskGroup{Function: &wire.TaskFunction{Name: name, Hash: hash}}
+	for _, a := range g.Demand {
+		of.Demand = append(of.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
+	}
+	return &wire.LeaseAsk{Group: uint32(g.Index), Of: of}
+}
+
+// cutKey is the opposite of functionKey.
+func cutKey(key string) (name string, hash []byte, err error) {
+	for i := len(key) - 1; i >= 0; i-- {
+		if key[i] == '@' {
+			hash, err = hex.DecodeString(key[i+1:])
+			return key[:i], hash, err
+		}
+	}
+	return key, nil, nil
+}
+
+func (s *Scheduler) onTimer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tick = time.Time{}
+	s.q.Tick(time.Now())
+	s.act()
+}

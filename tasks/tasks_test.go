@@ -1,0 +1,338 @@
+package tasks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/tasks/scheduler"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func quiet() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// place is a scheduler with a listener on loopback, whose connections can be cut.
+type place struct {
+	t     testing.TB
+	s     *scheduler.Scheduler
+	ln    net.Listener
+	wg    sync.WaitGroup
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+}
+
+func newPlace(t testing.TB, cfg scheduler.Config) *place {
+	t.Helper()
+	cfg.Log = quiet()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &place{t: t, s: scheduler.New(cfg), ln: ln, conns: map[net.Conn]bool{}}
+	p.wg.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			p.conns[conn] = true
+			p.mu.Unlock()
+			p.wg.Go(func() {
+				_ = p.s.Handle(context.Background(), conn, identity.Subject{Role: identity.Worker})
+				p.mu.Lock()
+				delete(p.conns, conn)
+				p.mu.Unlock()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		p.s.Close()
+		p.wg.Wait()
+	})
+	return p
+}
+
+func (p *place) dial(ctx context.Context) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "tcp", p.ln.Addr().String())
+}
+
+// cut breaks all connections.
+func (p *place) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.Close()
+	}
+}
+
+// serve runs a worker until the test ends or stop is called.
+func (p *place) serve(cfg ServeConfig) (stop func()) {
+	cfg.Dial, cfg.Log = p.dial, quiet()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := Serve(ctx, cfg); err != nil {
+			p.t.Errorf("Serve returned %v", err)
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+	})
+	p.t.Cleanup(stop)
+	return stop
+}
+
+func (p *place) connect(cfg ConnectConfig) *Pool {
+	p.t.Helper()
+	cfg.Dial, cfg.Log = p.dial, quiet()
+	pool, err := Connect(context.Background(), cfg)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { pool.Close() })
+	return pool
+}
+
+type shape struct {
+	Name  string
+	Sides []int
+}
+
+var (
+	double = Register[int]("double/v1", func(_ context.Context, n int) (int, error) { return 2 * n, nil })
+	sum    = Register[int]("sum/v1", func(_ context.Context, all ...int) (n int, _ error) {
+		for _, a := range all {
+			n += a
+		}
+		return n, nil
+	})
+	grow = Register[shape]("grow/v1", func(_ context.Context, s shape, by float64) (shape, error) {
+		for i := range s.Sides {
+			s.Sides[i] = int(float64(s.Sides[i]) * by)
+		}
+		return s, nil
+	})
+	fails  = Register[None]("fails/v1", func(context.Context) error { return errors.New("it is Tuesday") })
+	panics = Register[string]("panics/v1", func(context.Context) (string, error) { panic("no") })
+	waits  = Register[string]("waits/v1", func(ctx context.Context) (string, error) {
+		waiting.Add(1)
+		<-ctx.Done()
+		return "", ctx.Err()
+	})
+	takesNone = Register[string]("takesNone/v1", func(context.Context, None) (string, error) { return "", nil })
+	waiting   atomic.Int32
+)
+
+func get[R any](t *testing.T, f *Future[R], err error) R {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, err := f.Get(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestCalls(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	p.serve(ServeConfig{Host: "a"})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	f, err := double.Submit(ctx, pool, 21)
+	if n := get(t, f, err); n != 42 {
+		t.Errorf("double returned %d", n)
+	}
+	g, err := grow.With(Priority(3), Prefer("a")).Submit(ctx, pool, shape{"box", []int{1, 2}}, 2)
+	if s := get(t, g, err); s.Name != "box" || len(s.Sides) != 2 || s.Sides[1] != 4 {
+		t.Errorf("grow returned %+v", s)
+	}
+	h, err := double.Submit(ctx, pool, f) // of a task that is over
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := sum.Submit(ctx, pool, h, h, 1) // and of one that is not, perhaps
+	if n := get(t, i, err); n != 169 {
+		t.Errorf("sum returned %d", n)
+	}
+	all, err := Map(ctx, pool, double, []int{1, 2, 3})
+	if err != nil || fmt.Sprint(all) != "[2 4 6]" {
+		t.Errorf("Map returned %v, %v", all, err)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	p.serve(ServeConfig{})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	var failed *FunctionError
+	if _, err := fails.Call(ctx, pool); !errors.As(err, &failed) || err.Error() != "tasks: fails/v1: it is Tuesday" {
+		t.Errorf("fails: %v", err)
+	}
+	if _, err := panics.Call(ctx, pool); !errors.As(err, &failed) || !strings.Contains(err.Error(), "panic: no\n") {
+		t.Errorf("panics: %v", err)
+	}
+	f, err := waits.Submit(ctx, pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for waiting.Load() == 0 {
+		<-time.After(time.Millisecond)
+	}
+	f.Cancel()
+	if _, err := f.Get(ctx); !errors.Is(err, ErrCancelled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	if _, err := waits.With(TimeLimit(20*time.Millisecond)).Call(ctx, pool); !errors.Is(err, ErrTimeLimit) {
+		t.Errorf("time limit: %v", err)
+	}
+	bad, err := fails.Submit(ctx, pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dependency *DependencyError
+	if _, err := takesNone.Call(ctx, pool, bad); !errors.As(err, &dependency) || !strings.Contains(err.Error(), "it is Tuesday") {
+		t.Errorf("dependency: %v", err)
+	}
+	for says, submit := range map[string]func() error{
+		"double/v1 takes 1 arguments, not 2": func() error { _, err := double.Submit(ctx, pool, 1, 2); return err },
+		"double/v1 takes 1 arguments, not 0": func() error { _, err := double.Submit(ctx, pool); return err },
+		"argument 1 is a string, not a int":  func() error { _, err := double.Submit(ctx, pool, "1"); return err },
+		"argument 1 is a Future of tasks.None, not of int": func() error {
+			_, err := double.Submit(ctx, pool, bad)
+			return err
+		},
+		"have more than 10485760 bytes": func() error { _, err := bytesOf.Submit(ctx, pool, make([]byte, 11<<20)); return err },
+	} {
+		if err := submit(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v; want %q", err, says)
+		}
+	}
+	pool.Close()
+	if _, err := double.Submit(ctx, pool, 1); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+var bytesOf = Register[int]("bytesOf/v1", func(_ context.Context, b []byte) (int, error) { return len(b), nil })
+
+// Tasks and results survive broken connections, each result comes once, and workers that leave or
+// come lose nothing.
+func TestBrokenConnections(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	leave := p.serve(ServeConfig{Offers: map[string]float64{"cpu": 2}})
+	p.serve(ServeConfig{Offers: map[string]float64{"cpu": 2}})
+	pool := p.connect(ConnectConfig{})
+	const n = 20_000
+	futures := make([]*Future[int], n)
+	for i := range futures {
+		f, err := double.Submit(t.Context(), pool, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		futures[i] = f
+		if i%2000 == 1000 {
+			p.cut()
+		}
+		if i == n/2 {
+			leave()
+		}
+	}
+	p.cut()
+	for i, f := range futures {
+		if got := get(t, f, nil); got != 2*i {
+			t.Fatalf("task %d returned %d", i, got)
+		}
+	}
+}
+
+// A worker that refuses gets nothing until it says otherwise.
+func TestAdmission(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	var busy atomic.Bool
+	busy.Store(true)
+	again := make(chan struct{})
+	p.serve(ServeConfig{Reconsider: again, Admit: func(string) error {
+		if busy.Load() {
+			return errors.New("it trains")
+		}
+		return nil
+	}})
+	pool := p.connect(ConnectConfig{})
+	f, err := double.Submit(t.Context(), pool, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again <- struct{}{} // and it refuses once more
+	select {
+	case <-f.Done():
+		t.Fatal("a worker that has refused has run a task")
+	case <-time.After(50 * time.Millisecond):
+	}
+	busy.Store(false)
+	again <- struct{}{}
+	if n := get(t, f, nil); n != 2 {
+		t.Errorf("it returned %d", n)
+	}
+}
+
+// BenchmarkCall waits for each task before the next.
+func BenchmarkCall(b *testing.B) {
+	p := newPlace(b, scheduler.Config{})
+	p.serve(ServeConfig{})
+	pool := p.connect(ConnectConfig{})
+	ctx := b.Context()
+	for b.Loop() {
+		if _, err := double.Call(ctx, pool, 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkPipelined submits 10,000 tasks before it waits.
+func BenchmarkPipelined(b *testing.B) {
+	p := newPlace(b, scheduler.Config{})
+	for range 2 {
+		p.serve(ServeConfig{})
+	}
+	pool := p.connect(ConnectConfig{Window: 10_000})
+	ctx := b.Context()
+	futures := make([]*Future[int], b.N)
+	b.ResetTimer()
+	for i := range futures {
+		f, err := double.Submit(ctx, pool, i)
+		if err != nil {
+			b.Fatal(err)
+		}
+		futures[i] = f
+	}
+	for _, f := range futures {
+		if _, err := f.Get(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tasks/s")
+}

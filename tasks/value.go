@@ -1,0 +1,114 @@
+package tasks
+
+import (
+	"bytes"
+	"encoding"
+	"encoding/binary"
+	"encoding/gob"
+	"fmt"
+	"math"
+	"reflect"
+)
+
+// How a value is encoded: its first byte.
+const (
+	asNothing = iota
+	asBytes
+	asString
+	asInt
+	asUint
+	asFloat
+	asBool
+	asBinary
+	asGob
+)
+
+// encode encodes a value.
+func encode(v reflect.Value) ([]byte, error) {
+	if !v.IsValid() {
+		return []byte{asNothing}, nil
+	}
+	if m, ok := v.Interface().(encoding.BinaryMarshaler); ok && !(v.Kind() == reflect.Pointer && v.IsNil()) {
+		b, err := m.MarshalBinary()
+		return append([]byte{asBinary}, b...), err
+	}
+	switch v.Kind() {
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return append([]byte{asBytes}, v.Bytes()...), nil
+		}
+	case reflect.String:
+		return append([]byte{asString}, v.String()...), nil
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return binary.AppendVarint([]byte{asInt}, v.Int()), nil
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return binary.AppendUvarint([]byte{asUint}, v.Uint()), nil
+	case reflect.Float32, reflect.Float64:
+		return binary.LittleEndian.AppendUint64([]byte{asFloat}, math.Float64bits(v.Float())), nil
+	case reflect.Bool:
+		if v.Bool() {
+			return []byte{asBool, 1}, nil
+		}
+		return []byte{asBool, 0}, nil
+	case reflect.Struct:
+		if v.NumField() == 0 {
+			return []byte{asNothing}, nil
+		}
+	}
+	var buf bytes.Buffer
+	buf.WriteByte(asGob)
+	err := gob.NewEncoder(&buf).EncodeValue(v)
+	return buf.Bytes(), err
+}
+
+// decode decodes a value of a type. It does not keep b.
+func decode(b []byte, t reflect.Type) (reflect.Value, error) {
+	v := reflect.New(t).Elem()
+	if len(b) == 0 {
+		return v, fmt.Errorf("no bytes for a %v", t)
+	}
+	how, b := b[0], b[1:]
+	wrong := fmt.Errorf("the bytes are not those of a %v", t)
+	switch kind := t.Kind(); {
+	case how == asNothing:
+		return v, nil
+	case how == asBinary:
+		u, ok := v.Addr().Interface().(encoding.BinaryUnmarshaler)
+		if !ok && kind == reflect.Pointer {
+			v.Set(reflect.New(t.Elem()))
+			u, ok = v.Interface().(encoding.BinaryUnmarshaler)
+		}
+		if !ok {
+			return v, fmt.Errorf("%v has no UnmarshalBinary", t)
+		}
+		return v, u.UnmarshalBinary(b)
+	case how == asGob:
+		return v, gob.NewDecoder(bytes.NewReader(b)).DecodeValue(v)
+	case how == asBytes && kind == reflect.Slice && t.Elem().Kind() == reflect.Uint8:
+		v.SetBytes(bytes.Clone(b))
+		if b := v.Bytes(); b == nil {
+			v.SetBytes([]byte{})
+		}
+	case how == asString && kind == reflect.String:
+		v.SetString(string(b))
+	case how == asInt && v.CanInt():
+		n, size := binary.Varint(b)
+		if size != len(b) || v.OverflowInt(n) {
+			return v, wrong
+		}
+		v.SetInt(n)
+	case how == asUint && v.CanUint():
+		n, size := binary.Uvarint(b)
+		if size != len(b) || v.OverflowUint(n) {
+			return v, wrong
+		}
+		v.SetUint(n)
+	case how == asFloat && v.CanFloat() && len(b) == 8:
+		v.SetFloat(math.Float64frombits(binary.LittleEndian.Uint64(b)))
+	case how == asBool && kind == reflect.Bool && len(b) == 1:
+		v.SetBool(b[0] != 0)
+	default:
+		return v, wrong
+	}
+	return v, nil
+}

@@ -1,0 +1,542 @@
+package tasks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+// ServeConfig says what a worker offers. The zero value is for a worker of a job.
+type ServeConfig struct {
+	// Dial returns a new connection to the scheduler. Nil: to that of the job of this process.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Host is the name of this host, by which tasks prefer it. Empty: that which the job has for
+	// it, or the machine's.
+	Host string
+	// Offers are the resources of this worker: "cpu", "gpu" and any other names. A missing "cpu" is
+	// the number of processors, divided by the job's workers on this host.
+	Offers map[string]float64
+	// Admit, if not nil, is asked before tasks of a function are sent here. An error is a refusal;
+	// it is asked again after a second, or after Reconsider. It must not block.
+	Admit func(function string) error
+	// Reconsider has Admit asked at once, for each value.
+	Reconsider <-chan struct{}
+	// Grace is how long tasks that run may go on when ctx ends. 0: 10 s. Those that have not begun
+	// are given back at once.
+	Grace time.Duration
+	// Log takes messages. Nil: logrus.StandardLogger().
+	Log logrus.FieldLogger
+}
+
+const defaultGrace = 10 * time.Second
+
+// Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
+// when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it gives back
+// what has not begun, and waits for what runs, for no longer than the grace; then it returns nil.
+// It returns an error where the scheduler cannot be reached at first, or refuses it.
+func Serve(ctx context.Context, cfg ServeConfig) error {
+	w, err := newWorker(cfg)
+	if err != nil {
+		return err
+	}
+	conn, r, err := w.hello(ctx)
+	if err != nil {
+		return err
+	}
+	return w.serve(ctx, conn, r)
+}
+
+// worker runs tasks.
+type worker struct {
+	cfg     ServeConfig
+	session uint64
+	offers  map[string]int64
+
+	mu      sync.Mutex
+	link    *link.Link[*wire.ToTasks]
+	groups  map[uint32]*offered // of which there is a lease
+	held    []*attempt          // in the order in which they came
+	queued  []*attempt          // of those, the ones that have not begun
+	free    map[string]int64
+	unheard []*wire.TaskDone // of ended attempts
+	heard   uint64           // of all ended attempts, the scheduler has so many
+	leaving bool
+	idle    chan struct{} // closed when nothing is held; made while leaving
+	running sync.WaitGroup
+}
+
+// offered is a group of tasks that the scheduler may send.
+type offered struct {
+	fn     *function
+	demand queue.Demand
+}
+
+// attempt is a task that was sent here.
+type attempt struct {
+	push   *wire.PushTask
+	of     *offered
+	cancel context.CancelFunc // nil: it has not begun
+	ended  bool               // and the scheduler may not know
+}
+
+func newWorker(cfg ServeConfig) (*worker, error) {
+	if cfg.Log == nil {
+		cfg.Log = logrus.StandardLogger()
+	}
+	if cfg.Grace <= 0 {
+		cfg.Grace = defaultGrace
+	}
+	share := 1
+	if cfg.Dial == nil {
+		dial, host, local, err := ownJob()
+		if err != nil {
+			return nil, err
+		}
+		if cfg.Host == "" {
+			cfg.Host = host
+		}
+		cfg.Dial, share = dial, max(local, 1)
+	}
+	if cfg.Host == "" {
+		cfg.Host, _ = os.Hostname()
+	}
+	w := &worker{cfg: cfg, session: newSession(), offers: map[string]int64{}, groups: map[uint32]*offered{}}
+	for name, n := range cfg.Offers {
+		w.offers[name] = int64(n*queue.Unit + 0.5)
+	}
+	if _, ok := w.offers["cpu"]; !ok {
+		w.offers["cpu"] = int64(max(runtime.GOMAXPROCS(0)/share, 1)) * queue.Unit
+	}
+	w.free = maps.Clone(w.offers)
+	return w, nil
+}
+
+// hello connects once, and says what the worker has.
+func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
+	conn, err := w.cfg.Dial(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
+	}
+	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
+	h := &wire.TasksHello{Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid())}
+	functions.Lock()
+	for _, f := range functions.byName {
+		h.Functions = append(h.Functions, f.wire())
+	}
+	functions.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(w.offers)) {
+		h.Offers = append(h.Offers, &wire.Amount{Name: name, Milli: w.offers[name]})
+	}
+	w.mu.Lock()
+	for _, a := range w.held {
+		h.Held = append(h.Held, a.push.GetOf())
+	}
+	w.mu.Unlock()
+	l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	r := link.NewReader(conn)
+	var m wire.FromTasks
+	err = r.Read(&m)
+	if !stop() {
+		err = errors.Join(ctx.Err(), err)
+	}
+	if err == nil && m.GetRefused() != "" {
+		err = refusedError{m.GetRefused()}
+	} else if err == nil && m.GetWelcome() == nil {
+		err = errors.New("tasks: the scheduler's first message is no welcome")
+	}
+	if err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	w.welcomed(l, &m)
+	return conn, r, nil
+}
+
+// welcomed goes on over a new connection: what the scheduler has not heard is said again.
+func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
+	w.mu.Lock()
+	w.link = l
+	if !m.GetWelcome().GetKnown() {
+		w.heard = 0 // and what was not heard counts from there
+	} else {
+		w.acknowledge(m.GetHeard())
+	}
+	again := slices.Clone(w.unheard)
+	l.Send(0, func(m *wire.ToTasks) {
+		m.Dones = append(m.Dones, again...)
+		m.Leaving = w.leaving
+	})
+	w.mu.Unlock()
+	w.take(m)
+}
+
+// acknowledge forgets the ends of attempts that the scheduler has; the lock is held.
+func (w *worker) acknowledge(heard uint64) {
+	if heard <= w.heard || heard-w.heard > uint64(len(w.unheard)) {
+		return
+	}
+	n := heard - w.heard
+	gone := make(map[*wire.Attempt]bool, n)
+	for _, d := range w.unheard[:n] {
+		gone[d.GetOf()] = true
+	}
+	w.held = slices.DeleteFunc(w.held, func(a *attempt) bool { return gone[a.push.GetOf()] })
+	w.unheard = slices.Delete(w.unheard, 0, int(n))
+	w.heard = heard
+	w.noteIdle()
+}
+
+// noteIdle tells serve when a worker that leaves has nothing left; the lock is held.
+func (w *worker) noteIdle() {
+	if w.leaving && len(w.held) == 0 && w.idle != nil {
+		close(w.idle)
+		w.idle = nil
+	}
+}
+
+// serve handles what the scheduler says until ctx ends, over as many connections as it takes.
+func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	failed := make(chan error, 1)
+	var reading sync.WaitGroup
+	reading.Go(func() { failed <- w.read(life, conn, r) })
+	defer reading.Wait()
+	defer end()
+	for {
+		select {
+		case err := <-failed:
+			w.stopAll()
+			w.running.Wait()
+			return err
+		case _, ok := <-w.cfg.Reconsider:
+			if !ok {
+				w.cfg.Reconsider = nil
+			}
+			w.say(func(m *wire.ToTasks) { m.Willing = true })
+		case <-ctx.Done():
+			w.leave()
+			end()
+			w.running.Wait()
+			return nil
+		}
+	}
+}
+
+// leave gives back what has not begun, and waits for the rest.
+func (w *worker) leave() {
+	idle := make(chan struct{})
+	w.mu.Lock()
+	w.leaving, w.idle = true, idle
+	w.noteIdle()
+	w.mu.Unlock()
+	w.say(func(m *wire.ToTasks) { m.Leaving = true })
+	late := time.NewTimer(w.cfg.Grace)
+	defer late.Stop()
+	select {
+	case <-idle:
+		w.say(func(m *wire.ToTasks) { m.Left = true })
+	case <-late.C:
+		w.stopAll()
+		w.say(func(m *wire.ToTasks) { m.Left = true })
+	}
+	w.mu.Lock()
+	l := w.link
+	w.mu.Unlock()
+	if l != nil {
+		l.Flush()
+	}
+}
+
+func (w *worker) stopAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range w.held {
+		if a.cancel != nil {
+			a.cancel()
+		}
+	}
+}
+
+func (w *worker) say(add func(*wire.ToTasks)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.link != nil {
+		w.link.Send(16, add)
+	}
+}
+
+// read reads what the scheduler says until ctx ends.
+func (w *worker) read(ctx context.Context, conn net.Conn, r *link.Reader) error {
+	for {
+		err := w.listen(ctx, conn, r)
+		w.mu.Lock()
+		l := w.link
+		w.link = nil
+		w.mu.Unlock()
+		if l != nil {
+			l.Close()
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		w.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
+		for {
+			if conn, r, err = w.hello(ctx); err == nil {
+				break
+			}
+			var refused refusedError
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case errors.As(err, &refused):
+				return err
+			}
+			select {
+			case <-time.After(reachEvery):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (w *worker) listen(ctx context.Context, conn net.Conn, r *link.Reader) error {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	var m wire.FromTasks
+	for {
+		if err := r.Read(&m); err != nil {
+			return err
+		}
+		if m.GetRefused() != "" {
+			return refusedError{m.GetRefused()}
+		}
+		w.take(&m)
+	}
+}
+
+// take does what the scheduler says.
+func (w *worker) take(m *wire.FromTasks) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if m.GetHeard() > 0 {
+		w.acknowledge(m.GetHeard())
+	}
+	for _, a := range m.GetAsks() {
+		w.answer(a)
+	}
+	for _, push := range m.GetPushes() {
+		a := &attempt{push: push, of: w.groups[push.GetGroup()]}
+		w.held = append(w.held, a)
+		w.queued = append(w.queued, a)
+	}
+	for _, of := range m.GetTakeBack() {
+		w.giveBack(of)
+	}
+	for _, s := range m.GetStops() {
+		w.stop(s.GetOf())
+	}
+	w.begin()
+}
+
+// answer answers the request for a lease; the lock is held.
+func (w *worker) answer(a *wire.LeaseAsk) {
+	of := a.GetOf()
+	functions.Lock()
+	f := functions.byName[of.GetFunction().GetName()]
+	functions.Unlock()
+	reply := &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true}
+	switch {
+	case f == nil || !bytes.Equal(f.hash[:8], of.GetFunction().GetHash()):
+		reply.Granted, reply.Why = false, fmt.Sprintf("it has no function %s with the same types", of.GetFunction().GetName())
+	case w.leaving:
+		reply.Granted, reply.Why = false, "it leaves"
+	case w.cfg.Admit != nil:
+		if err := w.cfg.Admit(f.name); err != nil {
+			reply.Granted, reply.Why = false, err.Error()
+		}
+	}
+	if reply.Granted {
+		demand := make(map[string]int64, len(of.GetDemand()))
+		for _, d := range of.GetDemand() {
+			demand[d.GetName()] = d.GetMilli()
+		}
+		w.groups[a.GetGroup()] = &offered{fn: f, demand: queue.MakeDemand(demand)}
+	}
+	if w.link != nil {
+		w.link.Send(32, func(m *wire.ToTasks) { m.Leases = append(m.Leases, reply) })
+	}
+}
+
+func same(a, b *wire.Attempt) bool {
+	return a.GetN() == b.GetN() && a.GetClient() == b.GetClient() && a.GetAttempt() == b.GetAttempt()
+}
+
+// giveBack gives a task back that has not begun; the lock is held.
+func (w *worker) giveBack(of *wire.Attempt) {
+	i := slices.IndexFunc(w.queued, func(a *attempt) bool { return same(a.push.GetOf(), of) })
+	if i >= 0 {
+		w.drop(w.queued[i])
+	}
+	if w.link != nil {
+		w.link.Send(32, func(m *wire.ToTasks) {
+			if i >= 0 {
+				m.Returned = append(m.Returned, of)
+			} else {
+				m.Kept = append(m.Kept, of)
+			}
+		})
+	}
+}
+
+// drop forgets a task that has not begun; the lock is held.
+func (w *worker) drop(a *attempt) {
+	is := func(b *attempt) bool { return a == b }
+	w.queued = slices.DeleteFunc(w.queued, is)
+	w.held = slices.DeleteFunc(w.held, is)
+	w.noteIdle()
+}
+
+// stop ends a task whose result is not wanted any more; the lock is held.
+func (w *worker) stop(of *wire.Attempt) {
+	for _, a := range w.held {
+		switch {
+		case !same(a.push.GetOf(), of):
+		case a.cancel != nil:
+			a.cancel()
+			return
+		case !a.ended:
+			w.drop(a)
+			return
+		}
+	}
+}
+
+// begin begins what can, in the order in which it came; the lock is held.
+func (w *worker) begin() {
+	n := 0
+	for ; n < len(w.queued); n++ {
+		a := w.queued[n]
+		if a.of != nil && !w.fits(a.of.demand) {
+			break
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		a.cancel = cancel
+		if a.of != nil {
+			for _, d := range a.of.demand {
+				w.free[d.Name] -= d.Milli
+			}
+		}
+		w.running.Go(func() { w.run(ctx, a) })
+	}
+	if n > 0 {
+		w.queued = slices.Delete(w.queued, 0, n)
+	}
+}
+
+func (w *worker) fits(d queue.Demand) bool {
+	for _, a := range d {
+		if w.free[a.Name] < a.Milli {
+			return false
+		}
+	}
+	return true
+}
+
+// run runs a task, and reports its result.
+func (w *worker) run(ctx context.Context, a *attempt) {
+	defer a.cancel()
+	began := time.Now()
+	if limit := a.push.GetLimitMs(); limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(limit)*time.Millisecond)
+		defer cancel()
+	}
+	result := w.call(ctx, a)
+	done := &wire.TaskDone{Of: a.push.GetOf(), Result: result, RanUs: uint64(time.Since(began).Microseconds())}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a.ended, a.cancel = true, func() {}
+	if a.of != nil {
+		for _, d := range a.of.demand {
+			w.free[d.Name] += d.Milli
+		}
+	}
+	w.unheard = append(w.unheard, done)
+	if w.link != nil {
+		w.link.Send(64+len(result.GetInlined()), func(m *wire.ToTasks) { m.Dones = append(m.Dones, done) })
+	}
+	w.begin()
+}
+
+func failed(f queue.Failure, text string) *wire.TaskResult {
+	return &wire.TaskResult{State: uint32(queue.Failed), Failure: uint32(f), Text: text}
+}
+
+// call decodes the arguments and calls the function.
+func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
+	if a.of == nil {
+		return failed(queue.ByUser, "it was sent to a worker without a lease")
+	}
+	args, err := argumentsOf(a)
+	if err != nil {
+		return failed(queue.ByUser, err.Error())
+	}
+	value, err := a.of.fn.run(ctx, args)
+	switch {
+	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return failed(queue.TimedOut, fmt.Sprintf("it ran for longer than %v: %v", time.Duration(a.push.GetLimitMs())*time.Millisecond, err))
+	case err != nil:
+		return failed(queue.ByUser, err.Error())
+	case len(value) > mostWithTask:
+		return failed(queue.ByUser, fmt.Sprintf("the result has %d bytes; at most %d", len(value), mostWithTask))
+	}
+	return &wire.TaskResult{State: uint32(queue.Succeeded), Inlined: value}
+}
+
+func argumentsOf(a *attempt) ([]reflect.Value, error) {
+	var all wire.TaskArgs
+	if err := proto.Unmarshal(a.push.GetArgs(), &all); err != nil {
+		return nil, err
+	}
+	f := a.of.fn
+	if len(all.GetArgs()) < len(f.in) {
+		return nil, fmt.Errorf("it has %d arguments; %s takes %d", len(all.GetArgs()), f.name, len(f.in))
+	}
+	args := make([]reflect.Value, len(all.GetArgs()))
+	for i, arg := range all.GetArgs() {
+		t, err := f.arg(i)
+		if err != nil {
+			return nil, err
+		}
+		b := arg.GetInlined()
+		if n := arg.GetTask(); n != 0 {
+			for _, r := range a.push.GetResults() {
+				if r.GetN() == n {
+					b = r.GetResult().GetInlined()
+				}
+			}
+		}
+		if args[i], err = decode(b, t); err != nil {
+			return nil, fmt.Errorf("argument %d: %w", i+1, err)
+		}
+	}
+	return args, nil
+}
