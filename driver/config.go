@@ -11,6 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
+	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
 // Config configures a job: its command, hosts and limits.
@@ -70,6 +71,8 @@ type Config struct {
 	// status and gives commands with a control.Client. It must be in a directory that only that
 	// user may enter. Empty: no socket.
 	Control string
+	// Tasks schedules tasks that workers run beside the job. Nil: there are none.
+	Tasks rendezvous.Tasks
 	// Audit has the records of what this process has done and been asked for the job. The driver
 	// adds its own, and writes all of them among the events until the job has ended. Nil: a new
 	// one.

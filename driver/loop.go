@@ -213,7 +213,7 @@ func (l *loop) serve(ctx context.Context) error {
 		return fmt.Errorf("driver: %w", errors.Join(err, lis.Close()))
 	}
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
-		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Log: l.cfg.Log,
+		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
 	})
 	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
 	l.meet, l.push = server, push

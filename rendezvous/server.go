@@ -2,8 +2,10 @@ package rendezvous
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -54,8 +56,18 @@ type ServerConfig struct {
 	Handler Handler
 	// DataKey returns the key of data connections of a generation. Nil: a random one for each.
 	DataKey func(generation uint64) identity.DataKey
+	// Tasks takes the connections of workers that run or submit tasks. Nil: they are refused.
+	Tasks Tasks
 	// Log receives refused requests. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+}
+
+// Tasks is a scheduler of tasks.
+type Tasks interface {
+	// Handle serves a connection of a worker until it ends, or ctx does; it closes it.
+	Handle(ctx context.Context, conn net.Conn, from identity.Subject) error
+	// Expel says that the process of a worker has ended. It must not block.
+	Expel(incarnation string)
 }
 
 // Server holds the current world and the joins that wait. It answers only workers that Admit has
@@ -142,6 +154,9 @@ func (s *Server) Expel(incarnation string) {
 	defer s.mu.Unlock()
 	delete(s.admitted, incarnation)
 	delete(s.dismissed, incarnation)
+	if s.cfg.Tasks != nil {
+		s.cfg.Tasks.Expel(incarnation)
+	}
 	if w, ok := s.waiting[incarnation]; ok {
 		delete(s.waiting, incarnation)
 		w.answer <- answer{err: errExpelled}
@@ -156,6 +171,11 @@ func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
 	if err != nil {
 		return from, err
 	}
+	return s.belongs(from)
+}
+
+// belongs returns an error for a worker that does not belong to the job, or not any more.
+func (s *Server) belongs(from identity.Subject) (identity.Subject, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.admitted[from.Incarnation] {
@@ -169,10 +189,30 @@ func (s *Server) caller(ctx context.Context) (identity.Subject, error) {
 // returns an error if ln fails.
 func (s *Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	register := func(r grpc.ServiceRegistrar) { wire.RegisterRendezvousServer(r, service{s: s}) }
-	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release); err != nil {
+	var raw []wire.Raw
+	if s.cfg.Tasks != nil {
+		raw = append(raw, wire.Raw{Protocol: wire.TasksProtocol, Handle: s.tasks})
+	}
+	if err := wire.Serve(ctx, ln, s.cfg.Credentials.ServerTLS(identity.Worker), register, s.release, raw...); err != nil {
 		return fmt.Errorf("rendezvous: %w", err)
 	}
 	return nil
+}
+
+// tasks hands on the connection of a worker that belongs to the job.
+func (s *Server) tasks(ctx context.Context, conn net.Conn, peer tls.ConnectionState) {
+	from, err := identity.SubjectOf(peer)
+	if err == nil {
+		_, err = s.belongs(from)
+	}
+	if err != nil {
+		s.cfg.Log.Debugf("rendezvous: a connection for tasks is refused: %v", err)
+		conn.Close()
+		return
+	}
+	if err := s.cfg.Tasks.Handle(ctx, conn, from); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Debugf("rendezvous: tasks of %v: %v", from, err)
+	}
 }
 
 var errStopping = status.Error(codes.Unavailable, "the driver is stopping")

@@ -3,6 +3,7 @@ package tasks
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -12,12 +13,16 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// dialTimeout bounds a try to reach the scheduler.
-const dialTimeout = 20 * time.Second
+// dialTimeout bounds a try to reach the scheduler: where a driver has just died, the host's agent
+// holds a connection until it knows of the next one.
+const dialTimeout = 5 * time.Second
 
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	dial, _, _, err := ownJob()
+	if path := plan.OwnTasks(); errors.Is(err, errNotDriven) && path != "" {
+		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
+	}
 	return dial, err
 }
 
@@ -43,7 +48,8 @@ func dialer(addr string, creds *identity.Credentials) func(context.Context) (net
 	return func(ctx context.Context) (net.Conn, error) {
 		cfg := creds.ClientTLS(identity.Subject{Role: identity.Driver})
 		cfg.NextProtos = []string{wire.TasksProtocol}
-		d := tls.Dialer{NetDialer: &net.Dialer{Timeout: dialTimeout}, Config: cfg}
-		return d.DialContext(ctx, "tcp", addr)
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
 	}
 }

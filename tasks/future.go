@@ -274,4 +274,4 @@ func (t *pending) whenOver(f func()) {
 	f()
 }
 
-var errNotDriven = errors.New("tasks: this process is not a worker of a job: ConnectConfig.Dial is missing")
+var errNotDriven = errors.New("tasks: this process is not a worker of a job, and was not started by hvdrun tasks run")

@@ -29,6 +29,8 @@ const (
 	mostWithTask = 10 << 20
 	// reachEvery is the pause between two tries to reach the scheduler.
 	reachEvery = 50 * time.Millisecond
+	// defaultPatience is how long a client waits for a scheduler that is out of reach.
+	defaultPatience = time.Minute
 )
 
 // ConnectConfig says how the scheduler is reached. The zero value is for a worker of a job: its own.
@@ -38,6 +40,8 @@ type ConnectConfig struct {
 	// Window is how many tasks may be not over at a time: Submit waits beyond it. 0: what the
 	// scheduler allows.
 	Window int
+	// Patience is how long the scheduler may be out of reach; then all tasks fail. 0: a minute.
+	Patience time.Duration
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -57,8 +61,9 @@ type Pool struct {
 	tasks  map[uint64]*pending // not over
 	last   uint64
 	window int
-	room   chan struct{} // closed when there may be room in the window again
-	failed error         // nothing comes of it any more
+	room   chan struct{}   // closed when there may be room in the window again
+	asked  []chan<- []byte // for the status
+	failed error           // nothing comes of it any more
 }
 
 // pending is a task as its client knows it.
@@ -77,6 +82,9 @@ type pending struct {
 func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
+	}
+	if cfg.Patience <= 0 {
+		cfg.Patience = defaultPatience
 	}
 	if cfg.Dial == nil {
 		dial, err := ownDial()
@@ -131,6 +139,9 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		p.window = min(p.window, p.cfg.Window)
 	}
 	l.Send(0, func(m *wire.ToTasks) { m.Groups = append(m.Groups, p.groups...) })
+	if len(p.asked) > 0 {
+		l.Send(0, func(m *wire.ToTasks) { m.Status = true })
+	}
 	for _, n := range slices.Sorted(maps.Keys(p.tasks)) {
 		t := p.tasks[n]
 		l.Send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
@@ -178,12 +189,12 @@ func (p *Pool) run(ctx context.Context, conn net.Conn, r *link.Reader) {
 		}
 		l.Close()
 		p.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
-		for {
+		for since := time.Now(); ; {
 			if conn, r, err = p.hello(ctx); err == nil {
 				break
 			}
 			var refused refusedError
-			if errors.As(err, &refused) || ctx.Err() != nil {
+			if errors.As(err, &refused) || time.Since(since) > p.cfg.Patience {
 				p.fail(err)
 				return
 			}
@@ -202,6 +213,9 @@ func (p *Pool) listen(r *link.Reader) error {
 	for {
 		if err := r.Read(&m); err != nil {
 			return err
+		}
+		if text := m.GetStatus(); len(text) > 0 {
+			p.answered(text)
 		}
 		var released []uint64
 		var after []func()

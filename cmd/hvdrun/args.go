@@ -17,6 +17,7 @@ type arguments struct {
 	in, out     []string
 	subcommands []string
 	inside      string // the subcommand that was met
+	runs        bool   // and "run" after it
 }
 
 // normalize returns the rewritten arguments, or what is wrong with a flag.
@@ -43,7 +44,11 @@ func normalize(args, subcommands []string) ([]string, error) {
 // positional takes a word that is no flag and returns whether all that follows is to stay as it is.
 func (a *arguments) positional(word string) bool {
 	switch {
+	case a.inside == "tasks" && a.runs: // and the rest is the program's
+		a.out = append(a.out, "--")
+		return true
 	case a.inside != "":
+		a.runs = word == "run"
 		a.take(word)
 		return false
 	case slices.Contains(a.subcommands, word):

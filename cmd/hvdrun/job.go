@@ -215,6 +215,9 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	stopped := p.watchStop(ctx, log, kill, s.timeouts.Drain)
 	cfg := p.driverConfig(s, j, log)
 	cfg.Source, cfg.Launcher, cfg.Output, cfg.Events = source, launcher, output, events.write
+	side, closeTasks := s.serveTasks(j.dir, log)
+	defer closeTasks()
+	cfg.Tasks = side
 	run := driver.Run
 	if j.dir != nil {
 		cfg.Journal, cfg.Control, cfg.Stop = j.dir.journal(), j.dir.controlPath(), p.stop

@@ -26,6 +26,7 @@ type settings struct {
 	np           int
 	minNP, maxNP int
 	spares       int
+	tasksOnly    bool
 	restart      restartSettings
 	sourceSettings
 	cluster   clusterSettings
@@ -136,6 +137,9 @@ var table = slices.Concat(
 		{name: "max-np", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
 			usage: "most workers; makes the job elastic",
 			set:   count(func(s *settings) *int { return &s.maxNP })},
+		{name: "tasks-only", def: "false",
+			usage: "the workers run tasks (see hvdrun tasks) and do not train: nobody waits for them to join a world",
+			set:   onOff(func(s *settings) *bool { return &s.tasksOnly })},
 		{name: "spares", arg: "N", def: "0",
 			usage: "workers beyond the most (-np, where --max-np is not given) that wait with the state to take a lost one's place",
 			set: func(s *settings, text string) (err error) {

@@ -83,7 +83,7 @@ func (m *Machine) checkAlive(now time.Time) {
 	switch {
 	case m.progress && !able:
 		m.decide(now, m.stateLost())
-	case alive == 0 && m.firstFailure != nil:
+	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // there, slots come back
 		m.decide(now, m.firstFailure)
 	case alive == 0 && m.leftCleanly:
 		// No worker reported done, but none has committed either: a command that does not use

@@ -97,7 +97,7 @@ func full() *Machine {
 	f := &filler{}
 	m := &Machine{}
 	f.fill(reflect.ValueOf(m).Elem())
-	m.size = job.Size{NP: 3, Min: 2, Max: 5, Spares: 2, Starts: 7, Elastic: true}
+	m.size = job.Size{NP: 3, Min: 2, Max: 5, Spares: 2, Starts: 7, TasksOnly: true, Elastic: true}
 	m.blame = job.Blame{Policy: job.BlameHost, CooldownMin: time.Second, CooldownMax: time.Minute}
 	m.result = &storedError{"the state is lost, and somebody has stopped it", []error{job.ErrStateLost, job.StopSignal{Signal: syscall.SIGTERM}}}
 	// Redundant fields have equal values.

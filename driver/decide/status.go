@@ -31,6 +31,8 @@ func (m *Machine) doing() job.State {
 		return job.Finishing
 	case !m.started, !m.shortFrom.IsZero():
 		return job.Waiting
+	case m.size.TasksOnly && len(m.workers) > 0:
+		return job.Running
 	case m.world.Generation == 0:
 		return job.Starting
 	case !m.resetFrom.IsZero():

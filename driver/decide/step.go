@@ -391,6 +391,10 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	if !m.started || m.decided || slices.ContainsFunc(m.workers, (*Worker).inWorld) {
 		return
 	}
+	if m.size.TasksOnly {
+		m.formPool(now)
+		return
+	}
 	come, soon := 0, m.queued > 0
 	for _, w := range m.workers {
 		switch {
@@ -434,6 +438,23 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 		return
 	}
 	m.publish(now, members)
+}
+
+// formPool is form for workers that run tasks alone: there is no world, but there should be enough
+// of them.
+func (m *Machine) formPool(now time.Time) {
+	come := 0
+	for _, w := range m.workers {
+		if w.wanted && w.live() {
+			come++
+		}
+	}
+	switch {
+	case come >= m.size.Min:
+		m.shortFrom = time.Time{}
+	case m.size.Elastic:
+		m.lackWorkers(now, come)
+	}
 }
 
 // incomplete is the error of a job that is not elastic when workers exited with 0 before the others

@@ -115,9 +115,11 @@ func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 
 // startBy returns the join deadline of a starting worker; false: it has none. A job that is not
 // elastic may run a command that never joins, so its workers have a deadline only once one of them
-// has joined.
+// has joined; those that run tasks alone have none.
 func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	switch {
+	case m.size.TasksOnly:
+		return time.Time{}, false
 	case m.size.Elastic:
 		return w.since.Add(m.wait.Start), true
 	case m.joined.IsZero():

@@ -96,6 +96,11 @@ var (
 		Admits:   "anyone: it says that the agent is alive, and closes",
 		Unproven: 16, Bytes: 4 << 10, Deadline: 10 * time.Second,
 	}
+	// TaskClients is a unix socket in the job's folder.
+	TaskClients = Bounds{
+		Name: "clients of tasks", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
+		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
+	}
 	// Control is a unix socket in the job's folder.
 	Control = Bounds{
 		Name: "control", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
@@ -105,7 +110,7 @@ var (
 
 // All are the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, Drivers, Forward, Gossip, Enrollment, Notify, Data, TorchWorkers, TorchPeers, TorchHealth}
+	return []Bounds{Rendezvous, Control, TaskClients, Drivers, Forward, Gossip, Enrollment, Notify, Data, TorchWorkers, TorchPeers, TorchHealth}
 }
 
 // Table returns bounds as a table in Markdown.

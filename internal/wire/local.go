@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ import (
 // ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
 // kernel identifies the peer's user before any data is read.
 func ServeLocal(ctx context.Context, ln Listener, register func(grpc.ServiceRegistrar), release func()) error {
-	return serve(ctx, ln, sameUser{insecure.NewCredentials()}, register, release)
+	return serve(ctx, ln, proving{sameUser{insecure.NewCredentials()}, ln}, register, release)
 }
 
 // sameUser accepts peers of this process's user and of root.
@@ -125,18 +126,66 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
+// ServeLocalConns hands the connections of a unix socket to handle, each in a goroutine, until ctx
+// ends, if they are of processes of this process's user or of root: the kernel identifies the user
+// before any data is read. It closes ln, and returns when every call of handle has. handle closes
+// its connection, and returns when ctx ends.
+func ServeLocalConns(ctx context.Context, ln Listener, handle func(ctx context.Context, conn net.Conn, from LocalPeer)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { ln.Close() })
+	defer stop()
+	for {
+		conn, err := ln.Accept()
+		if temporary, ok := err.(interface{ Temporary() bool }); ok && temporary.Temporary() && ctx.Err() == nil {
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		from, err := checkUser(conn)
+		if err != nil {
+			if r, ok := ln.(Refuser); ok {
+				r.Refused(conn, err)
+			}
+			conn.Close()
+			continue
+		}
+		if !ln.Proven(conn) {
+			conn.Close()
+			continue
+		}
+		running.Go(func() { handle(ctx, conn, from) })
+	}
+}
+
+// acceptPause is the pause after a connection could not be accepted.
+const acceptPause = 50 * time.Millisecond
+
+// DialLocal connects to the unix socket at a path of any length.
+func DialLocal(ctx context.Context, path string) (conn net.Conn, err error) {
+	err = withShortPath(path, func(short string) (err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, "unix", short)
+		return err
+	})
+	return conn, err
+}
+
 // NewLocalClient returns a connection to the server of the unix socket at a path of any length. It
 // does no I/O until the first call.
 func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///local",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (conn net.Conn, err error) {
-			err = withShortPath(path, func(short string) (err error) {
-				conn, err = new(net.Dialer).DialContext(ctx, "unix", short)
-				return err
-			})
-			return conn, err
-		}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return DialLocal(ctx, path) }),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			MinConnectTimeout: handshakeTimeout,
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -62,15 +63,64 @@ type Refuser interface {
 	Refused(conn net.Conn, why error)
 }
 
+// Raw takes connections whose clients want another protocol than gRPC, as they say in the
+// handshake.
+type Raw struct {
+	// Protocol is its name for ALPN.
+	Protocol string
+	// Handle serves a connection until it ends, or ctx does; it closes it.
+	Handle func(ctx context.Context, conn net.Conn, peer tls.ConnectionState)
+}
+
 // Serve runs a gRPC server on ln, which it closes, until ctx ends. Only peers that satisfy tlsConf
 // reach a handler. register is called once to add the services. When ctx ends, release is called:
 // it must make every waiting handler return soon. Serve returns once all handlers have returned and
 // all connections are closed: nil after the end of ctx, otherwise the error of the listener.
 func Serve(
-	ctx context.Context, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(),
+	ctx context.Context, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
 ) error {
-	return serve(ctx, ln, credentials.NewTLS(tlsConf), register, release)
+	tlsConf = tlsConf.Clone()
+	for _, r := range raw {
+		tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
+	}
+	who := &dispatching{TransportCredentials: proving{credentials.NewTLS(tlsConf), ln}, ctx: ctx, raw: raw}
+	defer who.running.Wait()
+	return serve(ctx, ln, who, register, release)
 }
+
+// dispatching are credentials that give connections of other protocols away.
+type dispatching struct {
+	credentials.TransportCredentials
+	ctx     context.Context
+	raw     []Raw
+	running sync.WaitGroup
+}
+
+func (d *dispatching) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := d.TransportCredentials.ServerHandshake(conn)
+	if err != nil {
+		return secured, info, err
+	}
+	t, _ := info.(credentials.TLSInfo)
+	for _, r := range d.raw {
+		if r.Protocol == t.State.NegotiatedProtocol {
+			d.running.Go(func() { r.Handle(d.ctx, layered{secured, conn}, t.State) })
+			return nil, nil, credentials.ErrConnDispatched
+		}
+	}
+	return secured, info, nil
+}
+
+// layered is a connection and the one below it.
+type layered struct {
+	net.Conn
+	below net.Conn
+}
+
+// NetConn returns the connection below.
+func (l layered) NetConn() net.Conn { return l.below }
+
+func (d *dispatching) Clone() credentials.TransportCredentials { return d }
 
 // serve serves peers accepted by the credentials.
 func serve(
@@ -78,7 +128,7 @@ func serve(
 	register func(grpc.ServiceRegistrar), release func(),
 ) error {
 	gs := grpc.NewServer(
-		grpc.Creds(proving{who, ln}),
+		grpc.Creds(who),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(streams),
 		grpc.MaxHeaderListSize(16<<10),

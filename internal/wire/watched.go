@@ -31,15 +31,21 @@ func Watch(conn net.Conn) {
 
 // bare returns the connection below the bounds of a listener.
 func bare(conn net.Conn) net.Conn {
-	if bounded, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		return bounded.NetConn()
+	for {
+		above, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			return conn
+		}
+		conn = above.NetConn()
 	}
-	return conn
 }
 
 // watched is a watched connection. It hides its socket from gRPC, which would otherwise set the
 // kernel's timeout to that of a process.
 type watched struct{ net.Conn }
+
+// NetConn returns the connection that it hides.
+func (w watched) NetConn() net.Conn { return w.Conn }
 
 // watching is a listener whose connections are watched. Their own type hides their sockets.
 type watching struct{ net.Listener }

@@ -5,6 +5,7 @@ package scheduler
 import (
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -42,6 +43,8 @@ const (
 	defaultClientGrace = time.Minute
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
+	// tellAt is how many bytes a worker keeps of results that the scheduler has.
+	tellAt = 64 << 10
 	// mostPending is how many bytes may wait for a peer that does not read; then it is given up.
 	mostPending = 256 << 20
 )
@@ -50,17 +53,20 @@ const (
 type Scheduler struct {
 	cfg Config
 
-	mu     sync.Mutex
-	q      *queue.Queue
-	peers  map[uint64]*peer // by session
-	timer  *time.Timer
-	tick   time.Time // when timer fires; zero: it does not
-	closed bool
-	wg     sync.WaitGroup // connections
+	mu      sync.Mutex
+	q       *queue.Queue
+	peers   map[uint64]*peer // by session
+	touched []*peer          // with something to send
+	timer   *time.Timer
+	tick    time.Time // when timer fires; zero: it does not
+	closed  bool
+	wg      sync.WaitGroup // connections
 }
 
 // peer is a client or a worker; it outlives its connections.
 type peer struct {
+	s       *Scheduler
+	touched bool // it is in s.touched
 	session uint64
 	from    identity.Subject
 	worker  bool
@@ -71,6 +77,8 @@ type peer struct {
 	rank    uint32
 	groups  []*queue.Group // that a client has declared
 	heard   uint64         // dones of a worker
+	untold  int            // about the bytes of those of which it has not been told
+	leaving bool
 	link    *link.Link[*wire.FromTasks]
 	left    bool
 	since   time.Time   // of the connection, or of its end
@@ -91,7 +99,9 @@ func New(cfg Config) *Scheduler {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{}), peers: make(map[uint64]*peer)}
+	// Attempts of another scheduler of the job, which died, have other numbers.
+	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
+	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term}), peers: make(map[uint64]*peer)}
 	s.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.timer.Stop()
 	return s
@@ -119,6 +129,30 @@ func (s *Scheduler) Close() {
 }
 
 var errClosed = errors.New("scheduler: closed")
+
+// put has something sent to the peer when the lock is given back.
+func (p *peer) put(bytes int, add func(*wire.FromTasks)) {
+	p.link.Put(bytes, add)
+	if !p.touched {
+		p.touched = true
+		p.s.touched = append(p.s.touched, p)
+	}
+}
+
+// unlock gives the lock back, and sends what was put.
+func (s *Scheduler) unlock() {
+	var links []*link.Link[*wire.FromTasks]
+	for _, p := range s.touched {
+		if p.touched = false; p.link != nil {
+			links = append(links, p.link)
+		}
+	}
+	s.touched = s.touched[:0]
+	s.mu.Unlock()
+	for _, l := range links {
+		l.Push()
+	}
+}
 
 // Handle serves a connection, whose peer has proven that it is from, until it ends; it closes it.
 func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Subject) error {
@@ -175,7 +209,7 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		return nil, err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	p := s.peers[h.GetSession()]
 	known := p != nil
 	switch {
@@ -184,11 +218,11 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 	case known && (p.from != from || p.worker != h.GetWorker()):
 		return nil, errors.New("scheduler: the session is of another process")
 	case !known:
-		p = &peer{session: h.GetSession(), from: from, worker: h.GetWorker()}
+		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker()}
 		s.peers[p.session] = p
 	}
-	if p.link != nil {
-		go p.link.Close()
+	if old := p.link; old != nil {
+		s.wg.Go(old.Close)
 	}
 	if p.gone != nil {
 		p.gone.Stop()
@@ -196,7 +230,7 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 	}
 	p.host, p.pid, p.values, p.rank = h.GetHost(), h.GetPid(), h.GetValues(), h.GetRank()
 	p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
-	p.link, p.since, p.groups = l, time.Now(), nil
+	p.link, p.since, p.groups, p.untold = l, time.Now(), nil, 0
 	l.Send(64, func(m *wire.FromTasks) {
 		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
 		m.Heard = p.heard
@@ -278,7 +312,7 @@ func (s *Scheduler) detach(p *peer, l *link.Link[*wire.FromTasks], why error) {
 // giveUp ends the session of a peer that has not come back.
 func (s *Scheduler) giveUp(p *peer) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	if p.link != nil || s.closed || s.peers[p.session] != p {
 		return
 	}
@@ -303,10 +337,33 @@ func (s *Scheduler) giveUp(p *peer) {
 	s.act()
 }
 
+// Expel says that the process of a worker of a job has ended, which is known before its connection
+// has been missed for long. It does not block.
+func (s *Scheduler) Expel(incarnation string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.peers {
+		if p.from.Incarnation != incarnation || s.closed {
+			continue
+		}
+		if p.gone != nil {
+			p.gone.Stop()
+		}
+		l := p.link
+		p.link = nil
+		s.wg.Go(func() {
+			if l != nil {
+				l.Close()
+			}
+			s.giveUp(p)
+		})
+	}
+}
+
 // take handles a message of a peer. An error ends the connection.
 func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	if p.link != l {
 		return errors.New("scheduler: another connection has taken the place of this one")
 	}
@@ -328,10 +385,12 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	id := p.session
 	for _, d := range m.GetDones() {
 		p.heard++
+		p.untold += 64 + len(d.GetResult().GetInlined())
 		s.q.Done(now, id, heldOf(d.GetOf()), resultOf(d.GetResult()), time.Duration(d.GetRanUs())*time.Microsecond)
 	}
-	if len(m.GetDones()) > 0 {
-		p.link.Send(8, func(out *wire.FromTasks) { out.Heard = p.heard })
+	if p.untold > 0 && (p.untold > tellAt || m.GetLeaving() || p.leaving) {
+		p.put(8, func(out *wire.FromTasks) { out.Heard = p.heard })
+		p.untold = 0
 	}
 	if len(m.GetReturned()) > 0 {
 		all := make([]queue.Held, 0, len(m.GetReturned()))
@@ -356,6 +415,9 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 		}
 	}
 	if m.GetLeaving() {
+		if p.leaving = true; p.heard > 0 {
+			p.put(8, func(out *wire.FromTasks) { out.Heard = p.heard })
+		}
 		s.q.Leave(now, id)
 	}
 	if m.GetWilling() {
@@ -397,6 +459,13 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 	}
 	for _, n := range m.GetReleases() {
 		s.q.Release(now, queue.ID{Client: p.session, N: n})
+	}
+	if m.GetStatus() {
+		text, err := json.Marshal(s.q.Status(now))
+		if err != nil {
+			return err
+		}
+		p.put(len(text), func(out *wire.FromTasks) { out.Status = text })
 	}
 	if m.GetLeft() {
 		p.left = true
@@ -455,20 +524,20 @@ func (s *Scheduler) actOn(a queue.Action) {
 	switch a.What {
 	case queue.Push:
 		push := s.pushOf(a)
-		p.link.Send(64+len(push.GetArgs()), func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) })
+		p.put(64+len(push.GetArgs()), func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) })
 	case queue.Ask:
-		p.link.Send(64, func(m *wire.FromTasks) { m.Asks = append(m.Asks, askOf(a.Group)) })
+		p.put(64, func(m *wire.FromTasks) { m.Asks = append(m.Asks, askOf(a.Group)) })
 	case queue.EndLease:
-		p.link.Send(8, func(m *wire.FromTasks) { m.LeaseEnds = append(m.LeaseEnds, uint32(a.Group.Index)) })
+		p.put(8, func(m *wire.FromTasks) { m.LeaseEnds = append(m.LeaseEnds, uint32(a.Group.Index)) })
 	case queue.TakeBack:
-		p.link.Send(32, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
+		p.put(32, func(m *wire.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
 	case queue.Stop:
-		p.link.Send(32, func(m *wire.FromTasks) {
+		p.put(32, func(m *wire.FromTasks) {
 			m.Stops = append(m.Stops, &wire.StopTask{Of: attemptOf(a.Task, a.Attempt), Force: a.Force})
 		})
 	case queue.Tell:
 		if r, ok := s.q.Result(a.Task); ok {
-			p.link.Send(64+len(r.Value), func(m *wire.FromTasks) {
+			p.put(64+len(r.Value), func(m *wire.FromTasks) {
 				m.Told = append(m.Told, &wire.TaskTold{N: a.Task.N, Result: wireResult(r)})
 			})
 		}
@@ -517,7 +586,7 @@ func cutKey(key string) (name string, hash []byte, err error) {
 
 func (s *Scheduler) onTimer() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	defer s.unlock()
 	s.tick = time.Time{}
 	s.q.Tick(time.Now())
 	s.act()

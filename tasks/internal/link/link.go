@@ -12,7 +12,9 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -32,8 +34,12 @@ type Link[M proto.Message] struct {
 
 	mu      sync.Mutex
 	pending M
+	spare   M
+	buf     []byte
 	some    bool
-	bytes   int // about so many are pending
+	writing bool
+	raw     syscall.RawConn // nil: of no use
+	bytes   int             // about so many are pending
 	err     error
 	news    sync.Cond
 	done    chan struct{}
@@ -41,15 +47,15 @@ type Link[M proto.Message] struct {
 
 // New returns a Link on a connection, which it owns. make returns an empty message.
 func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
-	l := &Link[M]{conn: conn, make: make_, pending: make_(), done: make(chan struct{})}
+	l := &Link[M]{conn: conn, make: make_, pending: make_(), spare: make_(), raw: rawOf(conn), done: make(chan struct{})}
 	l.news.L = &l.mu
 	go l.write()
 	return l
 }
 
-// Send calls add with the message that goes out next. bytes is about how many it adds. It does not
-// block for the peer. add is not called once the link is broken.
-func (l *Link[M]) Send(bytes int, add func(M)) {
+// Put calls add with the message that goes out next, after Push. bytes is about how many it adds. It
+// does not block for the peer. add is not called once the link is broken.
+func (l *Link[M]) Put(bytes int, add func(M)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
@@ -57,10 +63,65 @@ func (l *Link[M]) Send(bytes int, add func(M)) {
 	}
 	add(l.pending)
 	l.bytes += bytes
-	if !l.some {
-		l.some = true
-		l.news.Broadcast()
+	l.some = true
+}
+
+// Push sends what was Put. It does not block for the peer.
+func (l *Link[M]) Push() {
+	l.mu.Lock()
+	if !l.some || l.writing || l.err != nil {
+		l.mu.Unlock()
+		return
 	}
+	if l.bytes > mostInPlace || !l.drained() {
+		l.news.Broadcast()
+		l.mu.Unlock()
+		return
+	}
+	l.out()
+	l.mu.Unlock()
+}
+
+// Send is Put and Push.
+func (l *Link[M]) Send(bytes int, add func(M)) {
+	l.Put(bytes, add)
+	l.Push()
+}
+
+// mostInPlace is how many bytes the caller of Push writes: handing them to another goroutine would
+// take longer. A socket's empty buffer holds more, so that it does not block.
+const mostInPlace = 4 << 10
+
+// drained returns whether the buffer of the socket is known to be empty; the lock is held.
+func (l *Link[M]) drained() bool {
+	if l.raw == nil {
+		return false
+	}
+	left, failed := 0, error(nil)
+	if err := l.raw.Control(func(fd uintptr) { left, failed = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); err != nil {
+		return false
+	}
+	return failed == nil && left == 0
+}
+
+// rawOf returns the socket of a connection.
+func rawOf(conn net.Conn) syscall.RawConn {
+	for {
+		above, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		conn = above.NetConn()
+	}
+	s, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return raw
 }
 
 // Wait blocks while much is pending, until it is written, the link is broken or ctx ends.
@@ -91,41 +152,48 @@ func (l *Link[M]) Pending() int {
 
 func (l *Link[M]) write() {
 	defer close(l.done)
-	var buf []byte
-	spare := l.make()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for {
-		l.mu.Lock()
-		for !l.some && l.err == nil {
+		for (!l.some || l.writing) && l.err == nil {
 			l.news.Wait()
 		}
 		if l.err != nil && (!l.some || !errors.Is(l.err, errFlushed)) {
-			l.mu.Unlock()
 			return
 		}
-		m := l.pending
-		l.pending, spare = spare, m
-		l.some, l.bytes = false, 0
-		l.news.Broadcast()
-		l.mu.Unlock()
-
-		var err error
-		buf = append(buf[:0], 0, 0, 0, 0)
-		if buf, err = (proto.MarshalOptions{}).MarshalAppend(buf, m); err == nil && len(buf)-4 > MaxFrame {
-			err = fmt.Errorf("link: a message of %d bytes; at most %d", len(buf)-4, MaxFrame)
-		}
-		if err == nil {
-			binary.LittleEndian.PutUint32(buf, uint32(len(buf)-4))
-			_, err = l.conn.Write(buf)
-		}
-		if err != nil {
-			l.fail(err)
-			return
-		}
-		proto.Reset(m)
-		if cap(buf) > 4*flushAt {
-			buf = nil
-		}
+		l.out()
 	}
+}
+
+// out writes what is pending. The lock is held, but not meanwhile.
+func (l *Link[M]) out() {
+	m := l.pending
+	l.pending, l.spare = l.spare, m
+	l.some, l.bytes, l.writing = false, 0, true
+	l.mu.Unlock()
+
+	buf, err := (proto.MarshalOptions{}).MarshalAppend(append(l.buf[:0], 0, 0, 0, 0), m)
+	if err == nil && len(buf)-4 > MaxFrame {
+		err = fmt.Errorf("link: a message of %d bytes; at most %d", len(buf)-4, MaxFrame)
+	}
+	if err == nil {
+		binary.LittleEndian.PutUint32(buf, uint32(len(buf)-4))
+		_, err = l.conn.Write(buf)
+	}
+	proto.Reset(m)
+	if l.buf = buf; cap(buf) > 4*flushAt {
+		l.buf = nil
+	}
+	if err != nil {
+		l.conn.Close()
+	}
+	l.mu.Lock()
+	l.writing = false
+	if err != nil && (l.err == nil || errors.Is(l.err, errFlushed)) {
+		l.err = err
+		l.some = false
+	}
+	l.news.Broadcast()
 }
 
 // errFlushed ends a link when what is pending has been written.

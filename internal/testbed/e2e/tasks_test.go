@@ -1,0 +1,135 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+)
+
+// Tasks on the workers of a job.
+
+// startTasker starts a job whose workers run tasks.
+func startTasker(t *testing.T, workers int) (r *Running, program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "tasker")
+	args := append(append([]string{"build"}, buildFlags...), "-o", program, "github.com/hvdrun/hvdrun/internal/testbed/tasker")
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return start(t, Job{
+		Flags:   flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", on(hostA, workers), "--orphan-timeout", "10m"),
+		Command: []string{program},
+	}), program
+}
+
+// submitter is a program that submits tasks. It must end well.
+type submitter struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	out  *bufio.Scanner
+	all  strings.Builder
+	errs bytes.Buffer
+}
+
+func submits(t *testing.T, r *Running, program string, args ...string) *submitter {
+	t.Helper()
+	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), append([]string{"tasks", "run", program}, args...)...)}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.cmd.Stderr = &c.errs
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	return c
+}
+
+// until blocks until the client has printed a line that contains the words.
+func (c *submitter) until(words string) string {
+	c.t.Helper()
+	for c.out.Scan() {
+		c.all.WriteString(c.out.Text() + "\n")
+		if strings.Contains(c.out.Text(), words) {
+			return c.out.Text()
+		}
+	}
+	err := c.cmd.Wait()
+	c.t.Fatalf("the client ended with %v, without %q:\n%s%s", err, words, c.all.String(), c.errs.String())
+	return ""
+}
+
+func (c *submitter) ends() {
+	c.t.Helper()
+	for c.out.Scan() {
+	}
+	if err := c.cmd.Wait(); err != nil {
+		c.t.Errorf("the client ended with %v: %s", err, c.errs.String())
+	}
+}
+
+// awaitWorkers blocks until so many workers of the job run tasks.
+func awaitWorkers(t *testing.T, r *Running, n int) {
+	t.Helper()
+	if !follow.Poll(func() bool {
+		out, _ := r.Subcommand(t.Context(), "tasks").Output()
+		return strings.Count(string(out), "cpu=1 ")+strings.Count(string(out), "cpu=2 ") >= n
+	}) {
+		t.Fatalf("there are not %d workers", n)
+	}
+}
+
+// stopJob ends the job.
+func stopJob(t *testing.T, r *Running) {
+	t.Helper()
+	if out, err := r.Subcommand(t.Context(), "stop").CombinedOutput(); err != nil {
+		t.Fatalf("hvdrun stop: %v: %s", err, out)
+	}
+	if res, err := r.Wait(); err != nil || res.Hung || len(res.Left) > 0 {
+		t.Errorf("%v, left behind: %v", err, res.Left)
+	}
+}
+
+// TestTasksWorkerKilled: one of four workers is killed with thousands of tasks out.
+func TestTasksWorkerKilled(t *testing.T) {
+	r, program := startTasker(t, 4)
+	awaitWorkers(t, r, 4)
+	c := submits(t, r, program, "-submit", "10000", "-lasts", "500us")
+	c.until("7000 left")
+	pids := r.Processes()
+	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == program })
+	if i < 0 {
+		t.Fatal("no worker runs")
+	}
+	if err := syscall.Kill(pids[i], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.until("10000 right")
+	c.ends()
+	stopJob(t, r)
+}
+
+// TestTasksDriverKilled: the scheduler is killed with the driver, and another goes on.
+func TestTasksDriverKilled(t *testing.T) {
+	r, program := startTasker(t, 2)
+	awaitWorkers(t, r, 2)
+	c := submits(t, r, program, "-submit", "10000", "-lasts", "500us")
+	c.until("7000 left")
+	r.KillDriver()
+	r, err := r.Resume("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.until("10000 right")
+	c.ends()
+	stopJob(t, r)
+}

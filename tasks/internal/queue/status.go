@@ -1,0 +1,109 @@
+package queue
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+	"time"
+)
+
+// Status is what people want to see of a queue.
+type Status struct {
+	Waiting   int            `json:"waiting"` // for results that are arguments
+	Ready     int            `json:"ready"`
+	Running   int            `json:"running"` // or sent ahead
+	Retried   int            `json:"retried"`
+	Functions []GroupStatus  `json:"functions,omitempty"`
+	Workers   []WorkerStatus `json:"workers,omitempty"`
+}
+
+// GroupStatus tells of the tasks of one function with the same demand.
+type GroupStatus struct {
+	Function string `json:"function"`
+	Demand   string `json:"demand"`
+	Ready    int    `json:"ready"`
+	Running  int    `json:"running"`
+	// PaceUS is how long a task takes, in microseconds: a moving average. 0: none has ended.
+	PaceUS int64 `json:"pace_us"`
+	// Why says why the ready ones do not run.
+	Why string `json:"why,omitempty"`
+}
+
+// WorkerStatus tells of a worker.
+type WorkerStatus struct {
+	Name    string `json:"name"`
+	Host    string `json:"host"`
+	Offers  string `json:"offers"`
+	Running int    `json:"running"`
+	Ahead   int    `json:"ahead"`
+	Done    int    `json:"done"`
+	Leaving bool   `json:"leaving,omitempty"`
+}
+
+// Status returns what people want to see.
+func (q *Queue) Status(now time.Time) Status {
+	s := Status{Waiting: q.counts[Waiting], Ready: q.counts[Ready], Running: q.counts[Sent], Retried: q.retried}
+	for _, g := range q.order {
+		of := GroupStatus{Function: g.Name(), Demand: g.Demand.String(), Ready: g.waiting, PaceUS: g.pace.Microseconds()}
+		for _, w := range q.list {
+			of.Running += w.lease(g).sent
+		}
+		if of.Ready > 0 {
+			of.Why = q.explain(now, g)
+		}
+		s.Functions = append(s.Functions, of)
+	}
+	for _, w := range q.list {
+		s.Workers = append(s.Workers, WorkerStatus{
+			Name: w.Name, Host: w.Host, Offers: MakeDemand(w.Offers).String(), Running: w.running, Ahead: len(w.sent) - w.running,
+			Done: w.done, Leaving: w.leaving,
+		})
+	}
+	return s
+}
+
+// Name returns the function's name, without its hash.
+func (g *Group) Name() string {
+	name, _, _ := strings.Cut(g.Function, "@")
+	return name
+}
+
+// explain says why tasks of a group are ready and do not run.
+func (q *Queue) explain(now time.Time, g *Group) string {
+	if len(q.list) == 0 {
+		return "there is no worker"
+	}
+	why := map[string]int{}
+	for _, w := range q.list {
+		why[q.whyNot(now, w, g)]++
+	}
+	var all []string
+	for text, n := range why {
+		all = append(all, fmt.Sprintf("%d %s: %s", n, map[bool]string{true: "worker", false: "workers"}[n == 1], text))
+	}
+	sort.Strings(all)
+	return strings.Join(all, "; ")
+}
+
+func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
+	switch l := w.lease(g); {
+	case w.leaving:
+		return "leaves"
+	case !w.Functions[g.Function]:
+		for f := range w.Functions {
+			if strings.HasPrefix(f, g.Name()+"@") {
+				return "has the function with other types"
+			}
+		}
+		return "has no such function"
+	case !g.Demand.fits(w.Offers, 1):
+		return "offers " + MakeDemand(w.Offers).String() + ", less than " + g.Demand.String()
+	case l.state == leaseRefused:
+		return "has refused: " + l.why
+	case l.state == leaseAsked:
+		return fmt.Sprintf("has been asked for a lease %v ago", now.Sub(l.at).Round(time.Millisecond))
+	case !w.mayHave(q, g):
+		return "is busy"
+	}
+	return "the tasks are for others"
+}
