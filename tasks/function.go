@@ -3,7 +3,6 @@ package tasks
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"reflect"
@@ -207,5 +206,3 @@ func (f *Func[R]) With(all ...Option) *Func[R] {
 
 // Name returns the name of the function.
 func (f *Func[R]) Name() string { return f.fn.name }
-
-func hashText(b []byte) string { return hex.EncodeToString(b[:min(8, len(b))]) }

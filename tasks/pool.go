@@ -22,9 +22,6 @@ import (
 )
 
 const (
-	// mostInlined is the size, in bytes, up to which an argument is sent with its task; a result is
-	// if it is smaller.
-	mostInlined = 100 << 10
 	// mostWithTask bounds the sum of what is sent with a task.
 	mostWithTask = 10 << 20
 	// reachEvery is the pause between two tries to reach the scheduler.
@@ -33,7 +30,8 @@ const (
 	defaultPatience = time.Minute
 )
 
-// ConnectConfig says how the scheduler is reached. The zero value is for a worker of a job: its own.
+// ConnectConfig says how the scheduler is reached. The zero value is for a worker of a job, and for
+// a program that hvdrun tasks run has started.
 type ConnectConfig struct {
 	// Dial returns a new connection to the scheduler. Nil: to that of the job of this process.
 	Dial func(ctx context.Context) (net.Conn, error)
@@ -78,7 +76,8 @@ type pending struct {
 	after  []func()         // called then
 }
 
-// Connect returns a client of the scheduler, and blocks until it is connected. Close must be called.
+// Connect returns a client of the scheduler, and blocks until it is connected. The caller must call
+// Close.
 func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()

@@ -55,6 +55,15 @@ func encode(v reflect.Value) ([]byte, error) {
 			return []byte{asNothing}, nil
 		}
 	}
+	if v.Kind() != reflect.Pointer { // methods of the pointer count too, as they do when it is decoded
+		p := reflect.New(v.Type())
+		p.Elem().Set(v)
+		if m, ok := p.Interface().(encoding.BinaryMarshaler); ok {
+			b, err := m.MarshalBinary()
+			return append([]byte{asBinary}, b...), err
+		}
+		v = p
+	}
 	var buf bytes.Buffer
 	buf.WriteByte(asGob)
 	err := gob.NewEncoder(&buf).EncodeValue(v)

@@ -145,8 +145,8 @@ registered in the job's workers too.
 	return cmd
 }
 
-// serveTasks makes the job's scheduler of tasks; clients of this machine reach it by a socket in the
-// job's folder, if it has one. The function it returns ends it.
+// serveTasks makes the job's scheduler of tasks. Clients of this machine reach it by a socket in
+// the job's folder, if it has one. The function it returns ends it.
 func (s *settings) serveTasks(d *jobDir, log *logrus.Logger) (*scheduler.Scheduler, func()) {
 	side := scheduler.New(scheduler.Config{Run: s.runID, Log: log})
 	if d == nil {

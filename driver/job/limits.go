@@ -20,14 +20,14 @@ type Size struct {
 	// Spares is how many workers beyond Max wait for a place, in slots that Max leaves free, on
 	// other hosts first. If there are any and Max is 0, Max is NP.
 	Spares int `json:",omitempty"`
-	// TasksOnly: workers run tasks, and do not join a world.
-	TasksOnly bool `json:",omitempty"`
 	// Starts is how many workers of a host may start at the same time. A worker counts until it has
 	// joined, but at most for 5 s, or for 15 s once another worker has joined. 0: 32.
 	Starts int `json:",omitempty"`
 	// Elastic lets the world change. Otherwise the job has NP workers, and the first failure ends
 	// it.
 	Elastic bool
+	// TasksOnly: workers run tasks, and do not join a world.
+	TasksOnly bool `json:",omitempty"`
 }
 
 // FailurePolicy selects what is excluded after a worker's failure.

@@ -53,8 +53,8 @@ func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
 	return l
 }
 
-// Put calls add with the message that goes out next, after Push. bytes is about how many it adds. It
-// does not block for the peer. add is not called once the link is broken.
+// Put calls add with the message that goes out next, after Push. bytes is about how many it adds.
+// Put does not block for the peer. add is not called once the link is broken.
 func (l *Link[M]) Put(bytes int, add func(M)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -336,12 +336,6 @@ func TestAgainstModel(t *testing.T) {
 		for id, task := range s.tasks {
 			if task.told == 0 && !task.released {
 				real := s.q.tasks[id]
-				for _, n := range real.Needs {
-					s.chase(n, 0)
-					if o := s.q.objects[s.object(n)]; o != nil {
-						t.Logf("%+v", *o)
-					}
-				}
 				t.Fatalf("seed %d: nobody was told of %v: %+v", seed, id, real)
 			}
 			s.q.Release(s.now, id)

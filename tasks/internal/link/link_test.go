@@ -1,0 +1,128 @@
+package link
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pair returns two ends of a TCP connection.
+func pair(t *testing.T) (near, far net.Conn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	if near, err = net.Dial("tcp", ln.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if far, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { near.Close(); far.Close() })
+	return near, far
+}
+
+func empty() *wire.ToTasks { return &wire.ToTasks{} }
+
+// TestOrder: what each of several senders says arrives once and in its order, small and large.
+func TestOrder(t *testing.T) {
+	near, far := pair(t)
+	l := New(near, empty)
+	const senders, each = 4, 5000
+	var sending sync.WaitGroup
+	for s := range senders {
+		sending.Go(func() {
+			large := make([]byte, 100_000)
+			for i := range each {
+				sub := &wire.SubmitTask{N: uint64(i), Group: uint32(s)}
+				if i%100 == 99 {
+					sub.Args = large
+				}
+				l.Send(len(sub.Args), func(m *wire.ToTasks) { m.Submits = append(m.Submits, sub) })
+				if err := l.Wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	go func() {
+		sending.Wait()
+		l.Flush()
+	}()
+	r, next := NewReader(far), [senders]uint64{}
+	var m wire.ToTasks
+	for {
+		err := r.Read(&m)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range m.GetSubmits() {
+			if s.GetN() != next[s.GetGroup()] {
+				t.Fatalf("sender %d: %d instead of %d", s.GetGroup(), s.GetN(), next[s.GetGroup()])
+			}
+			next[s.GetGroup()]++
+		}
+	}
+	if next != [senders]uint64{each, each, each, each} {
+		t.Errorf("%v have come", next)
+	}
+	<-l.done
+}
+
+// TestStuckPeer: a peer that reads nothing keeps nobody who sends, until it is closed.
+func TestStuckPeer(t *testing.T) {
+	near, _ := pair(t)
+	l := New(near, empty)
+	for range 100 {
+		l.Send(1<<20, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, make([]byte, 1<<20)) })
+	}
+	if l.Pending() == 0 {
+		t.Error("nothing is pending")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Wait(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Wait returned %v", err)
+	}
+	l.Close()
+	l.Send(1, func(*wire.ToTasks) { t.Error("a closed link takes messages") })
+}
+
+// TestLyingPeer: a length without the bytes takes no memory for them.
+func TestLyingPeer(t *testing.T) {
+	near, far := pair(t)
+	head := binary.LittleEndian.AppendUint32(nil, MaxFrame+1)
+	if _, err := near.Write(head); err != nil {
+		t.Fatal(err)
+	}
+	if err := NewReader(far).Read(empty()); err == nil {
+		t.Error("a frame beyond the bound is read")
+	}
+	near, far = pair(t)
+	if _, err := near.Write(binary.LittleEndian.AppendUint32(nil, MaxFrame)); err != nil {
+		t.Fatal(err)
+	}
+	near.Close()
+	r := NewReader(far)
+	if err := r.Read(empty()); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a frame that is cut: %v", err)
+	}
+	if cap(r.buf) > 4<<20 {
+		t.Errorf("%d bytes were taken", cap(r.buf))
+	}
+}
