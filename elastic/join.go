@@ -120,6 +120,7 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 			return err
 		}
 		left()
+		w.placed.note()
 		p, err := w.connect(ctx, world)
 		if err == nil {
 			w.member.Store(p)

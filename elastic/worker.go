@@ -43,6 +43,7 @@ type Worker struct {
 	shared       bool         // other users may read the job's checkpoints
 	doing        doing
 	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
+	placed       placement
 	stopPulse    func()
 
 	reports reports

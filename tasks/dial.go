@@ -19,28 +19,27 @@ const dialTimeout = 5 * time.Second
 
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
-	dial, _, _, err := ownJob()
+	dial, _, err := ownJob()
 	if path := plan.OwnTasks(); errors.Is(err, errNotDriven) && path != "" {
 		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
 	}
 	return dial, err
 }
 
-// ownJob is ownDial with the name that the job has for this host, and how many of its workers are
-// here.
-func ownJob() (dial func(context.Context) (net.Conn, error), host string, local int, err error) {
+// ownJob is ownDial with the slot for which the job has started this process.
+func ownJob() (dial func(context.Context) (net.Conn, error), slot plan.Slot, err error) {
 	w, driven, err := plan.OwnWorker()
 	if err != nil {
-		return nil, "", 0, fmt.Errorf("tasks: environment: %w", err)
+		return nil, slot, fmt.Errorf("tasks: environment: %w", err)
 	}
 	if !driven {
-		return nil, "", 0, errNotDriven
+		return nil, slot, errNotDriven
 	}
 	creds, err := identity.Decode(w.Credentials)
 	if err != nil {
-		return nil, "", 0, fmt.Errorf("tasks: environment: %w", err)
+		return nil, slot, fmt.Errorf("tasks: environment: %w", err)
 	}
-	return dialer(w.DriverAddr, creds), w.Slot.Host, w.Slot.LocalSize, nil
+	return dialer(w.DriverAddr, creds), w.Slot, nil
 }
 
 // dialer returns connections to the scheduler of the driver at addr.

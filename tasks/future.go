@@ -1,15 +1,19 @@
 package tasks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"reflect"
+	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
 // Future is the result of a task that may not be over yet. It is safe for concurrent use.
@@ -235,6 +239,34 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 		if err != nil {
 			cancel()
 			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// RunAll calls the function once on each worker that serves tasks now, and returns the results in
+// the order of the workers' ranks. A call whose worker is lost is not repeated. The error is the
+// first of a call; the others go on.
+func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, error) {
+	s, err := p.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(s.Workers, func(a, b queue.WorkerStatus) int {
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID))
+	})
+	var futures []*Future[R]
+	for _, w := range s.Workers {
+		t, err := f.With(Retries(0), func(o *options) { o.pin = w.ID }).Submit(ctx, p, args...)
+		if err != nil {
+			return nil, err
+		}
+		futures = append(futures, t)
+	}
+	results := make([]R, len(futures))
+	for i, t := range futures {
+		if results[i], err = t.Get(ctx); err != nil {
+			return nil, fmt.Errorf("worker %s: %w", s.Workers[i].Name, err)
 		}
 	}
 	return results, nil

@@ -269,6 +269,40 @@ func TestBrokenConnections(t *testing.T) {
 	}
 }
 
+// Each worker gets one call, however busy it is, and one that is lost is not replaced.
+func TestRunAll(t *testing.T) {
+	p := newPlace(t, scheduler.Config{})
+	for _, host := range []string{"a", "b", "c"} {
+		p.serve(ServeConfig{Host: host})
+	}
+	pool := p.connect(ConnectConfig{})
+	followed := make(map[string]bool)
+	for len(followed) < 3 { // until all have joined
+		s, err := pool.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range s.Workers {
+			followed[w.Host] = true
+		}
+	}
+	for range 20 {
+		all, err := RunAll(t.Context(), pool, double, 4)
+		if err != nil || fmt.Sprint(all) != "[8 8 8]" {
+			t.Fatalf("%v, %v", all, err)
+		}
+	}
+	s, err := pool.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range s.Workers {
+		if w.Done != 20 {
+			t.Errorf("worker %s has run %d calls", w.Host, w.Done)
+		}
+	}
+}
+
 // A worker that refuses gets nothing until it says otherwise.
 func TestAdmission(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})

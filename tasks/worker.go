@@ -66,6 +66,7 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 type worker struct {
 	cfg     ServeConfig
 	session uint64
+	rank    int
 	offers  map[string]int64
 
 	mu      sync.Mutex
@@ -102,21 +103,21 @@ func newWorker(cfg ServeConfig) (*worker, error) {
 	if cfg.Grace <= 0 {
 		cfg.Grace = defaultGrace
 	}
-	share := 1
+	share, rank := 1, 0
 	if cfg.Dial == nil {
-		dial, host, local, err := ownJob()
+		dial, slot, err := ownJob()
 		if err != nil {
 			return nil, err
 		}
 		if cfg.Host == "" {
-			cfg.Host = host
+			cfg.Host = slot.Host
 		}
-		cfg.Dial, share = dial, max(local, 1)
+		cfg.Dial, share, rank = dial, max(slot.LocalSize, 1), slot.Rank
 	}
 	if cfg.Host == "" {
 		cfg.Host, _ = os.Hostname()
 	}
-	w := &worker{cfg: cfg, session: newSession(), offers: map[string]int64{}, groups: map[uint32]*offered{}}
+	w := &worker{cfg: cfg, session: newSession(), rank: rank, offers: map[string]int64{}, groups: map[uint32]*offered{}}
 	for name, n := range cfg.Offers {
 		w.offers[name] = int64(n*queue.Unit + 0.5)
 	}
@@ -134,7 +135,7 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		return nil, nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
 	}
 	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
-	h := &wire.TasksHello{Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid())}
+	h := &wire.TasksHello{Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0))}
 	functions.Lock()
 	for _, f := range functions.byName {
 		h.Functions = append(h.Functions, f.wire())

@@ -17,6 +17,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
+// lastLookup is how long the lookup of a list's names goes on when the watch is being stopped.
+const lastLookup = 2 * time.Second
+
 // discoverWatch prints what a job would learn of its hosts, until ctx ends.
 func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) error {
 	fixed, err := s.fixedHosts()
@@ -31,8 +34,13 @@ func (p *program) discoverWatch(ctx context.Context, s *settings, asJSON bool) e
 	silent := logrus.New() // the output has all of it
 	silent.SetOutput(io.Discard)
 	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
-	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now,
-		understand: func(hosts []plan.Host) (understood, error) { return s.understand(ctx, hosts) }}
+	watcher := &watchPrinter{out: p.stdout, asJSON: asJSON, now: time.Now, understand: func(hosts []plan.Host) (understood, error) {
+		// What came before the end is printed.
+		lookup, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(lastLookup, cancel) })()
+		return s.understand(lookup, hosts)
+	}}
 	poll := discovery.Poll{Source: source, Interval: s.timeouts.DiscoveryInterval, RemovalAfter: s.removalAfter, Log: silent,
 		Failed: func(err error, age time.Duration) { news <- func() { watcher.failed(err, age) } }}
 	ended := make(chan error, 1)

@@ -260,7 +260,7 @@ func checkHello(h *wire.TasksHello) error {
 }
 
 func (s *Scheduler) join(p *peer, h *wire.TasksHello) {
-	w := queue.Worker{ID: p.session, Name: p.name, Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}}
+	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}}
 	for _, f := range h.GetFunctions() {
 		w.Functions[functionKey(f)] = true
 	}

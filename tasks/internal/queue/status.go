@@ -31,6 +31,8 @@ type GroupStatus struct {
 
 // WorkerStatus tells of a worker.
 type WorkerStatus struct {
+	ID      uint64 `json:"id"`
+	Rank    int    `json:"rank"`
 	Name    string `json:"name"`
 	Host    string `json:"host"`
 	Offers  string `json:"offers"`
@@ -55,7 +57,7 @@ func (q *Queue) Status(now time.Time) Status {
 	}
 	for _, w := range q.list {
 		s.Workers = append(s.Workers, WorkerStatus{
-			Name: w.Name, Host: w.Host, Offers: MakeDemand(w.Offers).String(), Running: w.running, Ahead: len(w.sent) - w.running,
+			ID: w.ID, Rank: w.Rank, Name: w.Name, Host: w.Host, Offers: MakeDemand(w.Offers).String(), Running: w.running, Ahead: len(w.sent) - w.running,
 			Done: w.done, Leaving: w.leaving,
 		})
 	}

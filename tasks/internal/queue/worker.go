@@ -13,6 +13,7 @@ import (
 type Worker struct {
 	ID   uint64
 	Name string // for people
+	Rank int    // of the process when it was started
 	Host string
 	// Functions are those that it has.
 	Functions map[string]bool

@@ -1,0 +1,59 @@
+package elastic
+
+import (
+	"context"
+	"sync"
+)
+
+// placement is whether the worker has been in a world. The zero value: it has not.
+type placement struct {
+	mu   sync.Mutex
+	is   bool
+	news chan struct{} // closed then; nil: nobody waits
+}
+
+func (a *placement) note() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.is && a.news != nil {
+		close(a.news)
+	}
+	a.is = true
+}
+
+func (a *placement) noted() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.news == nil {
+		a.news = make(chan struct{})
+		if a.is {
+			close(a.news)
+		}
+	}
+	return a.news
+}
+
+// WhileSpare returns a context that ends with ctx, and when the worker has a place in a world. Until
+// then the worker is a spare, or it is early or late, and what it computes holds up no training:
+//
+//	spare, cancel := w.WhileSpare(ctx)
+//	defer cancel()
+//	go tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond})
+//
+// The caller must call cancel when it needs the context no more.
+func (w *Worker) WhileSpare(ctx context.Context) (spare context.Context, cancel context.CancelFunc) {
+	spare, end := context.WithCancel(ctx)
+	noted := w.placed.noted()
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		select {
+		case <-noted:
+			end()
+		case <-spare.Done():
+		}
+	})
+	return spare, func() {
+		end()
+		waiting.Wait()
+	}
+}
