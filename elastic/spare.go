@@ -33,8 +33,9 @@ func (a *placement) noted() <-chan struct{} {
 	return a.news
 }
 
-// WhileSpare returns a context that ends with ctx, and when the worker has a place in a world. Until
-// then the worker is a spare, or it is early or late, and what it computes holds up no training:
+// WhileSpare returns a context that ends with ctx, and when the worker has a place in a world.
+// Until then the worker is a spare, or it is early or late, and what it computes holds up no
+// training:
 //
 //	spare, cancel := w.WhileSpare(ctx)
 //	defer cancel()
