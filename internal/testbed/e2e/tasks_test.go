@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,17 +16,13 @@ import (
 // Tasks on the workers of a job.
 
 // startTasker starts a job whose workers run tasks.
-func startTasker(t *testing.T, workers int) (r *Running, program string) {
+func startTasker(t *testing.T, workers int) *Running {
 	t.Helper()
-	program = filepath.Join(t.TempDir(), "tasker")
-	args := append(append([]string{"build"}, buildFlags...), "-o", program, "github.com/hvdrun/hvdrun/internal/testbed/tasker")
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
 	return start(t, Job{
-		Flags:   flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", on(hostA, workers), "--orphan-timeout", "10m", "--tasks-only"),
-		Command: []string{program},
-	}), program
+		Flags: flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", on(hostA, workers), "--orphan-timeout", "10m",
+			"--tasks-only"),
+		Command: []string{binaries.Tasker},
+	})
 }
 
 // submitter is a program that submits tasks. It must end well.
@@ -39,9 +34,9 @@ type submitter struct {
 	errs bytes.Buffer
 }
 
-func submits(t *testing.T, r *Running, program string, args ...string) *submitter {
+func submits(t *testing.T, r *Running, args ...string) *submitter {
 	t.Helper()
-	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), append([]string{"tasks", "run", program}, args...)...)}
+	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), append([]string{"tasks", "run", binaries.Tasker}, args...)...)}
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -101,12 +96,12 @@ func stopJob(t *testing.T, r *Running) {
 
 // TestTasksWorkerKilled: one of four workers is killed with thousands of tasks out.
 func TestTasksWorkerKilled(t *testing.T) {
-	r, program := startTasker(t, 4)
+	r := startTasker(t, 4)
 	awaitWorkers(t, r, 4)
-	c := submits(t, r, program, "-submit", "10000", "-lasts", "500us")
+	c := submits(t, r, "-submit", "10000", "-lasts", "500us")
 	c.until("7000 left")
 	pids := r.Processes()
-	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == program })
+	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == binaries.Tasker })
 	if i < 0 {
 		t.Fatal("no worker runs")
 	}
@@ -120,9 +115,9 @@ func TestTasksWorkerKilled(t *testing.T) {
 
 // TestTasksDriverKilled: the scheduler is killed with the driver, and another goes on.
 func TestTasksDriverKilled(t *testing.T) {
-	r, program := startTasker(t, 2)
+	r := startTasker(t, 2)
 	awaitWorkers(t, r, 2)
-	c := submits(t, r, program, "-submit", "10000", "-lasts", "500us")
+	c := submits(t, r, "-submit", "10000", "-lasts", "500us")
 	c.until("7000 left")
 	r.KillDriver()
 	r, err := r.Resume("")

@@ -16,17 +16,18 @@ import (
 )
 
 // Programs are the programs of a job.
-type Programs struct{ Hvdrun, Trainer string }
+type Programs struct{ Hvdrun, Trainer, Tasker string }
 
 // Build compiles them into a directory and blocks until that is done.
 func Build(ctx context.Context, dir string, buildFlags ...string) (Programs, error) {
 	args := append([]string{"build"}, buildFlags...)
 	args = append(args, "-o", dir+string(filepath.Separator),
-		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/internal/testbed/trainer")
+		"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/internal/testbed/trainer",
+		"github.com/hvdrun/hvdrun/internal/testbed/tasker")
 	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
 		return Programs{}, fmt.Errorf("follow: go build: %w\n%s", err, out)
 	}
-	return Programs{filepath.Join(dir, "hvdrun"), filepath.Join(dir, "trainer")}, nil
+	return Programs{filepath.Join(dir, "hvdrun"), filepath.Join(dir, "trainer"), filepath.Join(dir, "tasker")}, nil
 }
 
 // Job is a job to run.

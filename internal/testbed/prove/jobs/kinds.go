@@ -87,6 +87,10 @@ var kinds = []kind{
 	{"frozen", "a worker cannot be killed", func(c can) bool { return c.freezer }, func(d *rand.Rand, turn int, s *setup) {
 		s.Workers = max(3, s.Workers)
 	}, playFrozen},
+	{"tasks", "workers run tasks; they and hvdrun are killed, slots are drained", nil, func(d *rand.Rand, turn int, s *setup) {
+		s.Workers, s.Times, s.Pause = 2+d.IntN(7), 2+d.IntN(4), time.Duration(d.IntN(4))*time.Millisecond
+		s.Steps = []int{5_000, 20_000, 1}[turn%3]
+	}, playTasks},
 }
 
 func isRoot(c can) bool    { return c.root }

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+)
+
+// playTasks has a client submit tasks, of which each must return, once and the right result,
+// whatever happens to the workers and to hvdrun meanwhile.
+func playTasks(ctx context.Context, t *trial) error {
+	n := t.Steps
+	j, err := t.job()
+	if err != nil {
+		return err
+	}
+	j.flag("--tasks-only", "--orphan-timeout", "1m", "--drain-timeout", "2s")
+	j.plan.Command = []string{t.programs.Tasker}
+	if err := j.start(); err != nil {
+		return err
+	}
+	if err := j.until(ctx, "the socket of tasks", func() bool {
+		_, status, err := j.ask(ctx, "tasks")
+		return err == nil && status == 0
+	}); err != nil {
+		return err
+	}
+	ended, err := j.submit(ctx, n, t.Pause)
+	if err != nil {
+		return err
+	}
+	for range t.Times {
+		if j, err = j.disturbTasks(ctx, t); err != nil {
+			return err
+		}
+	}
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := j.must(ctx, "stop"); err != nil {
+		return err
+	}
+	if err := j.until(ctx, "the end", j.Over); err != nil {
+		return err
+	}
+	if j.Status() != terminated {
+		return fmt.Errorf("exit status %d, want %d", j.Status(), terminated)
+	}
+	if left := j.AwaitGone(lingering); len(left) > 0 {
+		return fmt.Errorf("processes are left: %q", left)
+	}
+	return nil
+}
+
+// submit starts a client of so many tasks, and returns how it ends.
+func (j *job) submit(ctx context.Context, n int, lasts time.Duration) (<-chan error, error) {
+	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, "-submit", fmt.Sprint(n), "-lasts", lasts.String())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		last := ""
+		for s := bufio.NewScanner(out); s.Scan(); {
+			last = s.Text()
+			j.counted.Add(int64(len(last)))
+		}
+		err := cmd.Wait()
+		if err != nil || !strings.HasPrefix(last, fmt.Sprintf("%d right", n)) {
+			err = errors.Join(fmt.Errorf("the client's last line is %q: %s", last, stderr.String()), err)
+		}
+		ended <- err
+	}()
+	return ended, nil
+}
+
+// disturbTasks does something to the job, and returns the one that goes on.
+func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
+	if err := follow.Sleep(ctx, time.Duration(100+t.dice.IntN(600))*time.Millisecond); err != nil {
+		return j, err
+	}
+	switch t.dice.IntN(5) {
+	case 0:
+		j.KillDriver()
+		next, err := j.Resume("")
+		if err != nil {
+			return j, err
+		}
+		j.Running = next
+		return j, j.until(ctx, "the socket of tasks", func() bool {
+			_, status, err := j.ask(ctx, "tasks")
+			return err == nil && status == 0
+		})
+	case 1:
+		slot := t.slot(t.dice.IntN(t.Workers))
+		if _, _, err := j.ask(ctx, "drain", slot); err != nil { // it may be the last one
+			return j, err
+		}
+		_, _, err := j.ask(ctx, "readmit", slot)
+		return j, err
+	}
+	workers := slices.DeleteFunc(j.Processes(), func(pid int) bool { return follow.CommandLine(pid) != t.programs.Tasker })
+	if len(workers) > 0 {
+		_ = syscall.Kill(workers[t.dice.IntN(len(workers))], syscall.SIGKILL) // it may have ended
+	}
+	return j, nil
+}
