@@ -151,13 +151,22 @@ func Who(cs tls.ConnectionState) (audit.Who, error) {
 }
 
 // ServerTLS returns a new configuration for a server whose clients must present a certificate of
-// this job with the role want. It requires TLS 1.3 and disables resumption, so that every
-// connection presents its certificate.
-func (c *Credentials) ServerTLS(want Role) *tls.Config {
+// this job with the role want, or one of the others. It requires TLS 1.3 and disables resumption,
+// so that every connection presents its certificate.
+func (c *Credentials) ServerTLS(want Role, others ...Role) *tls.Config {
 	cfg := c.baseTLS()
 	cfg.ClientAuth = tls.RequireAndVerifyClientCert
 	cfg.ClientCAs = c.pool
 	cfg.VerifyConnection = c.verifier(Subject{Role: want})
+	for _, role := range others {
+		first, next := cfg.VerifyConnection, c.verifier(Subject{Role: role})
+		cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+			if err := next(cs); err == nil {
+				return nil
+			}
+			return first(cs)
+		}
+	}
 	return cfg
 }
 

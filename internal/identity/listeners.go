@@ -96,10 +96,35 @@ var (
 		Admits:   "anyone: it says that the agent is alive, and closes",
 		Unproven: 16, Bytes: 4 << 10, Deadline: 10 * time.Second,
 	}
+	// Metrics never proves a connection: each serves one scrape, and ends in time.
+	Metrics = Bounds{
+		Name: "metrics", Process: "driver and agent with --metrics-listen", Address: "loopback where a port alone is given",
+		Admits:   "anyone who reaches it, as Prometheus expects: numbers, host names and the run id; with --metrics-token-file, holders of that token",
+		Unproven: 32, Bytes: 16 << 10, Deadline: 20 * time.Second,
+	}
 	// TaskClients is a unix socket in the job's folder.
 	TaskClients = Bounds{
 		Name: "clients of tasks", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
 		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// ScalerWorkers is where workers of Scaler join a pool. Their protocol has no proof: a
+	// connection counts as proven by ZeroMQ's handshake, which names its end.
+	ScalerWorkers = Bounds{
+		Name: "workers of Scaler", Process: "hvdrun tasks scaler-scheduler, and programs that call scaler.Serve",
+		Address:  "the one that is given: loopback, or a unix socket of mode 0600; others with --insecure",
+		Admits:   "anyone who reaches it, up to 1,000: Scaler's protocol has no proof; over a unix socket, processes of the same user and of root: SO_PEERCRED",
+		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// Values is where a worker provides the stored values of its host.
+	Values = Bounds{
+		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards the driver or its agent",
+		Admits: "workers and the driver of the job: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+	}
+	// Dashboard is where browsers get the page. A connection counts as proven with its first
+	// request that has a token.
+	Dashboard = Bounds{
+		Name: "dashboard", Process: "hvdrun dashboard, driver with --dashboard-listen", Address: "loopback, or --listen and --dashboard-listen, with TLS",
+		Admits: "browsers with a token of the page, for watching or for steering", Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 	// Control is a unix socket in the job's folder.
 	Control = Bounds{
@@ -110,7 +135,7 @@ var (
 
 // All are the bounds of all listeners.
 func All() []Bounds {
-	return []Bounds{Rendezvous, Control, TaskClients, Drivers, Forward, Gossip, Enrollment, Notify, Data, TorchWorkers, TorchPeers, TorchHealth}
+	return []Bounds{Rendezvous, Control, TaskClients, ScalerWorkers, Drivers, Forward, Gossip, Enrollment, Notify, Data, Values, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
 }
 
 // Table returns bounds as a table in Markdown.

@@ -30,6 +30,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Agent_Session_FullMethodName = "/hvdrun.v1.Agent/Session"
 	Agent_Inspect_FullMethodName = "/hvdrun.v1.Agent/Inspect"
+	Agent_Probe_FullMethodName   = "/hvdrun.v1.Agent/Probe"
 )
 
 // AgentClient is the client API for Agent service.
@@ -43,6 +44,8 @@ type AgentClient interface {
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ToAgent, FromAgent], error)
 	// Inspect describes the host and reports whether it reaches other agents.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
+	// Probe tells where a worker of the driver's run is, without its help: NOT_FOUND if there is none of that incarnation.
+	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeReply, error)
 }
 
 type agentClient struct {
@@ -76,6 +79,16 @@ func (c *agentClient) Inspect(ctx context.Context, in *InspectRequest, opts ...g
 	return out, nil
 }
 
+func (c *agentClient) Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProbeReply)
+	err := c.cc.Invoke(ctx, Agent_Probe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServer is the server API for Agent service.
 // All implementations must embed UnimplementedAgentServer
 // for forward compatibility.
@@ -87,6 +100,8 @@ type AgentServer interface {
 	Session(grpc.BidiStreamingServer[ToAgent, FromAgent]) error
 	// Inspect describes the host and reports whether it reaches other agents.
 	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
+	// Probe tells where a worker of the driver's run is, without its help: NOT_FOUND if there is none of that incarnation.
+	Probe(context.Context, *ProbeRequest) (*ProbeReply, error)
 	mustEmbedUnimplementedAgentServer()
 }
 
@@ -102,6 +117,9 @@ func (UnimplementedAgentServer) Session(grpc.BidiStreamingServer[ToAgent, FromAg
 }
 func (UnimplementedAgentServer) Inspect(context.Context, *InspectRequest) (*InspectReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
+}
+func (UnimplementedAgentServer) Probe(context.Context, *ProbeRequest) (*ProbeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
 }
 func (UnimplementedAgentServer) mustEmbedUnimplementedAgentServer() {}
 func (UnimplementedAgentServer) testEmbeddedByValue()               {}
@@ -149,6 +167,24 @@ func _Agent_Inspect_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Agent_Probe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).Probe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_Probe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).Probe(ctx, req.(*ProbeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Agent_ServiceDesc is the grpc.ServiceDesc for Agent service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -159,6 +195,10 @@ var Agent_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Inspect",
 			Handler:    _Agent_Inspect_Handler,
+		},
+		{
+			MethodName: "Probe",
+			Handler:    _Agent_Probe_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -25,6 +25,105 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type StacksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// None: of all workers.
+	Ranks []uint32 `protobuf:"varint,1,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
+	// Whether all goroutines are wanted.
+	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StacksRequest) Reset() {
+	*x = StacksRequest{}
+	mi := &file_control_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StacksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StacksRequest) ProtoMessage() {}
+
+func (x *StacksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StacksRequest.ProtoReflect.Descriptor instead.
+func (*StacksRequest) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *StacksRequest) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *StacksRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+type StacksReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// JSON, as `hvdrun stacks --json` prints it.
+	Stacks        []byte `protobuf:"bytes,1,opt,name=stacks,proto3" json:"stacks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StacksReply) Reset() {
+	*x = StacksReply{}
+	mi := &file_control_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StacksReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StacksReply) ProtoMessage() {}
+
+func (x *StacksReply) ProtoReflect() protoreflect.Message {
+	mi := &file_control_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StacksReply.ProtoReflect.Descriptor instead.
+func (*StacksReply) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *StacksReply) GetStacks() []byte {
+	if x != nil {
+		return x.Stacks
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -33,7 +132,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_proto_msgTypes[0]
+	mi := &file_control_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -45,7 +144,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[0]
+	mi := &file_control_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -58,7 +157,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{0}
+	return file_control_proto_rawDescGZIP(), []int{2}
 }
 
 type StatusReply struct {
@@ -71,7 +170,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_control_proto_msgTypes[1]
+	mi := &file_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -83,7 +182,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[1]
+	mi := &file_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -96,7 +195,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{1}
+	return file_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StatusReply) GetStatus() []byte {
@@ -126,7 +225,7 @@ type CommandRequest struct {
 
 func (x *CommandRequest) Reset() {
 	*x = CommandRequest{}
-	mi := &file_control_proto_msgTypes[2]
+	mi := &file_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -138,7 +237,7 @@ func (x *CommandRequest) String() string {
 func (*CommandRequest) ProtoMessage() {}
 
 func (x *CommandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[2]
+	mi := &file_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -151,7 +250,7 @@ func (x *CommandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandRequest.ProtoReflect.Descriptor instead.
 func (*CommandRequest) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{2}
+	return file_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CommandRequest) GetVerb() string {
@@ -213,7 +312,7 @@ type CommandReply struct {
 
 func (x *CommandReply) Reset() {
 	*x = CommandReply{}
-	mi := &file_control_proto_msgTypes[3]
+	mi := &file_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -225,7 +324,7 @@ func (x *CommandReply) String() string {
 func (*CommandReply) ProtoMessage() {}
 
 func (x *CommandReply) ProtoReflect() protoreflect.Message {
-	mi := &file_control_proto_msgTypes[3]
+	mi := &file_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -238,7 +337,7 @@ func (x *CommandReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandReply.ProtoReflect.Descriptor instead.
 func (*CommandReply) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{3}
+	return file_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CommandReply) GetDone() string {
@@ -252,7 +351,12 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\thvdrun.v1\"\x0f\n" +
+	"\rcontrol.proto\x12\thvdrun.v1\"7\n" +
+	"\rStacksRequest\x12\x14\n" +
+	"\x05ranks\x18\x01 \x03(\rR\x05ranks\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"%\n" +
+	"\vStacksReply\x12\x16\n" +
+	"\x06stacks\x18\x01 \x01(\fR\x06stacks\"\x0f\n" +
 	"\rStatusRequest\"%\n" +
 	"\vStatusReply\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\fR\x06status\"\xe3\x01\n" +
@@ -268,10 +372,11 @@ const file_control_proto_rawDesc = "" +
 	"\a_min_npB\t\n" +
 	"\a_max_np\"\"\n" +
 	"\fCommandReply\x12\x12\n" +
-	"\x04done\x18\x01 \x01(\tR\x04done2\x84\x01\n" +
+	"\x04done\x18\x01 \x01(\tR\x04done2\xc0\x01\n" +
 	"\aControl\x12:\n" +
 	"\x06Status\x12\x18.hvdrun.v1.StatusRequest\x1a\x16.hvdrun.v1.StatusReply\x12=\n" +
-	"\aCommand\x12\x19.hvdrun.v1.CommandRequest\x1a\x17.hvdrun.v1.CommandReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\aCommand\x12\x19.hvdrun.v1.CommandRequest\x1a\x17.hvdrun.v1.CommandReply\x12:\n" +
+	"\x06Stacks\x12\x18.hvdrun.v1.StacksRequest\x1a\x16.hvdrun.v1.StacksReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
 	file_control_proto_rawDescOnce sync.Once
@@ -285,20 +390,24 @@ func file_control_proto_rawDescGZIP() []byte {
 	return file_control_proto_rawDescData
 }
 
-var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_control_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_control_proto_goTypes = []any{
-	(*StatusRequest)(nil),  // 0: hvdrun.v1.StatusRequest
-	(*StatusReply)(nil),    // 1: hvdrun.v1.StatusReply
-	(*CommandRequest)(nil), // 2: hvdrun.v1.CommandRequest
-	(*CommandReply)(nil),   // 3: hvdrun.v1.CommandReply
+	(*StacksRequest)(nil),  // 0: hvdrun.v1.StacksRequest
+	(*StacksReply)(nil),    // 1: hvdrun.v1.StacksReply
+	(*StatusRequest)(nil),  // 2: hvdrun.v1.StatusRequest
+	(*StatusReply)(nil),    // 3: hvdrun.v1.StatusReply
+	(*CommandRequest)(nil), // 4: hvdrun.v1.CommandRequest
+	(*CommandReply)(nil),   // 5: hvdrun.v1.CommandReply
 }
 var file_control_proto_depIdxs = []int32{
-	0, // 0: hvdrun.v1.Control.Status:input_type -> hvdrun.v1.StatusRequest
-	2, // 1: hvdrun.v1.Control.Command:input_type -> hvdrun.v1.CommandRequest
-	1, // 2: hvdrun.v1.Control.Status:output_type -> hvdrun.v1.StatusReply
-	3, // 3: hvdrun.v1.Control.Command:output_type -> hvdrun.v1.CommandReply
-	2, // [2:4] is the sub-list for method output_type
-	0, // [0:2] is the sub-list for method input_type
+	2, // 0: hvdrun.v1.Control.Status:input_type -> hvdrun.v1.StatusRequest
+	4, // 1: hvdrun.v1.Control.Command:input_type -> hvdrun.v1.CommandRequest
+	0, // 2: hvdrun.v1.Control.Stacks:input_type -> hvdrun.v1.StacksRequest
+	3, // 3: hvdrun.v1.Control.Status:output_type -> hvdrun.v1.StatusReply
+	5, // 4: hvdrun.v1.Control.Command:output_type -> hvdrun.v1.CommandReply
+	1, // 5: hvdrun.v1.Control.Stacks:output_type -> hvdrun.v1.StacksReply
+	3, // [3:6] is the sub-list for method output_type
+	0, // [0:3] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -309,14 +418,14 @@ func file_control_proto_init() {
 	if File_control_proto != nil {
 		return
 	}
-	file_control_proto_msgTypes[2].OneofWrappers = []any{}
+	file_control_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Control_Status_FullMethodName  = "/hvdrun.v1.Control/Status"
 	Control_Command_FullMethodName = "/hvdrun.v1.Control/Command"
+	Control_Stacks_FullMethodName  = "/hvdrun.v1.Control/Stacks"
 )
 
 // ControlClient is the client API for Control service.
@@ -36,6 +37,8 @@ type ControlClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	// Command is refused with FAILED_PRECONDITION and a message for the user.
 	Command(ctx context.Context, in *CommandRequest, opts ...grpc.CallOption) (*CommandReply, error)
+	// Stacks tells where workers are.
+	Stacks(ctx context.Context, in *StacksRequest, opts ...grpc.CallOption) (*StacksReply, error)
 }
 
 type controlClient struct {
@@ -66,6 +69,16 @@ func (c *controlClient) Command(ctx context.Context, in *CommandRequest, opts ..
 	return out, nil
 }
 
+func (c *controlClient) Stacks(ctx context.Context, in *StacksRequest, opts ...grpc.CallOption) (*StacksReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StacksReply)
+	err := c.cc.Invoke(ctx, Control_Stacks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ControlServer is the server API for Control service.
 // All implementations must embed UnimplementedControlServer
 // for forward compatibility.
@@ -75,6 +88,8 @@ type ControlServer interface {
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	// Command is refused with FAILED_PRECONDITION and a message for the user.
 	Command(context.Context, *CommandRequest) (*CommandReply, error)
+	// Stacks tells where workers are.
+	Stacks(context.Context, *StacksRequest) (*StacksReply, error)
 	mustEmbedUnimplementedControlServer()
 }
 
@@ -90,6 +105,9 @@ func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*Stat
 }
 func (UnimplementedControlServer) Command(context.Context, *CommandRequest) (*CommandReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Command not implemented")
+}
+func (UnimplementedControlServer) Stacks(context.Context, *StacksRequest) (*StacksReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Stacks not implemented")
 }
 func (UnimplementedControlServer) mustEmbedUnimplementedControlServer() {}
 func (UnimplementedControlServer) testEmbeddedByValue()                 {}
@@ -148,6 +166,24 @@ func _Control_Command_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Stacks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StacksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Stacks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Stacks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Stacks(ctx, req.(*StacksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Control_ServiceDesc is the grpc.ServiceDesc for Control service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -162,6 +198,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Command",
 			Handler:    _Control_Command_Handler,
+		},
+		{
+			MethodName: "Stacks",
+			Handler:    _Control_Stacks_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

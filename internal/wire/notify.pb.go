@@ -24,6 +24,96 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type WorkerStacksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The most bytes of the answer.
+	MostBytes     uint32 `protobuf:"varint,1,opt,name=most_bytes,json=mostBytes,proto3" json:"most_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerStacksRequest) Reset() {
+	*x = WorkerStacksRequest{}
+	mi := &file_notify_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerStacksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerStacksRequest) ProtoMessage() {}
+
+func (x *WorkerStacksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_notify_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerStacksRequest.ProtoReflect.Descriptor instead.
+func (*WorkerStacksRequest) Descriptor() ([]byte, []int) {
+	return file_notify_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *WorkerStacksRequest) GetMostBytes() uint32 {
+	if x != nil {
+		return x.MostBytes
+	}
+	return 0
+}
+
+type WorkerStacksReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// JSON, of the package internal/stacks.
+	Worker        []byte `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerStacksReply) Reset() {
+	*x = WorkerStacksReply{}
+	mi := &file_notify_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerStacksReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerStacksReply) ProtoMessage() {}
+
+func (x *WorkerStacksReply) ProtoReflect() protoreflect.Message {
+	mi := &file_notify_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerStacksReply.ProtoReflect.Descriptor instead.
+func (*WorkerStacksReply) Descriptor() ([]byte, []int) {
+	return file_notify_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *WorkerStacksReply) GetWorker() []byte {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
 type HostsUpdatedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Grows with every notification of a job.
@@ -43,7 +133,7 @@ type HostsUpdatedRequest struct {
 
 func (x *HostsUpdatedRequest) Reset() {
 	*x = HostsUpdatedRequest{}
-	mi := &file_notify_proto_msgTypes[0]
+	mi := &file_notify_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -55,7 +145,7 @@ func (x *HostsUpdatedRequest) String() string {
 func (*HostsUpdatedRequest) ProtoMessage() {}
 
 func (x *HostsUpdatedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[0]
+	mi := &file_notify_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -68,7 +158,7 @@ func (x *HostsUpdatedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsUpdatedRequest.ProtoReflect.Descriptor instead.
 func (*HostsUpdatedRequest) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{0}
+	return file_notify_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *HostsUpdatedRequest) GetSeq() uint64 {
@@ -114,7 +204,7 @@ type HostsUpdatedReply struct {
 
 func (x *HostsUpdatedReply) Reset() {
 	*x = HostsUpdatedReply{}
-	mi := &file_notify_proto_msgTypes[1]
+	mi := &file_notify_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -126,7 +216,7 @@ func (x *HostsUpdatedReply) String() string {
 func (*HostsUpdatedReply) ProtoMessage() {}
 
 func (x *HostsUpdatedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_notify_proto_msgTypes[1]
+	mi := &file_notify_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -139,14 +229,19 @@ func (x *HostsUpdatedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostsUpdatedReply.ProtoReflect.Descriptor instead.
 func (*HostsUpdatedReply) Descriptor() ([]byte, []int) {
-	return file_notify_proto_rawDescGZIP(), []int{1}
+	return file_notify_proto_rawDescGZIP(), []int{3}
 }
 
 var File_notify_proto protoreflect.FileDescriptor
 
 const file_notify_proto_rawDesc = "" +
 	"\n" +
-	"\fnotify.proto\x12\thvdrun.v1\"\xa7\x01\n" +
+	"\fnotify.proto\x12\thvdrun.v1\"4\n" +
+	"\x13WorkerStacksRequest\x12\x1d\n" +
+	"\n" +
+	"most_bytes\x18\x01 \x01(\rR\tmostBytes\"+\n" +
+	"\x11WorkerStacksReply\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xa7\x01\n" +
 	"\x13HostsUpdatedRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\rR\x06change\x12\x1e\n" +
@@ -156,9 +251,10 @@ const file_notify_proto_rawDesc = "" +
 	"\x0flost_generation\x18\x04 \x01(\x04R\x0elostGeneration\x12\x1d\n" +
 	"\n" +
 	"lost_ranks\x18\x05 \x03(\rR\tlostRanks\"\x13\n" +
-	"\x11HostsUpdatedReply2\\\n" +
+	"\x11HostsUpdatedReply2\xaa\x01\n" +
 	"\fNotification\x12L\n" +
-	"\fHostsUpdated\x12\x1e.hvdrun.v1.HostsUpdatedRequest\x1a\x1c.hvdrun.v1.HostsUpdatedReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\fHostsUpdated\x12\x1e.hvdrun.v1.HostsUpdatedRequest\x1a\x1c.hvdrun.v1.HostsUpdatedReply\x12L\n" +
+	"\fWorkerStacks\x12\x1e.hvdrun.v1.WorkerStacksRequest\x1a\x1c.hvdrun.v1.WorkerStacksReplyB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
 	file_notify_proto_rawDescOnce sync.Once
@@ -172,16 +268,20 @@ func file_notify_proto_rawDescGZIP() []byte {
 	return file_notify_proto_rawDescData
 }
 
-var file_notify_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_notify_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_notify_proto_goTypes = []any{
-	(*HostsUpdatedRequest)(nil), // 0: hvdrun.v1.HostsUpdatedRequest
-	(*HostsUpdatedReply)(nil),   // 1: hvdrun.v1.HostsUpdatedReply
+	(*WorkerStacksRequest)(nil), // 0: hvdrun.v1.WorkerStacksRequest
+	(*WorkerStacksReply)(nil),   // 1: hvdrun.v1.WorkerStacksReply
+	(*HostsUpdatedRequest)(nil), // 2: hvdrun.v1.HostsUpdatedRequest
+	(*HostsUpdatedReply)(nil),   // 3: hvdrun.v1.HostsUpdatedReply
 }
 var file_notify_proto_depIdxs = []int32{
-	0, // 0: hvdrun.v1.Notification.HostsUpdated:input_type -> hvdrun.v1.HostsUpdatedRequest
-	1, // 1: hvdrun.v1.Notification.HostsUpdated:output_type -> hvdrun.v1.HostsUpdatedReply
-	1, // [1:2] is the sub-list for method output_type
-	0, // [0:1] is the sub-list for method input_type
+	2, // 0: hvdrun.v1.Notification.HostsUpdated:input_type -> hvdrun.v1.HostsUpdatedRequest
+	0, // 1: hvdrun.v1.Notification.WorkerStacks:input_type -> hvdrun.v1.WorkerStacksRequest
+	3, // 2: hvdrun.v1.Notification.HostsUpdated:output_type -> hvdrun.v1.HostsUpdatedReply
+	1, // 3: hvdrun.v1.Notification.WorkerStacks:output_type -> hvdrun.v1.WorkerStacksReply
+	2, // [2:4] is the sub-list for method output_type
+	0, // [0:2] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -198,7 +298,7 @@ func file_notify_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_notify_proto_rawDesc), len(file_notify_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Notification_HostsUpdated_FullMethodName = "/hvdrun.v1.Notification/HostsUpdated"
+	Notification_WorkerStacks_FullMethodName = "/hvdrun.v1.Notification/WorkerStacks"
 )
 
 // NotificationClient is the client API for Notification service.
@@ -32,6 +33,8 @@ const (
 // Notification is served by every worker.
 type NotificationClient interface {
 	HostsUpdated(ctx context.Context, in *HostsUpdatedRequest, opts ...grpc.CallOption) (*HostsUpdatedReply, error)
+	// WorkerStacks tells where the goroutines of the worker are.
+	WorkerStacks(ctx context.Context, in *WorkerStacksRequest, opts ...grpc.CallOption) (*WorkerStacksReply, error)
 }
 
 type notificationClient struct {
@@ -52,6 +55,16 @@ func (c *notificationClient) HostsUpdated(ctx context.Context, in *HostsUpdatedR
 	return out, nil
 }
 
+func (c *notificationClient) WorkerStacks(ctx context.Context, in *WorkerStacksRequest, opts ...grpc.CallOption) (*WorkerStacksReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WorkerStacksReply)
+	err := c.cc.Invoke(ctx, Notification_WorkerStacks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NotificationServer is the server API for Notification service.
 // All implementations must embed UnimplementedNotificationServer
 // for forward compatibility.
@@ -59,6 +72,8 @@ func (c *notificationClient) HostsUpdated(ctx context.Context, in *HostsUpdatedR
 // Notification is served by every worker.
 type NotificationServer interface {
 	HostsUpdated(context.Context, *HostsUpdatedRequest) (*HostsUpdatedReply, error)
+	// WorkerStacks tells where the goroutines of the worker are.
+	WorkerStacks(context.Context, *WorkerStacksRequest) (*WorkerStacksReply, error)
 	mustEmbedUnimplementedNotificationServer()
 }
 
@@ -71,6 +86,9 @@ type UnimplementedNotificationServer struct{}
 
 func (UnimplementedNotificationServer) HostsUpdated(context.Context, *HostsUpdatedRequest) (*HostsUpdatedReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method HostsUpdated not implemented")
+}
+func (UnimplementedNotificationServer) WorkerStacks(context.Context, *WorkerStacksRequest) (*WorkerStacksReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method WorkerStacks not implemented")
 }
 func (UnimplementedNotificationServer) mustEmbedUnimplementedNotificationServer() {}
 func (UnimplementedNotificationServer) testEmbeddedByValue()                      {}
@@ -111,6 +129,24 @@ func _Notification_HostsUpdated_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Notification_WorkerStacks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WorkerStacksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NotificationServer).WorkerStacks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Notification_WorkerStacks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NotificationServer).WorkerStacks(ctx, req.(*WorkerStacksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Notification_ServiceDesc is the grpc.ServiceDesc for Notification service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -121,6 +157,10 @@ var Notification_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "HostsUpdated",
 			Handler:    _Notification_HostsUpdated_Handler,
+		},
+		{
+			MethodName: "WorkerStacks",
+			Handler:    _Notification_WorkerStacks_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -247,9 +247,11 @@ type JoinRequest struct {
 	// Whether its training function has returned in its last generation. Not set by workers of older versions.
 	Trained *bool `protobuf:"varint,8,opt,name=trained,proto3,oneof" json:"trained,omitempty"`
 	// The ranks of its last generation that it lost, as far as it knows: they may live.
-	Lost          []uint32 `protobuf:"varint,9,rep,packed,name=lost,proto3" json:"lost,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Lost []uint32 `protobuf:"varint,9,rep,packed,name=lost,proto3" json:"lost,omitempty"`
+	// How much time of training in its last generation an abort has undone, in nanoseconds: since its last commit.
+	UndoneNanoseconds uint64 `protobuf:"varint,10,opt,name=undone_nanoseconds,json=undoneNanoseconds,proto3" json:"undone_nanoseconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *JoinRequest) Reset() {
@@ -343,6 +345,13 @@ func (x *JoinRequest) GetLost() []uint32 {
 		return x.Lost
 	}
 	return nil
+}
+
+func (x *JoinRequest) GetUndoneNanoseconds() uint64 {
+	if x != nil {
+		return x.UndoneNanoseconds
+	}
+	return 0
 }
 
 type JoinReply struct {
@@ -800,9 +809,19 @@ type BeatRequest struct {
 	// How many bytes of the job's last checkpoint are on the disk, if it is writing that.
 	Written uint64 `protobuf:"varint,6,opt,name=written,proto3" json:"written,omitempty"`
 	// Whether its training function has returned in that generation. Not set by workers of older versions.
-	Trained       *bool `protobuf:"varint,7,opt,name=trained,proto3,oneof" json:"trained,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Trained *bool `protobuf:"varint,7,opt,name=trained,proto3,oneof" json:"trained,omitempty"`
+	// What it has done so far. Not set by workers of older versions.
+	Counters *Counters `protobuf:"bytes,8,opt,name=counters,proto3" json:"counters,omitempty"`
+	// For how long it was in operations that have ended: by position, what identifies the operation, which is the same on
+	// all ranks, and the time in microseconds.
+	WaitOperations   []uint64 `protobuf:"fixed64,20,rep,packed,name=wait_operations,json=waitOperations,proto3" json:"wait_operations,omitempty"`
+	WaitMicroseconds []uint32 `protobuf:"varint,21,rep,packed,name=wait_microseconds,json=waitMicroseconds,proto3" json:"wait_microseconds,omitempty"`
+	// Since it was asked to leave its last world, or since its process began: the phases that it has entered, in order, and
+	// how long ago. They are sent until the driver has received one beat with all of them.
+	Entered            []Phase  `protobuf:"varint,22,rep,packed,name=entered,proto3,enum=hvdrun.v1.Phase" json:"entered,omitempty"`
+	EnteredNanoseconds []uint64 `protobuf:"varint,23,rep,packed,name=entered_nanoseconds,json=enteredNanoseconds,proto3" json:"entered_nanoseconds,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *BeatRequest) Reset() {
@@ -884,6 +903,198 @@ func (x *BeatRequest) GetTrained() bool {
 	return false
 }
 
+func (x *BeatRequest) GetCounters() *Counters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+func (x *BeatRequest) GetWaitOperations() []uint64 {
+	if x != nil {
+		return x.WaitOperations
+	}
+	return nil
+}
+
+func (x *BeatRequest) GetWaitMicroseconds() []uint32 {
+	if x != nil {
+		return x.WaitMicroseconds
+	}
+	return nil
+}
+
+func (x *BeatRequest) GetEntered() []Phase {
+	if x != nil {
+		return x.Entered
+	}
+	return nil
+}
+
+func (x *BeatRequest) GetEnteredNanoseconds() []uint64 {
+	if x != nil {
+		return x.EnteredNanoseconds
+	}
+	return nil
+}
+
+// Counters only grow, as long as the worker lives.
+type Counters struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Commits uint64                 `protobuf:"varint,1,opt,name=commits,proto3" json:"commits,omitempty"`
+	// How long its commits took, and how many bytes of tensors they looked at.
+	CommitNanoseconds uint64        `protobuf:"varint,2,opt,name=commit_nanoseconds,json=commitNanoseconds,proto3" json:"commit_nanoseconds,omitempty"`
+	CommitBytes       uint64        `protobuf:"varint,3,opt,name=commit_bytes,json=commitBytes,proto3" json:"commit_bytes,omitempty"`
+	Operations        []*Operations `protobuf:"bytes,4,rep,name=operations,proto3" json:"operations,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Counters) Reset() {
+	*x = Counters{}
+	mi := &file_rendezvous_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Counters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Counters) ProtoMessage() {}
+
+func (x *Counters) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Counters.ProtoReflect.Descriptor instead.
+func (*Counters) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Counters) GetCommits() uint64 {
+	if x != nil {
+		return x.Commits
+	}
+	return 0
+}
+
+func (x *Counters) GetCommitNanoseconds() uint64 {
+	if x != nil {
+		return x.CommitNanoseconds
+	}
+	return 0
+}
+
+func (x *Counters) GetCommitBytes() uint64 {
+	if x != nil {
+		return x.CommitBytes
+	}
+	return 0
+}
+
+func (x *Counters) GetOperations() []*Operations {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+// Operations are collective operations of one kind, one class of sizes and one backend.
+type Operations struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind and the backend have 1 to 32 of the characters a-z, A-Z, 0-9, '+', '-', '.' and '_'.
+	Kind    string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Backend string `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
+	// The tensor of a rank has less than 4^(5 + size_class) bytes, and is in no lower class.
+	SizeClass     uint32 `protobuf:"varint,3,opt,name=size_class,json=sizeClass,proto3" json:"size_class,omitempty"`
+	Count         uint64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	Nanoseconds   uint64 `protobuf:"varint,5,opt,name=nanoseconds,proto3" json:"nanoseconds,omitempty"`
+	Bytes         uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operations) Reset() {
+	*x = Operations{}
+	mi := &file_rendezvous_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operations) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operations) ProtoMessage() {}
+
+func (x *Operations) ProtoReflect() protoreflect.Message {
+	mi := &file_rendezvous_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operations.ProtoReflect.Descriptor instead.
+func (*Operations) Descriptor() ([]byte, []int) {
+	return file_rendezvous_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Operations) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Operations) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *Operations) GetSizeClass() uint32 {
+	if x != nil {
+		return x.SizeClass
+	}
+	return 0
+}
+
+func (x *Operations) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Operations) GetNanoseconds() uint64 {
+	if x != nil {
+		return x.Nanoseconds
+	}
+	return 0
+}
+
+func (x *Operations) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // Lane is the progress of a worker in one group.
 type Lane struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -902,7 +1113,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -914,7 +1125,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[8]
+	mi := &file_rendezvous_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -927,7 +1138,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{8}
+	return file_rendezvous_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Lane) GetId() uint64 {
@@ -973,7 +1184,7 @@ type BeatReply struct {
 
 func (x *BeatReply) Reset() {
 	*x = BeatReply{}
-	mi := &file_rendezvous_proto_msgTypes[9]
+	mi := &file_rendezvous_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1196,7 @@ func (x *BeatReply) String() string {
 func (*BeatReply) ProtoMessage() {}
 
 func (x *BeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rendezvous_proto_msgTypes[9]
+	mi := &file_rendezvous_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,14 +1209,14 @@ func (x *BeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeatReply.ProtoReflect.Descriptor instead.
 func (*BeatReply) Descriptor() ([]byte, []int) {
-	return file_rendezvous_proto_rawDescGZIP(), []int{9}
+	return file_rendezvous_proto_rawDescGZIP(), []int{11}
 }
 
 var File_rendezvous_proto protoreflect.FileDescriptor
 
 const file_rendezvous_proto_rawDesc = "" +
 	"\n" +
-	"\x10rendezvous.proto\x12\thvdrun.v1\"\xb3\x02\n" +
+	"\x10rendezvous.proto\x12\thvdrun.v1\"\xe2\x02\n" +
 	"\vJoinRequest\x12)\n" +
 	"\x10after_generation\x18\x01 \x01(\x04R\x0fafterGeneration\x12\x18\n" +
 	"\acommits\x18\x02 \x01(\x04R\acommits\x12\x1f\n" +
@@ -1016,7 +1227,9 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05cause\x18\x06 \x01(\tR\x05cause\x12\x1b\n" +
 	"\tcan_widen\x18\a \x01(\bR\bcanWiden\x12\x1d\n" +
 	"\atrained\x18\b \x01(\bH\x00R\atrained\x88\x01\x01\x12\x12\n" +
-	"\x04lost\x18\t \x03(\rR\x04lostB\n" +
+	"\x04lost\x18\t \x03(\rR\x04lost\x12-\n" +
+	"\x12undone_nanoseconds\x18\n" +
+	" \x01(\x04R\x11undoneNanosecondsB\n" +
 	"\n" +
 	"\b_trained\"\xa0\x01\n" +
 	"\tJoinReply\x12(\n" +
@@ -1051,7 +1264,7 @@ const file_rendezvous_proto_rawDesc = "" +
 	"generation\x12\x18\n" +
 	"\acommits\x18\x03 \x01(\x04R\acommits\x12\x18\n" +
 	"\abackend\x18\x04 \x01(\tR\abackend\"\r\n" +
-	"\vReportReply\"\x88\x02\n" +
+	"\vReportReply\"\xec\x03\n" +
 	"\vBeatRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1061,9 +1274,30 @@ const file_rendezvous_proto_rawDesc = "" +
 	"\x05lanes\x18\x04 \x03(\v2\x0f.hvdrun.v1.LaneR\x05lanes\x12\x18\n" +
 	"\acommits\x18\x05 \x01(\x04R\acommits\x12\x18\n" +
 	"\awritten\x18\x06 \x01(\x04R\awritten\x12\x1d\n" +
-	"\atrained\x18\a \x01(\bH\x00R\atrained\x88\x01\x01B\n" +
+	"\atrained\x18\a \x01(\bH\x00R\atrained\x88\x01\x01\x12/\n" +
+	"\bcounters\x18\b \x01(\v2\x13.hvdrun.v1.CountersR\bcounters\x12'\n" +
+	"\x0fwait_operations\x18\x14 \x03(\x06R\x0ewaitOperations\x12+\n" +
+	"\x11wait_microseconds\x18\x15 \x03(\rR\x10waitMicroseconds\x12*\n" +
+	"\aentered\x18\x16 \x03(\x0e2\x10.hvdrun.v1.PhaseR\aentered\x12/\n" +
+	"\x13entered_nanoseconds\x18\x17 \x03(\x04R\x12enteredNanosecondsB\n" +
 	"\n" +
-	"\b_trained\"\x84\x01\n" +
+	"\b_trained\"\xad\x01\n" +
+	"\bCounters\x12\x18\n" +
+	"\acommits\x18\x01 \x01(\x04R\acommits\x12-\n" +
+	"\x12commit_nanoseconds\x18\x02 \x01(\x04R\x11commitNanoseconds\x12!\n" +
+	"\fcommit_bytes\x18\x03 \x01(\x04R\vcommitBytes\x125\n" +
+	"\n" +
+	"operations\x18\x04 \x03(\v2\x15.hvdrun.v1.OperationsR\n" +
+	"operations\"\xa7\x01\n" +
+	"\n" +
+	"Operations\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1d\n" +
+	"\n" +
+	"size_class\x18\x03 \x01(\rR\tsizeClass\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12 \n" +
+	"\vnanoseconds\x18\x05 \x01(\x04R\vnanoseconds\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\"\x84\x01\n" +
 	"\x04Lane\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1c\n" +
 	"\toperation\x18\x02 \x01(\x04R\toperation\x12\x18\n" +
@@ -1117,7 +1351,7 @@ func file_rendezvous_proto_rawDescGZIP() []byte {
 }
 
 var file_rendezvous_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_rendezvous_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_rendezvous_proto_goTypes = []any{
 	(Dismissal)(0),        // 0: hvdrun.v1.Dismissal
 	(Report)(0),           // 1: hvdrun.v1.Report
@@ -1130,28 +1364,33 @@ var file_rendezvous_proto_goTypes = []any{
 	(*ReportRequest)(nil), // 8: hvdrun.v1.ReportRequest
 	(*ReportReply)(nil),   // 9: hvdrun.v1.ReportReply
 	(*BeatRequest)(nil),   // 10: hvdrun.v1.BeatRequest
-	(*Lane)(nil),          // 11: hvdrun.v1.Lane
-	(*BeatReply)(nil),     // 12: hvdrun.v1.BeatReply
+	(*Counters)(nil),      // 11: hvdrun.v1.Counters
+	(*Operations)(nil),    // 12: hvdrun.v1.Operations
+	(*Lane)(nil),          // 13: hvdrun.v1.Lane
+	(*BeatReply)(nil),     // 14: hvdrun.v1.BeatReply
 }
 var file_rendezvous_proto_depIdxs = []int32{
 	5,  // 0: hvdrun.v1.JoinReply.world:type_name -> hvdrun.v1.World
 	0,  // 1: hvdrun.v1.JoinReply.dismissal:type_name -> hvdrun.v1.Dismissal
 	1,  // 2: hvdrun.v1.ReportRequest.report:type_name -> hvdrun.v1.Report
 	2,  // 3: hvdrun.v1.BeatRequest.phase:type_name -> hvdrun.v1.Phase
-	11, // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
-	3,  // 5: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
-	8,  // 6: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
-	7,  // 7: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
-	10, // 8: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
-	4,  // 9: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
-	9,  // 10: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
-	5,  // 11: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
-	12, // 12: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	13, // 4: hvdrun.v1.BeatRequest.lanes:type_name -> hvdrun.v1.Lane
+	11, // 5: hvdrun.v1.BeatRequest.counters:type_name -> hvdrun.v1.Counters
+	2,  // 6: hvdrun.v1.BeatRequest.entered:type_name -> hvdrun.v1.Phase
+	12, // 7: hvdrun.v1.Counters.operations:type_name -> hvdrun.v1.Operations
+	3,  // 8: hvdrun.v1.Rendezvous.Join:input_type -> hvdrun.v1.JoinRequest
+	8,  // 9: hvdrun.v1.Rendezvous.Report:input_type -> hvdrun.v1.ReportRequest
+	7,  // 10: hvdrun.v1.Rendezvous.Look:input_type -> hvdrun.v1.LookRequest
+	10, // 11: hvdrun.v1.Rendezvous.Beat:input_type -> hvdrun.v1.BeatRequest
+	4,  // 12: hvdrun.v1.Rendezvous.Join:output_type -> hvdrun.v1.JoinReply
+	9,  // 13: hvdrun.v1.Rendezvous.Report:output_type -> hvdrun.v1.ReportReply
+	5,  // 14: hvdrun.v1.Rendezvous.Look:output_type -> hvdrun.v1.World
+	14, // 15: hvdrun.v1.Rendezvous.Beat:output_type -> hvdrun.v1.BeatReply
+	12, // [12:16] is the sub-list for method output_type
+	8,  // [8:12] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_rendezvous_proto_init() }
@@ -1171,7 +1410,7 @@ func file_rendezvous_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rendezvous_proto_rawDesc), len(file_rendezvous_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

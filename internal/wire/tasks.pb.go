@@ -55,7 +55,11 @@ type ToTasks struct {
 	Stored  [][]byte        `protobuf:"bytes,16,rep,name=stored,proto3" json:"stored,omitempty"`
 	Missing []*MissingValue `protobuf:"bytes,17,rep,name=missing,proto3" json:"missing,omitempty"`
 	// A client asks for what people want to see.
-	Status        bool `protobuf:"varint,18,opt,name=status,proto3" json:"status,omitempty"`
+	Status bool `protobuf:"varint,18,opt,name=status,proto3" json:"status,omitempty"`
+	// The first message, which has nothing else: the connection carries values. ValueRequest and ValueReply follow.
+	Transfer bool `protobuf:"varint,19,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	// And for why tasks do not run: those with a number, or of a function.
+	Explain       []string `protobuf:"bytes,30,rep,name=explain,proto3" json:"explain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -216,6 +220,20 @@ func (x *ToTasks) GetStatus() bool {
 	return false
 }
 
+func (x *ToTasks) GetTransfer() bool {
+	if x != nil {
+		return x.Transfer
+	}
+	return false
+}
+
+func (x *ToTasks) GetExplain() []string {
+	if x != nil {
+		return x.Explain
+	}
+	return nil
+}
+
 // FromTasks is what the scheduler has to say.
 type FromTasks struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -234,8 +252,14 @@ type FromTasks struct {
 	Heard uint64 `protobuf:"varint,10,opt,name=heard,proto3" json:"heard,omitempty"`
 	// JSON, in answer to status.
 	Status []byte `protobuf:"bytes,11,opt,name=status,proto3" json:"status,omitempty"`
+	// JSON, in answer to explain, in order.
+	Explained [][]byte `protobuf:"bytes,30,rep,name=explained,proto3" json:"explained,omitempty"`
 	// The connection ends for this reason; another try is in vain.
-	Refused       string `protobuf:"bytes,12,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refused string `protobuf:"bytes,12,opt,name=refused,proto3" json:"refused,omitempty"`
+	// To a client: its tasks up to this number are written down, so that it need not repeat them.
+	Accepted uint64 `protobuf:"varint,13,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	// To a worker: results that are arguments of tasks that follow, and do not fit into the messages of these.
+	Results       []*ResultFor `protobuf:"bytes,14,rep,name=results,proto3" json:"results,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -347,11 +371,32 @@ func (x *FromTasks) GetStatus() []byte {
 	return nil
 }
 
+func (x *FromTasks) GetExplained() [][]byte {
+	if x != nil {
+		return x.Explained
+	}
+	return nil
+}
+
 func (x *FromTasks) GetRefused() string {
 	if x != nil {
 		return x.Refused
 	}
 	return ""
+}
+
+func (x *FromTasks) GetAccepted() uint64 {
+	if x != nil {
+		return x.Accepted
+	}
+	return 0
+}
+
+func (x *FromTasks) GetResults() []*ResultFor {
+	if x != nil {
+		return x.Results
+	}
+	return nil
 }
 
 type TasksHello struct {
@@ -368,8 +413,12 @@ type TasksHello struct {
 	// Where it provides stored values, host:port; empty: nowhere.
 	Values string `protobuf:"bytes,8,opt,name=values,proto3" json:"values,omitempty"`
 	// Values that its host has.
-	Stored        [][]byte `protobuf:"bytes,9,rep,name=stored,proto3" json:"stored,omitempty"`
-	Rank          uint32   `protobuf:"varint,10,opt,name=rank,proto3" json:"rank,omitempty"`
+	Stored [][]byte `protobuf:"bytes,9,rep,name=stored,proto3" json:"stored,omitempty"`
+	Rank   uint32   `protobuf:"varint,10,opt,name=rank,proto3" json:"rank,omitempty"`
+	// It runs tasks while it has a place in a world too.
+	Beside bool `protobuf:"varint,11,opt,name=beside,proto3" json:"beside,omitempty"`
+	// By which people know it; empty: by host and pid.
+	Name          string `protobuf:"bytes,20,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -472,6 +521,20 @@ func (x *TasksHello) GetRank() uint32 {
 		return x.Rank
 	}
 	return 0
+}
+
+func (x *TasksHello) GetBeside() bool {
+	if x != nil {
+		return x.Beside
+	}
+	return false
+}
+
+func (x *TasksHello) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
 }
 
 type TasksWelcome struct {
@@ -1660,6 +1723,59 @@ func (x *PushTask) GetLimitMs() uint64 {
 	return 0
 }
 
+// ResultFor is the result of a task that is an argument of an attempt.
+type ResultFor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Of            *Attempt               `protobuf:"bytes,1,opt,name=of,proto3" json:"of,omitempty"`
+	Result        *TaskTold              `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResultFor) Reset() {
+	*x = ResultFor{}
+	mi := &file_tasks_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResultFor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResultFor) ProtoMessage() {}
+
+func (x *ResultFor) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResultFor.ProtoReflect.Descriptor instead.
+func (*ResultFor) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ResultFor) GetOf() *Attempt {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *ResultFor) GetResult() *TaskTold {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
 type StopTask struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Of            *Attempt               `protobuf:"bytes,1,opt,name=of,proto3" json:"of,omitempty"`
@@ -1670,7 +1786,7 @@ type StopTask struct {
 
 func (x *StopTask) Reset() {
 	*x = StopTask{}
-	mi := &file_tasks_proto_msgTypes[22]
+	mi := &file_tasks_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1798,7 @@ func (x *StopTask) String() string {
 func (*StopTask) ProtoMessage() {}
 
 func (x *StopTask) ProtoReflect() protoreflect.Message {
-	mi := &file_tasks_proto_msgTypes[22]
+	mi := &file_tasks_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1811,7 @@ func (x *StopTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopTask.ProtoReflect.Descriptor instead.
 func (*StopTask) Descriptor() ([]byte, []int) {
-	return file_tasks_proto_rawDescGZIP(), []int{22}
+	return file_tasks_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StopTask) GetOf() *Attempt {
@@ -1712,11 +1828,700 @@ func (x *StopTask) GetForce() bool {
 	return false
 }
 
+// ValueRequest asks for a part of a stored value, or brings one.
+type ValueRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of the value that is asked for.
+	Value  []byte `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Length uint32 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
+	// A value of so many bytes follows in the data of the next requests, once the peer has answered that it takes it.
+	Put           uint64 `protobuf:"varint,4,opt,name=put,proto3" json:"put,omitempty"`
+	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ValueRequest) Reset() {
+	*x = ValueRequest{}
+	mi := &file_tasks_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ValueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ValueRequest) ProtoMessage() {}
+
+func (x *ValueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ValueRequest.ProtoReflect.Descriptor instead.
+func (*ValueRequest) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ValueRequest) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *ValueRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ValueRequest) GetLength() uint32 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *ValueRequest) GetPut() uint64 {
+	if x != nil {
+		return x.Put
+	}
+	return 0
+}
+
+func (x *ValueRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type ValueReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// SHA-256 of the value that was brought.
+	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// The value is not here.
+	Missing bool   `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`
+	Failed  string `protobuf:"bytes,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	// It is being made, or those that have it are out of reach: ask again.
+	Later         bool `protobuf:"varint,5,opt,name=later,proto3" json:"later,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ValueReply) Reset() {
+	*x = ValueReply{}
+	mi := &file_tasks_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ValueReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ValueReply) ProtoMessage() {}
+
+func (x *ValueReply) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ValueReply.ProtoReflect.Descriptor instead.
+func (*ValueReply) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ValueReply) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *ValueReply) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *ValueReply) GetMissing() bool {
+	if x != nil {
+		return x.Missing
+	}
+	return false
+}
+
+func (x *ValueReply) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
+func (x *ValueReply) GetLater() bool {
+	if x != nil {
+		return x.Later
+	}
+	return false
+}
+
+// TasksRecord is a record of the scheduler's journal. What it contains is taken over in the order of the fields, and may be
+// so already.
+type TasksRecord struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Clients []*TaskClient          `protobuf:"bytes,1,rep,name=clients,proto3" json:"clients,omitempty"`
+	// Groups are numbered from 0, in the order in which they appear first in a journal.
+	Groups   []*TaskGroup     `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	Uses     []*TaskUse       `protobuf:"bytes,3,rep,name=uses,proto3" json:"uses,omitempty"`
+	Submits  []*TaskSubmitted `protobuf:"bytes,4,rep,name=submits,proto3" json:"submits,omitempty"`
+	Losses   []*TaskLoss      `protobuf:"bytes,5,rep,name=losses,proto3" json:"losses,omitempty"`
+	Overs    []*TaskOver      `protobuf:"bytes,6,rep,name=overs,proto3" json:"overs,omitempty"`
+	Releases []*TaskName      `protobuf:"bytes,7,rep,name=releases,proto3" json:"releases,omitempty"`
+	// Sessions of clients that are gone.
+	Gone          []uint64 `protobuf:"varint,8,rep,packed,name=gone,proto3" json:"gone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TasksRecord) Reset() {
+	*x = TasksRecord{}
+	mi := &file_tasks_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TasksRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TasksRecord) ProtoMessage() {}
+
+func (x *TasksRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TasksRecord.ProtoReflect.Descriptor instead.
+func (*TasksRecord) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *TasksRecord) GetClients() []*TaskClient {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetGroups() []*TaskGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetUses() []*TaskUse {
+	if x != nil {
+		return x.Uses
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetSubmits() []*TaskSubmitted {
+	if x != nil {
+		return x.Submits
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetLosses() []*TaskLoss {
+	if x != nil {
+		return x.Losses
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetOvers() []*TaskOver {
+	if x != nil {
+		return x.Overs
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetReleases() []*TaskName {
+	if x != nil {
+		return x.Releases
+	}
+	return nil
+}
+
+func (x *TasksRecord) GetGone() []uint64 {
+	if x != nil {
+		return x.Gone
+	}
+	return nil
+}
+
+// TaskClient is a client's session, and who has proven to be it.
+type TaskClient struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Session       uint64                 `protobuf:"varint,1,opt,name=session,proto3" json:"session,omitempty"`
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	RunId         string                 `protobuf:"bytes,4,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	Role          string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`
+	FromHost      string                 `protobuf:"bytes,6,opt,name=from_host,json=fromHost,proto3" json:"from_host,omitempty"`
+	Index         int64                  `protobuf:"varint,7,opt,name=index,proto3" json:"index,omitempty"`
+	Incarnation   string                 `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
+	Uid           string                 `protobuf:"bytes,10,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskClient) Reset() {
+	*x = TaskClient{}
+	mi := &file_tasks_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskClient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskClient) ProtoMessage() {}
+
+func (x *TaskClient) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskClient.ProtoReflect.Descriptor instead.
+func (*TaskClient) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *TaskClient) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *TaskClient) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *TaskClient) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *TaskClient) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *TaskClient) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *TaskClient) GetFromHost() string {
+	if x != nil {
+		return x.FromHost
+	}
+	return ""
+}
+
+func (x *TaskClient) GetIndex() int64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *TaskClient) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
+func (x *TaskClient) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *TaskClient) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+// TaskUse says that a client needs a stored value, or does not any more.
+type TaskUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        uint64                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	Put           bool                   `protobuf:"varint,4,opt,name=put,proto3" json:"put,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskUse) Reset() {
+	*x = TaskUse{}
+	mi := &file_tasks_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskUse) ProtoMessage() {}
+
+func (x *TaskUse) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskUse.ProtoReflect.Descriptor instead.
+func (*TaskUse) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *TaskUse) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *TaskUse) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *TaskUse) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *TaskUse) GetPut() bool {
+	if x != nil {
+		return x.Put
+	}
+	return false
+}
+
+// TaskSubmitted has the journal's number of the group; that in the task does not count.
+type TaskSubmitted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        uint64                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	Group         uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
+	Task          *SubmitTask            `protobuf:"bytes,3,opt,name=task,proto3" json:"task,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskSubmitted) Reset() {
+	*x = TaskSubmitted{}
+	mi := &file_tasks_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskSubmitted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskSubmitted) ProtoMessage() {}
+
+func (x *TaskSubmitted) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskSubmitted.ProtoReflect.Descriptor instead.
+func (*TaskSubmitted) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *TaskSubmitted) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *TaskSubmitted) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *TaskSubmitted) GetTask() *SubmitTask {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+type TaskLoss struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        uint64                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	N             uint64                 `protobuf:"varint,2,opt,name=n,proto3" json:"n,omitempty"`
+	Tries         uint32                 `protobuf:"varint,3,opt,name=tries,proto3" json:"tries,omitempty"`
+	Killers       []string               `protobuf:"bytes,4,rep,name=killers,proto3" json:"killers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskLoss) Reset() {
+	*x = TaskLoss{}
+	mi := &file_tasks_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskLoss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskLoss) ProtoMessage() {}
+
+func (x *TaskLoss) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskLoss.ProtoReflect.Descriptor instead.
+func (*TaskLoss) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *TaskLoss) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *TaskLoss) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *TaskLoss) GetTries() uint32 {
+	if x != nil {
+		return x.Tries
+	}
+	return 0
+}
+
+func (x *TaskLoss) GetKillers() []string {
+	if x != nil {
+		return x.Killers
+	}
+	return nil
+}
+
+type TaskOver struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        uint64                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	N             uint64                 `protobuf:"varint,2,opt,name=n,proto3" json:"n,omitempty"`
+	Result        *TaskResult            `protobuf:"bytes,3,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskOver) Reset() {
+	*x = TaskOver{}
+	mi := &file_tasks_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskOver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskOver) ProtoMessage() {}
+
+func (x *TaskOver) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskOver.ProtoReflect.Descriptor instead.
+func (*TaskOver) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *TaskOver) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *TaskOver) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *TaskOver) GetResult() *TaskResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+type TaskName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        uint64                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	N             uint64                 `protobuf:"varint,2,opt,name=n,proto3" json:"n,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskName) Reset() {
+	*x = TaskName{}
+	mi := &file_tasks_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskName) ProtoMessage() {}
+
+func (x *TaskName) ProtoReflect() protoreflect.Message {
+	mi := &file_tasks_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskName.ProtoReflect.Descriptor instead.
+func (*TaskName) Descriptor() ([]byte, []int) {
+	return file_tasks_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *TaskName) GetClient() uint64 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *TaskName) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
 var File_tasks_proto protoreflect.FileDescriptor
 
 const file_tasks_proto_rawDesc = "" +
 	"\n" +
-	"\vtasks.proto\x12\thvdrun.v1\"\x97\x05\n" +
+	"\vtasks.proto\x12\thvdrun.v1\"\xcd\x05\n" +
 	"\aToTasks\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.hvdrun.v1.TasksHelloR\x05hello\x12,\n" +
 	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12'\n" +
@@ -1736,7 +2541,9 @@ const file_tasks_proto_rawDesc = "" +
 	"\awilling\x18\x0f \x01(\bR\awilling\x12\x16\n" +
 	"\x06stored\x18\x10 \x03(\fR\x06stored\x121\n" +
 	"\amissing\x18\x11 \x03(\v2\x17.hvdrun.v1.MissingValueR\amissing\x12\x16\n" +
-	"\x06status\x18\x12 \x01(\bR\x06status\"\xc2\x03\n" +
+	"\x06status\x18\x12 \x01(\bR\x06status\x12\x1a\n" +
+	"\btransfer\x18\x13 \x01(\bR\btransfer\x12\x18\n" +
+	"\aexplain\x18\x1e \x03(\tR\aexplain\"\xac\x04\n" +
 	"\tFromTasks\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.hvdrun.v1.TasksWelcomeR\awelcome\x12'\n" +
 	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12*\n" +
@@ -1750,8 +2557,11 @@ const file_tasks_proto_rawDesc = "" +
 	"\x05drops\x18\t \x03(\fR\x05drops\x12\x14\n" +
 	"\x05heard\x18\n" +
 	" \x01(\x04R\x05heard\x12\x16\n" +
-	"\x06status\x18\v \x01(\fR\x06status\x12\x18\n" +
-	"\arefused\x18\f \x01(\tR\arefused\"\xb2\x02\n" +
+	"\x06status\x18\v \x01(\fR\x06status\x12\x1c\n" +
+	"\texplained\x18\x1e \x03(\fR\texplained\x12\x18\n" +
+	"\arefused\x18\f \x01(\tR\arefused\x12\x1a\n" +
+	"\baccepted\x18\r \x01(\x04R\baccepted\x12.\n" +
+	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\"\xde\x02\n" +
 	"\n" +
 	"TasksHello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
@@ -1764,7 +2574,9 @@ const file_tasks_proto_rawDesc = "" +
 	"\x06values\x18\b \x01(\tR\x06values\x12\x16\n" +
 	"\x06stored\x18\t \x03(\fR\x06stored\x12\x12\n" +
 	"\x04rank\x18\n" +
-	" \x01(\rR\x04rank\"b\n" +
+	" \x01(\rR\x04rank\x12\x16\n" +
+	"\x06beside\x18\v \x01(\bR\x06beside\x12\x12\n" +
+	"\x04name\x18\x14 \x01(\tR\x04name\"b\n" +
 	"\fTasksWelcome\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\rR\x04term\x12\x14\n" +
@@ -1847,10 +2659,69 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04args\x18\x03 \x01(\fR\x04args\x12-\n" +
 	"\aresults\x18\x04 \x03(\v2\x13.hvdrun.v1.TaskToldR\aresults\x12*\n" +
 	"\x06values\x18\x05 \x03(\v2\x12.hvdrun.v1.ValueAtR\x06values\x12\x19\n" +
-	"\blimit_ms\x18\x06 \x01(\x04R\alimitMs\"D\n" +
+	"\blimit_ms\x18\x06 \x01(\x04R\alimitMs\"\\\n" +
+	"\tResultFor\x12\"\n" +
+	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12+\n" +
+	"\x06result\x18\x02 \x01(\v2\x13.hvdrun.v1.TaskToldR\x06result\"D\n" +
 	"\bStopTask\x12\"\n" +
 	"\x02of\x18\x01 \x01(\v2\x12.hvdrun.v1.AttemptR\x02of\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05forceB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
+	"\x05force\x18\x02 \x01(\bR\x05force\"z\n" +
+	"\fValueRequest\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\fR\x05value\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06length\x18\x03 \x01(\rR\x06length\x12\x10\n" +
+	"\x03put\x18\x04 \x01(\x04R\x03put\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"~\n" +
+	"\n" +
+	"ValueReply\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\x12\x18\n" +
+	"\amissing\x18\x03 \x01(\bR\amissing\x12\x16\n" +
+	"\x06failed\x18\x04 \x01(\tR\x06failed\x12\x14\n" +
+	"\x05later\x18\x05 \x01(\bR\x05later\"\xe5\x02\n" +
+	"\vTasksRecord\x12/\n" +
+	"\aclients\x18\x01 \x03(\v2\x15.hvdrun.v1.TaskClientR\aclients\x12,\n" +
+	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12&\n" +
+	"\x04uses\x18\x03 \x03(\v2\x12.hvdrun.v1.TaskUseR\x04uses\x122\n" +
+	"\asubmits\x18\x04 \x03(\v2\x18.hvdrun.v1.TaskSubmittedR\asubmits\x12+\n" +
+	"\x06losses\x18\x05 \x03(\v2\x13.hvdrun.v1.TaskLossR\x06losses\x12)\n" +
+	"\x05overs\x18\x06 \x03(\v2\x13.hvdrun.v1.TaskOverR\x05overs\x12/\n" +
+	"\breleases\x18\a \x03(\v2\x13.hvdrun.v1.TaskNameR\breleases\x12\x12\n" +
+	"\x04gone\x18\b \x03(\x04R\x04gone\"\xf2\x01\n" +
+	"\n" +
+	"TaskClient\x12\x18\n" +
+	"\asession\x18\x01 \x01(\x04R\asession\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x15\n" +
+	"\x06run_id\x18\x04 \x01(\tR\x05runId\x12\x12\n" +
+	"\x04role\x18\x05 \x01(\tR\x04role\x12\x1b\n" +
+	"\tfrom_host\x18\x06 \x01(\tR\bfromHost\x12\x14\n" +
+	"\x05index\x18\a \x01(\x03R\x05index\x12 \n" +
+	"\vincarnation\x18\b \x01(\tR\vincarnation\x12\x12\n" +
+	"\x04user\x18\t \x01(\tR\x04user\x12\x10\n" +
+	"\x03uid\x18\n" +
+	" \x01(\tR\x03uid\"]\n" +
+	"\aTaskUse\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x10\n" +
+	"\x03put\x18\x04 \x01(\bR\x03put\"h\n" +
+	"\rTaskSubmitted\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\rR\x05group\x12)\n" +
+	"\x04task\x18\x03 \x01(\v2\x15.hvdrun.v1.SubmitTaskR\x04task\"`\n" +
+	"\bTaskLoss\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\f\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\x12\x14\n" +
+	"\x05tries\x18\x03 \x01(\rR\x05tries\x12\x18\n" +
+	"\akillers\x18\x04 \x03(\tR\akillers\"_\n" +
+	"\bTaskOver\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\f\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\x12-\n" +
+	"\x06result\x18\x03 \x01(\v2\x15.hvdrun.v1.TaskResultR\x06result\"0\n" +
+	"\bTaskName\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\x04R\x06client\x12\f\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01nB(Z&github.com/hvdrun/hvdrun/internal/wireb\x06proto3"
 
 var (
 	file_tasks_proto_rawDescOnce sync.Once
@@ -1864,31 +2735,41 @@ func file_tasks_proto_rawDescGZIP() []byte {
 	return file_tasks_proto_rawDescData
 }
 
-var file_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_tasks_proto_goTypes = []any{
-	(*ToTasks)(nil),      // 0: hvdrun.v1.ToTasks
-	(*FromTasks)(nil),    // 1: hvdrun.v1.FromTasks
-	(*TasksHello)(nil),   // 2: hvdrun.v1.TasksHello
-	(*TasksWelcome)(nil), // 3: hvdrun.v1.TasksWelcome
-	(*TaskFunction)(nil), // 4: hvdrun.v1.TaskFunction
-	(*Amount)(nil),       // 5: hvdrun.v1.Amount
-	(*TaskGroup)(nil),    // 6: hvdrun.v1.TaskGroup
-	(*SubmitTask)(nil),   // 7: hvdrun.v1.SubmitTask
-	(*TaskOptions)(nil),  // 8: hvdrun.v1.TaskOptions
-	(*TaskArgs)(nil),     // 9: hvdrun.v1.TaskArgs
-	(*TaskArg)(nil),      // 10: hvdrun.v1.TaskArg
-	(*CancelTask)(nil),   // 11: hvdrun.v1.CancelTask
-	(*PutValue)(nil),     // 12: hvdrun.v1.PutValue
-	(*MissingValue)(nil), // 13: hvdrun.v1.MissingValue
-	(*Attempt)(nil),      // 14: hvdrun.v1.Attempt
-	(*TaskResult)(nil),   // 15: hvdrun.v1.TaskResult
-	(*TaskDone)(nil),     // 16: hvdrun.v1.TaskDone
-	(*TaskTold)(nil),     // 17: hvdrun.v1.TaskTold
-	(*ValueAt)(nil),      // 18: hvdrun.v1.ValueAt
-	(*LeaseAsk)(nil),     // 19: hvdrun.v1.LeaseAsk
-	(*LeaseAnswer)(nil),  // 20: hvdrun.v1.LeaseAnswer
-	(*PushTask)(nil),     // 21: hvdrun.v1.PushTask
-	(*StopTask)(nil),     // 22: hvdrun.v1.StopTask
+	(*ToTasks)(nil),       // 0: hvdrun.v1.ToTasks
+	(*FromTasks)(nil),     // 1: hvdrun.v1.FromTasks
+	(*TasksHello)(nil),    // 2: hvdrun.v1.TasksHello
+	(*TasksWelcome)(nil),  // 3: hvdrun.v1.TasksWelcome
+	(*TaskFunction)(nil),  // 4: hvdrun.v1.TaskFunction
+	(*Amount)(nil),        // 5: hvdrun.v1.Amount
+	(*TaskGroup)(nil),     // 6: hvdrun.v1.TaskGroup
+	(*SubmitTask)(nil),    // 7: hvdrun.v1.SubmitTask
+	(*TaskOptions)(nil),   // 8: hvdrun.v1.TaskOptions
+	(*TaskArgs)(nil),      // 9: hvdrun.v1.TaskArgs
+	(*TaskArg)(nil),       // 10: hvdrun.v1.TaskArg
+	(*CancelTask)(nil),    // 11: hvdrun.v1.CancelTask
+	(*PutValue)(nil),      // 12: hvdrun.v1.PutValue
+	(*MissingValue)(nil),  // 13: hvdrun.v1.MissingValue
+	(*Attempt)(nil),       // 14: hvdrun.v1.Attempt
+	(*TaskResult)(nil),    // 15: hvdrun.v1.TaskResult
+	(*TaskDone)(nil),      // 16: hvdrun.v1.TaskDone
+	(*TaskTold)(nil),      // 17: hvdrun.v1.TaskTold
+	(*ValueAt)(nil),       // 18: hvdrun.v1.ValueAt
+	(*LeaseAsk)(nil),      // 19: hvdrun.v1.LeaseAsk
+	(*LeaseAnswer)(nil),   // 20: hvdrun.v1.LeaseAnswer
+	(*PushTask)(nil),      // 21: hvdrun.v1.PushTask
+	(*ResultFor)(nil),     // 22: hvdrun.v1.ResultFor
+	(*StopTask)(nil),      // 23: hvdrun.v1.StopTask
+	(*ValueRequest)(nil),  // 24: hvdrun.v1.ValueRequest
+	(*ValueReply)(nil),    // 25: hvdrun.v1.ValueReply
+	(*TasksRecord)(nil),   // 26: hvdrun.v1.TasksRecord
+	(*TaskClient)(nil),    // 27: hvdrun.v1.TaskClient
+	(*TaskUse)(nil),       // 28: hvdrun.v1.TaskUse
+	(*TaskSubmitted)(nil), // 29: hvdrun.v1.TaskSubmitted
+	(*TaskLoss)(nil),      // 30: hvdrun.v1.TaskLoss
+	(*TaskOver)(nil),      // 31: hvdrun.v1.TaskOver
+	(*TaskName)(nil),      // 32: hvdrun.v1.TaskName
 }
 var file_tasks_proto_depIdxs = []int32{
 	2,  // 0: hvdrun.v1.ToTasks.hello:type_name -> hvdrun.v1.TasksHello
@@ -1907,27 +2788,39 @@ var file_tasks_proto_depIdxs = []int32{
 	19, // 13: hvdrun.v1.FromTasks.asks:type_name -> hvdrun.v1.LeaseAsk
 	21, // 14: hvdrun.v1.FromTasks.pushes:type_name -> hvdrun.v1.PushTask
 	14, // 15: hvdrun.v1.FromTasks.take_back:type_name -> hvdrun.v1.Attempt
-	22, // 16: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
-	4,  // 17: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
-	5,  // 18: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
-	14, // 19: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
-	4,  // 20: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
-	5,  // 21: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
-	8,  // 22: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
-	10, // 23: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
-	14, // 24: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
-	15, // 25: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
-	15, // 26: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
-	6,  // 27: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
-	14, // 28: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
-	17, // 29: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
-	18, // 30: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
-	14, // 31: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	23, // 16: hvdrun.v1.FromTasks.stops:type_name -> hvdrun.v1.StopTask
+	22, // 17: hvdrun.v1.FromTasks.results:type_name -> hvdrun.v1.ResultFor
+	4,  // 18: hvdrun.v1.TasksHello.functions:type_name -> hvdrun.v1.TaskFunction
+	5,  // 19: hvdrun.v1.TasksHello.offers:type_name -> hvdrun.v1.Amount
+	14, // 20: hvdrun.v1.TasksHello.held:type_name -> hvdrun.v1.Attempt
+	4,  // 21: hvdrun.v1.TaskGroup.function:type_name -> hvdrun.v1.TaskFunction
+	5,  // 22: hvdrun.v1.TaskGroup.demand:type_name -> hvdrun.v1.Amount
+	8,  // 23: hvdrun.v1.SubmitTask.options:type_name -> hvdrun.v1.TaskOptions
+	10, // 24: hvdrun.v1.TaskArgs.args:type_name -> hvdrun.v1.TaskArg
+	14, // 25: hvdrun.v1.TaskDone.of:type_name -> hvdrun.v1.Attempt
+	15, // 26: hvdrun.v1.TaskDone.result:type_name -> hvdrun.v1.TaskResult
+	15, // 27: hvdrun.v1.TaskTold.result:type_name -> hvdrun.v1.TaskResult
+	6,  // 28: hvdrun.v1.LeaseAsk.of:type_name -> hvdrun.v1.TaskGroup
+	14, // 29: hvdrun.v1.PushTask.of:type_name -> hvdrun.v1.Attempt
+	17, // 30: hvdrun.v1.PushTask.results:type_name -> hvdrun.v1.TaskTold
+	18, // 31: hvdrun.v1.PushTask.values:type_name -> hvdrun.v1.ValueAt
+	14, // 32: hvdrun.v1.ResultFor.of:type_name -> hvdrun.v1.Attempt
+	17, // 33: hvdrun.v1.ResultFor.result:type_name -> hvdrun.v1.TaskTold
+	14, // 34: hvdrun.v1.StopTask.of:type_name -> hvdrun.v1.Attempt
+	27, // 35: hvdrun.v1.TasksRecord.clients:type_name -> hvdrun.v1.TaskClient
+	6,  // 36: hvdrun.v1.TasksRecord.groups:type_name -> hvdrun.v1.TaskGroup
+	28, // 37: hvdrun.v1.TasksRecord.uses:type_name -> hvdrun.v1.TaskUse
+	29, // 38: hvdrun.v1.TasksRecord.submits:type_name -> hvdrun.v1.TaskSubmitted
+	30, // 39: hvdrun.v1.TasksRecord.losses:type_name -> hvdrun.v1.TaskLoss
+	31, // 40: hvdrun.v1.TasksRecord.overs:type_name -> hvdrun.v1.TaskOver
+	32, // 41: hvdrun.v1.TasksRecord.releases:type_name -> hvdrun.v1.TaskName
+	7,  // 42: hvdrun.v1.TaskSubmitted.task:type_name -> hvdrun.v1.SubmitTask
+	15, // 43: hvdrun.v1.TaskOver.result:type_name -> hvdrun.v1.TaskResult
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_tasks_proto_init() }
@@ -1941,7 +2834,7 @@ func file_tasks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tasks_proto_rawDesc), len(file_tasks_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

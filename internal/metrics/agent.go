@@ -1,0 +1,53 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// AgentMeasures are the numbers of an agent at one moment.
+type AgentMeasures struct {
+	Host              string
+	Slots, Taken, Bad int
+	// Connected and Away are the sessions of drivers with and without a connection.
+	Connected, Away int
+	Draining        bool
+	Members         int
+	Starts, Ends    uint64
+	// Undelivered is the number of events that drivers have not acknowledged.
+	Undelivered int
+}
+
+// Agent collects the metrics of an agent.
+type Agent struct {
+	// Read returns the agent's numbers; false: it does not run.
+	Read func() (AgentMeasures, bool)
+	// Version is the version of hvdrun.
+	Version string
+}
+
+// Describe sends the descriptions of all metrics of an agent.
+func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range list {
+		if m.Of == OfAgent {
+			ch <- m.desc
+		}
+	}
+}
+
+// Collect sends the metrics of now.
+func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	m, runs := a.Read()
+	if !runs {
+		return
+	}
+	s := sink(ch)
+	s.put(agentInfo, 1, m.Host, a.Version)
+	s.put(agentSlots, float64(m.Taken), "taken")
+	s.put(agentSlots, float64(m.Bad), "bad")
+	s.put(agentSlots, float64(max(0, m.Slots-m.Taken-m.Bad)), "free")
+	s.put(agentDrivers, float64(m.Connected), "connected")
+	s.put(agentDrivers, float64(m.Away), "away")
+	s.put(agentDraining, truth(m.Draining))
+	s.put(agentMembers, float64(m.Members))
+	s.put(agentStarts, float64(m.Starts))
+	s.put(agentEnds, float64(m.Ends))
+	s.put(agentUndelivered, float64(m.Undelivered))
+}

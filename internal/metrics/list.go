@@ -1,0 +1,196 @@
+// Package metrics is what hvdrun tells Prometheus: one list of all metrics, from which come the
+// collectors of a driver and of an agent, the dashboard for Grafana, and the table of
+// docs/metrics.md; the rules for alarms; and the HTTP server that is scraped.
+package metrics
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Kind is what a metric is for Prometheus.
+type Kind uint8
+
+// The kinds.
+const (
+	Gauge Kind = iota
+	Counter
+	Histogram // native, and with classic buckets for a Prometheus that does not ask for native ones
+)
+
+// String returns "gauge", "counter" or "histogram".
+func (k Kind) String() string { return [...]string{"gauge", "counter", "histogram"}[k] }
+
+// Section is the part of a job or of a cluster that metrics are about.
+type Section string
+
+// The sections, in the order of the dashboard.
+const (
+	OfJob     Section = "Job"
+	OfDriver  Section = "Driver"
+	OfWorkers Section = "Workers"
+	OfRanks   Section = "Ranks"
+	OfAgent   Section = "Agent"
+)
+
+// Sections returns all sections in their order.
+func Sections() []Section { return []Section{OfJob, OfDriver, OfWorkers, OfRanks, OfAgent} }
+
+// MostRanks is the largest world whose ranks have series of their own. Of a larger one the section
+// OfRanks is empty; the sums and the extremes of OfWorkers tell of every world.
+const MostRanks = 512
+
+// Metric is one metric.
+type Metric struct {
+	Name string
+	Kind Kind
+	// Help is one sentence for people, without a full stop.
+	Help   string
+	Labels []string
+	Of     Section
+	// Buckets are the classic buckets of a Histogram.
+	Buckets []float64
+	// Unit is the unit of the values, or of what a counter counts each second, as Grafana names it.
+	Unit string
+	// Query, if not empty, is what the dashboard shows instead of the usual expression of the kind,
+	// and Legend what names its series.
+	Query, Legend string
+
+	desc *prometheus.Desc
+}
+
+var list []*Metric
+
+// All returns all metrics, in the order of the sections and of the table.
+func All() []*Metric { return slices.Clone(list) }
+
+func define(m Metric) *Metric {
+	m.desc = prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)
+	list = append(list, &m)
+	return &m
+}
+
+// The classic buckets.
+var (
+	recoveryBuckets = []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	delayBuckets    = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10}
+)
+
+// The metrics of a job.
+var (
+	jobInfo = define(Metric{Name: "hvdrun_job_info", Of: OfJob, Labels: []string{"run", "version"},
+		Help: "The job's run id and the version of hvdrun; the value is 1", Legend: "{{run}} {{version}}"})
+	jobStart = define(Metric{Name: "hvdrun_job_start_time_seconds", Of: OfJob, Unit: "dateTimeAsIso",
+		Help: "When the job began, in seconds since 1970", Query: "hvdrun_job_start_time_seconds{job=~\"$job\",instance=~\"$instance\"} * 1000"})
+	jobState = define(Metric{Name: "hvdrun_job_state", Of: OfJob, Labels: []string{"state"},
+		Help: "1 for the state in which the job is, 0 for the others"})
+	jobSeconds = define(Metric{Name: "hvdrun_job_seconds_total", Kind: Counter, Of: OfJob, Labels: []string{"part"}, Unit: "percentunit",
+		Help: "What the job's time was spent on, of the whole job; the parts add up to its time"})
+	jobStalled = define(Metric{Name: "hvdrun_job_stalled_seconds_total", Kind: Counter, Of: OfJob, Labels: []string{"host", "slot"}, Unit: "percentunit",
+		Help: "Time for which workers of a slot held up the others, of the eight slots with the most"})
+	worldSize = define(Metric{Name: "hvdrun_world_size", Of: OfJob, Unit: "short",
+		Help: "Workers in the current world"})
+	worldGeneration = define(Metric{Name: "hvdrun_world_generation", Of: OfJob, Unit: "short",
+		Help: "Generation of the current world; 0 before the first"})
+	jobCommits = define(Metric{Name: "hvdrun_job_commits", Of: OfJob, Unit: "short",
+		Help: "Number of the job's last commit, as far as heartbeats told"})
+	sizeNeeded = define(Metric{Name: "hvdrun_world_size_needed", Of: OfJob, Labels: []string{"for"}, Unit: "short",
+		Help: "Workers that the job needs: for its start, at least, and at most (0: no bound)"})
+	jobHosts = define(Metric{Name: "hvdrun_job_hosts", Of: OfJob, Labels: []string{"state"}, Unit: "short",
+		Help: "Hosts by state: listed, draining, or unlisted with workers that have not ended"})
+	jobSlots = define(Metric{Name: "hvdrun_job_slots", Of: OfJob, Labels: []string{"state"}, Unit: "short",
+		Help: "Slots by state, as hvdrun status shows it"})
+	resets = define(Metric{Name: "hvdrun_resets_total", Kind: Counter, Of: OfJob, Labels: []string{"cause"}, Unit: "short",
+		Help: "Resets after which a world was published, of the whole job, by cause"})
+	recovery = define(Metric{Name: "hvdrun_recovery_seconds", Kind: Histogram, Of: OfJob, Labels: []string{"cause"}, Unit: "s", Buckets: recoveryBuckets,
+		Help: "Time from when a world was left, or the job began, until the first commit in the next one"})
+)
+
+// The metrics of a driver.
+var (
+	workerExits = define(Metric{Name: "hvdrun_worker_exits_total", Kind: Counter, Of: OfDriver, Labels: []string{"cause"}, Unit: "short",
+		Help: "Workers that have ended, by cause: done, left, failed or stopped"})
+	workerStarts = define(Metric{Name: "hvdrun_worker_starts_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Workers that were started"})
+	exclusions = define(Metric{Name: "hvdrun_exclusions_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Exclusions of slots and hosts"})
+	stalls = define(Metric{Name: "hvdrun_stalls_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Times that a worker was reported to hold up the others, or all to wait for each other"})
+	notifications = define(Metric{Name: "hvdrun_notifications_total", Kind: Counter, Of: OfDriver, Labels: []string{"change"}, Unit: "short",
+		Help: "Times that the workers were told that the hosts changed: added, removed, mixed, or none where a change was reverted"})
+	notificationDelay = define(Metric{Name: "hvdrun_notification_delay_seconds", Kind: Histogram, Of: OfDriver, Unit: "s", Buckets: delayBuckets,
+		Help: "Time until a worker has acknowledged such a notification"})
+	discoveryLists = define(Metric{Name: "hvdrun_discovery_lists_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Lists of hosts that differed from the one before"})
+	discoveryFailures = define(Metric{Name: "hvdrun_discovery_failures_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Failures of the source of hosts"})
+	discoveryStale = define(Metric{Name: "hvdrun_discovery_stale_seconds", Of: OfDriver, Unit: "s",
+		Help: "How long ago the source of hosts last stood by its list, while it fails; 0 while it does not"})
+	journalBytes = define(Metric{Name: "hvdrun_journal_bytes", Of: OfDriver, Unit: "bytes",
+		Help: "Size of the job's journal"})
+	journalSync = define(Metric{Name: "hvdrun_journal_sync_seconds", Kind: Histogram, Of: OfDriver, Unit: "s", Buckets: delayBuckets,
+		Help: "Time until the journal was on the disk"})
+	journalBehind = define(Metric{Name: "hvdrun_journal_behind", Of: OfDriver, Unit: "bool",
+		Help: "1 if the journal lacks records, so that the job could not be resumed; else 0"})
+	journalFailures = define(Metric{Name: "hvdrun_journal_failures_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Times that the journal could not be written or compacted"})
+	waits = define(Metric{Name: "hvdrun_waits", Of: OfDriver, Unit: "short",
+		Help: "Conditions that the driver waits for, as hvdrun status shows them"})
+	waitLeft = define(Metric{Name: "hvdrun_wait_left_seconds", Of: OfDriver, Unit: "s",
+		Help: "Time left of the wait that ends first; 0 if there is none"})
+	beats = define(Metric{Name: "hvdrun_worker_beats_total", Kind: Counter, Of: OfDriver, Unit: "short",
+		Help: "Heartbeats of workers"})
+)
+
+// The metrics of the workers of a job, in sums.
+var (
+	commits = define(Metric{Name: "hvdrun_worker_commits_total", Kind: Counter, Of: OfWorkers, Unit: "short",
+		Help: "Commits, those of each worker counted"})
+	commitSeconds = define(Metric{Name: "hvdrun_worker_commit_seconds_total", Kind: Counter, Of: OfWorkers, Unit: "s",
+		Help:   "Time that workers spent in commits, waits for other ranks included",
+		Query:  "rate(hvdrun_worker_commit_seconds_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval]) / rate(hvdrun_worker_commits_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval])",
+		Legend: "each commit"})
+	commitBytes = define(Metric{Name: "hvdrun_worker_commit_bytes_total", Kind: Counter, Of: OfWorkers, Unit: "Bps",
+		Help: "Bytes of tensors that commits looked at, to copy those that had changed"})
+	operations = define(Metric{Name: "hvdrun_collective_operations_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "ops",
+		Help: "Collective operations, those of each worker counted; the size is the upper bound of the class of the worker's tensor"})
+	operationSeconds = define(Metric{Name: "hvdrun_collective_seconds_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "percentunit",
+		Help: "Time that workers spent in collective operations, waits for other ranks included"})
+	operationBytes = define(Metric{Name: "hvdrun_collective_bytes_total", Kind: Counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "Bps",
+		Help: "Bytes of the workers' tensors in collective operations"})
+	beatAgeMax = define(Metric{Name: "hvdrun_worker_beat_age_max_seconds", Of: OfWorkers, Unit: "s",
+		Help: "Age of the oldest last heartbeat of a rank of the world"})
+	commitsSpread = define(Metric{Name: "hvdrun_worker_commits_spread", Of: OfWorkers, Unit: "short",
+		Help: "Largest minus smallest number of the last commits of ranks, as far as heartbeats told"})
+)
+
+// The metrics of single ranks of a world of at most MostRanks.
+var (
+	rankCommits = define(Metric{Name: "hvdrun_rank_commits", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "short",
+		Help: "Number of the rank's last commit in the world"})
+	rankBeatAge = define(Metric{Name: "hvdrun_rank_beat_age_seconds", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "s",
+		Help: "Age of the rank's last heartbeat"})
+	rankSeconds = define(Metric{Name: "hvdrun_rank_collective_seconds_total", Kind: Counter, Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
+		Help: "Time that the rank's worker spent in collective operations: one that holds up the others spends less"})
+)
+
+// The metrics of an agent.
+var (
+	agentInfo = define(Metric{Name: "hvdrun_agent_info", Of: OfAgent, Labels: []string{"host", "version"},
+		Help: "The agent's host and the version of hvdrun; the value is 1", Legend: "{{host}} {{version}}"})
+	agentSlots = define(Metric{Name: "hvdrun_agent_slots", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
+		Help: "Slots of the host: taken by a worker, free, or bad, which means that the device has failed"})
+	agentDrivers = define(Metric{Name: "hvdrun_agent_drivers", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
+		Help: "Jobs whose drivers have a session with the agent: connected, or away"})
+	agentDraining = define(Metric{Name: "hvdrun_agent_draining", Of: OfAgent, Unit: "bool",
+		Help: "1 if the agent starts no more workers because it was asked to stop; else 0"})
+	agentMembers = define(Metric{Name: "hvdrun_agent_members", Of: OfAgent, Unit: "short",
+		Help: "Members of the cluster that the agent knows, itself included; 0 for an agent of one job"})
+	agentStarts = define(Metric{Name: "hvdrun_agent_worker_starts_total", Kind: Counter, Of: OfAgent, Unit: "short",
+		Help: "Workers that the agent has started"})
+	agentEnds = define(Metric{Name: "hvdrun_agent_worker_ends_total", Kind: Counter, Of: OfAgent, Unit: "short",
+		Help: "Workers of the agent that have ended"})
+	agentUndelivered = define(Metric{Name: "hvdrun_agent_undelivered_events", Of: OfAgent, Unit: "short",
+		Help: "Events that drivers have not acknowledged"})
+)

@@ -1,0 +1,177 @@
+package metrics
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// Path is the path at which metrics are served.
+const Path = "/metrics"
+
+// Config says where metrics are served, and to whom.
+type Config struct {
+	// Listen is an address and a port; port 0: any that is free.
+	Listen string
+	// Token, if not empty, is what a client must send as a bearer token.
+	Token string
+	// Certificate, if not nil, is that of the server, which then speaks TLS.
+	Certificate *tls.Certificate
+}
+
+// ParseListen returns the address to listen on for a text such as 9464, :9464, 0.0.0.0:9464 or
+// [::1]:9464. A port alone stands for this machine's loopback address.
+func ParseListen(text string) (string, error) {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		host, port = "", text
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return "", fmt.Errorf("%q is not a port, or an IP address and a port", text)
+	}
+	if host == "" {
+		return net.JoinHostPort(identity.Loopback().String(), port), nil
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return "", fmt.Errorf("%q is not a port, or an IP address and a port", text)
+	}
+	return text, nil
+}
+
+// tokenBytes bounds the size of a file with a token.
+const tokenBytes = 4 << 10
+
+// ReadToken reads the token of a file that only its owner may read.
+func ReadToken(path string) (string, error) {
+	f, err := safefile.Read(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return "", fmt.Errorf("%s: others may read the token: chmod 600 it", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, tokenBytes+1))
+	token := strings.TrimSpace(string(text))
+	switch {
+	case err != nil:
+		return "", err
+	case token == "":
+		return "", fmt.Errorf("%s: there is no token in it", path)
+	case len(text) > tokenBytes || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", fmt.Errorf("%s: a token is one word of printable ASCII", path)
+	}
+	return token, nil
+}
+
+// Server serves metrics. Listen makes one.
+type Server struct {
+	ln     *identity.Listener
+	server *http.Server
+	tls    bool
+}
+
+// Listen listens; the collectors are those of a Driver or an Agent.
+func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
+	registry := prometheus.NewRegistry()
+	all = append(all, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, c := range all {
+		if err := registry.Register(c); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	ln, err := identity.Metrics.Listen(cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET "+Path, guarded(cfg.Token, promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		MaxRequestsInFlight: 4, Timeout: 2 * readTimeout,
+	})))
+	s := &Server{ln: ln, tls: cfg.Certificate != nil, server: &http.Server{
+		Handler: mux, ReadTimeout: identity.Metrics.Deadline, WriteTimeout: identity.Metrics.Deadline, MaxHeaderBytes: 8 << 10,
+		ErrorLog: log.New(io.Discard, "", 0), // whoever reaches it could fill the log
+	}}
+	s.server.SetKeepAlivesEnabled(false) // no connection is ever proven, so each ends in time
+	if cfg.Certificate != nil {
+		s.server.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*cfg.Certificate}, MinVersion: tls.VersionTLS12}
+	}
+	return s, nil
+}
+
+// URL returns where the metrics are.
+func (s *Server) URL() string {
+	scheme := "http"
+	if s.tls {
+		scheme = "https"
+	}
+	return scheme + "://" + s.ln.Addr().String() + Path
+}
+
+// Serve serves until ctx ends, and then as long as scrapes under way take, at most a second.
+func (s *Server) Serve(ctx context.Context) error {
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if s.server.Shutdown(limit) != nil {
+			_ = s.server.Close() // its listener is closed
+		}
+	})
+	var err error
+	if s.tls {
+		err = s.server.ServeTLS(s.ln, "", "")
+	} else {
+		err = s.server.Serve(s.ln)
+	}
+	if !stop() {
+		<-stopped
+	}
+	if errors.Is(err, http.ErrServerClosed) || ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("metrics: %w", err)
+}
+
+// Close stops listening, for a server that is not served.
+func (s *Server) Close() error { return s.ln.Close() }
+
+// guarded lets in those that have the token; an empty one: all.
+func guarded(token string, next http.Handler) http.Handler {
+	if token == "" {
+		return next
+	}
+	want := sha256.Sum256([]byte("Bearer " + token))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
+		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,139 @@
+package stacks
+
+import (
+	"bytes"
+	"encoding/json"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+)
+
+// mostRecords bounds the goroutines that Own looks at.
+const mostRecords = 100_000
+
+// Own returns the goroutines of this process, but the calling one. It stops the world only for the
+// moment in which it begins: each goroutine's stack is taken when it is next scheduled, or at once
+// where it waits. That is the cheapest way by far: 9 ms for 10,000 goroutines, of which the world
+// stands for 0.3 ms, where runtime.Stack stops it for 77 ms. A goroutine in a loop without calls is
+// interrupted by a signal.
+func Own() []Goroutines {
+	records := make([]runtime.StackRecord, min(runtime.NumGoroutine()+64, mostRecords))
+	n, ok := runtime.GoroutineProfile(records)
+	for !ok && n < mostRecords {
+		records = make([]runtime.StackRecord, min(n+n/8+64, mostRecords))
+		n, ok = runtime.GoroutineProfile(records)
+	}
+	if !ok {
+		return []Goroutines{{Count: n, Frames: []Frame{{Func: "more goroutines than are looked at"}}}}
+	}
+	g := grouping{at: map[string]int{}}
+	cut := false // records have the innermost 32 frames
+	for i := range records[:n] {
+		pcs := records[i].Stack()
+		cut = cut || len(pcs) == len(records[i].Stack0)
+		g.add(pcs, 1)
+	}
+	if cut && !slices.ContainsFunc(g.all, func(g Goroutines) bool { return g.Training }) {
+		if deep := deepStacks(); deep != nil {
+			g.all = deep
+		}
+	}
+	Sort(g.all)
+	return g.all[:min(len(g.all), MaxGroups)]
+}
+
+// grouping joins equal stacks, and resolves each once.
+type grouping struct {
+	all []Goroutines
+	at  map[string]int // index of a stack in all; negative: it is left out
+}
+
+func (g *grouping) add(pcs []uintptr, count int) {
+	key := unsafe.String((*byte)(unsafe.Pointer(unsafe.SliceData(pcs))), len(pcs)*int(unsafe.Sizeof(pcs[0])))
+	i, known := g.at[key]
+	if !known {
+		frames := resolve(pcs)
+		if i = len(g.all); len(frames) == 0 || isOwn(frames) {
+			i = -1
+		} else {
+			g.all = append(g.all, Goroutines{Training: trains(frames), Frames: frames})
+		}
+		g.at[strings.Clone(key)] = i
+	}
+	if i >= 0 {
+		g.all[i].Count += count
+	}
+}
+
+// deepStacks returns the goroutines with 128 frames of each, at four times the cost. runtime/pprof
+// writes "COUNT @ PC PC…" for each stack; nil: it writes something else.
+func deepStacks() []Goroutines {
+	var text bytes.Buffer
+	if err := pprof.Lookup("goroutine").WriteTo(&text, 1); err != nil {
+		return nil
+	}
+	g := grouping{at: map[string]int{}}
+	for line := range strings.Lines(text.String()) {
+		count, rest, is := strings.Cut(strings.TrimSpace(line), " @ ")
+		n, err := strconv.Atoi(count)
+		if !is || err != nil {
+			continue
+		}
+		var pcs []uintptr
+		for _, word := range strings.Fields(rest) {
+			pc, err := strconv.ParseUint(word, 0, 64)
+			if err != nil {
+				return nil
+			}
+			pcs = append(pcs, uintptr(pc))
+		}
+		if len(pcs) > 0 {
+			g.add(pcs, n)
+		}
+	}
+	return g.all
+}
+
+// isOwn reports whether the stack is that of Own's caller.
+func isOwn(frames []Frame) bool {
+	for _, f := range frames {
+		if f.Func == own+"/internal/stacks.Own" || f.Func == own+"/internal/stacks.deepStacks" {
+			return true
+		}
+	}
+	return false
+}
+
+func resolve(pcs []uintptr) (all []Frame) {
+	if len(pcs) == 0 {
+		return nil
+	}
+	frames := runtime.CallersFrames(pcs)
+	for {
+		f, more := frames.Next()
+		if f.Function != "" {
+			all = append(all, Frame{Func: f.Function, File: f.File, Line: f.Line})
+		}
+		if !more {
+			return all
+		}
+	}
+}
+
+// OwnText returns Own as JSON of at most so many bytes: goroutines that have no room are left out,
+// and counted.
+func OwnText(most int) []byte {
+	w := Worker{Goroutines: Own()}
+	for {
+		text, err := json.Marshal(w)
+		if err != nil || len(text) <= most || len(w.Goroutines) == 0 {
+			return text
+		}
+		n := len(w.Goroutines) / 2
+		w.Error = strconv.Itoa(n) + " or more groups of goroutines are left out"
+		w.Goroutines = w.Goroutines[:n]
+	}
+}

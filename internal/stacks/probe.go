@@ -1,0 +1,181 @@
+package stacks
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+//go:generate sh gen_syscalls.sh
+
+// Probe describes a process and its descendants by what /proc has of them: it neither stops nor
+// signals any, and works whatever they do. Of threads that end meanwhile nothing is told. It reads
+// the parents of all processes of the machine.
+func Probe(pid int) ([]Process, error) {
+	p, err := probe(pid)
+	if err != nil {
+		return nil, err
+	}
+	all := []Process{p}
+	for _, child := range descendants(pid) {
+		if p, err := probe(child); err == nil && len(all) < MaxProcesses {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// descendants returns the processes below pid, parents before their children.
+func descendants(pid int) (all []int) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	children := map[int][]int{}
+	for _, e := range entries {
+		if n, err := strconv.Atoi(e.Name()); err == nil {
+			if fields := stat(fmt.Sprintf("/proc/%d", n)); len(fields) > 1 {
+				parent, _ := strconv.Atoi(fields[1])
+				children[parent] = append(children[parent], n)
+			}
+		}
+	}
+	seen := map[int]bool{pid: true}
+	for below := []int{pid}; len(below) > 0; below = below[1:] {
+		for _, c := range children[below[0]] {
+			if !seen[c] {
+				seen[c] = true
+				all, below = append(all, c), append(below, c)
+			}
+		}
+	}
+	return all
+}
+
+// stat returns the fields of a stat file from the state on, or nil.
+func stat(dir string) []string {
+	text := read(dir+"/stat", 4096)
+	_, rest, _ := cutLast(text, ")")
+	return strings.Fields(rest)
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// read returns the beginning of a file; empty if it cannot be read.
+func read(path string, most int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	text, _ := io.ReadAll(io.LimitReader(f, most)) // what was read before an error counts
+	return string(text)
+}
+
+func probe(pid int) (Process, error) {
+	dir := fmt.Sprintf("/proc/%d", pid)
+	p := Process{PID: pid}
+	fields := stat(dir)
+	if len(fields) < 2 {
+		return p, fmt.Errorf("stacks: there is no process %d", pid)
+	}
+	p.Parent, _ = strconv.Atoi(fields[1])
+	tasks, err := os.ReadDir(dir + "/task")
+	if err != nil {
+		return p, fmt.Errorf("stacks: %w", err)
+	}
+	tids := make([]int, 0, len(tasks))
+	for _, e := range tasks {
+		if tid, err := strconv.Atoi(e.Name()); err == nil {
+			tids = append(tids, tid)
+		}
+	}
+	slices.SortFunc(tids, func(a, b int) int { // the main thread first
+		return cmp.Or(cmp.Compare(notMain(a, pid), notMain(b, pid)), cmp.Compare(a, b))
+	})
+	p.More = max(0, len(tids)-MaxThreads)
+	for _, tid := range tids[:min(len(tids), MaxThreads)] {
+		if t, ok := probeThread(dir, tid); ok {
+			p.Threads = append(p.Threads, t)
+		}
+	}
+	// The command line is in the memory of the process, which cannot be read while a thread waits
+	// in the kernel for a page of it: the reader would wait too.
+	if !slices.ContainsFunc(p.Threads, func(t Thread) bool { return t.State == "D" }) {
+		p.Command = clean(strings.TrimSpace(strings.ReplaceAll(read(dir+"/cmdline", MaxText), "\x00", " ")))
+	}
+	return p, nil
+}
+
+func notMain(tid, pid int) int {
+	if tid == pid {
+		return 0
+	}
+	return 1
+}
+
+func probeThread(process string, tid int) (Thread, bool) {
+	dir := fmt.Sprintf("%s/task/%d", process, tid)
+	fields := stat(dir)
+	if len(fields) == 0 {
+		return Thread{}, false
+	}
+	t := Thread{TID: tid, Name: clean(strings.TrimSpace(read(dir+"/comm", 64))), State: clean(fields[0])}
+	if wait := read(dir+"/wchan", 128); wait != "0" {
+		t.Wait = clean(wait)
+	}
+	t.Syscall, t.Of = syscallOf(process, read(dir+"/syscall", 256))
+	for line := range strings.Lines(read(dir+"/stack", 8192)) {
+		if _, frame, ok := strings.Cut(strings.TrimSpace(line), "] "); ok && len(t.Kernel) < MaxKernel {
+			t.Kernel = append(t.Kernel, clean(frame))
+		}
+	}
+	if t.Wait == "" && t.State != "R" && len(t.Kernel) > 0 {
+		t.Wait, _, _ = strings.Cut(t.Kernel[0], "+")
+	}
+	return t, true
+}
+
+// syscallOf reads the line of /proc/PID/syscall: "running", or the number of the call, -1 for none,
+// its arguments, and the stack pointer and program counter.
+func syscallOf(process, line string) (name, of string) {
+	fields := strings.Fields(line)
+	if len(fields) < 2 {
+		return "", ""
+	}
+	n, err := strconv.Atoi(fields[0])
+	if err != nil || n < 0 {
+		return "", ""
+	}
+	name, known := syscallNames[n]
+	if !known {
+		return fmt.Sprintf("system call %d", n), ""
+	}
+	if takesFile[name] {
+		if fd, err := strconv.ParseInt(fields[1], 0, 32); err == nil {
+			of, _ = os.Readlink(filepath.Join(process, "fd", strconv.FormatInt(fd, 10)))
+		}
+	}
+	return name, clean(of)
+}
+
+// takesFile has the system calls that wait for the file of their first argument.
+var takesFile = map[string]bool{}
+
+func init() {
+	for _, name := range strings.Fields(`read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 fsync fdatasync
+		sync_file_range ftruncate fallocate fstat getdents64 ioctl flock fcntl connect accept accept4 recvfrom recvmsg sendto
+		sendmsg recvmmsg sendmmsg lseek close syncfs`) {
+		takesFile[name] = true
+	}
+}

@@ -1,0 +1,343 @@
+// Package stacks says where a process is: the goroutines of this process or of another one, the
+// threads of a process as the kernel tells them, which of their frames are the user's own code, and
+// all that as text. What other processes tell passes Clean before it is shown.
+package stacks
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Bounds of what is told of a process.
+const (
+	MaxGroups    = 256 // of goroutines
+	MaxFrames    = 128 // of a stack, innermost first
+	MaxText      = 256 // bytes of a name or path
+	MaxProcesses = 16
+	MaxThreads   = 64 // of a process
+	MaxKernel    = 24 // frames of a thread's stack in the kernel
+)
+
+// Frame is a call of a stack.
+type Frame struct {
+	// Func is the function with the path of its package: main.(*loader).next.
+	Func string `json:"func"`
+	// File is the path that the compiler was given.
+	File string `json:"file"`
+	Line int    `json:"line"`
+}
+
+// Goroutines are those of a process that have one stack.
+type Goroutines struct {
+	Count int `json:"count"`
+	// Training is whether they are in elastic.Run.
+	Training bool    `json:"training,omitempty"`
+	Frames   []Frame `json:"frames"`
+}
+
+// Thread is a thread of a process as the kernel tells it.
+type Thread struct {
+	TID  int    `json:"tid"`
+	Name string `json:"name"`
+	// State is R (running), S (sleeping), D (waits in the kernel, and no signal ends that), T
+	// (stopped by a signal), t (stopped by a debugger) or another letter of proc_pid_stat(5).
+	State string `json:"state"`
+	// Wait is the function of the kernel in which it waits; empty: unknown, or it does not wait.
+	Wait string `json:"wait,omitempty"`
+	// Syscall is the name of the system call that it is in; empty: none, or unknown. Of is the file
+	// of a call whose first argument is a descriptor.
+	Syscall string `json:"syscall,omitempty"`
+	Of      string `json:"of,omitempty"`
+	// Kernel is its stack in the kernel, innermost first, where that may be read.
+	Kernel []string `json:"kernel,omitempty"`
+}
+
+// Process is a process with its threads; the first is the main thread.
+type Process struct {
+	PID     int      `json:"pid"`
+	Parent  int      `json:"parent"`
+	Command string   `json:"command"`
+	Threads []Thread `json:"threads"`
+	// More is the number of threads that Threads has no room for.
+	More int `json:"more_threads,omitempty"`
+}
+
+// Worker is where a worker is.
+type Worker struct {
+	// Goroutines are those of the worker if it is a Go program, those in elastic.Run first. They
+	// are from the worker itself, or if From is "memory", from a look at its memory.
+	Goroutines []Goroutines `json:"goroutines,omitempty"`
+	From       string       `json:"from,omitempty"`
+	// Processes are the worker's process and its descendants.
+	Processes []Process `json:"processes,omitempty"`
+	// Error is why something is missing; empty: nothing is.
+	Error string `json:"error,omitempty"`
+}
+
+// own is the path of this module.
+const own = "github.com/hvdrun/hvdrun"
+
+// standard are the first elements of the packages of Go's library.
+var standard = map[string]bool{}
+
+func init() {
+	for _, name := range strings.Fields(`archive arena bufio builtin bytes cmp cmd compress container context crypto database debug embed
+		encoding errors expvar flag fmt go hash html image index internal io iter log maps math mime net os path plugin reflect
+		regexp runtime simd slices sort strconv strings structs sync syscall testing text time type unicode unique unsafe vendor weak`) {
+		standard[name] = true
+	}
+}
+
+// Package returns the path of the function's package.
+func (f Frame) Package() string {
+	slash := strings.LastIndexByte(f.Func, '/') + 1
+	name, _, _ := strings.Cut(f.Func[slash:], ".")
+	return f.Func[:slash] + name
+}
+
+// beneath are modules in whose code goroutines of every worker are.
+var beneath = []string{"google.golang.org/grpc", "golang.org/x/net"}
+
+// User reports whether the frame is of the user's own code: neither of Go's library nor of hvdrun,
+// nor of what speaks gRPC for hvdrun.
+func (f Frame) User() bool {
+	pkg := f.Package()
+	first, _, _ := strings.Cut(pkg, "/")
+	for _, module := range beneath {
+		if pkg == module || strings.HasPrefix(pkg, module+"/") {
+			return false
+		}
+	}
+	if pkg == own || strings.HasPrefix(pkg, own+"/") {
+		return strings.HasPrefix(pkg, own+"/examples/")
+	}
+	return f.Func != "" && !standard[first] && !strings.HasPrefix(f.Func, "_cgo") && pkg != "goexit" && pkg != "cgo"
+}
+
+// UserFrames returns the frames of the user's own code, innermost first.
+func UserFrames(frames []Frame) (of []Frame) {
+	for _, f := range frames {
+		if f.User() {
+			of = append(of, f)
+		}
+	}
+	return of
+}
+
+// shownFrames is the number of frames that Text has.
+const shownFrames = 3
+
+// Text has the innermost of the user's frames in one line, the caller last; if none of them is in
+// package main, the innermost that is follows: "main.loadBatch data.go:41, main.train train.go:88".
+// Empty: there are none.
+func Text(frames []Frame) string {
+	frames = UserFrames(frames)
+	shown := frames[:min(len(frames), shownFrames)]
+	isMain := func(f Frame) bool { return f.Package() == "main" }
+	var all []string
+	for _, f := range shown {
+		all = append(all, f.text())
+	}
+	if i := slices.IndexFunc(frames, isMain); i >= len(shown) {
+		all = append(all, "…", frames[i].text())
+	}
+	return strings.ReplaceAll(strings.Join(all, ", "), "…, ", "… ")
+}
+
+func (f Frame) text() string { return fmt.Sprintf("%s %s:%d", f.Func, path.Base(f.File), f.Line) }
+
+// Text has in one line where the worker is: the user's frames of the goroutine that trains, or of
+// the only ones that there are, or else what the process that has no children left does in the
+// kernel. A worker that is stopped is said to be. Empty: it is unknown.
+func (w *Worker) Text() string {
+	text := ""
+	for i := range w.Goroutines {
+		if g := &w.Goroutines[i]; i == 0 || g.Training {
+			if text = Text(g.Frames); text != "" {
+				break
+			}
+		}
+	}
+	leaf := w.leaf()
+	switch {
+	case leaf == nil:
+		return text
+	case text == "" || len(w.Processes) > 1 && leaf.Parent == w.Processes[0].PID && !isGo(w.Goroutines):
+		return leaf.text()
+	case w.Processes[0].stopped():
+		return text + " (" + w.Processes[0].Threads[0].text() + ")"
+	}
+	return text
+}
+
+// isGo reports whether the user's code is among the goroutines.
+func isGo(all []Goroutines) bool {
+	return slices.ContainsFunc(all, func(g Goroutines) bool { return len(UserFrames(g.Frames)) > 0 })
+}
+
+// leaf returns the process that the worker's own has started last, down to one without children:
+// the interpreter below a shell, for example.
+func (w *Worker) leaf() *Process {
+	if len(w.Processes) == 0 {
+		return nil
+	}
+	at := &w.Processes[0]
+	for range w.Processes {
+		i := slices.IndexFunc(w.Processes, func(p Process) bool { return p.Parent == at.PID })
+		if i < 0 {
+			break
+		}
+		at = &w.Processes[i]
+	}
+	return at
+}
+
+func (p *Process) stopped() bool {
+	return len(p.Threads) > 0 && (p.Threads[0].State == "T" || p.Threads[0].State == "t")
+}
+
+// text is the main thread of the process in one line.
+func (p *Process) text() string {
+	if len(p.Threads) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s (pid %d) %s", p.Threads[0].Name, p.PID, p.Threads[0].text())
+}
+
+// text completes a sentence about a thread.
+func (t *Thread) text() string {
+	in := ""
+	if t.Syscall != "" {
+		in = " in " + t.Syscall
+		if t.Of != "" {
+			in += " of " + t.Of
+		}
+	}
+	if t.Wait != "" {
+		in += " (" + t.Wait + ")"
+	}
+	switch t.State {
+	case "R":
+		return "runs"
+	case "S":
+		return "sleeps" + in
+	case "D":
+		return "waits uninterruptibly" + in
+	case "T":
+		return "is stopped by a signal"
+	case "t":
+		return "is stopped by a debugger"
+	case "Z":
+		return "has ended"
+	}
+	return "is in state " + t.State + in
+}
+
+// Text is the thread in one line.
+func (t Thread) Text() string { return fmt.Sprintf("%s (%d) %s", t.Name, t.TID, t.text()) }
+
+// Sort puts the goroutines in order: those that train first, then those with the user's code, then
+// those of which there are many.
+func Sort(all []Goroutines) {
+	rank := func(g *Goroutines) int {
+		switch {
+		case g.Training:
+			return 0
+		case slices.ContainsFunc(g.Frames, Frame.User):
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(all, func(a, b Goroutines) int {
+		return cmp.Or(cmp.Compare(rank(&a), rank(&b)), cmp.Compare(b.Count, a.Count))
+	})
+}
+
+// trains reports whether a stack passes through elastic.Run.
+func trains(frames []Frame) bool {
+	return slices.ContainsFunc(frames, func(f Frame) bool {
+		return f.Func == own+"/elastic.Run" || strings.HasPrefix(f.Func, own+"/elastic.(*runner).")
+	})
+}
+
+// Key is equal for workers whose text is equal apart from process ids.
+func (w *Worker) Key() string {
+	if isGo(w.Goroutines) {
+		return w.Text()
+	}
+	if leaf := w.leaf(); leaf != nil && len(leaf.Threads) > 0 {
+		return leaf.Threads[0].Name + " " + leaf.Threads[0].text()
+	}
+	return w.Error
+}
+
+// clean returns the text with at most MaxText bytes, all of which a terminal and a log can show.
+func clean(s string) string {
+	s = s[:min(len(s), MaxText)]
+	for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
+		s = s[:len(s)-1]
+	}
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+}
+
+// Clean makes what another process has told fit for a log and a terminal: within the bounds of this
+// package, and without characters that are not printable.
+func (w *Worker) Clean() {
+	w.Error, w.From = clean(w.Error), clean(w.From)
+	w.Goroutines = w.Goroutines[:min(len(w.Goroutines), MaxGroups)]
+	for i := range w.Goroutines {
+		g := &w.Goroutines[i]
+		g.Count = max(0, g.Count)
+		g.Frames = g.Frames[:min(len(g.Frames), MaxFrames)]
+		for j := range g.Frames {
+			f := &g.Frames[j]
+			f.Func, f.File, f.Line = clean(f.Func), clean(f.File), max(0, f.Line)
+		}
+	}
+	w.Processes = w.Processes[:min(len(w.Processes), MaxProcesses)]
+	for i := range w.Processes {
+		p := &w.Processes[i]
+		p.Command, p.More = clean(p.Command), max(0, p.More)
+		p.Threads = p.Threads[:min(len(p.Threads), MaxThreads)]
+		for j := range p.Threads {
+			t := &p.Threads[j]
+			t.Name, t.State, t.Wait, t.Syscall, t.Of = clean(t.Name), clean(t.State), clean(t.Wait), clean(t.Syscall), clean(t.Of)
+			t.Kernel = t.Kernel[:min(len(t.Kernel), MaxKernel)]
+			for k := range t.Kernel {
+				t.Kernel[k] = clean(t.Kernel[k])
+			}
+		}
+	}
+}
+
+// Parse reads what another process has told as JSON. Its caller bounds the bytes.
+func Parse(text []byte) (Worker, error) {
+	var w Worker
+	if err := json.Unmarshal(text, &w); err != nil {
+		return Worker{}, fmt.Errorf("stacks: %w", err)
+	}
+	w.Clean()
+	return w, nil
+}
+
+// Asks reports whether the worker may be asked for its goroutines. A process that is stopped does
+// not answer; and one of which a thread waits in the kernel uninterruptibly and outside of a system
+// call, as for a page of a file, would stop the others until that ends.
+func (w *Worker) Asks() bool {
+	if len(w.Processes) == 0 {
+		return true
+	}
+	p := &w.Processes[0]
+	return !p.stopped() && !slices.ContainsFunc(p.Threads, func(t Thread) bool { return t.State == "D" && t.Syscall == "" })
+}
