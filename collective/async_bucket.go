@@ -142,6 +142,9 @@ func (e *engine) mark(phase int) {
 
 // record tells the timeline of an operation that ends now, phase by phase.
 func (e *engine) record(h *Handle) {
+	if t := e.g.family.tally; t != nil {
+		t.note(e.g, allReduceAsyncAction, h.request.bytes(), t.now()-time.Since(h.since))
+	}
 	if e.g.family.timeline == nil {
 		return
 	}
@@ -218,6 +221,7 @@ func (e *engine) copyOut(b *bucket, all []byte) {
 		part := all[:int(t.request.count)*b.wire.Size()]
 		all = all[len(part):]
 		h := t.mine
+		e.watchTensor(id, h)
 		if h == nil {
 			continue
 		}

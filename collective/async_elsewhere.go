@@ -95,6 +95,7 @@ func (e *engine) reduceElsewhere(b *bucket) error {
 	for _, id := range b.ids {
 		t := &e.table[id]
 		h := t.mine
+		e.watchTensor(id, h)
 		e.record(h)
 		t.mine = nil
 		e.pending--

@@ -37,13 +37,15 @@ type engine struct {
 	turn   sync.Mutex  // held by the goroutine that does cycles, which owns what follows
 	wanted atomic.Bool // the engine's goroutine has found it taken, and is to be poked
 
-	lane   *Group
-	met    bool          // the lane is connected, and the ranks have agreed on what is to be agreed on first
-	halted error         // what has ended a cycle
-	number uint64        // of the cycle
-	usual  time.Duration // that the first operation of a cycle takes
-	warn   time.Time     // when to ask which ranks are waited for; zero while nothing is
-	timer  *time.Timer
+	lane     *Group
+	met      bool          // the lane is connected, and the ranks have agreed on what is to be agreed on first
+	halted   error         // what has ended a cycle
+	number   uint64        // of the cycle
+	called   uint64        // the cycle that others have called this rank to last …
+	calledAt time.Time     // … and when that was noticed
+	usual    time.Duration // that the first operation of a cycle takes
+	warn     time.Time     // when to ask which ranks are waited for; zero while nothing is
+	timer    *time.Timer
 	agreement
 	reduction
 }
@@ -94,6 +96,7 @@ type entry struct {
 	name    string
 	request request
 	mine    *Handle // what this rank has submitted; nil: nothing
+	ended   uint64  // operations that all ranks have ended
 }
 
 // tuning is what [Config] says about asynchronous operations.
@@ -404,17 +407,26 @@ func (e *engine) look() (reason bool) {
 	if e.stopping {
 		return false
 	}
-	if e.lane.cycle.Load() > e.number || len(e.unannounced) > 0 || e.joins() ||
+	called := e.lane.cycle.Load() > e.number
+	if called && !e.hesitates() || len(e.unannounced) > 0 || e.joins() ||
 		(e.pending > 0 || e.joinAnnounced) && e.lane.peerLeft.Load() {
 		return true
 	}
 	now, pause := time.Now(), time.Hour
+	if called {
+		if e.called != e.number+1 {
+			e.called, e.calledAt = e.number+1, now
+		}
+		if pause = e.patience() - now.Sub(e.calledAt); pause <= 0 {
+			return true
+		}
+	}
 	if len(e.fresh) > 0 {
 		waited := now.Sub(e.fresh[0].since)
 		if e.urgent || e.bytes >= e.fusion || waited >= e.tuning.cycle {
 			return true
 		}
-		pause = e.rest() - waited
+		pause = min(pause, e.rest()-waited)
 	}
 	if !e.warn.IsZero() {
 		pause = min(pause, e.warn.Sub(now))
@@ -426,6 +438,18 @@ func (e *engine) look() (reason bool) {
 		e.wakeBy(now, now.Add(pause))
 	}
 	return false
+}
+
+// hesitates reports whether this rank, which is called to a cycle, waits for a while for what it is
+// expected to submit: it would make the others' guess wrong otherwise, and they would reduce all
+// twice. The caller holds e.mu.
+func (e *engine) hesitates() bool {
+	return e.expects() && e.pending == 0 && len(e.fresh) == 0 && !e.lane.peerLeft.Load()
+}
+
+// patience is how long a rank waits for others that have usually come by now.
+func (e *engine) patience() time.Duration {
+	return max(nudgeLeast, min(nudgeFactor*e.usual, nudgeMost))
 }
 
 // joins reports whether this rank can announce now that it joins. The caller holds e.mu.
@@ -485,7 +509,7 @@ func (e *engine) nudge() {
 		return
 	}
 	e.lane.call.late = lateness{cycle: e.number, since: time.Now(),
-		bound: max(nudgeLeast, min(nudgeFactor*e.usual, nudgeMost))}
+		bound: e.patience()}
 }
 
 // arrived notes that all ranks have begun the cycle, since its first operation has ended.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 
@@ -160,19 +159,21 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// BenchmarkReduceTree is the sum of 32 leaves, beside an AllReduce of as many bytes, on one host.
+// BenchmarkReduceTree is the sum of 32 leaves, beside an AllReduce of as many bytes, on one host,
+// on hosts of unequal numbers of ranks, and on one for each rank. A letter is the host of a rank.
 func BenchmarkReduceTree(b *testing.B) {
-	for _, n := range []int{2, 3, 4} {
+	for _, hosts := range []string{"aa", "aaa", "aaaa", "aab", "abc"} {
 		for _, bytes := range []int{4 << 10, 16 << 10, 64 << 10, 1 << 20, 64 << 20} {
+			n := len(hosts)
 			w := newWorkers(b, collective.Config{}, n)
-			w.hosts = strings.Repeat("a", n)
-			b.Run(fmt.Sprintf("AllReduce/ranks=%d/bytes=%d", n, bytes), func(b *testing.B) {
+			w.hosts = hosts
+			b.Run(fmt.Sprintf("AllReduce/hosts=%s/bytes=%d", hosts, bytes), func(b *testing.B) {
 				data := allocated(b, n, bytes/4)
 				inRanks(b, w.meet(b, n), func(g *collective.Group) error {
 					return collective.AllReduce(context.Background(), g, data[g.Rank()], collective.Sum)
 				})
 			})
-			b.Run(fmt.Sprintf("ReduceTree/ranks=%d/bytes=%d", n, bytes), func(b *testing.B) {
+			b.Run(fmt.Sprintf("ReduceTree/hosts=%s/bytes=%d", hosts, bytes), func(b *testing.B) {
 				held, parts := make([][]collective.Node, n), make([][][]float32, n)
 				for r := range n {
 					held[r] = collective.Cover(32*r/n, 32*(r+1)/n, 32)

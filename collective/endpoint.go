@@ -81,7 +81,8 @@ type Endpoint struct {
 	cfg      Config // with the defaults of Log and Connections
 	listener *identity.Listener
 	closed   chan struct{}
-	made     atomic.Uint64  // see Connections
+	made     atomic.Uint64 // see Connections
+	tally    *tally
 	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
 
 	mu      sync.Mutex
@@ -141,7 +142,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		quiet.SetOutput(io.Discard)
 		cfg.Log = quiet
 	}
-	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), turned: make(chan struct{}),
+	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), turned: make(chan struct{}), tally: newTally(),
 		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}, routing: newRouting()}
 	e.life, e.endLife = context.WithCancel(context.Background())
 	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
@@ -330,7 +331,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	f := newFamily(p.Generation, n)
 	f.key = p.Key
 	f.settings = settings{
-		own: f.own, hosts: p.Hosts, addrs: p.Addrs, self: p.Rank, hurried: e.survived(&p), encrypted: e.cfg.Encrypt, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend,
+		own: f.own, hosts: p.Hosts, addrs: p.Addrs, self: p.Rank, hurried: e.survived(&p), encrypted: e.cfg.Encrypt, onlySockets: e.cfg.OnlySockets, log: e.cfg.Log, timeline: e.cfg.Timeline, backend: e.cfg.Backend, tally: e.tally,
 		algorithm: e.cfg.Algorithm, dataConns: e.cfg.Connections, mesh: e.mesh,
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}

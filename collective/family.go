@@ -73,6 +73,7 @@ type family struct {
 	told    []string // backends
 	lost    []lostConn
 
+	waits  waits
 	sent   atomic.Uint64 // bytes that the kernel has taken on data channels
 	killed atomic.Bool   // the worker, a goroutine, has been killed: it sends nothing any more
 }
@@ -88,6 +89,7 @@ type settings struct {
 	onlySockets bool                             // this rank shares no memory
 	log         logrus.FieldLogger
 	timeline    Timeline                             // nil: none
+	tally       *tally                               // nil: none
 	backend     func(generation uint64, name string) // as Config.Backend
 	algorithm   Algorithm                            // of AllReduce
 	segment     int                                  // most bytes of a frame, for tests; 0: as is best

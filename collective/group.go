@@ -261,7 +261,11 @@ func (g *Group) exitIfKilled() {
 
 // run runs one operation.
 func (g *Group) run(ctx context.Context, d descriptor, invalid error, body func(*call) error) error {
+	operation, begun := g.watched(d.action)
 	err := g.operate(ctx, d, invalid, body)
+	if !begun.IsZero() && err == nil {
+		g.family.waits.keep(operation, time.Since(begun))
+	}
 	if g != nil && !g.strict {
 		g.exitIfKilled()
 	}
@@ -278,6 +282,10 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	defer g.free()
 	if g.family.timeline != nil {
 		defer g.record(d, time.Now())
+	}
+	tally, begun := g.family.tally, time.Duration(0)
+	if tally != nil {
+		begun = tally.now()
 	}
 	c := &g.call
 	if err := c.begin(ctx, d); err != nil {
@@ -301,6 +309,9 @@ func (g *Group) operate(ctx context.Context, d descriptor, invalid error, body f
 	}
 	if err = c.end(err); err == nil && invalid != nil {
 		return d.refuse(invalid)
+	}
+	if err == nil && tally != nil {
+		tally.note(g, d.action, d.bytes(), begun)
 	}
 	return err
 }

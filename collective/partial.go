@@ -161,7 +161,8 @@ type folder struct {
 	combine combiner
 	stack   [][]byte
 	scratch [][]byte // by height
-	packed  []byte   // see foldBy
+	packed  []byte   // what is given or received, see foldInMemory and foldPairs
+	given   []byte   // to ranks of this host, see exchangeHere
 
 	finish func([]byte) // of what is computed; nil: nothing
 	atRoot func([]byte) // of the root's value; nil: it is the result

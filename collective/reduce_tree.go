@@ -53,17 +53,19 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 			if done || err != nil {
 				return err
 			}
-			return g.foldBy(inMember{h, m, ctx, call}, p, parts, result, t.Size())
+			return g.foldInMemory(inMember{h, m, ctx, call}, p, parts, result, t.Size())
 		})
 	}
 	return g.run(ctx, d, invalid, func(c *call) error {
 		f := g.folder(p, d)
 		var err error
-		if l := c.levelsOf(p); l != nil && len(f.operands)*len(result) > foldGathered {
+		if l := c.levelsOf(p); f.few(result) {
+			err = g.foldGathered(c.allGatherSockets, p, parts, result)
+		} else if l != nil {
 			f.finish = nil
 			err = c.foldHierarchical(p, l, parts, result, t.Size())
 		} else {
-			err = g.foldBy(overSockets{c}, p, parts, result, t.Size())
+			err = c.foldPairs(p, parts, result, t.Size())
 		}
 		if bad := (*shareError)(nil); errors.As(err, &bad) {
 			g.fail(gone(err, bad.rank))
@@ -85,24 +87,8 @@ func checkTreeParts(nodes int, parts [][]byte, length int, t kernel.Type) error 
 	return nil
 }
 
-// exchanger is how ranks exchange bytes of any length during an operation. What it returns is by
+// inMember is how the ranks of one host exchange bytes during an operation. What it returns is by
 // rank; what stands there for this rank is undefined.
-type exchanger interface {
-	allGather(own []byte) ([][]byte, error)
-	allToAll(part func(to int) []byte) ([][]byte, error)
-	settle() error // what has been given may be written to again
-}
-
-type overSockets struct{ *call }
-
-func (o overSockets) allGather(own []byte) ([][]byte, error) { return o.allGatherSockets(own) }
-
-func (o overSockets) allToAll(part func(to int) []byte) ([][]byte, error) {
-	return o.allToAllSockets(part)
-}
-
-func (o overSockets) settle() error { return o.flush() }
-
 type inMember struct {
 	h    *host
 	m    *shm.Member
@@ -124,8 +110,6 @@ func (i inMember) allToAll(part func(to int) []byte) (all [][]byte, err error) {
 	return all, err
 }
 
-func (i inMember) settle() error { return nil }
-
 // place makes the buffers for what the other members give.
 func (i inMember) place(all *[][]byte) func(lengths []int) ([][]byte, error) {
 	return func(lengths []int) ([][]byte, error) {
@@ -143,41 +127,44 @@ func (i inMember) place(all *[][]byte) func(lengths []int) ([][]byte, error) {
 }
 
 const (
-	foldGathered = 64 << 10 // up to so many bytes of all ranks, each computes all of the result
-	foldPiece    = 4 << 20  // most bytes of a value that are under way at once
+	foldFew   = 64 << 10 // up to so many bytes of all ranks, each computes all of the result
+	foldPiece = 4 << 20  // most bytes of a value that are under way at once
 )
 
-// foldBy computes the result with few bytes by giving all to all, otherwise piece by piece: each
-// rank gets one share of the piece of all values, computes that share of the result, and gives it
-// to all.
-func (g *Group) foldBy(x exchanger, p *Partials, parts [][]byte, result []byte, size int) error {
+// few reports whether all values are so short that each rank gets all of them.
+func (f *folder) few(result []byte) bool { return len(f.operands)*len(result) <= foldFew }
+
+// foldGathered computes the result by giving all values to all ranks.
+func (g *Group) foldGathered(allGather func(own []byte) ([][]byte, error), p *Partials, parts [][]byte, result []byte) error {
 	f := &g.folding
-	if len(f.operands)*len(result) <= foldGathered {
-		own := joined(f.packed[:0], parts, 0, len(result))
-		all, err := x.allGather(own)
-		if err != nil {
-			return err
-		}
-		all[g.rank] = own
-		if err := p.checkSent(all, len(result)); err != nil {
-			return err
-		}
-		f.all(result, f.pick(all, len(result)))
-		return nil
+	own := joined(f.packed[:0], parts, 0, len(result))
+	all, err := allGather(own)
+	if err != nil {
+		return err
+	}
+	all[g.rank] = own
+	if err := p.checkSent(all, len(result)); err != nil {
+		return err
+	}
+	f.all(result, f.pick(all, len(result)))
+	return nil
+}
+
+// foldInMemory computes the result in the memory of one host, piece by piece: each rank gets one
+// share of the piece of all values, computes that share of the result, and gives it to all.
+func (g *Group) foldInMemory(x inMember, p *Partials, parts [][]byte, result []byte, size int) error {
+	f := &g.folding
+	if f.few(result) {
+		return g.foldGathered(x.allGather, p, parts, result)
 	}
 	packed := f.packed
 	defer func() { f.packed = packed }()
 	count, pieces := len(result)/size, (len(result)+foldPiece-1)/foldPiece
 	for i := range pieces {
-		lo, hi := kernel.Split(count, pieces, i)
-		share := func(rank int) (from, to int) {
-			a, b := kernel.Split(hi-lo, g.size, rank)
-			return (lo + a) * size, (lo + b) * size
-		}
-		if err := x.settle(); err != nil {
-			return err
-		}
-		packed = slices.Grow(packed[:0], len(parts)*(hi-lo)*size)
+		share := shares(count, size, pieces, i, g.size)
+		lo, _ := share(0)
+		_, hi := share(g.size - 1)
+		packed = slices.Grow(packed[:0], len(parts)*(hi-lo))
 		at := make([]int, g.size+1)
 		for r := range g.size {
 			from, to := share(r)
@@ -209,6 +196,15 @@ func (g *Group) foldBy(x exchanger, p *Partials, parts [][]byte, result []byte, 
 		}
 	}
 	return nil
+}
+
+// shares returns the bounds in bytes of each rank's share of one of so many pieces of a value.
+func shares(count, size, pieces, piece, ranks int) func(rank int) (from, to int) {
+	lo, hi := kernel.Split(count, pieces, piece)
+	return func(rank int) (from, to int) {
+		a, b := kernel.Split(hi-lo, ranks, rank)
+		return (lo + a) * size, (lo + b) * size
+	}
 }
 
 // shareError says that a rank has sent another number of bytes than the partials say.

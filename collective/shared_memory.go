@@ -260,7 +260,16 @@ func (h *host) do(ctx context.Context, d descriptor, invalid error, body func(*s
 		}
 		return d.refuse(invalid)
 	}
-	return h.within(ctx, d, body)
+	tally := h.g.family.tally
+	if tally == nil {
+		return h.within(ctx, d, body)
+	}
+	begun := tally.now()
+	err := h.within(ctx, d, body)
+	if err == nil {
+		tally.note(h.g, d.action, d.bytes(), begun)
+	}
+	return err
 }
 
 // phaseNames are what the timeline calls the phases.

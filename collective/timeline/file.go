@@ -23,8 +23,9 @@ type rankFile struct {
 	path, old string
 	run       string
 	rank      int
-	offset    int64 // to the clock of rank 0
-	limit     int64 // at which the file is moved away
+	name      string // of the process in the trace; empty: that of the rank
+	offset    int64  // to the clock of rank 0
+	limit     int64  // at which the file is moved away
 	host      string
 	mode      fs.FileMode
 
@@ -44,19 +45,28 @@ func Path(filename string, rank int) (path, old string) {
 func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
 	f := &rankFile{run: cfg.RunID, rank: rank, offset: offset, limit: cfg.MaxBytes / 2, mode: safefile.Mode(cfg.Shared)}
 	f.path, f.old = Path(cfg.Filename, rank)
+	return f, f.begin()
+}
+
+// begin opens the file, and empties that of another run.
+func (f *rankFile) begin() error {
 	f.host, _ = os.Hostname() // for display only
 	if f.ofThisRun() {
-		return f, f.open(false)
+		return f.open(false)
 	}
 	if err := os.Remove(f.old); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return err
 	}
-	return f, f.open(true)
+	return f.open(true)
 }
 
 // header is the second line of a file, which identifies the run.
 func (f *rankFile) header() string {
-	return fmt.Sprintf(`{"name":"process_name","ph":"M","pid":%d,"args":{"name":"rank %[1]d","run":%s}},`, f.rank, appendString(nil, f.run))
+	name := f.name
+	if name == "" {
+		name = "rank " + strconv.Itoa(f.rank)
+	}
+	return fmt.Sprintf(`{"name":"process_name","ph":"M","pid":%d,"args":{"name":%s,"run":%s}},`, f.rank, appendString(nil, name), appendString(nil, f.run))
 }
 
 // ofThisRun reports whether the file has been begun in this run: by this process, or another that

@@ -26,7 +26,7 @@ func appendString(b []byte, s string) []byte {
 // maxLine bounds an event.
 const maxLine = 1 << 20
 
-// Files returns the files of all ranks that were written for this name, sorted.
+// Files returns the files of all ranks, and of the driver, that were written for this name, sorted.
 func Files(filename string) ([]string, error) {
 	stem := filepath.Base(strings.TrimSuffix(filename, ".json")) + ".rank."
 	dir := filepath.Dir(filename)
@@ -35,7 +35,11 @@ func Files(filename string) ([]string, error) {
 		return nil, err
 	}
 	var found []string
+	driver, driverOld := DriverPath(filename)
 	for _, e := range entries {
+		if e.Name() == filepath.Base(driver) || e.Name() == filepath.Base(driverOld) {
+			found = append(found, filepath.Join(dir, e.Name()))
+		}
 		rest, ok := strings.CutPrefix(e.Name(), stem)
 		number, ok2 := strings.CutSuffix(rest, ".json")
 		number = strings.TrimSuffix(number, ".old")

@@ -63,11 +63,9 @@ func span(name string, at time.Time) collective.Span {
 	return collective.Span{Name: name, Start: at, Duration: 1500 * time.Nanosecond, Generation: 1, Bytes: 4}
 }
 
-// What three ranks do comes together in one trace that begins at 0.
-func TestRecordAndMerge(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "trace.json")
-	begun := time.Now()
-	together(t, 3, func(g *collective.Group) {
+// record returns what one rank does.
+func record(t *testing.T, name string, begun time.Time) func(g *collective.Group) {
+	return func(g *collective.Group) {
 		r := New(Config{Filename: name, RunID: "run"})
 		if err := r.Enter(t.Context(), g); err != nil {
 			t.Error(err)
@@ -81,7 +79,14 @@ func TestRecordAndMerge(t *testing.T) {
 		r.Close()
 		r.Span(s) // is late
 		r.Close()
-	})
+	}
+}
+
+// What three ranks do comes together in one trace that begins at 0.
+func TestRecordAndMerge(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "trace.json")
+	begun := time.Now()
+	together(t, 3, record(t, name, begun))
 	files, err := Files(name)
 	if err != nil || len(files) != 3 || filepath.Base(files[1]) != "trace.rank.1.json" {
 		t.Fatal(files, err)
@@ -98,6 +103,9 @@ func TestRecordAndMerge(t *testing.T) {
 	m, err := Merge(&out, files)
 	if err != nil || m.Events != 3*8 || m.Torn != 1 {
 		t.Fatal(m, err)
+	}
+	if err := checkTrace(out.Bytes()); err != nil {
+		t.Error(err)
 	}
 	merged := filepath.Join(t.TempDir(), "merged.json")
 	if err := os.WriteFile(merged, out.Bytes(), 0o666); err != nil {

@@ -23,12 +23,21 @@ func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) e
 	m.in(CopyingOut)
 	if len(data) > m.layout.bank {
 		m.dst[root] = data
-		return m.exchange(ctx, nil, true)
+		return m.exchangeOne(ctx)
 	}
 	if m.index != root {
 		m.loadSmall(data, m.cellOf(root).data[:], m.areas[root].banks[turn])
 	}
 	return nil
+}
+
+// exchangeOne is exchange where a single member has a part of dst, which moves alone: its rounds
+// are as long as those of all parts together.
+func (m *Member) exchangeOne(ctx context.Context) error {
+	usual := m.round
+	defer func() { m.round = usual }()
+	m.round = min(m.layout.out, usual*m.members)
+	return m.exchange(ctx, nil, true)
 }
 
 // storeSmall puts data that is small enough into a cell, or into a bank. Otherwise it does nothing.

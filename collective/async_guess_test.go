@@ -1,0 +1,53 @@
+package collective
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestHesitates: a rank that is called to a cycle waits for what it is expected to submit, but not
+// for long, and not where nothing is expected or where it has something to say.
+func TestHesitates(t *testing.T) {
+	called := func(expects bool) *engine {
+		f := &family{}
+		e := newEngine(newGroup(f, 0, 0, 2, nil))
+		e.lane = newGroup(f, 1, 0, 2, nil)
+		if expects {
+			e.guess.times = surely
+		}
+		e.lane.nudged(1)
+		return e
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if e := called(false); !e.look() {
+			t.Error("nothing is expected, and it waits")
+		}
+		e := called(true)
+		if e.look() {
+			t.Error("it does not wait")
+		}
+		<-time.After(e.patience() - 1)
+		if e.look() {
+			t.Error("it does not wait long enough")
+		}
+		select {
+		case <-e.timer.C:
+			t.Error("it is woken too early")
+		default:
+		}
+		<-time.After(1)
+		<-e.timer.C // its own goroutine looks again of itself
+		if !e.look() {
+			t.Error("it waits for too long")
+		}
+		e = called(true)
+		if e.fresh = []*Handle{{since: time.Now()}}; !e.look() {
+			t.Error("it has submitted something, and waits")
+		}
+		e = called(true)
+		if e.lane.departed(); !e.look() {
+			t.Error("a rank has left, and it waits")
+		}
+	})
+}

@@ -1,0 +1,35 @@
+package collective
+
+import "testing"
+
+// TestSizeClass: a class begins where the one before ends.
+func TestSizeClass(t *testing.T) {
+	for _, c := range []struct{ bytes, want int }{
+		{-1, 0}, {0, 0}, {8, 0}, {1<<10 - 1, 0}, {1 << 10, 1}, {4<<10 - 1, 1}, {4 << 10, 2}, {1 << 20, 6},
+		{64<<20 - 1, 8}, {64 << 20, 9}, {1 << 40, 9},
+	} {
+		if got := SizeClass(c.bytes); got != c.want {
+			t.Errorf("%d bytes: class %d, want %d", c.bytes, got, c.want)
+		}
+	}
+}
+
+// TestTally: operations are counted by kind, size and backend, with their bytes and time.
+func TestTally(t *testing.T) {
+	e := &Endpoint{tally: newTally()}
+	g := Local(1)[0]
+	e.tally.note(g, allReduceAction, 4096, 0)
+	e.tally.note(g, allReduceAction, 5000, 0)
+	e.tally.note(g, barrierAction, 0, e.tally.now())
+	all := e.Operations()
+	if len(all) != 2 {
+		t.Fatalf("%+v", all)
+	}
+	first, second := all[0], all[1]
+	if first.Kind != "AllReduce" || first.SizeClass != 2 || first.Count != 2 || first.Bytes != 9096 || first.Duration <= 0 {
+		t.Errorf("%+v", first)
+	}
+	if second.Kind != "Barrier" || second.Count != 1 || second.Bytes != 0 || second.Backend != first.Backend {
+		t.Errorf("%+v", second)
+	}
+}

@@ -1,0 +1,145 @@
+package timeline
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+const (
+	// driverProcess is the number of the driver's process in a trace; ranks have theirs.
+	driverProcess = 1 << 20
+	// mostWaiting is the number of marks and slices that wait for the disk; more are lost.
+	mostWaiting = 4096
+)
+
+// Driver writes what the driver of a job does as a process of its own, beside those of the ranks:
+// events as marks, and parts of resets as slices. It never waits for a disk. Times are by the
+// driver's clock, which on another host than rank 0's may differ from that. Its methods are safe
+// for concurrent use; a nil Driver takes nothing.
+type Driver struct {
+	queue   chan func() error
+	file    *rankFile
+	cfg     Config
+	writing sync.WaitGroup
+
+	mu     sync.Mutex
+	lost   int
+	closed bool
+	rows   map[string][]time.Time // ends of the last slices in the rows of a name
+}
+
+// DriverPath returns the name of the driver's file.
+func DriverPath(filename string) (path, old string) {
+	stem := strings.TrimSuffix(filename, ".json") + ".driver"
+	return stem + ".json", stem + ".old.json"
+}
+
+// OpenDriver opens the driver's file, as a Recorder does that of a rank. The caller closes the
+// Driver.
+func OpenDriver(cfg Config) (*Driver, error) {
+	if cfg.MaxBytes == 0 {
+		cfg.MaxBytes = defaultBytes
+	}
+	f := &rankFile{run: cfg.RunID, rank: driverProcess, name: "driver", limit: cfg.MaxBytes / 2, mode: safefile.Mode(cfg.Shared)}
+	f.path, f.old = DriverPath(cfg.Filename)
+	if err := f.begin(); err != nil {
+		return nil, err
+	}
+	d := &Driver{queue: make(chan func() error, mostWaiting), file: f, cfg: cfg, rows: map[string][]time.Time{}}
+	d.writing.Go(d.write)
+	return d, nil
+}
+
+// write writes until the queue is closed, or the first error.
+func (d *Driver) write() {
+	var failed error
+	for do := range d.queue {
+		if failed != nil {
+			continue
+		}
+		failed = do()
+		if failed == nil && len(d.queue) == 0 {
+			failed = d.file.flush()
+		}
+		if failed != nil && d.cfg.Log != nil {
+			d.cfg.Log.WithError(failed).Warn("the driver's timeline is not written any more; the job goes on")
+		}
+	}
+	_ = d.file.close() // what was not written was told
+}
+
+func (d *Driver) post(do func() error) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	if n := d.lost; n > 0 && len(d.queue) < mostWaiting/2 {
+		d.lost = 0
+		d.queue <- func() error { d.file.lost(time.Now().UnixNano(), n); return nil }
+	}
+	select {
+	case d.queue <- do:
+	default:
+		d.lost++
+	}
+}
+
+// Mark writes an event. args is a JSON object or empty.
+func (d *Driver) Mark(at time.Time, name string, args []byte) {
+	args = bytes.TrimSpace(args)
+	if !json.Valid(args) || len(args) < 2 || args[0] != '{' {
+		args = []byte("{}")
+	}
+	d.post(func() error {
+		d.file.mark(at.UnixNano(), name, string(args[1:len(args)-1]))
+		return nil
+	})
+}
+
+// Slice writes a part of a reset in a row of that name, or in another one of it if they overlap.
+func (d *Driver) Slice(row, name string, start, end time.Time, generation uint64) {
+	if d == nil || end.Before(start) {
+		return
+	}
+	d.mu.Lock()
+	n := 0
+	for n < len(d.rows[row]) && d.rows[row][n].After(start) {
+		n++
+	}
+	if n == len(d.rows[row]) && n < maxRows {
+		d.rows[row] = append(d.rows[row], end)
+	} else if n < len(d.rows[row]) {
+		d.rows[row][n] = end
+	}
+	d.mu.Unlock()
+	for range n {
+		row += "'"
+	}
+	d.post(func() error {
+		return d.file.span(start.UnixNano(), &collective.Span{Name: name, Tensor: row, Generation: generation, Duration: end.Sub(start)})
+	})
+}
+
+// Close writes what waits, and closes the file.
+func (d *Driver) Close() {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	if !d.closed {
+		d.closed = true
+		close(d.queue)
+	}
+	d.mu.Unlock()
+	d.writing.Wait()
+}
