@@ -2,6 +2,7 @@ package tasks
 
 import (
 	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -26,11 +27,19 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
-// BenchmarkPipelined has up to 10,000 tasks out; with 1,000 workers too.
+// BenchmarkPipelined has up to 10,000 tasks out; with 1,000 workers too, and with a journal.
 func BenchmarkPipelined(b *testing.B) {
-	for name, workers := range map[string]int{"2 workers": 2, "1000 workers": 1000} {
-		b.Run(name, func(b *testing.B) {
-			p := newPlace(b, scheduler.Config{})
+	for _, c := range []struct {
+		name    string
+		workers int
+		journal bool
+	}{{"2 workers", 2, false}, {"2 workers, journal", 2, true}, {"1000 workers", 1000, false}} {
+		b.Run(c.name, func(b *testing.B) {
+			cfg, workers := scheduler.Config{Run: "r"}, c.workers
+			if c.journal {
+				cfg.Journal = filepath.Join(b.TempDir(), "journal")
+			}
+			p := newPlace(b, cfg)
 			for range workers {
 				p.serve(ServeConfig{})
 			}

@@ -19,34 +19,41 @@ const dialTimeout = 5 * time.Second
 
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
-	dial, _, err := ownJob()
+	own, err := ownJob()
 	if path := plan.OwnTasks(); errors.Is(err, errNotDriven) && path != "" {
 		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
 	}
-	return dial, err
+	return own.dial, err
 }
 
-// ownJob is ownDial with the slot for which the job has started this process.
-func ownJob() (dial func(context.Context) (net.Conn, error), slot plan.Slot, err error) {
+// ownPlace is the job of this process, and its place there.
+type ownPlace struct {
+	dial  func(context.Context) (net.Conn, error)
+	slot  plan.Slot // for which it was started
+	run   string
+	creds *identity.Credentials
+}
+
+func ownJob() (own ownPlace, err error) {
 	w, driven, err := plan.OwnWorker()
 	if err != nil {
-		return nil, slot, fmt.Errorf("tasks: environment: %w", err)
+		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
 	if !driven {
-		return nil, slot, errNotDriven
+		return own, errNotDriven
 	}
 	creds, err := identity.Decode(w.Credentials)
 	if err != nil {
-		return nil, slot, fmt.Errorf("tasks: environment: %w", err)
+		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
-	return dialer(w.DriverAddr, creds), w.Slot, nil
+	return ownPlace{dialer(w.DriverAddr, creds, identity.Driver, wire.TasksProtocol), w.Slot, w.RunID, creds}, nil
 }
 
-// dialer returns connections to the scheduler of the driver at addr.
-func dialer(addr string, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
+// dialer returns connections to a party of the job at addr, for a protocol.
+func dialer(addr string, creds *identity.Credentials, role identity.Role, protocol string) func(context.Context) (net.Conn, error) {
 	return func(ctx context.Context) (net.Conn, error) {
-		cfg := creds.ClientTLS(identity.Subject{Role: identity.Driver})
-		cfg.NextProtos = []string{wire.TasksProtocol}
+		cfg := creds.ClientTLS(identity.Subject{Role: role})
+		cfg.NextProtos = []string{protocol}
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
 		return (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)

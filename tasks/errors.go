@@ -20,8 +20,14 @@ var (
 	ErrTimeLimit = errors.New("tasks: the time limit of the task has passed")
 	// ErrClosed is returned after Close of a Pool.
 	ErrClosed = errors.New("tasks: the pool is closed")
-	// ErrTooLarge is wrapped by the error of a value that is too large.
-	ErrTooLarge = errors.New("tasks: the value is too large")
+	// ErrForgotten is wrapped by the error of a task that the scheduler had written down and does
+	// not know any more: the client was out of its reach for too long, or its journal is lost.
+	ErrForgotten = errors.New("tasks: the scheduler does not know the task any more")
+	// ErrStoreFull is wrapped by the error of Put, or of Submit, where a store has no room for a
+	// value.
+	ErrStoreFull = errors.New("tasks: the store is full")
+	// ErrGone is wrapped where a stored value is on no host any more, and cannot be made again.
+	ErrGone = errors.New("tasks: a stored value is lost")
 )
 
 // FunctionError is the error that a function has returned, or its panic.
@@ -61,6 +67,8 @@ func failure(f *function, r *wire.TaskResult) error {
 		return fmt.Errorf("%w: %s: %s", ErrWorkerLost, f.name, r.GetText())
 	case queue.Poison:
 		return fmt.Errorf("%w: %w: %s: %s", ErrPoison, ErrWorkerLost, f.name, r.GetText())
+	case queue.Gone:
+		return fmt.Errorf("%w: %s: %s", ErrGone, f.name, r.GetText())
 	case queue.TimedOut:
 		return fmt.Errorf("%w: %s: %s", ErrTimeLimit, f.name, r.GetText())
 	}

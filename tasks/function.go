@@ -59,16 +59,21 @@ func Register[R any](name string, fn any) *Func[R] {
 	if err != nil {
 		panic(fmt.Sprintf("tasks: Register(%q): %v", name, err))
 	}
+	register(f)
+	return &Func[R]{fn: f}
+}
+
+// register makes a function one of those that this program has.
+func register(f *function) {
 	functions.Lock()
 	defer functions.Unlock()
-	if functions.byName[name] != nil {
-		panic(fmt.Sprintf("tasks: Register(%q): the name is taken", name))
+	if functions.byName[f.name] != nil {
+		panic(fmt.Sprintf("tasks: Register(%q): the name is taken", f.name))
 	}
 	if functions.byName == nil {
 		functions.byName = make(map[string]*function)
 	}
-	functions.byName[name] = f
-	return &Func[R]{fn: f}
+	functions.byName[f.name] = f
 }
 
 func newFunction(name string, fn any, result reflect.Type) (*function, error) {
@@ -126,8 +131,8 @@ func (f *function) arg(i int) (reflect.Type, error) {
 	return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), i+1)
 }
 
-// run calls the function, and encodes its result. A panic is an error.
-func (f *function) run(ctx context.Context, args []reflect.Value) (value []byte, err error) {
+// run calls the function, and encodes its result, in parts. A panic is an error.
+func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -138,9 +143,9 @@ func (f *function) run(ctx context.Context, args []reflect.Value) (value []byte,
 		return nil, e.Interface().(error)
 	}
 	if f.out == nil {
-		return []byte{asNothing}, nil
+		return [][]byte{{asNothing}}, nil
 	}
-	return encode(out[0])
+	return encodeParts(out[0])
 }
 
 // options are those of a task.

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"iter"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -21,9 +24,10 @@ type Future[R any] struct{ *pending }
 
 // Submit asks for a call of the function with the arguments, and returns at once, unless as many
 // tasks of the pool are not over as may be: then it waits for one of them to end. An argument is a
-// value of the function's type, or a Future of that type of the same pool; then the task waits for
-// it. Submit returns an error where the arguments do not fit the function, ctx ends, or the pool is
-// closed.
+// value of the function's type, a Future of that type of the same pool, for which the task then
+// waits, or a Ref of it. An argument of more than 100 KiB, or with which those before it have more
+// than 10 MiB, is stored first, and stays until the task is over. Submit returns an error where the
+// arguments do not fit the function, ctx ends, or the pool is closed.
 func (f *Func[R]) Submit(ctx context.Context, p *Pool, args ...any) (*Future[R], error) {
 	t, err := p.submit(ctx, f.fn, &f.options, args)
 	if err != nil {
@@ -98,11 +102,29 @@ func (f *Future[R]) Get(ctx context.Context) (R, error) {
 	if err != nil {
 		return r, err
 	}
-	v, err := decode(result.GetInlined(), reflect.TypeFor[R]())
+	v, err := f.decode(ctx, result, reflect.TypeFor[R]())
 	if err != nil {
-		return r, fmt.Errorf("tasks: the result of %s: %w", f.fn.name, err)
+		return r, err
 	}
 	return v.Interface().(R), nil
+}
+
+// decode decodes a result, which may be stored.
+func (t *pending) decode(ctx context.Context, r *wire.TaskResult, type_ reflect.Type) (v reflect.Value, err error) {
+	if r.GetSize() == 0 {
+		v, err = decode(r.GetInlined(), type_)
+	} else {
+		id, _ := blob.ParseID(r.GetValue())
+		var b []byte
+		if b, err = t.pool.fetch(ctx, id, int64(r.GetSize())); err == nil {
+			v, err = decodeOwn(b, type_)
+		}
+		runtime.KeepAlive(t)
+	}
+	if err != nil && ctx.Err() == nil {
+		err = fmt.Errorf("tasks: the result of %s: %w", t.fn.name, err)
+	}
+	return v, err
 }
 
 // Err waits as Get does, and returns only the error.
@@ -128,11 +150,17 @@ type dependency interface {
 
 func (f *Future[R]) type_() reflect.Type { return reflect.TypeFor[R]() }
 
-// input is an argument: encoded, or a task.
+// input is an argument: encoded, a task, or a stored value.
 type input struct {
 	value []byte
+	parts [][]byte // of a value that is stored; then it is ref
 	task  *pending
+	ref   *ref
+	own   bool // ref was stored for this task
 }
+
+// size is that of a value in parts.
+func (in *input) size() int { return max(lengthOf(in.parts)-1, 0) }
 
 // arguments encodes the arguments of a task, and checks their types.
 func (p *Pool) arguments(f *function, args []any) ([]input, error) {
@@ -145,37 +173,59 @@ func (p *Pool) arguments(f *function, args []any) ([]input, error) {
 		if err != nil {
 			return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), len(args))
 		}
-		if d, ok := a.(dependency); ok && want != reflect.TypeOf(a) {
-			switch {
-			case d.type_() != want:
-				return nil, fmt.Errorf("tasks: %s: argument %d is a Future of %v, not of %v", f.name, i+1, d.type_(), want)
-			case d.task().pool != p:
-				return nil, fmt.Errorf("tasks: %s: argument %d is a Future of another pool", f.name, i+1)
-			}
-			in = append(in, input{task: d.task()})
-			continue
-		}
-		v := reflect.ValueOf(a)
-		if !v.IsValid() {
-			v = reflect.Zero(want)
-		}
-		if !v.Type().AssignableTo(want) {
-			// A constant of a program is an int where the function has another number type.
-			if v.Kind() != reflect.Int || !(reflect.Zero(want).CanInt() || reflect.Zero(want).CanFloat()) || !fitsInto(v, want) {
-				return nil, fmt.Errorf("tasks: %s: argument %d is a %v, not a %v", f.name, i+1, v.Type(), want)
-			}
-			v = v.Convert(want)
-		}
-		if want.Kind() == reflect.Interface {
-			return nil, fmt.Errorf("tasks: %s: argument %d has the interface type %v, which is not encoded", f.name, i+1, want)
-		}
-		b, err := encode(v.Convert(want))
+		one, err := p.argument(a, want)
 		if err != nil {
-			return nil, fmt.Errorf("tasks: %s: argument %d: %w", f.name, i+1, err)
+			return nil, fmt.Errorf("tasks: %s: argument %d %w", f.name, i+1, err)
 		}
-		in = append(in, input{value: b})
+		in = append(in, one)
 	}
 	return in, nil
+}
+
+// argument encodes an argument of a type.
+func (p *Pool) argument(a any, want reflect.Type) (in input, err error) {
+	below := refOf(want)
+	if d, ok := a.(dependency); ok && want != reflect.TypeOf(a) {
+		switch {
+		case d.type_() != want && d.type_() != below:
+			return in, fmt.Errorf("is a Future of %v, not of %v", d.type_(), want)
+		case d.task().pool != p:
+			return in, errors.New("is a Future of another pool")
+		}
+		return input{task: d.task()}, nil
+	}
+	if r, ok := a.(reference); ok {
+		switch {
+		case r.type_() != want && r.type_() != below:
+			return in, fmt.Errorf("is a Ref of %v, not of %v", r.type_(), want)
+		case r.refers() == nil || r.refers().id == blob.ID{}:
+			return in, errors.New("is a Ref that refers to no stored value")
+		}
+		return input{ref: r.refers()}, nil
+	}
+	if below != nil {
+		return in, fmt.Errorf("is a %T, not a %v", a, want)
+	}
+	v := reflect.ValueOf(a)
+	if !v.IsValid() {
+		v = reflect.Zero(want)
+	}
+	if !v.Type().AssignableTo(want) {
+		// A constant of a program is an int where the function has another number type.
+		if v.Kind() != reflect.Int || !(reflect.Zero(want).CanInt() || reflect.Zero(want).CanFloat()) || !fitsInto(v, want) {
+			return in, fmt.Errorf("is a %v, not a %v", v.Type(), want)
+		}
+		v = v.Convert(want)
+	}
+	if want.Kind() == reflect.Interface {
+		return in, fmt.Errorf("has the interface type %v, which is not encoded", want)
+	}
+	if in.parts, err = encodeParts(v.Convert(want)); err == nil && in.size() <= inlineLimit {
+		if in.value = in.parts[0]; len(in.parts) > 1 {
+			in.value = slices.Concat(in.parts...)
+		}
+	}
+	return in, err
 }
 
 // fitsInto returns whether a number keeps its value in a type.
@@ -183,35 +233,101 @@ func fitsInto(v reflect.Value, want reflect.Type) bool {
 	return v.Convert(want).Convert(v.Type()).Int() == v.Int()
 }
 
-// encodeInputs encodes what a task is sent with, and returns the tasks that it needs; the pool's
-// lock is held. Tasks that are over are values.
-func (p *Pool) encodeInputs(f *function, in []input) (args []byte, needs []uint64, err error) {
+// spillError says that an argument is to be stored before its task is sent.
+type spillError struct{ arg int }
+
+// Error is not seen.
+func (e *spillError) Error() string { return fmt.Sprintf("argument %d is large", e.arg+1) }
+
+// encoded is what a task is sent with.
+type encoded struct {
+	args   []byte
+	needs  []uint64  // tasks
+	values [][]byte  // stored values
+	keep   []any     // what must stay until the task is over
+	spills []blob.ID // of the stored values those that were stored for it
+}
+
+// encodeInputs encodes what a task is sent with; the pool's lock is held. Tasks that are over are
+// values. The error is a *spillError where an argument is larger than may be sent.
+func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 	all := &wire.TaskArgs{Args: make([]*wire.TaskArg, len(in))}
 	sum := 0
 	for i, a := range in {
-		value := a.value
-		switch t := a.task; {
-		case t == nil:
-		case t.err != nil:
-			return nil, nil, &DependencyError{f.name, t.err.Error()}
-		case t.result != nil:
+		value, parts := a.value, a.parts
+		if t := a.task; t != nil && a.ref == nil {
+			switch {
+			case t.err != nil:
+				return e, &DependencyError{f.name, t.err.Error()}
+			case t.result == nil || t.result.GetSize() > 0:
+				all.Args[i] = &wire.TaskArg{Task: t.n}
+				e.needs = append(e.needs, t.n)
+				e.keep = append(e.keep, t)
+				continue
+			}
 			value = t.result.GetInlined()
-		default:
-			all.Args[i] = &wire.TaskArg{Task: t.n}
-			needs = append(needs, t.n)
+			parts = [][]byte{value}
+		}
+		if a.ref != nil {
+			all.Args[i] = &wire.TaskArg{Value: a.ref.id[:]}
+			e.values = append(e.values, a.ref.id[:])
+			e.keep = append(e.keep, a.ref)
+			if a.own {
+				e.spills = append(e.spills, a.ref.id)
+			}
 			continue
 		}
+		size := max(lengthOf(parts)-1, 0)
+		if size > inlineLimit || sum+size > messageLimit {
+			return e, &spillError{i}
+		}
+		sum += size
 		all.Args[i] = &wire.TaskArg{Inlined: value}
-		if sum += len(value); sum > mostWithTask {
-			return nil, nil, fmt.Errorf("%w: %s: the arguments have more than %d bytes", ErrTooLarge, f.name, mostWithTask)
+	}
+	e.args, err = proto.Marshal(all)
+	return e, err
+}
+
+// spill stores an argument.
+func (p *Pool) spill(ctx context.Context, in []input, i int) error {
+	a := &in[i]
+	parts := a.parts
+	if a.task != nil {
+		p.mu.Lock()
+		parts = [][]byte{a.task.result.GetInlined()}
+		p.mu.Unlock()
+	}
+	id, err := p.bring(ctx, parts)
+	if err != nil {
+		return fmt.Errorf("argument %d: %w", i+1, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	size := int64(lengthOf(parts))
+	p.hold(id, size)
+	a.ref, a.own, a.parts = &ref{id: id, size: size}, true, nil
+	return nil
+}
+
+// unspill gives back what was stored for a task that is not sent.
+func (p *Pool) unspill(in []input) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropAll(in)
+}
+
+// dropAll is unspill; the lock is held.
+func (p *Pool) dropAll(in []input) {
+	for _, a := range in {
+		if a.own {
+			p.drop(a.ref.id)
 		}
 	}
-	args, err = proto.Marshal(all)
-	return args, needs, err
 }
 
 // Map calls a function for each of the items, as one task each, and returns the results in their
-// order. At the first error it cancels the others, and returns it.
+// order. At the first error it cancels the others, and returns it. ConnectConfig.Progress shows how
+// far it is.
 func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, error) {
 	futures := make([]*Future[R], 0, len(items))
 	cancel := func() {
@@ -227,6 +343,12 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 		}
 		futures = append(futures, t)
 	}
+	show := func() {}
+	if p.cfg.Progress != nil {
+		shown := newBar(p.cfg.Progress, f.fn.name, len(items), time.Now())
+		defer func() { shown.close(time.Now()) }()
+		show = func() { shown.add(time.Now()) }
+	}
 	results := make([]R, len(items))
 	index := make(map[*Future[R]]int, len(items))
 	for i, t := range futures {
@@ -236,6 +358,7 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 		if err == nil {
 			results[index[t]], err = t.Get(ctx)
 		}
+		show()
 		if err != nil {
 			cancel()
 			return nil, err
@@ -245,13 +368,15 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 }
 
 // RunAll calls the function once on each worker that serves tasks now, and returns the results in
-// the order of the workers' ranks. A call whose worker is lost is not repeated. The error is the
+// the order of the workers' ranks. Workers that train meanwhile are left out, unless they have said
+// Beside. A call whose worker is lost is not repeated. The error is the
 // first of a call; the others go on.
 func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, error) {
 	s, err := p.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
+	s.Workers = slices.DeleteFunc(s.Workers, func(w queue.WorkerStatus) bool { return w.Trains })
 	slices.SortFunc(s.Workers, func(a, b queue.WorkerStatus) int {
 		return cmp.Or(cmp.Compare(a.Rank, b.Rank), strings.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID))
 	})

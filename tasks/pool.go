@@ -9,21 +9,21 @@ import (
 	"maps"
 	"net"
 	"os"
-	"slices"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 )
 
 const (
-	// mostWithTask bounds the sum of what is sent with a task.
-	mostWithTask = 10 << 20
 	// reachEvery is the pause between two tries to reach the scheduler.
 	reachEvery = 50 * time.Millisecond
 	// defaultPatience is how long a client waits for a scheduler that is out of reach.
@@ -40,6 +40,9 @@ type ConnectConfig struct {
 	Window int
 	// Patience is how long the scheduler may be out of reach; then all tasks fail. 0: a minute.
 	Patience time.Duration
+	// Progress, if not nil, is where Map shows how many of its tasks are over: a bar on a terminal,
+	// a line now and then elsewhere.
+	Progress *os.File
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -57,11 +60,18 @@ type Pool struct {
 	groups []*wire.TaskGroup
 	index  map[string]uint32   // of groups
 	tasks  map[uint64]*pending // not over
+	kept   map[uint64]bool     // over, and their results are stored
+	puts   map[blob.ID]*holding
+	spare  *transfer.Client // a connection for values; nil: none is kept
 	last   uint64
-	window int
-	room   chan struct{}   // closed when there may be room in the window again
-	asked  []chan<- []byte // for the status
-	failed error           // nothing comes of it any more
+	// unaccepted are tasks that the scheduler has not written down, in their order. Those before
+	// them are not repeated.
+	unaccepted []*pending
+	window     int
+	room       chan struct{}   // closed when there may be room in the window again
+	asked      []chan<- []byte // for the status
+	wonder     []question      // that have no answer
+	failed     error           // nothing comes of it any more
 }
 
 // pending is a task as its client knows it.
@@ -69,7 +79,9 @@ type pending struct {
 	pool   *Pool
 	fn     *function
 	n      uint64
-	submit *wire.SubmitTask // nil when it is over
+	submit *wire.SubmitTask // nil when the scheduler has written it down, or it is over
+	needs  []any            // what it has for arguments: tasks and refs, which must stay; nil when it is over
+	spills []blob.ID        // arguments that were stored for it
 	result *wire.TaskResult // nil until it is over
 	err    error            // it is over, and has not succeeded
 	over   chan struct{}    // closed then; nil: nobody waits
@@ -92,7 +104,10 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 		}
 		cfg.Dial = dial
 	}
-	p := &Pool{cfg: cfg, session: newSession(), index: map[string]uint32{}, tasks: map[uint64]*pending{}, room: make(chan struct{})}
+	p := &Pool{
+		cfg: cfg, session: newSession(), index: map[string]uint32{}, tasks: map[uint64]*pending{}, room: make(chan struct{}),
+		kept: map[uint64]bool{}, puts: map[blob.ID]*holding{},
+	}
 	conn, r, err := p.hello(ctx)
 	if err != nil {
 		return nil, err
@@ -122,7 +137,7 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	})
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	r := link.NewReader(conn)
-	welcome, err := readWelcome(r)
+	first, err := readWelcome(r)
 	if !stop() {
 		err = errors.Join(ctx.Err(), err)
 	}
@@ -131,8 +146,16 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		return nil, nil, err
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	var forgotten []func()
+	defer func() {
+		p.mu.Unlock()
+		for _, f := range forgotten {
+			f()
+		}
+	}()
 	p.link = l
+	p.accept(first.GetAccepted())
+	welcome := first.GetWelcome()
 	p.window = int(welcome.GetWindow())
 	if p.cfg.Window > 0 {
 		p.window = min(p.window, p.cfg.Window)
@@ -141,8 +164,23 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	if len(p.asked) > 0 {
 		l.Send(0, func(m *wire.ToTasks) { m.Status = true })
 	}
-	for _, n := range slices.Sorted(maps.Keys(p.tasks)) {
-		t := p.tasks[n]
+	for id, h := range p.puts {
+		l.Send(48, func(m *wire.ToTasks) { m.Puts = append(m.Puts, &wire.PutValue{Value: id[:], Size: uint64(h.size)}) })
+	}
+	for _, w := range p.wonder {
+		l.Send(len(w.what), func(m *wire.ToTasks) { m.Explain = append(m.Explain, w.what) })
+	}
+	if !welcome.GetKnown() {
+		for _, t := range p.tasks {
+			if t.submit == nil {
+				forgotten = append(forgotten, p.end(t, nil, fmt.Errorf("%w: %s", ErrForgotten, t.fn.name))...)
+			}
+		}
+	}
+	for _, t := range p.unaccepted {
+		if t.submit == nil { // it is over
+			continue
+		}
 		l.Send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
 	}
 	return conn, r, nil
@@ -158,9 +196,9 @@ func (e refusedError) Error() string {
 }
 
 // readWelcome reads the scheduler's first message.
-func readWelcome(r *link.Reader) (*wire.TasksWelcome, error) {
-	var m wire.FromTasks
-	if err := r.Read(&m); err != nil {
+func readWelcome(r *link.Reader) (*wire.FromTasks, error) {
+	m := &wire.FromTasks{}
+	if err := r.Read(m); err != nil {
 		return nil, fmt.Errorf("tasks: the scheduler does not answer: %w", err)
 	}
 	if m.GetRefused() != "" {
@@ -169,7 +207,7 @@ func readWelcome(r *link.Reader) (*wire.TasksWelcome, error) {
 	if m.GetWelcome() == nil {
 		return nil, errors.New("tasks: the scheduler's first message is no welcome")
 	}
-	return m.GetWelcome(), nil
+	return m, nil
 }
 
 // run reads what the scheduler says until ctx ends, over as many connections as it takes.
@@ -179,10 +217,10 @@ func (p *Pool) run(ctx context.Context, conn net.Conn, r *link.Reader) {
 		err := p.listen(r)
 		stop()
 		p.mu.Lock()
-		l := p.link
+		l, closed := p.link, p.failed != nil
 		p.link = nil
 		p.mu.Unlock()
-		if ctx.Err() != nil {
+		if closed || ctx.Err() != nil {
 			l.Flush()
 			return
 		}
@@ -216,11 +254,19 @@ func (p *Pool) listen(r *link.Reader) error {
 		if text := m.GetStatus(); len(text) > 0 {
 			p.answered(text)
 		}
+		p.explained(m.GetExplained())
 		var released []uint64
 		var after []func()
 		p.mu.Lock()
+		p.accept(m.GetAccepted())
 		for _, t := range m.GetTold() {
-			released = append(released, t.GetN())
+			switch {
+			case p.kept[t.GetN()]: // it has run again for the sake of its result
+			case t.GetResult().GetSize() > 0 && p.tasks[t.GetN()] != nil:
+				p.keep(p.tasks[t.GetN()])
+			default:
+				released = append(released, t.GetN())
+			}
 			if known := p.tasks[t.GetN()]; known != nil {
 				after = append(after, p.end(known, t.GetResult(), failure(known.fn, t.GetResult()))...)
 			}
@@ -235,10 +281,36 @@ func (p *Pool) listen(r *link.Reader) error {
 	}
 }
 
+// accept notes that tasks up to a number are written down; the lock is held.
+func (p *Pool) accept(n uint64) {
+	i := 0
+	for ; i < len(p.unaccepted) && p.unaccepted[i].n <= n; i++ {
+		p.unaccepted[i].submit = nil
+		p.unaccepted[i] = nil
+	}
+	p.unaccepted = p.unaccepted[i:]
+}
+
+// keep has the scheduler keep the stored result of a task until nothing has its Future any more;
+// the lock is held.
+func (p *Pool) keep(t *pending) {
+	p.kept[t.n] = true
+	runtime.AddCleanup(t, func(n uint64) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.kept, n)
+		p.send(8, func(m *wire.ToTasks) { m.Releases = append(m.Releases, n) })
+	}, t.n)
+}
+
 // end records what became of a task, and returns what is to be called; the lock is held.
 func (p *Pool) end(t *pending, r *wire.TaskResult, err error) []func() {
 	delete(p.tasks, t.n)
-	t.submit, t.result, t.err = nil, r, err
+	t.submit, t.needs, t.result, t.err = nil, nil, r, err
+	for _, id := range t.spills {
+		defer p.drop(id)
+	}
+	t.spills = nil
 	if t.over != nil {
 		close(t.over)
 	}
@@ -276,6 +348,14 @@ func (p *Pool) fail(err error) {
 	}
 }
 
+// Err returns why nothing more can come of the pool: it was closed, or the scheduler was out of
+// reach for longer than the patience. Nil: it works, or tries to.
+func (p *Pool) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failed
+}
+
 // Close ends the client. Tasks that are not over are cancelled, and end with ErrClosed.
 func (p *Pool) Close() error {
 	p.mu.Lock()
@@ -283,9 +363,13 @@ func (p *Pool) Close() error {
 	if !closed {
 		p.send(0, func(m *wire.ToTasks) { m.Left = true })
 	}
-	l := p.link
+	l, c := p.link, p.spare
+	p.spare = nil
 	p.mu.Unlock()
 	p.fail(ErrClosed)
+	if c != nil {
+		_ = c.Close()
+	}
 	if l != nil && !closed {
 		l.Flush()
 	}
@@ -326,52 +410,67 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 	if err != nil {
 		return nil, err
 	}
+	t := &pending{pool: p, fn: f}
 	for {
 		p.mu.Lock()
-		if p.failed != nil {
-			defer p.mu.Unlock()
-			return nil, p.failed
+		var room chan struct{}
+		if len(p.tasks) >= p.window {
+			room = p.room
 		}
-		if len(p.tasks) < p.window {
-			break
+		switch {
+		case p.failed != nil:
+			err = p.failed
+		case room == nil:
+			err = p.add(t, o, in)
 		}
-		room := p.room
+		l := p.link
 		p.mu.Unlock()
-		select {
-		case <-room:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		var large *spillError
+		switch {
+		case errors.As(err, &large):
+			err = p.spill(ctx, in, large.arg)
+		case err != nil:
+		case room != nil:
+			select {
+			case <-room:
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		case l != nil:
+			return t, l.Wait(ctx)
+		default:
+			return t, nil
+		}
+		if err != nil {
+			p.unspill(in)
+			return nil, err
 		}
 	}
-	t, l, err := p.add(f, o, in)
-	p.mu.Unlock()
-	if err == nil && l != nil {
-		err = l.Wait(ctx)
-	}
-	return t, err
 }
 
-// add sends a task; the lock is held.
-func (p *Pool) add(f *function, o *options, in []input) (*pending, *link.Link[*wire.ToTasks], error) {
-	args, needs, err := p.encodeInputs(f, in)
-	t := &pending{pool: p, fn: f}
+// add sends a task; the lock is held. The error is a *spillError where an argument must be stored
+// first.
+func (p *Pool) add(t *pending, o *options, in []input) error {
+	e, err := p.encodeInputs(t.fn, in)
 	var missing *DependencyError
 	if errors.As(err, &missing) {
 		t.err = missing
-		return t, nil, nil
+		p.dropAll(in)
+		return nil
 	} else if err != nil {
-		return nil, nil, err
+		return err
 	}
 	p.last++
-	t.n = p.last
-	t.submit = &wire.SubmitTask{N: t.n, Group: p.group(f, o), Priority: o.priority, Args: args}
-	if len(needs) > 0 || o.prefer != "" || o.retries != 0 || o.again || o.limit > 0 || o.pin != 0 {
+	t.n, t.needs, t.spills = p.last, e.keep, e.spills
+	t.submit = &wire.SubmitTask{N: t.n, Group: p.group(t.fn, o), Priority: o.priority, Args: e.args}
+	if len(e.needs) > 0 || len(e.values) > 0 || o.prefer != "" || o.retries != 0 || o.again || o.limit > 0 || o.pin != 0 {
 		t.submit.Options = &wire.TaskOptions{
-			Prefer: o.prefer, Pin: o.pin, Needs: needs, Retries: uint32(queue.DefaultRetries + o.retries), Again: o.again,
+			Prefer: o.prefer, Pin: o.pin, Needs: e.needs, Values: e.values, Retries: uint32(queue.DefaultRetries + o.retries), Again: o.again,
 			LimitMs: uint64((o.limit + time.Millisecond - 1).Milliseconds()),
 		}
 	}
 	p.tasks[t.n] = t
+	p.unaccepted = append(p.unaccepted, t)
 	p.send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
-	return t, p.link, nil
+	return nil
 }

@@ -1,6 +1,7 @@
 package tasks
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -42,4 +43,47 @@ func (p *Pool) answered(text []byte) {
 		c <- text
 	}
 	p.asked = nil
+}
+
+// Explanation says where a task stands, and why.
+type Explanation = queue.Explanation
+
+// question asks for explanations.
+type question struct {
+	what   string
+	answer chan<- []byte
+}
+
+// Explain asks the scheduler why tasks do not run: those with a number, of which each client may
+// have one, or those of a function that are not over. It returns at most 20.
+func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err error) {
+	answer := make(chan []byte, 1)
+	p.mu.Lock()
+	if err := p.failed; err != nil {
+		p.mu.Unlock()
+		return nil, err
+	}
+	p.wonder = append(p.wonder, question{what, answer})
+	p.send(8, func(m *wire.ToTasks) { m.Explain = append(m.Explain, what) })
+	p.mu.Unlock()
+	select {
+	case text := <-answer:
+		if err := json.Unmarshal(text, &all); err != nil {
+			return nil, fmt.Errorf("tasks: the scheduler's explanation: %w", err)
+		}
+		return all, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// explained gives answers to those who have asked, in the order in which they did.
+func (p *Pool) explained(texts [][]byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := min(len(texts), len(p.wonder))
+	for i, text := range texts[:n] {
+		p.wonder[i].answer <- bytes.Clone(text)
+	}
+	p.wonder = p.wonder[n:]
 }

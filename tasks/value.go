@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 )
 
 // How a value is encoded: its first byte.
@@ -70,8 +71,44 @@ func encode(v reflect.Value) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
+// The limits between what is sent with a task and what is stored, those of Ray.
+const (
+	// inlineLimit is the size of an argument up to which it is sent with the task; a result that is
+	// sent is smaller.
+	inlineLimit = 100 << 10
+	// messageLimit bounds the sum of the arguments that are sent with a task, and that of results.
+	messageLimit = 10 << 20
+)
+
+// encodeParts is encode for a value that may be large: that of a slice of bytes is not copied.
+func encodeParts(v reflect.Value) ([][]byte, error) {
+	if v.IsValid() && v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8 && v.Len() > inlineLimit/2 {
+		if _, ok := v.Interface().(encoding.BinaryMarshaler); !ok {
+			return [][]byte{{asBytes}, v.Bytes()}, nil
+		}
+	}
+	b, err := encode(v)
+	return [][]byte{b}, err
+}
+
+// lengthOf returns how many bytes parts have.
+func lengthOf(parts [][]byte) (n int) {
+	for _, p := range parts {
+		n += len(p)
+	}
+	return n
+}
+
 // decode decodes a value of a type. It does not keep b.
 func decode(b []byte, t reflect.Type) (reflect.Value, error) {
+	if len(b) > 0 && b[0] == asBytes {
+		b = bytes.Clone(b)
+	}
+	return decodeOwn(b, t)
+}
+
+// decodeOwn is decode of bytes that are nobody else's: the value may be among them.
+func decodeOwn(b []byte, t reflect.Type) (reflect.Value, error) {
 	v := reflect.New(t).Elem()
 	if len(b) == 0 {
 		return v, fmt.Errorf("no bytes for a %v", t)
@@ -94,10 +131,7 @@ func decode(b []byte, t reflect.Type) (reflect.Value, error) {
 	case how == asGob:
 		return v, gob.NewDecoder(bytes.NewReader(b)).DecodeValue(v)
 	case how == asBytes && kind == reflect.Slice && t.Elem().Kind() == reflect.Uint8:
-		v.SetBytes(bytes.Clone(b))
-		if b := v.Bytes(); b == nil {
-			v.SetBytes([]byte{})
-		}
+		v.SetBytes(slices.Clip(b))
 	case how == asString && kind == reflect.String:
 		v.SetString(string(b))
 	case how == asInt && v.CanInt():

@@ -11,12 +11,15 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
@@ -29,6 +32,10 @@ type ServeConfig struct {
 	// Host is the name of this host, by which tasks prefer it. Empty: that which the job has for
 	// it, or the machine's.
 	Host string
+	// Name names the worker to people. Empty: its host and its process.
+	Name string
+	// Families, if not nil, are the functions that it has instead of the registered ones.
+	Families []*Family
 	// Offers are the resources of this worker: "cpu", "gpu" and any other names. A missing "cpu" is
 	// the number of processors, divided by the job's workers on this host.
 	Offers map[string]float64
@@ -40,23 +47,47 @@ type ServeConfig struct {
 	// Grace is how long tasks that run may go on when ctx ends. 0: 10 s. Those that have not begun
 	// are given back at once.
 	Grace time.Duration
+	// Beside has the worker run tasks while it has a place in a world too, which slows training.
+	// Otherwise it gets none meanwhile, and what it runs when it enters a world runs again
+	// elsewhere.
+	Beside bool
+	// StoreBytes bounds the stored values of this host, of all its workers together, in bytes. 0:
+	// 30 % of the machine's memory.
+	StoreBytes int64
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+
+	run         string                // names the store; set where Dial is not
+	credentials *identity.Credentials // nil: nobody can be asked for values, and nobody asks here
+	root        string                // of the store, in tests
 }
 
-const defaultGrace = 10 * time.Second
+const (
+	defaultGrace = 10 * time.Second
+	// aliveEvery is the longest pause between two messages of a worker.
+	aliveEvery = 5 * time.Second
+)
 
 // Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
 // when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it gives back
 // what has not begun, and waits for what runs, for no longer than the grace; then it returns nil.
-// It returns an error where the scheduler cannot be reached at first, or refuses it.
+// It returns an error where the scheduler cannot be reached at first, or refuses it. The
+// causes ErrVanished and ErrReturned of ctx's end have it return at once.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newWorker(cfg)
 	if err != nil {
 		return err
 	}
+	w.shelf = openShelf(ctx, &w.cfg)
+	defer w.shelf.close()
 	conn, r, err := w.hello(ctx)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		if err == nil {
+			w.link.Close()
+		}
+		return nil
+	case err != nil:
 		return err
 	}
 	return w.serve(ctx, conn, r)
@@ -68,6 +99,7 @@ type worker struct {
 	session uint64
 	rank    int
 	offers  map[string]int64
+	shelf   *shelf
 
 	mu      sync.Mutex
 	link    *link.Link[*wire.ToTasks]
@@ -75,9 +107,11 @@ type worker struct {
 	held    []*attempt          // in the order in which they came
 	queued  []*attempt          // of those, the ones that have not begun
 	free    map[string]int64
-	unheard []*wire.TaskDone // of ended attempts
-	heard   uint64           // of all ended attempts, the scheduler has so many
+	results []*wire.ResultFor // of tasks that have not come yet
+	unheard []*wire.TaskDone  // of ended attempts
+	heard   uint64            // of all ended attempts, the scheduler has so many
 	leaving bool
+	silent  bool          // what ends is not told any more
 	idle    chan struct{} // closed when nothing is held; made while leaving
 	running sync.WaitGroup
 }
@@ -105,14 +139,15 @@ func newWorker(cfg ServeConfig) (*worker, error) {
 	}
 	share, rank := 1, 0
 	if cfg.Dial == nil {
-		dial, slot, err := ownJob()
+		own, err := ownJob()
 		if err != nil {
 			return nil, err
 		}
 		if cfg.Host == "" {
-			cfg.Host = slot.Host
+			cfg.Host = own.slot.Host
 		}
-		cfg.Dial, share, rank = dial, max(slot.LocalSize, 1), slot.Rank
+		cfg.Dial, share, rank = own.dial, max(own.slot.LocalSize, 1), own.slot.Rank
+		cfg.run, cfg.credentials = own.run, own.creds
 	}
 	if cfg.Host == "" {
 		cfg.Host, _ = os.Hostname()
@@ -135,12 +170,11 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		return nil, nil, fmt.Errorf("tasks: connecting to the scheduler: %w", err)
 	}
 	l := link.New(conn, func() *wire.ToTasks { return &wire.ToTasks{} })
-	h := &wire.TasksHello{Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0))}
-	functions.Lock()
-	for _, f := range functions.byName {
-		h.Functions = append(h.Functions, f.wire())
+	h := &wire.TasksHello{
+		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
+		Functions: w.offered(), Name: w.cfg.Name, Beside: w.cfg.Beside,
 	}
-	functions.Unlock()
+	h.Values, h.Stored = w.shelf.provide(conn)
 	for _, name := range slices.Sorted(maps.Keys(w.offers)) {
 		h.Offers = append(h.Offers, &wire.Amount{Name: name, Milli: w.offers[name]})
 	}
@@ -170,9 +204,49 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	return conn, r, nil
 }
 
+// offered are the functions that the worker has.
+func (w *worker) offered() (all []*wire.TaskFunction) {
+	for _, f := range w.cfg.Families {
+		all = append(all, f.fn.wire())
+	}
+	if w.cfg.Families != nil {
+		return all
+	}
+	functions.Lock()
+	defer functions.Unlock()
+	for _, f := range functions.byName {
+		all = append(all, f.wire())
+	}
+	return all
+}
+
+// find returns the function with a name, or nil.
+func (w *worker) find(name string) *function {
+	if w.cfg.Families == nil {
+		functions.Lock()
+		defer functions.Unlock()
+		return functions.byName[name]
+	}
+	for _, f := range w.cfg.Families {
+		if strings.HasPrefix(name, f.name+":") {
+			return f.fn
+		}
+	}
+	return nil
+}
+
 // welcomed goes on over a new connection: what the scheduler has not heard is said again.
 func (w *worker) welcomed(l *link.Link[*wire.ToTasks], m *wire.FromTasks) {
 	w.mu.Lock()
+	if w.silent {
+		left := w.leaving // in order
+		w.mu.Unlock()
+		if left {
+			l.Put(16, func(m *wire.ToTasks) { m.Left = true })
+		}
+		l.Flush()
+		return
+	}
 	w.link = l
 	if !m.GetWelcome().GetKnown() {
 		w.heard = 0 // and what was not heard counts from there
@@ -221,8 +295,12 @@ func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error
 	reading.Go(func() { failed <- w.read(life, conn, r) })
 	defer reading.Wait()
 	defer end()
+	alive := time.NewTicker(aliveEvery)
+	defer alive.Stop()
 	for {
 		select {
+		case <-alive.C:
+			w.say(func(*wire.ToTasks) {}) // an empty message
 		case err := <-failed:
 			w.stopAll()
 			w.running.Wait()
@@ -233,7 +311,14 @@ func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error
 			}
 			w.say(func(m *wire.ToTasks) { m.Willing = true })
 		case <-ctx.Done():
-			w.leave()
+			switch cause := context.Cause(ctx); {
+			case errors.Is(cause, ErrVanished):
+				w.vanish(end)
+			case errors.Is(cause, ErrReturned):
+				w.leave(0)
+			default:
+				w.leave(w.cfg.Grace)
+			}
 			end()
 			w.running.Wait()
 			return nil
@@ -242,28 +327,46 @@ func (w *worker) serve(ctx context.Context, conn net.Conn, r *link.Reader) error
 }
 
 // leave gives back what has not begun, and waits for the rest.
-func (w *worker) leave() {
+func (w *worker) leave(grace time.Duration) {
 	idle := make(chan struct{})
 	w.mu.Lock()
 	w.leaving, w.idle = true, idle
 	w.noteIdle()
 	w.mu.Unlock()
 	w.say(func(m *wire.ToTasks) { m.Leaving = true })
-	late := time.NewTimer(w.cfg.Grace)
+	late := time.NewTimer(grace)
 	defer late.Stop()
 	select {
 	case <-idle:
-		w.say(func(m *wire.ToTasks) { m.Left = true })
 	case <-late.C:
-		w.stopAll()
-		w.say(func(m *wire.ToTasks) { m.Left = true })
 	}
+	// What is ended now runs again elsewhere: its error is not told.
+	w.mu.Lock()
+	w.silent = true
+	if w.link != nil {
+		w.link.Send(16, func(m *wire.ToTasks) { m.Left = true })
+	}
+	w.mu.Unlock()
+	w.stopAll()
 	w.mu.Lock()
 	l := w.link
 	w.mu.Unlock()
 	if l != nil {
 		l.Flush()
 	}
+}
+
+// vanish ends without a word, as a process does that is killed.
+func (w *worker) vanish(end func()) {
+	w.mu.Lock()
+	l := w.link
+	w.link, w.silent = nil, true
+	w.mu.Unlock()
+	end() // there is no other connection
+	if l != nil {
+		l.Close()
+	}
+	w.stopAll()
 }
 
 func (w *worker) stopAll() {
@@ -289,13 +392,15 @@ func (w *worker) read(ctx context.Context, conn net.Conn, r *link.Reader) error 
 	for {
 		err := w.listen(ctx, conn, r)
 		w.mu.Lock()
-		l := w.link
+		l, silent := w.link, w.silent
 		w.link = nil
 		w.mu.Unlock()
 		if l != nil {
 			l.Close()
 		}
-		if ctx.Err() != nil {
+		// A worker that has left does not connect again: the scheduler would take it for a new one
+		// that runs what it has given back, and for lost when that connection ends.
+		if silent || ctx.Err() != nil {
 			return nil
 		}
 		w.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
@@ -337,14 +442,24 @@ func (w *worker) listen(ctx context.Context, conn net.Conn, r *link.Reader) erro
 func (w *worker) take(m *wire.FromTasks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.silent {
+		return // and nothing begins that nobody would end
+	}
 	if m.GetHeard() > 0 {
 		w.acknowledge(m.GetHeard())
 	}
 	for _, a := range m.GetAsks() {
 		w.answer(a)
 	}
+	w.results = append(w.results, m.GetResults()...)
+	if len(m.GetDrops()) > 0 {
+		w.shelf.drop(m.GetDrops())
+	}
 	for _, push := range m.GetPushes() {
 		a := &attempt{push: push, of: w.groups[push.GetGroup()]}
+		if len(w.results) > 0 {
+			w.claim(push)
+		}
 		w.held = append(w.held, a)
 		w.queued = append(w.queued, a)
 	}
@@ -357,12 +472,21 @@ func (w *worker) take(m *wire.FromTasks) {
 	w.begin()
 }
 
+// claim gives a task the results that were sent before it; the lock is held.
+func (w *worker) claim(push *wire.PushTask) {
+	w.results = slices.DeleteFunc(w.results, func(r *wire.ResultFor) bool {
+		is := same(r.GetOf(), push.GetOf())
+		if is {
+			push.Results = append(push.Results, r.GetResult())
+		}
+		return is
+	})
+}
+
 // answer answers the request for a lease; the lock is held.
 func (w *worker) answer(a *wire.LeaseAsk) {
 	of := a.GetOf()
-	functions.Lock()
-	f := functions.byName[of.GetFunction().GetName()]
-	functions.Unlock()
+	f := w.find(of.GetFunction().GetName())
 	reply := &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true}
 	switch {
 	case f == nil || !bytes.Equal(f.hash[:8], of.GetFunction().GetHash()):
@@ -370,7 +494,7 @@ func (w *worker) answer(a *wire.LeaseAsk) {
 	case w.leaving:
 		reply.Granted, reply.Why = false, "it leaves"
 	case w.cfg.Admit != nil:
-		if err := w.cfg.Admit(f.name); err != nil {
+		if err := w.cfg.Admit(of.GetFunction().GetName()); err != nil {
 			reply.Granted, reply.Why = false, err.Error()
 		}
 	}
@@ -480,6 +604,9 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 			w.free[d.Name] += d.Milli
 		}
 	}
+	if w.silent {
+		return
+	}
 	w.unheard = append(w.unheard, done)
 	if w.link != nil {
 		w.link.Send(64+len(result.GetInlined()), func(m *wire.ToTasks) { m.Dones = append(m.Dones, done) })
@@ -496,23 +623,36 @@ func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	if a.of == nil {
 		return failed(queue.ByUser, "it was sent to a worker without a lease")
 	}
-	args, err := argumentsOf(a)
-	if err != nil {
+	args, err := w.argumentsOf(ctx, a)
+	var gone *goneError
+	if errors.As(err, &gone) {
+		return failed(queue.Gone, gone.Error())
+	} else if err != nil {
 		return failed(queue.ByUser, err.Error())
 	}
 	value, err := a.of.fn.run(ctx, args)
 	switch {
 	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return failed(queue.TimedOut, fmt.Sprintf("it ran for longer than %v: %v", time.Duration(a.push.GetLimitMs())*time.Millisecond, err))
+	case err != nil && w.cfg.Families != nil && errors.Is(err, ErrAttemptLost):
+		return failed(queue.Lost, err.Error())
 	case err != nil:
 		return failed(queue.ByUser, err.Error())
-	case len(value) > mostWithTask:
-		return failed(queue.ByUser, fmt.Sprintf("the result has %d bytes; at most %d", len(value), mostWithTask))
 	}
-	return &wire.TaskResult{State: uint32(queue.Succeeded), Inlined: value}
+	size := lengthOf(value)
+	if size-1 < inlineLimit {
+		return &wire.TaskResult{State: uint32(queue.Succeeded), Inlined: slices.Concat(value...)}
+	}
+	id, err := w.shelf.put(ctx, value)
+	if err != nil {
+		return failed(queue.ByUser, fmt.Sprintf("the result cannot be stored: %v", err))
+	}
+	return &wire.TaskResult{State: uint32(queue.Succeeded), Value: id[:], Size: uint64(size)}
 }
 
-func argumentsOf(a *attempt) ([]reflect.Value, error) {
+// argumentsOf returns the arguments of a task. Those that are stored are brought to this host
+// first. The error is a *goneError where one is nowhere.
+func (w *worker) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, error) {
 	var all wire.TaskArgs
 	if err := proto.Unmarshal(a.push.GetArgs(), &all); err != nil {
 		return nil, err
@@ -522,22 +662,73 @@ func argumentsOf(a *attempt) ([]reflect.Value, error) {
 		return nil, fmt.Errorf("it has %d arguments; %s takes %d", len(all.GetArgs()), f.name, len(f.in))
 	}
 	args := make([]reflect.Value, len(all.GetArgs()))
+	var results map[uint64]*wire.TaskResult
+	if n := len(a.push.GetResults()); n > 0 {
+		results = make(map[uint64]*wire.TaskResult, n)
+		for _, r := range a.push.GetResults() {
+			results[r.GetN()] = r.GetResult()
+		}
+	}
 	for i, arg := range all.GetArgs() {
 		t, err := f.arg(i)
 		if err != nil {
 			return nil, err
 		}
-		b := arg.GetInlined()
+		inlined, object := arg.GetInlined(), arg.GetValue()
 		if n := arg.GetTask(); n != 0 {
-			for _, r := range a.push.GetResults() {
-				if r.GetN() == n {
-					b = r.GetResult().GetInlined()
-				}
-			}
+			inlined, object = results[n].GetInlined(), results[n].GetValue()
 		}
-		if args[i], err = decode(b, t); err != nil {
+		if args[i], err = w.argument(ctx, a, inlined, object, t); err != nil {
 			return nil, fmt.Errorf("argument %d: %w", i+1, err)
 		}
 	}
 	return args, nil
+}
+
+// argument returns an argument that was sent, or is stored, as one of a type.
+func (w *worker) argument(ctx context.Context, a *attempt, inlined, object []byte, t reflect.Type) (reflect.Value, error) {
+	below := refOf(t)
+	if len(object) == 0 {
+		if below == nil {
+			return decode(inlined, t)
+		}
+		v, err := decode(inlined, below)
+		return newRef(t, &ref{load: func(context.Context, reflect.Type) (reflect.Value, error) { return v, nil }}), err
+	}
+	id, ok := blob.ParseID(object)
+	if !ok {
+		return reflect.Value{}, errors.New("it has no name of a stored value")
+	}
+	if err := w.bring(ctx, a, id); err != nil {
+		return reflect.Value{}, err
+	}
+	if below == nil {
+		return w.shelf.decode(id, t)
+	}
+	v, err := w.shelf.shared(id, below)
+	return newRef(t, &ref{id: id, load: func(context.Context, reflect.Type) (reflect.Value, error) { return v, nil }}), err
+}
+
+// goneError says that a stored value is nowhere.
+type goneError struct{ err error }
+
+// Error is the cause's.
+func (e *goneError) Error() string { return e.err.Error() }
+
+// bring has a stored value on this host, and tells the scheduler who does not have it.
+func (w *worker) bring(ctx context.Context, a *attempt, id blob.ID) error {
+	var at *wire.ValueAt
+	for _, v := range a.push.GetValues() {
+		if bytes.Equal(v.GetValue(), id[:]) {
+			at = v
+		}
+	}
+	brought, lacks, err := w.shelf.bring(ctx, id, at)
+	for _, from := range lacks {
+		w.say(func(m *wire.ToTasks) { m.Missing = append(m.Missing, &wire.MissingValue{Value: id[:], Host: from}) })
+	}
+	if brought {
+		w.say(func(m *wire.ToTasks) { m.Stored = append(m.Stored, id[:]) })
+	}
+	return err
 }

@@ -403,7 +403,7 @@ func (c *core) unwant(id string) []*job {
 func (c *core) start(j *job) {
 	c.fetched--
 	j.state = isRunning
-	fn, err := c.cfg.Functions.find(j.used[string(j.task.Function)].content)
+	fn, err := c.cfg.find(j.used[string(j.task.Function)].content)
 	if err != nil {
 		c.fail(j, err)
 		return

@@ -30,8 +30,8 @@ type CallError struct {
 
 func (e *CallError) Error() string { return "scaler: " + e.Text }
 
-// find returns the function that an object names. Its error is a *CallError.
-func (f Functions) find(object []byte) (Func, error) {
+// find returns the function that an object names.
+func (c *Config) find(object []byte) (Func, error) {
 	if isPickle(object) {
 		return nil, &CallError{"NotImplementedError", "the function is pickled Python code, which a worker in Go cannot run: " +
 			"the client's serializer must make the name of a registered function of it"}
@@ -45,8 +45,11 @@ func (f Functions) find(object []byte) (Func, error) {
 	if len(name) > maxName || !utf8.ValidString(name) || name == "" {
 		return nil, &CallError{"ValueError", fmt.Sprintf("the function is an object of %d bytes that is no name", len(object))}
 	}
-	fn := f[name]
-	if fn == nil {
+	fn := c.Functions[name]
+	switch {
+	case fn == nil && c.Find != nil:
+		return c.Find(name)
+	case fn == nil:
 		return nil, &CallError{"LookupError", fmt.Sprintf("no function %q is registered at this worker", name)}
 	}
 	return fn, nil

@@ -47,7 +47,7 @@ func startProcess(t *testing.T, split bool, env []string, name string, args ...s
 	t.Helper()
 	p := &process{Cmd: exec.Command(name, args...)}
 	p.Env = append(os.Environ(), env...)
-	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func startProcess(t *testing.T, split bool, env []string, name string, args ...s
 	w.Close()
 	p.out = bufio.NewReader(r)
 	t.Cleanup(func() {
-		p.Process.Kill()
+		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // what it has started too
 		_ = p.Wait()
 		r.Close()
 		if t.Failed() {

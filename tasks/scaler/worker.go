@@ -20,7 +20,10 @@ type Config struct {
 	// Address is the scheduler's, as tcp://host:port or ipc:///path.
 	Address   string
 	Functions Functions
-	Dialect   Dialect
+	// Find, if not nil, returns the function of a name that is not among Functions, or an error.
+	// Clients get a *CallError as an exception of its class. It must not block.
+	Find    func(name string) (Func, error)
+	Dialect Dialect
 	// Name is part of the worker's identity, which Scaler's monitors show; "": hvdrun.
 	Name string
 	// Slots is how many tasks run at a time; 0: 1, as in Scaler.
@@ -60,7 +63,7 @@ const (
 )
 
 func (c *Config) fill() error {
-	if len(c.Functions) == 0 {
+	if len(c.Functions) == 0 && c.Find == nil {
 		return errors.New("scaler: a worker needs functions")
 	}
 	if c.Slots < 0 {
@@ -285,15 +288,20 @@ func (w *worker) finish(o outcome) {
 
 func (w *worker) dial(ctx context.Context) {
 	w.dialing = true
-	unique := make([]byte, 16)
-	_, _ = rand.Read(unique)
-	identity := fmt.Appendf(nil, "%d|%s|%x", os.Getpid(), w.cfg.Name, unique)
+	identity := newIdentity(w.cfg.Name)
 	w.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, dialTime)
 		defer cancel()
 		socket, err := w.cfg.Dial(ctx, identity)
 		w.dialed <- dialed{socket, err}
 	})
+}
+
+// newIdentity returns an identity as Scaler's workers have them.
+func newIdentity(name string) []byte {
+	unique := make([]byte, 16)
+	_, _ = rand.Read(unique) // never fails
+	return fmt.Appendf(nil, "%d|%s|%x", os.Getpid(), name, unique)
 }
 
 func (w *worker) connect(d dialed) {

@@ -11,11 +11,13 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
@@ -30,9 +32,24 @@ type Config struct {
 	Window int
 	// WorkerGrace is how long a worker whose connection has broken is waited for. 0: 500 ms.
 	WorkerGrace time.Duration
-	// ClientGrace is how long the tasks of a client are kept whose connection has broken. 0: a
-	// minute.
+	// ClientGrace is how long the tasks of a client are kept whose connection has broken. 0: 15
+	// minutes.
 	ClientGrace time.Duration
+	// Silence is how long a worker may say nothing before it counts as lost. 0: 30 s.
+	Silence time.Duration
+	// Journal is the path of a file in which tasks and results are written down. Empty: they are in
+	// memory alone.
+	Journal string
+	// Store names the store beside the scheduler, for values that clients put. It is opened when
+	// the first comes. An empty Run is that of the job.
+	Store blob.Config
+	// Repeated has clients keep all tasks and repeat them to the next scheduler of the job, which
+	// may be on another machine, without the journal.
+	Repeated bool
+	// Credentials are the driver's, with which workers are asked for values. Nil: they are not.
+	Credentials *identity.Credentials
+	// Event, if not nil, is called with events, a bounded number a second. It must not block.
+	Event func(Event)
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -40,7 +57,12 @@ type Config struct {
 const (
 	defaultWindow      = 1_000_000
 	defaultWorkerGrace = 500 * time.Millisecond
-	defaultClientGrace = time.Minute
+	defaultClientGrace = 15 * time.Minute
+	// resumedGrace is how long those of a client are kept that a scheduler has not seen since it
+	// has gone on with the journal of another.
+	resumedGrace = 24 * time.Hour
+	// defaultSilence is several times the pause between two messages of a worker.
+	defaultSilence = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
 	// tellAt is how many bytes a worker keeps of results that the scheduler has.
@@ -53,36 +75,53 @@ const (
 type Scheduler struct {
 	cfg Config
 
-	mu      sync.Mutex
-	q       *queue.Queue
-	peers   map[uint64]*peer // by session
-	touched []*peer          // with something to send
-	timer   *time.Timer
-	tick    time.Time // when timer fires; zero: it does not
-	closed  bool
-	wg      sync.WaitGroup // connections
+	mu       sync.Mutex
+	q        *queue.Queue
+	peers    map[uint64]*peer   // by session
+	hosts    map[string][]*peer // workers, by their hosts
+	touched  []*peer            // with something to send
+	timer    *time.Timer
+	watch    *time.Timer // looks which workers are silent
+	owing    []*peer     // clients for which something is put, and not sent yet
+	owes     *time.Timer // sends it
+	tick     time.Time   // when timer fires; zero: it does not
+	closed   bool
+	wg       sync.WaitGroup  // connections
+	store    *blob.Store     // nil: not opened yet
+	book     *book           // nil: there is no journal
+	groups   int             // that are noted there
+	training map[string]bool // incarnations of workers that have a place in a world
+	held     bool            // tasks of the journal wait for workers that may have them
+	events   *teller
 }
 
 // peer is a client or a worker; it outlives its connections.
 type peer struct {
-	s       *Scheduler
-	touched bool // it is in s.touched
-	session uint64
-	from    identity.Subject
-	worker  bool
-	name    string
-	host    string
-	pid     uint32
-	values  string // where it provides stored values
-	rank    uint32
-	groups  []*queue.Group // that a client has declared
-	heard   uint64         // dones of a worker
-	untold  int            // about the bytes of those of which it has not been told
-	leaving bool
-	link    *link.Link[*wire.FromTasks]
-	left    bool
-	since   time.Time   // of the connection, or of its end
-	gone    *time.Timer // gives up a peer whose connection has broken
+	s        *Scheduler
+	touched  bool // it is in s.touched
+	session  uint64
+	from     identity.Subject
+	worker   bool
+	name     string
+	host     string
+	pid      uint32
+	values   string // where it provides stored values
+	rank     uint32
+	groups   []*queue.Group        // that a client has declared
+	puts     map[queue.Object]bool // of a client
+	accepted uint64                // the number of a client's last task
+	durable  ack                   // what it need not repeat
+	told     uint64                // of durable.accepted, what a client was sent at the latest
+	owed     bool                  // it is in s.owing
+	heard    uint64                // dones of a worker
+	untold   int                   // about the bytes of those of which it has not been told
+	leaving  bool
+	beside   bool      // it runs tasks while it trains too
+	heardAt  time.Time // when it said something last
+	link     *link.Link[*wire.FromTasks]
+	left     bool
+	since    time.Time   // of the connection, or of its end
+	gone     *time.Timer // gives up a peer whose connection has broken
 }
 
 // New returns a Scheduler without peers. Close must be called.
@@ -96,14 +135,23 @@ func New(cfg Config) *Scheduler {
 	if cfg.ClientGrace <= 0 {
 		cfg.ClientGrace = defaultClientGrace
 	}
+	if cfg.Silence <= 0 {
+		cfg.Silence = defaultSilence
+	}
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
 	// Attempts of another scheduler of the job, which died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
-	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term}), peers: make(map[uint64]*peer)}
+	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, events: newTeller(cfg.Event)}
 	s.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.timer.Stop()
+	s.watch = time.AfterFunc(cfg.Silence/4, s.watchWorkers)
+	s.owes = time.AfterFunc(time.Hour, s.payOff)
+	s.owes.Stop()
+	if cfg.Journal != "" {
+		s.begin(cfg.Journal, nil)
+	}
 	return s
 }
 
@@ -112,6 +160,8 @@ func (s *Scheduler) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.timer.Stop()
+	s.watch.Stop()
+	s.owes.Stop()
 	var open []*link.Link[*wire.FromTasks]
 	for _, p := range s.peers {
 		if p.gone != nil {
@@ -126,6 +176,15 @@ func (s *Scheduler) Close() {
 		l.Close()
 	}
 	s.wg.Wait()
+	if s.book != nil {
+		close(s.book.stop)
+		<-s.book.done
+	}
+	if s.store != nil {
+		if err := s.store.Close(); err != nil {
+			s.cfg.Log.WithError(err).Debug("tasks: closing the store")
+		}
+	}
 }
 
 var errClosed = errors.New("scheduler: closed")
@@ -133,6 +192,11 @@ var errClosed = errors.New("scheduler: closed")
 // put has something sent to the peer when the lock is given back.
 func (p *peer) put(bytes int, add func(*wire.FromTasks)) {
 	p.link.Put(bytes, add)
+	p.touch()
+}
+
+// touch has what was put be sent when the lock is given back.
+func (p *peer) touch() {
 	if !p.touched {
 		p.touched = true
 		p.s.touched = append(p.s.touched, p)
@@ -173,6 +237,10 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	_ = conn.SetReadDeadline(time.Now().Add(helloTime))
 	err := r.Read(&m)
 	_ = conn.SetReadDeadline(time.Time{})
+	if err == nil && m.GetTransfer() {
+		defer conn.Close()
+		return s.transfer(ctx, conn, r)
+	}
 	if err == nil && m.GetHello().GetSession() == 0 {
 		err = errors.New("scheduler: a connection that begins without a hello")
 	}
@@ -218,8 +286,11 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 	case known && (p.from != from || p.worker != h.GetWorker()):
 		return nil, errors.New("scheduler: the session is of another process")
 	case !known:
-		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker()}
+		p = &peer{s: s, session: h.GetSession(), from: from, worker: h.GetWorker(), host: h.GetHost(), pid: h.GetPid()}
 		s.peers[p.session] = p
+		if !p.worker {
+			s.note(64, func(m *wire.TasksRecord) { m.Clients = append(m.Clients, clientOf(p)) })
+		}
 	}
 	if old := p.link; old != nil {
 		s.wg.Go(old.Close)
@@ -228,15 +299,25 @@ func (s *Scheduler) attach(from identity.Subject, h *wire.TasksHello, l *link.Li
 		p.gone.Stop()
 		p.gone = nil
 	}
+	if p.worker && (!known || p.host != h.GetHost()) {
+		s.leaveHost(p)
+		s.hosts[h.GetHost()] = append(s.hosts[h.GetHost()], p)
+	}
 	p.host, p.pid, p.values, p.rank = h.GetHost(), h.GetPid(), h.GetValues(), h.GetRank()
-	p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
+	p.beside, p.heardAt = h.GetBeside(), time.Now()
+	if p.name = h.GetName(); p.name == "" {
+		p.name = fmt.Sprintf("%s:%d", p.host, p.pid)
+	}
 	p.link, p.since, p.groups, p.untold = l, time.Now(), nil, 0
 	l.Send(64, func(m *wire.FromTasks) {
 		m.Welcome = &wire.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
-		m.Heard = p.heard
+		m.Heard, m.Accepted = p.durable.heard, p.durable.accepted
 	})
 	if p.worker {
-		s.join(p, h)
+		p.heard = p.durable.heard // the others come again
+		s.join(p, h, known)
+	} else if known {
+		s.q.TellAgain(p.session)
 	}
 	s.act()
 	return p, nil
@@ -251,15 +332,15 @@ const (
 
 func checkHello(h *wire.TasksHello) error {
 	switch {
-	case len(h.GetFunctions()) > maxFunctions || len(h.GetHeld()) > maxHeld || len(h.GetOffers()) > 100:
+	case len(h.GetFunctions()) > maxFunctions || len(h.GetHeld()) > maxHeld || len(h.GetOffers()) > 100 || len(h.GetStored()) > maxHeld:
 		return errors.New("scheduler: a hello with more than there may be")
-	case len(h.GetHost()) > maxName || len(h.GetValues()) > maxName:
+	case len(h.GetHost()) > maxName || len(h.GetName()) > maxName || len(h.GetValues()) > maxName:
 		return errors.New("scheduler: a hello with a name that is too long")
 	}
 	return nil
 }
 
-func (s *Scheduler) join(p *peer, h *wire.TasksHello) {
+func (s *Scheduler) join(p *peer, h *wire.TasksHello, known bool) {
 	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}}
 	for _, f := range h.GetFunctions() {
 		w.Functions[functionKey(f)] = true
@@ -274,7 +355,15 @@ func (s *Scheduler) join(p *peer, h *wire.TasksHello) {
 		held = append(held, heldOf(a))
 	}
 	s.cfg.Log.Debugf("tasks: worker %s joins with %d functions", p.name, len(w.Functions))
+	if !known {
+		s.events.event(time.Now(), Event{What: WorkerJoined, Worker: p.name, Host: p.host, Offers: queue.MakeDemand(w.Offers).String()})
+	}
+	if s.held && len(s.hosts) == 1 && len(s.hosts[p.host]) == 1 {
+		time.AfterFunc(returning, s.resumeTasks)
+	}
 	s.q.Join(time.Now(), w, held)
+	s.q.Train(time.Now(), p.session, !p.beside && s.training[p.from.Incarnation])
+	s.hasStored(p, h.GetStored(), true)
 }
 
 func functionKey(f *wire.TaskFunction) string {
@@ -317,7 +406,11 @@ func (s *Scheduler) giveUp(p *peer) {
 		return
 	}
 	delete(s.peers, p.session)
+	s.leaveHost(p)
 	now := time.Now()
+	if p.worker {
+		s.events.event(now, Event{What: WorkerLeft, Worker: p.name, Host: p.host, Lost: !p.left})
+	}
 	switch {
 	case p.worker && p.left:
 		s.q.Left(now, p.session)
@@ -329,12 +422,30 @@ func (s *Scheduler) giveUp(p *peer) {
 		if len(ids) > 0 {
 			s.cfg.Log.Warnf("tasks: client %s is gone: its %d tasks are cancelled", p.name, len(ids))
 		}
-		for _, id := range ids {
-			s.q.Cancel(now, id, false)
-			s.q.Release(now, id)
-		}
+		s.endClient(now, p)
+		s.note(16, func(m *wire.TasksRecord) { m.Gone = append(m.Gone, p.session) })
 	}
 	s.act()
+}
+
+// endClient ends the tasks of a client that is gone, and gives back what it has put; the lock is
+// held.
+func (s *Scheduler) endClient(now time.Time, p *peer) {
+	for _, id := range s.q.Tasks(p.session) {
+		s.q.Cancel(now, id, false)
+		s.q.Release(now, id)
+	}
+	for id := range p.puts {
+		s.q.Unput(id)
+	}
+}
+
+// leaveHost forgets that a worker is one of its host; the lock is held.
+func (s *Scheduler) leaveHost(p *peer) {
+	all := slices.DeleteFunc(s.hosts[p.host], func(o *peer) bool { return o == p })
+	if s.hosts[p.host] = all; len(all) == 0 {
+		delete(s.hosts, p.host)
+	}
 }
 
 // Expel says that the process of a worker of a job has ended, which is known before its connection
@@ -360,6 +471,40 @@ func (s *Scheduler) Expel(incarnation string) {
 	}
 }
 
+// Train says which workers have a place in a world. They run no tasks, unless they have said that
+// they do so beside training. It does not block.
+func (s *Scheduler) Train(incarnations []string) {
+	s.mu.Lock()
+	defer s.unlock()
+	s.training = make(map[string]bool, len(incarnations))
+	for _, i := range incarnations {
+		s.training[i] = true
+	}
+	for _, p := range s.peers {
+		if p.worker {
+			s.q.Train(time.Now(), p.session, !p.beside && s.training[p.from.Incarnation])
+		}
+	}
+	s.act()
+}
+
+// watchWorkers ends the connections of workers that have said nothing for long: their processes
+// are stopped, or their machines are gone.
+func (s *Scheduler) watchWorkers() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	for _, p := range s.peers {
+		if p.worker && p.link != nil && time.Since(p.heardAt) > s.cfg.Silence {
+			s.cfg.Log.Warnf("tasks: worker %s has said nothing for %v", p.name, s.cfg.Silence)
+			s.wg.Go(p.link.Close)
+		}
+	}
+	s.watch.Reset(s.cfg.Silence / 4)
+}
+
 // take handles a message of a peer. An error ends the connection.
 func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks) error {
 	s.mu.Lock()
@@ -368,6 +513,7 @@ func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks
 		return errors.New("scheduler: another connection has taken the place of this one")
 	}
 	now := time.Now()
+	p.heardAt = now
 	var err error
 	if p.worker {
 		s.fromWorker(now, p, m)
@@ -383,14 +529,22 @@ func (s *Scheduler) take(p *peer, l *link.Link[*wire.FromTasks], m *wire.ToTasks
 
 func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 	id := p.session
+	s.lacks(now, m.GetMissing())
+	s.hasStored(p, m.GetStored(), false)
 	for _, d := range m.GetDones() {
 		p.heard++
 		p.untold += 64 + len(d.GetResult().GetInlined())
-		s.q.Done(now, id, heldOf(d.GetOf()), resultOf(d.GetResult()), time.Duration(d.GetRanUs())*time.Microsecond)
+		r := resultOf(d.GetResult())
+		if r.Size > 0 {
+			s.storedHere(now, r.Object, r.Size)
+		}
+		s.q.Done(now, id, heldOf(d.GetOf()), r, time.Duration(d.GetRanUs())*time.Microsecond)
+		if r.Size > 0 {
+			s.storedHere(now, r.Object, r.Size)
+		}
 	}
-	if p.untold > 0 && (p.untold > tellAt || m.GetLeaving() || p.leaving) {
-		p.put(8, func(out *wire.FromTasks) { out.Heard = p.heard })
-		p.untold = 0
+	if p.leaving = p.leaving || m.GetLeaving(); len(m.GetDones()) > 0 || m.GetLeaving() {
+		s.ackDones(p)
 	}
 	if len(m.GetReturned()) > 0 {
 		all := make([]queue.Held, 0, len(m.GetReturned()))
@@ -415,9 +569,6 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 		}
 	}
 	if m.GetLeaving() {
-		if p.leaving = true; p.heard > 0 {
-			p.put(8, func(out *wire.FromTasks) { out.Heard = p.heard })
-		}
 		s.q.Leave(now, id)
 	}
 	if m.GetWilling() {
@@ -443,7 +594,14 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		if len(p.groups) >= maxFunctions || len(g.GetFunction().GetName()) > maxName {
 			return errors.New("scheduler: too many groups, or too long a name")
 		}
-		p.groups = append(p.groups, s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand())))
+		of := s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand()))
+		p.groups = append(p.groups, of)
+		for ; s.groups <= of.Index; s.groups++ {
+			s.note(64, func(m *wire.TasksRecord) { m.Groups = append(m.Groups, groupOf(of)) })
+		}
+	}
+	if err := s.putBy(now, p, m.GetPuts()); err != nil {
+		return err
 	}
 	for _, t := range m.GetSubmits() {
 		if int(t.GetGroup()) >= len(p.groups) {
@@ -453,24 +611,60 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
 			Options: optionsOf(p.session, t.GetOptions()), Spec: t.GetArgs(),
 		})
+		p.accepted = max(p.accepted, t.GetN())
+		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
+			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})
+		})
+	}
+	if len(m.GetSubmits()) > 0 {
+		s.ackLater(p)
 	}
 	for _, c := range m.GetCancels() {
 		s.q.Cancel(now, queue.ID{Client: p.session, N: c.GetN()}, c.GetForce())
 	}
 	for _, n := range m.GetReleases() {
 		s.q.Release(now, queue.ID{Client: p.session, N: n})
+		s.note(20, func(m *wire.TasksRecord) { m.Releases = append(m.Releases, &wire.TaskName{Client: p.session, N: n}) })
 	}
+	s.unputBy(p, m.GetUnputs())
 	if m.GetStatus() {
-		text, err := json.Marshal(s.q.Status(now))
+		status := s.q.Status(now)
+		if s.book != nil && s.book.why != nil {
+			status.Journal = s.book.why.Error()
+		}
+		text, err := json.Marshal(status)
 		if err != nil {
 			return err
 		}
 		p.put(len(text), func(out *wire.FromTasks) { out.Status = text })
 	}
+	for _, what := range m.GetExplain() {
+		text, err := json.Marshal(s.explain(now, what))
+		if err != nil {
+			return err
+		}
+		p.put(len(text), func(out *wire.FromTasks) { out.Explained = append(out.Explained, text) })
+	}
 	if m.GetLeft() {
 		p.left = true
 	}
 	return nil
+}
+
+// explain explains tasks, by their number or their function.
+func (s *Scheduler) explain(now time.Time, what string) []queue.Explanation {
+	var all []queue.Explanation
+	if n, err := strconv.ParseUint(what, 10, 64); err == nil {
+		all = s.q.ExplainTask(now, n)
+	} else {
+		all = s.q.ExplainFunction(now, what)
+	}
+	for i := range all {
+		if c := s.peers[all[i].Client]; c != nil {
+			all[i].By = c.name
+		}
+	}
+	return all
 }
 
 func demandOf(amounts []*wire.Amount) queue.Demand {
@@ -492,6 +686,11 @@ func optionsOf(client uint64, o *wire.TaskOptions) *queue.Options {
 	for _, n := range o.GetNeeds() {
 		out.Needs = append(out.Needs, queue.ID{Client: client, N: n})
 	}
+	for _, b := range o.GetValues() {
+		if id, ok := blob.ParseID(b); ok {
+			out.Objects = append(out.Objects, queue.Object(id))
+		}
+	}
 	return out
 }
 
@@ -506,6 +705,7 @@ func (s *Scheduler) act() {
 	if cap(out) > 1<<16 {
 		s.q.Out = nil
 	}
+	s.noteOvers()
 	if next := s.q.Next; !s.closed && !next.IsZero() && (s.tick.IsZero() || next.Before(s.tick)) {
 		s.tick = next
 		s.timer.Reset(time.Until(next))
@@ -514,8 +714,12 @@ func (s *Scheduler) act() {
 
 func (s *Scheduler) actOn(a queue.Action) {
 	to := a.Worker
-	if a.What == queue.Tell {
+	switch a.What {
+	case queue.Tell:
 		to = a.Task.Client
+	case queue.Drop:
+		s.drop(a)
+		return
 	}
 	p := s.peers[to]
 	if p == nil || p.link == nil {
@@ -523,8 +727,8 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 	switch a.What {
 	case queue.Push:
-		push := s.pushOf(a)
-		p.put(64+len(push.GetArgs()), func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) })
+		push, bytes := s.pushOf(p, a)
+		p.put(64+bytes, func(m *wire.FromTasks) { m.Pushes = append(m.Pushes, push) })
 	case queue.Ask:
 		p.put(64, func(m *wire.FromTasks) { m.Asks = append(m.Asks, askOf(a.Group)) })
 	case queue.EndLease:
@@ -537,6 +741,9 @@ func (s *Scheduler) actOn(a queue.Action) {
 		})
 	case queue.Tell:
 		if r, ok := s.q.Result(a.Task); ok {
+			if r.State == queue.Failed {
+				s.failed(p, a.Task, r)
+			}
 			p.put(64+len(r.Value), func(m *wire.FromTasks) {
 				m.Told = append(m.Told, &wire.TaskTold{N: a.Task.N, Result: wireResult(r)})
 			})
@@ -544,16 +751,37 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 }
 
-func (s *Scheduler) pushOf(a queue.Action) *wire.PushTask {
-	push := &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task)}
+// mostWithTask bounds the results that are sent with a task; others are sent before it.
+const mostWithTask = 10 << 20
+
+// pushOf returns what a worker is told of a task, and about its size.
+func (s *Scheduler) pushOf(p *peer, a queue.Action) (push *wire.PushTask, bytes int) {
+	push = &wire.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task)}
+	bytes = len(push.GetArgs())
 	o := s.q.OptionsOf(a.Task)
 	push.LimitMs = uint64(o.TimeLimit.Milliseconds())
 	for _, id := range o.Needs {
-		if r, ok := s.q.Result(id); ok {
-			push.Results = append(push.Results, &wire.TaskTold{N: id.N, Result: wireResult(r)})
+		r, ok := s.q.Result(id)
+		if !ok {
+			continue
 		}
+		told := &wire.TaskTold{N: id.N, Result: wireResult(r)}
+		if r.Size > 0 {
+			push.Values = append(push.Values, s.valueAt(r.Object))
+		}
+		if bytes+len(r.Value) > mostWithTask {
+			p.put(64+len(r.Value), func(m *wire.FromTasks) {
+				m.Results = append(m.Results, &wire.ResultFor{Of: push.GetOf(), Result: told})
+			})
+			continue
+		}
+		bytes += 64 + len(r.Value)
+		push.Results = append(push.Results, told)
 	}
-	return push
+	for _, id := range o.Objects {
+		push.Values = append(push.Values, s.valueAt(id))
+	}
+	return push, bytes + 64*len(push.GetValues())
 }
 
 func wireResult(r queue.Result) *wire.TaskResult {
@@ -565,12 +793,7 @@ func wireResult(r queue.Result) *wire.TaskResult {
 }
 
 func askOf(g *queue.Group) *wire.LeaseAsk {
-	name, hash, _ := cutKey(g.Function)
-	of := &wire.TaskGroup{Function: &wire.TaskFunction{Name: name, Hash: hash}}
-	for _, a := range g.Demand {
-		of.Demand = append(of.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
-	}
-	return &wire.LeaseAsk{Group: uint32(g.Index), Of: of}
+	return &wire.LeaseAsk{Group: uint32(g.Index), Of: groupOf(g)}
 }
 
 // cutKey is the opposite of functionKey.

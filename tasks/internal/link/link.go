@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -24,6 +25,9 @@ const MaxFrame = 64 << 20
 // flushAt is the size of pending bytes, as their senders estimate it, at which they wait.
 const flushAt = 1 << 20
 
+// sealAt is the size of a message, as its senders estimate it, beyond which another one begins.
+const sealAt = 16 << 20
+
 // ErrClosed is returned after Close.
 var ErrClosed = errors.New("link: closed")
 
@@ -33,16 +37,24 @@ type Link[M proto.Message] struct {
 	make func() M
 
 	mu      sync.Mutex
+	sealed  []sealed[M] // before pending
 	pending M
 	spare   M
 	buf     []byte
 	some    bool
 	writing bool
 	raw     syscall.RawConn // nil: of no use
-	bytes   int             // about so many are pending
+	bytes   int             // about so many are pending, or sealed
+	last    int             // of those, pending
 	err     error
 	news    sync.Cond
 	done    chan struct{}
+}
+
+// sealed is a message to which nothing is added any more.
+type sealed[M proto.Message] struct {
+	m     M
+	bytes int
 }
 
 // New returns a Link on a connection, which it owns. make returns an empty message.
@@ -61,8 +73,13 @@ func (l *Link[M]) Put(bytes int, add func(M)) {
 	if l.err != nil {
 		return
 	}
+	if l.some && l.last+bytes > sealAt {
+		l.sealed = append(l.sealed, sealed[M]{l.pending, l.last})
+		l.pending, l.last = l.make(), 0
+	}
 	add(l.pending)
 	l.bytes += bytes
+	l.last += bytes
 	l.some = true
 }
 
@@ -155,7 +172,7 @@ func (l *Link[M]) write() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		for (!l.some || l.writing) && l.err == nil {
+		for l.writing || !l.some && l.err == nil {
 			l.news.Wait()
 		}
 		if l.err != nil && (!l.some || !errors.Is(l.err, errFlushed)) {
@@ -168,16 +185,19 @@ func (l *Link[M]) write() {
 // out writes what is pending. The lock is held, but not meanwhile.
 func (l *Link[M]) out() {
 	m := l.pending
-	l.pending, l.spare = l.spare, m
-	l.some, l.bytes, l.writing = false, 0, true
+	if len(l.sealed) > 0 {
+		m = l.sealed[0].m
+		l.bytes -= l.sealed[0].bytes
+		l.sealed = slices.Delete(l.sealed, 0, 1)
+	} else {
+		l.pending, l.spare = l.spare, m
+		l.some, l.bytes, l.last = false, 0, 0
+	}
+	l.writing = true
 	l.mu.Unlock()
 
-	buf, err := (proto.MarshalOptions{}).MarshalAppend(append(l.buf[:0], 0, 0, 0, 0), m)
-	if err == nil && len(buf)-4 > MaxFrame {
-		err = fmt.Errorf("link: a message of %d bytes; at most %d", len(buf)-4, MaxFrame)
-	}
+	buf, err := Frame(l.buf[:0], m)
 	if err == nil {
-		binary.LittleEndian.PutUint32(buf, uint32(len(buf)-4))
 		_, err = l.conn.Write(buf)
 	}
 	proto.Reset(m)
@@ -191,7 +211,7 @@ func (l *Link[M]) out() {
 	l.writing = false
 	if err != nil && (l.err == nil || errors.Is(l.err, errFlushed)) {
 		l.err = err
-		l.some = false
+		l.some, l.sealed = false, nil
 	}
 	l.news.Broadcast()
 }
@@ -204,7 +224,7 @@ func (l *Link[M]) fail(err error) {
 	if l.err == nil || errors.Is(l.err, errFlushed) {
 		l.err = err
 	}
-	l.some = false
+	l.some, l.sealed = false, nil
 	l.news.Broadcast()
 	l.mu.Unlock()
 	l.conn.Close()
@@ -226,6 +246,20 @@ func (l *Link[M]) Flush() {
 	l.mu.Unlock()
 	<-l.done
 	l.conn.Close()
+}
+
+// Frame appends a message behind its length.
+func Frame(b []byte, m proto.Message) ([]byte, error) {
+	at := len(b)
+	b, err := (proto.MarshalOptions{}).MarshalAppend(append(b, 0, 0, 0, 0), m)
+	n := len(b) - at - 4
+	if err == nil && n > MaxFrame {
+		err = fmt.Errorf("link: a message of %d bytes; at most %d", n, MaxFrame)
+	}
+	if err == nil {
+		binary.LittleEndian.PutUint32(b[at:], uint32(n))
+	}
+	return b, err
 }
 
 // Reader reads messages from a connection.

@@ -44,11 +44,20 @@ func (q *Queue) Put(now time.Time, id Object, size int64, host string) {
 // Unput says that a client needs a stored value no more.
 func (q *Queue) Unput(id Object) { q.use(id, -1) }
 
-// Stored says that a host has a copy of a stored value.
-func (q *Queue) Stored(now time.Time, id Object, host string) {
-	if o := q.objects[id]; o != nil {
-		q.has(now, o, host)
+// Use says that a client needs a stored value, until Unput, and that it has so many bytes.
+func (q *Queue) Use(id Object, size int64) {
+	q.use(id, 1)
+	q.objects[id].size = size
+}
+
+// Stored says that a host has a copy of a stored value. It returns whether anybody needs that.
+func (q *Queue) Stored(now time.Time, id Object, host string) bool {
+	o := q.objects[id]
+	if o == nil {
+		return false
 	}
+	q.has(now, o, host)
+	return true
 }
 
 // has records a holder, and goes on with the tasks that wait for the value.
@@ -222,9 +231,15 @@ func (q *Queue) Missing(now time.Time, id Object, host string) {
 	}
 }
 
-// Want has a stored value made again that a client wants to read and nobody has.
-func (q *Queue) Want(now time.Time, id Object) {
-	if o := q.objects[id]; o != nil && len(o.hosts) == 0 {
+// Want has a stored value made again that a client wants to read and nobody has. It returns whether
+// it is there, or is being made.
+func (q *Queue) Want(now time.Time, id Object) bool {
+	o := q.objects[id]
+	if o == nil {
+		return false
+	}
+	if len(o.hosts) == 0 {
 		q.rebuild(now, o, 1)
 	}
+	return len(o.hosts) > 0 || o.again
 }

@@ -12,6 +12,7 @@ package queue
 import (
 	"container/heap"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -149,6 +150,7 @@ const (
 // Group is the tasks of one function with the same demand.
 type Group struct {
 	Function string
+	Family   string // of its function, as workers name it; "": it has none
 	Demand   Demand
 	Index    int              // among all groups, from 0
 	lines    map[string]*line // by the host that they prefer; pinned: "#" and the worker
@@ -209,6 +211,8 @@ type task struct {
 	taking   bool  // it has been asked for, to run elsewhere
 	released bool  // the client needs the result no more
 	again    bool  // it runs for the sake of its stored result alone
+	// suspended: it was restored, and has not been resumed.
+	suspended bool
 	*more
 }
 
@@ -235,6 +239,9 @@ type Queue struct {
 	Out []Action
 	// Next is when Tick is to be called; zero: not before the next change.
 	Next time.Time
+	// Over and Losses are tasks that have ended, and tasks that have lost a worker and will run
+	// again. The caller empties them.
+	Over, Losses []ID
 
 	cfg     Config
 	tasks   map[ID]*task
@@ -249,6 +256,8 @@ type Queue struct {
 	roomy   pool               // others that may have more
 	counts  [Cancelled + 1]int // tasks by state
 	retried int
+	// suspended is how many tasks wait for Resume.
+	suspended int
 }
 
 // pool is workers of which any may be taken.
@@ -290,11 +299,21 @@ func (q *Queue) Group(function string, d Demand) *Group {
 	key := groupKey{function, d.key()}
 	g := q.groups[key]
 	if g == nil {
-		g = &Group{Function: function, Demand: d, Index: len(q.order), lines: map[string]*line{}}
+		g = &Group{Function: function, Family: familyOf(function), Demand: d, Index: len(q.order), lines: map[string]*line{}}
 		q.groups[key] = g
 		q.order = append(q.order, g)
 	}
 	return g
+}
+
+// familyOf returns what a worker calls all functions whose names begin as this one's: of
+// family:name@hash it is family:*@hash.
+func familyOf(function string) string {
+	family, rest, ok := strings.Cut(function, ":")
+	if !ok {
+		return ""
+	}
+	return family + ":*" + rest[max(strings.LastIndexByte(rest, '@'), 0):]
 }
 
 // Submit adds a task. A task that is known already is told again when it is over.
@@ -374,6 +393,10 @@ func (q *Queue) ready(now time.Time, t *task) {
 		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker is gone"})
 		return
 	}
+	if t.Pin != 0 && q.workers[t.Pin].trains {
+		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
+		return
+	}
 	q.move(t, Ready)
 	name := q.lineOf(t)
 	if t.in = t.Group.lines[name]; t.in == nil {
@@ -430,6 +453,8 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	if t.state == Ready {
 		q.leave(t)
 	}
+	q.unsuspend(t)
+	q.Over = append(q.Over, t.ID)
 	old := t.rest().old
 	q.move(t, r.State)
 	t.result, t.worker, t.again, t.old = r, nil, false, nil
@@ -526,9 +551,13 @@ func (q *Queue) Cancel(now time.Time, id ID, force bool) {
 	q.finish(now, t, Result{State: Cancelled, Text: "it was cancelled"})
 }
 
-// Result returns what became of a task that is over.
+// Result returns what became of a task that is over, or that was and runs again for the sake of its
+// stored result.
 func (q *Queue) Result(id ID) (Result, bool) {
 	t := q.tasks[id]
+	if t != nil && !t.state.Over() && t.more != nil && t.old != nil {
+		return Result{State: Succeeded, Object: t.old.id, Size: t.old.size}, true
+	}
 	if t == nil || !t.state.Over() {
 		return Result{}, false
 	}

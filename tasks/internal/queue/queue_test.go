@@ -2,12 +2,15 @@ package queue
 
 import (
 	"crypto/sha256"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 )
+
+var seeds = flag.Int("seeds", 300, "how many random schedules TestAgainstModel runs")
 
 // sim is a queue with workers that do what random numbers say.
 type sim struct {
@@ -307,11 +310,11 @@ func (s *sim) check() {
 // TestAgainstModel has workers and clients do random things, and compares what becomes of each task
 // with what may.
 func TestAgainstModel(t *testing.T) {
-	seeds := 300
+	n := *seeds
 	if testing.Short() {
-		seeds = 60
+		n /= 5
 	}
-	for seed := range seeds {
+	for seed := range n {
 		s := newSim(t, uint64(seed))
 		s.join()
 		for range 1500 {

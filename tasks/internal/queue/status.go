@@ -15,6 +15,21 @@ type Status struct {
 	Retried   int            `json:"retried"`
 	Functions []GroupStatus  `json:"functions,omitempty"`
 	Workers   []WorkerStatus `json:"workers,omitempty"`
+	// Suspended are the tasks of a journal, among the waiting ones, for which workers are waited
+	// that may have them.
+	Suspended int `json:"suspended,omitempty"`
+	// Journal says what is wrong with the journal; empty: nothing.
+	Journal string `json:"journal,omitempty"`
+	// Offered are the functions that workers have, by name.
+	Offered []Offered `json:"offered,omitempty"`
+}
+
+// Offered is a function that workers have.
+type Offered struct {
+	Function string `json:"function"`
+	Workers  int    `json:"workers"`
+	// CPU is how many processors they offer.
+	CPU float64 `json:"cpu"`
 }
 
 // GroupStatus tells of the tasks of one function with the same demand.
@@ -40,11 +55,13 @@ type WorkerStatus struct {
 	Ahead   int    `json:"ahead"`
 	Done    int    `json:"done"`
 	Leaving bool   `json:"leaving,omitempty"`
+	// Trains: it has a place in a world, and runs no tasks meanwhile.
+	Trains bool `json:"trains,omitempty"`
 }
 
 // Status returns what people want to see.
 func (q *Queue) Status(now time.Time) Status {
-	s := Status{Waiting: q.counts[Waiting], Ready: q.counts[Ready], Running: q.counts[Sent], Retried: q.retried}
+	s := Status{Waiting: q.counts[Waiting], Ready: q.counts[Ready], Running: q.counts[Sent], Retried: q.retried, Suspended: q.suspended}
 	for _, g := range q.order {
 		of := GroupStatus{Function: g.Name(), Demand: g.Demand.String(), Ready: g.waiting, PaceUS: g.pace.Microseconds()}
 		for _, w := range q.list {
@@ -58,10 +75,35 @@ func (q *Queue) Status(now time.Time) Status {
 	for _, w := range q.list {
 		s.Workers = append(s.Workers, WorkerStatus{
 			ID: w.ID, Rank: w.Rank, Name: w.Name, Host: w.Host, Offers: MakeDemand(w.Offers).String(), Running: w.running, Ahead: len(w.sent) - w.running,
-			Done: w.done, Leaving: w.leaving,
+			Done: w.done, Leaving: w.leaving, Trains: w.trains,
 		})
 	}
+	s.Offered = q.offered()
 	return s
+}
+
+// offered returns the functions that workers have, in the order of their names.
+func (q *Queue) offered() []Offered {
+	of := map[string]*Offered{}
+	for _, w := range q.list {
+		for key := range w.Functions {
+			name, _, _ := strings.Cut(key, "@")
+			o := of[name]
+			if o == nil {
+				o = &Offered{Function: name}
+				of[name] = o
+			}
+			if o.Workers++; !w.leaving {
+				o.CPU += float64(w.Offers["cpu"]) / Unit
+			}
+		}
+	}
+	all := make([]Offered, 0, len(of))
+	for _, o := range of {
+		all = append(all, *o)
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].Function < all[j].Function })
+	return all
 }
 
 // Name returns the function's name, without its hash.
@@ -91,7 +133,9 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 	switch l := w.lease(g); {
 	case w.leaving:
 		return "leaves"
-	case !w.Functions[g.Function]:
+	case w.trains:
+		return "trains"
+	case !w.knows(g):
 		for f := range w.Functions {
 			if strings.HasPrefix(f, g.Name()+"@") {
 				return "has the function with other types"

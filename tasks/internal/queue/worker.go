@@ -29,9 +29,11 @@ type worker struct {
 	running int     // the first so many of them have begun, as far as is known
 	leases  []lease // by the group's index
 	leaving bool
-	asked   int   // tasks asked back that have not been answered
-	in      *pool // the idle or the roomy
-	place   int   // there
+	trains  bool      // it has a place in a world, and runs no tasks meanwhile
+	asked   int       // tasks asked back that have not been answered
+	askedAt time.Time // the last of them
+	in      *pool     // the idle or the roomy
+	place   int       // there
 	done    int
 }
 
@@ -84,11 +86,15 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 		if t != nil && t.state == Sent && t.worker == w && t.attempt == h.Attempt {
 			continue
 		}
-		if t == nil || t.state != Ready || t.Pin != 0 && t.Pin != wk.ID {
+		if t == nil || t.state != Ready && !t.suspended || t.Pin != 0 && t.Pin != wk.ID {
 			q.do(Action{What: Stop, Worker: w.ID, Task: h.ID, Attempt: h.Attempt, Force: true})
 			continue
 		}
-		q.leave(t)
+		if t.suspended {
+			q.unsuspend(t)
+		} else {
+			q.leave(t)
+		}
 		q.send(now, w, t, h.Attempt)
 	}
 	q.fill(now, w)
@@ -160,6 +166,7 @@ func (q *Queue) lostAttempt(now time.Time, t *task, w *worker) {
 	default:
 		t.tries++
 		q.retried++
+		q.Losses = append(q.Losses, t.ID)
 		q.retry(now, t)
 	}
 }
@@ -181,8 +188,42 @@ func (q *Queue) Leave(now time.Time, id uint64) {
 	w.leaving = true
 	w.leave()
 	for _, t := range w.sent[w.running:] {
-		q.takeBack(w, t)
+		q.takeBack(now, w, t)
 	}
+}
+
+// closed returns whether the worker gets no tasks.
+func (w *worker) closed() bool { return w.leaving || w.trains }
+
+// Train says whether a worker trains: then it gets no tasks, and what it has runs elsewhere, which
+// counts for nothing.
+func (q *Queue) Train(now time.Time, id uint64, trains bool) {
+	w := q.workers[id]
+	if w == nil || w.trains == trains {
+		return
+	}
+	if w.trains = trains; !trains {
+		q.fill(now, w)
+		return
+	}
+	w.leave()
+	for _, t := range slices.Clone(w.sent) {
+		q.takeAway(now, w, t)
+	}
+}
+
+// takeAway has a task of a worker run elsewhere. Whatever the worker says of it is refused.
+func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
+	if t.worker != w || t.state != Sent {
+		return
+	}
+	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: true})
+	q.unsend(t)
+	if t.Pin == w.ID && w.trains {
+		q.finish(now, t, Result{State: Failed, Failure: NoMember, Text: "its worker trains"})
+		return
+	}
+	q.retry(now, t)
 }
 
 // Granted, Refused and SentOn are a worker's answers to Ask. SentOn names another worker.
@@ -209,7 +250,7 @@ func (q *Queue) Refused(now time.Time, id uint64, g *Group, why string) {
 	q.due(now.Add(leaseAgain))
 	for _, t := range slices.Clone(w.sent[w.running:]) {
 		if t.Group == g {
-			q.takeBack(w, t)
+			q.takeBack(now, w, t)
 		}
 	}
 	q.fill(now, w)
@@ -226,7 +267,7 @@ func (q *Queue) SentOn(now time.Time, id uint64, g *Group, to uint64) {
 	hops := l.hops + 1
 	*l = lease{state: leaseRefused, at: now, why: "it has sent the lease on", sent: l.sent}
 	q.due(now.Add(leaseAgain))
-	if other != nil && hops <= leaseHops && other.serves(g) && !other.leaving {
+	if other != nil && hops <= leaseHops && other.serves(g) && !other.closed() {
 		if ol := other.lease(g); ol.state == noLease || ol.state == leaseRefused {
 			q.ask(now, other, g, hops)
 		}
@@ -249,7 +290,12 @@ func (q *Queue) Willing(now time.Time, id uint64) {
 	q.fill(now, w)
 }
 
-func (w *worker) serves(g *Group) bool { return w.Functions[g.Function] && g.Demand.fits(w.Offers, 1) }
+func (w *worker) serves(g *Group) bool { return w.knows(g) && g.Demand.fits(w.Offers, 1) }
+
+// knows returns whether the worker has the function, or its family.
+func (w *worker) knows(g *Group) bool {
+	return w.Functions[g.Function] || g.Family != "" && w.Functions[g.Family]
+}
 
 func (q *Queue) ask(now time.Time, w *worker, g *Group, hops int) {
 	l := w.lease(g)
@@ -272,7 +318,7 @@ func (q *Queue) seek(now time.Time, g *Group) {
 
 // maySend returns whether the worker may have a task of the group now, or may be asked.
 func (q *Queue) maySend(w *worker, g *Group) bool {
-	if w.leaving || !w.serves(g) || !w.mayHave(q, g) {
+	if w.closed() || !w.serves(g) || !w.mayHave(q, g) {
 		return false
 	}
 	state := w.lease(g).state
@@ -323,7 +369,7 @@ func (q *Queue) fill(now time.Time, w *worker) { q.fillUpTo(now, w, q.cfg.Depth)
 
 // fillUpTo sends a worker at most so many tasks.
 func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
-	if w.leaving || q.workers[w.ID] != w {
+	if w.closed() || q.workers[w.ID] != w {
 		return
 	}
 	for ; most > 0; most-- {
@@ -490,6 +536,8 @@ func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Du
 	switch {
 	case r.State == Failed && r.Failure == Gone:
 		q.lostInputs(now, t)
+	case r.State == Failed && r.Failure == Lost:
+		q.lostAttempt(now, t, w)
 	case r.State == Failed && r.Failure == ByUser && t.Again && int(t.tries) < t.Retries:
 		t.tries++
 		q.retried++
@@ -527,12 +575,14 @@ func (q *Queue) Kept(worker uint64, h Held) {
 	}
 }
 
-func (q *Queue) takeBack(w *worker, t *task) {
+func (q *Queue) takeBack(now time.Time, w *worker, t *task) {
 	if t.taking {
 		return
 	}
 	t.taking = true
 	w.asked++
+	w.askedAt = now
+	q.due(now.Add(leaseReply))
 	q.do(Action{What: TakeBack, Worker: w.ID, Task: t.ID, Attempt: t.attempt})
 }
 
@@ -562,7 +612,7 @@ func (q *Queue) balance(now time.Time, idle *worker) {
 			q.ask(now, idle, t.Group, 0) // and when it is granted, the worker comes here again
 			return
 		case leaseGranted:
-			q.takeBack(most, t)
+			q.takeBack(now, most, t)
 			n--
 		}
 	}
@@ -595,6 +645,9 @@ func (q *Queue) Tick(now time.Time) {
 		for i := range w.leases {
 			q.tickLease(now, w, q.order[i], &w.leases[i])
 		}
+		if w.asked > 0 && q.passed(now, w.askedAt.Add(leaseReply)) {
+			q.silent(now, w)
+		}
 		for _, t := range slices.Clone(w.sent[:w.running]) {
 			if t.TimeLimit > 0 && t.more != nil && !t.began.IsZero() && t.worker == w && q.passed(now, t.began.Add(t.TimeLimit)) {
 				q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.attempt, Force: true})
@@ -605,6 +658,21 @@ func (q *Queue) Tick(now time.Time) {
 			}
 		}
 	}
+}
+
+// silent gives the tasks to others that a worker was asked to give back and has not answered for.
+func (q *Queue) silent(now time.Time, w *worker) {
+	for i, g := range q.order[:len(w.leases)] {
+		if l := &w.leases[i]; l.state != leaseRefused {
+			q.Refused(now, w.ID, g, fmt.Sprintf("it has not answered for %v", leaseReply))
+		}
+	}
+	for _, t := range slices.Clone(w.sent) {
+		if t.taking {
+			q.takeAway(now, w, t)
+		}
+	}
+	q.begin(now, w)
 }
 
 // passed returns whether a time has passed, and has Tick called then if it has not.

@@ -1,0 +1,140 @@
+package queue
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Explanation says where a task stands and why.
+type Explanation struct {
+	// Client is the session of the client whose task it is; N its number.
+	Client   uint64 `json:"client"`
+	N        uint64 `json:"n"`
+	Function string `json:"function"`
+	Demand   string `json:"demand"`
+	Priority int32  `json:"priority,omitempty"`
+	State    string `json:"state"`
+	// Tries are attempts beyond the first, Deaths workers that were lost while they ran it.
+	Tries  int    `json:"tries,omitempty"`
+	Deaths int    `json:"deaths,omitempty"`
+	Why    string `json:"why"`
+	// By is the name of the client, for those who have it.
+	By string `json:"by,omitempty"`
+}
+
+// mostExplained bounds the tasks of an answer.
+const mostExplained = 20
+
+// ExplainTask explains the tasks with a number, of which each client may have one.
+func (q *Queue) ExplainTask(now time.Time, n uint64) (all []Explanation) {
+	for id, t := range q.tasks {
+		if id.N == n {
+			all = append(all, q.explainTask(now, t))
+		}
+	}
+	slices.SortFunc(all, func(a, b Explanation) int { return cmp.Compare(a.Client, b.Client) })
+	return all[:min(len(all), mostExplained)]
+}
+
+// ExplainFunction explains the tasks of a function that are not over: those that wait longest.
+func (q *Queue) ExplainFunction(now time.Time, name string) (all []Explanation) {
+	var found []*task
+	for _, t := range q.tasks {
+		if t.Group.Name() == name && !t.state.Over() {
+			found = append(found, t)
+		}
+	}
+	slices.SortFunc(found, func(a, b *task) int {
+		return cmp.Or(cmp.Compare(a.state, b.state), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.order, b.order))
+	})
+	for _, t := range found[:min(len(found), mostExplained)] {
+		all = append(all, q.explainTask(now, t))
+	}
+	return all
+}
+
+func (q *Queue) explainTask(now time.Time, t *task) Explanation {
+	return Explanation{
+		Client: t.ID.Client, N: t.ID.N, Function: t.Group.Name(), Demand: t.Group.Demand.String(), Priority: t.Priority,
+		State: t.state.String(), Tries: int(t.tries), Deaths: int(t.deaths), Why: q.why(now, t),
+	}
+}
+
+func (q *Queue) why(now time.Time, t *task) string {
+	switch t.state {
+	case Waiting:
+		return q.whyWaiting(t)
+	case Ready:
+		return q.whyReady(now, t)
+	case Sent:
+		i := slices.Index(t.worker.sent, t)
+		if i < t.worker.running {
+			return "worker " + t.worker.Name + " runs it"
+		}
+		return fmt.Sprintf("worker %s has it, and runs it after %d others", t.worker.Name, i)
+	}
+	if t.result.Text != "" {
+		return t.result.Text
+	}
+	return "its client has not taken the result yet"
+}
+
+func (q *Queue) whyWaiting(t *task) string {
+	var parts []string
+	for _, id := range t.Needs {
+		if n := q.tasks[id]; n != nil && !n.state.Over() {
+			parts = append(parts, fmt.Sprintf("task %d (%s, %s)", id.N, n.Group.Name(), n.state))
+		}
+	}
+	for _, id := range q.inputIDs(t) {
+		if o := q.objects[id]; o == nil || len(o.hosts) == 0 {
+			parts = append(parts, fmt.Sprintf("a stored value of %d bytes, which is made again", q.sizeOf(id)))
+		}
+	}
+	if len(parts) > 5 {
+		parts = append(parts[:5], fmt.Sprintf("%d more", len(parts)-5))
+	}
+	return "it waits for " + strings.Join(parts, ", ")
+}
+
+func (q *Queue) sizeOf(id Object) int64 {
+	if o := q.objects[id]; o != nil {
+		return o.size
+	}
+	return 0
+}
+
+func (q *Queue) whyReady(now time.Time, t *task) string {
+	earlier := 0
+	for _, g := range q.order {
+		for _, l := range g.lines {
+			for _, other := range l.tasks {
+				if before(other, t) {
+					earlier++
+				}
+			}
+		}
+	}
+	why := ""
+	if earlier > 0 {
+		why = fmt.Sprintf("%d tasks go before it; ", earlier)
+	}
+	if w := q.workers[t.Pin]; t.Pin != 0 && w != nil {
+		return why + "it is for worker " + w.Name + " alone, which " + q.whyNot(now, w, t.Group)
+	}
+	if t.Prefer != "" {
+		why += "it prefers host " + t.Prefer + "; "
+	}
+	return why + q.explain(now, t.Group)
+}
+
+// FunctionOf returns the name of a task's function; "": the task is not known.
+func (q *Queue) FunctionOf(id ID) string {
+	if t := q.tasks[id]; t != nil {
+		return t.Group.Name()
+	}
+	return ""
+}

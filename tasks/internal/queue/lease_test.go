@@ -1,0 +1,186 @@
+package queue
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// shop is a queue with workers, whose actions the test carries out.
+type shop struct {
+	t   *testing.T
+	q   *Queue
+	g   *Group
+	now time.Time
+}
+
+func newShop(t *testing.T, workers int) *shop {
+	s := &shop{t: t, q: New(Config{}), now: time.Unix(1000, 0)}
+	for i := range workers {
+		s.q.Join(s.now, Worker{
+			ID: uint64(i + 1), Name: fmt.Sprint("w", i+1), Host: fmt.Sprint("h", i+1), Functions: map[string]bool{"f": true},
+			Offers: map[string]int64{"cpu": Unit},
+		}, nil)
+	}
+	s.g = s.q.Group("f", MakeDemand(map[string]int64{"cpu": Unit}))
+	return s
+}
+
+// out returns what is to be done of a kind, and forgets the rest.
+func (s *shop) out(what What) (all []Action) {
+	for _, a := range s.q.Out {
+		if a.What == what {
+			all = append(all, a)
+		}
+	}
+	s.q.Out = nil
+	return all
+}
+
+// later lets time pass, in which nobody says anything.
+func (s *shop) later(d time.Duration) {
+	for end := s.now.Add(d); !s.q.Next.IsZero() && !s.q.Next.After(end); {
+		s.now = s.q.Next
+		s.q.Tick(s.now)
+	}
+	s.now = s.now.Add(d)
+}
+
+func (s *shop) submit(n uint64) { s.q.Submit(s.now, Task{ID: ID{1, n}, Group: s.g}) }
+
+// TestLeaseToTheDead: a lease that is sent on to a worker that is gone, that never was, or that
+// never answers, is asked for elsewhere within its time; the task is not held.
+func TestLeaseToTheDead(t *testing.T) {
+	for name, to := range map[string]uint64{"gone": 2, "never there": 99, "silent": 3, "itself": 1} {
+		s := newShop(t, 2)
+		s.submit(1)
+		asked := s.out(Ask)
+		if len(asked) == 0 {
+			t.Fatal("nobody is asked")
+		}
+		if name == "gone" {
+			s.q.Lose(s.now, 2)
+		}
+		if name == "silent" {
+			s.q.Join(s.now, Worker{ID: 3, Name: "w3", Functions: map[string]bool{"f": true}, Offers: map[string]int64{"cpu": Unit}}, nil)
+		}
+		began := s.now
+		for _, a := range asked {
+			s.q.SentOn(s.now, a.Worker, s.g, to)
+		}
+		// A worker that comes now, or one that has not been asked, is asked at once or after
+		// leaseReply.
+		s.q.Join(s.now, Worker{ID: 4, Name: "w4", Functions: map[string]bool{"f": true}, Offers: map[string]int64{"cpu": Unit}}, nil)
+		for pushed := false; !pushed; {
+			for i := 0; i < len(s.q.Out); i++ {
+				a := s.q.Out[i]
+				if a.What == Ask && a.Worker == 4 {
+					s.q.Granted(s.now, 4, s.g)
+				}
+				pushed = pushed || a.What == Push && a.Worker == 4
+			}
+			if s.out(Push); pushed {
+				break
+			}
+			if s.now.Sub(began) > leaseReply+leaseAgain {
+				t.Fatalf("%s: the task is held for %v", name, s.now.Sub(began))
+			}
+			s.later(100 * time.Millisecond)
+		}
+	}
+}
+
+// TestLeaseHops: workers that send a lease on to each other do so a bounded number of times.
+func TestLeaseHops(t *testing.T) {
+	s := newShop(t, 10)
+	s.q.list[0].Functions = map[string]bool{"f": true}
+	s.submit(1)
+	hops := 0
+	at := s.out(Ask)
+	for len(at) > 0 && hops < 100 {
+		a := at[0]
+		if l := s.q.workers[a.Worker].lease(s.g); l.hops > leaseHops {
+			t.Fatalf("a lease of %d hops", l.hops)
+		}
+		s.q.SentOn(s.now, a.Worker, s.g, a.Worker%10+1)
+		at = append(at[1:], s.out(Ask)...)
+		hops++
+	}
+	if hops > 10*(leaseHops+1) {
+		t.Errorf("%d hops", hops)
+	}
+	s.later(leaseAgain)
+	if len(s.out(Ask)) == 0 {
+		t.Error("nobody is asked again")
+	}
+}
+
+// TestSilentWorker: a worker that does not answer for what it was asked to give back keeps none of
+// it, and gets no more at first.
+func TestSilentWorker(t *testing.T) {
+	s := newShop(t, 1)
+	s.submit(1)
+	s.q.Granted(s.now, 1, s.g)
+	for n := range uint64(3) {
+		s.submit(n + 2)
+	}
+	sent := len(s.out(Push))
+	if sent < 2 {
+		t.Fatalf("%d tasks are sent", sent)
+	}
+	s.q.Join(s.now, Worker{ID: 2, Name: "w2", Functions: map[string]bool{"f": true}, Offers: map[string]int64{"cpu": Unit}}, nil)
+	s.out(Ask)
+	s.q.Granted(s.now, 2, s.g)
+	got := 0
+	for range 100 {
+		for i := 0; i < len(s.q.Out); i++ {
+			switch a := s.q.Out[i]; {
+			case a.What == Ask && a.Worker == 2:
+				s.q.Granted(s.now, 2, s.g)
+			case a.What == Push && a.Worker != 2:
+				t.Fatal("the silent worker gets more")
+			case a.What == Push:
+				got++
+				s.q.Done(s.now, 2, Held{a.Task, a.Attempt}, Result{State: Succeeded}, time.Millisecond)
+			}
+		}
+		s.q.Out = nil
+		if got == 3 {
+			break
+		}
+		s.later(50 * time.Millisecond)
+	}
+	if took := s.now.Sub(time.Unix(1000, 0)); got != 3 || took > leaseReply+time.Second {
+		t.Errorf("another worker gets %d of 3 tasks in %v", got, took)
+	}
+}
+
+// TestTraining: a worker that trains gets nothing, and what it had runs elsewhere, which counts for
+// nothing; it gets tasks when it trains no more.
+func TestTraining(t *testing.T) {
+	s := newShop(t, 1)
+	s.submit(1)
+	s.submit(2)
+	s.q.Granted(s.now, 1, s.g)
+	s.out(Push)
+	s.q.Train(s.now, 1, true)
+	if stopped := s.out(Stop); len(stopped) != 2 {
+		t.Errorf("it is told to stop %v", stopped)
+	}
+	s.submit(3)
+	if out := append(s.out(Ask), s.out(Push)...); len(out) > 0 {
+		t.Errorf("it is given %v", out)
+	}
+	if why := s.q.Status(s.now).Functions[0].Why; why != "1 worker: trains" {
+		t.Errorf("why: %q", why)
+	}
+	s.q.Submit(s.now, Task{ID: ID{1, 4}, Group: s.g, Options: &Options{Pin: 1}})
+	if r, ok := s.q.Result(ID{1, 4}); !ok || r.Failure != NoMember {
+		t.Errorf("a task for it alone: %+v", r)
+	}
+	s.q.Train(s.now, 1, false)
+	s.q.Granted(s.now, 1, s.g)
+	if pushed := s.out(Push); len(pushed) == 0 || s.q.tasks[pushed[0].Task].tries != 0 {
+		t.Errorf("then it is given %v", pushed)
+	}
+}

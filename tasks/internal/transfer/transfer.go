@@ -1,0 +1,475 @@
+// Package transfer brings stored values from one process to another: in chunks, from several that
+// have a value at a time, and checked by its hash.
+//
+// A connection carries wire.ValueRequest one way and wire.ValueReply the other, in the same order.
+package transfer
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+)
+
+const (
+	// Chunk is how many bytes are asked for at a time.
+	Chunk = 4 << 20
+	// depth is how many chunks are asked for of one peer at a time.
+	depth = 2
+	// Silence is how long a peer may take for a chunk.
+	Silence = 20 * time.Second
+	// MaxSize bounds a value.
+	MaxSize = 1 << 40
+)
+
+// ErrLater is returned for a value that is being made, or that is out of reach for now.
+var ErrLater = errors.New("transfer: the value is not within reach")
+
+// Reader reads a part of a value. It returns blob.ErrMissing where it has no such value, and
+// ErrLater where it may be asked again.
+type Reader func(ctx context.Context, id blob.ID, at int64, b []byte) error
+
+// FromStore returns a Reader of the values of a store.
+func FromStore(s *blob.Store) Reader {
+	return func(_ context.Context, id blob.ID, at int64, b []byte) error {
+		f, size, err := s.Open(id)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if at < 0 || at+int64(len(b)) > size {
+			return fmt.Errorf("transfer: bytes %d to %d of %d", at, at+int64(len(b)), size)
+		}
+		_, err = f.ReadAt(b, at)
+		return err
+	}
+}
+
+// ServeConfig says what a connection may ask for.
+type ServeConfig struct {
+	Read Reader
+	// Store takes values that are brought. Nil: none are.
+	Store *blob.Store
+	// Brought, if not nil, is called with each, before the peer is answered.
+	Brought func(id blob.ID, size int64)
+}
+
+// Serve answers what a peer asks for until the connection ends. r has read what came before.
+func Serve(ctx context.Context, conn net.Conn, r *link.Reader, cfg ServeConfig) error {
+	var q wire.ValueRequest
+	for {
+		if err := r.Read(&q); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		var reply *wire.ValueReply
+		if q.GetPut() > 0 {
+			var err error
+			if reply, err = cfg.take(conn, r, q.GetPut()); err != nil {
+				return err
+			}
+		} else {
+			reply = cfg.answer(ctx, &q)
+		}
+		if err := write(conn, reply); err != nil {
+			return err
+		}
+	}
+}
+
+// answer answers a request for a part of a value.
+func (cfg *ServeConfig) answer(ctx context.Context, q *wire.ValueRequest) *wire.ValueReply {
+	id, ok := blob.ParseID(q.GetValue())
+	if !ok || q.GetLength() > Chunk || q.GetOffset() > MaxSize {
+		return &wire.ValueReply{Failed: "a request that is out of bounds"}
+	}
+	data := make([]byte, q.GetLength())
+	switch err := cfg.Read(ctx, id, int64(q.GetOffset()), data); {
+	case errors.Is(err, blob.ErrMissing):
+		return &wire.ValueReply{Missing: true}
+	case errors.Is(err, ErrLater):
+		return &wire.ValueReply{Later: true}
+	case err != nil:
+		return &wire.ValueReply{Failed: err.Error()}
+	}
+	return &wire.ValueReply{Data: data}
+}
+
+// take stores a value that the peer brings.
+func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.ValueReply, error) {
+	if cfg.Store == nil || size > MaxSize {
+		return &wire.ValueReply{Failed: "no values are taken here"}, nil
+	}
+	w, err := cfg.Store.Create(int64(size))
+	if err != nil {
+		return &wire.ValueReply{Failed: err.Error()}, nil
+	}
+	defer w.Abort()
+	if err := write(conn, &wire.ValueReply{}); err != nil {
+		return nil, err
+	}
+	var q wire.ValueRequest
+	for left := size; left > 0; left -= uint64(len(q.GetData())) {
+		if err := r.Read(&q); err != nil {
+			return nil, err
+		}
+		if n := len(q.GetData()); n == 0 || uint64(n) > left {
+			return nil, fmt.Errorf("transfer: %d bytes, where %d are left", n, left)
+		}
+		if _, err := w.Write(q.GetData()); err != nil {
+			_ = write(conn, &wire.ValueReply{Failed: err.Error()})
+			return nil, err
+		}
+	}
+	id, err := w.Commit()
+	if err != nil {
+		return &wire.ValueReply{Failed: err.Error()}, nil
+	}
+	if cfg.Brought != nil {
+		cfg.Brought(id, int64(size))
+	}
+	return &wire.ValueReply{Value: id[:]}, nil
+}
+
+func write(conn net.Conn, m proto.Message) error {
+	b, err := link.Frame(nil, m)
+	if err == nil {
+		_, err = conn.Write(b)
+	}
+	return err
+}
+
+// Client asks over a connection, which it owns. It is for one goroutine.
+type Client struct {
+	conn net.Conn
+	r    *link.Reader
+	buf  []byte
+}
+
+// NewClient returns a Client.
+func NewClient(conn net.Conn) *Client { return &Client{conn: conn, r: link.NewReader(conn)} }
+
+// Close closes the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Ask asks for n bytes of a value from at on.
+func (c *Client) Ask(id blob.ID, at int64, n int) error {
+	return c.send(&wire.ValueRequest{Value: id[:], Offset: uint64(at), Length: uint32(n)})
+}
+
+func (c *Client) send(q *wire.ValueRequest) (err error) {
+	if c.buf, err = link.Frame(c.buf[:0], q); err != nil {
+		return err
+	}
+	_ = c.conn.SetDeadline(time.Now().Add(Silence))
+	_, err = c.conn.Write(c.buf)
+	return err
+}
+
+// Answer returns the answer to what was asked first, of n bytes. The error is blob.ErrMissing where
+// the peer does not have the value.
+func (c *Client) Answer(n int) ([]byte, error) {
+	reply, err := c.reply()
+	if err == nil && len(reply.GetData()) != n {
+		err = fmt.Errorf("transfer: %d bytes came of %d", len(reply.GetData()), n)
+	}
+	return reply.GetData(), err
+}
+
+func (c *Client) reply() (*wire.ValueReply, error) {
+	var reply wire.ValueReply
+	_ = c.conn.SetDeadline(time.Now().Add(Silence))
+	switch err := c.r.Read(&reply); {
+	case err != nil:
+		return nil, fmt.Errorf("transfer: %w", err)
+	case reply.GetMissing():
+		return nil, blob.ErrMissing
+	case reply.GetLater():
+		return nil, ErrLater
+	case reply.GetFailed() != "":
+		return nil, &RefusedError{reply.GetFailed()}
+	}
+	return &reply, nil
+}
+
+// RefusedError is what the peer says of a request that it does not serve.
+type RefusedError struct{ Text string }
+
+// Error is the peer's text.
+func (e *RefusedError) Error() string { return e.Text }
+
+// Put brings a value, whose bytes are those of the parts, and returns its ID. If ctx ends, the
+// connection is closed.
+func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err error) {
+	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
+	defer func() {
+		if !stop() {
+			err = errors.Join(ctx.Err(), err)
+		}
+	}()
+	size := 0
+	for _, p := range parts {
+		size += len(p)
+	}
+	if err := c.send(&wire.ValueRequest{Put: uint64(size)}); err != nil {
+		return id, err
+	}
+	if _, err := c.reply(); err != nil {
+		return id, err
+	}
+	sum := sha256.New()
+	for _, p := range parts {
+		for len(p) > 0 {
+			n := min(len(p), Chunk)
+			_, _ = sum.Write(p[:n])
+			if err := c.send(&wire.ValueRequest{Data: p[:n]}); err != nil {
+				if _, rerr := c.reply(); rerr != nil { // it says why, if it can
+					err = rerr
+				}
+				return id, err
+			}
+			p = p[n:]
+		}
+	}
+	reply, err := c.reply()
+	if err != nil {
+		return id, err
+	}
+	if id, _ = blob.ParseID(reply.GetValue()); id != blob.ID(sum.Sum(nil)) {
+		return id, errors.New("transfer: the value arrived with other bytes")
+	}
+	return id, nil
+}
+
+// ReadAll reads a value of a size into memory.
+func (c *Client) ReadAll(ctx context.Context, id blob.ID, size int64) (b []byte, err error) {
+	b = make([]byte, size)
+	sum := sha256.New()
+	f := &fetch{id: id, size: size, took: func(part []byte, at int64) error {
+		copy(b[at:], part)
+		_, _ = sum.Write(part)
+		return nil
+	}}
+	f.begin()
+	if err := f.from(ctx, c); err != nil {
+		return nil, err
+	}
+	if blob.ID(sum.Sum(nil)) != id {
+		return nil, errOther
+	}
+	return b, nil
+}
+
+var errOther = errors.New("transfer: the value came with other bytes")
+
+// Source is a peer that may have a value.
+type Source struct {
+	// Name is the peer's, for errors.
+	Name string
+	Dial func(ctx context.Context) (net.Conn, error)
+}
+
+// SourceError is what has come of a source.
+type SourceError struct {
+	Source int // index
+	Name   string
+	Err    error
+}
+
+// Error includes the name.
+func (e *SourceError) Error() string { return e.Name + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *SourceError) Unwrap() error { return e.Err }
+
+// Fetch brings a value into a store from all of the sources at a time, as fast as each gives it.
+// What one does not give, others are asked for. It returns what is wrong with sources, and an error
+// only if the value is not there: where all fail, or the store has no room.
+func Fetch(ctx context.Context, s *blob.Store, id blob.ID, size int64, sources []Source) ([]*SourceError, error) {
+	bad, err := fetchOnce(ctx, s, id, size, sources)
+	if !errors.Is(err, errOther) || len(sources) < 2 {
+		return bad, err
+	}
+	// One of them gives other bytes: each is asked alone.
+	for i, one := range sources {
+		of, err := fetchOnce(ctx, s, id, size, []Source{one})
+		if err == nil {
+			return bad, nil
+		}
+		for _, e := range of {
+			bad = append(bad, &SourceError{i, one.Name, e.Err})
+		}
+		if errors.Is(err, errOther) {
+			bad = append(bad, &SourceError{i, one.Name, err})
+		}
+	}
+	return bad, err
+}
+
+func fetchOnce(ctx context.Context, s *blob.Store, id blob.ID, size int64, sources []Source) ([]*SourceError, error) {
+	if size <= 0 || size > MaxSize {
+		return nil, fmt.Errorf("transfer: a value of %d bytes", size)
+	}
+	w, err := s.Create(size)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Abort()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex
+	var bad []*SourceError
+	f := &fetch{id: id, size: size, took: func(b []byte, at int64) error {
+		mu.Lock()
+		defer mu.Unlock()
+		_, err := w.WriteAt(b, at)
+		if err != nil {
+			cancel(err)
+		}
+		return err
+	}}
+	failed := make([]bool, len(sources))
+	for f.begin(); !f.whole() && ctx.Err() == nil && slices.Contains(failed, false); {
+		var all sync.WaitGroup
+		for i, src := range sources {
+			if failed[i] {
+				continue
+			}
+			all.Go(func() {
+				err := f.fromSource(ctx, src)
+				if err != nil && ctx.Err() == nil {
+					mu.Lock()
+					defer mu.Unlock()
+					failed[i] = true
+					bad = append(bad, &SourceError{i, src.Name, err})
+				}
+			})
+		}
+		all.Wait()
+	}
+	if ctx.Err() != nil {
+		return bad, context.Cause(ctx)
+	}
+	if !f.whole() {
+		return bad, fmt.Errorf("transfer: %w", errors.Join(joined(bad)...))
+	}
+	got, err := w.Commit()
+	if err == nil && got != id {
+		err = errors.Join(errOther, s.Remove(got))
+	}
+	return bad, err
+}
+
+func joined(bad []*SourceError) (all []error) {
+	for _, e := range bad {
+		all = append(all, e)
+	}
+	if len(all) == 0 {
+		all = append(all, blob.ErrMissing)
+	}
+	return all
+}
+
+// fetch is a value on its way.
+type fetch struct {
+	id   blob.ID
+	size int64
+	took func(b []byte, at int64) error
+
+	mu   sync.Mutex
+	next int64   // bytes from there on have not been asked for
+	back []int64 // chunks that were, in vain
+	left int64   // bytes that are missing
+}
+
+func (f *fetch) begin() { f.left = f.size }
+
+func (f *fetch) fromSource(ctx context.Context, src Source) error {
+	conn, err := src.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return f.from(ctx, NewClient(conn))
+}
+
+// chunk returns the next one to ask for.
+func (f *fetch) chunk() (at int64, n int, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch last := len(f.back) - 1; {
+	case last >= 0:
+		at = f.back[last]
+		f.back = f.back[:last]
+	case f.next < f.size:
+		at = f.next
+		f.next += Chunk
+	default:
+		return 0, 0, false
+	}
+	return at, int(min(Chunk, f.size-at)), true
+}
+
+func (f *fetch) whole() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.left == 0
+}
+
+// from asks a peer for chunks until there are no more. If ctx ends, it closes the connection.
+func (f *fetch) from(ctx context.Context, c *Client) error {
+	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
+	defer stop()
+	type part struct {
+		at int64
+		n  int
+	}
+	var asked []part
+	giveBack := func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, p := range asked {
+			f.back = append(f.back, p.at)
+		}
+	}
+	for {
+		for len(asked) < depth {
+			at, n, ok := f.chunk()
+			if !ok {
+				break
+			}
+			asked = append(asked, part{at, n})
+			if err := c.Ask(f.id, at, n); err != nil {
+				giveBack()
+				return err
+			}
+		}
+		if len(asked) == 0 {
+			return nil
+		}
+		b, err := c.Answer(asked[0].n)
+		if err != nil {
+			giveBack()
+			return err
+		}
+		if err := f.took(b, asked[0].at); err != nil {
+			return err
+		}
+		f.mu.Lock()
+		f.left -= int64(asked[0].n)
+		f.mu.Unlock()
+		asked = asked[1:]
+	}
+}

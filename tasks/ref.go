@@ -1,0 +1,170 @@
+package tasks
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"runtime"
+	"sync"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// Ref is a stored value, by reference. An argument that is a Ref is not sent with each task: the
+// workers of a host bring it to their host once. A function takes it as a Ref[T], whose Get gives
+// all tasks of the process the same value, decoded once, or as a T, which is decoded for each task.
+// The zero value refers to nothing. It is safe for concurrent use.
+type Ref[T any] struct{ ref *ref }
+
+// ref is what a Ref refers to.
+type ref struct {
+	id   blob.ID
+	size int64 // of the encoded value
+	put  *put  // of the client that has put it; nil: this is an argument
+	load func(ctx context.Context, t reflect.Type) (reflect.Value, error)
+}
+
+// put is a stored value that a client needs.
+type put struct {
+	pool *Pool
+	ref  blob.ID
+	once sync.Once
+}
+
+// release says that the client needs the value no more.
+func (u *put) release() { u.once.Do(func() { u.pool.unput(u.ref) }) }
+
+// Put stores a value, and returns a reference to it. It blocks until the value is stored. The store
+// is that of the job's hvdrun, from which hosts bring it, and from each other. The value stays
+// until Release, until the garbage collector finds that nothing has the Ref any more, or the pool
+// is closed, and as long as tasks that have it as an argument are not over. The error wraps
+// ErrStoreFull where there is no room.
+func Put[T any](ctx context.Context, p *Pool, value T) (Ref[T], error) {
+	parts, err := encodeParts(reflect.ValueOf(&value).Elem())
+	if err != nil {
+		return Ref[T]{}, fmt.Errorf("tasks: %w", err)
+	}
+	r, err := p.put(ctx, parts)
+	if err != nil {
+		return Ref[T]{}, err
+	}
+	return Ref[T]{r}, nil
+}
+
+// Get returns the value. In a task it does not block after the first call of the process, and the
+// value is that which other tasks get: it must not be changed. At the client that has put it, it is
+// brought and decoded each time.
+func (r Ref[T]) Get(ctx context.Context) (value T, err error) {
+	if r.ref == nil {
+		return value, fmt.Errorf("%w: the Ref refers to nothing", ErrGone)
+	}
+	v, err := r.ref.load(ctx, reflect.TypeFor[T]())
+	if err != nil {
+		return value, err
+	}
+	return v.Interface().(T), nil
+}
+
+// Release says that the value is not needed any more, apart from tasks that have been submitted.
+// The Ref is of no more use.
+func (r Ref[T]) Release() {
+	if r.ref != nil && r.ref.put != nil {
+		r.ref.put.release()
+	}
+}
+
+// reference is a Ref of any type.
+type reference interface {
+	refers() *ref
+	type_() reflect.Type
+}
+
+func (r Ref[T]) refers() *ref { return r.ref }
+
+func (r Ref[T]) type_() reflect.Type { return reflect.TypeFor[T]() }
+
+// bind makes it refer to something.
+func (r *Ref[T]) bind(to *ref) { r.ref = to }
+
+type binder interface{ bind(to *ref) }
+
+var referenceType = reflect.TypeFor[reference]()
+
+// refOf returns the type to which a type refers; nil: it is no Ref.
+func refOf(t reflect.Type) reflect.Type {
+	if !t.Implements(referenceType) || t.Kind() != reflect.Struct {
+		return nil
+	}
+	return reflect.Zero(t).Interface().(reference).type_()
+}
+
+// newRef returns a Ref of a type.
+func newRef(t reflect.Type, to *ref) reflect.Value {
+	v := reflect.New(t)
+	v.Interface().(binder).bind(to)
+	return v.Elem()
+}
+
+// put stores a value.
+func (p *Pool) put(ctx context.Context, parts [][]byte) (*ref, error) {
+	id, err := p.bring(ctx, parts)
+	if err != nil {
+		return nil, err
+	}
+	size := int64(lengthOf(parts))
+	u := &put{pool: p, ref: id}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed != nil {
+		return nil, p.failed
+	}
+	p.hold(id, size)
+	r := &ref{id: id, size: size, put: u}
+	r.load = func(ctx context.Context, t reflect.Type) (reflect.Value, error) {
+		defer runtime.KeepAlive(r)
+		b, err := p.fetch(ctx, id, size)
+		if err != nil {
+			return reflect.Value{}, err
+		}
+		return decodeOwn(b, t)
+	}
+	runtime.AddCleanup(r, (*put).release, u)
+	return r, nil
+}
+
+// holding is a value that this client needs, and how often.
+type holding struct {
+	size  int64
+	users int
+}
+
+// hold counts a user of a value; the lock is held.
+func (p *Pool) hold(id blob.ID, size int64) {
+	h := p.puts[id]
+	if h == nil {
+		h = &holding{size: size}
+		p.puts[id] = h
+		p.send(48, func(m *wire.ToTasks) { m.Puts = append(m.Puts, &wire.PutValue{Value: id[:], Size: uint64(size)}) })
+	}
+	h.users++
+}
+
+// unput is the opposite.
+func (p *Pool) unput(id blob.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop(id)
+}
+
+// drop is unput; the lock is held.
+func (p *Pool) drop(id blob.ID) {
+	h := p.puts[id]
+	if h == nil {
+		return
+	}
+	if h.users--; h.users == 0 {
+		delete(p.puts, id)
+		p.send(40, func(m *wire.ToTasks) { m.Unputs = append(m.Unputs, id[:]) })
+	}
+}

@@ -1,0 +1,83 @@
+package scheduler
+
+import (
+	"time"
+
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+// Event is something that operators may want to know of.
+type Event struct {
+	What EventKind
+	// Worker and Host are of a worker; Lost says that it has not left in order. Offers is what it
+	// has: cpu=2.
+	Worker, Host, Offers string
+	Lost                 bool
+	// Function, Client and N are of a task that has failed for good, and Failure and Text say why.
+	Function, Client string
+	N                uint64
+	Failure, Text    string
+	// Dropped is how many events there were since the last one that were too many to be told.
+	Dropped int
+}
+
+// EventKind is a kind of Event.
+type EventKind uint8
+
+// The kinds of events.
+const (
+	WorkerJoined EventKind = iota
+	WorkerLeft
+	TaskFailed
+)
+
+const (
+	// eventBurst is how many events are told at once, and eventRate how many a second for long.
+	eventBurst = 100
+	eventRate  = 10
+	// maxEventText bounds the text of an event in bytes.
+	maxEventText = 500
+)
+
+// teller tells events, as long as they are not too many.
+type teller struct {
+	tell    func(Event)
+	room    float64
+	last    time.Time
+	dropped int
+}
+
+func newTeller(tell func(Event)) *teller { return &teller{tell: tell, room: eventBurst} }
+
+// event tells an event, or counts it as dropped.
+func (t *teller) event(now time.Time, e Event) {
+	if t.tell == nil {
+		return
+	}
+	if !t.last.IsZero() {
+		t.room = min(eventBurst, t.room+eventRate*max(0, now.Sub(t.last).Seconds()))
+	}
+	if t.last = now; t.room < 1 {
+		t.dropped++
+		return
+	}
+	t.room--
+	e.Dropped, t.dropped = t.dropped, 0
+	if len(e.Text) > maxEventText {
+		e.Text = e.Text[:maxEventText]
+	}
+	t.tell(e)
+}
+
+// failures are the names of reasons why tasks fail.
+var failures = map[queue.Failure]string{
+	queue.ByUser: "function", queue.Lost: "worker lost", queue.Poison: "poison", queue.Dependency: "dependency",
+	queue.TimedOut: "time limit", queue.Gone: "value lost", queue.NoMember: "worker gone",
+}
+
+// failed tells that a task has failed; the lock is held.
+func (s *Scheduler) failed(p *peer, id queue.ID, r queue.Result) {
+	s.events.event(time.Now(), Event{
+		What: TaskFailed, Function: s.q.FunctionOf(id), Client: p.name, N: id.N, Failure: failures[r.Failure], Text: r.Text,
+	})
+}

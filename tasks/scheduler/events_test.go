@@ -1,0 +1,31 @@
+package scheduler
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestTeller: events are told up to a rate; how many were not is told with the next.
+func TestTeller(t *testing.T) {
+	var told []Event
+	e := newTeller(func(e Event) { told = append(told, e) })
+	now := time.Unix(1000, 0)
+	for range 1000 {
+		e.event(now, Event{Text: strings.Repeat("a", 1000)})
+	}
+	if len(told) != eventBurst || len(told[0].Text) != maxEventText {
+		t.Errorf("%d events are told at once", len(told))
+	}
+	e.event(now.Add(time.Second), Event{})
+	if last := told[len(told)-1]; len(told) != eventBurst+1 || last.Dropped != 900 {
+		t.Errorf("%d events, %d dropped", len(told), last.Dropped)
+	}
+	for i := range 1000 {
+		e.event(now.Add(time.Duration(i)*time.Second), Event{})
+	}
+	if len(told) != 1101 || told[len(told)-1].Dropped != 0 {
+		t.Errorf("%d events", len(told))
+	}
+	newTeller(nil).event(now, Event{})
+}

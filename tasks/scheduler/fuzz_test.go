@@ -1,0 +1,92 @@
+package scheduler
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+)
+
+// attachTo makes a peer whose connection somebody reads.
+func attachTo(t *testing.T, s *Scheduler, h *wire.TasksHello) (*peer, *link.Link[*wire.FromTasks], error) {
+	near, far := net.Pipe()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = io.Copy(io.Discard, far)
+	}()
+	l := link.New(near, func() *wire.FromTasks { return &wire.FromTasks{} })
+	t.Cleanup(func() {
+		l.Close()
+		far.Close()
+		<-read
+	})
+	p, err := s.attach(identity.Subject{}, h, l)
+	return p, l, err
+}
+
+// FuzzMessages: whatever a client and two workers say, the scheduler goes on, and what it counts
+// stays right.
+func FuzzMessages(f *testing.F) {
+	hash := []byte("12345678")
+	one := &wire.TaskGroup{Function: &wire.TaskFunction{Name: "f", Hash: hash}, Demand: []*wire.Amount{{Name: "cpu", Milli: 1000}}}
+	of := &wire.Attempt{Client: 1, N: 1}
+	for _, all := range [][]*wire.ToTasks{
+		{{Groups: []*wire.TaskGroup{one}, Submits: []*wire.SubmitTask{{N: 1}, {N: 2, Options: &wire.TaskOptions{Needs: []uint64{1, 2}}}}, Status: true}},
+		{{Leases: []*wire.LeaseAnswer{{Granted: true}}, Dones: []*wire.TaskDone{{Of: of, Result: &wire.TaskResult{State: 3, Size: 1 << 63}}}}},
+		{{Cancels: []*wire.CancelTask{{N: 1, Force: true}}, Releases: []uint64{1, 2, 2}, Left: true}},
+		{{Leaving: true, Willing: true, Left: true, Returned: []*wire.Attempt{of}, Kept: []*wire.Attempt{of}}},
+	} {
+		var text []byte
+		for _, m := range all {
+			b, err := proto.Marshal(m)
+			if err != nil {
+				f.Fatal(err)
+			}
+			for who := range byte(3) {
+				text = append(append(text, who, byte(len(b))), b...)
+			}
+		}
+		f.Add(text)
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s := New(Config{Log: log})
+		t.Cleanup(s.Close)
+		fn := []*wire.TaskFunction{{Name: "f", Hash: hash}}
+		offers := []*wire.Amount{{Name: "cpu", Milli: 1000}}
+		var peers []*peer
+		var links []*link.Link[*wire.FromTasks]
+		for i := range uint64(3) {
+			p, l, err := attachTo(t, s, &wire.TasksHello{Session: i + 1, Worker: i > 0, Host: "a", Functions: fn, Offers: offers})
+			if err != nil {
+				t.Fatal(err)
+			}
+			peers, links = append(peers, p), append(links, l)
+		}
+		for len(text) >= 2 {
+			who, n := text[0]%3, min(int(text[1]), len(text)-2)
+			var m wire.ToTasks
+			if proto.Unmarshal(text[2:2+n], &m) == nil {
+				_ = s.take(peers[who], links[who], &m) // an error ends the connection
+			}
+			text = text[2+n:]
+		}
+		s.mu.Lock()
+		if q := s.q.Status(time.Now()); q.Waiting < 0 || q.Ready < 0 || q.Running < 0 {
+			t.Errorf("it counts %+v", q)
+		}
+		s.unlock()
+		for _, p := range peers {
+			s.Expel(p.from.Incarnation)
+		}
+	})
+}

@@ -1,0 +1,535 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+)
+
+const (
+	// recordAt is the size of a record, as it is estimated, beyond which another one begins.
+	recordAt = 1 << 20
+	// mostUnwritten is how many bytes wait for a disk that takes none; then they are given up, and
+	// a snapshot is written instead when the disk takes something again.
+	mostUnwritten = 64 << 20
+	// leastCompacted is the size from which on a journal is compacted, growth how often that of its
+	// last snapshot.
+	leastCompacted = 64 << 20
+	growth         = 4
+	// slice is how many tasks of a snapshot are written before others get the lock.
+	slice = 1000
+	// journalRetry is the pause before another try to write.
+	journalRetry = time.Second
+	// gatherFor is how long the writer lets more come before it writes: nothing that is in a hurry
+	// waits for it.
+	gatherFor = 2 * time.Millisecond
+	// acceptWithin and acceptAt are how long, and how many tasks long, a client is not told what it
+	// need not repeat. It is told with the next result otherwise, without a message of its own.
+	acceptWithin = 50 * time.Millisecond
+	acceptAt     = 512
+	// returning is how long after the first worker the tasks of a journal begin: so long other
+	// workers may come back with what they run.
+	returning = 2 * time.Second
+)
+
+// book writes down what must survive this process. What is acknowledged is on the disk. Its fields
+// are protected by the scheduler's lock, those of the writer apart.
+type book struct {
+	s       *Scheduler
+	path    string
+	records []*wire.TasksRecord // to be written; the last one grows
+	size    int                 // of the last one, about
+	waiting int                 // of all, about
+	acks    map[*peer]ack       // when they are written
+	lost    bool                // records were given up: only a snapshot helps
+	why     error               // it cannot be written
+	news    chan struct{}       // of capacity 1
+	stop    chan struct{}
+	done    chan struct{}
+
+	// The writer's.
+	j     *journal.Journal // nil: not made yet
+	bound int64            // from which on it is compacted
+}
+
+// ack is what a peer may be told once it is written down.
+type ack struct{ accepted, heard uint64 }
+
+// begin starts the writer.
+func (s *Scheduler) begin(path string, j *journal.Journal) {
+	s.book = &book{
+		s: s, path: path, j: j, acks: map[*peer]ack{}, bound: leastCompacted,
+		news: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	go s.book.write()
+}
+
+// note adds to the record that is written next; the lock is held. bytes is about how much.
+func (s *Scheduler) note(bytes int, add func(*wire.TasksRecord)) {
+	b := s.book
+	if b == nil || b.lost {
+		return
+	}
+	if n := len(b.records); n == 0 || b.size+bytes > recordAt {
+		b.records = append(b.records, &wire.TasksRecord{})
+		b.size = 0
+	}
+	add(b.records[len(b.records)-1])
+	b.size += bytes
+	if b.waiting += bytes; b.waiting > mostUnwritten && b.why != nil { // commit does so for what was before
+		b.records, b.size, b.waiting, b.lost = nil, 0, 0, true
+	}
+	b.poke()
+}
+
+func (b *book) poke() {
+	select {
+	case b.news <- struct{}{}:
+	default:
+	}
+}
+
+// ackLater tells a peer, once what was noted so far is written, that it need not repeat it; the
+// lock is held.
+func (s *Scheduler) ackLater(p *peer) {
+	if s.cfg.Repeated && !p.worker {
+		return
+	}
+	if s.book == nil {
+		p.acknowledge(ack{p.accepted, p.heard})
+		return
+	}
+	s.book.acks[p] = ack{p.accepted, p.heard}
+	s.book.poke()
+}
+
+// ackDones is ackLater for a worker, which keeps results for a while; the lock is held.
+func (s *Scheduler) ackDones(p *peer) {
+	if p.leaving || p.untold > tellAt {
+		p.untold = 0
+		s.ackLater(p)
+	}
+}
+
+// acknowledge tells a peer what it need not repeat; the lock is held.
+func (p *peer) acknowledge(a ack) {
+	p.durable = a
+	switch {
+	case p.link == nil:
+	case p.worker:
+		p.put(8, func(m *wire.FromTasks) { m.Heard = a.heard })
+	default:
+		p.link.Put(8, func(m *wire.FromTasks) { m.Accepted = a.accepted })
+		p.owe(a.accepted)
+	}
+}
+
+// owe has what was put for a client be sent soon, if nothing else is; the lock is held.
+func (p *peer) owe(accepted uint64) {
+	s := p.s
+	switch {
+	case accepted >= p.told+acceptAt:
+		p.told = accepted
+		p.touch()
+	case !p.owed:
+		p.owed = true
+		if s.owing = append(s.owing, p); len(s.owing) == 1 && !s.closed {
+			s.owes.Reset(acceptWithin)
+		}
+	}
+}
+
+// payOff sends what clients are owed.
+func (s *Scheduler) payOff() {
+	s.mu.Lock()
+	defer s.unlock()
+	for _, p := range s.owing {
+		p.owed, p.told = false, p.durable.accepted
+		if p.link != nil {
+			p.touch()
+		}
+	}
+	clear(s.owing)
+	s.owing = s.owing[:0]
+}
+
+// write writes what is noted, with one sync for all that has come meanwhile, until stop is closed.
+func (b *book) write() {
+	defer close(b.done)
+	for more := true; more; {
+		select {
+		case <-b.news:
+			select {
+			case <-time.After(gatherFor):
+			case <-b.stop:
+				more = false
+			}
+		case <-b.stop:
+			more = false
+		}
+		for !b.commit() && more {
+			select {
+			case <-time.After(journalRetry):
+			case <-b.stop:
+				more = false
+			}
+		}
+	}
+	if b.j != nil {
+		if err := b.j.Close(); err != nil {
+			b.s.cfg.Log.WithError(err).Warn("tasks: closing the journal")
+		}
+	}
+}
+
+// commit writes what is noted, and returns whether it is on the disk.
+func (b *book) commit() bool {
+	s := b.s
+	s.mu.Lock()
+	records, acks, lost, waiting := b.records, b.acks, b.lost, b.waiting
+	b.records, b.size, b.waiting, b.acks, b.lost = nil, 0, 0, map[*peer]ack{}, false
+	s.mu.Unlock()
+	if len(records) == 0 && len(acks) == 0 && !lost {
+		return true
+	}
+	written, err := b.append(records, lost)
+	s.mu.Lock()
+	defer s.unlock()
+	if err != nil {
+		if b.why == nil {
+			s.cfg.Log.WithError(err).Error("tasks: the journal cannot be written: tasks run on, but clients and workers keep what they have said until it can")
+		}
+		b.why = err
+		b.records = append(records[written:], b.records...)
+		b.waiting += waiting
+		if b.lost = b.lost || lost || b.waiting > mostUnwritten; b.lost {
+			b.records, b.size, b.waiting = nil, 0, 0
+		}
+		for p, a := range acks {
+			if _, later := b.acks[p]; !later {
+				b.acks[p] = a
+			}
+		}
+		return false
+	}
+	if b.why != nil {
+		s.cfg.Log.Warn("tasks: the journal is complete again")
+		b.why = nil
+	}
+	for p, a := range acks {
+		if s.peers[p.session] == p {
+			p.acknowledge(a)
+		}
+	}
+	return true
+}
+
+// append writes records, or a snapshot where some are lost, and returns how many records it has
+// written.
+func (b *book) append(records []*wire.TasksRecord, lost bool) (n int, err error) {
+	if b.j == nil {
+		if b.j, err = journal.Create(b.path, b.s.cfg.Run); err != nil {
+			return 0, err
+		}
+	}
+	if lost {
+		if err := b.compact(); err != nil {
+			return 0, err
+		}
+	}
+	for _, r := range records {
+		text, err := proto.Marshal(r)
+		if err == nil {
+			if err = b.j.Append(text); err != nil {
+				err = errors.Join(err, b.j.Mend())
+			}
+		}
+		if err != nil {
+			return n, err
+		}
+		n++
+	}
+	if err := b.j.Sync(); err != nil {
+		return 0, errors.Join(err, b.j.Mend())
+	}
+	if b.j.Size() > b.bound {
+		if err := b.compact(); err != nil {
+			b.bound *= 2
+			b.s.cfg.Log.WithError(err).Warn("tasks: the journal cannot be compacted and grows")
+		}
+	}
+	return n, nil
+}
+
+// compact replaces the journal by a snapshot. What changes while it is written is noted, and
+// follows it: each record may be read again after what it says is so already.
+func (b *book) compact() error {
+	if err := b.j.Replace(b.snapshot, true); err != nil {
+		return errors.Join(err, b.j.Mend())
+	}
+	b.bound = max(leastCompacted, growth*b.j.Size())
+	return nil
+}
+
+// snapshot yields records of all that is known.
+func (b *book) snapshot(yield func([]byte) bool) {
+	s := b.s
+	s.mu.Lock()
+	first := &wire.TasksRecord{}
+	for i := 0; s.q.GroupAt(i) != nil; i++ {
+		first.Groups = append(first.Groups, groupOf(s.q.GroupAt(i)))
+	}
+	for _, p := range s.peers {
+		if p.worker {
+			continue
+		}
+		first.Clients = append(first.Clients, clientOf(p))
+		for id := range p.puts {
+			_, size := s.q.Holders(id)
+			first.Uses = append(first.Uses, &wire.TaskUse{Client: p.session, Value: id[:], Size: uint64(size), Put: true})
+		}
+	}
+	ids := s.q.All()
+	s.mu.Unlock()
+	for r := first; ; {
+		text, err := proto.Marshal(r)
+		if err != nil || len(text) > 0 && !yield(text) {
+			return
+		}
+		if len(ids) == 0 {
+			return
+		}
+		r = &wire.TasksRecord{}
+		s.mu.Lock()
+		size := 0
+		for i := 0; i < slice && len(ids) > 0 && size < recordAt; i++ {
+			size += s.noteAll(r, ids[0])
+			ids = ids[1:]
+		}
+		s.mu.Unlock()
+	}
+}
+
+// noteAll adds all that is to be known of a task; the lock is held.
+func (s *Scheduler) noteAll(r *wire.TasksRecord, id queue.ID) (bytes int) {
+	t, ok := s.q.Saved(id)
+	if !ok {
+		return 0
+	}
+	sub := submitOf(t.Task)
+	r.Submits = append(r.Submits, sub)
+	bytes = 32 + len(t.Spec)
+	if t.Tries > 0 || len(t.Killers) > 0 {
+		r.Losses = append(r.Losses, &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers})
+	}
+	if t.Result.State.Over() {
+		r.Overs = append(r.Overs, &wire.TaskOver{Client: id.Client, N: id.N, Result: wireResult(t.Result)})
+		bytes += len(t.Result.Value)
+	}
+	if t.Released {
+		r.Releases = append(r.Releases, &wire.TaskName{Client: id.Client, N: id.N})
+	}
+	return bytes
+}
+
+func submitOf(t queue.Task) *wire.TaskSubmitted {
+	sub := &wire.TaskSubmitted{Client: t.ID.Client, Group: uint32(t.Group.Index), Task: &wire.SubmitTask{N: t.ID.N, Priority: t.Priority, Args: t.Spec}}
+	if o := t.Options; o != nil && !queue.AreDefaults(o) {
+		to := &wire.TaskOptions{
+			Prefer: o.Prefer, Pin: o.Pin, Retries: uint32(o.Retries), Again: o.Again, LimitMs: uint64(o.TimeLimit.Milliseconds()),
+		}
+		for _, id := range o.Needs {
+			to.Needs = append(to.Needs, id.N)
+		}
+		for _, id := range o.Objects {
+			to.Values = append(to.Values, id[:])
+		}
+		sub.Task.Options = to
+	}
+	return sub
+}
+
+func groupOf(g *queue.Group) *wire.TaskGroup {
+	name, hash, _ := cutKey(g.Function)
+	of := &wire.TaskGroup{Function: &wire.TaskFunction{Name: name, Hash: hash}}
+	for _, a := range g.Demand {
+		of.Demand = append(of.Demand, &wire.Amount{Name: a.Name, Milli: a.Milli})
+	}
+	return of
+}
+
+func clientOf(p *peer) *wire.TaskClient {
+	f := p.from
+	return &wire.TaskClient{
+		Session: p.session, Host: p.host, Pid: p.pid, RunId: f.RunID, Role: string(f.Role), FromHost: f.Host, Index: int64(f.Index),
+		Incarnation: f.Incarnation, User: f.User, Uid: f.UID,
+	}
+}
+
+// noteOvers notes what has become of tasks, and which workers were lost with them; the lock is
+// held.
+func (s *Scheduler) noteOvers() {
+	for _, id := range s.q.Over {
+		if r, ok := s.q.Result(id); ok {
+			s.note(48+len(r.Value)+len(r.Text), func(m *wire.TasksRecord) {
+				m.Overs = append(m.Overs, &wire.TaskOver{Client: id.Client, N: id.N, Result: wireResult(r)})
+			})
+		}
+	}
+	for _, id := range s.q.Losses {
+		if t, ok := s.q.Saved(id); ok {
+			s.note(64, func(m *wire.TasksRecord) {
+				m.Losses = append(m.Losses, &wire.TaskLoss{Client: id.Client, N: id.N, Tries: uint32(t.Tries), Killers: t.Killers})
+			})
+		}
+	}
+	s.q.Over, s.q.Losses = s.q.Over[:0], s.q.Losses[:0]
+}
+
+// Open is New for a job that is resumed: it goes on with what the journal of cfg says.
+func Open(cfg Config) (*Scheduler, error) {
+	path := cfg.Journal
+	cfg.Journal = ""
+	s := New(cfg)
+	r := replay{s: s, now: time.Now()}
+	j, _, err := journal.Open(path, r.next)
+	if errors.Is(err, fs.ErrNotExist) {
+		s.begin(path, nil)
+		return s, nil
+	}
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("tasks: the journal: %w", err)
+	}
+	s.mu.Lock()
+	if s.held = s.q.Suspended() > 0; s.held {
+		s.cfg.Log.Infof("tasks: %d tasks of %d clients go on", s.q.Suspended(), len(s.peers))
+	}
+	objects := s.q.Objects()
+	s.mu.Unlock()
+	if len(objects) > 0 {
+		if store, err := s.openStore(); err != nil {
+			s.cfg.Log.WithError(err).Warn("tasks: the scheduler has no store")
+		} else {
+			s.mu.Lock()
+			for _, id := range objects {
+				if store.Has(blob.ID(id)) {
+					s.q.Stored(r.now, id, beside)
+				}
+			}
+			s.mu.Unlock()
+		}
+	}
+	s.mu.Lock()
+	defer s.unlock()
+	s.q.Out, s.q.Over, s.q.Losses = nil, nil, nil // nobody is there to be told
+	for s.q.GroupAt(s.groups) != nil {
+		s.groups++
+	}
+	for _, p := range s.peers {
+		p.gone = time.AfterFunc(resumedGrace, func() { s.giveUp(p) })
+	}
+	s.begin(path, j)
+	return s, nil
+}
+
+// resumeTasks begins the tasks of the journal that no worker has brought back.
+func (s *Scheduler) resumeTasks() {
+	s.mu.Lock()
+	defer s.unlock()
+	if s.held && !s.closed {
+		s.held = false
+		s.q.Resume(time.Now())
+		s.act()
+	}
+}
+
+// replay reads a journal.
+type replay struct {
+	s   *Scheduler
+	now time.Time
+}
+
+// next takes over a record. What it says may be so already.
+func (r *replay) next(payload []byte) error {
+	var m wire.TasksRecord
+	if err := proto.Unmarshal(payload, &m); err != nil {
+		return fmt.Errorf("tasks: a record: %w", err)
+	}
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range m.GetClients() {
+		if s.peers[c.GetSession()] == nil && c.GetSession() != 0 {
+			s.peers[c.GetSession()] = &peer{
+				s: s, session: c.GetSession(), host: c.GetHost(), pid: c.GetPid(), name: fmt.Sprintf("%s:%d", c.GetHost(), c.GetPid()),
+				since: r.now, from: identity.Subject{
+					RunID: c.GetRunId(), Role: identity.Role(c.GetRole()), Host: c.GetFromHost(), Index: int(c.GetIndex()),
+					Incarnation: c.GetIncarnation(), User: c.GetUser(), UID: c.GetUid(),
+				},
+			}
+		}
+	}
+	for _, g := range m.GetGroups() {
+		s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand()))
+	}
+	for _, u := range m.GetUses() {
+		if p := s.peers[u.GetClient()]; p != nil && u.GetPut() {
+			if err := s.putBy(r.now, p, []*wire.PutValue{{Value: u.GetValue(), Size: u.GetSize()}}); err != nil {
+				return err
+			}
+		} else if p != nil {
+			s.unputBy(p, [][]byte{u.GetValue()})
+		}
+	}
+	for _, sub := range m.GetSubmits() {
+		if err := r.submitted(sub); err != nil {
+			return err
+		}
+	}
+	for _, l := range m.GetLosses() {
+		s.q.RestoreLosses(queue.ID{Client: l.GetClient(), N: l.GetN()}, int(l.GetTries()), l.GetKillers())
+	}
+	for _, o := range m.GetOvers() {
+		s.q.RestoreOver(r.now, queue.ID{Client: o.GetClient(), N: o.GetN()}, resultOf(o.GetResult()))
+	}
+	for _, t := range m.GetReleases() {
+		s.q.Release(r.now, queue.ID{Client: t.GetClient(), N: t.GetN()})
+	}
+	for _, session := range m.GetGone() {
+		if p := s.peers[session]; p != nil && !p.worker {
+			delete(s.peers, session)
+			s.endClient(r.now, p)
+		}
+	}
+	s.q.Out, s.q.Over, s.q.Losses = s.q.Out[:0], nil, nil
+	return nil
+}
+
+func (r *replay) submitted(sub *wire.TaskSubmitted) error {
+	s, t := r.s, sub.GetTask()
+	g, p := s.q.GroupAt(int(sub.GetGroup())), s.peers[sub.GetClient()]
+	if g == nil {
+		return fmt.Errorf("tasks: a record of a task of the group %d, which is not known", sub.GetGroup())
+	}
+	if p == nil {
+		return nil // it has gone since
+	}
+	if p.accepted = max(p.accepted, t.GetN()); !s.cfg.Repeated {
+		p.durable.accepted = p.accepted
+	}
+	s.q.Restore(queue.Task{
+		ID: queue.ID{Client: p.session, N: t.GetN()}, Group: g, Priority: t.GetPriority(),
+		Options: optionsOf(p.session, t.GetOptions()), Spec: t.GetArgs(),
+	})
+	return nil
+}

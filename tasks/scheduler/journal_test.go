@@ -1,0 +1,342 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+)
+
+func silent() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// wired is a peer of a scheduler, over a connection.
+type wired struct {
+	t    *testing.T
+	l    *link.Link[*wire.ToTasks]
+	news chan *wire.FromTasks
+	wg   sync.WaitGroup
+}
+
+func connectTo(t *testing.T, s *Scheduler, h *wire.TasksHello) *wired {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	near, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wired{t: t, l: link.New(near, func() *wire.ToTasks { return &wire.ToTasks{} }), news: make(chan *wire.FromTasks, 100_000)}
+	w.wg.Go(func() {
+		_ = s.Handle(context.Background(), far, identity.Subject{Role: identity.Worker, Incarnation: h.GetHost()})
+	})
+	w.wg.Go(func() {
+		defer close(w.news)
+		for r := link.NewReader(near); ; {
+			m := &wire.FromTasks{}
+			if r.Read(m) != nil {
+				return
+			}
+			w.news <- m
+		}
+	})
+	w.l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
+	t.Cleanup(w.end)
+	return w
+}
+
+func (w *wired) end() {
+	w.l.Close()
+	w.wg.Wait()
+}
+
+func (w *wired) say(add func(*wire.ToTasks)) { w.l.Send(100, add) }
+
+// until blocks until a message satisfies is.
+func (w *wired) until(is func(*wire.FromTasks) bool) {
+	w.t.Helper()
+	for m := range w.news {
+		if is(m) {
+			return
+		}
+	}
+	w.t.Fatal("the connection has ended")
+}
+
+var (
+	oneGroup = &wire.TaskGroup{Function: &wire.TaskFunction{Name: "f", Hash: []byte("12345678")}, Demand: []*wire.Amount{{Name: "cpu", Milli: 1000}}}
+	aClient  = &wire.TasksHello{Session: 7, Host: "client"}
+	aWorker  = &wire.TasksHello{
+		Session: 9, Worker: true, Host: "worker", Functions: []*wire.TaskFunction{oneGroup.Function}, Offers: []*wire.Amount{{Name: "cpu", Milli: 1000}},
+	}
+)
+
+// crashed returns the scheduler that goes on with a copy of a journal as it is on the disk now.
+func crashed(t *testing.T, path string) *Scheduler {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := filepath.Join(t.TempDir(), "journal")
+	if err := os.WriteFile(again, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Config{Run: "r", Journal: again, Log: silent()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func number(n uint64) []byte { return fmt.Appendf(nil, "result %d", n) }
+
+// work answers a worker's tasks until so many have come.
+func (w *wired) work(n int) {
+	w.t.Helper()
+	w.until(func(m *wire.FromTasks) bool {
+		for _, a := range m.GetAsks() {
+			w.say(func(m *wire.ToTasks) {
+				m.Leases = append(m.Leases, &wire.LeaseAnswer{Group: a.GetGroup(), Granted: true})
+			})
+		}
+		for _, p := range m.GetPushes() {
+			n--
+			w.say(func(m *wire.ToTasks) {
+				m.Dones = append(m.Dones, &wire.TaskDone{Of: p.GetOf(), Result: &wire.TaskResult{State: 3, Inlined: number(p.GetOf().GetN())}})
+			})
+		}
+		return n <= 0
+	})
+}
+
+// TestJournal: what was acknowledged is there after a crash, whoever comes back then: the tasks
+// run, results that the client has not taken come to it, and what it has taken is gone.
+func TestJournal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	s := New(Config{Run: "r", Journal: path, Log: silent()})
+	t.Cleanup(s.Close)
+	c := connectTo(t, s, aClient)
+	const n = 100
+	c.say(func(m *wire.ToTasks) {
+		m.Groups = append(m.Groups, oneGroup)
+		for i := range uint64(n) {
+			m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 1, Priority: -int32(i)})
+		}
+	})
+	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n })
+	w := connectTo(t, s, aWorker)
+	w.work(40)
+	told := map[uint64]bool{}
+	c.until(func(m *wire.FromTasks) bool {
+		for _, r := range m.GetTold() {
+			told[r.GetN()] = true
+		}
+		return len(told) >= 40
+	})
+	c.say(func(m *wire.ToTasks) { m.Releases = []uint64{1, 2, 3, 4, 5} })
+	w.say(func(m *wire.ToTasks) { m.Leaving = true })
+	w.until(func(m *wire.FromTasks) bool { return m.GetHeard() >= 40 })
+	c.say(func(m *wire.ToTasks) { m.Submits = []*wire.SubmitTask{{N: n + 1}} }) // the releases are written before that
+	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+1 })
+
+	again := crashed(t, path)
+	if s := again.status(); s.Suspended < n+1-len(told)-10 {
+		t.Errorf("%d tasks go on, of %d that had %d results", s.Suspended, n+1, len(told))
+	}
+	second := proto.CloneOf(aWorker)
+	second.Session = 10
+	w = connectTo(t, again, second)
+	w.work(n + 1 - len(told))
+	c = connectTo(t, again, aClient)
+	results := map[uint64]string{}
+	c.until(func(m *wire.FromTasks) bool {
+		for _, r := range m.GetTold() {
+			results[r.GetN()] = string(r.GetResult().GetInlined())
+		}
+		return len(results) >= n+1-5
+	})
+	for i := uint64(6); i <= n+1; i++ {
+		if results[i] != string(number(i)) {
+			t.Errorf("task %d: %q", i, results[i])
+		}
+	}
+}
+
+// status is what people see.
+func (s *Scheduler) status() (of struct{ Suspended, Running, Ready, Waiting int }) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.q.Status(s.tick)
+	of.Suspended, of.Running, of.Ready, of.Waiting = q.Suspended, q.Running, q.Ready, q.Waiting
+	return of
+}
+
+// TestJournalIsBounded: whatever goes through it, it is not much larger than what is there.
+func TestJournalIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	s := New(Config{Run: "r", Journal: path, Log: silent()})
+	t.Cleanup(s.Close)
+	c := connectTo(t, s, aClient)
+	w := connectTo(t, s, aWorker)
+	c.say(func(m *wire.ToTasks) { m.Groups = append(m.Groups, oneGroup) })
+	args := make([]byte, 1<<20)
+	const n = 200
+	for i := range uint64(n) {
+		c.say(func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 1, Args: args}) })
+		w.work(1)
+		c.until(func(m *wire.FromTasks) bool { return len(m.GetTold()) > 0 })
+		c.say(func(m *wire.ToTasks) { m.Releases = append(m.Releases, i+1) })
+	}
+	if !follow.Poll(func() bool {
+		f, err := os.Open(path)
+		if err != nil {
+			return false
+		}
+		defer f.Close()
+		_, end, err := journal.Read(f, func([]byte) error { return nil })
+		return err == nil && end < leastCompacted
+	}) {
+		t.Error("the journal is not compacted")
+	}
+	c.say(func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: n + 1}) })
+	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+1 })
+	if again := crashed(t, path); again.q.Suspended() > 1 {
+		t.Errorf("%d tasks are left of those that are over", again.q.Suspended())
+	}
+}
+
+// TestDiskFull: nothing is acknowledged that is not written, and all of it once there is room.
+func TestDiskFull(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Run: "r", Journal: path, Log: silent()})
+	t.Cleanup(s.Close)
+	c := connectTo(t, s, aClient)
+	c.say(func(m *wire.ToTasks) {
+		m.Groups = append(m.Groups, oneGroup)
+		m.Submits = append(m.Submits, &wire.SubmitTask{N: 1})
+	})
+	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == 1 })
+	small := old
+	small.Cur = 8 << 10
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &small); err != nil {
+		t.Fatal(err)
+	}
+	restore := sync.OnceFunc(func() { _ = unix.Setrlimit(unix.RLIMIT_FSIZE, &old) })
+	defer restore()
+	args := make([]byte, 100<<10)
+	const n = 1000 // more than may wait
+	for i := range uint64(n) {
+		c.l.Send(len(args), func(m *wire.ToTasks) { m.Submits = append(m.Submits, &wire.SubmitTask{N: i + 2, Args: args}) })
+	}
+	if !follow.Poll(func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.book.lost && s.book.why != nil
+	}) {
+		t.Fatal("the disk is not full")
+	}
+	if again := crashed(t, path); again.q.Suspended() != 1 {
+		t.Errorf("%d tasks are written", again.q.Suspended())
+	}
+	select {
+	case m := <-c.news:
+		t.Errorf("acknowledged: %v", m)
+	default:
+	}
+	restore()
+	c.until(func(m *wire.FromTasks) bool { return m.GetAccepted() == n+1 })
+	if again := crashed(t, path); again.q.Suspended() != n+1 {
+		t.Errorf("%d tasks are written, of %d", again.q.Suspended(), n+1)
+	}
+}
+
+// FuzzJournal: whatever a journal says, reading it ends, and what it is taken for is read from its
+// snapshot as the same.
+func FuzzJournal(f *testing.F) {
+	for _, m := range []*wire.TasksRecord{
+		{Clients: []*wire.TaskClient{{Session: 1}}, Groups: []*wire.TaskGroup{oneGroup}, Submits: []*wire.TaskSubmitted{
+			{Client: 1, Task: &wire.SubmitTask{N: 1}}, {Client: 1, Task: &wire.SubmitTask{N: 2, Options: &wire.TaskOptions{Needs: []uint64{1}}}},
+		}, Overs: []*wire.TaskOver{{Client: 1, N: 1, Result: &wire.TaskResult{State: 3, Size: 5, Value: make([]byte, 32)}}}, Releases: []*wire.TaskName{{Client: 1, N: 1}}},
+		{Clients: []*wire.TaskClient{{Session: 1}}, Uses: []*wire.TaskUse{{Client: 1, Value: make([]byte, 32), Size: 1, Put: true}}, Gone: []uint64{1}},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		read := func(all ...[]byte) (*Scheduler, error) {
+			s := New(Config{Log: silent()})
+			r := replay{s: s}
+			for _, b := range all {
+				if err := r.next(b); err != nil {
+					s.Close()
+					return nil, err
+				}
+			}
+			return s, nil
+		}
+		s, err := read(payload)
+		if err != nil {
+			return
+		}
+		defer s.Close()
+		snapshot := func(s *Scheduler) (all [][]byte) {
+			(&book{s: s}).snapshot(func(b []byte) bool {
+				all = append(all, b)
+				return true
+			})
+			return all
+		}
+		first := snapshot(s)
+		again, err := read(first...)
+		if err != nil {
+			t.Fatalf("the snapshot: %v", err)
+		}
+		defer again.Close()
+		if a, b := s.q.All(), again.q.All(); fmt.Sprint(a) != fmt.Sprint(b) {
+			t.Fatalf("%v is read as %v", a, b)
+		}
+		for _, id := range s.q.All() {
+			a, _ := s.q.Saved(id)
+			b, _ := again.q.Saved(id)
+			a.Group, b.Group = nil, nil
+			if fmt.Sprintf("%+v %+v", a, a.Options) != fmt.Sprintf("%+v %+v", b, b.Options) && fmt.Sprint(a.Result) != fmt.Sprint(b.Result) {
+				t.Fatalf("%+v is read as %+v", a, b)
+			}
+		}
+		s.held = true
+		s.resumeTasks()
+	})
+}

@@ -1,0 +1,287 @@
+package scheduler
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/queue"
+	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
+)
+
+const (
+	// unclaimed is how long a stored value is kept that nobody is known to need.
+	unclaimed = time.Minute
+	// laterPause is how long a peer waits for a value that is out of reach before it may ask again.
+	laterPause = 100 * time.Millisecond
+	// valuesDial bounds a try to reach a worker that provides a value.
+	valuesDial = 5 * time.Second
+	// mostPuts bounds the stored values that a client needs.
+	mostPuts = 1_000_000
+	// mostAt bounds the addresses that a worker is told for a value.
+	mostAt = 8
+	// beside is the name of the store beside the scheduler, among those of hosts.
+	beside = ""
+)
+
+// openStore returns the store beside the scheduler.
+func (s *Scheduler) openStore() (*blob.Store, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.store != nil || s.closed {
+		return s.store, nil
+	}
+	cfg := s.cfg.Store
+	cfg.Run, cfg.Host = cmp.Or(cfg.Run, s.cfg.Run, fmt.Sprintf("%p", s)), "\x00scheduler"
+	var err error
+	s.store, err = blob.Open(cfg)
+	return s.store, err
+}
+
+// transfer serves a connection that carries values: of its own store, and of hosts that the peer
+// cannot reach.
+func (s *Scheduler) transfer(ctx context.Context, conn net.Conn, r *link.Reader) error {
+	store, err := s.openStore()
+	if err != nil {
+		s.cfg.Log.WithError(err).Warn("tasks: the scheduler has no store")
+	}
+	from := &relay{s: s}
+	defer from.close()
+	return transfer.Serve(ctx, conn, r, transfer.ServeConfig{Read: from.read, Store: store, Brought: s.brought})
+}
+
+// brought notes that a value is in the store beside the scheduler.
+func (s *Scheduler) brought(id blob.ID, size int64) {
+	s.mu.Lock()
+	defer s.unlock()
+	if s.q.Stored(time.Now(), queue.Object(id), beside) {
+		s.act()
+		return
+	}
+	s.dropLater(func() {
+		if _, size := s.q.Holders(queue.Object(id)); size == 0 {
+			s.drop(queue.Action{Object: queue.Object(id), Host: beside})
+		}
+	})
+}
+
+// dropLater calls f, with the lock held, when those have come forward who need a value.
+func (s *Scheduler) dropLater(f func()) {
+	time.AfterFunc(unclaimed, func() {
+		s.mu.Lock()
+		defer s.unlock()
+		if !s.closed {
+			f()
+		}
+	})
+}
+
+// storedHere notes that the store beside the scheduler has the result of a worker which provides
+// none itself; the lock is held.
+func (s *Scheduler) storedHere(now time.Time, id queue.Object, size int64) {
+	if s.store != nil && s.store.Has(blob.ID(id)) {
+		s.q.Stored(now, id, beside)
+	}
+}
+
+// hasStored notes what the host of a worker has; the lock is held. What nobody needs is removed;
+// where the worker has just come, it may have to say first what it is.
+func (s *Scheduler) hasStored(p *peer, stored [][]byte, joins bool) {
+	var unknown []queue.Object
+	for _, b := range stored {
+		if id, ok := blob.ParseID(b); ok && !s.q.Stored(time.Now(), queue.Object(id), p.host) {
+			unknown = append(unknown, queue.Object(id))
+		}
+	}
+	if len(unknown) == 0 {
+		return
+	}
+	host := p.host
+	drop := func() {
+		for _, id := range unknown {
+			if _, size := s.q.Holders(id); size == 0 {
+				s.drop(queue.Action{Object: id, Host: host})
+			}
+		}
+	}
+	if joins {
+		s.dropLater(drop)
+	} else {
+		drop()
+	}
+}
+
+// lacks notes that hosts do not have what they were said to have; the lock is held.
+func (s *Scheduler) lacks(now time.Time, all []*wire.MissingValue) {
+	for _, m := range all {
+		id, ok := blob.ParseID(m.GetValue())
+		for _, p := range s.peers {
+			if ok && p.worker && p.values != "" && p.values == m.GetHost() {
+				s.q.Missing(now, queue.Object(id), p.host)
+			}
+		}
+	}
+}
+
+// putBy notes the values that a client needs; the lock is held.
+func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
+	for _, v := range puts {
+		id, ok := blob.ParseID(v.GetValue())
+		if !ok || v.GetSize() == 0 || v.GetSize() > transfer.MaxSize || len(p.puts) >= mostPuts {
+			return errors.New("scheduler: a stored value without a hash or a size, or too many")
+		}
+		object := queue.Object(id)
+		if p.puts[object] {
+			continue
+		}
+		if p.puts == nil {
+			p.puts = map[queue.Object]bool{}
+		}
+		p.puts[object] = true
+		s.q.Use(object, int64(v.GetSize()))
+		s.note(64, func(m *wire.TasksRecord) {
+			m.Uses = append(m.Uses, &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true})
+		})
+		s.storedHere(now, object, int64(v.GetSize()))
+	}
+	return nil
+}
+
+// unputBy notes what a client needs no more; the lock is held.
+func (s *Scheduler) unputBy(p *peer, all [][]byte) {
+	for _, b := range all {
+		if id, ok := blob.ParseID(b); ok && p.puts[queue.Object(id)] {
+			delete(p.puts, queue.Object(id))
+			s.q.Unput(queue.Object(id))
+			s.note(48, func(m *wire.TasksRecord) { m.Uses = append(m.Uses, &wire.TaskUse{Client: p.session, Value: b}) })
+		}
+	}
+}
+
+// drop removes a value from a host; the lock is held.
+func (s *Scheduler) drop(a queue.Action) {
+	if a.Host == beside {
+		if s.store != nil {
+			if err := s.store.Remove(blob.ID(a.Object)); err != nil {
+				s.cfg.Log.WithError(err).Debug("tasks: removing a stored value")
+			}
+		}
+		return
+	}
+	for _, p := range s.hosts[a.Host] {
+		if p.link != nil {
+			p.put(40, func(m *wire.FromTasks) { m.Drops = append(m.Drops, a.Object[:]) })
+		}
+	}
+}
+
+// valueAt returns where a value is; the lock is held.
+func (s *Scheduler) valueAt(id queue.Object) *wire.ValueAt {
+	hosts, size := s.q.Holders(id)
+	at := &wire.ValueAt{Value: id[:], Size: uint64(size)}
+	for _, h := range hosts {
+		if h == beside {
+			at.At = append(at.At, "")
+			continue
+		}
+		for _, p := range s.hosts[h] {
+			if p.values != "" && len(at.GetAt()) < mostAt {
+				at.At = append(at.At, p.values)
+				break // the workers of a host have the same store
+			}
+		}
+	}
+	return at
+}
+
+// relay reads values for one peer: from the store beside the scheduler, or from workers.
+type relay struct {
+	s    *Scheduler
+	id   blob.ID // of which client is asked
+	from *transfer.Client
+}
+
+func (r *relay) close() {
+	if r.from != nil {
+		_ = r.from.Close()
+		r.from = nil
+	}
+}
+
+// read implements transfer.Reader.
+func (r *relay) read(ctx context.Context, id blob.ID, at int64, b []byte) error {
+	if store, _ := r.s.openStore(); store != nil {
+		if err := transfer.FromStore(store)(ctx, id, at, b); !errors.Is(err, blob.ErrMissing) {
+			return err
+		}
+	}
+	if r.from != nil && r.id == id {
+		if err := r.ask(at, b); err == nil {
+			return nil
+		}
+	}
+	r.close()
+	return r.find(ctx, id, at, b)
+}
+
+func (r *relay) ask(at int64, b []byte) error {
+	if err := r.from.Ask(r.id, at, len(b)); err != nil {
+		return err
+	}
+	got, err := r.from.Answer(len(b))
+	copy(b, got)
+	return err
+}
+
+// find asks each that should have the value. If nobody has it, it is made again.
+func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error {
+	s := r.s
+	s.mu.Lock()
+	there := s.q.Want(time.Now(), queue.Object(id))
+	addrs := s.valueAt(queue.Object(id)).GetAt()
+	s.act()
+	s.unlock()
+	if !there {
+		return blob.ErrMissing
+	}
+	for _, addr := range addrs {
+		if addr == "" || s.cfg.Credentials == nil {
+			continue
+		}
+		conn, err := s.dialValues(ctx, addr)
+		if err != nil {
+			continue
+		}
+		r.id, r.from = id, transfer.NewClient(conn)
+		if err = r.ask(at, b); err == nil {
+			return nil
+		}
+		r.close()
+		if errors.Is(err, blob.ErrMissing) {
+			s.mu.Lock()
+			s.lacks(time.Now(), []*wire.MissingValue{{Value: id[:], Host: addr}})
+			s.unlock()
+		}
+	}
+	select {
+	case <-time.After(laterPause):
+	case <-ctx.Done():
+	}
+	return transfer.ErrLater
+}
+
+func (s *Scheduler) dialValues(ctx context.Context, addr string) (net.Conn, error) {
+	cfg := s.cfg.Credentials.ClientTLS(identity.Subject{Role: identity.Worker})
+	cfg.NextProtos = []string{wire.ValuesProtocol}
+	ctx, cancel := context.WithTimeout(ctx, valuesDial)
+	defer cancel()
+	return (&tls.Dialer{Config: cfg}).DialContext(ctx, "tcp", addr)
+}

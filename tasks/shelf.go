@@ -1,0 +1,294 @@
+package tasks
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"reflect"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
+)
+
+const (
+	// mostSources is how many others are asked for a value at a time.
+	mostSources = 4
+	// outOfReach is how long a worker tries to bring a value that is said to be somewhere.
+	outOfReach = 30 * time.Second
+)
+
+// shelf is a worker's part of the store of its host: it brings values there, decodes them, and
+// provides them for others.
+type shelf struct {
+	cfg   *ServeConfig
+	store *blob.Store // nil: err says why
+	err   error
+	ctx   context.Context // of what it has started
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+
+	mu       sync.Mutex
+	listener *identity.Listener // nil: it provides nothing
+	bringing map[blob.ID]chan struct{}
+	values   map[sharedKey]*sharedValue
+}
+
+type sharedKey struct {
+	id    blob.ID
+	type_ reflect.Type
+}
+
+// sharedValue is a decoded value that tasks share.
+type sharedValue struct {
+	once  sync.Once
+	value reflect.Value
+	err   error
+}
+
+// openShelf opens the store of the host. Where it cannot be, tasks without stored values run all
+// the same.
+func openShelf(ctx context.Context, cfg *ServeConfig) *shelf {
+	h := &shelf{cfg: cfg, bringing: map[blob.ID]chan struct{}{}, values: map[sharedKey]*sharedValue{}}
+	h.ctx, h.stop = context.WithCancel(context.WithoutCancel(ctx))
+	run := cfg.run
+	if run == "" {
+		run = fmt.Sprintf("%x", newSession()) // the store is of this process alone
+	}
+	h.store, h.err = blob.Open(blob.Config{Root: cfg.root, Run: run, Host: cfg.Host, Most: cfg.StoreBytes})
+	if h.err != nil {
+		cfg.Log.WithError(h.err).Debug("tasks: this host has no store")
+	}
+	return h
+}
+
+func (h *shelf) close() {
+	h.stop()
+	h.wg.Wait()
+	if h.store != nil {
+		if err := h.store.Close(); err != nil {
+			h.cfg.Log.WithError(err).Debug("tasks: closing the store")
+		}
+	}
+}
+
+// provide listens, if it does not yet, at the address of a connection to the scheduler, and returns
+// where, and what the host has.
+func (h *shelf) provide(conn net.Conn) (addr string, stored [][]byte) {
+	if h.store == nil {
+		return "", nil
+	}
+	all, err := h.store.List()
+	if err != nil {
+		h.cfg.Log.WithError(err).Debug("tasks: listing the store")
+	}
+	for _, id := range all[:min(len(all), mostStored)] {
+		stored = append(stored, id[:])
+	}
+	if h.cfg.credentials == nil {
+		return "", stored
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.listener == nil {
+		local, err := netip.ParseAddrPort(conn.LocalAddr().String())
+		if err == nil {
+			h.listener, err = identity.Values.Listen(netip.AddrPortFrom(local.Addr().Unmap(), 0).String())
+		}
+		if err != nil {
+			h.cfg.Log.WithError(err).Debug("tasks: values of this host are not provided")
+			return "", stored
+		}
+		ln := h.listener
+		h.wg.Go(func() { h.serve(ln) })
+	}
+	return h.listener.Addr().String(), stored
+}
+
+// mostStored bounds what a worker tells of its host's store when it connects.
+const mostStored = 100_000
+
+// serve provides values for others.
+func (h *shelf) serve(ln *identity.Listener) {
+	raw := wire.Raw{Protocol: wire.ValuesProtocol, Handle: func(ctx context.Context, conn net.Conn, _ tls.ConnectionState) {
+		defer conn.Close()
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
+		defer stop()
+		if err := transfer.Serve(ctx, conn, link.NewReader(conn), transfer.ServeConfig{Read: transfer.FromStore(h.store)}); err != nil && ctx.Err() == nil {
+			h.cfg.Log.Debugf("tasks: a connection for values: %v", err)
+		}
+	}}
+	secure := h.cfg.credentials.ServerTLS(identity.Worker, identity.Driver)
+	if err := wire.Serve(h.ctx, ln, secure, func(grpc.ServiceRegistrar) {}, func() {}, raw); err != nil {
+		h.cfg.Log.WithError(err).Warn("tasks: values of this host are not provided any more")
+	}
+}
+
+// put stores a result. Where nobody can ask this worker, it is stored beside the scheduler.
+func (h *shelf) put(ctx context.Context, parts [][]byte) (id blob.ID, err error) {
+	if h.cfg.credentials == nil {
+		conn, err := dialValues(ctx, h.cfg.Dial)
+		if err != nil {
+			return id, err
+		}
+		c := transfer.NewClient(conn)
+		defer c.Close()
+		return c.Put(ctx, parts...)
+	}
+	if h.store == nil {
+		return id, h.err
+	}
+	w, err := h.store.Create(int64(lengthOf(parts)))
+	if err != nil {
+		return id, err
+	}
+	defer w.Abort()
+	for _, p := range parts {
+		if _, err := w.Write(p); err != nil {
+			return id, err
+		}
+	}
+	return w.Commit()
+}
+
+// bring has a value in the host's store. It returns whether it was brought now, those who were said
+// to have it and do not, and an error, which is a *goneError where nobody has it.
+func (h *shelf) bring(ctx context.Context, id blob.ID, at *wire.ValueAt) (brought bool, lacks []string, err error) {
+	if h.store == nil {
+		return false, nil, h.err
+	}
+	for !h.store.Has(id) {
+		h.mu.Lock()
+		other := h.bringing[id]
+		if other == nil {
+			other = make(chan struct{})
+			h.bringing[id] = other
+			h.mu.Unlock()
+			lacks, err = h.fetch(ctx, id, at)
+			h.mu.Lock()
+			delete(h.bringing, id)
+			close(other)
+			h.mu.Unlock()
+			return err == nil, lacks, err
+		}
+		h.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return false, nil, ctx.Err()
+		}
+	}
+	return false, nil, nil
+}
+
+// fetch brings a value from those who have it, and if they cannot be reached through the scheduler.
+func (h *shelf) fetch(ctx context.Context, id blob.ID, at *wire.ValueAt) (lacks []string, err error) {
+	if at == nil {
+		return nil, &goneError{errors.New("it is not said where a stored argument is")}
+	}
+	through := transfer.Source{Name: "the scheduler", Dial: func(ctx context.Context) (net.Conn, error) { return dialValues(ctx, h.cfg.Dial) }}
+	var direct []transfer.Source
+	for _, addr := range at.GetAt() {
+		switch {
+		case addr == "":
+			direct = append(direct, through)
+		case h.cfg.credentials != nil && len(direct) < mostSources:
+			dial := dialer(addr, h.cfg.credentials, identity.Worker, wire.ValuesProtocol)
+			direct = append(direct, transfer.Source{Name: addr, Dial: dial})
+		}
+	}
+	size := int64(at.GetSize())
+	for since := time.Now(); ; {
+		if len(direct) > 0 {
+			var bad []*transfer.SourceError
+			bad, err = transfer.Fetch(ctx, h.store, id, size, direct)
+			for _, e := range bad {
+				if errors.Is(e, blob.ErrMissing) && e.Name != through.Name {
+					lacks = append(lacks, e.Name)
+				}
+			}
+			if err == nil || ctx.Err() != nil || errors.Is(err, blob.ErrFull) {
+				return lacks, err
+			}
+		}
+		_, err = transfer.Fetch(ctx, h.store, id, size, []transfer.Source{through})
+		switch {
+		case err == nil, ctx.Err() != nil, errors.Is(err, blob.ErrFull):
+			return lacks, err
+		case errors.Is(err, blob.ErrMissing), time.Since(since) > outOfReach:
+			return lacks, &goneError{err}
+		}
+		direct = nil
+		select {
+		case <-time.After(reachEvery):
+		case <-ctx.Done():
+			return lacks, ctx.Err()
+		}
+	}
+}
+
+// decode decodes a value of the store.
+func (h *shelf) decode(id blob.ID, t reflect.Type) (v reflect.Value, err error) {
+	f, size, err := h.store.Open(id)
+	if errors.Is(err, blob.ErrMissing) {
+		return v, &goneError{err}
+	} else if err != nil {
+		return v, err
+	}
+	defer f.Close()
+	b := make([]byte, size)
+	if _, err := io.ReadFull(f, b); err != nil {
+		return v, fmt.Errorf("a stored value: %w", err)
+	}
+	return decodeOwn(b, t)
+}
+
+// shared is decode for all tasks that want the value as one of that type.
+func (h *shelf) shared(id blob.ID, t reflect.Type) (reflect.Value, error) {
+	key := sharedKey{id, t}
+	h.mu.Lock()
+	v := h.values[key]
+	if v == nil {
+		v = &sharedValue{}
+		h.values[key] = v
+	}
+	h.mu.Unlock()
+	v.once.Do(func() {
+		if v.value, v.err = h.decode(id, t); v.err != nil {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			delete(h.values, key)
+		}
+	})
+	return v.value, v.err
+}
+
+// drop removes values that nobody needs any more.
+func (h *shelf) drop(all [][]byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range all {
+		id, ok := blob.ParseID(b)
+		if !ok || h.store == nil {
+			continue
+		}
+		for key := range h.values {
+			if key.id == id {
+				delete(h.values, key)
+			}
+		}
+		if err := h.store.Remove(id); err != nil {
+			h.cfg.Log.WithError(err).Debug("tasks: removing a stored value")
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package tasks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
+	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
+)
+
+// dialValues returns a connection that carries values to and from the scheduler.
+func dialValues(ctx context.Context, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	conn, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, err := link.Frame(nil, &wire.ToTasks{Transfer: true})
+	if err == nil {
+		_, err = conn.Write(b)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// withValues calls use with a connection that carries values, and again after its error, unless
+// that is of the value, ctx ends, or it has gone on for longer than the patience.
+func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error) error {
+	for since := time.Now(); ; {
+		c, err := p.values(ctx)
+		if err == nil {
+			if err = use(c); err == nil {
+				p.keepValues(c)
+				return nil
+			}
+			_ = c.Close()
+		}
+		var refused *transfer.RefusedError
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &refused):
+			return storeError(refused.Text)
+		case errors.Is(err, blob.ErrMissing):
+			return fmt.Errorf("%w: no host has it", ErrGone)
+		case errors.Is(err, transfer.ErrLater):
+			since = time.Now() // the scheduler is there, and knows more
+		case time.Since(since) > p.cfg.Patience:
+			return fmt.Errorf("tasks: a stored value: %w", err)
+		}
+		p.mu.Lock()
+		failed := p.failed
+		p.mu.Unlock()
+		if failed != nil {
+			return failed
+		}
+		select {
+		case <-time.After(reachEvery):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// storeError is the error of what a store has refused.
+func storeError(text string) error {
+	if rest, ok := strings.CutPrefix(text, blob.ErrFull.Error()); ok {
+		return fmt.Errorf("%w%s", ErrStoreFull, rest)
+	}
+	return errors.New("tasks: " + text)
+}
+
+// values returns a connection that carries values: the one that was kept, or a new one.
+func (p *Pool) values(ctx context.Context) (*transfer.Client, error) {
+	p.mu.Lock()
+	c := p.spare
+	p.spare = nil
+	p.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	conn, err := dialValues(ctx, p.cfg.Dial)
+	if err != nil {
+		return nil, err
+	}
+	return transfer.NewClient(conn), nil
+}
+
+func (p *Pool) keepValues(c *transfer.Client) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.spare == nil && p.failed == nil {
+		p.spare = c
+		return
+	}
+	_ = c.Close()
+}
+
+// bring stores a value beside the scheduler.
+func (p *Pool) bring(ctx context.Context, parts [][]byte) (id blob.ID, err error) {
+	err = p.withValues(ctx, func(c *transfer.Client) error {
+		id, err = c.Put(ctx, parts...)
+		return err
+	})
+	return id, err
+}
+
+// fetch returns the bytes of a stored value.
+func (p *Pool) fetch(ctx context.Context, id blob.ID, size int64) (b []byte, err error) {
+	if size > transfer.MaxSize {
+		return nil, fmt.Errorf("tasks: a stored value of %d bytes", size)
+	}
+	err = p.withValues(ctx, func(c *transfer.Client) error {
+		b, err = c.ReadAll(ctx, id, size)
+		return err
+	})
+	return b, err
+}

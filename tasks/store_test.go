@@ -1,0 +1,359 @@
+package tasks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/blob"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/tasks/scheduler"
+)
+
+// newSafePlace is newPlace where workers provide values for each other.
+func newSafePlace(t testing.TB, cfg scheduler.Config) *place {
+	t.Helper()
+	ca, err := identity.NewAuthority("run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Credentials, err = ca.Issue(identity.Subject{Role: identity.Driver}); err != nil {
+		t.Fatal(err)
+	}
+	p := newPlace(t, cfg)
+	p.ca = ca
+	return p
+}
+
+var (
+	lengths = Register[string]("lengths/v1", func(_ context.Context, all ...[]byte) (string, error) {
+		n := 0
+		for _, b := range all {
+			n += len(b)
+		}
+		return fmt.Sprint(len(all), " ", n), nil
+	})
+	made  atomic.Int32
+	makes = Register[[]byte]("makes/v1", func(_ context.Context, n int, with byte) ([]byte, error) {
+		made.Add(1)
+		return bytes.Repeat([]byte{with}, n), nil
+	})
+	places = Register[string]("places/v1", func(_ context.Context, r Ref[*counted]) (string, error) {
+		c, err := r.Get(context.Background())
+		return fmt.Sprintf("%p", c), err
+	})
+	uses = Register[int]("uses/v1", func(_ context.Context, c *counted) (int, error) { return len(c.text), nil })
+)
+
+// counted counts how often it was decoded.
+type counted struct{ text string }
+
+var decoded atomic.Int32
+
+// MarshalBinary and UnmarshalBinary encode it.
+func (c *counted) MarshalBinary() ([]byte, error) { return []byte(c.text), nil }
+func (c *counted) UnmarshalBinary(b []byte) error {
+	decoded.Add(1)
+	c.text = string(b)
+	return nil
+}
+
+// sentWith returns how many of a task's arguments were sent with it.
+func sentWith[R any](f *Future[R], args int) (inlined int) {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	return args - len(f.spills)
+}
+
+// TestArgumentLimits: what is sent with a task, and what is stored, to the byte.
+func TestArgumentLimits(t *testing.T) {
+	const k = 100 << 10
+	for _, c := range []struct{ n, size, inlined int }{{1, 0, 1}, {1, k - 1, 1}, {1, k, 1}, {1, k + 1, 0}, {102, k, 102}, {103, k, 102}} {
+		p := newSafePlace(t, scheduler.Config{})
+		pool := p.connect(ConnectConfig{})
+		args := make([]any, c.n)
+		for i := range args {
+			args[i] = bytes.Repeat([]byte{byte(i)}, c.size)
+		}
+		f, err := lengths.Submit(t.Context(), pool, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if inlined := sentWith(f, c.n); inlined != c.inlined {
+			t.Errorf("%d arguments of %d bytes: %d are sent, want %d", c.n, c.size, inlined, c.inlined)
+		}
+		p.serve(ServeConfig{Host: "a"})
+		if got := get(t, f, nil); got != fmt.Sprint(c.n, " ", c.n*c.size) {
+			t.Errorf("the function was given %s bytes", got)
+		}
+	}
+}
+
+// TestResultLimits: a result of 102,400 bytes is stored, a smaller one is not; either arrives, and
+// as an argument too, without going through the client.
+func TestResultLimits(t *testing.T) {
+	for _, safe := range []bool{true, false} {
+		p := newPlace(t, scheduler.Config{})
+		if safe {
+			p = newSafePlace(t, scheduler.Config{})
+		}
+		p.serve(ServeConfig{Host: "a"})
+		p.serve(ServeConfig{Host: "b"})
+		pool := p.connect(ConnectConfig{})
+		for _, size := range []int{0, 1, 102_399, 102_400, 102_401, 20 << 20} {
+			f, err := makes.Submit(t.Context(), pool, size, byte(size))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g, err := lengths.With(Prefer("b")).Submit(t.Context(), pool, f, f)
+			if got := get(t, g, err); got != fmt.Sprint("2 ", 2*size) {
+				t.Errorf("size %d: the next function was given %s bytes", size, got)
+			}
+			if pool.spare != nil {
+				t.Errorf("size %d: the client has transferred values", size)
+			}
+			if stored := f.result.GetSize() > 0; stored != (size >= 102_400) || !stored && f.result.GetInlined() == nil {
+				t.Errorf("a result of %d bytes: stored %v", size, stored)
+			}
+			if got := get(t, f, nil); !bytes.Equal(got, bytes.Repeat([]byte{byte(size)}, size)) {
+				t.Errorf("size %d: %d other bytes", size, len(got))
+			}
+			if c := pool.spare; c != nil {
+				pool.spare = nil
+				c.Close()
+			}
+		}
+	}
+}
+
+// TestRef: a value is put once, decoded once per process where functions take a Ref, for each task
+// where they do not, and removed when nobody needs it any more.
+func TestRef(t *testing.T) {
+	p := newSafePlace(t, scheduler.Config{})
+	p.serve(ServeConfig{Host: "a"})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	for _, text := range []string{"", "short", strings.Repeat("long", 1<<20)} {
+		r, err := Put(ctx, pool, &counted{text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoded.Store(0)
+		seen := map[string]bool{}
+		for range 5 {
+			f, err := places.Submit(ctx, pool, r)
+			seen[get(t, f, err)] = true
+		}
+		if n := decoded.Load(); n != 1 || len(seen) != 1 {
+			t.Errorf("decoded %d times, to %v", n, seen)
+		}
+		f, err := uses.Submit(ctx, pool, r)
+		if n := get(t, f, err); n != len(text) || decoded.Load() != 2 {
+			t.Errorf("%d bytes; decoded %d times", n, decoded.Load())
+		}
+		if c, err := r.Get(ctx); err != nil || c.text != text {
+			t.Errorf("the client reads %d bytes, %v", len(c.text), err)
+		}
+		r.Release()
+		r.Release()
+	}
+	p.awaitEmpty(t)
+	var nothing Ref[*counted]
+	if _, err := places.Submit(ctx, pool, nothing); err == nil || !strings.Contains(err.Error(), "argument 1 is a Ref that refers to no stored value") {
+		t.Errorf("%v", err)
+	}
+	if _, err := places.Submit(ctx, pool, &counted{}); err == nil || !strings.Contains(err.Error(), "argument 1 is a *tasks.counted, not a tasks.Ref[") {
+		t.Errorf("%v", err)
+	}
+	if r, err := Put(ctx, pool, 5); err != nil {
+		t.Error(err)
+	} else if _, err := places.Submit(ctx, pool, r); err == nil || !strings.Contains(err.Error(), "argument 1 is a Ref of int, not of tasks.Ref[") {
+		t.Errorf("%v", err)
+	}
+}
+
+// awaitEmpty waits until no value is stored.
+func (p *place) awaitEmpty(t *testing.T) {
+	t.Helper()
+	var left []string
+	if !follow.Poll(func() bool {
+		left = nil
+		runtime.GC()
+		for _, pattern := range []string{"[0-9a-f]*", ".new-*"} {
+			found, _ := filepath.Glob(filepath.Join(p.root, "*", "*", "*", pattern))
+			left = append(left, found...)
+		}
+		return len(left) == 0
+	}) {
+		t.Errorf("%d values are left: %s", len(left), left[0])
+	}
+}
+
+// TestStoredResultsAreDropped: when nothing has the futures any more.
+func TestStoredResultsAreDropped(t *testing.T) {
+	p := newSafePlace(t, scheduler.Config{})
+	p.serve(ServeConfig{Host: "a"})
+	p.serve(ServeConfig{Host: "b"})
+	pool := p.connect(ConnectConfig{})
+	for i := range 20 {
+		f, err := makes.Submit(t.Context(), pool, 200_000+i, byte(7))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := lengths.Submit(t.Context(), pool, f, make([]byte, 300_000))
+		get(t, g, err)
+		if i%2 == 0 {
+			get(t, f, nil)
+		}
+	}
+	p.awaitEmpty(t)
+}
+
+// TestLostHost: results of a host that is gone are made again, for tasks and for the client; a
+// value that was put is beside the scheduler.
+func TestLostHost(t *testing.T) {
+	p := newSafePlace(t, scheduler.Config{WorkerGrace: time.Millisecond})
+	leave := p.serve(ServeConfig{Host: "a"})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	made.Store(0)
+	f, err := makes.Submit(ctx, pool, 300_000, byte(1))
+	if err == nil {
+		err = f.Err(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := makes.Submit(ctx, pool, 400_000, byte(2))
+	if err == nil {
+		err = g.Err(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	p.serve(ServeConfig{Host: "b"})
+	h, err := lengths.Submit(ctx, pool, f)
+	if got := get(t, h, err); got != "1 300000" || made.Load() != 3 {
+		t.Errorf("%s, after %d calls", got, made.Load())
+	}
+	if got := get(t, g, nil); len(got) != 400_000 || made.Load() != 4 {
+		t.Errorf("%d bytes, after %d calls", len(got), made.Load())
+	}
+}
+
+// TestManySources: a large value that several hosts have comes from all of them, and is right where
+// one of them has other bytes under its name.
+func TestManySources(t *testing.T) {
+	p := newSafePlace(t, scheduler.Config{})
+	pool := p.connect(ConnectConfig{})
+	value := bytes.Repeat([]byte("0123456789abcdef"), 4<<20)
+	r, err := Put(t.Context(), pool, value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, host := range []string{"a", "b", "c", "d"} {
+		p.serve(ServeConfig{Host: host})
+		awaitWorkers(t, pool, i+1)
+		if host == "c" { // b's copy is damaged
+			store, err := blob.Open(blob.Config{Root: p.root, Run: "run", Host: "b"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, _, err := store.Open(r.ref.id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = w.WriteAt([]byte("X"), int64(i)*1000)
+			if err = errors.Join(err, w.Close(), f.Close(), store.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all, err := RunAll(t.Context(), pool, lengths, r)
+		for _, got := range all {
+			if got != fmt.Sprint("1 ", len(value)) {
+				t.Fatalf("host %s: %s", host, got)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := r.Get(t.Context()); err != nil || !bytes.Equal(got, value) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}
+
+// awaitWorkers waits until so many workers have joined.
+func awaitWorkers(t *testing.T, pool *Pool, n int) {
+	t.Helper()
+	if !follow.Poll(func() bool {
+		s, err := pool.Status(t.Context())
+		return err == nil && len(s.Workers) == n
+	}) {
+		t.Fatalf("there are not %d workers", n)
+	}
+}
+
+// TestFullStores: what does not fit is refused with one clear error, wherever it does not fit.
+func TestFullStores(t *testing.T) {
+	p := newSafePlace(t, scheduler.Config{Store: blob.Config{Most: 1 << 20}})
+	p.serve(ServeConfig{Host: "a", StoreBytes: 500_000})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	if _, err := Put(ctx, pool, make([]byte, 1<<20)); !errors.Is(err, ErrStoreFull) ||
+		!strings.Contains(err.Error(), "0 of at most 1048576 bytes are taken, and 1048577 more are needed") {
+		t.Errorf("Put: %v", err)
+	}
+	if _, err := lengths.Submit(ctx, pool, make([]byte, 2<<20)); !errors.Is(err, ErrStoreFull) {
+		t.Errorf("Submit: %v", err)
+	}
+	if _, err := makes.Call(ctx, pool, 600_000, byte(1)); err == nil || !strings.Contains(err.Error(), "the result cannot be stored: blob: the store is full") {
+		t.Errorf("a result: %v", err)
+	}
+	if _, err := lengths.Call(ctx, pool, make([]byte, 700_000)); err == nil || !strings.Contains(err.Error(), "argument 1: blob: the store is full") {
+		t.Errorf("an argument: %v", err)
+	}
+	if n, err := makes.Call(ctx, pool, 400_000, byte(1)); err != nil || len(n) != 400_000 {
+		t.Errorf("and then: %v", err)
+	}
+}
+
+// TestManyResults: results that are arguments and have more than 10 MiB together arrive.
+func TestManyResults(t *testing.T) {
+	p := newSafePlace(t, scheduler.Config{})
+	pool := p.connect(ConnectConfig{})
+	var args []any
+	for i := range 150 {
+		f, err := makes.Submit(t.Context(), pool, 102_000+i, byte(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, f)
+	}
+	f, err := lengths.Submit(t.Context(), pool, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.serve(ServeConfig{Host: "a"})
+	if got := get(t, f, nil); got != fmt.Sprint("150 ", 150*102_000+149*75) {
+		t.Errorf("the function was given %s bytes", got)
+	}
+	g, err := lengths.Submit(t.Context(), pool, args...) // and from the client, which has them now
+	if got := get(t, g, err); got != fmt.Sprint("150 ", 150*102_000+149*75) {
+		t.Errorf("the function was given %s bytes", got)
+	}
+}
