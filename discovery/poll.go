@@ -34,6 +34,10 @@ type Poll struct {
 	// stood by its list. It is called from one goroutine at a time and must not block for long.
 	// Nil: it is not called.
 	Failed func(err error, age time.Duration)
+	// Stands is called whenever the source stands by a list, the same as before or another, before
+	// that is passed on. It is called from one goroutine at a time and must not block. Nil: it is
+	// not called.
+	Stands func()
 	// Log takes failures and recoveries. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -68,7 +72,7 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	if interval <= 0 {
 		interval = defaultInterval
 	}
-	k := &keeper{found: found, log: p.log(), settle: &settle{after: p.RemovalAfter, stands: slices.Clone(p.Known)}}
+	k := &keeper{found: found, stands: p.Stands, log: p.log(), settle: &settle{after: p.RemovalAfter, stands: slices.Clone(p.Known)}}
 	ask := p.discover
 	switch source := p.Source.(type) {
 	case *Merged:
@@ -181,6 +185,7 @@ func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(c
 // keeper holds the last good list.
 type keeper struct {
 	found     func([]plan.Host)
+	stands    func() // may be nil
 	log       logrus.FieldLogger
 	known     bool
 	last      []plan.Host
@@ -199,6 +204,9 @@ func (k *keeper) take(hosts []plan.Host) error {
 		k.log.WithField("failures", k.failures).Info("discovery: the source answers again")
 	}
 	k.failures, k.confirmed = 0, time.Now()
+	if k.stands != nil {
+		k.stands()
+	}
 	hosts = k.settled(hosts)
 	if k.known && slices.Equal(k.last, hosts) {
 		return nil

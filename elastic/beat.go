@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -17,8 +18,10 @@ type beater interface {
 	meeting
 	// Beat sends b once, if a connection exists.
 	Beat(ctx context.Context, b rendezvous.Beat) error
-	// connections returns the number of connections made to other ranks so far.
+	// connections returns the number of connections made to other ranks so far, and operations
+	// returns the collective operations.
 	connections() uint64
+	operations() []collective.Operations
 	// stallWarning is the wait for other ranks after which the driver is informed at once. 0: the
 	// default; negative: never.
 	stallWarning() time.Duration
@@ -38,7 +41,28 @@ type doing struct {
 	entered func(rendezvous.Phase)        // nil: none
 	commits atomic.Uint64                 // number of the last commit in the generation Worker.entering; 0: none
 	trained atomic.Bool                   // the training function has returned nil in that generation
+	way     way                           // into its world
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
+	made    commitCounts
+	news    chan struct{} // has the pulse beat at once; capacity 1; nil: there is none
+}
+
+// commitCounts counts commits. It is written by Run's goroutine and read by the pulse.
+type commitCounts struct{ commits, nanoseconds, bytes atomic.Uint64 }
+
+// note counts a commit that has begun then.
+func (c *commitCounts) note(begun time.Time, bytes int) {
+	c.commits.Add(1)
+	c.nanoseconds.Add(uint64(max(0, time.Since(begun))))
+	c.bytes.Add(uint64(bytes))
+}
+
+// hasNews has the driver told of the phase at once, not at the next beat.
+func (d *doing) hasNews() {
+	select {
+	case d.news <- struct{}{}:
+	default: // there is no pulse, or it is about to look
+	}
 }
 
 func (d *doing) enter(p rendezvous.Phase) {
@@ -47,6 +71,9 @@ func (d *doing) enter(p rendezvous.Phase) {
 		if d.word.CompareAndSwap(was, was&^0xff+0x100|uint64(p)) {
 			break
 		}
+	}
+	if p == rendezvous.Joins || p == rendezvous.Fetches || d.way.recording.Load() {
+		d.way.enter(p, time.Now())
 	}
 	if d.entered != nil {
 		d.entered(p)
@@ -87,6 +114,7 @@ func (w *Worker) startPulse() (stop func()) {
 		return func() {}
 	}
 	p := newPulse(w, to)
+	w.doing.news = make(chan struct{}, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { p.run(ctx) })
@@ -118,6 +146,7 @@ func (p *pulse) run(ctx context.Context) {
 	defer ticker.Stop()
 	looked := time.Now()
 	var lastBeat time.Time
+	news := false
 	for {
 		now := time.Now()
 		if is := p.spacing(); is != spacing {
@@ -129,18 +158,24 @@ func (p *pulse) run(ctx context.Context) {
 		waits := p.look(min(now.Sub(looked), 2*spacing*beatEvery))
 		looked = now
 		long := p.warning > 0 && waits >= p.warning
-		if long && !p.reported || now.Sub(lastBeat) >= spacing*(p.every-p.pause/2) {
-			err := p.to.Beat(ctx, p.beat())
+		if news || long && !p.reported || now.Sub(lastBeat) >= spacing*(p.every-p.pause/2) {
+			b := p.beat()
+			err := p.to.Beat(ctx, b)
 			if err == nil {
 				p.reported = long
+				if b.Entered != nil {
+					p.worker.doing.way.sent()
+				}
 			}
 			if !errors.Is(err, rendezvous.ErrNotConnected) { // otherwise the next observation tries again
 				lastBeat = now
 			}
 		}
-		p.reported = p.reported && long
+		p.reported, news = p.reported && long, false
 		select {
 		case <-ticker.C:
+		case <-p.worker.doing.news:
+			news = true
 		case <-ctx.Done():
 			return
 		}
@@ -229,6 +264,8 @@ func (p *pulse) beat() rendezvous.Beat {
 	if last := p.worker.doing.last.Load(); last != nil {
 		b.Written = last.Load()
 	}
+	b.Counters = p.counters()
+	b.Waits, b.Entered = p.waits(), p.worker.doing.way.told(time.Now())
 	for id, l := range p.lanes {
 		b.Lanes = append(b.Lanes, rendezvous.Lane{ID: id, Operation: l.Operation, Waiting: l.Waiting, For: l.since, What: l.What})
 	}
@@ -245,6 +282,34 @@ func (p *pulse) beat() rendezvous.Beat {
 	})
 	b.Lanes = b.Lanes[:min(len(b.Lanes), rendezvous.MaxLanes)]
 	return b
+}
+
+// counters returns what the worker has done so far.
+func (p *pulse) counters() *rendezvous.Counters {
+	s := &p.worker.doing.made
+	c := &rendezvous.Counters{
+		Commits: s.commits.Load(), CommitTime: time.Duration(s.nanoseconds.Load()), CommitBytes: s.bytes.Load(),
+	}
+	for _, o := range p.to.operations() {
+		c.Operations = append(c.Operations, rendezvous.Operations(o))
+	}
+	if len(c.Operations) > rendezvous.MaxOperations { // the rare ones are left out
+		slices.SortStableFunc(c.Operations, func(x, y rendezvous.Operations) int { return cmp.Compare(y.Count, x.Count) })
+		c.Operations = c.Operations[:rendezvous.MaxOperations]
+	}
+	return c
+}
+
+// waits returns how long operations have taken that have ended since the last beat.
+func (p *pulse) waits() (all []rendezvous.Wait) {
+	place := p.worker.member.Load()
+	if place == nil || place.world.Generation != p.generation {
+		return nil
+	}
+	for _, w := range place.group.Waits() {
+		all = append(all, rendezvous.Wait(w))
+	}
+	return all
 }
 
 // first returns a comparison result: negative if x comes first.

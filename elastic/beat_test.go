@@ -56,6 +56,8 @@ func (m *listener) connect(context.Context, rendezvous.World) (*collective.Group
 
 func (m *listener) connections() uint64 { return m.made.Load() }
 
+func (m *listener) operations() []collective.Operations { return nil }
+
 func (m *listener) stallWarning() time.Duration { return m.warning }
 
 func (m *listener) Beat(_ context.Context, b rendezvous.Beat) error {
@@ -261,7 +263,7 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	}
 	b := p.beat()
 	want := rendezvous.Beat{Phase: rendezvous.Training, Quiet: 4 * time.Second,
-		Lanes: []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}}, Trained: new(false)}
+		Lanes: []rendezvous.Lane{{Operation: 1, Waiting: true, For: 4 * time.Second, What: "Barrier"}}, Trained: new(false), Counters: &rendezvous.Counters{}}
 	if !reflect.DeepEqual(b, want) {
 		t.Errorf("%+v, want %+v", b, want)
 	}

@@ -490,6 +490,8 @@ func (d *driven) connect(ctx context.Context, w rendezvous.World) (*collective.G
 
 func (d *driven) connections() uint64 { return d.endpoint.Connections() }
 
+func (d *driven) operations() []collective.Operations { return d.endpoint.Operations() }
+
 func (d *driven) stallWarning() time.Duration { return d.warning }
 
 func (d *driven) close() error {

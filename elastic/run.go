@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/image"
@@ -178,7 +179,7 @@ func (r *runner) rollBack(err error) error {
 }
 
 func (r *runner) trainOnce() error {
-	r.worker.doing.enter(rendezvous.Training)
+	r.worker.beginTraining()
 	if err := r.train(r.ctx); err != nil {
 		r.state.trainReturned(err)
 		return r.undo(err)
@@ -222,7 +223,9 @@ func (r *runner) reset(cause error) error {
 		Cause:      cause.Error(),
 		Trained:    new(r.trained()),
 		Lost:       lostBy(cause),
+		Undone:     r.worker.run.undone,
 	})
+	r.worker.run.undone = 0
 	if err != nil {
 		return err
 	}
@@ -254,6 +257,8 @@ func (r *runner) reset(cause error) error {
 // undo returns err, and rolls back first if an abort cut the user's function short.
 func (r *runner) undo(err error) error {
 	if errors.Is(err, collective.ErrAborted) {
+		r.worker.run.undone += time.Since(r.worker.run.sound)
+		r.worker.run.sound = time.Now()
 		return r.rollBack(err)
 	}
 	return err

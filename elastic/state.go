@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/feed"
@@ -161,10 +162,13 @@ func (s *State) Commit() error {
 	if err := s.replicate(); err != nil {
 		return err
 	}
+	begun := time.Now()
 	p, err := s.beginCommit()
 	if err != nil {
 		return err
 	}
+	bytes := p.Bytes()
+	defer func() { s.noteCommit(begun, bytes) }()
 	p.Copy()
 	if p.HasLater() {
 		s.saved.copying = p
@@ -188,13 +192,23 @@ func (s *State) CommitAsync() error {
 	if err := s.replicate(); err != nil {
 		return err
 	}
+	begun := time.Now()
 	p, err := s.beginCommit()
 	if err != nil {
 		return err
 	}
+	bytes := p.Bytes()
+	defer func() { s.noteCommit(begun, bytes) }()
 	p.Start()
 	s.saved.copying = p
 	return s.agree()
+}
+
+// noteCommit counts a commit that all ranks have made, and that has begun then.
+func (s *State) noteCommit(begun time.Time, bytes int) {
+	if s.agreed {
+		s.worker.doing.made.note(begun, bytes)
+	}
 }
 
 // Settle blocks until the copy that CommitAsync started is complete; then the program may write to

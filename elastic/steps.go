@@ -182,6 +182,9 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 	if err := s.usable(); err != nil {
 		return err
 	}
+	if backward == nil || apply == nil {
+		return errors.New("elastic: Step without a function for the backward pass or for applying the averages")
+	}
 	s.within = true
 	s.apply = apply
 	defer func() { s.within, s.apply = false, nil }()
@@ -212,8 +215,10 @@ func (s *Steps[T]) usable() error {
 	switch {
 	case s.invalid != nil:
 		return s.invalid
-	case s.state == nil || s.state.run == nil:
-		return errors.New("elastic: Step of steps whose state is in no Run")
+	case s.state == nil:
+		return errors.New("elastic: Step of steps that are a part of no state: give them to NewState")
+	case s.state.run == nil:
+		return errors.New("elastic: Step outside of Run: call it from the function that Run calls")
 	case s.within:
 		return errors.New("elastic: Step during another Step")
 	case s.count() == 0:

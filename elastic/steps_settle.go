@@ -301,6 +301,6 @@ func (s *State) goOn(err error) (together bool, _ error) {
 			return false, err
 		}
 	}
-	s.worker.doing.enter(rendezvous.Training)
+	s.worker.beginTraining()
 	return s.steps.together(), nil
 }

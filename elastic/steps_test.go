@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
@@ -149,10 +150,13 @@ func TestStepsRefused(t *testing.T) {
 		}
 	}
 	good := NewSteps[float32](w, StepsOptions{Microbatches: 2}, 1)
-	if err := step(good); err == nil || !strings.Contains(err.Error(), "in no Run") {
-		t.Errorf("Step outside Run: %v", err)
+	if err := step(good); err == nil || !strings.Contains(err.Error(), "give them to NewState") {
+		t.Errorf("Step of steps without a state: %v", err)
 	}
 	NewState(w, good)
+	if err := step(good); err == nil || !strings.Contains(err.Error(), "outside of Run") {
+		t.Errorf("Step outside Run: %v", err)
+	}
 	if err := NewState(w, good).Commit(); err == nil || !strings.Contains(err.Error(), "two states") {
 		t.Errorf("steps in two states: %v", err)
 	}
@@ -190,8 +194,11 @@ func TestStepsAlone(t *testing.T) {
 				m.Gradient[1][2] = float64(m.Index)
 				return nil
 			}
-			if err := steps.Step(ctx, func(Micro[float64]) error { return errBackward }, nil); !errors.Is(err, errBackward) {
+			if err := steps.Step(ctx, func(Micro[float64]) error { return errBackward }, func([][]float64) error { return nil }); !errors.Is(err, errBackward) {
 				t.Errorf("the error is %v", err)
+			}
+			if err := steps.Step(ctx, backward, nil); err == nil || !strings.Contains(err.Error(), "without a function") {
+				t.Errorf("Step without apply: %v", err)
 			}
 			applied := steps.Applied()
 			if err := steps.Step(ctx, backward, func([][]float64) error { return errApply }); !errors.Is(err, errApply) || steps.Applied() != applied {
@@ -278,5 +285,66 @@ func TestAppliedStepIsNotSent(t *testing.T) {
 	}
 	for _, s := range steps {
 		s.close()
+	}
+}
+
+// TestStepsOfRanksDiffer: ranks with different options are told what differs, before anything is
+// computed.
+func TestStepsOfRanksDiffer(t *testing.T) {
+	for what, options := range map[string][2]StepsOptions{
+		"of 4 microbatches": {{Microbatches: 4}, {Microbatches: 8}},
+		"seed 5":            {{Microbatches: 4, Seed: 5}, {Microbatches: 4, Seed: 6}},
+		"no samples":        {{Microbatches: 4}, {Microbatches: 4, Batches: NewBatches(8, SamplerOptions{Batch: 2})}},
+	} {
+		r := newRing(2, 1)
+		var all []*Steps[float32]
+		for i, w := range r.workers {
+			s := NewSteps[float32](w, options[i], 1)
+			r.states[i] = NewState(w, Tensor("large", r.large[i]), s)
+			all = append(all, s)
+		}
+		r.enter(1, 0)
+		var errs [2]error
+		var syncing sync.WaitGroup
+		for i, s := range r.states {
+			syncing.Go(func() {
+				if errs[i] = s.Sync(t.Context()); errs[i] != nil {
+					r.workers[i].group().Abort(errs[i]) // as Run does
+				}
+			})
+		}
+		syncing.Wait()
+		if errs[1] == nil || !strings.Contains(errs[1].Error(), what) || !strings.Contains(errs[1].Error(), "on the root") {
+			t.Errorf("%q: rank 1 is told %v", what, errs[1])
+		}
+		for _, s := range all {
+			s.close()
+		}
+	}
+}
+
+// TestStepsPanic: a panic of the functions leaves Run and Step, and is that of the program.
+func TestStepsPanic(t *testing.T) {
+	w, err := Init(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	steps := NewSteps[float32](w, StepsOptions{Microbatches: 1}, 1)
+	state := NewState(w, steps)
+	run := func(backward func(Micro[float32]) error, apply func([][]float32) error) (panicked any) {
+		defer func() { panicked = recover() }()
+		_ = Run(t.Context(), state, func(ctx context.Context) error { return steps.Step(ctx, backward, apply) })
+		return nil
+	}
+	fine := func(Micro[float32]) error { return nil }
+	if got := run(func(Micro[float32]) error { panic("backward") }, func([][]float32) error { return nil }); got != "backward" {
+		t.Errorf("the panic of backward is %v", got)
+	}
+	if got := run(fine, func([][]float32) error { panic("apply") }); got != "apply" {
+		t.Errorf("the panic of apply is %v", got)
+	}
+	if steps.within || steps.Applied() != 0 {
+		t.Errorf("within a step: %v, %d applied", steps.within, steps.Applied())
 	}
 }

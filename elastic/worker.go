@@ -62,11 +62,13 @@ type reports struct {
 
 // runState is used by Run's goroutine only.
 type runState struct {
-	commit   uint64       // number of the last commit begun
-	term     *termHandler // of a Run that ended while the driver may still send SIGTERM
-	last     bool         // no world follows, and this rank writes the last checkpoint
-	deserted bool         // at the last commit all ranks were asked to leave and had no driver
-	outside  bool         // the world of member has been left and no other entered
+	sound    time.Time     // since when training can be undone: the last commit, or the begin of training in the world
+	undone   time.Duration // what an abort has undone in the world that is being left
+	commit   uint64        // number of the last commit begun
+	term     *termHandler  // of a Run that ended while the driver may still send SIGTERM
+	last     bool          // no world follows, and this rank writes the last checkpoint
+	deserted bool          // at the last commit all ranks were asked to leave and had no driver
+	outside  bool          // the world of member has been left and no other entered
 }
 
 // use tracks the lifecycle of a worker.
@@ -93,6 +95,7 @@ func (w *Worker) endWithoutDriver(last bool) error {
 // the following ones.
 func (w *Worker) committed(commits uint64) {
 	generation := w.Generation()
+	w.run.sound = time.Now()
 	w.reach(w.doing.phase(), true)
 	w.doing.commits.Store(commits)
 	if w.reports.committed == generation {
@@ -103,6 +106,15 @@ func (w *Worker) committed(commits uint64) {
 		// Ignored on failure: the report is used for measurements only.
 		_ = w.meeting.Report(w.reports.ctx, rendezvous.Committed, generation, commits)
 	})
+}
+
+// beginTraining records that training begins in the world, or goes on.
+func (w *Worker) beginTraining() {
+	w.run.sound = time.Now()
+	w.doing.enter(rendezvous.Training)
+	if w.Rank() == 0 {
+		w.doing.hasNews() // the driver counts the time until now as synchronisation
+	}
 }
 
 // chosen reports the chosen backend to the driver without blocking.

@@ -1,5 +1,11 @@
 package launch
 
+import (
+	"context"
+
+	"github.com/hvdrun/hvdrun/internal/stacks"
+)
+
 // Router is a Launcher whose workers reach the driver through their agents, and may run on other
 // machines.
 type Router interface {
@@ -21,6 +27,15 @@ type Widener interface {
 	// reach the driver: it makes the driver listen on other addresses too, and returns the port
 	// there. Widen is called before the first Run, and may call open itself.
 	Widen(open func() (port int, err error))
+}
+
+// Prober is a Launcher that can tell where the workers that it runs are, without their help.
+type Prober interface {
+	Launcher
+	// Probe describes the process of an incarnation on a host, and what it has started. With
+	// goroutines it also reads those of a Go program from its memory. It blocks until ctx ends at
+	// most, and may return a part of the answer with an error.
+	Probe(ctx context.Context, host, incarnation string, goroutines bool) (stacks.Worker, error)
 }
 
 // Keeper is a Launcher whose workers outlive the process that uses it: agents keep them, with their

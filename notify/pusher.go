@@ -28,6 +28,9 @@ type PusherConfig struct {
 	Log logrus.FieldLogger
 	// Timeout bounds an attempt. Zero: 2 s.
 	Timeout time.Duration
+	// Delivered is called with the time from Push until a target has acknowledged the update, from
+	// the goroutines of targets. It must not block. Nil: it is not called.
+	Delivered func(after time.Duration)
 }
 
 // Target is a worker and the address of its notification service, host:port.
@@ -70,6 +73,7 @@ type state struct {
 	version uint64 // increases with every change; 0: nothing to send
 	update  Update
 	loss    Loss
+	pushed  time.Time // when the update was set
 }
 
 func (w state) request() *wire.HostsUpdatedRequest {
@@ -130,7 +134,7 @@ func (p *Pusher) Push(targets []Target, u Update) {
 	p.set(targets, func(w *state) bool {
 		newer := u.Seq > w.update.Seq
 		if newer {
-			w.update = u
+			w.update, w.pushed = u, time.Now()
 		}
 		return newer
 	})
@@ -230,7 +234,7 @@ func (p *Pusher) serve(run context.Context, t *target) {
 	}
 	defer conn.Close()
 	rpc := wire.NewNotificationClient(conn)
-	var acked uint64
+	var acked, seq uint64
 	pause, failures := p.retry, 0
 	for t.ctx.Err() == nil {
 		var again <-chan time.Time // nil: nothing to repeat
@@ -239,6 +243,10 @@ func (p *Pusher) serve(run context.Context, t *target) {
 			return
 		case err == nil && w.version > acked:
 			acked, pause, failures = w.version, p.retry, 0
+			if w.update.Seq > seq && p.cfg.Delivered != nil {
+				p.cfg.Delivered(time.Since(w.pushed))
+			}
+			seq = w.update.Seq
 			if p.acked != nil {
 				p.acked(t.Subject.Incarnation, w.update.Seq)
 			}

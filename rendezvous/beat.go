@@ -13,8 +13,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire"
 )
 
-// MaxLanes is the largest number of lanes in a Beat.
-const MaxLanes = 16
+// MaxLanes is the largest number of lanes in a Beat, MaxWaits that of waits, and MaxEntered that of
+// phases.
+const (
+	MaxLanes   = 16
+	MaxWaits   = 64
+	MaxEntered = 16
+)
 
 const (
 	maxWhat   = 256         // bytes of an operation's name
@@ -105,6 +110,120 @@ type Beat struct {
 	// Trained is whether the worker's training function has returned in the generation; nil:
 	// unknown.
 	Trained *bool
+	// Counters are what the worker has done since it began; nil: unknown.
+	Counters *Counters
+	// Waits are how long the worker was in operations that have ended lately. It has at most
+	// MaxWaits elements.
+	Waits []Wait
+	// Entered are the phases that the worker has entered on its way into the world of the
+	// generation, in order. Nil: they were sent before. It has at most MaxEntered elements.
+	Entered []Entered
+}
+
+// Counters are what a worker has done since it began. They only grow.
+type Counters struct {
+	// Commits is the number of its commits, CommitTime how long they took, and CommitBytes how many
+	// bytes of tensors they looked at, to copy those that had changed.
+	Commits     uint64
+	CommitTime  time.Duration
+	CommitBytes uint64
+	// Operations are its collective operations, at most MaxOperations elements.
+	Operations []Operations
+}
+
+// MaxOperations is the largest number of elements of Counters.Operations.
+const MaxOperations = 128
+
+// maxSizeClass is the largest Operations.SizeClass.
+const maxSizeClass = 15
+
+// Operations are collective operations of a kind, a backend and a class of sizes, from
+// collective.Operations.
+type Operations struct {
+	Kind, Backend string // of 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _
+	SizeClass     int
+	Count         uint64
+	Duration      time.Duration
+	Bytes         uint64
+}
+
+func (c *Counters) toWire() *wire.Counters {
+	if c == nil {
+		return nil
+	}
+	w := &wire.Counters{
+		Commits: c.Commits, CommitNanoseconds: uint64(max(0, c.CommitTime)), CommitBytes: c.CommitBytes,
+		Operations: make([]*wire.Operations, min(len(c.Operations), MaxOperations)),
+	}
+	for i := range w.Operations {
+		o := &c.Operations[i]
+		w.Operations[i] = &wire.Operations{
+			Kind: o.Kind, Backend: o.Backend, SizeClass: uint32(o.SizeClass), Count: o.Count,
+			Nanoseconds: uint64(max(0, o.Duration)), Bytes: o.Bytes,
+		}
+	}
+	return w
+}
+
+// countersFromWire converts counters and checks their bounds.
+func countersFromWire(w *wire.Counters) (*Counters, error) {
+	if w == nil {
+		return nil, nil
+	}
+	if n := len(w.GetOperations()); n > MaxOperations {
+		return nil, fmt.Errorf("%d kinds of operations; at most %d", n, MaxOperations)
+	}
+	if w.GetCommitNanoseconds() > math.MaxInt64 {
+		return nil, errors.New("a duration out of range")
+	}
+	c := &Counters{
+		Commits: w.GetCommits(), CommitTime: time.Duration(w.GetCommitNanoseconds()), CommitBytes: w.GetCommitBytes(),
+	}
+	if len(w.GetOperations()) > 0 {
+		c.Operations = make([]Operations, len(w.GetOperations()))
+	}
+	for i, o := range w.GetOperations() {
+		if err := errors.Join(checkWord(o.GetKind()), checkWord(o.GetBackend())); err != nil {
+			return nil, err
+		}
+		if o.GetNanoseconds() > math.MaxInt64 || o.GetSizeClass() > maxSizeClass {
+			return nil, errors.New("a duration or a size out of range")
+		}
+		c.Operations[i] = Operations{
+			Kind: o.GetKind(), Backend: o.GetBackend(), SizeClass: int(o.GetSizeClass()), Count: o.GetCount(),
+			Duration: time.Duration(o.GetNanoseconds()), Bytes: o.GetBytes(),
+		}
+	}
+	return c, nil
+}
+
+// checkWord validates the name of a kind of operations or of a backend.
+func checkWord(name string) error {
+	if name == "" || len(name) > maxBackend {
+		return fmt.Errorf("a name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
+	}
+	for _, c := range []byte(name) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '+', c == '-', c == '.', c == '_':
+		default:
+			return fmt.Errorf("name %q; only letters, digits, +, -, . and _ are allowed", name)
+		}
+	}
+	return nil
+}
+
+// Wait is how long one operation took on a worker, from collective.Wait.
+type Wait struct {
+	// Operation identifies it on all ranks.
+	Operation uint64
+	// For has the resolution of a microsecond on the wire, and a maximum of 71 minutes.
+	For time.Duration
+}
+
+// Entered is that a worker has entered a phase, and how long before the heartbeat.
+type Entered struct {
+	Phase Phase
+	Ago   time.Duration
 }
 
 // ErrNotConnected is returned by Client.Beat if there is no connection.
@@ -136,7 +255,15 @@ func (b Beat) toWire() *wire.BeatRequest {
 	req := &wire.BeatRequest{
 		Generation: b.Generation, Phase: wire.Phase(b.Phase), QuietNanoseconds: uint64(max(0, b.Quiet)),
 		Lanes: make([]*wire.Lane, min(len(b.Lanes), MaxLanes)), Commits: b.Commits, Written: b.Written,
-		Trained: b.Trained,
+		Trained: b.Trained, Counters: b.Counters.toWire(),
+	}
+	for _, w := range b.Waits[:min(len(b.Waits), MaxWaits)] {
+		req.WaitOperations = append(req.WaitOperations, w.Operation)
+		req.WaitMicroseconds = append(req.WaitMicroseconds, uint32(min(max(0, w.For.Microseconds()), math.MaxUint32)))
+	}
+	for _, e := range b.Entered[:min(len(b.Entered), MaxEntered)] {
+		req.Entered = append(req.Entered, wire.Phase(e.Phase))
+		req.EnteredNanoseconds = append(req.EnteredNanoseconds, uint64(max(0, e.Ago)))
 	}
 	for i := range req.Lanes {
 		l := &b.Lanes[i]
@@ -154,7 +281,7 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 		Commits: req.GetCommits(), Written: req.GetWritten(), Trained: req.Trained,
 	}
 	switch n := len(req.GetLanes()); {
-	case req.GetPhase() < wire.Phase_PHASE_JOINING || req.GetPhase() > wire.Phase_PHASE_FETCHING:
+	case !validPhase(req.GetPhase()):
 		return b, fmt.Errorf("%d is not a phase", req.GetPhase())
 	case req.GetQuietNanoseconds() > math.MaxInt64:
 		return b, errors.New("a duration out of range")
@@ -162,6 +289,9 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 		return b, fmt.Errorf("%d lanes; at most %d", n, MaxLanes)
 	case n > 0:
 		b.Lanes = make([]Lane, n)
+	}
+	if err := b.columnsFromWire(req); err != nil {
+		return b, err
 	}
 	for i, l := range req.GetLanes() {
 		switch {
@@ -174,7 +304,37 @@ func beatFromWire(req *wire.BeatRequest) (Beat, error) {
 			ID: l.GetId(), Operation: l.GetOperation(), Waiting: l.GetWaiting(), For: time.Duration(l.GetNanoseconds()), What: l.GetWhat(),
 		}
 	}
+	var err error
+	if b.Counters, err = countersFromWire(req.GetCounters()); err != nil {
+		return b, err
+	}
 	return b, nil
+}
+
+// columnsFromWire takes what is sent in columns, which must be of one length.
+func (b *Beat) columnsFromWire(req *wire.BeatRequest) error {
+	operations, waits := req.GetWaitOperations(), req.GetWaitMicroseconds()
+	phases, ago := req.GetEntered(), req.GetEnteredNanoseconds()
+	switch {
+	case len(operations) != len(waits) || len(waits) > MaxWaits:
+		return fmt.Errorf("%d waits of %d operations; at most %d", len(waits), len(operations), MaxWaits)
+	case len(phases) != len(ago) || len(phases) > MaxEntered:
+		return fmt.Errorf("%d times of %d phases; at most %d", len(ago), len(phases), MaxEntered)
+	}
+	for i, us := range waits {
+		b.Waits = append(b.Waits, Wait{operations[i], time.Duration(us) * time.Microsecond})
+	}
+	for i, p := range phases {
+		if !validPhase(p) || ago[i] > math.MaxInt64 {
+			return fmt.Errorf("phase %d, entered %d ns ago", p, ago[i])
+		}
+		b.Entered = append(b.Entered, Entered{Phase(p), time.Duration(ago[i])})
+	}
+	return nil
+}
+
+func validPhase(p wire.Phase) bool {
+	return p >= wire.Phase_PHASE_JOINING && p <= wire.Phase_PHASE_FETCHING
 }
 
 func (v service) Beat(ctx context.Context, req *wire.BeatRequest) (*wire.BeatReply, error) {

@@ -51,6 +51,10 @@ func TestBeat(t *testing.T) {
 	for _, b := range []Beat{
 		{Phase: Joins},
 		{Generation: 4, Phase: Saving, Commits: 17, Written: 1 << 40},
+		{Generation: 4, Phase: Training, Counters: &Counters{Commits: 7, CommitTime: time.Second, CommitBytes: 1 << 40, Operations: []Operations{
+			{Kind: "AllReduce", Backend: "ipc+hosts", SizeClass: 9, Count: 1, Duration: time.Hour, Bytes: math.MaxUint64},
+		}}},
+		{Generation: 4, Phase: Training, Waits: []Wait{{7, time.Second}, {1 << 63, time.Microsecond}}, Entered: []Entered{{Joins, time.Second}, {Syncing, 1}}},
 		{Generation: 4, Phase: Training, Quiet: 3 * time.Second, Lanes: []Lane{
 			{Operation: 17, Waiting: true, For: 2 * time.Second, What: "AllReduce"},
 			{ID: math.MaxUint64, Operation: math.MaxUint64, For: math.MaxInt64, What: "gradient α"},

@@ -22,12 +22,13 @@ func encoded(f *testing.F, m proto.Message) []byte {
 
 // FuzzJoin: a join is within its bounds or refused.
 func FuzzJoin(f *testing.F) {
-	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone", Lost: []int{0, 7}}
+	j := Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, NotifyAddr: "10.0.0.1:6", Cause: "a peer is gone", Lost: []int{0, 7}, Undone: 3}
 	f.Add(encoded(f, j.toWire()))
 	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: []string{strings.Repeat("a", maxAddr+1)}}))
 	f.Add(encoded(f, &wire.JoinRequest{DataAddresses: make([]string, maxAddrs+1)}))
 	f.Add(encoded(f, &wire.JoinRequest{Lost: make([]uint32, maxLost+1)}))
 	f.Add(encoded(f, &wire.JoinRequest{Lost: []uint32{1 << 31}}))
+	f.Add(encoded(f, &wire.JoinRequest{UndoneNanoseconds: 1 << 63}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var req wire.JoinRequest
 		if proto.Unmarshal(b, &req) != nil || validate(&req) != nil {
@@ -125,8 +126,15 @@ func again(t *testing.T, w World, addrs [][]string) World {
 
 // FuzzBeat: a heartbeat is within its bounds and survives another encoding, or is refused.
 func FuzzBeat(f *testing.F) {
-	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}}}
+	b := Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}},
+		Counters: &Counters{Commits: 4, CommitTime: 5, CommitBytes: 6, Operations: []Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 2, Count: 1, Duration: 2, Bytes: 3}}},
+		Waits:    []Wait{{1 << 63, 1000}}, Entered: []Entered{{Syncing, 7}}}
+	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, WaitOperations: []uint64{1}}))
+	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, WaitOperations: make([]uint64, MaxWaits+1), WaitMicroseconds: make([]uint32, MaxWaits+1)}))
+	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Entered: []wire.Phase{9}, EnteredNanoseconds: []uint64{1}}))
 	f.Add(encoded(f, b.toWire()))
+	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Counters: &wire.Counters{Operations: []*wire.Operations{{Kind: "\x1b", Backend: "x"}}}}))
+	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Counters: &wire.Counters{Operations: make([]*wire.Operations, MaxOperations+1)}}))
 	f.Add(encoded(f, &wire.BeatRequest{Phase: 1, Lanes: make([]*wire.Lane, MaxLanes+1)}))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		var req wire.BeatRequest
@@ -137,8 +145,11 @@ func FuzzBeat(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(b.Lanes) > MaxLanes || b.Quiet < 0 || b.Phase < Joins || b.Phase > Resetting {
+		if len(b.Lanes) > MaxLanes || len(b.Waits) > MaxWaits || len(b.Entered) > MaxEntered || b.Quiet < 0 || b.Phase < Joins || b.Phase > Fetches {
 			t.Errorf("taken: %+v", b)
+		}
+		if b.Counters != nil && (len(b.Counters.Operations) > MaxOperations || b.Counters.CommitTime < 0) {
+			t.Errorf("taken: %+v", b.Counters)
 		}
 		if back, err := beatFromWire(b.toWire()); err != nil || !reflect.DeepEqual(back, b) {
 			t.Errorf("%+v became %+v, %v", b, back, err)

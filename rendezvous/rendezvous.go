@@ -70,6 +70,9 @@ type Joining struct {
 	// Lost are the ranks of its last generation with which it could not go on, as far as it knows:
 	// they may live. Client.Join sends the first 64.
 	Lost []int
+	// Undone is the time of training in that generation that an abort has undone: since the last
+	// commit, to which the worker has gone back.
+	Undone time.Duration
 }
 
 // Place is the answer to a join: a member's rank in a new world.
@@ -206,6 +209,9 @@ func validate(req *wire.JoinRequest) error {
 			return fmt.Errorf("rank %d is lost; there is none", rank)
 		}
 	}
+	if req.GetUndoneNanoseconds() > math.MaxInt64 {
+		return errors.New("a duration out of range")
+	}
 	return nil
 }
 
@@ -226,7 +232,7 @@ func (j Joining) toWire() *wire.JoinRequest {
 	return &wire.JoinRequest{
 		AfterGeneration: j.After, Commits: j.Commits, HoldsState: j.HoldsState,
 		DataAddresses: j.DataAddrs, NotifyAddress: j.NotifyAddr, Cause: clip(j.Cause, maxCause), Lost: lost,
-		Trained: j.Trained,
+		Trained: j.Trained, UndoneNanoseconds: uint64(max(0, j.Undone)),
 	}
 }
 
@@ -238,6 +244,6 @@ func joiningFromWire(req *wire.JoinRequest) Joining {
 	return Joining{
 		After: req.GetAfterGeneration(), Commits: req.GetCommits(), HoldsState: req.GetHoldsState(),
 		DataAddrs: req.GetDataAddresses(), NotifyAddr: req.GetNotifyAddress(), Cause: req.GetCause(), Lost: lost,
-		Trained: req.Trained,
+		Trained: req.Trained, Undone: time.Duration(req.GetUndoneNanoseconds()),
 	}
 }

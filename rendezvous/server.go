@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -68,6 +69,8 @@ type Tasks interface {
 	Handle(ctx context.Context, conn net.Conn, from identity.Subject) error
 	// Expel says that the process of a worker has ended. It must not block.
 	Expel(incarnation string)
+	// Train says which workers have a place in the current world. It must not block.
+	Train(incarnations []string)
 }
 
 // Server holds the current world and the joins that wait. It answers only workers that Admit has
@@ -318,6 +321,9 @@ func (s *Server) publish(next world) {
 		return
 	}
 	s.current = p
+	if s.cfg.Tasks != nil {
+		s.cfg.Tasks.Train(slices.Collect(maps.Keys(p.ranks)))
+	}
 	for inc := range p.ranks {
 		if waiting, ok := s.waiting[inc]; ok {
 			if reply := p.reply(inc, waiting.after); reply != nil {

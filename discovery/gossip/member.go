@@ -363,6 +363,19 @@ func (m *Member) maintain() {
 	}
 }
 
+// Members returns how many members the cluster has, as far as this one knows, itself included.
+func (m *Member) Members() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 1
+	for _, p := range m.roster.peers {
+		if p.gone.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
 func (m *Member) alone() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

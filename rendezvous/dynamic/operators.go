@@ -123,6 +123,8 @@ func joinOp(v view) action {
 		return v.rest()
 	case redundant:
 		return removeFromRedundancyList // 4
+	case s.Complete && participates && s.broken():
+		return removeFromParticipants // 5a
 	case s.Complete && participates:
 		return finish // 5
 	case v.late() && !v.clock.After(v.deadline.Add(rollback)) && participates:
@@ -243,6 +245,18 @@ func (s *State) complete(set *Settings) {
 	for rank, n := range nodes {
 		s.Participants[n], s.LastRanks[n] = rank, rank
 	}
+}
+
+// broken reports whether a rank of a complete round is missing: its node has left, or was lost,
+// before others have seen that the round is complete. A last rank that is missing is not noticed.
+// The nodes that saw it take it for lost and leave the round.
+func (s *State) broken() bool {
+	for _, rank := range s.Participants {
+		if rank >= len(s.Participants) {
+			return true
+		}
+	}
+	return false
 }
 
 // keepOrder moves nodes with ranks to the front, in the order of these.

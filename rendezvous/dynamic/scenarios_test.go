@@ -521,6 +521,11 @@ func TestOperators(t *testing.T) {
 	closed.Closed = true
 	check("J1", joinOp(at(closed, 2, 10)), errorClosed)
 	check("J2", joinOp(at(with(me, other).completed(), 2, 10)), finish)
+	left := with(me, other).completed()
+	left.Participants[me], left.Participants[other] = 1, 0
+	check("J2/whole", joinOp(at(left, 2, 10)), finish)
+	delete(left.Participants, other)
+	check("J2/left", joinOp(at(left, 2, 10)), removeFromParticipants)
 	check("J3", joinOp(at(with(other).completed(), 2, 10)), addToWaitList)
 	check("J4/30s", joinOp(at(aged(with(other).completed().waiting(me), 30), 2, 10)), keepAlive)
 	check("J4/29s", joinOp(at(aged(with(other).completed().waiting(me), 29), 2, 10)), syncState)

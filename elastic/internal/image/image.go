@@ -689,6 +689,9 @@ func (p *Pending) Copy() {
 	p.running.Wait()
 }
 
+// Bytes returns the number of bytes that are copied, or compared with those of the image before.
+func (p *Pending) Bytes() int { return p.bytes }
+
 // HasLater reports whether a source has Later, so that the image is not complete after Copy.
 func (p *Pending) HasLater() bool { return len(p.later) > 0 }
 
