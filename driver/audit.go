@@ -6,11 +6,19 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// noteAudit makes events of the records so far. They go through the machine, as all events do: a
-// driver that takes over finds them in the journal, and knows what the events file has to hold.
+// noteAudit makes events and lines of the log of the records so far. Events go through the machine,
+// as all events do: a driver that takes over finds them in the journal, and knows what the events
+// file has to hold.
 func (l *loop) noteAudit() {
 	for _, r := range l.cfg.Audit.Take() {
-		_ = l.feed(posted{input: decide.Audited{Record: r.Clean()}}) // which ends no job
+		r = r.Clean()
+		_ = l.feed(posted{input: decide.Audited{Record: r}}) // which ends no job
+		log := l.cfg.Log.WithField(audit.Name, r)
+		if r.What == "start" && r.Outcome == audit.Done {
+			log.Debug("audit") // one for each worker
+		} else {
+			log.Info("audit")
+		}
 	}
 }
 

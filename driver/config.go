@@ -73,10 +73,18 @@ type Config struct {
 	Control string
 	// Tasks schedules tasks that workers run beside the job. Nil: there are none.
 	Tasks rendezvous.Tasks
+	// Traces is called with each trace of a reset, some seconds after the first commit of the next
+	// world or at the job's end, by one goroutine at a time. The job waits for it at its end only.
+	// Nil: not called.
+	Traces func(Trace)
+	// TaskEvents has what that tells operators. Nil: nothing.
+	TaskEvents <-chan TaskEvent
 	// Audit has the records of what this process has done and been asked for the job. The driver
 	// adds its own, and writes all of them among the events until the job has ended. Nil: a new
 	// one.
 	Audit *audit.Trail
+	// Meter, if not nil, measures the job.
+	Meter *Meter
 	// Stop is called on a stop command. It must end the context of Run, and if now is set the
 	// workers must be killed. It must not block. Nil: stop commands are refused.
 	Stop func(now bool)

@@ -1,11 +1,13 @@
 package driver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/control"
@@ -125,4 +127,42 @@ func InspectStatus(path string) (control.Status, error) {
 	s.Job, s.Begun = run, time.Unix(0, p.Job.Begun).UTC()
 	s.Events, err = p.Recent.Texts()
 	return s, err
+}
+
+// InspectEvents returns the events that the journal of a job tells, oldest first, as in an events
+// file: all since it was compacted last, and the last few before. It reads the journal also while
+// the job's driver runs, and changes nothing.
+func InspectEvents(path string) ([]json.RawMessage, error) {
+	f, err := safefile.Read(path)
+	if err != nil {
+		return nil, fmt.Errorf("driver: %w", err)
+	}
+	defer f.Close()
+	var told []json.RawMessage
+	p := &decide.Replay{}
+	p.Told = func(e Event) {
+		if text, err := json.Marshal(e); err == nil {
+			told = append(told, text)
+		}
+	}
+	if _, _, err := journal.Read(f, p.Next); err != nil {
+		return nil, fmt.Errorf("driver: %w", err)
+	}
+	last, err := p.Recent.Texts()
+	if err != nil || len(last) == 0 {
+		return told, err
+	}
+	if i := slices.IndexFunc(told, func(e json.RawMessage) bool { return bytes.Equal(e, last[0]) }); i >= 0 {
+		return told, nil
+	}
+	// The oldest of the last few is of a time before the journal was compacted. What told begins
+	// with may be missing among the last: they have no records of who asked for what.
+	before := len(last)
+	for _, e := range told {
+		if i := slices.IndexFunc(last, func(l json.RawMessage) bool { return bytes.Equal(l, e) }); i >= 0 {
+			before = i
+			break
+		}
+	}
+	return append(last[:before:before], told...), nil
 }

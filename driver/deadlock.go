@@ -39,7 +39,7 @@ func (s *stalls) jammed() []decide.Input {
 	for r, member := range s.world {
 		in := s.longest(member)
 		if in == nil {
-			return nil
+			return s.unjammed()
 		}
 		if all[r] = in; r == 0 || in.For < long {
 			long = in.For
@@ -53,13 +53,23 @@ func (s *stalls) jammed() []decide.Input {
 			threat = fmt.Sprintf("; they are sent back to their last commit in %v (--stall-timeout)", decide.Round(max(0, s.limit-long)))
 		}
 		changes = append(changes, decide.WorldJammed{Generation: s.number, What: fmt.Sprintf("all %d ranks wait, and none is missing: %s%s",
-			len(s.world), describeWaits(all), threat)})
+			len(s.world), describeWaits(all), threat), Long: long})
 	}
 	if s.limit > 0 && long >= s.limit && s.jam < jamEnded {
 		s.jam = jamEnded
 		changes = append(changes, decide.WorldStuck{Generation: s.number, What: describeWaits(all)})
 	}
 	return changes
+}
+
+// unjammed reports, once, that a rank of a world that was reported waits no more. If they all wait
+// again, that is reported again.
+func (s *stalls) unjammed() []decide.Input {
+	if s.jam != jamNamed {
+		return nil
+	}
+	s.jam = jamNone
+	return []decide.Input{decide.WorldStirred{Generation: s.number}}
 }
 
 // stuckIn identifies an operation in which ranks wait.

@@ -53,6 +53,7 @@ type journalWriter struct {
 	j      *journal.Journal
 	path   string
 	mirror Mirror   // nil: there is none
+	meter  *Meter   // nil: there is none
 	ids    []string // of workers named since the last record
 	log    logrus.FieldLogger
 
@@ -64,6 +65,8 @@ type journalWriter struct {
 	why   error            // error of the last attempt; permanent if j is nil
 	told  bool             // the log has reported it
 	retry <-chan time.Time // time of the next attempt; nil: at once
+
+	failures uint64 // times that it could not be written or compacted
 }
 
 const (
@@ -154,6 +157,7 @@ func (w *journalWriter) write(record any, sync bool) {
 	if w.mirror != nil {
 		w.mirror.SetBehind()
 	}
+	w.failures++
 	// The file is incomplete: no other driver may resume from it.
 	if merr := w.j.SetBehind(); merr != nil {
 		w.giveUp(errors.Join(err, merr))
@@ -171,7 +175,7 @@ func (w *journalWriter) copied(text []byte, sync bool) error {
 	if !sync {
 		return nil
 	}
-	err := w.j.Sync()
+	err := w.synced()
 	if w.mirror != nil {
 		w.mirror.Sync()
 	}
@@ -197,6 +201,9 @@ func (w *journalWriter) due(quiet bool) bool {
 func (w *journalWriter) renew(records [][]byte) {
 	w.retry = nil
 	err := w.j.Replace(slices.Values(records), true)
+	if err != nil {
+		w.failures++
+	}
 	if err == nil && w.mirror != nil {
 		w.mirror.Replace(records)
 	}

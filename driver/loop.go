@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/launch"
@@ -62,6 +63,9 @@ type loop struct {
 	clock  clock
 	recent decide.Recent
 	stalls *stalls
+	locate locator
+	source sourceAge
+	traces *tracer
 	record
 	services
 	inbox
@@ -140,11 +144,13 @@ func newLoop(cfg Config) *loop {
 		cfg:    cfg,
 		clock:  newClock(time.Time{}),
 		stalls: newStalls(cfg.Timeouts),
+		locate: newLocator(),
+		traces: newTracer(),
 		inbox:  inbox{events: make(chan posted, 64), asks: make(chan func()), ended: make(chan struct{})},
 		crew:   crew{procs: make(map[string]*process)},
 	}
 	l.keeper, _ = cfg.Launcher.(launch.Keeper)
-	l.writer.log, l.writer.mirror = cfg.Log, cfg.Mirror
+	l.writer.log, l.writer.mirror, l.writer.meter = cfg.Log, cfg.Mirror, cfg.Meter
 	l.m = decide.New(decide.Config{Size: cfg.Size, Blame: cfg.Blame, Timeouts: cfg.Timeouts}, l.writer.newID)
 	return l
 }
@@ -166,8 +172,10 @@ func (l *loop) open() (*identity.Listener, error) {
 	if l.resumes {
 		return lis, nil
 	}
+	begun := l.clock.now()
+	l.m.Begin(begun)
 	l.job = decide.JobRecord{
-		Version: decide.JournalVersion, Begun: l.clock.now().UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
+		Version: decide.JournalVersion, Begun: begun.UnixNano(), Size: l.cfg.Size, Blame: l.cfg.Blame,
 		Timeouts: l.cfg.Timeouts, Listen: l.listen.String(),
 	}
 	if l.job.MasterPort, err = identity.FreePort(); err == nil && l.cfg.Journal != "" {
@@ -215,7 +223,7 @@ func (l *loop) serve(ctx context.Context) error {
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
 		Credentials: own, Handler: l, DataKey: l.credentials.DataKey, Tasks: l.cfg.Tasks, Log: l.cfg.Log,
 	})
-	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log})
+	push := notify.NewPusher(notify.PusherConfig{Credentials: own, Log: l.cfg.Log, Delivered: l.delivered()})
 	l.meet, l.push = server, push
 	for _, id := range l.m.Incarnations() { // the previous driver's
 		server.Admit(id)
@@ -224,6 +232,7 @@ func (l *loop) serve(ctx context.Context) error {
 
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer l.finishOutput()
+	defer l.handTraces(true)
 	defer l.wg.Wait()
 	defer cancel()
 	l.wg.Go(func() {
@@ -239,6 +248,8 @@ func (l *loop) serve(ctx context.Context) error {
 	known := l.m.Hosts() // to the previous driver
 	l.wg.Go(func() { l.discover(side, known) })
 	l.wg.Go(func() { l.watchStalls(side.Done()) })
+	l.locate.own = own
+	l.wg.Go(func() { l.locateStalled(side) })
 	defer l.serveControl(side)()
 	return l.run(ctx)
 }
@@ -267,8 +278,12 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 	poll := &discovery.Poll{
 		Source:   l.cfg.Source,
 		Interval: l.cfg.Timeouts.DiscoveryInterval, RemovalAfter: l.cfg.RemovalAfter, Known: known,
-		Log:    l.cfg.Log,
-		Failed: func(err error, age time.Duration) { l.post(decide.SourceStale{Err: err, Age: age}) },
+		Log: l.cfg.Log,
+		Failed: func(err error, age time.Duration) {
+			l.source.fails(age)
+			l.post(decide.SourceStale{Err: err, Age: age})
+		},
+		Stands: l.source.stands,
 	}
 	for {
 		err := poll.Run(ctx, func(hosts []plan.Host) { l.post(decide.HostsFound{Hosts: slices.Clone(hosts)}) })
@@ -295,6 +310,9 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 // run is the loop: only it waits for events and uses the machine.
 func (l *loop) run(ctx context.Context) error {
 	defer close(l.ended)
+	if l.cfg.Meter != nil {
+		l.cfg.Meter.loop.Store(l)
+	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	interrupt := ctx.Done()
@@ -322,6 +340,8 @@ func (l *loop) run(ctx context.Context) error {
 		case <-l.cfg.Audit.News():
 			l.noteAudit()
 			continue
+		case e := <-l.cfg.TaskEvents:
+			in.input = decide.TasksTold{TaskEvent: e}
 		case <-timer.C:
 			if len(l.events) > 0 {
 				l.setTimer(timer) // pending events come first: one may be what the deadline waits for
@@ -378,6 +398,7 @@ func (l *loop) setTimer(timer *time.Timer) {
 func (l *loop) feed(in posted) *decide.FinishJob {
 	now := l.clock.now()
 	actions := l.m.Step(now, in.input)
+	l.traces.step(now, l.clock.now(), in.input, actions)
 	l.writer.note(now, in.input, actions)
 	if in.noted != nil {
 		close(in.noted)
@@ -389,6 +410,7 @@ func (l *loop) feed(in posted) *decide.FinishJob {
 	for _, a := range actions {
 		switch a := a.(type) {
 		case decide.FinishJob:
+			l.logGoodput(now)
 			return &a
 		case decide.Answer:
 			if a.Refused == nil {
@@ -492,6 +514,14 @@ func (l *loop) log(a decide.LogLine) {
 		l.cfg.Log.Info(a.Text)
 	default:
 		l.cfg.Log.Warn(a.Text)
+	}
+}
+
+// logGoodput writes the last line of the job's log.
+func (l *loop) logGoodput(now time.Time) {
+	if l.m.Measured() {
+		g := l.m.Goodput(now)
+		l.cfg.Log.WithField("goodput", math.Round(1e4*g.Of(job.PartTraining)/max(g.Seconds, 1e-9))/1e4).Info(g)
 	}
 }
 
@@ -704,10 +734,17 @@ func (l *loop) BackendReported(from identity.Subject, generation uint64, backend
 }
 
 // Beaten is called by the rendezvous with a worker's heartbeat. The machine gets an input only if
-// its last checkpoint grows; stalls evaluates the rest.
+// its last checkpoint grows, or a world begins to train; stalls evaluates the rest.
 func (l *loop) Beaten(from identity.Subject, b rendezvous.Beat) {
-	if l.stalls.hear(l.clock.now(), from.Incarnation, b) {
+	now := l.clock.now()
+	if len(b.Entered) > 0 {
+		l.traces.beat(now, from.Incarnation, &b)
+	}
+	if l.stalls.hear(now, from.Incarnation, b) {
 		l.post(decide.WorkerWrites{ID: from.Incarnation})
+	}
+	if l.stalls.begins(from.Incarnation, b) {
+		l.post(decide.WorldTrains{Generation: b.Generation})
 	}
 }
 

@@ -14,6 +14,7 @@ type (
 	Blame         = job.Blame
 	Timeouts      = job.Timeouts
 	Event         = job.Event
+	TaskEvent     = job.TaskEvent
 	Field         = job.Field
 	EventName     = job.EventName
 	PublishedSlot = job.PublishedSlot
@@ -31,26 +32,29 @@ const (
 
 // The events of a job's events file.
 const (
-	HostsFound      = job.HostsFound
-	DiscoveryFailed = job.DiscoveryFailed
-	WorkerStarted   = job.WorkerStarted
-	WorkerReady     = job.WorkerReady
-	Draining        = job.Draining
-	WorldPublished  = job.WorldPublished
-	HostsUpdated    = job.HostsUpdated
-	FirstCommit     = job.FirstCommit
-	Backend         = job.Backend
-	WorkerDying     = job.WorkerDying
-	WorkerExited    = job.WorkerExited
-	Excluded        = job.Excluded
-	Returned        = job.Returned
-	Reset           = job.Reset
-	DrainAsked      = job.DrainAsked
-	Stalled         = job.Stalled
-	StallEnded      = job.StallEnded
-	Scaled          = job.Scaled
-	Resumed         = job.Resumed
-	JobDone         = job.JobDone
+	HostsFound       = job.HostsFound
+	DiscoveryFailed  = job.DiscoveryFailed
+	WorkerStarted    = job.WorkerStarted
+	WorkerReady      = job.WorkerReady
+	Draining         = job.Draining
+	WorldPublished   = job.WorldPublished
+	HostsUpdated     = job.HostsUpdated
+	FirstCommit      = job.FirstCommit
+	Backend          = job.Backend
+	WorkerDying      = job.WorkerDying
+	WorkerExited     = job.WorkerExited
+	Excluded         = job.Excluded
+	Returned         = job.Returned
+	Reset            = job.Reset
+	DrainAsked       = job.DrainAsked
+	TaskWorkerJoined = job.TaskWorkerJoined
+	TaskWorkerLeft   = job.TaskWorkerLeft
+	TaskFailed       = job.TaskFailed
+	Stalled          = job.Stalled
+	StallEnded       = job.StallEnded
+	Scaled           = job.Scaled
+	Resumed          = job.Resumed
+	JobDone          = job.JobDone
 )
 
 // Errors that Run returns, wrapped with their causes.

@@ -43,6 +43,8 @@ func (l *loop) watchStalls(done <-chan struct{}) {
 		}
 		for _, in := range l.stalls.look(l.clock.now()) {
 			l.post(in)
+			l.locate.report(in)
 		}
+		l.handTraces(false)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/driver/job"
 	"github.com/hvdrun/hvdrun/rendezvous"
 )
 
@@ -29,15 +30,19 @@ type stalls struct {
 
 	mu      sync.Mutex
 	workers map[string]*beating // workers known to the loop, by incarnation
+	beats   uint64              // heartbeats so far
+	past    work                // of workers that have ended
 	world   []*member           // members of the current world, by rank
 	number  uint64              // its generation
 	before  int                 // size of the previous world, whose heartbeat interval connecting workers keep
 	jam     jam                 // of the current world
+	trains  bool                // its rank 0 does, by its heartbeats
 
 	// late holds the workers awaited in the next world, with the time when they were reported or
 	// last made progress.
 	late map[string]time.Time
 	doneWatch
+	stragglers stragglers
 }
 
 // beating is a worker with its last heartbeat.
@@ -49,6 +54,7 @@ type beating struct {
 	written   uint64    // largest beat.Written so far
 	writtenAt time.Time // when the machine was last informed of it
 
+	work      work
 	lanes     map[uint64]laneFrom // of the last heartbeat
 	enteredAt time.Time           // when its world was published
 	trial
@@ -65,6 +71,7 @@ type laneFrom struct {
 type member struct {
 	id    string
 	held  *holdUp // the hold-up that was reported; nil: none
+	where string  // where it is meanwhile; empty: unknown
 	ended bool    // it was reported as hung
 }
 
@@ -88,6 +95,7 @@ const (
 func newStalls(t Timeouts) *stalls {
 	return &stalls{
 		warning: max(0, t.StallWarning), limit: max(0, t.Stall), grace: t.Drain, workers: map[string]*beating{},
+		stragglers: newStragglers(),
 	}
 }
 
@@ -112,7 +120,11 @@ func (s *stalls) expect(id string) {
 func (s *stalls) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if w := s.workers[id]; w != nil {
+		s.past.add(&w.work)
+	}
 	delete(s.workers, id)
+	s.stragglers.forget(id)
 }
 
 // hear records a heartbeat. It reports whether the machine must be informed that the worker's last
@@ -124,14 +136,32 @@ func (s *stalls) hear(now time.Time, id string, b rendezvous.Beat) (writes bool)
 	if w == nil {
 		return false
 	}
+	s.beats++
+	w.work.hear(b.Counters)
+	b.Counters = nil // w.work has them
 	s.hearLanes(now, w, &b)
 	w.beat, w.at, w.looks = b, now, 0
 	s.hearTrained(now, w)
+	if b.Generation == s.number {
+		s.stragglers.hear(now, id, b.Waits)
+	}
 	if b.Written <= w.written || now.Before(w.writtenAt.Add(s.grace/4)) {
 		return false
 	}
 	w.written, w.writtenAt = b.Written, now
 	return true
+}
+
+// begins reports whether a heartbeat is the first that shows that rank 0 of the current world
+// trains.
+func (s *stalls) begins(id string, b rendezvous.Beat) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.trains || len(s.world) == 0 || s.world[0].id != id || b.Generation != s.number {
+		return false
+	}
+	s.trains = b.Phase == rendezvous.Training || b.Phase == rendezvous.Saving
+	return s.trains
 }
 
 // enter sets the current world. members are its incarnations by rank.
@@ -141,8 +171,9 @@ func (s *stalls) enter(now time.Time, generation uint64, members []string) {
 	if generation == s.number {
 		return
 	}
-	s.number, s.jam, s.late = generation, jamNone, nil
+	s.number, s.jam, s.late, s.trains = generation, jamNone, nil, false
 	s.before = len(s.world)
+	s.stragglers.enter(slices.Clone(members))
 	s.world = make([]*member, len(members))
 	for r, id := range members {
 		s.world[r] = &member{id: id}
@@ -173,12 +204,12 @@ func (s *stalls) look(now time.Time) (changes []decide.Input) {
 			changes = append(changes, decide.WorkerHung{ID: member.id, Generation: s.number, What: s.accuse(now, member, h)})
 		case h != nil && member.held == nil && s.warning > 0:
 			changes = append(changes, decide.WorkerStalled{
-				ID: member.id, Generation: s.number, What: s.accuse(now, member, h) + s.threat(h),
+				ID: member.id, Generation: s.number, What: s.accuse(now, member, h) + s.threat(h), Long: h.long,
 			})
 			member.held = h
 		case h == nil && member.held != nil && s.through(member):
 			changes = append(changes, decide.WorkerStirred{ID: member.id, Generation: s.number})
-			member.held = nil
+			member.held, member.where = nil, ""
 		}
 	}
 	if len(holds) == 0 {
@@ -390,6 +421,63 @@ func (s *stalls) What(now time.Time, id string) string {
 	return s.does(now, id)
 }
 
+// Straggler returns how late the worker comes to operations; nil: unknown.
+func (s *stalls) Straggler(now time.Time, id string) *job.Straggler {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stragglers.score(now, id)
+}
+
+// Where returns where a worker that holds up others is in the user's code; empty: unknown.
+func (s *stalls) Where(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, member := range s.world {
+		if member.id == id {
+			return member.where
+		}
+	}
+	return ""
+}
+
+// locate sets where a worker is, and returns the generation and what the worker does to the others.
+func (s *stalls) locate(id, where string) (generation uint64, what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, member := range s.world {
+		if member.id != id {
+			continue
+		}
+		member.where = where
+		if h := member.held; h != nil {
+			return s.number, h.text(s.waitIn(h))
+		}
+	}
+	return s.number, "waits like all others"
+}
+
+// text says what the worker does to the others.
+func (h *holdUp) text(waiting int) string {
+	others := "others"
+	if waiting == 1 {
+		others = "other"
+	}
+	return fmt.Sprintf("holds up %d %s for %v before %s", waiting, others, decide.Round(h.long), named(h))
+}
+
+// waitIn returns the number of members that wait in the operation, however long, by their last
+// heartbeats.
+func (s *stalls) waitIn(h *holdUp) (n int) {
+	for _, member := range s.world {
+		if w := s.workers[member.id]; w != nil {
+			if l := w.lane(h.lane, s.number); l != nil && l.Waiting && l.Operation >= h.operation {
+				n++
+			}
+		}
+	}
+	return max(n, len(h.waiting))
+}
+
 // Commits returns the number of the worker's last commit in that generation; 0: unknown.
 func (s *stalls) Commits(id string, generation uint64) uint64 {
 	s.mu.Lock()
@@ -434,6 +522,9 @@ func operation(what string, lane, number uint64) string {
 	case lane == 0 && number > 0:
 		return fmt.Sprintf("%s (operation %d)", what, number)
 	case lane == 0:
+		return what
+	}
+	if strings.HasSuffix(what, `"`) { // of one tensor
 		return what
 	}
 	return fmt.Sprintf("%s of a group of its own", what)

@@ -17,6 +17,9 @@ import (
 // patience is how long the driver may take to answer.
 const patience = 10 * time.Second
 
+// stacksPatience is the same for the stacks of a thousand workers.
+const stacksPatience = 30 * time.Second
+
 // ErrNoDriver is returned by a Client if no driver answers on the socket.
 var ErrNoDriver = errors.New("control: no driver answers")
 
@@ -69,6 +72,25 @@ func (c *Client) Command(ctx context.Context, what Command) (done string, err er
 		return "", answer(ctx, err)
 	}
 	return reply.GetDone(), nil
+}
+
+// Stacks tells where workers are: those of the ranks, or if there are none all. With all it has all
+// of their goroutines. It blocks for at most 30 s. A refusal is a *RefusedError.
+func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Stacks, err error) {
+	ctx, cancel := context.WithTimeout(ctx, stacksPatience)
+	defer cancel()
+	req := &wire.StacksRequest{All: all}
+	for _, r := range ranks {
+		req.Ranks = append(req.Ranks, uint32(r))
+	}
+	reply, err := c.stub.Stacks(ctx, req)
+	if err != nil {
+		return nil, answer(ctx, err)
+	}
+	if err := json.Unmarshal(reply.GetStacks(), &found); err != nil {
+		return nil, fmt.Errorf("control: the driver's answer: %w", err)
+	}
+	return found, nil
 }
 
 // answer converts the error of a call.

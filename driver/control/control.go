@@ -15,4 +15,7 @@ type Handler interface {
 	// Command carries out a command that has passed Check and returns a description of what was
 	// done. A refusal is a *RefusedError.
 	Command(ctx context.Context, c Command) (done string, err error)
+	// Stacks returns the JSON of a slice of Stacks: of the ranks, or if there are none of all
+	// workers. All: with all goroutines. A refusal is a *RefusedError.
+	Stacks(ctx context.Context, ranks []int, all bool) ([]byte, error)
 }

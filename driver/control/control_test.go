@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -56,6 +57,14 @@ type fake struct {
 
 func (f *fake) Status(context.Context) ([]byte, error) {
 	return json.Marshal(control.Status{Job: "fake", State: control.Running})
+}
+
+func (f *fake) Stacks(_ context.Context, ranks []int, all bool) ([]byte, error) {
+	if slices.Contains(ranks, 9) {
+		return nil, &control.RefusedError{Reason: "there is no rank 9 now"}
+	}
+	s := []control.Stacks{{Rank: len(ranks), Host: fmt.Sprint(ranks, all)}}
+	return json.Marshal(s)
 }
 
 func (f *fake) Command(_ context.Context, c control.Command) (string, error) {
@@ -237,7 +246,7 @@ func TestStrangers(t *testing.T) {
 // TestCallsAreRecorded: each method of the service leaves a record, or names its caller to the
 // handler, which does, or only reads.
 func TestCallsAreRecorded(t *testing.T) {
-	readOnly := map[protoreflect.Name]bool{"Status": true}
+	readOnly := map[protoreflect.Name]bool{"Status": true, "Stacks": true}
 	path := filepath.Join(t.TempDir(), control.SocketName)
 	f := &fake{}
 	records := make(chan audit.Record, 16)

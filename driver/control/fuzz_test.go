@@ -15,6 +15,8 @@ type obeyed struct{ last *Command }
 
 func (o *obeyed) Status(context.Context) ([]byte, error) { return nil, nil }
 
+func (o *obeyed) Stacks(context.Context, []int, bool) ([]byte, error) { return nil, nil }
+
 func (o *obeyed) Command(_ context.Context, c Command) (string, error) {
 	o.last = &c
 	return "done", nil

@@ -13,6 +13,7 @@ type (
 	Host         = job.Host
 	SlotState    = job.SlotState
 	Slot         = job.Slot
+	Straggler    = job.Straggler
 	Wait         = job.Wait
 )
 

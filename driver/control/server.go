@@ -75,6 +75,24 @@ func (s *server) Command(ctx context.Context, m *wire.CommandRequest) (*wire.Com
 	return &wire.CommandReply{Done: done}, nil
 }
 
+// mostRanks bounds the ranks of a request; more are asked for by naming none.
+const mostRanks = 4096
+
+func (s *server) Stacks(ctx context.Context, m *wire.StacksRequest) (*wire.StacksReply, error) {
+	if n := len(m.GetRanks()); n > mostRanks {
+		return nil, status.Errorf(codes.InvalidArgument, "control: %d ranks; at most %d", n, mostRanks)
+	}
+	ranks := make([]int, len(m.GetRanks()))
+	for i, r := range m.GetRanks() {
+		ranks[i] = int(r)
+	}
+	text, err := s.h.Stacks(ctx, ranks, m.GetAll())
+	if err != nil {
+		return nil, failure(err)
+	}
+	return &wire.StacksReply{Stacks: text}, nil
+}
+
 func failure(err error) error {
 	if refused, ok := errors.AsType[*RefusedError](err); ok {
 		return status.Error(codes.FailedPrecondition, refused.Reason)

@@ -59,7 +59,9 @@ func (m *Machine) windDown(now time.Time) {
 	if m.result != nil {
 		message = m.result.Error()
 	}
-	m.emit(now, job.JobDone, field("status", job.ExitStatus(m.result)), field("message", message))
+	m.account(now)
+	m.emit(now, job.JobDone, field("status", job.ExitStatus(m.result)), field("message", message),
+		field("goodput", m.ledger.until(now)))
 	m.do(FinishJob{m.result})
 }
 

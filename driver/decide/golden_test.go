@@ -28,6 +28,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	                           with "late", for one newer than that before their last,
 //	                           with "ahead" than one that is to come; with "trained" or
 //	                           "untrained", they say whether training has ended
+//	trains                     rank 0 of the world has synchronised and trains
 //	trains a:0                 its heartbeats say that it trains, after another has reported done
 //	exit a:0 code=1|signal=9|ok|evicted|refused|unstartable|unkillable
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
@@ -45,6 +46,7 @@ var update = flag.Bool("update", false, "rewrite the scenarios in testdata with 
 //	exclude a 10s              (without a time: until it is readmitted)
 //	readmit a
 //	scale min=1 max=4          (max=0: no bound)
+//	goodput                    and asks what the time was spent on,
 //	status                     and asks how it is going
 //	resume 20s                 the driver dies, and so much later another goes on
 //
@@ -152,7 +154,7 @@ func (s *story) command(words []string) error {
 			return err
 		}
 		s.step(WorkerWrites{w.id})
-	case "stalled", "stirred", "hung", "dying", "moved", "trains":
+	case "stalled", "located", "stirred", "hung", "dying", "moved", "trains":
 		return s.stall(words[0], args)
 	case "discovery-failed":
 		if args[0] == "first" {
@@ -167,6 +169,8 @@ func (s *story) command(words []string) error {
 		}
 		s.now = s.now.Add(d)
 		s.step(Resumed{})
+	case "goodput":
+		fmt.Fprintf(s.out, "  %v\n", s.m.Goodput(s.now))
 	case "interrupt":
 		s.step(Interrupted{job.StopSignal{Signal: syscall.SIGINT}})
 	case "status":
@@ -181,8 +185,12 @@ func (s *story) command(words []string) error {
 
 func (s *story) stall(kind string, args []string) error {
 	generation := s.m.world.Generation
+	if len(args) == 0 && kind == "trains" {
+		s.step(WorldTrains{generation})
+		return nil
+	}
 	if len(args) == 0 {
-		s.step(WorldJammed{generation, "all have been in AllReduce for 5s"})
+		s.step(WorldJammed{generation, "all have been in AllReduce for 5s", 5 * time.Second})
 		return nil
 	}
 	w, err := s.worker(args[0])
@@ -192,7 +200,9 @@ func (s *story) stall(kind string, args []string) error {
 	what := strings.Join(args[1:], " ")
 	switch kind {
 	case "stalled":
-		s.step(WorkerStalled{w.id, generation, what})
+		s.step(WorkerStalled{w.id, generation, what, 5 * time.Second})
+	case "located":
+		s.step(WorkerLocated{w.id, generation, "holds up 2 others", what})
 	case "stirred":
 		s.step(WorkerStirred{w.id, generation})
 	case "hung":
@@ -287,6 +297,7 @@ func (s *story) join(args []string) error {
 	var shift uint64
 	var workers []string
 	var lost []int
+	var undone time.Duration
 	for _, arg := range args {
 		if v, ok := strings.CutPrefix(arg, "commits="); ok {
 			n, err := strconv.ParseUint(v, 10, 64)
@@ -294,6 +305,12 @@ func (s *story) join(args []string) error {
 				return err
 			}
 			commits = n
+		} else if v, ok := strings.CutPrefix(arg, "undone="); ok {
+			d, err := time.ParseDuration(v)
+			if err != nil {
+				return err
+			}
+			undone = d
 		} else if v, ok := strings.CutPrefix(arg, "lost="); ok {
 			for _, rank := range strings.Split(v, ",") {
 				n, err := strconv.Atoi(rank)
@@ -317,7 +334,7 @@ func (s *story) join(args []string) error {
 		}
 		s.step(WorkerJoined{w.id, Join{
 			After: w.generation + shift, Trained: trained, Commits: commits, HoldsState: commits > 0,
-			DataAddrs: []string{"data"}, NotifyAddr: "notify", Lost: lost,
+			DataAddrs: []string{"data"}, NotifyAddr: "notify", Lost: lost, Undone: undone,
 		}})
 	}
 	return nil
@@ -593,6 +610,8 @@ func (s *story) describeEvent(e job.Event) string {
 		return fmt.Sprintf("event reset %v", field("count"))
 	case job.Stalled:
 		return fmt.Sprintf("event stalled %v:%v", field("host"), field("slot"))
+	case job.Located:
+		return fmt.Sprintf("event located %v:%v", field("host"), field("slot"))
 	case job.StallEnded:
 		return fmt.Sprintf("event stall_ended %v:%v", field("host"), field("slot"))
 	case job.DiscoveryFailed:

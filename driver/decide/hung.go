@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 // MostNamed is the largest number of workers or ranks named in a line.
@@ -40,6 +41,7 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 		return
 	}
 	w.stalledFrom = now
+	m.ledger.owe(now, job.PartStalled, w.slot, min(e.Long, now.Sub(m.ledger.begun)))
 	m.emit(now, job.Stalled, append(w.fields(), field("generation", e.Generation), field("what", e.What))...)
 	switch n := m.holdUp(); {
 	case n <= MostNamed:
@@ -47,6 +49,16 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	case n == MostNamed+1:
 		m.log(Warn, "more than %d workers hold up the job; hvdrun status tells what each does", MostNamed)
 	}
+}
+
+// located tells where a worker is that holds up others.
+func (m *Machine) located(now time.Time, e WorkerLocated) {
+	w := m.member(e.ID, e.Generation)
+	if w == nil {
+		return
+	}
+	m.emit(now, job.Located, append(w.fields(), field("generation", e.Generation), field("what", e.What), field("where", e.Where))...)
+	m.log(Warn, "%s %s: %s", w, e.What, e.Where)
 }
 
 // holdUp returns the number of workers that hold up the job.
@@ -105,6 +117,7 @@ func (m *Machine) hung(now time.Time, e WorkerHung) {
 		return
 	}
 	m.stop(now, w, "held up the job: "+e.What)
+	m.because(job.CauseStall)
 	m.loseAtOnce(now, w)
 }
 
@@ -173,6 +186,8 @@ func (m *Machine) jammed(now time.Time, e WorldJammed) {
 	}
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
 	m.log(Warn, "%s", e.What)
+	m.jam = true
+	m.ledger.owe(now, job.PartStalled, plan.SlotID{}, min(e.Long, now.Sub(m.ledger.begun)))
 }
 
 // String names the worker by rank, slot and process.

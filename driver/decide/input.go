@@ -68,6 +68,14 @@ type (
 		ID         string
 		Generation uint64
 		What       string
+		Long       time.Duration // how long they have waited
+	}
+	// WorkerLocated: it was found out where a worker is that holds up others. What says what it
+	// does to them, and Where has the frames of the user's code, or what the kernel tells of it.
+	WorkerLocated struct {
+		ID          string
+		Generation  uint64
+		What, Where string
 	}
 	// WorkerStirred: the others do not wait for the worker any more.
 	WorkerStirred struct {
@@ -103,7 +111,12 @@ type (
 	WorldJammed struct {
 		Generation uint64
 		What       string
+		Long       time.Duration // how long they have waited
 	}
+	// WorldStirred: after a WorldJammed, a member waits no more.
+	WorldStirred struct{ Generation uint64 }
+	// WorldTrains: rank 0 of a generation has synchronised and trains.
+	WorldTrains struct{ Generation uint64 }
 	// WorldStuck: all members have waited longer than the stall timeout.
 	WorldStuck struct {
 		Generation uint64
@@ -123,6 +136,8 @@ type (
 	Commanded struct{ job.Command }
 	// Audited is the record of something that the driver has done, or refused.
 	Audited struct{ audit.Record }
+	// TasksTold is what the scheduler of tasks tells operators.
+	TasksTold struct{ job.TaskEvent }
 )
 
 // Join is a worker's request for a world.
@@ -143,6 +158,8 @@ type Join struct {
 	Trained *bool `json:",omitempty"`
 	// Lost are the ranks of that generation with which it could not go on, as far as it knows.
 	Lost []int `json:",omitempty"`
+	// Undone is the time of training in that generation that an abort has undone.
+	Undone time.Duration `json:",omitempty"`
 }
 
 // Report is a worker's report about itself.

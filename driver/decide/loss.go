@@ -58,6 +58,7 @@ func (m *Machine) stuck(now time.Time, e WorldStuck) {
 		return
 	}
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
+	m.because(job.CauseStall)
 	m.given = true
 	m.tellLoss(nil) // even if the job ends now: blocked ranks get no other message
 	if m.stucks++; m.stucks == mostStuck {

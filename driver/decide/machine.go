@@ -19,8 +19,9 @@ type Machine struct {
 	generation
 	ending
 	shown
-	newID func(plan.SlotID) string
-	out   []Action
+	newID  func(plan.SlotID) string
+	out    []Action
+	ledger ledger
 }
 
 // limits are the job's configuration. The scale command changes the size.
@@ -61,9 +62,10 @@ type history struct {
 	stucks     int                  // consecutive worlds given up because all ranks waited, with no commit in between
 	partings   partings
 	resets     int
-	resetsAt   []time.Time // resets that count towards a limit that has a window
-	wrote      uint64      // newest commit written as a last checkpoint
-	term       uint64      // number of the job's driver: 0 is the one that began the job
+	resetsBy   map[job.Cause]int // those whose next world was published
+	resetsAt   []time.Time       // resets that count towards a limit that has a window
+	wrote      uint64            // newest commit written as a last checkpoint
+	term       uint64            // number of the job's driver: 0 is the one that began the job
 }
 
 // generation is the current world and the transition to the next; publish replaces it.
@@ -74,7 +76,10 @@ type generation struct {
 	base      uint64       // commit number of its root at its start
 	committed bool         // at least one worker has committed in it
 	backends  []string     // reported by its members
-	announced plan.Change  // last change that its members were notified of
+	entry     entry
+	trains    bool        // rank 0 has synchronised and trains, or a member has committed
+	jam       bool        // its members were reported to wait for each other
+	announced plan.Change // last change that its members were notified of
 	loss
 	transition
 }
@@ -94,6 +99,7 @@ type loss struct {
 type transition struct {
 	removeFrom   time.Time        // since when members have to leave at a commit
 	resetFrom    time.Time        // when the first member left the world
+	leftFor      job.Cause        // why it is left, as far as that is known
 	shortFrom    time.Time        // since when the job waits for slots
 	short        bool             // too few workers joined to form a world
 	reminded     bool             // the log has named the late workers of this reset, or of the end
@@ -138,7 +144,7 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 			hosts: newHosts(cooldownsOf(cfg.Blame)),
 			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
 		},
-		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int)},
+		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]int), resetsBy: make(map[job.Cause]int)},
 		newID:   newID,
 	}
 }
@@ -222,6 +228,16 @@ func (m *Machine) Hosts() []plan.Host { return m.hosts.Listed() }
 
 // World returns the current world; its generation is 0 before the first.
 func (m *Machine) World() plan.World { return m.world }
+
+// Members returns the workers of the current world that are in it still, by rank.
+func (m *Machine) Members() (all []*Worker) {
+	for _, s := range m.world.Slots {
+		if w := m.in(s.SlotID); w != nil && w.inWorld() && w.generation == m.world.Generation {
+			all = append(all, w)
+		}
+	}
+	return all
+}
 
 // NameBy replaces the function that names new workers.
 func (m *Machine) NameBy(newID func(plan.SlotID) string) { m.newID = newID }

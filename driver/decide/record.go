@@ -37,23 +37,25 @@ type Record struct {
 	Kind string   `json:"event"`
 	IDs  []string `json:"ids,omitempty"`
 
-	Hosts      []plan.Host   `json:"hosts,omitempty"`
-	Error      string        `json:"error,omitempty"`
-	Age        int64         `json:"age,omitempty"` // nanoseconds
-	Worker     string        `json:"worker,omitempty"`
-	PID        int           `json:"pid,omitempty"`
-	Join       *Join         `json:"join,omitempty"`
-	Report     Report        `json:"report,omitempty"`
-	Generation uint64        `json:"generation,omitempty"`
-	Commits    uint64        `json:"commits,omitempty"`
-	Code       int           `json:"code,omitempty"`
-	Signal     int           `json:"signal,omitempty"` // that ended a worker or the job
-	Evicted    bool          `json:"evicted,omitempty"`
-	Unkillable bool          `json:"unkillable,omitempty"`
-	Command    *job.Command  `json:"command,omitempty"`
-	What       string        `json:"what,omitempty"`
-	Audit      *audit.Record `json:"audit,omitempty"`
-	Snapshot   *saved        `json:"snapshot,omitempty"`
+	Hosts      []plan.Host    `json:"hosts,omitempty"`
+	Error      string         `json:"error,omitempty"`
+	Age        int64          `json:"age,omitempty"` // nanoseconds
+	Worker     string         `json:"worker,omitempty"`
+	PID        int            `json:"pid,omitempty"`
+	Join       *Join          `json:"join,omitempty"`
+	Report     Report         `json:"report,omitempty"`
+	Generation uint64         `json:"generation,omitempty"`
+	Commits    uint64         `json:"commits,omitempty"`
+	Code       int            `json:"code,omitempty"`
+	Signal     int            `json:"signal,omitempty"` // that ended a worker or the job
+	Evicted    bool           `json:"evicted,omitempty"`
+	Unkillable bool           `json:"unkillable,omitempty"`
+	Command    *job.Command   `json:"command,omitempty"`
+	What       string         `json:"what,omitempty"`
+	Where      string         `json:"where,omitempty"`
+	Audit      *audit.Record  `json:"audit,omitempty"`
+	Tasks      *job.TaskEvent `json:"tasks,omitempty"`
+	Snapshot   *saved         `json:"snapshot,omitempty"`
 }
 
 // saved is the job between two steps: the machine, and the driver's state that a journal restores.
@@ -76,16 +78,20 @@ const (
 	kindWrites      = "writes"
 	kindInterrupted = "interrupted"
 	kindStalled     = "stalled"
+	kindLocated     = "located"
 	kindStirred     = "stall_ended"
 	kindHung        = "hung"
 	kindMoved       = "moved"
 	kindTrains      = "trains"
 	kindJammed      = "jammed"
 	kindStuck       = "stuck"
+	kindUnjammed    = "jam_ended"
+	kindBegan       = "world_trains"
 	kindDying       = "dying"
 	kindDeadline    = "deadline"
 	kindCommanded   = "commanded"
 	kindAudited     = "audited"
+	kindTasks       = "tasks"
 	kindResumed     = "resumed"
 	kindSnapshot    = "snapshot"
 )
@@ -124,7 +130,9 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 			r.Signal = int(stopped.Signal)
 		}
 	case WorkerStalled:
-		r.Kind, r.Worker, r.Generation, r.What = kindStalled, e.ID, e.Generation, e.What
+		r.Kind, r.Worker, r.Generation, r.What, r.Age = kindStalled, e.ID, e.Generation, e.What, int64(e.Long)
+	case WorkerLocated:
+		r.Kind, r.Worker, r.Generation, r.What, r.Where = kindLocated, e.ID, e.Generation, e.What, e.Where
 	case WorkerStirred:
 		r.Kind, r.Worker, r.Generation = kindStirred, e.ID, e.Generation
 	case WorkerHung:
@@ -134,7 +142,11 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 	case WorkerTrains:
 		r.Kind, r.Worker, r.Generation = kindTrains, e.ID, e.Generation
 	case WorldJammed:
-		r.Kind, r.Generation, r.What = kindJammed, e.Generation, e.What
+		r.Kind, r.Generation, r.What, r.Age = kindJammed, e.Generation, e.What, int64(e.Long)
+	case WorldStirred:
+		r.Kind, r.Generation = kindUnjammed, e.Generation
+	case WorldTrains:
+		r.Kind, r.Generation = kindBegan, e.Generation
 	case WorldStuck:
 		r.Kind, r.Generation, r.What = kindStuck, e.Generation, e.What
 	case WorkerDying:
@@ -145,6 +157,8 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 		r.Kind, r.Command = kindCommanded, &e.Command
 	case Audited:
 		r.Kind, r.Audit = kindAudited, &e.Record
+	case TasksTold:
+		r.Kind, r.Tasks = kindTasks, &e.TaskEvent
 	case Resumed:
 		r.Kind = kindResumed
 	default:
@@ -187,7 +201,9 @@ func (r *Record) input() (Input, error) {
 		}
 		return Interrupted{errors.New(r.Error)}, nil
 	case kindStalled:
-		return WorkerStalled{r.Worker, r.Generation, r.What}, nil
+		return WorkerStalled{r.Worker, r.Generation, r.What, time.Duration(r.Age)}, nil
+	case kindLocated:
+		return WorkerLocated{r.Worker, r.Generation, r.What, r.Where}, nil
 	case kindStirred:
 		return WorkerStirred{r.Worker, r.Generation}, nil
 	case kindHung:
@@ -197,7 +213,11 @@ func (r *Record) input() (Input, error) {
 	case kindTrains:
 		return WorkerTrains{r.Worker, r.Generation}, nil
 	case kindJammed:
-		return WorldJammed{r.Generation, r.What}, nil
+		return WorldJammed{r.Generation, r.What, time.Duration(r.Age)}, nil
+	case kindUnjammed:
+		return WorldStirred{r.Generation}, nil
+	case kindBegan:
+		return WorldTrains{r.Generation}, nil
 	case kindStuck:
 		return WorldStuck{r.Generation, r.What}, nil
 	case kindDying:
@@ -214,6 +234,11 @@ func (r *Record) input() (Input, error) {
 			return nil, errors.New("an audit record without a record")
 		}
 		return Audited{*r.Audit}, nil
+	case kindTasks:
+		if r.Tasks == nil {
+			return nil, errors.New("a record of tasks without an event")
+		}
+		return TasksTold{*r.Tasks}, nil
 	case kindResumed:
 		return Resumed{}, nil
 	}
@@ -324,6 +349,9 @@ func (p *Replay) begin(payload []byte) error {
 		p.ids = p.ids[1:]
 		return id
 	})
+	if first.Begun != 0 {
+		p.Machine.Begin(time.Unix(0, first.Begun).UTC())
+	}
 	return nil
 }
 

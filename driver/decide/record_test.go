@@ -44,10 +44,10 @@ var all = []Input{
 	WorkerEnded{"w1", job.Exit{Code: 137, Err: errors.New("process 7 is still there"), Unkillable: true}},
 	Interrupted{job.StopSignal{Signal: syscall.SIGTERM}},
 	Interrupted{errors.New("driver: serving the rendezvous: no such luck")},
-	WorkerStalled{"w1", 4, "silent for 5s"},
+	WorkerStalled{"w1", 4, "silent for 5s", 0},
 	WorkerStirred{"w1", 4},
 	WorkerHung{"w1", 4, "silent for 2m0s"},
-	WorldJammed{4, "all 2 ranks"},
+	WorldJammed{4, "all 2 ranks", 0},
 	WorldStuck{4, "ranks 0 1 in AllReduce"},
 	DeadlinePassed{},
 	Commanded{job.Command{Verb: job.Drain, Host: "a"}},
@@ -67,6 +67,13 @@ var all = []Input{
 	WorkerTrains{"w1", 4},
 	WorkerJoined{"w2", Join{After: 3, Trained: new(false)}},
 	WorkerDying{"w1", "was killed by signal 9 (killed)", syscall.SIGKILL},
+	WorkerStalled{"w1", 4, "silent for 5s", 5 * time.Second},
+	WorldJammed{4, "all 2 ranks", 6 * time.Second},
+	WorldStirred{4},
+	WorldTrains{4},
+	WorkerJoined{"w2", Join{After: 3, Commits: 17, HoldsState: true, Undone: 700 * time.Millisecond}},
+	TasksTold{job.TaskEvent{Name: job.TaskFailed, Function: "f", Client: "a:7", N: 3, Reason: "poison", Text: "it kills", Dropped: 2}},
+	TasksTold{job.TaskEvent{Name: job.TaskWorkerLeft, Worker: "a:8", Host: "a", Lost: true}},
 }
 
 // TestRecordFormat: the records of each kind of input are those that an earlier build of this

@@ -308,7 +308,9 @@ func (s *sim) join(p *simProc) {
 	if p.holds && p.commits == s.made && p.generation == s.latest.world.Generation && s.rnd.IntN(4) == 0 {
 		p.commits++ // it has begun a commit that others have not
 	}
-	s.step(WorkerJoined{p.id, Join{After: p.generation, Commits: p.commits, HoldsState: p.holds}})
+	s.step(WorkerJoined{p.id, Join{
+		After: p.generation, Commits: p.commits, HoldsState: p.holds, Undone: time.Duration(s.rnd.IntN(5)) * time.Second,
+	}})
 }
 
 // trouble causes one random disturbance.
@@ -361,20 +363,24 @@ func (s *sim) trouble() {
 // stall reports a worker that holds up others, in time or too late.
 func (s *sim) stall(p *simProc) {
 	generation := s.latest.world.Generation - uint64(min(s.rnd.IntN(4)/3, int(s.latest.world.Generation)))
-	switch s.rnd.IntN(6) {
+	switch s.rnd.IntN(8) {
+	case 7:
+		s.step(WorldTrains{generation})
+	case 6:
+		s.step(WorldStirred{generation})
 	case 5:
 		s.step(WorkerMoved{p.id, generation, time.Duration(s.rnd.IntN(3)) * time.Second})
 	case 4:
 		s.step(WorldStuck{generation, "all wait"})
 	case 0:
-		s.step(WorkerStalled{p.id, generation, "in its own code"})
+		s.step(WorkerStalled{p.id, generation, "in its own code", time.Duration(s.rnd.IntN(9)) * time.Second})
 	case 1:
 		s.step(WorkerStirred{p.id, generation})
 	case 2:
 		p.hung = true
 		s.step(WorkerHung{p.id, generation, "in its own code"})
 	case 3:
-		s.step(WorldJammed{generation, "all wait"})
+		s.step(WorldJammed{generation, "all wait", 5 * time.Second})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"syscall"
 	"time"
@@ -15,10 +16,11 @@ import (
 // snapshot is the machine's whole state between two steps. A journal holds it in place of the
 // records that led to it, as one JSON object with the parts of Machine.
 type snapshot struct {
-	Last      time.Time `json:"last"` // when the machine was last stepped
-	State     job.State `json:"state,omitempty"`
-	StateFrom time.Time `json:"state_from,omitzero"`
-	Size      job.Size  `json:"size"`
+	Last      time.Time    `json:"last"` // when the machine was last stepped
+	State     job.State    `json:"state,omitempty"`
+	StateFrom time.Time    `json:"state_from,omitzero"`
+	Size      job.Size     `json:"size"`
+	Ledger    *savedLedger `json:"ledger,omitempty"`
 	savedFleet
 	savedHistory
 	savedGeneration
@@ -34,20 +36,21 @@ type savedFleet struct {
 }
 
 type savedHistory struct {
-	Seq      uint64      `json:"seq,omitempty"`
-	Started  bool        `json:"started,omitempty"`
-	Joined   time.Time   `json:"joined,omitzero"`
-	NewsFrom time.Time   `json:"news_from,omitzero"`
-	Ran      []savedSlot `json:"ran,omitempty"`
-	Failures []savedSlot `json:"failures,omitempty"`
-	Progress bool        `json:"progress,omitempty"`
-	Stucks   int         `json:"stucks,omitempty"`
-	Partings int         `json:"partings,omitempty"`
-	PartFrom time.Time   `json:"part_from,omitzero"`
-	Resets   int         `json:"resets,omitempty"`
-	ResetsAt []time.Time `json:"resets_at,omitempty"`
-	Wrote    uint64      `json:"wrote,omitempty"`
-	Term     uint64      `json:"term,omitempty"`
+	Seq      uint64            `json:"seq,omitempty"`
+	Started  bool              `json:"started,omitempty"`
+	Joined   time.Time         `json:"joined,omitzero"`
+	NewsFrom time.Time         `json:"news_from,omitzero"`
+	Ran      []savedSlot       `json:"ran,omitempty"`
+	Failures []savedSlot       `json:"failures,omitempty"`
+	Progress bool              `json:"progress,omitempty"`
+	Stucks   int               `json:"stucks,omitempty"`
+	Partings int               `json:"partings,omitempty"`
+	PartFrom time.Time         `json:"part_from,omitzero"`
+	Resets   int               `json:"resets,omitempty"`
+	ResetsBy map[job.Cause]int `json:"resets_by,omitempty"`
+	ResetsAt []time.Time       `json:"resets_at,omitempty"`
+	Wrote    uint64            `json:"wrote,omitempty"`
+	Term     uint64            `json:"term,omitempty"`
 }
 
 type savedGeneration struct {
@@ -60,6 +63,9 @@ type savedGeneration struct {
 	Base      uint64        `json:"base,omitempty"`
 	Committed bool          `json:"committed,omitempty"`
 	Backends  []string      `json:"backends,omitempty"`
+	Entry     *savedEntry   `json:"entry,omitempty"`
+	Trains    bool          `json:"trains,omitempty"`
+	Jam       bool          `json:"jam,omitempty"`
 	Announced plan.Change   `json:"announced,omitempty"`
 	savedLoss
 	savedTransition
@@ -77,6 +83,7 @@ type savedLoss struct {
 type savedTransition struct {
 	RemoveFrom time.Time   `json:"remove_from,omitzero"`
 	ResetFrom  time.Time   `json:"reset_from,omitzero"`
+	Cause      job.Cause   `json:"cause,omitempty"`
 	ShortFrom  time.Time   `json:"short_from,omitzero"`
 	Short      bool        `json:"short,omitempty"`
 	Reminded   bool        `json:"reminded,omitempty"`
@@ -191,21 +198,22 @@ type (
 // save returns the machine's state.
 func (m *Machine) save() snapshot {
 	s := snapshot{
-		Last: m.last, State: m.state, StateFrom: m.stateFrom, Size: m.size,
+		Last: m.last, State: m.state, StateFrom: m.stateFrom, Size: m.size, Ledger: m.ledger.save(),
 		savedFleet: savedFleet{
 			Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed), Queued: m.queued,
 		},
 		savedHistory: savedHistory{
 			Seq: m.seq, Started: m.started, Joined: m.joined, NewsFrom: m.startsFrom, Progress: m.progress,
-			Stucks: m.stucks, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsAt: m.resetsAt, Wrote: m.wrote,
+			Stucks: m.stucks, Partings: m.partings.worlds, PartFrom: m.partings.from, Resets: m.resets, ResetsBy: m.resetsBy, ResetsAt: m.resetsAt, Wrote: m.wrote,
 			Term: m.term,
 		},
 		savedGeneration: savedGeneration{
 			World: m.world, Root: m.published.Root, RootSeq: m.published.Seq, Commits: m.commits, Base: m.base,
 			Committed: m.committed, Backends: m.backends, Announced: m.announced,
+			Entry: m.entry.save(), Trains: m.trains, Jam: m.jam,
 			savedLoss: savedLoss{Dead: m.dead, Told: m.told, Sought: m.sought, DeadFrom: m.deadFrom, Given: m.given},
 			savedTransition: savedTransition{
-				RemoveFrom: m.removeFrom, ResetFrom: m.resetFrom, ShortFrom: m.shortFrom, Short: m.short,
+				RemoveFrom: m.removeFrom, ResetFrom: m.resetFrom, Cause: m.leftFor, ShortFrom: m.shortFrom, Short: m.short,
 				Reminded: m.reminded, Unready: m.startFailed, Bad: saveFailed(m.firstFailure), Went: m.leftCleanly,
 			},
 		},
@@ -246,12 +254,15 @@ func (m *Machine) load(s snapshot) (err error) {
 	m.state, m.stateFrom, m.queued = s.State, s.StateFrom, s.Queued
 	m.seq, m.started, m.joined, m.startsFrom, m.progress = s.Seq, s.Started, s.Joined, s.NewsFrom, s.Progress
 	m.stucks, m.resets, m.resetsAt, m.wrote, m.term = s.Stucks, s.Resets, s.ResetsAt, s.Wrote, s.Term
+	maps.Copy(m.resetsBy, s.ResetsBy)
+	m.ledger = s.Ledger.load()
 	m.partings = partings{s.Partings, s.PartFrom}
 	m.generation = generation{
 		world: s.World, commits: s.Commits, base: s.Base, committed: s.Committed, backends: s.Backends, announced: s.Announced,
+		entry: s.Entry.load(), trains: s.Trains, jam: s.Jam,
 		loss: loss{dead: s.Dead, told: s.Told, sought: s.Sought, deadFrom: s.DeadFrom, given: s.Given},
 		transition: transition{
-			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, shortFrom: s.ShortFrom, short: s.Short,
+			removeFrom: s.RemoveFrom, resetFrom: s.ResetFrom, leftFor: s.Cause, shortFrom: s.ShortFrom, short: s.Short,
 			reminded: s.Reminded, startFailed: s.Unready, firstFailure: s.Bad.failed(), leftCleanly: s.Went,
 		},
 	}

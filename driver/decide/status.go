@@ -64,6 +64,10 @@ type Beats interface {
 	What(now time.Time, id string) string
 	// Commits is the number of a worker's last commit in a generation; 0: unknown.
 	Commits(id string, generation uint64) uint64
+	// Straggler is how late a worker comes to operations; nil: unknown.
+	Straggler(now time.Time, id string) *job.Straggler
+	// Where is where a worker that holds up others is in the user's code; empty: unknown.
+	Where(id string) string
 }
 
 // Status returns the status of the job, without its name, driver and events. Beats are the workers'
@@ -73,7 +77,8 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
 		Generation: m.world.Generation, Size: m.world.Size(),
 		NP: m.size.NP, MinNP: m.size.Min, MaxNP: m.size.Max, Elastic: m.size.Elastic, Resets: m.resets,
-		Hosts: []job.Host{}, Waits: []job.Wait{}, Events: []json.RawMessage{},
+		Goodput: m.ledger.until(now),
+		Hosts:   []job.Host{}, Waits: []job.Wait{}, Events: []json.RawMessage{},
 	}
 	if m.state == "" { // before the first input
 		s.State = job.Waiting
@@ -151,6 +156,10 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 	}
 	s.State = slotStates[w.phase]
 	s.What = m.whatOf(w)
+	if beats != nil && w.phase == training {
+		s.Straggler = beats.Straggler(now, w.id)
+		s.Where = beats.Where(w.id)
+	}
 	if beats != nil && w.phase == training && !w.done {
 		if does := beats.What(now, w.id); s.What == "" {
 			s.What = does

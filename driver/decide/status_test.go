@@ -3,12 +3,16 @@ package decide
 import (
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 // told are heartbeats in which all workers report commits of generation 3.
 type told uint64
 
-func (told) What(time.Time, string) string { return "" }
+func (told) What(time.Time, string) string              { return "" }
+func (told) Straggler(time.Time, string) *job.Straggler { return nil }
+func (told) Where(string) string                        { return "" }
 
 func (n told) Commits(_ string, generation uint64) uint64 {
 	if generation == 3 {

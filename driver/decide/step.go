@@ -16,6 +16,7 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		return nil
 	}
 	defer func() { m.last = now }()
+	m.ledger.begin(now)
 	switch e := in.(type) {
 	case HostsFound:
 		m.emit(now, job.HostsFound, field("hosts", foundHosts(e.Hosts)))
@@ -40,6 +41,8 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.decide(now, e.Cause)
 	case WorkerStalled:
 		m.stalled(now, e)
+	case WorkerLocated:
+		m.located(now, e)
 	case WorkerStirred:
 		m.stirred(now, m.member(e.ID, e.Generation))
 	case WorkerHung:
@@ -54,11 +57,18 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 		m.jammed(now, e)
 	case WorldStuck:
 		m.stuck(now, e)
+	case WorldTrains:
+		m.begins(e)
+	case WorldStirred:
+		m.unjammed(e)
 	case DeadlinePassed:
 	case Commanded:
 		m.command(now, e.Command)
 	case Audited:
 		m.do(EmitEvent{job.AuditEvent(now, e.Record)})
+		return m.out // it changes nothing
+	case TasksTold:
+		m.do(EmitEvent{e.Event(now)})
 		return m.out // it changes nothing
 	case Resumed:
 		m.resume(now)
@@ -69,6 +79,7 @@ func (m *Machine) Step(now time.Time, in Input) []Action {
 	}
 	m.reconcile(now)
 	m.noteState(now)
+	m.account(now)
 	return m.out
 }
 
@@ -489,6 +500,10 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 	}
 	world := plan.World{Generation: m.world.Generation + 1, Slots: slots}
 	root := m.rootOf(members)
+	entry := m.entryOf()
+	if m.undone(now, members); m.world.Generation > 0 {
+		m.resetsBy[m.leftFor]++
+	}
 	published := make([]job.PublishedSlot, len(members))
 	for r, w := range members {
 		w.generation, w.rank, w.trains = world.Generation, r, false
@@ -497,11 +512,11 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 	}
 	m.generation = generation{
 		world: world, published: PublishWorld{world, members, root, m.seq},
-		commits: members[root].state(), base: members[root].state(),
+		commits: members[root].state(), base: members[root].state(), entry: entry,
 	}
 	m.do(m.published)
 	m.emit(now, job.WorldPublished, field("generation", m.world.Generation), field("size", len(members)),
-		field("root", root), field("slots", published))
+		field("root", root), field("cause", entry.cause), field("slots", published))
 	for _, w := range m.workers {
 		switch {
 		case w.phase == waiting && w.spare:
@@ -519,6 +534,7 @@ func (m *Machine) beginReset(now time.Time) {
 		return
 	}
 	m.resetFrom, m.reminded = now, false
+	m.because(m.causeOfLeaving())
 	m.resets++
 	if limit := m.blame.ResetLimit; limit != nil && m.resetsWithin(now) > *limit {
 		within := ""

@@ -78,6 +78,12 @@ func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting 
 // ID returns the worker's incarnation.
 func (w *Worker) ID() string { return w.id }
 
+// NewWorker returns a worker of which only the incarnation is known, for tests of the driver.
+func NewWorker(id string) *Worker { return &Worker{identity: identity{id: id}} }
+
+// Place returns the worker's slot, the id of its process, or 0, and its rank in its last world.
+func (w *Worker) Place() (slot plan.SlotID, pid, rank int) { return w.slot, w.pid, w.rank }
+
 // DataAddrs returns the addresses on which peers reach the worker, from its last join.
 func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
 
@@ -115,7 +121,9 @@ func (m *Machine) reported(now time.Time, e WorkerReported) {
 		}
 		m.stucks = 0
 		m.rejoined()
-		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits))
+		m.trains = true
+		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits),
+			field("cause", m.entry.cause), field("seconds", max(0, now.Sub(m.entry.from)).Seconds()))
 		// A commit ends with a collective check, which a member reaches only after its sync.
 		for _, w := range m.workers {
 			w.holds = w.holds || w.phase == training
@@ -242,6 +250,7 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 	m.log(Info, "%s (rank %d) has left%s", w.slot, w.rank, how)
 	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
 	if !x.Clean() && w.generation != 0 && w.generation == m.world.Generation {
+		m.because(job.CauseDeparture)
 		m.beginReset(now) // its peers cannot continue
 	}
 }
@@ -273,6 +282,7 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 		m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
 	}
 	if w.generation != 0 && w.generation == m.world.Generation {
+		m.because(job.CauseDeath)
 		m.beginReset(now)
 	}
 }

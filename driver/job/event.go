@@ -26,27 +26,31 @@ type EventName string
 
 // The events of a job's events file, with their fields.
 const (
-	HostsFound      EventName = "hosts_found"      // hosts
-	DiscoveryFailed EventName = "discovery_failed" // error
-	WorkerStarted   EventName = "worker_started"   // host, slot, pid
-	WorkerReady     EventName = "worker_ready"     // host, slot
-	Draining        EventName = "draining"         // host, slot, pid, rank: a worker was asked to leave by the operator of its host
-	WorldPublished  EventName = "world_published"  // generation, size, slots
-	HostsUpdated    EventName = "hosts_updated"    // seq, change
-	FirstCommit     EventName = "first_commit"     // generation, commits: the first commit of a world
-	Backend         EventName = "backend"          // generation, backend (nccl, ipc, ipc+hosts, staging), size: how a world's GPUs compute together, each once
-	WorkerDying     EventName = "worker_dying"     // host, slot, pid, rank, signal or null, what: it is lost, and its process is there for a while yet
-	WorkerExited    EventName = "worker_exited"    // host, slot, pid, rank, code, signal, cause
-	Excluded        EventName = "excluded"         // host, slot or null, until (null: for ever)
-	Returned        EventName = "returned"         // host, slot or null
-	Reset           EventName = "reset"            // count
-	DrainAsked      EventName = "drain_asked"      // host, slot or null: by a person
-	Stalled         EventName = "stalled"          // host, slot, pid, rank, generation, what; host null: no worker is missing
-	StallEnded      EventName = "stall_ended"      // host, slot, pid, rank, generation, seconds
-	Scaled          EventName = "scaled"           // min_np, max_np (null: no bound), by a person
-	Resumed         EventName = "resumed"          // another driver has taken over from one that died
-	JobDone         EventName = "job_done"         // status, message
-	Audit           EventName = audit.Name         // who, what, and as they apply how, run, host, slot, dir, program, as, pid; outcome, dropped
+	HostsFound       EventName = "hosts_found"        // hosts
+	DiscoveryFailed  EventName = "discovery_failed"   // error
+	WorkerStarted    EventName = "worker_started"     // host, slot, pid
+	WorkerReady      EventName = "worker_ready"       // host, slot
+	Draining         EventName = "draining"           // host, slot, pid, rank: a worker was asked to leave by the operator of its host
+	WorldPublished   EventName = "world_published"    // generation, size, root, cause (a Cause), slots
+	HostsUpdated     EventName = "hosts_updated"      // seq, change
+	FirstCommit      EventName = "first_commit"       // generation, commits, cause, seconds: the first commit of a world, so long after the world before was left
+	Backend          EventName = "backend"            // generation, backend (nccl, ipc, ipc+hosts, staging), size: how a world's GPUs compute together, each once
+	WorkerDying      EventName = "worker_dying"       // host, slot, pid, rank, signal or null, what: it is lost, and its process is there for a while yet
+	WorkerExited     EventName = "worker_exited"      // host, slot, pid, rank, code, signal, cause
+	Excluded         EventName = "excluded"           // host, slot or null, until (null: for ever)
+	Returned         EventName = "returned"           // host, slot or null
+	Reset            EventName = "reset"              // count
+	DrainAsked       EventName = "drain_asked"        // host, slot or null: by a person
+	Stalled          EventName = "stalled"            // host, slot, pid, rank, generation, what; host null: no worker is missing
+	Located          EventName = "located"            // host, slot, pid, rank, generation, what, where: the user's frames in which a worker that holds up others is
+	StallEnded       EventName = "stall_ended"        // host, slot, pid, rank, generation, seconds
+	Scaled           EventName = "scaled"             // min_np, max_np (null: no bound), by a person
+	Resumed          EventName = "resumed"            // another driver has taken over from one that died
+	JobDone          EventName = "job_done"           // status, message, goodput
+	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks; dropped, if events of tasks were too many
+	TaskWorkerLeft   EventName = "task_worker_left"   // worker, host, lost
+	TaskFailed       EventName = "task_failed"        // function, client, n, reason, text: for good
+	Audit            EventName = audit.Name           // who, what, and as they apply how, run, host, slot, dir, program, as, pid; outcome, dropped
 )
 
 // AuditEvent returns the event of a record.
@@ -105,4 +109,36 @@ func (e Event) MarshalJSON() ([]byte, error) {
 		b = append(b, v...)
 	}
 	return append(b, '}'), nil
+}
+
+// TaskEvent is an event of tasks. Fields that a kind of event does not have are empty.
+type TaskEvent struct {
+	Name     EventName `json:"name"`
+	Worker   string    `json:"worker,omitempty"`
+	Host     string    `json:"host,omitempty"`
+	Offers   string    `json:"offers,omitempty"`
+	Lost     bool      `json:"lost,omitempty"`
+	Function string    `json:"function,omitempty"`
+	Client   string    `json:"client,omitempty"`
+	N        uint64    `json:"n,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	Text     string    `json:"text,omitempty"`
+	Dropped  int       `json:"dropped,omitempty"`
+}
+
+// Event returns it as an event of the job.
+func (t TaskEvent) Event(at time.Time) Event {
+	e := Event{Time: at, Name: t.Name}
+	switch t.Name {
+	case TaskWorkerJoined:
+		e.Fields = []Field{{"worker", t.Worker}, {"host", t.Host}, {"offers", t.Offers}}
+	case TaskWorkerLeft:
+		e.Fields = []Field{{"worker", t.Worker}, {"host", t.Host}, {"lost", t.Lost}}
+	default:
+		e.Fields = []Field{{"function", t.Function}, {"client", t.Client}, {"n", t.N}, {"reason", t.Reason}, {"text", t.Text}}
+	}
+	if t.Dropped > 0 {
+		e.Fields = append(e.Fields, Field{"dropped", t.Dropped})
+	}
+	return e
 }

@@ -47,6 +47,8 @@ type Status struct {
 	MaxNP   int  `json:"max_np"`
 	Elastic bool `json:"elastic"`
 	Resets  int  `json:"resets"`
+	// Goodput tells what the job's time was spent on.
+	Goodput Goodput `json:"goodput"`
 	// Hosts are the listed hosts, oldest first, then other hosts that still have workers.
 	Hosts []Host `json:"hosts"`
 	Waits []Wait `json:"waits"`
@@ -98,6 +100,24 @@ type Slot struct {
 	Failures int `json:"failures"`
 	// What describes what the worker is doing or waiting for; empty: unknown.
 	What string `json:"what,omitempty"`
+	// Where has the frames of the user's code in which a worker that holds up others was seen last,
+	// innermost first; empty: it holds up nobody, or it is unknown.
+	Where string `json:"where,omitempty"`
+	// Straggler is how late the worker comes to operations; nil: unknown.
+	Straggler *Straggler `json:"straggler,omitempty"`
+}
+
+// Straggler is how late a worker has come to the operations of all ranks lately, compared with the
+// other ranks. Older operations count less: half as much after a minute.
+type Straggler struct {
+	// Last is the share of operations to which it came last, from 0 to 1. Operations to which all
+	// ranks came within a millisecond do not count.
+	Last float64 `json:"last"`
+	// By is how much later than the median rank it came, in seconds: the mean of all operations,
+	// with 0 for those to which it came earlier.
+	By float64 `json:"by_seconds"`
+	// Operations is how many operations have been compared, by their weight now.
+	Operations int `json:"operations"`
 }
 
 // Wait is a condition that the driver waits for, with its deadline.

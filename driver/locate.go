@@ -1,0 +1,288 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/launch"
+	"github.com/hvdrun/hvdrun/notify"
+)
+
+const (
+	// mostLocated is the number of workers that are looked at together, of those that hold up
+	// others: of a thousand that hang at once, a few tell where.
+	mostLocated = decide.MostNamed
+	// locatePause is the least time between two such looks.
+	locatePause = time.Second
+	// probeBound and askBound are how long the agent and the worker may take to answer. A worker
+	// that can answer does so within milliseconds, or on a starved host within a second.
+	probeBound = 2 * time.Second
+	askBound   = 1500 * time.Millisecond
+	// lookers is the number of workers that are looked at concurrently on request.
+	lookers = 16
+	// mostAnswer bounds the answer to such a request, in bytes, and fewGroups the groups of
+	// goroutines of one worker in it unless all are wanted.
+	mostAnswer = 8 << 20
+	fewGroups  = 8
+)
+
+// locator finds out where workers are that hold up others.
+type locator struct {
+	own    *identity.Credentials
+	wanted chan string // incarnations; those that it has no room for are not looked at
+}
+
+func newLocator() locator { return locator{wanted: make(chan string, mostLocated)} }
+
+// everybody stands for some workers of a world in which all wait.
+const everybody = ""
+
+// report takes a finding after which a worker is to be located. It does not block.
+func (f *locator) report(in decide.Input) {
+	id := everybody
+	switch in := in.(type) {
+	case decide.WorkerStalled:
+		id = in.ID
+	case decide.WorldJammed:
+	default:
+		return
+	}
+	select {
+	case f.wanted <- id:
+	default: // there are many: these few do
+	}
+}
+
+// locateStalled looks at workers that are reported until ctx ends, and posts where they are.
+func (l *loop) locateStalled(ctx context.Context) {
+	for {
+		var ids []string
+		select {
+		case id := <-l.locate.wanted:
+			ids = append(ids, id)
+		case <-ctx.Done():
+			return
+		}
+		pause := time.NewTimer(locatePause)
+		for more := true; more; {
+			select {
+			case id := <-l.locate.wanted:
+				ids = append(ids, id)
+			default:
+				more = false
+			}
+		}
+		members, err := l.members(ctx)
+		if err == nil {
+			l.tell(l.seek(ctx, chosen(members, ids)))
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+	}
+}
+
+// located is a member of the world, and where it is.
+type located struct {
+	target notify.Target
+	rank   int
+	pid    int
+	stacks.Worker
+}
+
+// chosen returns the members to look at.
+func chosen(members []located, ids []string) []located {
+	all := slices.Contains(ids, everybody)
+	members = slices.DeleteFunc(members, func(m located) bool {
+		return !all && !slices.Contains(ids, m.target.Subject.Incarnation)
+	})
+	return members[:min(len(members), mostLocated)]
+}
+
+// members returns the members of the current world, which the loop tells between two events.
+func (l *loop) members(ctx context.Context) (all []located, err error) {
+	done := make(chan struct{})
+	ask := func() {
+		defer close(done)
+		for _, w := range l.m.Members() {
+			if p := l.procs[w.ID()]; p != nil {
+				_, pid, rank := w.Place()
+				all = append(all, located{target: notify.Target{Subject: p.subject, Addr: w.NotifyAddr()}, rank: rank, pid: pid})
+			}
+		}
+	}
+	select {
+	case l.asks <- ask:
+	case <-l.ended:
+		return nil, errEnded
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	<-done
+	return all, nil
+}
+
+// seek finds out where each of the members is.
+func (l *loop) seek(ctx context.Context, members []located) []located {
+	var looking sync.WaitGroup
+	room := make(chan struct{}, lookers)
+	for i := range members {
+		room <- struct{}{}
+		looking.Go(func() {
+			defer func() { <-room }()
+			members[i].Worker = l.whereIs(ctx, &members[i])
+		})
+	}
+	looking.Wait()
+	return members
+}
+
+// whereIs looks at one worker: at its processes by its agent, then at its goroutines, which it
+// tells itself, or which are read from its memory if it does not answer. A worker is not asked if
+// that would make things worse: one of its threads waits in the kernel where nothing can interrupt
+// it, and outside of a system call, as for a page of a file; to stop the world would stop all
+// others until that ends.
+func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
+	var errs []error
+	prober, _ := l.cfg.Launcher.(launch.Prober)
+	probe := func(goroutines bool) stacks.Worker {
+		if prober == nil {
+			return stacks.Worker{}
+		}
+		ctx, cancel := context.WithTimeout(ctx, probeBound)
+		defer cancel()
+		w, err := prober.Probe(ctx, m.target.Subject.Host, m.target.Subject.Incarnation, goroutines)
+		errs = append(errs, err)
+		return w
+	}
+	w = probe(false)
+	asked := m.target.Addr == "" || l.locate.own == nil
+	if !asked && w.Asks() {
+		ctx, cancel := context.WithTimeout(ctx, askBound)
+		defer cancel()
+		own, err := notify.Stacks(ctx, l.locate.own, m.target)
+		if err == nil {
+			w.Goroutines, w.From = own.Goroutines, "worker"
+			w.Error = own.Error
+			return w
+		}
+		errs = append(errs, err)
+	}
+	if read := probe(true); len(read.Goroutines) > 0 {
+		w.Goroutines, w.From = read.Goroutines, read.From
+	} else if read.Error != "" {
+		errs = append(errs, errors.New(read.Error))
+	}
+	if err := errors.Join(errs...); err != nil {
+		w.Error = err.Error()
+		w.Clean()
+	}
+	return w
+}
+
+// tell posts where workers are, once for those that are at the same place.
+func (l *loop) tell(found []located) {
+	for len(found) > 0 {
+		first := found[0]
+		same := func(m located) bool { return m.Key() == first.Key() }
+		var there []int
+		for _, m := range found {
+			if same(m) {
+				there = append(there, m.rank)
+			}
+		}
+		where := first.Text()
+		for _, m := range found {
+			if same(m) {
+				l.stalls.locate(m.target.Subject.Incarnation, where)
+			}
+		}
+		generation, what := l.stalls.locate(first.target.Subject.Incarnation, where)
+		found = slices.DeleteFunc(found, same)
+		if where == "" {
+			l.cfg.Log.Debugf("it is not known where rank %d is: %s", first.rank, first.Error)
+			continue
+		}
+		if more := there[1:]; len(more) > 0 {
+			where += fmt.Sprintf("; there too: %s", ranks(more))
+		}
+		l.post(decide.WorkerLocated{ID: first.target.Subject.Incarnation, Generation: generation, What: what, Where: where})
+	}
+}
+
+// Stacks finds out where workers are: those of the ranks, or all.
+func (l *controlled) Stacks(ctx context.Context, of []int, all bool) ([]byte, error) {
+	members, err := (*loop)(l).members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(members) == 0 {
+		return nil, &control.RefusedError{Reason: "the job has no world now"}
+	}
+	for _, rank := range of {
+		if !slices.ContainsFunc(members, func(m located) bool { return m.rank == rank }) {
+			return nil, &control.RefusedError{Reason: fmt.Sprintf("there is no rank %d now", rank)}
+		}
+	}
+	if len(of) > 0 {
+		members = slices.DeleteFunc(members, func(m located) bool { return !slices.Contains(of, m.rank) })
+	}
+	members = (*loop)(l).seek(ctx, members)
+	answer := make([]control.Stacks, len(members))
+	for i, m := range members {
+		s := m.target.Subject
+		answer[i] = control.Stacks{Rank: m.rank, Host: s.Host, Slot: s.Index, PID: m.pid, Where: m.Text(), Worker: m.Worker}
+		if !all {
+			few(&answer[i].Worker)
+		}
+	}
+	text, err := json.Marshal(answer)
+	for most := stacks.MaxGroups / 2; err == nil && len(text) > mostAnswer && most > 0; most /= 2 {
+		for i := range answer {
+			cut(&answer[i].Worker, most)
+		}
+		text, err = json.Marshal(answer)
+	}
+	return text, err
+}
+
+// few leaves the goroutines that run the user's code, and of processes that have any the first
+// thread.
+func few(w *stacks.Worker) {
+	user := func(g stacks.Goroutines) bool { return g.Training || len(stacks.UserFrames(g.Frames)) > 0 }
+	goes := slices.ContainsFunc(w.Goroutines, user)
+	w.Goroutines = slices.DeleteFunc(w.Goroutines, func(g stacks.Goroutines) bool { return goes && !user(g) })
+	cut(w, fewGroups)
+	for i := range w.Processes {
+		p := &w.Processes[i]
+		if n := len(p.Threads); goes && n > 1 {
+			p.Threads, p.More = p.Threads[:1], p.More+n-1
+		}
+	}
+}
+
+// cut leaves so many groups of goroutines, and threads.
+func cut(w *stacks.Worker, most int) {
+	if n := len(w.Goroutines); n > most {
+		w.Goroutines = w.Goroutines[:most]
+		w.Error = fmt.Sprintf("%d more groups of goroutines are left out", n-most)
+	}
+	for i := range w.Processes {
+		p := &w.Processes[i]
+		if n := len(p.Threads); n > most {
+			p.Threads, p.More = p.Threads[:most], p.More+n-most
+		}
+	}
+}

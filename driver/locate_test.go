@@ -1,0 +1,138 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/launch"
+)
+
+// probed is the launcher of a job whose workers are Go programs that do not answer.
+type probed struct {
+	launch.Launcher
+	mu    sync.Mutex
+	asked int
+	at    func(n int) stacks.Worker
+}
+
+func (p *probed) Probe(_ context.Context, _, _ string, goroutines bool) (stacks.Worker, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !goroutines {
+		return stacks.Worker{Processes: []stacks.Process{{PID: 42, Threads: []stacks.Thread{{Name: "train", State: "T"}}}}}, nil
+	}
+	p.asked++
+	if p.at == nil {
+		return stacks.Worker{}, errors.New("no agent")
+	}
+	return p.at(p.asked), nil
+}
+
+func at(name string) stacks.Worker {
+	w := stacks.Worker{Goroutines: []stacks.Goroutines{{Count: 1, Training: true, Frames: []stacks.Frame{
+		{Func: "runtime.gopark", File: "proc.go", Line: 1}, {Func: "main." + name, File: "/src/data.go", Line: 41},
+	}}}}
+	w.Clean()
+	return w
+}
+
+// TestLocate: workers that are reported are looked at, few of many, those at one place are told
+// together, and what they say can be shown.
+func TestLocate(t *testing.T) {
+	for name, test := range map[string]struct {
+		workers int
+		stalled []int // nil: all wait
+		at      func(n int) stacks.Worker
+		want    []string
+		most    int
+	}{
+		"one":              {workers: 3, stalled: []int{1}, at: func(int) stacks.Worker { return at("load") }, want: []string{"a:1: main.load data.go:41 (is stopped by a signal)"}, most: 1},
+		"all, one place":   {workers: 30, at: func(int) stacks.Worker { return at("load") }, want: []string{"main.load data.go:41 (is stopped by a signal); there too: ranks 1 2 3 4 5 6 7"}, most: mostLocated},
+		"many, two places": {workers: 4, at: func(n int) stacks.Worker { return at(fmt.Sprint("load", n%2)) }, want: []string{"main.load0 data.go:41", "main.load1 data.go:41", "; there too: rank "}, most: 4},
+		"a liar":           {workers: 2, stalled: []int{0}, at: func(int) stacks.Worker { return at("x\x1b[2J\n" + strings.Repeat("y", 1000)) }, want: []string{"a:0: main.x?[2J?yyyy"}, most: 1},
+		"nobody knows":     {workers: 2, stalled: []int{0}, want: []string{"a:0: train (pid 42) is stopped by a signal"}, most: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := newJob(t, context.Background(), Config{
+					Source: discovery.Fixed{{Name: "a", Slots: test.workers}}, Size: Size{NP: test.workers, Min: 1, Elastic: true},
+				})
+				var slots []string
+				for i := range test.workers {
+					slots = append(slots, fmt.Sprint("a:", i))
+				}
+				j.joins(t, 0, slots...)
+				p := &probed{Launcher: j.cfg.Launcher, at: test.at}
+				var mu sync.Mutex
+				var found []string
+				// The loop's goroutine waits between two events, and reads these with the next one.
+				done := make(chan struct{})
+				j.asks <- func() {
+					j.cfg.Launcher = p
+					j.cfg.Events = func(e Event) {
+						if e.Name != "located" {
+							return
+						}
+						place := ""
+						for _, f := range e.Fields {
+							switch f.Key {
+							case "host":
+								place = fmt.Sprint(f.Value)
+							case "slot":
+								place += fmt.Sprint(":", f.Value)
+							case "where":
+								mu.Lock()
+								found = append(found, fmt.Sprint(place, ": ", f.Value))
+								mu.Unlock()
+							}
+						}
+					}
+					close(done)
+				}
+				<-done
+				side, cancel := context.WithCancel(context.Background())
+				j.wg.Go(func() { j.locateStalled(side) })
+				if test.stalled == nil {
+					j.locate.report(decide.WorldJammed{Generation: 1})
+				}
+				for _, r := range test.stalled {
+					j.locate.report(decide.WorkerStalled{ID: j.worker(t, slots[r]).spec.Incarnation, Generation: 1})
+				}
+				<-time.After(10 * time.Second)
+				synctest.Wait()
+				mu.Lock()
+				text := strings.Join(found, "\n")
+				mu.Unlock()
+				for _, want := range test.want {
+					if !strings.Contains(text, want) {
+						t.Errorf("%q is missing in:\n%s", want, text)
+					}
+				}
+				if n := p.asked; n > test.most || n == 0 && test.at != nil {
+					t.Errorf("%d workers were looked at", n)
+				}
+				if strings.ContainsAny(strings.ReplaceAll(text, "\n", ""), "\x1b") {
+					t.Errorf("%q", text)
+				}
+				status := j.m.Status(time.Now(), j.stalls)
+				if w := status.Hosts[0].Slots[0].Where; test.stalled == nil && w == "" {
+					t.Errorf("the status does not tell where: %+v", status.Hosts[0].Slots[0])
+				}
+				cancel()
+				for _, slot := range slots {
+					j.worker(t, slot).exit <- nil
+				}
+				<-j.result
+			})
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// Measures are the numbers of a job at one moment.
+type Measures = job.Measures
+
+// Meter measures a job. Its fields must be set before Run or Resume, of which a meter serves one.
+// The zero Meter is ready for use.
+type Meter struct {
+	// Delivered is called with the time from when a worker had to be notified until it has
+	// acknowledged that, and Synced with the time that the journal took to be on the disk. They are
+	// called concurrently and must not block. Nil: not called.
+	Delivered, Synced func(time.Duration)
+
+	loop atomic.Pointer[loop]
+}
+
+// ErrNotRunning is returned by Meter.Read if no job runs.
+var ErrNotRunning = errors.New("driver: no job runs")
+
+// Read returns the numbers of now. It waits for the loop to be between two events, at most until
+// ctx ends, and may be called at any time.
+func (m *Meter) Read(ctx context.Context) (Measures, error) {
+	l := m.loop.Load()
+	if l == nil {
+		return Measures{}, ErrNotRunning
+	}
+	taken := make(chan Measures, 1)
+	select {
+	case l.asks <- func() { taken <- l.measure() }:
+	case <-l.ended:
+		return Measures{}, ErrNotRunning
+	case <-ctx.Done():
+		return Measures{}, context.Cause(ctx)
+	}
+	return <-taken, nil
+}
+
+// delivered returns what the pusher calls when a worker has acknowledged an update; nil: nothing.
+func (l *loop) delivered() func(time.Duration) {
+	if l.cfg.Meter == nil {
+		return nil
+	}
+	return l.cfg.Meter.Delivered
+}
+
+// measure returns the numbers of now; the loop's goroutine calls it.
+func (l *loop) measure() Measures {
+	now := l.clock.now()
+	m := Measures{
+		Status: l.m.Status(now, nil), Resets: l.m.ResetsBy(),
+		Discovery: job.Discovery{Stale: l.source.stale()},
+		Journal:   l.writer.measure(),
+		Workers:   l.stalls.measure(now),
+	}
+	m.Status.Job, m.Status.Begun = l.cfg.RunID, time.Unix(0, l.job.Begun).UTC()
+	m.Status.Journal = l.writer.state()
+	slots := l.m.World().Slots
+	for r := range m.Workers.Ranks {
+		if r < len(slots) {
+			m.Workers.Ranks[r].Host, m.Workers.Ranks[r].Slot = slots[r].Host, slots[r].Index
+		}
+	}
+	return m
+}
+
+// sourceAge is what is known of the age of the list of hosts. It is safe for concurrent use.
+type sourceAge struct {
+	stood atomic.Int64 // when the source last stood by its list, in nanoseconds since 1970; 0: it does now
+}
+
+// fails notes a failure of the source, which stood by its list so long ago.
+func (s *sourceAge) fails(age time.Duration) { s.stood.Store(time.Now().Add(-age).UnixNano()) }
+
+// stands notes that the source stands by its list.
+func (s *sourceAge) stands() { s.stood.Store(0) }
+
+// stale returns how long ago the source last stood by its list; 0: it does now.
+func (s *sourceAge) stale() time.Duration {
+	at := s.stood.Load()
+	if at == 0 {
+		return 0
+	}
+	return max(0, time.Since(time.Unix(0, at)))
+}
+
+func (w *journalWriter) measure() job.Journal {
+	m := job.Journal{Behind: w.why != nil || w.mirror != nil && w.mirror.State() != "", Failures: w.failures}
+	if w.j != nil {
+		m.Bytes = w.j.Size()
+	}
+	return m
+}
+
+// synced syncs the journal, and measures it.
+func (w *journalWriter) synced() error {
+	begun := time.Now()
+	err := w.j.Sync()
+	if w.meter != nil && w.meter.Synced != nil {
+		w.meter.Synced(time.Since(begun))
+	}
+	return err
+}
+
+// work is what workers have done by their counters. None of its numbers ever becomes smaller.
+type work struct {
+	commits, commitBytes uint64
+	commitTime           time.Duration
+	operations           map[operationKind]operationSum
+}
+
+type (
+	operationKind struct {
+		kind, backend string
+		sizeClass     int
+	}
+	operationSum struct {
+		count, bytes uint64
+		duration     time.Duration
+	}
+)
+
+// hear takes a worker's counters. It ignores what is smaller than before.
+func (w *work) hear(c *rendezvous.Counters) {
+	if c == nil {
+		return
+	}
+	w.commits, w.commitBytes = max(w.commits, c.Commits), max(w.commitBytes, c.CommitBytes)
+	w.commitTime = max(w.commitTime, c.CommitTime)
+	if w.operations == nil {
+		w.operations = make(map[operationKind]operationSum, len(c.Operations))
+	}
+	for _, o := range c.Operations {
+		key := operationKind{o.Kind, o.Backend, o.SizeClass}
+		was, known := w.operations[key]
+		if !known && len(w.operations) >= rendezvous.MaxOperations {
+			continue // a worker that makes kinds up
+		}
+		w.operations[key] = operationSum{max(was.count, o.Count), max(was.bytes, o.Bytes), max(was.duration, o.Duration)}
+	}
+}
+
+// add adds what another worker has done, in at most mostKinds kinds of operations.
+func (w *work) add(o *work) {
+	w.commits, w.commitBytes, w.commitTime = w.commits+o.commits, w.commitBytes+o.commitBytes, w.commitTime+o.commitTime
+	if w.operations == nil {
+		w.operations = make(map[operationKind]operationSum, len(o.operations))
+	}
+	for key, s := range o.operations {
+		was, known := w.operations[key]
+		if !known && len(w.operations) >= mostKinds {
+			key = otherKind
+			was = w.operations[key]
+		}
+		w.operations[key] = operationSum{was.count + s.count, was.bytes + s.bytes, was.duration + s.duration}
+	}
+}
+
+// mostKinds bounds the kinds of operations of a job: workers of this version have 13 kinds, ten
+// classes of sizes and four backends, of which a job uses a few dozen. Those beyond it are counted
+// as otherKind.
+const mostKinds = 600
+
+var otherKind = operationKind{kind: "other", backend: "other"}
+
+// inOperations is the time in collective operations.
+func (w *work) inOperations() (all time.Duration) {
+	for _, s := range w.operations {
+		all += s.duration
+	}
+	return all
+}
+
+// measure returns what the workers have reported.
+func (s *stalls) measure(now time.Time) job.Workers {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := work{operations: maps.Clone(s.past.operations), commits: s.past.commits, commitBytes: s.past.commitBytes, commitTime: s.past.commitTime}
+	for _, w := range s.workers {
+		all.add(&w.work)
+	}
+	m := job.Workers{
+		Beats: s.beats, Commits: all.commits, CommitTime: all.commitTime, CommitBytes: all.commitBytes,
+		Operations: make([]job.Operations, 0, len(all.operations)), Ranks: make([]job.Rank, len(s.world)),
+	}
+	for key, o := range all.operations {
+		m.Operations = append(m.Operations, job.Operations{
+			Kind: key.kind, Backend: key.backend, SizeClass: key.sizeClass, Count: o.count, Duration: o.duration, Bytes: o.bytes,
+		})
+	}
+	slices.SortFunc(m.Operations, func(a, b job.Operations) int {
+		if c := strings.Compare(a.Kind+" "+a.Backend, b.Kind+" "+b.Backend); c != 0 {
+			return c
+		}
+		return a.SizeClass - b.SizeClass
+	})
+	for r, member := range s.world {
+		w := s.workers[member.id]
+		if w == nil || w.at.IsZero() {
+			continue
+		}
+		m.Ranks[r] = job.Rank{Heard: true, Age: max(0, now.Sub(w.at)), InOperations: w.work.inOperations()}
+		if w.beat.Generation == s.number {
+			m.Ranks[r].Commits = w.beat.Commits
+		}
+	}
+	return m
+}

@@ -1,0 +1,85 @@
+package driver
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// counters are those of a worker that has done so much.
+func counters(n uint64) *rendezvous.Counters {
+	return &rendezvous.Counters{
+		Commits: n, CommitTime: time.Duration(n) * time.Second, CommitBytes: 10 * n,
+		Operations: []rendezvous.Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 3, Count: n, Duration: time.Duration(n), Bytes: 2 * n}},
+	}
+}
+
+// TestSums: the numbers of workers are added up, those of workers that have ended stay, and ranks
+// have their own.
+func TestSums(t *testing.T) {
+	s := newStalls(job.Timeouts{})
+	now := time.Unix(1000, 0)
+	for _, id := range []string{"a", "b"} {
+		s.expect(id)
+	}
+	s.enter(now, 4, []string{"a", "b"})
+	s.hear(now, "a", rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Commits: 17, Counters: counters(5)})
+	s.hear(now.Add(time.Second), "b", rendezvous.Beat{Generation: 4, Phase: rendezvous.Training, Commits: 16, Counters: counters(7)})
+	s.forget("b")
+	m := s.measure(now.Add(3 * time.Second))
+	if m.Beats != 2 || m.Commits != 12 || m.CommitTime != 12*time.Second || m.CommitBytes != 120 {
+		t.Errorf("%+v", m)
+	}
+	if len(m.Operations) != 1 || m.Operations[0] != (job.Operations{Kind: "AllReduce", Backend: "memory", SizeClass: 3, Count: 12, Duration: 12, Bytes: 24}) {
+		t.Errorf("%+v", m.Operations)
+	}
+	if len(m.Ranks) != 2 || m.Ranks[0] != (job.Rank{Heard: true, Age: 3 * time.Second, Commits: 17, InOperations: 5}) || m.Ranks[1].Heard {
+		t.Errorf("%+v", m.Ranks)
+	}
+}
+
+// TestFalseCounters: no sum ever becomes smaller, and kinds that workers make up are bounded.
+func TestFalseCounters(t *testing.T) {
+	s := newStalls(job.Timeouts{})
+	now := time.Unix(1000, 0)
+	s.expect("a")
+	hear := func(c *rendezvous.Counters) job.Workers {
+		s.hear(now, "a", rendezvous.Beat{Phase: rendezvous.Training, Counters: c})
+		return s.measure(now)
+	}
+	hear(counters(9))
+	if m := hear(counters(3)); m.Commits != 9 || m.CommitBytes != 90 || m.Operations[0].Count != 9 || m.Operations[0].Bytes != 18 {
+		t.Errorf("smaller: %+v", m)
+	}
+	if m := hear(nil); m.Commits != 9 {
+		t.Errorf("none: %+v", m)
+	}
+	for worker := range 20 {
+		id := fmt.Sprint("liar", worker)
+		s.expect(id)
+		for beat := range 3 {
+			c := &rendezvous.Counters{}
+			for i := range rendezvous.MaxOperations {
+				c.Operations = append(c.Operations, rendezvous.Operations{Kind: fmt.Sprint(worker, "-", beat, "-", i), Backend: "x", Count: 1})
+			}
+			s.hear(now, id, rendezvous.Beat{Phase: rendezvous.Training, Counters: c})
+		}
+		if worker%2 == 0 {
+			s.forget(id)
+		}
+	}
+	m := s.measure(now)
+	if len(m.Operations) > mostKinds+1 {
+		t.Errorf("%d kinds", len(m.Operations))
+	}
+	var all uint64
+	for _, o := range m.Operations {
+		all += o.Count
+	}
+	if all != 9+20*rendezvous.MaxOperations {
+		t.Errorf("%d operations in all", all)
+	}
+}

@@ -1,0 +1,301 @@
+package driver
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/rendezvous"
+)
+
+// Trace is what happened from the first sign that a world had to be left, or from the start of the
+// job, until the next world had made its first commit.
+type Trace struct {
+	// Generation is that of the next world; 0: none was published.
+	Generation uint64
+	// Cause says what led to it.
+	Cause string
+	// Spans are its parts. The first one is all of it, and the parent of the others.
+	Spans []Span
+}
+
+// Span is a part of a Trace. All times are by the driver's clock: workers tell how long ago
+// something was.
+type Span struct {
+	Name string
+	// Role is whose part it is: "driver", "agent" or "worker".
+	Role string
+	// Host and Slot are the worker's; Host is empty for the driver. Rank is that in the next world,
+	// or negative where it is not known.
+	Host       string
+	Slot, Rank int
+	Start, End time.Time
+	// Error is why it ended badly; empty: it did not.
+	Error string
+}
+
+const (
+	// mostTraced is the number of workers whose own spans a trace has: those that start, and the
+	// lowest ranks.
+	mostTraced = 64
+	// mostSpans bounds a trace.
+	mostSpans = 1024
+	// traceWait is how long after the first commit the spans of workers are waited for, beyond two
+	// heartbeats.
+	traceWait = 3 * time.Second
+)
+
+// tracer makes traces of the machine's inputs and actions, and of what workers tell of their way
+// into a world. Its methods are safe for concurrent use.
+type tracer struct {
+	mu      sync.Mutex
+	workers map[string]*tracedWorker
+	size    int      // of the current world
+	open    *tracing // nil: nothing goes on
+	done    []Trace
+}
+
+// tracedWorker is a worker, and when it was where.
+type tracedWorker struct {
+	host           string
+	slot, rank     int
+	generation     uint64
+	wanted, forked time.Time
+}
+
+// tracing is a trace that is not complete.
+type tracing struct {
+	Trace
+	traced  map[string]bool      // workers with spans
+	left    map[string]time.Time // joins since its beginning
+	last    time.Time            // join
+	awaited map[string]bool      // members of the next world that have not told their way
+	commit  time.Time            // the first one in the next world
+}
+
+func newTracer() *tracer { return &tracer{workers: map[string]*tracedWorker{}} }
+
+// begin begins a trace, unless one goes on in which no world was published yet.
+func (t *tracer) begin(now time.Time, cause string) {
+	if o := t.open; o != nil {
+		if o.Generation == 0 {
+			return
+		}
+		t.finish(now, "another reset began")
+	}
+	t.open = &tracing{traced: map[string]bool{}, left: map[string]time.Time{}, awaited: map[string]bool{}}
+	t.open.Cause = cause
+	t.open.Spans = []Span{{Name: "reset", Role: "driver", Rank: -1, Start: now}}
+}
+
+// add adds a span of a worker, or with an empty id of the driver.
+func (t *tracer) add(id string, s Span) {
+	o := t.open
+	s.Rank = -1
+	if w := t.workers[id]; w != nil {
+		if !o.traced[id] && len(o.traced) >= mostTraced {
+			return
+		}
+		o.traced[id] = true
+		s.Host, s.Slot, s.Rank = w.host, w.slot, w.rank
+	}
+	if len(o.Spans) < mostSpans {
+		o.Spans = append(o.Spans, s)
+	}
+}
+
+// step takes a step of the machine, which took from began until now.
+func (t *tracer) step(began, now time.Time, in decide.Input, actions []decide.Action) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.input(began, in)
+	for _, a := range actions {
+		switch a := a.(type) {
+		case decide.StartWorker:
+			t.workers[a.ID] = &tracedWorker{host: a.Slot.Host, slot: a.Slot.Index, rank: -1, wanted: now}
+			if t.size == 0 {
+				t.begin(began, "the job starts")
+			}
+		case decide.NotifyWorkers:
+			t.begin(began, "hosts were "+a.Change.String())
+			t.add("", Span{Name: "notify", Role: "driver", Start: began, End: now})
+		case decide.StopWorker:
+			if w := t.workers[a.ID]; w != nil && w.generation != 0 && t.open != nil && t.open.Generation == 0 {
+				t.add(a.ID, Span{Name: "stop worker", Role: "agent", Start: now, End: now})
+			}
+		case decide.PublishWorld:
+			t.published(began, now, a)
+		case decide.FinishJob:
+			if t.open != nil && t.open.Generation == 0 {
+				t.finish(now, "the job ended")
+			}
+		}
+	}
+}
+
+// input takes what is known before the machine's actions.
+func (t *tracer) input(now time.Time, in decide.Input) {
+	switch e := in.(type) {
+	case decide.WorkerForked:
+		if w := t.workers[e.ID]; w != nil {
+			if w.forked = now; t.open != nil && !w.wanted.IsZero() {
+				t.add(e.ID, Span{Name: "start process", Role: "agent", Start: w.wanted, End: now})
+			}
+		}
+	case decide.WorkerJoined:
+		t.joined(now, e)
+	case decide.WorkerDying:
+		t.death(now, e.ID, e.What)
+	case decide.WorkerHung:
+		t.death(now, e.ID, "held up the job: "+e.What)
+	case decide.WorkerEnded:
+		w := t.workers[e.ID]
+		if w != nil && w.generation != 0 && (e.Exit.Code != 0 || e.Exit.Signal != 0) {
+			t.death(now, e.ID, fmt.Sprintf("exit status %d", e.Exit.Code))
+		}
+		delete(t.workers, e.ID)
+	case decide.WorkerReported:
+		if o := t.open; o != nil && e.Report == decide.ReportCommitted && e.Generation == o.Generation && o.commit.IsZero() {
+			o.commit = now
+		}
+	}
+}
+
+// death records that a member of the world was seen to be lost, once.
+func (t *tracer) death(now time.Time, id, what string) {
+	w := t.workers[id]
+	if w == nil || w.generation == 0 {
+		return
+	}
+	t.begin(now, fmt.Sprintf("%s:%d %s", w.host, w.slot, what))
+	t.add(id, Span{Name: "death seen", Role: "driver", Start: now, End: now, Error: what})
+	w.generation = 0
+}
+
+func (t *tracer) joined(now time.Time, e decide.WorkerJoined) {
+	w := t.workers[e.ID]
+	if w == nil {
+		return
+	}
+	if e.Join.After != 0 && e.Join.After == w.generation {
+		t.begin(now, e.Join.Cause)
+	}
+	o := t.open
+	if o == nil || o.Generation != 0 {
+		return
+	}
+	if _, again := o.left[e.ID]; again {
+		return
+	}
+	o.left[e.ID], o.last = now, now
+	switch {
+	case e.Join.After == 0 && !w.forked.IsZero():
+		t.add(e.ID, Span{Name: "start program", Role: "worker", Start: w.forked, End: now})
+	case e.Join.After != 0:
+		t.add(e.ID, Span{Name: "leave world", Role: "worker", Start: o.Spans[0].Start, End: now})
+	}
+}
+
+func (t *tracer) published(began, now time.Time, a decide.PublishWorld) {
+	if t.open == nil || t.open.Generation != 0 {
+		t.begin(began, "a world was published")
+	}
+	o := t.open
+	if t.size = len(a.Members); o.Generation == 0 {
+		o.Generation = a.World.Generation
+	}
+	if !o.last.IsZero() && began.After(o.last) {
+		t.add("", Span{Name: "wait after the last join", Role: "driver", Start: o.last, End: began})
+	}
+	t.add("", Span{Name: "decide and publish", Role: "driver", Start: began, End: now})
+	for r, m := range a.Members {
+		w := t.workers[m.ID()]
+		if w == nil {
+			continue // of the driver before
+		}
+		w.rank, w.generation = r, a.World.Generation
+		if from, is := o.left[m.ID()]; is {
+			t.add(m.ID(), Span{Name: "wait for the world", Role: "driver", Start: from, End: now})
+		}
+		if len(o.traced) < mostTraced || o.traced[m.ID()] {
+			o.traced[m.ID()], o.awaited[m.ID()] = true, true
+		}
+	}
+}
+
+// beat takes what a worker tells of its way into the world.
+func (t *tracer) beat(now time.Time, id string, b *rendezvous.Beat) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o, w := t.open, t.workers[id]
+	if o == nil || w == nil || len(b.Entered) == 0 || b.Generation != o.Generation || !o.awaited[id] {
+		return
+	}
+	delete(o.awaited, id)
+	begun := o.Spans[0].Start
+	for i, e := range b.Entered[:len(b.Entered)-1] {
+		name, is := wayNames[e.Phase]
+		from, to := now.Add(-e.Ago), now.Add(-b.Entered[i+1].Ago)
+		if !is || to.Before(from) || from.Before(begun) {
+			continue // before this reset, or not so
+		}
+		t.add(id, Span{Name: name, Role: "worker", Start: from, End: to})
+	}
+}
+
+// wayNames are the spans of the phases that a worker passes through.
+var wayNames = map[rendezvous.Phase]string{
+	rendezvous.Joins: "join", rendezvous.Connecting: "connect", rendezvous.Syncing: "sync", rendezvous.Training: "first step",
+	rendezvous.Resetting: "OnReset", rendezvous.Fetches: "fetch state", rendezvous.Outside: "outside of elastic.Run",
+}
+
+// take returns the traces that are complete by now: all awaited workers have told their way, or
+// have had the time. end: the job has ended.
+func (t *tracer) take(now time.Time, end bool) []Trace {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if o := t.open; o != nil && !o.commit.IsZero() {
+		wait := traceWait + 2*time.Duration(rendezvous.BeatSpacing(t.size))*time.Second
+		if len(o.awaited) == 0 || now.Sub(o.commit) >= wait {
+			t.finish(now, "")
+		}
+	}
+	if end && t.open != nil {
+		t.finish(now, "the job ended")
+	}
+	done := t.done
+	t.done = nil
+	return done
+}
+
+// finish ends the open trace. It ends with the first commit, or now if there was none.
+func (t *tracer) finish(now time.Time, why string) {
+	o := t.open
+	t.open = nil
+	root := &o.Spans[0]
+	if root.End, root.Error = o.commit, ""; o.commit.IsZero() {
+		root.End, root.Error = now, why
+	}
+	for _, s := range o.Spans[1:] {
+		if s.End.After(root.End) {
+			root.End = s.End
+		}
+	}
+	if len(t.done) < mostDone {
+		t.done = append(t.done, o.Trace)
+	}
+}
+
+// mostDone is the number of traces that wait to be taken; others are dropped.
+const mostDone = 16
+
+// handTraces hands complete traces to the config's function, if it wants them.
+func (l *loop) handTraces(end bool) {
+	if l.cfg.Traces == nil {
+		return
+	}
+	for _, trace := range l.traces.take(l.clock.now(), end) {
+		l.cfg.Traces(trace)
+	}
+}
