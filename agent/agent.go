@@ -91,6 +91,8 @@ type Config struct {
 	Drain time.Duration
 	// Hurry, if not nil, ends that wait when it yields a value.
 	Hurry <-chan struct{}
+	// Meter, if not nil, measures the agent.
+	Meter *Meter
 	// Log takes the agent's messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 }
@@ -161,6 +163,10 @@ func Run(ctx context.Context, cfg Config) error {
 			return nil
 		}
 		return err
+	}
+	if cfg.Meter != nil {
+		cfg.Meter.agent.Store(a)
+		defer cfg.Meter.agent.Store(nil)
 	}
 	if cfg.Follow != nil {
 		a.wg.Go(func() { cfg.Follow(side, a.member.SetKeys) })

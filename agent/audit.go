@@ -100,6 +100,11 @@ func (srv *server) recordInspect(by audit.Who, targets int, outcome string) {
 	srv.audit.Add(r)
 }
 
+// recordProbe records that a driver has asked where a worker of its own is.
+func (srv *server) recordProbe(by audit.Who, outcome string) {
+	srv.audit.Add(audit.Record{Who: by, What: "probe", Run: by.Run, Host: srv.host, Outcome: outcome})
+}
+
 // programOf returns the first word of a command. The others may hold what is nobody's business.
 func programOf(command [][]byte) string {
 	if len(command) == 0 {

@@ -40,10 +40,13 @@ type server struct {
 	lines   *logLines                                                      // for a driver that keeps this agent's log; nil: none does
 	inspect func(context.Context, *wire.InspectRequest) *wire.InspectReply // nil: refused
 	audit   *audit.Recorder
+	probing bounded // looks at processes under way
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
 	taken    map[int]*worker
+	starts   uint64        // workers that were given a slot
+	ends     uint64        // workers that have given it back
 	bad      []int         // slots whose devices have failed
 	drained  error         // set: no worker is started any more
 	news     chan struct{} // closed, and made anew, when a slot becomes free, a session is over, or all its events are acknowledged
@@ -71,7 +74,7 @@ func newServer(host string, slots int, log logrus.FieldLogger) *server {
 	}
 	return &server{
 		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize, program: program},
-		log:   log, audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+		log:   log, probing: make(bounded, mostProbes), audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
 	}
 }
 
@@ -210,12 +213,14 @@ func (srv *server) take(w *worker) error {
 			i, srv.host, holder.incarnation, holder.s.run, holder.pid)
 	}
 	srv.taken[i] = w
+	srv.starts++
 	return nil
 }
 
 // free gives the slot of a worker back; the lock is held.
 func (srv *server) free(w *worker) {
 	delete(srv.taken, w.id.Index)
+	srv.ends++
 	srv.changed()
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/launch"
@@ -137,6 +138,7 @@ func (s *session) live() {
 	late := time.AfterFunc(s.lead(), s.lastResort)
 	s.running.Wait()
 	late.Stop()
+	defer blob.Clean(s.run) // of workers that were killed
 	if err := s.guard.Close(); err != nil {
 		s.log.Warnf("agent: %v", err)
 	}

@@ -184,6 +184,22 @@ func (a *Agents) sessionAt(p place) (*session, error) {
 	return s, nil
 }
 
+// sessionOf returns the session with the host's agent that has the worker; nil: there is none.
+func (a *Agents) sessionOf(host, incarnation string) *session {
+	a.mu.Lock()
+	s := a.sessions[host]
+	a.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.workers[incarnation] == nil {
+		return nil
+	}
+	return s
+}
+
 // forget makes the next worker of the host begin another session, with another job agent if it was
 // one's.
 func (a *Agents) forget(s *session) {

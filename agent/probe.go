@@ -1,0 +1,96 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/hvdrun/hvdrun/internal/audit"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/stacks"
+	"github.com/hvdrun/hvdrun/internal/wire"
+)
+
+// mostProbes is how many looks at processes are under way at a time; others are refused.
+const mostProbes = 8
+
+// Probe tells where a worker of the caller's run is.
+func (v service) Probe(ctx context.Context, r *wire.ProbeRequest) (*wire.ProbeReply, error) {
+	from, by, err := caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := v.srv.processOf(from, r.GetIncarnation())
+	if err == nil && !v.srv.probing.begin() {
+		err = status.Error(codes.ResourceExhausted, "the agent looks at other processes")
+	}
+	if err != nil {
+		v.srv.recordProbe(by, audit.Refused(statusText(err)))
+		return nil, err
+	}
+	v.srv.recordProbe(by, audit.Done)
+	// A look may hang with the process that it looks at; the caller does not wait for it then.
+	seen := make(chan stacks.Worker, 1)
+	go func() {
+		defer v.srv.probing.end()
+		seen <- look(pid, r.GetGoroutines())
+	}()
+	select {
+	case w := <-seen:
+		text, err := json.Marshal(w)
+		if err != nil {
+			return nil, status.Error(codes.Internal, err.Error())
+		}
+		return &wire.ProbeReply{Worker: text}, nil
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// look looks at a process.
+func look(pid int, goroutines bool) (w stacks.Worker) {
+	var errs []error
+	var err error
+	w.Processes, err = stacks.Probe(pid)
+	errs = append(errs, err)
+	if goroutines {
+		w.Goroutines, err = stacks.FromMemory(pid)
+		errs, w.From = append(errs, err), "memory"
+	}
+	if err := errors.Join(errs...); err != nil {
+		w.Error = err.Error()
+	}
+	return w
+}
+
+// processOf returns the process of a worker of the driver's run.
+func (srv *server) processOf(driver identity.Subject, incarnation string) (pid int, err error) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	s := srv.sessions[driver.RunID]
+	if s == nil || s.driver.User != driver.User || s.driver.UID != driver.UID {
+		return 0, status.Error(codes.NotFound, "the run has no session")
+	}
+	w := s.workers[incarnation]
+	if w == nil || w.pid == 0 || w.over {
+		return 0, status.Error(codes.NotFound, "there is no such worker")
+	}
+	return w.pid, nil
+}
+
+// bounded counts what is under way, up to a bound.
+type bounded chan struct{}
+
+func (s bounded) begin() bool {
+	select {
+	case s <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s bounded) end() { <-s }
