@@ -1,0 +1,283 @@
+package dashboard
+
+import (
+	"slices"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// World is a generation in a job's history.
+type World struct {
+	Generation uint64    `json:"generation"`
+	Time       time.Time `json:"time"` // when it was published
+	Size       int       `json:"size"`
+	// Kind and Why say what led to it; From is when that began.
+	Kind Kind      `json:"kind"`
+	Why  string    `json:"why"`
+	From time.Time `json:"from"`
+	// First is the time of its first commit, number Commits; zero: there is none yet.
+	First   time.Time `json:"first,omitzero"`
+	Commits uint64    `json:"commits"`
+	// Lost is the time from From to First in seconds; 0: not known yet.
+	Lost float64 `json:"lost"`
+}
+
+// Steps are the upper bounds, in seconds, of the bars of Recoveries. A last bar has what takes
+// longer.
+var Steps = []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60}
+
+// Recoveries counts resets by how long training took to go on: those after a failure or a stall,
+// and the others.
+type Recoveries struct {
+	Steps   []float64 `json:"steps"`
+	Failed  []int     `json:"failed"`
+	Planned []int     `json:"planned"`
+}
+
+// Point is a point of the curve of throughput: commits per second until Time. Its JSON is
+// [milliseconds since 1970, rate].
+type Point struct {
+	Time time.Time
+	Rate float64
+}
+
+// Part is a share of the job's time.
+type Part struct {
+	Part    string  `json:"part"`
+	Seconds float64 `json:"seconds"`
+}
+
+const (
+	// maxWorlds, maxPoints bound what a history keeps. Older worlds are forgotten; of the points,
+	// two become one when there are too many.
+	maxWorlds = 400
+	maxPoints = 480
+	// maxWhys bounds the reasons that are kept of a reset.
+	maxWhys = 3
+)
+
+// history is what a job has done, from its events and from looks at its status. It is a pure value
+// of bounded size: the time comes with what it is told.
+type history struct {
+	worlds  []World
+	dropped int // worlds that are forgotten
+	counts  Recoveries
+	ends    time.Time // of the job; zero: it goes on
+	lost    map[Kind]float64
+
+	// What may lead to the next world.
+	why     []string
+	kind    Kind
+	from    time.Time
+	stalled map[string]time.Time // places of workers that held up others
+
+	points  []Point
+	pause   time.Duration // the least time between two points
+	last    Point         // the last look: Rate is the number of commits
+	average Point         // what becomes the next point: Rate is commits at Time
+}
+
+func newHistory() *history {
+	return &history{
+		counts: Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
+		lost:   map[Kind]float64{}, stalled: map[string]time.Time{}, pause: time.Second,
+	}
+}
+
+// rank orders the kinds of causes: the gravest names the reset.
+func gravity(k Kind) int {
+	return slices.Index([]Kind{"", Start, Changed, Shrunk, Grown, Scaled, Drained, Driver, Excluded, Stall, Failure}, k)
+}
+
+// cause notes what may lead to the next world.
+func (h *history) cause(kind Kind, at time.Time, why string) {
+	switch {
+	case gravity(kind) > gravity(h.kind):
+		h.kind, h.from, h.why = kind, at, nil
+	case kind != h.kind:
+		return
+	}
+	if len(h.why) < maxWhys && !slices.Contains(h.why, why) {
+		h.why = append(h.why, why)
+	}
+}
+
+// add takes the next event.
+func (h *history) add(f *fact) {
+	if len(h.worlds) == 0 && h.from.IsZero() {
+		h.from = f.Time
+	}
+	_, text := f.words()
+	switch f.Name {
+	case job.Stalled:
+		if f.Host != nil && len(h.stalled) < maxWorlds {
+			h.stalled[f.place()] = f.Time
+		}
+	case job.StallEnded:
+		delete(h.stalled, f.place())
+	case job.WorkerDying, job.WorkerExited:
+		h.exited(f, text)
+	case job.DrainAsked, job.Draining:
+		h.cause(Drained, f.Time, text)
+	case job.Excluded:
+		h.cause(Excluded, f.Time, text)
+	case job.Scaled:
+		h.cause(Scaled, f.Time, text)
+	case job.HostsUpdated:
+		h.told(f)
+	case job.WorldPublished:
+		h.published(f)
+	case job.FirstCommit:
+		h.trains(f)
+	case job.JobDone:
+		h.ends = f.Time
+	}
+}
+
+func (h *history) exited(f *fact, text string) {
+	if since, is := h.stalled[f.place()]; is {
+		delete(h.stalled, f.place())
+		h.cause(Stall, since, text)
+		return
+	}
+	if f.Name == job.WorkerDying || f.Cause == "failed" {
+		h.cause(Failure, f.Time, text)
+	}
+}
+
+// told: from here on the workers meet, unless something made them meet before.
+func (h *history) told(f *fact) {
+	kind := changeKind(f.Change)
+	if kind == Other {
+		return
+	}
+	why := map[Kind]string{Grown: "slots were added", Shrunk: "slots were removed", Changed: "slots were added and removed"}[kind]
+	h.cause(kind, f.Time, why)
+	if gravity(h.kind) < gravity(Excluded) {
+		h.from = f.Time
+	}
+}
+
+func (h *history) published(f *fact) {
+	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size, Kind: h.kind, From: h.from}
+	if n := len(h.worlds); n > 0 && h.worlds[n-1].Generation >= f.Generation {
+		return // it is known
+	}
+	for i, why := range h.why {
+		if i > 0 {
+			w.Why += "; "
+		}
+		w.Why += why
+	}
+	switch {
+	case len(h.worlds) == 0 && h.dropped == 0 && f.Generation <= 1:
+		w.Kind, w.Why = Start, "the job began"
+	case w.Kind == "":
+		w.Kind, w.From = Other, f.Time
+	}
+	if len(h.worlds) == maxWorlds {
+		h.worlds = slices.Delete(h.worlds, 0, 1)
+		h.dropped++
+	}
+	h.worlds = append(h.worlds, w)
+	h.kind, h.from, h.why = "", time.Time{}, nil
+}
+
+func (h *history) trains(f *fact) {
+	n := len(h.worlds)
+	if n == 0 || h.worlds[n-1].Generation != f.Generation || !h.worlds[n-1].First.IsZero() {
+		return
+	}
+	w := &h.worlds[n-1]
+	w.First, w.Commits = f.Time, f.Commits
+	w.Lost = max(0, w.First.Sub(w.From).Seconds())
+	h.lost[w.Kind] += w.Lost
+	if w.Kind != Start {
+		bars := h.counts.Planned
+		if w.Kind == Failure || w.Kind == Stall {
+			bars = h.counts.Failed
+		}
+		i := 0
+		for i < len(Steps) && w.Lost > Steps[i] {
+			i++
+		}
+		bars[i]++
+	}
+	if n > 1 && h.last.Time.IsZero() { // nobody looked: the mean of the world before
+		if b := h.worlds[n-2]; !b.First.IsZero() && f.Commits >= b.Commits && f.Time.After(b.First) {
+			rate := float64(f.Commits-b.Commits) / f.Time.Sub(b.First).Seconds()
+			h.points = append(h.points, Point{b.First, rate}, Point{f.Time, rate})
+			h.halve()
+		}
+	}
+}
+
+// look takes the commits of a world that trains, and returns the rate since the last look.
+func (h *history) look(at time.Time, commits uint64) (rate float64) {
+	before := h.last
+	h.last = Point{at, float64(commits)}
+	if before.Time.IsZero() || !at.After(before.Time) {
+		h.average = h.last
+		return 0
+	}
+	if h.last.Rate < before.Rate { // back to an older commit
+		h.average = h.last
+		return 0
+	}
+	rate = (h.last.Rate - before.Rate) / at.Sub(before.Time).Seconds()
+	if d := at.Sub(h.average.Time); d >= h.pause {
+		h.points = append(h.points, Point{at, (h.last.Rate - h.average.Rate) / d.Seconds()})
+		h.average = h.last
+		h.halve()
+	}
+	return rate
+}
+
+// halve makes room where there are too many points.
+func (h *history) halve() {
+	if len(h.points) <= maxPoints {
+		return
+	}
+	half := h.points[:0]
+	for i := 0; i+1 < len(h.points); i += 2 {
+		half = append(half, Point{h.points[i+1].Time, (h.points[i].Rate + h.points[i+1].Rate) / 2})
+	}
+	h.points = half
+	h.pause *= 2
+}
+
+// parts estimates what became of the job's time until now, from its events. The parts add up.
+func (h *history) parts(begun, now time.Time) []Part {
+	if !h.ends.IsZero() {
+		now = h.ends
+	}
+	total := max(0, now.Sub(begun).Seconds())
+	lost := map[string]float64{}
+	for kind, seconds := range h.lost {
+		switch kind {
+		case Start:
+			lost["starting"] += seconds
+		case Failure, Stall, Driver:
+			lost["recovering"] += seconds
+		default:
+			lost["resizing"] += seconds
+		}
+	}
+	if n := len(h.worlds); n == 0 {
+		lost["starting"] = total
+	} else if w := h.worlds[n-1]; w.First.IsZero() && h.ends.IsZero() {
+		lost["recovering"] += max(0, now.Sub(w.From).Seconds())
+	}
+	parts := []Part{{Part: "training"}}
+	rest := total
+	for _, name := range []string{"starting", "recovering", "resizing"} {
+		s := min(rest, lost[name])
+		rest -= s
+		if s > 0 {
+			parts = append(parts, Part{name, s})
+		}
+	}
+	parts[0].Seconds = rest
+	return parts
+}

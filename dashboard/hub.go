@@ -1,0 +1,189 @@
+package dashboard
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// maxViewers bounds the streams at a time.
+	maxViewers = 64
+	// backlog is how many messages may wait for a viewer. One that is slower is dropped: its
+	// browser comes again.
+	backlog = 16
+	// maxPatches and maxPatchBytes bound the patches that are kept for viewers that come again.
+	maxPatches    = 120
+	maxPatchBytes = 2 << 20
+	// idle is how many intervals lie between two looks while nobody views.
+	idle = 5
+)
+
+// hub looks at the job again and again, and has viewers get what is new.
+type hub struct {
+	feed     *Feed
+	interval time.Duration
+	epoch    string
+	nudged   chan struct{} // of capacity 1: a look is due
+	looked   chan struct{} // closed after the first look
+
+	mu      sync.Mutex
+	seq     int
+	now     time.Time
+	rate    float64
+	shown   *shown
+	events  []Event
+	kept    []message // the last patches
+	bytes   int       // of kept
+	viewers map[chan message]bool
+	over    bool // no more viewers: the server ends
+}
+
+// message is one of a stream. Its text is shared by all viewers.
+type message struct {
+	name string // full or patch
+	seq  int
+	text []byte
+}
+
+func newHub(j Job, interval time.Duration) *hub {
+	return &hub{
+		feed: NewFeed(j), interval: interval, epoch: rand.Text(), nudged: make(chan struct{}, 1), looked: make(chan struct{}),
+		viewers: map[chan message]bool{},
+	}
+}
+
+// run looks at the job until ctx ends; then all streams end, after a last look.
+func (h *hub) run(ctx context.Context) {
+	defer h.feed.Close()
+	defer h.end()
+	h.look(ctx)
+	close(h.looked)
+	tick := time.NewTicker(h.interval)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		select {
+		case <-tick.C:
+			if !h.watched() && n%idle != 0 {
+				continue
+			}
+		case <-h.nudged:
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.interval)
+			h.look(last)
+			cancel()
+			return
+		}
+		h.look(ctx)
+	}
+}
+
+// nudge has the job be looked at soon.
+func (h *hub) nudge() {
+	select {
+	case h.nudged <- struct{}{}:
+	default:
+	}
+}
+
+func (h *hub) watched() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.viewers) > 0
+}
+
+// look looks once, and sends what is new.
+func (h *hub) look(ctx context.Context) {
+	v := h.feed.Look(ctx, time.Now())
+	s, err := show(v)
+	if err != nil {
+		return // the values are those of a status: they can be written
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := h.shown
+	h.shown, h.events, h.now, h.rate = s, v.Events, v.Status.Time, v.Rate
+	if before == nil {
+		return
+	}
+	h.seq++
+	m := message{"patch", h.seq, s.patch(before, h.now, h.seq, h.rate, h.events)}
+	h.kept = append(h.kept, m)
+	h.bytes += len(m.text)
+	for len(h.kept) > maxPatches || h.bytes > maxPatchBytes && len(h.kept) > 0 {
+		h.bytes -= len(h.kept[0].text)
+		h.kept[0] = message{}
+		h.kept = h.kept[1:]
+	}
+	for c := range h.viewers {
+		select {
+		case c <- m:
+		default:
+			h.drop(c)
+		}
+	}
+}
+
+// drop ends a stream. The caller holds mu.
+func (h *hub) drop(c chan message) {
+	if h.viewers[c] {
+		delete(h.viewers, c)
+		close(c)
+	}
+}
+
+// end ends all streams.
+func (h *hub) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.over = true
+	for c := range h.viewers {
+		h.drop(c)
+	}
+}
+
+// full returns the whole view.
+func (h *hub) full() message {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.fullLocked()
+}
+
+func (h *hub) fullLocked() message {
+	return message{"full", h.seq, h.shown.full(h.now, h.seq, h.rate, h.events)}
+}
+
+// subscribe returns a stream and what it begins with: what a viewer lacks that has had the message
+// with that id, or everything. leave must be called; the channel is closed when the stream ends.
+func (h *hub) subscribe(id string) (first []message, c chan message, leave func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.over:
+		return nil, nil, nil, fmt.Errorf("dashboard: the server ends")
+	case len(h.viewers) >= maxViewers:
+		return nil, nil, nil, fmt.Errorf("dashboard: %d viewers are the most at a time", maxViewers)
+	}
+	c = make(chan message, backlog)
+	h.viewers[c] = true
+	leave = func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.drop(c)
+	}
+	epoch, number, _ := strings.Cut(id, ":")
+	had, err := strconv.Atoi(number)
+	if err == nil && epoch == h.epoch && had <= h.seq && (had == h.seq || len(h.kept) > 0 && h.kept[0].seq <= had+1) {
+		for _, m := range h.kept {
+			if m.seq > had {
+				first = append(first, m)
+			}
+		}
+		return first, c, leave, nil
+	}
+	return []message{h.fullLocked()}, c, leave, nil
+}

@@ -1,0 +1,79 @@
+package dashboard
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
+)
+
+// maxOutput is how much of a worker's output is sent at a time, in bytes.
+const maxOutput = 64 << 10
+
+// part is a part of a worker's output.
+type part struct {
+	Text string `json:"text"`
+	// From and To are its place in the file, Size is the file's size, all in bytes.
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
+	Size int64 `json:"size"`
+}
+
+// output answers with a part of what a rank has printed: from a place on, or the end.
+func (s *Server) output(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	rank, err := strconv.ParseUint(q.Get("rank"), 10, 31)
+	stream := q.Get("stream")
+	if err != nil || stream != "stdout" && stream != "stderr" {
+		fail(w, http.StatusBadRequest, "rank must be a number, and stream stdout or stderr")
+		return
+	}
+	from := int64(-1)
+	if text := q.Get("from"); text != "" {
+		if from, err = strconv.ParseInt(text, 10, 64); err != nil || from < 0 {
+			fail(w, http.StatusBadRequest, "from must be a number of bytes")
+			return
+		}
+	}
+	if s.cfg.Job.Output == "" {
+		fail(w, http.StatusNotFound, "the output of this job is not kept: run it with --output-filename DIR")
+		return
+	}
+	p, err := readPart(filepath.Join(s.cfg.Job.Output, "rank."+strconv.FormatUint(rank, 10), stream), from)
+	if err != nil {
+		fail(w, http.StatusNotFound, "nothing can be read: "+err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(p)
+}
+
+// readPart reads a part of a file: from a place on, or the end where from is negative. What is no
+// UTF-8 is replaced. A file that has become shorter is read from its end.
+func readPart(path string, from int64) (p part, err error) {
+	f, err := safefile.Read(path)
+	if err != nil {
+		return p, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return p, err
+	}
+	p.Size = fi.Size()
+	if from < 0 || from > p.Size {
+		from = max(0, p.Size-maxOutput)
+	}
+	b := make([]byte, min(maxOutput, p.Size-from))
+	n, err := f.ReadAt(b, from)
+	if err != nil && err != io.EOF {
+		return p, err
+	}
+	p.From, p.To = from, from+int64(n)
+	p.Text = strings.ToValidUTF8(string(b[:n]), "\uFFFD")
+	return p, nil
+}

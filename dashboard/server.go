@@ -1,0 +1,182 @@
+package dashboard
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+)
+
+// Config says what a Server serves, and to whom.
+type Config struct {
+	Job Job
+	// Listen is an address and a port, such as 127.0.0.1:0. Elsewhere than on loopback the page is
+	// served over TLS.
+	Listen string
+	// Certificate is used for TLS; nil: one that the server makes, which no browser knows.
+	Certificate *tls.Certificate
+	// Names are further host names under which browsers may ask for the page.
+	Names []string
+	// Tokens let people in.
+	Tokens Tokens
+	// Interval is the pause between two looks at the job. 0: 1 s.
+	Interval time.Duration
+}
+
+const (
+	headerTime  = 10 * time.Second // to read the header of a request
+	answerTime  = 30 * time.Second // to write an answer, or a message of a stream
+	idleTime    = 2 * time.Minute
+	maxHeader   = 16 << 10 // bytes
+	maxBody     = 4 << 10  // bytes of a command
+	shutdownFor = 2 * time.Second
+)
+
+// Server serves the page.
+type Server struct {
+	cfg    Config
+	ln     *identity.Listener
+	tls    *tls.Config // nil: plain HTTP, on loopback
+	cookie string
+	proof  string
+	hub    *hub
+	http   *http.Server
+}
+
+// Listen opens a server's socket. The caller must call Serve, or Close.
+func Listen(cfg Config) (*Server, error) {
+	if cfg.Interval <= 0 {
+		cfg.Interval = time.Second
+	}
+	host, _, err := net.SplitHostPort(cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %q is not an address and a port, such as 127.0.0.1:8265", cfg.Listen)
+	}
+	if host == "" {
+		return nil, fmt.Errorf("dashboard: %q names no address: 127.0.0.1%s for this machine alone, 0.0.0.0%[1]s for all", cfg.Listen, cfg.Listen)
+	}
+	ln, err := identity.Dashboard.Listen(cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	s := &Server{cfg: cfg, ln: ln, proof: cfg.Tokens.proof(), hub: newHub(cfg.Job, cfg.Interval)}
+	addr := ln.Addr().(*net.TCPAddr).AddrPort()
+	if !addr.Addr().Unmap().IsLoopback() {
+		if s.tls, err = tlsConfig(cfg.Certificate, host); err != nil {
+			return nil, errors.Join(err, ln.Close())
+		}
+	}
+	s.cookie = "hvdrun-" + strconv.Itoa(int(addr.Port())) // cookies of all ports of a host are in one jar
+	s.http = &http.Server{
+		Handler: s.handler(), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader, TLSConfig: s.tls,
+		ErrorLog: quiet, ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+	}
+	return s, nil
+}
+
+// connKey is the key of a request's connection.
+type connKey struct{}
+
+// Close ends a server that is not served.
+func (s *Server) Close() error { return s.ln.Close() }
+
+// Serve serves the page until ctx ends, and closes the server.
+func (s *Server) Serve(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	looking, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { s.hub.run(looking) })
+	served := make(chan error, 1)
+	go func() {
+		if s.tls != nil {
+			served <- s.http.ServeTLS(s.ln, "", "")
+		} else {
+			served <- s.http.Serve(s.ln)
+		}
+	}()
+	select {
+	case err := <-served:
+		return fmt.Errorf("dashboard: %w", errors.Join(err, s.ln.Close()))
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownFor)
+	defer cancel()
+	if s.http.Shutdown(grace) != nil {
+		_ = s.http.Close()
+	}
+	<-served
+	return nil
+}
+
+// Addr returns the address and port.
+func (s *Server) Addr() netip.AddrPort { return s.ln.Addr().(*net.TCPAddr).AddrPort() }
+
+// URL returns where the page is, without a token.
+func (s *Server) URL() string {
+	scheme, host := "http", s.Addr().Addr().Unmap()
+	if s.tls != nil {
+		scheme = "https"
+	}
+	name := host.String()
+	if host.IsUnspecified() {
+		name = "localhost"
+		if len(s.cfg.Names) > 0 {
+			name = s.cfg.Names[0]
+		}
+	}
+	return scheme + "://" + net.JoinHostPort(name, strconv.Itoa(int(s.Addr().Port()))) + "/"
+}
+
+// WithToken returns a URL by which a browser gets in.
+func WithToken(page, token string) string { return page + "?token=" + url.QueryEscape(token) }
+
+// Fingerprint returns the SHA-256 of the certificate that the server has made, as browsers show it;
+// empty where it has made none.
+func (s *Server) Fingerprint() string {
+	if s.tls == nil || s.cfg.Certificate != nil {
+		return ""
+	}
+	return fingerprint(s.tls)
+}
+
+// knows tells whether a page may be asked for under that name. An address cannot be the name of a
+// stranger's site that leads here, as one in DNS can.
+func (s *Server) knows(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return s.tls != nil || addr.IsLoopback()
+	}
+	if host == "localhost" {
+		return true
+	}
+	for _, name := range s.cfg.Names {
+		if s.tls != nil && strings.EqualFold(host, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// proven tells the listener that a request's connection is of somebody with a token.
+func (s *Server) proven(r *http.Request) bool {
+	c, _ := r.Context().Value(connKey{}).(net.Conn)
+	if t, is := c.(*tls.Conn); is {
+		c = t.NetConn()
+	}
+	return c != nil && s.ln.Proven(c)
+}

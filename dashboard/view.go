@@ -1,0 +1,249 @@
+package dashboard
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/hvdrun/hvdrun/driver/job"
+)
+
+// View is all that the page and the terminal show of a job.
+type View struct {
+	// Status is the job's status, without its events.
+	Status job.Status
+	// Command is the job's command line.
+	Command []string
+	// Problem is why the job cannot be asked at the moment; empty: it can.
+	Problem string
+	// Commits is the newest commit, Rate the commits in a second since the last look, or 0.
+	Commits    uint64
+	Rate       float64
+	Worlds     []World
+	Forgotten  int // worlds before these
+	Recoveries Recoveries
+	Points     []Point
+	// Parts are what became of the job's time; Estimated: by its events, for the driver does not
+	// say.
+	Parts     []Part
+	Estimated bool
+	// Events are the last events, oldest first.
+	Events []Event
+	// Tasks is what the job's scheduler of tasks says; nil: there are none.
+	Tasks json.RawMessage
+	// Output is whether the workers' output is kept where it can be read.
+	Output bool
+}
+
+// Over reports whether the job has ended.
+func (v *View) Over() bool { return v.Status.State == job.Done || v.Status.State == job.Failed }
+
+// commitsOf returns the newest commit of a status.
+func commitsOf(s *job.Status) (newest uint64) {
+	for _, h := range s.Hosts {
+		for _, slot := range h.Slots {
+			if slot.Commits != nil && slot.State == job.SlotTraining {
+				newest = max(newest, *slot.Commits)
+			}
+		}
+	}
+	return newest
+}
+
+// shown is a view as texts of JSON, by their names on the page: of what differs from the one before
+// a patch is made. Slots are apart, for they change most.
+type shown struct {
+	parts   map[string][]byte
+	slots   [][]byte // of all hosts in turn, without commits
+	commits []byte
+	seq     int // of the last event
+}
+
+// head is a status without its hosts.
+type head struct {
+	Job        string    `json:"job"`
+	Command    []string  `json:"command"`
+	Driver     int       `json:"driver"`
+	State      job.State `json:"state"`
+	Since      time.Time `json:"since"`
+	Begun      time.Time `json:"begun"`
+	Last       time.Time `json:"last"`
+	Message    string    `json:"message"`
+	Journal    string    `json:"journal"`
+	Generation uint64    `json:"generation"`
+	Size       int       `json:"size"`
+	NP         int       `json:"np"`
+	MinNP      int       `json:"min_np"`
+	MaxNP      int       `json:"max_np"`
+	Elastic    bool      `json:"elastic"`
+	Resets     int       `json:"resets"`
+	Problem    string    `json:"problem"`
+	Output     bool      `json:"output"`
+}
+
+// hostHead is a host without its slots.
+type hostHead struct {
+	Host     string `json:"host"`
+	Listed   bool   `json:"listed"`
+	Draining bool   `json:"draining"`
+	Slots    []int  `json:"slots"` // their indices
+}
+
+// MarshalJSON writes [milliseconds since 1970, rate].
+func (p Point) MarshalJSON() ([]byte, error) {
+	b := append([]byte{'['}, strconv.FormatInt(p.Time.UnixMilli(), 10)...)
+	b = append(b, ',')
+	b = strconv.AppendFloat(b, p.Rate, 'g', 5, 64)
+	return append(b, ']'), nil
+}
+
+// show returns the texts of a view.
+func show(v *View) (*shown, error) {
+	s := &v.Status
+	hosts := make([]hostHead, 0, len(s.Hosts))
+	var slots []job.Slot
+	commits := []*uint64{}
+	for _, h := range s.Hosts {
+		hh := hostHead{Host: h.Host, Listed: h.Listed, Draining: h.Draining, Slots: []int{}}
+		for _, slot := range h.Slots {
+			hh.Slots = append(hh.Slots, slot.Slot)
+			commits = append(commits, slot.Commits)
+			slot.Commits = nil
+			slots = append(slots, slot)
+		}
+		hosts = append(hosts, hh)
+	}
+	out := &shown{parts: map[string][]byte{}, slots: make([][]byte, len(slots))}
+	var err error
+	put := func(value any) (text []byte) {
+		if err == nil {
+			text, err = json.Marshal(value)
+		}
+		return text
+	}
+	for name, value := range map[string]any{
+		"job": head{
+			Job: s.Job, Command: v.Command, Driver: s.Driver, State: s.State, Since: s.Since, Begun: s.Begun, Last: s.Last, Message: s.Message,
+			Journal: s.Journal, Generation: s.Generation, Size: s.Size, NP: s.NP, MinNP: s.MinNP, MaxNP: s.MaxNP, Elastic: s.Elastic,
+			Resets: s.Resets, Problem: v.Problem, Output: v.Output,
+		},
+		"hosts": hosts, "waits": s.Waits, "worlds": list(v.Worlds), "forgotten": v.Forgotten, "recoveries": v.Recoveries,
+		"points": list(v.Points), "parts": list(v.Parts), "estimated": v.Estimated, "tasks": v.Tasks,
+	} {
+		out.parts[name] = put(value)
+	}
+	for i := range slots {
+		out.slots[i] = put(slots[i])
+	}
+	out.commits = put(commits)
+	if n := len(v.Events); n > 0 {
+		out.seq = v.Events[n-1].Seq
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dashboard: %w", err)
+	}
+	return out, nil
+}
+
+// list is never null in JSON.
+func list[T any](all []T) []T {
+	if all == nil {
+		return []T{}
+	}
+	return all
+}
+
+// names are those of the parts of a view, in the order in which they are written.
+var names = []string{"job", "hosts", "waits", "worlds", "forgotten", "recoveries", "points", "parts", "estimated", "tasks"}
+
+// object writes a JSON object from texts.
+type object struct {
+	bytes.Buffer
+	some bool
+}
+
+func (o *object) put(name string, text []byte) {
+	o.WriteByte(map[bool]byte{false: '{', true: ','}[o.some])
+	o.some = true
+	fmt.Fprintf(o, "%q:%s", name, text)
+}
+
+// full writes the whole view, with these of its events.
+func (s *shown) full(now time.Time, seq int, rate float64, events []Event) []byte {
+	var o object
+	s.begin(&o, now, seq, rate)
+	for _, name := range names {
+		o.put(name, s.parts[name])
+	}
+	o.put("slots", array(s.slots))
+	o.put("commits", s.commits)
+	text, _ := json.Marshal(list(events)) // strings, numbers and times
+	o.put("events", text)
+	o.WriteByte('}')
+	return o.Bytes()
+}
+
+func (s *shown) begin(o *object, now time.Time, seq int, rate float64) {
+	o.put("seq", strconv.AppendInt(nil, int64(seq), 10))
+	o.put("now", strconv.AppendInt(nil, now.UnixMilli(), 10))
+	o.put("rate", strconv.AppendFloat(nil, rate, 'g', 6, 64))
+}
+
+// patch writes what differs from the view before: whole parts, points that were added as "more",
+// single slots by their numbers, all commits if there is a new one, and new events.
+func (s *shown) patch(before *shown, now time.Time, seq int, rate float64, events []Event) []byte {
+	var o object
+	s.begin(&o, now, seq, rate)
+	for _, name := range names {
+		was, is := before.parts[name], s.parts[name]
+		switch more, grown := bytes.CutPrefix(is, was[:len(was)-1]); {
+		case bytes.Equal(is, was):
+		case name == "points" && grown && len(was) > 2:
+			o.put("more", append([]byte{'['}, more[1:]...))
+		default:
+			o.put(name, is)
+		}
+	}
+	if !bytes.Equal(s.parts["hosts"], before.parts["hosts"]) {
+		o.put("slots", array(s.slots))
+	} else {
+		var some object
+		for i, text := range s.slots {
+			if !bytes.Equal(text, before.slots[i]) {
+				some.put(strconv.Itoa(i), text)
+			}
+		}
+		if some.some {
+			some.WriteByte('}')
+			o.put("changed", some.Bytes())
+		}
+	}
+	if !bytes.Equal(s.commits, before.commits) {
+		o.put("commits", s.commits)
+	}
+	fresh := events
+	for len(fresh) > 0 && fresh[0].Seq <= before.seq {
+		fresh = fresh[1:]
+	}
+	if len(fresh) > 0 {
+		text, _ := json.Marshal(fresh) // strings, numbers and times
+		o.put("events", text)
+	}
+	o.WriteByte('}')
+	return o.Bytes()
+}
+
+func array(texts [][]byte) []byte {
+	var b bytes.Buffer
+	b.WriteByte('[')
+	for i, text := range texts {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.Write(text)
+	}
+	b.WriteByte(']')
+	return b.Bytes()
+}
