@@ -62,6 +62,7 @@ var agentShares = []struct{ name, usage string }{
 	{"bind-gpus", "show each worker the GPU of its slot only (CUDA_VISIBLE_DEVICES)"},
 	{"drain-timeout", "longest that workers may take to leave when the agent is asked to stop"},
 	{"log-level", "least that is logged: trace, debug, info, warning, error or fatal (default: info)"},
+	{"metrics-listen", ""}, {"metrics-token-file", ""}, {"metrics-tls-cert", ""}, {"metrics-tls-key", ""},
 	{"log-format", ""},
 	{configFile, ""},
 }
@@ -160,6 +161,11 @@ func (p *program) runAgent(ctx context.Context, s *settings) error {
 	if cfg.Launcher, cfg.Health, err = s.agentDevices(log, slots); err != nil {
 		return err
 	}
+	stop, err := s.measureAgent(&cfg, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	defer inherit(log, agentReaps)()
 	if err := agent.Run(ctx, cfg); err != nil {
 		return runError{err}

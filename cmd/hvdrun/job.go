@@ -190,7 +190,7 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 		return err
 	}
 	defer closeSource()
-	events, err := openEvents(s, log)
+	told, err := openOutlets(s, p.env, log)
 	if err != nil {
 		return err
 	}
@@ -214,21 +214,24 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	stopped := p.watchStop(ctx, log, kill, s.timeouts.Drain)
 	cfg := p.driverConfig(s, j, log)
-	cfg.Source, cfg.Launcher, cfg.Output, cfg.Events = source, launcher, output, events.write
-	side, closeTasks := s.serveTasks(j.dir, log)
-	defer closeTasks()
-	cfg.Tasks = side
+	cfg.Source, cfg.Launcher, cfg.Output = source, launcher, output
+	told.attach(&cfg)
+	closeSides, err := s.serveSides(&cfg, j, log)
+	if err != nil {
+		return err
+	}
+	defer closeSides()
 	run := driver.Run
 	if j.dir != nil {
 		cfg.Journal, cfg.Control, cfg.Stop = j.dir.journal(), j.dir.controlPath(), p.stop
-		cfg.Mark = events.mark
+		cfg.Mark = told.events.mark
 	}
 	if j.copy != nil {
 		cfg.Mirror = j.copy
 	}
 	if j.resumed {
 		run = driver.Resume
-		cfg.Marked, cfg.Replayed = events.replay(j.dir.about.EventsFrom)
+		cfg.Marked, cfg.Replayed = told.events.replay(j.dir.about.EventsFrom)
 	} else if !agents.LocalOnly { // agents of this machine are ready when they are needed
 		err = prepare(ctx, launcher, j.fixed, j.size, log)
 	}
@@ -237,13 +240,37 @@ func (p *program) drive(ctx context.Context, s *settings, j jobRun) (err error) 
 	}
 	stopped()
 	_ = output.Close() // a failure was logged when it happened
-	if cerr := events.close(p.flushPatience()); cerr != nil {
-		log.WithError(cerr).Error("the events file may miss events")
-	}
+	told.close(p.flushPatience(), log)
 	if err != nil {
 		return runError{err}
 	}
 	return nil
+}
+
+// serveSides serves the job's metrics, tasks and page until the returned function is called.
+func (s *settings) serveSides(cfg *driver.Config, j jobRun, log *logrus.Logger) (stop func(), err error) {
+	closeMetrics, err := s.measureJob(cfg, j.resumed, log)
+	if err != nil {
+		return nil, err
+	}
+	taskEvents := make(chan driver.TaskEvent, 256)
+	side, closeTasks, err := s.serveTasks(j.dir, j.authority, j.copy != nil, taskEvents, log)
+	if err != nil {
+		closeMetrics()
+		return nil, runError{err}
+	}
+	closePage, err := s.servePage(j, log)
+	if err != nil {
+		closeTasks()
+		closeMetrics()
+		return nil, err
+	}
+	cfg.Tasks, cfg.TaskEvents = side, taskEvents
+	return func() {
+		closePage()
+		closeTasks()
+		closeMetrics()
+	}, nil
 }
 
 // driverConfig is what the driver needs to know of the job, apart from its source, launcher, output

@@ -60,6 +60,9 @@ type jobFile struct {
 	Claim string `json:"claim,omitempty"`
 	// EventsFrom is how long the events file was.
 	EventsFrom int64 `json:"events_from"`
+	// Events and Output are where events and output go, on this machine; empty: nowhere.
+	Events string `json:"events_file,omitempty"`
+	Output string `json:"output,omitempty"`
 	// Ended is set when the job has, Status is its exit status then.
 	Ended  *time.Time `json:"ended,omitempty"`
 	Status int        `json:"status"`
@@ -115,6 +118,9 @@ func (p *program) newJobDir(s *settings, command []string, authority *identity.A
 	d.about.Host, _ = os.Hostname()
 	key, err := authority.Encode()
 	if err != nil {
+		return nil, runError{err}
+	}
+	if d.about.Output, err = absolute(s.outputDir); err != nil {
 		return nil, runError{err}
 	}
 	d.secrets = jobSecrets{authority: key, launch: launchFile{Args: p.args, Env: p.env, Config: s.configText, Orphan: s.orphanTime()}}
@@ -186,6 +192,9 @@ func (d *jobDir) make(eventsFile string) (err error) {
 	if fi, err := os.Stat(eventsFile); err == nil && eventsFile != "" {
 		d.about.EventsFrom = fi.Size()
 	}
+	if d.about.Events, err = absolute(eventsFile); err != nil {
+		return err
+	}
 	if d.path, err = filepath.Abs(d.path); err != nil {
 		return err
 	}
@@ -204,6 +213,14 @@ func (d *jobDir) make(eventsFile string) (err error) {
 	}
 	d.agents, err = journal.Create(d.agentsPath(), d.about.RunID)
 	return err
+}
+
+// absolute is filepath.Abs, but an empty path stays one.
+func absolute(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	return filepath.Abs(path)
 }
 
 // private refuses a folder that belongs to another user, or that others may enter. One that holds
@@ -287,13 +304,13 @@ func (d *jobDir) end(result error, log logrus.FieldLogger) {
 	job, unread := d.inspect()
 	switch {
 	case errors.Is(unread, fs.ErrNotExist):
-		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.aboutPath()), d.secrets.forget(), gone(os.Remove(d.path)))
+		err = errors.Join(err, os.Remove(d.agentsPath()), os.Remove(d.aboutPath()), d.forgetTasks(), d.secrets.forget(), gone(os.Remove(d.path)))
 	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
 	case job.Finished, unread != nil: // the end is not in the journal
 		now := time.Now()
 		d.about.Keys, d.about.Ended, d.about.Status = "", &now, status(result)
-		err = errors.Join(err, d.secrets.forget(), d.write(), os.Remove(d.agentsPath()))
+		err = errors.Join(err, d.secrets.forget(), d.write(), os.Remove(d.agentsPath()), d.forgetTasks())
 	}
 	if err != nil {
 		log.WithError(err).Warn("the job's folder is not in order")

@@ -325,7 +325,7 @@ func (p *program) placeCopy(c *claimed, run string, found jobCopy) (*jobDir, err
 	if run != "" && d.about.RunID != run || d.about.Version != jobFileVersion {
 		return nil, fmt.Errorf("the copy is of run %q and version %d; this program knows version %d", d.about.RunID, d.about.Version, jobFileVersion)
 	}
-	d.about.EventsFrom = 0
+	d.about.EventsFrom, d.about.Events, d.about.Output = 0, "", ""
 	d.secrets.authority = string(found.Files[copiedKey])
 	if found.Args != nil {
 		d.secrets.launch.Args = found.Args

@@ -82,7 +82,11 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		if _, of := errors.AsType[runError](err); of { // others are of the command line, with lines of their own
 			text = escapeLines(strings.TrimPrefix(err.Error(), "driver: "))
 		}
-		fmt.Fprintln(p.log, "hvdrun:", text)
+		before := ""
+		if readByJournal(env, errs) {
+			before = priority(logrus.ErrorLevel)
+		}
+		fmt.Fprintln(p.log, before+"hvdrun:", strings.ReplaceAll(text, "\n", "\n"+before))
 	}
 	_ = p.log.flush(p.flushPatience()) // it cannot be reported
 	return status(err)
@@ -210,7 +214,7 @@ func (p *program) execute(ctx context.Context, args []string) error {
 	for _, c := range root.Commands() {
 		subcommands = append(subcommands, c.Name())
 	}
-	args, err := normalize(args, subcommands)
+	args, err := normalize(asTasksServe(args), subcommands)
 	if err != nil {
 		return err
 	}
@@ -309,8 +313,11 @@ func (p *program) logger(s *settings) *logrus.Logger {
 	log.SetLevel(s.logLevel)
 	if s.logJSON {
 		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: timeJSON})
+		if s.runID != "" {
+			log.AddHook(jobField(s.runID))
+		}
 	} else {
-		log.SetFormatter(textFormat{})
+		log.SetFormatter(textFormat{journal: readByJournal(p.env, p.stderr)})
 	}
 	return log
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -41,6 +42,7 @@ type settings struct {
 	jobDir        string
 	noResume      bool
 	journal       journalSettings
+	metrics       metricsSettings
 	fileSettings
 	provenance
 }
@@ -64,6 +66,8 @@ type outputSettings struct {
 	logLevel         logrus.Level
 	logJSON, verbose bool
 	eventsFile       string
+	dashboard        string // address and port
+	otlp             string // URL of a collector of traces
 }
 
 // fileSettings are those that only a file can set.
@@ -313,9 +317,27 @@ var table = slices.Concat(
 		{name: "events-file", arg: "F",
 			usage: "append what happens to the job, one JSON object a line",
 			set:   text(func(s *settings) *string { return &s.eventsFile })},
+		{name: "dashboard-listen", arg: "ADDR:PORT", unset: "no page",
+			usage: "serve a page on which the job is watched and steered, as hvdrun dashboard does; hvdrun dashboard --url prints its URLs",
+			set:   setDashboard},
+		{name: "metrics-listen", arg: "ADDR", unset: "not served",
+			usage: "where to serve metrics for Prometheus: a port of loopback (9464), or an IP address and a port; 0: any port",
+			set:   setMetricsListen},
+		{name: "metrics-token-file", arg: "F", unset: "all may",
+			usage: "file of the bearer token that those must have who read the metrics",
+			set:   metricsText(func(m *metricsSettings) *string { return &m.tokenFile })},
+		{name: "metrics-tls-cert", arg: "F",
+			usage: "file of the certificate, in PEM, with which metrics are served by HTTPS",
+			set:   metricsText(func(m *metricsSettings) *string { return &m.cert })},
+		{name: "metrics-tls-key", arg: "F",
+			usage: "file of its key",
+			set:   metricsText(func(m *metricsSettings) *string { return &m.key })},
 		{name: "share-output", def: "false",
 			usage: "let other users read output, events, timelines and checkpoints (modes 0644 and 0755, else 0600 and 0700)",
 			set:   onOff(func(s *settings) *bool { return &s.tuning.ShareOutput })},
+		{name: "otlp-endpoint", arg: "URL",
+			usage: "send a trace of each reset to an OpenTelemetry collector (http://host:4318, or gRPC at port 4317)",
+			unset: "OTEL_EXPORTER_OTLP_ENDPOINT", set: setOTLP},
 		{name: "timeline-filename", arg: "F",
 			usage: "write the workers' operations to F.rank.N.json on their hosts; hvdrun timeline F joins them for Perfetto",
 			set:   setTimeline},
@@ -520,6 +542,15 @@ func (s *settings) listenAddr() (netip.Addr, error) {
 		return addr, fmt.Errorf("%s: %v is not an address of this machine; `ip addr` lists these", s.origin("listen"), addr)
 	}
 	return addr, nil
+}
+
+func setDashboard(s *settings, text string) error {
+	host, port, err := net.SplitHostPort(text)
+	if _, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || bad != nil {
+		return fmt.Errorf("%q is not an address and a port, such as 127.0.0.1:8470", text)
+	}
+	s.dashboard = text
+	return nil
 }
 
 func setTimeline(s *settings, text string) (err error) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -230,6 +231,9 @@ func (d *jobDir) picture(s control.Status) string {
 		fmt.Fprintf(&b, ", driver: pid %d", s.Driver)
 	}
 	fmt.Fprintf(&b, "\n%s\n", shortCommand(d.about.Command))
+	if s.Goodput.Seconds > 0 && (s.Generation > 0 || s.Goodput.Of(job.PartTraining) > 0) { // a command without hvdrun's library tells nothing
+		fmt.Fprintf(&b, "%v\n", s.Goodput)
+	}
 	for _, w := range s.Waits {
 		if s.Driver != 0 {
 			fmt.Fprintf(&b, "waiting for %s, %v left\n", escapeCell(fmt.Sprint(w.For)), round(max(0, w.Until.Sub(s.Time))))
@@ -282,6 +286,12 @@ func slotTable(out io.Writer, s control.Status) {
 				commits = strconv.FormatUint(*slot.Commits, 10)
 			}
 			what := slices.Clone(notes)
+			if late := lateText(slot.Straggler); late != "" {
+				what = append([]string{late}, what...)
+			}
+			if slot.Where != "" {
+				what = append([]string{"at " + escapeCell(slot.Where)}, what...)
+			}
 			if slot.What != "" {
 				what = append([]string{escapeCell(slot.What)}, what...)
 			}
@@ -293,6 +303,16 @@ func slotTable(out io.Writer, s control.Status) {
 	for line := range strings.Lines(b.String()) {
 		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
 	}
+}
+
+// lateText describes a worker that mostly comes last to operations; empty: it does not.
+func lateText(s *control.Straggler) string {
+	const mostly, few = 0.5, 8
+	if s == nil || s.Last < mostly || s.Operations < few || s.By < time.Millisecond.Seconds() {
+		return ""
+	}
+	by := time.Duration(s.By * float64(time.Second))
+	return fmt.Sprintf("comes last to %.0f%% of operations, by %v", 100*s.Last, by.Round(time.Millisecond))
 }
 
 // slotState is a slot's state in words, with that of its worker first.
@@ -349,7 +369,7 @@ func eventLine(raw json.RawMessage) string {
 			b.WriteString(at.Local().Format(timeText))
 		case "event":
 			fmt.Fprintf(&b, "  %v", value)
-		case "slots":
+		case "slots", "goodput":
 		case "hosts":
 			b.WriteString(" " + hostsText(value))
 		default:

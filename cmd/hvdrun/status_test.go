@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/control"
+	"github.com/hvdrun/hvdrun/driver/job"
 )
 
 var update = flag.Bool("update", false, "rewrite what is expected with what there is now")
@@ -28,6 +29,8 @@ func statuses(t *testing.T) map[string]control.Status {
 	running := control.Status{
 		Job: "4be1c0ffee5151ab", Time: now, Driver: 4711, State: control.Running, Since: now.Add(-83 * time.Second),
 		Begun: now.Add(-time.Hour), Last: now.Add(-time.Second), Generation: 7, Size: 3, NP: 4, MinNP: 2, MaxNP: 8, Elastic: true, Resets: 6,
+		Goodput: job.Goodput{Seconds: 3600, Parts: []job.Spent{{Part: job.PartTraining, Seconds: 3351.6}, {Part: job.PartRecovering, Seconds: 72}, {Part: job.PartStalled, Seconds: 176.4}},
+			StalledBy: []job.StalledBy{{Host: "node1", Slot: 3, Seconds: 176.4}}},
 		Hosts: []control.Host{
 			{Host: "node1", Listed: true, Slots: []control.Slot{
 				{Slot: 0, State: control.SlotTraining, Rank: new(0), PID: 100, Commits: new(uint64(12345))},

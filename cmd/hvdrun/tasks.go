@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -19,8 +20,10 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/audit"
-	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/tasks"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
@@ -45,7 +48,7 @@ tasks), by function, and for the workers that run them. For functions with tasks
 			if err != nil {
 				return err
 			}
-			s, err := d.tasksStatus(cmd.Context())
+			s, err := askTasks(cmd.Context(), d, func(ctx context.Context, pool *tasks.Pool) (tasks.Status, error) { return pool.Status(ctx) })
 			if err != nil {
 				return runError{err}
 			}
@@ -58,30 +61,88 @@ tasks), by function, and for the workers that run them. For functions with tasks
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.AddCommand(p.tasksRunCommand())
+	cmd.AddCommand(p.tasksRunCommand(), p.tasksServeCommand(), p.tasksExplainCommand(), p.scalerWorkerCommand(), p.scalerSchedulerCommand())
 	return cmd
 }
 
 func (d *jobDir) tasksPath() string { return filepath.Join(d.path, scheduler.SocketName) }
 
-// tasksStatus asks the scheduler of a job.
-func (d *jobDir) tasksStatus(ctx context.Context) (s tasks.Status, err error) {
+// askTasks asks the scheduler of a job.
+func askTasks[T any](ctx context.Context, d *jobDir, ask func(context.Context, *tasks.Pool) (T, error)) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tasksPatience)
 	defer cancel()
-	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{
-		Dial: func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, d.tasksPath()) },
-	})
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks()})
 	if err != nil {
-		return s, err
+		return answer, err
 	}
 	defer func() { err = errors.Join(err, pool.Close()) }()
-	return pool.Status(ctx)
+	return ask(ctx, pool)
+}
+
+func (p *program) tasksExplainCommand() *cobra.Command {
+	var job string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "explain [--job JOB] [--json] NUMBER | FUNCTION",
+		Short: "Say why a task of a job waits, or where it runs",
+		Long: `explain says of tasks where they stand, and why: those with a number, of which each client may have one, or those of a
+function that are not over, at most 20.
+
+` + whichJob,
+		Example:               "  hvdrun tasks explain 17\n  hvdrun tasks explain trial/v1",
+		Args:                  cobra.ExactArgs(1),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := theJob(p.env, job)
+			if err != nil {
+				return err
+			}
+			all, err := askTasks(cmd.Context(), d, func(ctx context.Context, pool *tasks.Pool) ([]tasks.Explanation, error) {
+				return pool.Explain(ctx, args[0])
+			})
+			switch {
+			case err != nil:
+				return runError{err}
+			case asJSON:
+				return json.NewEncoder(p.stdout).Encode(all)
+			case len(all) == 0:
+				return runError{fmt.Errorf("there is no task %s: it is over and its client has the result, or it is the name of a function without tasks", args[0])}
+			}
+			return printExplanations(p.stdout, all)
+		},
+	}
+	cmd.Flags().StringVar(&job, "job", "", "ask `JOB`")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON list")
+	return cmd
+}
+
+// printExplanations prints a line for each task.
+func printExplanations(out io.Writer, all []tasks.Explanation) error {
+	for _, e := range all {
+		text := fmt.Sprintf("task %d of %s, %s (%s), is %s: %s", e.N, e.By, e.Function, e.Demand, e.State, e.Why)
+		if e.Tries > 0 {
+			text += fmt.Sprintf("; it has been run again %d times", e.Tries)
+		}
+		if e.Deaths > 0 {
+			text += fmt.Sprintf("; %d workers were lost while they ran it", e.Deaths)
+		}
+		if _, err := fmt.Fprintln(out, text); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // printTasks prints tables of functions and workers.
 func printTasks(out io.Writer, s tasks.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "%d running, %d ready, %d waiting for others, %d run again so far\n", s.Running, s.Ready, s.Waiting, s.Retried)
+	fmt.Fprintf(w, "%d running, %d ready, %d waiting for others, %d run again so far\n", s.Running, s.Ready, s.Waiting-s.Suspended, s.Retried)
+	if s.Suspended > 0 {
+		fmt.Fprintf(w, "%d of the journal, for which workers are waited that may have them\n", s.Suspended)
+	}
+	if s.Journal != "" {
+		fmt.Fprintf(w, "the journal cannot be written: %s\n", s.Journal)
+	}
 	if len(s.Functions) > 0 {
 		fmt.Fprint(w, "\nFUNCTION\tNEEDS\tRUNNING\tREADY\tTAKES\n")
 	}
@@ -97,8 +158,11 @@ func printTasks(out io.Writer, s tasks.Status) error {
 	}
 	for _, k := range s.Workers {
 		name := k.Name
-		if k.Leaving {
+		switch {
+		case k.Leaving:
 			name += " (leaves)"
+		case k.Trains:
+			name += " (trains)"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", name, k.Host, k.Offers, k.Running, k.Ahead, k.Done)
 	}
@@ -145,12 +209,82 @@ registered in the job's workers too.
 	return cmd
 }
 
+// asTasksServe returns the arguments of the job that hvdrun tasks serve means.
+func asTasksServe(args []string) []string {
+	if len(args) > 2 && args[0] == "tasks" && args[1] == "serve" && args[2] != "-h" && args[2] != "--help" {
+		return append([]string{"--tasks-only"}, args[2:]...)
+	}
+	return args
+}
+
+func (p *program) tasksServeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "serve [flags] [--] command [args…]",
+		Short: "Run a job whose workers run tasks and do not train",
+		Long: `serve is hvdrun --tasks-only, and takes the same flags: it starts the command once for every slot of some hosts, keeps as
+many workers running while hosts come and go, and schedules the tasks that programs submit to them.`,
+		Example:               "  hvdrun tasks serve -np 4 --min-np 1 -H node1:2,node2:2 ./sweep",
+		DisableFlagsInUseLine: true,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("no command to run\nusage: hvdrun tasks serve [flags] [--] command [args…]")
+		},
+	}
+}
+
+// tasksJournal is where the job's tasks are written down.
+func (d *jobDir) tasksJournal() string { return filepath.Join(d.path, "tasks.journal") }
+
+// forgetTasks removes the journal of tasks of a job that is over.
+func (d *jobDir) forgetTasks() error {
+	for _, path := range []string{d.tasksJournal(), d.tasksJournal() + ".damaged"} {
+		if err := journal.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// openTasks makes the job's scheduler of tasks, which goes on with what is written down. copied:
+// the job's journal has a copy, from which another machine may go on with it.
+func (s *settings) openTasks(
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, log *logrus.Logger,
+) (*scheduler.Scheduler, error) {
+	creds, err := authority.Issue(identity.Subject{Role: identity.Driver})
+	if err != nil {
+		return nil, err
+	}
+	cfg := scheduler.Config{Run: s.runID, Credentials: creds, Repeated: copied, Log: log, Event: func(e scheduler.Event) {
+		select {
+		case events <- taskEvent(e):
+		default: // the driver is busy, and these are not worth waiting for
+		}
+	}}
+	if d == nil || d.secrets.dir == "" {
+		return scheduler.New(cfg), nil
+	}
+	cfg.Journal = d.tasksJournal()
+	side, err := scheduler.Open(cfg)
+	if err == nil || errors.Is(err, journal.ErrLocked) {
+		return side, err
+	}
+	log.WithError(err).Errorf("the tasks of the job are lost; %s.damaged has what can be read of them", cfg.Journal)
+	if err := os.Rename(cfg.Journal, cfg.Journal+".damaged"); err != nil {
+		return nil, err
+	}
+	return scheduler.New(cfg), nil
+}
+
 // serveTasks makes the job's scheduler of tasks. Clients of this machine reach it by a socket in
 // the job's folder, if it has one. The function it returns ends it.
-func (s *settings) serveTasks(d *jobDir, log *logrus.Logger) (*scheduler.Scheduler, func()) {
-	side := scheduler.New(scheduler.Config{Run: s.runID, Log: log})
+func (s *settings) serveTasks(
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, log *logrus.Logger,
+) (*scheduler.Scheduler, func(), error) {
+	side, err := s.openTasks(d, authority, copied, events, log)
+	if err != nil {
+		return nil, nil, err
+	}
 	if d == nil {
-		return side, side.Close
+		return side, side.Close, nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
@@ -166,5 +300,16 @@ func (s *settings) serveTasks(d *jobDir, log *logrus.Logger) (*scheduler.Schedul
 		cancel()
 		serving.Wait()
 		side.Close()
+	}, nil
+}
+
+// taskEvent returns an event of the scheduler as the job has it.
+func taskEvent(e scheduler.Event) driver.TaskEvent {
+	names := map[scheduler.EventKind]driver.EventName{
+		scheduler.WorkerJoined: driver.TaskWorkerJoined, scheduler.WorkerLeft: driver.TaskWorkerLeft, scheduler.TaskFailed: driver.TaskFailed,
+	}
+	return driver.TaskEvent{
+		Name: names[e.What], Worker: e.Worker, Host: e.Host, Offers: e.Offers, Lost: e.Lost,
+		Function: e.Function, Client: e.Client, N: e.N, Reason: e.Failure, Text: e.Text, Dropped: e.Dropped,
 	}
 }

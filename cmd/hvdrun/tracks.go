@@ -1,0 +1,103 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/collective/timeline"
+	"github.com/hvdrun/hvdrun/driver"
+)
+
+// tracks writes the driver's part of a timeline: the job's events, and the parts of its resets. Nil
+// ones write nothing.
+type tracks struct{ file *timeline.Driver }
+
+// openTracks opens the driver's file of --timeline-filename, if that is given. A job whose driver
+// cannot write one goes on without it: the folder may be on the workers' hosts alone.
+func openTracks(s *settings, log logrus.FieldLogger) *tracks {
+	if s.tuning.TimelineFilename == "" {
+		return nil
+	}
+	file, err := timeline.OpenDriver(timeline.Config{
+		Filename: s.tuning.TimelineFilename, RunID: s.runID, Shared: s.tuning.ShareOutput, Log: log,
+	})
+	if err != nil {
+		log.WithError(err).Warnf("%s: there is no timeline of the driver", s.origin("timeline-filename"))
+		return nil
+	}
+	return &tracks{file}
+}
+
+func (t *tracks) event(e driver.Event) {
+	if t == nil {
+		return
+	}
+	args, err := json.Marshal(e)
+	if err != nil {
+		args = nil // a mark without fields
+	}
+	t.file.Mark(e.Time, string(e.Name), args)
+}
+
+func (t *tracks) trace(trace driver.Trace) {
+	if t == nil {
+		return
+	}
+	for _, s := range trace.Spans {
+		row := "driver"
+		if s.Host != "" {
+			row = fmt.Sprintf("%s:%d %s", s.Host, s.Slot, s.Role)
+		}
+		t.file.Slice(row, s.Name, s.Start, s.End, trace.Generation)
+	}
+}
+
+func (t *tracks) close() {
+	if t != nil {
+		t.file.Close()
+	}
+}
+
+// outlets are where it is written what happens to a job, besides its log.
+type outlets struct {
+	events *eventFile
+	traces *traceExport
+	tracks *tracks
+}
+
+func openOutlets(s *settings, env []string, log logrus.FieldLogger) (o outlets, err error) {
+	if o.traces, err = openTraces(s, env, log); err != nil {
+		return o, err
+	}
+	o.tracks = openTracks(s, log)
+	o.events, err = openEvents(s, log)
+	return o, err
+}
+
+// attach has the driver write to them.
+func (o outlets) attach(cfg *driver.Config) {
+	cfg.Events = func(e driver.Event) {
+		o.events.write(e)
+		o.tracks.event(e)
+	}
+	if o.traces != nil || o.tracks != nil {
+		cfg.Traces = func(t driver.Trace) {
+			o.traces.write(t)
+			o.tracks.trace(t)
+		}
+	}
+}
+
+// close writes what waits: to the events file as long as that takes anything within the patience.
+func (o outlets) close(patience time.Duration, log logrus.FieldLogger) {
+	o.tracks.close()
+	if err := o.traces.close(); err != nil {
+		log.Warnf("the last traces are not exported: %v", err)
+	}
+	if err := o.events.close(patience); err != nil {
+		log.WithError(err).Error("the events file may miss events")
+	}
+}
