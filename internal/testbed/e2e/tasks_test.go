@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -126,5 +127,67 @@ func TestTasksDriverKilled(t *testing.T) {
 	}
 	c.until("10000 right")
 	c.ends()
+	stopJob(t, r)
+}
+
+// TestTasksStored: large results and values go from worker to worker, outlive a worker that is
+// killed and the driver, and leave nothing behind.
+func TestTasksStored(t *testing.T) {
+	r := startTasker(t, 3)
+	awaitWorkers(t, r, 3)
+	c := submits(t, r, "-size", "20000000", "-rounds", "4")
+	c.until("read after")
+	pids := r.Processes()
+	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == binaries.Tasker })
+	if i < 0 {
+		t.Fatal("no worker runs")
+	}
+	if err := syscall.Kill(pids[i], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.until("made after")
+	r.KillDriver()
+	r, err := r.Resume("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ends()
+	stopJob(t, r)
+}
+
+// TestTasksClientKilled: tasks of a client that is killed with the driver are not lost.
+func TestTasksClientKilled(t *testing.T) {
+	r := startTasker(t, 2)
+	awaitWorkers(t, r, 2)
+	c := submits(t, r, "-submit", "5000", "-lasts", "2ms")
+	c.until("4000 left")
+	if err := c.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.cmd.Wait()
+	r.KillDriver()
+	r, err := r.Resume("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type status struct {
+		Waiting, Ready, Running int
+		Workers                 []struct{ Done int }
+	}
+	var s status
+	if !follow.Poll(func() bool {
+		s = status{}
+		out, err := r.Subcommand(t.Context(), "tasks", "--json").Output()
+		return err == nil && json.Unmarshal(out, &s) == nil && len(s.Workers) > 0 && s.Waiting+s.Ready+s.Running == 0
+	}) {
+		t.Fatalf("tasks are left: %+v", s)
+	}
+	done := 0
+	for _, w := range s.Workers {
+		done += w.Done
+	}
+	if done < 3000 { // some ran before
+		t.Errorf("%d tasks have run since", done)
+	}
 	stopJob(t, r)
 }

@@ -73,7 +73,7 @@ func (n *nodes) start() *node {
 	n.t.Helper()
 	one := &node{cmd: exec.Command(binaries.Hvdrun, slices.Concat(n.flags, n.train)...), done: make(chan struct{})}
 	one.cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(n.dir, "state"), "XDG_RUNTIME_DIR="+n.dir,
-		"HVD_BLACKLIST_COOLDOWN_RANGE=1,1")
+		"HVD_BLACKLIST_COOLDOWN_RANGE=1,1", "HVD_AGENT_TIMEOUT=30s") // nodes wait for processors too
 	one.cmd.Stdout, one.cmd.Stderr = &one.out, &one.out
 	one.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := one.cmd.Start(); err != nil {
@@ -151,8 +151,8 @@ func (n *nodes) driver() (*node, int) {
 	return nil, 0
 }
 
-// end waits for a node, and requires its exit status.
-func (n *nodes) end(one *node, status int) {
+// over waits for a node's end.
+func (n *nodes) over(one *node) {
 	n.t.Helper()
 	if !follow.Poll(func() bool {
 		select {
@@ -164,6 +164,12 @@ func (n *nodes) end(one *node, status int) {
 	}) {
 		n.t.Fatal("a node does not end")
 	}
+}
+
+// end waits for a node, and requires its exit status.
+func (n *nodes) end(one *node, status int) {
+	n.t.Helper()
+	n.over(one)
 	if got := one.cmd.ProcessState.ExitCode(); got != status {
 		n.t.Errorf("a node ended with %v, not with status %d", one.cmd.ProcessState, status)
 	}
@@ -291,7 +297,7 @@ func TestElasticNodesEnd(t *testing.T) {
 					n.end(one, c.status)
 					continue
 				}
-				<-one.done
+				n.over(one)
 				if got := one.cmd.ProcessState.ExitCode(); got <= 0 || got != n.all[0].cmd.ProcessState.ExitCode() {
 					t.Errorf("a node ended with %v", one.cmd.ProcessState)
 				}

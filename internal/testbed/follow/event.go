@@ -24,6 +24,7 @@ type Event struct {
 	Status     int       `json:"status"`
 	Message    string    `json:"message"`
 	What       string    `json:"what"`
+	Frames     string    `json:"where"` // of a located event
 	Backend    string    `json:"backend"`
 	Slots      []Slot    `json:"slots"`
 	Hosts      []struct {

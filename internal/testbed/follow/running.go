@@ -183,9 +183,11 @@ func (r *Running) Status() int {
 }
 
 // Until blocks until a condition holds, about which it asks each time it has read what the job has
-// written. It returns an error if hvdrun or ctx ends first. what says what is waited for.
+// written. It returns an error if hvdrun or ctx ends first, or if the job goes on for [Endless]
+// without it. what says what is waited for.
 func (r *Running) Until(ctx context.Context, what string, holds func() bool) error {
-	for {
+	s := stillness{limit: Endless}
+	for last := time.Now(); ; {
 		over := r.Over()
 		if err := r.Look(); err != nil {
 			return err
@@ -198,6 +200,11 @@ func (r *Running) Until(ctx context.Context, what string, holds func() bool) err
 		case over:
 			return fmt.Errorf("waiting for %s: hvdrun has ended with status %d", what, r.Status())
 		}
+		now := time.Now()
+		if s.hung(0, now.Sub(last)) {
+			return fmt.Errorf("waiting for %s: the job has gone on without it for %v", what, Endless)
+		}
+		last = now
 		if err := Sleep(ctx, 5*time.Millisecond); err != nil {
 			return fmt.Errorf("waiting for %s: %w", what, err)
 		}
@@ -215,8 +222,11 @@ func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) er
 	return r.Until(ctx, "events", func() bool { return enough(r.Events) })
 }
 
-// Subcommand returns a subcommand of hvdrun in the job's environment. Its process is not the job's.
+// Subcommand returns a subcommand of hvdrun in the job's environment. Its process is not the job's,
+// and is killed after [Endless].
 func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(ctx, Endless)
+	context.AfterFunc(ctx, cancel)
 	cmd := exec.CommandContext(ctx, r.programs.Hvdrun, args...)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = r.environment(), r.Dir, time.Second
 	return cmd

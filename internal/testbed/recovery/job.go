@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -37,7 +39,7 @@ func (b *bench) endless(name string, flags []string, stages []follow.Stage) (*wa
 		Dir: dir, Flags: append(flags, "--log-level", "debug"), Stages: stages,
 		Trainer: []string{"-steps", "1000000000", "-log-all", "-size", strconv.Itoa(b.size), "-step-time", b.stepTime.String(),
 			"-ballast", strconv.Itoa(b.ballast), "-ballast-change", b.change, "-late=" + strconv.FormatBool(b.late),
-			"-microbatches", strconv.Itoa(b.microbatches)},
+			"-microbatches", strconv.Itoa(b.microbatches), "-tasks=" + strconv.FormatBool(b.tasks)},
 	})
 	if err != nil {
 		return nil, err
@@ -130,13 +132,20 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	if err != nil {
 		return nil, err
 	}
+	ended := func() {}
+	defer func() { ended() }()
 	b.seed++
 	dice := rand.New(rand.NewPCG(b.seed, 0))
 	var samples []sample
 	disturbed := uint64(0)
-	for range n {
+	for i := range n {
 		if err = w.settled(ctx, b.workers, disturbed); err != nil {
 			break
+		}
+		if i == 0 {
+			if ended, err = b.besides(ctx, w); err != nil {
+				break
+			}
 		}
 		if err = w.spared(ctx, b.spares); err != nil {
 			break
@@ -154,6 +163,7 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 		time.Sleep(quiet)
 	}
 	b.weigh("kills", slices.Collect(maps.Keys(w.Ranks)))
+	ended()
 	res, err := w.finish(b.size, err)
 	if err != nil {
 		return nil, err
@@ -161,6 +171,7 @@ func (b *bench) killSome(ctx context.Context, n int) ([]sample, error) {
 	for i := range samples {
 		samples[i].death(res)
 	}
+	b.stepTimes(res)
 	return samples, b.remove(w.Dir)
 }
 
@@ -226,4 +237,38 @@ func (w *watch) shown(stage int) (time.Time, error) {
 	}
 	ns, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 	return time.Unix(0, ns), err
+}
+
+// besides submits tasks to the job, if it has them, until the function that it returns is called.
+func (b *bench) besides(ctx context.Context, w *watch) (end func(), err error) {
+	if !b.tasks {
+		return func() {}, nil
+	}
+	cmd := w.Subcommand(ctx, "tasks", "run", b.programs.Tasker, "-endless", "-submit", "50", "-lasts", b.beside.String())
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return func() {}, err
+	}
+	return sync.OnceFunc(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait() // what it has printed counts
+		var n int
+		_, _ = fmt.Sscanf(out.String(), "%d tasks", &n)
+		b.ran += n
+	}), nil
+}
+
+// stepTimes collects the times from one step to the next of the same worker in the same world.
+func (b *bench) stepTimes(res follow.Result) {
+	last := make(map[int]steplog.Line)
+	for _, l := range res.Lines {
+		if l.Event != steplog.Step {
+			continue
+		}
+		if before, ok := last[l.PID]; ok && before.Generation == l.Generation {
+			b.steps[b.tasks] = append(b.steps[b.tasks], time.Duration(l.Time-before.Time))
+		}
+		last[l.PID] = l
+	}
 }

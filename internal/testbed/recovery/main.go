@@ -12,6 +12,9 @@
 // in between from one step of an old worker to its next, less a median step. Because a first step
 // may be slow for other reasons, the time outside the training function is reported too.
 //
+// -beside does the same with jobs whose spares run tasks meanwhile, in turns with jobs whose spares
+// only wait, and reports the steps between deaths of both.
+//
 // -ballast adds a large state, of which -change says how much a step changes. The most memory that
 // any worker has had is reported with it, in all and for each byte of the state.
 //
@@ -28,12 +31,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"syscall"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
+	"github.com/hvdrun/hvdrun/internal/testbed/report"
 )
 
 func main() {
@@ -49,11 +54,13 @@ func main() {
 	flag.StringVar(&b.change, "change", "few", "what a step changes of that: none, few (numbers) or all")
 	flag.IntVar(&b.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two")
 	flag.IntVar(&b.spares, "spares", 0, "spare workers that wait when one is killed, on another host")
+	flag.DurationVar(&b.beside, "beside", 0, "with -spares: kill as many again in jobs whose spares run tasks that take so long, in turns with the others; negative: that compute for so long")
 	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
 	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
 	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
 	flag.StringVar(&b.tsv, "tsv", "", "file for a line of times for each kill and join")
+	flag.StringVar(&b.built, "programs", "", "directory of hvdrun and trainer, so that trees can be measured in turns; empty: built from this tree")
 	flag.BoolVar(&b.keep, "keep", false, "keep the jobs' step logs, events and logs")
 	flag.Parse()
 	if err := b.run(ctx); err != nil {
@@ -70,9 +77,13 @@ type bench struct {
 	change                 string
 	late                   bool
 	microbatches, spares   int
+	beside                 time.Duration
+	tasks                  bool                   // of the job that is being measured
+	ran                    int                    // tasks so far, in whole fifties
+	steps                  map[bool]report.Spread // time of a step, without tasks and with them
 	stepTime, interval     time.Duration
 	seed                   uint64
-	tsv                    string
+	tsv, built             string
 	keep                   bool
 
 	programs follow.Programs
@@ -81,22 +92,28 @@ type bench struct {
 }
 
 // killsPerJob keeps the step logs short.
-const killsPerJob = 50
+const killsPerJob = 20
 
 func (b *bench) run(ctx context.Context) (err error) {
 	if b.workers < 2 {
 		return errors.New("at least 2 workers are needed")
 	}
+	b.steps = make(map[bool]report.Spread)
 	if b.dir, err = os.MkdirTemp("", "hvdrun-recovery-"); err != nil {
 		return err
 	}
-	if b.programs, err = follow.Build(ctx, b.dir); err != nil {
+	if b.built != "" {
+		b.programs = follow.Programs{Hvdrun: filepath.Join(b.built, "hvdrun"), Trainer: filepath.Join(b.built, "trainer")}
+	} else if b.programs, err = follow.Build(ctx, b.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(b.dir))
 	}
 	if !slices.Contains([]string{"none", "few", "all"}, b.change) {
 		return fmt.Errorf("-change %s: none, few or all", b.change)
 	}
-	var deaths, growths, arrivals []sample
+	if b.beside != 0 && b.spares == 0 {
+		return errors.New("-beside needs -spares, which run the tasks")
+	}
+	var deaths, busy, growths, arrivals []sample
 	for left := b.kills; left > 0; left -= killsPerJob {
 		more, err := b.killSome(ctx, min(left, killsPerJob))
 		if err != nil {
@@ -104,6 +121,15 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 		deaths = append(deaths, more...)
 		fmt.Fprintf(os.Stderr, "\r%d of %d kills ", len(deaths), b.kills)
+		if b.beside == 0 {
+			continue
+		}
+		b.tasks = true
+		more, err = b.killSome(ctx, min(left, killsPerJob))
+		if b.tasks = false; err != nil {
+			return err
+		}
+		busy = append(busy, more...)
 	}
 	for left := b.joins; left > 0; left -= killsPerJob {
 		more, err := b.growSome(ctx, min(left, killsPerJob))
@@ -126,7 +152,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	for _, k := range []struct {
 		samples []sample
 		report  func(io.Writer, []sample)
-	}{{deaths, b.reportDeaths}, {growths, b.reportGrowths}, {arrivals, b.reportArrivals}} {
+	}{{deaths, b.reportDeaths}, {busy, b.reportBusy}, {growths, b.reportGrowths}, {arrivals, b.reportArrivals}} {
 		if len(k.samples) > 0 {
 			k.report(os.Stdout, k.samples)
 		}

@@ -38,6 +38,16 @@ func (b *bench) reportDeaths(w io.Writer, deaths []sample) {
 		report.Target{Name: "p99", Quantile: 0.99, Limit: 150 * time.Millisecond})
 }
 
+// reportBusy reports the deaths in jobs whose spares run tasks, and the steps of both kinds.
+func (b *bench) reportBusy(w io.Writer, deaths []sample) {
+	fmt.Fprintf(w, "\nThe same while spares run tasks of %v: %d tasks\n", b.beside, b.ran)
+	b.reportDeaths(w, deaths)
+	report.Rows(w, "From one step of a worker to its next", []report.Row{{Name: "  spares wait", Spread: b.steps[false]}},
+		report.Row{Name: "  spares run tasks", Spread: b.steps[true]})
+	without, with := b.steps[false].Quantile(0.5), b.steps[true].Quantile(0.5)
+	fmt.Fprintf(w, "median step with tasks / without: %.3f\n", float64(with)/float64(without))
+}
+
 func (b *bench) reportGrowths(w io.Writer, growths []sample) {
 	title := fmt.Sprintf("Growth from %d to %d workers: from the host's appearance in the script's output to", (b.workers+1)/2, b.workers)
 	report.Rows(w, title, times{

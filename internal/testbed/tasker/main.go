@@ -5,6 +5,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -13,18 +14,23 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/testbed/square"
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
-var square = tasks.Register[int]("square/v1", func(ctx context.Context, n int, lasts time.Duration) (int, error) {
-	if lasts > 0 {
-		select {
-		case <-time.After(lasts):
-		case <-ctx.Done():
-			return 0, ctx.Err()
+var makes = tasks.Register[[]byte]("makes/v1", func(_ context.Context, n int, with byte) ([]byte, error) {
+	return bytes.Repeat([]byte{with}, n), nil
+})
+
+// sums returns how many bytes it was given, and their sum.
+var sums = tasks.Register[[2]int]("sums/v1", func(_ context.Context, all ...[]byte) (r [2]int, _ error) {
+	for _, b := range all {
+		r[0] += len(b)
+		for _, c := range b {
+			r[1] += int(c)
 		}
 	}
-	return n * n, nil
+	return r, nil
 })
 
 var kills = tasks.Register[tasks.None]("kills/v1", func(context.Context) error {
@@ -35,18 +41,30 @@ func main() {
 	n := flag.Int("submit", 0, "submit so many tasks, and wait for their results")
 	lasts := flag.Duration("lasts", 0, "how long each of them takes")
 	calls := flag.Int("calls", 0, "submit so many more, each after the result of the one before")
+	endless := flag.Bool("endless", false, "submit them again and again until SIGTERM, and print how many there were")
+	size := flag.Int("size", -1, "make results of so many bytes, which are arguments of others, and put such a value")
+	rounds := flag.Int("rounds", 1, "of those")
 	poison := flag.Bool("poison", false, "submit a task that kills its worker")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := run(ctx, *n, *calls, *lasts, *poison); err != nil {
+	err := error(nil)
+	if *endless {
+		err = forever(ctx, *n, *lasts)
+	} else {
+		err = run(ctx, *n, *calls, *lasts, *size, *poison)
+	}
+	for i := 0; err == nil && *size >= 0 && i < *rounds; i++ {
+		err = values(ctx, *size, byte(i+1))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "tasker:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, n, calls int, lasts time.Duration, poison bool) error {
-	if n == 0 && calls == 0 && !poison {
+func run(ctx context.Context, n, calls int, lasts time.Duration, size int, poison bool) error {
+	if n == 0 && calls == 0 && size < 0 && !poison {
 		return tasks.Serve(ctx, tasks.ServeConfig{})
 	}
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
@@ -67,7 +85,7 @@ func run(ctx context.Context, n, calls int, lasts time.Duration, poison bool) er
 	}
 	began = time.Now()
 	for i := range calls {
-		if got, err := square.Call(ctx, pool, i, lasts); err != nil || got != i*i {
+		if got, err := square.Task.Call(ctx, pool, i, lasts); err != nil || got != i*i {
 			return fmt.Errorf("call %d: %d, %w", i, got, err)
 		}
 	}
@@ -77,12 +95,31 @@ func run(ctx context.Context, n, calls int, lasts time.Duration, poison bool) er
 	return nil
 }
 
+// forever submits tasks until ctx ends.
+func forever(ctx context.Context, n int, lasts time.Duration) error {
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	done := 0
+	for ctx.Err() == nil {
+		if err := submit(ctx, pool, n, lasts); err != nil && ctx.Err() == nil {
+			return err
+		} else if err == nil {
+			done += n
+		}
+	}
+	fmt.Printf("%d tasks\n", done)
+	return nil
+}
+
 // submit submits tasks, and checks that each result comes, once, and is right.
 func submit(ctx context.Context, pool *tasks.Pool, n int, lasts time.Duration) error {
 	futures := make([]*tasks.Future[int], n)
 	index := make(map[*tasks.Future[int]]int, n)
 	for i := range futures {
-		f, err := square.Submit(ctx, pool, i, lasts)
+		f, err := square.Task.Submit(ctx, pool, i, lasts)
 		if err != nil {
 			return err
 		}
@@ -105,5 +142,47 @@ func submit(ctx context.Context, pool *tasks.Pool, n int, lasts time.Duration) e
 	if left != 0 {
 		return fmt.Errorf("%d tasks without a result", left)
 	}
+	return nil
+}
+
+// values has results and a value of the client go to functions, and checks what comes of them.
+func values(ctx context.Context, size int, with byte) error {
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	began := time.Now()
+	made, err := makes.Submit(ctx, pool, size, with)
+	if err != nil {
+		return err
+	}
+	if err := made.Err(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("made after %v\n", time.Since(began).Round(time.Millisecond))
+	began = time.Now()
+	got, err := sums.Call(ctx, pool, made)
+	if err != nil || got != [2]int{size, size * int(with)} {
+		return fmt.Errorf("of a result: %d, %w", got, err)
+	}
+	fmt.Printf("summed after %v\n", time.Since(began).Round(time.Millisecond))
+	began = time.Now()
+	put, err := tasks.Put(ctx, pool, bytes.Repeat([]byte{with}, size))
+	if err != nil {
+		return err
+	}
+	fmt.Printf("put after %v\n", time.Since(began).Round(time.Millisecond))
+	began = time.Now()
+	if got, err = sums.Call(ctx, pool, put, made); err != nil || got != [2]int{2 * size, 2 * size * int(with)} {
+		return fmt.Errorf("of a value that was put: %d, %w", got, err)
+	}
+	fmt.Printf("summed after %v\n", time.Since(began).Round(time.Millisecond))
+	began = time.Now()
+	all, err := made.Get(ctx)
+	if err != nil || len(all) != size || size > 0 && (all[0] != with || all[size-1] != with) {
+		return fmt.Errorf("%d bytes came, %w", len(all), err)
+	}
+	fmt.Printf("read after %v\n", time.Since(began).Round(time.Millisecond))
 	return nil
 }

@@ -43,6 +43,10 @@ var errLeave = errors.New("as scheduled")
 //
 //	hang     it blocks for ever
 //	stop     SIGSTOP
+//	mutex    it locks a mutex that it holds
+//	spin     an endless loop without calls
+//	sleep    it sleeps for hours
+//	fifo     it opens a FIFO without a writer, in the kernel
 //
 // or says what is not so, and trains on:
 //
@@ -141,6 +145,8 @@ func (f *faults) happen(x fault) error {
 		return starve(f.cgroup)
 	case x.how == "hang":
 		select {}
+	case hangs[x.how] != nil:
+		return hangs[x.how](f.dir)
 	case x.how == "stop":
 		return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	case x.how == "fail":

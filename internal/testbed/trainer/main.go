@@ -62,6 +62,7 @@ type settings struct {
 	print        int
 	orphanMark   string
 	child        string
+	tasks        bool
 }
 
 func (s *settings) define(f *flag.FlagSet) {
@@ -92,6 +93,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.StringVar(&s.faults.cgroup, "oom-cgroup", "", "`FOLDER` of a memory cgroup with a limit, in which a fault oom happens")
 	f.DurationVar(&s.pause, "checkpoint-interval", 0, "least time between two checkpoints; 0: the library's")
 	f.StringVar(&s.child, "child", "", "`COMMAND` that a shell runs once this worker has joined")
+	f.BoolVar(&s.tasks, "tasks", false, "run tasks while this worker is a spare")
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 
@@ -137,6 +139,9 @@ func (s *settings) run(ctx context.Context) error {
 		return expectedEnd(err)
 	}
 	defer w.Close()
+	if s.tasks {
+		defer serveTasks(ctx, w)()
+	}
 	if s.child != "" {
 		child := exec.CommandContext(ctx, "sh", "-c", s.child)
 		child.Stdout, child.Stderr = os.Stdout, os.Stderr

@@ -1,0 +1,37 @@
+package e2e
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestEvaluate: the checkpoints of a training are evaluated, which is examples/evaluate. How many
+// of them by the spare depends on the processors.
+func TestEvaluate(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "evaluate")
+	build := exec.CommandContext(t.Context(), "go", append(append([]string{"build"}, buildFlags...), "-o", program, "github.com/hvdrun/hvdrun/examples/evaluate")...)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r := start(t, Job{
+		Flags:   flags("-np", "2", "--min-np", "1", "--spares", "1", "-H", on(hostA, 3)),
+		Command: []string{program, "-dir", filepath.Join(t.TempDir(), "checkpoints"), "-epochs", "6", "-every", "200ms", "-step-time", "10ms"},
+	})
+	res, err := r.Wait()
+	if err != nil || res.Hung || len(res.Left) > 0 {
+		t.Fatalf("%v, left behind: %v\n%s", err, res.Left, res.Output)
+	}
+	var all, spares int
+	for line := range strings.Lines(res.Output) {
+		_, text, _ := strings.Cut(line, "<stdout>:")
+		if n, _ := fmt.Sscanf(text, "%d checkpoints evaluated, %d of them by spares", &all, &spares); n == 2 {
+			break
+		}
+	}
+	if all < 3 || strings.Count(res.Output, "held-out accuracy") != all || !strings.Contains(res.Output, "COMMIT  ACCURACY") {
+		t.Errorf("%d checkpoints evaluated, %d by spares:\n%s", all, spares, res.Output)
+	}
+}

@@ -1,0 +1,111 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/driver/control"
+)
+
+// linesIn returns FILE:LINE of the lines of a file of the trainer that have the mark as their
+// comment.
+func linesIn(t *testing.T, file, mark string) (lines []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "trainer", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		if n++; strings.HasSuffix(strings.TrimSpace(line), mark) {
+			lines = append(lines, fmt.Sprintf("%s:%d", file, n))
+		}
+	}
+	if lines == nil {
+		t.Fatalf("%s has no line with %q", file, mark)
+	}
+	return lines
+}
+
+// TestWhereItHangs: with the default warning, the log says in which line of the user's code a
+// worker is that holds up the others, whatever it does there, and so does hvdrun stacks.
+func TestWhereItHangs(t *testing.T) {
+	for name, test := range map[string]struct{ how, at, file, mark, also string }{
+		"a deadlock":      {how: "mutex", at: "main.lockTwice", file: "hang.go", mark: "// mutex"},
+		"an endless loop": {how: "spin", at: "main.spin", file: "hang.go", mark: "// spin"},
+		"a sleep":         {how: "sleep", at: "main.nap", file: "hang.go", mark: "// sleep"},
+		"a file":          {how: "fifo", at: "main.readFIFO", file: "hang.go", mark: "// fifo"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, Job{
+				Flags:   flags("-np", "3", "--min-np", "2", "--discovery-interval", "1s"),
+				Stages:  []Stage{{Hosts: on(hostA, 3)}},
+				Trainer: []string{"-steps", "12", "-step-time", "20ms", "-exit", "localhost:1@step=5:" + test.how},
+			})
+			var named Event
+			if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+				for _, e := range events {
+					if e.Name == "located" && e.Where() == "localhost:1" {
+						named = e
+						return true
+					}
+				}
+				return false
+			}); err != nil {
+				t.Fatal(err)
+			}
+			fault, err := os.Stat(filepath.Join(r.Dir, "fault.0"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("named %v after it began to hang: %s: %s", named.Time.Sub(fault.ModTime()), named.What, named.Frames)
+			want := ""
+			for _, line := range linesIn(t, test.file, test.mark) {
+				if want = test.at + " " + line; strings.Contains(named.Frames, want) {
+					break
+				}
+			}
+			if !strings.Contains(named.Frames, want) || !strings.Contains(named.Frames, test.also) || !strings.Contains(named.What, "before AllReduce") {
+				t.Errorf("located: %s: %s; want %s", named.What, named.Frames, want)
+			}
+			folder, err := r.Folder()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := r.Subcommand(t.Context(), "stacks", folder, "--json").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var found []control.Stacks
+			if err := json.Unmarshal(out, &found); err != nil || len(found) != 3 {
+				t.Fatalf("%v: %s", err, out)
+			}
+			for _, s := range found {
+				hangs := s.Rank == named.Rank
+				if strings.Contains(s.Where, want) != hangs || len(s.Goroutines) == 0 || len(s.Processes) == 0 {
+					t.Errorf("rank %d: %s, %+v", s.Rank, s.Where, s.Worker)
+				}
+			}
+			text, err := r.Subcommand(t.Context(), "stacks", folder, fmt.Sprint(named.Rank), "--all").Output()
+			if err != nil || !strings.Contains(string(text), want) || !strings.Contains(string(text), "elastic.Run") {
+				t.Errorf("%v: %s", err, text)
+			}
+			status, err := r.Subcommand(t.Context(), "status", folder).Output()
+			if err != nil || !strings.Contains(string(status), "at "+want) {
+				t.Errorf("%v: %s", err, status)
+			}
+			if err := syscall.Kill(named.PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			res := finish(t, r, 0, 12)
+			says(t, res, fmt.Sprintf("rank %d (localhost:1, pid %d) holds up 2 others for ", named.Rank, named.PID))
+			says(t, res, want)
+		})
+	}
+}

@@ -1,0 +1,28 @@
+// Package square has the task of testbeds, which several of their programs run or submit.
+package square
+
+import (
+	"context"
+	"time"
+
+	"github.com/hvdrun/hvdrun/tasks"
+)
+
+// Task waits for a time, or computes for it if that is negative, and returns a number squared.
+var Task = tasks.Register[int]("square/v1", func(ctx context.Context, n int, lasts time.Duration) (int, error) {
+	switch {
+	case lasts > 0:
+		select {
+		case <-time.After(lasts):
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	case lasts < 0:
+		for began := time.Now(); time.Since(began) < -lasts; {
+			if ctx.Err() != nil {
+				return 0, ctx.Err()
+			}
+		}
+	}
+	return n * n, nil
+})
