@@ -9,6 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+	"github.com/hvdrun/hvdrun/examples/digits/network"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -38,14 +39,14 @@ func TestTrainUnderFailure(t *testing.T) {
 			return 0, err
 		}
 		defer w.Close()
-		m := newModel(o.hidden, uint64(o.seed))
+		m := network.New(o.hidden, uint64(o.seed))
 		if err := train(ctx, w, m, set, o, newDisplay(out, o.epochs, set.Len())); err != nil {
 			return 0, err
 		}
-		if got := m.accuracy(heldOut); got < 0.92 {
+		if got := m.Accuracy(heldOut); got < 0.92 {
 			t.Errorf("held-out accuracy %.4f, want at least 0.92", got)
 		}
-		return m.digest(), nil
+		return m.Digest(), nil
 	}, func(job *elastictest.Job) error {
 		for _, next := range []func(){
 			func() { job.AddHost("c", 1) },

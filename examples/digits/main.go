@@ -19,6 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+	"github.com/hvdrun/hvdrun/examples/digits/network"
 )
 
 // momentum is the fraction of its velocity that the optimizer keeps per step.
@@ -66,15 +67,15 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	m := newModel(o.hidden, uint64(o.seed))
+	m := network.New(o.hidden, uint64(o.seed))
 	if err := train(ctx, w, m, set, o, newDisplay(os.Stdout, o.epochs, set.Len())); err != nil {
 		return err
 	}
 	if w.Rank() == 0 {
-		fmt.Printf("held-out accuracy %.4f\n", m.accuracy(heldOut))
+		fmt.Printf("held-out accuracy %.4f\n", m.Accuracy(heldOut))
 	}
 	if o.digest {
-		fmt.Printf("digest %016x\n", m.digest())
+		fmt.Printf("digest %016x\n", m.Digest())
 	}
 	return nil
 }
@@ -86,21 +87,21 @@ type progress struct {
 }
 
 // train runs the epochs. When it returns nil, all workers have the same parameters.
-func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images, o options, show *display) error {
+func train(ctx context.Context, w *elastic.Worker, m *network.Model, set *dataset.Images, o options, show *display) error {
 	var at progress
-	velocity := make([]float32, len(m.params))
+	velocity := make([]float32, len(m.Params))
 	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
 		Microbatches: o.micro,
 		Batches:      elastic.NewBatches(set.Len(), elastic.SamplerOptions{Shuffle: true, Seed: o.seed, Batch: o.batch}),
-	}, len(m.params), 1) // the gradient, and the loss
+	}, len(m.Params), 1) // the gradient, and the loss
 	state := elastic.NewState(w,
-		elastic.Tensor("params", m.params),
+		elastic.Tensor("params", m.Params),
 		elastic.Tensor("velocity", velocity),
 		elastic.Value("progress", &at),
 		steps)
 
 	backward := func(b elastic.Micro[float32]) error {
-		b.Gradient[1][0] = m.gradient(b.Gradient[0], set, b.Samples)
+		b.Gradient[1][0] = m.Gradient(b.Gradient[0], set, b.Samples)
 		return nil
 	}
 	apply := func(mean [][]float32) error {
@@ -110,7 +111,7 @@ func train(ctx context.Context, w *elastic.Worker, m *model, set *dataset.Images
 		images := min(o.micro*o.batch, set.Len()-at.Images)
 		at.Images += images
 		at.Loss += float64(mean[1][0]) * float64(images)
-		descend(m.params, velocity, mean[0], float32(o.rate), momentum)
+		network.Descend(m.Params, velocity, mean[0], float32(o.rate), momentum)
 		return nil
 	}
 	return elastic.Run(ctx, state, func(ctx context.Context) error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
+	"github.com/hvdrun/hvdrun/examples/digits/network"
 )
 
 // TestTrainAlone runs the complete training in a world of one.
@@ -28,11 +29,11 @@ func TestTrainAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	m := newModel(o.hidden, uint64(o.seed))
+	m := network.New(o.hidden, uint64(o.seed))
 	if err := train(t.Context(), w, m, set, o, newDisplay(out, o.epochs, set.Len())); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.accuracy(heldOut); got < 0.93 {
+	if got := m.Accuracy(heldOut); got < 0.93 {
 		t.Errorf("held-out accuracy %.4f, want at least 0.93", got)
 	}
 	text, err := os.ReadFile(out.Name())

@@ -1,4 +1,5 @@
-package main
+// Package network is a small neural network for images of digits.
+package network
 
 import (
 	"encoding/binary"
@@ -9,14 +10,14 @@ import (
 	"github.com/hvdrun/hvdrun/examples/digits/dataset"
 )
 
-// model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, with softmax
+// Model is a perceptron of two layers: 64 pixels → hidden units with ReLU → 10 logits, with softmax
 // and cross-entropy as its loss.
 //
 // All parameters are in one slice, so that one AllReduce averages all gradients and one Tensor is
 // the whole state.
-type model struct {
+type Model struct {
 	hidden int
-	params []float32 // w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10)
+	Params []float32 // w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10)
 
 	// Results of the forward pass that the backward pass uses.
 	activation []float32                // of the hidden units
@@ -24,16 +25,16 @@ type model struct {
 	back       []float32                // gradient of the loss with respect to the hidden units
 }
 
-// newModel returns a model with He-initialized weights that depend only on seed.
-func newModel(hidden int, seed uint64) *model {
-	m := &model{
+// New returns a model with He-initialized weights that depend only on seed.
+func New(hidden int, seed uint64) *Model {
+	m := &Model{
 		hidden:     hidden,
-		params:     make([]float32, hidden*dataset.Pixels+hidden+dataset.Classes*hidden+dataset.Classes),
+		Params:     make([]float32, hidden*dataset.Pixels+hidden+dataset.Classes*hidden+dataset.Classes),
 		activation: make([]float32, hidden),
 		back:       make([]float32, hidden),
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
-	w1, _, w2, _ := m.layers(m.params)
+	w1, _, w2, _ := m.layers(m.Params)
 	for i := range w1 {
 		w1[i] = float32(random.NormFloat64() * math.Sqrt(2./dataset.Pixels))
 	}
@@ -43,16 +44,16 @@ func newModel(hidden int, seed uint64) *model {
 	return m
 }
 
-// layers splits a slice with the layout of params.
-func (m *model) layers(p []float32) (w1, b1, w2, b2 []float32) {
+// layers splits a slice with the layout of Params.
+func (m *Model) layers(p []float32) (w1, b1, w2, b2 []float32) {
 	w1, p = p[:m.hidden*dataset.Pixels], p[m.hidden*dataset.Pixels:]
 	b1, p = p[:m.hidden], p[m.hidden:]
 	return w1, b1, p[:dataset.Classes*m.hidden], p[dataset.Classes*m.hidden:]
 }
 
 // forward computes the activations and logits of one image.
-func (m *model) forward(image []float32) {
-	w1, b1, w2, b2 := m.layers(m.params)
+func (m *Model) forward(image []float32) {
+	w1, b1, w2, b2 := m.layers(m.Params)
 	for j := range m.hidden {
 		m.activation[j] = max(0, b1[j]+dot(w1[j*dataset.Pixels:(j+1)*dataset.Pixels], image))
 	}
@@ -61,9 +62,9 @@ func (m *model) forward(image []float32) {
 	}
 }
 
-// gradient adds the gradient of the mean loss over the batch to grad, which has the layout of
-// params, and returns that loss; both are zero for an empty batch.
-func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss float32) {
+// Gradient adds the gradient of the mean loss over the batch to grad, which has the layout of
+// Params, and returns that loss; both are zero for an empty batch.
+func (m *Model) Gradient(grad []float32, set *dataset.Images, batch []int) (loss float32) {
 	share := 1 / float32(len(batch))
 	for _, i := range batch {
 		m.forward(set.Image(i))
@@ -75,8 +76,8 @@ func (m *model) gradient(grad []float32, set *dataset.Images, batch []int) (loss
 
 // backward adds share × the gradient of one image to grad. Its forward pass and softmax must
 // precede.
-func (m *model) backward(grad, image []float32, label uint8, share float32) {
-	_, _, w2, _ := m.layers(m.params)
+func (m *Model) backward(grad, image []float32, label uint8, share float32) {
+	_, _, w2, _ := m.layers(m.Params)
 	g1, gb1, g2, gb2 := m.layers(grad)
 	clear(m.back)
 	for k, p := range m.logits {
@@ -96,8 +97,8 @@ func (m *model) backward(grad, image []float32, label uint8, share float32) {
 	}
 }
 
-// accuracy returns the fraction of the set's images, 0..1, whose label has the highest logit.
-func (m *model) accuracy(set *dataset.Images) float64 {
+// Accuracy returns the fraction of the set's images, 0..1, whose label has the highest logit.
+func (m *Model) Accuracy(set *dataset.Images) float64 {
 	right := 0
 	for i, label := range set.Labels {
 		m.forward(set.Image(i))
@@ -114,15 +115,15 @@ func (m *model) accuracy(set *dataset.Images) float64 {
 	return float64(right) / float64(set.Len())
 }
 
-// digest returns a hash of the bits of the parameters.
-func (m *model) digest() uint64 {
+// Digest returns a hash of the bits of the parameters.
+func (m *Model) Digest() uint64 {
 	h := fnv.New64a()
-	_ = binary.Write(h, binary.LittleEndian, m.params) // a hash never fails
+	_ = binary.Write(h, binary.LittleEndian, m.Params) // a hash never fails
 	return h.Sum64()
 }
 
-// descend makes one step of stochastic gradient descent with momentum.
-func descend(params, velocity, grad []float32, rate, momentum float32) {
+// Descend makes one step of stochastic gradient descent with momentum.
+func Descend(params, velocity, grad []float32, rate, momentum float32) {
 	for i, g := range grad {
 		velocity[i] = momentum*velocity[i] + g
 		params[i] -= rate * velocity[i]

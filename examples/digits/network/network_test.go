@@ -1,4 +1,4 @@
-package main
+package network
 
 import (
 	"math"
@@ -19,19 +19,19 @@ func TestGradient(t *testing.T) {
 		}
 		set.Add(image, label)
 	}
-	m := newModel(5, 3)
+	m := New(5, 3)
 	batch := []int{0, 3, 5, 3} // with a duplicate
-	grad, scratch := make([]float32, len(m.params)), make([]float32, len(m.params))
-	m.gradient(grad, set, batch)
+	grad, scratch := make([]float32, len(m.Params)), make([]float32, len(m.Params))
+	m.Gradient(grad, set, batch)
 
 	const h = 1e-3 // rounding errors of float32 dominate with a much smaller step
 	wrong, flat := 0, 0
-	for i, p := range m.params {
-		m.params[i] = p + h
-		up := m.gradient(scratch, set, batch)
-		m.params[i] = p - h
-		down := m.gradient(scratch, set, batch)
-		m.params[i] = p
+	for i, p := range m.Params {
+		m.Params[i] = p + h
+		up := m.Gradient(scratch, set, batch)
+		m.Params[i] = p - h
+		down := m.Gradient(scratch, set, batch)
+		m.Params[i] = p
 		want := float64(up-down) / (2 * h)
 		if math.Abs(want-float64(grad[i])) > 2e-3+1e-2*math.Abs(want) {
 			wrong++
@@ -43,11 +43,11 @@ func TestGradient(t *testing.T) {
 	}
 	// Within h of a kink of ReLU the quotient is a mean of two slopes; nearly all parameters are
 	// farther from one.
-	if wrong > len(m.params)/100 {
-		t.Errorf("%d of %d gradients are wrong", wrong, len(m.params))
+	if wrong > len(m.Params)/100 {
+		t.Errorf("%d of %d gradients are wrong", wrong, len(m.Params))
 	}
-	if flat > len(m.params)/2 {
-		t.Errorf("%d of %d gradients are zero: nothing was tested", flat, len(m.params))
+	if flat > len(m.Params)/2 {
+		t.Errorf("%d of %d gradients are zero: nothing was tested", flat, len(m.Params))
 	}
 }
 
@@ -56,10 +56,10 @@ func TestGradientIsAMeanOverTheBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newModel(8, 1)
-	a, b, both := make([]float32, len(m.params)), make([]float32, len(m.params)), make([]float32, len(m.params))
-	lossA, lossB := m.gradient(a, set, []int{1}), m.gradient(b, set, []int{2})
-	loss := m.gradient(both, set, []int{1, 2})
+	m := New(8, 1)
+	a, b, both := make([]float32, len(m.Params)), make([]float32, len(m.Params)), make([]float32, len(m.Params))
+	lossA, lossB := m.Gradient(a, set, []int{1}), m.Gradient(b, set, []int{2})
+	loss := m.Gradient(both, set, []int{1, 2})
 	if d := math.Abs(float64(loss - (lossA+lossB)/2)); d > 1e-6 {
 		t.Errorf("loss of both differs from the mean by %v", d)
 	}
@@ -71,9 +71,9 @@ func TestGradientIsAMeanOverTheBatch(t *testing.T) {
 }
 
 func TestGradientOfAnEmptyBatchIsZero(t *testing.T) {
-	m := newModel(2, 1)
-	grad := make([]float32, len(m.params))
-	if loss := m.gradient(grad, new(dataset.Images), nil); loss != 0 {
+	m := New(2, 1)
+	grad := make([]float32, len(m.Params))
+	if loss := m.Gradient(grad, new(dataset.Images), nil); loss != 0 {
 		t.Errorf("loss %v", loss)
 	}
 	for i, g := range grad {
@@ -95,14 +95,14 @@ func TestSoftmaxLossOfLargeLogitsIsFinite(t *testing.T) {
 
 func TestDescend(t *testing.T) {
 	params, velocity := []float32{1}, []float32{2}
-	descend(params, velocity, []float32{3}, 0.5, 0.25)
+	Descend(params, velocity, []float32{3}, 0.5, 0.25)
 	if velocity[0] != 3.5 || params[0] != -0.75 {
 		t.Errorf("velocity %v and parameter %v, want 3.5 and -0.75", velocity[0], params[0])
 	}
 }
 
 func TestModelDependsOnTheSeedAlone(t *testing.T) {
-	a, b, c := newModel(4, 1).digest(), newModel(4, 1).digest(), newModel(4, 2).digest()
+	a, b, c := New(4, 1).Digest(), New(4, 1).Digest(), New(4, 2).Digest()
 	if a != b || a == c {
 		t.Errorf("digests of seeds 1, 1, 2: %x %x %x", a, b, c)
 	}
