@@ -29,6 +29,7 @@ KUBERNETES = plugins/kubernetes
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
+BROWSER = internal/testbed/browser
 FRAMEWORKS = frameworks/gomlx examples/gomlx
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
@@ -39,7 +40,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-torch check-net deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,12 +104,12 @@ fresh:
 # They repeat what this module needs.
 examples:
 	@echo "== modules of examples, plugins and frameworks"
-	@for dir in examples/discovery-plugin $(KUBERNETES) $(FRAMEWORKS); do \
+	@for dir in examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS); do \
 		$(GO) -C $$dir mod tidy -diff || { echo "$$dir/go.mod is out of step: run make tidy-examples"; exit 1; }; \
 	done
 
 tidy-examples: ## bring the modules of examples, plugins and frameworks in step with this one
-	@for dir in examples/discovery-plugin $(KUBERNETES) $(FRAMEWORKS); do $(GO) -C $$dir mod tidy || exit 1; done
+	@for dir in examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS); do $(GO) -C $$dir mod tidy || exit 1; done
 
 frameworks: ## check and test the modules of frameworks; ARGS go to go test
 	@echo "== frameworks"
@@ -123,6 +124,15 @@ kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS g
 	@export $(PURE) $(QUICK); lint=$$($(GO) tool -n staticcheck) && \
 		$(GO) -C $(KUBERNETES) vet . && (cd $(KUBERNETES) && $$lint .) && \
 		$(GO) -C $(KUBERNETES) test -vet=off -ldflags=-w -timeout 30m $(SHORT) $(ARGS) .
+
+check-page: ## test the page in a browser, and make its pictures anew; as root it brings chromium; ARGS go to go test
+	@command -v chromium >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; \
+		else \
+			echo "missing: install the package chromium" >&2; exit 1; \
+		fi; }
+	$(GO) -C $(BROWSER) test -count=1 -timeout 30m . -shots $(CURDIR)/docs $(ARGS)
 
 check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch; ARGS go to go test
 	@test -e /usr/lib/python3/dist-packages/torch || { \
@@ -192,6 +202,15 @@ check-net: ## run a job over hosts that are network namespaces; needs root
 	@echo "== hosts in network namespaces"
 	@$(GO) vet -tags netns ./internal/testbed/e2e/netns
 	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./internal/testbed/e2e/netns
+
+check-metrics: ## check the alarms with Prometheus's own promtool; as root it brings the package prometheus; ARGS go to go test
+	@command -v promtool >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; \
+		else \
+			echo "missing: install the package prometheus" >&2; exit 1; \
+		fi; }
+	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"

@@ -31,6 +31,8 @@ var listeners = map[string]string{
 	"internal/wire/local.go":        "a unix socket, of which driver/control makes an identity.Listener",
 	"internal/wire/serve.go":        "serves identity.Listeners",
 	"torchrun/health.go":            "serves an identity.Listener",
+	"dashboard/server.go":           "serves an identity.Listener",
+	"internal/metrics/server.go":    "serves an identity.Listener",
 	"discovery/gossip/transport.go": "memberlist opens its sockets itself; what comes is bounded by an identity.Pending",
 }
 
@@ -62,7 +64,7 @@ func TestListeners(t *testing.T) {
 			t.Errorf("%s does not listen: it needs no exception", path)
 		}
 	}
-	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "TorchWorkers", "TorchPeers", "TorchHealth"} {
+	for _, name := range []string{"Rendezvous", "Control", "Drivers", "Forward", "Gossip", "Notify", "Data", "TorchWorkers", "TorchPeers", "TorchHealth", "Metrics", "Dashboard"} {
 		if !bounds[name] {
 			t.Errorf("identity.%s is not used: ARCHITECTURE.md lists a listener that there is not", name)
 		}

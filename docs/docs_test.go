@@ -292,7 +292,7 @@ func (s sandbox) checkFlags(t *testing.T, at, text string) {
 func withHelp(words []string) []string {
 	if len(words) > 0 && !strings.HasPrefix(words[0], "-") {
 		behind := 1
-		if words[0] == "cluster" { // which has commands of its own
+		if words[0] == "cluster" || words[0] == "tasks" && len(words) > 1 && !strings.HasPrefix(words[1], "-") { // which have commands of their own
 			behind = 2
 		}
 		return slices.Insert(slices.Clone(words), behind, "--help")
@@ -323,11 +323,11 @@ var (
 	inlineCode = regexp.MustCompile("`[^`]+`")
 	flagName   = regexp.MustCompile(`(^|[\s\[(|])(--[a-z][a-z-]+)`)
 	helpFlag   = regexp.MustCompile(`(?m)^\s+(?:-\w, )?(--[a-z][a-z-]+)`)
-	helpName   = regexp.MustCompile(`(?m)^  ([a-z]+)  `)
+	helpName   = regexp.MustCompile(`(?m)^  ([a-z-]+) +[A-Z]`)
 )
 
 // foreign are flags of other programs.
-var foreign = []string{"--no-kill"}
+var foreign = []string{"--no-kill", "--worker-names"}
 
 // TestFlags: each flag that a page names is hvdrun's, or one of horovodrun that is refused.
 func TestFlags(t *testing.T) {
