@@ -18,8 +18,8 @@ type World struct {
 	// First is the time of its first commit, number Commits; zero: there is none yet.
 	First   time.Time `json:"first,omitzero"`
 	Commits uint64    `json:"commits"`
-	// Lost is the time in seconds until First from when the world before was left, or the job began;
-	// 0: not known yet.
+	// Lost is the time in seconds from when the world before was left, or the job began, until
+	// First; 0: not known yet.
 	Lost float64 `json:"lost"`
 }
 

@@ -390,7 +390,8 @@ func (m *top) moveInWorld(step, sideways int) {
 	m.picked = cells[at].spot
 }
 
-// nearestCell returns the cell that is so many lines further, or in the last line in that direction.
+// nearestCell returns the cell that is so many lines further, or in the last line in that
+// direction.
 func nearestCell(cells []cell, at, step int) int {
 	from, best := cells[at], at
 	last := cells[len(cells)-1].line

@@ -138,7 +138,8 @@ func (j *Job) Pass(d time.Duration, commits uint64) {
 	})
 }
 
-// Goodput returns what the whole time of a job was spent on: these parts, and training for the rest.
+// Goodput returns what the whole time of a job was spent on: these parts, and training for the
+// rest.
 func Goodput(whole time.Duration, parts job.Goodput) job.Goodput {
 	g := job.Goodput{Seconds: whole.Seconds(), StalledBy: parts.StalledBy}
 	rest := g.Seconds

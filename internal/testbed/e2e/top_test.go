@@ -175,8 +175,8 @@ func (term *terminal) colours() bool {
 
 const rightKey = "\x1b[C"
 
-// TestTop: a job is watched and steered in a terminal, over the death of its driver; the terminal is
-// left as it was.
+// TestTop: a job is watched and steered in a terminal, over the death of its driver; the terminal
+// is left as it was.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
