@@ -108,24 +108,25 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	w, err := elastic.Init(ctx)
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-
-	// A spare evaluates until it has a place in training.
-	spare, cancel := w.WhileSpare(ctx)
+	// A spare evaluates until it has a place in training, for which one that was started with the
+	// others waits in Init.
+	serve, cancel := context.WithCancel(ctx)
 	var serving sync.WaitGroup
-	if w.Size() > 1 || w.Generation() > 0 { // it is a worker of a job
+	if os.Getenv("HVD_RUN_ID") != "" { // it is a worker of a job
 		serving.Go(func() {
-			if err := tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond}); err != nil {
+			if err := tasks.Serve(serve, tasks.ServeConfig{Grace: time.Millisecond}); err != nil {
 				fmt.Fprintln(os.Stderr, "evaluate: no tasks here:", err)
 			}
 		})
 	}
 	defer serving.Wait()
 	defer cancel()
+
+	w, err := elastic.Init(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
 
 	results := newResults()
 	if err := train(ctx, w, o, results); err != nil {

@@ -173,8 +173,8 @@ func TestTasksStored(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksHostKilled: an agent is killed, and its workers with it. The results that only their host
-// had are made again, and those that they were made of.
+// TestTasksHostKilled: an agent is killed, and its workers with it. The results that only their
+// host had are made again, and those that they were made of.
 func TestTasksHostKilled(t *testing.T) {
 	r := serveTasks(t, 3, on(hostA, 1)+","+on(hostB, 1)+","+on(hostC, 1))
 	c := submits(t, r, "-across", strings.Join([]string{hostA, hostB, hostC}, ","), "-size", "5000000")
