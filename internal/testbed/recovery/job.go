@@ -254,8 +254,9 @@ func (b *bench) besides(ctx context.Context, w *watch) (end func(), err error) {
 	return sync.OnceFunc(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait() // what it has printed counts
+		text := strings.TrimSpace(out.String())
 		var n int
-		_, _ = fmt.Sscanf(out.String(), "%d tasks", &n)
+		_, _ = fmt.Sscanf(text[strings.LastIndex(text, "\n")+1:], "%d tasks", &n) // after lines of how many are left
 		b.ran += n
 	}), nil
 }

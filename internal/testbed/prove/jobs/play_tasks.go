@@ -68,7 +68,7 @@ func playTasks(ctx context.Context, t *trial) error {
 // submit starts the client, and returns how it ends.
 func (j *job) submit(ctx context.Context) (<-chan error, error) {
 	n, how := j.trial.Steps, "-submit"
-	if j.trial.How == "model" {
+	if j.trial.Kind == "model" {
 		how = "-model"
 	}
 	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.Pause.String())
@@ -102,7 +102,7 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 	if err := follow.Sleep(ctx, time.Duration(100+t.dice.IntN(600))*time.Millisecond); err != nil {
 		return j, err
 	}
-	switch t.dice.IntN(5) {
+	switch t.dice.IntN(6) {
 	case 0:
 		j.KillDriver()
 		next, err := j.Resume("")
@@ -121,10 +121,18 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 		}
 		_, _, err := j.ask(ctx, "readmit", slot)
 		return j, err
+	case 2: // with its workers, and what their host has stored
+		j.killOne(t, func(line string) bool { return strings.HasSuffix(line, " agent --job") })
+		return j, nil
 	}
-	workers := slices.DeleteFunc(j.Processes(), func(pid int) bool { return follow.CommandLine(pid) != t.programs.Tasker })
-	if len(workers) > 0 {
-		_ = syscall.Kill(workers[t.dice.IntN(len(workers))], syscall.SIGKILL) // it may have ended
-	}
+	j.killOne(t, func(line string) bool { return line == t.programs.Tasker })
 	return j, nil
+}
+
+// killOne kills one of the job's processes whose command line is one of those.
+func (j *job) killOne(t *trial, is func(line string) bool) {
+	pids := slices.DeleteFunc(j.Processes(), func(pid int) bool { return !is(follow.CommandLine(pid)) })
+	if len(pids) > 0 {
+		_ = syscall.Kill(pids[t.dice.IntN(len(pids))], syscall.SIGKILL) // it may have ended
+	}
 }
