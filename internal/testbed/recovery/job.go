@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 const (
@@ -80,16 +81,16 @@ func (w *watch) spared(ctx context.Context, spares int) error {
 		return nil
 	}
 	ready := func() bool {
-		waiting := make(map[int]bool)
+		waiting := make(map[plan.SlotID]bool)
 		for _, e := range w.Events {
 			switch e.Name {
 			case "worker_ready":
-				waiting[e.PID] = true
+				waiting[plan.SlotID{Host: e.Host, Index: *e.Slot}] = true
 			case "worker_exited":
-				delete(waiting, e.PID)
+				delete(waiting, plan.SlotID{Host: e.Host, Index: *e.Slot})
 			case "world_published":
 				for _, s := range e.Slots {
-					delete(waiting, s.PID)
+					delete(waiting, plan.SlotID{Host: s.Host, Index: s.Slot})
 				}
 			}
 		}

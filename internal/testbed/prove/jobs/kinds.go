@@ -89,7 +89,10 @@ var kinds = []kind{
 	}, playFrozen},
 	{"tasks", "workers run tasks; they and hvdrun are killed, slots are drained", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.Workers, s.Times, s.Pause = 2+d.IntN(7), 2+d.IntN(4), time.Duration(d.IntN(4))*time.Millisecond
-		s.Steps = []int{5_000, 20_000, 1}[turn%3]
+		s.Steps, s.How = []int{5_000, 20_000, 1, 10_000}[turn%4], []string{"", "", "", "model"}[turn%4]
+		if s.How == "model" {
+			s.Times = 5 + d.IntN(20)
+		}
 	}, playTasks},
 }
 

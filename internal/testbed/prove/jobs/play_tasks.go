@@ -15,9 +15,9 @@ import (
 )
 
 // playTasks has a client submit tasks, of which each must return, once and the right result,
-// whatever happens to the workers and to hvdrun meanwhile.
+// whatever happens to the workers and to hvdrun meanwhile. With a model, they depend on each other,
+// and some fail or are cancelled.
 func playTasks(ctx context.Context, t *trial) error {
-	n := t.Steps
 	j, err := t.job()
 	if err != nil {
 		return err
@@ -33,7 +33,7 @@ func playTasks(ctx context.Context, t *trial) error {
 	}); err != nil {
 		return err
 	}
-	ended, err := j.submit(ctx, n, t.Pause)
+	ended, err := j.submit(ctx)
 	if err != nil {
 		return err
 	}
@@ -65,9 +65,13 @@ func playTasks(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// submit starts a client of so many tasks, and returns how it ends.
-func (j *job) submit(ctx context.Context, n int, lasts time.Duration) (<-chan error, error) {
-	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, "-submit", fmt.Sprint(n), "-lasts", lasts.String())
+// submit starts the client, and returns how it ends.
+func (j *job) submit(ctx context.Context) (<-chan error, error) {
+	n, how := j.trial.Steps, "-submit"
+	if j.trial.How == "model" {
+		how = "-model"
+	}
+	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.Pause.String())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
