@@ -108,25 +108,22 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	// A spare evaluates until it has a place in training, for which one that was started with the
-	// others waits in Init.
-	serve, cancel := context.WithCancel(ctx)
-	var serving sync.WaitGroup
-	if os.Getenv("HVD_RUN_ID") != "" { // it is a worker of a job
-		serving.Go(func() {
-			if err := tasks.Serve(serve, tasks.ServeConfig{Grace: time.Millisecond}); err != nil {
-				fmt.Fprintln(os.Stderr, "evaluate: no tasks here:", err)
-			}
-		})
-	}
-	defer serving.Wait()
-	defer cancel()
-
 	w, err := elastic.Init(ctx)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
+
+	// A spare evaluates until it has a place in training.
+	spare, cancel := w.WhileSpare(ctx)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond}); err != nil && !errors.Is(err, tasks.ErrNoJob) {
+			fmt.Fprintln(os.Stderr, "evaluate: no tasks here:", err)
+		}
+	})
+	defer serving.Wait()
+	defer cancel()
 
 	results := newResults()
 	if err := train(ctx, w, o, results); err != nil {
@@ -199,7 +196,7 @@ func newResults() *results { return &results{scores: make(map[uint64]score)} }
 func (r *results) watch(ctx context.Context, dir string) {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !errors.Is(err, tasks.ErrNoJob) {
 			fmt.Fprintln(os.Stderr, "evaluate: checkpoints are evaluated at the end:", err)
 		}
 		return
