@@ -232,7 +232,7 @@ func TestCardinality(t *testing.T) {
 	if base > 2000 {
 		t.Errorf("%d series without a rank", base)
 	}
-	if n := count(measures(MostRanks)); n != base+3*MostRanks {
+	if n := count(measures(MostRanks)); n != base+5*MostRanks {
 		t.Errorf("%d series for %d ranks, %d for none", n, MostRanks, base)
 	}
 	if n := count(measures(5000)); n != base {
