@@ -153,7 +153,7 @@ func TestPrometheus(t *testing.T) {
 	p.await(`sum(hvdrun_job_seconds_total) - (time() - sum(hvdrun_job_start_time_seconds))`, func(v float64) bool { return v > -30 && v < 1 })
 	p.await(`hvdrun_job_seconds_total{part="training"}`, more(0.5))
 	p.await(`increase(hvdrun_worker_commits_total[5s])`, more(0))
-	p.await(`sum(hvdrun_collective_operations_total{kind="allreduce"})`, more(10))
+	p.await(`sum(hvdrun_collective_operations_total{kind="AllReduce"})`, more(10))
 	p.await(`count(hvdrun_rank_late_seconds)`, is(3))
 	p.await(`histogram_count(hvdrun_recovery_seconds{cause="death"})`, is(1)) // a native histogram
 	p.await(`histogram_quantile(0.5, hvdrun_recovery_seconds{cause="death"})`, more(0))
