@@ -76,6 +76,7 @@ func TestTableIsRead(t *testing.T) {
 var heavy = []string{
 	"github.com/hashicorp/memberlist", "github.com/hashicorp/go-plugin", "github.com/spf13/viper", "github.com/spf13/cobra",
 	"github.com/NVIDIA/go-nvml", "github.com/ebitengine/purego", "github.com/prometheus/client_golang",
+	"charm.land/bubbletea/v2",
 }
 
 type pkg struct {

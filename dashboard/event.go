@@ -65,6 +65,12 @@ type fact struct {
 	Outcome    string        `json:"outcome"`
 	Error      string        `json:"error"`
 	Backend    string        `json:"backend"`
+	Where      string        `json:"where"`
+	Worker     string        `json:"worker"`
+	Lost       bool          `json:"lost"`
+	Function   string        `json:"function"`
+	Reason     string        `json:"reason"`
+	Text       string        `json:"text"`
 	Seconds    float64       `json:"seconds"`
 	MinNP      *int          `json:"min_np"`
 	MaxNP      *int          `json:"max_np"`
@@ -151,6 +157,8 @@ func (f *fact) words() (Kind, string) {
 		return Other, fmt.Sprintf("generation %d computes on GPUs by %s", f.Generation, f.Backend)
 	case job.Stalled:
 		return Stall, f.stalled()
+	case job.Located:
+		return Stall, fmt.Sprintf("%s is at %s", f.worker(), f.Where)
 	case job.StallEnded:
 		return Stall, fmt.Sprintf("%s goes on, after %.1fs", f.worker(), f.Seconds)
 	}
@@ -188,6 +196,15 @@ func (f *fact) words2() (Kind, string) {
 		return Ended, fmt.Sprintf("the job has failed, status %d: %s", f.Status, f.Message)
 	case job.Audit:
 		return Asked, f.asked()
+	case job.TaskWorkerJoined:
+		return Start, fmt.Sprintf("%s on %s runs tasks", f.Worker, f.place())
+	case job.TaskWorkerLeft:
+		if f.Lost {
+			return Failure, fmt.Sprintf("%s on %s is lost to tasks", f.Worker, f.place())
+		}
+		return Other, fmt.Sprintf("%s on %s runs no more tasks", f.Worker, f.place())
+	case job.TaskFailed:
+		return Failure, fmt.Sprintf("a task of %s failed (%s): %s", f.Function, f.Reason, f.Text)
 	}
 	return Other, f.place()
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"time"
 
@@ -129,14 +128,6 @@ func (f *Feed) fill(v *View) {
 	v.Recoveries = Recoveries{Steps: h.counts.Steps, Failed: append([]int(nil), h.counts.Failed...), Planned: append([]int(nil), h.counts.Planned...)}
 	v.Points = append([]Point(nil), h.points...)
 	v.Events = append([]Event(nil), f.events...)
-	if v.Status.Begun.IsZero() {
-		return
-	}
-	until := v.Status.Time
-	if v.Over() || v.Status.Driver == 0 {
-		until = v.Status.Last
-	}
-	v.Parts, v.Estimated = h.parts(v.Status.Begun, until), true
 }
 
 // add takes one line of events.
@@ -253,12 +244,4 @@ func (f *Feed) takeStatus(events []json.RawMessage, now time.Time) {
 		}
 	}
 	f.newest = bytes.Clone(events[len(events)-1])
-}
-
-// Command has the job carry out a command.
-func (f *Feed) Command(ctx context.Context, c job.Command) (string, error) {
-	if err := c.Check(); err != nil {
-		return "", fmt.Errorf("dashboard: %w", err)
-	}
-	return f.job.Source.Command(ctx, c)
 }

@@ -12,14 +12,14 @@ type World struct {
 	Generation uint64    `json:"generation"`
 	Time       time.Time `json:"time"` // when it was published
 	Size       int       `json:"size"`
-	// Kind and Why say what led to it; From is when that began.
-	Kind Kind      `json:"kind"`
-	Why  string    `json:"why"`
-	From time.Time `json:"from"`
+	// Kind and Why say what led to it.
+	Kind Kind   `json:"kind"`
+	Why  string `json:"why"`
 	// First is the time of its first commit, number Commits; zero: there is none yet.
 	First   time.Time `json:"first,omitzero"`
 	Commits uint64    `json:"commits"`
-	// Lost is the time from From to First in seconds; 0: not known yet.
+	// Lost is the time in seconds from when the world before was left, or the job began, until
+	// First; 0: not known yet.
 	Lost float64 `json:"lost"`
 }
 
@@ -42,12 +42,6 @@ type Point struct {
 	Rate float64
 }
 
-// Part is a share of the job's time.
-type Part struct {
-	Part    string  `json:"part"`
-	Seconds float64 `json:"seconds"`
-}
-
 const (
 	// maxWorlds, maxPoints bound what a history keeps. Older worlds are forgotten; of the points,
 	// two become one when there are too many.
@@ -63,14 +57,11 @@ type history struct {
 	worlds  []World
 	dropped int // worlds that are forgotten
 	counts  Recoveries
-	ends    time.Time // of the job; zero: it goes on
-	lost    map[Kind]float64
 
 	// What may lead to the next world.
 	why     []string
 	kind    Kind
-	from    time.Time
-	stalled map[string]time.Time // places of workers that held up others
+	stalled map[string]bool // places of workers that held up others
 
 	points  []Point
 	pause   time.Duration // the least time between two points
@@ -80,8 +71,8 @@ type history struct {
 
 func newHistory() *history {
 	return &history{
-		counts: Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
-		lost:   map[Kind]float64{}, stalled: map[string]time.Time{}, pause: time.Second,
+		counts:  Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
+		stalled: map[string]bool{}, pause: time.Second,
 	}
 }
 
@@ -91,10 +82,10 @@ func gravity(k Kind) int {
 }
 
 // cause notes what may lead to the next world.
-func (h *history) cause(kind Kind, at time.Time, why string) {
+func (h *history) cause(kind Kind, why string) {
 	switch {
 	case gravity(kind) > gravity(h.kind):
-		h.kind, h.from, h.why = kind, at, nil
+		h.kind, h.why = kind, nil
 	case kind != h.kind:
 		return
 	}
@@ -105,62 +96,54 @@ func (h *history) cause(kind Kind, at time.Time, why string) {
 
 // add takes the next event.
 func (h *history) add(f *fact) {
-	if len(h.worlds) == 0 && h.from.IsZero() {
-		h.from = f.Time
-	}
 	_, text := f.words()
 	switch f.Name {
 	case job.Stalled:
 		if f.Host != nil && len(h.stalled) < maxWorlds {
-			h.stalled[f.place()] = f.Time
+			h.stalled[f.place()] = true
 		}
 	case job.StallEnded:
 		delete(h.stalled, f.place())
 	case job.WorkerDying, job.WorkerExited:
 		h.exited(f, text)
 	case job.DrainAsked, job.Draining:
-		h.cause(Drained, f.Time, text)
+		h.cause(Drained, text)
 	case job.Excluded:
-		h.cause(Excluded, f.Time, text)
+		h.cause(Excluded, text)
 	case job.Scaled:
-		h.cause(Scaled, f.Time, text)
+		h.cause(Scaled, text)
 	case job.HostsUpdated:
 		h.told(f)
 	case job.WorldPublished:
 		h.published(f)
 	case job.FirstCommit:
 		h.trains(f)
-	case job.JobDone:
-		h.ends = f.Time
 	}
 }
 
 func (h *history) exited(f *fact, text string) {
-	if since, is := h.stalled[f.place()]; is {
+	if h.stalled[f.place()] {
 		delete(h.stalled, f.place())
-		h.cause(Stall, since, text)
+		h.cause(Stall, text)
 		return
 	}
 	if f.Name == job.WorkerDying || f.Cause == "failed" {
-		h.cause(Failure, f.Time, text)
+		h.cause(Failure, text)
 	}
 }
 
-// told: from here on the workers meet, unless something made them meet before.
+// told: the workers were told that the hosts changed.
 func (h *history) told(f *fact) {
 	kind := changeKind(f.Change)
 	if kind == Other {
 		return
 	}
 	why := map[Kind]string{Grown: "slots were added", Shrunk: "slots were removed", Changed: "slots were added and removed"}[kind]
-	h.cause(kind, f.Time, why)
-	if gravity(h.kind) < gravity(Excluded) {
-		h.from = f.Time
-	}
+	h.cause(kind, why)
 }
 
 func (h *history) published(f *fact) {
-	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size, Kind: h.kind, From: h.from}
+	w := World{Generation: f.Generation, Time: f.Time, Size: f.Size, Kind: h.kind}
 	if n := len(h.worlds); n > 0 && h.worlds[n-1].Generation >= f.Generation {
 		return // it is known
 	}
@@ -174,14 +157,14 @@ func (h *history) published(f *fact) {
 	case len(h.worlds) == 0 && h.dropped == 0 && f.Generation <= 1:
 		w.Kind, w.Why = Start, "the job began"
 	case w.Kind == "":
-		w.Kind, w.From = Other, f.Time
+		w.Kind = Other
 	}
 	if len(h.worlds) == maxWorlds {
 		h.worlds = slices.Delete(h.worlds, 0, 1)
 		h.dropped++
 	}
 	h.worlds = append(h.worlds, w)
-	h.kind, h.from, h.why = "", time.Time{}, nil
+	h.kind, h.why = "", nil
 }
 
 func (h *history) trains(f *fact) {
@@ -191,8 +174,7 @@ func (h *history) trains(f *fact) {
 	}
 	w := &h.worlds[n-1]
 	w.First, w.Commits = f.Time, f.Commits
-	w.Lost = max(0, w.First.Sub(w.From).Seconds())
-	h.lost[w.Kind] += w.Lost
+	w.Lost = f.Seconds
 	if w.Kind != Start {
 		bars := h.counts.Planned
 		if w.Kind == Failure || w.Kind == Stall {
@@ -245,39 +227,4 @@ func (h *history) halve() {
 	}
 	h.points = half
 	h.pause *= 2
-}
-
-// parts estimates what became of the job's time until now, from its events. The parts add up.
-func (h *history) parts(begun, now time.Time) []Part {
-	if !h.ends.IsZero() {
-		now = h.ends
-	}
-	total := max(0, now.Sub(begun).Seconds())
-	lost := map[string]float64{}
-	for kind, seconds := range h.lost {
-		switch kind {
-		case Start:
-			lost["starting"] += seconds
-		case Failure, Stall, Driver:
-			lost["recovering"] += seconds
-		default:
-			lost["resizing"] += seconds
-		}
-	}
-	if n := len(h.worlds); n == 0 {
-		lost["starting"] = total
-	} else if w := h.worlds[n-1]; w.First.IsZero() && h.ends.IsZero() {
-		lost["recovering"] += max(0, now.Sub(w.From).Seconds())
-	}
-	parts := []Part{{Part: "training"}}
-	rest := total
-	for _, name := range []string{"starting", "recovering", "resizing"} {
-		s := min(rest, lost[name])
-		rest -= s
-		if s > 0 {
-			parts = append(parts, Part{name, s})
-		}
-	}
-	parts[0].Seconds = rest
-	return parts
 }

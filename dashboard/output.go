@@ -2,6 +2,8 @@ package dashboard
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
@@ -14,8 +16,8 @@ import (
 // maxOutput is how much of a worker's output is sent at a time, in bytes.
 const maxOutput = 64 << 10
 
-// part is a part of a worker's output.
-type part struct {
+// Output is a part of a worker's output.
+type Output struct {
 	Text string `json:"text"`
 	// From and To are its place in the file, Size is the file's size, all in bytes.
 	From int64 `json:"from"`
@@ -39,30 +41,30 @@ func (s *Server) output(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if s.cfg.Job.Output == "" {
-		fail(w, http.StatusNotFound, "the output of this job is not kept: run it with --output-filename DIR")
-		return
-	}
-	p, err := readPart(filepath.Join(s.cfg.Job.Output, "rank."+strconv.FormatUint(rank, 10), stream), from)
+	p, err := s.cfg.Job.ReadOutput(int(rank), stream, from)
 	if err != nil {
-		fail(w, http.StatusNotFound, "nothing can be read: "+err.Error())
+		fail(w, http.StatusNotFound, err.Error())
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(p)
 }
 
-// readPart reads a part of a file: from a place on, or the end where from is negative. What is no
+// ReadOutput returns a part of what a rank has printed to the stream, which is stdout or stderr:
+// from that byte on, or the end where from is negative. At most 64 KiB are returned. What is no
 // UTF-8 is replaced. A file that has become shorter is read from its end.
-func readPart(path string, from int64) (p part, err error) {
-	f, err := safefile.Read(path)
+func (j *Job) ReadOutput(rank int, stream string, from int64) (p Output, err error) {
+	if j.Output == "" {
+		return p, errors.New("the output of this job is not kept: run it with --output-filename DIR")
+	}
+	f, err := safefile.Read(filepath.Join(j.Output, "rank."+strconv.Itoa(rank), stream))
 	if err != nil {
-		return p, err
+		return p, fmt.Errorf("nothing can be read: %w", err)
 	}
 	defer f.Close()
 	fi, err := f.Stat()
 	if err != nil {
-		return p, err
+		return p, fmt.Errorf("nothing can be read: %w", err)
 	}
 	p.Size = fi.Size()
 	if from < 0 || from > p.Size {
@@ -71,7 +73,7 @@ func readPart(path string, from int64) (p part, err error) {
 	b := make([]byte, min(maxOutput, p.Size-from))
 	n, err := f.ReadAt(b, from)
 	if err != nil && err != io.EOF {
-		return p, err
+		return p, fmt.Errorf("nothing can be read: %w", err)
 	}
 	p.From, p.To = from, from+int64(n)
 	p.Text = strings.ToValidUTF8(string(b[:n]), "\uFFFD")

@@ -25,10 +25,6 @@ type View struct {
 	Forgotten  int // worlds before these
 	Recoveries Recoveries
 	Points     []Point
-	// Parts are what became of the job's time; Estimated: by its events, for the driver does not
-	// say.
-	Parts     []Part
-	Estimated bool
 	// Events are the last events, oldest first.
 	Events []Event
 	// Tasks is what the job's scheduler of tasks says; nil: there are none.
@@ -39,6 +35,17 @@ type View struct {
 
 // Over reports whether the job has ended.
 func (v *View) Over() bool { return v.Status.State == job.Done || v.Status.State == job.Failed }
+
+// Cannot returns why the job takes no commands; empty: it does.
+func (v *View) Cannot() string {
+	switch {
+	case v.Over():
+		return "the job has ended"
+	case v.Status.Driver == 0:
+		return "the job has no driver"
+	}
+	return ""
+}
 
 // commitsOf returns the newest commit of a status.
 func commitsOf(s *job.Status) (newest uint64) {
@@ -61,34 +68,25 @@ type shown struct {
 	seq     int // of the last event
 }
 
-// head is a status without its hosts.
+// head is a status without what is shown apart, and what the page knows besides.
 type head struct {
-	Job        string    `json:"job"`
-	Command    []string  `json:"command"`
-	Driver     int       `json:"driver"`
-	State      job.State `json:"state"`
-	Since      time.Time `json:"since"`
-	Begun      time.Time `json:"begun"`
-	Last       time.Time `json:"last"`
-	Message    string    `json:"message"`
-	Journal    string    `json:"journal"`
-	Generation uint64    `json:"generation"`
-	Size       int       `json:"size"`
-	NP         int       `json:"np"`
-	MinNP      int       `json:"min_np"`
-	MaxNP      int       `json:"max_np"`
-	Elastic    bool      `json:"elastic"`
-	Resets     int       `json:"resets"`
-	Problem    string    `json:"problem"`
-	Output     bool      `json:"output"`
+	job.Status
+	Command []string `json:"command"`
+	Problem string   `json:"problem"`
+	Output  bool     `json:"output"`
+	Cannot  string   `json:"cannot"`
 }
 
-// hostHead is a host without its slots.
+// hostHead is a host with the indices of its slots in place of the slots.
 type hostHead struct {
-	Host     string `json:"host"`
-	Listed   bool   `json:"listed"`
-	Draining bool   `json:"draining"`
-	Slots    []int  `json:"slots"` // their indices
+	job.Host
+	Slots []int `json:"slots"`
+}
+
+// shownSlot is a slot, and whether its worker is late.
+type shownSlot struct {
+	job.Slot
+	Late bool `json:"late,omitempty"`
 }
 
 // MarshalJSON writes [milliseconds since 1970, rate].
@@ -101,20 +99,22 @@ func (p Point) MarshalJSON() ([]byte, error) {
 
 // show returns the texts of a view.
 func show(v *View) (*shown, error) {
-	s := &v.Status
+	s := v.Status
 	hosts := make([]hostHead, 0, len(s.Hosts))
-	var slots []job.Slot
+	slots := []shownSlot{}
 	commits := []*uint64{}
 	for _, h := range s.Hosts {
-		hh := hostHead{Host: h.Host, Listed: h.Listed, Draining: h.Draining, Slots: []int{}}
+		hh := hostHead{h, []int{}}
 		for _, slot := range h.Slots {
 			hh.Slots = append(hh.Slots, slot.Slot)
 			commits = append(commits, slot.Commits)
 			slot.Commits = nil
-			slots = append(slots, slot)
+			slots = append(slots, shownSlot{slot, slot.Straggler.Late()})
 		}
 		hosts = append(hosts, hh)
 	}
+	waits, goodput := list(s.Waits), s.Goodput
+	s.Time, s.Hosts, s.Waits, s.Events, s.Goodput = time.Time{}, nil, nil, nil, job.Goodput{}
 	out := &shown{parts: map[string][]byte{}, slots: make([][]byte, len(slots))}
 	var err error
 	put := func(value any) (text []byte) {
@@ -124,13 +124,9 @@ func show(v *View) (*shown, error) {
 		return text
 	}
 	for name, value := range map[string]any{
-		"job": head{
-			Job: s.Job, Command: v.Command, Driver: s.Driver, State: s.State, Since: s.Since, Begun: s.Begun, Last: s.Last, Message: s.Message,
-			Journal: s.Journal, Generation: s.Generation, Size: s.Size, NP: s.NP, MinNP: s.MinNP, MaxNP: s.MaxNP, Elastic: s.Elastic,
-			Resets: s.Resets, Problem: v.Problem, Output: v.Output,
-		},
-		"hosts": hosts, "waits": s.Waits, "worlds": list(v.Worlds), "forgotten": v.Forgotten, "recoveries": v.Recoveries,
-		"points": list(v.Points), "parts": list(v.Parts), "estimated": v.Estimated, "tasks": v.Tasks,
+		"job":   head{s, v.Command, v.Problem, v.Output, v.Cannot()},
+		"hosts": hosts, "waits": waits, "goodput": goodput, "worlds": list(v.Worlds), "forgotten": v.Forgotten,
+		"recoveries": v.Recoveries, "points": list(v.Points), "tasks": v.Tasks,
 	} {
 		out.parts[name] = put(value)
 	}
@@ -156,7 +152,7 @@ func list[T any](all []T) []T {
 }
 
 // names are those of the parts of a view, in the order in which they are written.
-var names = []string{"job", "hosts", "waits", "worlds", "forgotten", "recoveries", "points", "parts", "estimated", "tasks"}
+var names = []string{"job", "hosts", "waits", "goodput", "worlds", "forgotten", "recoveries", "points", "tasks"}
 
 // object writes a JSON object from texts.
 type object struct {

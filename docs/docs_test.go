@@ -179,6 +179,7 @@ func (s sandbox) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	cmd.Dir, cmd.Env = s.dir, s.env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second // the agents of a driver that has died keep its output open
 	return cmd
 }
 

@@ -39,7 +39,7 @@ func (a *placement) noted() <-chan struct{} {
 //
 //	spare, cancel := w.WhileSpare(ctx)
 //	defer cancel()
-//	go tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond})
+//	go evaluate(spare)
 //
 // The caller must call cancel when it needs the context no more.
 func (w *Worker) WhileSpare(ctx context.Context) (spare context.Context, cancel context.CancelFunc) {

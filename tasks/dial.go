@@ -20,7 +20,7 @@ const dialTimeout = 5 * time.Second
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	own, err := ownJob()
-	if path := plan.OwnTasks(); errors.Is(err, errNotDriven) && path != "" {
+	if path := plan.OwnTasks(); errors.Is(err, ErrNoJob) && path != "" {
 		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
 	}
 	return own.dial, err
@@ -40,7 +40,7 @@ func ownJob() (own ownPlace, err error) {
 		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
 	if !driven {
-		return own, errNotDriven
+		return own, ErrNoJob
 	}
 	creds, err := identity.Decode(w.Credentials)
 	if err != nil {

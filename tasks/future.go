@@ -430,5 +430,3 @@ func (t *pending) whenOver(f func()) {
 	t.pool.mu.Unlock()
 	f()
 }
-
-var errNotDriven = errors.New("tasks: this process is not a worker of a job, and was not started by hvdrun tasks run")

@@ -25,7 +25,7 @@ func (d *jobDir) controlPath() string { return filepath.Join(d.path, control.Soc
 
 // controlCommands are those that ask something of the driver of a job that runs.
 func (p *program) controlCommands() []*cobra.Command {
-	return []*cobra.Command{p.statusCommand(), p.stopCommand(), p.drainCommand(), p.scaleCommand(), p.excludeCommand(), p.readmitCommand(), p.tasksCommand(), p.stacksCommand(), p.dashboardCommand()}
+	return []*cobra.Command{p.statusCommand(), p.stopCommand(), p.drainCommand(), p.scaleCommand(), p.excludeCommand(), p.readmitCommand(), p.tasksCommand(), p.stacksCommand(), p.dashboardCommand(), p.topCommand()}
 }
 
 func (p *program) stopCommand() *cobra.Command {

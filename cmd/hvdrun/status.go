@@ -307,8 +307,7 @@ func slotTable(out io.Writer, s control.Status) {
 
 // lateText describes a worker that mostly comes last to operations; empty: it does not.
 func lateText(s *control.Straggler) string {
-	const mostly, few = 0.5, 8
-	if s == nil || s.Last < mostly || s.Operations < few || s.By < time.Millisecond.Seconds() {
+	if !s.Late() {
 		return ""
 	}
 	by := time.Duration(s.By * float64(time.Second))

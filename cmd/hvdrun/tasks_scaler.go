@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -29,7 +32,8 @@ run on the job's workers. The cluster sees a worker for each processor that the 
 
 A task names its function by a JSON text, and its arguments and its result are JSON too: docs/scaler.md has the serializer
 that a client needs. Functions are those that the job's program has registered and exported, by tasks.Export. Nothing on
-the way to the scheduler is encrypted: whoever is the scheduler, or between, chooses what is called and with what.
+the way to the scheduler is encrypted: whoever is the scheduler, or between, chooses what is called and with what. It ends
+with the job.
 
 ` + whichJob,
 		Example:               "  hvdrun tasks scaler-worker --address tcp://10.0.0.5:2345",
@@ -50,7 +54,9 @@ the way to the scheduler is encrypted: whoever is the scheduler, or between, cho
 				return err
 			}
 			cfg.Dial, cfg.Log = d.dialTasks(), p.sideLog()
-			if err := scaler.Relay(cmd.Context(), cfg); err != nil {
+			ctx, cancel := d.whileJob(cmd.Context())
+			defer cancel()
+			if err := scaler.Relay(ctx, cfg); err != nil {
 				return runError{err}
 			}
 			return stopped(cmd.Context())
@@ -89,7 +95,9 @@ whoever reaches it gets tasks with their arguments, and makes up their results.
 				return err
 			}
 			cfg.Dial, cfg.Log = d.dialTasks(), p.sideLog()
-			if err := scaler.Serve(cmd.Context(), cfg); err != nil {
+			ctx, cancel := d.whileJob(cmd.Context())
+			defer cancel()
+			if err := scaler.Serve(ctx, cfg); err != nil {
 				return runError{err}
 			}
 			return stopped(cmd.Context())
@@ -105,6 +113,36 @@ func (p *program) sideLog() *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(p.stderr)
 	return log
+}
+
+// jobLooks is how often whileJob looks.
+const jobLooks = 500 * time.Millisecond
+
+// whileJob returns a context that ends with ctx, and when the job has ended, which takes more than
+// the end of its driver. The caller must call cancel.
+func (d *jobDir) whileJob(ctx context.Context) (_ context.Context, cancel func()) {
+	ctx, end := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		defer end()
+		every := time.NewTicker(jobLooks)
+		defer every.Stop()
+		for {
+			select {
+			case <-every.C:
+			case <-ctx.Done():
+				return
+			}
+			now, err := readJobDir(d.path)
+			if errors.Is(err, fs.ErrNotExist) || err == nil && now.about.Ended != nil {
+				return
+			}
+		}
+	})
+	return ctx, func() {
+		end()
+		looking.Wait()
+	}
 }
 
 // stopped returns the signal that has ended a command.

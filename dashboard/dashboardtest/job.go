@@ -127,6 +127,7 @@ func (j *Job) Change(change func(*job.Status)) {
 func (j *Job) Pass(d time.Duration, commits uint64) {
 	j.Change(func(s *job.Status) {
 		s.Time = s.Time.Add(d)
+		s.Goodput = Goodput(s.Time.Sub(s.Begun), s.Goodput)
 		for hi := range s.Hosts {
 			for si := range s.Hosts[hi].Slots {
 				if slot := &s.Hosts[hi].Slots[si]; slot.Commits != nil {
@@ -135,6 +136,23 @@ func (j *Job) Pass(d time.Duration, commits uint64) {
 			}
 		}
 	})
+}
+
+// Goodput returns what the whole time of a job was spent on: these parts, and training for the
+// rest.
+func Goodput(whole time.Duration, parts job.Goodput) job.Goodput {
+	g := job.Goodput{Seconds: whole.Seconds(), StalledBy: parts.StalledBy}
+	rest := g.Seconds
+	for _, p := range job.Parts() {
+		spent := job.Spent{Part: p}
+		if p != job.PartTraining {
+			spent.Seconds = parts.Of(p)
+		}
+		rest -= spent.Seconds
+		g.Parts = append(g.Parts, spent)
+	}
+	g.Parts[0].Seconds = rest // training is the first
+	return g
 }
 
 // Stir has as many slots as n change their state at random.
@@ -176,7 +194,7 @@ func (j *Job) World(at time.Time, size int, d time.Duration, commits uint64) {
 		j.seq = int(s.Generation)
 	})
 	j.Tell(at, job.WorldPublished, "generation", j.seq, "size", size, "root", 0)
-	j.Tell(at.Add(d), job.FirstCommit, "generation", j.seq, "commits", commits)
+	j.Tell(at.Add(d), job.FirstCommit, "generation", j.seq, "commits", commits, "cause", "growth", "seconds", d.Seconds())
 }
 
 // Events returns all events, as in an events file.

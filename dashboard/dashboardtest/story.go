@@ -58,6 +58,14 @@ func Story() *Job {
 	j.World(at(83.102), 40, 180*time.Millisecond, 66200)
 	j.Change(func(s *job.Status) {
 		s.Time, s.Last, s.Since = at(102), at(83.2), at(83.2)
+		s.Goodput = Goodput(s.Time.Sub(s.Begun), job.Goodput{
+			Parts: []job.Spent{
+				{Part: job.PartStarting, Seconds: 6}, {Part: job.PartRecovering, Seconds: 1.4}, {Part: job.PartGrowing, Seconds: 0.6},
+				{Part: job.PartShrinking, Seconds: 0.3}, {Part: job.PartSynchronising, Seconds: 2.2}, {Part: job.PartRecomputing, Seconds: 38.1},
+				{Part: job.PartStalled, Seconds: 114},
+			},
+			StalledBy: []job.StalledBy{{Host: "gpu-a4", Slot: 2, Seconds: 114}},
+		})
 		for hi := range s.Hosts {
 			for si := range s.Hosts[hi].Slots {
 				slot := &s.Hosts[hi].Slots[si]
@@ -92,6 +100,24 @@ func (j *Job) Death(at time.Time) {
 	j.Tell(at, job.Excluded, "host", "gpu-a2", "slot", 3, "until", at.Add(time.Second))
 }
 
+// Hang makes the story one in which a worker holds up the others in the user's code.
+func (j *Job) Hang(at time.Time) {
+	const what, where = "silent for 5.2s, was training, after AllReduce (operation 84310)", "main.loadBatch data.go:41, main.train train.go:88"
+	j.Change(func(s *job.Status) {
+		s.Time = at
+		for hi := range s.Hosts {
+			for si := range s.Hosts[hi].Slots {
+				s.Hosts[hi].Slots[si].What = "AllReduce (operation 84311) for 5s"
+			}
+		}
+		s.Hosts[3].Slots[2].What, s.Hosts[3].Slots[2].Where = what, where
+		s.Waits = []job.Wait{{For: "rank 26 (gpu-b1:2), which holds up the job", Until: at.Add(115 * time.Second)}}
+	})
+	worker := []any{"host", "gpu-b1", "slot", 2, "pid", 20626, "rank", 26, "generation", 9, "what", what}
+	j.Tell(at, job.Stalled, worker...)
+	j.Tell(at.Add(40*time.Millisecond), job.Located, append(worker, "where", where)...)
+}
+
 // Growth makes the story one in which a host has come, whose workers start while the others train.
 func (j *Job) Growth(at time.Time) {
 	j.Change(func(s *job.Status) {
@@ -121,5 +147,8 @@ func Large(begun time.Time, hosts, slots int) *Job {
 	}
 	j := New(begun, slots, names...)
 	j.World(begun.Add(3*time.Second), hosts*slots, time.Second, 1)
+	j.Change(func(s *job.Status) {
+		s.Goodput = Goodput(s.Time.Sub(s.Begun), job.Goodput{Parts: []job.Spent{{Part: job.PartStarting, Seconds: 3}}})
+	})
 	return j
 }

@@ -28,10 +28,7 @@ export function why() {
   const j = view.job;
   if (!view.write) return "this page is for watching only";
   if (!j) return "the job is not known yet";
-  if (j.state === "done" || j.state === "failed") return "the job has ended";
-  if (!view.live) return "the page has no connection";
-  if (!j.driver) return "the job has no driver";
-  return "";
+  return view.live ? j.cannot : "the page has no connection";
 }
 
 // ask shows a dialog; order is called for the command when it is confirmed. The dialog stays open

@@ -6,7 +6,7 @@ import * as act from "./act.js";
 // view is all that the page knows of the job. Messages change it; draw only reads it.
 export const view = {
   seq: 0, now: 0, at: 0, rate: 0, job: null, hosts: [], slots: [], commits: [], waits: [], worlds: [], forgotten: 0,
-  recoveries: null, points: [], parts: [], estimated: true, tasks: null, events: [], write: false, proof: "", live: false,
+  recoveries: null, points: [], goodput: { seconds: 0, parts: [] }, tasks: null, events: [], write: false, proof: "", live: false,
 };
 const most = 1000; // events
 
@@ -34,7 +34,7 @@ function take(m, whole) {
   view.now = m.now;
   view.at = performance.now();
   view.rate = m.rate;
-  for (const key of ["job", "hosts", "waits", "worlds", "forgotten", "recoveries", "points", "parts", "estimated", "tasks", "slots"]) {
+  for (const key of ["job", "hosts", "waits", "goodput", "worlds", "forgotten", "recoveries", "points", "tasks", "slots"]) {
     if (key in m) {
       view[key] = m[key];
       dirty.add(key);

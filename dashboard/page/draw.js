@@ -50,8 +50,7 @@ export function all(v, d) {
   const any = (...names) => d.has("all") || names.some((n) => d.has(n));
   const fresh = d.has("all") || d.has("hosts") || d.has("slots");
   if (any("job", "tick", "clock")) header();
-  if (any("job", "waits", "clock")) banners();
-  if (any("job", "tick", "commits", "parts", "clock")) tiles();
+  if (any("job", "tick", "commits", "goodput", "clock")) tiles();
   if (fresh) world();
   else if (d.has("changed")) for (const i of changed) cell(i);
   if (fresh || d.has("changed")) {
@@ -59,11 +58,12 @@ export function all(v, d) {
     stragglers();
   }
   changed.clear();
+  if (any("job", "waits", "clock", "slots", "changed")) banners();
   if (asRanks && any("hosts", "slots", "changed", "commits", "ranks")) ranks();
   if (any("hosts", "slots", "changed", "commits", "job", "pick")) slot();
   if (any("worlds", "points", "size") || (d.has("tick") && !ended())) charts();
   if (any("worlds", "forgotten", "more")) worlds();
-  if (any("parts", "estimated")) parts();
+  if (any("goodput")) parts();
   if (any("recoveries")) recoveries();
   if (any("tasks")) tasks();
   if (any("events")) events();
@@ -75,11 +75,11 @@ const looks = {
 
 function header() {
   const j = view.job;
-  document.title = `${j.job.slice(0, 8)} · ${!j.driver && !ended() ? "no driver" : j.state} · hvdrun`;
+  document.title = `${j.job.slice(0, 8)} · ${!j.driver_pid && !ended() ? "no driver" : j.state} · hvdrun`;
   set(byId("job"), j.job);
   set(byId("command"), j.command.join(" "));
   byId("command").title = clean(j.command.join(" "));
-  const gone = !j.driver && !ended(), e = byId("state");
+  const gone = !j.driver_pid && !ended(), e = byId("state");
   set(e, gone ? "no driver" : j.state);
   e.className = "state " + (gone ? "bad" : looks[j.state] ?? "");
   byId("steer").hidden = !view.write;
@@ -98,15 +98,23 @@ function banners() {
     if (j.state === "failed") banner("bad", "The job has failed: ", j.message || "no reason is known");
     else banner("good", "The job is done." + (j.message ? " " + j.message : ""));
   } else if (j.problem) banner("bad", "The job cannot be asked: ", j.problem);
-  else if (!j.driver) {
-    banner("bad", `The job’s hvdrun is gone; this is how the job was at ${clock(j.last, view.now)}. Its workers may train on: `,
+  else if (!j.driver_pid) {
+    banner("bad", `The job’s hvdrun is gone; this is how the job was at ${clock(j.last_event, view.now)}. Its workers may train on: `,
       h("code", null, "hvdrun resume " + j.job), " takes the job over.");
   }
   if (j.journal) banner("", "The job could not be resumed now, its journal is ", j.journal);
-  if (j.driver && !ended()) {
+  if (j.driver_pid && !ended()) {
     for (const w of view.waits ?? []) {
       banner("", "Waiting for ", w.for, ", ", h("b", null, duration((Date.parse(w.until) - time()) / 1000)), " left");
     }
+  }
+  if (!ended()) {
+    const hung = view.slots.map((s, i) => ({ s, p: places[i] })).filter((x) => x.s.where && x.p);
+    for (const { s, p } of hung.slice(0, 3)) {
+      banner("", h("b", null, `${s.rank == null ? "A worker" : "Rank " + s.rank} on ${p.host}:${p.slot} holds up the others`), " at ", h("code", null, s.where),
+        s.what ? ": " + s.what : "");
+    }
+    if (hung.length > 3) banner("", `${number(hung.length - 3)} more workers hold up the others: choose their slots`);
   }
   if (!view.live) return; // what was known last stays as it was
   fill(byId("banners"), ...list.slice(0, 6));
@@ -119,14 +127,14 @@ function allowed(j) {
 
 let tile = null;
 function tiles() {
-  const j = view.job, over = ended(), now = over || !j.driver ? Date.parse(j.last) : time();
+  const j = view.job, over = ended(), now = over || !j.driver_pid ? Date.parse(j.last_event) : time();
   const newest = Math.max(0, ...view.commits.filter((c) => c != null));
   const at = newest || (view.worlds.length ? view.worlds[view.worlds.length - 1].commits : 0);
-  const total = view.parts.reduce((s, p) => s + p.seconds, 0), trained = view.parts.find((p) => p.part === "training")?.seconds ?? 0;
+  const total = spent() ? view.goodput.seconds : 0, trained = total ? view.goodput.parts.find((p) => p.part === "training").seconds : 0;
   const mean = view.points.length ? view.points.reduce((s, p) => s + p[1], 0) / view.points.length : 0;
   const rows = [
-    ["Workers", j.size ? number(j.size) : "–", j.size || !j.driver ? allowed(j) : `${number(j.np)} slots are needed`],
-    ["Commit", at ? number(at) : "–", over || !j.driver ? (mean ? rateText(mean) + " per second on average" : "") : at ? rateText(view.rate) + " per second" : "none yet"],
+    ["Workers", j.size ? number(j.size) : "–", j.size || !j.driver_pid ? allowed(j) : `${number(j.np)} slots are needed`],
+    ["Commit", at ? number(at) : "–", over || !j.driver_pid ? (mean ? rateText(mean) + " per second on average" : "") : at ? rateText(view.rate) + " per second" : "none yet"],
     ["Generation", j.generation ? number(j.generation) : "–", j.generation ? "since " + clock(view.worlds.at(-1)?.time ?? j.since, now) : "no world yet"],
     ["Resets", number(j.resets), lostText()],
     ["Training", total > 0 ? ((100 * trained) / total).toFixed(1) + " %" : "–", total > 0 ? duration(total - trained) + " went elsewhere" : ""],
@@ -149,6 +157,10 @@ function lostText() {
   const failed = r ? r.failed.reduce((a, b) => a + b, 0) : 0;
   return failed === 1 ? "1 after a failure" : failed + " after failures";
 }
+
+// spent tells whether it is known what the job's time was spent on: of a command without hvdrun's
+// library it is not.
+const spent = () => view.goodput.seconds > 0 && (view.job.generation > 0 || view.goodput.parts.some((p) => p.part === "training" && p.seconds > 0));
 
 // world makes the elements of all hosts and slots.
 function world() {
@@ -176,17 +188,14 @@ function world() {
 
 const index = (k) => places.findIndex((p) => key(p.host, p.slot) === k);
 
-// slow tells whether a slot's worker comes last so often that it holds up the others.
-const slow = (s) => s.straggler && s.straggler.operations >= 10 && s.straggler.last > 0.5 && s.straggler.by_seconds > 0.001;
-
 function cell(i) {
   const c = cells[i], s = view.slots[i], p = places[i];
   if (!c || !s) return;
   const on = key(p.host, p.slot) === picked;
-  const name = `slot s-${s.state in words ? s.state : "free"}${on ? " selected" : ""}${slow(s) ? " slow" : ""}`;
+  const name = `slot s-${s.state in words ? s.state : "free"}${on ? " selected" : ""}${s.where ? " hung" : s.late ? " slow" : ""}`;
   if (c.className !== name) c.className = name;
   set(c, s.state === "training" && s.rank != null ? String(s.rank) : mark[s.state] ?? "");
-  const title = `${p.host}:${p.slot} – ${words[s.state] ?? s.state}${s.rank == null ? "" : ", rank " + s.rank}${slow(s) ? ", a straggler" : ""}`;
+  const title = `${p.host}:${p.slot} – ${words[s.state] ?? s.state}${s.rank == null ? "" : ", rank " + s.rank}${s.where ? ", holds up the others" : s.late ? ", a straggler" : ""}`;
   if (c.title !== title) {
     c.title = clean(title);
     c.setAttribute("aria-label", clean(title));
@@ -279,6 +288,7 @@ function slot() {
       fact("Failures", number(s.failures)));
     if (s.straggler) list.push(fact("Comes last", `${(100 * s.straggler.last).toFixed(0)} % of ${number(s.straggler.operations)}, by ${duration(s.straggler.by_seconds)}`));
     if (s.what) list.push([h("dt", null, "Does"), h("dd.long", null, s.what)]);
+    if (s.where) list.push([h("dt", null, "Is at"), h("dd.long.mono", null, s.where)]);
   }
   const cannot = act.why(), next = JSON.stringify([picked, cannot, busy, out, list.flat().map((e) => e.textContent)]);
   if (next === slotKey) return;
@@ -304,7 +314,7 @@ function ranks() {
     return h("tr.pick", { onclick: () => choose(i) }, h("td.n", null, s.rank == null ? "–" : String(s.rank)), h("td.nowrap", null, `${p.host}:${p.slot}`),
       h("td.nowrap", null, h("span.chip", null, h("span.swatch.s-" + (s.state in words ? s.state : "free")), words[s.state] ?? s.state)),
       h("td.n", null, view.commits[i] == null ? "–" : number(view.commits[i])), h("td.n", null, s.pid ? String(s.pid) : "–"),
-      h("td.n", null, String(s.failures)), h("td.n", null, s.straggler ? (100 * s.straggler.last).toFixed(0) + " %" : "–"), h("td.text", null, s.what ?? ""));
+      h("td.n", null, String(s.failures)), h("td.n", null, s.straggler ? (100 * s.straggler.last).toFixed(0) + " %" : "–"), h("td.text", null, s.what ?? "", s.where ? h("div.note.mono", null, s.where) : null));
   };
   fill(byId("ranks"), h("table", null, h("thead", null, h("tr", null, h("th.n", null, "Rank"), h("th", null, "Slot"), h("th", null, "State"), h("th.n", null, "Commit"),
     h("th.n", null, "Process"), h("th.n", null, "Failures"), h("th.n", { title: "How often it comes last" }, "Last"), h("th", null, "Does"))),
@@ -316,7 +326,7 @@ let drawn = "";
 function charts() {
   const j = view.job, size = byId("chart-size"), rate = byId("chart-rate");
   const from = Date.parse(j.begun);
-  const to = Math.max(ended() || !j.driver ? Date.parse(j.last) : view.now, from + 1000);
+  const to = Math.max(ended() || !j.driver_pid ? Date.parse(j.last_event) : view.now, from + 1000);
   const is = [from, to, size.clientWidth, view.worlds.length, view.worlds.at(-1)?.generation, view.points.length].join();
   if (is === drawn || !size.clientWidth) return;
   drawn = is;
@@ -357,24 +367,22 @@ function worlds() {
 }
 
 function parts() {
-  const total = view.parts.reduce((s, p) => s + p.seconds, 0), box = byId("parts");
-  set(byId("lost-note"), view.estimated ? "estimated by the events" : "");
-  if (!(total > 0)) return fill(box, h("p.empty", null, "Nothing has happened yet."));
-  const colours = {};
-  let n = 0;
-  for (const p of view.parts) colours[p.part] = p.part === "training" ? "var(--p-training)" : `var(--p-${(n++ % 7) + 1})`;
+  const box = byId("parts"), g = view.goodput;
+  if (!spent()) return fill(box, h("p.empty", null, "Nothing has happened yet."));
+  const some = g.parts.filter((p) => p.seconds > 0);
   const swatch = (p, name) => {
     const e = h(name ?? "span.swatch", { title: clean(p.part) });
-    e.style.background = colours[p.part];
+    e.style.background = p.part === "training" ? "var(--p-training)" : `var(--p-${g.parts.indexOf(p)})`;
     return e;
   };
-  const bar = view.parts.filter((p) => p.seconds > 0).map((p) => {
+  const bar = some.map((p) => {
     const e = swatch(p, "span");
-    e.style.flexGrow = p.seconds / total;
+    e.style.flexGrow = p.seconds / g.seconds;
     return e;
   });
-  fill(box, h("div.share", { "aria-hidden": "true" }, bar), h("div.parts", null, view.parts.map((p) => [swatch(p), h("span", null, p.part.replaceAll("_", " ")),
-    h("span.n", null, duration(p.seconds)), h("span.note", null, ((100 * p.seconds) / total).toFixed(1) + " %")]).flat()));
+  fill(box, h("div.share", { "aria-hidden": "true" }, bar), h("div.parts", null, some.map((p) => [swatch(p), h("span", null, p.part),
+    h("span.n", null, duration(p.seconds)), h("span.note", null, ((100 * p.seconds) / g.seconds).toFixed(1) + " %")]).flat()),
+  g.stalled_by?.length && h("p.note", null, "Stalled by ", g.stalled_by.map((b) => `${b.host}:${b.slot} (${duration(b.seconds)})`).join(", ")));
 }
 
 function recoveries() {
@@ -402,7 +410,7 @@ function stragglers() {
   const all = view.slots.map((s, i) => ({ s, i })).filter((x) => x.s.straggler && x.s.straggler.operations > 0);
   if (!all.length) return fill(box, h("p.empty", null, "Nothing is known of who comes last."));
   all.sort((a, b) => b.s.straggler.last - a.s.straggler.last);
-  const top = all.filter((x) => slow(x.s)).slice(0, 8);
+  const top = all.filter((x) => x.s.late).slice(0, 8);
   if (!top.length) return fill(box, h("p.empty", null, "No rank comes last more often than the others."));
   fill(box, h("table", null, h("thead", null, h("tr", null, h("th.n", null, "Rank"), h("th", null, "Slot"), h("th.n", null, "Last"), h("th.n", null, "By"))),
     h("tbody", null, top.map(({ s, i }) => h("tr.pick", { onclick: () => choose(i) }, h("td.n", null, s.rank == null ? "–" : String(s.rank)),

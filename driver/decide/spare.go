@@ -20,7 +20,8 @@ func (m *Machine) startSpares(now time.Time) {
 	for _, w := range m.workers {
 		w.spare = false
 	}
-	if m.fixed != nil || !m.started {
+	// Before the first world, a spare would wait in Init, where it cannot follow the commits.
+	if m.fixed != nil || m.world.Generation == 0 {
 		return
 	}
 	chosen := m.spareSlots()

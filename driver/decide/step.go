@@ -173,7 +173,11 @@ func (m *Machine) reconcile(now time.Time) {
 		m.startMissing(now, wanted)
 		m.startSpares(now)
 		m.releaseUnwanted(now)
+		first := m.world.Generation == 0
 		m.form(now, wanted)
+		if first {
+			m.startSpares(now)
+		}
 		m.announce(now)
 		if m.decided { // form may have ended the job
 			m.windDown(now)

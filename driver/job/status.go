@@ -120,6 +120,13 @@ type Straggler struct {
 	Operations int `json:"operations"`
 }
 
+// Late reports whether the worker holds up the others: it comes last to most operations, by a
+// millisecond or more on average, and enough were compared. A nil Straggler is not late.
+func (s *Straggler) Late() bool {
+	const mostly, by, few = 0.5, 0.001, 8
+	return s != nil && s.Last >= mostly && s.By >= by && s.Operations >= few
+}
+
 // Wait is a condition that the driver waits for, with its deadline.
 type Wait struct {
 	For   string    `json:"for"`

@@ -117,13 +117,11 @@ func run(ctx context.Context, o options) error {
 	// A spare evaluates until it has a place in training.
 	spare, cancel := w.WhileSpare(ctx)
 	var serving sync.WaitGroup
-	if w.Size() > 1 || w.Generation() > 0 { // it is a worker of a job
-		serving.Go(func() {
-			if err := tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond}); err != nil {
-				fmt.Fprintln(os.Stderr, "evaluate: no tasks here:", err)
-			}
-		})
-	}
+	serving.Go(func() {
+		if err := tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond}); err != nil && !errors.Is(err, tasks.ErrNoJob) {
+			fmt.Fprintln(os.Stderr, "evaluate: no tasks here:", err)
+		}
+	})
 	defer serving.Wait()
 	defer cancel()
 
@@ -198,7 +196,7 @@ func newResults() *results { return &results{scores: make(map[uint64]score)} }
 func (r *results) watch(ctx context.Context, dir string) {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !errors.Is(err, tasks.ErrNoJob) {
 			fmt.Fprintln(os.Stderr, "evaluate: checkpoints are evaluated at the end:", err)
 		}
 		return

@@ -58,13 +58,14 @@ const (
 
 // Bounds of what is read of a process, whatever its memory holds.
 const (
-	mostGoroutines = 20_000
-	mostStack      = 256 << 10 // bytes of one stack, innermost first
-	mostSteps      = 1 << 16   // of a table of program counters
-	mostInlined    = 64
-	mostSymbols    = 64 << 20 // bytes of the symbol table
-	pageSize       = 4096
-	mostPages      = 16 << 10
+	mostGoroutines  = 20_000
+	mostStack       = 256 << 10 // bytes of one stack, innermost first
+	mostSignalStack = 64 << 10  // bytes of a thread's stack, for what a signal has interrupted
+	mostSteps       = 1 << 16   // of a table of program counters
+	mostInlined     = 64
+	mostSymbols     = 64 << 20 // bytes of the symbol table
+	pageSize        = 4096
+	mostPages       = 16 << 10
 )
 
 var errDamaged = errors.New("its runtime is not laid out as expected")
@@ -225,9 +226,30 @@ func (m *memory) readThreads(dir string) {
 		sp, err1 := strconv.ParseUint(fields[len(fields)-2], 0, 64)
 		pc, err2 := strconv.ParseUint(fields[len(fields)-1], 0, 64)
 		if err1 == nil && err2 == nil {
-			m.threads = append(m.threads, [2]uint64{sp, pc})
+			m.threads = append(m.threads, m.interrupted(sp, pc))
 		}
 	}
+}
+
+// interrupted returns where a thread was before the signal that it handles, such as that of a
+// preemption; otherwise where it is. The runtime handles signals on a stack of their own, on which
+// the kernel saves the registers.
+func (m *memory) interrupted(sp, pc uint64) [2]uint64 {
+	context, registerSP, registerPC := 8, 40+15*8, 40+16*8 // struct rt_sigframe, ucontext and sigcontext of amd64
+	if m.arm {
+		context, registerSP, registerPC = 128, 176+8+31*8, 176+8+32*8
+	}
+	b := make([]byte, mostSignalStack)
+	n, _ := m.file.ReadAt(b, int64(sp&(1<<62-1)))
+	word := func(at int) uint64 { return binary.LittleEndian.Uint64(b[at:]) }
+	for at := 0; at+context+registerPC+8 <= n; at += 8 {
+		uc := at + context // uc_flags, uc_link, uc_stack{ss_sp, ss_flags, ss_size}
+		low, size := word(uc+16), word(uc+32)
+		if word(uc) < 8 && word(uc+8) == 0 && low != 0 && size <= 1<<20 && sp >= low && sp+uint64(uc) < low+size {
+			return [2]uint64{word(uc + registerSP), word(uc + registerPC)}
+		}
+	}
+	return [2]uint64{sp, pc}
 }
 
 func (m *memory) read(at uint64, b []byte) error {

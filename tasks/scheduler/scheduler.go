@@ -144,11 +144,13 @@ func New(cfg Config) *Scheduler {
 	// Attempts of another scheduler of the job, which died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
 	s := &Scheduler{cfg: cfg, q: queue.New(queue.Config{Term: term}), peers: make(map[uint64]*peer), hosts: map[string][]*peer{}, events: newTeller(cfg.Event)}
+	s.mu.Lock() // which the timers take
 	s.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.timer.Stop()
 	s.watch = time.AfterFunc(cfg.Silence/4, s.watchWorkers)
 	s.owes = time.AfterFunc(time.Hour, s.payOff)
 	s.owes.Stop()
+	s.mu.Unlock()
 	if cfg.Journal != "" {
 		s.begin(cfg.Journal, nil)
 	}

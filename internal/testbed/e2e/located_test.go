@@ -33,13 +33,15 @@ func linesIn(t *testing.T, file, mark string) (lines []string) {
 }
 
 // TestWhereItHangs: with the default warning, the log says in which line of the user's code a
-// worker is that holds up the others, whatever it does there, and so does hvdrun stacks.
+// worker is that holds up the others, whatever it does there, and so does hvdrun stacks. A worker
+// that a signal has stopped is read from its memory.
 func TestWhereItHangs(t *testing.T) {
 	for name, test := range map[string]struct{ how, at, file, mark, also string }{
-		"a deadlock":      {how: "mutex", at: "main.lockTwice", file: "hang.go", mark: "// mutex"},
-		"an endless loop": {how: "spin", at: "main.spin", file: "hang.go", mark: "// spin"},
-		"a sleep":         {how: "sleep", at: "main.nap", file: "hang.go", mark: "// sleep"},
-		"a file":          {how: "fifo", at: "main.readFIFO", file: "hang.go", mark: "// fifo"},
+		"a deadlock":       {how: "mutex", at: "main.lockTwice", file: "hang.go", mark: "// mutex"},
+		"an endless loop":  {how: "spin", at: "main.spin", file: "hang.go", mark: "// spin"},
+		"a sleep":          {how: "sleep", at: "main.nap", file: "hang.go", mark: "// sleep"},
+		"a file":           {how: "fifo", at: "main.readFIFO", file: "hang.go", mark: "// fifo"},
+		"a stopped worker": {how: "stop", at: "main.(*faults).happen", file: "faults.go", mark: "syscall.SIGSTOP)", also: "is stopped by a signal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"io"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -16,20 +17,60 @@ import (
 
 // Tasks on the workers of a job.
 
-// startTasker starts a job whose workers run tasks.
-func startTasker(t *testing.T, workers int) *Running {
+// serveTasks starts a job whose workers run tasks, and waits for so many of them.
+func serveTasks(t *testing.T, workers int, hosts string) *Running {
 	t.Helper()
-	return start(t, Job{
-		Flags: flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", on(hostA, workers), "--orphan-timeout", "10m",
-			"--tasks-only"),
+	t.Parallel()
+	r := start(t, Job{
+		Verb:    []string{"tasks", "serve"},
+		Flags:   flags("-np", strconv.Itoa(workers), "--min-np", "1", "-H", hosts, "--orphan-timeout", "10m"),
 		Command: []string{binaries.Tasker},
 	})
+	if !follow.Poll(func() bool {
+		out, _ := r.Subcommand(t.Context(), "tasks").Output()
+		return strings.Count(string(out), "cpu=") >= workers
+	}) {
+		t.Fatalf("there are not %d workers", workers)
+	}
+	return r
+}
+
+// beginTasks does the same on one host, and starts a program that submits tasks.
+func beginTasks(t *testing.T, workers int, args ...string) (*Running, *submitter) {
+	t.Helper()
+	r := serveTasks(t, workers, on(hostA, workers))
+	return r, submits(t, r, args...)
+}
+
+// killWorker kills one of the workers.
+func killWorker(t *testing.T, r *Running) {
+	t.Helper()
+	pids := r.Processes()
+	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == binaries.Tasker })
+	if i < 0 {
+		t.Fatal("no worker runs")
+	}
+	if err := syscall.Kill(pids[i], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killDriver kills the scheduler with its driver, and returns the job with another one.
+func killDriver(t *testing.T, r *Running) *Running {
+	t.Helper()
+	r.KillDriver()
+	next, err := r.Resume("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return next
 }
 
 // submitter is a program that submits tasks. It must end well.
 type submitter struct {
 	t    *testing.T
 	cmd  *exec.Cmd
+	in   io.Closer // its standard input
 	out  *bufio.Scanner
 	all  strings.Builder
 	errs bytes.Buffer
@@ -40,6 +81,9 @@ func submits(t *testing.T, r *Running, args ...string) *submitter {
 	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), append([]string{"tasks", "run", binaries.Tasker}, args...)...)}
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	c.cmd.Stderr = &c.errs
@@ -73,17 +117,6 @@ func (c *submitter) ends() {
 	}
 }
 
-// awaitWorkers blocks until so many workers of the job run tasks.
-func awaitWorkers(t *testing.T, r *Running, n int) {
-	t.Helper()
-	if !follow.Poll(func() bool {
-		out, _ := r.Subcommand(t.Context(), "tasks").Output()
-		return strings.Count(string(out), "cpu=") >= n
-	}) {
-		t.Fatalf("there are not %d workers", n)
-	}
-}
-
 // stopJob ends the job.
 func stopJob(t *testing.T, r *Running) {
 	t.Helper()
@@ -97,18 +130,9 @@ func stopJob(t *testing.T, r *Running) {
 
 // TestTasksWorkerKilled: one of four workers is killed with thousands of tasks out.
 func TestTasksWorkerKilled(t *testing.T) {
-	r := startTasker(t, 4)
-	awaitWorkers(t, r, 4)
-	c := submits(t, r, "-submit", "10000", "-lasts", "500us")
+	r, c := beginTasks(t, 4, "-submit", "10000", "-lasts", "500us")
 	c.until("7000 left")
-	pids := r.Processes()
-	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == binaries.Tasker })
-	if i < 0 {
-		t.Fatal("no worker runs")
-	}
-	if err := syscall.Kill(pids[i], syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	killWorker(t, r)
 	c.until("10000 right")
 	c.ends()
 	stopJob(t, r)
@@ -116,16 +140,23 @@ func TestTasksWorkerKilled(t *testing.T) {
 
 // TestTasksDriverKilled: the scheduler is killed with the driver, and another goes on.
 func TestTasksDriverKilled(t *testing.T) {
-	r := startTasker(t, 2)
-	awaitWorkers(t, r, 2)
-	c := submits(t, r, "-submit", "10000", "-lasts", "500us")
+	r, c := beginTasks(t, 2, "-submit", "10000", "-lasts", "500us")
 	c.until("7000 left")
-	r.KillDriver()
-	r, err := r.Resume("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r = killDriver(t, r)
 	c.until("10000 right")
+	c.ends()
+	stopJob(t, r)
+}
+
+// TestTasksModel: tasks depend on each other, fail and are cancelled, while a worker and the driver
+// are killed.
+func TestTasksModel(t *testing.T) {
+	r, c := beginTasks(t, 3, "-model", "3000", "-lasts", "1ms")
+	c.until("2000 left")
+	killWorker(t, r)
+	c.until("1000 left")
+	r = killDriver(t, r)
+	c.until("3000 right")
 	c.ends()
 	stopJob(t, r)
 }
@@ -133,43 +164,81 @@ func TestTasksDriverKilled(t *testing.T) {
 // TestTasksStored: large results and values go from worker to worker, outlive a worker that is
 // killed and the driver, and leave nothing behind.
 func TestTasksStored(t *testing.T) {
-	r := startTasker(t, 3)
-	awaitWorkers(t, r, 3)
-	c := submits(t, r, "-size", "20000000", "-rounds", "4")
+	r, c := beginTasks(t, 3, "-size", "20000000", "-rounds", "4")
 	c.until("read after")
-	pids := r.Processes()
-	i := slices.IndexFunc(pids, func(pid int) bool { return follow.CommandLine(pid) == binaries.Tasker })
-	if i < 0 {
-		t.Fatal("no worker runs")
-	}
-	if err := syscall.Kill(pids[i], syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	killWorker(t, r)
 	c.until("made after")
-	r.KillDriver()
-	r, err := r.Resume("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r = killDriver(t, r)
 	c.ends()
 	stopJob(t, r)
 }
 
+// TestTasksHostKilled: an agent is killed, and its workers with it. The results that only their
+// host had are made again, and those that they were made of.
+func TestTasksHostKilled(t *testing.T) {
+	r := serveTasks(t, 3, on(hostA, 1)+","+on(hostB, 1)+","+on(hostC, 1))
+	c := submits(t, r, "-across", strings.Join([]string{hostA, hostB, hostC}, ","), "-size", "5000000")
+	c.until("stored on all hosts")
+	var host Event
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		i := slices.IndexFunc(events, func(e Event) bool { return e.Name == "worker_started" && e.Host == hostB })
+		if i >= 0 {
+			host = events[i]
+		}
+		return i >= 0
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(parent(t, host.PID), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		return slices.ContainsFunc(events, func(e Event) bool { return e.Name == "task_worker_left" && e.Host == hostB })
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c.until("all right")
+	c.ends()
+	stopJob(t, r)
+}
+
+// TestTasksScalerScheduler: hvdrun tasks scaler-scheduler ends with its job, and well.
+func TestTasksScalerScheduler(t *testing.T) {
+	r := serveTasks(t, 1, on(hostA, 1))
+	cmd := r.Subcommand(t.Context(), "tasks", "scaler-scheduler", "--listen", "tcp://127.0.0.1:0")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines, text := bufio.NewScanner(stderr), ""
+	for lines.Scan() && !strings.Contains(lines.Text(), "workers may join at") {
+		text += lines.Text() + "\n"
+	}
+	r = killDriver(t, r) // which is not the job's end
+	stopJob(t, r)
+	for lines.Scan() {
+		text += lines.Text() + "\n"
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
 // TestTasksClientKilled: tasks of a client that is killed with the driver are not lost.
 func TestTasksClientKilled(t *testing.T) {
-	r := startTasker(t, 2)
-	awaitWorkers(t, r, 2)
-	c := submits(t, r, "-submit", "5000", "-lasts", "2ms")
+	r, c := beginTasks(t, 2, "-submit", "5000", "-lasts", "2ms")
 	c.until("4000 left")
 	if err := c.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = c.cmd.Wait()
-	r.KillDriver()
-	r, err := r.Resume("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r = killDriver(t, r)
 	type status struct {
 		Waiting, Ready, Running int
 		Workers                 []struct{ Done int }

@@ -35,6 +35,8 @@ type Job struct {
 	// Dir is the directory of the job's files, of which there are none yet. Name, which may be
 	// empty, ends their names, so that several jobs can share a directory.
 	Dir, Name string
+	// Verb is the subcommand that starts the job. Empty: none.
+	Verb []string
 	// Flags are hvdrun's flags; the discovery script and the events file are added.
 	Flags []string
 	// Stages are the outputs of the discovery script. None: no script. When the script first prints
@@ -93,7 +95,7 @@ func (j *Job) environment() []string {
 
 // args returns hvdrun's arguments.
 func (j *Job) args(p Programs) ([]string, error) {
-	args := append([]string{"--events-file", j.EventsPath()}, j.Flags...)
+	args := slices.Concat(j.Verb, []string{"--events-file", j.EventsPath()}, j.Flags)
 	if len(j.Stages) > 0 {
 		path := filepath.Join(j.Dir, "discover.sh")
 		if err := os.WriteFile(path, []byte(j.script()), 0o700); err != nil {

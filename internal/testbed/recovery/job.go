@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 	"github.com/hvdrun/hvdrun/internal/testbed/steplog"
+	"github.com/hvdrun/hvdrun/plan"
 )
 
 const (
@@ -80,16 +81,16 @@ func (w *watch) spared(ctx context.Context, spares int) error {
 		return nil
 	}
 	ready := func() bool {
-		waiting := make(map[int]bool)
+		waiting := make(map[plan.SlotID]bool)
 		for _, e := range w.Events {
 			switch e.Name {
 			case "worker_ready":
-				waiting[e.PID] = true
+				waiting[plan.SlotID{Host: e.Host, Index: *e.Slot}] = true
 			case "worker_exited":
-				delete(waiting, e.PID)
+				delete(waiting, plan.SlotID{Host: e.Host, Index: *e.Slot})
 			case "world_published":
 				for _, s := range e.Slots {
-					delete(waiting, s.PID)
+					delete(waiting, plan.SlotID{Host: s.Host, Index: s.Slot})
 				}
 			}
 		}
@@ -253,8 +254,9 @@ func (b *bench) besides(ctx context.Context, w *watch) (end func(), err error) {
 	return sync.OnceFunc(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait() // what it has printed counts
+		text := strings.TrimSpace(out.String())
 		var n int
-		_, _ = fmt.Sscanf(out.String(), "%d tasks", &n)
+		_, _ = fmt.Sscanf(text[strings.LastIndex(text, "\n")+1:], "%d tasks", &n) // after lines of how many are left
 		b.ran += n
 	}), nil
 }

@@ -60,7 +60,7 @@ func main() {
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
 	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
 	flag.StringVar(&b.tsv, "tsv", "", "file for a line of times for each kill and join")
-	flag.StringVar(&b.built, "programs", "", "directory of hvdrun and trainer, so that trees can be measured in turns; empty: built from this tree")
+	flag.StringVar(&b.built, "programs", "", "directory of hvdrun, trainer and tasker, so that trees can be measured in turns; empty: built from this tree")
 	flag.BoolVar(&b.keep, "keep", false, "keep the jobs' step logs, events and logs")
 	flag.Parse()
 	if err := b.run(ctx); err != nil {
@@ -103,7 +103,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	if b.built != "" {
-		b.programs = follow.Programs{Hvdrun: filepath.Join(b.built, "hvdrun"), Trainer: filepath.Join(b.built, "trainer")}
+		b.programs = follow.Programs{Hvdrun: filepath.Join(b.built, "hvdrun"), Trainer: filepath.Join(b.built, "trainer"), Tasker: filepath.Join(b.built, "tasker")}
 	} else if b.programs, err = follow.Build(ctx, b.dir); err != nil {
 		return errors.Join(err, os.RemoveAll(b.dir))
 	}

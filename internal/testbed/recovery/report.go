@@ -44,8 +44,11 @@ func (b *bench) reportBusy(w io.Writer, deaths []sample) {
 	b.reportDeaths(w, deaths)
 	report.Rows(w, "From one step of a worker to its next", []report.Row{{Name: "  spares wait", Spread: b.steps[false]}},
 		report.Row{Name: "  spares run tasks", Spread: b.steps[true]})
-	without, with := b.steps[false].Quantile(0.5), b.steps[true].Quantile(0.5)
-	fmt.Fprintf(w, "median step with tasks / without: %.3f\n", float64(with)/float64(without))
+	ratio := func(of func(report.Spread) time.Duration) float64 {
+		return float64(of(b.steps[true])) / float64(of(b.steps[false]))
+	}
+	fmt.Fprintf(w, "steps with tasks / without: median %.3f, mean %.3f\n",
+		ratio(func(s report.Spread) time.Duration { return s.Quantile(0.5) }), ratio(report.Spread.Mean))
 }
 
 func (b *bench) reportGrowths(w io.Writer, growths []sample) {

@@ -21,6 +21,15 @@ func (s Spread) Quantile(q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }
 
+// Mean returns the mean; 0 if there are none.
+func (s Spread) Mean() time.Duration {
+	sum := time.Duration(0)
+	for _, d := range s {
+		sum += d
+	}
+	return sum / time.Duration(max(len(s), 1))
+}
+
 // header is the header of Spread.row.
 const header = "                                          n     min  median     p90     p99     max  (ms)"
 

@@ -45,13 +45,21 @@ func main() {
 	size := flag.Int("size", -1, "make results of so many bytes, which are arguments of others, and put such a value")
 	rounds := flag.Int("rounds", 1, "of those")
 	poison := flag.Bool("poison", false, "submit a task that kills its worker")
+	modelled := flag.Int("model", 0, "submit so many tasks that depend on each other, fail and are cancelled, and compare what becomes of them with a model")
+	seed := flag.Uint64("seed", 1, "of the dice of -model")
+	across := flag.String("across", "", "have results of -size bytes stored on each of these `HOSTS` (a,b), and read them once standard input has ended")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	err := error(nil)
-	if *endless {
+	switch {
+	case *endless:
 		err = forever(ctx, *n, *lasts)
-	} else {
+	case *across != "":
+		err, *rounds = rebuild(ctx, *across, *size), 0
+	case *modelled > 0:
+		err = model(ctx, *modelled, *seed, *lasts)
+	default:
 		err = run(ctx, *n, *calls, *lasts, *size, *poison)
 	}
 	for i := 0; err == nil && *size >= 0 && i < *rounds; i++ {

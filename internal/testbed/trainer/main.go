@@ -134,14 +134,14 @@ func (s *settings) run(ctx context.Context) error {
 	if s.late {
 		options = append(options, elastic.Late)
 	}
+	if s.tasks { // a spare of the job's start is in Init
+		defer serveTasks(ctx)()
+	}
 	w, err := elastic.Init(ctx, options...)
 	if err != nil {
 		return expectedEnd(err)
 	}
 	defer w.Close()
-	if s.tasks {
-		defer serveTasks(ctx, w)()
-	}
 	if s.child != "" {
 		child := exec.CommandContext(ctx, "sh", "-c", s.child)
 		child.Stdout, child.Stderr = os.Stdout, os.Stderr

@@ -7,20 +7,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hvdrun/hvdrun/elastic"
 	"github.com/hvdrun/hvdrun/internal/testbed/square"
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
 var _ = square.Task // which registers it
 
-// serveTasks runs tasks while the worker is a spare. The function that it returns waits until it
-// does so no more.
-func serveTasks(ctx context.Context, w *elastic.Worker) (wait func()) {
-	spare, cancel := w.WhileSpare(ctx)
+// serveTasks runs tasks while the worker has no place in a world. The function that it returns
+// waits until it does so no more.
+func serveTasks(ctx context.Context) (wait func()) {
+	ctx, cancel := context.WithCancel(ctx)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := tasks.Serve(spare, tasks.ServeConfig{Grace: time.Millisecond}); err != nil {
+		if err := tasks.Serve(ctx, tasks.ServeConfig{Grace: time.Millisecond}); err != nil {
 			fmt.Fprintln(os.Stderr, "trainer: tasks:", err)
 		}
 	})

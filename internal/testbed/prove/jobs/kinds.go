@@ -91,6 +91,11 @@ var kinds = []kind{
 		s.Workers, s.Times, s.Pause = 2+d.IntN(7), 2+d.IntN(4), time.Duration(d.IntN(4))*time.Millisecond
 		s.Steps = []int{5_000, 20_000, 1}[turn%3]
 	}, playTasks},
+	{"model", "tasks depend on each other, fail and are cancelled, while workers, agents and hvdrun are killed, and slots are drained", nil,
+		func(d *rand.Rand, turn int, s *setup) {
+			s.Workers, s.Times, s.Pause = 2+d.IntN(7), 5+d.IntN(20), time.Duration(d.IntN(4))*time.Millisecond
+			s.Steps = []int{10_000, 3_000, 20_000}[turn%3]
+		}, playTasks},
 }
 
 func isRoot(c can) bool    { return c.root }

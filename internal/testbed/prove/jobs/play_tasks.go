@@ -15,9 +15,9 @@ import (
 )
 
 // playTasks has a client submit tasks, of which each must return, once and the right result,
-// whatever happens to the workers and to hvdrun meanwhile.
+// whatever happens to the workers and to hvdrun meanwhile. With a model, they depend on each other,
+// and some fail or are cancelled.
 func playTasks(ctx context.Context, t *trial) error {
-	n := t.Steps
 	j, err := t.job()
 	if err != nil {
 		return err
@@ -33,7 +33,7 @@ func playTasks(ctx context.Context, t *trial) error {
 	}); err != nil {
 		return err
 	}
-	ended, err := j.submit(ctx, n, t.Pause)
+	ended, err := j.submit(ctx)
 	if err != nil {
 		return err
 	}
@@ -65,9 +65,13 @@ func playTasks(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// submit starts a client of so many tasks, and returns how it ends.
-func (j *job) submit(ctx context.Context, n int, lasts time.Duration) (<-chan error, error) {
-	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, "-submit", fmt.Sprint(n), "-lasts", lasts.String())
+// submit starts the client, and returns how it ends.
+func (j *job) submit(ctx context.Context) (<-chan error, error) {
+	n, how := j.trial.Steps, "-submit"
+	if j.trial.Kind == "model" {
+		how = "-model"
+	}
+	cmd := j.Subcommand(ctx, "tasks", "run", j.trial.programs.Tasker, how, fmt.Sprint(n), "-seed", fmt.Sprint(j.trial.Seed), "-lasts", j.trial.Pause.String())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
@@ -98,7 +102,7 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 	if err := follow.Sleep(ctx, time.Duration(100+t.dice.IntN(600))*time.Millisecond); err != nil {
 		return j, err
 	}
-	switch t.dice.IntN(5) {
+	switch t.dice.IntN(6) {
 	case 0:
 		j.KillDriver()
 		next, err := j.Resume("")
@@ -117,10 +121,18 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 		}
 		_, _, err := j.ask(ctx, "readmit", slot)
 		return j, err
+	case 2: // with its workers, and what their host has stored
+		j.killOne(t, func(line string) bool { return strings.HasSuffix(line, " agent --job") })
+		return j, nil
 	}
-	workers := slices.DeleteFunc(j.Processes(), func(pid int) bool { return follow.CommandLine(pid) != t.programs.Tasker })
-	if len(workers) > 0 {
-		_ = syscall.Kill(workers[t.dice.IntN(len(workers))], syscall.SIGKILL) // it may have ended
-	}
+	j.killOne(t, func(line string) bool { return line == t.programs.Tasker })
 	return j, nil
+}
+
+// killOne kills one of the job's processes whose command line is one of those.
+func (j *job) killOne(t *trial, is func(line string) bool) {
+	pids := slices.DeleteFunc(j.Processes(), func(pid int) bool { return !is(follow.CommandLine(pid)) })
+	if len(pids) > 0 {
+		_ = syscall.Kill(pids[t.dice.IntN(len(pids))], syscall.SIGKILL) // it may have ended
+	}
 }
