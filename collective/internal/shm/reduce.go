@@ -156,8 +156,8 @@ func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) 
 	return m.arriveWith(ctx, c, d, data, directLeast)
 }
 
-// arriveWith arrives, and reports whether data has at least so many out slots and can be read by all
-// where it lies.
+// arriveWith arrives, and reports whether data has at least so many out slots and can be read by
+// all where it lies.
 func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte, least int) (direct bool, err error) {
 	far := len(data) >= least*m.layout.out
 	if far {
