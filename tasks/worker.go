@@ -188,8 +188,8 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	r := link.NewReader(conn)
 	var m wire.FromTasks
-	// An agent that carries the connection bounds what it takes before the scheduler has spoken, and
-	// a hello may be larger. So the scheduler is asked to speak first, by an empty message.
+	// An agent that carries the connection bounds what it takes before the scheduler has spoken,
+	// and a hello may be larger. So an empty message asks the scheduler to speak first.
 	l.Send(0, func(*wire.ToTasks) {})
 	if err = r.Read(&m); err == nil && m.GetRefused() == "" {
 		l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
