@@ -71,6 +71,8 @@ type Pool struct {
 	// unaccepted are tasks that the scheduler has not written down, in their order, those that are
 	// over too. Those before them are not repeated.
 	unaccepted []*wire.SubmitTask
+	connects   int             // hellos so far
+	remaking   map[uint64]bool // over, and repeated at the last of them for the sake of their results
 	window     int
 	room       chan struct{}   // closed when there may be room in the window again
 	asked      []chan<- []byte // for the status
@@ -182,7 +184,12 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		}
 	}
 	p.unaccepted = p.repeated()
+	p.connects++
+	p.remaking = map[uint64]bool{}
 	for _, t := range p.unaccepted {
+		if p.tasks[t.GetN()] == nil {
+			p.remaking[t.GetN()] = true
+		}
 		l.Send(sizeOf(t), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t) })
 	}
 	return conn, r, nil
@@ -280,6 +287,7 @@ func (p *Pool) listen(r *link.Reader) error {
 		p.mu.Lock()
 		p.accept(m.GetAccepted())
 		for _, t := range m.GetTold() {
+			delete(p.remaking, t.GetN())
 			switch {
 			case p.kept[t.GetN()]: // it has run again for the sake of its result
 			case t.GetResult().GetSize() > 0 && p.tasks[t.GetN()] != nil:
