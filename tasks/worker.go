@@ -183,11 +183,16 @@ func (w *worker) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 		h.Held = append(h.Held, a.push.GetOf())
 	}
 	w.mu.Unlock()
-	l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	r := link.NewReader(conn)
 	var m wire.FromTasks
-	err = r.Read(&m)
+	// An agent that carries the connection bounds what it takes before the scheduler has spoken,
+	// and a hello may be larger. So an empty message asks the scheduler to speak first.
+	l.Send(0, func(*wire.ToTasks) {})
+	if err = r.Read(&m); err == nil && m.GetRefused() == "" {
+		l.Send(0, func(m *wire.ToTasks) { m.Hello = h })
+		err = r.Read(&m)
+	}
 	if !stop() {
 		err = errors.Join(ctx.Err(), err)
 	}
