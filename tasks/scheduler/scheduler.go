@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -238,6 +239,11 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	var m wire.ToTasks
 	_ = conn.SetReadDeadline(time.Now().Add(helloTime))
 	err := r.Read(&m)
+	if err == nil && proto.Size(&m) == 0 { // it asks the scheduler to speak before it does
+		if _, err = conn.Write(make([]byte, 4)); err == nil { // an empty message
+			err = r.Read(&m)
+		}
+	}
 	_ = conn.SetReadDeadline(time.Time{})
 	if err == nil && m.GetTransfer() {
 		defer conn.Close()

@@ -1,0 +1,71 @@
+package tasks
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wire"
+	"github.com/hvdrun/hvdrun/tasks/scheduler"
+)
+
+// bounded is a connection that counts what is written before the peer has spoken, as an agent does
+// that carries it.
+type bounded struct {
+	net.Conn
+	mu      sync.Mutex
+	written int64
+	spoken  bool
+}
+
+// Read implements net.Conn.
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.Conn.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spoken = b.spoken || n > 0
+	return n, err
+}
+
+// Write implements net.Conn.
+func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	if !b.spoken {
+		b.written += int64(len(p))
+	}
+	tooMuch := b.written > identity.Forward.Bytes/2
+	b.mu.Unlock()
+	if tooMuch {
+		b.Close()
+		return 0, net.ErrClosed
+	}
+	return b.Conn.Write(p)
+}
+
+// A worker that holds many tasks reaches the scheduler through an agent, which closes connections
+// that send much before they have proven who they are.
+func TestHelloOfManyTasks(t *testing.T) {
+	s := scheduler.New(scheduler.Config{Log: quiet()})
+	defer s.Close()
+	var handling sync.WaitGroup
+	defer handling.Wait()
+	w, err := newWorker(ServeConfig{Host: "a", Log: quiet(), root: t.TempDir(), run: "run", Dial: func(context.Context) (net.Conn, error) {
+		near, far := net.Pipe()
+		handling.Go(func() { _ = s.Handle(context.Background(), far, identity.Subject{Role: identity.Worker}) })
+		return &bounded{Conn: near}, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.shelf = openShelf(t.Context(), &w.cfg)
+	defer w.shelf.close()
+	for i := range uint64(10_000) {
+		w.held = append(w.held, &attempt{push: &wire.PushTask{Of: &wire.Attempt{Client: 1, N: i, Attempt: 1}}})
+	}
+	if _, _, err := w.hello(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.link.Close()
+}
