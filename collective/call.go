@@ -213,17 +213,18 @@ const (
 	nudgeMost   = 5 * time.Millisecond
 )
 
-// nudgeIfLate tells the others of the cycle if it is time, and reports whether it is still to come.
-func (c *call) nudgeIfLate(now time.Time) (pending bool) {
+// nudgeIfLate tells the others of the cycle if it is time; otherwise it returns how long that takes
+// yet. 0: nothing is to be told any more.
+func (c *call) nudgeIfLate(now time.Time) (in time.Duration) {
 	if c.late.cycle == 0 {
-		return false
+		return 0
 	}
-	if now.Sub(c.late.since) < c.late.bound {
-		return true
+	if in = c.late.bound - now.Sub(c.late.since); in > 0 {
+		return in
 	}
 	c.g.nudge(c.late.cycle)
 	c.late.cycle = 0
-	return false
+	return 0
 }
 
 // scratch returns n bytes for partial results, aligned for every element type. They are valid until

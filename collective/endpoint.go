@@ -54,8 +54,7 @@ type Config struct {
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Algorithm   Algorithm             // of AllReduce; every rank must agree
 	// Connections share the large frames between two ranks of different hosts: more than one where
-	// the network bounds each of them. Up to MaxConnections; 0 is 1, and with Encrypt there is 1.
-	// Every rank must agree.
+	// the network bounds each of them. Up to MaxConnections; 0 is 1. Every rank must agree.
 	Connections int
 	Log         logrus.FieldLogger // nil: nothing is logged
 	Timeline    Timeline           // told of every operation; nil: unused
@@ -111,6 +110,7 @@ type testHooks struct {
 	dialOnce    func() error                  // instead of a dial
 	forcedBound int                           // what bound returns
 	mesh        func(distance, size int) bool // as that of family
+	forcedRails int                           // how many routes there are to a peer that has one address
 }
 
 // Peers are the ranks that [Endpoint.Connect] connects.
@@ -130,8 +130,8 @@ func Listen(cfg Config) (*Endpoint, error) {
 	if cfg.Connections < 0 || cfg.Connections > MaxConnections {
 		return nil, fmt.Errorf("collective: %d connections to a peer; there may be up to %d", cfg.Connections, MaxConnections)
 	}
-	if cfg.Encrypt || cfg.Connections == 0 {
-		cfg.Connections = 1 // an encrypted one is bounded by the processor
+	if cfg.Connections == 0 {
+		cfg.Connections = 1
 	}
 	ln, addrs, err := listen(cfg)
 	if err != nil {

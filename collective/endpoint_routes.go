@@ -148,6 +148,9 @@ func (e *Endpoint) way(ctx context.Context, f *family, rank int) way {
 		w.local, w.stagger = true, localStagger
 	}
 	if w.local || len(w.addrs) < 2 {
+		if !w.local {
+			w.rails = e.forcedRails
+		}
 		return w
 	}
 	addrs, host := f.foreign(w.addrs), f.hostKey(rank)

@@ -139,6 +139,26 @@ func Sparse(endpoints []*Endpoint) {
 	}
 }
 
+// Railed has endpoints connect to peers on other hosts as over so many routes of equal speed.
+func Railed(endpoints []*Endpoint, rails int) {
+	for _, e := range endpoints {
+		e.forcedRails = rails
+	}
+}
+
+// Rails is the number of connections of the data channel to a peer, as far as they have come.
+func Rails(g *Group, peer int) (n int) {
+	g.tcp.mu.Lock()
+	defer g.tcp.mu.Unlock()
+	l := g.tcp.links[peer]
+	for _, c := range append([]*conn{l.data}, l.more...) {
+		if c != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // Connected is the number of ranks that g is connected to.
 func Connected(g *Group) int { return len(g.tcp.connected()) }
 

@@ -171,13 +171,16 @@ func (c *call) spread(data []byte, size int) error {
 	})
 }
 
+// frameNap is how long a rank sleeps at most that waits in memory while it has frames under way.
+const frameNap = 100 * time.Microsecond
+
 // meanwhile moves frames of the operation while it waits for ranks of this host in memory.
-func (c *call) meanwhile() (moved, left bool) {
+func (c *call) meanwhile() (moved bool, within time.Duration) {
 	if c.g.tcp == nil || !c.g.tcp.driven { // then others move them
-		return false, false
+		return false, 0
 	}
 	if c.late.cycle != 0 {
-		left = c.nudgeIfLate(time.Now())
+		within = c.nudgeIfLate(time.Now())
 	}
 	for c.outDone < c.outUsed && c.outs[c.outDone].done.Load() {
 		c.outDone++
@@ -186,9 +189,9 @@ func (c *call) meanwhile() (moved, left bool) {
 		c.inDone++
 	}
 	if c.outDone == c.outUsed && c.inDone == c.inUsed {
-		return false, left
+		return false, within
 	}
-	return c.g.tcp.advance(false), true
+	return c.g.tcp.advance(false), frameNap
 }
 
 // waves is how many pieces n bytes are cut into, that follow each other through the levels.

@@ -31,7 +31,7 @@ func (g *Group) allReduceApart(ctx context.Context, t kernel.Type, op Op, data [
 // others.
 func (c *call) allReduceApart(data []byte, ready bool) (right bool, err error) {
 	if c.g.family.segment == 0 {
-		c.segment = segmentFor(len(data) / c.g.size)
+		c.segment = segmentFor(len(data)/c.g.size) + widest // one share has an element more
 	}
 	var between error // of what goes between the hosts
 	err = c.inMemory(func(m *shm.Member, call shm.Desc) error {

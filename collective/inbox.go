@@ -32,7 +32,8 @@ type incoming struct {
 type outgoing struct {
 	header header
 	data   []byte
-	shares int // that the kernel has yet to take, where an operation writes them
+	shares int          // that the kernel has yet to take, where an operation writes them
+	left   atomic.Int32 // the same where goroutines do
 	done   atomic.Bool
 	group  *Group // the sender, told when it is done
 }

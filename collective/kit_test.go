@@ -23,13 +23,9 @@ func TestTCP(t *testing.T) {
 
 // TestStrands has several connections share all frames that they can.
 func TestStrands(t *testing.T) {
-	w := newWorkers(t, collective.Config{Connections: 3}, 8)
-	collectivetest.RunOps(t, func(t *testing.T, n int) []*collective.Group {
-		groups := w.connect(t, n)
-		if n > 1 {
-			collective.ShareFrom(groups, collective.MaxConnections)
-		}
-		return groups
+	collectivetest.RunOps(t, shared(newWorkers(t, collective.Config{Connections: 3}, 8)))
+	t.Run("encrypted", func(t *testing.T) {
+		collectivetest.RunOps(t, shared(newWorkers(t, collective.Config{Connections: 3, Encrypt: true}, 8)))
 	})
 }
 

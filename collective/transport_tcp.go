@@ -111,8 +111,8 @@ type link struct {
 	data    *conn
 	more    []*conn // of the data channel, by channel from firstExtraChannel
 	control *conn
-	out     sender // where it is encrypted
-	wire    wire   // where it is not
+	sealing      // where it is encrypted
+	wire    wire // where it is not
 
 	listenEnded   chan struct{} // closed when no goroutine reads the data channel any more
 	controlWrites sync.Mutex
@@ -120,6 +120,14 @@ type link struct {
 	mu sync.Mutex // guards what follows
 	ends
 	leaving
+}
+
+// sealing is an encrypted data channel.
+type sealing struct {
+	out      sender
+	strands  []*strand // of the connections in more
+	served   bool      // strands are known; guarded by tcpPath.mu
+	unfolded bool      // frames are cut among them; guarded by out.mu
 }
 
 // connecting is how far a link's connections have come.
@@ -160,7 +168,7 @@ func newTCPPath(g *Group) *tcpPath {
 				leaving: leaving{acked: make(chan struct{})}, listenEnded: make(chan struct{})}
 			l.more = make([]*conn, l.dataConns-1)
 			l.out.kick = make(chan struct{}, 1)
-			l.wire.fd = -1
+			l.wire.fd, l.wire.shareFrom = -1, leastShared
 			l.lacking = 1 + l.dataConns
 			if l.near = g.family.near((i-g.rank+g.size)%g.size, g.size); l.near {
 				l.wanted.Store(true)
@@ -221,10 +229,9 @@ func (l *link) counted(name int) (channel, all int) {
 	return name, 0
 }
 
-// widens reports whether the data channel may have more connections than configured. One that an
-// operation needs later may not: frames wait for it, which the configured ones share.
+// widens reports whether the data channel may have more connections than configured.
 func (l *link) widens() bool {
-	return l.near && !l.path.g.family.sameHost(l.path.original(l.rank), l.path.g.family.self)
+	return !l.path.g.family.sameHost(l.path.original(l.rank), l.path.g.family.self)
 }
 
 func (p *tcpPath) original(rank int) int { return p.g.original(rank) }
@@ -235,7 +242,7 @@ func (p *tcpPath) widen(peer, most int) (configured, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.links[peer]
-	if most = min(most, MaxConnections); !p.g.family.encrypted && l.widens() && most > l.configured {
+	if most = min(most, MaxConnections); l.widens() && most > l.configured {
 		l.resize(most)
 	}
 	return l.configured, l.dataConns
@@ -292,6 +299,9 @@ func (p *tcpPath) install(peer, name int, c *conn) {
 	l := p.links[peer]
 	if channel >= firstExtraChannel {
 		l.more[channel-firstExtraChannel] = c
+		if c.encrypted() {
+			l.serveStrand(channel - firstExtraChannel)
+		}
 	} else if channel == dataChannel && c.encrypted() {
 		l.data = c
 		if l.near {
@@ -332,6 +342,7 @@ func (p *tcpPath) arrived(l *link) bool {
 	case l.lacking > 0:
 	case l.data.encrypted():
 		l.serve()
+		l.unfold()
 	default:
 		p.fresh = append(p.fresh, l)
 		p.hasFresh.Store(true)
@@ -379,7 +390,7 @@ func (p *tcpPath) send(to int, o *outgoing) {
 	if p.driven {
 		p.links[to].carry(o)
 	} else {
-		p.links[to].out.send(o)
+		p.links[to].seal(o)
 	}
 }
 
@@ -441,6 +452,9 @@ func (p *tcpPath) release() {
 			continue
 		}
 		l.out.poke()
+		for _, s := range l.strands {
+			s.out.poke()
+		}
 		l.mu.Lock()
 		if l.verdict != nil {
 			l.verdict.Stop()

@@ -48,7 +48,8 @@ type extraConn struct {
 type wire struct {
 	dataConn
 	more      []extraConn
-	shareFrom int // least bytes of a frame that the connections share; MaxConnections at least
+	shareFrom int             // least bytes of a frame that the connections share; MaxConnections at least
+	unsent    fifo[*outgoing] // of a far link that is not driven yet: how many connections share them is not known
 
 	head       [headerSize]byte // of the first in the queue
 	both       [2][]byte
@@ -73,7 +74,12 @@ func (w *wire) shares(frame int) int {
 
 // share is the part of a frame that a connection has; the first is number 0.
 func (w *wire) share(frame []byte, i int) []byte {
-	n, all := len(frame), w.shares(len(frame))
+	return cutShare(frame, i, w.shares(len(frame)))
+}
+
+// cutShare is the share of a frame that connection i of so many has.
+func cutShare(frame []byte, i, all int) []byte {
+	n := len(frame)
 	return frame[n*i/all : n*(i+1)/all]
 }
 
@@ -96,12 +102,16 @@ func (p *tcpPath) takeOver() {
 			continue
 		}
 		if l.data.encrypted() {
-			return // then all are
+			l.unfold()
+			continue // all are
 		}
 		l.stopListening()
 		if sameHost(l.data) {
 			here++
 		}
+	}
+	if p.g.family.encrypted {
+		return
 	}
 	p.oversubscribed = here > runtime.GOMAXPROCS(0)
 	p.mu.Lock()
@@ -124,11 +134,6 @@ func (p *tcpPath) takeOverLocked() (err error) {
 		if l == nil {
 			continue
 		}
-		w := &l.wire
-		w.shareFrom, w.more = leastShared, make([]extraConn, len(l.more))
-		for i := range w.more {
-			w.more[i].fd = -1
-		}
 		if !l.near {
 			continue
 		}
@@ -149,6 +154,10 @@ func (l *link) stopListening() {
 // drive has operations drive a link, which no goroutine reads any more. The caller holds p.mu.
 func (l *link) drive() (err error) {
 	w := &l.wire
+	w.more = make([]extraConn, len(l.more))
+	for i := range w.more {
+		w.more[i].fd = -1
+	}
 	if w.fd, err = l.data.drive(); err != nil {
 		return err
 	}
@@ -274,11 +283,7 @@ func (p *tcpPath) pause(c *call) error {
 			if c.ctx.Err() != nil {
 				return c.cancelled()
 			}
-			if c.nudgeIfLate(now) {
-				unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-				continue
-			}
-			p.sleep(c)
+			p.sleep(c, c.nudgeIfLate(now))
 			slept = true
 			continue
 		}
@@ -344,8 +349,8 @@ func (p *tcpPath) advance(all bool) bool {
 	return moved
 }
 
-// sleep waits for the kernel, for an alarm, or for a bound.
-func (p *tcpPath) sleep(c *call) {
+// sleep waits for the kernel, for an alarm, or for a bound; within is another one, if it is not 0.
+func (p *tcpPath) sleep(c *call, within time.Duration) {
 	p.polls = append(p.polls[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
 	for _, l := range p.links {
 		if l == nil || l.wire.fd < 0 {
@@ -374,13 +379,17 @@ func (p *tcpPath) sleep(c *call) {
 	if c.ctx.Done() != nil {
 		bound = sleepContext
 	}
+	if within > 0 {
+		bound = min(bound, within)
+	}
 	p.sleeping.Store(true)
 	select {
 	case <-p.g.failed: // the next look finds it
 	case <-p.g.wake:
 		p.g.poke()
 	default:
-		unix.Poll(p.polls, int(bound.Milliseconds())) // whatever it returns, the links are polled next
+		timeout := unix.NsecToTimespec(int64(bound))
+		unix.Ppoll(p.polls, &timeout, nil) // whatever it returns, the links are polled next
 	}
 	p.sleeping.Store(false)
 	if p.polls[0].Revents != 0 {
@@ -399,15 +408,19 @@ func (p *tcpPath) watch(fd int, events int16) {
 // carry takes a frame of the operation under way and writes at once what the kernel takes of it.
 func (l *link) carry(o *outgoing) {
 	w := &l.wire
-	if w.writeEnded || w.fd < 0 && l.near {
+	switch {
+	case w.writeEnded || w.fd < 0 && l.near:
 		o.done.Store(true) // the end of the group is told otherwise
+		return
+	case w.fd < 0:
+		w.unsent.push(o)
 		return
 	}
 	o.shares = w.shares(len(o.data))
-	idle := w.queue.len() == 0 && w.fd >= 0
+	idle := w.queue.len() == 0
 	w.queue.push(o)
 	for i := range o.shares - 1 {
-		idle = idle || w.more[i].queue.len() == 0 && w.fd >= 0
+		idle = idle || w.more[i].queue.len() == 0
 		w.more[i].queue.push(o)
 	}
 	if idle {

@@ -3,16 +3,105 @@ package collective
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 )
 
-// serve starts the goroutines of an encrypted data channel. The caller holds p.mu. That of a far
-// link waits for the control channel, so that no operation can be finished before this rank can say
-// goodbye.
+// strand is one of the further connections of an encrypted data channel: each has its share of all
+// large frames, without a header, in their order, as those have that operations drive.
+type strand struct {
+	out     sender
+	due     chan []byte // where the next share goes
+	got     chan error  // how reading it has ended
+	started bool        // guarded by tcpPath.mu
+}
+
+// serve starts the goroutines of an encrypted data channel, whose number of connections is known
+// now. The caller holds p.mu. Those of a far link wait for the control channel, so that no
+// operation can be finished before this rank can say goodbye.
 func (l *link) serve() {
+	l.strands = make([]*strand, len(l.more))
+	for i := range l.strands {
+		l.strands[i] = &strand{out: sender{kick: make(chan struct{}, 1)}, due: make(chan []byte, 1), got: make(chan error, 1)}
+	}
+	l.served = true
 	l.out.link, l.out.conn = l, l.data
 	l.path.running.Go(l.readData)
 	l.path.running.Go(l.out.run)
+	for i := range l.more {
+		l.serveStrand(i)
+	}
+}
+
+// serveStrand starts the goroutines of a further connection, once it and the first one are there.
+// The caller holds p.mu.
+func (l *link) serveStrand(i int) {
+	if !l.served || l.more[i] == nil || l.strands[i].started {
+		return
+	}
+	s := l.strands[i]
+	s.started = true
+	s.out.link, s.out.conn, s.out.number = l, l.more[i], i+1
+	l.path.running.Go(s.out.run)
+	l.path.running.Go(func() {
+		for {
+			select {
+			case part := <-s.due:
+				_, err := io.ReadFull(s.out.conn, part)
+				s.got <- noEOF(err)
+				if err != nil {
+					return
+				}
+			case <-l.path.stop:
+				return
+			}
+		}
+	})
+}
+
+// unfold cuts what was queued before the link was complete, and what comes from now on, among all
+// connections.
+func (l *link) unfold() {
+	l.out.mu.Lock()
+	defer l.out.mu.Unlock()
+	l.unfolded = true
+	for i := range l.out.queue.len() {
+		l.share(l.out.queue.at(i))
+	}
+	l.out.poke()
+}
+
+// seal sends a frame over an encrypted channel.
+func (l *link) seal(o *outgoing) {
+	l.out.mu.Lock()
+	defer l.out.mu.Unlock()
+	if l.out.broken {
+		return
+	}
+	if l.unfolded {
+		l.share(o)
+	}
+	l.out.queue.push(o)
+	if l.unfolded {
+		l.out.poke()
+	}
+}
+
+// share gives the further connections their shares of a frame. The caller holds l.out.mu.
+func (l *link) share(o *outgoing) {
+	all := l.sharing(len(o.data))
+	o.left.Store(int32(all))
+	for i := range all - 1 {
+		l.strands[i].out.send(o)
+	}
+}
+
+// sharing is how many connections have a part of a frame of so many bytes.
+func (l *link) sharing(frame int) int {
+	if frame < l.wire.shareFrom {
+		return 1
+	}
+	return 1 + len(l.strands)
 }
 
 // readData delivers the frames of operations of an encrypted channel. When they end it does not
@@ -49,19 +138,37 @@ func (l *link) deliverAll(f *frameReader) error {
 		if err != nil {
 			return err
 		}
-		if err = f.payload(buf); err != nil {
+		if err = l.payload(f, buf); err != nil {
 			return err
 		}
 		box.placed()
 	}
 }
 
-// sender is the sending side of an encrypted data channel: its goroutine writes, so that an
-// operation never waits for a peer to read.
+// payload reads a frame from all connections that have a share of it.
+func (l *link) payload(f *frameReader, buf []byte) error {
+	all := l.sharing(len(buf))
+	for i := 1; i < all; i++ {
+		l.strands[i-1].due <- cutShare(buf, i, all)
+	}
+	err := f.payload(cutShare(buf, 0, all))
+	for i := 1; i < all && err == nil; i++ {
+		select {
+		case err = <-l.strands[i-1].got:
+		case <-l.path.stop:
+			err = errShut
+		}
+	}
+	return err
+}
+
+// sender is the sending side of a connection of an encrypted data channel: its goroutine writes, so
+// that an operation never waits for a peer to read.
 type sender struct {
-	link *link
-	conn *conn
-	kick chan struct{}
+	link   *link
+	conn   *conn
+	number int // 0: the first one, which has the headers
+	kick   chan struct{}
 
 	mu     sync.Mutex
 	queue  fifo[*outgoing]
@@ -91,7 +198,7 @@ func (s *sender) run() {
 	for {
 		s.mu.Lock()
 		var o *outgoing
-		if s.queue.len() > 0 {
+		if s.queue.len() > 0 && (s.number > 0 || s.link.unfolded) {
 			o = s.queue.pop()
 		}
 		s.mu.Unlock()
@@ -102,9 +209,8 @@ func (s *sender) run() {
 			<-s.kick
 			continue
 		}
-		size := headerSize + len(o.data)
-		err := s.write(o)
-		o.finish()
+		size, err := s.write(o)
+		o.sealed()
 		if err != nil {
 			s.drop(err)
 			return
@@ -113,14 +219,27 @@ func (s *sender) run() {
 	}
 }
 
-func (s *sender) write(o *outgoing) error {
-	cut := min(len(o.data), tlsRecord)
-	s.record = append(o.header.append(s.record[:0]), o.data[:cut]...)
-	if _, err := s.conn.Write(s.record); err != nil || cut == len(o.data) {
-		return err
+// write writes this connection's share of a frame, and returns its bytes.
+func (s *sender) write(o *outgoing) (size int, err error) {
+	data := cutShare(o.data, s.number, s.link.sharing(len(o.data)))
+	if s.number > 0 {
+		_, err = s.conn.Write(data)
+		return len(data), err
 	}
-	_, err := s.conn.Write(o.data[cut:])
-	return err
+	cut := min(len(data), tlsRecord)
+	s.record = append(o.header.append(s.record[:0]), data[:cut]...)
+	if _, err := s.conn.Write(s.record); err != nil || cut == len(data) {
+		return headerSize + len(data), err
+	}
+	_, err = s.conn.Write(data[cut:])
+	return headerSize + len(data), err
+}
+
+// sealed notes that a connection is done with its share.
+func (o *outgoing) sealed() {
+	if o.left.Add(-1) == 0 {
+		o.finish()
+	}
 }
 
 // drop discards the queue.
@@ -128,7 +247,7 @@ func (s *sender) drop(err error) {
 	s.mu.Lock()
 	s.broken = true
 	for s.queue.len() > 0 {
-		s.queue.pop().finish()
+		s.queue.pop().sealed()
 	}
 	s.mu.Unlock()
 	s.link.unwritable(fmt.Errorf("write: %w", err))

@@ -89,6 +89,9 @@ func (p *tcpPath) takeFresh() bool {
 		if err != nil {
 			p.g.fail(gone(fmt.Errorf("collective: %w", err), p.g.rank))
 		}
+		for l.wire.fd >= 0 && l.wire.unsent.len() > 0 {
+			l.carry(l.wire.unsent.pop())
+		}
 	}
 	return len(fresh) > 0
 }

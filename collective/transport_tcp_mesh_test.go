@@ -27,14 +27,7 @@ func TestSparse(t *testing.T) {
 		collectivetest.RunOps(t, sparse(t, collective.Config{Encrypt: true}, 8).connect)
 	})
 	t.Run("several connections", func(t *testing.T) {
-		w := sparse(t, collective.Config{Connections: 3}, 8)
-		collectivetest.RunOps(t, func(t *testing.T, n int) []*collective.Group {
-			groups := w.connect(t, n)
-			if n > 1 {
-				collective.ShareFrom(groups, collective.MaxConnections)
-			}
-			return groups
-		})
+		collectivetest.RunOps(t, shared(sparse(t, collective.Config{Connections: 3}, 8)))
 	})
 	for _, hosts := range []string{"abababab", "aaaaaaaa"} {
 		t.Run(hosts, func(t *testing.T) {
@@ -45,11 +38,81 @@ func TestSparse(t *testing.T) {
 	}
 }
 
+// shared has the connections of data channels share all frames that can be cut.
+func shared(w *workers) func(*testing.T, int) []*collective.Group {
+	return func(t *testing.T, n int) []*collective.Group {
+		groups := w.connect(t, n)
+		if n > 1 {
+			collective.ShareFrom(groups, collective.MaxConnections)
+		}
+		return groups
+	}
+}
+
+// TestRails: where there are several routes of equal speed, each has a connection, also to ranks
+// that are connected later, and where connections are encrypted.
+func TestRails(t *testing.T) {
+	for _, encrypt := range []bool{false, true} {
+		for _, cfg := range []collective.Config{{Encrypt: encrypt}, {Encrypt: encrypt, Connections: 2}} {
+			t.Run(fmt.Sprint("encrypted ", encrypt, ", connections ", cfg.Connections), func(t *testing.T) {
+				const n, rails = 6, 3
+				w := sparse(t, cfg, n)
+				collective.Railed(w.endpoints, rails)
+				groups := w.meet(t, n)
+				collective.ShareFrom(groups, collective.MaxConnections)
+				for size := range 3 {
+					each(t, groups, func(g *collective.Group) error { return allToAll(t, g, []int{1, 5_000, 300_000}[size]) })
+				}
+				for _, g := range groups {
+					for peer := range n {
+						if peer == g.Rank() {
+							continue
+						}
+						if got := collective.Rails(g, peer); got != rails {
+							t.Errorf("rank %d has %d connections for data to rank %d, not %d", g.Rank(), got, peer, rails)
+						}
+					}
+				}
+				closeGroups(groups)
+			})
+		}
+	}
+}
+
+// allToAll checks an AllToAll of so many elements a part.
+func allToAll(t *testing.T, g *collective.Group, count int) error {
+	parts := make([][]int32, g.Size())
+	for i := range parts {
+		parts[i] = make([]int32, count)
+		for j := range parts[i] {
+			parts[i][j] = int32(g.Rank()*g.Size()+i)*7919 + int32(j)
+		}
+	}
+	got, err := collective.AllToAll(t.Context(), g, parts)
+	if err != nil {
+		return err
+	}
+	for i, p := range got {
+		if len(p) != count {
+			return fmt.Errorf("%d elements of rank %d, not %d", len(p), i, count)
+		}
+		for j, v := range p {
+			if want := int32(i*g.Size()+g.Rank())*7919 + int32(j); v != want {
+				return fmt.Errorf("element %d of rank %d is %d, not %d", j, i, v, want)
+			}
+		}
+	}
+	return nil
+}
+
 // TestSparseSevered: a rank whose connections end without a word, at random moments, is named by
 // all the others, also by those that are not connected to it.
 func TestSparseSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(30), sparse(t, collective.Config{}, 7).connect, collective.Sever)
 	collectivetest.CheckDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{Encrypt: true}, 7).connect, collective.Sever)
+	railed := sparse(t, collective.Config{Encrypt: true}, 7)
+	collective.Railed(railed.endpoints, 2)
+	collectivetest.CheckDeath(t, collectivetest.Rounds(10), shared(railed), collective.Sever)
 	collectivetest.CheckSubsetDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{}, 7).connect, collective.Sever)
 }
 

@@ -9,9 +9,15 @@ import (
 // Data that lies in the members' arenas needs no slots: all can read all of it where it is. Each
 // member tells in its cell where its data lies, and only if all do is that path taken.
 
-// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the caches,
-// where tensors do not.
-const directLeast = 16
+const (
+	// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the
+	// caches, where tensors do not.
+	directLeast = 16
+	// readLeast is the least data that is read where it lies, if nothing is reduced, in out slots.
+	readLeast = 1
+	// readPiece is how many bytes are copied before the next look at the abort word.
+	readPiece = 256 << 10
+)
 
 // regions is what a member knows of the others' arenas.
 type regions struct {
@@ -156,19 +162,66 @@ func (m *Member) reduceOwn(r *Reduction) error {
 	return err
 }
 
+// meetReading begins an operation in which data is only read, and waits for all. It reports whether
+// all can read all others' where it lies.
+func (m *Member) meetReading(ctx context.Context, d Desc, data []byte) (direct bool, err error) {
+	c, err := m.begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	return m.arriveWith(ctx, c, d, data, readLeast)
+}
+
 // gatherDirect copies the others' parts from where they lie, and returns when no other reads this
 // member's own any more.
 func (m *Member) gatherDirect(ctx context.Context) error {
-	last := m.roundsOf(len(m.dst[0]))
-	m.publish(&m.own.reduced.word, m.rounds+uint64(last)) // it was complete before this member came
+	m.in(CopyingOut)
+	m.streams = m.overflow(m.dst)
 	var err error
-	for t := 0; t < last && err == nil; t++ {
-		err = m.takeDirect(ctx, t)
+	for d := 1; d < m.members && err == nil; d++ { // each begins with another one
+		o := (m.index + d) % m.members
+		err = m.copyFrom(m.dst[o], o, m.offset(o))
 	}
-	if err == nil {
-		err = m.awaitReaders(ctx, m.rounds+uint64(last))
+	return m.endReading(ctx, true, err)
+}
+
+// broadcastDirect copies data of the root from where it lies.
+func (m *Member) broadcastDirect(ctx context.Context, data []byte, root int) error {
+	m.in(CopyingOut)
+	m.streams = len(data) >= streamLeast/m.members
+	var err error
+	if m.index != root {
+		err = m.copyFrom(data, root, 0)
 	}
-	m.finish(last)
+	return m.endReading(ctx, m.index == root, err)
+}
+
+// copyFrom copies some of a member's data, from a place of it on, once it is complete.
+func (m *Member) copyFrom(part []byte, of, at int) error {
+	for len(part) > 0 {
+		if m.aborted() {
+			return ErrAborted
+		}
+		n := m.copyOut(part[:min(len(part), readPiece)], m.regions.tensors[of][at:])
+		part, at = part[n:], at+n
+	}
+	return nil
+}
+
+// endReading ends an operation in which members have read each other's data: where this member's is
+// read, once all are done with it.
+func (m *Member) endReading(ctx context.Context, read bool, err error) error {
+	switch {
+	case err != nil:
+	case read:
+		err = m.awaitReaders(ctx, m.rounds+1)
+	default:
+		m.publish(&m.own.given.word, m.rounds+1)
+		if m.aborted() {
+			err = ErrAborted
+		}
+	}
+	m.finish(1)
 	clear(m.regions.tensors)
 	return err
 }

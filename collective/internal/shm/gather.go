@@ -9,6 +9,9 @@ import (
 
 // Broadcast replaces data by that of the member root.
 func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) error {
+	if len(data) > m.layout.bank {
+		return m.broadcastLong(ctx, d, data, root)
+	}
 	c, err := m.begin(ctx)
 	if err != nil {
 		return err
@@ -21,14 +24,23 @@ func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) e
 		return err
 	}
 	m.in(CopyingOut)
-	if len(data) > m.layout.bank {
-		m.dst[root] = data
-		return m.exchangeOne(ctx)
-	}
 	if m.index != root {
 		m.loadSmall(data, m.cellOf(root).data[:], m.areas[root].banks[turn])
 	}
 	return nil
+}
+
+// broadcastLong is Broadcast of data that no bank has room for.
+func (m *Member) broadcastLong(ctx context.Context, d Desc, data []byte, root int) error {
+	direct, err := m.meetReading(ctx, d, data)
+	switch {
+	case err != nil:
+		return err
+	case direct:
+		return m.broadcastDirect(ctx, data, root)
+	}
+	m.dst[root] = data
+	return m.exchangeOne(ctx)
 }
 
 // exchangeOne is exchange where a single member has a part of dst, which moves alone: its rounds

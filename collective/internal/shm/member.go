@@ -61,7 +61,7 @@ type Member struct {
 	*Segment
 	position
 	wire  tripwire
-	other func() (moved, left bool) // see Meanwhile; nil: none
+	other func() (moved bool, within time.Duration) // see Meanwhile; nil: none
 	pace
 	stopwatch
 	progress
@@ -110,6 +110,8 @@ type progress struct {
 	round  int // most bytes of one part that move in one round
 	op     uint64
 	rounds uint64 // of all operations so far
+
+	streams bool // see copyOut
 }
 
 // Join makes this process the member with this index, 0 to the number of members − 1, which no
@@ -169,10 +171,9 @@ func (m *Member) Members() int { return m.members }
 
 // Meanwhile has the member call move again and again while it waits for others in an operation: it
 // is for what they may need of this process, besides the operation, before they come to theirs. It
-// moves what can be moved at once, and reports whether that was anything and whether anything is
-// left; while there is, the member does not sleep until the others wake it. No operation may be
-// under way.
-func (m *Member) Meanwhile(move func() (moved, left bool)) { m.other = move }
+// moves what can be moved at once, and reports whether that was anything and within what time it is
+// to be called again: 0 where nothing is left. No operation may be under way.
+func (m *Member) Meanwhile(move func() (moved bool, within time.Duration)) { m.other = move }
 
 // Abort makes the operations under way and all later ones of every member return [ErrAborted]. It
 // may be called from any goroutine and more than once; after Close it does nothing.

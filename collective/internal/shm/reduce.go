@@ -36,7 +36,7 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	case len(data) <= m.layout.bank:
 		return m.allReduceBanks(ctx, c, d, data, r)
 	}
-	direct, err := m.arriveWith(ctx, c, d, data)
+	direct, err := m.arriveWith(ctx, c, d, data, directLeast)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r 
 // Gather is the second half: each of the first owners members gives its part of data, of units of
 // size bytes as [kernel.Part] cuts them, to all.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
-	direct, err := m.meetWith(ctx, d, data, owners)
+	direct, err := m.meetReading(ctx, d, data)
 	if err != nil {
 		return err
 	}
@@ -153,12 +153,13 @@ func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) 
 	if owners < m.members {
 		return false, m.arrive(ctx, c, d)
 	}
-	return m.arriveWith(ctx, c, d, data)
+	return m.arriveWith(ctx, c, d, data, directLeast)
 }
 
-// arriveWith arrives, and reports whether data is large and can be read by all where it lies.
-func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte) (direct bool, err error) {
-	far := len(data) >= directLeast*m.layout.out
+// arriveWith arrives, and reports whether data has at least so many out slots and can be read by
+// all where it lies.
+func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte, least int) (direct bool, err error) {
+	far := len(data) >= least*m.layout.out
 	if far {
 		m.announceData(c, data)
 	}
@@ -207,6 +208,7 @@ func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error 
 	for i := range m.dst {
 		longest = max(longest, len(m.dst[i]), len(m.src[i]))
 	}
+	m.streams = r == nil && m.overflow(m.dst)
 	last := m.roundsOf(longest)
 	err := m.give(ctx, 0)
 	for t := 0; t < last && err == nil; t++ {
@@ -229,6 +231,7 @@ func (m *Member) roundsOf(longest int) int { return max(1, (longest+m.round-1)/m
 // finish ends an exchange.
 func (m *Member) finish(rounds int) {
 	m.rounds += uint64(rounds)
+	m.streams = false
 	clear(m.src)
 	clear(m.dst)
 }
@@ -346,7 +349,7 @@ func (m *Member) take(ctx context.Context, t int, back bool) error {
 		if back {
 			from = m.section(m.index, o, t)
 		}
-		copy(part, from)
+		m.copyOut(part, from)
 	}
 	if m.aborted() {
 		return ErrAborted

@@ -18,8 +18,7 @@ const (
 	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
 	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
 	napWithoutContext    = time.Second
-	movingTurns          = 32                     // looks in vain before naps, while something else is to be moved …
-	movingNap            = 100 * time.Microsecond // … and their length
+	movingTurns          = 32 // looks in vain before naps, while something else is to be moved
 )
 
 // publish stores a word of this member and wakes those that sleep until it has changed.
@@ -69,13 +68,13 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value uint64) (done bool, err error) {
 	sleeps, idle := false, 0
 	for {
-		moved, left := m.other()
+		moved, within := m.other()
 		switch {
 		case atomic.LoadUint64(word) >= value:
 			return true, nil
 		case m.aborted():
 			return false, ErrAborted
-		case !left:
+		case within == 0:
 			return false, nil
 		case moved:
 			idle = 0
@@ -87,7 +86,7 @@ func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value ui
 				sleeps = true
 				defer m.sleepOn(of)()
 			}
-			if done, err = m.sleep(ctx, of, word, value, movingNap); done || err != nil {
+			if done, err = m.sleep(ctx, of, word, value, within); done || err != nil {
 				return done, err
 			}
 		}

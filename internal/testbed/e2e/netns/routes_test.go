@@ -170,25 +170,32 @@ func TestRouteIsCut(t *testing.T) {
 	}
 }
 
-// TestRails: two interfaces of equal speed share the data, beside a slow one. Where one of them is
-// cut, the other carries it.
+// TestRails: two interfaces of equal speed share the data, encrypted or not, beside a slow one.
+// Where one of them is cut, the other carries it.
 func TestRails(t *testing.T) {
 	if testing.Short() {
 		t.Skip("what is measured needs processors that are free; make check-net runs this one")
 	}
-	n := newNetwork(t)
-	addrs := n.cards("20mbit", "100mbit", "100mbit")
-	j := n.pair(addrs)
-	first := j.world("a", "b")
-	by := j.moved(n, "a", "eth0", "eth1", "eth2")
-	if one, two := by["eth1"], by["eth2"]; 2*one < two || 2*two < one || one < 3*by["eth0"] {
-		t.Errorf("host a has sent %v bytes", by)
+	for _, c := range []struct {
+		name  string
+		flags []string
+	}{{"plain", nil}, {"encrypted", []string{"--encrypt-data"}}} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNetwork(t)
+			addrs := n.cards("20mbit", "100mbit", "100mbit")
+			j := n.pair(addrs, c.flags...)
+			first := j.world("a", "b")
+			by := j.moved(n, "a", "eth0", "eth1", "eth2")
+			if one, two := by["eth1"], by["eth2"]; 2*one < two || 2*two < one || one < 3*by["eth0"] {
+				t.Errorf("host a has sent %v bytes", by)
+			}
+			since := time.Now()
+			n.ip("-n", n.space("a"), "link", "set", "eth2", "down")
+			j.next(first.Generation, since)
+			if by := j.moved(n, "a", "eth0", "eth1", "eth2"); by["eth1"] < 3*by["eth0"] || by["eth2"] > 0 {
+				t.Errorf("after the cut host a has sent %v bytes", by)
+			}
+			j.endWith(weights)
+		})
 	}
-	since := time.Now()
-	n.ip("-n", n.space("a"), "link", "set", "eth2", "down")
-	j.next(first.Generation, since)
-	if by := j.moved(n, "a", "eth0", "eth1", "eth2"); by["eth1"] < 3*by["eth0"] || by["eth2"] > 0 {
-		t.Errorf("after the cut host a has sent %v bytes", by)
-	}
-	j.endWith(weights)
 }
