@@ -18,7 +18,6 @@ import (
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/elastic/internal/fakeproc"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/yield"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/rendezvous"
@@ -69,7 +68,6 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 		if m, err = newDriven(env); err != nil {
 			return nil, err
 		}
-		yield.Wait()
 	}
 	w := newOutsider(ctx, m, rendezvous.Outside)
 	w.driven, w.job = started, env.RunID
@@ -121,7 +119,6 @@ func (w *Worker) enter(ctx context.Context, left func(), j rendezvous.Joining) e
 		if err != nil {
 			return err
 		}
-		yield.Placed()
 		left()
 		w.placed.note()
 		p, err := w.connect(ctx, world)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,6 +30,9 @@ const (
 	// defaultPatience is how long a client waits for a scheduler that is out of reach.
 	defaultPatience = time.Minute
 )
+
+// mostUnaccepted is how many tasks that are over a client remembers, beyond what it needs.
+const mostUnaccepted = 1000
 
 // ConnectConfig says how the scheduler is reached. The zero value is for a worker of a job, and for
 // a program that hvdrun tasks run has started.
@@ -64,9 +68,11 @@ type Pool struct {
 	puts   map[blob.ID]*holding
 	spare  *transfer.Client // a connection for values; nil: none is kept
 	last   uint64
-	// unaccepted are tasks that the scheduler has not written down, in their order. Those before
-	// them are not repeated.
-	unaccepted []*pending
+	// unaccepted are tasks that the scheduler has not written down, in their order, those that are
+	// over too. Those before them are not repeated.
+	unaccepted []*wire.SubmitTask
+	connects   int             // hellos so far
+	remaking   map[uint64]bool // over, and repeated at the last of them for the sake of their results
 	window     int
 	room       chan struct{}   // closed when there may be room in the window again
 	asked      []chan<- []byte // for the status
@@ -177,13 +183,34 @@ func (p *Pool) hello(ctx context.Context) (net.Conn, *link.Reader, error) {
 			}
 		}
 	}
+	p.unaccepted = p.repeated()
+	p.connects++
+	p.remaking = map[uint64]bool{}
 	for _, t := range p.unaccepted {
-		if t.submit == nil { // it is over
-			continue
+		if p.tasks[t.GetN()] == nil {
+			p.remaking[t.GetN()] = true
 		}
-		l.Send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
+		l.Send(sizeOf(t), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t) })
 	}
 	return conn, r, nil
+}
+
+// repeated returns those of the tasks which the scheduler has not written down that another
+// scheduler must know: they are not over, or their result is stored and kept, or is an argument of
+// such a task. The lock is held.
+func (p *Pool) repeated() (all []*wire.SubmitTask) {
+	needed := make(map[uint64]bool)
+	for _, t := range slices.Backward(p.unaccepted) {
+		if p.tasks[t.GetN()] == nil && !p.kept[t.GetN()] && !needed[t.GetN()] {
+			continue
+		}
+		all = append(all, t)
+		for _, n := range t.GetOptions().GetNeeds() {
+			needed[n] = true
+		}
+	}
+	slices.Reverse(all)
+	return all
 }
 
 func sizeOf(s *wire.SubmitTask) int { return 48 + len(s.GetArgs()) }
@@ -260,6 +287,7 @@ func (p *Pool) listen(r *link.Reader) error {
 		p.mu.Lock()
 		p.accept(m.GetAccepted())
 		for _, t := range m.GetTold() {
+			delete(p.remaking, t.GetN())
 			switch {
 			case p.kept[t.GetN()]: // it has run again for the sake of its result
 			case t.GetResult().GetSize() > 0 && p.tasks[t.GetN()] != nil:
@@ -284,8 +312,10 @@ func (p *Pool) listen(r *link.Reader) error {
 // accept notes that tasks up to a number are written down; the lock is held.
 func (p *Pool) accept(n uint64) {
 	i := 0
-	for ; i < len(p.unaccepted) && p.unaccepted[i].n <= n; i++ {
-		p.unaccepted[i].submit = nil
+	for ; i < len(p.unaccepted) && p.unaccepted[i].GetN() <= n; i++ {
+		if t := p.tasks[p.unaccepted[i].GetN()]; t != nil {
+			t.submit = nil
+		}
 		p.unaccepted[i] = nil
 	}
 	p.unaccepted = p.unaccepted[i:]
@@ -470,7 +500,10 @@ func (p *Pool) add(t *pending, o *options, in []input) error {
 		}
 	}
 	p.tasks[t.n] = t
-	p.unaccepted = append(p.unaccepted, t)
+	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down
+		p.unaccepted = p.repeated()
+	}
+	p.unaccepted = append(p.unaccepted, t.submit)
 	p.send(sizeOf(t.submit), func(m *wire.ToTasks) { m.Submits = append(m.Submits, t.submit) })
 	return nil
 }

@@ -34,6 +34,7 @@ func dialValues(ctx context.Context, dial func(context.Context) (net.Conn, error
 // withValues calls use with a connection that carries values, and again after its error, unless
 // that is of the value, ctx ends, or it has gone on for longer than the patience.
 func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error) error {
+	missed := 0 // the number of the connection at which the value was missing
 	for since := time.Now(); ; {
 		c, err := p.values(ctx)
 		if err == nil {
@@ -49,7 +50,7 @@ func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error)
 			return ctx.Err()
 		case errors.As(err, &refused):
 			return storeError(refused.Text)
-		case errors.Is(err, blob.ErrMissing):
+		case errors.Is(err, blob.ErrMissing) && p.settled(&missed):
 			return fmt.Errorf("%w: no host has it", ErrGone)
 		case errors.Is(err, transfer.ErrLater):
 			since = time.Now() // the scheduler is there, and knows more
@@ -68,6 +69,16 @@ func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error)
 			return ctx.Err()
 		}
 	}
+}
+
+// settled returns whether a scheduler that misses a value knows all that this client has to say,
+// and has missed it before. Another one must be told first of the tasks that make it.
+func (p *Pool) settled(missed *int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := *missed
+	*missed = p.connects
+	return p.link != nil && len(p.remaking) == 0 && before == p.connects
 }
 
 // storeError is the error of what a store has refused.

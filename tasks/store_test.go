@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
@@ -30,7 +32,7 @@ func newSafePlace(t testing.TB, cfg scheduler.Config) *place {
 		t.Fatal(err)
 	}
 	p := newPlace(t, cfg)
-	p.ca = ca
+	p.ca, p.creds = ca, cfg.Credentials
 	return p
 }
 
@@ -251,6 +253,63 @@ func TestLostHost(t *testing.T) {
 	}
 }
 
+// opens returns when its gate is open.
+var (
+	gates = [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+	opens = Register[int]("opens/v1", func(ctx context.Context, gate int) (int, error) {
+		select {
+		case <-gates[gate]:
+			return gate + 1, nil
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	})
+)
+
+// TestNothingWritten: a scheduler ends that has told of results and written nothing down. The one
+// after it makes those again that others depend on, or that are stored, as the client says.
+func TestNothingWritten(t *testing.T) {
+	unwritten := scheduler.Config{Repeated: true}
+	p := newSafePlace(t, unwritten)
+	p.serve(ServeConfig{Host: "a"})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	gates = [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+	gated := opens.With(CPU(0.1))
+	first, err := gated.Submit(ctx, pool, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := gated.Submit(ctx, pool, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := sum.With(CPU(0.1)).Submit(ctx, pool, first, second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := makes.With(CPU(0.1)).Submit(ctx, pool, 300_000, byte(1))
+	if err == nil {
+		err = stored.Err(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(gates[0])
+	if n := get(t, first, nil); n != 1 {
+		t.Errorf("%d", n)
+	}
+	unwritten.Credentials = p.creds
+	p.replace(unwritten)
+	close(gates[1])
+	if n := get(t, both, nil); n != 3 {
+		t.Errorf("%d", n)
+	}
+	if b := get(t, stored, nil); len(b) != 300_000 || b[0] != 1 {
+		t.Errorf("%d bytes", len(b))
+	}
+}
+
 // TestManySources: a large value that several hosts have comes from all of them, and is right where
 // one of them has other bytes under its name.
 func TestManySources(t *testing.T) {
@@ -329,6 +388,47 @@ func TestFullStores(t *testing.T) {
 	}
 	if n, err := makes.Call(ctx, pool, 400_000, byte(1)); err != nil || len(n) != 400_000 {
 		t.Errorf("and then: %v", err)
+	}
+}
+
+// TestFullDisk: memory that other programs have filled is an error like that of a store which is
+// full; what was stored before is there, and there is room once they have given it back.
+func TestFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a file system that is filled")
+	}
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=32m"); err != nil {
+		t.Skipf("no tmpfs can be mounted here: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(disk, unix.MNT_DETACH) })
+	p := newSafePlace(t, scheduler.Config{Store: blob.Config{Root: disk, Most: 1 << 30}})
+	p.serve(ServeConfig{Host: "a", StoreBytes: 1 << 30})
+	pool := p.connect(ConnectConfig{})
+	ctx := t.Context()
+	first, err := Put(ctx, pool, bytes.Repeat([]byte{7}, 5<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(disk, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, 10<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	large := make([]byte, 26<<20)
+	if _, err := Put(ctx, pool, large); !errors.Is(err, ErrStoreFull) || !strings.Contains(err.Error(), "no space left on device") {
+		t.Errorf("Put: %v", err)
+	}
+	if _, err := makes.Call(ctx, pool, 26<<20, byte(1)); err == nil || !strings.Contains(err.Error(), "the result cannot be stored: blob: the store is full") {
+		t.Errorf("a result: %v", err)
+	}
+	if n, err := lengths.Call(ctx, pool, first); err != nil || n != fmt.Sprint(1, " ", 5<<20) {
+		t.Errorf("what was stored before: %s, %v", n, err)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Put(ctx, pool, large[:15<<20]); err != nil {
+		t.Errorf("with room again: %v", err)
 	}
 }
 

@@ -35,6 +35,7 @@ type place struct {
 	wg    sync.WaitGroup
 	root  string              // of stores
 	ca    *identity.Authority // of those who provide values; nil: none does
+	creds *identity.Credentials
 	mu    sync.Mutex
 	conns map[net.Conn]bool
 }
@@ -46,7 +47,10 @@ func newPlace(t testing.TB, cfg scheduler.Config) *place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &place{t: t, ln: ln, conns: map[net.Conn]bool{}, root: t.TempDir()}
+	p := &place{t: t, ln: ln, conns: map[net.Conn]bool{}, root: cfg.Store.Root}
+	if p.root == "" {
+		p.root = t.TempDir()
+	}
 	cfg.Store.Root = p.root
 	p.s = scheduler.New(cfg)
 	p.wg.Go(func() {
@@ -59,7 +63,7 @@ func newPlace(t testing.TB, cfg scheduler.Config) *place {
 			p.conns[conn] = true
 			p.mu.Unlock()
 			p.wg.Go(func() {
-				_ = p.s.Handle(context.Background(), conn, identity.Subject{Role: identity.Worker})
+				_ = p.scheduler().Handle(context.Background(), conn, identity.Subject{Role: identity.Worker})
 				p.mu.Lock()
 				delete(p.conns, conn)
 				p.mu.Unlock()
@@ -68,10 +72,26 @@ func newPlace(t testing.TB, cfg scheduler.Config) *place {
 	})
 	t.Cleanup(func() {
 		ln.Close()
-		p.s.Close()
+		p.scheduler().Close()
 		p.wg.Wait()
 	})
 	return p
+}
+
+func (p *place) scheduler() *scheduler.Scheduler {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.s
+}
+
+// replace ends the scheduler, and has another one that knows nothing take its place.
+func (p *place) replace(cfg scheduler.Config) {
+	cfg.Log, cfg.Store.Root = quiet(), p.root
+	p.mu.Lock()
+	old := p.s
+	p.s = scheduler.New(cfg)
+	p.mu.Unlock()
+	old.Close()
 }
 
 func (p *place) dial(ctx context.Context) (net.Conn, error) {

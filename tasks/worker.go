@@ -21,7 +21,6 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire"
-	"github.com/hvdrun/hvdrun/internal/yield"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -50,8 +49,7 @@ type ServeConfig struct {
 	Grace time.Duration
 	// Beside has the worker run tasks while it has a place in a world too, which slows training.
 	// Otherwise it gets none meanwhile, and what it runs when it enters a world runs again
-	// elsewhere. While a worker that waits for a place runs tasks, its process gives way to all
-	// others of the machine, if it may end that: with CAP_SYS_NICE, or RLIMIT_NICE.
+	// elsewhere.
 	Beside bool
 	// StoreBytes bounds the stored values of this host, of all its workers together, in bytes. 0:
 	// 30 % of the machine's memory.
@@ -637,8 +635,7 @@ func (w *worker) call(ctx context.Context, a *attempt) *wire.TaskResult {
 	} else if err != nil {
 		return failed(queue.ByUser, err.Error())
 	}
-	var value [][]byte
-	yield.While(func() { value, err = a.of.fn.run(ctx, args) })
+	value, err := a.of.fn.run(ctx, args)
 	switch {
 	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return failed(queue.TimedOut, fmt.Sprintf("it ran for longer than %v: %v", time.Duration(a.push.GetLimitMs())*time.Millisecond, err))

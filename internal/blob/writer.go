@@ -70,9 +70,8 @@ func (w *Writer) WriteAt(b []byte, at int64) (int, error) {
 	}
 	n, err := w.file.WriteAt(b, at)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		err = fmt.Errorf("%w: %w", ErrFull, err)
-	}
-	if err != nil {
+		return n, fmt.Errorf("%w: %w", ErrFull, err)
+	} else if err != nil {
 		return n, fmt.Errorf("blob: %w", err)
 	}
 	if at > w.hashed {

@@ -31,7 +31,7 @@ func TestEvaluate(t *testing.T) {
 			break
 		}
 	}
-	if all < 3 || spares < 1 || strings.Count(res.Output, "held-out accuracy") != all || !strings.Contains(res.Output, "COMMIT  ACCURACY") {
+	if all < 3 || spares == 0 || spares < 1 || strings.Count(res.Output, "held-out accuracy") != all || !strings.Contains(res.Output, "COMMIT  ACCURACY") {
 		t.Errorf("%d checkpoints evaluated, %d by spares:\n%s", all, spares, res.Output)
 	}
 }

@@ -56,7 +56,7 @@ func main() {
 	flag.IntVar(&b.spares, "spares", 0, "spare workers that wait when one is killed, on another host")
 	flag.DurationVar(&b.beside, "beside", 0, "with -spares: kill as many again in jobs whose spares run tasks that take so long, in turns with the others; negative: that compute for so long")
 	flag.BoolVar(&b.late, "late", false, "give elastic.Init the option Late")
-	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication")
+	flag.DurationVar(&b.stepTime, "step-time", time.Millisecond, "time of a step besides communication; negative: a step computes for so long")
 	flag.DurationVar(&b.interval, "discovery-interval", 50*time.Millisecond, "pause between two runs of the discovery script")
 	flag.Uint64Var(&b.seed, "seed", 1, "of the dice that say who is killed when")
 	flag.StringVar(&b.tsv, "tsv", "", "file for a line of times for each kill and join")

@@ -47,6 +47,7 @@ func main() {
 	poison := flag.Bool("poison", false, "submit a task that kills its worker")
 	modelled := flag.Int("model", 0, "submit so many tasks that depend on each other, fail and are cancelled, and compare what becomes of them with a model")
 	seed := flag.Uint64("seed", 1, "of the dice of -model")
+	put := flag.Int("put", 0, "put a value of so many bytes, read it in a task, and print how long both took")
 	across := flag.String("across", "", "have results of -size bytes stored on each of these `HOSTS` (a,b), and read them once standard input has ended")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -55,6 +56,8 @@ func main() {
 	switch {
 	case *endless:
 		err = forever(ctx, *n, *lasts)
+	case *put > 0:
+		err = putOne(ctx, *put)
 	case *across != "":
 		err, *rounds = rebuild(ctx, *across, *size), 0
 	case *modelled > 0:
@@ -149,6 +152,35 @@ func submit(ctx context.Context, pool *tasks.Pool, n int, lasts time.Duration) e
 	}
 	if left != 0 {
 		return fmt.Errorf("%d tasks without a result", left)
+	}
+	return nil
+}
+
+var measures = tasks.Register[int]("measures/v1", func(ctx context.Context, b tasks.Ref[[]byte]) (int, error) {
+	all, err := b.Get(ctx)
+	return len(all), err
+})
+
+// putOne puts a value, and has a task read it.
+func putOne(ctx context.Context, size int) error {
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	value := bytes.Repeat([]byte{1, 2, 3, 4}, size/4)
+	began := time.Now()
+	ref, err := tasks.Put(ctx, pool, value)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("put after %v\n", time.Since(began).Round(time.Millisecond))
+	for range 2 {
+		began = time.Now()
+		if n, err := measures.Call(ctx, pool, ref); err != nil || n != len(value) {
+			return fmt.Errorf("a task got %d bytes, %w", n, err)
+		}
+		fmt.Printf("read by a task after %v\n", time.Since(began).Round(time.Millisecond))
 	}
 	return nil
 }

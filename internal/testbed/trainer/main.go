@@ -74,7 +74,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.IntVar(&s.microbatches, "microbatches", 0, "train by elastic.Steps of so many microbatches, a power of two; most other flags have no effect then")
 	f.BoolVar(&s.balance, "balance", false, "with -microbatches, give slower workers fewer")
 	f.BoolVar(&s.late, "late", false, "enter the first world in elastic.Run")
-	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication")
+	f.DurationVar(&s.stepTime, "step-time", 0, "time that a step takes besides communication; negative: that it computes")
 	f.StringVar(&s.log, "log", "", "file to which rank 0 appends what it does")
 	f.BoolVar(&s.logAll, "log-all", false, "let all ranks append")
 	f.StringVar(&s.dir, "dir", "", "folder for marks, by which workers that share a schedule know what has happened")

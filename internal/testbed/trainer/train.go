@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
@@ -192,7 +195,9 @@ func (t *training) step(ctx context.Context) error {
 	if err := t.print(); err != nil {
 		return err
 	}
-	if t.set.stepTime > 0 {
+	if t.set.stepTime < 0 {
+		compute(-t.set.stepTime)
+	} else if t.set.stepTime > 0 {
 		time.Sleep(t.set.stepTime) // simulates computation
 	}
 	// State that belongs to no step is passed to the collective, so that its failure requires a
@@ -293,4 +298,17 @@ func (t *training) finish() error {
 	}
 	fmt.Printf("rank=%d size=%d step=%d chain=%s weights=%s\n", l.Rank, l.Size, l.Step, l.Chain, l.Digest)
 	return l.Append(t.log)
+}
+
+// compute uses a processor for that long, which takes longer where others use it too.
+func compute(d time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	used := func() time.Duration {
+		var t unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // a thread has one
+		return time.Duration(t.Nano())
+	}
+	for began := used(); used()-began < d; {
+	}
 }

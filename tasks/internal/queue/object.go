@@ -232,11 +232,12 @@ func (q *Queue) Missing(now time.Time, id Object, host string) {
 }
 
 // Want has a stored value made again that a client wants to read and nobody has. It returns whether
-// it is there, or is being made.
+// it is there, is being made, or may come: a client was told of it by the queue before this one,
+// which did not live to write down that its task was over. The task is restored, and runs again.
 func (q *Queue) Want(now time.Time, id Object) bool {
 	o := q.objects[id]
 	if o == nil {
-		return false
+		return q.restored > 0
 	}
 	if len(o.hosts) == 0 {
 		q.rebuild(now, o, 1)

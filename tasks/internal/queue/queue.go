@@ -211,8 +211,9 @@ type task struct {
 	taking   bool  // it has been asked for, to run elsewhere
 	released bool  // the client needs the result no more
 	again    bool  // it runs for the sake of its stored result alone
-	// suspended: it was restored, and has not been resumed.
-	suspended bool
+	// suspended: it was restored, and has not been resumed. restored: and it has not been over
+	// since.
+	suspended, restored bool
 	*more
 }
 
@@ -258,6 +259,9 @@ type Queue struct {
 	retried int
 	// suspended is how many tasks wait for Resume.
 	suspended int
+	// restored is how many tasks were restored that have not been over since: a client may have the
+	// result of each.
+	restored int
 }
 
 // pool is workers of which any may be taken.
@@ -454,6 +458,10 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 		q.leave(t)
 	}
 	q.unsuspend(t)
+	if t.restored {
+		t.restored = false
+		q.restored--
+	}
 	q.Over = append(q.Over, t.ID)
 	old := t.rest().old
 	q.move(t, r.State)

@@ -354,3 +354,27 @@ func TestAgainstModel(t *testing.T) {
 		}
 	}
 }
+
+// TestWantUnwritten: the result of a restored task is not lost as long as the task may make it.
+func TestWantUnwritten(t *testing.T) {
+	now := time.Unix(0, 0)
+	q := New(Config{})
+	g := q.Group("f@00", MakeDemand(map[string]int64{"cpu": Unit}))
+	first, second := ID{Client: 1, N: 1}, ID{Client: 1, N: 2}
+	told, other := Object{1}, Object{2}
+	q.Restore(Task{ID: first, Group: g})
+	q.Restore(Task{ID: second, Group: g})
+	q.RestoreOver(now, second, Result{State: Succeeded, Object: other, Size: 200_000})
+	if !q.Want(now, told) {
+		t.Error("a value that a restored task may make is given up")
+	}
+	q.Resume(now)
+	q.RestoreOver(now, first, Result{}) // no end
+	if !q.Want(now, told) {
+		t.Error("a value is given up whose task runs")
+	}
+	q.Cancel(now, first, false)
+	if q.Want(now, told) {
+		t.Error("a value is awaited that no task may make")
+	}
+}

@@ -75,10 +75,11 @@ func (q *Queue) Restore(s Task) {
 	if s.Options == nil {
 		s.Options = &defaults
 	}
-	t := &task{Task: s, order: q.last, suspended: true}
+	t := &task{Task: s, order: q.last, suspended: true, restored: true}
 	q.tasks[s.ID] = t
 	q.counts[Waiting]++
 	q.suspended++
+	q.restored++
 	q.need(t)
 }
 

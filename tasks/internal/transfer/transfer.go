@@ -121,6 +121,7 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.
 		return nil, err
 	}
 	var q wire.ValueRequest
+	var failed error
 	for left := size; left > 0; left -= uint64(len(q.GetData())) {
 		if err := r.Read(&q); err != nil {
 			return nil, err
@@ -128,10 +129,15 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.
 		if n := len(q.GetData()); n == 0 || uint64(n) > left {
 			return nil, fmt.Errorf("transfer: %d bytes, where %d are left", n, left)
 		}
-		if _, err := w.Write(q.GetData()); err != nil {
-			_ = write(conn, &wire.ValueReply{Failed: err.Error()})
-			return nil, err
+		if failed != nil {
+			continue // bytes that nobody has read would take the answer with them
 		}
+		if _, failed = w.Write(q.GetData()); failed != nil {
+			w.Abort()
+		}
+	}
+	if failed != nil {
+		return &wire.ValueReply{Failed: failed.Error()}, nil
 	}
 	id, err := w.Commit()
 	if err != nil {

@@ -14,6 +14,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/testbed/follow"
 )
 
+// orphaned is how long agents wait for another driver.
+const orphaned = 30 * time.Second
+
 // playTasks has a client submit tasks, of which each must return, once and the right result,
 // whatever happens to the workers and to hvdrun meanwhile. With a model, they depend on each other,
 // and some fail or are cancelled.
@@ -22,7 +25,7 @@ func playTasks(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	j.flag("--tasks-only", "--orphan-timeout", "1m", "--drain-timeout", "2s")
+	j.flag("--tasks-only", "--orphan-timeout", orphaned.String(), "--drain-timeout", "2s")
 	j.plan.Command = []string{t.programs.Tasker}
 	if err := j.start(); err != nil {
 		return err
@@ -59,7 +62,9 @@ func playTasks(ctx context.Context, t *trial) error {
 	if j.Status() != terminated {
 		return fmt.Errorf("exit status %d, want %d", j.Status(), terminated)
 	}
-	if left := j.AwaitGone(lingering); len(left) > 0 {
+	// An agent whose driver was killed before it had written down that the agent is there waits for
+	// another driver, in vain.
+	if left := j.AwaitGone(orphaned + lingering); len(left) > 0 {
 		return fmt.Errorf("processes are left: %q", left)
 	}
 	return nil
