@@ -33,7 +33,8 @@ func BenchmarkScale(b *testing.B) {
 	}
 }
 
-// episode is what a part of the benchmark took. Its steps and bytes of memory are those up to its end.
+// episode is what a part of the benchmark took. Its steps and bytes of memory are those up to its
+// end.
 type episode struct {
 	name   string
 	took   time.Duration
