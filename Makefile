@@ -203,7 +203,7 @@ check-net: ## run a job over hosts that are network namespaces; needs root
 	@$(GO) vet -tags netns ./internal/testbed/e2e/netns
 	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./internal/testbed/e2e/netns
 
-check-metrics: ## check the alarms with Prometheus's own promtool; as root it brings the package prometheus; ARGS go to go test
+check-metrics: ## check the alarms with Prometheus's own promtool, and have Prometheus scrape a job; as root it brings the package prometheus; ARGS go to go test
 	@command -v promtool >/dev/null || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; \
@@ -211,6 +211,7 @@ check-metrics: ## check the alarms with Prometheus's own promtool; as root it br
 			echo "missing: install the package prometheus" >&2; exit 1; \
 		fi; }
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
+	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./internal/testbed/e2e
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"

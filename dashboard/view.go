@@ -124,7 +124,7 @@ func show(v *View) (*shown, error) {
 		return text
 	}
 	for name, value := range map[string]any{
-		"job":   head{s, v.Command, v.Problem, v.Output, v.Cannot()},
+		"job":   head{s, list(v.Command), v.Problem, v.Output, v.Cannot()},
 		"hosts": hosts, "waits": waits, "goodput": goodput, "worlds": list(v.Worlds), "forgotten": v.Forgotten,
 		"recoveries": v.Recoveries, "points": list(v.Points), "tasks": v.Tasks,
 	} {

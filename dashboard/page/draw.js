@@ -103,11 +103,6 @@ function banners() {
       h("code", null, "hvdrun resume " + j.job), " takes the job over.");
   }
   if (j.journal) banner("", "The job could not be resumed now, its journal is ", j.journal);
-  if (j.driver_pid && !ended()) {
-    for (const w of view.waits ?? []) {
-      banner("", "Waiting for ", w.for, ", ", h("b", null, duration((Date.parse(w.until) - time()) / 1000)), " left");
-    }
-  }
   if (!ended()) {
     const hung = view.slots.map((s, i) => ({ s, p: places[i] })).filter((x) => x.s.where && x.p);
     for (const { s, p } of hung.slice(0, 3)) {
@@ -115,6 +110,11 @@ function banners() {
         s.what ? ": " + s.what : "");
     }
     if (hung.length > 3) banner("", `${number(hung.length - 3)} more workers hold up the others: choose their slots`);
+  }
+  if (j.driver_pid && !ended()) {
+    for (const w of view.waits ?? []) {
+      banner("", "Waiting for ", w.for, ", ", h("b", null, duration((Date.parse(w.until) - time()) / 1000)), " left");
+    }
   }
   if (!view.live) return; // what was known last stays as it was
   fill(byId("banners"), ...list.slice(0, 6));
@@ -283,7 +283,7 @@ function slot() {
     busy = !s.out;
     out = !!s.out;
     const until = s.out && s.until ? `until ${clock(s.until, view.now)}` : s.out ? "until it is readmitted" : "";
-    list.push(fact("State", words[s.state] ?? s.state), fact(s.out ? words[s.out] ?? s.out : "", until), fact("Rank", s.rank == null ? "none" : String(s.rank)),
+    list.push(fact("State", words[s.state] ?? s.state), fact(s.out ? (s.out === s.state ? "Out" : words[s.out] ?? s.out) : "", until), fact("Rank", s.rank == null ? "none" : String(s.rank)),
       fact("Commit", view.commits[i] == null ? "unknown" : number(view.commits[i])), fact("Process", s.pid ? String(s.pid) : "none"),
       fact("Failures", number(s.failures)));
     if (s.straggler) list.push(fact("Comes last", `${(100 * s.straggler.last).toFixed(0)} % of ${number(s.straggler.operations)}, by ${duration(s.straggler.by_seconds)}`));

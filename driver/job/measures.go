@@ -66,4 +66,6 @@ type Rank struct {
 	Commits uint64
 	// InOperations is the time that the worker has spent in collective operations since it began.
 	InOperations time.Duration
+	// Straggler is how late the worker comes to operations; nil: unknown.
+	Straggler *Straggler
 }

@@ -285,12 +285,16 @@ func ofWorkers(s sink, w job.Workers) {
 	}
 	var age time.Duration
 	var least, most uint64
+	late := 0.0
 	heard := false
 	for _, r := range w.Ranks {
 		if !r.Heard {
 			continue
 		}
 		age = max(age, r.Age)
+		if r.Straggler != nil {
+			late = max(late, r.Straggler.By)
+		}
 		if !heard || r.Commits < least {
 			least = r.Commits
 		}
@@ -298,6 +302,7 @@ func ofWorkers(s sink, w job.Workers) {
 	}
 	s.put(beatAgeMax, age.Seconds())
 	s.put(commitsSpread, float64(most-least))
+	s.put(lateMax, late)
 }
 
 func ofRanks(s sink, ranks []job.Rank) {
@@ -312,5 +317,9 @@ func ofRanks(s sink, ranks []job.Rank) {
 		s.put(rankCommits, float64(r.Commits), labels...)
 		s.put(rankBeatAge, r.Age.Seconds(), labels...)
 		s.put(rankSeconds, r.InOperations.Seconds(), labels...)
+		if r.Straggler != nil {
+			s.put(rankLast, r.Straggler.Last, labels...)
+			s.put(rankLate, r.Straggler.By, labels...)
+		}
 	}
 }

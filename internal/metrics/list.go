@@ -163,6 +163,8 @@ var (
 		Help: "Age of the oldest last heartbeat of a rank of the world"})
 	commitsSpread = define(Metric{Name: "hvdrun_worker_commits_spread", Of: OfWorkers, Unit: "short",
 		Help: "Largest minus smallest number of the last commits of ranks, as far as heartbeats told"})
+	lateMax = define(Metric{Name: "hvdrun_worker_late_max_seconds", Of: OfWorkers, Unit: "s",
+		Help: "The largest hvdrun_rank_late_seconds of a rank, in a world of any size"})
 )
 
 // The metrics of single ranks of a world of at most MostRanks.
@@ -173,6 +175,10 @@ var (
 		Help: "Age of the rank's last heartbeat"})
 	rankSeconds = define(Metric{Name: "hvdrun_rank_collective_seconds_total", Kind: Counter, Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
 		Help: "Time that the rank's worker spent in collective operations: one that holds up the others spends less"})
+	rankLast = define(Metric{Name: "hvdrun_rank_last_ratio", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
+		Help: "Share of the operations of the last minutes to which the rank came last; those to which all came within a millisecond do not count"})
+	rankLate = define(Metric{Name: "hvdrun_rank_late_seconds", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "s",
+		Help: "How much later than the median rank the rank came to operations of the last minutes, on average"})
 )
 
 // The metrics of an agent.

@@ -91,7 +91,8 @@ func measures(ranks int) job.Measures {
 		}
 		h := &m.Status.Hosts[len(m.Status.Hosts)-1]
 		h.Slots = append(h.Slots, job.Slot{Slot: r % 8, State: job.SlotTraining, Commits: new(uint64(17))})
-		m.Workers.Ranks[r] = job.Rank{Host: h.Host, Slot: r % 8, Heard: true, Age: time.Duration(r) * time.Millisecond, Commits: uint64(16 + r%2), InOperations: time.Minute}
+		m.Workers.Ranks[r] = job.Rank{Host: h.Host, Slot: r % 8, Heard: true, Age: time.Duration(r) * time.Millisecond, Commits: uint64(16 + r%2), InOperations: time.Minute,
+			Straggler: &job.Straggler{Last: 0.5, By: 0.002 * float64(r), Operations: 100}}
 	}
 	for kind := range kinds {
 		for class := range sizeNames {
@@ -194,6 +195,9 @@ hvdrun_job_hosts{state="unlisted"} 0
 # HELP hvdrun_worker_commits_spread Largest minus smallest number of the last commits of ranks, as far as heartbeats told
 # TYPE hvdrun_worker_commits_spread gauge
 hvdrun_worker_commits_spread 1
+# HELP hvdrun_worker_late_max_seconds The largest hvdrun_rank_late_seconds of a rank, in a world of any size
+# TYPE hvdrun_worker_late_max_seconds gauge
+hvdrun_worker_late_max_seconds 0.03
 # HELP hvdrun_wait_left_seconds Time left of the wait that ends first; 0 if there is none
 # TYPE hvdrun_wait_left_seconds gauge
 hvdrun_wait_left_seconds 9
@@ -203,7 +207,7 @@ hvdrun_agent_slots{state="bad"} 1
 hvdrun_agent_slots{state="free"} 4
 hvdrun_agent_slots{state="taken"} 3
 `
-	names := []string{"hvdrun_resets_total", "hvdrun_job_hosts", "hvdrun_worker_commits_spread", "hvdrun_wait_left_seconds", "hvdrun_agent_slots"}
+	names := []string{"hvdrun_resets_total", "hvdrun_job_hosts", "hvdrun_worker_commits_spread", "hvdrun_worker_late_max_seconds", "hvdrun_wait_left_seconds", "hvdrun_agent_slots"}
 	if err := testutil.GatherAndCompare(registry(t, 16), strings.NewReader(want), names...); err != nil {
 		t.Error(err)
 	}
@@ -228,7 +232,7 @@ func TestCardinality(t *testing.T) {
 	if base > 2000 {
 		t.Errorf("%d series without a rank", base)
 	}
-	if n := count(measures(MostRanks)); n != base+3*MostRanks {
+	if n := count(measures(MostRanks)); n != base+5*MostRanks {
 		t.Errorf("%d series for %d ranks, %d for none", n, MostRanks, base)
 	}
 	if n := count(measures(5000)); n != base {

@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 
 // patience bounds a single wait for the browser, which takes a fraction of a second when the
 // machine is idle.
-const patience = 2 * time.Minute
+const patience = time.Minute
 
 // open starts a browser with an empty profile and opens a page in it.
 func open(t *testing.T, width, height int, url string, more ...chromedp.ExecAllocatorOption) context.Context {

@@ -44,6 +44,11 @@ func TestScreenshots(t *testing.T) {
 			j.Growth(now)
 			return j
 		}, act: []action{chromedp.Click(css(`[title^="gpu-b3:5"]`))}},
+		{name: "hang", width: 1280, height: 620, job: func() *dashboardtest.Job {
+			j := dashboardtest.Story()
+			j.Hang(now)
+			return j
+		}, act: []action{chromedp.Click(css(`[title^="gpu-b1:2"]`))}},
 		{name: "thousand", width: 1280, height: 900, dark: true, job: func() *dashboardtest.Job {
 			j := dashboardtest.Large(dashboardtest.Begun, 125, 8)
 			j.Stir(40)

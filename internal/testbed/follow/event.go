@@ -24,6 +24,7 @@ type Event struct {
 	Status     int       `json:"status"`
 	Message    string    `json:"message"`
 	What       string    `json:"what"`
+	Until      time.Time `json:"until"` // of an exclusion; zero: it has no end
 	Frames     string    `json:"where"` // of a located event
 	Backend    string    `json:"backend"`
 	Slots      []Slot    `json:"slots"`
