@@ -2,7 +2,10 @@ package decide
 
 import (
 	"fmt"
+	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,23 +13,38 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// BenchmarkScale has the machine form a world of n workers, grow it by a host, and lose a tenth of
-// it. It reports the time per step.
+// BenchmarkScale has the machine form a world of n workers, ten on each host, grow it by a host,
+// lose one in a hundred at once, and lose a third of the hosts. It reports the time of each,
+// the time per step, and the memory that the machine has in the end.
 func BenchmarkScale(b *testing.B) {
-	for _, n := range []int{100, 300, 1000, 3000} {
+	for _, n := range []int{100, 300, 1000, 3000, 10000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			steps := 0
+			var all episodes
 			for b.Loop() {
-				steps += stepMany(b, n)
+				all = measure(b, n)
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(steps), "ns/step")
+			for _, p := range all {
+				b.ReportMetric(float64(p.took.Microseconds())/1000, "ms/"+p.name)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*all[len(all)-1].steps), "ns/step")
+			b.ReportMetric(float64(all[len(all)-1].memory)/1e6, "MB")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
 }
 
-// stepMany returns the number of steps.
-func stepMany(b *testing.B, n int) (steps int) {
+// episode is what a part of the benchmark took. Its steps and bytes of memory are those up to its
+// end.
+type episode struct {
+	name   string
+	took   time.Duration
+	steps  int
+	memory uint64
+}
+
+type episodes []episode
+
+func measure(b *testing.B, n int) (all episodes) {
 	cfg, err := withDefaults(Config{
 		Size:  job.Size{NP: n, Min: 1, Elastic: true},
 		Blame: job.Blame{CooldownMin: time.Hour, CooldownMax: time.Hour},
@@ -37,6 +55,7 @@ func stepMany(b *testing.B, n int) (steps int) {
 	given := 0
 	m := New(cfg, func(plan.SlotID) string { given++; return strconv.Itoa(given) })
 	now := time.Unix(0, 0)
+	steps := 0
 	var fresh []string
 	step := func(in Input) {
 		steps++
@@ -64,36 +83,60 @@ func stepMany(b *testing.B, n int) (steps int) {
 		}
 	}
 	again := func(generation uint64) {
-		for _, w := range m.workers {
-			if w.generation == generation {
+		for _, w := range slices.Clone(m.workers) {
+			if w.generation == generation && w.live() {
 				join(w.id, generation)
 			}
 		}
 	}
-	hosts := make([]plan.Host, n/8+1)
-	for i := range hosts {
-		hosts[i] = plan.Host{Name: fmt.Sprintf("host%04d", i), Slots: 8}
+	began := time.Now()
+	var memory runtime.MemStats
+	ends := func(name string, generation uint64, size int) {
+		b.Helper()
+		took := time.Since(began)
+		if m.world.Generation != generation || m.world.Size() != size {
+			b.Fatalf("%s: generation %d of %d workers; want %d of %d", name, m.world.Generation, m.world.Size(), generation, size)
+		}
+		b.StopTimer()
+		runtime.GC()
+		runtime.ReadMemStats(&memory)
+		all = append(all, episode{name, took, steps, memory.HeapAlloc})
+		b.StartTimer()
+		began = time.Now()
 	}
-	hosts[n/8].Slots = n % 8
-	if n%8 == 0 {
-		hosts = hosts[:n/8]
+	hosts := make([]plan.Host, n/10)
+	for i := range hosts {
+		hosts[i] = plan.Host{Name: fmt.Sprintf("host%04d", i), Slots: 10}
 	}
 	step(HostsFound{hosts})
 	ready()
+	ends("form", 1, n)
 	for _, w := range m.workers {
 		step(WorkerReported{w.id, ReportCommitted, 1, 1})
 	}
-	step(HostsFound{append(hosts, plan.Host{Name: "new", Slots: 8})})
+	ends("commit", 1, n)
+	hosts = append(hosts, plan.Host{Name: "new", Slots: 10})
+	step(HostsFound{hosts})
 	ready()
 	again(1)
-	for i, w := range append([]*Worker(nil), m.workers...) {
-		if i%10 == 0 {
+	ends("grow", 2, n+10)
+	left := n + 10
+	for i, w := range slices.Clone(m.workers) {
+		if i%100 == 0 {
 			step(WorkerEnded{w.id, job.Exit{Code: 137, Signal: 9}})
+			left--
 		}
 	}
 	again(2)
-	if want := n + 8 - (n+8+9)/10; m.world.Generation != 3 || m.world.Size() != want {
-		b.Fatalf("generation %d of %d workers; want 3 of %d", m.world.Generation, m.world.Size(), want)
+	ends("die", 3, left)
+	step(HostsFound{hosts[len(hosts)/3:]})
+	for _, w := range m.workers {
+		if i, err := strconv.Atoi(strings.TrimPrefix(w.slot.Host, "host")); err == nil && i < len(hosts)/3 && w.generation == 3 {
+			left--
+		}
 	}
-	return steps
+	again(3)
+	ends("leave", 4, left)
+	runtime.KeepAlive(m)
+	return all
 }

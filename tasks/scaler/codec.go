@@ -185,7 +185,7 @@ func truth(b bool) byte {
 
 // load returns processors kept busy as thousandths. What is more than 65 stays 65.535.
 func load(cpu float64) uint16 {
-	return uint16(min(max(cpu*1000, 0), math.MaxUint16))
+	return uint16(min(max(cpu*1000+0.5, 0), math.MaxUint16))
 }
 
 func loadOf(b []byte) float64 { return float64(order.Uint16(b)) / 1000 }

@@ -593,6 +593,10 @@ func resultOf(r *wire.TaskResult) queue.Result {
 	if !out.State.Over() || out.State > queue.Cancelled {
 		out = queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: "its worker has reported no result"}
 	}
+	if out.State != queue.Succeeded || out.Size <= 0 { // only a stored result has a name
+		out.Size = 0
+		return out
+	}
 	copy(out.Object[:], r.GetValue())
 	return out
 }

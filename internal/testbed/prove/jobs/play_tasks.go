@@ -40,6 +40,9 @@ func playTasks(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
+	if err := j.until(ctx, "the client's first line", func() bool { return j.counted.Load() > 0 || len(ended) > 0 }); err != nil {
+		return err
+	}
 	for range t.Times {
 		if j, err = j.disturbTasks(ctx, t); err != nil {
 			return err
