@@ -79,12 +79,33 @@ func (p *program) resumeJob(ctx context.Context, d *jobDir) error {
 	if d.about.Ended != nil {
 		return runError{fmt.Errorf("job %s: %w, at %s", d.about.RunID, driver.ErrFinished, d.about.Ended.Format(time.DateTime))}
 	}
-	if running, err := journal.Locked(d.journal()); err != nil {
+	if running, err := isDriven(ctx, d); err != nil {
 		return runError{fmt.Errorf("job %s cannot be resumed: %w", d.about.RunID, err)}
 	} else if running {
 		return runError{fmt.Errorf("job %s needs no other driver: its own is running", d.about.RunID)}
 	}
 	return p.resumeClaimed(ctx, d, nil)
+}
+
+// A process that a driver was starting when it was killed has its lock until it runs its program.
+const (
+	lockTries = 20
+	lockPause = 50 * time.Millisecond
+)
+
+// isDriven reports whether a job has a driver on this machine.
+func isDriven(ctx context.Context, d *jobDir) (running bool, err error) {
+	for range lockTries {
+		if running, err = journal.Locked(d.journal()); err != nil || !running {
+			return running, err
+		}
+		select {
+		case <-time.After(lockPause):
+		case <-ctx.Done():
+			return running, ctx.Err()
+		}
+	}
+	return running, nil
 }
 
 // resumeClaimed goes on with a job that no other driver of this machine has. c is the claim to a
