@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective"
 )
@@ -148,7 +151,9 @@ func (f *faults) happen(x fault) error {
 	case hangs[x.how] != nil:
 		return hangs[x.how](f.dir)
 	case x.how == "stop":
-		return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		runtime.LockOSThread() // this thread takes the signal, so that it stops here
+		defer runtime.UnlockOSThread()
+		return unix.Tgkill(os.Getpid(), unix.Gettid(), syscall.SIGSTOP)
 	case x.how == "fail":
 		return errors.New("failing as scheduled")
 	case x.how == "leave":
