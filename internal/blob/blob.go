@@ -138,24 +138,34 @@ func (s *Store) open() error {
 	if err := safefile.MakeDir(s.dir, safefile.Private); err != nil {
 		return err
 	}
-	live, err := lockFile(filepath.Join(s.dir, liveName), unix.LOCK_SH)
+	live, err := lockLive(s.dir, unix.LOCK_SH)
 	if err != nil {
 		return err
-	}
-	a, err := live.Stat()
-	if err == nil {
-		var b fs.FileInfo
-		if b, err = os.Stat(filepath.Join(s.dir, liveName)); err == nil && !os.SameFile(a, b) {
-			err = errRemoved
-		}
-	}
-	if err != nil {
-		return errors.Join(err, live.Close())
 	}
 	now := time.Now()
 	_ = os.Chtimes(s.dir, now, now) // it tells when the folder was used
 	s.live = live
 	return nil
+}
+
+// lockLive locks the file that tells that a store is open. It returns errRemoved if another process
+// has removed it meanwhile.
+func lockLive(dir string, how int) (*os.File, error) {
+	live, err := lockFile(filepath.Join(dir, liveName), how)
+	if err != nil {
+		return nil, err
+	}
+	a, err := live.Stat()
+	if err == nil {
+		var b fs.FileInfo
+		if b, err = os.Stat(live.Name()); err == nil && !os.SameFile(a, b) {
+			err = errRemoved
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, live.Close())
+	}
+	return live, nil
 }
 
 // lockFile opens a file, which it makes if there is none, and locks it.
@@ -184,14 +194,25 @@ func (s *Store) Close() error {
 	return err
 }
 
-// removeUnused removes the folder of a store that nobody has open.
-func removeUnused(dir string) bool {
-	live, err := lockFile(filepath.Join(dir, liveName), unix.LOCK_EX|unix.LOCK_NB)
+// removeUnused removes the folder of a store that nobody has open. The file that is locked goes
+// last: as long as it is there, who opens the store waits for the lock, and then begins anew.
+func removeUnused(dir string) {
+	live, err := lockLive(dir, unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
-		return false
+		return
 	}
 	defer live.Close()
-	return os.RemoveAll(dir) == nil
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if e.Name() != liveName {
+			_ = os.RemoveAll(filepath.Join(dir, e.Name()))
+		}
+	}
+	_ = os.Remove(live.Name())
+	_ = os.Remove(dir) // fails if somebody has begun to open it
 }
 
 // Clean removes the stores of a run on this machine that nobody has open. It does not open them.
