@@ -245,7 +245,7 @@ func checkTarget(t *testing.T, at, line string) bool {
 	return true
 }
 
-// runWithJob runs a block while a job trains, which the block must stop.
+// runWithJob runs a block while a job trains, and stops the job if the block does not.
 func (s sandbox) runWithJob(t *testing.T, at, text string) {
 	t.Helper()
 	events, theirs, err := os.Pipe()
@@ -264,7 +264,12 @@ func (s sandbox) runWithJob(t *testing.T, at, text string) {
 	lines := bufio.NewScanner(events)
 	for lines.Scan() && !strings.Contains(lines.Text(), `"first_commit"`) {
 	}
-	s.run(t, at, text)
+	if !strings.Contains(text, "hvdrun stop") {
+		text += "hvdrun stop\n"
+	}
+	if s.run(t, at, text); t.Failed() {
+		_ = job.Cancel()
+	}
 	_, _ = io.Copy(io.Discard, events) // the driver writes on until its end
 	err = job.Wait()
 	if code := job.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {

@@ -30,12 +30,23 @@ func (p *program) stopJob(ctx context.Context, name string, now bool) error {
 			return err
 		}
 	}
-	err = p.orderOf(ctx, d, control.Command{Verb: control.Stop, Now: now})
-	var gone *errNoDriver
-	if !errors.As(err, &gone) || gone.ended || d.about.Ended != nil {
-		return err
+	for try := 1; ; try++ {
+		err = p.orderOf(ctx, d, control.Command{Verb: control.Stop, Now: now})
+		var gone *errNoDriver
+		if !errors.As(err, &gone) || gone.ended || d.about.Ended != nil {
+			return err
+		}
+		if err = p.endWorkers(ctx, d, now); !errors.Is(err, journal.ErrLocked) {
+			return err
+		} else if try == lockTries { // otherwise a driver is about to go on with the job
+			return runError{fmt.Errorf("job %s has a driver that does not answer: end that process first", d.about.RunID)}
+		}
+		select {
+		case <-time.After(lockPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	return p.endWorkers(ctx, d, now)
 }
 
 // damagedJob returns the folder of a job whose job.json is not there or makes no sense, as far as
@@ -64,12 +75,13 @@ func damagedJob(env []string, name string) *jobDir {
 }
 
 // endWorkers has the agents that the job's drivers have started end the workers and themselves. It
-// looks at neither the journal nor job.json, which may be damaged.
+// looks at neither the journal nor job.json, which may be damaged. It returns journal.ErrLocked where
+// the job has a driver.
 func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 	authority, known, err := d.open(p.env)
 	switch {
 	case errors.Is(err, journal.ErrLocked):
-		return runError{fmt.Errorf("job %s has a driver that does not answer: end that process first", d.about.RunID)}
+		return err
 	case err != nil && authority == nil || len(known) == 0 && err != nil:
 		return runError{fmt.Errorf("job %s: what its agents are reached with cannot be read, they end its workers after --orphan-timeout: %w",
 			d.about.RunID, err)}
