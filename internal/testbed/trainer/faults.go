@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/hvdrun/hvdrun/collective"
 )
 
@@ -153,7 +151,12 @@ func (f *faults) happen(x fault) error {
 	case x.how == "stop":
 		runtime.LockOSThread() // this thread takes the signal, so that it stops here
 		defer runtime.UnlockOSThread()
-		return unix.Tgkill(os.Getpid(), unix.Gettid(), syscall.SIGSTOP)
+		pid, thread := uintptr(os.Getpid()), uintptr(syscall.Gettid())
+		_, _, failed := syscall.RawSyscall(syscall.SYS_TGKILL, pid, thread, uintptr(syscall.SIGSTOP)) // stop
+		if failed != 0 {
+			return failed
+		}
+		return nil
 	case x.how == "fail":
 		return errors.New("failing as scheduled")
 	case x.how == "leave":
