@@ -75,8 +75,8 @@ func damagedJob(env []string, name string) *jobDir {
 }
 
 // endWorkers has the agents that the job's drivers have started end the workers and themselves. It
-// looks at neither the journal nor job.json, which may be damaged. It returns journal.ErrLocked where
-// the job has a driver.
+// looks at neither the journal nor job.json, which may be damaged. It returns journal.ErrLocked
+// where the job has a driver.
 func (p *program) endWorkers(ctx context.Context, d *jobDir, now bool) error {
 	authority, known, err := d.open(p.env)
 	switch {
