@@ -78,9 +78,10 @@ type Scheduler struct {
 
 	mu       sync.Mutex
 	q        *queue.Queue
-	peers    map[uint64]*peer   // by session
-	hosts    map[string][]*peer // workers, by their hosts
-	touched  []*peer            // with something to send
+	peers    map[uint64]*peer               // by session
+	arriving map[queue.Object][]*time.Timer // values that were brought, until those have come who need them
+	hosts    map[string][]*peer             // workers, by their hosts
+	touched  []*peer                        // with something to send
 	timer    *time.Timer
 	watch    *time.Timer // looks which workers are silent
 	owing    []*peer     // clients for which something is put, and not sent yet
@@ -549,6 +550,7 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 		s.q.Done(now, id, heldOf(d.GetOf()), r, time.Duration(d.GetRanUs())*time.Microsecond)
 		if r.Size > 0 {
 			s.storedHere(now, r.Object, r.Size)
+			s.claim(r.Object)
 		}
 	}
 	if p.leaving = p.leaving || m.GetLeaving(); len(m.GetDones()) > 0 || m.GetLeaving() {
@@ -619,10 +621,16 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *wire.ToTasks) error {
 		if int(t.GetGroup()) >= len(p.groups) {
 			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
 		}
+		options := optionsOf(p.session, t.GetOptions())
 		s.q.Submit(now, queue.Task{
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
-			Options: optionsOf(p.session, t.GetOptions()), Spec: t.GetArgs(),
+			Options: options, Spec: t.GetArgs(),
 		})
+		if options != nil {
+			for _, o := range options.Objects {
+				s.claim(o)
+			}
+		}
 		p.accepted = max(p.accepted, t.GetN())
 		s.note(48+len(t.GetArgs()), func(m *wire.TasksRecord) {
 			m.Submits = append(m.Submits, &wire.TaskSubmitted{Client: p.session, Group: uint32(p.groups[t.GetGroup()].Index), Task: t})

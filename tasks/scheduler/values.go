@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/blob"
@@ -58,19 +59,49 @@ func (s *Scheduler) transfer(ctx context.Context, conn net.Conn, r *link.Reader)
 	return transfer.Serve(ctx, conn, r, transfer.ServeConfig{Read: from.read, Store: store, Brought: s.brought})
 }
 
-// brought notes that a value is in the store beside the scheduler.
-func (s *Scheduler) brought(id blob.ID, size int64) {
+// brought notes that a value is in the store beside the scheduler, and keeps it until somebody who
+// needs it has come forward, since others who need the same value may be done with it meanwhile. It
+// returns false if they were before it was noted: then the value is gone, and must be brought again.
+func (s *Scheduler) brought(id blob.ID, size int64) bool {
 	s.mu.Lock()
 	defer s.unlock()
-	if s.q.Stored(time.Now(), queue.Object(id), beside) {
-		s.act()
-		return
+	if s.closed || s.store == nil || !s.store.Has(id) {
+		return false
 	}
-	s.dropLater(func() {
-		if _, size := s.q.Holders(queue.Object(id)); size == 0 {
-			s.drop(queue.Action{Object: queue.Object(id), Host: beside})
+	object := queue.Object(id)
+	s.q.Use(object, size)
+	s.q.Stored(time.Now(), object, beside)
+	if s.arriving == nil {
+		s.arriving = map[queue.Object][]*time.Timer{}
+	}
+	var late *time.Timer
+	late = time.AfterFunc(unclaimed, func() {
+		s.mu.Lock()
+		defer s.unlock()
+		if i := slices.Index(s.arriving[object], late); i >= 0 && !s.closed {
+			s.arrived(object, i)
+			s.act()
 		}
 	})
+	s.arriving[object] = append(s.arriving[object], late)
+	s.act()
+	return true
+}
+
+// claim notes that one who needs a stored value is known; the lock is held.
+func (s *Scheduler) claim(id queue.Object) {
+	if len(s.arriving[id]) > 0 {
+		s.arrived(id, 0)
+	}
+}
+
+// arrived ends the keeping of a value that was brought; the lock is held.
+func (s *Scheduler) arrived(id queue.Object, i int) {
+	s.arriving[id][i].Stop()
+	if s.arriving[id] = slices.Delete(s.arriving[id], i, i+1); len(s.arriving[id]) == 0 {
+		delete(s.arriving, id)
+	}
+	s.q.Unput(id)
 }
 
 // dropLater calls f, with the lock held, when those have come forward who need a value.
@@ -151,6 +182,7 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
 			m.Uses = append(m.Uses, &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true})
 		})
 		s.storedHere(now, object, int64(v.GetSize()))
+		s.claim(object)
 	}
 	return nil
 }

@@ -61,8 +61,9 @@ type ServeConfig struct {
 	Read Reader
 	// Store takes values that are brought. Nil: none are.
 	Store *blob.Store
-	// Brought, if not nil, is called with each, before the peer is answered.
-	Brought func(id blob.ID, size int64)
+	// Brought, if not nil, is called with each, before the peer is answered. It returns false if the
+	// value is gone already: the peer gets ErrLater, and may bring it again.
+	Brought func(id blob.ID, size int64) bool
 }
 
 // Serve answers what a peer asks for until the connection ends. r has read what came before.
@@ -143,8 +144,8 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*wire.
 	if err != nil {
 		return &wire.ValueReply{Failed: err.Error()}, nil
 	}
-	if cfg.Brought != nil {
-		cfg.Brought(id, int64(size))
+	if cfg.Brought != nil && !cfg.Brought(id, int64(size)) {
+		return &wire.ValueReply{Later: true}, nil
 	}
 	return &wire.ValueReply{Value: id[:]}, nil
 }
