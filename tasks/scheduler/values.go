@@ -60,8 +60,8 @@ func (s *Scheduler) transfer(ctx context.Context, conn net.Conn, r *link.Reader)
 }
 
 // brought notes that a value is in the store beside the scheduler, and keeps it until somebody who
-// needs it has come forward, since others who need the same value may be done with it meanwhile. It
-// returns false if they were before it was noted: then the value is gone, and must be brought again.
+// needs it has come forward, since others who need the same value may be done with it meanwhile.
+// It returns false if they were before it was noted: the value is gone, and must be brought again.
 func (s *Scheduler) brought(id blob.ID, size int64) bool {
 	s.mu.Lock()
 	defer s.unlock()

@@ -61,8 +61,8 @@ type ServeConfig struct {
 	Read Reader
 	// Store takes values that are brought. Nil: none are.
 	Store *blob.Store
-	// Brought, if not nil, is called with each, before the peer is answered. It returns false if the
-	// value is gone already: the peer gets ErrLater, and may bring it again.
+	// Brought, if not nil, is called with each, before the peer is answered. It returns false if
+	// the value is gone already: the peer gets ErrLater, and may bring it again.
 	Brought func(id blob.ID, size int64) bool
 }
 
