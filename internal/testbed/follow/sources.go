@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// ReadSources has a result of go test, which a test that calls it belongs to, stand in its cache for
-// these sources alone: those of the module at root, from which the test has built programs. Go test
-// notes the files that a test looks at.
+// ReadSources looks at the sources of the module at root, from which a test has built programs. Go
+// test notes that, and takes a result of the test's package from its cache only while they are the
+// same.
 func ReadSources(root string) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
