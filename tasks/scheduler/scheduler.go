@@ -545,11 +545,11 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *wire.ToTasks) {
 		p.untold += 64 + len(d.GetResult().GetInlined())
 		r := resultOf(d.GetResult())
 		if r.Size > 0 {
-			s.storedHere(now, r.Object, r.Size)
+			s.storedHere(now, r.Object)
 		}
 		s.q.Done(now, id, heldOf(d.GetOf()), r, time.Duration(d.GetRanUs())*time.Microsecond)
 		if r.Size > 0 {
-			s.storedHere(now, r.Object, r.Size)
+			s.storedHere(now, r.Object)
 			s.claim(r.Object)
 		}
 	}

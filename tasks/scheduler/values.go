@@ -75,10 +75,8 @@ func (s *Scheduler) brought(id blob.ID, size int64) bool {
 		s.arriving = map[queue.Object][]*time.Timer{}
 	}
 	var late *time.Timer
-	late = time.AfterFunc(unclaimed, func() {
-		s.mu.Lock()
-		defer s.unlock()
-		if i := slices.Index(s.arriving[object], late); i >= 0 && !s.closed {
+	late = s.dropLater(func() {
+		if i := slices.Index(s.arriving[object], late); i >= 0 {
 			s.arrived(object, i)
 			s.act()
 		}
@@ -105,8 +103,8 @@ func (s *Scheduler) arrived(id queue.Object, i int) {
 }
 
 // dropLater calls f, with the lock held, when those have come forward who need a value.
-func (s *Scheduler) dropLater(f func()) {
-	time.AfterFunc(unclaimed, func() {
+func (s *Scheduler) dropLater(f func()) *time.Timer {
+	return time.AfterFunc(unclaimed, func() {
 		s.mu.Lock()
 		defer s.unlock()
 		if !s.closed {
@@ -117,7 +115,7 @@ func (s *Scheduler) dropLater(f func()) {
 
 // storedHere notes that the store beside the scheduler has the result of a worker which provides
 // none itself; the lock is held.
-func (s *Scheduler) storedHere(now time.Time, id queue.Object, size int64) {
+func (s *Scheduler) storedHere(now time.Time, id queue.Object) {
 	if s.store != nil && s.store.Has(blob.ID(id)) {
 		s.q.Stored(now, id, beside)
 	}
@@ -181,7 +179,7 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*wire.PutValue) error {
 		s.note(64, func(m *wire.TasksRecord) {
 			m.Uses = append(m.Uses, &wire.TaskUse{Client: p.session, Value: v.GetValue(), Size: v.GetSize(), Put: true})
 		})
-		s.storedHere(now, object, int64(v.GetSize()))
+		s.storedHere(now, object)
 		s.claim(object)
 	}
 	return nil
