@@ -17,6 +17,10 @@ import (
 // holds a connection until it knows of the next one.
 const dialTimeout = 5 * time.Second
 
+// directTimeout bounds a try to reach a driver of this machine without its agent. Another process
+// may have the port of one that has died.
+const directTimeout = time.Second
+
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	own, err := ownJob()
@@ -46,7 +50,26 @@ func ownJob() (own ownPlace, err error) {
 	if err != nil {
 		return own, fmt.Errorf("tasks: environment: %w", err)
 	}
-	return ownPlace{dialer(w.DriverAddr, creds, identity.Driver, wire.TasksProtocol), w.Slot, w.RunID, creds}, nil
+	return ownPlace{dialOwn(w, creds), w.Slot, w.RunID, creds}, nil
+}
+
+// dialOwn returns how a worker reaches its driver: where that is on the same machine at once, for
+// the agent between them costs each message two more wakes of a process. A driver that has resumed
+// the job may be elsewhere, which the agent knows.
+func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
+	dial := dialer(w.DriverAddr, creds, identity.Driver, wire.TasksProtocol)
+	if w.DriverDirect == "" || w.DriverDirect == w.DriverAddr {
+		return dial
+	}
+	direct := dialer(w.DriverDirect, creds, identity.Driver, wire.TasksProtocol)
+	return func(ctx context.Context) (net.Conn, error) {
+		short, cancel := context.WithTimeout(ctx, directTimeout)
+		defer cancel()
+		if conn, err := direct(short); err == nil {
+			return conn, nil
+		}
+		return dial(ctx)
+	}
 }
 
 // dialer returns connections to a party of the job at addr, for a protocol.

@@ -31,6 +31,10 @@ const (
 	defaultPatience = time.Minute
 )
 
+// releaseWithin is how long the scheduler may keep the result of a task that the client has: it is
+// told so with what the client says next, without a message of its own.
+const releaseWithin = 5 * time.Millisecond
+
 // mostUnaccepted is how many tasks that are over a client remembers, beyond what it needs.
 const mostUnaccepted = 1000
 
@@ -78,6 +82,8 @@ type Pool struct {
 	asked      []chan<- []byte // for the status
 	wonder     []question      // that have no answer
 	failed     error           // nothing comes of it any more
+	soon       *time.Timer     // sends what was put for the scheduler
+	due        bool            // soon will fire
 }
 
 // pending is a task as its client knows it.
@@ -114,6 +120,8 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 		cfg: cfg, session: newSession(), index: map[string]uint32{}, tasks: map[uint64]*pending{}, room: make(chan struct{}),
 		kept: map[uint64]bool{}, puts: map[blob.ID]*holding{},
 	}
+	p.soon = time.AfterFunc(time.Hour, p.pushSoon)
+	p.soon.Stop()
 	conn, r, err := p.hello(ctx)
 	if err != nil {
 		return nil, err
@@ -299,13 +307,34 @@ func (p *Pool) listen(r *link.Reader) error {
 				after = append(after, p.end(known, t.GetResult(), failure(known.fn, t.GetResult()))...)
 			}
 		}
-		if len(released) > 0 {
-			p.send(8*len(released), func(m *wire.ToTasks) { m.Releases = append(m.Releases, released...) })
-		}
+		p.release(released)
 		p.mu.Unlock()
 		for _, f := range after {
 			f()
 		}
+	}
+}
+
+// release has the scheduler forget results soon; the lock is held.
+func (p *Pool) release(all []uint64) {
+	if len(all) == 0 || p.link == nil {
+		return
+	}
+	p.link.Put(8*len(all), func(m *wire.ToTasks) { m.Releases = append(m.Releases, all...) })
+	if !p.due {
+		p.due = true
+		p.soon.Reset(releaseWithin)
+	}
+}
+
+// pushSoon sends what was put.
+func (p *Pool) pushSoon() {
+	p.mu.Lock()
+	p.due = false
+	l := p.link
+	p.mu.Unlock()
+	if l != nil {
+		l.Push()
 	}
 }
 
@@ -404,6 +433,7 @@ func (p *Pool) Close() error {
 		l.Flush()
 	}
 	p.cancel()
+	p.soon.Stop()
 	p.wg.Wait()
 	return nil
 }
