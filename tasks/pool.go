@@ -46,7 +46,8 @@ type ConnectConfig struct {
 	// Window is how many tasks may be not over at a time: Submit waits beyond it. 0: what the
 	// scheduler allows.
 	Window int
-	// Patience is how long the scheduler may be out of reach; then all tasks fail. 0: a minute.
+	// Patience is how long the scheduler may be out of reach; then all tasks fail, and Connect
+	// does. 0: a minute.
 	Patience time.Duration
 	// Progress, if not nil, is where Map shows how many of its tasks are over: a bar on a terminal,
 	// a line now and then elsewhere.
@@ -100,8 +101,9 @@ type pending struct {
 	after  []func()         // called then
 }
 
-// Connect returns a client of the scheduler, and blocks until it is connected. The caller must call
-// Close.
+// Connect returns a client of the scheduler, and blocks until it is connected. Where the scheduler
+// is out of reach, because the job is being resumed, it waits for no longer than the patience.
+// Its error wraps ErrNoJob where there is no job. The caller must call Close.
 func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
@@ -122,7 +124,12 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	}
 	p.soon = time.AfterFunc(time.Hour, p.pushSoon)
 	p.soon.Stop()
-	conn, r, err := p.hello(ctx)
+	var conn net.Conn
+	var r *link.Reader
+	err := reach(ctx, cfg.Patience, cfg.Log, func(ctx context.Context) (err error) {
+		conn, r, err = p.hello(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ func (d *jobDir) tasksPath() string { return filepath.Join(d.path, scheduler.Soc
 func askTasks[T any](ctx context.Context, d *jobDir, ask func(context.Context, *tasks.Pool) (T, error)) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tasksPatience)
 	defer cancel()
-	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks()})
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks(), Patience: time.Millisecond}) // a person can ask again
 	if err != nil {
 		return answer, err
 	}
