@@ -71,8 +71,8 @@ const (
 // Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
 // when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it gives back
 // what has not begun, and waits for what runs, for no longer than the grace; then it returns nil.
-// It returns an error where the scheduler cannot be reached at first for a minute, or refuses it. The
-// causes ErrVanished and ErrReturned of ctx's end have it return at once.
+// It returns an error where the scheduler cannot be reached at first for a minute, or refuses it.
+// The causes ErrVanished and ErrReturned of ctx's end have it return at once.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newWorker(cfg)
 	if err != nil {
