@@ -8,10 +8,10 @@ import (
 )
 
 // A step of training submits the same tensors as the one before. So where the last cycles have
-// reduced the same bucket, the next one does not vote on it first: the ranks reduce it at once, with
-// one element more, by which they learn whether all of them have submitted just that. If not, the
-// result is dropped, and the cycle goes on with the vote. What is guessed follows from what all
-// ranks have reduced, so that all guess the same.
+// reduced the same bucket, the next one does not vote on it first: the ranks reduce it at once, and
+// learn on the way whether all of them have submitted just that. If not, the result is dropped, and
+// the cycle goes on with the vote. What is guessed follows from what all ranks have reduced, so that
+// all guess the same.
 
 const (
 	largestGuess = 256 << 10 // bytes of a bucket that is reduced in a copy
@@ -50,8 +50,8 @@ func (e *engine) guessable(b *bucket) bool {
 	return !slices.ContainsFunc(b.ids, func(id int) bool { return e.table[id].request.prescale != 1 })
 }
 
-// reducesIfReady reports whether a bucket is reduced where its tensor lies, which is as before where
-// the guess is wrong.
+// reducesIfReady reports whether a bucket is reduced where its tensor lies, which stays as it is
+// where the guess is wrong.
 func (e *engine) reducesIfReady(b *bucket) bool {
 	return len(b.ids) == 1 && b.compression == CompressNone && e.lane.reducesIfReady(b.bytes)
 }

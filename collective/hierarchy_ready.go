@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// largestIfReady is the most bytes that are reduced before it is known that all ranks are ready: the
-// sums of more, beside the data, cost more than a vote.
+// largestIfReady is the most bytes that are reduced before it is known that all ranks are ready:
+// the sums of more, beside the data, cost more than a vote.
 const largestIfReady = 1 << 20
 
 // reducesIfReady reports whether allReduceIfReady can reduce n bytes. All ranks find the same.
