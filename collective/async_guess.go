@@ -10,8 +10,8 @@ import (
 // A step of training submits the same tensors as the one before. So where the last cycles have
 // reduced the same bucket, the next one does not vote on it first: the ranks reduce it at once, and
 // learn on the way whether all of them have submitted just that. If not, the result is dropped, and
-// the cycle goes on with the vote. What is guessed follows from what all ranks have reduced, so that
-// all guess the same.
+// the cycle goes on with the vote. What is guessed follows from what all ranks have reduced, so
+// that all guess the same.
 
 const (
 	largestGuess = 256 << 10 // bytes of a bucket that is reduced in a copy
