@@ -29,7 +29,7 @@ const absentFor = 2 * time.Second
 
 // reach calls hello until it has connected. The scheduler is out of reach while another hvdrun
 // resumes its job, so reach waits for it, for no longer than the patience. It does not wait for a
-// scheduler that refuses, nor for one whose socket is not there: the job is over.
+// scheduler that refuses, nor for long for one whose socket is not there: the job is over.
 func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
 	for since, said := time.Now(), false; ; {
 		err := hello(ctx)
@@ -54,7 +54,7 @@ func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, 
 	}
 }
 
-// unproven returns whether one of the ends does not accept who the other is: another try is in vain.
+// unproven returns whether an end does not accept who the other is: another try is in vain.
 func unproven(err error) bool {
 	var far *net.OpError
 	var near *tls.CertificateVerificationError
