@@ -62,8 +62,8 @@ type container struct {
 	Security securityContext `json:"securityContext"`
 }
 
-// period is that of the probe of a container that is ready, in seconds. One that is not ready yet is
-// asked all the time.
+// period is that of the probe of a container that is ready, in seconds. One that is not ready yet
+// is asked all the time.
 func (c container) period() int {
 	if c.Readiness == nil || c.Readiness.Period == 0 {
 		return 10

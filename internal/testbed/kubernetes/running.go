@@ -199,8 +199,8 @@ func (r *running) keep(ctx context.Context, c container) error {
 	}
 }
 
-// attempt runs a container once. A pod that is deleted meanwhile gets SIGTERM, and SIGKILL after its
-// grace.
+// attempt runs a container once. A pod that is deleted meanwhile gets SIGTERM, and SIGKILL after
+// its grace.
 func (r *running) attempt(ctx context.Context, c container) error {
 	cmd, err := r.command(c)
 	if err != nil {
@@ -458,7 +458,24 @@ func (r *running) command(c container) (*exec.Cmd, error) {
 		}
 		args = append(args, r.volume(m.Name), m.Path, access)
 	}
-	args = append(args, "--", "/usr/bin/setpriv")
+	rights, err := r.rights(c)
+	if err != nil {
+		return nil, err
+	}
+	args = append(append(args, "--", "/usr/bin/setpriv"), rights...)
+	args = append(args, "--", "/bin/sh", "-c", `cd "$1" && shift && exec "$@"`, "sh", cmp.Or(c.Dir, "/"))
+	replace := strings.NewReplacer(expand...)
+	for _, arg := range append(c.Command, c.Args...) {
+		args = append(args, replace.Replace(arg))
+	}
+	cmd := exec.Command("nsenter", args...)
+	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWPID, Setsid: true}
+	return cmd, nil
+}
+
+// rights are setpriv's flags: as whom a container runs, and what it may.
+func (r *running) rights(c container) ([]string, error) {
 	user, group := first(c.Security.User, r.pod.Spec.Security.User), first(c.Security.Group, r.pod.Spec.Security.Group)
 	if n := c.Security.NonRoot; n == nil {
 		c.Security.NonRoot = r.pod.Spec.Security.NonRoot
@@ -466,7 +483,7 @@ func (r *running) command(c container) (*exec.Cmd, error) {
 	if n := c.Security.NonRoot; n != nil && *n && user == 0 {
 		return nil, fmt.Errorf("container %s: it may not run as root, and images have no user here", c.Name)
 	}
-	args = append(args, fmt.Sprint("--reuid=", user), fmt.Sprint("--regid=", group))
+	args := []string{fmt.Sprint("--reuid=", user), fmt.Sprint("--regid=", group)}
 	if g := r.pod.Spec.Security.FSGroup; g != nil {
 		args = append(args, fmt.Sprint("--groups=", *g))
 	} else {
@@ -482,15 +499,7 @@ func (r *running) command(c container) (*exec.Cmd, error) {
 		}
 		args = append(args, "--inh-caps=-all", "--bounding-set="+rights)
 	}
-	args = append(args, "--", "/bin/sh", "-c", `cd "$1" && shift && exec "$@"`, "sh", cmp.Or(c.Dir, "/"))
-	replace := strings.NewReplacer(expand...)
-	for _, arg := range append(c.Command, c.Args...) {
-		args = append(args, replace.Replace(arg))
-	}
-	cmd := exec.Command("nsenter", args...)
-	cmd.Env = env
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWPID, Setsid: true}
-	return cmd, nil
+	return args, nil
 }
 
 func first(values ...*int) int {
