@@ -27,7 +27,7 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
-# Kubernetes' API server and controllers, for check-kubernetes alone.
+# A module that needs Kubernetes' API server and controllers, for check-kubernetes alone.
 SERVERS = internal/testbed/kubernetes/servers
 
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
@@ -219,7 +219,7 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 check-kubernetes: ## run jobs on a real API server, which it builds first (4 minutes, once); needs root; ARGS go to go test
 	@echo "== Kubernetes: bin/kubernetes/"
 	@mkdir -p bin/kubernetes
-	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ ./...
+	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
 
 generate: ## make generated files anew (needs protoc)

@@ -49,10 +49,10 @@ type server struct {
 }
 
 // Start starts a cluster with its files in dir, and blocks until its API server answers and its
-// default namespace is complete. programs is the folder with apiserver and controllermanager. image
+// default namespace is complete. programs is the folder with kube-apiserver and kube-controller-manager. image
 // is the kubelet's (see Kubelet). ctx bounds the start.
 func Start(ctx context.Context, dir, programs string, image map[string]string) (*Cluster, error) {
-	for _, program := range []string{filepath.Join(programs, "apiserver"), filepath.Join(programs, "controllermanager"), "ip", "nsenter", "setpriv"} {
+	for _, program := range []string{filepath.Join(programs, "kube-apiserver"), filepath.Join(programs, "kube-controller-manager"), "ip", "nsenter", "setpriv"} {
 		if _, err := exec.LookPath(program); err != nil || os.Geteuid() != 0 {
 			return nil, ErrMissing
 		}
@@ -95,7 +95,7 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 	); err != nil {
 		return err
 	}
-	err = c.serve(filepath.Join(programs, "apiserver"),
+	err = c.serve(filepath.Join(programs, "kube-apiserver"),
 		"--etcd-servers=http://"+c.etcd.Endpoint, "--bind-address=0.0.0.0", "--secure-port="+port, "--advertise-address="+c.net.gateway,
 		"--tls-cert-file="+f.path("tls.pem"), "--tls-private-key-file="+f.path("tls.key"), "--token-auth-file="+f.path("tokens"),
 		"--authorization-mode=RBAC", "--service-cluster-ip-range=10.97.0.0/24",
@@ -111,7 +111,7 @@ func (c *Cluster) start(ctx context.Context, programs string, image map[string]s
 	if err != nil {
 		return err
 	}
-	err = c.serve(filepath.Join(programs, "controllermanager"),
+	err = c.serve(filepath.Join(programs, "kube-controller-manager"),
 		"--kubeconfig="+c.Kubeconfig, "--service-account-private-key-file="+f.path("accounts.key"), "--root-ca-file="+f.path("ca.pem"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+managerPort,
 		// There is no real node: nobody renews their leases.
