@@ -49,8 +49,8 @@ type server struct {
 }
 
 // Start starts a cluster with its files in dir, and blocks until its API server answers and its
-// default namespace is complete. programs is the folder with kube-apiserver and kube-controller-manager. image
-// is the kubelet's (see Kubelet). ctx bounds the start.
+// default namespace is complete. programs is the folder with kube-apiserver and
+// kube-controller-manager. image is the kubelet's (see Kubelet). ctx bounds the start.
 func Start(ctx context.Context, dir, programs string, image map[string]string) (*Cluster, error) {
 	for _, program := range []string{filepath.Join(programs, "kube-apiserver"), filepath.Join(programs, "kube-controller-manager"), "ip", "nsenter", "setpriv"} {
 		if _, err := exec.LookPath(program); err != nil || os.Geteuid() != 0 {
