@@ -71,7 +71,7 @@ func (d *jobDir) tasksPath() string { return filepath.Join(d.path, scheduler.Soc
 func askTasks[T any](ctx context.Context, d *jobDir, ask func(context.Context, *tasks.Pool) (T, error)) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tasksPatience)
 	defer cancel()
-	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks()})
+	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{Dial: d.dialTasks(), Patience: time.Millisecond}) // a person can ask again
 	if err != nil {
 		return answer, err
 	}
@@ -247,7 +247,7 @@ func (d *jobDir) forgetTasks() error {
 // openTasks makes the job's scheduler of tasks, which goes on with what is written down. copied:
 // the job's journal has a copy, from which another machine may go on with it.
 func (s *settings) openTasks(
-	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, log *logrus.Logger,
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, to *tracks, log *logrus.Logger,
 ) (*scheduler.Scheduler, error) {
 	creds, err := authority.Issue(identity.Subject{Role: identity.Driver})
 	if err != nil {
@@ -259,6 +259,9 @@ func (s *settings) openTasks(
 		default: // the driver is busy, and these are not worth waiting for
 		}
 	}}
+	if to != nil {
+		cfg.Ran = to.task
+	}
 	if d == nil || d.secrets.dir == "" {
 		return scheduler.New(cfg), nil
 	}
@@ -277,9 +280,9 @@ func (s *settings) openTasks(
 // serveTasks makes the job's scheduler of tasks. Clients of this machine reach it by a socket in
 // the job's folder, if it has one. The function it returns ends it.
 func (s *settings) serveTasks(
-	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, log *logrus.Logger,
+	d *jobDir, authority *identity.Authority, copied bool, events chan<- driver.TaskEvent, to *tracks, log *logrus.Logger,
 ) (*scheduler.Scheduler, func(), error) {
-	side, err := s.openTasks(d, authority, copied, events, log)
+	side, err := s.openTasks(d, authority, copied, events, to, log)
 	if err != nil {
 		return nil, nil, err
 	}
