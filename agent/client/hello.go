@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// HelloVersion is the version of Hello and Ready, and of what drivers and agents say after them.
+	// HelloVersion is the version of Hello and Ready, and of what follows them.
 	HelloVersion = 1
 	// maxHello bounds a hello and an answer, in bytes.
 	maxHello = 64 << 10
