@@ -27,6 +27,9 @@ LICENSES = internal/licenses/internal/gen
 # A plugin that is a module of its own: the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
+# A module that needs Kubernetes' API server and controllers, for check-kubernetes alone.
+SERVERS = internal/testbed/kubernetes/servers
+
 # Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
 # the race detector turns on.
 BROWSER = internal/testbed/browser
@@ -40,7 +43,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 export GORACE ?= atexit_sleep_ms=10
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo check check-page check-torch check-net check-metrics deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
+.PHONY: help build demo check check-page check-torch check-net check-metrics check-kubernetes deps fmt vet staticcheck fresh examples tidy-examples frameworks kubernetes demo-gomlx test fuzz resumes commits minute meanwhile prove-jobs prove-collectives pure arm64 cross generate prove chaos chaos-drivers chaos-commits chaos-steps bench-recovery bench-scale gpu-programs gpu-check look man clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -212,6 +215,12 @@ check-metrics: ## check the alarms with Prometheus's own promtool, and have Prom
 		fi; }
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./internal/testbed/e2e
+
+check-kubernetes: ## run jobs on a real API server, which it builds first (4 minutes, once); needs root; ARGS go to go test
+	@echo "== Kubernetes: bin/kubernetes/"
+	@mkdir -p bin/kubernetes
+	@$(PURE) $(GO) -C $(SERVERS) build -trimpath -ldflags='-s -w' -o $(CURDIR)/bin/kubernetes/ tool
+	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./internal/testbed/kubernetes
 
 generate: ## make generated files anew (needs protoc)
 	@echo "== go generate"

@@ -8,13 +8,13 @@ import (
 )
 
 // A step of training submits the same tensors as the one before. So where the last cycles have
-// reduced the same small bucket, the next one does not vote on it first: the ranks reduce it at
-// once, with one element more, by which they learn whether all of them have submitted just that. If
-// not, the result is dropped, and the cycle goes on with the vote. What is guessed follows from
-// what all ranks have reduced, so that all guess the same.
+// reduced the same bucket, the next one does not vote on it first: the ranks reduce it at once, and
+// learn on the way whether all of them have submitted just that. If not, the result is dropped, and
+// the cycle goes on with the vote. What is guessed follows from what all ranks have reduced, so
+// that all guess the same.
 
 const (
-	largestGuess = 256 << 10 // bytes of a bucket: what a wrong guess may cost
+	largestGuess = 256 << 10 // bytes of a bucket that is reduced in a copy
 	surely       = 2         // cycles in which the bucket has been the only one
 )
 
@@ -43,10 +43,17 @@ func (e *engine) observe(buckets []bucket) {
 // guessable reports whether a bucket can be reduced on the chance that all ranks have submitted it:
 // its tensors stay as they are until that is known, and an element can count the ranks.
 func (e *engine) guessable(b *bucket) bool {
-	if b.elsewhere || b.op == Adasum || b.bytes > largestGuess || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) {
+	if b.elsewhere || b.op == Adasum || e.contribute < e.g.size || e.g.size > mostCounted(b.wire) ||
+		b.bytes > largestGuess && !e.reducesIfReady(b) {
 		return false
 	}
 	return !slices.ContainsFunc(b.ids, func(id int) bool { return e.table[id].request.prescale != 1 })
+}
+
+// reducesIfReady reports whether a bucket is reduced where its tensor lies, which stays as it is
+// where the guess is wrong.
+func (e *engine) reducesIfReady(b *bucket) bool {
+	return len(b.ids) == 1 && b.compression == CompressNone && e.lane.reducesIfReady(b.bytes)
 }
 
 // mostCounted is up to how many ranks a sum in an element of a type counts.
@@ -76,7 +83,7 @@ func (e *engine) tryGuess(ready bool) (right bool, err error) {
 	}
 	e.mark(0)
 	data, right, err := []byte(nil), false, error(nil)
-	if len(b.ids) == 1 && b.compression == CompressNone && e.lane.reducesApart(b.bytes) {
+	if e.reducesIfReady(&b) {
 		data, right, err = e.guessInPlace(&b, ready)
 	} else {
 		data, right, err = e.guessApart(&b, ready)
@@ -104,7 +111,7 @@ func (e *engine) guessInPlace(b *bucket, ready bool) (data []byte, right bool, e
 		clear(data)
 	}
 	e.mark(1)
-	right, err = e.lane.allReduceApart(context.Background(), b.wire, b.op, data, ready)
+	right, err = e.lane.allReduceIfReady(context.Background(), b.wire, b.op, data, ready)
 	return data, right, err
 }
 

@@ -23,7 +23,8 @@ type call struct {
 	outDone, inDone int           // so many of the first ones are known to be done
 	crossings       [2][]crossing // of the two latest waves
 
-	late lateness
+	late  lateness
+	ready bool // what frames say, see allReduceIfReady
 
 	segment    int // most bytes of a frame
 	sentBefore []int
@@ -31,7 +32,7 @@ type call struct {
 }
 
 func (c *call) begin(ctx context.Context, d descriptor) error {
-	c.ctx, c.desc = ctx, d
+	c.ctx, c.desc, c.ready = ctx, d, false
 	c.seq++
 	c.outUsed, c.inUsed, c.outDone, c.inDone = 0, 0, 0, 0
 	if c.segment = c.g.family.segment; c.segment == 0 {
@@ -104,7 +105,7 @@ func (c *call) sendOf(to int, step uint32, count uint64, data []byte) *outgoing 
 	o := c.outs[c.outUsed]
 	c.outUsed++
 	o.header = header{kind: dataFrame, call: c.desc, step: step, length: uint32(len(data)),
-		generation: c.g.generation, seq: c.seq}
+		generation: c.g.generation, seq: c.seq, ready: c.ready}
 	o.header.call.count = count
 	o.data = data
 	o.done.Store(false)

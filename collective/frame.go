@@ -13,10 +13,10 @@ import (
 // the magic number tells.
 //
 //	0 magic u32 · 4 kind u8 · 5 descriptor: op u8, type u8, reduction u8, algorithm u8, root i32, count u64 ·
-//	21 zero · 24 step u32 · 28 length u32 · 32 generation u64 · 40 sequence u64
+//	21 ready u8 · 22 zero · 24 step u32 · 28 length u32 · 32 generation u64 · 40 sequence u64
 const (
 	headerSize = 48
-	frameMagic = 0x68766402 // "hvd", version 2
+	frameMagic = 0x68766403 // "hvd", version 3
 
 	maxPayload = 1 << 20 // of any frame; algorithms cut data into segments below it
 	maxNotice  = 1 << 10 // of the payload of a notice
@@ -46,12 +46,16 @@ type header struct {
 	length     uint32 // bytes of payload
 	generation uint64
 	seq        uint64 // number of the operation in its group, from 1
+	ready      bool   // see allReduceIfReady
 }
 
 func (h *header) append(b []byte) []byte {
 	b = binary.NativeEndian.AppendUint32(b, frameMagic)
 	b = append(b, byte(h.kind))
 	b = append(h.call.append(b), 0, 0, 0)
+	if h.ready {
+		b[len(b)-3] = 1
+	}
 	b = binary.NativeEndian.AppendUint32(b, h.step)
 	b = binary.NativeEndian.AppendUint32(b, h.length)
 	b = binary.NativeEndian.AppendUint64(b, h.generation)
@@ -66,6 +70,7 @@ func parseHeader(b []byte) (header, error) {
 		kind: kind(b[4]), call: parseDescriptor(b[5:]),
 		step: binary.NativeEndian.Uint32(b[24:]), length: binary.NativeEndian.Uint32(b[28:]),
 		generation: binary.NativeEndian.Uint64(b[32:]), seq: binary.NativeEndian.Uint64(b[40:]),
+		ready: b[21] == 1,
 	}
 	if binary.NativeEndian.Uint32(b) != frameMagic {
 		return header{}, errFrame

@@ -14,7 +14,7 @@ import (
 )
 
 func TestFrames(t *testing.T) {
-	h := header{kind: dataFrame, step: 7, length: 3, generation: 1<<63 + 1, seq: 9,
+	h := header{kind: dataFrame, step: 7, length: 3, generation: 1<<63 + 1, seq: 9, ready: true,
 		call: descriptor{allReduceAction, kernel.Float64, Max, Ring, -5, 1<<40 + 3}}
 	stream := append(h.append(nil), 1, 2, 3)
 	if len(stream) != headerSize+3 {

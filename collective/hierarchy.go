@@ -101,9 +101,10 @@ func (h *hierarchy) others() (hosts []int) {
 // hosts.
 type crossing struct {
 	team
-	data  []byte
-	unit  int // bytes that stay together: data is cut between units alone
-	first int // number of its first unit in the whole
+	data   []byte
+	result []byte // where the result goes: data, or as much elsewhere
+	unit   int    // bytes that stay together: data is cut between units alone
+	first  int    // number of its first unit in the whole
 
 	step          uint32
 	sent, sentEnd int // number of the first send of this rank's data, and of the first one after it
@@ -113,6 +114,9 @@ type crossing struct {
 // piece is the part of the crossing's data that the owner at a place combines.
 func (x *crossing) piece(place int) []byte { return kernel.Part(x.data, x.unit, x.size, place) }
 
+// resultOf is where the result of that piece goes.
+func (x *crossing) resultOf(place int) []byte { return kernel.Part(x.result, x.unit, x.size, place) }
+
 // cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
 // among the ranks of its host, cut where the owner on another host changes. The last unit may be
 // shorter.
@@ -121,7 +125,8 @@ func (c *call) cross(to []crossing, data []byte, unit int) []crossing {
 	count := (len(data) + unit - 1) / unit
 	lo, hi := kernel.Split(count, len(h.ranks()), h.place)
 	between := func(t team, lo, hi int) crossing {
-		return crossing{team: t, data: data[min(lo*unit, len(data)):min(hi*unit, len(data))], unit: unit, first: lo}
+		part := data[min(lo*unit, len(data)):min(hi*unit, len(data))]
+		return crossing{team: t, data: part, result: part, unit: unit, first: lo}
 	}
 	if h.column.size > 0 {
 		return append(to, between(h.column, lo, hi))

@@ -198,7 +198,7 @@ func (c *call) postResults(all []crossing) {
 		for s := range c.frames(len(x.piece(0))) {
 			for d := 1; d < x.size; d++ {
 				from := (x.me + d) % x.size
-				if p := x.piece(from); s < c.frames(len(p)) {
+				if p := x.resultOf(from); s < c.frames(len(p)) {
 					c.post(x.rank(from), x.step+1, c.cut(p, s))
 				}
 			}
@@ -207,15 +207,15 @@ func (c *call) postResults(all []crossing) {
 }
 
 func (c *call) combineCrossing(x *crossing) error {
-	own := x.piece(x.me)
+	own, result := x.piece(x.me), x.resultOf(x.me)
 	posted := c.ins[x.received:]
 	for s := range c.frames(len(own)) {
 		c.posted = slices.Grow(c.posted[:0], x.size)[:x.size]
 		for d := 1; d < x.size; d++ {
 			c.posted[(x.me+d)%x.size] = posted[s*(x.size-1)+d-1]
 		}
-		part := c.cut(own, s)
-		if err := c.combineAll(x.team, part, part, c.posted); err != nil {
+		part := c.cut(result, s)
+		if err := c.combineAll(x.team, part, c.cut(own, s), c.posted); err != nil {
 			return err
 		}
 		c.sendResult(x, part)

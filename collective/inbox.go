@@ -24,7 +24,8 @@ var (
 type incoming struct {
 	buf    []byte
 	step   uint32
-	shares int // that have yet to come, where an operation reads them
+	ready  bool // as the frame says
+	shares int  // that have yet to come, where an operation reads them
 	done   atomic.Bool
 }
 
@@ -86,12 +87,13 @@ func (b *inbox) check(h *header) (notice, bool) {
 	return notice{}, true
 }
 
-// fits checks a frame against the request it is for.
+// fits checks a frame against the request it is for, which learns what its header says.
 func (b *inbox) fits(h *header, r *incoming) (notice, bool) {
 	if h.seq != b.seq || h.step != r.step || int(h.length) != len(r.buf) {
 		return gone(fmt.Errorf("%w: step %d with %d bytes instead of step %d with %d",
 			errInvalid, h.step, h.length, r.step, len(r.buf)), b.from), false
 	}
+	r.ready = h.ready
 	return notice{}, true
 }
 

@@ -33,3 +33,24 @@ func TestTally(t *testing.T) {
 		t.Errorf("%+v", second)
 	}
 }
+
+// BenchmarkTally: what counting adds to an operation, without and with its time being kept for the
+// other ranks to compare.
+func BenchmarkTally(b *testing.B) {
+	g := Local(1)[0]
+	t := newTally()
+	b.Run("counted", func(b *testing.B) {
+		for b.Loop() {
+			t.note(g, allReduceAction, 4096, t.now())
+		}
+	})
+	b.Run("compared", func(b *testing.B) {
+		var w waits
+		for n := uint64(0); b.Loop(); n++ {
+			begun := t.now()
+			if operation := mix(n); w.wants(operation) {
+				w.keep(operation, t.now()-begun)
+			}
+		}
+	})
+}

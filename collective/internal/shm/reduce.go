@@ -106,6 +106,29 @@ func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r 
 	return m.exchange(ctx, r, false)
 }
 
+// ReduceSaying puts this member's part of the reduction of data, which stays as it is, into result.
+// It reports whether all members have said yes.
+func (m *Member) ReduceSaying(ctx context.Context, d Desc, data, result []byte, yes bool, r *Reduction) (all bool, err error) {
+	c, err := m.begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	c.data[0] = 0
+	if yes {
+		c.data[0] = 1
+	}
+	if err := m.arrive(ctx, c, d); err != nil {
+		return false, err
+	}
+	all = true
+	for i := range m.areas {
+		all = all && m.cellOf(i).data[0] == 1
+	}
+	m.split(m.src, data, r.Size, m.members)
+	m.dst[m.index] = result
+	return all, m.exchange(ctx, r, false)
+}
+
 // Gather is the second half: each of the first owners members gives its part of data, of units of
 // size bytes as [kernel.Part] cuts them, to all.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
