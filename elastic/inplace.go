@@ -3,9 +3,9 @@ package elastic
 import "github.com/hvdrun/hvdrun/elastic/internal/image"
 
 // In a state with Steps, tensors change in apply alone, and nobody goes back to a commit once all
-// have the averages of the step after it. So a commit of such a state need not be copied: it lies in
-// place, in the tensors themselves, until the next apply. It is copied where it has to outlast that:
-// when another worker takes it, and when a sync is about to write to the tensors.
+// have the averages of the step after it. So a commit of such a state need not be copied: it lies
+// in place, in the tensors themselves, until the next apply. It is copied where it has to outlast
+// that: when another worker takes it, and when a sync is about to write to the tensors.
 
 // inPlace is what a State knows of commits that lie in place.
 type inPlace struct {

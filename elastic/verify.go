@@ -315,8 +315,8 @@ type audit struct {
 }
 
 // spread is what an audit still has to read of a state with Steps. Its checksums are of the commits
-// after the sync: a state that differs goes on to differ. Each rank reads the same chunks before the
-// same step, so that the first step of a world is not held up.
+// after the sync: a state that differs goes on to differ. Each rank reads the same chunks before
+// the same step. The first step of a world is not held up.
 type spread struct {
 	begun  bool // a step has been made
 	chunks []spreadChunk
