@@ -52,9 +52,9 @@ func (s *Store) Create(size int64) (*Writer, error) {
 	return &Writer{s: s, file: f, size: size, sum: sha256.New(), ranges: map[int64]int64{}}, nil
 }
 
-// Borrow has a value that another store of the run has on this machine, below the same root, without
-// a copy of it: both have the file. The error wraps ErrMissing if that store does not have it, or is
-// not there, and ErrFull if there is no room.
+// Borrow has a value that another store of the run has on this machine, below the same root,
+// without a copy of it: both have the file. The error wraps ErrMissing if that store does not have
+// it, or is not there, and ErrFull if there is no room.
 func (s *Store) Borrow(id ID, host string) error {
 	from := filepath.Join(filepath.Dir(s.dir), nameOf(host), id.String())
 	fi, err := os.Lstat(from)
