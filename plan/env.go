@@ -258,7 +258,8 @@ var own struct {
 	incarnation, credentials string
 }
 
-// EnvTasks names the socket of a job's scheduler to programs that submit tasks from outside.
+// EnvTasks names the socket of a job's scheduler, or the file of an invitation to a job of another
+// machine, to programs that submit tasks from outside.
 const EnvTasks = "HVD_TASKS"
 
 // OwnTasks returns the value of EnvTasks.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -64,10 +65,33 @@ func unproven(err error) bool {
 // ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	own, err := ownJob()
-	if path := plan.OwnTasks(); errors.Is(err, ErrNoJob) && path != "" {
+	path := plan.OwnTasks()
+	if !errors.Is(err, ErrNoJob) || path == "" {
+		return own.dial, err
+	}
+	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return func(ctx context.Context) (net.Conn, error) { return wire.DialLocal(ctx, path) }, nil
 	}
-	return own.dial, err
+	return invited(path)
+}
+
+// invited returns how the scheduler of a job on another machine is reached, by an invitation.
+func invited(path string) (func(context.Context) (net.Conn, error), error) {
+	addresses, creds, err := identity.ReadInvitation(path)
+	if err != nil {
+		return nil, fmt.Errorf("tasks: %s: %w", plan.EnvTasks, err)
+	}
+	return func(ctx context.Context) (net.Conn, error) {
+		var failed []error
+		for _, addr := range addresses {
+			conn, err := dialer(addr, creds, identity.Driver, wire.TasksProtocol)(ctx)
+			if err == nil {
+				return conn, nil
+			}
+			failed = append(failed, err)
+		}
+		return nil, errors.Join(failed...)
+	}, nil
 }
 
 // ownPlace is the job of this process, and its place there.

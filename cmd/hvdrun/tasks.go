@@ -61,7 +61,7 @@ tasks), by function, and for the workers that run them. For functions with tasks
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.AddCommand(p.tasksRunCommand(), p.tasksServeCommand(), p.tasksExplainCommand(), p.scalerWorkerCommand(), p.scalerSchedulerCommand())
+	cmd.AddCommand(p.tasksRunCommand(), p.tasksServeCommand(), p.tasksExplainCommand(), p.gatewayCommand(), p.scalerWorkerCommand(), p.scalerSchedulerCommand())
 	return cmd
 }
 
@@ -180,31 +180,44 @@ func printTasks(out io.Writer, s tasks.Status) error {
 }
 
 func (p *program) tasksRunCommand() *cobra.Command {
-	var job string
+	var job, invitation string
 	cmd := &cobra.Command{
-		Use:   "run [--job JOB] PROGRAM [ARGUMENT…]",
+		Use:   "run [--job JOB | --invitation FILE] PROGRAM [ARGUMENT…]",
 		Short: "Run a program that submits tasks to a job",
 		Long: `run starts a program in the place of this one, whose tasks.Connect reaches the scheduler of a job. Its functions must be
-registered in the job's workers too.
+registered in the job's workers too. A job of another machine is reached by an invitation, which hvdrun tasks gateway has
+written there.
 
 ` + whichJob,
 		Example:               "  hvdrun tasks run --job 3f2a ./sweep -trials 200",
 		Args:                  cobra.MinimumNArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := theJob(p.env, job)
-			if err != nil {
-				return err
+			to := invitation
+			if job != "" && to != "" {
+				return errors.New("--job and --invitation exclude each other")
+			}
+			if to != "" {
+				if _, _, err := identity.ReadInvitation(to); err != nil {
+					return runError{err}
+				}
+			} else {
+				d, err := theJob(p.env, job)
+				if err != nil {
+					return err
+				}
+				to = d.tasksPath()
 			}
 			path, err := exec.LookPath(args[0])
 			if err != nil {
 				return runError{fmt.Errorf("the program cannot be run: %w", err)}
 			}
-			env := append(os.Environ(), plan.EnvTasks+"="+d.tasksPath())
+			env := append(os.Environ(), plan.EnvTasks+"="+to)
 			return runError{fmt.Errorf("%s: %w", path, syscall.Exec(path, args, env))}
 		},
 	}
 	cmd.Flags().StringVar(&job, "job", "", "submit to `JOB`")
+	cmd.Flags().StringVar(&invitation, "invitation", "", "submit to the job of another machine whose invitation `FILE` has")
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }
