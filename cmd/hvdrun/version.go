@@ -30,8 +30,9 @@ type build struct {
 	JobFile int `json:"job_file"`
 }
 
-// commit is the commit that is built, where the build itself does not know it: set by the linker.
-var commit string
+// release and commit are the version and the commit that are built, where the build itself does not
+// know them: set by the linker.
+var release, commit string
 
 func thisBuild() build {
 	b := build{
@@ -44,6 +45,9 @@ func thisBuild() build {
 	}
 	if info.Main.Version != "" {
 		b.Version = info.Main.Version
+	}
+	if release != "" {
+		b.Version = release
 	}
 	for _, s := range info.Settings {
 		switch s.Key {
@@ -66,14 +70,15 @@ func version() string {
 }
 
 func (p *program) versionCommand() *cobra.Command {
-	var all, asJSON bool
+	var all, asJSON, sbom bool
 	cmd := &cobra.Command{
-		Use:   "version [--json | --licenses]",
+		Use:   "version [--json | --licenses | --sbom]",
 		Short: "Print the version, the commit and the versions of formats, or the licences of what hvdrun is linked with",
 		Long: `version prints what hvdrun --version does, the commit, and the versions of what hvdrun says to agents and keeps in files. Two
 hvdruns with the same of these work together; otherwise the one that comes to the other's says so in one line. With
 --licenses it prints the modules that hvdrun and its discovery plugins are linked with, each with its version, its licence
-and where its source is had, and then the full texts of all licences and notices.`,
+and where its source is had, and then the full texts of all licences and notices; with --sbom, those modules as a software
+bill of materials in CycloneDX's JSON.`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(*cobra.Command, []string) error {
@@ -83,6 +88,11 @@ and where its source is had, and then the full texts of all licences and notices
 				var list *licenses.List
 				if list, err = licenses.All(); err == nil {
 					err = list.Print(p.stdout)
+				}
+			case sbom:
+				var list *licenses.List
+				if list, err = licenses.All(); err == nil {
+					err = list.CycloneDX(p.stdout, thisBuild().Version)
 				}
 			case asJSON:
 				enc := json.NewEncoder(p.stdout)
@@ -99,7 +109,8 @@ and where its source is had, and then the full texts of all licences and notices
 	}
 	cmd.Flags().BoolVar(&all, "licenses", false, "print the licences, of the discovery plugins too")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.MarkFlagsMutuallyExclusive("licenses", "json")
+	cmd.Flags().BoolVar(&sbom, "sbom", false, "print a software bill of materials, of the discovery plugins too")
+	cmd.MarkFlagsMutuallyExclusive("licenses", "json", "sbom")
 	return cmd
 }
 
